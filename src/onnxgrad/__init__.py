@@ -1,0 +1,22 @@
+"""Give any ONNX model a backward pass, as plain ONNX."""
+
+from onnxgrad.api import grad, jvp, value_and_grad, vjp
+from onnxgrad.door import Signature, signature
+from onnxgrad.errors import BadInput, NoDerivative, NoRule, NotDifferentiable, OnnxGradError, UnknownName
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BadInput",
+    "NoDerivative",
+    "NoRule",
+    "NotDifferentiable",
+    "OnnxGradError",
+    "Signature",
+    "UnknownName",
+    "grad",
+    "jvp",
+    "signature",
+    "value_and_grad",
+    "vjp",
+]

@@ -1,0 +1,58 @@
+"""Which derived input or output belongs to which primal value, kept in the model's metadata.
+
+Derived names are predictable (``x_grad``, ``y_cotangent``, ``x_tangent``) and valid C identifiers; a
+clash gets a suffix. The exact mapping travels with the model, so nobody has to guess.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+
+KEY = "onnxgrad.signature"
+
+
+@dataclass
+class Signature:
+    """Dicts from primal name to derived name.
+
+    Attributes:
+        cotangents: of each `of` of a VJP, the input that takes its cotangent.
+        gradients: of each `wrt`, the output that holds its gradient.
+        input_tangents: of each `wrt` of a JVP, the input that takes its tangent.
+        output_tangents: of each `of` of a JVP, the output that holds its tangent.
+    """
+
+    cotangents: dict[str, str] = field(default_factory=dict)
+    gradients: dict[str, str] = field(default_factory=dict)
+    input_tangents: dict[str, str] = field(default_factory=dict)
+    output_tangents: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def tangents(self) -> dict[str, str]:
+        """Both kinds of tangents in one dict."""
+        return {**self.input_tangents, **self.output_tangents}
+
+    def store(self, model: ir.Model) -> None:
+        """Write it into the metadata of `model`."""
+        model.metadata_props[KEY] = json.dumps(asdict(self))
+
+
+def signature(model: onnx.ModelProto | ir.Model) -> Signature:
+    """The signature of a derived model.
+
+    Raises:
+        BadInput: `model` was not derived by onnxgrad.
+    """
+    if isinstance(model, ir.Model):
+        stored = model.metadata_props.get(KEY)
+    else:
+        stored = next((p.value for p in model.metadata_props if p.key == KEY), None)
+    if stored is None:
+        raise BadInput("the model carries no signature: it is not one that onnxgrad derived")
+    return Signature(**json.loads(stored))

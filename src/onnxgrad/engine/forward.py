@@ -1,0 +1,74 @@
+"""Forward mode: one walk forward over the nodes, pushing tangents through the same rules.
+
+A rule whose class does not say how a tangent goes through has its VJP pulled back once more, for this
+node alone: J·t is the transpose of u ↦ Jᵀu, applied to t, whatever u is (the trick is from
+Townsend 2017, "A new trick for calculating Jacobian vector products"). So both modes have one source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.engine.paths import is_differentiable, prepare, rule_of
+from onnxgrad.engine.reverse import _check, pull_back, reverse
+from onnxgrad.errors import NotDifferentiable, RuleError
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.walk import captured
+from onnxgrad.rules.op import Op
+
+
+def forward(
+    builder: Builder, nodes: Sequence[ir.Node], seeds: Mapping[ir.Value, Var], of: Sequence[ir.Value]
+) -> dict[ir.Value, Var]:
+    """Emit the tangents of `of` given those of some values (`seeds`).
+
+    A seed at an intermediate value is added to the tangent that flows into it, as the transpose of
+    what `reverse` does there. Values of `of` that no seed moves are absent from the result.
+    """
+    path = prepare(nodes, list(seeds), of, builder)
+    seeded = {builder.now(v): t for v, t in seeds.items()}
+    tangents: dict[ir.Value, Var] = dict(seeded)
+    for node in path:
+        for value, t in push_forward(builder, node, tangents).items():
+            tangents[value] = seeded[value] + t if value in seeded else t
+    return {v: tangents[builder.now(v)] for v in of if builder.now(v) in tangents}
+
+
+def push_forward(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Var]) -> dict[ir.Value, Var]:
+    """The tangents of the outputs of `node`, given those of its operands."""
+    rule = rule_of(node, builder)
+    assert rule is not None  # `prepare` has seen to it
+    given = [None if v is None or not rule.carries(i) else tangents.get(v) for i, v in enumerate(node.inputs)]
+    op = Op(builder, node, [t is not None for t in given])
+    given += [None] * (len(op.inputs) - len(given))
+    op.tangents = tangents
+    try:
+        result = rule.jvp(op, given)
+    except NotDifferentiable as e:
+        raise type(e)(f"{node.op_type} node {node.name!r}: {e}") from e
+    except (RuleError, AssertionError, AttributeError, TypeError, ValueError, IndexError, KeyError) as e:
+        raise RuleError(f"the rule for {node.op_type} failed on node {node.name!r}: {type(e).__name__}: {e}") from e
+    if result is None:
+        return _transposed(builder, node, tangents)
+    found = {v: t for v, t in zip(node.outputs, result) if t is not None and is_differentiable(v)}
+    for v, t in found.items():
+        _check(node, Var(builder, v), t)
+    return found
+
+
+def _transposed(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Var]) -> dict[ir.Value, Var]:
+    """J·t as the derivative of u ↦ ⟨Jᵀu, t⟩."""
+    outputs = [v for v in node.outputs if v.name and is_differentiable(v)]
+    moved = {v for v in [*node.inputs, *captured(node)] if v is not None and v in tangents}
+    with builder.record() as emitted:
+        probes = {v: builder.append(ir.Node("", "Identity", [builder.zeros_like(Var(builder, v)).value]))[0] for v in outputs}
+        pulled = pull_back(builder, node, [probes.get(v) for v in node.outputs], moved)
+    probed = [p.value for p in probes.values()]
+    seeds: dict[ir.Value, Var] = {}
+    for value, g in pulled.items():
+        t = tangents[value]
+        seeds[g.value] = seeds[g.value] + t if g.value in seeds else t
+    found = reverse(builder, emitted, seeds, probed)
+    return {v: found[p.value] for v, p in probes.items() if p.value in found}

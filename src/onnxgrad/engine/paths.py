@@ -1,0 +1,164 @@
+"""Which values and nodes lie between `wrt` and `of`, and what stands in the way there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.errors import NoDerivative, NoRule, NotDifferentiable
+from onnxgrad.ir.builder import FLOATS, Builder
+from onnxgrad.ir.walk import captured, reads
+from onnxgrad.lower import expand
+from onnxgrad.rules.registry import Rule, registry
+
+
+def rule_of(node: ir.Node, builder: Builder) -> Rule | None:
+    """The rule that applies to `node` at the opset of the model."""
+    return registry.get(node.domain, node.op_type, builder.infer.context.get_opset_version(node.domain))
+
+
+def is_differentiable(value: ir.Value) -> bool:
+    """Whether a value can carry a tangent: floats, containers of floats, and values of unknown type."""
+    held = value.type
+    while isinstance(held, (ir.SequenceType, ir.OptionalType)):
+        held = held.elem_type  # type: ignore[assignment]
+    return held is None or (isinstance(held, ir.TensorType) and held.dtype in FLOATS)
+
+
+def moved_by(node: ir.Node, rule: Rule | None, active: Collection[ir.Value]) -> bool:
+    """Whether `node` has a derivative with respect to some value of `active`."""
+    if rule is not None and rule.kind == "zero":
+        return False
+    if any(v in active and (rule is None or rule.carries(i)) for i, v in enumerate(node.inputs)):
+        return True
+    return any(v in active for v in captured(node))
+
+
+def active_values(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], builder: Builder) -> set[ir.Value]:
+    """The values that depend, differentiably, on `wrt`."""
+    active = set(wrt)
+    for node in nodes:
+        if moved_by(node, rule_of(node, builder), active):
+            active.update(v for v in node.outputs if is_differentiable(v))
+    return active
+
+
+def on_path(
+    nodes: Sequence[ir.Node], wrt: Iterable[ir.Value], of: Iterable[ir.Value], builder: Builder
+) -> list[ir.Node]:
+    """The nodes through which `of` depends on `wrt`, in order."""
+    active = active_values(nodes, wrt, builder)
+    wanted = set(of)
+    path: list[ir.Node] = []
+    for node in reversed(nodes):
+        rule = rule_of(node, builder)
+        if any(v in wanted and v in active for v in node.outputs) and moved_by(node, rule, active):
+            path.append(node)
+            wanted.update(v for i, v in enumerate(node.inputs) if v is not None and (rule is None or rule.carries(i)))
+            wanted.update(captured(node))
+    return path[::-1]
+
+
+def prepare(
+    nodes: Sequence[ir.Node], wrt: Sequence[ir.Value], of: Sequence[ir.Value], builder: Builder
+) -> list[ir.Node]:
+    """The nodes to differentiate: those on the path, each with a rule.
+
+    An operator without a rule is replaced, in its graph, by the specification's own function body.
+    Raises NoRule or NoDerivative, before anything is written, naming every obstacle.
+    """
+    nodes = list(nodes)
+    while True:
+        wrt, of = [builder.now(v) for v in wrt], [builder.now(v) for v in of]
+        path = on_path(nodes, wrt, of, builder)
+        bodies = {node: body for node in path if rule_of(node, builder) is None and (body := expand(builder, node))}
+        if not bodies:
+            break
+        nodes = [n for node in nodes for n in bodies.get(node, [node])]
+    refuse([n for n in path if obstacle(n, builder)], nodes, wrt, of, builder)
+    return path
+
+
+def obstacle(node: ir.Node, builder: Builder) -> str:
+    """Why `node` cannot be differentiated; empty if it can."""
+    rule = rule_of(node, builder)
+    if rule is None:
+        return "onnxgrad has no rule for it, and the specification gives it no function body"
+    return rule.reason if rule.kind == "undefined" else ""
+
+
+def refuse(
+    nodes: Sequence[ir.Node],
+    among: Sequence[ir.Node],
+    wrt: Sequence[ir.Value],
+    of: Sequence[ir.Value],
+    builder: Builder,
+) -> None:
+    """Raise one error that names all of `nodes` with the path that needs each; nothing if there are none."""
+    if not nodes:
+        return
+    lines = []
+    for node in nodes[:5]:
+        opset = builder.infer.context.get_opset_version(node.domain)
+        kind = f"{node.domain or 'ai.onnx'}::{node.op_type} (opset {opset})"
+        lines.append(f"  {kind}, node {node.name or node.outputs[0].name!r}: {obstacle(node, builder)}")
+        lines.append(f"    on the path {describe_path(node, among, wrt, of)}")
+    if len(nodes) > 5:
+        lines.append(f"  … and {len(nodes) - 5} more")
+    hint = "take `wrt` after, or `of` before, the node"
+    missing = any(rule_of(n, builder) is None for n in nodes)
+    if missing:
+        hint += "; or register a rule for the operator (docs/add-an-operator.md)"
+    error: type[NotDifferentiable] = NoRule if missing else NoDerivative
+    raise error("cannot differentiate\n" + "\n".join(lines) + f"\n  hint: {hint}")
+
+
+def describe_path(
+    node: ir.Node, among: Sequence[ir.Node], wrt: Sequence[ir.Value], of: Sequence[ir.Value]
+) -> str:
+    """A path from a `wrt` through `node` to an `of`, as ``x → Conv → … → y``."""
+    before = _chain(list(reads(node)), {v: n for n in among for v in n.outputs}, set(wrt))
+    users: dict[ir.Value, list[ir.Node]] = {}
+    for n in among:
+        for v in reads(n):
+            users.setdefault(v, []).append(n)
+    after: list[ir.Node] = []
+    seen: set[ir.Node] = {node}
+    stack = [(node, [node])]
+    while stack:
+        current, trail = stack.pop()
+        if any(v in of for v in current.outputs):
+            after = trail[1:]
+            break
+        for v in current.outputs:
+            for user in users.get(v, ()):
+                if user not in seen:
+                    seen.add(user)
+                    stack.append((user, [*trail, user]))
+    start, middle = before
+    last = (after or [node])[-1]
+    end = next((v.name for v in last.outputs if v in of), "?")
+    chain = [n.op_type for n in middle] + [f"[{node.op_type}]"] + [n.op_type for n in after]
+    if len(chain) > 9:
+        at = len(middle)
+        chain = [*chain[: min(3, at)], "…", chain[at], "…", *chain[-2:]] if 3 < at < len(chain) - 3 else chain
+    return " → ".join([start, *chain, end or "?"])
+
+
+def _chain(
+    values: list[ir.Value], producers: dict[ir.Value, ir.Node], wrt: set[ir.Value]
+) -> tuple[str, list[ir.Node]]:
+    stack: list[tuple[ir.Value, list[ir.Node]]] = [(v, []) for v in values]
+    seen: set[ir.Value] = set()
+    while stack:
+        value, trail = stack.pop()
+        if value in wrt:
+            return value.name or "?", trail
+        if value in seen:
+            continue
+        seen.add(value)
+        producer = producers.get(value)
+        if producer is not None:
+            stack.extend((v, [producer, *trail]) for v in reads(producer))
+    return "?", []

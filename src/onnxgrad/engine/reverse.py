@@ -1,0 +1,89 @@
+"""Reverse mode: one walk back over the nodes, adding up cotangents (Griewank & Walther 2008, ch. 3).
+
+The engine knows no operator. It asks each node's rule for the cotangents of the inputs that need one,
+checks what comes back, and accumulates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.engine.paths import active_values, prepare, rule_of
+from onnxgrad.errors import NotDifferentiable, RuleError
+from onnxgrad.ir import Builder, Var
+from onnxgrad.rules.op import Op
+from onnxgrad.rules.registry import add
+
+
+def reverse(
+    builder: Builder, nodes: Sequence[ir.Node], seeds: Mapping[ir.Value, Var], wrt: Sequence[ir.Value]
+) -> dict[ir.Value, Var]:
+    """Emit the cotangents of `wrt` given those of some values (`seeds`).
+
+    Args:
+        builder: where the new nodes go; they are appended, so the graph stays sorted.
+        nodes: the nodes to differentiate, in topological order.
+        seeds: cotangent of each value to start from, with its shape and dtype.
+        wrt: values to stop at (inputs, initializers or intermediate values). Where one depends on
+            another, each gets its total derivative.
+
+    Returns:
+        The cotangent of each of `wrt`; one that `seeds` do not depend on is absent.
+    """
+    path = prepare(nodes, wrt, list(seeds), builder)
+    targets = [builder.now(v) for v in wrt]
+    active = active_values(path, targets, builder)
+    terms: dict[ir.Value, list[Var]] = {builder.now(value): [seed] for value, seed in seeds.items()}
+    for node in reversed(path):
+        cotangents = [_total(terms, v) for v in node.outputs]
+        if any(g is not None for g in cotangents):
+            for value, g in pull_back(builder, node, cotangents, active).items():
+                terms.setdefault(value, []).append(g)
+    return {v: g for v, now in zip(wrt, targets) if (g := _total(terms, now)) is not None}
+
+
+def _total(terms: dict[ir.Value, list[Var]], value: ir.Value) -> Var | None:
+    found = terms.get(value)
+    if not found:
+        return None
+    if len(found) > 1:
+        terms[value] = found = [add(found)]
+    return found[0]
+
+
+def pull_back(
+    builder: Builder, node: ir.Node, cotangents: Sequence[Var | None], active: set[ir.Value]
+) -> dict[ir.Value, Var]:
+    """The cotangents that `node` hands to those of its operands (captured ones too) that are `active`."""
+    rule = rule_of(node, builder)
+    assert rule is not None  # `prepare` has seen to it
+    needs = [v is not None and v in active and rule.carries(i) for i, v in enumerate(node.inputs)]
+    op = Op(builder, node, needs)
+    try:
+        result = rule.vjp(op, cotangents)
+    except NotDifferentiable as e:
+        raise type(e)(f"{node.op_type} node {node.name!r}: {e}") from e
+    except (RuleError, AssertionError, AttributeError, TypeError, ValueError, IndexError, KeyError) as e:
+        raise RuleError(f"the rule for {node.op_type} failed on node {node.name!r}: {type(e).__name__}: {e}") from e
+    pairs = list(result.items()) if isinstance(result, dict) else list(zip(node.inputs, result))
+    totals: dict[ir.Value, list[Var]] = {}
+    for i, (key, g) in enumerate(pairs):
+        value = key.value if isinstance(key, Var) else key
+        wanted = value in active and (isinstance(result, dict) or needs[i])
+        if g is not None and value is not None and wanted:
+            _check(node, Var(builder, value), g)
+            totals.setdefault(value, []).append(g)
+    return {value: add(gs) for value, gs in totals.items()}
+
+
+def _check(node: ir.Node, x: Var, g: Var) -> None:
+    """A cotangent has the dtype and shape of its value: refuse what provably has not."""
+    wrong = x.dtype is not None and g.dtype is not None and x.dtype != g.dtype
+    if x.shape is not None and g.shape is not None:
+        wrong |= len(x.shape) != len(g.shape) or any(
+            isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(x.shape, g.shape)
+        )
+    if wrong:
+        raise RuleError(f"the rule for {node.op_type} (node {node.name!r}) gave {g} as cotangent of {x}")

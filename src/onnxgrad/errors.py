@@ -1,0 +1,66 @@
+"""Everything that onnxgrad raises on purpose, as one small tree.
+
+::
+
+    OnnxGradError                     the user can act on it; the command exits with code 2
+    ├── BadInput                      a file, name, dtype, shape or option that cannot be used
+    │   └── UnknownName               a name that is not in the model (carries close matches)
+    ├── NotDifferentiable             a path from `wrt` to `of` cannot be differentiated
+    │   ├── NoRule                    onnxgrad has no rule for an operator on the path (yet)
+    │   └── NoDerivative              an operator on the path has no derivative mathematically
+    └── TrainingError                 a training run went wrong (a NaN loss, missing labels, …)
+    RuleError                         a rule broke its contract: a bug, in onnxgrad or in a user's rule
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OnnxGradError(Exception):
+    """Base of every error that a user can act on."""
+
+
+class BadInput(OnnxGradError, ValueError):
+    """Something handed in cannot be used; the message says what and what to do."""
+
+
+class UnknownName(BadInput, KeyError):
+    """A name that the model does not have."""
+
+    def __init__(self, name: str, known: Iterable[str], what: str = "value") -> None:
+        known = sorted(k for k in known if k)
+        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        if close:
+            hint = "did you mean " + " or ".join(repr(c) for c in close) + "?"
+        elif known:
+            hint = "there are: " + ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
+        else:
+            hint = f"the model has no {what}"
+        self.name = name
+        self.close = close
+        super().__init__(f"no {what} named {name!r}; {hint}")
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return str(self.args[0])
+
+
+class NotDifferentiable(OnnxGradError):
+    """A path from `wrt` to `of` cannot be differentiated."""
+
+
+class NoRule(NotDifferentiable):
+    """An operator on the path has no rule and no function body to fall back on."""
+
+
+class NoDerivative(NotDifferentiable):
+    """An operator on the path has no derivative: random, or discrete with respect to its input."""
+
+
+class TrainingError(OnnxGradError):
+    """A training run could not start or go on."""
+
+
+class RuleError(RuntimeError):
+    """A rule broke its contract (wrong dtype, rank or number of gradients)."""

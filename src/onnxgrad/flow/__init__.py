@@ -1,0 +1,1 @@
+"""Control flow and data structures: rules that re-enter the engine."""

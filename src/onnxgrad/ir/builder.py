@@ -1,0 +1,282 @@
+"""Writing nodes: typed variables with operators, constants, inference on emission, scoped names.
+
+A `Builder` appends to one graph. Every emission is typed at once (see `infer`), gets a name that is
+unique in the whole model, and is remembered: the same operator on the same operands is the same
+variable, so derived graphs have no common subexpressions to eliminate later.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.ir.infer import Inference
+from onnxgrad.ir.names import Names
+
+#: Tensor element types that can carry a derivative.
+FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
+
+Literal = int | float | bool
+Operand = "Var | Literal | Sequence[int] | np.ndarray | None"
+
+
+class Var:
+    """A value in the graph that a `Builder` writes, with the usual operators."""
+
+    __array_ufunc__ = None  # numpy scalars on the left defer to the operators below
+    __slots__ = ("builder", "value")
+
+    def __init__(self, builder: Builder, value: ir.Value) -> None:
+        self.builder = builder
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"Var({self.value.name}: {self.dtype and self.dtype.name}{self.value.shape})"
+
+    @property
+    def name(self) -> str:
+        """Its name in the model."""
+        return self.value.name or ""
+
+    @property
+    def dtype(self) -> ir.DataType | None:
+        """Element type, ``None`` if unknown."""
+        return self.value.dtype
+
+    @property
+    def shape(self) -> tuple[int | ir.SymbolicDim, ...] | None:
+        """Dimensions, each an int or a symbol; ``None`` if even the rank is unknown."""
+        return None if self.value.shape is None else tuple(self.value.shape)
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions. Raises BadInput if it is unknown."""
+        if self.value.shape is None:
+            from onnxgrad.errors import NotDifferentiable
+
+            raise NotDifferentiable(
+                f"the rank of {self.name!r} is not known, and a rule needs it; declare its shape in the model "
+                "(dimensions may stay symbolic)"
+            )
+        return len(self.value.shape)
+
+    @property
+    def const(self) -> np.ndarray | None:
+        """Its value, where the graph fixes it (a constant or an initializer that is no input), else None."""
+        if self.value.is_graph_input():
+            return None
+        tensor = ir.convenience.get_const_tensor(self.value)
+        return None if tensor is None else tensor.numpy()
+
+    def __add__(self, other: Any) -> Var:
+        return self if _is(other, 0) else self.builder.Add(self, other)
+
+    def __radd__(self, other: Any) -> Var:
+        return self if _is(other, 0) else self.builder.Add(other, self)
+
+    def __sub__(self, other: Any) -> Var:
+        return self if _is(other, 0) else self.builder.Sub(self, other)
+
+    def __rsub__(self, other: Any) -> Var:
+        return -self if _is(other, 0) else self.builder.Sub(other, self)
+
+    def __mul__(self, other: Any) -> Var:
+        return self if _is(other, 1) else -self if _is(other, -1) else self.builder.Mul(self, other)
+
+    def __rmul__(self, other: Any) -> Var:
+        return self * other if isinstance(other, (int, float)) else self.builder.Mul(other, self)
+
+    def __truediv__(self, other: Any) -> Var:
+        return self if _is(other, 1) else self.builder.Div(self, other)
+
+    def __rtruediv__(self, other: Any) -> Var:
+        return self.builder.Reciprocal(self) if _is(other, 1) else self.builder.Div(other, self)
+
+    def __pow__(self, other: Any) -> Var:
+        return self if _is(other, 1) else self.builder.Pow(self, other)
+
+    def __neg__(self) -> Var:
+        return self.builder.Neg(self)
+
+    def __matmul__(self, other: Var) -> Var:
+        return self.builder.MatMul(self, other)
+
+    def __gt__(self, other: Any) -> Var:
+        return self.builder.Greater(self, other)
+
+    def __ge__(self, other: Any) -> Var:
+        return self.builder.GreaterOrEqual(self, other)
+
+    def __lt__(self, other: Any) -> Var:
+        return self.builder.Less(self, other)
+
+    def __le__(self, other: Any) -> Var:
+        return self.builder.LessOrEqual(self, other)
+
+
+def _is(x: Any, number: int) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and x == number
+
+
+@functools.cache
+def _repeatable(op_type: str, domain: str, opset: int) -> bool:
+    """Whether equal operands give equal results (false for random operators and unknown ones)."""
+    try:
+        schema = onnx.defs.get_schema(op_type, opset, domain)
+    except onnx.defs.SchemaError:
+        return False
+    return schema.node_determinism != onnx.defs.OpSchema.NodeDeterminism.NonDeterministic
+
+
+class Builder:
+    """Appends nodes to `graph`. ``builder.Add(x, 1.0)`` emits an Add and returns its output.
+
+    Operands may be variables, numbers (they take the dtype of the first
+    float variable beside them, or of the first that is not bool), lists
+    of ints (int64), numpy arrays, or ``None`` for an optional input that is left out.
+    """
+
+    def __init__(self, graph: ir.Graph, names: Names | None = None, infer: Inference | None = None) -> None:
+        self.graph = graph
+        self.names = names or Names.of_graph(graph)
+        self.infer = infer or Inference.of(graph)
+        self.opset = self.infer.context.opset
+        self._emitted: dict[Any, tuple[Var, ...]] = {}
+        self._constants: dict[Any, Var] = {}
+        #: values whose producer was replaced, with the value that now stands for each
+        self.moved: dict[ir.Value, ir.Value] = {}
+        self._recordings: list[list[ir.Node]] = []
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if not op_type[:1].isupper():
+            raise AttributeError(op_type)
+        return functools.partial(self.emit, op_type)
+
+    def nested(self, graph: ir.Graph) -> Builder:
+        """A builder for a graph inside this one (a branch or a loop body) with the same pool of names."""
+        return Builder(graph, self.names, self.infer)
+
+    def now(self, value: ir.Value) -> ir.Value:
+        """`value`, or what took its place when its node was lowered."""
+        return self.moved.get(value, value)
+
+    def var(self, value: ir.Value) -> Var:
+        """The variable for a value that is already in the graph."""
+        return Var(self, value)
+
+    # --- constants -----------------------------------------------------------------------------
+
+    def const(self, array: Any, dtype: ir.DataType | None = None) -> Var:
+        """A constant: an initializer of the graph, shared by all that ask for the same one."""
+        array = np.asarray(array)
+        if dtype is not None:
+            array = array.astype(dtype.numpy())
+        key = (array.dtype.str, str(array.dtype), array.shape, array.tobytes())
+        found = self._constants.get(key)
+        if found is None:
+            name = self.names.fresh("const")
+            tensor = ir.tensor(array, dtype=dtype, name=name)
+            value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape))
+            value.type = ir.TensorType(tensor.dtype)
+            self.graph.register_initializer(value)
+            found = self._constants[key] = Var(self, value)
+        return found
+
+    def _operand(self, x: Any, beside: ir.DataType | None) -> Var | None:
+        if x is None or isinstance(x, Var):
+            return x
+        if isinstance(x, (bool, int, float, np.generic)):
+            return self.const(x, None if isinstance(x, bool) else beside)
+        if isinstance(x, (list, tuple)):
+            return self.const(np.array(x, np.int64))
+        return self.const(x)
+
+    # --- emission ------------------------------------------------------------------------------
+
+    def emit(self, op_type: str, *inputs: Any, domain: str = "", outputs: int = 1, **attributes: Any) -> Any:
+        """Append a node; returns its output, or a tuple of them if `outputs` is not 1.
+
+        An attribute that is ``None`` is left out; an ``ir.Attr`` is taken as it is.
+        """
+        dtypes = [x.dtype for x in inputs if isinstance(x, Var) and x.dtype != ir.DataType.BOOL]
+        beside = next((d for d in dtypes if d in FLOATS), dtypes[0] if dtypes else None)
+        operands = [self._operand(x, beside) for x in inputs]
+        while operands and operands[-1] is None:
+            operands.pop()
+        attrs = [
+            a if isinstance(a, ir.Attr) else ir.convenience.convert_attribute(k, a)
+            for k, a in sorted(attributes.items())
+            if a is not None
+        ]
+        key: Any = None
+        if _repeatable(op_type, domain, self.infer.context.get_opset_version(domain)) and not any(
+            a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS, ir.AttributeType.TENSOR) for a in attrs
+        ):
+            held = tuple((a.name, tuple(a.value) if isinstance(a.value, (list, tuple)) else a.value) for a in attrs)
+            key = (op_type, domain, outputs, held, tuple(None if o is None else id(o.value) for o in operands))
+        results = self._emitted.get(key) if key else None
+        if results is None:
+            node = ir.Node(
+                domain, op_type, [None if o is None else o.value for o in operands], attrs, num_outputs=outputs
+            )
+            results = self.append(node)
+            if key:
+                self._emitted[key] = results
+        return results[0] if outputs == 1 else results
+
+    def append(self, node: ir.Node) -> tuple[Var, ...]:
+        """Append `node` as it is; name it and its outputs where they have no name, and type them."""
+        for value in node.outputs:
+            value.name = value.name or self.names.fresh(f"d_{node.op_type}")
+        node.name = node.name or node.outputs[0].name
+        self.graph.append(node)
+        self.infer(node)
+        for recording in self._recordings:
+            recording.append(node)
+        return tuple(Var(self, v) for v in node.outputs)
+
+    @contextmanager
+    def record(self) -> Iterator[list[ir.Node]]:
+        """Collect the nodes that are appended inside the ``with`` block, in order."""
+        nodes: list[ir.Node] = []
+        self._recordings.append(nodes)
+        try:
+            yield nodes
+        finally:
+            self._recordings.remove(nodes)
+
+    # --- small compositions that every rule may use --------------------------------------------
+
+    def shape_of(self, x: Var) -> Var:
+        """The shape of `x` as an int64 vector; a constant where it is known."""
+        if x.shape is not None and all(isinstance(d, int) for d in x.shape):
+            return self.const(np.array(x.shape, np.int64))
+        return self.Shape(x)
+
+    def full_like(self, x: Var, number: float) -> Var:
+        """A tensor of `number` with the shape and dtype of `x`."""
+        assert x.dtype is not None
+        scalar = self.const(number, x.dtype)
+        return scalar if x.shape == () else self.Expand(scalar, self.shape_of(x))
+
+    def zeros_like(self, x: Var) -> Var:
+        """Zeros with the shape and dtype of `x`."""
+        return self.full_like(x, 0)
+
+    def cast_like(self, x: Var, like: Var) -> Var:
+        """`x` with the dtype of `like`; `x` itself if it has it."""
+        return x if x.dtype == like.dtype else self.Cast(x, to=int(like.dtype or 0))
+
+    def reshape(self, x: Var, shape: Any) -> Var:
+        """`x` with the shape `shape` (a vector or a list, in which 0 means a dimension of size 0)."""
+        shape = self._operand(shape, ir.DataType.INT64)
+        assert isinstance(shape, Var)
+        known = shape.const
+        exact = known is None or (known == 0).any()  # allowzero forbids -1, and is not needed without a 0
+        return self.Reshape(x, shape, allowzero=1 if exact else None)

@@ -1,0 +1,146 @@
+"""Types and shapes: whole models at the door, one node at a time while a derivative is written.
+
+The work is done by ``onnx-shape-inference``, with one correction. That library takes two *different*
+symbols that meet in a broadcast to be equal (``[N] + [M] → [N]``), which is what an author usually
+means but not what ONNX says: N may be 1. A gradient that trusts it would silently forget to sum, so
+the operators that broadcast are registered again here with an unknown dimension in that case.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import onnx
+import onnx_ir as ir
+import onnx_shape_inference as osi
+
+Dim = int | ir.SymbolicDim
+Infer = Callable[[osi.ShapeInferenceContext, ir.Node], None]
+
+#: Operators whose output is the multidirectional broadcast of all their inputs.
+BROADCASTING = (
+    "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max "
+    "Mean Min Mod Mul Or Pow Sub Sum Where Xor"
+).split()
+
+
+def broadcast_dims(shapes: Sequence[Sequence[Dim]], unknown: Callable[[], Dim]) -> list[Dim]:
+    """The broadcast of `shapes`; `unknown()` where distinct symbols meet and either may be 1."""
+    rank = max(map(len, shapes), default=0)
+    dims: list[Dim] = []
+    for axis in range(-rank, 0):
+        here = {s[axis] for s in shapes if len(s) >= -axis} - {1}
+        sizes = [d for d in here if isinstance(d, int)]
+        if sizes:
+            dims.append(sizes[0])
+        elif not here:
+            dims.append(1)
+        elif len(here) == 1 and (only := here.pop()).value is not None:  # type: ignore[union-attr]
+            dims.append(only)
+        else:
+            dims.append(unknown())
+    return dims
+
+
+def _operands(ctx: osi.ShapeInferenceContext, node: ir.Node) -> list[Sequence[Dim] | None]:
+    """The shapes that meet in the broadcast of `node`; an Expand's second is what its input holds."""
+    if node.op_type != "Expand":
+        return [None if v is None else v.shape for v in node.inputs]  # type: ignore[misc]
+    data, target = node.inputs
+    assert data is not None and target is not None
+    const = ir.convenience.get_const_tensor(target)
+    asked = ctx.get_symbolic_value(target) if const is None else [int(d) for d in const.numpy()]
+    return [data.shape, asked]  # type: ignore[list-item]
+
+
+def _sound(infer: Infer) -> Infer:
+    def corrected(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+        out = node.outputs[0]
+        declared = out.shape
+        infer(ctx, node)
+        shapes = _operands(ctx, node)
+        if declared is None and all(s is not None for s in shapes):
+            out.shape = ir.Shape(broadcast_dims([list(s) for s in shapes if s is not None], ctx.new_symbolic_dim))
+
+    corrected.onnxgrad = True  # type: ignore[attr-defined]
+    return corrected
+
+
+def _register() -> None:
+    osi.registry.collect()
+    for name in (*BROADCASTING, "Expand"):
+        for since in osi.registry.version_boundaries("", name):
+            infer = osi.registry.get("", name, since)
+            if not hasattr(infer, "onnxgrad"):
+                osi.registry.register("", name, since)(_sound(infer))
+
+
+_register()
+logging.getLogger("onnx_shape_inference").setLevel(logging.ERROR)
+
+
+def forget_values(graph: ir.Graph) -> None:
+    """Remove the notes about values of shapes that inference leaves in the metadata."""
+    for g in (graph, *graph.subgraphs()):
+        for node in g:
+            for value in node.outputs:
+                value.metadata_props.pop(osi.SYM_DATA_KEY, None)
+
+
+def infer_model(model: ir.Model) -> None:
+    """Fill in types and shapes of every value of `model`, in place, where they can be known."""
+    osi.infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
+
+
+class Inference:
+    """Infers the outputs of nodes as they are emitted into one model."""
+
+    def __init__(self, opset_imports: dict[str, int], taken_dims: Sequence[str] = ()) -> None:
+        self.context = osi.ShapeInferenceContext(opset_imports)
+        self.context.reserve_symbol_names(taken_dims)
+
+    @classmethod
+    def of(cls, graph: ir.Graph) -> Inference:
+        """For nodes that will be emitted into `graph`; new symbols never clash with those it has."""
+        dims: set[str] = set()
+        for g in (graph, *graph.subgraphs()):
+            for value in (*g.inputs, *(o for n in g for o in n.outputs)):
+                if value.shape is not None:
+                    dims.update(d.value for d in value.shape if isinstance(d, ir.SymbolicDim) and d.value)
+        inference = cls(dict(graph.opset_imports), sorted(dims))
+        for g in (graph, *graph.subgraphs()):
+            for node in g:  # so that the values of shapes computed in the graph are known here too
+                if any(v.dtype == ir.DataType.INT64 and v.shape is not None and len(v.shape) < 2 for v in node.outputs):
+                    inference(node)
+        return inference
+
+    def __call__(self, node: ir.Node) -> None:
+        """Set type and shape of `node`'s outputs; what cannot be known stays ``None``."""
+        opset = self.context.get_opset_version(node.domain)
+        infer = osi.registry.get(node.domain, node.op_type, opset)
+        if infer is not None:
+            try:
+                infer(self.context, node)
+            except Exception:
+                logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
+        if any(v.type is None for v in node.outputs):
+            self._ask_onnx(node, opset)
+
+    @staticmethod
+    def _ask_onnx(node: ir.Node, opset: int) -> None:
+        """The onnx package's own inference, for operators that the library does not know."""
+        try:
+            schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+            proto = ir.to_proto(node)
+            types = {v.name: ir.to_proto(v).type for v in node.inputs if v is not None}
+            data = {v.name: ir.to_proto(v.const_value) for v in node.inputs if v is not None and v.const_value}
+            inferred = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
+        except Exception:
+            logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
+            return
+        for value in node.outputs:
+            if value.type is None and value.name in inferred:
+                typed = ir.serde.deserialize_type_proto_for_type(inferred[value.name])
+                value.type = typed
+                value.shape = ir.serde.deserialize_type_proto_for_shape(inferred[value.name])

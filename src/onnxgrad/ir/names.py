@@ -1,0 +1,65 @@
+"""Names that are unique across a model and all of its nested graphs.
+
+ONNX forbids a nested graph to define a name that an outer scope has; one pool of names for the whole
+model makes every fresh name safe wherever it lands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+
+def identifier(text: str) -> str:
+    """`text` with every character that a C identifier cannot have replaced by ``_``."""
+    clean = re.sub(r"[^0-9A-Za-z_]", "_", text)
+    return f"_{clean}" if clean[:1].isdigit() or not clean else clean
+
+
+class Names:
+    """The pool of names of one model."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken: set[str] = set(taken)
+        self._counters: dict[str, int] = {}
+
+    @classmethod
+    def of(cls, model: ir.Model) -> Names:
+        """Every value and node name in `model`, nested graphs included."""
+        return cls.of_graph(model.graph)
+
+    @classmethod
+    def of_graph(cls, graph: ir.Graph) -> Names:
+        """Every value and node name in `graph` and its nested graphs."""
+        pool = cls()
+        for g in (graph, *graph.subgraphs()):
+            pool.reserve(v.name for v in g.inputs)
+            pool.reserve(g.initializers)
+            for node in g:
+                pool.reserve([node.name])
+                pool.reserve(v.name for v in node.outputs)
+        return pool
+
+    def reserve(self, names: Iterable[str | None]) -> None:
+        """Mark `names` as taken."""
+        self._taken.update(n for n in names if n)
+
+    def fresh(self, hint: str) -> str:
+        """A new name that starts with `hint` and carries a number."""
+        count = self._counters.get(hint, 0)
+        while True:
+            count += 1
+            name = f"{hint}_{count}"
+            if name not in self._taken:
+                self._counters[hint] = count
+                self._taken.add(name)
+                return name
+
+    def exactly(self, wanted: str) -> str:
+        """`wanted` itself if it is free, else `wanted` with a suffix."""
+        if wanted in self._taken:
+            return self.fresh(wanted)
+        self._taken.add(wanted)
+        return wanted

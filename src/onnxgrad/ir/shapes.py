@@ -1,0 +1,74 @@
+"""What is provable about shapes, and the two directions of broadcasting — the only such code.
+
+`sum_to` is the transpose of `expand_to`. Both decide while the graph is written where shapes are
+provably equal or known, and otherwise emit the few nodes that decide at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.ir.builder import Builder, Var
+
+Dim = int | ir.SymbolicDim
+
+
+def same_dim(a: Dim, b: Dim) -> bool:
+    """Whether two dimensions are provably equal."""
+    if isinstance(a, int) or isinstance(b, int):
+        return isinstance(a, int) and isinstance(b, int) and a == b
+    return a.value is not None and a.value == b.value
+
+
+def same_dims(a: Sequence[Dim] | None, b: Sequence[Dim] | None) -> bool:
+    """Whether two shapes are provably equal."""
+    return a is not None and b is not None and len(a) == len(b) and all(map(same_dim, a, b))
+
+
+def same_shape(x: Var, y: Var) -> bool:
+    """Whether two variables have provably equal shapes."""
+    return x.value is y.value or same_dims(x.shape, y.shape)
+
+
+def sum_to(x: Var, like: Var) -> Var:
+    """`x` summed over the axes along which `like` was broadcast to the shape of `x`.
+
+    For shapes ``like = [3, 1]`` and ``x = [2, 3, 4]``: sum over axes 0 and 2, result ``[3, 1]``
+    (Relay's ``collapse_sum_like``).
+    """
+    if same_shape(x, like):
+        return x
+    b = x.builder
+    if x.shape is None or like.shape is None:
+        return _sum_to_at_run_time(b, x, like)
+    lead = len(x.shape) - len(like.shape)
+    axes = list(range(lead))
+    for axis, (have, want) in enumerate(zip(x.shape[lead:], like.shape), start=lead):
+        if want == 1:
+            if have != 1:
+                axes.append(axis)
+        elif not (same_dim(have, want) or (isinstance(want, int) and want > 1)):
+            return _sum_to_at_run_time(b, x, like)
+    if not axes:
+        return x
+    if axes == list(range(lead)):
+        return b.ReduceSum(x, axes, keepdims=0)
+    summed = b.ReduceSum(x, axes, keepdims=1)
+    return b.Squeeze(summed, list(range(lead))) if lead else summed
+
+
+def _sum_to_at_run_time(b: Builder, x: Var, like: Var) -> Var:
+    """Sum over every axis where `like`, padded with ones on the left, has size 1; then reshape."""
+    want = b.shape_of(like)
+    have = b.shape_of(x)
+    lead = b.Sub(b.Shape(have), b.Shape(want))
+    padded = b.Concat(b.ConstantOfShape(lead, value=ir.tensor([1], dtype=ir.DataType.INT64)), want, axis=0)
+    axes = b.Squeeze(b.NonZero(b.Equal(padded, 1)), [0])
+    return b.reshape(b.ReduceSum(x, axes, keepdims=1, noop_with_empty_axes=1), want)
+
+
+def expand_to(x: Var, like: Var) -> Var:
+    """`x` broadcast to the shape of `like`."""
+    return x if same_shape(x, like) else x.builder.Expand(x, x.builder.shape_of(like))
