@@ -1,1 +1,8 @@
-"""To come."""
+"""What executes a graph: one small protocol, ONNX Runtime with resident state, plain and reference twins."""
+
+from onnxgrad.runtime.ort import Options, Session
+from onnxgrad.runtime.protocol import Machine, Slot
+from onnxgrad.runtime.reference import Fed, ReferenceSession
+from onnxgrad.runtime.resident import Resident
+
+__all__ = ["Fed", "Machine", "Options", "ReferenceSession", "Resident", "Session", "Slot"]

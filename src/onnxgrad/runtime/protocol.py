@@ -1,0 +1,35 @@
+"""The one protocol: a machine is a pure step function with its state inside.
+
+The step graph is ``(state, batch) → (state', results)``. A `Slot` says which output of the graph is the
+next value of which input; a `Machine` owns the current value of every slot and moves it one step on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor of state: the graph input it enters by, the output that renews it, its first value."""
+
+    input: str
+    output: str
+    initial: np.ndarray
+
+
+class Machine(Protocol):
+    """A step graph with its state."""
+
+    def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Take one step; the results by name, valid until the next step."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """A copy of every tensor of state, by the name of its slot."""
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Replace every tensor of state by a copy of the one given."""

@@ -1,0 +1,170 @@
+"""A step graph on ONNX Runtime with its state resident: two sets of buffers that take turns.
+
+Binding the next value of a parameter onto the memory of its present one is silently wrong: the runtime
+orders nodes as it likes, so a node may read the parameter after the optimizer has overwritten it. Hence
+two sets of buffers for all state, A and B, and two bindings that never change: one reads A and writes B,
+the other reads B and writes A. A step runs one of them and swaps; nothing is copied, nothing is allocated.
+
+The buffers are private, because some operators write into their inputs (BatchNormalization in training
+mode does so with its running statistics).
+
+Batch arrays are bound where they lie. An array that was already bound is not bound again, so whoever fills
+the same arrays for every batch pays nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+
+from onnxgrad.errors import BadInput
+from onnxgrad.runtime.ort import Options, aligned, create, one_line, ort_value
+from onnxgrad.runtime.protocol import Slot
+
+
+class Resident:
+    """A machine on ONNX Runtime (see `Machine`).
+
+    Args:
+        model: the step graph; its inputs are those of `slots` and the batch, nothing else.
+        slots: the state, by name. Initial values are copied.
+        results: outputs to hand back at every step; other outputs are not computed into memory that is kept.
+        options: how to run it.
+    """
+
+    def __init__(
+        self,
+        model: ir.Model,
+        slots: Mapping[str, Slot],
+        results: Sequence[str] = (),
+        options: Options | None = None,
+    ) -> None:
+        check_slots(model, slots, results)
+        self.slots = dict(slots)
+        self.session = create(model, options or Options())
+        taken = {s.input for s in slots.values()}
+        self.batch = [v.name for v in self.session.get_inputs() if v.name not in taken]
+        self.results = list(results)
+        self._buffers = tuple({n: _copied(s.initial) for n, s in slots.items()} for _ in range(2))
+        self._now = 0
+        self._bound: tuple[dict[str, np.ndarray], ...] = ({}, {})
+        self._fixed: dict[str, np.ndarray] = {}
+        self._loose: list[tuple[int, str]] = []
+        declared = {v.name: v for v in model.graph.outputs}
+        renewed = {s.output: n for n, s in slots.items()}
+        #: results that are state as well: an output has one binding, so they are read from the state
+        self._shared = {name: renewed[name] for name in self.results if name in renewed}
+        for position, name in enumerate(n for n in self.results if n not in self._shared):
+            value = declared[name]
+            if value.shape is not None and value.dtype is not None and value.shape.is_static():
+                self._fixed[name] = aligned(tuple(value.shape.numpy()), value.dtype.numpy())
+            else:
+                self._loose.append((position, name))
+        self._bindings = tuple(self._bind(read, 1 - read) for read in range(2))
+
+    def _bind(self, read: int, write: int) -> onnxruntime.IOBinding:
+        binding = self.session.io_binding()
+        for name in self.results:  # first: their positions among the bound outputs are those of `_loose`
+            if name in self._fixed:
+                binding.bind_ortvalue_output(name, ort_value(self._fixed[name]))
+            elif name not in self._shared:
+                binding.bind_output(name, "cpu")
+        for name, slot in self.slots.items():
+            binding.bind_ortvalue_input(slot.input, ort_value(self._buffers[read][name]))
+            binding.bind_ortvalue_output(slot.output, ort_value(self._buffers[write][name]))
+        return binding
+
+    def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Take one step; the results by name, valid until the next step.
+
+        Raises:
+            BadInput: the runtime refuses the batch or fails on it; the state is then as before the step.
+        """
+        binding, bound = self._bindings[self._now], self._bound[self._now]
+        for name in self.batch:
+            array = batch[name]
+            if bound.get(name) is not array:
+                flat = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+                binding.bind_ortvalue_input(name, ort_value(flat))
+                if flat is array:  # a copy made here would go stale when the caller refills his array
+                    bound[name] = array
+                else:
+                    bound.pop(name, None)
+        for _, name in self._loose:  # or the runtime insists on the shapes of the last batch
+            binding.bind_output(name, "cpu")
+        try:
+            self.session.run_with_iobinding(binding)
+        except Exception as error:
+            raise BadInput(f"ONNX Runtime failed: {one_line(error)}") from error
+        self._now = 1 - self._now
+        results = dict(self._fixed)
+        for name, slot in self._shared.items():
+            results[name] = self._buffers[self._now][slot]
+        if self._loose:
+            found = binding.get_outputs_as_ortvaluevector()
+            results |= {name: found[position].numpy() for position, name in self._loose}
+        return results
+
+    def state(self) -> dict[str, np.ndarray]:
+        """A copy of every tensor of state."""
+        return {n: a.copy() for n, a in self._buffers[self._now].items()}
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Replace every tensor of state by a copy of the one given.
+
+        Raises:
+            BadInput: a tensor is missing, unknown, or of another dtype or shape; nothing is replaced then.
+        """
+        check_state(state, {n: s.initial for n, s in self.slots.items()})
+        for name, buffer in self._buffers[self._now].items():
+            np.copyto(buffer, state[name])
+
+
+def _copied(array: np.ndarray) -> np.ndarray:
+    copy = aligned(array.shape, array.dtype)
+    np.copyto(copy, array)
+    return copy
+
+
+def check_state(state: Mapping[str, np.ndarray], like: Mapping[str, np.ndarray]) -> None:
+    """Raise BadInput unless `state` has the names, dtypes and shapes of `like`."""
+    for name in sorted(state.keys() ^ like.keys()):
+        raise BadInput(f"state {name!r} is {'unknown here' if name in state else 'missing'}")
+    for name, expected in like.items():
+        found = state[name]
+        if found.dtype != expected.dtype or found.shape != expected.shape:
+            wanted = f"{expected.dtype}{list(expected.shape)}"
+            raise BadInput(f"state {name!r} is {found.dtype}{list(found.shape)}, not {wanted}")
+
+
+def check_slots(model: ir.Model, slots: Mapping[str, Slot], results: Sequence[str]) -> None:
+    """Raise BadInput unless slots and results fit the declared inputs and outputs of `model`."""
+    inputs = {v.name: v for v in model.graph.inputs}
+    outputs = {v.name: v for v in model.graph.outputs}
+    ends_of = {"input": [s.input for s in slots.values()], "output": [s.output for s in slots.values()]}
+    for side, ends in ends_of.items():
+        twice = {e for e in ends if ends.count(e) > 1} if len(set(ends)) < len(ends) else ()
+        for end in sorted(twice):
+            raise BadInput(f"two tensors of state are bound to the {side} {end!r} of the step graph")
+    for name, slot in slots.items():
+        for end, there, side in ((slot.input, inputs, "input"), (slot.output, outputs, "output")):
+            if end not in there:
+                raise BadInput(f"state {name!r} is bound to {end!r}, which is no {side} of the step graph")
+            value = there[end]
+            fits = value.dtype is None or value.dtype.numpy() == slot.initial.dtype
+            if fits and value.shape is not None:
+                fits = len(value.shape) == slot.initial.ndim and all(
+                    not isinstance(d, int) or d == n for d, n in zip(value.shape, slot.initial.shape)
+                )
+            if not fits:
+                start = f"{slot.initial.dtype}{list(slot.initial.shape)}"
+                raise BadInput(
+                    f"state {name!r} starts as {start}, but the {side} {end!r} of the step graph is "
+                    f"{value.dtype}{value.shape}"
+                )
+    for name in results:
+        if name not in outputs:
+            raise BadInput(f"result {name!r} is no output of the step graph")
