@@ -61,6 +61,7 @@ def pull_back(
     assert rule is not None  # `prepare` has seen to it
     needs = [v is not None and v in active and rule.carries(i) for i, v in enumerate(node.inputs)]
     op = Op(builder, node, needs)
+    op.active = active
     try:
         result = rule.vjp(op, cotangents)
     except NotDifferentiable as e:
@@ -79,7 +80,7 @@ def pull_back(
 
 
 def _check(node: ir.Node, x: Var, g: Var) -> None:
-    """A cotangent has the dtype and shape of its value: refuse what provably has not."""
+    """A cotangent has the dtype and shape of its value: refuse what provably has not, and note it for `g`."""
     wrong = x.dtype is not None and g.dtype is not None and x.dtype != g.dtype
     if x.shape is not None and g.shape is not None:
         wrong |= len(x.shape) != len(g.shape) or any(
@@ -87,3 +88,6 @@ def _check(node: ir.Node, x: Var, g: Var) -> None:
         )
     if wrong:
         raise RuleError(f"the rule for {node.op_type} (node {node.name!r}) gave {g} as cotangent of {x}")
+    if x.shape is not None and g.value.producer() is not None and not g.value.is_graph_input():
+        known = g.shape or [None] * len(x.shape)
+        g.value.shape = ir.Shape([b if isinstance(b, int) else a for a, b in zip(x.shape, known)])

@@ -1,1 +1,5 @@
 """Control flow and data structures: rules that re-enter the engine."""
+
+from onnxgrad.flow import branches
+
+__all__ = ["branches"]

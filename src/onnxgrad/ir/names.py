@@ -63,3 +63,14 @@ class Names:
             return self.fresh(wanted)
         self._taken.add(wanted)
         return wanted
+
+
+def rename_inside(graph: ir.Graph, names: Names) -> None:
+    """Give everything that `graph` and its nested graphs define a fresh name: for a copy of a graph."""
+    for g in (graph, *graph.subgraphs()):
+        for value in [*g.inputs, *g.initializers.values(), *(v for node in g for v in node.outputs)]:
+            if value.name:
+                value.name = names.fresh(value.name)
+        for node in g:
+            if node.name:
+                node.name = names.fresh(node.name)

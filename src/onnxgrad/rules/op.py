@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -49,7 +49,9 @@ class Op:
         self.inputs: list[Var | None] = [None if v is None else Var(builder, v) for v in node.inputs]
         if self.schema is not None and self.schema.max_input <= 64:
             self.inputs += [None] * (self.schema.max_input - len(self.inputs))
-        #: tangents by value, in forward mode: for rules of nodes that capture values
+        #: for rules of nodes that capture values: in reverse mode, the values whose cotangents are asked for;
+        self.active: Collection[ir.Value] = ()
+        #: in forward mode, the tangents that there are
         self.tangents: Mapping[ir.Value, Var] = {}
         #: per input: does anything ask for its cotangent?
         self.needs = [*needs, *[False] * (len(self.inputs) - len(needs))] if needs else [True] * len(self.inputs)
