@@ -35,7 +35,8 @@ class Case:
     """One node to check: operator, operands (a shape stands for random normal values), attributes.
 
     `wrt` defaults to every float operand, `of` to every float output. Operands are named ``x0, x1, …``,
-    outputs ``y0, y1, …``; an operand ``None`` is left out.
+    outputs ``y0, y1, …``; an operand ``None`` is left out. Integer operands are constants of the graph
+    unless they are `fed`.
     """
 
     op: str
@@ -50,6 +51,7 @@ class Case:
     order: int = 2
     symbolic: bool = True
     runtime: bool = True
+    fed: bool = False
     atol: float = 1e-6
 
     @property
@@ -95,7 +97,7 @@ def node_model(case: Case, feeds: Arrays, *, symbolic: bool = False, dtype: type
     inputs, constants = [], []
     for name, array in feeds.items():
         array = array.astype(dtype) if array.dtype.kind == "f" else array
-        if array.dtype.kind == "f" or not case.symbolic or array.dtype == np.bool_:
+        if array.dtype.kind == "f" or case.fed or not case.symbolic or array.dtype == np.bool_:
             dims = [f"{name}_d{k}" for k in range(array.ndim)] if symbolic else array.shape
             inputs.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), dims))
         else:

@@ -2,6 +2,6 @@
 
 from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.names import Names, identifier
-from onnxgrad.ir.shapes import expand_to, same_shape, sum_to
+from onnxgrad.ir.shapes import expand_to, reshape_to, same_shape, sum_to
 
-__all__ = ["Builder", "Names", "Var", "expand_to", "identifier", "same_shape", "sum_to"]
+__all__ = ["Builder", "Names", "Var", "expand_to", "identifier", "reshape_to", "same_shape", "sum_to"]

@@ -8,7 +8,7 @@ variable, so derived graphs have no common subexpressions to eliminate later.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,8 +61,8 @@ class Var:
             from onnxgrad.errors import NotDifferentiable
 
             raise NotDifferentiable(
-                f"the rank of {self.name!r} is not known, and a rule needs it; declare its shape in the model "
-                "(dimensions may stay symbolic)"
+                f"the rank of {self.name!r} is not known, and a rule needs it; declare its shape in the "
+                "model (dimensions may stay symbolic)"
             )
         return len(self.value.shape)
 
@@ -163,8 +163,10 @@ class Builder:
         return Builder(graph, self.names, self.infer)
 
     def now(self, value: ir.Value) -> ir.Value:
-        """`value`, or what took its place when its node was lowered."""
-        return self.moved.get(value, value)
+        """`value`, or what took its place when its node was lowered (which may have been lowered in turn)."""
+        while value in self.moved:
+            value = self.moved[value]
+        return value
 
     def var(self, value: ir.Value) -> Var:
         """The variable for a value that is already in the graph."""
@@ -216,14 +218,27 @@ class Builder:
         ]
         key: Any = None
         if _repeatable(op_type, domain, self.infer.context.get_opset_version(domain)) and not any(
-            a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS, ir.AttributeType.TENSOR) for a in attrs
+            a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS, ir.AttributeType.TENSOR)
+            for a in attrs
         ):
-            held = tuple((a.name, tuple(a.value) if isinstance(a.value, (list, tuple)) else a.value) for a in attrs)
-            key = (op_type, domain, outputs, held, tuple(None if o is None else id(o.value) for o in operands))
+            held = tuple(
+                (a.name, tuple(a.value) if isinstance(a.value, (list, tuple)) else a.value) for a in attrs
+            )
+            key = (
+                op_type,
+                domain,
+                outputs,
+                held,
+                tuple(None if o is None else id(o.value) for o in operands),
+            )
         results = self._emitted.get(key) if key else None
         if results is None:
             node = ir.Node(
-                domain, op_type, [None if o is None else o.value for o in operands], attrs, num_outputs=outputs
+                domain,
+                op_type,
+                [None if o is None else o.value for o in operands],
+                attrs,
+                num_outputs=outputs,
             )
             results = self.append(node)
             if key:
@@ -253,11 +268,20 @@ class Builder:
 
     # --- small compositions that every rule may use --------------------------------------------
 
-    def shape_of(self, x: Var) -> Var:
-        """The shape of `x` as an int64 vector; a constant where it is known."""
-        if x.shape is not None and all(isinstance(d, int) for d in x.shape):
-            return self.const(np.array(x.shape, np.int64))
-        return self.Shape(x)
+    def shape_of(self, x: Var, start: int = 0, end: int | None = None) -> Var:
+        """The dimensions `start` to `end` of `x` as an int64 vector; a constant where they are known."""
+        dims = None if x.shape is None else x.shape[start:end]
+        if dims is not None and all(isinstance(d, int) for d in dims):
+            return self.const(np.array(dims, np.int64))
+        return self.Shape(x, start=start or None, end=end)
+
+    def join(self, *parts: Any) -> Var:
+        """One int64 vector of `parts`, each a list of ints or a vector; a constant where all of them are."""
+        vectors = [v for p in parts if (v := self._operand(p, None)) is not None and v.shape != (0,)]
+        known = [v.const for v in vectors]
+        if all(k is not None for k in known):
+            return self.const(np.concatenate([np.zeros(0, np.int64), *known]))
+        return vectors[0] if len(vectors) == 1 else self.Concat(*vectors, axis=0)
 
     def full_like(self, x: Var, number: float) -> Var:
         """A tensor of `number` with the shape and dtype of `x`."""

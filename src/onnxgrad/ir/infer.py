@@ -1,9 +1,10 @@
 """Types and shapes: whole models at the door, one node at a time while a derivative is written.
 
-The work is done by ``onnx-shape-inference``, with one correction. That library takes two *different*
+The work is done by ``onnx-shape-inference``, with a few corrections. That library takes two *different*
 symbols that meet in a broadcast to be equal (``[N] + [M] → [N]``), which is what an author usually
 means but not what ONNX says: N may be 1. A gradient that trusts it would silently forget to sum, so
-the operators that broadcast are registered again here with an unknown dimension in that case.
+the operators that broadcast are registered again here with an unknown dimension in that case. Likewise
+Squeeze and Split, whose axes or sizes it guesses where only the run tells.
 """
 
 from __future__ import annotations
@@ -54,14 +55,51 @@ def _operands(ctx: osi.ShapeInferenceContext, node: ir.Node) -> list[Sequence[Di
     return [data.shape, asked]  # type: ignore[list-item]
 
 
-def _sound(infer: Infer) -> Infer:
+def _broadcast(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    shapes = _operands(ctx, node)
+    if all(s is not None for s in shapes):
+        dims = broadcast_dims([list(s) for s in shapes if s is not None], ctx.new_symbolic_dim)
+        node.outputs[0].shape = ir.Shape(dims)
+
+
+def _squeeze(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    """Which axes go is known from constant axes; or, without axes, where every dimension is a number."""
+    x, axes = (*node.inputs, None)[:2]
+    known = x is not None and x.shape is not None and all(isinstance(d, int) for d in x.shape)
+    if "axes" not in node.attributes and (not known if axes is None else not _is_const(axes)):
+        count = None if axes is None or axes.shape is None or x is None or x.shape is None else axes.shape[0]
+        rank = len(x.shape) - count if isinstance(count, int) else None  # type: ignore[union-attr, arg-type]
+        node.outputs[0].shape = (
+            None if rank is None else ir.Shape([ctx.new_symbolic_dim() for _ in range(rank)])
+        )
+
+
+def _split(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    """Sizes that are computed are unknown."""
+    x, sizes = (*node.inputs, None)[:2]
+    if sizes is None or x is None or x.shape is None or _is_const(sizes):
+        return
+    asked = ctx.get_symbolic_value(sizes) or []
+    axis = node.attributes.get_int("axis", 0)
+    for i, out in enumerate(node.outputs):
+        dims = list(x.shape)
+        dims[axis] = asked[i] if len(asked) == len(node.outputs) else ctx.new_symbolic_dim()
+        out.shape = ir.Shape(dims)
+
+
+def _is_const(value: ir.Value) -> bool:
+    return ir.convenience.get_const_tensor(value) is not None
+
+
+def _corrected(infer: Infer, correct: Infer) -> Infer:
+    """`infer`, then `correct` on outputs whose shapes the model does not declare."""
+
     def corrected(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-        out = node.outputs[0]
-        declared = out.shape
+        declared = [out.shape for out in node.outputs]
         infer(ctx, node)
-        shapes = _operands(ctx, node)
-        if declared is None and all(s is not None for s in shapes):
-            out.shape = ir.Shape(broadcast_dims([list(s) for s in shapes if s is not None], ctx.new_symbolic_dim))
+        correct(ctx, node)
+        for out, shape in zip(node.outputs, declared):
+            out.shape = shape if shape is not None else out.shape
 
     corrected.onnxgrad = True  # type: ignore[attr-defined]
     return corrected
@@ -69,11 +107,15 @@ def _sound(infer: Infer) -> Infer:
 
 def _register() -> None:
     osi.registry.collect()
-    for name in (*BROADCASTING, "Expand"):
+    corrections = dict.fromkeys((*BROADCASTING, "Expand"), _broadcast) | {
+        "Squeeze": _squeeze,
+        "Split": _split,
+    }
+    for name, correct in corrections.items():
         for since in osi.registry.version_boundaries("", name):
             infer = osi.registry.get("", name, since)
             if not hasattr(infer, "onnxgrad"):
-                osi.registry.register("", name, since)(_sound(infer))
+                osi.registry.register("", name, since)(_corrected(infer, correct))
 
 
 _register()
@@ -111,7 +153,10 @@ class Inference:
         inference = cls(dict(graph.opset_imports), sorted(dims))
         for g in (graph, *graph.subgraphs()):
             for node in g:  # so that the values of shapes computed in the graph are known here too
-                if any(v.dtype == ir.DataType.INT64 and v.shape is not None and len(v.shape) < 2 for v in node.outputs):
+                if any(
+                    v.dtype == ir.DataType.INT64 and v.shape is not None and len(v.shape) < 2
+                    for v in node.outputs
+                ):
                     inference(node)
         return inference
 
@@ -134,7 +179,9 @@ class Inference:
             schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
             proto = ir.to_proto(node)
             types = {v.name: ir.to_proto(v).type for v in node.inputs if v is not None}
-            data = {v.name: ir.to_proto(v.const_value) for v in node.inputs if v is not None and v.const_value}
+            data = {
+                v.name: ir.to_proto(v.const_value) for v in node.inputs if v is not None and v.const_value
+            }
             inferred = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
         except Exception:
             logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)

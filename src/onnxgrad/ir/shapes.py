@@ -72,3 +72,17 @@ def _sum_to_at_run_time(b: Builder, x: Var, like: Var) -> Var:
 def expand_to(x: Var, like: Var) -> Var:
     """`x` broadcast to the shape of `like`."""
     return x if same_shape(x, like) else x.builder.Expand(x, x.builder.shape_of(like))
+
+
+def reshape_to(x: Var, like: Var) -> Var:
+    """`x`, which has as many elements as `like`, in the shape of `like`."""
+    if same_shape(x, like):
+        return x
+    b = x.builder
+    dims = like.shape or ()
+    open_dims = [d for d in dims if not isinstance(d, int)]
+    if len(open_dims) == 1 and 0 not in dims:  # the one open dimension follows from the number of elements
+        y = b.Reshape(x, [d if isinstance(d, int) else -1 for d in dims])
+        y.value.shape = ir.Shape(dims)
+        return y
+    return b.reshape(x, b.shape_of(like))

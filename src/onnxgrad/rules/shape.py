@@ -1,10 +1,10 @@
-"""Operators that move elements without changing them."""
+"""Operators that move every element to a new place: permutations, reshapes, copies, joins and cuts."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from onnxgrad.ir import sum_to
+from onnxgrad.ir import reshape_to, sum_to
 from onnxgrad.rules.registry import linear
 
 
@@ -15,15 +15,85 @@ def transpose(op, g):
     return op.Transpose(g, perm=None if perm is None else [int(i) for i in np.argsort(perm)])
 
 
-@linear("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+@linear("Reshape", "Flatten")
 def reshape(op, g, x):
     """y = x in another shape: g in the shape of x"""
-    return op.reshape(g, op.shape_of(x))
+    return reshape_to(g, x)
+
+
+@linear("Squeeze")
+def squeeze(op, g, x, axes):
+    """y = x without axes of size 1: g with these axes"""
+    return reshape_to(g, x) if axes is None else op.Unsqueeze(g, axes)
+
+
+@linear("Unsqueeze")
+def unsqueeze(op, g, x, axes):
+    """y = x with more axes of size 1: g without these axes"""
+    return op.Squeeze(g, axes)
 
 
 @linear("Expand")
 def expand(op, g, x):
     """y = x broadcast to a shape: g summed over the broadcast axes"""
-
-
     return sum_to(g, x)
+
+
+@linear("Tile")
+def tile(op, g, x, repeats):
+    """y[r·n + i] = x[i] along each axis: Σᵣ g[r·n + i]"""
+    times = repeats.const
+    axes, parts = [], []
+    for axis in range(x.rank):
+        if times is None or times[axis] != 1:
+            axes.append(len(parts))
+            parts.append(op.Slice(repeats, [axis], [axis + 1]) if times is None else [int(times[axis])])
+        parts.append(op.shape_of(x, axis, axis + 1))
+    return op.ReduceSum(op.reshape(g, op.join(*parts)), axes, keepdims=0) if axes else g
+
+
+@linear("Concat", wrt=None, joint=True)
+def concat(op, g, *xs):
+    """y = [x₁ … xₙ] along an axis: g cut into the sizes of the parts"""
+    if len(op.inputs) == 1:
+        return g
+    axis = op.attr("axis")
+    sizes = op.join(*[op.shape_of(x, axis, axis + 1 or None) for x in op.inputs])
+    return op.emit("Split", g, sizes, axis=axis, outputs=len(op.inputs))
+
+
+@linear("Split")
+def split(op, g, x):
+    """(y₁ … yₙ) = x cut along an axis: [g₁ … gₙ], with zeros where a part has no cotangent"""
+    parts = [g] if op.single else list(g)
+    parts = [op.zeros_like(op.output(i)) if part is None else part for i, part in enumerate(parts)]
+    return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=op.attr("axis"))
+
+
+@linear("DepthToSpace")
+def depth_to_space(op, g, x):
+    """y = blocks of x's channels spread over space: the blocks of g gathered into channels"""
+    size = op.attr("blocksize")
+    back = op.SpaceToDepth(g, blocksize=size)
+    if op.attr("mode") == "DCR":
+        return back
+    apart = op.join(op.shape_of(x, 0, 1), [size * size, -1], op.shape_of(x, 2))  # from (s, s, c) to (c, s, s)
+    return reshape_to(op.Transpose(op.reshape(back, apart), perm=[0, 2, 1, 3, 4]), x)
+
+
+@linear("SpaceToDepth")
+def space_to_depth(op, g):
+    """y = blocks of x gathered into channels: g's channels spread over space"""
+    return op.DepthToSpace(g, blocksize=op.attr("blocksize"))
+
+
+@linear("Trilu")
+def trilu(op, g, x, k):
+    """y = x on one side of a diagonal, else 0: g on that side, else 0"""
+    return op.replay(g, k)
+
+
+@linear("ReverseSequence")
+def reverse_sequence(op, g, x, lengths):
+    """y = the first lᵢ steps of each sequence in reverse order, a permutation P = P⁻¹: P·g"""
+    return op.replay(g, lengths)
