@@ -1,38 +1,138 @@
-"""Activations: y = f(x) elementwise, and the softmax family."""
+"""Activations: y = f(x) elementwise. At a kink the derivative is that of PyTorch's functions.
+
+Steps and masks are arithmetic where a fast one exists (see `steps`), else a Where.
+"""
 
 from __future__ import annotations
 
-from onnxgrad.rules.registry import elementwise, rule, symmetric
+import math
 
+import onnx_ir as ir
 
-@elementwise("Tanh")
-def tanh(op, g, x, y):
-    """y = tanh x: g·(1 - y²)"""
-    return g * (1 - y * y)
+from onnxgrad.rules.registry import elementwise
+from onnxgrad.rules.steps import is_step, positive
 
 
 @elementwise("Sigmoid")
 def sigmoid(op, g, x, y):
-    """y = 1/(1 + exp(-x)): g·y·(1 - y)"""
+    """y = σ(x) = 1/(1 + exp(-x)): g·y·(1 - y)"""
     return g * (y * (1 - y))
 
 
 @elementwise("Relu")
 def relu(op, g, x, y):
-    """y = max(x, 0): g·[y > 0], with 0 at the kink.
+    """y = max(x, 0): g·[y > 0], with 0 at the kink"""
+    return g * positive(op, y)
 
-    [y > 0] is written as a steep HardSigmoid, clip(αy, 0, 1): one threaded kernel, no cast from bool.
+
+@elementwise("LeakyRelu")
+def leaky_relu(op, g, x):
+    """y = x where x > 0, else α·x: g·(1 where x > 0, else α), with α at the kink"""
+    alpha = op.attr("alpha")
+    if x.dtype == ir.DataType.FLOAT and alpha <= 1:
+        return g * op.Max(positive(op, x), alpha)
+    return op.Where(x > 0, g, g * alpha)
+
+
+@elementwise("PRelu")
+def prelu(op, g, x, slope):
+    """y = x where x > 0, else s·x: (g where x > 0, else g·s; 0 where x > 0, else g·x), with s at the kink"""
+    above = x > 0
+    return op.Where(above, g, g * slope), op.Where(above, 0.0, g * x)
+
+
+@elementwise("Elu")
+def elu(op, g, x, y):
+    """y = x where x > 0, else α(exp x - 1): g·(1 where x > 0, else y + α), with α at the kink"""
+    return op.Where(x > 0, g, g * (y + op.attr("alpha")))
+
+
+@elementwise("Selu")
+def selu(op, g, x, y):
+    """y = γx where x > 0, else γα(exp x - 1): g·(γ where x > 0, else y + γα), with γα at the kink"""
+    gamma = op.attr("gamma")
+    return op.Where(x > 0, g * gamma, g * (y + gamma * op.attr("alpha")))
+
+
+@elementwise("Celu")
+def celu(op, g, x, y):
+    """y = x where x > 0, else α(exp(x/α) - 1): g·(1 where x > 0, else y/α + 1)"""
+    return op.Where(x > 0, g, g * (y * (1 / op.attr("alpha")) + 1))
+
+
+@elementwise("Softplus")
+def softplus(op, g, x):
+    """y = log(1 + exp x): g·σ(x)"""
+    return g * op.Sigmoid(x)
+
+
+@elementwise("Softsign")
+def softsign(op, g, x):
+    """y = x/(1 + |x|): g/(1 + |x|)²"""
+    below = op.Abs(x) + 1
+    return g / below / below
+
+
+@elementwise("HardSigmoid")
+def hard_sigmoid(op, g, x, y):
+    """y = clip(αx + β, 0, 1): g·α·[0 < y < 1], with 0 at the kinks; nothing where y is a step"""
+    alpha = op.attr("alpha")
+    return None if is_step(alpha) else g * (positive(op, y * (1 - y)) * alpha)
+
+
+@elementwise("HardSwish")
+def hard_swish(op, g, x):
+    """y = x·h with h = clip(x/6 + ½, 0, 1): g·(h + x/6·[0 < h < 1])"""
+    h = op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
+    return g * (h + positive(op, h * (1 - h)) * (x * (1 / 6)))
+
+
+@elementwise("Mish")
+def mish(op, g, x):
+    """y = x·t with t = tanh(log(1 + exp x)): g·(t + x·σ(x)·(1 - t²))"""
+    t = op.Tanh(op.Softplus(x))
+    return g * (t + x * op.Sigmoid(x) * (1 - t * t))
+
+
+@elementwise("ThresholdedRelu")
+def thresholded_relu(op, g, x):
+    """y = x where x > α, else 0: g·[x > α]"""
+    return g * positive(op, x - op.attr("alpha"))
+
+
+@elementwise("Shrink")
+def shrink(op, g, x):
+    """y = x ∓ bias where ±x > λ, else 0: g·[|x| > λ]"""
+    return g * positive(op, op.Abs(x) - op.attr("lambd"))
+
+
+@elementwise("Swish")
+def swish(op, g, x, y):
+    """y = x·s with s = σ(αx): g·(s + α·y·(1 - s))"""
+    alpha = op.attr("alpha")
+    s = op.Sigmoid(x * alpha)
+    return g * (s + (y * alpha) * (1 - s))
+
+
+@elementwise("Gelu")
+def gelu(op, g, x):
+    """y = x·Φ(x), or ½x(1 + tanh u) with u = √(2/π)(x + 0.044715x³) for "tanh":
+    g·(Φ(x) + x·φ(x)), or g·(½(1 + tanh u) + ½x(1 - tanh²u)·u')
     """
-    return g * op.HardSigmoid(y, alpha=3e38, beta=0.0)
+    if op.attr("approximate") == "tanh":
+        return g * _tanh_gelu_slope(op, x)
+    u = x * math.sqrt(0.5)
+    density = op.Exp(-(u * u)) * (u * (1 / math.sqrt(math.pi)))
+    return g * ((op.Erf(u) + 1) * 0.5 + density)
 
 
-@symmetric("Softmax")
-def softmax(op, g, x, y):
-    """y = softmax x along one axis: y·(g - Σ g·y), J = diag(y) - y·yᵀ"""
-    return y * (g - op.ReduceSum(g * y, [op.attr("axis")], keepdims=1))
+def _tanh_gelu_slope(op, x):
+    """½(1 + t) + ½x(1 - t²)·√(2/π)(1 + 3·0.044715x²) with t = tanh u.
 
-
-@rule("LogSoftmax")
-def log_softmax(op, g, x, y):
-    """y = x - log Σ exp x: g - exp(y)·Σ g"""
-    return g - op.Exp(y) * op.ReduceSum(g, [op.attr("axis")], keepdims=1)
+    From |x| = 10 on t is ±1 in every dtype; x is clipped there in float16, which x³ and x² overflow.
+    """
+    c, k = math.sqrt(2 / math.pi), 0.044715
+    x = op.Clip(x, -10.0, 10.0) if x.dtype == ir.DataType.FLOAT16 else x
+    square = x * x
+    t = op.Tanh(x * (square * (c * k) + c))
+    return (t + 1) * 0.5 + (1 - t * t) * (x * (square * (1.5 * c * k) + 0.5 * c))

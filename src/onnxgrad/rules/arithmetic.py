@@ -1,4 +1,4 @@
-"""Elementwise arithmetic: sums, products, powers, elementary functions, extrema, selection, casts."""
+"""Elementwise arithmetic: sums, products, quotients, powers, exponentials, selection, casts."""
 
 from __future__ import annotations
 
@@ -29,10 +29,28 @@ def div(op, g, a, b, y):
     return g / b, -(g / b) * y
 
 
+@elementwise("Mod")
+def mod(op, g, a, b, y):
+    """y = a - b·n with the integer n = (a - y)/b: (g, -g·n)"""
+    return g, -(g * op.Round((a - y) / b))
+
+
 @elementwise("Neg")
 def neg(op, g):
     """y = -x: -g"""
     return -g
+
+
+@elementwise("Sum")
+def sum_(op, g):
+    """y = x₁ + … + xₙ: g for each"""
+    return [g] * len(op.inputs)
+
+
+@elementwise("Mean")
+def mean(op, g):
+    """y = (x₁ + … + xₙ)/n: g/n for each"""
+    return [g * (1 / len(op.inputs))] * len(op.inputs)
 
 
 @elementwise("Reciprocal")
@@ -59,16 +77,34 @@ def sqrt(op, g, x, y):
     return g / (y * 2)
 
 
-@elementwise("Sin")
-def sin(op, g, x):
-    """y = sin x: g·cos x"""
-    return g * op.Cos(x)
+@elementwise("Pow")
+def pow_(op, g, x, k, y):
+    """y = xᵏ: (g·k·xᵏ⁻¹, g·y·log x), in which 0⁰⁻¹ counts as 0 and log 0 as 0.
+
+    So both are finite wherever the derivative is. The two operands may differ in type; `g` has the type
+    of y in reverse mode, and in forward mode that of the operand that moves.
+    """
+    return _pow_base(op, g, x, k), _pow_exponent(op, g, x, k, y) if op.is_float(k) else None
 
 
-@elementwise("Cos")
-def cos(op, g, x):
-    """y = cos x: -g·sin x"""
-    return -g * op.Sin(x)
+def _pow_base(op, g, x, k):
+    """g·k·xᵏ⁻¹, with 0 for x = k = 0; written out where k is one known number."""
+    known = k.const
+    if known is not None and known.size == 1:
+        number = float(known.reshape(()))
+        return None if number == 0 else g if number == 1 else g * (x ** (number - 1) * number)
+    k = op.cast_like(k, x)
+    if known is None or (known == 0).any():
+        x = op.Where(op.And(op.Equal(x, 0.0), op.Equal(k, 0.0)), 1.0, x)
+    return g * (k * op.Pow(x, k - 1))
+
+
+def _pow_exponent(op, g, x, k, y):
+    """g·y·log x, with 0 for x = 0."""
+    known = x.const
+    log_x = op.Log(x if known is not None and (known != 0).all() else op.Where(op.Equal(x, 0.0), 1.0, x))
+    moved = op.cast_like(g, x) * (y * log_x)
+    return op.cast_like(moved, k) if g.dtype == x.dtype else moved
 
 
 @linear("Identity")

@@ -1,21 +1,138 @@
-"""Reductions along axes."""
+"""Reductions along axes, and the cumulative sum.
+
+`restored` brings a reduced tensor back beside its operand; whatever multiplies it then broadcasts. The
+axes may be absent, empty or computed in the graph; only the product needs to know them.
+"""
 
 from __future__ import annotations
 
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import expand_to
-from onnxgrad.rules.registry import linear
+from onnxgrad.rules.registry import linear, rule
+from onnxgrad.rules.steps import lowest
 
 
-def restored(op, g, x, axes):
-    """`g`, the cotangent of a reduction of `x` along `axes`, with the reduced axes back as size 1."""
-    if op.attr("keepdims") or g.rank == x.rank:
-        return g
-    if axes is None:
-        return op.reshape(g, [1] * x.rank)
-    return op.Unsqueeze(g, axes)
+def restored(op, z, x, axes):
+    """`z`, shaped like the output of a reduction of `x` along `axes`, with these axes back as size 1."""
+    if op.attr("keepdims"):
+        return z
+    if axes is not None and (axes.const is None or axes.const.size):
+        return op.Unsqueeze(z, axes)
+    return z if op.attr("noop_with_empty_axes") else op.reshape(z, [1] * x.rank)
+
+
+def total(op, z, axes):
+    """Σ z along the axes that `op` reduces, kept as size 1."""
+    return op.ReduceSum(z, axes, keepdims=1, noop_with_empty_axes=op.attr("noop_with_empty_axes"))
+
+
+def reduced_axes(op, x, axes):
+    """The axes that `op` reduces, sorted and counted from the front; None if the graph computes them."""
+    if axes is not None and axes.const is None:
+        return None
+    if axes is None or not axes.const.size:
+        return [] if op.attr("noop_with_empty_axes") else list(range(x.rank))
+    return sorted({int(a) % x.rank for a in axes.const.ravel()})
 
 
 @linear("ReduceSum")
 def reduce_sum(op, g, x, axes):
-    """y = Σ x along axes: g, expanded to the shape of x"""
+    """y = Σ x: g, expanded to the shape of x"""
     return expand_to(restored(op, g, x, axes), x)
+
+
+@linear("ReduceMean")
+def reduce_mean(op, g, x, axes, y):
+    """y = Σ x/n: g/n, expanded to the shape of x"""
+    known = reduced_axes(op, x, axes) if x.shape is not None else None
+    dims = [None] if known is None else [x.shape[a] for a in known]
+    if all(isinstance(d, int) for d in dims):
+        share = g * (1 / max(1, int(np.prod(dims))))
+    else:  # the number of elements of x per element of y; an empty y is not divided by
+        count = op.Div(op.Size(x), op.Max(op.Size(y), op.const(1, ir.DataType.INT64)))
+        share = g / op.Cast(count, to=int(g.dtype))
+    return expand_to(restored(op, share, x, axes), x)
+
+
+@rule("ReduceMax", "ReduceMin", wrt=(0,))
+def reduce_max(op, g, x, axes, y):
+    """y = max x: g·[x = y]/(number of maxima), so ties share evenly"""
+    hit = op.Cast(op.Equal(x, restored(op, y, x, axes)), to=int(x.dtype))
+    return hit * (restored(op, g, x, axes) / total(op, hit, axes))
+
+
+@rule("ReduceL1", wrt=(0,))
+def reduce_l1(op, g, x, axes):
+    """y = Σ |x|: g·sign x, with 0 at the kink"""
+    return op.Sign(x) * restored(op, g, x, axes)
+
+
+@rule("ReduceL2", wrt=(0,))
+def reduce_l2(op, g, x, axes, y):
+    """y = √Σ x²: g·x/y, with 0 where y = 0"""
+    zero = op.Equal(y, 0.0)
+    scale = op.Where(zero, 0.0, g / op.Where(zero, 1.0, y))
+    return x * restored(op, scale, x, axes)
+
+
+@rule("ReduceSumSquare", wrt=(0,))
+def reduce_sum_square(op, g, x, axes):
+    """y = Σ x²: g·2x"""
+    return x * restored(op, g * 2, x, axes)
+
+
+@rule("ReduceLogSum", wrt=(0,))
+def reduce_log_sum(op, g, x, axes, y):
+    """y = log Σ x: g·exp(-y), expanded to the shape of x"""
+    return expand_to(restored(op, g * op.Exp(-y), x, axes), x)
+
+
+@rule("ReduceLogSumExp", wrt=(0,))
+def reduce_log_sum_exp(op, g, x, axes, y):
+    """y = log Σ exp x: g·exp(x - y), with 0 where y = -∞"""
+    floor = op.Max(y, lowest(y.dtype))  # so that -∞ - y stays -∞
+    return op.Exp(x - restored(op, floor, x, axes)) * restored(op, g, x, axes)
+
+
+@rule("ReduceProd", wrt=(0,))
+def reduce_prod(op, g, x, axes):
+    """y = Π x: gᵢ·Πⱼ≠ᵢ xⱼ
+
+    The products without one factor are written as such, over a copy of the reduced elements for each of
+    them, with a 1 in its place: n² elements for n reduced ones, but right at any number of zeros and to
+    any order, where y/x is not.
+    """
+    known = reduced_axes(op, x, axes)
+    if known is None:
+        raise NotDifferentiable("the axes of a product must be constants")
+    if not known:
+        return g
+    last = [a for a in range(x.rank) if a not in known] + known  # the reduced axes to the end, flattened
+    moved = x if last == list(range(x.rank)) else op.Transpose(x, perm=last)
+    shape, rows, diagonal = _rows(op, moved, x.rank - len(known))
+    others = op.ReduceProd(op.Where(diagonal, 1.0, rows), [-1], keepdims=0)
+    factor = op.reshape(others, shape)
+    back = factor if moved is x else op.Transpose(factor, perm=[last.index(a) for a in range(x.rank)])
+    return back * restored(op, g, x, axes)
+
+
+def _rows(op, x, head):
+    """The shape of `x`; `x` with its axes from `head` on flattened to […, 1, n]; the diagonal of n·n."""
+    shape = op.shape_of(x)
+    if shape.const is not None:
+        dims = [int(d) for d in shape.const]
+        n = int(np.prod(dims[head:]))
+        return shape, op.reshape(x, [*dims[:head], 1, n]), op.const(np.eye(n, dtype=bool))
+    n = op.ReduceProd(op.Slice(shape, [head], [x.rank]), keepdims=0)
+    rows = op.reshape(x, op.Concat(op.Slice(shape, [0], [head]), [1], op.Unsqueeze(n, [0]), axis=0))
+    index = op.Range(op.const(0, ir.DataType.INT64), n, op.const(1, ir.DataType.INT64))
+    return shape, rows, op.Equal(op.Unsqueeze(index, [1]), index)
+
+
+@linear("CumSum")
+def cum_sum(op, g, x, axis):
+    """yᵢ = Σⱼ≤ᵢ xⱼ: the sum from the other end"""
+    return op.CumSum(g, axis, exclusive=op.attr("exclusive"), reverse=1 - op.attr("reverse"))

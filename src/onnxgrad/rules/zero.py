@@ -1,9 +1,79 @@
-"""Operators whose derivative is zero, and those that have none."""
+"""Operators whose derivative is zero, those that have none, and why.
+
+The two are different statements. A zero is the derivative, wherever there is one: a path through such an
+operator contributes nothing. A refusal means that asking makes no sense, and raises.
+"""
 
 from __future__ import annotations
 
 from onnxgrad.rules.registry import undefined, zero
 
-zero("Shape", "Size", "ConstantOfShape", "EyeLike", "NonZero", reason="only the shape or the pattern is read")
-zero(*"ArgMax ArgMin Ceil Equal Floor Greater GreaterOrEqual Hardmax IsInf IsNaN Less LessOrEqual Round Sign".split())
-undefined(*"Bernoulli Multinomial".split(), reason="its result is a random sample, which does not depend smoothly on x")
+ML = "ai.onnx.ml"
+
+zero(
+    "Shape",
+    "Size",
+    "ConstantOfShape",
+    "EyeLike",
+    "NonZero",
+    "RandomNormalLike",
+    "RandomUniformLike",
+    reason="only the shape or the pattern of its input is read",
+)
+zero("Ceil", "Floor", "Round", "Sign", "Hardmax", "MelWeightMatrix")
+zero(
+    "Equal",
+    "Greater",
+    "GreaterOrEqual",
+    "Less",
+    "LessOrEqual",
+    "IsInf",
+    "IsNaN",
+    "And",
+    "Or",
+    "Xor",
+    "Not",
+    reason="the output is a truth value",
+)
+zero(
+    "ArgMax",
+    "ArgMin",
+    "NonMaxSuppression",
+    reason="the output is a set of indices, which is piecewise constant",
+)
+zero("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", reason="it works on integers")
+zero(
+    "Constant",
+    "BlackmanWindow",
+    "HammingWindow",
+    "HannWindow",
+    "ImageDecoder",
+    "RandomNormal",
+    "RandomUniform",
+    reason="it has no float input",
+)
+zero(
+    "RegexFullMatch",
+    "StringConcat",
+    "StringNormalizer",
+    "StringSplit",
+    "TfIdfVectorizer",
+    reason="it reads strings or integers",
+)
+zero(
+    "QuantizeLinear",
+    "QLinearConv",
+    "QLinearMatMul",
+    "ConvInteger",
+    "MatMulInteger",
+    reason="the output is an integer, piecewise constant in every input; no straight-through option yet",
+)
+zero("Binarizer", "TreeEnsemble", "TreeEnsembleRegressor", "TreeEnsembleClassifier", domain=ML)
+zero("CategoryMapper", "LabelEncoder", "OneHotEncoder", domain=ML, reason="it looks a key up in a table")
+
+undefined(
+    "Bernoulli",
+    "Multinomial",
+    reason="its result is a random sample, which does not depend smoothly on the input",
+)
+undefined("BitCast", reason="it reinterprets the bits of a number")

@@ -1,0 +1,74 @@
+"""Absolute value, extrema and clipping. Ties share the cotangent evenly; a clip's bounds belong to x."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.rules.registry import add, elementwise
+from onnxgrad.rules.steps import STEEP, heaviside
+
+
+@elementwise("Abs")
+def abs_(op, g, x):
+    """y = |x|: g·sign x, with 0 at the kink"""
+    return g * op.Sign(x)
+
+
+@elementwise("Max")
+def max_(op, g):
+    """y = max(x₁, …, xₙ): g·[xᵢ = y]/(number of i with xᵢ = y)"""
+    return _extremum(op, g, op.inputs, 1)
+
+
+@elementwise("Min")
+def min_(op, g):
+    """y = min(x₁, …, xₙ): g·[xᵢ = y]/(number of i with xᵢ = y)"""
+    return _extremum(op, g, op.inputs, -1)
+
+
+def _extremum(op, g, xs, sign):
+    """Shares of `g`: for two operands a step of their difference (½ at a tie), for more by equality."""
+    if len(xs) == 1:
+        return [g]
+    if len(xs) == 2:
+        a, b = xs if sign > 0 else xs[::-1]
+        above = g * heaviside(op, a - b)
+        rest = g - above if all(op.needs) else g * heaviside(op, b - a)
+        return (above, rest)[::sign]
+    y = op.outputs[0]
+    hits = [op.Cast(op.Equal(x, y), to=int(y.dtype)) for x in xs]
+    share = op.Reciprocal(add(hits))
+    return [g * (hit * share) for hit in hits]
+
+
+@elementwise("Clip")
+def clip(op, g, x, low, high, y):
+    """y = min(max(x, low), high): (g·[low ≤ x ≤ high], g·[x < low ≤ high], g·[max(x, low) > high])
+
+    A bound that x just touches leaves the cotangent with x; where low > high, y = high takes it all.
+    """
+    if low is None and high is None:
+        return g
+    to_x = _within(op, g, x, low, high, y)
+    to_low = to_high = None
+    if low is not None:
+        below = x < low
+        to_low = op.Where(below if high is None else op.And(below, low <= high), g, 0.0)
+    if high is not None:
+        to_high = op.Where((x if low is None else op.Max(x, low)) > high, g, 0.0)
+    return to_x, to_low, to_high
+
+
+def _within(op, g, x, low, high, y):
+    """`g` where low ≤ x ≤ high, else 0; x = y says so unless low > high.
+
+    Between two known bounds |x - y| is never ∞ - ∞, and a falling step of it is fast.
+    """
+    if low is None or high is None:
+        return op.Where(op.Equal(x, y), g, 0.0)
+    if low.const is None or high.const is None or low.const > high.const:
+        return op.Where(op.And(x >= low, x <= high), g, 0.0)
+    if x.dtype == ir.DataType.FLOAT and np.isfinite([low.const, high.const]).all():
+        return g * op.HardSigmoid(op.Abs(x - y), alpha=-STEEP, beta=1.0)
+    return op.Where(op.Equal(x, y), g, 0.0)

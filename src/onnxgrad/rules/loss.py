@@ -1,0 +1,107 @@
+"""Classification losses over integer targets.
+
+Both losses are ℓᵢ = -wᵢ·log pᵢ with pᵢ the probability of the target of row i and wᵢ the weight of its class
+(1 without weights, 0 where the target is `ignore_index`), summed, averaged (Σℓ/Σw) or left as they are.
+With kᵢ = ∂L/∂ℓᵢ·wᵢ, all that is left is to scatter -k to the targets. A row that is ignored gets 0, even
+where a mean over ignored rows only is 0/0 = NaN.
+
+GatherElements and ScatterElements(add) are used throughout: fast, and free of the race that
+ScatterND(add) has on repeated indices in ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxgrad.ir import expand_to
+from onnxgrad.rules.registry import rule
+
+
+class _Targets:
+    """The targets of a loss: where each row's class lies, its weight, and the share of the cotangent."""
+
+    def __init__(self, op, g, labels, weights, like):
+        ignore = op.attr("ignore_index")
+        self.op, self.weights, self.like = op, weights, like
+        self.mean = op.attr("reduction") == "mean"
+        self.ignored = None
+        if ignore is not None:
+            self.ignored = op.Equal(labels, op.const(ignore, labels.dtype))
+            labels = op.Where(self.ignored, op.const(0, labels.dtype), labels)
+        self.labels = labels
+        self.weight = None if weights is None else self.counted(op.Gather(weights, labels, axis=0))
+        self.share = g * self._reciprocal_size() if self.mean else g  # ∂L/∂ℓ, a scalar or one number per row
+
+    def counted(self, z):
+        """`z` where a row counts, 0 where its target is ignored."""
+        return z if self.ignored is None else self.op.Where(self.ignored, 0.0, z)
+
+    def _reciprocal_size(self):
+        """1/Σ w, the factor of a mean."""
+        op, dtype = self.op, self.like.dtype
+        if self.weight is not None:
+            return op.Reciprocal(op.ReduceSum(self.weight, keepdims=0))
+        if self.ignored is not None:
+            count = op.ReduceSum(op.Cast(op.Not(self.ignored), to=int(dtype)), keepdims=0)
+            return op.Reciprocal(count)
+        dims = self.labels.shape
+        if dims is not None and all(isinstance(d, int) for d in dims):
+            return 1 / max(1.0, float(np.prod(dims)))
+        return op.Reciprocal(op.Cast(op.Size(self.labels), to=int(dtype)))
+
+    @property
+    def at(self):
+        """The class of each row as an index along axis 1."""
+        return self.op.Unsqueeze(self.labels, [1])
+
+    def scale(self):
+        """k = ∂L/∂ℓ·w per row, with an axis of size 1 for the class."""
+        op = self.op
+        k = self.share if self.weights is None else self.share * op.Gather(self.weights, self.labels, axis=0)
+        return op.Unsqueeze(expand_to(self.counted(k), self.labels), [1])
+
+    def to_weights(self, log_prob, loss):
+        """∂L/∂w: Σ over the rows of a class of -g·log p, and for a mean of (-log p - L)·g/Σw."""
+        op = self.op
+        row = -op.Squeeze(op.GatherElements(log_prob, self.at, axis=1), [1])
+        row = self.counted((row - loss if self.mean else row) * self.share)
+        flat = [op.reshape(v, [-1]) for v in (self.labels, row)]
+        return op.ScatterElements(op.zeros_like(self.weights), *flat, axis=0, reduction="add")
+
+
+@rule("NegativeLogLikelihoodLoss", wrt=(0, 2))
+def negative_log_likelihood_loss(op, g, log_prob, labels, weights, loss):
+    """L = -Σᵢ wᵢ·xᵢₜ (/Σ w): -k at the targets and 0 elsewhere; Σ -g·xₜ (or (-xₜ - L)·g/Σw) by class"""
+    targets = _Targets(op, g, labels, weights, log_prob)
+    to_input = None
+    if op.needs[0]:
+        to_input = op.ScatterElements(op.zeros_like(log_prob), targets.at, -targets.scale(), axis=1)
+    to_weights = targets.to_weights(log_prob, loss) if op.needs[2] and weights is not None else None
+    return to_input, None, to_weights
+
+
+@rule("SoftmaxCrossEntropyLoss", wrt=(0, 2))
+def softmax_cross_entropy_loss(op, gs, scores, labels, weights, loss):
+    """L = -Σᵢ wᵢ·log pᵢₜ (/Σ w) with log p = log softmax x: k·p, less k at the targets; weights as above
+
+    log p is the node's own second output, whose cotangent goes through LogSoftmax.
+    """
+    g, g_log_prob = (*gs, None)[:2]
+    log_prob = op.output(1)
+    to_scores = to_weights = None
+    if g is not None:
+        targets = _Targets(op, g, labels, weights, scores)
+        if op.needs[0]:
+            k = targets.scale()
+            to_scores = op.ScatterElements(op.Exp(log_prob) * k, targets.at, -k, axis=1, reduction="add")
+        if op.needs[2] and weights is not None:
+            to_weights = targets.to_weights(log_prob, loss)
+    if g_log_prob is not None:
+        through = _through_log_softmax(op, g_log_prob, log_prob)
+        to_scores = through if to_scores is None else to_scores + through
+    return to_scores, None, to_weights
+
+
+def _through_log_softmax(op, g, log_prob):
+    """g - p·Σ g over the classes"""
+    return g - op.Exp(log_prob) * op.ReduceSum(g, [1], keepdims=1)
