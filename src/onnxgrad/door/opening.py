@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from pathlib import Path
+import warnings
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.door.inlining import inline_functions
+from onnxgrad.door.raising import LOWEST_RULES, raise_opset
+from onnxgrad.door.reading import TRAINING, check_scopes, is_ordered, load_model, read_proto, training_info
+from onnxgrad.door.saving import PROTOBUF_LIMIT, gathered, to_proto, weight_bytes
+from onnxgrad.errors import BadInput
 from onnxgrad.ir.infer import infer_model
 
 Model = TypeVar("Model", onnx.ModelProto, ir.Model)
@@ -18,23 +23,140 @@ AnyModel = str | os.PathLike | onnx.ModelProto | ir.Model
 
 @dataclass
 class Opened:
-    """A model that the library may change, and the way back to the caller's kind."""
+    """A model that the library may change, and the way back to the caller's kind.
+
+    Attributes:
+        model: private; nothing in it that can change is shared with the caller's.
+        kind: `onnx.ModelProto` or `onnx_ir.Model`, what `close` gives.
+        from_path: whether it was read from a file (external data is then gathered on the way out).
+        opset_in: the opset that the caller's model had.
+        training: names of values that the model's training information refers to.
+    """
 
     model: ir.Model
     kind: type
+    from_path: bool = False
+    opset_in: int = LOWEST_RULES
+    training: frozenset[str] = field(default_factory=frozenset)
 
     def close(self) -> onnx.ModelProto | ir.Model:
         """The model in the kind that came in (a path gives a ModelProto)."""
-        return self.model if self.kind is ir.Model else ir.to_proto(self.model)
+        self._settle_training()
+        if self.kind is ir.Model:
+            return self.model
+        return gathered(self.model) if self.from_path else to_proto(self.model)
+
+    def _settle_training(self) -> None:
+        """Drop, with a warning, training information about values that the model no longer has."""
+        graph = self.model.graph
+        have = {v.name for v in graph.inputs} | set(graph.initializers) | {v.name for n in graph for v in n.outputs}
+        kept = []
+        for info in training_info(self.model):
+            missing = sorted(outside_names(info) - {n for n in have if n})
+            if missing:
+                warnings.warn(
+                    f"training information dropped: it refers to {', '.join(missing)}, which the derived model "
+                    "does not have",
+                    stacklevel=4,
+                )
+            else:
+                kept.append(info)
+        self.model.meta[TRAINING] = kept
 
 
 def open_model(model: AnyModel) -> Opened:
-    """A private copy of `model`, ready to be differentiated."""
+    """A private copy of `model`, ready to be differentiated.
+
+    Local functions are inlined, nodes below opset 18 are raised, types and shapes inferred.
+
+    Raises:
+        BadInput: it cannot be read, is no valid model, or cannot be raised.
+    """
     if isinstance(model, ir.Model):
-        kind, private = ir.Model, model.clone()
+        opened = Opened(_private(model), ir.Model)
     elif isinstance(model, onnx.ModelProto):
-        kind, private = onnx.ModelProto, ir.from_proto(model)
+        opened = Opened(read_proto(model), onnx.ModelProto)
+    elif isinstance(model, (str, os.PathLike)):
+        opened = Opened(load_model(model), onnx.ModelProto, from_path=True)
+        size = weight_bytes(opened.model)
+        if size > PROTOBUF_LIMIT:
+            raise BadInput(
+                f"{os.fspath(model)} holds {size / 1e9:.1f} GB of weights, and what comes out for a path is a "
+                "ModelProto, which cannot\n  hint: pass onnx_ir.load(path); what comes out is then an onnx_ir.Model"
+            )
     else:
-        kind, private = onnx.ModelProto, ir.load(Path(model))
+        raise BadInput(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not a {type(model).__name__}")
+    private = opened.model
+    check_scopes(private)
+    imports = private.graph.opset_imports
+    opened.opset_in = imports.setdefault("", imports.pop("ai.onnx", LOWEST_RULES))
+    infos = training_info(private)
+    _refuse_old_training(infos, opened.opset_in)
+    opened.training = frozenset().union(*(all_names(i) for i in infos)) if infos else frozenset()
+    inline_functions(private)
+    raise_opset(private)
     infer_model(private)
-    return Opened(private, kind)
+    return opened
+
+
+def _private(model: ir.Model) -> ir.Model:
+    """A copy that shares only weights and attribute values, which nobody changes."""
+    if not is_ordered(model.graph):
+        raise BadInput("a node of the model comes before one whose output it reads\n  hint: model.graph.sort()")
+    copy = model.clone()
+    for graph in copy.graphs():
+        for value in (*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs)):
+            if isinstance(value.type, ir.TensorType):
+                value.type = ir.TensorType(value.type.dtype, denotation=value.type.denotation)
+    held = model.meta.get(TRAINING, ())
+    copy.meta[TRAINING] = [onnx.TrainingInfoProto.FromString(i.SerializeToString()) for i in held]
+    return copy
+
+
+# --- training information --------------------------------------------------------------------------
+
+
+def outside_names(info: onnx.TrainingInfoProto) -> set[str]:
+    """The values of the model that `info` refers to: what it reads, binds and differentiates."""
+    own: set[str] = set()
+    read: set[str] = set()
+    for graph in (info.algorithm, info.initialization):
+        own |= {v.name for v in graph.input} | {t.name for t in graph.initializer}
+        own |= {name for node in graph.node for name in node.output}
+    for node in info.algorithm.node:
+        read |= {name for name in node.input if name}
+        if node.op_type == "Gradient":
+            for a in node.attribute:
+                read |= {s.decode() for s in a.strings} if a.name in ("xs", "zs") else {a.s.decode()}
+    read |= {v.name for v in info.algorithm.output}
+    for binding in (*info.initialization_binding, *info.update_binding):
+        read |= {binding.key, binding.value}
+    return {name for name in read - own if name}
+
+
+def all_names(info: onnx.TrainingInfoProto) -> set[str]:
+    """Every name in `info`: new values of the model must not take one (the graphs will be joined)."""
+    names = outside_names(info)
+    for graph in (info.algorithm, info.initialization):
+        names |= {v.name for v in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}
+        names |= {name for node in graph.node for name in (*node.input, *node.output, node.name)}
+    return names
+
+
+def _refuse_old_training(infos: list[onnx.TrainingInfoProto], opset: int) -> None:
+    """The graphs in training information share the model's opset: refuse where raising it would change them."""
+    if opset >= LOWEST_RULES:
+        return
+    for info in infos:
+        for node in (*info.algorithm.node, *info.initialization.node):
+            if node.domain not in ("", "ai.onnx"):
+                continue
+            try:
+                versions = {onnx.defs.get_schema(node.op_type, v, "").since_version for v in (opset, LOWEST_RULES)}
+            except onnx.defs.SchemaError:
+                versions = set()
+            if len(versions) != 1:
+                raise BadInput(
+                    f"the model has opset {opset} and training information that uses {node.op_type}, which newer "
+                    f"opsets define anew\n  hint: write both for opset {LOWEST_RULES} or newer"
+                )

@@ -1,0 +1,357 @@
+"""Raise every node of a model to an opset that the rules speak (18), where that can be done rightly.
+
+Node by node, so that weights, metadata, docs and symbols of the rest are never touched and an error
+can name its node: an operator whose definition did not change stays as it is, one whose form changed
+goes alone through ``onnx.version_converter``. Where that converter is wrong (it forgets that the old
+Resize was asymmetric, clips float64 with a float32 bound, keeps the axis of a Hardmax although it
+changed its meaning, …) a fix of our own takes its place.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
+
+from onnxgrad.errors import BadInput
+from onnxgrad.ir.names import Names
+from onnxgrad.ir.walk import subgraphs
+
+LOWEST_READ, LOWEST_RULES = 7, 18
+
+#: Operators whose newer versions only allow more types.
+_SAME_FORM = frozenset({"If", "Loop", "Constant"})
+
+Fix = Callable[["_Site"], list[ir.Value | None]]
+_FIXES: dict[str, tuple[int, Fix]] = {}
+
+
+class CannotRaise(Exception):
+    """Why one node cannot be raised."""
+
+
+def _fix(op_type: str, until: int) -> Callable[[Fix], Fix]:
+    """Register a fix for nodes of `op_type` below opset `until`."""
+
+    def register(function: Fix) -> Fix:
+        _FIXES[op_type] = until, function
+        return function
+
+    return register
+
+
+@functools.cache
+def _schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
+    try:
+        return onnx.defs.get_schema(op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _since(op_type: str, opset: int) -> int | None:
+    schema = _schema(op_type, opset)
+    return None if schema is None else schema.since_version
+
+
+def _changes(op_type: str, source: int, target: int) -> bool:
+    since = _since(op_type, source)
+    return since is None or since != _since(op_type, target)
+
+
+def raise_opset(model: ir.Model) -> None:
+    """Bring `model` to opset 18 or the newest that any of its nodes has, in place.
+
+    A node whose ``version`` is set was written for that opset (an inlined function's), the others for
+    the model's. Raises BadInput, naming the node, where one cannot be raised; the model is then spoiled.
+    """
+    imports = model.graph.opset_imports
+    nodes = [n for g in (model.graph, *model.graph.subgraphs()) for n in g if n.domain == ""]
+    opset = imports.get("", LOWEST_RULES)
+    known = onnx.defs.onnx_opset_version()
+    if opset > known:
+        raise BadInput(
+            f"the model has opset {opset}; the installed onnx package knows up to {known}\n  hint: pip install -U onnx"
+        )
+    if opset < LOWEST_READ:
+        raise BadInput(
+            f"the model has opset {opset}; models from opset {LOWEST_READ} on can be read\n"
+            f"  hint: export it again with opset {LOWEST_RULES} or newer"
+        )
+    target = max(LOWEST_RULES, opset, *(n.version or 0 for n in nodes), 0)
+    stale = [n for n in nodes if (n.version or opset) < target and _changes(n.op_type, n.version or opset, target)]
+    if stale:
+        level = logging.getLogger("onnx_ir").level
+        logging.getLogger("onnx_ir").setLevel(logging.ERROR)
+        try:
+            ShapeInferencePass(check_type=False, strict_mode=False)(model)
+        finally:
+            logging.getLogger("onnx_ir").setLevel(level)
+    names = Names.of(model)
+    same: set[object] = set()  # what the converter was seen to leave alone
+    for node in stale:
+        source = node.version or opset
+        try:
+            key = source, _form(node)
+            if key not in same and _raise_node(node, source, target, names):
+                same.add(key)
+        except CannotRaise as e:
+            raise BadInput(
+                f"cannot raise {node.op_type} node {node.name or node.outputs[0].name!r} from opset {source} to "
+                f"{target}: {e}\n  hint: export the model again with opset {LOWEST_RULES} or newer"
+            ) from e
+    for node in nodes:
+        node.version = None
+    _fill_defaults(model, target)
+    imports[""] = target
+    model.ir_version = max(model.ir_version or 0, 8)
+
+
+def _fill_defaults(model: ir.Model, opset: int) -> None:
+    """Write out the default attributes of operators that are defined by a function body.
+
+    The onnx package forgets them when it expands the body, and then refuses the model in a full check.
+    """
+    for graph in model.graphs():
+        for node in graph:
+            if node.domain == "" and (schema := _schema(node.op_type, opset)) is not None and schema.has_function:
+                for name, spec in schema.attributes.items():
+                    if name not in node.attributes and spec.default_value.name:
+                        node.attributes[name] = ir.from_proto(spec.default_value)
+
+
+class _Site:
+    """One node that is being replaced: its attributes, and ways to write what takes its place."""
+
+    def __init__(self, node: ir.Node, source: int, target: int, names: Names) -> None:
+        self.node, self.source, self.target, self.names = node, source, target, names
+        self.new: list[ir.Node] = []
+
+    def attr(self, name: str, default: object = None) -> object:
+        given = self.node.attributes.get(name)
+        return default if given is None else given.value
+
+    def input(self, i: int) -> ir.Value | None:
+        return self.node.inputs[i] if i < len(self.node.inputs) else None
+
+    def used(self, i: int) -> bool:
+        """Whether anything reads output `i`."""
+        if i >= len(self.node.outputs):
+            return False
+        value = self.node.outputs[i]
+        return bool(value.uses()) or value.is_graph_output()
+
+    def emit(
+        self, op_type: str, *inputs: ir.Value | None, outputs: int = 1, **attributes: object
+    ) -> tuple[ir.Value, ...]:
+        attrs = [
+            v if isinstance(v, ir.Attr) else ir.convenience.convert_attribute(k, v)  # type: ignore[arg-type]
+            for k, v in attributes.items()
+            if v is not None
+        ]
+        node = ir.Node("", op_type, inputs, attrs, num_outputs=outputs, name=self.names.fresh(f"raised_{op_type}"))
+        for value in node.outputs:
+            value.name = self.names.fresh(f"raised_{op_type}")
+        self.new.append(node)
+        return tuple(node.outputs)
+
+    def const(self, array: object, dtype: ir.DataType | None = None) -> ir.Value:
+        array = np.asarray(array) if dtype is None else np.asarray(array).astype(dtype.numpy())
+        return self.emit("Constant", value=ir.tensor(array, dtype=dtype))[0]
+
+    @property
+    def dtype(self) -> ir.DataType:
+        value = self.input(0)
+        if value is None or value.dtype is None:
+            raise CannotRaise("the type of its input is not known")
+        return value.dtype
+
+    def replace_by(self, values: list[ir.Value | None]) -> None:
+        """Have `values` take the place of the node's outputs, under the same names."""
+        node, graph = self.node, self.node.graph
+        assert graph is not None
+        old = list(node.outputs)
+        for before, after in zip(old, values):
+            if after is None:
+                continue
+            name, after.type, after.shape = before.name, before.type, before.shape
+            after.metadata_props.update(before.metadata_props)
+            before.replace_all_uses_with(after, replace_graph_outputs=True)
+            before.name = None
+            after.name = name
+        graph.insert_before(node, self.new)
+        graph.remove(node, safe=True)
+        last = next(n for n in reversed(self.new) if n.op_type != "Constant")
+        last.name = node.name or last.name
+        last.doc_string = node.doc_string
+        for new in self.new:
+            new.metadata_props.update(node.metadata_props)
+
+
+def _form(node: ir.Node) -> object:
+    """All of `node` that decides what becomes of it."""
+    attrs = tuple(sorted((a.name, repr(a.value)) for a in node.attributes.values()))
+    types = tuple(v and (v.dtype, None if v.shape is None else len(v.shape)) for v in node.inputs)
+    return node.op_type, attrs, types, tuple(bool(v.name) for v in node.outputs)
+
+
+def _raise_node(node: ir.Node, source: int, target: int, names: Names) -> bool:
+    """Replace `node` by what it is at opset `target`; true if it is the same there."""
+    if _since(node.op_type, source) is None:
+        raise CannotRaise("the specification has no such operator")
+    if node.op_type in _SAME_FORM or (node.op_type == "Scan" and source >= 9):
+        return True
+    if subgraphs(node):
+        raise CannotRaise("its form has changed")
+    until, fix = _FIXES.get(node.op_type, (0, None))
+    if fix is not None and source < until:
+        site = _Site(node, source, target, names)
+        values = fix(site)
+        site.replace_by(values)
+        return False
+    return _convert(node, source, target, names)
+
+
+# --- by the onnx package ---------------------------------------------------------------------------
+
+
+def _convert(node: ir.Node, source: int, target: int, names: Names) -> bool:
+    """Send `node` alone through the onnx package's converter; put what comes back in its place, if it differs."""
+    values = {v.name: v for v in node.inputs if v is not None}
+    inputs, constants = [], []
+    for name, value in values.items():
+        tensor = value.const_value
+        if tensor is not None and tensor.nbytes <= 1024 and not isinstance(tensor, ir.ExternalTensor):
+            constants.append(ir.to_proto(tensor))
+            constants[-1].name = name  # type: ignore[union-attr]
+        else:
+            inputs.append(ir.to_proto(value))
+    outputs = [ir.to_proto(v) for v in node.outputs if v.name]
+    graph = onnx.helper.make_graph([ir.to_proto(node)], "node", inputs, outputs, constants)
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", source)], ir_version=8)
+    try:
+        converted = onnx.version_converter.convert_version(proto, target)
+    except Exception as e:
+        reason = str(e).splitlines()[0].rsplit("failed: ", 1)[-1]
+        raise CannotRaise(f"the onnx version converter says: {reason}") from e
+    after = converted.graph.node
+    if len(after) == 1 and after[0].SerializeToString() == _normal(graph.node[0]).SerializeToString():
+        return True
+    site = _Site(node, source, target, names)
+    known: dict[str, ir.Value | None] = {"": None, **values}  # type: ignore[dict-item]
+    known |= {
+        t.name: site.const(onnx.numpy_helper.to_array(t)) for t in converted.graph.initializer if t.name not in values
+    }
+    for made in after:
+        attrs = {a.name: ir.from_proto(a) for a in made.attribute}
+        results = site.emit(made.op_type, *[known[name] for name in made.input], outputs=len(made.output), **attrs)
+        known.update((name, value) for name, value in zip(made.output, results))
+        for name, value in zip(made.output, results):
+            if not name:
+                value.name = ""
+    site.replace_by([known.get(v.name or "") for v in node.outputs])
+    return False
+
+
+def _normal(node: onnx.NodeProto) -> onnx.NodeProto:
+    """`node` as the converter writes it when it changes nothing."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.ClearField("metadata_props")
+    for field in ("domain", "doc_string", "name"):
+        if not getattr(copy, field):
+            copy.ClearField(field)
+    return copy
+
+
+# --- where that is wrong ---------------------------------------------------------------------------
+
+
+@_fix("Clip", until=11)
+def _clip(site: _Site) -> list[ir.Value | None]:
+    """Bounds become inputs, in the dtype of x; one that is not given stays away."""
+    low, high = (site.attr(k) for k in ("min", "max"))
+    bounds = [None if b is None else site.const(np.float32(b), site.dtype) for b in (low, high)]  # type: ignore[arg-type]
+    return [site.emit("Clip", site.input(0), *bounds)[0]]
+
+
+@_fix("Hardmax", until=13)
+def _hardmax(site: _Site) -> list[ir.Value | None]:
+    """It took the maximum over all axes from `axis` on."""
+    x = site.input(0)
+    flat = site.emit("Flatten", x, axis=site.attr("axis", 1))[0]
+    return [site.emit("Reshape", site.emit("Hardmax", flat, axis=-1)[0], site.emit("Shape", x)[0])[0]]
+
+
+@_fix("Dropout", until=12)
+def _dropout(site: _Site) -> list[ir.Value | None]:
+    """It did nothing but in training, which was not said by the model."""
+    if site.used(1):
+        raise CannotRaise("its mask is read, and what a mask is outside of training has changed")
+    return [site.emit("Dropout", site.input(0), site.const(site.attr("ratio", 0.5), ir.DataType.FLOAT))[0], None]
+
+
+@_fix("BatchNormalization", until=14)
+def _batch_normalization(site: _Site) -> list[ir.Value | None]:
+    """More than one output used to mean training; ``spatial`` is gone."""
+    if site.source < 9 and site.attr("spatial", 1) != 1:
+        raise CannotRaise("spatial=0 has no newer form")
+    if site.used(3) or site.used(4):
+        raise CannotRaise("the saved statistics are read, which it no longer gives")
+    training = len([v for v in site.node.outputs if v.name]) > 1
+    results = site.emit(
+        "BatchNormalization",
+        *site.node.inputs,
+        outputs=3 if training else 1,
+        epsilon=site.attr("epsilon"),
+        momentum=site.attr("momentum"),
+        training_mode=1 if training else None,
+    )
+    return [*results]
+
+
+@_fix("Upsample", until=10)
+def _upsample(site: _Site) -> list[ir.Value | None]:
+    """It was what is now an asymmetric Resize, rounding down."""
+    scales = site.input(1)
+    if scales is None:
+        scales = site.const(np.array(site.attr("scales"), np.float32))
+    return _asymmetric(site, scales)
+
+
+@_fix("Resize", until=11)
+def _resize(site: _Site) -> list[ir.Value | None]:
+    """It was what is now an asymmetric Resize; the nearest was rounded down in enlarging, up in shrinking.
+
+    How to round was never written down; this is what ONNX Runtime does with such models.
+    """
+    scales = site.input(1)
+    assert scales is not None
+    if site.attr("mode", "nearest") != "nearest":
+        return _asymmetric(site, scales)
+    known = ir.convenience.get_const_tensor(scales)
+    if known is None or scales.is_graph_input():
+        raise CannotRaise("its scales are not constant, and how it rounds depends on them")
+    shrinks, grows = (known.numpy() < 1).any(), (known.numpy() > 1).any()
+    if shrinks and grows:
+        raise CannotRaise("it enlarges one axis and shrinks another, for which it rounds in two ways")
+    return _asymmetric(site, scales, "ceil" if shrinks else "floor")
+
+
+def _asymmetric(site: _Site, scales: ir.Value, rounding: str = "floor") -> list[ir.Value | None]:
+    mode = site.attr("mode", "nearest")
+    return [
+        site.emit(
+            "Resize",
+            site.input(0),
+            None,
+            scales,
+            mode=mode,
+            coordinate_transformation_mode="asymmetric",
+            nearest_mode=rounding if mode == "nearest" else None,
+        )[0]
+    ]
