@@ -36,7 +36,8 @@ class Case:
 
     `wrt` defaults to every float operand, `of` to every float output. Operands are named ``x0, x1, …``,
     outputs ``y0, y1, …``; an operand ``None`` is left out. Integer operands are constants of the graph
-    unless they are `fed`.
+    unless they are `fed`. `symbolic` may say which axes of which operand become symbolic (default: all).
+    `evaluators` (subclasses of ``onnx.reference.op_run.OpRun``) replace what the reference evaluator does wrong.
     """
 
     op: str
@@ -49,8 +50,9 @@ class Case:
     domain: str = ""
     note: str = ""
     order: int = 2
-    symbolic: bool = True
+    symbolic: bool | Mapping[int, Sequence[int]] = True
     runtime: bool = True
+    evaluators: Sequence[type] = ()
     fed: bool = False
     atol: float = 1e-6
 
@@ -94,11 +96,16 @@ def _array(x: Any, rng: np.random.Generator) -> np.ndarray:
 
 def node_model(case: Case, feeds: Arrays, *, symbolic: bool = False, dtype: type = np.float64) -> onnx.ModelProto:
     """A model of the one node of `case`, its float operands of type `dtype`; shape operands are constants."""
+
+    def free(name: str) -> Sequence[int]:
+        """The axes of an operand that become symbolic."""
+        return range(99) if isinstance(case.symbolic, bool) else case.symbolic.get(int(name[1:]), ())
+
     inputs, constants = [], []
     for name, array in feeds.items():
         array = array.astype(dtype) if array.dtype.kind == "f" else array
         if array.dtype.kind == "f" or case.fed or not case.symbolic or array.dtype == np.bool_:
-            dims = [f"{name}_d{k}" for k in range(array.ndim)] if symbolic else array.shape
+            dims = [f"{name}_d{k}" if symbolic and k in free(name) else d for k, d in enumerate(array.shape)]
             inputs.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), dims))
         else:
             constants.append(onnx.numpy_helper.from_array(array, name))
@@ -116,14 +123,14 @@ def node_model(case: Case, feeds: Arrays, *, symbolic: bool = False, dtype: type
     return typed
 
 
-def reference(model: onnx.ModelProto, feeds: Arrays) -> Arrays:
-    """Run `model` on the reference evaluator of the onnx package."""
-    return _Reference(model)(feeds)
+def reference(model: onnx.ModelProto, feeds: Arrays, evaluators: Sequence[type] = ()) -> Arrays:
+    """Run `model` on the reference evaluator of the onnx package, with `evaluators` in place of some of its own."""
+    return _Reference(model, evaluators)(feeds)
 
 
 class _Reference:
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self.session = ReferenceEvaluator(model)
+    def __init__(self, model: onnx.ModelProto, evaluators: Sequence[type] = ()) -> None:
+        self.session = ReferenceEvaluator(model, new_ops=list(evaluators))  # type: ignore[arg-type]
         self.inputs = [i.name for i in model.graph.input]
         self.outputs = [o.name for o in model.graph.output]
 
@@ -157,7 +164,7 @@ def _close(rung: str, got: Any, want: Any, atol: float) -> None:
 
 def _climb(case: Case, feeds: Arrays, *, symbolic: bool, rng: np.random.Generator) -> Report:
     primal = node_model(case, feeds, symbolic=symbolic)
-    primal_run = _Reference(primal)
+    primal_run = _Reference(primal, case.evaluators)
     values = primal_run(feeds)
     floats = [i for i, x in enumerate(case.inputs) if x is not None and feeds[f"x{i}"].dtype.kind == "f"]
     wrt = [f"x{i}" for i in (floats if case.wrt is None else case.wrt)]
@@ -173,7 +180,7 @@ def _climb(case: Case, feeds: Arrays, *, symbolic: bool, rng: np.random.Generato
         onnx.checker.check_model(model, full_check=True)
     back_feeds = feeds | {sig.cotangents[o]: u[o] for o in of}
     push_feeds = feeds | {tan.input_tangents[w]: t[w] for w in wrt}
-    back_run, push_run = _Reference(back), _Reference(push)
+    back_run, push_run = (_Reference(model, case.evaluators) for model in (back, push))
     pulled, pushed = back_run(back_feeds), push_run(push_feeds)
     for name, value in values.items():
         _close(f"{where}rung 1, primal output {name}", pulled[name], value, 1e-12)
@@ -219,7 +226,7 @@ def _second_order(
     forward = jvp(back, wrt=through, of=grads)
     onnx.checker.check_model(forward, full_check=True)
     names = signature(forward)
-    got = reference(forward, feeds | {names.input_tangents[w]: s[w] for w in through})
+    got = reference(forward, feeds | {names.input_tangents[w]: s[w] for w in through}, case.evaluators)
     for g in grads:
         numeric = (np.asarray(up[g]) - down[g]) / (2 * h)
         _close(f"{where}rung 4, forward over reverse, {g}", got[names.output_tangents[g]], numeric, 10 * case.atol)
@@ -227,7 +234,7 @@ def _second_order(
     reverse = vjp(back, wrt=through, of=grads)
     onnx.checker.check_model(reverse, full_check=True)
     names = signature(reverse)
-    got = reference(reverse, feeds | {names.cotangents[g]: v[g] for g in grads})
+    got = reference(reverse, feeds | {names.cotangents[g]: v[g] for g in grads}, case.evaluators)
     for w in through:
         numeric = numeric_gradient(lambda x, w=w: _dot(v, run(feeds | {w: x})), feeds[w])
         _close(f"{where}rung 4, reverse over reverse, {w}", got[names.gradients[w]], numeric, 10 * case.atol)
@@ -242,7 +249,7 @@ def _derived_jvp(
         return
     with rule.without_jvp():
         derived = jvp(primal, wrt=wrt, of=of)
-    got = reference(derived, feeds)
+    got = reference(derived, feeds, case.evaluators)
     for o, name in signature(derived).output_tangents.items():
         _close(f"{where}rung 6, derived JVP of {o}", got[name], moved[o], 1e-9)
 
