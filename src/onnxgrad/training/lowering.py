@@ -1,0 +1,128 @@
+"""Training operators written out: Gradient by reverse mode, optimizers by their formulas.
+
+The graph is written once more, node by node in its own order; a node of the training domain is replaced
+when its turn comes. So what a Gradient emits stands before everything that reads it, a second Gradient
+can differentiate what the first has emitted, and types are known downstream.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgrad import flow, rules  # noqa: F401  (they fill the registry)
+from onnxgrad.engine import reverse
+from onnxgrad.engine.paths import is_differentiable
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.walk import subgraphs
+from onnxgrad.training.info import DOMAIN
+from onnxgrad.training.optimizers import OPTIMIZERS
+
+
+class Lowered:
+    """A graph without operators of the training domain, and what became of the values it had."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.model = model
+        self.graph = model.graph
+        self.builder = Builder(self.graph)
+        self.values: dict[str, ir.Value] = {v.name or "": v for v in self.graph.inputs}
+        self.values.update(self.graph.initializers)
+        nodes = list(self.graph)
+        for node in nodes:
+            self.values.update({v.name: v for v in node.outputs if v.name})
+        if any(n.domain == DOMAIN for node in nodes for g in subgraphs(node) for n in g.all_nodes()):
+            raise BadInput(f"an operator of {DOMAIN} inside a branch or loop body is not supported")
+        if any(n.domain == DOMAIN for n in nodes):
+            self.graph.remove(nodes)
+            for node in nodes:
+                self._write(node)
+
+    def __getitem__(self, name: str) -> ir.Value:
+        """The value that now stands for the one that was called `name`."""
+        if name not in self.values:
+            raise UnknownName(name, self.values, "value")
+        return self.now(self.values[name])
+
+    def now(self, value: ir.Value) -> ir.Value:
+        """What stands for `value`, however often it was replaced."""
+        while value in self.builder.moved:
+            value = self.builder.moved[value]
+        return value
+
+    def _write(self, node: ir.Node) -> None:
+        if node.domain != DOMAIN:
+            self.graph.append(node)
+            if any(v.name and (v.type is None or v.shape is None) for v in node.outputs):
+                self.builder.infer(node)
+            return
+        if node.op_type == "Gradient":
+            new = self._gradient(node)
+        elif node.op_type in OPTIMIZERS:
+            new = [x for kind in OPTIMIZERS[node.op_type](self.builder, node) for x in kind]
+        else:
+            raise BadInput(f"node {node.name!r}: there is no operator {node.op_type!r} in {DOMAIN}")
+        if len(node.outputs) > len(new):
+            raise BadInput(f"{node.op_type} node {node.name!r} has {len(node.outputs)} outputs, not {len(new)}")
+        for old, var in zip(node.outputs, new):
+            if var is not None:
+                old.replace_all_uses_with(var.value, replace_graph_outputs=True)
+                self.builder.moved[old] = var.value
+
+    def _gradient(self, node: ir.Node) -> list[Var | None]:
+        """∂(Σy)/∂x for each x of `xs` that is asked for; zeros where y does not depend on x."""
+        where = f"Gradient node {node.name!r}"
+        xs = _strings(node, "xs")
+        zs = _strings(node, "zs")
+        y = node.attributes["y"].as_string() if "y" in node.attributes else ""
+        if not xs or not y:
+            raise BadInput(f"{where}: the attributes xs and y are required")
+        if len(node.inputs) != len(xs) + len(zs):
+            raise BadInput(f"{where}: {len(node.inputs)} inputs for {len(xs)} xs and {len(zs)} zs")
+        for name, fed in zip([*xs, *zs], node.inputs):
+            named = self._differentiable(name, where) if name in xs else self._named(name, where)
+            if fed is None or self.now(fed) is not named:
+                raise BadInput(
+                    f"{where}: {name!r} is given the value of {fed and fed.name!r}; evaluating the gradient at "
+                    f"other tensors than those named in xs and zs is not supported"
+                )
+        target = self._differentiable(y, where)
+        asked = [v for v, out in zip(xs, node.outputs) if out.name]
+        wrt = {name: self._named(name, where) for name in asked}
+        seed = self.builder.full_like(Var(self.builder, target), 1)
+        found = reverse(self.builder, list(self.graph), {target: seed}, list(wrt.values()))
+        results: list[Var | None] = []
+        for name, out in zip(xs, node.outputs):
+            g = found.get(wrt[name]) if out.name else None
+            if out.name and g is None:
+                g = self.builder.zeros_like(Var(self.builder, self._named(name, where)))
+            results.append(g)
+        return results
+
+    def _named(self, name: str, where: str) -> ir.Value:
+        try:
+            value = self[name]
+        except UnknownName as e:
+            raise BadInput(f"{where}: {e}") from e
+        producer = value.producer()
+        if producer is not None and producer.graph is None:
+            raise BadInput(f"{where}: {name!r} is computed only after it")
+        return value
+
+    def _differentiable(self, name: str, where: str) -> ir.Value:
+        value = self._named(name, where)
+        if not is_differentiable(value):
+            raise BadInput(f"{where}: {name!r} is a tensor of {value.dtype}; only floats have derivatives")
+        return value
+
+
+
+
+def _strings(node: ir.Node, name: str) -> list[str]:
+    given = node.attributes.get(name)
+    return [] if given is None else list(given.as_strings())
+
+
+def lower_gradients(model: ir.Model) -> Lowered:
+    """Write out every Gradient and optimizer node of `model`, in place."""
+    return Lowered(model)

@@ -1,0 +1,213 @@
+"""A training entry compiled to one step graph: a pure function (state, batch) → (state', results).
+
+The step holds standard operators only, so stock ONNX Runtime runs it; a trainer is a loop around it.
+State is whatever an update binding changes: it enters by a graph input with the name of the initializer
+and leaves by a graph output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.door import open_model
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.ir.infer import forget_values
+from onnxgrad.ir.walk import prune, reads
+from onnxgrad.training.info import DOMAIN, AnyTrainingModel, Merged, Source, bindings, entries, merge, read
+from onnxgrad.training.lowering import Lowered
+
+
+@dataclass
+class StateTensor:
+    """One tensor that a step reads and replaces.
+
+    Attributes:
+        name: the initializer of the training model that it is.
+        input: the graph input of the step by which it enters.
+        output: the graph output by which its next value leaves; never the same value as an input.
+        initial: what the training model says it is at first.
+        kind: ``parameter`` (a Gradient is taken with respect to it), ``statistic`` (another tensor of the
+            inference graph), ``optimizer`` (a float of the algorithm) or ``counter`` (an integer of it).
+    """
+
+    name: str
+    input: str
+    output: str
+    initial: ir.TensorProtocol
+    kind: str
+
+
+@dataclass
+class Step:
+    """A step graph and what its inputs and outputs mean.
+
+    Attributes:
+        model: inputs: `batch`, then one per state tensor, then `rates`; outputs: one per state tensor, then
+            those of `results` that are not state as well.
+        state: every tensor that is updated, by the name of its initializer in the training model.
+        batch: the graph inputs that are fed with data: inputs and labels of the model that the step reads.
+        results: graph outputs to look at: the loss first, then the extra outputs that were asked for.
+        loss: the result that is minimized.
+        rates: further graph inputs, scalars to feed at every step (learning rates), with the values that
+            the training model gives them; a schedule feeds others.
+    """
+
+    model: ir.Model
+    state: dict[str, StateTensor]
+    batch: list[str]
+    results: list[str]
+    loss: str
+    rates: dict[str, ir.TensorProtocol] = field(default_factory=dict)
+    source: Source | None = field(default=None, repr=False)
+
+    def inference_model(self, state: Mapping[str, np.ndarray]) -> ir.Model:
+        """The inference model, with the tensors of `state` in it; others keep their values.
+
+        Tensors that belong to the algorithm (of the optimizer) are ignored, so a whole training state may
+        be given.
+
+        Raises:
+            BadInput: a tensor that the step does not have, or one of another dtype or shape.
+        """
+        assert self.source is not None, "the step was not compiled from a training model"
+        model = self.source.inference()
+        for name, array in state.items():
+            if name not in self.state:
+                raise UnknownName(name, self.state, "state tensor")
+            held = model.graph.initializers.get(name)
+            if held is None:
+                continue
+            old, new = self.state[name].initial, ir.tensor(np.ascontiguousarray(array), name=name)
+            if (new.dtype, new.shape) != (old.dtype, old.shape):
+                raise BadInput(f"{name!r} is a tensor of {old.dtype}{old.shape}, not {new.dtype}{new.shape}")
+            held.const_value = new
+        return model
+
+
+def compile_step(
+    model: AnyTrainingModel, *, entry: int | None = None, outputs: Sequence[str] = ()
+) -> Step:
+    """Compile the training information of `model` to a step graph.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` with a TrainingInfoProto.
+        entry: which of its entries; default: the only one.
+        outputs: names of further values (of the inference graph or the algorithm) to have as results.
+
+    Raises:
+        BadInput: there is no such entry, or its graph or bindings are not what the specification demands.
+        NotDifferentiable: an operator between a parameter and the loss has no rule or no derivative.
+    """
+    source = read(model)
+    chosen = entries(source, entry)
+    if len(chosen) > 1:
+        raise BadInput(f"the model has {len(chosen)} training entries; say which to compile with `entry`")
+    (index,) = chosen
+    bound = bindings(source, chosen)[index]
+    if not bound:
+        raise BadInput(f"training entry {index} has no update bindings: a step would change nothing")
+    merged = merge(source, index, list(bound))
+    data = [v.name or "" for v in merged.model.graph.inputs if v.name not in {*merged.state, *merged.fed}]
+    trained, loss = _gradient_names(merged.model, source.proto.training_info[index].algorithm, bound)
+    lowered = Lowered(open_model(merged.model).model)
+    state = {
+        name: StateTensor(name, name, value, merged.state[name], _kind(name, merged, trained))
+        for name, value in bound.items()
+    }
+    results = list(dict.fromkeys([loss, *outputs]))
+    results = _wire(lowered, list(state.values()), results, index)
+    graph = lowered.graph
+    read_by = {v for node in graph for v in reads(node)}
+    inputs = {v.name or "": v for v in graph.inputs}
+    batch = [name for name in data if inputs[name] in read_by]
+    graph.inputs.clear()
+    graph.inputs.extend(inputs[name] for name in [*batch, *state, *merged.fed])
+    step = lowered.model
+    step.opset_imports.pop(DOMAIN, None)
+    step.metadata_props.clear()
+    return Step(step, state, batch, results, results[0], merged.fed, source)
+
+
+def _gradient_names(
+    model: ir.Model, algorithm: onnx.GraphProto, bound: Mapping[str, str]
+) -> tuple[set[str], str]:
+    """What Gradient nodes are taken with respect to, and the loss.
+
+    The loss is what the first Gradient is taken of; without one, the first output of the algorithm that
+    updates nothing.
+    """
+    gradients = [n for n in model.graph if n.domain == DOMAIN and n.op_type == "Gradient"]
+    trained = {x for n in gradients if "xs" in n.attributes for x in n.attributes["xs"].as_strings()}
+    targets = [n.attributes["y"].as_string() for n in gradients if "y" in n.attributes]
+    free = [v.name for v in algorithm.output if v.name not in bound.values()]
+    if not (targets or free):
+        raise BadInput("the algorithm has neither a Gradient node nor an output that could be the loss")
+    return trained, (targets or free)[0]
+
+
+def _kind(name: str, merged: Merged, trained: set[str]) -> str:
+    if name in trained:
+        return "parameter"
+    if name not in merged.own:
+        return "statistic"
+    return "optimizer" if merged.state[name].dtype.is_floating_point() else "counter"
+
+
+def _wire(lowered: Lowered, state: Sequence[StateTensor], results: Sequence[str], index: int) -> list[str]:
+    """Make the graph's outputs, one per state tensor, then the results; the names of the results.
+
+    An output is a value of its own with the name it was asked by; a copy with a fresh name stands for a
+    value that enters the graph, or that is an output already.
+    """
+    graph = lowered.graph
+    graph.outputs.clear()
+    ends: dict[ir.Value, None] = {}
+
+    def end(name: str) -> ir.Value:
+        value = lowered[name]
+        if value.producer() is None or value in ends:
+            (copy,) = lowered.builder.append(ir.Node("", "Identity", [value]))
+            value = copy.value
+            value.name = lowered.builder.names.fresh(name)
+        else:
+            value.name = name
+        ends[value] = None
+        return value
+
+    for tensor in state:
+        value = end(tensor.output)
+        where = f"training entry {index}, update binding {tensor.name!r} ← {tensor.output!r}"
+        _check_fits(value, tensor.initial, where)
+        tensor.output = value.name or ""
+    names = []
+    for name in results:
+        value = lowered[name]
+        if value not in ends:
+            value = end(name)
+        if value.dtype is None:
+            raise BadInput(f"the type of {name!r} is not known; declare it in the model")
+        names.append(value.name or "")
+    graph.outputs.extend(ends)
+    prune(graph)
+    forget_values(graph)
+    return names
+
+
+def _check_fits(value: ir.Value, like: ir.TensorProtocol, where: str) -> None:
+    """The next value of a state tensor has its type and shape: refuse what provably has not."""
+    shape = list(like.shape.numpy()) if isinstance(like.shape, ir.Shape) else list(like.shape)
+    if value.dtype is not None and value.dtype != like.dtype:
+        raise BadInput(f"{where}: a tensor of {like.dtype.name} cannot take one of {value.dtype.name}")
+    if value.shape is not None:
+        fits = len(value.shape) == len(shape) and all(
+            not isinstance(d, int) or d == n for d, n in zip(value.shape, shape)
+        )
+        if not fits:
+            raise BadInput(f"{where}: a tensor of shape {shape} cannot take one of shape {list(value.shape)}")
+    value.type = ir.TensorType(like.dtype)
+    value.shape = ir.Shape(shape)
