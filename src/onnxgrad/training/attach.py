@@ -49,8 +49,8 @@ def attach(
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. It stays a valid inference model;
             weights in Constant nodes become initializers, and opsets below 18 are raised.
-        loss: ``cross_entropy``, ``nll``, ``mse``, ``l1``, ``huber`` or ``bce_with_logits``. If the model ends in
-            the Softmax (Sigmoid) that the loss contains, the loss is taken of what goes into it.
+        loss: ``cross_entropy``, ``nll``, ``mse``, ``l1``, ``huber`` or ``bce_with_logits``. If the model
+            ends in the Softmax (Sigmoid) that the loss contains, the loss is taken of what goes into it.
         optimizer: ``sgd``, ``momentum``, ``nesterov``, ``adam``, ``adamw`` or ``adagrad``.
         output: the value that meets the labels; default: the model's only float output.
         labels: name of the label input: a new one, or an input that the model has. Default: ``labels``.
@@ -144,7 +144,9 @@ class _Attachment:
             shape=None if dims is None else ir.Shape(dims),
         )
         if name is not None and value.name != name:
-            raise BadInput(f"the model has a value {name!r} already, which is no input: choose other `labels`")
+            raise BadInput(
+                f"{name!r} is a value of the model, but no input: choose another name for `labels`"
+            )
         self.graph.inputs.append(value)
         return Var(self.builder, value)
 
@@ -158,7 +160,7 @@ class _Attachment:
         if self.trainable is None:
             found = [v for v in floats if v in reached and v not in running and _is_weight(v)]
             if not found:
-                raise BadInput("the loss depends on no float initializer of the model: there is nothing to train")
+                raise BadInput("the loss depends on no float initializer: there is nothing to train")
             return found
         found = []
         for name in dict.fromkeys(self.trainable):
@@ -199,7 +201,7 @@ class _Attachment:
     def _held(self, name: str, array: np.ndarray, dtype: ir.DataType, fed: bool = False) -> Var:
         """A new initializer of its own (constants of the builder are shared)."""
         tensor = ir.tensor(array.astype(dtype.numpy()), name=self.builder.names.exactly(identifier(name)))
-        value = ir.Value(name=tensor.name, const_value=tensor, shape=ir.Shape(array.shape), type=ir.TensorType(dtype))
+        value = _initializer(tensor)
         if fed:
             value.metadata_props[FED] = "rate"
         self.graph.register_initializer(value)
@@ -211,13 +213,16 @@ class _Attachment:
         new.value.name = self.builder.names.exactly(identifier(f"{held.name}_next"))
         self.bindings[held.name or ""] = new.name
 
-    def _optimize(self, recipe: Recipe, hyper: Hyper, parameters: list[ir.Value], gradients: list[Var]) -> None:
+    def _optimize(
+        self, recipe: Recipe, hyper: Hyper, parameters: list[ir.Value], gradients: list[Var]
+    ) -> None:
         """The optimizer on all parameters, those of one dtype together; its state and its counter."""
         b = self.builder
         for value in parameters:
             if recipe.operator and value.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
-                raise BadInput(f"{value.name!r} is a tensor of {value.dtype}; only sgd updates other types than float32 "
-                               "and float64")  # fmt: skip
+                raise BadInput(
+                    f"{value.name!r} is a tensor of {value.dtype}; only sgd updates others than FLOAT and DOUBLE"
+                )
         rate = self._held("learning_rate", np.array(hyper.learning_rate), ir.DataType.FLOAT, fed=True)
         finished = present = rate
         if recipe.counts:
@@ -233,9 +238,9 @@ class _Attachment:
                 for suffix in recipe.states
             ]
             new = recipe.write(b, hyper, rate, finished, present, xs, gs, *states)
-            for held, values in zip([xs, *states], new):
-                for old, value in zip(held, values):
-                    self._bind(old.value, value)
+            for olds, news in zip([xs, *states], new):
+                for x, x_new in zip(olds, news):
+                    self._bind(x.value, x_new)
 
     def _cut(self, loss: str) -> onnx.ModelProto:
         """The inference model as it was, and what was added to it as a training entry."""
@@ -254,15 +259,12 @@ class _Attachment:
         algorithm.value_info.extend(v for v in full.value_info if v.name in made)
         for name in [loss, *self.bindings.values()]:
             algorithm.output.append(ir.to_proto(named[name]))
-        for field, keep in (
-            (full.input, lambda v: v.name not in own),
-            (full.initializer, lambda v: v.name in self.held),
-            (full.value_info, lambda v: v.name not in made and v.name not in {t.name for t in algorithm.initializer}),
-        ):
-            kept = [v for v in field if keep(v)]  # type: ignore[attr-defined]
-            del field[:]  # type: ignore[attr-defined]
-            field.extend(kept)  # type: ignore[attr-defined]
+        added = made | own | {t.name for t in algorithm.initializer}
         del full.node[inference:]
+        for field in (full.input, full.initializer, full.value_info):
+            for i in reversed(range(len(field))):
+                if field[i].name in added:
+                    del field[i]
         for tensor in algorithm.initializer:
             props = self.graph.initializers[tensor.name].metadata_props
             for key, value in props.items():
@@ -281,6 +283,12 @@ def _is_weight(value: ir.Value) -> bool:
     return bool(np.isfinite(array).all() and np.max(np.abs(array), initial=0) < 1e30)
 
 
+def _initializer(tensor: ir.TensorProtocol) -> ir.Value:
+    """A value of its own that holds `tensor`."""
+    shape = ir.Shape(tensor.shape)  # type: ignore[arg-type]
+    return ir.Value(name=tensor.name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
+
+
 def _lift(graph: ir.Graph, wanted: set[str]) -> None:
     """Turn Constant nodes that may hold weights into initializers: float tensors of more than one element."""
     for node in list(graph):
@@ -290,8 +298,7 @@ def _lift(graph: ir.Graph, wanted: set[str]) -> None:
         old = node.outputs[0]
         read_as_statistic = any(u.op_type == "BatchNormalization" for u, _ in old.uses())
         if tensor.size > 1 or old.name in wanted or read_as_statistic:
-            held = ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=old.name)
-            value = ir.Value(name=old.name, const_value=held, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype))
+            value = _initializer(ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=old.name))
             old.replace_all_uses_with(value)
             graph.remove(node, safe=True)
             graph.register_initializer(value)

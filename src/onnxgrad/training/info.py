@@ -14,7 +14,7 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from onnxgrad.errors import BadInput, UnknownName
 
@@ -68,9 +68,7 @@ def entries(source: Source, entry: int | None) -> list[int]:
     """The indices of the entries to run: one, or all in sequence."""
     count = len(source.proto.training_info)
     if not count:
-        raise BadInput(
-            "the model carries no training information (TrainingInfoProto); attach a loss and an optimizer first"
-        )
+        raise BadInput("the model carries no training information; attach a loss and an optimizer first")
     if entry is None:
         return list(range(count))
     if not 0 <= entry < count:
@@ -96,7 +94,7 @@ def bindings(source: Source, chosen: Sequence[int]) -> dict[int, dict[str, str]]
             where = f"training entry {index}, update binding {binding.key!r} ← {binding.value!r}"
             if binding.key in owner:
                 twice = "twice" if owner[binding.key] == index else f"by entry {owner[binding.key]} too"
-                raise BadInput(f"{where}: {binding.key!r} is bound {twice}; a key must be unique in the model")
+                raise BadInput(f"{where}: {binding.key!r} is bound {twice}; keys are unique in a model")
             if binding.key not in keys:
                 raise BadInput(f"{where}: {UnknownName(binding.key, keys, 'initializer')}")
             if binding.value not in values:
@@ -181,14 +179,15 @@ def _check_names(graph: onnx.GraphProto, initializers: Sequence[str], index: int
     seen: set[str] = set()
     for name in [*initializers, *_defined(graph)]:
         if name in seen:
-            raise BadInput(f"training entry {index}: {name!r} is defined twice in the inference graph and algorithm")
+            raise BadInput(f"training entry {index}: {name!r} is defined twice in the merged graph")
         seen.add(name)
     known = set(initializers) | {v.name for v in graph.input}
     for node in graph.node:
         for name in node.input:
             if name and name not in known:
-                late = "is read before it is computed" if name in seen else "does not exist"
-                raise BadInput(f"training entry {index}: {name!r}, read by {node.op_type} node {node.name!r}, {late}")
+                why = "is read before it is computed" if name in seen else "does not exist"
+                reader = f"{node.op_type} node {node.name!r}"
+                raise BadInput(f"training entry {index}: {name!r}, an input of {reader}, {why}")
         known.update(node.output)
     for output in graph.output:
         if output.name not in known:

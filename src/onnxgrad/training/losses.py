@@ -68,17 +68,15 @@ def _weight(b: Builder, weight: Any, like: Var) -> Var | None:
 @_loss("cross_entropy", classes=True, contains="Softmax", axis=1, ignore_index=None, weight=None)
 def cross_entropy(b, y, labels, reduction, axis, ignore_index, weight):  # type: ignore[no-untyped-def]
     """-log softmax(y)[label], averaged over the labels that count (weighted, if classes have weights)"""
-    return b.SoftmaxCrossEntropyLoss(
-        _classes_second(b, y, axis), labels, _weight(b, weight, y), reduction=reduction, ignore_index=ignore_index
-    )
+    y, weight = _classes_second(b, y, axis), _weight(b, weight, y)
+    return b.SoftmaxCrossEntropyLoss(y, labels, weight, reduction=reduction, ignore_index=ignore_index)
 
 
 @_loss("nll", classes=True, axis=1, ignore_index=None, weight=None)
 def nll(b, y, labels, reduction, axis, ignore_index, weight):  # type: ignore[no-untyped-def]
     """-y[label] for log-probabilities y, averaged over the labels that count"""
-    return b.NegativeLogLikelihoodLoss(
-        _classes_second(b, y, axis), labels, _weight(b, weight, y), reduction=reduction, ignore_index=ignore_index
-    )
+    y, weight = _classes_second(b, y, axis), _weight(b, weight, y)
+    return b.NegativeLogLikelihoodLoss(y, labels, weight, reduction=reduction, ignore_index=ignore_index)
 
 
 @_loss("mse")
@@ -127,7 +125,7 @@ def loss_named(name: str, options: Mapping[str, Any]) -> tuple[Loss, dict[str, A
 def prediction(loss: Loss, value: ir.Value, options: Mapping[str, Any]) -> ir.Value:
     """What `loss` is taken of where `value` is given: the argument of the activation that it contains."""
     node = value.producer()
-    if node is None or not loss.contains or node.op_type != loss.contains or node.domain not in ("", "ai.onnx"):
+    if node is None or node.domain not in ("", "ai.onnx") or node.op_type != loss.contains:
         return value
     if loss.classes and value.shape is not None:
         given = node.attributes.get("axis")
@@ -145,7 +143,9 @@ def labels_of(loss: Loss, y: ir.Value, options: Mapping[str, Any]) -> tuple[ir.D
         return y.dtype or ir.DataType.FLOAT, dims
     if dims is not None:
         if len(dims) < 2:
-            raise BadInput(f"{y.name!r} has shape {list(dims)}; class scores need a batch axis and a class axis")
+            raise BadInput(
+                f"{y.name!r} has shape {list(dims)}; classes need an axis beside that of the batch"
+            )
         axis = options["axis"] % len(dims)
         dims = dims[:axis] + dims[axis + 1 :]
     return ir.DataType.INT64, dims

@@ -63,7 +63,8 @@ class Lowered:
         else:
             raise BadInput(f"node {node.name!r}: there is no operator {node.op_type!r} in {DOMAIN}")
         if len(node.outputs) > len(new):
-            raise BadInput(f"{node.op_type} node {node.name!r} has {len(node.outputs)} outputs, not {len(new)}")
+            has = f"{node.op_type} node {node.name!r} has {len(node.outputs)} outputs"
+            raise BadInput(f"{has}, but only {len(new)} tensors to put there")
         for old, var in zip(node.outputs, new):
             if var is not None:
                 old.replace_all_uses_with(var.value, replace_graph_outputs=True)
@@ -83,8 +84,8 @@ class Lowered:
             named = self._differentiable(name, where) if name in xs else self._named(name, where)
             if fed is None or self.now(fed) is not named:
                 raise BadInput(
-                    f"{where}: {name!r} is given the value of {fed and fed.name!r}; evaluating the gradient at "
-                    f"other tensors than those named in xs and zs is not supported"
+                    f"{where}: {name!r} is fed with {fed and fed.name!r}; a gradient at other "
+                    "tensors than those named in xs and zs is not supported"
                 )
         target = self._differentiable(y, where)
         asked = [v for v, out in zip(xs, node.outputs) if out.name]
@@ -114,8 +115,6 @@ class Lowered:
         if not is_differentiable(value):
             raise BadInput(f"{where}: {name!r} is a tensor of {value.dtype}; only floats have derivatives")
         return value
-
-
 
 
 def _strings(node: ir.Node, name: str) -> list[str]:

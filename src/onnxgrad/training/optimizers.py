@@ -34,9 +34,8 @@ def _coefficient(node: ir.Node, name: str, default: float | None = None) -> floa
 def _operands(builder: Builder, node: ir.Node, kinds: int) -> tuple[Var, Var, Grouped]:
     """R, T, and the tensors by kind: all X, then all G, then the states."""
     if any(v is None for v in node.inputs) or len(node.inputs) < 2 + kinds or (len(node.inputs) - 2) % kinds:
-        raise BadInput(
-            f"{node.op_type} node {node.name!r} has {len(node.inputs)} inputs; it takes R, T and {kinds} per tensor"
-        )
+        has = f"{node.op_type} node {node.name!r} has {len(node.inputs)} inputs"
+        raise BadInput(f"{has}; it takes R, T and {kinds} per tensor")
     r, t, *rest = [Var(builder, v) for v in node.inputs if v is not None]
     n = len(rest) // kinds
     return r, t, [rest[k * n : (k + 1) * n] for k in range(kinds)]
@@ -82,7 +81,10 @@ def adam(b: Builder, node: ir.Node) -> Grouped:
 
 
 def momentum(b: Builder, node: ir.Node) -> Grouped:
-    """V' = αV + β'G, X' = X - R·V' (nesterov: X - R·(G + αV')), G including norm·X; β' = 1 at T = 0, else β."""
+    """V' = αV + β'G, X' = X - R·V' (nesterov: X - R·(G + αV')), G including norm·X.
+
+    β' = 1 at T = 0, else β.
+    """
     alpha, beta, norm = (_coefficient(node, name) for name in ("alpha", "beta", "norm_coefficient"))
     mode = node.attributes["mode"].as_string() if "mode" in node.attributes else ""
     if mode not in ("standard", "nesterov"):

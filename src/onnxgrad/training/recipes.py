@@ -34,8 +34,8 @@ class Recipe:
     """One optimizer.
 
     Attributes:
-        write: ``(builder, hyper, rate, finished, present, xs, gs, *states)`` → the new xs, then the new states;
-            `finished` and `present` count the steps without and with this one.
+        write: ``(builder, hyper, rate, finished, present, xs, gs, *states)`` → the new xs, then the new
+            states; `finished` and `present` count the steps without and with this one.
         defaults: the settings it has.
         states: what it keeps per tensor, as suffixes of names.
         counts: whether it needs to know how many steps there were.
@@ -49,7 +49,9 @@ class Recipe:
     operator: bool = True
 
 
-def _emit(b: Builder, op_type: str, r: Var, t: Var, groups: Sequence[Sequence[Var]], **attributes: Any) -> Groups:
+def _emit(
+    b: Builder, op_type: str, r: Var, t: Var, groups: Sequence[Sequence[Var]], **attributes: Any
+) -> Groups:
     """An optimizer operator on X, G and states, all X first; returns new X and new states."""
     xs = groups[0]
     operands = [x for group in groups for x in group]
@@ -74,8 +76,9 @@ def _sgd(b: Builder, h: Hyper, r: Var, finished: Var, present: Var, xs: list[Var
 def _momentum(mode: str) -> Callable[..., Groups]:
     def write(b: Builder, h: Hyper, r: Var, finished: Var, present: Var, *groups: list[Var]) -> Groups:
         return _emit(
-            b, "Momentum", r, finished, groups, alpha=h.momentum, beta=1.0, norm_coefficient=h.weight_decay, mode=mode
-        )
+            b, "Momentum", r, finished, groups,
+            alpha=h.momentum, beta=1.0, norm_coefficient=h.weight_decay, mode=mode,
+        )  # fmt: skip
 
     return write
 
@@ -88,7 +91,9 @@ def _adam(b: Builder, h: Hyper, r: Var, finished: Var, present: Var, *groups: li
     )  # fmt: skip
 
 
-def _adamw(b: Builder, h: Hyper, r: Var, finished: Var, present: Var, xs: list[Var], *groups: list[Var]) -> Groups:
+def _adamw(
+    b: Builder, h: Hyper, r: Var, finished: Var, present: Var, xs: list[Var], *groups: list[Var]
+) -> Groups:
     """Adam from (1 - R·decay)·X on"""
     if h.weight_decay:
         shrink = 1.0 - b.Mul(r, h.weight_decay)

@@ -89,9 +89,7 @@ class Step:
         return model
 
 
-def compile_step(
-    model: AnyTrainingModel, *, entry: int | None = None, outputs: Sequence[str] = ()
-) -> Step:
+def compile_step(model: AnyTrainingModel, *, entry: int | None = None, outputs: Sequence[str] = ()) -> Step:
     """Compile the training information of `model` to a step graph.
 
     Args:
@@ -200,7 +198,7 @@ def _wire(lowered: Lowered, state: Sequence[StateTensor], results: Sequence[str]
 
 def _check_fits(value: ir.Value, like: ir.TensorProtocol, where: str) -> None:
     """The next value of a state tensor has its type and shape: refuse what provably has not."""
-    shape = list(like.shape.numpy()) if isinstance(like.shape, ir.Shape) else list(like.shape)
+    shape = [int(d) for d in like.shape]  # type: ignore[arg-type]
     if value.dtype is not None and value.dtype != like.dtype:
         raise BadInput(f"{where}: a tensor of {like.dtype.name} cannot take one of {value.dtype.name}")
     if value.shape is not None:

@@ -56,7 +56,7 @@ def ancestors(nodes: Sequence[ir.Node], value: ir.Value) -> list[ir.Node]:
     return found[::-1]
 
 
-def switch(builder: Builder, nodes: Sequence[ir.Node], y: ir.Value) -> tuple[Values, dict[ir.Value, ir.Value]]:
+def switch(builder: Builder, nodes: Sequence[ir.Node], y: ir.Value) -> tuple[Values, Values]:
     """Append a copy, in training mode, of what `y` depends on and training changes.
 
     Returns:
@@ -107,8 +107,8 @@ def _running(node: ir.Node) -> list[ir.Value]:
     for v in found:
         if not v.is_initializer() or v.is_graph_input():
             raise BadInput(
-                f"BatchNormalization node {node.name!r}: its running statistic {v.name!r} is computed, not an "
-                "initializer, so training cannot update it; attach with train_mode=False"
+                f"BatchNormalization node {node.name!r}: its running statistic {v.name!r} is no initializer, "
+                "so training cannot update it; attach with train_mode=False"
             )
     return found
 
@@ -126,7 +126,7 @@ def _clone(graph: ir.Graph, copies: Mapping[ir.Value, ir.Value]) -> ir.Graph:
     clone = graph.clone(allow_outer_scope_values=True)
     for node in clone.all_nodes():
         for i, value in enumerate(node.inputs):
-            if value in copies:
+            if value is not None and value in copies:
                 node.replace_input_with(i, copies[value])
     for i, value in enumerate(clone.outputs):
         if value in copies:
