@@ -49,14 +49,18 @@ class Opened:
     def _settle_training(self) -> None:
         """Drop, with a warning, training information about values that the model no longer has."""
         graph = self.model.graph
-        have = {v.name for v in graph.inputs} | set(graph.initializers) | {v.name for n in graph for v in n.outputs}
+        have = (
+            {v.name for v in graph.inputs}
+            | set(graph.initializers)
+            | {v.name for n in graph for v in n.outputs}
+        )
         kept = []
         for info in training_info(self.model):
             missing = sorted(outside_names(info) - {n for n in have if n})
             if missing:
                 warnings.warn(
-                    f"training information dropped: it refers to {', '.join(missing)}, which the derived model "
-                    "does not have",
+                    f"training information dropped: it refers to {', '.join(missing)}, "
+                    "which the derived model does not have",
                     stacklevel=4,
                 )
             else:
@@ -81,11 +85,14 @@ def open_model(model: AnyModel) -> Opened:
         size = weight_bytes(opened.model)
         if size > PROTOBUF_LIMIT:
             raise BadInput(
-                f"{os.fspath(model)} holds {size / 1e9:.1f} GB of weights, and what comes out for a path is a "
-                "ModelProto, which cannot\n  hint: pass onnx_ir.load(path); what comes out is then an onnx_ir.Model"
+                f"{os.fspath(model)} holds {size / 1e9:.1f} GB of weights, and what comes out for a path "
+                "is one ModelProto, which cannot\n"
+                "  hint: pass onnx_ir.load(path); what comes out is then an onnx_ir.Model"
             )
     else:
-        raise BadInput(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not a {type(model).__name__}")
+        raise BadInput(
+            f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not a {type(model).__name__}"
+        )
     private = opened.model
     check_scopes(private)
     imports = private.graph.opset_imports
@@ -102,7 +109,9 @@ def open_model(model: AnyModel) -> Opened:
 def _private(model: ir.Model) -> ir.Model:
     """A copy that shares only weights and attribute values, which nobody changes."""
     if not is_ordered(model.graph):
-        raise BadInput("a node of the model comes before one whose output it reads\n  hint: model.graph.sort()")
+        raise BadInput(
+            "a node of the model comes before one whose output it reads\n  hint: model.graph.sort()"
+        )
     copy = model.clone()
     for graph in copy.graphs():
         for value in (*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs)):
@@ -144,7 +153,7 @@ def all_names(info: onnx.TrainingInfoProto) -> set[str]:
 
 
 def _refuse_old_training(infos: list[onnx.TrainingInfoProto], opset: int) -> None:
-    """The graphs in training information share the model's opset: refuse where raising it would change them."""
+    """Training information shares the model's opset: refuse where raising that would change it."""
     if opset >= LOWEST_RULES:
         return
     for info in infos:
@@ -152,11 +161,13 @@ def _refuse_old_training(infos: list[onnx.TrainingInfoProto], opset: int) -> Non
             if node.domain not in ("", "ai.onnx"):
                 continue
             try:
-                versions = {onnx.defs.get_schema(node.op_type, v, "").since_version for v in (opset, LOWEST_RULES)}
+                versions = {
+                    onnx.defs.get_schema(node.op_type, v, "").since_version for v in (opset, LOWEST_RULES)
+                }
             except onnx.defs.SchemaError:
                 versions = set()
             if len(versions) != 1:
                 raise BadInput(
-                    f"the model has opset {opset} and training information that uses {node.op_type}, which newer "
-                    f"opsets define anew\n  hint: write both for opset {LOWEST_RULES} or newer"
+                    f"the model has opset {opset} and training information that uses {node.op_type}, "
+                    f"which newer opsets define anew\n  hint: write both for opset {LOWEST_RULES} or newer"
                 )

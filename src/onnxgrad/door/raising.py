@@ -31,7 +31,7 @@ Fix = Callable[["_Site"], list[ir.Value | None]]
 _FIXES: dict[str, tuple[int, Fix]] = {}
 
 
-class CannotRaise(Exception):
+class CannotRaiseError(Exception):
     """Why one node cannot be raised."""
 
 
@@ -75,7 +75,8 @@ def raise_opset(model: ir.Model) -> None:
     known = onnx.defs.onnx_opset_version()
     if opset > known:
         raise BadInput(
-            f"the model has opset {opset}; the installed onnx package knows up to {known}\n  hint: pip install -U onnx"
+            f"the model has opset {opset}; the installed onnx package knows up to {known}\n"
+            "  hint: pip install -U onnx"
         )
     if opset < LOWEST_READ:
         raise BadInput(
@@ -83,7 +84,9 @@ def raise_opset(model: ir.Model) -> None:
             f"  hint: export it again with opset {LOWEST_RULES} or newer"
         )
     target = max(LOWEST_RULES, opset, *(n.version or 0 for n in nodes), 0)
-    stale = [n for n in nodes if (n.version or opset) < target and _changes(n.op_type, n.version or opset, target)]
+    stale = [
+        n for n in nodes if (n.version or opset) < target and _changes(n.op_type, n.version or opset, target)
+    ]
     if stale:
         level = logging.getLogger("onnx_ir").level
         logging.getLogger("onnx_ir").setLevel(logging.ERROR)
@@ -99,10 +102,10 @@ def raise_opset(model: ir.Model) -> None:
             key = source, _form(node)
             if key not in same and _raise_node(node, source, target, names):
                 same.add(key)
-        except CannotRaise as e:
+        except CannotRaiseError as e:
             raise BadInput(
-                f"cannot raise {node.op_type} node {node.name or node.outputs[0].name!r} from opset {source} to "
-                f"{target}: {e}\n  hint: export the model again with opset {LOWEST_RULES} or newer"
+                f"cannot raise {node.op_type} node {node.name or node.outputs[0].name!r} from opset {source} "
+                f"to {target}: {e}\n  hint: export the model again with opset {LOWEST_RULES} or newer"
             ) from e
     for node in nodes:
         node.version = None
@@ -118,10 +121,11 @@ def _fill_defaults(model: ir.Model, opset: int) -> None:
     """
     for graph in model.graphs():
         for node in graph:
-            if node.domain == "" and (schema := _schema(node.op_type, opset)) is not None and schema.has_function:
+            schema = _schema(node.op_type, opset) if node.domain == "" else None
+            if schema is not None and schema.has_function:  # type: ignore[attr-defined]
                 for name, spec in schema.attributes.items():
                     if name not in node.attributes and spec.default_value.name:
-                        node.attributes[name] = ir.from_proto(spec.default_value)
+                        node.attributes[name] = ir.serde.deserialize_attribute(spec.default_value)
 
 
 class _Site:
@@ -153,7 +157,9 @@ class _Site:
             for k, v in attributes.items()
             if v is not None
         ]
-        node = ir.Node("", op_type, inputs, attrs, num_outputs=outputs, name=self.names.fresh(f"raised_{op_type}"))
+        node = ir.Node(
+            "", op_type, inputs, attrs, num_outputs=outputs, name=self.names.fresh(f"raised_{op_type}")
+        )
         for value in node.outputs:
             value.name = self.names.fresh(f"raised_{op_type}")
         self.new.append(node)
@@ -167,7 +173,7 @@ class _Site:
     def dtype(self) -> ir.DataType:
         value = self.input(0)
         if value is None or value.dtype is None:
-            raise CannotRaise("the type of its input is not known")
+            raise CannotRaiseError("the type of its input is not known")
         return value.dtype
 
     def replace_by(self, values: list[ir.Value | None]) -> None:
@@ -202,11 +208,11 @@ def _form(node: ir.Node) -> object:
 def _raise_node(node: ir.Node, source: int, target: int, names: Names) -> bool:
     """Replace `node` by what it is at opset `target`; true if it is the same there."""
     if _since(node.op_type, source) is None:
-        raise CannotRaise("the specification has no such operator")
+        raise CannotRaiseError("the specification has no such operator")
     if node.op_type in _SAME_FORM or (node.op_type == "Scan" and source >= 9):
         return True
     if subgraphs(node):
-        raise CannotRaise("its form has changed")
+        raise CannotRaiseError("its form has changed")
     until, fix = _FIXES.get(node.op_type, (0, None))
     if fix is not None and source < until:
         site = _Site(node, source, target, names)
@@ -220,14 +226,13 @@ def _raise_node(node: ir.Node, source: int, target: int, names: Names) -> bool:
 
 
 def _convert(node: ir.Node, source: int, target: int, names: Names) -> bool:
-    """Send `node` alone through the onnx package's converter; put what comes back in its place, if it differs."""
+    """Send `node` alone through the onnx package's converter; put what comes back in its place."""
     values = {v.name: v for v in node.inputs if v is not None}
     inputs, constants = [], []
     for name, value in values.items():
         tensor = value.const_value
         if tensor is not None and tensor.nbytes <= 1024 and not isinstance(tensor, ir.ExternalTensor):
-            constants.append(ir.to_proto(tensor))
-            constants[-1].name = name  # type: ignore[union-attr]
+            constants.append(onnx.numpy_helper.from_array(tensor.numpy(), name))
         else:
             inputs.append(ir.to_proto(value))
     outputs = [ir.to_proto(v) for v in node.outputs if v.name]
@@ -237,18 +242,22 @@ def _convert(node: ir.Node, source: int, target: int, names: Names) -> bool:
         converted = onnx.version_converter.convert_version(proto, target)
     except Exception as e:
         reason = str(e).splitlines()[0].rsplit("failed: ", 1)[-1]
-        raise CannotRaise(f"the onnx version converter says: {reason}") from e
+        raise CannotRaiseError(f"the onnx version converter says: {reason}") from e
     after = converted.graph.node
     if len(after) == 1 and after[0].SerializeToString() == _normal(graph.node[0]).SerializeToString():
         return True
     site = _Site(node, source, target, names)
     known: dict[str, ir.Value | None] = {"": None, **values}  # type: ignore[dict-item]
     known |= {
-        t.name: site.const(onnx.numpy_helper.to_array(t)) for t in converted.graph.initializer if t.name not in values
+        t.name: site.const(onnx.numpy_helper.to_array(t))
+        for t in converted.graph.initializer
+        if t.name not in values
     }
     for made in after:
         attrs = {a.name: ir.from_proto(a) for a in made.attribute}
-        results = site.emit(made.op_type, *[known[name] for name in made.input], outputs=len(made.output), **attrs)
+        results = site.emit(
+            made.op_type, *[known[name] for name in made.input], outputs=len(made.output), **attrs
+        )
         known.update((name, value) for name, value in zip(made.output, results))
         for name, value in zip(made.output, results):
             if not name:
@@ -291,17 +300,20 @@ def _hardmax(site: _Site) -> list[ir.Value | None]:
 def _dropout(site: _Site) -> list[ir.Value | None]:
     """It did nothing but in training, which was not said by the model."""
     if site.used(1):
-        raise CannotRaise("its mask is read, and what a mask is outside of training has changed")
-    return [site.emit("Dropout", site.input(0), site.const(site.attr("ratio", 0.5), ir.DataType.FLOAT))[0], None]
+        raise CannotRaiseError("its mask is read, and what a mask is outside of training has changed")
+    return [
+        site.emit("Dropout", site.input(0), site.const(site.attr("ratio", 0.5), ir.DataType.FLOAT))[0],
+        None,
+    ]
 
 
 @_fix("BatchNormalization", until=14)
 def _batch_normalization(site: _Site) -> list[ir.Value | None]:
     """More than one output used to mean training; ``spatial`` is gone."""
     if site.source < 9 and site.attr("spatial", 1) != 1:
-        raise CannotRaise("spatial=0 has no newer form")
+        raise CannotRaiseError("spatial=0 has no newer form")
     if site.used(3) or site.used(4):
-        raise CannotRaise("the saved statistics are read, which it no longer gives")
+        raise CannotRaiseError("the saved statistics are read, which it no longer gives")
     training = len([v for v in site.node.outputs if v.name]) > 1
     results = site.emit(
         "BatchNormalization",
@@ -335,10 +347,10 @@ def _resize(site: _Site) -> list[ir.Value | None]:
         return _asymmetric(site, scales)
     known = ir.convenience.get_const_tensor(scales)
     if known is None or scales.is_graph_input():
-        raise CannotRaise("its scales are not constant, and how it rounds depends on them")
+        raise CannotRaiseError("its scales are not constant, and how it rounds depends on them")
     shrinks, grows = (known.numpy() < 1).any(), (known.numpy() > 1).any()
     if shrinks and grows:
-        raise CannotRaise("it enlarges one axis and shrinks another, for which it rounds in two ways")
+        raise CannotRaiseError("it enlarges one axis and shrinks another, for which it rounds in two ways")
     return _asymmetric(site, scales, "ceil" if shrinks else "floor")
 
 

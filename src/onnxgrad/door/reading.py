@@ -53,7 +53,9 @@ def in_memory(tensor: ir.ExternalTensor) -> ir.Tensor:
 def read_proto(proto: onnx.ModelProto, what: str = "the model") -> ir.Model:
     """An ``ir.Model`` of its own for `proto` (weights are shared; they are never written to)."""
     if not proto.HasField("graph") or not (proto.opset_import or proto.ir_version < 3):
-        raise BadInput(f"{what} is not a whole ONNX model\n  hint: was it cut off, or written by something else?")
+        raise BadInput(
+            f"{what} is not a whole ONNX model\n  hint: was it cut off, or written by something else?"
+        )
     if _has_sparse(proto.graph):
         dense = onnx.ModelProto()
         dense.CopyFrom(proto)
@@ -73,7 +75,7 @@ def read_proto(proto: onnx.ModelProto, what: str = "the model") -> ir.Model:
 
 
 def training_info(model: ir.Model) -> list[onnx.TrainingInfoProto]:
-    """The training information that came with `model` (it travels in ``model.meta``), to read or to change."""
+    """The training information of `model` (it travels in ``model.meta``), to read or to change."""
     return model.meta.setdefault(TRAINING, [])
 
 
@@ -104,8 +106,8 @@ def is_ordered(graph: ir.Graph, outer: Collection[ir.Value] = ()) -> bool:
             if value is not None and value not in known:
                 if value.producer() is None:
                     raise BadInput(
-                        f"{node.op_type} node {node.name or node.outputs[0].name!r} reads {value.name!r}, which is no "
-                        "input, no initializer and no output of a node"
+                        f"{node.op_type} node {node.name or node.outputs[0].name!r} reads {value.name!r}, "
+                        "which is no input, no initializer and no output of a node"
                     )
                 ordered = False
         for inner in subgraphs(node):

@@ -1,0 +1,210 @@
+"""Can every operator between `wrt` and `of` be differentiated, and how? And: which operators can, at all?"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrad import flow, rules  # noqa: F401  (they fill the registry)
+from onnxgrad.api import Names, default_of, float_values, named_values, vjp
+from onnxgrad.door import AnyModel, open_model
+from onnxgrad.engine.paths import active_values, describe_path, obstacle, on_path, rule_of
+from onnxgrad.errors import BadInput, NotDifferentiable
+from onnxgrad.ir import Builder
+from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.walk import reads
+from onnxgrad.lower import expand
+from onnxgrad.rules.registry import Rule, registry
+
+BODY, REFUSED = "function body", "refused"
+
+
+@dataclass
+class Row:
+    """One operator of a model, and what becomes of it."""
+
+    domain: str
+    op_type: str
+    status: str
+    count: int = 0
+    detail: str = ""
+    path: str = ""
+
+
+@dataclass
+class Report:
+    """What `check` found.
+
+    Attributes:
+        wrt, of: the names that were looked at.
+        rows: an entry per operator on the way; `status` is the class of its rule,
+            "function body" or "refused".
+        problem: what differentiating the model runs into; empty if nothing.
+    """
+
+    wrt: list[str]
+    of: list[str]
+    rows: list[Row] = field(default_factory=list)
+    problem: str = ""
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether the gradient can be built."""
+        return not self.problem
+
+
+def check(model: AnyModel, *, wrt: Names | None = None, of: Names | None = None) -> Report:
+    """Look at every operator between `wrt` (default: all float inputs and weights) and `of`.
+
+    Raises:
+        BadInput: the model cannot be read, or a name in it is wrong.
+    """
+    opened = open_model(model)
+    graph = opened.model.graph
+    values = named_values(graph)
+    if wrt is None:
+        sources = {n: v for n, v in values.items() if v.producer() is None and v.dtype in FLOATS}
+        sources = {n: v for n, v in sources.items() if isinstance(v.type, ir.TensorType)}
+        if not sources:
+            raise BadInput(
+                "the model has no float input and no float weight\n  hint: name a value with `wrt`"
+            )
+    else:
+        sources = float_values(wrt, values, "wrt")
+    targets = default_of(graph) if of is None else float_values(of, values, "of")
+    report = Report(list(sources), list(targets))
+    private = ir.Model(graph.clone(), ir_version=opened.model.ir_version)
+    _tabulate(report, graph, list(sources.values()), list(targets.values()))
+    if not any(
+        r.status == REFUSED for r in report.rows
+    ):  # a rule may still refuse an attribute, or an inner graph
+        try:
+            vjp(private, wrt=report.wrt, of=report.of)
+        except NotDifferentiable as e:
+            report.problem = str(e)
+    return report
+
+
+def _tabulate(report: Report, graph: ir.Graph, wrt: list[ir.Value], of: list[ir.Value]) -> None:
+    builder, nodes = Builder(graph), list(graph)
+    rows: dict[tuple[str, str, str], Row] = {}
+    inside: dict[ir.Node, str] = {}
+
+    def note(node: ir.Node, status: str, detail: str = "", path: str = "") -> None:
+        row = rows.setdefault((node.domain, node.op_type, status), Row(node.domain, node.op_type, status))
+        row.count += 1
+        row.detail = row.detail or detail
+        row.path = row.path or path
+
+    while True:
+        wrt, of = [builder.now(v) for v in wrt], [builder.now(v) for v in of]
+        path = on_path(nodes, wrt, of, builder)
+        bodies: dict[ir.Node, list[ir.Node]] = {}
+        for node in path:
+            if rule_of(node, builder) is None and (body := expand(builder, node)):
+                bodies[node] = body
+                inside.update(dict.fromkeys(body, inside.get(node) or node.op_type))
+                if node not in inside:
+                    note(node, BODY)
+                    rows[node.domain, node.op_type, BODY].detail = "by " + ", ".join(
+                        dict.fromkeys(n.op_type for n in body)
+                    )
+        if not bodies:
+            break
+        nodes = [n for node in nodes for n in bodies.get(node, [node])]
+    active = active_values(nodes, wrt, builder)
+    on_way = set(path)
+    for node in nodes:
+        rule = rule_of(node, builder)
+        if node in on_way and (why := obstacle(node, builder)):
+            within = f" (in the body of {inside[node]})" if node in inside else ""
+            note(node, REFUSED, why + within, describe_path(node, nodes, wrt, of))
+        elif node in inside:
+            continue
+        elif node in on_way:
+            note(node, rule.kind if rule else "?", first_line(rule))
+        elif rule is not None and rule.kind == "zero" and any(v in active for v in reads(node)):
+            note(node, "zero", rule.reason)
+    report.rows = sorted(rows.values(), key=lambda r: (r.status != REFUSED, r.domain, r.op_type, r.status))
+    refused = [r for r in report.rows if r.status == REFUSED]
+    if refused:
+        report.problem = "no derivative for " + ", ".join(f"{r.op_type} ({r.detail})" for r in refused)
+
+
+def first_line(rule: Rule | None) -> str:
+    """The mathematical form of a rule, on one line."""
+    return rule.doc.splitlines()[0] if rule is not None and rule.doc else ""
+
+
+# --- all operators ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Operator:
+    """One operator of the specification, or one that has a rule."""
+
+    domain: str
+    op_type: str
+    since: int
+    status: str
+    inputs: list[str]
+    formula: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def operators() -> list[Operator]:
+    """Every rule of the registry, then the standard operators without one (by body, or not at all)."""
+    table = [_described(*entry) for entry in registry.items()]
+    known = {(o.domain, o.op_type) for o in table}
+    for schema in sorted(onnx.defs.get_all_schemas(), key=lambda s: s.name):
+        if schema.domain != "" or schema.deprecated or (schema.domain, schema.name) in known:
+            continue
+        status = BODY if _closed(schema.name) else "no rule"
+        table.append(Operator("", schema.name, schema.since_version, status, [], ""))
+    return table
+
+
+def _described(domain: str, op_type: str, since: int, rule: Rule) -> Operator:
+    try:
+        schema = onnx.defs.get_schema(op_type, domain)
+    except onnx.defs.SchemaError:
+        names = [str(i) for i in rule.wrt or ()]
+    else:
+        names = [
+            p.name
+            for i, p in enumerate(schema.inputs)
+            if rule.kind not in ("zero", "undefined") and rule.carries(i) and _may_be_float(p.types)
+        ]
+    return Operator(domain, op_type, since, rule.kind, names, first_line(rule))
+
+
+def _may_be_float(types: Iterable[str]) -> bool:
+    return any("float" in t or "double" in t for t in types)
+
+
+@functools.cache
+def _closed(op_type: str) -> bool:
+    """Whether everything in the function body of an operator has a rule, or a body of which that is true.
+
+    A body that depends on the types of the operands is taken to be what those types make of it later.
+    """
+    schema = onnx.defs.get_schema(op_type)
+    if any(a.type == onnx.defs.OpSchema.AttrType.GRAPH for a in schema.attributes.values()):
+        return False
+    if not schema.has_function:  # type: ignore[attr-defined]
+        return bool(schema.has_context_dependent_function)  # type: ignore[attr-defined]
+    for node in schema.function_body.node:
+        rule = registry.get(node.domain, node.op_type, onnx.defs.onnx_opset_version())
+        if rule is None and not _closed(node.op_type):
+            return False
+        if rule is not None and rule.kind == "undefined":
+            return False
+    return True

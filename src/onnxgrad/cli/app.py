@@ -1,0 +1,71 @@
+"""The commands, put together; what every one of them does with errors and interrupts."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import warnings
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from onnxgrad import __version__
+from onnxgrad.cli import console, derive, tables
+from onnxgrad.errors import OnnxGradError, RuleError
+
+BAD_INPUT, BUG, INTERRUPTED = 2, 3, 130
+
+
+class _Commands(TyperGroup):
+    """Turns what a user can act on into one clear message and an exit code, for every command."""
+
+    def invoke(self, ctx: Any) -> Any:
+        warnings.showwarning = console.warn  # type: ignore[assignment]
+        logging.getLogger("onnx_ir").setLevel(logging.ERROR)
+        try:
+            return super().invoke(ctx)
+        except OnnxGradError as e:
+            console.error(e)
+            raise typer.Exit(BAD_INPUT) from e
+        except RuleError as e:
+            console.error(f"{e}\n  hint: this is a bug in a rule, not in the model; please report it")
+            raise typer.Exit(BUG) from e
+        except KeyboardInterrupt as e:
+            console.error("interrupted")
+            raise typer.Exit(INTERRUPTED) from e
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"onnxgrad {__version__}")
+        raise typer.Exit
+
+
+def build() -> typer.Typer:
+    """The command with all of its subcommands."""
+    app = typer.Typer(
+        cls=_Commands,
+        help="Give any ONNX model a backward pass, as plain ONNX.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+
+    @app.callback()
+    def options(
+        version: Annotated[
+            bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        ] = False,
+    ) -> None:
+        pass
+
+    app.command()(derive.grad)
+    app.command()(tables.check)
+    app.command()(tables.ops)
+    for name in ("train", "demo"):
+        if importlib.util.find_spec(f"onnxgrad.cli.{name}"):
+            app.command()(getattr(importlib.import_module(f"onnxgrad.cli.{name}"), name))
+    return app

@@ -1,0 +1,94 @@
+"""``onnxgrad grad``: write the model with its derivative."""
+
+from __future__ import annotations
+
+import enum
+import os
+from pathlib import Path
+from typing import Annotated
+
+import onnx_ir as ir
+import typer
+from rich.table import Table
+
+from onnxgrad import api
+from onnxgrad.cli.console import console
+from onnxgrad.door import load_model, save_model, signature
+from onnxgrad.errors import BadInput
+
+
+class Mode(enum.StrEnum):
+    """What to derive."""
+
+    grad = "grad"
+    value_and_grad = "value_and_grad"
+    vjp = "vjp"
+    jvp = "jvp"
+
+
+def grad(
+    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    wrt: Annotated[
+        list[str], typer.Option(help="Differentiate with respect to this value; may be repeated.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the derived model.")],
+    of: Annotated[
+        list[str] | None,
+        typer.Option(help="Differentiate this value; may be repeated. Default: every float output."),
+    ] = None,
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            help="grad: gradients of the sum of `of`, nothing else. value_and_grad: the same beside the "
+            "outputs of the model. vjp: for cotangents given as inputs. jvp: tangents of `of` for tangents of `wrt`."
+        ),
+    ] = Mode.grad,
+) -> None:
+    """Write MODEL with its derivative to another file."""
+    check_target(output)
+    primal = load_model(model)
+    derived = getattr(api, mode.value)(primal, wrt=wrt, of=of or None)
+    files = save_model(derived, output)
+    _summary(primal, derived, files)
+
+
+def check_target(path: Path) -> None:
+    """Refuse a place that cannot be written to, before any work."""
+    folder = path.parent
+    if path.is_dir():
+        raise BadInput(f"{path} is a directory, not a file to write to")
+    if not folder.is_dir():
+        raise BadInput(f"cannot write {path}: there is no directory {folder}")
+    if not os.access(folder, os.W_OK):
+        raise BadInput(f"cannot write {path}: the directory {folder} cannot be written to")
+
+
+def _summary(primal: ir.Model, derived: ir.Model, files: list[Path]) -> None:
+    names = signature(derived)
+    table = Table(title=None, box=None, pad_edge=False)
+    for column in ("", "name", "type", "for"):
+        table.add_column(column)
+    values = {v.name: v for v in (*derived.graph.inputs, *derived.graph.outputs)}
+    for kind, mapping in (
+        ("input", names.cotangents),
+        ("input", names.input_tangents),
+        ("output", names.gradients),
+        ("output", names.output_tangents),
+    ):
+        for name, made in mapping.items():
+            table.add_row(kind, made, _type(values[made]), name)
+    out = console()
+    out.print(table)
+    before, after = (primal.graph.opset_imports.get("", 18), derived.graph.opset_imports[""])
+    raised = f", opset {before} → {after}" if before != after else ""
+    count = sum(len(g) for g in derived.graphs())
+    out.print(
+        f"{count} nodes, {count - sum(len(g) for g in primal.graphs()):+d} against the model{raised}; "
+        f"written to {', '.join(map(str, files))}",
+        markup=False,
+    )
+
+
+def _type(value: ir.Value) -> str:
+    dims = "?" if value.shape is None else ", ".join(str(d) for d in value.shape)
+    return f"{value.dtype.name.lower() if value.dtype else '?'}({dims})"
