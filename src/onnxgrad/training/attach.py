@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad import flow, rules  # noqa: F401  (they fill the registry)
-from onnxgrad.door import AnyModel, open_model
+from onnxgrad.door import AnyModel, open_model, training_info
 from onnxgrad.engine.paths import on_path
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var, identifier
@@ -48,7 +48,8 @@ def attach(
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. It stays a valid inference model;
-            weights in Constant nodes become initializers, and opsets below 18 are raised.
+            weights in Constant nodes become initializers, and opsets below 18 are raised. Training information that it has is
+            replaced.
         loss: ``cross_entropy``, ``nll``, ``mse``, ``l1``, ``huber`` or ``bce_with_logits``. If the model
             ends in the Softmax (Sigmoid) that the loss contains, the loss is taken of what goes into it.
         optimizer: ``sgd``, ``momentum``, ``nesterov``, ``adam``, ``adamw`` or ``adagrad``.
@@ -83,6 +84,7 @@ class _Attachment:
         self.model = open_model(model).model
         self.graph = self.model.graph
         ir.external_data.load_to_model(self.model)
+        training_info(self.model).clear()
         self.trainable = trainable
         _lift(self.graph, set(trainable or ()))
         for value in list(self.graph.inputs):
@@ -221,7 +223,7 @@ class _Attachment:
         for value in parameters:
             if recipe.operator and value.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
                 raise BadInput(
-                    f"{value.name!r} is a tensor of {value.dtype}; only sgd updates others than FLOAT and DOUBLE"
+                    f"{value.name!r} is a tensor of {value.dtype}; only sgd updates other types"
                 )
         rate = self._held("learning_rate", np.array(hyper.learning_rate), ir.DataType.FLOAT, fed=True)
         finished = present = rate

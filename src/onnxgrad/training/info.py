@@ -1,4 +1,4 @@
-"""TrainingInfoProto: reading it, checking its bindings, and the graph that it says is executed.
+"""TrainingInfoProto: its entries, its bindings, and the graph that it says is executed.
 
 An entry holds an *algorithm*, a graph that goes on where the inference graph ends: the executed graph is
 the concatenation of both. Its *update bindings* say which initializer (of either graph) takes which
@@ -8,14 +8,15 @@ output when the step is over. ``onnx.checker`` looks at none of this, so it is c
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from onnxgrad.door import load_model, training_info
+from onnxgrad.door.reading import read_proto
 from onnxgrad.errors import BadInput, UnknownName
 
 #: The domain of Gradient, Adam, Adagrad and Momentum.
@@ -24,51 +25,38 @@ DOMAIN = "ai.onnx.preview.training"
 FED = "onnxgrad.fed"
 
 AnyTrainingModel = str | os.PathLike | onnx.ModelProto | ir.Model
+Bindings = dict[str, str]
 
 
 @dataclass
 class Source:
-    """A model that carries training information, and where its external data lies."""
+    """An inference model and its training entries; neither is ever changed."""
 
-    proto: onnx.ModelProto
-    folder: str = ""
-
-    def tensor(self, proto: onnx.TensorProto) -> ir.TensorProtocol:
-        """An initializer, its bytes shared with the proto (or read from its file when asked for)."""
-        tensor = ir.serde.deserialize_tensor(proto)
-        if isinstance(tensor, ir.ExternalTensor):
-            tensor.base_dir = self.folder
-        return tensor
+    model: ir.Model
+    infos: list[onnx.TrainingInfoProto]
 
     def inference(self) -> ir.Model:
-        """The inference model alone."""
-        model = ir.from_proto(self.proto)
-        for value in model.graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value.base_dir = self.folder
-        if not any(node.domain == DOMAIN for node in model.graph.all_nodes()):
-            model.opset_imports.pop(DOMAIN, None)
-        return model
+        """A copy of the inference model, weights shared, without traces of training."""
+        copy = self.model.clone()
+        if not any(node.domain == DOMAIN for graph in copy.graphs() for node in graph):
+            copy.opset_imports.pop(DOMAIN, None)
+        return copy
 
 
 def read(model: AnyTrainingModel) -> Source:
-    """The protobuf of `model`; external data stays where it is."""
-    if isinstance(model, onnx.ModelProto):
-        return Source(model)
-    if isinstance(model, ir.Model):
-        return Source(ir.to_proto(model))
-    path = Path(model)
-    try:
-        return Source(onnx.load(path, load_external_data=False), str(path.parent))
-    except (OSError, DecodeError) as e:
-        raise BadInput(f"cannot read {str(path)!r} as an ONNX model: {e}") from e
+    """`model` with its training information; external data stays where it is."""
+    if isinstance(model, (onnx.ModelProto, ir.Model)):
+        found = read_proto(model) if isinstance(model, onnx.ModelProto) else model
+    else:
+        found = load_model(model)
+    return Source(found, list(training_info(found)))
 
 
-def entries(source: Source, entry: int | None) -> list[int]:
+def chosen_entries(source: Source, entry: int | None) -> list[int]:
     """The indices of the entries to run: one, or all in sequence."""
-    count = len(source.proto.training_info)
+    count = len(source.infos)
     if not count:
-        raise BadInput("the model carries no training information; attach a loss and an optimizer first")
+        raise BadInput("the model carries no training information\n  hint: attach a loss and an optimizer first")
     if entry is None:
         return list(range(count))
     if not 0 <= entry < count:
@@ -76,21 +64,21 @@ def entries(source: Source, entry: int | None) -> list[int]:
     return [entry]
 
 
-def bindings(source: Source, chosen: Sequence[int]) -> dict[int, dict[str, str]]:
+def bindings(source: Source, chosen: Sequence[int]) -> dict[int, Bindings]:
     """The update bindings of the `chosen` entries: per entry, from initializer to the output it takes.
 
     Raises:
         BadInput: a key that is no initializer, a key bound twice, a value that is no output.
     """
-    inference = source.proto.graph
-    found: dict[int, dict[str, str]] = {}
+    inference = source.model.graph
+    found: dict[int, Bindings] = {}
     owner: dict[str, int] = {}
     for index in chosen:
-        algorithm = source.proto.training_info[index].algorithm
-        keys = {t.name for g in (inference, algorithm) for t in g.initializer}
-        values = {v.name for g in (inference, algorithm) for v in g.output}
+        algorithm = source.infos[index].algorithm
+        keys = {*inference.initializers, *(t.name for t in algorithm.initializer)}
+        values = {*(v.name or "" for v in inference.outputs), *(v.name for v in algorithm.output)}
         found[index] = {}
-        for binding in source.proto.training_info[index].update_binding:
+        for binding in source.infos[index].update_binding:
             where = f"training entry {index}, update binding {binding.key!r} ← {binding.value!r}"
             if binding.key in owner:
                 twice = "twice" if owner[binding.key] == index else f"by entry {owner[binding.key]} too"
@@ -106,7 +94,7 @@ def bindings(source: Source, chosen: Sequence[int]) -> dict[int, dict[str, str]]
 
 @dataclass
 class Merged:
-    """The executed graph of one entry, with what the host feeds turned from initializers into inputs.
+    """The executed graph of one entry, with what the host holds turned from initializers into inputs.
 
     Attributes:
         model: inference graph, then algorithm; the initializers of `state` and `fed` are graph inputs.
@@ -123,34 +111,59 @@ class Merged:
 
 def merge(source: Source, index: int, bound: Sequence[str]) -> Merged:
     """Concatenate the inference graph and the algorithm of entry `index`; `bound` names the state."""
-    inference, algorithm = source.proto.graph, source.proto.training_info[index].algorithm
-    graph = onnx.GraphProto(name=inference.name or "step")
-    tensors = {t.name: t for g in (inference, algorithm) for t in g.initializer}
-    fed_names = _fed(algorithm) - set(bound)
-    for part in (inference, algorithm):
-        graph.node.extend(part.node)
-        graph.output.extend(part.output)
-        graph.value_info.extend(part.value_info)
-        graph.input.extend(v for v in part.input if v.name not in tensors)
-    _check_names(graph, [*[t.name for g in (inference, algorithm) for t in g.initializer]], index)
-    hosted = [*bound, *sorted(fed_names)]
-    for name in hosted:
-        held = tensors[name]
-        graph.input.append(onnx.helper.make_tensor_value_info(name, held.data_type, list(held.dims)))
-    rest = [t for name, t in tensors.items() if name not in set(hosted)]
-    graph.initializer.extend(_stub(t) for t in rest)
-    proto = onnx.ModelProto(ir_version=source.proto.ir_version, graph=graph)
-    proto.opset_import.extend(source.proto.opset_import)
-    proto.functions.extend(source.proto.functions)
-    model = ir.from_proto(proto)
-    for t in rest:
-        model.graph.initializers[t.name].const_value = source.tensor(t)
-    return Merged(
-        model,
-        {name: source.tensor(tensors[name]) for name in bound},
-        {name: source.tensor(tensors[name]) for name in sorted(fed_names)},
-        {t.name for t in algorithm.initializer},
-    )
+    algorithm = source.infos[index].algorithm
+    model = source.model.clone()
+    graph = model.graph
+    for value in list(graph.inputs):
+        if value.is_initializer():  # an input with a default value: a weight
+            graph.inputs.remove(value)
+    known = named_values(graph)
+    _check_names(algorithm, known, index)
+    added = _deserialized(algorithm, known)
+    nodes, inputs, initializers = list(added), list(added.inputs), list(added.initializers.values())
+    added.remove(nodes)
+    added.inputs.clear()
+    added.initializers.clear()
+    graph.extend(nodes)
+    graph.inputs.extend(v for v in inputs if not v.is_initializer())
+    for value in initializers:
+        graph.register_initializer(value)
+    held = {name: _into_input(graph, name) for name in bound}
+    fed = {name: _into_input(graph, name) for name in sorted(_fed(algorithm) - set(bound))}
+    return Merged(model, held, fed, {t.name for t in algorithm.initializer})
+
+
+def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
+    """Every value of `graph` (not of graphs inside it) by name."""
+    values = {v.name or "": v for v in graph.inputs} | dict(graph.initializers)
+    return values | {v.name: v for node in graph for v in node.outputs if v.name}
+
+
+def _deserialized(algorithm: onnx.GraphProto, known: dict[str, ir.Value]) -> ir.Graph:
+    """The graph of `algorithm`; where it names values of the inference graph, it reads those."""
+    proto = onnx.GraphProto()
+    proto.CopyFrom(algorithm)
+    del proto.output[:]
+    outside = sorted(set(_mentioned(algorithm)) & known.keys())
+    proto.input.extend(onnx.ValueInfoProto(name=name) for name in outside)
+    graph: ir.Graph = ir.from_proto(proto)  # type: ignore[assignment]
+    for value in list(graph.inputs):
+        if value.name in known:
+            graph.inputs.remove(value)
+            value.replace_all_uses_with(known[value.name], replace_graph_outputs=True)
+    return graph
+
+
+def _into_input(graph: ir.Graph, name: str) -> ir.TensorProtocol:
+    """Turn an initializer into a graph input; its value."""
+    value = graph.initializers.pop(name)
+    tensor = value.const_value
+    assert tensor is not None
+    value.const_value = None
+    value.type = ir.TensorType(tensor.dtype)
+    value.shape = ir.Shape(tensor.shape)  # type: ignore[arg-type]
+    graph.inputs.append(value)
+    return tensor
 
 
 def _fed(algorithm: onnx.GraphProto) -> set[str]:
@@ -161,34 +174,30 @@ def _fed(algorithm: onnx.GraphProto) -> set[str]:
     return marked | (rates & own)
 
 
-def _stub(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """`tensor` without its bytes, which are handed over separately, not copied."""
-    stub = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    stub.data_location = onnx.TensorProto.EXTERNAL
-    stub.external_data.add(key="location", value="stub")
-    return stub
-
-
-def _defined(graph: onnx.GraphProto) -> Iterator[str]:
-    yield from (v.name for v in graph.input)
-    yield from (o for n in graph.node for o in n.output if o)
-
-
-def _check_names(graph: onnx.GraphProto, initializers: Sequence[str], index: int) -> None:
-    """Every name is defined once, and before it is read."""
-    seen: set[str] = set()
-    for name in [*initializers, *_defined(graph)]:
-        if name in seen:
-            raise BadInput(f"training entry {index}: {name!r} is defined twice in the merged graph")
-        seen.add(name)
-    known = set(initializers) | {v.name for v in graph.input}
+def _mentioned(graph: onnx.GraphProto) -> Iterator[str]:
+    """The names that nodes of `graph`, and graphs inside it, read."""
     for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _mentioned(inner)
+                yield from (v.name for v in inner.output)
+
+
+def _check_names(algorithm: onnx.GraphProto, known: dict[str, ir.Value], index: int) -> None:
+    """Every name is defined once, and before a node reads it."""
+    where = f"training entry {index}"
+    defined = {v.name for v in algorithm.input} | {t.name for t in algorithm.initializer}
+    made = [o for node in algorithm.node for o in node.output if o]
+    counts = Counter(made)
+    for name in sorted(defined & known.keys()) + [o for o in made if o in known or o in defined or counts[o] > 1]:
+        raise BadInput(f"{where}: {name!r} is defined twice, in the inference graph or the algorithm")
+    for node in algorithm.node:
         for name in node.input:
-            if name and name not in known:
-                why = "is read before it is computed" if name in seen else "does not exist"
-                reader = f"{node.op_type} node {node.name!r}"
-                raise BadInput(f"training entry {index}: {name!r}, an input of {reader}, {why}")
-        known.update(node.output)
-    for output in graph.output:
-        if output.name not in known:
-            raise BadInput(f"training entry {index}: no node computes the output {output.name!r}")
+            if name and name not in known and name not in defined:
+                why = "is read before it is computed" if name in made else "does not exist"
+                raise BadInput(f"{where}: {name!r}, an input of {node.op_type} node {node.name!r}, {why}")
+        defined.update(node.output)
+    for output in algorithm.output:
+        if output.name not in known and output.name not in defined:
+            raise BadInput(f"{where}: no node computes the output {output.name!r}")

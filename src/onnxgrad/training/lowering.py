@@ -15,7 +15,7 @@ from onnxgrad.engine.paths import is_differentiable
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.walk import subgraphs
-from onnxgrad.training.info import DOMAIN
+from onnxgrad.training.info import DOMAIN, named_values
 from onnxgrad.training.optimizers import OPTIMIZERS
 
 
@@ -26,11 +26,8 @@ class Lowered:
         self.model = model
         self.graph = model.graph
         self.builder = Builder(self.graph)
-        self.values: dict[str, ir.Value] = {v.name or "": v for v in self.graph.inputs}
-        self.values.update(self.graph.initializers)
+        self.values = named_values(self.graph)
         nodes = list(self.graph)
-        for node in nodes:
-            self.values.update({v.name: v for v in node.outputs if v.name})
         if any(n.domain == DOMAIN for node in nodes for g in subgraphs(node) for n in g.all_nodes()):
             raise BadInput(f"an operator of {DOMAIN} inside a branch or loop body is not supported")
         if any(n.domain == DOMAIN for n in nodes):

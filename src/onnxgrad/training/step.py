@@ -18,7 +18,7 @@ from onnxgrad.door import open_model
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.infer import forget_values
 from onnxgrad.ir.walk import prune, reads
-from onnxgrad.training.info import DOMAIN, AnyTrainingModel, Merged, Source, bindings, entries, merge, read
+from onnxgrad.training.info import DOMAIN, AnyTrainingModel, Merged, Source, bindings, chosen_entries, merge, read
 from onnxgrad.training.lowering import Lowered
 
 
@@ -102,7 +102,7 @@ def compile_step(model: AnyTrainingModel, *, entry: int | None = None, outputs: 
         NotDifferentiable: an operator between a parameter and the loss has no rule or no derivative.
     """
     source = read(model)
-    chosen = entries(source, entry)
+    chosen = chosen_entries(source, entry)
     if len(chosen) > 1:
         raise BadInput(f"the model has {len(chosen)} training entries; say which to compile with `entry`")
     (index,) = chosen
@@ -111,7 +111,7 @@ def compile_step(model: AnyTrainingModel, *, entry: int | None = None, outputs: 
         raise BadInput(f"training entry {index} has no update bindings: a step would change nothing")
     merged = merge(source, index, list(bound))
     data = [v.name or "" for v in merged.model.graph.inputs if v.name not in {*merged.state, *merged.fed}]
-    trained, loss = _gradient_names(merged.model, source.proto.training_info[index].algorithm, bound)
+    trained, loss = _gradient_names(merged.model, source.infos[index].algorithm, bound)
     lowered = Lowered(open_model(merged.model).model)
     state = {
         name: StateTensor(name, name, value, merged.state[name], _kind(name, merged, trained))
