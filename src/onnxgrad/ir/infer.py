@@ -4,7 +4,7 @@ The work is done by ``onnx-shape-inference``, with a few corrections. That libra
 symbols that meet in a broadcast to be equal (``[N] + [M] → [N]``), which is what an author usually
 means but not what ONNX says: N may be 1. A gradient that trusts it would silently forget to sum, so
 the operators that broadcast are registered again here with an unknown dimension in that case. Likewise
-Squeeze and Split, whose axes or sizes it guesses where only the run tells.
+Squeeze, Split and Slice, whose axes or sizes it guesses where only the run tells.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 import onnx
 import onnx_ir as ir
 import onnx_shape_inference as osi
+
+from onnxgrad.ir import infer_loops
 
 Dim = int | ir.SymbolicDim
 Infer = Callable[[osi.ShapeInferenceContext, ir.Node], None]
@@ -87,6 +89,46 @@ def _split(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         out.shape = ir.Shape(dims)
 
 
+def _slice(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    """Axes that are not sliced keep their size; of those that are, a size needs bounds known to be in range."""
+    x, starts, _, axes, steps = (*node.inputs, None, None, None)[:5]
+    out = node.outputs[0]
+    if x is None or x.shape is None or starts is None:
+        return
+    if axes is None and starts.shape is not None and isinstance(starts.shape[0], int):
+        along: list[int] = list(range(starts.shape[0]))
+    else:
+        along = (
+            [int(a) for a in _ints(axes)]
+            if axes is not None and _is_const(axes)
+            else list(range(len(x.shape)))
+        )
+    fixed = (axes is None or _is_const(axes)) and _is_const(starts) and (steps is None or _is_const(steps))
+    dims = list(x.shape)
+    for i, axis in enumerate(along):
+        dims[axis] = (
+            out.shape[axis]
+            if fixed and out.shape is not None and _in_range(node, i, x.shape[axis])
+            else ctx.new_symbolic_dim()
+        )
+    out.shape = ir.Shape(dims)
+
+
+def _in_range(node: ir.Node, i: int, size: Dim) -> bool:
+    """Whether the size of slice `i` is certain: that of x is a number, or the end is none."""
+    end = node.inputs[2]
+    assert end is not None
+    if isinstance(size, int) or not _is_const(end):
+        return True
+    return not 0 <= _ints(end)[i] < 2**31 - 1
+
+
+def _ints(value: ir.Value) -> list[int]:
+    tensor = ir.convenience.get_const_tensor(value)
+    assert tensor is not None
+    return [int(v) for v in tensor.numpy().reshape(-1)]
+
+
 def _is_const(value: ir.Value) -> bool:
     return ir.convenience.get_const_tensor(value) is not None
 
@@ -116,6 +158,7 @@ def _register() -> None:
             infer = osi.registry.get("", name, since)
             if not hasattr(infer, "onnxgrad"):
                 osi.registry.register("", name, since)(_corrected(infer, correct))
+    infer_loops.register()
 
 
 _register()

@@ -1,0 +1,173 @@
+"""Operators that pick elements out of a tensor: the cotangent goes back to where each was picked from.
+
+Where the same element may be picked twice, the sum is left to ScatterElements(add): ScatterND(add)
+races on repeated indices in ONNX Runtime. A selection along axes that is known while the graph is
+written needs no indices: its transpose is a Pad with zeros.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgrad.ir import reshape_to
+from onnxgrad.rules.registry import linear, rule
+
+_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_ENDLESS = 2**31 - 1
+
+
+def numbered(op, x):
+    """An int64 tensor in the shape of `x` that holds 0, 1, 2, … in row-major order."""
+    shape = op.shape_of(x)
+    count = op.Size(x) if shape.const is None else op.const(int(shape.const.prod()))
+    return reshape_to(op.Range(op.const(0), count, op.const(1)), x)
+
+
+def scatter(op, g, index, x, axis, unique=False):
+    """Zeros in the shape of `x`, with `g` added at `index` along `axis` (in float32 for half types)."""
+    axis %= x.rank
+    if unique:
+        return op.ScatterElements(op.zeros_like(x), index, g, axis=axis)
+    if x.dtype in _HALF:  # ONNX Runtime adds no halves, and a long sum should not be rounded at each step
+        g = op.Cast(g, to=int(ir.DataType.FLOAT))
+    zeros = op.Expand(op.const(0.0, g.dtype), op.shape_of(x)) if x.rank else op.const(0.0, g.dtype)
+    return op.cast_like(op.ScatterElements(zeros, index, g, axis=axis, reduction="add"), x)
+
+
+def put_back(op, g, picked, x, unique=False):
+    """Σ of `g` at the places of `x` whose row-major numbers are `picked`, in the shape of `x`."""
+    flat = op.Reshape(x, [-1])
+    return reshape_to(scatter(op, op.Reshape(g, [-1]), op.Reshape(picked, [-1]), flat, 0, unique), x)
+
+
+def put_rows(op, g, index, x, axis, unique=False):
+    """Σ of `g` at the rows `index` (a vector) of `x` along `axis`; g has one row per index."""
+    row = [1] * x.rank
+    row[axis] = -1
+    spread = op.Expand(op.Reshape(index, row), op.shape_of(g)) if x.rank > 1 else index
+    return scatter(op, g, spread, x, axis, unique)
+
+
+# --- Slice -------------------------------------------------------------------------------------
+
+
+def _cuts(x, starts, ends, axes, steps):
+    """(axis, start, end, step) per sliced axis, or None where one is computed."""
+    known = [None if v is None else v.const for v in (starts, ends, axes, steps)]
+    if any(v is not None and k is None for v, k in zip((starts, ends, axes, steps), known)):
+        return None
+    first, last, along, stride = known
+    along = range(len(first)) if along is None else along
+    stride = [1] * len(first) if stride is None else stride
+    return [(int(a) % x.rank, int(s), int(e), int(d)) for a, s, e, d in zip(along, first, last, stride)]
+
+
+def _margins(op, g, x, axis, start, end):
+    """How many elements x[start:end] leaves out before and after, each a list or a vector of one."""
+    size = x.shape[axis]
+    if isinstance(size, int):
+        taken = range(*slice(start, end).indices(size))
+        return [taken.start], [size - taken.start - len(taken)]
+    size = op.shape_of(x, axis, axis + 1)
+    before = [0] if start == 0 else op.Min(size, [start]) if start > 0 else op.Max(size + start, [0])
+    if end >= _ENDLESS:
+        return before, [0]
+    taken = op.Shape(
+        g, start=axis, end=axis + 1
+    )  # not what is declared: that often takes start and end to be in range
+    return before, size - taken - (op.join(before) if start else 0)
+
+
+def _unstride(op, g, x, axis, start, end, step):
+    """The cotangent of x[start:end:step] as that of a slice with step 1: (g with zeros between, start, end)."""
+    taken = range(*slice(start, end, step).indices(x.shape[axis]))
+    if not len(taken):
+        return g, 0, 0
+    if step < 0:
+        g = op.Slice(g, [-1], [-(2**63)], [axis], [-1])
+        taken = taken[::-1]
+    gap = abs(step) - 1
+    if gap and len(taken) > 1:
+        apart = op.Pad(op.Unsqueeze(g, [axis + 1]), [0, gap], None, [axis + 1])
+        joined = op.join(op.shape_of(g, 0, axis), [len(taken) * (gap + 1)], op.shape_of(g, axis + 1))
+        g = op.Slice(op.reshape(apart, joined), [0], [-gap], [axis])
+    return g, taken.start, taken[-1] + 1
+
+
+@linear("Slice")
+def slice_(op, g, x, starts, ends, axes, steps):
+    """y = x[start:end:step]: g at these places, 0 elsewhere"""
+    cuts = _cuts(x, starts, ends, axes, steps)
+    if cuts is None or any(d != 1 and not isinstance(x.shape[a], int) for a, _, _, d in cuts):
+        return put_back(op, g, op.replay(numbered(op, x), starts, ends, axes, steps), x, unique=True)
+    befores, afters, along = [], [], []
+    for axis, start, end, step in cuts:
+        if step != 1:
+            g, start, end = _unstride(op, g, x, axis, start, end, step)
+        before, after = _margins(op, g, x, axis, start, end)
+        if before != [0] or after != [0]:
+            befores.append(before)
+            afters.append(after)
+            along.append(axis)
+    return op.Pad(g, op.join(*befores, *afters), None, along) if along else g
+
+
+# --- Gather and its kin ------------------------------------------------------------------------
+
+
+@linear("Gather")
+def gather(op, g, x, index):
+    """y = x[…, i, …] along an axis: Σ over repeated i of g, 0 for rows that were not picked"""
+    axis = op.attr("axis") % x.rank
+    if index.rank == 0 and index.const is not None:
+        i = int(index.const)
+        rows = op.Unsqueeze(g, [axis])
+        before, after = _margins(op, rows, x, axis, i, i + 1 or _ENDLESS)
+        return op.Pad(rows, op.join(before, after), None, [axis])
+    if index.rank != 1:
+        g = op.reshape(g, op.join(op.shape_of(x, 0, axis), [-1], op.shape_of(x, axis + 1)))
+        index = op.Reshape(index, [-1])
+    return put_rows(op, g, index, x, axis)
+
+
+@linear("GatherElements")
+def gather_elements(op, g, x, index):
+    """y[…, j, …] = x[…, i[…, j, …], …]: Σ over repeated i of g"""
+    return scatter(op, g, index, x, op.attr("axis"))
+
+
+@linear("GatherND")
+def gather_nd(op, g, x, index):
+    """y[j] = x[i[j]], with several indices at once: Σ over repeated i of g"""
+    return put_back(op, g, op.replay(numbered(op, x), index), x)
+
+
+@linear("Compress")
+def compress(op, g, x, condition):
+    """y = the slices of x where c holds: g at these, 0 elsewhere"""
+    axis = op.attr("axis")
+    if axis is None:
+        return put_back(op, g, op.replay(numbered(op, x), condition), x, unique=True)
+    axis %= x.rank
+    size = op.Squeeze(op.shape_of(x, axis, axis + 1), [0])
+    rows = op.Compress(op.Range(op.const(0), size, op.const(1)), condition, axis=0)
+    return put_rows(op, g, rows, x, axis, unique=True)
+
+
+def _top_k_jvp(op, tangents):
+    axis = op.attr("axis") % tangents[0].rank
+    return op.GatherElements(tangents[0], op.output(1), axis=axis), None
+
+
+@rule("TopK", wrt=(0,), jvp=_top_k_jvp)
+def top_k(op, g, x):
+    """y = the k largest or smallest x along an axis, at i: g at i, 0 elsewhere"""
+    return scatter(op, g, op.output(1), x, op.attr("axis"), unique=True)
+
+
+@linear("OneHot", wrt=(2,))
+def one_hot(op, g, index, depth, values):
+    """y = v₁ where hot, else v₀: (Σ g where cold, Σ g where hot)"""
+    hot = op.Cast(op.replay(index, depth, op.const([0, 1], values.dtype)), to=int(ir.DataType.BOOL))
+    sums = [op.ReduceSum(op.Where(hot, *parts), None, keepdims=0) for parts in ((0.0, g), (g, 0.0))]
+    return None, None, op.Concat(*[op.Reshape(s, [1]) for s in sums], axis=0)

@@ -1,0 +1,97 @@
+"""Operators that write elements into a copy of a tensor: ScatterElements and ScatterND.
+
+Both read as y[i] = x[i] ∘ u, for each update u at its index i; `_Places` reads and writes there. Where
+an index repeats, `reduction` says what happens; without one the specification leaves the winner
+undefined, and every update that shares the place gets its cotangent. Writes that may meet are left to
+ScatterElements: ScatterND with a reduction races on repeated indices in ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+from onnxgrad.ir import reshape_to
+from onnxgrad.rules.index import numbered
+from onnxgrad.rules.registry import rule
+
+
+class _Places:
+    """The places of `x` that a scatter writes to."""
+
+    def __init__(self, op, x, index, u):
+        self.op, self.x, self.index, self.u = op, x, index, u
+        self.by_element = op.node.op_type == "ScatterElements"
+        self.axis = op.attr("axis") % x.rank if self.by_element else 0
+
+    def read(self, base):
+        """The elements of `base` at these places."""
+        if self.by_element:
+            return self.op.GatherElements(base, self.index, axis=self.axis)
+        return self.op.GatherND(base, self.index)
+
+    def write(self, base, u, reduction):
+        """`base` with `u` written there."""
+        op = self.op
+        if self.by_element:
+            return op.ScatterElements(base, self.index, u, axis=self.axis, reduction=reduction)
+        if reduction == "none":
+            return op.ScatterND(base, self.index, u)
+        flat = op.Reshape(op.GatherND(numbered(op, self.x), self.index), [-1])
+        written = op.ScatterElements(
+            op.Reshape(base, [-1]), flat, op.Reshape(u, [-1]), axis=0, reduction=reduction
+        )
+        return reshape_to(written, self.x)
+
+
+def _product_of_others(op, at, x, u):
+    """x·Πu over the other updates of the same place, for each update.
+
+    Not y/u, which has no value where u = 0: y is the product of the factors that are not 0, times those
+    that are. With one such factor among the others its value is kept as a factor, so that the second
+    derivative sees it; with two or more, so does only the third.
+    """
+    zero = op.Equal(u, 0.0)
+    factors = op.Where(zero, 1.0, u)
+    zeros, empty = op.Where(zero, op.const(1.0, u.dtype), 0.0), op.zeros_like(x)
+    count = at.read(at.write(empty, zeros, "add")) - zeros
+    held = op.Where(zero, u, 0.0)
+    single = at.read(at.write(empty, held, "add")) - held
+    rest = op.Where(op.Equal(count, 0.0), 1.0, op.Where(op.Equal(count, 1.0), single, 0.0))
+    return at.read(at.write(x, factors, "mul")) / factors * rest
+
+
+def _ties(op, at, x, u, y):
+    """Who attains the extremum: (mask of x, mask of u, how many share each place)."""
+    x_wins, u_wins = op.Equal(x, y), op.Equal(u, at.read(y))
+    ones = [op.cast_like(mask, x) for mask in (x_wins, u_wins)]
+    return x_wins, u_wins, at.write(ones[0], ones[1], "add")
+
+
+def _scatter_jvp(op, tangents, x, index, u, y):
+    at, how = _Places(op, x, index, u), op.attr("reduction")
+    tx, _, tu = tangents
+    if how in ("max", "min"):
+        x_wins, u_wins, count = _ties(op, at, x, u, y)
+        moved = op.zeros_like(x) if tx is None else op.Where(x_wins, tx, 0.0)
+        moved = moved if tu is None else at.write(moved, op.Where(u_wins, tu, 0.0), "add")
+        return moved / count
+    if how == "mul":
+        moved = op.zeros_like(x) if tx is None else at.write(tx, u, "mul")
+        return moved if tu is None else at.write(moved, tu * _product_of_others(op, at, x, u), "add")
+    tx = op.zeros_like(x) if tx is None else tx
+    return tx if tu is None and how == "add" else at.write(tx, op.zeros_like(u) if tu is None else tu, how)
+
+
+@rule("ScatterElements", "ScatterND", wrt=(0, 2), jvp=_scatter_jvp)
+def scatter(op, g, x, index, u, y):
+    """y[i] = x[i] ∘ u: assigned (g off the places, g[i]); + (g, g[i]); · (g·Πu, g[i]·x·Π of the other u);
+    max and min: g shared evenly by all, x included, that attain the extremum (as PyTorch does)"""
+    at, how = _Places(op, x, index, u), op.attr("reduction")
+    if how == "none":
+        return at.write(g, op.zeros_like(u), how), None, at.read(g)
+    if how == "add":
+        return g, None, at.read(g)
+    if how == "mul":
+        others = _product_of_others(op, at, x, u) if op.needs[2] else None
+        return at.write(g, u, how), None, None if others is None else at.read(g) * others
+    x_wins, u_wins, count = _ties(op, at, x, u, y)
+    share = g / count
+    return op.Where(x_wins, share, 0.0), None, op.Where(u_wins, at.read(share), 0.0)

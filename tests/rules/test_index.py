@@ -1,0 +1,62 @@
+"""Picking and placing elements up the ladder."""
+
+import numpy as np
+
+from onnxgrad.testing import Case
+from tests.rules.ladder import ladder
+
+
+def ints(*values):
+    return np.array(values, np.int64)
+
+
+FAR = 2**63 - 1
+CASES = [
+    Case("Slice", [(5, 4), ints(1), ints(4), ints(0)], note="middle"),
+    Case("Slice", [(5, 4), ints(-3), ints(FAR), ints(-1)], note="from the end"),
+    Case("Slice", [(5, 4), ints(0), ints(-1), ints(1)], note="but the last"),
+    Case("Slice", [(5, 4), ints(2), ints(FAR), ints(0)], note="tail"),
+    Case("Slice", [(5, 4), ints(-100), ints(100), ints(0)], note="far out of range"),
+    Case("Slice", [(5, 4), ints(4), ints(2), ints(0)], note="empty"),
+    Case("Slice", [(5, 4), ints(9), ints(12), ints(0)], symbolic=False, note="beyond"),
+    Case("Slice", [(5, 4), ints(1, 0), ints(3, 2)], note="axes omitted"),
+    Case("Slice", [(5, 4), ints(1), ints(3)], note="fewer than axes"),
+    Case("Slice", [(7, 2), ints(1), ints(6), ints(0), ints(2)], note="step 2"),
+    Case("Slice", [(7, 2), ints(0), ints(FAR), ints(0), ints(3)], note="step 3"),
+    Case("Slice", [(5, 4), ints(-1), ints(-FAR), ints(1), ints(-1)], note="reversed"),
+    Case("Slice", [(8, 2), ints(6), ints(0), ints(0), ints(-2)], note="step -2"),
+    Case("Slice", [(5, 4), ints(3, 0), ints(0, FAR), ints(0, 1), ints(-2, 3)], note="two strides"),
+    Case("Slice", [(5, 4), ints(1), ints(2), ints(0), ints(-1)], note="empty backwards"),
+    Case("Slice", [(5, 4), ints(0), ints(FAR), ints(0)], note="all"),
+    Case("Slice", [(5, 4), ints(1, 3), ints(4, 0), ints(0, 1), ints(1, -1)], fed=True, note="all fed"),
+    Case("Slice", [(0, 4), ints(0), ints(2), ints(0)], symbolic=False),
+    Case("Gather", [(5, 3), ints(4, 0, 4)], note="repeated"),
+    Case("Gather", [(5, 3), ints(-1, 0, -5)], note="negative"),
+    Case("Gather", [(5, 3), np.array(2)], note="scalar"),
+    Case("Gather", [(2, 5), np.array(-1)], {"axis": 1}, note="last"),
+    Case("Gather", [(2, 5), np.array(-2)], {"axis": -1}, note="last but one"),
+    Case("Gather", [(5, 3), np.array(2)], fed=True, note="scalar fed"),
+    Case("Gather", [(4, 2), np.array([[0, 3, 3], [1, 0, 0]])], fed=True),
+    Case("Gather", [(2, 4, 2), np.array([[0, 3], [3, 0]])], {"axis": 1}),
+    Case("Gather", [(4,), np.array([[0, 3], [3, 0]])]),
+    Case("Gather", [(4, 2), np.zeros((0,), np.int64)], note="nothing"),
+    Case("GatherElements", [(3, 4), np.array([[0, 2, 2, 0], [1, -1, 0, 0]])]),
+    Case(
+        "GatherElements",
+        [(3, 4), np.array([[0, 3, 3], [1, -1, 0], [2, 2, 2]])],
+        {"axis": 1},
+        fed=True,
+        note="axis 1",
+    ),
+    Case("GatherND", [(3, 4), np.array([[0, 1], [2, 3], [0, 1]])]),
+    Case("GatherND", [(3, 4), np.array([[-1], [0], [-1]])], note="rows"),
+    Case("GatherND", [(2, 3, 2), np.array([[1], [2]])], {"batch_dims": 1}, note="batched"),
+    Case("GatherND", [(3, 4), np.array([[0, 1], [2, 3]])], fed=True, symbolic=False, note="fed"),
+    Case("Compress", [(3, 4), np.array([True, False, True])], {"axis": 0}),
+    Case("Compress", [(3, 4), np.array([False, True])], {"axis": -1}, note="short"),
+    Case("Compress", [(3, 2), np.array([True, False, True, True])], note="flat"),
+    Case("TopK", [(2, 5), ints(3)], outputs=2, of=[0]),
+    Case("TopK", [(5, 2), ints(2)], {"axis": 0, "largest": 0}, outputs=2, of=[0]),
+    Case("OneHot", [np.array([[0, 2], [-1, 1]]), np.array(4), (2,)]),
+]
+test_rule = ladder("index", CASES)
