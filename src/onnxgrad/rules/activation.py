@@ -29,7 +29,7 @@ def relu(op, g, x, y):
 def leaky_relu(op, g, x):
     """y = x where x > 0, else α·x: g·(1 where x > 0, else α), with α at the kink"""
     alpha = op.attr("alpha")
-    if x.dtype == ir.DataType.FLOAT and alpha <= 1:
+    if x.dtype == ir.DataType.FLOAT and 0 <= alpha <= 1:
         return g * op.Max(positive(op, x), alpha)
     return op.Where(x > 0, g, g * alpha)
 

@@ -32,7 +32,7 @@ def div(op, g, a, b, y):
 @elementwise("Mod")
 def mod(op, g, a, b, y):
     """y = a - b·n with the integer n = (a - y)/b: (g, -g·n)"""
-    return g, -(g * op.Round((a - y) / b))
+    return g, -(g * op.Floor((a - y) / b + 0.5))
 
 
 @elementwise("Neg")

@@ -32,10 +32,10 @@ def _extremum(op, g, xs, sign):
     if len(xs) == 1:
         return [g]
     if len(xs) == 2:
-        a, b = xs if sign > 0 else xs[::-1]
+        a, b = xs if sign > 0 else xs[::-1]  # the first operand wins where a > b
         above = g * heaviside(op, a - b)
         rest = g - above if all(op.needs) else g * heaviside(op, b - a)
-        return (above, rest)[::sign]
+        return above, rest
     y = op.outputs[0]
     hits = [op.Cast(op.Equal(x, y), to=int(y.dtype)) for x in xs]
     share = op.Reciprocal(add(hits))

@@ -17,11 +17,9 @@ from onnxgrad.rules.steps import lowest
 
 def restored(op, z, x, axes):
     """`z`, shaped like the output of a reduction of `x` along `axes`, with these axes back as size 1."""
-    if op.attr("keepdims"):
-        return z
-    if axes is not None and (axes.const is None or axes.const.size):
-        return op.Unsqueeze(z, axes)
-    return z if op.attr("noop_with_empty_axes") else op.reshape(z, [1] * x.rank)
+    if op.attr("keepdims") or axes is None or (axes.const is not None and not axes.const.size):
+        return z  # kept, or untouched, or a scalar, which broadcasts as it is
+    return op.Unsqueeze(z, axes)
 
 
 def total(op, z, axes):
