@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import onnx_ir as ir
@@ -81,6 +83,19 @@ class _Derivation:
         return self.opened.close()
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pause the garbage collector: a derivation makes many objects and no garbage (saves a third of the time)."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_no_collection()
 def vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The model with its pullback: cotangents of `of` in, cotangents of `wrt` out.
 
@@ -110,6 +125,7 @@ def vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     return d.close()
 
 
+@_no_collection()
 def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The model with its pushforward: tangents of `wrt` in, tangents of `of` out.
 
@@ -130,6 +146,7 @@ def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     return d.close()
 
 
+@_no_collection()
 def value_and_grad(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The model with the gradient of the sum of `of` as further outputs ``{wrt}_grad``.
 
@@ -140,6 +157,7 @@ def value_and_grad(model: AnyModel, *, wrt: Names, of: Names | None = None) -> A
     return d.close()
 
 
+@_no_collection()
 def grad(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """As `value_and_grad`, with the gradients as the only outputs (the inputs stay as they are)."""
     d = _Derivation(model, wrt, of)

@@ -40,7 +40,7 @@ def grad(
         Mode,
         typer.Option(
             help="grad: gradients of the sum of `of`, nothing else. value_and_grad: the same beside the "
-            "outputs of the model. vjp: for cotangents given as inputs. jvp: tangents of `of` for tangents of `wrt`."
+            "outputs of the model. vjp: for cotangents given as inputs. jvp: tangents for given tangents."
         ),
     ] = Mode.grad,
 ) -> None:

@@ -22,6 +22,7 @@ undefined     nothing: there is no derivative                 refused
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,11 @@ from onnxgrad.rules.op import Op
 
 Cotangents = Sequence[Var | None]
 Function = Callable[..., Any]
+
+
+@functools.cache
+def _parameters(function: Function) -> int:
+    return len(inspect.signature(function).parameters)
 
 
 @dataclass
@@ -84,7 +90,7 @@ class Rule:
     @staticmethod
     def _apply(function: Function, op: Op, g: Any) -> Any:
         """Call `function` with as many formal inputs and outputs as it names."""
-        arity = len(inspect.signature(function).parameters) - 2
+        arity = _parameters(function) - 2
         return function(op, g, *[*op.inputs, *op.outputs, *[None] * arity][:arity])
 
     def jvp(self, op: Op, tangents: Cotangents) -> list[Var | None] | None:
