@@ -1,8 +1,18 @@
 """What executes a graph: one small protocol, ONNX Runtime with resident state, plain and reference twins."""
 
 from onnxgrad.runtime.ort import Options, Session
-from onnxgrad.runtime.protocol import Machine, Slot
+from onnxgrad.runtime.protocol import Machine, Slot, StepGraph
 from onnxgrad.runtime.reference import Fed, ReferenceSession
-from onnxgrad.runtime.resident import Resident
+from onnxgrad.runtime.resident import Resident, StepRunner
 
-__all__ = ["Fed", "Machine", "Options", "ReferenceSession", "Resident", "Session", "Slot"]
+__all__ = [
+    "Fed",
+    "Machine",
+    "Options",
+    "ReferenceSession",
+    "Resident",
+    "Session",
+    "Slot",
+    "StepGraph",
+    "StepRunner",
+]

@@ -6,11 +6,12 @@ next value of which input; a `Machine` owns the current value of every slot and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import onnx_ir as ir
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,35 @@ class Slot:
     input: str
     output: str
     initial: np.ndarray
+
+
+class _Tensor(Protocol):
+    @property
+    def input(self) -> str: ...
+    @property
+    def output(self) -> str: ...
+    @property
+    def initial(self) -> ir.TensorProtocol: ...
+
+
+class StepGraph(Protocol):
+    """What a runtime needs to know of a compiled step: the graph, its state, its rates, its results."""
+
+    @property
+    def model(self) -> ir.Model:
+        """The step graph."""
+
+    @property
+    def state(self) -> Mapping[str, _Tensor]:
+        """The tensors of state."""
+
+    @property
+    def rates(self) -> Mapping[str, ir.TensorProtocol]:
+        """Inputs that are neither state nor batch, with their values."""
+
+    @property
+    def results(self) -> Sequence[str]:
+        """The outputs to hand back."""
 
 
 class Machine(Protocol):

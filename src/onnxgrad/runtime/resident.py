@@ -14,6 +14,7 @@ the same arrays for every batch pays nothing here.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -22,7 +23,7 @@ import onnxruntime
 
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime.ort import Options, aligned, create, one_line, ort_value
-from onnxgrad.runtime.protocol import Slot
+from onnxgrad.runtime.protocol import Slot, StepGraph
 
 
 class Resident:
@@ -31,8 +32,12 @@ class Resident:
     Args:
         model: the step graph; its inputs are those of `slots` and the batch, nothing else.
         slots: the state, by name. Initial values are copied.
-        results: outputs to hand back at every step; other outputs are not computed into memory that is kept.
+        results: outputs to hand back at every step.
         options: how to run it.
+        held: further inputs that seldom change (learning rates), with their values.
+
+    Attributes:
+        held: the arrays that are bound for `held`; write into them to change what the next step reads.
     """
 
     def __init__(
@@ -41,11 +46,13 @@ class Resident:
         slots: Mapping[str, Slot],
         results: Sequence[str] = (),
         options: Options | None = None,
+        held: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         check_slots(model, slots, results)
         self.slots = dict(slots)
         self.session = create(model, options or Options())
-        taken = {s.input for s in slots.values()}
+        self.held = {name: _copied(array) for name, array in (held or {}).items()}
+        taken = {s.input for s in slots.values()} | self.held.keys()
         self.batch = [v.name for v in self.session.get_inputs() if v.name not in taken]
         self.results = list(results)
         self._buffers = tuple({n: _copied(s.initial) for n, s in slots.items()} for _ in range(2))
@@ -75,6 +82,8 @@ class Resident:
         for name, slot in self.slots.items():
             binding.bind_ortvalue_input(slot.input, ort_value(self._buffers[read][name]))
             binding.bind_ortvalue_output(slot.output, ort_value(self._buffers[write][name]))
+        for name, array in self.held.items():
+            binding.bind_ortvalue_input(name, ort_value(array))
         return binding
 
     def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -121,6 +130,23 @@ class Resident:
         check_state(state, {n: s.initial for n, s in self.slots.items()})
         for name, buffer in self._buffers[self._now].items():
             np.copyto(buffer, state[name])
+
+
+class StepRunner(Resident):
+    """The machine of a compiled step (see `onnxgrad.training.compile_step`).
+
+    Its `held` inputs are the learning rates of the step: ``runner.held["learning_rate"][...] = 1e-4``.
+    """
+
+    def __init__(
+        self, step: StepGraph, *, threads: int | None = None, options: Options | None = None
+    ) -> None:
+        options = options or Options()
+        if threads is not None:
+            options = dataclasses.replace(options, threads=threads)
+        slots = {n: Slot(t.input, t.output, t.initial.numpy()) for n, t in step.state.items()}
+        rates = {n: t.numpy() for n, t in step.rates.items()}
+        super().__init__(step.model, slots, step.results, options, rates)
 
 
 def _copied(array: np.ndarray) -> np.ndarray:

@@ -1,1 +1,20 @@
-"""To come."""
+"""Training: a loss and an optimizer attached to a model, compiled to one step graph, run in a loop."""
+
+from onnxgrad.training.attach import attach
+from onnxgrad.training.data import load_npz
+from onnxgrad.training.evaluation import Evaluation
+from onnxgrad.training.metrics import History
+from onnxgrad.training.step import StateTensor, Step, compile_step
+from onnxgrad.training.trainer import Interrupted, Trainer
+
+__all__ = [
+    "Evaluation",
+    "History",
+    "Interrupted",
+    "StateTensor",
+    "Step",
+    "Trainer",
+    "attach",
+    "compile_step",
+    "load_npz",
+]

@@ -1,0 +1,178 @@
+"""Checkpoints: one safetensors file that holds all state and everything needed to go on exactly.
+
+The tensors are the state of the step; the header carries one JSON document with the position of the run
+(steps, epoch, rows already seen), how rows are drawn (seed, batch size, number of rows), the metrics so
+far, and a fingerprint of the step graph. It is one file, so it cannot be half old and half new: it is
+written beside its place, flushed to the disk, and renamed. A run killed at any moment leaves the last
+checkpoint whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (it registers bfloat16 with numpy)
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput, TrainingError
+
+FILE = "checkpoint.safetensors"
+_KEY = "onnxgrad.checkpoint"
+_VERSION = 1
+
+#: What numpy (with ml_dtypes) calls the types of safetensors.
+_DTYPES = {
+    "F32": "float32",
+    "F64": "float64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+@dataclass
+class Checkpoint:
+    """A run at one moment.
+
+    Attributes:
+        state: every tensor of state, by name.
+        run: JSON: where the run stands and how it draws its rows.
+        step_graph: fingerprint of the step graph that the state belongs to.
+    """
+
+    state: dict[str, np.ndarray]
+    run: dict[str, Any] = field(default_factory=dict)
+    step_graph: str = ""
+
+    def save(self, path: Path) -> None:
+        """Write it to `path`, all or nothing.
+
+        Raises:
+            TrainingError: the state is not finite. BadInput: the place cannot be written.
+        """
+        safetensors = _library()
+        for name, array in self.state.items():
+            if ir.DataType.from_numpy(array.dtype).is_floating_point() and not np.isfinite(array).all():
+                step = self.run.get("step", "?")
+                raise TrainingError(f"{name!r} is not finite after step {step}; no checkpoint was written")
+        about = {"version": _VERSION, "step_graph": self.step_graph, "run": self.run}
+        with replacing(path) as file:
+            safetensors.numpy.save_file(self.state, file, {_KEY: json.dumps(about, allow_nan=False)})
+
+    @classmethod
+    def load(cls, path: Path) -> Checkpoint:
+        """Read the file at `path`.
+
+        Raises:
+            BadInput: there is none, it is damaged, or it is not one of onnxgrad's.
+        """
+        safetensors = _library()
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError as error:
+            raise BadInput(f"there is no checkpoint {str(path)!r}") from error
+        except OSError as error:
+            raise BadInput(f"cannot read the checkpoint {str(path)!r}: {error.strerror}") from error
+        try:
+            tensors = safetensors.deserialize(data)
+            size = int.from_bytes(data[:8], "little")
+            header = json.loads(data[8 : 8 + size])
+        except Exception as error:  # the library raises its own type, json and unicode theirs
+            raise BadInput(f"the checkpoint {str(path)!r} is damaged: {error}") from error
+        try:
+            about = json.loads(header["__metadata__"][_KEY])
+            version = about["version"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"{str(path)!r} is not a checkpoint of onnxgrad") from error
+        if version != _VERSION:
+            raise BadInput(
+                f"the checkpoint {str(path)!r} has version {version}; this onnxgrad reads {_VERSION}"
+            )
+        state = {}
+        for name, tensor in tensors:  # not by safetensors.numpy, which cannot read bfloat16
+            flat = np.frombuffer(bytes(tensor["data"]), np.dtype(_DTYPES[tensor["dtype"]]))
+            state[name] = flat.reshape(tensor["shape"]).copy()
+        return cls(state, about["run"], about["step_graph"])
+
+
+def fingerprint(model: ir.Model) -> str:
+    """A digest of a step graph: equal for the same model, loss, optimizer and settings."""
+    proto = ir.to_proto(model)
+    del proto.metadata_props[:]
+    return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` to write; it takes the place of `path` at the end of the ``with`` block.
+
+    Whatever happens, `path` holds all of the new content or what it held before.
+
+    Raises:
+        BadInput: the place cannot be written.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)  # as an ordinary file; temporary ones are private
+        temporary.replace(path)
+        temporary = None
+    except OSError as error:
+        raise BadInput(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _library() -> Any:
+    try:
+        import safetensors.numpy
+    except ImportError as error:
+        raise BadInput("checkpoints need the package safetensors: pip install 'onnxgrad[train]'") from error
+    return safetensors
+
+
+def check_state_fits(checkpoint: Checkpoint, like: Mapping[str, np.ndarray], graph: str, path: Path) -> None:
+    """Raise BadInput unless `checkpoint` belongs to the step with this state and this graph."""
+    for name in sorted(checkpoint.state.keys() ^ like.keys()):
+        whose = "has" if name in checkpoint.state else "lacks"
+        raise BadInput(
+            f"the checkpoint {str(path)!r} belongs to another model or optimizer: it {whose} {name!r}"
+        )
+    for name, expected in like.items():
+        found = checkpoint.state[name]
+        if (found.dtype, found.shape) != (expected.dtype, expected.shape):
+            raise BadInput(
+                f"the checkpoint {str(path)!r} belongs to another model: its {name!r} is "
+                f"{found.dtype}{list(found.shape)}, not {expected.dtype}{list(expected.shape)}"
+            )
+    if checkpoint.step_graph != graph:
+        raise BadInput(
+            f"the checkpoint {str(path)!r} belongs to another training step: the model, the loss, the "
+            "optimizer or its settings are not those that it was written with"
+        )

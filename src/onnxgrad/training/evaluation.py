@@ -1,0 +1,301 @@
+"""Measuring held-out data: the inference model as it is saved, and behind it the loss alone.
+
+The algorithm of a training entry is taken apart. Training-mode copies (BatchNormalization, Dropout) are put
+back into inference mode, which makes them equal to the nodes they were copied from; what then remains
+between the inference graph and the loss is the *tail*: a small graph of its own, whose inputs are values of
+the inference graph and the labels. The same tail measures the weights in memory after every epoch and the
+file that was saved, and neither measurement sees anything of training.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass
+
+from onnxgrad.door import load_model
+from onnxgrad.errors import BadInput
+from onnxgrad.ir.infer import infer_model
+from onnxgrad.ir.walk import prune, reads
+from onnxgrad.runtime import Options, Session
+from onnxgrad.training.data import Data, Field
+from onnxgrad.training.info import Source, bindings, merge, named_values
+from onnxgrad.training.step import Step
+
+_CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What accuracy compares.
+
+    Attributes:
+        value: name of the value in the tail.
+        label: name of the array of labels.
+        binary: `value` holds one logit per label; else its axis 1 holds one score per class.
+        classes: number of classes, if known.
+        ignored: label that does not count.
+    """
+
+    value: str
+    label: str
+    binary: bool = False
+    classes: int | None = None
+    ignored: int | None = None
+
+    def correct(self, prediction: np.ndarray, label: np.ndarray) -> tuple[int, int]:
+        """How many labels are predicted, of how many that count."""
+        if self.binary:
+            return int(((prediction > 0) == (label > 0.5)).sum()), label.size
+        counts = np.ones(label.shape, bool) if self.ignored is None else label != self.ignored
+        return int(((prediction.argmax(axis=1) == label) & counts).sum()), int(counts.sum())
+
+
+@dataclass
+class Evaluation:
+    """How a training entry is measured.
+
+    Attributes:
+        source: the training model.
+        tail: the graph from values of the inference graph and labels to the loss, and to what is compared.
+        loss: output of the tail.
+        boundary: inputs of the tail that the inference graph computes.
+        labels: batch inputs that the inference graph does not read.
+        predictions: what accuracy is taken of.
+    """
+
+    source: Source
+    tail: ir.Model
+    loss: str
+    boundary: list[str]
+    labels: set[str]
+    predictions: list[Prediction]
+    state: list[str] = field(default_factory=list)
+    options: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        self._tail = Session(self.tail, self.options)
+        self._head: Session | None = None
+
+    @classmethod
+    def of(cls, step: Step, options: Options | None = None) -> Evaluation:
+        """The evaluation that belongs to a compiled step.
+
+        Raises:
+            BadInput: the loss depends on something that has no value outside of training.
+        """
+        if step.source is None:
+            raise BadInput("a step without the model that it was compiled from cannot be evaluated")
+        source = step.source
+        infos = range(len(source.infos))
+        index = next(i for i in infos if bindings(source, [i])[i].keys() == step.state.keys())
+        merged = merge(source, index, [])
+        model = merged.model
+        infer_model(model)
+        _inference_mode(model.graph)
+        values = named_values(model.graph)
+        if step.loss not in values:
+            raise BadInput(
+                f"the loss {step.loss!r} is no value of the training entry, so it cannot be evaluated"
+            )
+        loss = values[step.loss]
+        model.graph.outputs[:] = [loss]
+        CommonSubexpressionEliminationPass()(model)
+        (loss,) = model.graph.outputs
+        inference = {v.name or "" for n in source.model.graph for v in n.outputs}
+        nodes = _tail_nodes(model.graph, loss, inference)
+        boundary = _cut(model.graph, nodes, step.loss, loss, set(merged.own) - step.state.keys())
+        head = source.inference().graph
+        given = {v.name or "" for v in head.inputs} - set(head.initializers)
+        read = {v.name for n in head for v in reads(n)}
+        tail_inputs = {v.name for v in model.graph.inputs}
+        labels = {n for n in step.batch if n not in given or (n not in read and n in tail_inputs)}
+        predictions = _predictions(nodes, labels)
+        return cls(
+            source,
+            model,
+            loss.name or "",
+            boundary,
+            labels,
+            predictions,
+            list(step.state),
+            options or Options(),
+        )
+
+    def field(self, value: ir.Value) -> Field:
+        """What data must look like to feed the batch input `value`."""
+        name = value.name or ""
+        found = Field.of(value, label=name in self.labels)
+        for p in self.predictions:
+            if p.label == name and not p.binary:
+                return Field(**{**found.__dict__, "classes": p.classes, "ignored": p.ignored})
+        return found
+
+    def __call__(
+        self, state: Mapping[str, np.ndarray], data: Data, batch_size: int = 256
+    ) -> dict[str, float]:
+        """Loss and accuracy of the inference model with the weights of `state`."""
+        if self._head is None:
+            self._head = Session(self._open_head(), self.options)
+        return self._measure(self._head, data, batch_size, state)
+
+    def file(self, path: str | os.PathLike, data: Data, batch_size: int = 256) -> dict[str, float]:
+        """Loss and accuracy of a saved inference model, run as it is by plain ONNX Runtime.
+
+        If the loss is taken of a value that is no output of the file (the logits before a final Softmax), the
+        run asks for that value as well.
+        """
+        try:
+            with_outputs = {v.name for v in onnxruntime.InferenceSession(os.fspath(path)).get_outputs()}
+        except Exception as error:
+            raise BadInput(f"ONNX Runtime cannot load {os.fspath(path)!r}: {error}") from error
+        if set(self.boundary) <= with_outputs:
+            return self._measure(Session(os.fspath(path), self.options), data, batch_size, {})
+        model = load_model(path)
+        _add_outputs(model.graph, self.boundary)
+        return self._measure(Session(model, self.options), data, batch_size, {})
+
+    def _open_head(self) -> ir.Model:
+        """The inference graph with its weights as inputs, so that one session serves all epochs."""
+        model = self.source.inference()
+        graph = model.graph
+        for name in self.state:
+            value = graph.initializers.pop(name, None)
+            if value is not None:
+                value.const_value = None
+                if value not in graph.inputs:
+                    graph.inputs.append(value)
+        infer_model(model)
+        outputs = _add_outputs(graph, self.boundary)
+        graph.outputs[:] = outputs
+        prune(graph)
+        return model
+
+    def _measure(
+        self, head: Session, data: Data, batch_size: int, state: Mapping[str, np.ndarray]
+    ) -> dict[str, float]:
+        fixed = next((f.batch for f in data.fields if f.batch is not None), None)
+        size = fixed or batch_size
+        rows = np.arange(len(data) // fixed * fixed if fixed else len(data))
+        if not len(rows):
+            raise BadInput(f"the model takes batches of exactly {fixed} rows, and there are {len(data)}")
+        known = {k: v for k, v in state.items() if k in head.inputs or k in self._tail.inputs}
+        missing = [n for n in self._tail.inputs if n not in {*self.boundary, *data.arrays, *known}]
+        known |= {n: self.source.inference().graph.initializers[n].const_value.numpy() for n in missing}  # type: ignore[union-attr]
+        total, right, counted = 0.0, 0, 0
+        for batch in data.batches(size, rows):
+            feeds = batch | known
+            found = head.run({n: feeds[n] for n in head.inputs}, self.boundary) if self.boundary else {}
+            found = self._tail.run({n: (feeds | found)[n] for n in self._tail.inputs})
+            total += float(found[self.loss]) * len(next(iter(batch.values())))
+            for p in self.predictions:
+                hits, of = p.correct(found[p.value], batch[p.label])
+                right, counted = right + hits, counted + of
+        measured = {"loss": total / len(rows)}
+        if counted:
+            measured["accuracy"] = right / counted
+        return measured
+
+
+def _inference_mode(graph: ir.Graph) -> None:
+    """Put every BatchNormalization and Dropout of `graph` into inference mode, in place."""
+    for node in graph:
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type == "BatchNormalization":
+            node.attributes.pop("training_mode", None)
+            for value, running in zip(node.outputs[1:], node.inputs[3:5]):
+                if running is not None:
+                    value.replace_all_uses_with(running, replace_graph_outputs=True)
+            node.resize_outputs(1)
+        elif node.op_type == "Dropout" and len(node.inputs) > 2:
+            node.resize_inputs(2)
+
+
+def _tail_nodes(graph: ir.Graph, loss: ir.Value, inference: set[str]) -> list[ir.Node]:
+    """The nodes, in order, between the inference graph and `loss`."""
+    live = {loss}
+    found = []
+    for node in reversed(graph):
+        if any(v in live for v in node.outputs) and not any(v.name in inference for v in node.outputs):
+            live.update(reads(node))
+            found.append(node)
+    return found[::-1]
+
+
+def _cut(graph: ir.Graph, nodes: list[ir.Node], name: str, loss: ir.Value, constants: set[str]) -> list[str]:
+    """Leave only `nodes` in `graph`; what they read of the rest becomes inputs. Those that nodes compute."""
+    if not nodes:
+        raise BadInput(
+            f"the loss {name!r} is computed by the inference graph itself; name other outputs to evaluate"
+        )
+    inside = {v for n in nodes for v in n.outputs}
+    boundary = []
+    inputs: dict[ir.Value, ir.Value] = {}
+    for node in nodes:
+        for value in reads(node):
+            if value in inside or value in inputs or (value.is_initializer() and value.name in constants):
+                continue
+            if any(value in reads(n) and value not in n.inputs for n in nodes):
+                raise BadInput(
+                    f"the loss reads {value.name!r} inside a branch or loop body; it cannot be evaluated"
+                )
+            if value.producer() is not None:
+                boundary.append(value.name or "")
+            inputs[value] = ir.Value(name=value.name, type=value.type, shape=value.shape)
+    for node in nodes:
+        for i, old in enumerate(node.inputs):
+            if old is not None and old in inputs:
+                node.replace_input_with(i, inputs[old])
+    graph.remove([n for n in graph if n not in set(nodes)], safe=False)
+    for value in inputs:
+        if value.is_initializer():
+            graph.initializers.pop(value.name or "", None)
+    graph.inputs[:] = list(inputs.values())
+    graph.outputs[:] = [loss]
+    prune(graph)
+    return boundary
+
+
+def _predictions(nodes: list[ir.Node], labels: set[str]) -> list[Prediction]:
+    """What the tail compares with labels where a right and a wrong answer can be told apart."""
+    found = []
+    graph = nodes[0].graph
+    assert isinstance(graph, ir.Graph)
+    for node in nodes:
+        if node.op_type in _CLASS_LOSSES and node.inputs[1] is not None and node.inputs[1].name in labels:
+            scores, label = node.inputs[0], node.inputs[1]
+            if scores is None or scores.name is None or label.name is None:
+                continue
+            classes = scores.shape[1] if scores.shape is not None and len(scores.shape) > 1 else None
+            given = node.attributes.get("ignore_index")
+            ignored = None if given is None else given.as_int()
+            known = classes if isinstance(classes, int) else None
+            found.append(Prediction(scores.name, label.name, classes=known, ignored=ignored))
+        elif node.op_type == "Mul":  # y·t beside Softplus(y): binary cross entropy with logits
+            for logit, target in (node.inputs, node.inputs[::-1]):
+                soft = logit is not None and any(u.op_type == "Softplus" for u, _ in logit.uses())
+                if logit is not None and soft and target is not None and target.name in labels:
+                    found.append(Prediction(logit.name or "", target.name or "", binary=True))
+    shown = {v.name for v in graph.outputs}
+    _add_outputs(graph, [p.value for p in found if p.value not in shown])
+    return found
+
+
+def _add_outputs(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:
+    """Make the values of these `names` outputs as well."""
+    values = named_values(graph)
+    outputs = []
+    for name in names:
+        if name not in values:
+            raise BadInput(f"the model has no value {name!r}, of which the loss is taken")
+        value = values[name]
+        if not value.is_graph_output():
+            graph.outputs.append(value)
+        outputs.append(value)
+    return outputs

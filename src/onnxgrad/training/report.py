@@ -1,0 +1,195 @@
+"""What a run shows while it goes: a progress bar on a terminal, plain lines elsewhere; and its plot."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training.checkpoint import replacing
+from onnxgrad.training.metrics import History
+
+
+class Reporter(Protocol):
+    """Hears what a run does."""
+
+    def start(self, steps: int, done: int, epochs: int) -> None:
+        """The run will take `steps` steps in `epochs` epochs; `done` are behind it."""
+
+    def step(self, step: int, epoch: int, loss: float) -> None:
+        """A step is done."""
+
+    def epoch(self, record: dict[str, Any], epochs: int) -> None:
+        """An epoch is done."""
+
+    def stop(self) -> None:
+        """The run ends, for whatever reason."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def start(self, steps: int, done: int, epochs: int) -> None:
+        """Nothing."""
+
+    def step(self, step: int, epoch: int, loss: float) -> None:
+        """Nothing."""
+
+    def epoch(self, record: dict[str, Any], epochs: int) -> None:
+        """Nothing."""
+
+    def stop(self) -> None:
+        """Nothing."""
+
+
+class Bar(Silent):
+    """A progress bar with epoch, loss, steps per second and the time that is left."""
+
+    PERIOD = 0.1  # seconds between updates: what it costs must not depend on how fast steps are
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.4f}"),
+            _Speed(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._next = 0.0
+
+    def start(self, steps: int, done: int, epochs: int) -> None:
+        """Show the bar."""
+        self.epochs = epochs
+        self.task = self.progress.add_task(
+            "", total=steps, completed=done, epoch=f"1/{epochs}", loss=float("nan")
+        )
+        self.progress.start()
+
+    def step(self, step: int, epoch: int, loss: float) -> None:
+        """Move the bar."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self.PERIOD
+            self.progress.update(self.task, completed=step, epoch=f"{epoch + 1}/{self.epochs}", loss=loss)
+
+    def epoch(self, record: dict[str, Any], epochs: int) -> None:
+        """Leave a line above the bar."""
+        self.progress.update(self.task, completed=record["step"])
+        self.console.print(epoch_line(record, epochs), highlight=False)
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        self.progress.stop()
+
+
+class _Speed(ProgressColumn):
+    def render(self, task: Any) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:.0f} steps/s")
+
+
+class Lines(Silent):
+    """One line per epoch, and one every few seconds while an epoch lasts."""
+
+    PERIOD = 10.0
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def start(self, steps: int, done: int, epochs: int) -> None:
+        """Remember when it began."""
+        self.steps, self.done, self.epochs = steps, done, epochs
+        self._begin = time.monotonic()
+        self._next = self._begin + self.PERIOD
+
+    def step(self, step: int, epoch: int, loss: float) -> None:
+        """Print a line if the last one is old."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + self.PERIOD
+        speed = (step - self.done) / (now - self._begin)
+        left = (self.steps - step) / speed
+        self._print(
+            f"epoch {epoch + 1}/{self.epochs}  step {step}/{self.steps}  loss {loss:.4f}  "
+            f"{speed:.0f} steps/s  {left:.0f} s left"
+        )
+
+    def epoch(self, record: dict[str, Any], epochs: int) -> None:
+        """Print its line."""
+        self._next = time.monotonic() + self.PERIOD
+        self._print(epoch_line(record, epochs))
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+
+def epoch_line(record: dict[str, Any], epochs: int) -> str:
+    """One epoch in words."""
+    parts = [f"epoch {record['epoch']}/{epochs}", f"loss {record['loss']:.4f}"]
+    if "validation_loss" in record:
+        parts.append(f"validation loss {record['validation_loss']:.4f}")
+    if "validation_accuracy" in record:
+        parts.append(f"accuracy {record['validation_accuracy']:.2%}")
+    return "  ".join([*parts, f"{record['steps_per_second']:.0f} steps/s"])
+
+
+def reporter(console: Console | None = None) -> Reporter:
+    """A bar on a terminal, lines elsewhere; on standard error, which keeps standard output for results."""
+    console = console or Console(stderr=True)
+    return Bar(console) if console.is_terminal else Lines(console)
+
+
+def check_plot() -> None:
+    """Raise BadInput if plots cannot be drawn, before any work is done."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise BadInput("plots need the package matplotlib: pip install 'onnxgrad[train]'") from error
+
+
+def plot(history: History, path: Path, title: str = "") -> None:
+    """Draw the loss and the accuracy over the steps into a PNG file, all or nothing."""
+    check_plot()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    ends = [e["step"] for e in history.epochs]
+    panels = [("loss", "validation_loss")]
+    if any("validation_accuracy" in e for e in history.epochs):
+        panels.append(("accuracy", "validation_accuracy"))
+    figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, (what, key) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+        if what == "loss":
+            axes.plot(history.curve.steps, history.curve.means, color="0.75", label="training, per step")
+            axes.plot(ends, [e["loss"] for e in history.epochs], label="training, per epoch")
+        points = [(e["step"], e[key]) for e in history.epochs if key in e]
+        if points:
+            axes.plot(*zip(*points), label="validation", marker="o" if len(points) == 1 else None)
+        if what == "loss" and min(history.curve.means, default=0) > 0:
+            axes.set_yscale("log")
+        axes.set_xlabel("step")
+        axes.set_ylabel(what)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    if title:
+        figure.suptitle(title)
+    with replacing(path) as file:
+        figure.savefig(file, format="png", dpi=120)
