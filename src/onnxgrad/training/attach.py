@@ -222,9 +222,7 @@ class _Attachment:
         b = self.builder
         for value in parameters:
             if recipe.operator and value.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
-                raise BadInput(
-                    f"{value.name!r} is a tensor of {value.dtype}; only sgd updates other types"
-                )
+                raise BadInput(f"{value.name!r} is a tensor of {value.dtype}; only sgd updates other types")
         rate = self._held("learning_rate", np.array(hyper.learning_rate), ir.DataType.FLOAT, fed=True)
         finished = present = rate
         if recipe.counts:

@@ -2,19 +2,25 @@
 
 The graph is written once more, node by node in its own order; a node of the training domain is replaced
 when its turn comes. So what a Gradient emits stands before everything that reads it, a second Gradient
-can differentiate what the first has emitted, and types are known downstream.
+can differentiate what the first has emitted, and types are known downstream. BatchNormalization in
+training mode is given private statistics on the way (see `batchnorm`), also where a rule has emitted it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
 import onnx_ir as ir
 
 from onnxgrad import flow, rules  # noqa: F401  (they fill the registry)
+from onnxgrad.door import AnyModel, open_model
 from onnxgrad.engine import reverse
 from onnxgrad.engine.paths import is_differentiable
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.walk import subgraphs
+from onnxgrad.ir.infer import forget_values
+from onnxgrad.ir.walk import prune, subgraphs
+from onnxgrad.training.batchnorm import trains, with_private_statistics
 from onnxgrad.training.info import DOMAIN, named_values
 from onnxgrad.training.optimizers import OPTIMIZERS
 
@@ -30,10 +36,15 @@ class Lowered:
         nodes = list(self.graph)
         if any(n.domain == DOMAIN for node in nodes for g in subgraphs(node) for n in g.all_nodes()):
             raise BadInput(f"an operator of {DOMAIN} inside a branch or loop body is not supported")
-        if any(n.domain == DOMAIN for n in nodes):
+        self._exposed: set[ir.Value] = set()
+        #: the BatchNormalization nodes whose statistics are their own
+        self._private: set[ir.Node] = set()
+        while any(n.domain == DOMAIN or (trains(n) and n not in self._private) for n in nodes):
             self.graph.remove(nodes)
             for node in nodes:
                 self._write(node)
+            nodes = list(self.graph)
+            self._renew()
 
     def __getitem__(self, name: str) -> ir.Value:
         """The value that now stands for the one that was called `name`."""
@@ -41,19 +52,46 @@ class Lowered:
             raise UnknownName(name, self.values, "value")
         return self.now(self.values[name])
 
+    def expose(self, name: str) -> ir.Value:
+        """A value fit to be the graph output `name`: made by a node of the graph, and exposed once.
+
+        The value called `name` itself if it is fit, else a copy; the copy of a graph input, or the second
+        one of a value, cannot have that name and gets a fresh one.
+        """
+        value = self[name]
+        if value.producer() is None or value in self._exposed:
+            taken = value.name == name
+            (copy,) = self.builder.append(ir.Node("", "Identity", [value]))
+            value = copy.value
+            value.name = self.builder.names.fresh(name) if taken else name
+        else:
+            value.name = name
+        self._exposed.add(value)
+        return value
+
     def now(self, value: ir.Value) -> ir.Value:
         """What stands for `value`, however often it was replaced."""
         while value in self.builder.moved:
             value = self.builder.moved[value]
         return value
 
+    def _renew(self) -> None:
+        """Have a builder that shares nothing with nodes that another round will move."""
+        moved, self.builder = self.builder.moved, self.builder.nested(self.graph)
+        self.builder.moved = moved
+
     def _write(self, node: ir.Node) -> None:
-        if node.domain != DOMAIN:
+        new: Sequence[Var | None]
+        if trains(node) and node not in self._private:
+            with self.builder.record() as written:
+                new = with_private_statistics(self.builder, node)
+            self._private.update(n for n in written if trains(n))
+        elif node.domain != DOMAIN:
             self.graph.append(node)
             if any(v.name and (v.type is None or v.shape is None) for v in node.outputs):
                 self.builder.infer(node)
             return
-        if node.op_type == "Gradient":
+        elif node.op_type == "Gradient":
             new = self._gradient(node)
         elif node.op_type in OPTIMIZERS:
             new = [x for kind in OPTIMIZERS[node.op_type](self.builder, node) for x in kind]
@@ -119,6 +157,30 @@ def _strings(node: ir.Node, name: str) -> list[str]:
     return [] if given is None else list(given.as_strings())
 
 
-def lower_gradients(model: ir.Model) -> Lowered:
-    """Write out every Gradient and optimizer node of `model`, in place."""
-    return Lowered(model)
+def lower_gradients(model: AnyModel) -> Any:
+    """`model` with its Gradient nodes and optimizer operators written out as standard operators.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` whose graph holds such nodes.
+
+    Returns:
+        A model of the kind that came in (a path gives a ModelProto), with the same inputs and outputs.
+
+    Raises:
+        BadInput: a node that the specification does not allow. NotDifferentiable: no way from `xs` to `y`
+            or an operator without a rule on it.
+    """
+    opened = open_model(model)
+    graph = opened.model.graph
+    names = [v.name or "" for v in graph.outputs]
+    declared = [(v.type, v.shape) for v in graph.outputs]
+    lowered = Lowered(opened.model)
+    graph.outputs.clear()
+    for name, (held, shape) in zip(names, declared):
+        value = lowered.expose(name)
+        value.type, value.shape = value.type or held, shape if value.shape is None else value.shape
+        graph.outputs.append(value)
+    prune(graph)
+    forget_values(graph)
+    opened.model.opset_imports.pop(DOMAIN, None)
+    return opened.close()

@@ -18,7 +18,16 @@ from onnxgrad.door import open_model
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.infer import forget_values
 from onnxgrad.ir.walk import prune, reads
-from onnxgrad.training.info import DOMAIN, AnyTrainingModel, Merged, Source, bindings, chosen_entries, merge, read
+from onnxgrad.training.info import (
+    DOMAIN,
+    AnyTrainingModel,
+    Merged,
+    Source,
+    bindings,
+    chosen_entries,
+    merge,
+    read,
+)
 from onnxgrad.training.lowering import Lowered
 
 
@@ -157,36 +166,25 @@ def _kind(name: str, merged: Merged, trained: set[str]) -> str:
 
 
 def _wire(lowered: Lowered, state: Sequence[StateTensor], results: Sequence[str], index: int) -> list[str]:
-    """Make the graph's outputs, one per state tensor, then the results; the names of the results.
-
-    An output is a value of its own with the name it was asked by; a copy with a fresh name stands for a
-    value that enters the graph, or that is an output already.
-    """
+    """Make the graph's outputs: one per state tensor, then the results; the names of the results."""
     graph = lowered.graph
     graph.outputs.clear()
-    ends: dict[ir.Value, None] = {}
-
-    def end(name: str) -> ir.Value:
-        value = lowered[name]
-        if value.producer() is None or value in ends:
-            (copy,) = lowered.builder.append(ir.Node("", "Identity", [value]))
-            value = copy.value
-            value.name = lowered.builder.names.fresh(name)
-        else:
-            value.name = name
-        ends[value] = None
-        return value
-
+    ends: list[ir.Value] = []
     for tensor in state:
-        value = end(tensor.output)
-        where = f"training entry {index}, update binding {tensor.name!r} ← {tensor.output!r}"
-        _check_fits(value, tensor.initial, where)
+        value = lowered.expose(tensor.output)
+        _check_fits(
+            value,
+            tensor.initial,
+            f"training entry {index}, update binding {tensor.name!r} ← {tensor.output!r}",
+        )
         tensor.output = value.name or ""
+        ends.append(value)
     names = []
     for name in results:
         value = lowered[name]
         if value not in ends:
-            value = end(name)
+            value = lowered.expose(name)
+            ends.append(value)
         if value.dtype is None:
             raise BadInput(f"the type of {name!r} is not known; declare it in the model")
         names.append(value.name or "")

@@ -1,0 +1,53 @@
+"""BatchNormalization in training mode, written so that ONNX Runtime leaves the state alone.
+
+The runtime's kernel writes the new running statistics into the memory of the old ones, be it an input of
+the caller's or a shared constant. So the node gets buffers of its own, zeros that are computed in the
+graph and that no constant folding turns into an initializer, and momentum 0, which makes its second and
+third output the statistics of the batch; the running ones are moved by ordinary operators.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.builder import FLOATS
+
+
+def trains(node: ir.Node) -> bool:
+    """Whether `node` is a BatchNormalization in training mode."""
+    mode = node.attributes.get("training_mode")
+    is_norm = node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx")
+    return is_norm and mode is not None and bool(mode.as_int())
+
+
+def with_private_statistics(b: Builder, node: ir.Node) -> list[Var]:
+    """y, m·mean + (1 - m)·batch mean, m·var + (1 - m)·batch variance, none of which lies in `mean` or `var`."""
+    x, scale, bias, mean, var = (Var(b, v) for v in node.inputs if v is not None)
+    epsilon, given = node.attributes.get("epsilon"), node.attributes.get("momentum")
+    momentum = 0.9 if given is None else float(str(given.as_float()))
+    new = ir.Node(
+        "",
+        "BatchNormalization",
+        [x.value, scale.value, bias.value, *(_zeros(b, s, (s, scale, bias), x).value for s in (mean, var))],
+        [ir.AttrInt64("training_mode", 1), ir.AttrFloat32("momentum", 0.0), *([epsilon] if epsilon else [])],
+        num_outputs=3,
+        name=node.name,
+    )
+    y, *batch = b.append(new)
+    for old, out in zip((mean, var), batch):
+        out.value.type, out.value.shape = old.value.type, old.value.shape
+    return [y, *(_moved(b, old, new, momentum) for old, new in zip((mean, var), batch))]
+
+
+def _moved(b: Builder, old: Var, new: Var, momentum: float) -> Var:
+    return b.Mul(old, momentum) + b.Mul(new, 1 - momentum) if momentum else new
+
+
+def _zeros(b: Builder, like: Var, candidates: tuple[Var, ...], x: Var) -> Var:
+    """Zeros in the shape and dtype of `like`, in memory that nothing else uses."""
+    base = next((c for c in candidates if c.const is None and c.dtype == like.dtype), None)
+    if base is None:  # everything is constant: take what depends on the batch
+        assert like.dtype in FLOATS
+        base = b.cast_like(b.ReduceMax(x, [0, *range(2, x.rank)], keepdims=0), like)
+    return b.append(ir.Node("", "Sub", [base.value, base.value]))[0]
