@@ -18,9 +18,9 @@ SLOPE = np.array([0.3, -0.2, 1.4, 0.1])
 CASES = [
     *[
         Case(op, [X])
-        for op in "Tanh Sigmoid Relu Softplus Softsign HardSigmoid HardSwish ThresholdedRelu Shrink".split()
+        for op in ("Tanh", "Sigmoid", "Relu", "Softplus", "Softsign", "HardSigmoid", "HardSwish")
     ],
-    *[Case(op, [X]) for op in ("LeakyRelu", "Elu", "Selu")],
+    *[Case(op, [X]) for op in ("LeakyRelu", "Elu", "Selu", "ThresholdedRelu", "Shrink")],
     Case("Mish", [X], opset=22),
     Case("LeakyRelu", [X], {"alpha": 1.5}, note="steep"),
     Case("LeakyRelu", [X], {"alpha": -0.3}, note="falling"),
