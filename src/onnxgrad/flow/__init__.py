@@ -1,5 +1,5 @@
 """Control flow and data structures: rules that re-enter the engine."""
 
-from onnxgrad.flow import branches
+from onnxgrad.flow import branches, scan
 
-__all__ = ["branches"]
+__all__ = ["branches", "scan"]

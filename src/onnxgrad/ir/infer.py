@@ -16,16 +16,19 @@ import onnx
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
+from onnxgrad.ir.labels import einsum_labels
+
 from onnxgrad.ir import infer_loops
 
 Dim = int | ir.SymbolicDim
 Infer = Callable[[osi.ShapeInferenceContext, ir.Node], None]
 
 #: Operators whose output is the multidirectional broadcast of all their inputs.
-BROADCASTING = (
-    "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max "
-    "Mean Min Mod Mul Or Pow Sub Sum Where Xor"
-).split()
+BROADCASTING = [
+    *("Add", "Div", "Max", "Mean", "Min", "Mod", "Mul", "Pow", "Sub", "Sum", "Where", "BitShift"),
+    *("And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor"),
+    *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"),
+]
 
 
 def broadcast_dims(shapes: Sequence[Sequence[Dim]], unknown: Callable[[], Dim]) -> list[Dim]:
@@ -51,7 +54,8 @@ def _operands(ctx: osi.ShapeInferenceContext, node: ir.Node) -> list[Sequence[Di
     if node.op_type != "Expand":
         return [None if v is None else v.shape for v in node.inputs]  # type: ignore[misc]
     data, target = node.inputs
-    assert data is not None and target is not None
+    assert data is not None
+    assert target is not None
     const = ir.convenience.get_const_tensor(target)
     asked = ctx.get_symbolic_value(target) if const is None else [int(d) for d in const.numpy()]
     return [data.shape, asked]  # type: ignore[list-item]
@@ -62,6 +66,28 @@ def _broadcast(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     if all(s is not None for s in shapes):
         dims = broadcast_dims([list(s) for s in shapes if s is not None], ctx.new_symbolic_dim)
         node.outputs[0].shape = ir.Shape(dims)
+
+
+def _matmul(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    """The leading axes of batches of matrices are broadcast."""
+    a, b = (None if v is None or v.shape is None else list(v.shape) for v in node.inputs[:2])
+    out = node.outputs[0].shape
+    if a is not None and b is not None and out is not None and len(a) > 1 and len(b) > 1:
+        batch = broadcast_dims([a[:-2], b[:-2]], ctx.new_symbolic_dim)
+        node.outputs[0].shape = ir.Shape([*batch, *list(out)[-2:]])
+
+
+def _einsum(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    """Axes with the same label are broadcast."""
+    shapes = [v.shape for v in node.inputs if v is not None and v.shape is not None]
+    if len(shapes) < len(node.inputs) or node.outputs[0].shape is None:
+        return
+    terms, out = einsum_labels(node.attributes["equation"].as_string(), [len(s) for s in shapes])
+    sizes: dict[str, list[Sequence[Dim]]] = {}
+    for term, shape in zip(terms, shapes):
+        for label, dim in zip(term, shape):
+            sizes.setdefault(label, []).append([dim])
+    node.outputs[0].shape = ir.Shape([broadcast_dims(sizes[c], ctx.new_symbolic_dim)[0] for c in out])
 
 
 def _squeeze(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
@@ -90,7 +116,7 @@ def _split(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
 
 
 def _slice(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-    """Axes that are not sliced keep their size; of those that are, a size needs bounds known to be in range."""
+    """Axes that are not sliced keep their size; the size of a slice needs bounds known to be in range."""
     x, starts, _, axes, steps = (*node.inputs, None, None, None)[:5]
     out = node.outputs[0]
     if x is None or x.shape is None or starts is None:

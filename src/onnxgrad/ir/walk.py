@@ -21,12 +21,13 @@ def captured(node: ir.Node) -> list[ir.Value]:
     """Values of outer scopes that the graphs inside `node` read, each once, in order of first use."""
     found: dict[ir.Value, None] = {}
     for graph in subgraphs(node):
-        for value in _free(graph):
+        for value in free(graph):
             found.setdefault(value)
     return list(found)
 
 
-def _free(graph: ir.Graph) -> Iterator[ir.Value]:
+def free(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Values of outer scopes that `graph` reads, as often as it does."""
     own = set(graph.inputs) | set(graph.initializers.values())
     for node in graph:
         for value in reads(node):

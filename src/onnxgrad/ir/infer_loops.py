@@ -1,0 +1,194 @@
+"""Types and shapes of Loop and Scan, by induction over the steps.
+
+A state has the shape of its initial value at every step if the body, given that shape, returns it again.
+Dimensions for which that cannot be shown are unknown inside the body and after it. The library takes the
+body's word for the shape after the last step, and the trip count for the number of steps, whatever the
+condition says; a gradient that trusted either could be silently wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import onnx_shape_inference as osi
+
+from onnxgrad.ir.walk import subgraphs
+
+Dim = int | ir.SymbolicDim
+
+
+def infer_loop(ctx: osi.ShapeInferenceContext, node: ir.Node, force: bool = False) -> None:
+    """Types and shapes of the outputs of a Loop, and of everything in its body."""
+    body = node.attributes["body"].as_graph()
+    initial = list(node.inputs[2:])
+    for formal, dtype in zip(body.inputs, (ir.DataType.INT64, ir.DataType.BOOL)):
+        formal.type = formal.type or ir.TensorType(dtype)
+        formal.shape = formal.shape if formal.shape is not None else ir.Shape([])
+    states, following = list(body.inputs[2:]), list(body.outputs[1 : 1 + len(initial)])
+    _settle(ctx, body, states, initial, following, force)
+    steps: Dim | None = None
+    if node.inputs[0] is not None and always_goes_on(node):
+        const = ir.convenience.get_const_tensor(node.inputs[0])
+        known = ctx.get_symbolic_value(node.inputs[0]) if const is None else [int(const.numpy().item())]
+        steps = known[0] if known is not None and len(known) == 1 else None
+    stacked = list(zip(body.outputs[1 + len(initial) :], [0] * len(body.outputs)))
+    _results(node, states, following, stacked, steps if steps is not None else ctx.new_symbolic_dim())
+
+
+def always_goes_on(node: ir.Node) -> bool:
+    """Whether a Loop provably makes as many steps as its trip count says."""
+    body = node.attributes["body"].as_graph()
+    if node.inputs[1] is not None and not _is_true(node.inputs[1]):
+        return False
+    last: ir.Value | None = body.outputs[0]
+    while last is not None and last.producer() is not None and last.producer().op_type == "Identity":
+        last = last.producer().inputs[0]  # type: ignore[union-attr]
+    return last is not None and (last is body.inputs[1] or last is node.inputs[1] or _is_true(last))
+
+
+def _is_true(value: ir.Value) -> bool:
+    tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
+    return tensor is not None and bool(tensor.numpy().all())
+
+
+def infer_scan(ctx: osi.ShapeInferenceContext, node: ir.Node, force: bool = False) -> None:
+    """Types and shapes of the outputs of a Scan, and of everything in its body."""
+    body = node.attributes["body"].as_graph()
+    count = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
+    reads = _axes(node, "scan_input_axes", len(node.inputs) - count)
+    writes = _axes(node, "scan_output_axes", len(body.outputs) - count)
+    steps: Dim | None = None
+    for formal, x, axis in zip(body.inputs[count:], node.inputs[count:], reads):
+        if x is None:
+            continue
+        if formal.type is None and x.dtype is not None:
+            formal.type = ir.TensorType(x.dtype)
+        if x.shape is not None:
+            dims = list(x.shape)
+            along = dims.pop(axis)
+            steps = along if steps is None or isinstance(along, int) else steps
+            shape = _refined(formal.shape, dims)
+            force |= shape != formal.shape
+            formal.shape = shape
+    states, following = list(body.inputs[:count]), list(body.outputs[:count])
+    _settle(ctx, body, states, list(node.inputs[:count]), following, force)
+    stacked = list(zip(body.outputs[count:], writes))
+    _results(node, states, following, stacked, steps if steps is not None else ctx.new_symbolic_dim())
+
+
+def _axes(node: ir.Node, name: str, count: int) -> list[int]:
+    given = node.attributes.get(name)
+    return [0] * count if given is None else list(given.as_ints())
+
+
+def _refined(declared: ir.Shape | None, dims: Sequence[Dim]) -> ir.Shape:
+    """`dims`, but sizes where the body declares them."""
+    if declared is None or len(declared) != len(dims):
+        return ir.Shape(dims)
+    return ir.Shape([d if isinstance(d, int) and not isinstance(g, int) else g for d, g in zip(declared, dims)])
+
+
+def _is_tensor(value: ir.Value) -> bool:
+    return value.type is None or isinstance(value.type, ir.TensorType)
+
+
+def _settle(
+    ctx: osi.ShapeInferenceContext,
+    body: ir.Graph,
+    states: Sequence[ir.Value],
+    initial: Sequence[ir.Value | None],
+    following: Sequence[ir.Value],
+    force: bool,
+) -> None:
+    """Give the states shapes that hold at every step, and infer the body with them."""
+    for state, first in zip(states, initial):
+        if first is None:
+            continue
+        state.type = state.type or first.type
+        state.metadata_props.pop(_VARIES, None)
+        if _is_tensor(state) and first.shape is not None:
+            shape = _refined(state.shape, list(first.shape))
+            force |= shape != state.shape
+            state.shape = shape
+    while True:
+        if force:
+            _infer_graph(ctx, body)
+        force = False
+        for state, after in zip(states, following):
+            shape = _common(ctx, state, after) if _is_tensor(state) else state.shape
+            if shape is not state.shape:
+                state.shape, force = shape, True
+        if not force:
+            return
+
+
+def _common(ctx: osi.ShapeInferenceContext, state: ir.Value, after: ir.Value) -> ir.Shape | None:
+    """The shape of `state` where the next one provably agrees, with new symbols where not."""
+    if state.shape is None or after.shape is None:
+        return state.shape
+    if len(state.shape) != len(after.shape):
+        return None
+    marks = state.metadata_props.get(_VARIES, "").split()
+    dims: list[Dim] = list(state.shape)
+    for axis, (before, later) in enumerate(zip(state.shape, after.shape)):
+        same = before == later and (isinstance(before, int) or before.value is not None)
+        if not same and str(axis) not in marks:
+            dims[axis] = ctx.new_symbolic_dim()
+            marks.append(str(axis))
+            state.metadata_props[_VARIES] = " ".join(marks)
+    return ir.Shape(dims) if any(a is not b for a, b in zip(dims, state.shape)) else state.shape
+
+
+#: Metadata of a state: the axes whose sizes were found to vary from step to step.
+_VARIES = "onnxgrad.varies"
+
+
+def _infer_graph(ctx: osi.ShapeInferenceContext, graph: ir.Graph) -> None:
+    """Infer every value of `graph` anew; what was known stays where nothing can be inferred."""
+    for node in graph:
+        known = [v.shape for v in node.outputs]
+        for value in node.outputs:
+            value.metadata_props.pop(osi.SYM_DATA_KEY, None)
+            value.shape = None
+        try:
+            if (node.domain, node.op_type) in (("", "Loop"), ("", "Scan")):
+                (infer_loop if node.op_type == "Loop" else infer_scan)(ctx, node, force=True)
+            else:
+                for inner in subgraphs(node):
+                    _infer_graph(ctx, inner)
+                infer = osi.registry.get(node.domain, node.op_type, ctx.get_opset_version(node.domain))
+                if infer is not None:
+                    infer(ctx, node)
+        except Exception:
+            logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
+        for value, shape in zip(node.outputs, known):
+            value.shape = value.shape if value.shape is not None else shape
+
+
+def _results(
+    node: ir.Node,
+    states: Sequence[ir.Value],
+    following: Sequence[ir.Value],
+    stacked: Sequence[tuple[ir.Value, int]],
+    steps: Dim,
+) -> None:
+    """Types and shapes of the outputs of `node`; declared shapes stay."""
+    for out, state, after in zip(node.outputs, states, following):
+        out.type = out.type or state.type or after.type
+        if out.shape is None and _is_tensor(out) and state.shape is not None:
+            varies = state.metadata_props.get(_VARIES, "").split()
+            out.shape = ir.Shape([None if str(i) in varies else d for i, d in enumerate(state.shape)])
+    for out, (each, axis) in zip(node.outputs[len(states) :], stacked):
+        out.type = out.type or each.type
+        if out.shape is None and each.shape is not None:
+            dims: list[Dim] = list(each.shape)
+            dims.insert(axis if axis >= 0 else axis + len(dims) + 1, steps)
+            out.shape = ir.Shape(dims)
+
+
+def register() -> None:
+    """Put these in the place of what the library has."""
+    osi.registry.register("", "Loop", 1)(infer_loop)
+    osi.registry.register("", "Scan", 9)(infer_scan)
