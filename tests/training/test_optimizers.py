@@ -17,10 +17,15 @@ from onnxgrad.training.lowering import lower_gradients
 from onnxgrad.training.step import compile_step
 from tests.training.nets import mlp, run, train
 
-STANDARD = (
-    "test_adam test_adam_multiple test_adagrad test_adagrad_multiple test_momentum test_momentum_multiple "
-    "test_nesterov_momentum"
-).split()
+STANDARD = [
+    "test_adam",
+    "test_adam_multiple",
+    "test_adagrad",
+    "test_adagrad_multiple",
+    "test_momentum",
+    "test_momentum_multiple",
+    "test_nesterov_momentum",
+]
 
 
 @functools.cache
@@ -84,12 +89,16 @@ def written_out(op: str, r, t, x, g, v, h, **a):
 
 
 CASES = [
-    ("Adam", 2, dict(alpha=0.8, beta=0.99, epsilon=1e-3, norm_coefficient=0.1, norm_coefficient_post=0.05)),
-    ("Adam", 2, dict(alpha=0.9, beta=0.999, epsilon=1e-8)),
-    ("Adagrad", 1, dict(epsilon=1e-3, decay_factor=0.3, norm_coefficient=0.1)),
-    ("Momentum", 1, dict(alpha=0.9, beta=0.5, norm_coefficient=0.1, mode="standard")),
-    ("Momentum", 1, dict(alpha=0.9, beta=0.5, norm_coefficient=0.1, mode="nesterov")),
-    ("Momentum", 1, dict(alpha=0.0, beta=1.0, norm_coefficient=0.0, mode="standard")),
+    (
+        "Adam",
+        2,
+        {"alpha": 0.8, "beta": 0.99, "epsilon": 1e-3, "norm_coefficient": 0.1, "norm_coefficient_post": 0.05},
+    ),
+    ("Adam", 2, {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-8}),
+    ("Adagrad", 1, {"epsilon": 1e-3, "decay_factor": 0.3, "norm_coefficient": 0.1}),
+    ("Momentum", 1, {"alpha": 0.9, "beta": 0.5, "norm_coefficient": 0.1, "mode": "standard"}),
+    ("Momentum", 1, {"alpha": 0.9, "beta": 0.5, "norm_coefficient": 0.1, "mode": "nesterov"}),
+    ("Momentum", 1, {"alpha": 0.0, "beta": 1.0, "norm_coefficient": 0.0, "mode": "standard"}),
 ]
 
 
@@ -117,10 +126,10 @@ def test_formula(op, states, attrs, t, dtype):
 @pytest.mark.parametrize(
     ("op", "states", "attrs", "shared", "each"),
     [
-        ("Adam", 2, dict(alpha=0.9, beta=0.999, epsilon=1e-8), 12, 12),
+        ("Adam", 2, {"alpha": 0.9, "beta": 0.999, "epsilon": 1e-8}, 12, 12),
         ("Adagrad", 1, {}, 0, 7),
-        ("Momentum", 1, dict(alpha=0.9, beta=1.0, norm_coefficient=0.0, mode="standard"), 0, 4),
-        ("Momentum", 1, dict(alpha=0.9, beta=1.0, norm_coefficient=0.0, mode="nesterov"), 0, 6),
+        ("Momentum", 1, {"alpha": 0.9, "beta": 1.0, "norm_coefficient": 0.0, "mode": "standard"}, 0, 4),
+        ("Momentum", 1, {"alpha": 0.9, "beta": 1.0, "norm_coefficient": 0.0, "mode": "nesterov"}, 0, 6),
     ],
 )
 def test_nodes_per_tensor(op, states, attrs, shared, each):
@@ -131,7 +140,7 @@ def test_nodes_per_tensor(op, states, attrs, shared, each):
 
 
 def test_bad_optimizer_nodes():
-    attrs = dict(alpha=0.9, beta=1.0, norm_coefficient=0.0)
+    attrs = {"alpha": 0.9, "beta": 1.0, "norm_coefficient": 0.0}
     with pytest.raises(BadInput, match="mode must be 'standard' or 'nesterov', not 'fast'"):
         lower_gradients(optimizer_model("Momentum", 1, mode="fast", **attrs))
     with pytest.raises(BadInput, match="'update' lacks the attribute 'alpha'"):
@@ -171,25 +180,25 @@ def _torch_training(make, batches):
 
 
 TORCH = {
-    "sgd": (dict(learning_rate=0.1, weight_decay=0.01), lambda o, p: o.SGD(p, lr=0.1, weight_decay=0.01)),
+    "sgd": ({"learning_rate": 0.1, "weight_decay": 0.01}, lambda o, p: o.SGD(p, lr=0.1, weight_decay=0.01)),
     "momentum": (
-        dict(learning_rate=0.05, momentum=0.8, weight_decay=0.01),
+        {"learning_rate": 0.05, "momentum": 0.8, "weight_decay": 0.01},
         lambda o, p: o.SGD(p, lr=0.05, momentum=0.8, weight_decay=0.01),
     ),
     "nesterov": (
-        dict(learning_rate=0.05, momentum=0.8),
+        {"learning_rate": 0.05, "momentum": 0.8},
         lambda o, p: o.SGD(p, lr=0.05, momentum=0.8, nesterov=True),
     ),
     "adam": (
-        dict(learning_rate=0.01, betas=(0.9, 0.999), eps=1e-12, weight_decay=0.01),
+        {"learning_rate": 0.01, "betas": (0.9, 0.999), "eps": 1e-12, "weight_decay": 0.01},
         lambda o, p: o.Adam(p, lr=0.01, eps=1e-12, weight_decay=0.01),
     ),
     "adamw": (
-        dict(learning_rate=0.01, eps=1e-12, weight_decay=0.1),
+        {"learning_rate": 0.01, "eps": 1e-12, "weight_decay": 0.1},
         lambda o, p: o.AdamW(p, lr=0.01, eps=1e-12, weight_decay=0.1),
     ),
     "adagrad": (
-        dict(learning_rate=0.1, weight_decay=0.01),
+        {"learning_rate": 0.1, "weight_decay": 0.01},
         lambda o, p: o.Adagrad(p, lr=0.1, weight_decay=0.01),
     ),
 }

@@ -48,8 +48,8 @@ def attach(
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. It stays a valid inference model;
-            weights in Constant nodes become initializers, and opsets below 18 are raised. Training information that it has is
-            replaced.
+            weights in Constant nodes become initializers, and opsets below 18 are raised. Training
+            information that it has is replaced.
         loss: ``cross_entropy``, ``nll``, ``mse``, ``l1``, ``huber`` or ``bce_with_logits``. If the model
             ends in the Softmax (Sigmoid) that the loss contains, the loss is taken of what goes into it.
         optimizer: ``sgd``, ``momentum``, ``nesterov``, ``adam``, ``adamw`` or ``adagrad``.

@@ -22,7 +22,7 @@ def trains(node: ir.Node) -> bool:
 
 
 def with_private_statistics(b: Builder, node: ir.Node) -> list[Var]:
-    """y, m·mean + (1 - m)·batch mean, m·var + (1 - m)·batch variance, none of which lies in `mean` or `var`."""
+    """y, m·mean + (1 - m)·batch mean, m·var + (1 - m)·batch variance, in memory of their own."""
     x, scale, bias, mean, var = (Var(b, v) for v in node.inputs if v is not None)
     epsilon, given = node.attributes.get("epsilon"), node.attributes.get("momentum")
     momentum = 0.9 if given is None else float(str(given.as_float()))

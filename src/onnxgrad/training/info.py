@@ -56,7 +56,9 @@ def chosen_entries(source: Source, entry: int | None) -> list[int]:
     """The indices of the entries to run: one, or all in sequence."""
     count = len(source.infos)
     if not count:
-        raise BadInput("the model carries no training information\n  hint: attach a loss and an optimizer first")
+        raise BadInput(
+            "the model carries no training information\n  hint: attach a loss and an optimizer first"
+        )
     if entry is None:
         return list(range(count))
     if not 0 <= entry < count:
@@ -190,7 +192,9 @@ def _check_names(algorithm: onnx.GraphProto, known: dict[str, ir.Value], index: 
     defined = {v.name for v in algorithm.input} | {t.name for t in algorithm.initializer}
     made = [o for node in algorithm.node for o in node.output if o]
     counts = Counter(made)
-    for name in sorted(defined & known.keys()) + [o for o in made if o in known or o in defined or counts[o] > 1]:
+    for name in sorted(defined & known.keys()) + [
+        o for o in made if o in known or o in defined or counts[o] > 1
+    ]:
         raise BadInput(f"{where}: {name!r} is defined twice, in the inference graph or the algorithm")
     for node in algorithm.node:
         for name in node.input:

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
 import onnx_ir as ir
 
 from onnxgrad import flow, rules  # noqa: F401  (they fill the registry)
 from onnxgrad.door import AnyModel, open_model
 from onnxgrad.engine import reverse
-from onnxgrad.engine.paths import is_differentiable
+from onnxgrad.engine.paths import is_differentiable, prepare
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.infer import forget_values
-from onnxgrad.ir.walk import prune, subgraphs
+from onnxgrad.ir.walk import prune, reads, subgraphs
 from onnxgrad.training.batchnorm import trains, with_private_statistics
 from onnxgrad.training.info import DOMAIN, named_values
 from onnxgrad.training.optimizers import OPTIMIZERS
+from onnxgrad.training.trainmode import ancestors
 
 
 class Lowered:
@@ -122,9 +124,15 @@ class Lowered:
                     f"{where}: {name!r} is fed with {fed and fed.name!r}; a gradient at other "
                     "tensors than those named in xs and zs is not supported"
                 )
+        self._check_independent([*xs, *zs], where)
         target = self._differentiable(y, where)
         asked = [v for v, out in zip(xs, node.outputs) if out.name]
         wrt = {name: self._named(name, where) for name in asked}
+        if target.dtype is None:
+            prepare(
+                list(self.graph), list(wrt.values()), [target], self.builder
+            )  # the reason, if it is there
+            raise BadInput(f"{where}: the type of {y!r} is not known; declare it in the model")
         seed = self.builder.full_like(Var(self.builder, target), 1)
         found = reverse(self.builder, list(self.graph), {target: seed}, list(wrt.values()))
         results: list[Var | None] = []
@@ -134,6 +142,20 @@ class Lowered:
                 g = self.builder.zeros_like(Var(self.builder, self._named(name, where)))
             results.append(g)
         return results
+
+    def _check_independent(self, names: Sequence[str], where: str) -> None:
+        """The specification wants independent variables: none is computed from another."""
+        values = {self._named(name, where): name for name in names}
+        for value, name in values.items():
+            if value.producer() is None:
+                continue
+            for node in ancestors(list(self.graph), value):
+                for read in reads(node):
+                    if read in values and read is not value:
+                        raise BadInput(
+                            f"{where}: {name!r} is computed from {values[read]!r}; the variables of xs and zs "
+                            "must be independent of each other"
+                        )
 
     def _named(self, name: str, where: str) -> ir.Value:
         try:
