@@ -1,104 +1,91 @@
-"""Models written with the onnx package alone: a ResNet-50 and a GPT, at any size."""
+"""Small models, and what every derived model must fulfil."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+import onnx_ir as ir
+import onnxruntime
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+onnxruntime.set_default_logger_severity(4)
 
 
-class _Writer:
-    def __init__(self, seed: int = 0) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.nodes: list[onnx.NodeProto] = []
-        self.weights: list[onnx.TensorProto] = []
-
-    def weight(self, *shape: int, scale: float | None = None, value: float | None = None) -> str:
-        name = f"w{len(self.weights)}"
-        fan = int(np.prod(shape[1:])) or 1
-        array = self.rng.standard_normal(shape) * (scale or fan**-0.5) if value is None else np.full(shape, value)
-        self.weights.append(numpy_helper.from_array(array.astype(np.float32), name))
-        return name
-
-    def ints(self, *values: int) -> str:
-        name = f"c{len(self.weights)}"
-        self.weights.append(numpy_helper.from_array(np.array(values, np.int64), name))
-        return name
-
-    def __call__(self, op: str, *inputs: str, outputs: int = 1, **attrs: object) -> str:
-        names = [f"{op.lower()}{len(self.nodes)}_{i}" for i in range(outputs)]
-        self.nodes.append(helper.make_node(op, list(inputs), names, name=f"{op}_{len(self.nodes)}", **attrs))
-        return names[0] if outputs == 1 else names  # type: ignore[return-value]
-
-    def model(self, x: onnx.ValueInfoProto, out: str, y: onnx.ValueInfoProto) -> onnx.ModelProto:
-        self.nodes[-1].output[0] = y.name
-        assert out
-        graph = helper.make_graph(self.nodes, "model", [x], [y], self.weights)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+def value(name: str, shape: Any, dtype: int = onnx.TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype, shape)
 
 
-def resnet50(width: int = 64, classes: int = 1000) -> onnx.ModelProto:
-    """ResNet-50 in inference form: 53 convolutions, each with its batch norm."""
-    m = _Writer()
-
-    def conv(x: str, i: int, o: int, k: int, stride: int = 1) -> str:
-        y = m("Conv", x, m.weight(o, i, k, k), kernel_shape=[k, k], strides=[stride] * 2, pads=[k // 2] * 4)
-        stats = [m.weight(o, value=v) for v in (1, 0, 0, 1)]
-        return m("BatchNormalization", y, *stats)
-
-    x = m("Relu", conv("x", 3, width, 7, 2))
-    x = m("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
-    i = width
-    for stage, blocks in enumerate((3, 4, 6, 3)):
-        inner = width * 2**stage
-        for block in range(blocks):
-            stride = 2 if stage and not block else 1
-            skip = x if block else conv(x, i, 4 * inner, 1, stride)
-            h = m("Relu", conv(x, i, inner, 1))
-            h = m("Relu", conv(h, inner, inner, 3, stride))
-            x = m("Relu", m("Add", conv(h, inner, 4 * inner, 1), skip))
-            i = 4 * inner
-    x = m("Flatten", m("GlobalAveragePool", x))
-    y = m("Gemm", x, m.weight(classes, i), m.weight(classes, value=0), transB=1)
-    return m.model(
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 64, 64]),
-        y,
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", classes]),
-    )
+def model(
+    nodes, inputs, outputs, weights=None, *, opset: int = 21, ir_version: int = 10, functions=(), **more
+):
+    """A model; `weights` is a dict of arrays."""
+    held = [numpy_helper.from_array(a, n) for n, a in (weights or {}).items()]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, held)
+    imports = [
+        helper.make_opsetid("", opset),
+        *(helper.make_opsetid(d, 1) for d in {f.domain for f in functions}),
+    ]
+    return helper.make_model(graph, opset_imports=imports, ir_version=ir_version, functions=functions, **more)
 
 
-def gpt(layers: int = 2, width: int = 32, heads: int = 4, vocab: int = 50, length: int = 8) -> onnx.ModelProto:
-    """A decoder-only transformer: learned places, causal mask, pre-norm, GELU."""
-    m = _Writer()
-    head = width // heads
-    mask = numpy_helper.from_array(np.triu(np.full((length, length), -1e9, np.float32), 1), "mask")
-    m.weights.append(mask)
-    split = m.ints(0, length, heads, head)
-    merge = m.ints(0, length, width)
-    scale = m.weight(value=head**-0.5)
-
-    def norm(x: str) -> str:
-        return m("LayerNormalization", x, m.weight(width, value=1), m.weight(width, value=0), axis=-1)
-
-    def linear(x: str, i: int, o: int) -> str:
-        return m("Add", m("MatMul", x, m.weight(i, o)), m.weight(o, value=0))
-
-    x = m("Add", m("Gather", m.weight(vocab, width), "ids"), m.weight(length, width))
-    for _ in range(layers):
-        h = norm(x)
-        q, k, v = (m("Transpose", m("Reshape", linear(h, width, width), split), perm=[0, 2, 1, 3]) for _ in range(3))
-        scores = m("Add", m("Mul", m("MatMul", q, m("Transpose", k, perm=[0, 1, 3, 2])), scale), "mask")
-        a = m("Transpose", m("MatMul", m("Softmax", scores), v), perm=[0, 2, 1, 3])
-        x = m("Add", x, linear(m("Reshape", a, merge), width, width))
-        x = m("Add", x, linear(m("Gelu", linear(norm(x), width, 4 * width)), 4 * width, width))
-    y = m("MatMul", norm(x), m.weight(width, vocab))
-    return m.model(
-        helper.make_tensor_value_info("ids", TensorProto.INT64, ["N", length]),
-        y,
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", length, vocab]),
-    )
+def mlp(opset: int = 21) -> onnx.ModelProto:
+    """loss = Σ tanh(x·w + b)², with weights."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Add", ["h", "b"], ["a"]),
+        helper.make_node("Tanh", ["a"], ["t"]),
+        helper.make_node("Mul", ["t", "t"], ["y"]),
+    ]
+    weights = {"w": rng.standard_normal((3, 2)).astype(np.float32), "b": np.array([0.1, -0.2], np.float32)}
+    return model(nodes, [value("x", ["N", 3])], [value("y", ["N", 2])], weights, opset=opset)
 
 
-def float_weights(model: onnx.ModelProto) -> list[str]:
-    """The names of the float initializers."""
-    return [w.name for w in model.graph.initializer if w.data_type == TensorProto.FLOAT]
+def chain(count: int) -> onnx.ModelProto:
+    """`count` nodes, one after the other."""
+    nodes, last = [], "x"
+    for i in range(count):
+        op, more = [("Sin", []), ("Mul", ["w"]), ("Tanh", []), ("Add", ["w"])][i % 4]
+        nodes.append(helper.make_node(op, [last, *more], [f"v{i}"]))
+        last = f"v{i}"
+    return model(nodes, [value("x", ["N", 4])], [value(last, ["N", 4])], {"w": np.ones(4, np.float32)})
+
+
+def run(proto: onnx.ModelProto | ir.Model, feeds: dict[str, Any]) -> dict[str, np.ndarray]:
+    """On ONNX Runtime; on the reference evaluator where that cannot (old forms, missing kernels)."""
+    if isinstance(proto, ir.Model):
+        proto = ir.to_proto(proto)
+    outputs = [o.name for o in proto.graph.output]
+    try:
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    except Exception:
+        return dict(zip(outputs, ReferenceEvaluator(proto).run(None, feeds)))
+    return dict(zip(outputs, session.run(None, feeds)))
+
+
+def assert_sound(proto: onnx.ModelProto | ir.Model) -> None:
+    """The full checker passes, every name is unique in its scope, and no known trap was emitted."""
+    if isinstance(proto, ir.Model):
+        proto = ir.to_proto(proto)
+    onnx.checker.check_model(proto, full_check=True)
+    assert_no_traps(proto)
+
+
+def assert_no_traps(proto: onnx.ModelProto) -> None:
+    """ScatterND(reduction=add) races on repeated indices in ONNX Runtime: silently wrong with two threads."""
+    for node in nodes_of(proto.graph):
+        reduction = next((a.s.decode() for a in node.attribute if a.name == "reduction"), "none")
+        assert not (node.op_type == "ScatterND" and reduction != "none"), f"{node.name} is a racy ScatterND"
+
+
+def nodes_of(graph: onnx.GraphProto):
+    for node in graph.node:
+        yield node
+        for a in node.attribute:
+            if a.type == onnx.AttributeProto.GRAPH:
+                yield from nodes_of(a.g)
+            for inner in a.graphs:
+                yield from nodes_of(inner)

@@ -85,7 +85,7 @@ class _Derivation:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Pause the garbage collector: a derivation makes many objects and no garbage (saves a third of the time)."""
+    """Pause the garbage collector: a derivation makes many objects and no garbage (a third less time)."""
     enabled = gc.isenabled()
     gc.disable()
     try:
