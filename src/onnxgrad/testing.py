@@ -130,7 +130,7 @@ def reference(model: onnx.ModelProto, feeds: Arrays, evaluators: Sequence[type] 
 
 class _Reference:
     def __init__(self, model: onnx.ModelProto, evaluators: Sequence[type] = ()) -> None:
-        self.session = ReferenceEvaluator(model, new_ops=list(evaluators))  # type: ignore[arg-type]
+        self.session = ReferenceEvaluator(model, new_ops=list(evaluators))
         self.inputs = [i.name for i in model.graph.input]
         self.outputs = [o.name for o in model.graph.output]
 

@@ -93,3 +93,122 @@ class ConvTranspose(OpRun):
             y[:, :, :, *rows] += np.einsum("ngc...,gcm->ngm...", x, w[:, :, :, *tap])
         y = y[:, :, :, *(slice(a, a + o) for a, o in zip(heads, outs))].reshape(X.shape[0], -1, *outs)
         return ((y if B is None else y + B.reshape(-1, *[1] * n)).astype(X.dtype),)
+
+
+def _pooled(X, kernel, strides, pads, dilations, auto_pad, ceil_mode, fill):
+    """Windows of X as [N, C, o…, taps], with, for each, whether it is in X and whether in X or its padding."""
+    n = X.ndim - 2
+    h = X.shape[2:]
+    s, d = strides or [1] * n, dilations or [1] * n
+    p = list(zip(pads[:n], pads[n:])) if pads else [(0, 0)] * n
+    reach = [(k - 1) * e for k, e in zip(kernel, d)]
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        totals = [(-(-h[i] // s[i]) - 1) * s[i] + reach[i] + 1 - h[i] for i in range(n)]
+        p = [_same(t, auto_pad == "SAME_UPPER") for t in totals]
+    out = []
+    for i in range(n):
+        room = h[i] + sum(p[i]) - reach[i] - 1
+        o = room // s[i] + 1
+        out.append(o + 1 if ceil_mode and room % s[i] and o * s[i] < h[i] + p[i][0] else o)
+    over = [(a, max(b, (o - 1) * t + r + 1 - a - m)) for (a, b), o, t, r, m in zip(p, out, s, reach, h)]
+    x = np.pad(X, [(0, 0), (0, 0), *over], constant_values=fill)
+    inside = np.pad(np.ones(h), over)
+    around = np.pad(np.pad(np.ones(h), p, constant_values=1), [(0, b - q) for (_, b), (_, q) in zip(over, p)])
+    taps = [rows for _, rows in _taps(kernel, d, s, out)]
+    return (
+        np.stack([x[:, :, *rows] for rows in taps], -1),
+        np.stack([inside[rows] for rows in taps], -1),
+        np.stack([around[rows] for rows in taps], -1),
+        [rows for rows in taps],
+        over,
+    )
+
+
+class AveragePool(OpRun):
+    op_domain = ""
+
+    def _run(
+        self, X, auto_pad=None, ceil_mode=None, count_include_pad=None, dilations=None, kernel_shape=None, pads=None,
+        strides=None,
+    ):  # fmt: skip
+        held, inside, around, _, _ = _pooled(
+            X, kernel_shape, strides, pads, dilations, auto_pad, ceil_mode, 0
+        )
+        return ((held.sum(-1) / (around if count_include_pad else inside).sum(-1)).astype(X.dtype),)
+
+
+class LpPool(OpRun):
+    op_domain = ""
+
+    def _run(
+        self,
+        X,
+        auto_pad=None,
+        ceil_mode=None,
+        dilations=None,
+        kernel_shape=None,
+        p=None,
+        pads=None,
+        strides=None,
+    ):
+        held = _pooled(X, kernel_shape, strides, pads, dilations, auto_pad, ceil_mode, 0)[0]
+        return (((np.abs(held) ** p).sum(-1) ** (1 / p)).astype(X.dtype),)
+
+
+class MaxPool(OpRun):
+    op_domain = ""
+
+    def _run(
+        self, X, auto_pad=None, ceil_mode=None, dilations=None, kernel_shape=None, pads=None, storage_order=None,
+        strides=None,
+    ):  # fmt: skip
+        args = (kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)
+        held, _, _, taps, over = _pooled(X, *args, -np.inf)
+        places = np.arange(X.size).reshape(X.shape)
+        if storage_order:
+            turned = np.arange(X.size).reshape(*X.shape[:2], *X.shape[:1:-1])
+            places = turned.transpose(0, 1, *range(X.ndim - 1, 1, -1))
+        places = np.pad(places, [(0, 0), (0, 0), *over], constant_values=-1)
+        at = np.stack([places[:, :, *rows] for rows in taps], -1)
+        first = held.argmax(-1)[..., None]
+        y = np.take_along_axis(held, first, -1)[..., 0]
+        return (y, np.take_along_axis(at, first, -1)[..., 0])
+
+
+class GlobalMaxPool(OpRun):
+    """The reference evaluator's is right for two spatial axes only."""
+
+    op_domain = ""
+
+    def _run(self, X):
+        return (X.max(tuple(range(2, X.ndim)), keepdims=True),)
+
+
+class GlobalLpPool(OpRun):
+    op_domain = ""
+
+    def _run(self, X, p=None):
+        total = (np.abs(X) ** p).sum(tuple(range(2, X.ndim)), keepdims=True)
+        return ((total ** (1 / p)).astype(X.dtype),)
+
+
+class GatherElements(OpRun):
+    """The reference evaluator's takes at most 64 rows."""
+
+    op_domain = ""
+
+    def _run(self, data, indices, axis=None):
+        return (np.take_along_axis(data, indices, axis),)
+
+
+class ScatterElements(OpRun):
+    op_domain = ""
+
+    def _run(self, data, indices, updates, axis=None, reduction=None):
+        out, at = data.copy(), list(np.indices(indices.shape, sparse=True))
+        at[axis] = indices
+        if reduction == "add":
+            np.add.at(out, tuple(at), updates)
+        else:
+            out[tuple(at)] = updates
+        return (out,)

@@ -106,12 +106,19 @@ def attributes(op: Op, w: Var | None, rank: int) -> tuple[list[int | None], list
     return list(kernel), op.attr("strides") or [1] * rank, op.attr("dilations") or [1] * rank
 
 
-def settle(w: Windows, big: Sequence[Any]) -> Windows:
-    """`w` with exact tails where the sizes `big` are known, and else marked loose."""
+def settle(w: Windows, big: Sequence[Any], ceil: bool = False) -> Windows:
+    """`w` with exact tails where the sizes `big` are known, and else marked loose.
+
+    With `ceil` one more window may hang over the end, if it starts before that.
+    """
     for i, h in enumerate(big):
         k, s, d = w.kernel[i], w.strides[i], w.dilations[i]
         if isinstance(h, int) and k is not None:
-            w.tail[i] -= (w.head[i] + h + w.tail[i] - d * (k - 1) - 1) % s
+            room = w.head[i] + h + w.tail[i] - d * (k - 1) - 1
+            if ceil and room % s and (room // s + 1) * s < w.head[i] + h:
+                w.tail[i] += s - room % s
+            else:
+                w.tail[i] -= room % s
         elif s > 1:
             w.loose[i] = True
     return w
@@ -129,13 +136,11 @@ def windows(op: Op, x: Var, w: Var | None = None) -> tuple[Windows, list[Any] | 
     pads = op.attr("pads") or [0] * 2 * rank
     mode = op.attr("auto_pad")
     if mode in ("NOTSET", None):
-        return settle(
-            Windows(kernel, strides, dilations, pads[:rank], pads[rank:], [False] * rank, group),
-            spatial(op, x),
-        ), None
+        given = Windows(kernel, strides, dilations, pads[:rank], pads[rank:], [False] * rank, group)
+        return settle(given, spatial(op, x), bool(op.attr("ceil_mode"))), None
     free = Windows(kernel, strides, dilations, [0] * rank, [0] * rank, [False] * rank, group)
     if mode == "VALID":
-        return settle(free, spatial(op, x)), None
+        return settle(free, spatial(op, x), bool(op.attr("ceil_mode"))), None
     sides = [
         same_padding(op, dim(op, x, i + 2), tap(op, w, kernel, i), strides[i], dilations[i], mode)
         for i in range(rank)

@@ -1,0 +1,127 @@
+"""Pooling against PyTorch, ties included, on ONNX Runtime in float32."""
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from onnxgrad import signature, vjp
+from onnxgrad.testing import Case, node_model
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+#: spatial shape, kernel, stride, padding, dilation, ceil
+WINDOWS = [
+    ((12,), 3, 3, 0, 1, False),
+    ((11,), 3, 2, 1, 2, True),
+    ((8, 6), 2, 2, 0, 1, False),
+    ((9, 7), 2, 2, 0, 1, False),
+    ((9, 7), 2, 2, 0, 1, True),
+    ((9, 8), 3, 2, 1, 1, False),
+    ((9, 8), 3, 2, 1, 1, True),
+    ((10, 8), 3, 1, 1, 2, False),
+    ((4, 6, 4), 2, 2, 0, 1, False),
+    ((5, 6, 4), 3, 2, 1, 1, True),
+]
+
+
+def derived(op, x, u, attrs, symbolic, wrt=("x0",), of=("y0",)):
+    """Value and cotangent from ONNX Runtime."""
+    primal = node_model(
+        Case(op, [x], attrs, symbolic=symbolic or True),
+        {"x0": x},
+        symbolic=symbolic is not None,
+        dtype=np.float32,
+    )
+    model = vjp(primal, wrt=list(wrt), of=list(of))
+    sig = signature(model)
+    return model, {"x0": x, sig.cotangents["y0"]: u}, ["y0", sig.gradients["x0"]]
+
+
+def run(model, feeds, names):
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(names, feeds)
+
+
+def operands(room, ties):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, 2, *room)).astype(np.float32)
+    return (np.round(x) if ties else x), rng  # many equal values, as after a quantized or a flat image
+
+
+@pytest.mark.parametrize("symbolic", [None, {0: (0,)}, {0: (0, 2, 3, 4)}], ids=["static", "batch", "space"])
+@pytest.mark.parametrize("ties", [False, True], ids=["", "ties"])
+@pytest.mark.parametrize("spec", WINDOWS, ids=str)
+def test_max_pool(spec, ties, symbolic):
+    room, k, s, p, d, ceil = spec
+    rank = len(room)
+    x, rng = operands(room, ties)
+    t = torch.tensor(x, requires_grad=True)
+    out = getattr(torch.nn.functional, f"max_pool{rank}d")(t, k, s, p, d, ceil)
+    u = rng.standard_normal(tuple(out.shape)).astype(np.float32)
+    out.backward(torch.tensor(u))
+    attrs = {
+        "kernel_shape": [k] * rank,
+        "strides": [s] * rank,
+        "pads": [p] * 2 * rank,
+        "dilations": [d] * rank,
+    }
+    y, g = run(*derived("MaxPool", x, u, attrs | {"ceil_mode": int(ceil)}, symbolic))
+    np.testing.assert_array_equal(y, out.detach().numpy())
+    np.testing.assert_allclose(g, t.grad.numpy(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("symbolic", [None, {0: (0,)}, {0: (0, 2, 3, 4)}], ids=["static", "batch", "space"])
+@pytest.mark.parametrize("included", [False, True], ids=["", "padding counts"])
+@pytest.mark.parametrize("spec", [s for s in WINDOWS if s[4] == 1], ids=str)
+def test_average_pool(spec, included, symbolic):
+    room, k, s, p, _, ceil = spec
+    rank = len(room)
+    x, rng = operands(room, False)
+    t = torch.tensor(x, requires_grad=True)
+    out = getattr(torch.nn.functional, f"avg_pool{rank}d")(t, k, s, p, ceil, included)
+    u = rng.standard_normal(tuple(out.shape)).astype(np.float32)
+    out.backward(torch.tensor(u))
+    attrs = {"kernel_shape": [k] * rank, "strides": [s] * rank, "pads": [p] * 2 * rank}
+    attrs |= {"ceil_mode": int(ceil), "count_include_pad": int(included)}
+    y, g = run(*derived("AveragePool", x, u, attrs, symbolic))
+    np.testing.assert_allclose(y, out.detach().numpy(), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(g, t.grad.numpy(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("room", [(5,), (4, 3), (2, 3, 2)], ids=str)
+def test_global_max_pool_gives_ties_to_the_first(room):
+    x, rng = operands(room, True)
+    t = torch.tensor(x, requires_grad=True)
+    out = getattr(torch.nn.functional, f"adaptive_max_pool{len(room)}d")(t, 1)
+    u = rng.standard_normal(tuple(out.shape)).astype(np.float32)
+    out.backward(torch.tensor(u))
+    _, g = run(*derived("GlobalMaxPool", x, u, {}, None))
+    np.testing.assert_array_equal(g, t.grad.numpy())
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize("room", [(6,), (4, 6), (2, 4, 6)], ids=str)
+def test_second_order_of_tiles(op, room):
+    """Tiles have a lowering of their own in float32: its derivative with respect to x and to the cotangent."""
+    rank = len(room)
+    x, rng = operands(room, True)
+    t = torch.tensor(x, requires_grad=True)
+    pool = getattr(torch.nn.functional, f"{'max' if op == 'MaxPool' else 'avg'}_pool{rank}d")
+    out = pool(t, 2, 2)
+    u = rng.standard_normal(tuple(out.shape)).astype(np.float32)
+    tu = torch.tensor(u, requires_grad=True)
+    (gradient,) = torch.autograd.grad(out, t, tu, create_graph=True)
+    v = rng.standard_normal(x.shape).astype(np.float32)
+    wanted = torch.autograd.grad(gradient, tu, torch.tensor(v))[0]
+
+    model, feeds, (_, grad) = derived(
+        op, x, u, {"kernel_shape": [2] * rank, "strides": [2] * rank}, {0: (0,)}
+    )
+    cotangent = next(n for n in feeds if n != "x0")
+    second = vjp(model, wrt=["x0", cotangent], of=[grad])
+    sig = signature(second)
+    names = [sig.gradients["x0"], sig.gradients[cotangent]]
+    dx, du = run(second, feeds | {sig.cotangents[grad]: v}, names)
+    np.testing.assert_array_equal(dx, np.zeros_like(x))
+    np.testing.assert_allclose(du, wanted.numpy(), rtol=0, atol=1e-6)

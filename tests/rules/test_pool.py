@@ -1,0 +1,98 @@
+"""Pooling up the ladder."""
+
+import numpy as np
+
+from onnxgrad.testing import Case
+from tests.rules.ladder import ladder
+from tests.rules.windowed import (
+    AveragePool,
+    Conv,
+    ConvTranspose,
+    GatherElements,
+    GlobalLpPool,
+    GlobalMaxPool,
+    LpPool,
+    MaxPool,
+    ScatterElements,
+)
+
+BATCH = {0: (0,)}
+EVALUATORS = (
+    AveragePool,
+    Conv,
+    ConvTranspose,
+    GatherElements,
+    GlobalLpPool,
+    GlobalMaxPool,
+    LpPool,
+    MaxPool,
+    ScatterElements,
+)
+
+
+def case(op, x, *, note="", symbolic=True, order=1, **attrs):
+    rng = np.random.default_rng(7)
+    x = (
+        rng.permutation(np.prod(x)).reshape(x) / 7 - 2.03 if "Max" in op else x
+    )  # no two elements near each other
+    return Case(op, [x], attrs, note=note, symbolic=symbolic, order=order, evaluators=EVALUATORS, outputs=1)
+
+
+WINDOWS = [
+    ("", (2, 2, 5), {"kernel_shape": [2]}),
+    ("tiles", (2, 2, 6), {"kernel_shape": [3], "strides": [3]}),
+    ("tiles", (1, 2, 4, 6), {"kernel_shape": [2, 3], "strides": [2, 3]}),
+    ("rest", (1, 2, 5, 5), {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    ("overlap", (1, 2, 5, 4), {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]}),
+    ("ceil", (1, 2, 5, 6), {"kernel_shape": [2, 3], "strides": [2, 2], "ceil_mode": 1}),
+    (
+        "ceil, padded",
+        (1, 1, 4, 5),
+        {"kernel_shape": [2, 3], "strides": [3, 2], "pads": [0, 1, 1, 1], "ceil_mode": 1},
+    ),
+    ("dilated", (1, 2, 5, 6), {"kernel_shape": [2, 3], "dilations": [3, 2], "pads": [1, 1, 0, 1]}),
+    ("gaps", (1, 2, 5, 6), {"kernel_shape": [1, 2], "strides": [2, 3]}),
+    ("same upper", (1, 2, 5, 4), {"kernel_shape": [3, 2], "strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+    ("same lower", (1, 2, 5, 4), {"kernel_shape": [3, 2], "strides": [2, 3], "auto_pad": "SAME_LOWER"}),
+    ("valid", (1, 2, 5, 4), {"kernel_shape": [3, 2], "strides": [2, 3], "auto_pad": "VALID"}),
+    ("tiles", (1, 1, 2, 4, 2), {"kernel_shape": [1, 2, 2], "strides": [1, 2, 2]}),
+    ("", (1, 1, 3, 4, 3), {"kernel_shape": [2, 2, 2], "strides": [1, 2, 1], "pads": [0, 1, 0, 1, 0, 1]}),
+]
+INCLUDED = ("overlap", "ceil, padded", "dilated", "same upper", "same lower")
+
+CASES = [
+    *(
+        case("MaxPool", x, note=note, order=1 + (i < 4), **attrs)
+        for i, (note, x, attrs) in enumerate(WINDOWS)
+    ),
+    case("MaxPool", (2, 2, 4, 4), kernel_shape=[2, 2], strides=[2, 2], symbolic=BATCH, note="tiles, batch"),
+    case("MaxPool", (2, 2, 3, 4), kernel_shape=[2, 2], storage_order=1, note="column major"),
+    *(
+        case("AveragePool", x, note=note, order=1 + (i < 5), **attrs)
+        for i, (note, x, attrs) in enumerate(WINDOWS)
+    ),
+    *(
+        case("AveragePool", x, note=f"{note}, padding counts", count_include_pad=1, **attrs)
+        for note, x, attrs in WINDOWS
+        if note in INCLUDED
+    ),
+    case(
+        "AveragePool", (2, 1, 4, 4), kernel_shape=[2, 2], strides=[2, 2], symbolic=BATCH, note="tiles, batch"
+    ),
+    *(
+        case("LpPool", x, note=note, order=1 + (i == 4), **attrs)
+        for i, (note, x, attrs) in enumerate(WINDOWS)
+        if "gaps" not in note
+    ),
+    case("LpPool", (1, 2, 4, 4), kernel_shape=[2, 3], p=1, note="p 1"),
+    case("LpPool", (1, 2, 4, 4), kernel_shape=[2, 3], p=3, note="p 3", order=2),
+    case("LpPool", (1, 2, 4, 4), kernel_shape=[2, 3], p=4, note="p 4"),
+    case("GlobalMaxPool", (2, 2, 3), order=2),
+    case("GlobalMaxPool", (2, 2, 3, 4)),
+    case("GlobalAveragePool", (2, 2, 3), order=2),
+    case("GlobalAveragePool", (2, 2, 3, 2)),
+    case("GlobalLpPool", (2, 2, 3), order=2),
+    case("GlobalLpPool", (2, 2, 3, 2), p=3, note="p 3"),
+    case("GlobalLpPool", (2, 2, 3, 2), p=1, note="p 1"),
+]
+test_rule = ladder("pool", CASES)
