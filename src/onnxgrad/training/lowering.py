@@ -153,7 +153,7 @@ class Lowered:
                 for read in reads(node):
                     if read in values and read is not value:
                         raise BadInput(
-                            f"{where}: {name!r} is computed from {values[read]!r}; the variables of xs and zs "
+                            f"{where}: {name!r} is computed from {values[read]!r}; the variables of xs, zs "
                             "must be independent of each other"
                         )
 
