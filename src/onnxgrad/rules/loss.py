@@ -82,7 +82,7 @@ def negative_log_likelihood_loss(op, g, log_prob, labels, weights, loss):
 
 @rule("SoftmaxCrossEntropyLoss", wrt=(0, 2))
 def softmax_cross_entropy_loss(op, gs, scores, labels, weights, loss):
-    """L = -Σᵢ wᵢ·log pᵢₜ (/Σ w) with log p = log softmax x: k·p, but k·(p - 1) at the targets; weights as above
+    """L = -Σᵢ wᵢ·log pᵢₜ (/Σ w) with p = softmax x: k·p, but k·(p - 1) at the targets; weights as above
 
     log p is the node's own second output, whose cotangent goes through LogSoftmax.
     """

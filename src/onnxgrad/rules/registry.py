@@ -80,11 +80,16 @@ class Rule:
         if self.kind == "undefined" or self.function is None:
             raise NoDerivative(self.reason)
         result = self._apply(self.function, op, cotangents[0] if op.single else tuple(cotangents))
-        if isinstance(result, dict) or self.kind != "elementwise":
-            return result if isinstance(result, dict) else _listed(result)
+        if isinstance(result, dict):
+            return result
+        parts = _listed(result)
+        if any(op.needs[len(parts) :]):
+            raise RuleError(f"a value for each input is due, None where there is none, but {len(parts)} came")
+        if self.kind != "elementwise":
+            return parts
         return [
             sum_to(part, x) if part is not None and x is not None and need else None
-            for part, x, need in zip(_listed(result), op.inputs, op.needs)
+            for part, x, need in zip(parts, op.inputs, op.needs)
         ]
 
     @staticmethod

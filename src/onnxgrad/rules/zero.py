@@ -71,6 +71,8 @@ zero(
 zero("Binarizer", "TreeEnsemble", "TreeEnsembleRegressor", "TreeEnsembleClassifier", domain=ML)
 zero("CategoryMapper", "LabelEncoder", "OneHotEncoder", domain=ML, reason="it looks a key up in a table")
 
+zero("CastMap", domain=ML, reason="it reads a map, which is no tensor")
+
 undefined(
     "Bernoulli",
     "Multinomial",
