@@ -12,13 +12,25 @@ import onnx_ir as ir
 
 from onnxgrad.door.inlining import inline_functions
 from onnxgrad.door.raising import LOWEST_RULES, raise_opset
-from onnxgrad.door.reading import TRAINING, check_scopes, is_ordered, load_model, read_proto, training_info
+from onnxgrad.door.reading import (
+    TRAINING,
+    check_scopes,
+    external_tensors,
+    is_ordered,
+    load_model,
+    read_proto,
+    training_info,
+)
 from onnxgrad.door.saving import PROTOBUF_LIMIT, gathered, to_proto, weight_bytes
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.infer import infer_model
 
 Model = TypeVar("Model", onnx.ModelProto, ir.Model)
 AnyModel = str | os.PathLike | onnx.ModelProto | ir.Model
+
+
+#: Tensors up to this many bytes may be looked into (shapes, axes, bounds).
+READ_BELOW = 1024
 
 
 @dataclass
@@ -80,6 +92,7 @@ def open_model(model: AnyModel) -> Opened:
         opened = Opened(_private(model), ir.Model)
     elif isinstance(model, onnx.ModelProto):
         opened = Opened(read_proto(model), onnx.ModelProto)
+        _refuse_lost_data(opened.model)
     elif isinstance(model, (str, os.PathLike)):
         opened = Opened(load_model(model), onnx.ModelProto, from_path=True)
         size = weight_bytes(opened.model)
@@ -120,6 +133,16 @@ def _private(model: ir.Model) -> ir.Model:
     held = model.meta.get(TRAINING, ())
     copy.meta[TRAINING] = [onnx.TrainingInfoProto.FromString(i.SerializeToString()) for i in held]
     return copy
+
+
+def _refuse_lost_data(model: ir.Model) -> None:
+    """Large weights may stay behind a reference; small tensors are read, so they must be found."""
+    for tensor in external_tensors(model):
+        if tensor.nbytes <= READ_BELOW and not os.path.isfile(tensor.path):
+            raise BadInput(
+                f"{tensor.name!r} is in external data ({tensor.location}), and a ModelProto does not say where\n"
+                "  hint: pass the path of the model, or load it with its external data"
+            )
 
 
 # --- training information --------------------------------------------------------------------------

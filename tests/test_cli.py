@@ -1,0 +1,273 @@
+"""The command, as a user runs it: files written, tables, exit codes, and one clear line for every error."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import onnxgrad
+from onnxgrad import grad, jvp, signature, value_and_grad, vjp
+from tests.models import assert_sound, chain, mlp, model, run, value
+
+ENV = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS", "TERM")}
+
+
+def command(*args, cwd=None, env=None):
+    line = [sys.executable, "-m", "onnxgrad", *map(str, args)]
+    return subprocess.run(
+        line, capture_output=True, text=True, cwd=cwd, env={**ENV, **(env or {})}, timeout=120
+    )
+
+
+@pytest.fixture
+def path(tmp_path):
+    onnx.save(mlp(), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+def assert_refused(done, says: str) -> None:
+    """One clear message on stderr, exit code 2, nothing else."""
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: "), done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stderr
+    assert all(line.startswith("  ") for line in done.stderr.splitlines()[1:]), done.stderr
+
+
+# --- grad -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "function"), [("grad", grad), ("value_and_grad", value_and_grad), ("vjp", vjp), ("jvp", jvp)]
+)
+def test_grad_writes_what_the_library_gives(path, mode, function):
+    out = path.parent / "d.onnx"
+    done = command("grad", path, "--wrt", "w", "--wrt", "x", "--of", "y", "--mode", mode, "-o", out)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    written = onnx.load(out)
+    assert written == function(path, wrt=["w", "x"], of="y")
+    assert_sound(written)
+    names = signature(written)
+    for primal, made in {**names.cotangents, **names.gradients, **names.tangents}.items():
+        assert any({made, primal} <= set(line.split()) for line in done.stdout.splitlines()), done.stdout
+    added = len(written.graph.node) - len(mlp().graph.node)
+    assert f"{len(written.graph.node)} nodes, {added:+d}" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert sorted(os.listdir(path.parent)) == ["d.onnx", "m.onnx"]
+
+
+def test_grad_says_when_it_raised_the_model(tmp_path):
+    onnx.save(mlp(11), tmp_path / "old.onnx")
+    done = command("grad", "old.onnx", "--wrt", "w", "-o", "new.onnx", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "opset 11 → 18" in done.stdout
+
+
+def test_grad_over_its_own_input(path):
+    want = grad(path, wrt="w")
+    assert command("grad", path, "--wrt", "w", "-o", path).returncode == 0
+    assert onnx.load(path) == want
+
+
+def test_grad_keeps_external_data_external(tmp_path):
+    source = mlp()
+    big = np.ones((3000, 2), np.float32)
+    source.graph.initializer[0].CopyFrom(numpy_helper.from_array(big, "w"))
+    source.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 3000
+    onnx.save(source, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=100)
+    done = command("grad", "m.onnx", "--wrt", "w", "-o", "d.onnx", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "d.onnx.data").stat().st_size >= big.nbytes
+    assert (tmp_path / "d.onnx").stat().st_size < big.nbytes
+    got = run(onnx.load(tmp_path / "d.onnx"), {"x": np.ones((1, 3000), np.float32)})
+    assert got["w_grad"].shape == (3000, 2)
+
+
+def test_grad_carries_training_information_and_warns_in_one_line(path):
+    source = mlp()
+    source.training_info.add().update_binding.add(key="w", value="nowhere")
+    onnx.save(source, path)
+    done = command("grad", path, "--wrt", "w", "-o", path.parent / "d.onnx")
+    assert done.returncode == 0
+    assert done.stderr.startswith("warning: training information dropped")
+    assert len(done.stderr.splitlines()) == 1
+
+
+# --- check and ops ----------------------------------------------------------------------------------
+
+
+def test_check_of_a_differentiable_model(path):
+    done = command("check", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = {line.split()[0]: line.split()[1:3] for line in done.stdout.splitlines()[1:5]}
+    assert rows == {"Add": ["1", "elementwise"], "MatMul": ["1", "linear"], "Mul": ["1", "elementwise"],
+                    "Tanh": ["1", "elementwise"]}  # fmt: skip
+    assert "differentiable: y with respect to x, w, b" in done.stdout
+    assert command("check", path, "--wrt", "t", "--of", "y").stdout.count("elementwise") == 1
+
+
+def _odd(tmp_path):
+    nodes = [
+        helper.make_node("Celu", ["x"], ["c"]),
+        helper.make_node("Sign", ["c"], ["z"]),
+        helper.make_node("Strange", ["c"], ["s"], domain="my.ops"),
+        helper.make_node("Mul", ["s", "z"], ["y"]),
+    ]
+    source = model(nodes, [value("x", [3])], [value("y", [3]), value("c", [3])])
+    source.opset_import.add(domain="my.ops", version=1)
+    onnx.save(source, tmp_path / "odd.onnx")
+    return tmp_path / "odd.onnx"
+
+
+def test_check_of_a_model_that_is_not(tmp_path):
+    path = _odd(tmp_path)
+    done = command("check", path, "--of", "y")
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = done.stdout.splitlines()
+    assert lines[1].split()[:3] == ["my.ops::Strange", "1", "refused"]
+    assert "no rule" in lines[1]
+    assert "→ [Strange] → Mul → y" in lines[2]
+    assert any(line.split()[:3] == ["Sign", "1", "zero"] for line in lines)
+    assert lines[-1] == "not differentiable: y with respect to x"
+    assert command("check", path, "--of", "c").returncode == 0
+    assert_refused(command("grad", path, "--wrt", "x", "--of", "y", "-o", tmp_path / "d.onnx"), "Strange")
+    assert not (tmp_path / "d.onnx").exists()
+
+
+def test_ops_lists_rules_bodies_and_gaps():
+    table = command("ops")
+    assert (table.returncode, table.stderr) == (0, "")
+    listed = json.loads(command("ops", "--json").stdout)
+    by_name = {(o["domain"], o["op_type"]): o for o in listed}
+    assert by_name["", "MatMul"]["inputs"] == ["A", "B"]
+    assert by_name["", "Tanh"]["status"] == "elementwise"
+    assert "tanh" in by_name["", "Tanh"]["formula"]
+    assert by_name["", "Shape"]["status"] == "zero"
+    assert by_name["", "Shape"]["inputs"] == []
+    standard = {s.name for s in onnx.defs.get_all_schemas() if s.domain == "" and not s.deprecated}
+    assert standard <= {name for _, name in by_name}
+    for o in listed:
+        assert o["op_type"] in table.stdout
+        assert o["formula"] or o["status"] in ("zero", "undefined", "function body", "no rule"), o
+
+
+# --- errors -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["grad", "m.onnx", "--wrt", "ww", "-o", "d.onnx"], "did you mean 'w'?"),
+        (["grad", "m.onnx", "--wrt", "w", "--of", "Y", "-o", "d.onnx"], "no value named 'Y'"),
+        (["grad", "none.onnx", "--wrt", "w", "-o", "d.onnx"], "there is no file none.onnx"),
+        (["grad", ".", "--wrt", "w", "-o", "d.onnx"], "is a directory"),
+        (["grad", "empty.onnx", "--wrt", "w", "-o", "d.onnx"], "is empty"),
+        (["grad", "cut.onnx", "--wrt", "w", "-o", "d.onnx"], "hint: was it cut off"),
+        (["grad", "letter.txt", "--wrt", "w", "-o", "d.onnx"], "letter.txt"),
+        (["grad", "m.onnx", "--wrt", "w", "-o", "no/d.onnx"], "there is no directory no"),
+        (["grad", "m.onnx", "--wrt", "w", "-o", "."], "is a directory"),
+        (["grad", "old.onnx", "--wrt", "w", "-o", "d.onnx"], "hint: export it again"),
+        (["check", "cut.onnx"], "cut.onnx"),
+        (["check", "m.onnx", "--wrt", "q"], "no value named 'q'"),
+    ],
+)
+def test_bad_input_is_one_clear_message(tmp_path, args, says):
+    whole = mlp().SerializeToString()
+    old = mlp()
+    old.opset_import[0].version = 5
+    (tmp_path / "m.onnx").write_bytes(whole)
+    (tmp_path / "old.onnx").write_bytes(old.SerializeToString())
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    (tmp_path / "cut.onnx").write_bytes(whole[:100])
+    (tmp_path / "letter.txt").write_text("Dear reader,\n")
+    (tmp_path / "d.onnx").write_text("what was there before")
+    before = sorted(os.listdir(tmp_path))
+    assert_refused(command(*args, cwd=tmp_path), says)
+    assert (tmp_path / "d.onnx").read_text() == "what was there before"
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["grad", "m.onnx", "-o", "d.onnx"],
+        ["grad"],
+        ["nonsense"],
+        ["grad", "m.onnx", "--wrt", "w", "--mode", "x"],
+    ],
+)
+def test_wrong_options(args, tmp_path):
+    done = command(*args, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr
+
+
+def test_a_broken_rule_is_called_a_bug(path):
+    script = (
+        "import onnxgrad, onnxgrad.cli\n"
+        "onnxgrad.rules.elementwise('Tanh')(lambda op, g, x, y: 1 / 0) if 0 else None\n"
+        "from onnxgrad.rules import elementwise\n"
+        "@elementwise('Tanh')\n"
+        "def broken(op, g, x, y):\n    'y = tanh x: nonsense'\n    return op.Cast(g, to=7)\n"
+        "onnxgrad.cli.main()\n"
+    )
+    line = [sys.executable, "-c", script, "grad", str(path), "--wrt", "w", "-o", str(path.parent / "d.onnx")]
+    done = subprocess.run(line, capture_output=True, text=True, env=ENV, timeout=120)
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.startswith("error: the rule for Tanh")
+    assert "Traceback" not in done.stderr
+    assert not (path.parent / "d.onnx").exists()
+
+
+def test_interrupted(tmp_path):
+    """Ctrl-C in the middle of the work: one line, exit code 130, no half-written file."""
+    onnx.save(chain(20_000), tmp_path / "long.onnx")
+    line = [sys.executable, "-X", "importtime", "-m", "onnxgrad"]
+    line += ["grad", "long.onnx", "--wrt", "x", "-o", "d.onnx"]
+    process = subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENV
+    )
+    assert process.stderr is not None
+    for text in process.stderr:  # the trace of imports tells when the work begins
+        if "onnxgrad.cli.tables" in text:
+            break
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=60)
+    said = [line for line in rest.splitlines() if not line.startswith("import time:")]
+    assert process.returncode == 130, rest
+    assert said == ["error: interrupted"]
+    assert os.listdir(tmp_path) == ["long.onnx"]
+
+
+# --- the rest ---------------------------------------------------------------------------------------
+
+
+def test_version_and_help():
+    assert command("--version").stdout == f"onnxgrad {onnxgrad.__version__}\n"
+    text = command("--help").stdout
+    for name in ("grad", "check", "ops"):
+        assert name in text
+    script = os.path.join(os.path.dirname(sys.executable), "onnxgrad")
+    assert subprocess.run([script, "--version"], capture_output=True, text=True).stdout.startswith(
+        "onnxgrad "
+    )
+
+
+def test_output_into_a_closed_pipe(path):
+    line = f"{sys.executable} -m onnxgrad ops --json | head -1"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, env=ENV, timeout=120)
+    assert "Traceback" not in done.stderr
