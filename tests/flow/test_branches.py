@@ -49,7 +49,9 @@ TRANSFORMS = {
 @pytest.mark.parametrize("taken", [True, False])
 def test_an_if_equals_the_branch_it_takes(transform, taken):
     feeds = {"x": X, "c": np.array(taken), "y_cotangent": X + 1, "x_tangent": X * 2, "W_tangent": X[0] - 1}
-    for got, want in zip(run(transform(BRANCHED), **feeds), run(transform(TAKEN[taken]), **feeds), strict=True):
+    for got, want in zip(
+        run(transform(BRANCHED), **feeds), run(transform(TAKEN[taken]), **feeds), strict=True
+    ):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 

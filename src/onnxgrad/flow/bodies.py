@@ -20,7 +20,9 @@ def copy_of(builder: Builder, graph: ir.Graph) -> tuple[Builder, ir.Graph]:
 
 def empty(builder: Builder, name: str) -> tuple[Builder, ir.Graph]:
     """An empty graph, to become an attribute of a node, and a builder that writes into it."""
-    graph = ir.Graph([], [], nodes=[], name=builder.names.fresh(name), opset_imports=builder.graph.opset_imports)
+    graph = ir.Graph(
+        [], [], nodes=[], name=builder.names.fresh(name), opset_imports=builder.graph.opset_imports
+    )
     return builder.nested(graph), graph
 
 
@@ -36,7 +38,10 @@ def give(builder: Builder, results: Sequence[Var | ir.Value]) -> None:
         maker = value.producer()
         if maker is None or maker.graph is not graph or value.is_graph_output():
             copy = builder.append(ir.Node("", "Identity", [value]))[0].value
-            copy.type, copy.shape = copy.type or value.type, copy.shape if copy.shape is not None else value.shape
+            copy.type, copy.shape = (
+                copy.type or value.type,
+                copy.shape if copy.shape is not None else value.shape,
+            )
             value = copy
         graph.outputs.append(value)
     prune(graph)

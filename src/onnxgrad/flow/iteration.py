@@ -63,7 +63,9 @@ class Iteration:
     def copy(self, builder: Builder) -> tuple[Builder, Iteration]:
         """The same iteration with a copy of the body, and a builder for it."""
         inner, body = copy_of(builder, self.body)
-        return inner, Iteration(self.node, body, self.lead, self.head, self.count, list(self.ins), list(self.outs))
+        return inner, Iteration(
+            self.node, body, self.lead, self.head, self.count, list(self.ins), list(self.outs)
+        )
 
     @property
     def initial(self) -> list[ir.Value]:
@@ -105,7 +107,9 @@ class Iteration:
         start |= {v for v in captured_by(self.body) if v in outside}
         while True:
             moved = active_values(list(self.body), start, builder)
-            more = {s for s, after in zip(self.states, self.following) if after in moved and is_differentiable(s)}
+            more = {
+                s for s, after in zip(self.states, self.following) if after in moved and is_differentiable(s)
+            }
             if more <= start:
                 return moved
             start |= more

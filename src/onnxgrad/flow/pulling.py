@@ -39,7 +39,10 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     g_states = {i: formal(b, states[i], "cotangent") for i in carried}
     g_slices = {k: formal(b, it.given[k], "cotangent") for k in read}
     seeds: dict[ir.Value, Var] = {}
-    for v, g in [*((it.following[i], g_states[i]) for i in carried), *((it.given[k], g_slices[k]) for k in read)]:
+    for v, g in [
+        *((it.following[i], g_states[i]) for i in carried),
+        *((it.given[k], g_slices[k]) for k in read),
+    ]:
         seeds[v] = seeds[v] + g if v in seeds else g
     wrt = [*(states[i] for i in carried), *(s for s in slices if s in reached), *captures]
     found = reverse(b, list(body), seeds, wrt)
@@ -56,7 +59,9 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     if it.lead and body.inputs[1] in values_read(body):
         body.inputs[1].replace_all_uses_with(b.const(True).value)
 
-    first = {i: Var(o, of[i].value) if i in of else _zeros(o, op.node.outputs[i], it.initial[i]) for i in carried}
+    first = {
+        i: Var(o, of[i].value) if i in of else _zeros(o, op.node.outputs[i], it.initial[i]) for i in carried
+    }
     used = values_read(body)
     tapes = [(states[i], tape(op, primal, i), Slot(0, True)) for i in range(it.count) if states[i] in used]
     scanned = [(s, x, slot.turned()) for s, x, slot in zip(slices, it.scanned, it.ins) if s in used]
@@ -92,7 +97,9 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     else:
         results = _unless_none(o, steps, emit, initial)
     pulled: dict[ir.Value, list[Var]] = {}
-    for value, g in zip([*(it.initial[i] for i in carried), *summed, *(it.scanned[j] for j in pieces)], results):
+    for value, g in zip(
+        [*(it.initial[i] for i in carried), *summed, *(it.scanned[j] for j in pieces)], results
+    ):
         pulled.setdefault(value, []).append(g)
     return {value: add(gs) for value, gs in pulled.items()}
 

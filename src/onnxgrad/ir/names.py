@@ -6,6 +6,7 @@ model makes every fresh name safe wherever it lands.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable
 
@@ -68,9 +69,19 @@ class Names:
 def rename_inside(graph: ir.Graph, names: Names) -> None:
     """Give everything that `graph` and its nested graphs define a fresh name: for a copy of a graph."""
     for g in (graph, *graph.subgraphs()):
+        for value in g.initializers.values():
+            if value.const_value is not None:  # a value renames its tensor, which copies of a graph share
+                value.const_value = _own(value.const_value)
         for value in [*g.inputs, *g.initializers.values(), *(v for node in g for v in node.outputs)]:
             if value.name:
                 value.name = names.fresh(value.name)
         for node in g:
             if node.name:
                 node.name = names.fresh(node.name)
+
+
+def _own(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """The same data under a name that can be changed by itself."""
+    if isinstance(tensor, (ir.Tensor, ir.ExternalTensor)):
+        return copy.copy(tensor)
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=tensor.shape, name=tensor.name)
