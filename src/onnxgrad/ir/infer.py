@@ -16,9 +16,8 @@ import onnx
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
-from onnxgrad.ir.labels import einsum_labels
-
 from onnxgrad.ir import infer_loops
+from onnxgrad.ir.labels import einsum_labels
 
 Dim = int | ir.SymbolicDim
 Infer = Callable[[osi.ShapeInferenceContext, ir.Node], None]
@@ -160,14 +159,28 @@ def _is_const(value: ir.Value) -> bool:
 
 
 def _corrected(infer: Infer, correct: Infer) -> Infer:
-    """`infer`, then `correct` on outputs whose shapes the model does not declare."""
+    """`infer`, then `correct`; then what the model declares, as far as it can be believed.
+
+    Declared shapes of operators that broadcast were mostly inferred, with the same mistake; of
+    those only numbers are believed.
+    """
 
     def corrected(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         declared = [out.shape for out in node.outputs]
         infer(ctx, node)
+        for out in node.outputs:
+            out.shape = None if out.shape is None else ir.Shape(out.shape)
         correct(ctx, node)
         for out, shape in zip(node.outputs, declared):
-            out.shape = shape if shape is not None else out.shape
+            if shape is None:
+                continue
+            if (
+                correct in (_broadcast, _matmul, _einsum)
+                and out.shape is not None
+                and len(out.shape) == len(shape)
+            ):
+                shape = ir.Shape([d if isinstance(d, int) else i for d, i in zip(shape, out.shape)])
+            out.shape = shape
 
     corrected.onnxgrad = True  # type: ignore[attr-defined]
     return corrected
@@ -175,9 +188,13 @@ def _corrected(infer: Infer, correct: Infer) -> Infer:
 
 def _register() -> None:
     osi.registry.collect()
-    corrections = dict.fromkeys((*BROADCASTING, "Expand"), _broadcast) | {
+    corrections: dict[str, Infer] = dict.fromkeys((*BROADCASTING, "Expand"), _broadcast)
+    corrections |= {
+        "MatMul": _matmul,
+        "Einsum": _einsum,
         "Squeeze": _squeeze,
         "Split": _split,
+        "Slice": _slice,
     }
     for name, correct in corrections.items():
         for since in osi.registry.version_boundaries("", name):

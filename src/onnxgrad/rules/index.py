@@ -79,7 +79,7 @@ def _margins(op, g, x, axis, start, end):
 
 
 def _unstride(op, g, x, axis, start, end, step):
-    """The cotangent of x[start:end:step] as that of a slice with step 1: (g with zeros between, start, end)."""
+    """The cotangent of x[start:end:step] as that of a slice with step 1: (g between zeros, start, end)."""
     taken = range(*slice(start, end, step).indices(x.shape[axis]))
     if not len(taken):
         return g, 0, 0

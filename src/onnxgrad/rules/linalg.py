@@ -1,30 +1,68 @@
-"""Products of matrices: MatMul, Gemm, Einsum."""
+"""Products of matrices: MatMul, Gemm, and the determinant.
+
+Products of two matrices are written as Gemm, which transposes for free. The gradient of a matrix that
+multiplies a whole batch is one Gemm over all rows of the batch, not a batch of products to be summed.
+"""
 
 from __future__ import annotations
 
-from onnxgrad.ir import sum_to
+from onnxgrad.ir import reshape_to, sum_to
 from onnxgrad.rules.registry import linear
 
 
-def _transposed(op, x):
+def transposed(op, x):
     """The last two axes of `x` exchanged."""
     axes = list(range(x.rank))
     return op.Transpose(x, perm=[*axes[:-2], axes[-1], axes[-2]])
 
 
+def gemm(op, a, b, *, ta=False, tb=False, alpha=1.0):
+    """alpha·op(A)·op(B) of two matrices, op being the transposition where asked for."""
+    attrs = {"transA": 1 if ta else None, "transB": 1 if tb else None, "alpha": None if alpha == 1 else alpha}
+    return op.Gemm(a, b, **attrs)
+
+
+def rows(op, x):
+    """`x` as a matrix: all axes but the last in one."""
+    return x if x.rank == 2 else op.Flatten(x, axis=x.rank - 1)
+
+
 @linear("MatMul", wrt=(0, 1))
 def matmul(op, g, a, b):
     """Y = A·B: (G·Bᵀ, Aᵀ·G), a vector being a row on the left and a column on the right"""
-    if a.rank == 1:
-        g = op.Unsqueeze(g, [-2 if b.rank > 1 else 0])
     if b.rank == 1:
-        g = op.Unsqueeze(g, [-1])
-    row = op.Unsqueeze(a, [0]) if a.rank == 1 else a
-    column = op.Unsqueeze(b, [1]) if b.rank == 1 else b
-    da = sum_to(g @ _transposed(op, column), row) if op.needs[0] else None
-    db = sum_to(_transposed(op, row) @ g, column) if op.needs[1] else None
-    if da is not None and a.rank == 1:
-        da = op.Squeeze(da, [0])
-    if db is not None and b.rank == 1:
-        db = op.Squeeze(db, [1])
+        return _matrix_vector(op, g, a, b)
+    if a.rank == 1:
+        da, db = _matmul(op, op.Unsqueeze(g, [-2]), op.Unsqueeze(a, [0]), b) if b.rank > 2 else (b @ g, None)
+        return reshape_to(da, a), op.Unsqueeze(a, [1]) * g if db is None else db
+    return _matmul(op, g, a, b)
+
+
+def _matrix_vector(op, g, a, b):
+    if a.rank == 1:
+        return g * b, g * a
+    return op.Unsqueeze(g, [-1]) * b, (g if g.rank == 1 else op.Reshape(g, [-1])) @ rows(op, a)
+
+
+def _matmul(op, g, a, b):
+    da = db = None
+    if op.needs[0]:
+        da = gemm(op, g, b, tb=True) if g.rank == b.rank == 2 else sum_to(g @ transposed(op, b), a)
+    if op.needs[1]:
+        one = b.rank == 2 and a.rank == g.rank
+        db = gemm(op, rows(op, a), rows(op, g), ta=True) if one else sum_to(transposed(op, a) @ g, b)
     return da, db
+
+
+@linear("Gemm", wrt=(0, 1), bias=2)
+def gemm_(op, g, a, b, c):
+    """Y = α·A·B + β·C, A and B transposed on demand: (α·G·Bᵀ, α·Aᵀ·G, β·G summed to the shape of C)"""
+    alpha, beta, ta, tb = op.attr("alpha"), op.attr("beta"), bool(op.attr("transA")), bool(op.attr("transB"))
+    da = db = dc = None
+    if op.needs[0]:
+        da = gemm(op, b, g, ta=tb, tb=True, alpha=alpha) if ta else gemm(op, g, b, tb=not tb, alpha=alpha)
+    if op.needs[1]:
+        db = gemm(op, g, a, ta=True, tb=ta, alpha=alpha) if tb else gemm(op, a, g, ta=not ta, alpha=alpha)
+    if c is not None and op.needs[2]:
+        dc = sum_to(g, c) * beta
+    return da, db, dc

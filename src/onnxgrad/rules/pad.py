@@ -67,7 +67,7 @@ def _folded(op, g, mode, size, axis, before, after):
 
 @linear("Pad", wrt=(0, 2), joint=True)
 def pad(op, g, x, pads, value, axes):
-    """y = x between margins of v or of copies of x: (g without the margins, plus those of copies; Σ over margins of v)"""
+    """y = x between margins of v or of copies of x: (g inside + g on its copies; Σ g on margins of v)"""
     mode = op.attr("mode")
     margins = _margins(x, pads, axes)
     if mode == "constant":
@@ -84,7 +84,7 @@ def pad(op, g, x, pads, value, axes):
         )
     limit = {"reflect": -1, "edge": 2**31, "wrap": 0}[mode]
     if margins is None or not all(
-        isinstance(x.shape[a], int) and 0 < x.shape[a] and 0 <= min(b, e) and max(b, e) <= x.shape[a] + limit
+        isinstance(x.shape[a], int) and x.shape[a] > 0 and min(b, e) >= 0 and max(b, e) <= x.shape[a] + limit
         for a, b, e in margins
     ):
         return put_back(op, g, op.replay(numbered(op, x), pads, None, axes), x)

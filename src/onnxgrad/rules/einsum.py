@@ -1,0 +1,49 @@
+"""Einsum: the transpose of a sum of products is a sum of products with the cotangent in one place.
+
+Three things need more than another Einsum: labels that only this operand has (the cotangent is the same
+along them), axes of size 1 that were broadcast (summed), and labels that it repeats (a diagonal).
+"""
+
+from __future__ import annotations
+
+import functools
+
+from onnxgrad.ir import expand_to, sum_to
+from onnxgrad.ir.labels import einsum_labels
+from onnxgrad.rules.registry import linear
+
+
+def _on_diagonal(op, r, x, term):
+    """`r`, whose axes are the distinct labels of `term`, on the diagonal of zeros in the shape of `x`."""
+    repeats = [p for p, c in enumerate(term) if c in term[:p]]
+
+    def counted(axis):
+        size = op.Squeeze(op.shape_of(x, axis, axis + 1), [0])
+        return op.Unsqueeze(
+            op.Range(op.const(0), size, op.const(1)), [k for k in range(len(term)) if k != axis]
+        )
+
+    same = [op.Equal(counted(term.index(term[p])), counted(p)) for p in repeats]
+    return op.Where(functools.reduce(op.And, same), op.Unsqueeze(r, repeats), 0.0)
+
+
+@linear("Einsum", wrt=None)
+def einsum(op, g, *_):
+    """y = Σ ∏ᵢ xᵢ: for xₖ, Σ g·∏ of the other xᵢ, with the labels of xₖ as the output"""
+    terms, out = einsum_labels(op.attr("equation"), [x.rank for x in op.inputs])
+    grads = []
+    for k, (x, term) in enumerate(zip(op.inputs, terms)):
+        if not op.needs[k]:
+            grads.append(None)
+            continue
+        others = [(g, out), *((y, t) for i, (y, t) in enumerate(zip(op.inputs, terms)) if i != k)]
+        own = "".join(dict.fromkeys(term))
+        kept = "".join(c for c in own if x.shape[term.index(c)] != 1 and any(c in t for _, t in others))
+        equation = f"{','.join(t for _, t in others)}->{kept}"
+        r = g if equation == f"{kept}->{kept}" else op.Einsum(*[y for y, _ in others], equation=equation)
+        r = sum_to(r, x if kept == term else op.Einsum(x, equation=f"{term}->{kept}"))
+        lost = [i for i, c in enumerate(own) if c not in kept]
+        r = op.Unsqueeze(r, lost) if lost else r
+        r = expand_to(r, x if own == term else op.Einsum(x, equation=f"{term}->{own}"))
+        grads.append(r if own == term else _on_diagonal(op, r, x, term))
+    return grads
