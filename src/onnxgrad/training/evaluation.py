@@ -24,7 +24,7 @@ from onnxgrad.ir.infer import infer_model
 from onnxgrad.ir.walk import prune, reads
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.data import Data, Field
-from onnxgrad.training.info import Source, bindings, merge, named_values
+from onnxgrad.training.info import Merged, Source, bindings, merge, named_values
 from onnxgrad.training.step import Step
 
 _CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
@@ -92,17 +92,10 @@ class Evaluation:
         if step.source is None:
             raise BadInput("a step without the model that it was compiled from cannot be evaluated")
         source = step.source
-        infos = range(len(source.infos))
-        index = next(i for i in infos if bindings(source, [i])[i].keys() == step.state.keys())
-        merged = merge(source, index, [])
+        merged, values = _entry_with(source, step)
         model = merged.model
         infer_model(model)
         _inference_mode(model.graph)
-        values = named_values(model.graph)
-        if step.loss not in values:
-            raise BadInput(
-                f"the loss {step.loss!r} is no value of the training entry, so it cannot be evaluated"
-            )
         loss = values[step.loss]
         model.graph.outputs[:] = [loss]
         CommonSubexpressionEliminationPass()(model)
@@ -200,6 +193,17 @@ class Evaluation:
         if counted:
             measured["accuracy"] = right / counted
         return measured
+
+
+def _entry_with(source: Source, step: Step) -> tuple[Merged, dict[str, ir.Value]]:
+    """The executed graph of the entry that computes the loss of `step`, and its values by name."""
+    for index in range(len(source.infos)):
+        if bindings(source, [index])[index].keys() <= step.state.keys():
+            merged = merge(source, index, {}, set())
+            values = named_values(merged.model.graph)
+            if step.loss in values:
+                return merged, values
+    raise BadInput(f"the loss {step.loss!r} is no value of the training entry, so it cannot be evaluated")
 
 
 def _inference_mode(graph: ir.Graph) -> None:

@@ -65,7 +65,7 @@ class Bar(Silent):
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}"),
+            TextColumn("loss {task.fields[loss]}"),
             _Speed(),
             TimeRemainingColumn(),
             console=console,
@@ -86,7 +86,9 @@ class Bar(Silent):
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self.PERIOD
-            self.progress.update(self.task, completed=step, epoch=f"{epoch + 1}/{self.epochs}", loss=loss)
+            self.progress.update(
+                self.task, completed=step, epoch=f"{epoch + 1}/{self.epochs}", loss=number(loss)
+            )
 
     def epoch(self, record: dict[str, Any], epochs: int) -> None:
         """Leave a line above the bar."""
@@ -127,7 +129,7 @@ class Lines(Silent):
         speed = (step - self.done) / (now - self._begin)
         left = (self.steps - step) / speed
         self._print(
-            f"epoch {epoch + 1}/{self.epochs}  step {step}/{self.steps}  loss {loss:.4f}  "
+            f"epoch {epoch + 1}/{self.epochs}  step {step}/{self.steps}  loss {number(loss)}  "
             f"{speed:.0f} steps/s  {left:.0f} s left"
         )
 
@@ -140,11 +142,16 @@ class Lines(Silent):
         self.console.print(line, highlight=False, soft_wrap=True)
 
 
+def number(loss: float) -> str:
+    """A loss in a few characters."""
+    return f"{loss:.4f}" if 1e-3 <= abs(loss) < 1e5 or not loss else f"{loss:.3g}"
+
+
 def epoch_line(record: dict[str, Any], epochs: int) -> str:
     """One epoch in words."""
-    parts = [f"epoch {record['epoch']}/{epochs}", f"loss {record['loss']:.4f}"]
+    parts = [f"epoch {record['epoch']}/{epochs}", f"loss {number(record['loss'])}"]
     if "validation_loss" in record:
-        parts.append(f"validation loss {record['validation_loss']:.4f}")
+        parts.append(f"validation loss {number(record['validation_loss'])}")
     if "validation_accuracy" in record:
         parts.append(f"accuracy {record['validation_accuracy']:.2%}")
     return "  ".join([*parts, f"{record['steps_per_second']:.0f} steps/s"])

@@ -20,7 +20,7 @@ import numpy as np
 
 from onnxgrad.errors import BadInput, TrainingError
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.runtime import Machine, Options, StepRunner
+from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training.checkpoint import FILE, Checkpoint, check_state_fits, fingerprint
 from onnxgrad.training.data import Arrays, Data, load_npz
 from onnxgrad.training.evaluation import Evaluation
@@ -30,7 +30,16 @@ from onnxgrad.training.report import Reporter, Silent, check_plot, plot
 from onnxgrad.training.step import Step, compile_step
 
 AnyData = str | os.PathLike | Arrays | Data
-Schedule = Callable[[int], float]
+#: Which share of its learning rate a step takes, as a function of how much of the run is behind it (0 to 1).
+Schedule = Callable[[float], float]
+
+
+def cosine(progress: float) -> float:
+    """From the full rate down to nothing along half a cosine."""
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+SCHEDULES: dict[str, Schedule | None] = {"constant": None, "cosine": cosine}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -49,6 +58,7 @@ class Trainer:
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` with a TrainingInfoProto (see `attach`),
             or a compiled `Step`.
+        entry: which of its training entries, if it has several.
         evaluation: how to measure validation data; default: what the training information says.
         options: how ONNX Runtime runs the step.
 
@@ -62,12 +72,13 @@ class Trainer:
         self,
         model: AnyTrainingModel | Step,
         *,
+        entry: int | None = None,
         evaluation: Evaluation | None = None,
         options: Options | None = None,
     ) -> None:
-        self.step = model if isinstance(model, Step) else compile_step(model)
+        self.step = model if isinstance(model, Step) else compile_step(model, entry=entry)
         self.options = options or Options()
-        self.machine: Machine = StepRunner(self.step, options=self.options)
+        self.machine = StepRunner(self.step, options=self.options)
         self.evaluation = evaluation or Evaluation.of(self.step, self.options)
         self.step_count = 0
         self.history = History()
@@ -108,7 +119,7 @@ class Trainer:
         validation: AnyData | None = None,
         seed: int = 0,
         shuffle: bool = True,
-        learning_rate: Schedule | None = None,
+        schedule: Schedule | None = None,
         checkpoint: str | os.PathLike | None = None,
         resume: bool = False,
         checkpoint_seconds: float = 60.0,
@@ -126,8 +137,7 @@ class Trainer:
             validation: held-out data, measured after every epoch.
             seed: decides the order of the rows.
             shuffle: whether the rows are drawn in a new random order in every epoch.
-            learning_rate: the rate of a step as a function of the steps taken before it, for a model whose
-                learning rate may be fed; default: what the model says.
+            schedule: see `Schedule`; default: the same rate all the time.
             checkpoint: folder for the checkpoint, which is replaced after every epoch, at every
                 `checkpoint_seconds`, and when the run is interrupted.
             resume: go on from the checkpoint in that folder, exactly.
@@ -145,7 +155,7 @@ class Trainer:
             raise BadInput(f"{what} must be at least 1, not {n}")
         run = _Run(self, self.data(data, "the training data"), epochs, batch_size, seed, shuffle)
         run.validation = None if validation is None else self.data(validation, "the validation data")
-        run.schedule = learning_rate
+        run.schedule = schedule
         run.reporter = reporter or Silent()
         run.checkpoint = None if checkpoint is None else Path(checkpoint) / FILE
         run.checkpoint_seconds = checkpoint_seconds
@@ -226,9 +236,10 @@ class _Run:
         saved = begin
         kept = self.seconds
         loss_name, machine = trainer.step.loss, trainer.machine
+        total = self.epochs * self.per_epoch
         for batch in self.data.batches(self.batch_size, order, self.row):
             if self.schedule:
-                self._set_rate(self.schedule(trainer.step_count))
+                self._set_rate(self.schedule(trainer.step_count / total))
             loss = float(machine.step(batch)[loss_name])
             trainer.step_count += 1
             if not math.isfinite(loss):
@@ -270,14 +281,12 @@ class _Run:
         if self.stop:
             self._interrupt()
 
-    def _set_rate(self, rate: float) -> None:
-        held = getattr(self.trainer.machine, "held", {})
+    def _set_rate(self, factor: float) -> None:
+        held = self.trainer.machine.held
         if not held:
-            raise BadInput(
-                "the model has no learning rate that could be fed; it is a constant of its optimizer"
-            )
-        for array in held.values():
-            array[...] = rate
+            raise BadInput("the model has no learning rate that could follow a schedule")
+        for name, array in held.items():
+            array[...] = self.trainer.step.rates[name].numpy() * factor
 
     # --- keeping -------------------------------------------------------------------------------
 
