@@ -389,3 +389,19 @@ def test_nothing_is_left_that_no_output_needs():
         "ConstantOfShape",
     }
     assert [o.name for o in derived.graph.output] == ["b_grad"]
+
+
+def test_the_path_in_an_error_is_one_that_carries_a_derivative():
+    """The shortest way from x to the obstacle leads through a shape, which is not the reason."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["n"]),
+        helper.make_node("Sin", ["x"], ["s"]),
+        helper.make_node("Cos", ["s"], ["c"]),
+        helper.make_node("Strange", ["c", "n"], ["r"], domain="my.ops"),
+        helper.make_node("Exp", ["r"], ["e"]),
+        helper.make_node("Exp", ["e"], ["y"]),
+    ]
+    source = model(nodes, [value("x", [3])], [value("y", [3])])
+    source.opset_import.add(domain="my.ops", version=1)
+    with pytest.raises(NotDifferentiable, match=r"x → Sin → Cos → \[Strange\] → Exp → Exp → y"):
+        vjp(source, wrt="x")

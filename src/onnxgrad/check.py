@@ -123,7 +123,7 @@ def _tabulate(report: Report, graph: ir.Graph, wrt: list[ir.Value], of: list[ir.
         rule = rule_of(node, builder)
         if node in on_way and (why := obstacle(node, builder)):
             within = f" (in the body of {inside[node]})" if node in inside else ""
-            note(node, REFUSED, why + within, describe_path(node, nodes, wrt, of))
+            note(node, REFUSED, why + within, describe_path(node, path, wrt, of))
         elif node in inside:
             continue
         elif node in on_way:

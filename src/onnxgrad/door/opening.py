@@ -140,7 +140,7 @@ def _refuse_lost_data(model: ir.Model) -> None:
     for tensor in external_tensors(model):
         if tensor.nbytes <= READ_BELOW and not os.path.isfile(tensor.path):
             raise BadInput(
-                f"{tensor.name!r} is in external data ({tensor.location}), and a ModelProto does not say where\n"
+                f"{tensor.name!r} is in external data ({tensor.location}), but it is not known where\n"
                 "  hint: pass the path of the model, or load it with its external data"
             )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import onnx_ir as ir
 
@@ -55,7 +56,9 @@ def on_path(
         rule = rule_of(node, builder)
         if any(v in wanted and v in active for v in node.outputs) and moved_by(node, rule, active):
             path.append(node)
-            wanted.update(v for i, v in enumerate(node.inputs) if v is not None and (rule is None or rule.carries(i)))
+            wanted.update(
+                v for i, v in enumerate(node.inputs) if v is not None and (rule is None or rule.carries(i))
+            )
             wanted.update(captured(node))
     return path[::-1]
 
@@ -72,11 +75,13 @@ def prepare(
     while True:
         wrt, of = [builder.now(v) for v in wrt], [builder.now(v) for v in of]
         path = on_path(nodes, wrt, of, builder)
-        bodies = {node: body for node in path if rule_of(node, builder) is None and (body := expand(builder, node))}
+        bodies = {
+            node: body for node in path if rule_of(node, builder) is None and (body := expand(builder, node))
+        }
         if not bodies:
             break
         nodes = [n for node in nodes for n in bodies.get(node, [node])]
-    refuse([n for n in path if obstacle(n, builder)], nodes, wrt, of, builder)
+    refuse([n for n in path if obstacle(n, builder)], path, wrt, of, builder)
     return path
 
 
@@ -118,47 +123,45 @@ def describe_path(
     node: ir.Node, among: Sequence[ir.Node], wrt: Sequence[ir.Value], of: Sequence[ir.Value]
 ) -> str:
     """A path from a `wrt` through `node` to an `of`, as ``x → Conv → … → y``."""
-    before = _chain(list(reads(node)), {v: n for n in among for v in n.outputs}, set(wrt))
+    producers = {v: n for n in among for v in n.outputs}
     users: dict[ir.Value, list[ir.Node]] = {}
     for n in among:
         for v in reads(n):
             users.setdefault(v, []).append(n)
-    after: list[ir.Node] = []
-    seen: set[ir.Node] = {node}
-    stack = [(node, [node])]
-    while stack:
-        current, trail = stack.pop()
-        if any(v in of for v in current.outputs):
-            after = trail[1:]
-            break
-        for v in current.outputs:
-            for user in users.get(v, ()):
-                if user not in seen:
-                    seen.add(user)
-                    stack.append((user, [*trail, user]))
-    start, middle = before
-    last = (after or [node])[-1]
-    end = next((v.name for v in last.outputs if v in of), "?")
-    chain = [n.op_type for n in middle] + [f"[{node.op_type}]"] + [n.op_type for n in after]
+    before = _walk(node, lambda n: [producers[v] for v in reads(n) if v in producers], reads, set(wrt))
+    after = _walk(
+        node, lambda n: [u for v in n.outputs for u in users.get(v, ())], lambda n: n.outputs, set(of)
+    )
+    (start, middle), (end, last) = before, after
+    chain = [n.op_type for n in reversed(middle)] + [f"[{node.op_type}]"] + [n.op_type for n in last]
     if len(chain) > 9:
         at = len(middle)
         chain = [*chain[: min(3, at)], "…", chain[at], "…", *chain[-2:]] if 3 < at < len(chain) - 3 else chain
-    return " → ".join([start, *chain, end or "?"])
+        chain = chain if len(chain) < 20 else [*chain[:6], "…", *chain[-6:]]
+    return " → ".join([start, *chain, end])
 
 
-def _chain(
-    values: list[ir.Value], producers: dict[ir.Value, ir.Node], wrt: set[ir.Value]
+def _walk(
+    node: ir.Node,
+    onward: Callable[[ir.Node], Iterable[ir.Node]],
+    touches: Callable[[ir.Node], Iterable[ir.Value]],
+    goal: Collection[ir.Value],
 ) -> tuple[str, list[ir.Node]]:
-    stack: list[tuple[ir.Value, list[ir.Node]]] = [(v, []) for v in values]
-    seen: set[ir.Value] = set()
-    while stack:
-        value, trail = stack.pop()
-        if value in wrt:
-            return value.name or "?", trail
-        if value in seen:
-            continue
-        seen.add(value)
-        producer = producers.get(value)
-        if producer is not None:
-            stack.extend((v, [producer, *trail]) for v in reads(producer))
+    """From `node` to the nearest node that touches a value of `goal`: the value, and the nodes in between."""
+    came: dict[ir.Node, ir.Node | None] = {node: None}
+    queue = deque([node])
+    while queue:
+        current = queue.popleft()
+        found = next((v.name or "?" for v in touches(current) if v in goal), None)
+        if found is not None:
+            trail: list[ir.Node] = []
+            back: ir.Node | None = current
+            while back is not None and back is not node:
+                trail.append(back)
+                back = came[back]
+            return found, trail[::-1]
+        for n in onward(current):
+            if n not in came:
+                came[n] = current
+                queue.append(n)
     return "?", []
