@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -99,20 +99,23 @@ class Merged:
     """The executed graph of one entry, with what the host holds turned from initializers into inputs.
 
     Attributes:
-        model: inference graph, then algorithm; the initializers of `state` and `fed` are graph inputs.
-        state: value in the model of each initializer that an update binding changes.
+        model: inference graph, then algorithm; the initializers of `hosted` and `fed` are graph inputs.
+        hosted: value in the model of each initializer that an update binding (of any entry) changes.
         fed: the same of those that the host may feed at every step (learning rates).
         own: names of the initializers that belong to the algorithm.
     """
 
     model: ir.Model
-    state: dict[str, ir.TensorProtocol]
+    hosted: dict[str, ir.TensorProtocol]
     fed: dict[str, ir.TensorProtocol]
     own: set[str]
 
 
-def merge(source: Source, index: int, bound: Sequence[str]) -> Merged:
-    """Concatenate the inference graph and the algorithm of entry `index`; `bound` names the state."""
+def merge(source: Source, index: int, bound: Mapping[str, str], updated: set[str]) -> Merged:
+    """Concatenate the inference graph and the algorithm of entry `index`.
+
+    It updates what is `bound`; other entries of the same step `updated` more, which it may read.
+    """
     algorithm = source.infos[index].algorithm
     model = source.model.clone()
     graph = model.graph
@@ -130,9 +133,10 @@ def merge(source: Source, index: int, bound: Sequence[str]) -> Merged:
     graph.inputs.extend(v for v in inputs if not v.is_initializer())
     for value in initializers:
         graph.register_initializer(value)
-    held = {name: _into_input(graph, name) for name in bound}
-    fed = {name: _into_input(graph, name) for name in sorted(_fed(algorithm) - set(bound))}
-    return Merged(model, held, fed, {t.name for t in algorithm.initializer})
+    names = [*bound, *sorted(n for n in updated - bound.keys() if n in graph.initializers)]
+    hosted = {name: _into_input(graph, name) for name in names}
+    fed = {name: _into_input(graph, name) for name in sorted(_fed(algorithm) - hosted.keys())}
+    return Merged(model, hosted, fed, {t.name for t in algorithm.initializer})
 
 
 def named_values(graph: ir.Graph) -> dict[str, ir.Value]:

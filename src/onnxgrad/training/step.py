@@ -7,6 +7,7 @@ and leaves by a graph output.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ from onnxgrad.training.info import (
     read,
 )
 from onnxgrad.training.lowering import Lowered
+from onnxgrad.training.sequence import in_sequence
 
 
 @dataclass
@@ -60,7 +62,8 @@ class Step:
             those of `results` that are not state as well.
         state: every tensor that is updated, by the name of its initializer in the training model.
         batch: the graph inputs that are fed with data: inputs and labels of the model that the step reads.
-        results: graph outputs to look at: the loss first, then the extra outputs that were asked for.
+        results: graph outputs to look at: the loss first, then the extra outputs that were asked for; the same
+            again for every further entry.
         loss: the result that is minimized.
         rates: further graph inputs, scalars to feed at every step (learning rates), with the values that
             the training model gives them; a schedule feeds others.
@@ -103,7 +106,8 @@ def compile_step(model: AnyTrainingModel, *, entry: int | None = None, outputs: 
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` with a TrainingInfoProto.
-        entry: which of its entries; default: the only one.
+        entry: which of its entries; default: all, one after the other: each goes on from what the one
+            before has updated.
         outputs: names of further values (of the inference graph or the algorithm) to have as results.
 
     Raises:
@@ -112,36 +116,45 @@ def compile_step(model: AnyTrainingModel, *, entry: int | None = None, outputs: 
     """
     source = read(model)
     chosen = chosen_entries(source, entry)
-    if len(chosen) > 1:
-        raise BadInput(f"the model has {len(chosen)} training entries; say which to compile with `entry`")
-    (index,) = chosen
-    bound = bindings(source, chosen)[index]
-    if not bound:
-        raise BadInput(f"training entry {index} has no update bindings: a step would change nothing")
-    merged = merge(source, index, list(bound))
-    data = [v.name or "" for v in merged.model.graph.inputs if v.name not in {*merged.state, *merged.fed}]
-    trained, loss = _gradient_names(merged.model, source.infos[index].algorithm, bound)
+    bound = bindings(source, chosen)
+    if not any(bound.values()):
+        raise BadInput(f"training entry {chosen[0]} has no update bindings: a step would change nothing")
+    updated = {name for one in bound.values() for name in one}
+    step = functools.reduce(
+        in_sequence, [_compile_entry(source, i, bound[i], updated, outputs) for i in chosen]
+    )
+    step.source = source
+    return step
+
+
+def _compile_entry(
+    source: Source, index: int, bound: Mapping[str, str], updated: set[str], outputs: Sequence[str]
+) -> Step:
+    """The step of one entry; `updated` are the initializers that any of the entries changes."""
+    merged = merge(source, index, bound, updated)
+    data = [v.name or "" for v in merged.model.graph.inputs if v.name not in {*merged.hosted, *merged.fed}]
+    trained, loss = _gradient_names(merged.model, source.infos[index].algorithm, bound, index)
     lowered = Lowered(open_model(merged.model).model)
     state = {
-        name: StateTensor(name, name, value, merged.state[name], _kind(name, merged, trained))
+        name: StateTensor(name, name, value, merged.hosted[name], _kind(name, merged, trained))
         for name, value in bound.items()
     }
-    results = list(dict.fromkeys([loss, *outputs]))
-    results = _wire(lowered, list(state.values()), results, index)
+    results = _wire(lowered, list(state.values()), list(dict.fromkeys([loss, *outputs])), index)
     graph = lowered.graph
     read_by = {v for node in graph for v in reads(node)}
     inputs = {v.name or "": v for v in graph.inputs}
     batch = [name for name in data if inputs[name] in read_by]
+    only_read = [name for name in merged.hosted if name not in state and inputs[name] in read_by]
     graph.inputs.clear()
-    graph.inputs.extend(inputs[name] for name in [*batch, *state, *merged.fed])
+    graph.inputs.extend(inputs[name] for name in [*batch, *state, *only_read, *merged.fed])
     step = lowered.model
     step.opset_imports.pop(DOMAIN, None)
     step.metadata_props.clear()
-    return Step(step, state, batch, results, results[0], merged.fed, source)
+    return Step(step, state, batch, results, results[0], merged.fed)
 
 
 def _gradient_names(
-    model: ir.Model, algorithm: onnx.GraphProto, bound: Mapping[str, str]
+    model: ir.Model, algorithm: onnx.GraphProto, bound: Mapping[str, str], index: int
 ) -> tuple[set[str], str]:
     """What Gradient nodes are taken with respect to, and the loss.
 
@@ -153,7 +166,9 @@ def _gradient_names(
     targets = [n.attributes["y"].as_string() for n in gradients if "y" in n.attributes]
     free = [v.name for v in algorithm.output if v.name not in bound.values()]
     if not (targets or free):
-        raise BadInput("the algorithm has neither a Gradient node nor an output that could be the loss")
+        raise BadInput(
+            f"training entry {index} has neither a Gradient node nor an output that could be the loss"
+        )
     return trained, (targets or free)[0]
 
 
@@ -162,7 +177,7 @@ def _kind(name: str, merged: Merged, trained: set[str]) -> str:
         return "parameter"
     if name not in merged.own:
         return "statistic"
-    return "optimizer" if merged.state[name].dtype.is_floating_point() else "counter"
+    return "optimizer" if merged.hosted[name].dtype.is_floating_point() else "counter"
 
 
 def _wire(lowered: Lowered, state: Sequence[StateTensor], results: Sequence[str], index: int) -> list[str]:
