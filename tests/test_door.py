@@ -91,6 +91,8 @@ def _cases():
     yield "Conv", 7, [f(1, 2, 6, 6), f(3, 2, 3, 3)], {"kernel_shape": [3, 3]}, {}
     yield "LSTM", 7, [f(3, 2, 4), f(1, 20, 4), f(1, 20, 5)], {"hidden_size": 5}, {"outputs": 3}
     yield "MeanVarianceNormalization", 9, [f(2, 3, 4, 4)], {}, {}
+    one_hot = [np.array([1, -1, 0, 3, 2]), np.array([3]), np.array([0.5, 2], np.float32)]
+    yield "OneHot", 9, one_hot, {}, {"fixed": {1, 2}}
     yield "Flatten", 7, [f(2, 3, 4)], {"axis": 2}, {}
     yield "Concat", 7, [f(2, 3), f(2, 3)], {"axis": 1}, {}
 
@@ -189,6 +191,10 @@ def _text(body: str, opset: int, inputs: str = "float[2,3] x", outputs: str = "y
         (_text("y, m = Dropout(x)\n q = Cast<to=1>(m)", 10, outputs="q"), "Dropout .*mask"),
         (_text("y = BatchNormalization<spatial=0>(x, x, x, x, x)", 7), "spatial=0"),
         (_text("y, a, b, c, d = BatchNormalization(x, x, x, x, x)", 9, outputs="c"), "saved statistics"),
+        (
+            _text('y = Resize<coordinate_transformation_mode="tf_half_pixel_for_nn">(x, x, x)', 11),
+            "tf_half_pixel",
+        ),
         (_text("y = Resize(x, s)", 10, "float[2,3] x, float[2] s"), "scales are not constant"),
     ],
 )
@@ -328,6 +334,34 @@ def test_a_function_with_the_name_of_a_standard_operator_is_not_that_operator():
     )
     x = f(3, 4)
     np.testing.assert_allclose(run(grad(source, wrt="x"), {"x": x})["x_grad"], 2 * x, rtol=1e-6)
+
+
+def test_names_of_function_weights_are_made_unique():
+    """A weight of a nested graph that shadows a value of the model gets a new name, here only."""
+    source = parser.parse_model(FUNCTIONS["graphs inside that shadow names"][0])
+    branch = source.functions[0].node[1].attribute[0].g
+    branch.node[0].input[0] = "y"
+    branch.initializer.append(numpy_helper.from_array(np.full((3, 4), 2, np.float32), "y"))
+    before = source.SerializeToString()
+    inlined = open_model(source).close()
+    assert source.SerializeToString() == before
+    assert_sound(inlined)
+    assert run(inlined, {"x": f(3, 4)})["z"].max() == 0  # relu(-2)
+
+
+def test_the_long_name_of_the_default_domain():
+    text = """<ir_version: 8, opset_import: ["ai.onnx" : 11]>
+        g (float[3,4] x) => (float[3,4] y) { y = ai.onnx.Softmax<axis=0>(x) }"""
+    x = f(3, 4)
+    raised = open_model(parser.parse_model(text)).close()
+    assert_sound(raised)
+    np.testing.assert_allclose(run(raised, {"x": x})["y"], _softmax(x), rtol=1e-5)
+
+
+def test_text_formats(tmp_path):
+    save_model(mlp(), tmp_path / "m.textproto")
+    assert (tmp_path / "m.textproto").read_text().startswith("ir_version: 10")
+    assert vjp(tmp_path / "m.textproto", wrt="w") == vjp(mlp(), wrt="w")
 
 
 def test_a_recursive_function_is_refused():
@@ -535,6 +569,18 @@ def test_external_data_that_is_missing_or_cut_off(tmp_path):
     (tmp_path / "big.data").unlink()
     with pytest.raises(BadInput, match="does not exist"):
         load_model(path)
+
+
+def test_a_message_whose_weights_are_elsewhere(tmp_path, monkeypatch):
+    """Weights may stay behind their reference; what has to be looked into is asked for."""
+    path, _ = _external(tmp_path)
+    bare = onnx.load(path, load_external_data=False)
+    derived = vjp(bare, wrt="w")
+    held = next(t for t in derived.graph.initializer if t.name == "w")
+    assert list(held.external_data) == list(bare.graph.initializer[0].external_data)
+    onnx.save(mlp(), path, save_as_external_data=True, location="small.data", size_threshold=0)
+    with pytest.raises(BadInput, match="pass the path"):
+        vjp(onnx.load(path, load_external_data=False), wrt="w")
 
 
 class _Huge(ir.ExternalTensor):

@@ -66,6 +66,8 @@ def _unshadow(graph: ir.Graph, outer: set[str], names: Names) -> None:
     own = [*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs)]
     for value in dict.fromkeys(own):
         if value.name and value.name in outer:
+            if value.const_value is not None:  # renaming would go through to the caller's tensor
+                value.const_value = ir.Tensor(value.const_value.numpy(), dtype=value.const_value.dtype)
             value.name = names.fresh(value.name)
     inner = outer | {v.name for v in own if v.name}
     for node in graph:

@@ -27,7 +27,8 @@ LOWEST_READ, LOWEST_RULES = 7, 18
 #: Operators whose newer versions only allow more types.
 _SAME_FORM = frozenset({"If", "Loop", "Constant"})
 
-Fix = Callable[["_Site"], list[ir.Value | None]]
+#: Writes what takes a node's place and gives its outputs; None: leave it to the onnx package.
+Fix = Callable[["_Site"], "list[ir.Value | None] | None"]
 _FIXES: dict[str, tuple[int, Fix]] = {}
 
 
@@ -217,8 +218,9 @@ def _raise_node(node: ir.Node, source: int, target: int, names: Names) -> bool:
     if fix is not None and source < until:
         site = _Site(node, source, target, names)
         values = fix(site)
-        site.replace_by(values)
-        return False
+        if values is not None:
+            site.replace_by(values)
+            return False
     return _convert(node, source, target, names)
 
 
@@ -335,12 +337,16 @@ def _upsample(site: _Site) -> list[ir.Value | None]:
     return _asymmetric(site, scales)
 
 
-@_fix("Resize", until=11)
-def _resize(site: _Site) -> list[ir.Value | None]:
+@_fix("Resize", until=13)
+def _resize(site: _Site) -> list[ir.Value | None] | None:
     """It was what is now an asymmetric Resize; the nearest was rounded down in enlarging, up in shrinking.
 
     How to round was never written down; this is what ONNX Runtime does with such models.
     """
+    if site.source >= 11:
+        if site.attr("coordinate_transformation_mode") == "tf_half_pixel_for_nn":
+            raise CannotRaiseError("tf_half_pixel_for_nn has no newer form")
+        return None
     scales = site.input(1)
     assert scales is not None
     if site.attr("mode", "nearest") != "nearest":

@@ -25,7 +25,10 @@ PROTOBUF_LIMIT = 2**31 - 2**20
 def weight_bytes(model: ir.Model) -> int:
     """The size of all initializers and tensor attributes."""
     total = sum(
-        v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value
+        v.const_value.nbytes
+        for g in model.graphs()
+        for v in g.initializers.values()
+        if v.const_value is not None
     )
     for graph in model.graphs():
         for node in graph:
@@ -88,16 +91,16 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike) -> li
 
 def _write(model: onnx.ModelProto | ir.Model, folder: Path, name: str) -> list[str]:
     if isinstance(model, onnx.ModelProto):
-        (folder / name).write_bytes(model.SerializeToString())
+        onnx.save(model, folder / name)
         return [name]
     if not external_tensors(model) and weight_bytes(model) <= EXTERNAL_FROM:
-        (folder / name).write_bytes(to_proto(model).SerializeToString())
+        onnx.save(to_proto(model), folder / name)
         return [name]
     data = f"{name}.data"
     held = [(v, v.const_value) for g in model.graphs() for v in g.initializers.values()]
     try:
         ir.external_data.unload_from_model(model, folder, data, size_threshold_bytes=1024)
-        (folder / name).write_bytes(to_proto(model).SerializeToString())
+        onnx.save(to_proto(model), folder / name)
     finally:
         for value, tensor in held:
             value.const_value = tensor
