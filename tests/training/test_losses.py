@@ -15,7 +15,7 @@ node = helper.make_node
 
 
 def linear(shape=("N", 3), last=(), dtype=np.float32):
-    """y = x + w, so that the gradient of a loss with respect to w is that with respect to y, summed over N."""
+    """y = x + w, so that the gradient of a loss with respect to w is that to y, summed over N."""
     rng = np.random.default_rng(0)
     w = rng.standard_normal(shape[1:]).astype(dtype)
     nodes = [node("Add", ["x", "w"], ["y"], name="add"), *last]
@@ -114,7 +114,7 @@ def test_classes_last():
 
 @pytest.mark.parametrize(("name", "op"), [("cross_entropy", "Softmax"), ("bce_with_logits", "Sigmoid")])
 def test_activation_that_the_loss_contains_is_stripped(name, op):
-    """The loss of a model that ends in the activation is that of the model without it: no overflow, no log 0."""
+    """The loss of a model that ends in the activation is that of the model without it: no overflow."""
     x = np.float32([[200, -200, 0], [-200, 200, 1]])
     t = np.int64([1, 1]) if op == "Softmax" else np.float32([[0, 1, 0], [1, 0, 1]])
     bare, g0 = loss_and_gradient(linear(), x, t, loss=name)

@@ -159,7 +159,7 @@ def test_extra_outputs_that_are_inputs_or_state(attached):
     np.testing.assert_array_equal(result[w1], initial(step)["w1"])
     np.testing.assert_array_equal(result[new], state["w1"])
     assert (loss, new) == ("loss", step.state["w1"].output)
-    with pytest.raises(UnknownName, match="'w1_gard'.*did you mean 'w1_grad'"):
+    with pytest.raises(UnknownName, match=r"'w1_gard'.*did you mean 'w1_grad'"):
         compile_step(attached, outputs=["w1_gard"])
 
 
@@ -266,7 +266,7 @@ def test_what_is_trained_by_default():
     }.items():
         with pytest.raises(BadInput, match=message):
             attach(model, loss="mse", output="y", trainable=[name])
-    with pytest.raises(BadInput, match="name the output that meets the labels.*'y', 'other'"):
+    with pytest.raises(BadInput, match=r"name the output that meets the labels.*'y', 'other'"):
         attach(model, loss="mse")
     with pytest.raises(UnknownName, match="'yy'"):
         attach(model, loss="mse", output="yy")
@@ -347,9 +347,10 @@ def entry(shape, key: str, rate: float, label: str = "labels", prefix: str = "")
                 node("Sub", ["y", label], [p + "d"]),
                 node("Mul", [p + "d", p + "d"], [p + "d2"]),
                 node("ReduceMean", [p + "d2"], [p + "loss"], keepdims=0),
-                node("Gradient", [key, "x", label], [p + "g"], xs=[key], zs=["x", label], y=p + "loss", domain=DOMAIN),
-                node("Momentum", [p + "rate", p + "T", key, p + "g", p + "V"], [p + "new", p + "Vnew"], alpha=0.0,
-                     beta=1.0, norm_coefficient=0.0, mode="standard", domain=DOMAIN),
+                node("Gradient", [key, "x", label], [p + "g"], domain=DOMAIN,
+                     xs=[key], zs=["x", label], y=p + "loss"),
+                node("Momentum", [p + "rate", p + "T", key, p + "g", p + "V"], [p + "new", p + "Vnew"],
+                     alpha=0.0, beta=1.0, norm_coefficient=0.0, mode="standard", domain=DOMAIN),
             ],
             "algorithm",
             [helper.make_tensor_value_info(label, 1, ["N", 3])],
@@ -486,3 +487,69 @@ def test_two_bindings_of_one_value():
     np.testing.assert_array_equal(state["V"], state["w2"])
     assert step.state["V"].initial.dtype == TensorProto.FLOAT
     assert session(step.model)
+
+
+# --- initialization ---------------------------------------------------------------------------------
+
+
+def with_initialization(key="w2", value="start", shape=(8, 3), inputs=()):
+    def change(info):
+        info.initialization.CopyFrom(
+            helper.make_graph(
+                [
+                    node("RandomNormal", [], ["start"], shape=list(shape)),
+                    node("Exp", ["start"], ["positive"]),
+                ],
+                "initialization",
+                [helper.make_tensor_value_info(n, 1, []) for n in inputs],
+                [helper.make_tensor_value_info(n, 1, list(shape)) for n in ("start", "positive")],
+            )
+        )
+        info.initialization_binding.add(key=key, value=value)
+
+    return spoiled(change)
+
+
+@pytest.mark.parametrize("key", ["w2", "V"])
+def test_initialization_is_done_when_training_starts(key):
+    """The state starts from what the graph gives, be it a weight or a tensor of the algorithm."""
+    step = compile_step(_bound(with_initialization(key, "positive"), "V", "Vnew"))
+    start = step.state[key].initial.numpy()
+    assert start.shape == (8, 3)
+    assert (start > 0).all()
+    assert len(np.unique(start)) == 24
+    other = "V" if key == "w2" else "w2"
+    untouched = compile_step(_bound(spoiled(lambda i: None), "V", "Vnew")).state[other].initial.numpy()
+    np.testing.assert_array_equal(step.state[other].initial.numpy(), untouched)
+    if key == "w2":
+        np.testing.assert_array_equal(
+            step.inference_model({}).graph.initializers["w2"].const_value.numpy(), start
+        )
+
+
+def _bound(model, key, value):
+    model.training_info[0].update_binding.add(key=key, value=value)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"key": "w3"}, "no initializer named 'w3'"),
+        ({"value": "stop"}, "no output named 'stop'"),
+        ({"shape": (8, 2)}, "cannot take one of"),
+        ({"inputs": ["x"]}, "its initialization has inputs"),
+        ({"shape": (-1, 3)}, "cannot be evaluated"),
+    ],
+)
+def test_bad_initialization(options, message):
+    with pytest.raises(BadInput, match="training entry 0") as caught:
+        compile_step(with_initialization(**options))
+    assert message in str(caught.value)
+
+
+def test_output_that_only_one_entry_has():
+    step = compile_step(two_entries(("p_", "q_")), outputs=["q_g", "y"])
+    assert step.results == ["p_loss", "y", "q_loss", "q_g", "y_1"]
+    with pytest.raises(UnknownName, match="did you mean"):
+        compile_step(two_entries(("p_", "q_")), outputs=["r_g"])

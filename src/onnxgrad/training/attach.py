@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -63,8 +64,8 @@ def attach(
         eps: of adam, adamw (default 1e-8) and adagrad (default 1e-10).
         trainable: names of initializers (or of outputs of Constant nodes) to train. Default: every float
             initializer of rank 1 or more that the loss depends on, except the running statistics of
-            BatchNormalization and tensors with infinities (masks). Scalars are mostly constants of the
-            architecture; name them to train them.
+            BatchNormalization and tensors with infinities or numbers beyond 1e8 (masks). Scalars
+            are mostly constants of the architecture; name them to train them.
         train_mode: run BatchNormalization (updating its running statistics) and Dropout as in training.
         loss_options: ``reduction`` ("mean" or "sum") and those of the loss: ``axis`` of the classes (1),
             ``ignore_index``, ``weight`` per class, ``delta``.
@@ -275,12 +276,13 @@ class _Attachment:
 
 
 def _is_weight(value: ir.Value) -> bool:
-    """Whether an initializer looks like a weight: not a scalar constant, not a mask with infinities."""
+    """Whether an initializer looks like a weight: no scalar, and nothing that stands for infinity."""
     if value.shape is None or not len(value.shape):
         return False
     assert value.const_value is not None
     array = value.const_value.numpy()
-    return bool(np.isfinite(array).all() and np.max(np.abs(array), initial=0) < 1e30)
+    limit = min(1e8, 0.99 * float(ml_dtypes.finfo(array.dtype).max))
+    return bool(np.abs(array.astype(np.float64)).max(initial=0) < limit)  # false for nan, too
 
 
 def _initializer(tensor: ir.TensorProtocol) -> ir.Value:

@@ -145,6 +145,13 @@ def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
     return values | {v.name: v for node in graph for v in node.outputs if v.name}
 
 
+def own_names(info: onnx.TrainingInfoProto) -> set[str]:
+    """What the algorithm of an entry defines."""
+    algorithm = info.algorithm
+    fixed = {v.name for v in algorithm.input} | {t.name for t in algorithm.initializer}
+    return fixed | {name for node in algorithm.node for name in node.output if name}
+
+
 def _deserialized(algorithm: onnx.GraphProto, known: dict[str, ir.Value]) -> ir.Graph:
     """The graph of `algorithm`; where it names values of the inference graph, it reads those."""
     proto = onnx.GraphProto()

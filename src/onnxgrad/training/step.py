@@ -27,8 +27,11 @@ from onnxgrad.training.info import (
     bindings,
     chosen_entries,
     merge,
+    named_values,
+    own_names,
     read,
 )
+from onnxgrad.training.initialization import initialized
 from onnxgrad.training.lowering import Lowered
 from onnxgrad.training.sequence import in_sequence
 
@@ -58,12 +61,12 @@ class Step:
     """A step graph and what its inputs and outputs mean.
 
     Attributes:
-        model: inputs: `batch`, then one per state tensor, then `rates`; outputs: one per state tensor, then
-            those of `results` that are not state as well.
+        model: inputs: `batch`, one per state tensor, `rates`; outputs: one per state tensor, then those
+            of `results` that are not state as well.
         state: every tensor that is updated, by the name of its initializer in the training model.
         batch: the graph inputs that are fed with data: inputs and labels of the model that the step reads.
-        results: graph outputs to look at: the loss first, then the extra outputs that were asked for; the same
-            again for every further entry.
+        results: graph outputs to look at: the loss first, then the extra outputs that were asked for; the
+            same again for every further entry.
         loss: the result that is minimized.
         rates: further graph inputs, scalars to feed at every step (learning rates), with the values that
             the training model gives them; a schedule feeds others.
@@ -116,15 +119,25 @@ def compile_step(model: AnyTrainingModel, *, entry: int | None = None, outputs: 
     """
     source = read(model)
     chosen = chosen_entries(source, entry)
+    source = initialized(source, chosen)
     bound = bindings(source, chosen)
     if not any(bound.values()):
         raise BadInput(f"training entry {chosen[0]} has no update bindings: a step would change nothing")
     updated = {name for one in bound.values() for name in one}
-    step = functools.reduce(
-        in_sequence, [_compile_entry(source, i, bound[i], updated, outputs) for i in chosen]
-    )
+    wanted = _wanted(source, chosen, outputs)
+    steps = [_compile_entry(source, i, bound[i], updated, wanted[i]) for i in chosen]
+    step = functools.reduce(in_sequence, steps)
     step.source = source
     return step
+
+
+def _wanted(source: Source, chosen: Sequence[int], outputs: Sequence[str]) -> dict[int, list[str]]:
+    """Which of the extra `outputs` each entry can give. Raises UnknownName for one that none can."""
+    known = {i: named_values(source.model.graph).keys() | own_names(source.infos[i]) for i in chosen}
+    for name in outputs:
+        if not any(name in names for names in known.values()):
+            raise UnknownName(name, set().union(*known.values()), "value")
+    return {i: [name for name in outputs if name in known[i]] for i in chosen}
 
 
 def _compile_entry(

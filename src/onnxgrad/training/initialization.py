@@ -1,0 +1,79 @@
+"""The initialization of a training entry: a graph without inputs whose outputs some initializers take.
+
+The specification has it evaluated when a training process starts. That is when the step is compiled: its
+state then starts from what the graph gives, which may be random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.runtime import Session
+from onnxgrad.training.info import Source
+
+
+def initialized(source: Source, chosen: Sequence[int]) -> Source:
+    """`source` with the initializations of the `chosen` entries done, in order; itself if there are none."""
+    if not any(source.infos[i].initialization_binding for i in chosen):
+        return source
+    model, infos = source.model.clone(), [_copied(info) for info in source.infos]
+    done: dict[str, int] = {}
+    for index in chosen:
+        info = infos[index]
+        values = _evaluated(source.model, info.initialization, index)
+        for binding in info.initialization_binding:
+            where = f"training entry {index}, initialization binding {binding.key!r} ← {binding.value!r}"
+            if binding.key in done:
+                raise BadInput(f"{where}: {binding.key!r} is bound twice; keys are unique in a model")
+            if binding.value not in values:
+                raise BadInput(f"{where}: {UnknownName(binding.value, values, 'output')}")
+            done[binding.key] = index
+            array = values[binding.value]
+            own = next((t for t in info.algorithm.initializer if t.name == binding.key), None)
+            held = model.graph.initializers.get(binding.key)
+            if own is not None:
+                _check_fits(where, array, ir.serde.deserialize_tensor(own))
+                own.CopyFrom(onnx.numpy_helper.from_array(array, own.name))
+            elif held is not None and held.const_value is not None:
+                _check_fits(where, array, held.const_value)
+                held.const_value = ir.tensor(array, name=binding.key)
+            else:
+                known = [*model.graph.initializers, *(t.name for t in info.algorithm.initializer)]
+                raise BadInput(f"{where}: {UnknownName(binding.key, known, 'initializer')}")
+    return Source(model, infos)
+
+
+def _evaluated(model: ir.Model, graph: onnx.GraphProto, index: int) -> dict[str, np.ndarray]:
+    """The outputs of an initialization graph."""
+    if graph.input:
+        raise BadInput(
+            f"training entry {index}: its initialization has inputs; the specification allows none"
+        )
+    if not graph.output:
+        return {}
+    proto = onnx.ModelProto(ir_version=max(8, model.ir_version), graph=graph)
+    proto.graph.name = graph.name or "initialization"
+    proto.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items())
+    try:
+        return Session(ir.from_proto(proto)).run({})
+    except BadInput as e:
+        raise BadInput(f"training entry {index}: its initialization cannot be evaluated: {e}") from e
+
+
+def _check_fits(where: str, array: np.ndarray, like: ir.TensorProtocol) -> None:
+    new = ir.tensor(array)
+    if (new.dtype, new.shape) != (like.dtype, like.shape):
+        raise BadInput(
+            f"{where}: a tensor of {like.dtype}{like.shape} cannot take one of {new.dtype}{new.shape}"
+        )
+
+
+def _copied(info: onnx.TrainingInfoProto) -> onnx.TrainingInfoProto:
+    copy = onnx.TrainingInfoProto()
+    copy.CopyFrom(info)
+    return copy
