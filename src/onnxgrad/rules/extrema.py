@@ -28,18 +28,29 @@ def min_(op, g):
 
 
 def _extremum(op, g, xs, sign):
-    """Shares of `g`: for two operands a step of their difference (½ at a tie), for more by equality."""
+    """Shares of `g`: for two operands by who wins, for more by equality with `y`."""
     if len(xs) == 1:
         return [g]
     if len(xs) == 2:
         a, b = xs if sign > 0 else xs[::-1]  # the first operand wins where a > b
-        above = g * heaviside(op, a - b)
-        rest = g - above if all(op.needs) else g * heaviside(op, b - a)
+        above = g * _wins(op, a, b)
+        rest = g - above if all(op.needs) else g * _wins(op, b, a)
         return above, rest
     y = op.outputs[0]
     hits = [op.Cast(op.Equal(x, y), to=int(y.dtype)) for x in xs]
     share = op.Reciprocal(add(hits))
     return [g * (hit * share) for hit in hits]
+
+
+def _wins(op, a, b):
+    """1 where a > b, ½ where they are equal, else 0.
+
+    A step of a - b is the fast way; it needs one of them to be a finite constant, as ∞ - ∞ is NaN.
+    """
+    if any(x.const is not None and np.isfinite(x.const).all() for x in (a, b)):
+        return heaviside(op, a - b)
+    more, no_less = (op.Cast(mask, to=int(a.dtype)) for mask in (a > b, a >= b))
+    return (more + no_less) * 0.5
 
 
 @elementwise("Clip")

@@ -1,0 +1,205 @@
+"""Pins every row of docs/conventions.md, in float32, float64 and float16."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from onnxgrad import grad, jvp, vjp
+from onnxgrad.door import signature
+from onnxgrad.testing import Case, node_model, reference
+from tests.rules.dtypes import loads, session
+
+PAGE = Path(__file__).parents[2] / "docs" / "conventions.md"
+INF, NAN = np.inf, np.nan
+ROW = np.array([1], np.int64)
+
+
+def at(*values: float) -> np.ndarray:
+    return np.array(values, np.float64)
+
+
+# (operator, where) → nodes at such points: operands, the gradients of Σy by operand, attributes
+PINS: dict[tuple[str, str], list[tuple[str, list, list, dict]]] = {
+    ("Relu", "x = 0"): [("Relu", [at(0, -1, 1)], [[0, 0, 1]], {})],
+    ("LeakyRelu", "x = 0"): [("LeakyRelu", [at(0)], [[a]], {"alpha": a}) for a in (0.25, 2.0, -0.5)],
+    ("PRelu", "x = 0"): [("PRelu", [at(0), at(0.25)], [[0.25], [0]], {})],
+    ("Elu", "x = 0"): [("Elu", [at(0)], [[1.5]], {"alpha": 1.5})],
+    ("Selu", "x = 0"): [("Selu", [at(0)], [[3]], {"alpha": 1.5, "gamma": 2.0})],
+    ("Celu", "x = 0"): [("Celu", [at(0)], [[1]], {"alpha": 1.5})],
+    ("ThresholdedRelu", "x = α"): [("ThresholdedRelu", [at(1.5)], [[0]], {"alpha": 1.5})],
+    ("Shrink", "x = ±λ"): [("Shrink", [at(0.5, -0.5)], [[0, 0]], {"lambd": 0.5})],
+    ("HardSigmoid", "αx + β is 0 or 1"): [
+        ("HardSigmoid", [at(-1, 1)], [[0, 0]], {"alpha": 0.5, "beta": 0.5})
+    ],
+    ("HardSwish", "x = -3 and x = 3"): [("HardSwish", [at(-3, 3)], [[0, 1]], {})],
+    ("Abs", "x = 0"): [("Abs", [at(0)], [[0]], {})],
+    ("ReduceL1", "x = 0"): [("ReduceL1", [at(0, -2)], [[0, -1]], {})],
+    ("Sign, Ceil, Floor, Round, Hardmax", "everywhere"): [
+        (op, [at(0, 0.5, 1)], [[0, 0, 0]], {}) for op in ("Sign", "Ceil", "Floor", "Round", "Hardmax")
+    ],
+    ("Max, Min", "two operands tie"): [
+        (op, [at(2, INF, -INF), at(2, INF, -INF)], [[0.5] * 3] * 2, {}) for op in ("Max", "Min")
+    ],
+    ("Max, Min", "more operands tie"): [
+        (
+            "Max",
+            [at(2, 2), at(2, 2), at(2, 1), at(2, 0)],
+            [[0.25, 0.5], [0.25, 0.5], [0.25, 0], [0.25, 0]],
+            {},
+        ),
+        (
+            "Min",
+            [at(2, 2), at(2, 2), at(2, 3), at(2, 4)],
+            [[0.25, 0.5], [0.25, 0.5], [0.25, 0], [0.25, 0]],
+            {},
+        ),
+    ],
+    ("ReduceMax, ReduceMin", "several elements tie"): [
+        ("ReduceMax", [at(3, 1, 3)], [[0.5, 0, 0.5]], {}),
+        ("ReduceMin", [at(1, 1, 3, 1, 1)], [[0.25, 0.25, 0, 0.25, 0.25]], {}),
+    ],
+    ("Clip", "x is equal to a bound"): [
+        ("Clip", [at(-1, 2), np.array(-1.0), np.array(2.0)], [[1, 1], 0, 0], {}),
+        ("Clip", [at(-1, -2), np.array(-1.0)], [[1, 0], 1], {}),
+    ],
+    ("Clip", "min > max"): [("Clip", [at(0, 5, -5, 1.5), np.array(2.0), np.array(1.0)], [[0] * 4, 0, 4], {})],
+    ("Pow", "x = 0, k = 0"): [("Pow", [at(0), at(0)], [[0], [0]], {})],
+    ("Pow", "x = 0, k ≥ 1"): [("Pow", [at(0, 0, 0), at(1, 1.5, 2)], [[1, 0, 0], [0, 0, 0]], {})],
+    ("Pow", "x < 0, k whole"): [("Pow", [at(-2, -2), at(2, -1)], [[-4, -0.25], [NAN, NAN]], {})],
+    ("Mod", "a is a multiple of b"): [("Mod", [at(6, -6), at(2, 2)], [[1, 1], [-3, 3]], {"fmod": 1})],
+    ("Sqrt", "x = 0"): [("Sqrt", [at(0)], [[INF]], {})],
+    ("Log, Reciprocal", "x = 0"): [("Log", [at(0)], [[INF]], {}), ("Reciprocal", [at(0)], [[-INF]], {})],
+    ("Asin, Acosh", "x = 1"): [("Asin", [at(1)], [[INF]], {}), ("Acosh", [at(1)], [[INF]], {})],
+    ("Where", "the operand not taken"): [
+        ("Where", [np.array([True, False]), at(1, NAN), at(INF, 2)], [None, [1, 0], [0, 1]], {})
+    ],
+    ("ReduceL2", "a row of zeros"): [("ReduceL2", [at(0, 0)], [[0, 0]], {})],
+    ("ReduceProd", "one zero, or more"): [
+        ("ReduceProd", [at(0, 2, 3)], [[6, 0, 0]], {}),
+        ("ReduceProd", [at(0, 0, 3)], [[0, 0, 0]], {}),
+    ],
+    ("ReduceLogSumExp", "a row of -∞"): [("ReduceLogSumExp", [at(-INF, -INF)], [[0, 0]], {})],
+    ("ReduceLogSumExp", "an element +∞"): [("ReduceLogSumExp", [at(INF, 0)], [[NAN, 0]], {})],
+    ("Softmax, LogSoftmax", "some elements -∞"): [
+        ("Softmax", [at(-INF, 0, 0)], [[0, 0, 0]], {}),
+        ("LogSoftmax", [at(-INF, 0, 0)], [[1, -0.5, -0.5]], {}),
+    ],
+    ("Softmax, LogSoftmax", "a row of -∞"): [
+        (op, [at(-INF, -INF)], [[NAN, NAN]], {}) for op in ("Softmax", "LogSoftmax")
+    ],
+}
+LOSSES = "SoftmaxCrossEntropyLoss, NegativeLogLikelihoodLoss"
+ELSEWHERE = {  # rows that take more than one node to show: the test that pins each
+    ("Sqrt", "x = 0, cotangent 0"): "test_a_root_that_is_discarded",
+    ("Dropout", "the ratio"): "test_the_ratio_of_dropout",
+    ("Dropout", "ratio 1 in training"): "test_dropout_of_everything",
+    (LOSSES, "an ignored target"): "test_ignored_targets",
+    (LOSSES, "a mean over ignored targets only"): "test_ignored_targets",
+}
+ALL = [(key, pin) for key, pins in PINS.items() for pin in pins]
+
+
+def test_every_row_of_the_page_is_pinned() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| [^|]+ \|[^|]*\|$", PAGE.read_text(), re.MULTILINE)
+    assert set(rows) - {("Operator", "Where")} == {*PINS, *ELSEWHERE}
+    assert all(name in globals() for name in ELSEWHERE.values())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16], ids=lambda d: d.__name__)
+@pytest.mark.parametrize("pin", [p for _, p in ALL], ids=[f"{p[0]} {k[1]}" for k, p in ALL])
+def test_convention(pin: tuple, dtype: type) -> None:
+    op, operands, expected, attrs = pin
+    feeds = {f"x{i}": x.astype(dtype) if x.dtype.kind == "f" else x for i, x in enumerate(operands)}
+    try:
+        primal = node_model(Case(op, operands, attrs), feeds, dtype=dtype)
+        onnx.checker.check_model(primal, full_check=True)
+    except (onnx.shape_inference.InferenceError, AssertionError):
+        pytest.skip("the operator does not take this type")
+    wrt = [f"x{i}" for i, e in enumerate(expected) if e is not None]
+    wants = [e for e in expected if e is not None]
+    derived = vjp(primal, wrt=wrt, of="y0")
+    sig = signature(derived)
+    shape = reference(primal, feeds)["y0"].shape
+    feeds[sig.cotangents["y0"]] = np.ones(shape, dtype)
+    if loads(primal):
+        names = [sig.gradients[w] for w in wrt]
+        got = dict(zip(names, session(derived).run(names, feeds)))
+    else:
+        got = reference(derived, feeds)
+    for w, want in zip(wrt, wants):
+        value = got[sig.gradients[w]]
+        np.testing.assert_allclose(value.ravel(), np.ravel(want).astype(float), rtol=2e-3, atol=1e-6)
+
+
+def graph_of(nodes: list, inputs: dict, constants: dict, output: str) -> onnx.ModelProto:
+    infos = [helper.make_tensor_value_info(n, t, dims) for n, (t, dims) in inputs.items()]
+    held = [onnx.numpy_helper.from_array(a, n) for n, a in constants.items()]
+    out = onnx.ValueInfoProto(name=output)
+    graph = helper.make_graph(nodes, "g", infos, [out], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def test_a_root_that_is_discarded() -> None:
+    """y = √x where x > 0, else 0: no NaN at 0, to second order."""
+    nodes = [
+        helper.make_node("Greater", ["x", "zero"], ["c"]),
+        helper.make_node("Sqrt", ["x"], ["r"]),
+        helper.make_node("Where", ["c", "r", "zero"], ["y"]),
+    ]
+    model = graph_of(nodes, {"x": (TensorProto.FLOAT, [3])}, {"zero": np.float32(0)}, "y")
+    x = np.array([0, 4, 0.25], np.float32)
+    first = grad(model, wrt="x", of="y")
+    np.testing.assert_allclose(session(first).run(None, {"x": x})[0], [0, 0.25, 1])
+    second = grad(first, wrt="x")
+    np.testing.assert_allclose(session(second).run(None, {"x": x})[0], [0, -1 / 32, -2])
+
+
+def test_the_norm_of_a_row_of_zeros_to_second_order() -> None:
+    nodes = [helper.make_node("ReduceL2", ["x", "axes"], ["y"], keepdims=0)]
+    model = graph_of(nodes, {"x": (TensorProto.FLOAT, [2, 2])}, {"axes": ROW}, "y")
+    push = jvp(grad(model, wrt="x", of="y"), wrt="x")
+    x = np.array([[0, 0], [3, 4]], np.float32)
+    (moved,) = session(push).run(
+        [signature(push).output_tangents["x_grad"]], {"x": x, "x_tangent": np.ones_like(x)}
+    )
+    np.testing.assert_allclose(moved, [[0, 0], [4 / 125, -3 / 125]], atol=1e-7)
+
+
+def dropout() -> onnx.ModelProto:
+    nodes = [helper.make_node("Dropout", ["x", "r", "training"], ["y"], seed=1)]
+    inputs = {"x": (TensorProto.FLOAT, [50]), "r": (TensorProto.FLOAT, [])}
+    return graph_of(nodes, inputs, {"training": np.array(True)}, "y")
+
+
+def test_the_ratio_of_dropout() -> None:
+    (g,) = session(grad(dropout(), wrt="r", of="y")).run(
+        None, {"x": np.ones(50, np.float32), "r": np.array(0.5, np.float32)}
+    )
+    assert g == 0
+
+
+def test_dropout_of_everything() -> None:
+    nodes = [helper.make_node("Dropout", ["x", "r", "training"], ["y"], seed=1)]
+    constants = {"training": np.array(True), "r": np.array(1, np.float32)}
+    model = grad(graph_of(nodes, {"x": (TensorProto.FLOAT, [50])}, constants, "y"), wrt="x", of="y")
+    np.testing.assert_array_equal(reference(model, {"x": np.ones(50, np.float32)})["x_grad"], 0)
+
+
+@pytest.mark.parametrize("op", LOSSES.split(", "))
+@pytest.mark.parametrize("labels", [[1, -1], [-1, -1]])
+def test_ignored_targets(op: str, labels: list) -> None:
+    nodes = [helper.make_node(op, ["x", "t"], ["y"], ignore_index=-1)]
+    model = graph_of(nodes, {"x": (TensorProto.FLOAT, [2, 3])}, {"t": np.array(labels)}, "y")
+    loss, g = session(vjp(model, wrt="x", of="y")).run(
+        None, {"x": np.eye(2, 3, dtype=np.float32), "y_cotangent": np.array(1, np.float32)}
+    )
+    assert np.isnan(loss) == (labels == [-1, -1])
+    np.testing.assert_array_equal(g[1], 0)
+    assert (g[0] == 0).all() == (labels == [-1, -1])
