@@ -36,7 +36,7 @@ def demo(
     before = output / "digits-before.onnx"
     save_model(bare, before)
     job = Job(
-        model=attach(bare, loss="cross_entropy", optimizer="adamw", learning_rate=3e-3, weight_decay=0.1),
+        model=attach(bare, loss="cross_entropy", optimizer="adamw", learning_rate=3e-3, weight_decay=0.5),
         before=before,
         after=output / "digits-trained.onnx",
         checkpoint=output / "checkpoint",

@@ -85,20 +85,18 @@ def load_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
     path = Path(path)
     arrays = {}
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if isinstance(file, np.ndarray):
-                raise BadInput(
-                    f"{str(path)!r} holds one array without a name; save with numpy.savez(path, name=array)"
-                )
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise BadInput(f"{str(path)!r} holds one array without a name; use numpy.savez(path, name=array)")
+        with file:
             for name in file.files:
                 try:
                     arrays[name] = file[name]
                 except ValueError as error:
-                    if "pickle" in str(error) or "Object" in str(error):
-                        raise BadInput(
-                            f"array {name!r} in {str(path)!r} holds Python objects; save numbers only"
-                        ) from error
-                    raise
+                    if "Object arrays" not in str(error):
+                        raise
+                    where = f"array {name!r} in {str(path)!r}"
+                    raise BadInput(f"{where} holds Python objects; save numbers only") from error
     except BadInput:
         raise
     except FileNotFoundError as error:
@@ -186,7 +184,7 @@ def match(arrays: Arrays, fields: Sequence[Field], source: str) -> dict[str, str
         chosen[left[0].name] = spare[0]
     elif left:
         field = left[0]
-        role = "labels" if field.label else "an array"
+        role = "labels" if field.label else "array"
         if not spare:
             held = ", ".join(map(repr, arrays))
             raise BadInput(
