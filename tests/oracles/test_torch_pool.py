@@ -103,7 +103,7 @@ def test_global_max_pool_gives_ties_to_the_first(room):
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
 @pytest.mark.parametrize("room", [(6,), (4, 6), (2, 4, 6)], ids=str)
 def test_second_order_of_tiles(op, room):
-    """Tiles have a lowering of their own in float32: its derivative with respect to x and to the cotangent."""
+    """Tiles have a lowering of their own in float32: its derivative in x and in the cotangent."""
     rank = len(room)
     x, rng = operands(room, True)
     t = torch.tensor(x, requires_grad=True)

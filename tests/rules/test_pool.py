@@ -38,6 +38,7 @@ def case(op, x, *, note="", symbolic=True, order=1, **attrs):
     return Case(op, [x], attrs, note=note, symbolic=symbolic, order=order, evaluators=EVALUATORS, outputs=1)
 
 
+PADS = [0, 1, 1, 1]
 WINDOWS = [
     ("", (2, 2, 5), {"kernel_shape": [2]}),
     ("tiles", (2, 2, 6), {"kernel_shape": [3], "strides": [3]}),

@@ -95,9 +95,11 @@ class ConvTranspose(OpRun):
         return ((y if B is None else y + B.reshape(-1, *[1] * n)).astype(X.dtype),)
 
 
-def _pooled(X, kernel, strides, pads, dilations, auto_pad, ceil_mode, fill):
-    """Windows of X as [N, C, o…, taps], with, for each, whether it is in X and whether in X or its padding."""
-    n = X.ndim - 2
+def _pooled(
+    X, fill, kernel_shape=None, strides=None, pads=None, dilations=None, auto_pad=None, ceil_mode=None
+):
+    """Windows of X as [N, C, o…, taps]; for each element, whether it is in X, and in X or its padding."""
+    n, kernel = X.ndim - 2, kernel_shape
     h = X.shape[2:]
     s, d = strides or [1] * n, dilations or [1] * n
     p = list(zip(pads[:n], pads[n:])) if pads else [(0, 0)] * n
@@ -119,7 +121,7 @@ def _pooled(X, kernel, strides, pads, dilations, auto_pad, ceil_mode, fill):
         np.stack([x[:, :, *rows] for rows in taps], -1),
         np.stack([inside[rows] for rows in taps], -1),
         np.stack([around[rows] for rows in taps], -1),
-        [rows for rows in taps],
+        taps,
         over,
     )
 
@@ -127,43 +129,24 @@ def _pooled(X, kernel, strides, pads, dilations, auto_pad, ceil_mode, fill):
 class AveragePool(OpRun):
     op_domain = ""
 
-    def _run(
-        self, X, auto_pad=None, ceil_mode=None, count_include_pad=None, dilations=None, kernel_shape=None, pads=None,
-        strides=None,
-    ):  # fmt: skip
-        held, inside, around, _, _ = _pooled(
-            X, kernel_shape, strides, pads, dilations, auto_pad, ceil_mode, 0
-        )
+    def _run(self, X, count_include_pad=None, **window):
+        held, inside, around, _, _ = _pooled(X, 0, **window)
         return ((held.sum(-1) / (around if count_include_pad else inside).sum(-1)).astype(X.dtype),)
 
 
 class LpPool(OpRun):
     op_domain = ""
 
-    def _run(
-        self,
-        X,
-        auto_pad=None,
-        ceil_mode=None,
-        dilations=None,
-        kernel_shape=None,
-        p=None,
-        pads=None,
-        strides=None,
-    ):
-        held = _pooled(X, kernel_shape, strides, pads, dilations, auto_pad, ceil_mode, 0)[0]
+    def _run(self, X, p=None, **window):
+        held = _pooled(X, 0, **window)[0]
         return (((np.abs(held) ** p).sum(-1) ** (1 / p)).astype(X.dtype),)
 
 
 class MaxPool(OpRun):
     op_domain = ""
 
-    def _run(
-        self, X, auto_pad=None, ceil_mode=None, dilations=None, kernel_shape=None, pads=None, storage_order=None,
-        strides=None,
-    ):  # fmt: skip
-        args = (kernel_shape, strides, pads, dilations, auto_pad, ceil_mode)
-        held, _, _, taps, over = _pooled(X, *args, -np.inf)
+    def _run(self, X, storage_order=None, **window):
+        held, _, _, taps, over = _pooled(X, -np.inf, **window)
         places = np.arange(X.size).reshape(X.shape)
         if storage_order:
             turned = np.arange(X.size).reshape(*X.shape[:2], *X.shape[:1:-1])

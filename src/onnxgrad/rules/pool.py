@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from onnxgrad.errors import NotDifferentiable
@@ -93,11 +95,11 @@ def global_average_pool(op, g, x):
     """y = mean of x over each channel: g/count, everywhere"""
     sizes = [size(x, a) for a in range(2, x.rank)]
     if None not in sizes:
-        return expand_to(g / float(np.prod(sizes)), x)  # type: ignore[arg-type]
+        return expand_to(g / float(np.prod(sizes)), x)
     return expand_to(g / op.Cast(op.ReduceProd(op.Shape(x, start=2), keepdims=0), to=int(x.dtype)), x)
 
 
-def _norm_derivative(op: Op, g: Var, x: Var, y: Var, p: int, spread) -> Var:  # type: ignore[no-untyped-def]
+def _norm_derivative(op: Op, g: Var, x: Var, y: Var, p: int, spread: Callable[[Var], Var]) -> Var:
     """x·|x|ᵖ⁻² times what `spread` makes of g·y¹⁻ᵖ; where y is 0, the derivative is 0 (but for p = 1)."""
     if p == 1:
         return op.Sign(x) * spread(g)

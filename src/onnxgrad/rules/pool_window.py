@@ -24,10 +24,10 @@ from onnxgrad.rules.op import Op
 
 
 def tiled(op: Op, x: Var) -> list[int] | None:
-    """The kernel, if its windows tile `x` without overlap, gap or padding, and Resize has a kernel for the dtype."""
+    """The kernel, if its windows tile `x` without overlap, gap or padding, and `upsample` can run."""
     if x.dtype != ir.DataType.FLOAT:  # the kernel of Resize that ONNX Runtime has
         return None
-    where, pads = windows(op, x)
+    where, _ = windows(op, x)
     if None in [size(x, a + 2) for a in range(where.rank)] or where.kernel != where.strides:
         return None
     if any(where.pads) or any(where.tail):
@@ -69,7 +69,7 @@ def scatter_sum(op: Op, g: Var, x: Var) -> Var:
     sizes = [size(x, a + 2) for a in range(where.rank)]
     if None not in sizes:
         return _through_bands(op, g, x, _bands(where, sizes))
-    ones = op.const(np.ones((1, 1, *where.kernel), np.float32), g.dtype)  # type: ignore[arg-type]
+    ones = op.const(np.ones((1, 1, *(k or 0 for k in where.kernel))), g.dtype)
     padded = (
         [h + a + b for h, a, b in zip(spatial(op, x), pads, pads[where.rank :])] if pads else spatial(op, x)
     )
@@ -96,7 +96,7 @@ def _bands(where: Windows, sizes: list[Any]) -> list[np.ndarray]:
     for i, h in enumerate(sizes):
         rows = (where.head[i] + h + where.tail[i] - where.reach[i] - 1) // where.strides[i] + 1
         at = np.arange(rows)[:, None, None] * where.strides[i] - where.head[i]
-        at = at + np.arange(where.kernel[i])[None, :, None] * where.dilations[i]
+        at = at + np.arange(where.kernel[i] or 0)[None, :, None] * where.dilations[i]
         matrices.append((at == np.arange(h)).sum(1).astype(np.float64))
     return matrices
 
@@ -106,7 +106,7 @@ def _counts(where: Windows, i: int, h: Any, tail: int, include_pads: bool) -> np
     rows = (where.head[i] + h + where.tail[i] - where.reach[i] - 1) // where.strides[i] + 1
     at = (
         np.arange(rows)[:, None] * where.strides[i]
-        + np.arange(where.kernel[i]) * where.dilations[i]
+        + np.arange(where.kernel[i] or 0) * where.dilations[i]
         - where.head[i]
     )
     first, last = (-where.head[i], h + tail) if include_pads else (0, h)
@@ -139,7 +139,7 @@ def _counts_at_run_time(
         heads, tails = [0] * where.rank, [0] * where.rank
     # room for a window that hangs over the end; what is too much is cut
     ones = pad(op, ones, [*heads, *(t + s + r for t, s, r in zip(tails, where.strides, where.reach))])
-    kernel = op.const(np.ones((1, 1, *where.kernel)), g.dtype)  # type: ignore[arg-type]
+    kernel = op.const(np.ones((1, 1, *(k or 0 for k in where.kernel))), g.dtype)
     counts = op.Conv(ones, kernel, strides=where.strides, dilations=where.dilations)
     counts = crop(op, counts, spatial(op, g))
     return op.Max(counts, 1.0)

@@ -1,0 +1,299 @@
+"""Normalizations: x̂ = (x - μ)/σ over some axes, scaled and shifted along others.
+
+All have the same core. With r = 1/σ and the cotangent ĝ of x̂, that of x is
+``r·(ĝ - mean ĝ - x̂·mean(ĝ·x̂))``, the means being over the axes of the statistics; `centred` writes it.
+Sums over the batch are ReduceSums of centred values: one more pass than expanding x - μ, and no cancellation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir import Var, sum_to
+from onnxgrad.rules.conv_geometry import dim, size, spatial, view
+from onnxgrad.rules.op import Op
+from onnxgrad.rules.registry import rule
+
+
+def widened(op: Op, x: Var) -> Var:
+    """`x` in float32 where its type has 16 bits, in which sums over many elements lose too much."""
+    narrow = x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    return op.Cast(x, to=int(ir.DataType.FLOAT)) if narrow else x
+
+
+def mean(op: Op, x: Var, axes: Sequence[int]) -> Var:
+    """The mean over `axes`, kept as size 1."""
+    return op.ReduceMean(x, list(axes), keepdims=1)
+
+
+def share(op: Op, g: Var, x: Var, axes: Sequence[int]) -> Var:
+    """`g` over the number of elements along `axes` of `x`: the transpose of the mean, before broadcasting."""
+    sizes = [size(x, a) for a in axes]
+    if None not in sizes:
+        return g * (1 / max(1, int(np.prod(sizes))))  # type: ignore[arg-type]
+    count = op.ReduceProd(op.Gather(op.Shape(x), list(axes)), keepdims=0)
+    return g / op.cast_like(count, g)
+
+
+def standardized(op: Op, x: Var, axes: Sequence[int], epsilon: float) -> tuple[Var, Var]:
+    """x̂ and 1/σ over `axes`, from x."""
+    d = x - mean(op, x, axes)
+    inv = 1 / op.Sqrt(mean(op, d * d, axes) + epsilon)
+    return d * inv, inv
+
+
+def centred(op: Op, gx: Var, xh: Var, inv: Var, axes: Sequence[int]) -> Var:
+    """The cotangent of x, given that of x̂."""
+    return inv * (gx - mean(op, gx, axes) - xh * mean(op, gx * xh, axes))
+
+
+def along_channels(op: Op, p: Var, rank: int) -> Var:
+    """A vector with one element per channel, shaped to broadcast with [N, C, …]."""
+    return op.Unsqueeze(p, list(range(1, rank - 1))) if rank > 2 else p
+
+
+def over_channels(op: Op, x: Var) -> Var:
+    """The sum over all axes but that of the channels."""
+    return op.ReduceSum(x, [0, *range(2, x.rank)], keepdims=0)
+
+
+@rule("LayerNormalization", wrt=(0, 1, 2))
+def layer_normalization(op, g, x, scale, b):
+    """y = x̂·s + b over the axes from `axis` on: (r·(ĝ - mean ĝ - x̂·mean ĝx̂), Σ g·x̂, Σ g) with ĝ = g·s
+
+    The second and third outputs are residuals, μ and r, and can carry cotangents of their own, m and q:
+    then (m - q·r²·x̂)/n is added to the first. They are float32 at most, so for float64 both are found anew.
+    """
+    g, g_mean, g_inv = (*g, None, None)[:3]
+    axis = op.attr("axis") % x.rank
+    axes = list(range(axis, x.rank))
+    if x.dtype == ir.DataType.DOUBLE:
+        wide, (xh, inv) = x, standardized(op, x, axes, op.attr("epsilon"))
+    else:
+        mu, inv = op.output(1), op.output(2)
+        wide = op.cast_like(x, mu)
+        xh = (wide - mu) * inv
+    terms = []
+    d_scale = d_b = None
+    if g is not None:
+        gw = op.cast_like(g, wide)
+        if op.needs[0]:
+            terms.append(centred(op, gw * op.cast_like(scale, wide), xh, inv, axes))
+        if op.needs[1]:
+            d_scale = op.cast_like(sum_to(gw * xh, scale), scale)
+        if op.needs[2]:
+            d_b = op.cast_like(sum_to(gw, b), b)
+    if g_mean is not None:
+        terms.append(share(op, op.cast_like(g_mean, wide), x, axes))
+    if g_inv is not None:
+        terms.append(-(share(op, op.cast_like(g_inv, wide) * (inv * inv), x, axes) * xh))
+    if not terms:
+        return None, d_scale, d_b
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    if g is None and g_inv is None:
+        total = op.Expand(total, op.shape_of(x))
+    return op.cast_like(total, x), d_scale, d_b
+
+
+@rule("RMSNormalization", wrt=(0, 1))
+def rms_normalization(op, g, x, scale):
+    """y = x̂·s with x̂ = x·r, r = 1/√(mean x² + ε) over the axes from `axis` on: (r·(ĝ - x̂·mean ĝx̂), Σ g·x̂)"""
+    axes = list(range(op.attr("axis") % x.rank, x.rank))
+    wide = widened(op, x)
+    inv = 1 / op.Sqrt(mean(op, wide * wide, axes) + op.attr("epsilon"))
+    xh = wide * inv
+    gw = op.cast_like(g, wide)
+    dx = d_scale = None
+    if op.needs[0]:
+        gx = gw * op.cast_like(scale, wide)
+        dx = op.cast_like(inv * (gx - xh * mean(op, gx * xh, axes)), x)
+    if op.needs[1]:
+        d_scale = op.cast_like(sum_to(gw * xh, scale), scale)
+    return dx, d_scale
+
+
+@rule("InstanceNormalization", wrt=(0, 1, 2))
+def instance_normalization(op, g, x, scale, b):
+    """y = x̂·s + b over the spatial axes: (r·(ĝ - mean ĝ - x̂·mean ĝx̂), Σ g·x̂, Σ g) with ĝ = g·s"""
+    axes = list(range(2, x.rank))
+    wide = widened(op, x)
+    xh, inv = standardized(op, wide, axes, op.attr("epsilon"))
+    gw, s = op.cast_like(g, wide), along_channels(op, op.cast_like(scale, wide), x.rank)
+    dx = op.cast_like(centred(op, gw * s, xh, inv, axes), x) if op.needs[0] else None
+    d_scale = op.cast_like(over_channels(op, gw * xh), scale) if op.needs[1] else None
+    return dx, d_scale, op.cast_like(over_channels(op, gw), b) if op.needs[2] else None
+
+
+def _grouped(op: Op, g: Var, x: Var, scale: Var, b: Var, *, per_channel: bool) -> tuple[Var | None, ...]:
+    """GroupNormalization over x viewed as [N, G, C/G, …]; its parameters are per channel or per group."""
+    groups = op.attr("num_groups")
+    shape, inner = op.shape_of(x), size(x, 1)
+    split = [groups, -1 if inner is None else inner // groups]
+    parted = [dim(op, x, 0), *split, *spatial(op, x)]
+    xg, gg = widened(op, view(op, x, parted)), widened(op, view(op, g, parted))
+    axes = list(range(2, x.rank + 1))
+    xh, inv = standardized(op, xg, axes, op.attr("epsilon"))
+    last = list(range(3, x.rank + 1))
+    s = op.cast_like(scale, xg)
+    if per_channel:
+        s = op.Unsqueeze(op.reshape(s, split), list(range(2, x.rank)))
+    else:
+        s = op.Unsqueeze(s, list(range(1, x.rank)))
+    dx = d_scale = d_b = None
+    if op.needs[0]:
+        dx = op.cast_like(op.reshape(centred(op, gg * s, xh, inv, axes), shape), x)
+    over = [0, *last] if per_channel else [0, *axes]
+    if op.needs[1]:
+        d_scale = op.reshape(op.ReduceSum(gg * xh, over, keepdims=0), op.shape_of(scale))
+        d_scale = op.cast_like(d_scale, scale)
+    if op.needs[2]:
+        d_b = op.cast_like(op.reshape(op.ReduceSum(gg, over, keepdims=0), op.shape_of(b)), b)
+    return dx, d_scale, d_b
+
+
+@rule("GroupNormalization", wrt=(0, 1, 2), since=18)
+def group_normalization_per_group(op, g, x, scale, b):
+    """y = x̂·s + b over each group of channels, one s and b per group: as LayerNormalization"""
+    return _grouped(op, g, x, scale, b, per_channel=False)
+
+
+@rule("GroupNormalization", wrt=(0, 1, 2), since=21)
+def group_normalization(op, g, x, scale, b):
+    """y = x̂·s + b over each group of channels, one s and b per channel: as LayerNormalization"""
+    return _grouped(op, g, x, scale, b, per_channel=True)
+
+
+@rule("BatchNormalization", wrt=(0, 1, 2, 3, 4))
+def batch_normalization(op, g, x, scale, b, mu, var):
+    """y = (x - μ)·r·s + b with r = 1/√(v + ε), per channel
+
+    with μ and v given: (g·r·s, r·Σ g·(x - μ), Σ g, -r·s·Σ g, -½·r³·s·Σ g·(x - μ));
+    with μ and v of the batch: (r·s·(g - mean g - x̂·mean g·x̂), Σ g·x̂, Σ g, 0, 0). There the further outputs
+    m·μ₀ + (1 - m)·μ and m·v₀ + (1 - m)·v, with cotangents p and q, add (1 - m)·(p + 2q·(x - μ))/n to the
+    first, and give m·p and m·q.
+    """
+    g, g_mu, g_var = (*g, None, None)[:3]
+    rank, epsilon = x.rank, op.attr("epsilon")
+    wide = widened(op, x)
+    mu, var, s = (op.cast_like(p, wide) for p in (mu, var, scale))
+    d_mu = d_var = None
+    if op.attr("training_mode"):
+        momentum = op.attr("momentum")
+        d, v = _batch_statistics(op, wide, momentum)
+        d_mu = g_mu * momentum if g_mu is not None and op.needs[3] else None
+        d_var = g_var * momentum if g_var is not None and op.needs[4] else None
+    else:
+        d, v = wide - along_channels(op, mu, rank), var
+    inv = 1 / op.Sqrt(v + epsilon)
+    gain = s * inv
+    gw = None if g is None else op.cast_like(g, wide)
+    sum_g = over_channels(op, gw) if gw is not None else None
+    sum_gd = over_channels(op, gw * d) if gw is not None else None
+    dx = None
+    if not op.attr("training_mode"):
+        dx = gw * along_channels(op, gain, rank) if op.needs[0] else None
+        d_mu = op.cast_like(-(gain * sum_g), op.inputs[3]) if op.needs[3] else None
+        d_var = op.cast_like(gain * (inv * inv) * sum_gd * -0.5, op.inputs[4]) if op.needs[4] else None
+    elif op.needs[0]:
+        running = [None if p is None else op.cast_like(p, wide) for p in (g_mu, g_var)]
+        dx = _through_statistics(op, x, d, (gw, sum_g, sum_gd), running, gain, inv)
+    d_scale = op.cast_like(inv * sum_gd, scale) if sum_gd is not None and op.needs[1] else None
+    d_b = op.cast_like(sum_g, b) if sum_g is not None and op.needs[2] else None
+    return None if dx is None else op.cast_like(dx, x), d_scale, d_b, d_mu, d_var
+
+
+def _batch_statistics(op: Op, x: Var, momentum: float) -> tuple[Var, Var]:
+    """x - μ and v of the batch.
+
+    The outputs of the node hold μ and v as they are only if the momentum is 0. Otherwise they are found anew,
+    which costs no more than another BatchNormalization would, and reads none of the running statistics:
+    ONNX Runtime overwrites these operands in training mode.
+    """
+    axes = [0, *range(2, x.rank)]
+    if momentum == 0:
+        mu, v = (op.cast_like(op.output(i), x) for i in (1, 2))
+        return x - along_channels(op, mu, x.rank), v
+    d = x - mean(op, x, axes)
+    return d, op.ReduceMean(d * d, axes, keepdims=0)
+
+
+def _through_statistics(op, x, d, cotangents, running, gain, inv):
+    """The cotangent of x in training mode, as A·g + B·(x - μ) + C with a factor per channel each."""
+    axes = [0, *range(2, x.rank)]
+    kept = 1 - op.attr("momentum")
+    (g, sum_g, sum_gd), (g_mu, g_var) = cotangents, running
+    slope, constant = [], []
+    if g is not None:
+        slope.append(-(gain * (inv * inv) * sum_gd))
+        constant.append(-(gain * sum_g))
+    if g_var is not None:
+        slope.append(g_var * (2 * kept))
+    if g_mu is not None:
+        constant.append(g_mu * kept)
+    terms = [g * along_channels(op, gain, x.rank)] if g is not None else []
+    if slope:
+        terms.append(d * along_channels(op, share(op, sum(slope[1:], slope[0]), x, axes), x.rank))
+    if constant:
+        terms.append(along_channels(op, share(op, sum(constant[1:], constant[0]), x, axes), x.rank))
+    total = sum(terms[1:], terms[0])
+    return total if g is not None or slope else op.Expand(total, op.shape_of(x))
+
+
+@rule("LRN", wrt=(0,))
+def lrn(op, g, x, y):
+    """y = x·D^-β with D = k + α/size·Σ x² over nearby channels: g·D^-β - 2αβ/size·x·Σ g·y/D, backwards"""
+    alpha, beta, length = op.attr("alpha"), op.attr("beta"), op.attr("size")
+    before, after = (length - 1) // 2, length // 2
+    depth = op.attr("bias") + _nearby(op, x * x, before, after) * (alpha / length)
+    spread = _nearby(op, g * y / depth, after, before)
+    return g * depth**-beta - x * spread * (2 * alpha * beta / length)
+
+
+def _nearby(op: Op, x: Var, before: int, after: int) -> Var:
+    """For each channel the sum over itself, those `before` and those `after` it.
+
+    A product with a band matrix, or, if the number of channels is not known, a sum of slices.
+    """
+    channels = size(x, 1)
+    flat = op.reshape(x, op.Concat(op.Shape(x, start=0, end=2), [-1], axis=0)) if x.rank != 3 else x
+    if channels is not None:
+        at = np.arange(channels)
+        reach = at[None, :] - at[:, None]
+        band = ((reach >= -before) & (reach <= after)).astype(np.float64)
+        return op.reshape(op.const(band, x.dtype) @ flat, op.shape_of(x))
+    padded = op.Pad(flat, [0, before, 0, 0, after, 0])
+    rows = op.Shape(x, start=1, end=2)
+    total = None
+    for i in range(before + after + 1):
+        here = op.Slice(padded, [i], rows + i, [1])
+        total = here if total is None else total + here
+    return op.reshape(total, op.shape_of(x))
+
+
+@rule("LpNormalization", wrt=(0,))
+def lp_normalization(op, g, x, y):
+    """y = x/‖x‖ along an axis: (g - z·Σ g·y)/‖x‖ with z = y (p = 2) or sign x (p = 1); 0 where ‖x‖ is 0"""
+    axis, p = [op.attr("axis")], op.attr("p")
+    norm = (op.ReduceL1 if p == 1 else op.ReduceL2)(x, axis, keepdims=1)
+    zero = op.Equal(norm, 0.0)
+    inv = op.Where(zero, 0.0, 1 / op.Where(zero, 1.0, norm))
+    direction = op.Sign(x) if p == 1 else y
+    return (g - direction * op.ReduceSum(g * y, axis, keepdims=1)) * inv
+
+
+@rule("MeanVarianceNormalization", wrt=(0,))
+def mean_variance_normalization(op, g, x):
+    """y = d/(σ + ε) with d = x - μ: h - mean h with h = g/(σ + ε) - d·mean(g·d)/(σ·(σ + ε)²)"""
+    axes = op.attr("axes")
+    d = x - mean(op, x, axes)
+    sigma = op.Sqrt(mean(op, d * d, axes))
+    inv = 1 / (sigma + 1e-9)
+    zero = op.Equal(sigma, 0.0)
+    pull = mean(op, g * d, axes) * (inv * inv)
+    h = g * inv - d * op.Where(zero, 0.0, pull / op.Where(zero, 1.0, sigma))
+    return h - mean(op, h, axes)

@@ -1,0 +1,136 @@
+"""Normalizations up the ladder."""
+
+import numpy as np
+from onnx.reference.op_run import OpRun
+
+from onnxgrad.testing import Case
+from tests.rules.ladder import ladder
+
+C2 = [(2,)] * 2
+STATISTICS = [np.array([0.3, -0.7]), np.array([0.8, 1.4])]
+
+
+class LRN(OpRun):
+    """The reference evaluator's takes the size of the batch for the number of channels."""
+
+    op_domain = ""
+
+    def _run(self, x, alpha=None, beta=None, bias=None, size=None):
+        total = np.zeros_like(x)
+        for c in range(x.shape[1]):
+            first, last = max(0, c - (size - 1) // 2), min(x.shape[1] - 1, c + size // 2)
+            total[:, c] = (x[:, first : last + 1] ** 2).sum(1)
+        return (x / (bias + alpha / size * total) ** beta,)
+
+
+class LpNormalization(OpRun):
+    """The reference evaluator's leaves out the absolute value for p = 1."""
+
+    op_domain = ""
+
+    def _run(self, x, axis=None, p=None):
+        norm = np.linalg.norm(x, ord=p, axis=axis, keepdims=True)
+        return (np.where(norm == 0, 0, x / np.where(norm == 0, 1, norm)),)
+
+
+class GroupNormalization(OpRun):
+    """The function body that the reference evaluator takes has constants in float32 only."""
+
+    op_domain = ""
+
+    def _run(self, x, scale, bias, epsilon=None, num_groups=None, stash_type=None):
+        grouped = x.reshape(x.shape[0], num_groups, -1)
+        d = grouped - grouped.mean(-1, keepdims=True)
+        normal = (d / np.sqrt((d * d).mean(-1, keepdims=True) + epsilon)).reshape(x.shape)
+        room = [1] * (x.ndim - 2)
+        return (normal * scale.reshape(-1, *room) + bias.reshape(-1, *room),)
+
+
+class Cast(OpRun):
+    """Does not round to the float32 in which the statistics of LayerNormalization are declared."""
+
+    op_domain = ""
+
+    def _run(self, x, to=None, saturate=None, round_mode=None):
+        return (x.astype({1: np.float64, 11: np.float64, 7: np.int64, 9: np.bool_}[to]),)
+
+
+ALL = {"outputs": 3, "wrt": [0], "evaluators": [Cast]}
+BATCH = {"symbolic": {0: (0,)}, "note": "batch"}
+GROUPS = {"evaluators": [GroupNormalization]}
+NORM = {"evaluators": [LpNormalization]}
+LOCAL = {"evaluators": [LRN]}
+
+
+def batch(x, note, *, outputs=1, **options):
+    attrs = {k: options.pop(k) for k in ("training_mode", "momentum", "epsilon") if k in options}
+    return Case("BatchNormalization", [x, *C2, *STATISTICS], attrs, note=note, outputs=outputs, **options)
+
+
+TRAINING = {"training_mode": 1, "outputs": 3, "epsilon": 1e-2}
+
+CASES = [
+    batch((3, 2), "vectors"),
+    batch((2, 2, 3), ""),
+    batch((2, 2, 2, 2), "batch", symbolic={0: (0,)}),
+    batch((3, 2), "training, vectors", **TRAINING),
+    batch((2, 2, 3), "training", **TRAINING),
+    batch((2, 2, 2, 2), "training, batch", symbolic={0: (0,)}, **TRAINING),
+    batch((2, 2, 3), "training, momentum 0", momentum=0.0, **TRAINING),
+    batch((2, 2, 3), "training, momentum 1", momentum=1.0, **TRAINING),
+    batch((3, 2), "training, running mean", of=[1], order=1, **TRAINING),
+    batch((3, 2), "training, running variance", of=[2], **TRAINING),
+    Case("LayerNormalization", [(2, 2, 3), (3,), (3,)]),
+    Case("LayerNormalization", [(2, 2, 3), (2, 3)], {"axis": 1, "epsilon": 1e-2}, note="no bias"),
+    Case("LayerNormalization", [(2, 4), (1,), (4,)], {"axis": -1}, note="one scale"),
+    Case("LayerNormalization", [(2, 2, 3), (3,), (3,)], outputs=3, note="all outputs", evaluators=[Cast]),
+    Case(
+        "LayerNormalization",
+        [(2, 4), (4,), (4,)],
+        outputs=3,
+        of=[1],
+        order=1,
+        note="mean",
+        wrt=[0],
+        evaluators=[Cast],
+    ),
+    Case(
+        "LayerNormalization",
+        [(2, 4), (4,), (4,)],
+        outputs=3,
+        of=[2],
+        note="deviation",
+        wrt=[0],
+        evaluators=[Cast],
+    ),
+    Case("LayerNormalization", [(2, 3, 2), (3, 2), (3, 2)], {"axis": 1}, **BATCH),
+    Case("RMSNormalization", [(2, 2, 3), (3,)], opset=23),
+    Case("RMSNormalization", [(2, 2, 3), (2, 3)], {"axis": 1, "epsilon": 1e-2}, opset=23),
+    Case("RMSNormalization", [(2, 3, 2), (3, 2)], {"axis": -2}, symbolic={0: (0,)}, opset=23, note="batch"),
+    Case("InstanceNormalization", [(2, 2, 3), *C2]),
+    Case("InstanceNormalization", [(2, 2, 2, 3), *C2], {"epsilon": 1e-2}, symbolic={0: (0, 2)}, note="batch"),
+    Case("GroupNormalization", [(2, 4, 2), (4,), (4,)], {"num_groups": 2}, **GROUPS),
+    Case(
+        "GroupNormalization",
+        [(2, 4, 2, 1), (4,), (4,)],
+        {"num_groups": 2},
+        symbolic={0: (0,)},
+        note="batch",
+        **GROUPS,
+    ),
+    Case("GroupNormalization", [(2, 4), (4,), (4,)], {"num_groups": 2}, note="vectors", **GROUPS),
+    Case("LRN", [(2, 5, 2, 1)], {"size": 3, "alpha": 0.3, "beta": 0.6, "bias": 1.2}, **LOCAL),
+    Case(
+        "LRN",
+        [(2, 4, 1, 2)],
+        {"size": 2, "alpha": 0.5},
+        **LOCAL,
+        runtime=False,
+        note="even size, which ONNX Runtime refuses",
+    ),
+    Case("LRN", [(1, 3, 2, 2)], {"size": 5, "alpha": 0.5}, **LOCAL, symbolic={0: (0, 2)}, note="wide"),
+    Case("LpNormalization", [(2, 3)], **NORM),
+    Case("LpNormalization", [(2, 3, 2)], {"axis": 1}, **NORM),
+    Case("LpNormalization", [(2, 3)], {"axis": 0, "p": 1}, **NORM, note="p 1"),
+]
+test_rule = ladder("norm", CASES)
