@@ -1,0 +1,342 @@
+"""The loop: it learns, measures what is saved, goes on exactly where it stopped, and stops cleanly."""
+
+import json
+import os
+import signal
+import threading
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from rich.console import Console
+
+from onnxgrad.door import save_model
+from onnxgrad.errors import BadInput, TrainingError
+from onnxgrad.runtime import Options
+from onnxgrad.training import Interrupted, Trainer, attach, compile_step
+from onnxgrad.training.checkpoint import FILE, Checkpoint
+from onnxgrad.training.metrics import Curve, History
+from onnxgrad.training.report import Bar, Lines, Silent
+from onnxgrad.training.trainer import cosine
+from tests.training.models import blobs, classifier, trainable
+
+ONE = Options(threads=1)
+
+
+def bits(state):
+    return {name: array.tobytes() for name, array in state.items()}
+
+
+class Recorder(Silent):
+    """Keeps the losses; may do something after a step."""
+
+    def __init__(self, then=None, at=None):
+        self.losses, self.then, self.at = [], then, at
+
+    def step(self, step, epoch, loss):
+        self.losses.append(loss)
+        if step == self.at:
+            self.then()
+
+
+def test_it_learns_and_the_numbers_are_those_of_the_inference_model():
+    trainer = Trainer(trainable(), options=ONE)
+    test = blobs(seed=1)
+    before = trainer.evaluate(test)
+    history = trainer.fit(blobs(), epochs=12, batch_size=16, validation=test)
+    assert [e["epoch"] for e in history.epochs] == list(range(1, 13))
+    assert [e["step"] for e in history.epochs] == [6 * k for k in range(1, 13)]
+    last = history.epochs[-1]
+    assert last["validation_loss"] < 0.3 * before["loss"]
+    assert last["validation_accuracy"] > 0.95 > before["accuracy"]
+    # independently: plain ONNX Runtime, and numpy for the loss
+    session = onnxruntime.InferenceSession(onnx_bytes(trainer.inference_model()))
+    (y,) = session.run(None, {"x": test["x"]})
+    y = y - y.max(1, keepdims=True)
+    logp = y - np.log(np.exp(y).sum(1, keepdims=True))
+    assert last["validation_loss"] == pytest.approx(-logp[np.arange(90), test["labels"]].mean(), rel=1e-5)
+    assert last["validation_accuracy"] == (y.argmax(1) == test["labels"]).mean()
+
+
+def onnx_bytes(model):
+    import onnx_ir as ir
+
+    return ir.to_proto(model).SerializeToString()
+
+
+def test_the_training_loss_of_an_epoch_is_the_mean_over_its_rows():
+    recorder = Recorder()
+    trainer = Trainer(trainable(), options=ONE)
+    history = trainer.fit(blobs(50), epochs=1, batch_size=20, reporter=recorder)
+    a, b, c = recorder.losses
+    assert history.epochs[0]["loss"] == pytest.approx((20 * a + 20 * b + 10 * c) / 50)
+
+
+def test_the_seed_decides_everything():
+    states = []
+    for seed in (3, 3, 4):
+        trainer = Trainer(trainable(), options=ONE)
+        trainer.fit(blobs(), epochs=2, seed=seed)
+        states.append(bits(trainer.state()))
+    assert states[0] == states[1] != states[2]
+
+
+def test_without_shuffling_the_rows_come_in_order():
+    trainer = Trainer(trainable(), options=ONE)
+    trainer.fit(blobs(), epochs=1, batch_size=30, shuffle=False)
+    data, by_hand = blobs(), Trainer(trainable(), options=ONE)
+    for k in range(3):
+        by_hand.machine.step({n: a[30 * k : 30 * k + 30] for n, a in data.items()})
+    assert bits(trainer.state()) == bits(by_hand.state())
+
+
+def test_a_schedule_scales_the_rate():
+    rates = []
+
+    def schedule(progress):
+        rates.append(progress)
+        return 0.0
+
+    trainer = Trainer(trainable("sgd"), options=ONE)
+    before = bits(trainer.state())
+    trainer.fit(blobs(), epochs=2, batch_size=45, schedule=schedule)
+    assert rates == [0, 0.25, 0.5, 0.75]
+    assert bits(trainer.state()) == before
+    assert [cosine(p) for p in (0, 0.5, 1)] == pytest.approx([1, 0.5, 0])
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "momentum"])
+@pytest.mark.parametrize("at", [1, 6, 9, 12])
+def test_a_run_that_resumes_takes_the_same_steps(tmp_path, optimizer, at):
+    data, test = blobs(), blobs(seed=1)
+    options = {"epochs": 3, "batch_size": 16, "validation": test, "seed": 5, "schedule": cosine}
+    whole = Trainer(trainable(optimizer), options=ONE)
+    recorder = Recorder()
+    expected = whole.fit(data, reporter=recorder, **options)
+
+    first = Trainer(trainable(optimizer), options=ONE)
+    interrupt = Recorder(lambda: signal.raise_signal(signal.SIGINT), at)
+    with pytest.raises(Interrupted) as caught:
+        first.fit(data, checkpoint=tmp_path, reporter=interrupt, **options)
+    assert caught.value.step == at
+    assert str(tmp_path / FILE) in str(caught.value)
+    second = Trainer(trainable(optimizer), options=ONE)
+    rest = Recorder()
+    history = second.fit(data, checkpoint=tmp_path, resume=True, reporter=rest, **options)
+    assert interrupt.losses + rest.losses == recorder.losses
+    assert bits(second.state()) == bits(whole.state())
+    assert history.curve == expected.curve
+    for one, other in zip(history.epochs, expected.epochs, strict=True):
+        for key in ("epoch", "step", "loss", "validation_loss", "validation_accuracy"):
+            assert one[key] == other[key]
+
+
+def test_a_finished_run_may_be_made_longer(tmp_path):
+    whole, parts = Trainer(trainable(), options=ONE), Trainer(trainable(), options=ONE)
+    whole.fit(blobs(), epochs=3)
+    parts.fit(blobs(), epochs=1, checkpoint=tmp_path)
+    again = Trainer(trainable(), options=ONE)
+    again.fit(blobs(), epochs=3, checkpoint=tmp_path, resume=True)
+    assert bits(again.state()) == bits(whole.state())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"seed": 1}, "written with seed 0, not 1"),
+        ({"batch_size": 31}, "written with batch size 32, not 31"),
+        ({"data": blobs(80)}, "written with rows 90, not 80"),
+        ({"model": trainable(learning_rate=0.02, optimizer="adamw")}, "belongs to another training step"),
+        ({"model": trainable(optimizer="sgd")}, "belongs to another model or optimizer"),
+        ({"model": attach(classifier(9), optimizer="adam", learning_rate=0.02)}, "'w1' is float32"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, words):
+    Trainer(trainable(), options=ONE).fit(blobs(), checkpoint=tmp_path)
+    model, data = change.pop("model", trainable()), change.pop("data", blobs())
+    with pytest.raises(BadInput, match=words):
+        Trainer(model, options=ONE).fit(data, epochs=2, checkpoint=tmp_path, resume=True, **change)
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run_and_keeps_the_last_checkpoint(tmp_path):
+    trainer = Trainer(trainable("sgd", 0.1), options=ONE)
+    trainer.fit(blobs(), epochs=1, checkpoint=tmp_path)
+    good = (tmp_path / FILE).read_bytes()
+    state = trainer.state()
+    state["w1"][:, 0] = np.nan
+    trainer.machine.load_state(state)
+    with pytest.raises(TrainingError, match=r"the loss is nan at step 1 \(epoch 1\)"):
+        trainer.fit(blobs(), epochs=2)
+    trainer = Trainer(trainable("sgd", 1e38), options=ONE)
+    with pytest.raises(TrainingError, match=r"at step \d+ .*the last good checkpoint is") as caught:
+        trainer.fit(blobs(), epochs=5, batch_size=10, checkpoint=tmp_path / "b")
+    kept = Checkpoint.load(tmp_path / "b" / FILE)
+    assert all(np.isfinite(a).all() for a in kept.state.values())
+    assert kept.run["step"] < trainer.step_count
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / FILE).read_bytes() == good
+
+
+def test_weights_that_overflow_in_the_last_step_are_noticed(tmp_path):
+    model = trainable("sgd", 1e38, loss_options={"reduction": "sum"})
+    trainer = Trainer(model, options=ONE)
+    with pytest.raises(TrainingError, match=r"'w[12]' is not finite after step 1"):
+        trainer.fit({n: a * (30 if n == "x" else 1) for n, a in blobs().items()}, epochs=1, batch_size=90)
+
+
+def test_a_second_interrupt_stops_at_once():
+    trainer = Trainer(trainable(), options=ONE)
+
+    def twice():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        trainer.fit(blobs(), reporter=Recorder(twice, 2))
+    assert not isinstance(caught.value, Interrupted)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_it_runs_outside_the_main_thread():
+    trainer = Trainer(trainable(), options=ONE)
+    thread = threading.Thread(target=lambda: trainer.fit(blobs(), epochs=2))
+    thread.start()
+    thread.join()
+    assert trainer.step_count == 6
+
+
+def test_a_fixed_batch_size():
+    model = attach(classifier(batch=16), optimizer="adam", learning_rate=0.02)
+    trainer = Trainer(model, options=ONE)
+    history = trainer.fit(blobs(50), epochs=2, validation=blobs(40))
+    assert [e["step"] for e in history.epochs] == [3, 6]
+    first = trainer.evaluate({n: a[:32] for n, a in blobs(40).items()})
+    assert history.epochs[-1]["validation_loss"] == pytest.approx(first["loss"], rel=1e-6)
+    with pytest.raises(BadInput, match="exactly 16 rows; the data have 15"):
+        trainer.fit(blobs(15))
+    with pytest.raises(BadInput, match="exactly 16 rows, and there are 15"):
+        trainer.evaluate(blobs(15))
+
+
+def test_the_saved_file_is_measured_even_where_the_loss_is_taken_of_an_inner_value(tmp_path):
+    model = classifier(softmax=True)
+    trainer = Trainer(attach(model, optimizer="adam", learning_rate=0.02), options=ONE)
+    assert trainer.evaluation.boundary == ["z"], "the loss takes the logits"
+    trainer.fit(blobs(), epochs=5)
+    save_model(trainer.inference_model(), tmp_path / "m.onnx")
+    test = trainer.data(blobs(seed=1))
+    found = trainer.evaluation.file(tmp_path / "m.onnx", test)
+    assert found == pytest.approx(trainer.evaluate(test), rel=1e-6)
+    saved = onnx.load(tmp_path / "m.onnx")
+    assert [v.name for v in saved.graph.output] == ["y"]
+    (y,) = onnxruntime.InferenceSession(tmp_path / "m.onnx").run(None, {"x": test.arrays["x"]})
+    assert found["accuracy"] == (y.argmax(1) == test.arrays["labels"]).mean()
+    assert found["loss"] == pytest.approx(-np.log(y[np.arange(90), test.arrays["labels"]]).mean(), rel=1e-4)
+
+
+NORMED = """
+    <ir_version: 10, opset_import: ["": 21]>
+    net (float[N, 6] x) => (float[N, 3] y)
+    <float[6, 3] w = {1,0,0, 0,1,0, 0,0,1, 1,1,0, 0,1,1, 1,0,1}, float[6] scale = {1,1,1,1,1,1},
+     float[6] bias = {0,0,0,0,0,0}, float[6] mean = {0,0,0,0,0,0}, float[6] var = {1,1,1,1,1,1},
+     float ratio = {0.5}>
+    {
+        n = BatchNormalization (x, scale, bias, mean, var)
+        d = Dropout (n, ratio)
+        y = MatMul (d, w)
+    }"""
+
+
+def test_evaluation_is_in_inference_mode_though_training_is_not(tmp_path):
+    model = onnx.parser.parse_model(NORMED)
+    step = compile_step(attach(model, optimizer="sgd", learning_rate=0.1))
+    assert {t.name for t in step.state.values() if t.kind == "statistic"} >= {"mean", "var"}
+    trainer = Trainer(step, options=ONE)
+    assert trainer.evaluation.boundary == ["y"], "copies in training mode are the originals again"
+    trainer.fit(blobs(), epochs=3)
+    test = trainer.data(blobs(seed=1))
+    once, twice = trainer.evaluate(test), trainer.evaluate(test, batch_size=7)
+    assert once == pytest.approx(twice, rel=1e-5), "neither dropout nor the statistics of a batch"
+    save_model(trainer.inference_model(), tmp_path / "m.onnx")
+    saved = onnx.load(tmp_path / "m.onnx")
+    kept = {t.name: onnx.numpy_helper.to_array(t) for t in saved.graph.initializer}
+    assert np.abs(kept["mean"]).max() > 0.1, "the running statistics moved"
+    n = (test.arrays["x"] - kept["mean"]) / np.sqrt(kept["var"] + 1e-5) * kept["scale"] + kept["bias"]
+    y = (n @ kept["w"]).astype(np.float64)
+    loss = np.log(np.exp(y).sum(1)) - y[np.arange(90), test.arrays["labels"]]
+    assert trainer.evaluation.file(tmp_path / "m.onnx", test)["loss"] == pytest.approx(loss.mean(), rel=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["mse", "l1", "huber", "bce_with_logits"])
+def test_losses_of_tensors(loss):
+    data = blobs()
+    data["labels"] = np.eye(3, dtype=np.float32)[data["labels"]]
+    trainer = Trainer(attach(classifier(), loss=loss, optimizer="adam", learning_rate=0.02), options=ONE)
+    before = trainer.evaluate(data)
+    history = trainer.fit(data, epochs=10, validation=data)
+    assert history.epochs[-1]["validation_loss"] < 0.8 * before["loss"]
+    assert ("accuracy" in before) == (loss == "bce_with_logits")
+    if loss == "bce_with_logits":
+        (y,) = onnxruntime.InferenceSession(onnx_bytes(trainer.inference_model())).run(None, {"x": data["x"]})
+        assert history.epochs[-1]["validation_accuracy"] == ((y > 0) == (data["labels"] > 0.5)).mean()
+
+
+def test_ignored_labels_do_not_count(tmp_path):
+    data = blobs()
+    data["labels"][::2] = -1
+    model = attach(classifier(), optimizer="adam", learning_rate=0.02, loss_options={"ignore_index": -1})
+    trainer = Trainer(model, options=ONE)
+    found = trainer.fit(data, epochs=5, validation=data).epochs[-1]
+    (y,) = onnxruntime.InferenceSession(onnx_bytes(trainer.inference_model())).run(None, {"x": data["x"]})
+    counts = data["labels"] >= 0
+    assert found["validation_accuracy"] == (y.argmax(1) == data["labels"])[counts].mean()
+
+
+def test_metrics_and_plot(tmp_path):
+    trainer = Trainer(trainable(), options=ONE)
+    trainer.fit(
+        blobs(), epochs=2, validation=blobs(seed=1), metrics=tmp_path / "m.json", plot=tmp_path / "p.png"
+    )
+    found = json.loads((tmp_path / "m.json").read_text())
+    assert found["finished"]
+    assert [e["epoch"] for e in found["epochs"]] == [1, 2]
+    assert found["training_loss"]["step"] == [1, 2, 3, 4, 5, 6]
+    assert found["settings"]["seed"] == 0
+    picture = (tmp_path / "p.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert picture.endswith(b"IEND\xaeB`\x82")
+    assert sorted(os.listdir(tmp_path)) == ["m.json", "p.png"]
+
+
+def test_a_curve_stays_short_and_loses_nothing():
+    curve = Curve(limit=8)
+    values = np.random.default_rng(0).standard_normal(1000)
+    for v in values:
+        curve.add(v)
+    assert len(curve.means) < 8
+    assert curve.width == 128
+    np.testing.assert_allclose(curve.means, values[: 128 * len(curve.means)].reshape(-1, 128).mean(1))
+    assert curve.total == pytest.approx(values[128 * len(curve.means) :].sum())
+    again = History.of_json(json.loads(json.dumps(History(curve=curve, about={"a": 1}).to_json())))
+    assert (again.curve, again.about) == (curve, {"a": 1})
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_what_is_shown(terminal):
+    console = Console(file=open(os.devnull, "w"), force_terminal=terminal, record=True, width=120)  # noqa: SIM115
+    shown = (Bar if terminal else Lines)(console)
+    shown.PERIOD = 0.0
+    Trainer(trainable(), options=ONE).fit(blobs(), epochs=2, validation=blobs(seed=1), reporter=shown)
+    text = console.export_text()
+    for word in ("epoch 1/2", "epoch 2/2", "loss", "accuracy", "steps/s"):
+        assert word in text
+    if not terminal:
+        assert "step 3/6" in text
+        assert "s left" in text
+
+
+@pytest.mark.parametrize(("options", "words"), [({"epochs": 0}, "epochs"), ({"batch_size": 0}, "batch_size")])
+def test_options_that_cannot_be(options, words):
+    with pytest.raises(BadInput, match=f"{words} must be at least 1, not 0"):
+        Trainer(trainable(), options=ONE).fit(blobs(), **options)
