@@ -61,7 +61,7 @@ NORMS = {
         "BatchNormalization", 18, {"training_mode": 1, **E}, [(3, 4, 3, 2), C, C], batch_norm_training,
     ),
     "batch, training, momentum 0": (
-        "BatchNormalization", 18, {"training_mode": 1, "epsilon": EPSILON, "momentum": 0.0}, [(3, 4, 3, 2), C, C],
+        "BatchNormalization", 18, {"training_mode": 1, "momentum": 0.0, **E}, [(3, 4, 3, 2), C, C],
         batch_norm_training,
     ),
     "response": (
