@@ -48,6 +48,7 @@ CASES = [
         "ReduceProd",
         [np.array([[0.0, 1.5, -2.0], [0.0, 0.0, 1.3], [0.0, 0.0, 0.0], [1.1, 2.0, 0.7]]), axes(1)],
     ),
+    Case("ReduceProd", [X, axes(0)], {"keepdims": 0}, note="axis 0"),
     Case("ReduceProd", [np.array([[0.0, 1.5], [-0.5, 1.3]])], {"keepdims": 0}, note="a zero"),
     Case("CumSum", [(2, 3), np.array(1)]),
     *[
