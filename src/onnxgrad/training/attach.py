@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -27,6 +26,7 @@ from onnxgrad.training.info import DOMAIN, FED
 from onnxgrad.training.losses import Loss, labels_of, loss_named, prediction
 from onnxgrad.training.recipes import Hyper, Recipe, recipe_named
 from onnxgrad.training.trainmode import ancestors, statistics, switch
+from onnxgrad.training.weights import initializer, is_weight, own_weights
 
 
 def attach(
@@ -49,8 +49,8 @@ def attach(
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. It stays a valid inference model;
-            weights in Constant nodes become initializers, and opsets below 18 are raised. Training
-            information that it has is replaced.
+            weights in Constant nodes, or shared by chance, become initializers of their own (see `weights`),
+            and opsets below 18 are raised. Training information that it has is replaced.
         loss: ``cross_entropy``, ``nll``, ``mse``, ``l1``, ``huber`` or ``bce_with_logits``. If the model
             ends in the Softmax (Sigmoid) that the loss contains, the loss is taken of what goes into it.
         optimizer: ``sgd``, ``momentum``, ``nesterov``, ``adam``, ``adamw`` or ``adagrad``.
@@ -87,7 +87,7 @@ class _Attachment:
         ir.external_data.load_to_model(self.model)
         training_info(self.model).clear()
         self.trainable = trainable
-        _lift(self.graph, set(trainable or ()))
+        own_weights(self.graph, trainable or ())
         for value in list(self.graph.inputs):
             if value.is_initializer():  # an input with a default value is a weight
                 self.graph.inputs.remove(value)
@@ -161,7 +161,7 @@ class _Attachment:
         floats = [v for v in initializers.values() if v.dtype in FLOATS]
         reached = {v for node in on_path(nodes, floats, [loss], self.builder) for v in reads(node)}
         if self.trainable is None:
-            found = [v for v in floats if v in reached and v not in running and _is_weight(v)]
+            found = [v for v in floats if v in reached and v not in running and is_weight(v)]
             if not found:
                 raise BadInput("the loss depends on no float initializer: there is nothing to train")
             return found
@@ -204,7 +204,7 @@ class _Attachment:
     def _held(self, name: str, array: np.ndarray, dtype: ir.DataType, fed: bool = False) -> Var:
         """A new initializer of its own (constants of the builder are shared)."""
         tensor = ir.tensor(array.astype(dtype.numpy()), name=self.builder.names.exactly(identifier(name)))
-        value = _initializer(tensor)
+        value = initializer(tensor)
         if fed:
             value.metadata_props[FED] = "rate"
         self.graph.register_initializer(value)
@@ -273,34 +273,3 @@ class _Attachment:
         for key, value in self.bindings.items():
             info.update_binding.add(key=key, value=value)
         return proto
-
-
-def _is_weight(value: ir.Value) -> bool:
-    """Whether an initializer looks like a weight: no scalar, and nothing that stands for infinity."""
-    if value.shape is None or not len(value.shape):
-        return False
-    assert value.const_value is not None
-    array = value.const_value.numpy()
-    limit = min(1e8, 0.99 * float(ml_dtypes.finfo(array.dtype).max))
-    return bool(np.abs(array.astype(np.float64)).max(initial=0) < limit)  # false for nan, too
-
-
-def _initializer(tensor: ir.TensorProtocol) -> ir.Value:
-    """A value of its own that holds `tensor`."""
-    shape = ir.Shape(tensor.shape)  # type: ignore[arg-type]
-    return ir.Value(name=tensor.name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
-
-
-def _lift(graph: ir.Graph, wanted: set[str]) -> None:
-    """Turn Constant nodes that may hold weights into initializers: float tensors of more than one element."""
-    for node in list(graph):
-        tensor = ir.convenience.get_const_tensor(node.outputs[0]) if node.op_type == "Constant" else None
-        if tensor is None or tensor.dtype not in FLOATS or node.outputs[0].is_graph_output():
-            continue
-        old = node.outputs[0]
-        read_as_statistic = any(u.op_type == "BatchNormalization" for u, _ in old.uses())
-        if tensor.size > 1 or old.name in wanted or read_as_statistic:
-            value = _initializer(ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=old.name))
-            old.replace_all_uses_with(value)
-            graph.remove(node, safe=True)
-            graph.register_initializer(value)

@@ -1,0 +1,109 @@
+"""Weights, wherever an exporter has put them: as initializers of their own, so that bindings can name them.
+
+Two habits of exporters are undone. Weights in Constant nodes are lifted. Tensors that happen to be equal when
+a model is exported are often stored once and handed out by Identity nodes, so that a running mean *is* a
+bias as long as both are zero; trained, they would move together. Such a copy becomes a tensor of its own if
+all its elements are equal (fresh weights: zeros, ones) or if it is a running statistic; others are taken
+to be tied on purpose, like the two ends of a language model, and stay tied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir import Names
+from onnxgrad.ir.builder import FLOATS
+
+
+def own_weights(graph: ir.Graph, wanted: Collection[str]) -> None:
+    """Give every weight of `graph`, and all that are `wanted`, an initializer of its own, in place."""
+    for node in list(graph):
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            _lift(graph, node, wanted)
+    for node in list(graph):
+        if node.op_type == "Identity" and node.domain in ("", "ai.onnx"):
+            _untie(graph, node)
+    _split_statistics(graph)
+
+
+def is_weight(value: ir.Value) -> bool:
+    """Whether an initializer looks like a weight: no scalar, and nothing that stands for infinity."""
+    if value.shape is None or not len(value.shape):
+        return False
+    assert value.const_value is not None
+    array = value.const_value.numpy()
+    limit = min(1e8, 0.99 * float(ml_dtypes.finfo(array.dtype).max))
+    return bool(np.abs(array.astype(np.float64)).max(initial=0) < limit)  # false for nan, too
+
+
+def initializer(tensor: ir.TensorProtocol) -> ir.Value:
+    """A value of its own that holds `tensor`."""
+    shape = ir.Shape(tensor.shape)  # type: ignore[arg-type]
+    return ir.Value(name=tensor.name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
+
+
+def _lift(graph: ir.Graph, node: ir.Node, wanted: Collection[str]) -> None:
+    """A float Constant of more than one element (or one that is wanted) becomes an initializer."""
+    tensor = ir.convenience.get_const_tensor(node.outputs[0])
+    if tensor is None or tensor.dtype not in FLOATS or node.outputs[0].is_graph_output():
+        return
+    if tensor.size > 1 or node.outputs[0].name in wanted or _only_statistics(node.outputs[0]):
+        _replace(graph, node, tensor)
+
+
+def _untie(graph: ir.Graph, node: ir.Node) -> None:
+    """An Identity of an initializer that is equal by chance becomes an initializer."""
+    source, copy = node.inputs[0], node.outputs[0]
+    if source is None or source.const_value is None or source.dtype not in FLOATS or copy.is_graph_output():
+        return
+    if source.is_initializer() and (_only_statistics(copy) or _uniform(source.const_value)):
+        _replace(graph, node, source.const_value)
+
+
+def _split_statistics(graph: ir.Graph) -> None:
+    """A running statistic that is read as something else as well becomes a tensor of its own."""
+    names = Names.of_graph(graph)
+    for node in list(graph):
+        if not _is_norm(node):
+            continue
+        for i, value in enumerate(node.inputs[3:5], start=3):
+            if value is not None and value.is_initializer() and not _only_statistics(value, i):
+                assert value.const_value is not None
+                own = initializer(_named(value.const_value, names.fresh(f"{value.name}_statistic")))
+                graph.register_initializer(own)
+                for user, at in list(value.uses()):
+                    if _is_norm(user) and at == i:
+                        user.replace_input_with(at, own)
+
+
+def _replace(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> None:
+    """An initializer with `tensor`, in place of `node` and with the name of its output."""
+    old = node.outputs[0]
+    value = initializer(_named(tensor, old.name or ""))
+    old.replace_all_uses_with(value)
+    graph.remove(node, safe=True)
+    graph.register_initializer(value)
+
+
+def _named(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
+    return ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
+
+
+def _is_norm(node: ir.Node) -> bool:
+    return node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx")
+
+
+def _only_statistics(value: ir.Value, at: int | None = None) -> bool:
+    """Whether `value` is read, and only as running mean (3) or variance (4), or only as input `at`."""
+    uses = list(value.uses())
+    places = {i if _is_norm(n) else -1 for n, i in uses}
+    return bool(uses) and (places == {at} if at is not None else len(places) == 1 and places <= {3, 4})
+
+
+def _uniform(tensor: ir.TensorProtocol) -> bool:
+    array = tensor.numpy()
+    return array.size > 0 and bool((array == array.flat[0]).all())

@@ -1,0 +1,151 @@
+"""Weights get initializers of their own: constants, and tensors that an exporter has stored once."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from onnxgrad.training.attach import attach
+from onnxgrad.training.step import compile_step
+from tests.training.nets import model_of, run, train
+
+node = helper.make_node
+
+
+def two_layers(weight, through_identity=True):
+    """y = (x + a) · 2 + b, where b is a copy of a."""
+    nodes = [
+        *([node("Identity", ["a"], ["b"])] if through_identity else []),
+        node("Add", ["x", "a"], ["h"]),
+        node("Add", ["h", "h"], ["h2"]),
+        node("Add", ["h2", "b" if through_identity else "a"], ["y"]),
+    ]
+    return model_of(nodes, {"a": np.float32(weight)}, {"x": ["N", 2]}, {"y": ["N", 2]})
+
+
+@pytest.mark.parametrize(
+    ("weight", "through_identity", "trained"),
+    [([0, 0], True, {"a", "b"}), ([0, 1], True, {"a"}), ([0, 0], False, {"a"})],
+)
+def test_equal_by_chance_or_tied(weight, through_identity, trained):
+    """Fresh tensors that an Identity hands out are untied; others, and those read twice, stay tied."""
+    model = two_layers(weight, through_identity)
+    attached = attach(model, loss="mse", optimizer="sgd", loss_options={"reduction": "sum"})
+    x = np.float32([[1, 2]])
+    np.testing.assert_array_equal(run(attached, {"x": x})["y"], run(model, {"x": x})["y"])
+    step = compile_step(attached)
+    assert set(step.state) == trained
+    labels = run(model, {"x": x})["y"] - 1
+    state, _ = train(step, [{"x": x, "labels": labels}], rate=0.1)
+    a = np.float32(weight)
+    expected = {"a": a - 0.1 * 4, "b": a - 0.1 * 2} if "b" in trained else {"a": a - 0.1 * 6}
+    for name, value in expected.items():
+        np.testing.assert_allclose(state[name], value, rtol=1e-5)
+
+
+@pytest.mark.parametrize("through_identity", [True, False])
+def test_running_statistics_are_no_parameters(through_identity):
+    """Zeros and ones stored once: bias and running mean, scale and running variance go separate ways."""
+    mean, var = ("m", "v") if through_identity else ("zero", "one")
+    nodes = [
+        *([node("Identity", ["zero"], ["m"]), node("Identity", ["one"], ["v"])] if through_identity else []),
+        node("BatchNormalization", ["x", "one", "zero", mean, var], ["y"], momentum=0.0),
+    ]
+    weights = {"zero": np.zeros(2, np.float32), "one": np.ones(2, np.float32)}
+    model = model_of(nodes, weights, {"x": ["N", 2]}, {"y": ["N", 2]})
+    attached = attach(model, loss="mse", optimizer="sgd")
+    onnx.checker.check_model(attached, full_check=True)
+    step = compile_step(attached)
+    kinds = {n: t.kind for n, t in step.state.items()}
+    statistics = [n for n, k in kinds.items() if k == "statistic"]
+    assert {n for n, k in kinds.items() if k == "parameter"} == {"zero", "one"}
+    assert len(statistics) == 2
+    if through_identity:
+        assert set(statistics) == {"m", "v"}
+    x = np.float32([[1, 5], [3, 9]])
+    state, _ = train(step, [{"x": x, "labels": x}], rate=0.1)
+    np.testing.assert_allclose([state[n] for n in statistics], [x.mean(0), x.var(0)], rtol=1e-5)
+    # the gradient of the bias is mean(2(y - t))/2 = -mean(x)
+    np.testing.assert_allclose(state["zero"], 0.1 * x.mean(0), rtol=1e-5)
+    z = np.float32([[0, 0]])
+    y = run(step.inference_model(state), {"x": z})["y"]
+    expected = (z - x.mean(0)) / np.sqrt(x.var(0) + 1e-5) * state["one"] + state["zero"]
+    np.testing.assert_allclose(y, expected, rtol=1e-4)
+
+
+def test_constants_are_lifted_where_they_are_weights():
+    def constant(name, value):
+        return node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(value)))
+
+    nodes = [
+        constant("w", np.float32([1, 2])),
+        constant("one", np.float32([3])),
+        constant("shape", np.int64([-1, 2])),
+        constant("s", np.float32([1])),
+        constant("b", np.float32([0])),
+        constant("m", np.float32([0])),
+        constant("v", np.float32([1])),
+        node("Mul", ["x", "w"], ["h"]),
+        node("Mul", ["h", "one"], ["h1"]),
+        node("Reshape", ["h1", "shape"], ["h2"]),
+        node("Unsqueeze", ["h2", "axis"], ["h3"]),
+        node("BatchNormalization", ["h3", "s", "b", "m", "v"], ["y"]),
+    ]
+    model = model_of(nodes, {"axis": np.int64([1])}, {"x": ["N", 2]}, {"y": ["N", 1, 2]})
+    attached = attach(model, loss="mse", optimizer="sgd")
+    assert {t.name for t in attached.graph.initializer} == {"axis", "w", "m", "v"}
+    assert set(compile_step(attached).state) == {"w", "m", "v"}
+
+
+@pytest.mark.torch
+def test_fresh_model_exported_by_torch(tmp_path):
+    """The exporter stores equal zeros and ones once; training is PyTorch's nevertheless."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    nn = torch.nn
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 16, 3)
+    )
+    path = str(tmp_path / "net.onnx")
+    with np.errstate(all="ignore"):
+        import warnings
+
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            net.eval(),
+            torch.zeros(2, 1, 6, 6),
+            path,
+            dynamo=False,
+            input_names=["x"],
+            output_names=["y"],
+            opset_version=18,
+            dynamic_axes={"x": {0: "N"}, "y": {0: "N"}},
+            training=torch.onnx.TrainingMode.PRESERVE,
+            do_constant_folding=False,
+        )
+    assert any(n.op_type == "Identity" for n in onnx.load(path).graph.node), "the exporter no longer merges"
+    rng = np.random.default_rng(0)
+    x, t = rng.standard_normal((8, 16, 1, 6, 6)).astype(np.float32), rng.integers(0, 3, (8, 16))
+    step = compile_step(attach(path, loss="cross_entropy", optimizer="momentum", learning_rate=0.05))
+    state, history = train(step, [{"x": a, "labels": b} for a, b in zip(x, t)], threads=2)
+    optimizer = torch.optim.SGD(net.train().parameters(), lr=0.05, momentum=0.9)
+    for a, b, result in zip(x, t, history):
+        loss = nn.functional.cross_entropy(net(torch.tensor(a)), torch.tensor(b))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        np.testing.assert_allclose(result["loss"], loss.item(), rtol=1e-4)
+    expected = net.state_dict()
+    assert set(expected) - {"1.num_batches_tracked"} == {
+        n for n, s in step.state.items() if s.kind in ("parameter", "statistic")
+    }
+    count = 16 * 16  # PyTorch moves the running variance with n/(n - 1) of the batch's
+    for name, tensor in expected.items():
+        if name.endswith("running_var"):
+            decay = 0.9 ** len(x)
+            mine, theirs = state[name] - decay, (tensor.numpy() - decay) * (count - 1) / count
+            np.testing.assert_allclose(mine, theirs, rtol=1e-3)
+        elif name in state:
+            np.testing.assert_allclose(state[name], tensor.detach(), rtol=1e-3, atol=1e-5, err_msg=name)
