@@ -17,6 +17,7 @@ from onnxgrad.errors import NotDifferentiable, RuleError
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.walk import captured
 from onnxgrad.rules.op import Op
+from onnxgrad.rules.registry import add
 
 
 def forward(
@@ -32,7 +33,7 @@ def forward(
     tangents: dict[ir.Value, Var] = dict(seeded)
     for node in path:
         for value, t in push_forward(builder, node, tangents).items():
-            tangents[value] = seeded[value] + t if value in seeded else t
+            tangents[value] = add([seeded[value], t]) if value in seeded else t
     return {v: tangents[builder.now(v)] for v in of if builder.now(v) in tangents}
 
 
@@ -69,6 +70,6 @@ def _transposed(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Var
     seeds: dict[ir.Value, Var] = {}
     for value, g in pulled.items():
         t = tangents[value]
-        seeds[g.value] = seeds[g.value] + t if g.value in seeds else t
+        seeds[g.value] = add([seeds[g.value], t]) if g.value in seeds else t
     found = reverse(builder, emitted, seeds, probed)
     return {v: found[p.value] for v, p in probes.items() if p.value in found}

@@ -28,6 +28,8 @@ def push(op: Op) -> list[Var | None]:
     given = [it.given[k] for k in outs]
     found = forward(b, list(body), seeds, list(dict.fromkeys([*following, *given])))
     ends = [found[v] if v in found else b.zeros_like(b.var(b.now(v))) for v in [*following, *given]]
+    if not ends:
+        return [None] * len(op.node.outputs)
 
     head = list(body.outputs[: it.head])
     kept = it.states_for([*head, *(t.value for t in ends)])

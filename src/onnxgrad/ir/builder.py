@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.ir import containers
 from onnxgrad.ir.infer import Inference
 from onnxgrad.ir.names import Names
 
@@ -284,13 +285,17 @@ class Builder:
         return vectors[0] if len(vectors) == 1 else self.Concat(*vectors, axis=0)
 
     def full_like(self, x: Var, number: float) -> Var:
-        """A tensor of `number` with the shape and dtype of `x`."""
+        """A tensor of `number` with the shape and dtype of `x`; for a sequence, a sequence of them."""
         assert x.dtype is not None
+        if containers.is_sequence(x):
+            return containers.each(self, lambda e: e.builder.full_like(e, number), x)
         scalar = self.const(number, x.dtype)
         return scalar if x.shape == () else self.Expand(scalar, self.shape_of(x))
 
     def zeros_like(self, x: Var) -> Var:
-        """Zeros with the shape and dtype of `x`."""
+        """Zeros with the shape and dtype of `x`; for a sequence, a sequence of them."""
+        if containers.is_optional(x):
+            return containers.nothing(self, x)
         return self.full_like(x, 0)
 
     def cast_like(self, x: Var, like: Var) -> Var:

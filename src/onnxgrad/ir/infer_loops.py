@@ -34,7 +34,9 @@ def infer_loop(ctx: osi.ShapeInferenceContext, node: ir.Node, force: bool = Fals
         known = ctx.get_symbolic_value(node.inputs[0]) if const is None else [int(const.numpy().item())]
         steps = known[0] if known is not None and len(known) == 1 else None
     stacked = list(zip(body.outputs[1 + len(initial) :], [0] * len(body.outputs)))
-    _results(node, states, following, stacked, steps if steps is not None else ctx.new_symbolic_dim())
+    _results(
+        node, states, initial, following, stacked, steps if steps is not None else ctx.new_symbolic_dim()
+    )
 
 
 def always_goes_on(node: ir.Node) -> bool:
@@ -73,9 +75,12 @@ def infer_scan(ctx: osi.ShapeInferenceContext, node: ir.Node, force: bool = Fals
             force |= shape != formal.shape
             formal.shape = shape
     states, following = list(body.inputs[:count]), list(body.outputs[:count])
-    _settle(ctx, body, states, list(node.inputs[:count]), following, force)
+    initial = list(node.inputs[:count])
+    _settle(ctx, body, states, initial, following, force)
     stacked = list(zip(body.outputs[count:], writes))
-    _results(node, states, following, stacked, steps if steps is not None else ctx.new_symbolic_dim())
+    _results(
+        node, states, initial, following, stacked, steps if steps is not None else ctx.new_symbolic_dim()
+    )
 
 
 def _axes(node: ir.Node, name: str, count: int) -> list[int]:
@@ -87,7 +92,9 @@ def _refined(declared: ir.Shape | None, dims: Sequence[Dim]) -> ir.Shape:
     """`dims`, but sizes where the body declares them."""
     if declared is None or len(declared) != len(dims):
         return ir.Shape(dims)
-    return ir.Shape([d if isinstance(d, int) and not isinstance(g, int) else g for d, g in zip(declared, dims)])
+    return ir.Shape(
+        [d if isinstance(d, int) and not isinstance(g, int) else g for d, g in zip(declared, dims)]
+    )
 
 
 def _is_tensor(value: ir.Value) -> bool:
@@ -107,42 +114,42 @@ def _settle(
         if first is None:
             continue
         state.type = state.type or first.type
-        state.metadata_props.pop(_VARIES, None)
         if _is_tensor(state) and first.shape is not None:
             shape = _refined(state.shape, list(first.shape))
             force |= shape != state.shape
             state.shape = shape
+    varies: set[tuple[ir.Value, int]] = set()
     while True:
         if force:
             _infer_graph(ctx, body)
         force = False
         for state, after in zip(states, following):
-            shape = _common(ctx, state, after) if _is_tensor(state) else state.shape
+            shape = _common(ctx, state, after, varies) if _is_tensor(state) else state.shape
             if shape is not state.shape:
                 state.shape, force = shape, True
         if not force:
             return
 
 
-def _common(ctx: osi.ShapeInferenceContext, state: ir.Value, after: ir.Value) -> ir.Shape | None:
+def _common(
+    ctx: osi.ShapeInferenceContext, state: ir.Value, after: ir.Value, varies: set[tuple[ir.Value, int]]
+) -> ir.Shape | None:
     """The shape of `state` where the next one provably agrees, with new symbols where not."""
     if state.shape is None or after.shape is None:
         return state.shape
     if len(state.shape) != len(after.shape):
         return None
-    marks = state.metadata_props.get(_VARIES, "").split()
     dims: list[Dim] = list(state.shape)
     for axis, (before, later) in enumerate(zip(state.shape, after.shape)):
-        same = before == later and (isinstance(before, int) or before.value is not None)
-        if not same and str(axis) not in marks:
+        if not same(before, later) and (state, axis) not in varies:
+            varies.add((state, axis))
             dims[axis] = ctx.new_symbolic_dim()
-            marks.append(str(axis))
-            state.metadata_props[_VARIES] = " ".join(marks)
     return ir.Shape(dims) if any(a is not b for a, b in zip(dims, state.shape)) else state.shape
 
 
-#: Metadata of a state: the axes whose sizes were found to vary from step to step.
-_VARIES = "onnxgrad.varies"
+def same(a: Dim, b: Dim) -> bool:
+    """Whether two dimensions are provably equal."""
+    return a == b and (isinstance(a, int) or a.value is not None)
 
 
 def _infer_graph(ctx: osi.ShapeInferenceContext, graph: ir.Graph) -> None:
@@ -170,16 +177,18 @@ def _infer_graph(ctx: osi.ShapeInferenceContext, graph: ir.Graph) -> None:
 def _results(
     node: ir.Node,
     states: Sequence[ir.Value],
+    initial: Sequence[ir.Value | None],
     following: Sequence[ir.Value],
     stacked: Sequence[tuple[ir.Value, int]],
     steps: Dim,
 ) -> None:
     """Types and shapes of the outputs of `node`; declared shapes stay."""
-    for out, state, after in zip(node.outputs, states, following):
+    for out, state, first, after in zip(node.outputs, states, initial, following):
         out.type = out.type or state.type or after.type
         if out.shape is None and _is_tensor(out) and state.shape is not None:
-            varies = state.metadata_props.get(_VARIES, "").split()
-            out.shape = ir.Shape([None if str(i) in varies else d for i, d in enumerate(state.shape)])
+            begin = [None] * len(state.shape) if first is None or first.shape is None else list(first.shape)
+            dims = [d if isinstance(d, int) or same(d, f) else None for d, f in zip(state.shape, begin)]
+            out.shape = ir.Shape(dims)
     for out, (each, axis) in zip(node.outputs[len(states) :], stacked):
         out.type = out.type or each.type
         if out.shape is None and each.shape is not None:

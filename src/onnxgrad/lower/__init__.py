@@ -1,5 +1,17 @@
-"""Operators without a rule: the specification's own function bodies."""
+"""Operators without a rule: written out by hand, or the specification's own function bodies."""
 
-from onnxgrad.lower.bodies import expand
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgrad.ir import Builder
+from onnxgrad.lower import bodies, written
+
+
+def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
+    """Replace `node`, in its graph, by other operators; the new nodes, or None if none are known."""
+    new = written.expand(builder, node)
+    return bodies.expand(builder, node) if new is None else new
+
 
 __all__ = ["expand"]

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnxgrad.errors import NoDerivative, RuleError
-from onnxgrad.ir import Var, expand_to, sum_to
+from onnxgrad.ir import Var, containers, expand_to, sum_to
 from onnxgrad.rules.op import Op
 
 Cotangents = Sequence[Var | None]
@@ -161,10 +161,10 @@ def _listed(result: Any) -> list[Any]:
 
 
 def add(terms: Sequence[Var]) -> Var:
-    """The sum of `terms`, as a chain of Adds (Sum runs on one thread in ONNX Runtime)."""
+    """The sum of `terms`, as a chain of Adds (Sum runs on one thread in ONNX Runtime); of sequences, by element."""
     total = terms[0]
     for term in terms[1:]:
-        total = total + term
+        total = containers.total(total.builder, total, term) if containers.is_sequence(total) else total + term
     return total
 
 

@@ -1,0 +1,79 @@
+"""What the steps of an iteration started from, written down for the way back.
+
+States that keep their shape are stacked, by the primal iteration itself. A state of a Loop whose shape
+may change from step to step goes into a sequence, which a second Loop fills.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgrad.errors import NotDifferentiable
+from onnxgrad.flow.backwards import Column
+from onnxgrad.flow.bodies import formal, give
+from onnxgrad.flow.iteration import Iteration, Slot, loop
+from onnxgrad.ir import Var
+from onnxgrad.ir.shapes import same_dims
+from onnxgrad.rules.op import Op
+
+
+def tape(op: Op, i: int, inner: ir.Value) -> Column:
+    """State `i` at the start of each step, to be read, last step first, as `inner`."""
+    it = Iteration.of(op.node)
+    state, first = it.states[i], it.initial[i]
+    if isinstance(state.type, (ir.SequenceType, ir.OptionalType)):
+        raise NotDifferentiable(
+            f"its derivative reads what the state {state.name!r} was at each step, and that is no tensor: "
+            "ONNX has no sequences of sequences\n  hint: carry a tensor, or read the sequence after the loop"
+        )
+    if it.lead and not (
+        state.shape is not None and first.shape is not None and same_dims(state.shape, first.shape)
+    ):
+        return Column(inner, _filled(op, i), Slot(0, backwards=True), in_sequence=True)
+    for k, (value, slot) in enumerate(zip(it.given, it.outs)):
+        maker = value.producer()
+        if maker is not None and maker.op_type == "Identity" and maker.inputs[0] is state and slot == Slot():
+            return Column(inner, op.node.outputs[it.count + k], Slot(0, backwards=True))
+    return Column(inner, stacked(op, state), Slot(0, backwards=True))
+
+
+def stacked(op: Op, value: ir.Value) -> ir.Value:
+    """Have the primal iteration also stack `value`, from inside its body."""
+    it = Iteration.of(op.node)
+    copy = op.builder.nested(it.body).append(ir.Node("", "Identity", [value]))[0].value
+    copy.type, copy.shape = value.type, value.shape
+    it.body.outputs.append(copy)
+    for name in ("scan_output_axes", "scan_output_directions"):
+        if name in op.node.attributes:
+            held = op.node.attributes[name].as_ints()
+            op.node.attributes[name] = ir.AttrInt64s(name, [*held, 0])
+    op.node.resize_outputs(len(op.node.outputs) + 1)
+    out = op.node.outputs[-1]
+    out.name = op.builder.names.fresh(f"{value.name}_tape")
+    out.type = value.type
+    if value.shape is not None:
+        out.shape = ir.Shape([None, *value.shape])
+    return out
+
+
+def _filled(op: Op, i: int) -> ir.Value:
+    """The sequence of what state `i` was at the start of each step."""
+    o = op.builder
+    b, it = Iteration.of(op.node).copy(o)
+    state, body = it.states[i], it.body
+    kind = ir.SequenceType(state.type)
+    so_far = formal(b, ir.Value(name="", type=kind), "tape")
+    so_far.value.shape = state.shape
+    longer = b.SequenceInsert(so_far, b.var(state))
+    longer.value.type = kind
+    head = list(body.outputs[:1])
+    kept = it.states_for([*head, state])
+    give(b, [*head, *(it.following[k] for k in kept), longer])
+    lead = list(body.inputs[:2])
+    held = [it.states[k] for k in kept]
+    body.inputs.clear()
+    body.inputs.extend([*lead, *held, so_far.value])
+    assert state.dtype is not None
+    empty = o.SequenceEmpty(dtype=int(state.dtype))
+    first = [Var(o, it.initial[k]) for k in kept]
+    return loop(o, body, op.node.inputs[0], op.node.inputs[1], [*first, empty])[-1].value
