@@ -146,6 +146,20 @@ def test_check_of_a_model_that_is_not(tmp_path):
     assert not (tmp_path / "d.onnx").exists()
 
 
+def test_check_looks_into_branches(tmp_path):
+    text = """<ir_version: 8, opset_import: ["" : 18, "my.ops" : 1]>
+        g (float[3] x, bool c) => (float[3] y) {
+          y = If (c) <then_branch = g1 () => (t) { t = my.ops.Strange(x) },
+                     else_branch = g2 () => (q) { q = Abs(x) }> }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "if.onnx")
+    done = command("check", tmp_path / "if.onnx")
+    assert (done.returncode, done.stderr) == (1, "")
+    rows = {line.split()[0]: line.split()[1:4] for line in done.stdout.splitlines()[1:4]}
+    assert rows["Abs"][:2] == ["1", "elementwise"]
+    assert rows["my.ops::Strange"] == ["1", "no", "rule"]
+    assert "x → [Strange]" in done.stdout
+
+
 def test_ops_lists_rules_bodies_and_gaps():
     table = command("ops")
     assert (table.returncode, table.stderr) == (0, "")

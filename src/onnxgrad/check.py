@@ -17,8 +17,9 @@ from onnxgrad.engine.paths import active_values, describe_path, obstacle, on_pat
 from onnxgrad.errors import BadInput, NotDifferentiable
 from onnxgrad.ir import Builder
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.walk import reads
+from onnxgrad.ir.walk import reads, subgraphs
 from onnxgrad.lower import expand
+from onnxgrad.lower.bodies import body_of
 from onnxgrad.rules.registry import Rule, registry
 
 BODY, REFUSED = "function body", "refused"
@@ -128,12 +129,23 @@ def _tabulate(report: Report, graph: ir.Graph, wrt: list[ir.Value], of: list[ir.
             continue
         elif node in on_way:
             note(node, rule.kind if rule else "?", first_line(rule))
+            for inner in (n for graph in subgraphs(node) for g in (graph, *graph.subgraphs()) for n in g):
+                note(inner, *_inner_status(inner, node, builder))
         elif rule is not None and rule.kind == "zero" and any(v in active for v in reads(node)):
             note(node, "zero", rule.reason)
     report.rows = sorted(rows.values(), key=lambda r: (r.status != REFUSED, r.domain, r.op_type, r.status))
     refused = [r for r in report.rows if r.status == REFUSED]
     if refused:
         report.problem = "no derivative for " + ", ".join(f"{r.op_type} ({r.detail})" for r in refused)
+
+
+def _inner_status(inner: ir.Node, outer: ir.Node, builder: Builder) -> tuple[str, str]:
+    """Of a node in a graph inside `outer`; whether a derivative leads through it, deriving the whole tells."""
+    rule = rule_of(inner, builder)
+    if rule is not None:
+        return rule.kind, first_line(rule) or rule.reason
+    opset = builder.infer.context.get_opset_version(inner.domain)
+    return (BODY, f"in {outer.op_type}") if body_of(inner, opset) else ("no rule", f"in {outer.op_type}")
 
 
 def first_line(rule: Rule | None) -> str:
