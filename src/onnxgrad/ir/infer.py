@@ -148,6 +148,19 @@ def _in_range(node: ir.Node, i: int, size: Dim) -> bool:
     return not 0 <= _ints(end)[i] < 2**31 - 1
 
 
+def _shaped(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    """The rank is the length of the vector that asks for a shape, even where its elements are not known."""
+    out, target = node.outputs[0], node.inputs[-1]
+    if (
+        out.shape is None
+        and target is not None
+        and target.shape is not None
+        and isinstance(target.shape[0], int)
+    ):
+        asked = ctx.get_symbolic_value(target) if node.op_type == "ConstantOfShape" else None
+        out.shape = ir.Shape(asked or [ctx.new_symbolic_dim() for _ in range(target.shape[0])])
+
+
 def _ints(value: ir.Value) -> list[int]:
     tensor = ir.convenience.get_const_tensor(value)
     assert tensor is not None
@@ -195,6 +208,8 @@ def _register() -> None:
         "Squeeze": _squeeze,
         "Split": _split,
         "Slice": _slice,
+        "Reshape": _shaped,
+        "ConstantOfShape": _shaped,
     }
     for name, correct in corrections.items():
         for since in osi.registry.version_boundaries("", name):

@@ -1,0 +1,200 @@
+"""sum_to and expand_to against numpy, whatever is known about shapes; no inferred shape may be false."""
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from onnxgrad.ir import Builder, expand_to, reshape_to, sum_to
+from onnxgrad.ir.infer import infer_model
+from tests.rules.evaluators import Flatten
+
+onnxruntime.set_default_logger_severity(3)
+OPERATORS = ["Add", "Mul", "Where", "Max", "Sum", "Expand", "MatMul"]
+SETTINGS = settings(max_examples=60, deadline=None)
+
+
+@st.composite
+def broadcasts(draw):
+    """A shape, and one that broadcasts to it."""
+    full = draw(st.lists(st.integers(0, 3), max_size=4))
+    lead = draw(st.integers(0, len(full)))
+    return tuple(full), tuple(d if draw(st.booleans()) else 1 for d in full[lead:])
+
+
+def declared(draw, shape, prefix, names):
+    """What a model may say of a tensor of `shape`: sizes, symbols (shared by equal sizes), or nothing."""
+    how = draw(st.sampled_from(["static", "symbolic", "shared", "mixed", "unknown rank"]))
+    if how == "unknown rank":
+        return None
+    if how == "static":
+        return list(shape)
+    if how == "shared":
+        return [d if d == 1 else names.setdefault(d, f"S{d}") for d in shape]
+    return [d if how == "mixed" and draw(st.booleans()) else f"{prefix}{i}" for i, d in enumerate(shape)]
+
+
+def evaluate(write, feeds, dims, dtype):
+    """The result of the nodes that `write` emits, on the reference evaluator and on ONNX Runtime."""
+    kind = ir.DataType.from_numpy(np.dtype(dtype))
+    values = [
+        ir.Value(name=n, type=ir.TensorType(kind), shape=None if d is None else ir.Shape(d))
+        for n, d in zip(feeds, dims)
+    ]
+    graph = ir.Graph(values, [], nodes=[], opset_imports={"": 21}, name="g")
+    builder = Builder(graph)
+    result = builder.Identity(write(*[builder.var(v) for v in values]))
+    graph.outputs.append(result.value)
+    model = ir.to_proto(ir.Model(graph, ir_version=10))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    used = {i.name: feeds[i.name] for i in session.get_inputs()}
+    known = None if result.shape is None else [d if isinstance(d, int) else None for d in result.shape]
+    return ReferenceEvaluator(model, new_ops=[Flatten]).run(None, feeds)[0], session.run(None, used)[0], known
+
+
+def summed(x, shape):
+    lead = x.ndim - len(shape)
+    axes = tuple(range(lead)) + tuple(lead + i for i, d in enumerate(shape) if d == 1)
+    return x.sum(axis=axes, keepdims=True).reshape(shape)
+
+
+def believed(known, want):
+    return known is None or (
+        len(known) == want.ndim and all(k in (None, d) for k, d in zip(known, want.shape))
+    )
+
+
+@SETTINGS
+@given(data=st.data(), shapes=broadcasts(), dtype=st.sampled_from([np.float32, np.float64]))
+def test_sum_to_undoes_broadcasting(data, shapes, dtype):
+    full, small = shapes
+    rng = np.random.default_rng(0)
+    x, like = rng.integers(-4, 5, full).astype(dtype), np.zeros(small, dtype)
+    names = {}
+    dims = [declared(data.draw, full, "F", names), declared(data.draw, small, "L", names)]
+    want = summed(x, small)
+    *results, known = evaluate(sum_to, {"x": x, "like": like}, dims, dtype)
+    for got in results:
+        assert got.shape == want.shape
+        np.testing.assert_array_equal(got, want)  # small integers: exact in any order
+    assert believed(known, want)
+
+
+@SETTINGS
+@given(data=st.data(), shapes=broadcasts())
+def test_expand_to_broadcasts(data, shapes):
+    full, small = shapes
+    x, like = np.random.default_rng(0).standard_normal(small), np.zeros(full)
+    names = {}
+    dims = [declared(data.draw, small, "L", names), declared(data.draw, full, "F", names)]
+    *results, known = evaluate(expand_to, {"x": x, "like": like}, dims, np.float64)
+    for got in results:
+        np.testing.assert_array_equal(got, np.broadcast_to(x, full))
+    assert believed(known, np.zeros(full))
+
+
+@SETTINGS
+@given(data=st.data(), shape=st.lists(st.integers(0, 3), max_size=4))
+def test_reshape_to_keeps_elements_in_order(data, shape):
+    like = np.zeros(shape)
+    x = np.arange(float(like.size))
+    names = {}
+    dims = [declared(data.draw, x.shape, "F", names), declared(data.draw, tuple(shape), "L", names)]
+    *results, known = evaluate(reshape_to, {"x": x, "like": like}, dims, np.float64)
+    for got in results:
+        np.testing.assert_array_equal(got, x.reshape(shape))
+    assert believed(known, like)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_stays_in_its_column(bad):
+    x = np.ones((5, 4), np.float32)
+    x[2, 1] = bad
+    *results, _ = evaluate(sum_to, {"x": x, "like": np.zeros(4, np.float32)}, [[5, 4], [4]], np.float32)
+    for got in results:
+        np.testing.assert_array_equal(np.isfinite(got), [True, False, True, True])
+
+
+@st.composite
+def operands(draw):
+    """Two shapes that broadcast against each other."""
+    rank = draw(st.integers(0, 3))
+    full = [draw(st.integers(0, 3)) for _ in range(rank)]
+    shapes = []
+    for _ in range(2):
+        lead = draw(st.integers(0, rank))
+        shapes.append(tuple(d if draw(st.booleans()) else 1 for d in full[lead:]))
+    return shapes
+
+
+@SETTINGS
+@given(data=st.data(), shapes=operands(), op=st.sampled_from(OPERATORS))
+def test_inferred_shapes_of_broadcasts_are_true(data, shapes, op):
+    """Whatever symbols the operands have, inferred numbers are sizes, and equal symbols equal sizes."""
+    if op == "MatMul":
+        shapes = [(*shapes[0], 2, 3), (*shapes[1], 3, 2)]
+    names = {}
+    dims = [declared(data.draw, s, p, names) for s, p in zip(shapes, "AB")]
+    arrays = [np.zeros(s) for s in shapes]
+    if op == "Expand":
+        arrays[1], dims[1] = np.array(shapes[1], np.int64), [len(shapes[1])]
+    inputs = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), d)
+        for n, a, d in zip("ab", arrays, dims)
+    ]
+    given_names = ["c", "a", "b"] if op == "Where" else ["a", "b"]
+    held = [onnx.numpy_helper.from_array(np.array(True), "c")]
+    graph = helper.make_graph(
+        [helper.make_node(op, given_names, ["y"])], "g", inputs, [onnx.ValueInfoProto(name="y")], held
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    want = ReferenceEvaluator(model).run(None, dict(zip("ab", arrays)))[0]
+    held_model = ir.from_proto(model)
+    infer_model(held_model)
+    inferred = held_model.graph.outputs[0].shape
+    if inferred is None:
+        return
+    sizes = {s: n for d, a in zip(dims, arrays) for s, n in zip(d or [], a.shape) if isinstance(s, str)}
+    assert len(inferred) == want.ndim
+    for dim, size in zip(inferred, want.shape):
+        assert dim == size if isinstance(dim, int) else sizes.get(dim.value, size) == size
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "constants", "attrs"),
+    [
+        ("Squeeze", [(1, 3, 1)], [], {}),
+        ("Slice", [(5, 4)], [np.array([9]), np.array([12])], {}),
+        ("Slice", [(2, 4)], [np.array([1]), np.array([3])], {}),
+        ("Slice", [(5, 4)], [np.array([-9]), np.array([-1])], {}),
+        ("Slice", [(5, 4)], [np.array([4]), np.array([1]), np.array([0]), np.array([-2])], {}),
+        ("Einsum", [(1, 3), (2, 3)], [], {"equation": "ij,ij->i"}),
+        ("Einsum", [(1, 2, 3), (2, 1, 3)], [], {"equation": "...i,...i->..."}),
+        ("MatMul", [(1, 2, 3), (2, 3, 2)], [], {}),
+    ],
+)
+def test_sizes_that_only_the_run_tells_are_unknown(op, shapes, constants, attrs):
+    """Every dimension is a symbol of its own; none of them may be taken for another size."""
+    floats = [f"x{i}" for i in range(len(shapes))]
+    inputs = [
+        helper.make_tensor_value_info(n, onnx.TensorProto.DOUBLE, [f"{n}_{k}" for k in range(len(s))])
+        for n, s in zip(floats, shapes)
+    ]
+    held = [onnx.numpy_helper.from_array(c.astype(np.int64), f"c{i}") for i, c in enumerate(constants)]
+    node = helper.make_node(op, [*floats, *[c.name for c in held]], ["y"], **attrs)
+    graph = helper.make_graph([node], "g", inputs, [onnx.ValueInfoProto(name="y")], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    want = ReferenceEvaluator(model).run(None, {n: np.zeros(s) for n, s in zip(floats, shapes)})[0]
+    sizes = {f"{n}_{k}": d for n, s in zip(floats, shapes) for k, d in enumerate(s)}
+    opened = ir.from_proto(model)
+    infer_model(opened)
+    inferred = opened.graph.outputs[0].shape
+    if inferred is not None:
+        assert len(inferred) == want.ndim
+        for dim, size in zip(inferred, want.shape):
+            assert dim == size if isinstance(dim, int) else sizes.get(dim.value, size) == size
