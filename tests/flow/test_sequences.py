@@ -8,6 +8,7 @@ import pytest
 
 import onnxgrad
 from tests.flow.compare import check, differences, model, normal, run
+from tests.flow.unroll import unrolled
 
 #: each: with containers, without
 PAIRS = {
@@ -80,3 +81,113 @@ def test_a_container_equals_its_contents(name):
     used = ["x"] if name.startswith("split") else ["x", "z"]
     check(*map(model, texts), feeds, used)
     differences(model(texts[0], "double"), feeds, used)
+
+
+LOOPS = {
+    "a sequence that is appended to": (
+        """agraph (F[2,3] x, F[2,3] z, int64 n) => (F[K,3] y)
+        { q = SequenceConstruct(z) r, s = Loop <body = b (int64 i, bool p, seq(F[2,3]) a, F[2,3] h)
+            => (bool o, seq(F[2,3]) c, F[2,3] j) { o = Identity(p) k = Mul(h, x) j = Sin(k) c = SequenceInsert(a, j) }>
+          (n, , q, z) e = ConcatFromSequence <axis = 0> (r) y = Mul(e, e) }""",
+        3,
+    ),
+    "a stack that is read and written": (
+        """agraph (F[2,3] x, F[2,3] z, int64 n) => (F[2,3] y)
+        { m = Constant <value_int = -1>() q = SequenceConstruct(z, x)
+          r = Loop <body = b (int64 i, bool p, seq(F[2,3]) a) => (bool o, seq(F[2,3]) c) {
+            o = Identity(p) t = SequenceAt(a, m) u = SequenceErase(a, m) v = SequenceAt(a, i) k = Mul(t, v) l = Sin(k)
+            w = SequenceInsert(u, l) c = SequenceInsert(w, x) }> (n, , q)
+          f = SequenceAt(r, m) j = Constant <value_int = -2>() h = SequenceAt(r, j) y = Mul(f, h) }""",
+        2,
+    ),
+    "a captured sequence, by iteration number": (
+        """agraph (F[2,3] x, F[2,3] z, int64 n) => (F[2,3] y)
+        { q = SequenceConstruct(z, x, z)
+          y = Loop <body = b (int64 i, bool p, F[2,3] h) => (bool o, F[2,3] c) {
+            o = Identity(p) v = SequenceAt(q, i) k = Mul(h, v) c = Sin(k) }> (n, , x) }""",
+        3,
+    ),
+    "a tensor that grows": (
+        """agraph (F[2,3] x, F[2,3] z, int64 n) => (F[K,3] y)
+        { y = Loop <body = b (int64 i, bool p, F[A,3] h) => (bool o, F[B,3] c) {
+            o = Identity(p) k = Mul(h, h) l = Sin(k) c = Concat <axis = 0> (l, z) }> (n, , x) }""",
+        3,
+    ),
+    "a tensor that grows, undeclared": (
+        """agraph (F[2,3] x, F[2,3] z, int64 n) => (F[K,3] y)
+        { y = Loop <body = b (int64 i, bool p, F h) => (bool o, F c) {
+            o = Identity(p) k = Mul(h, h) l = Sin(k) c = Concat <axis = 0> (l, z) }> (n, , x) }""",
+        2,
+    ),
+    "a tensor that shrinks to one row, broadcast": (
+        """agraph (F[3,3] x, F[3,3] z, int64 n) => (F[3,3] y)
+        { one = Constant <value_ints = [1]>() far = Constant <value_ints = [9]>() zero = Constant <value_ints = [0]>()
+          s = Loop <body = b (int64 i, bool p, F[A,3] h) => (bool o, F[B,3] c) {
+            o = Identity(p) k = Mul(h, h) c = Slice(k, one, far, zero) }> (n, , x) y = Mul(s, z) }""",
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_sequences_and_shapes_that_vary_in_a_loop(name):
+    text, steps = LOOPS[name]
+    rows = 3 if "[3,3] x" in text else 2
+    if "undeclared" in name:  # a body input without a shape
+        program = model(text.replace("F h)", "F[Q,3] h)").replace("F c)", "F[R,3] c)"))
+        body = program.graph.node[0].attribute[0].g
+        body.input[2].type.tensor_type.ClearField("shape")
+        body.output[1].type.tensor_type.ClearField("shape")
+    else:
+        program = model(text)
+    feeds = {"x": normal(rows, 3), "z": normal(rows, 3), "n": np.array(steps)}
+    check(program, unrolled(program, steps), feeds, ["x", "z"])
+
+
+def test_a_growing_state_that_never_grows():
+    program = model(LOOPS["a tensor that grows"][0])
+    feeds = {"x": normal(2, 3), "z": normal(2, 3), "n": np.array(0)}
+    found = run(onnxgrad.grad(program, wrt=["x", "z"]), feeds)
+    np.testing.assert_array_equal(found["x_grad"], np.ones((2, 3)))
+    np.testing.assert_array_equal(found["z_grad"], np.zeros((2, 3)))
+
+
+def test_a_map_over_two_sequences_and_a_tensor_in_a_scan():
+    head = "agraph (F[2] x, F[T,2] z) => (F[2] y) { y = Scan <num_scan_inputs = 1,"
+    inside = """body = b (F[2] s, F[2] v) => (F[2] t) {
+        a = SequenceConstruct(s, v) c = SequenceConstruct(v, v)
+        r = SequenceMap <body = f (F[2] e, F[2] g, F[2] w) => (F[2] h) {
+            k = Mul(e, g) l = Mul(k, x) m = Mul(l, w) h = Sin(m) }> (a, c, s)
+        u = ConcatFromSequence <axis = 0, new_axis = 1> (r) t = ReduceSum <keepdims = 0> (u, zero) }> (x, z) }"""
+    plain = """body = b (F[2] s, F[2] v) => (F[2] t) {
+        k1 = Mul(s, v) l1 = Mul(k1, x) m1 = Mul(l1, s) h1 = Sin(m1)
+        k2 = Mul(v, v) l2 = Mul(k2, x) m2 = Mul(l2, s) h2 = Sin(m2) t = Add(h1, h2) }> (x, z) }"""
+    head = head.replace("{ y", "{ zero = Constant <value_ints = [0]>() y")
+    feeds = {"x": normal(2), "z": normal(3, 2)}
+    check(model(head + inside), unrolled(model(head + plain), 3), feeds, ["x", "z"])
+
+
+def test_sequences_out_of_an_if():
+    text = """agraph (F[2] x, F[2] z, bool p) => (F[2] y) {
+        i = Constant <value_int = 0>()
+        q = If (p) <then_branch = t () => (seq(F[2]) a) { m = Mul(x, z) a = SequenceConstruct(m, x) },
+                    else_branch = e () => (seq(F[2]) b) { b = SequenceConstruct(z) }>
+        c = SequenceAt(q, i) y = Sin(c) }"""
+    for taken, plain in ((True, "m = Mul(x, z) y = Sin(m)"), (False, "y = Sin(z)")):
+        feeds = {"x": normal(2), "z": normal(2), "p": np.array(taken)}
+        written = model("agraph (F[2] x, F[2] z, bool p) => (F[2] y) {" + plain + "}")
+        check(model(text), written, feeds, ["x", "z"])
+
+
+def test_the_cotangent_of_a_sequence_is_a_sequence():
+    program = model(
+        "agraph (seq(F[2]) q, F[2] x) => (seq(F[2]) r) { y = SequenceMap <body = f (F[2] e) => (F[2] h)"
+        " { h = Mul(e, x) }> (q) r = SequenceInsert(y, x) }"
+    )
+    derived = onnxgrad.vjp(program, wrt=["q", "x"])
+    onnx.checker.check_model(derived, full_check=True)
+    q, g = [normal(2), normal(2)], [normal(2), normal(2), normal(2)]
+    x = normal(2)
+    found = run(derived, {"q": q, "x": x, "r_cotangent": g})
+    np.testing.assert_allclose(found["q_grad"][1], g[1] * x, rtol=1e-6)
+    np.testing.assert_allclose(found["x_grad"], g[0] * q[0] + g[1] * q[1] + g[2], rtol=1e-5)

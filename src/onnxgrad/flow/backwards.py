@@ -21,12 +21,17 @@ from onnxgrad.rules.op import Op
 
 @dataclass
 class Column:
-    """What a step reads as `inner`: its slice of `outer`; the number of the step if that is None."""
+    """What a step reads as `inner`: its slice of `outer`; the number of the step if that is None.
+
+    `outer` may be a sequence of what the steps read; if that are sequences themselves, `lengths` says
+    how many of the elements belong to each step.
+    """
 
     inner: ir.Value
     outer: ir.Value | None
     slot: Slot
     in_sequence: bool = False
+    lengths: ir.Value | None = None
 
 
 @dataclass
@@ -74,6 +79,8 @@ class Backwards:
         op, o = self.op, self.op.builder
         it = Iteration.of(op.node)
         for column in self.columns:
+            if column.lengths is not None:
+                return o.Squeeze(o.Shape(Var(o, column.lengths)), [0])
             if column.in_sequence and column.outer is not None:
                 return o.SequenceLength(Var(o, column.outer))
         if it.lead:
@@ -126,6 +133,12 @@ class Backwards:
             at = last_first if c.slot.backwards else number
             if c.outer is None:
                 value = at
+            elif c.lengths is not None:
+                lengths = Var(o, c.lengths)
+                starts = o.CumSum(lengths, o.const(0), exclusive=1)
+                start, count = b.Gather(Var(b, starts.value), at), b.Gather(Var(b, lengths.value), at)
+                none = b.SequenceEmpty(dtype=int(c.inner.dtype or 0))
+                value = containers.extended(b, none, Var(b, c.outer), start, count)
             elif c.in_sequence:
                 value = b.SequenceAt(Var(b, c.outer), at)
             else:

@@ -1,7 +1,4 @@
-"""Sequences and optionals: the cotangent of a sequence is a sequence of the cotangents of its elements.
-
-SequenceMap has no rule of its own: the specification gives it a body, a Loop.
-"""
+"""Sequences and optionals: the cotangent of a sequence is a sequence of the cotangents of its elements."""
 
 from __future__ import annotations
 

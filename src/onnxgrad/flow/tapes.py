@@ -12,7 +12,7 @@ from onnxgrad.errors import NotDifferentiable
 from onnxgrad.flow.backwards import Column
 from onnxgrad.flow.bodies import formal, give
 from onnxgrad.flow.iteration import Iteration, Slot, loop
-from onnxgrad.ir import Var
+from onnxgrad.ir import Var, containers
 from onnxgrad.ir.shapes import same_dims
 from onnxgrad.rules.op import Op
 
@@ -21,15 +21,18 @@ def tape(op: Op, i: int, inner: ir.Value) -> Column:
     """State `i` at the start of each step, to be read, last step first, as `inner`."""
     it = Iteration.of(op.node)
     state, first = it.states[i], it.initial[i]
-    if isinstance(state.type, (ir.SequenceType, ir.OptionalType)):
+    if isinstance(state.type, ir.OptionalType):
         raise NotDifferentiable(
-            f"its derivative reads what the state {state.name!r} was at each step, and that is no tensor: "
-            "ONNX has no sequences of sequences\n  hint: carry a tensor, or read the sequence after the loop"
+            f"its derivative reads what the state {state.name!r} was at each step, and that is an optional, "
+            "of which there are no sequences\n  hint: carry a tensor, or read the optional before the loop"
         )
+    if isinstance(state.type, ir.SequenceType):
+        flat, lengths = _filled(op, i)
+        return Column(inner, flat, Slot(0, backwards=True), in_sequence=True, lengths=lengths)
     if it.lead and not (
         state.shape is not None and first.shape is not None and same_dims(state.shape, first.shape)
     ):
-        return Column(inner, _filled(op, i), Slot(0, backwards=True), in_sequence=True)
+        return Column(inner, _filled(op, i)[0], Slot(0, backwards=True), in_sequence=True)
     for k, (value, slot) in enumerate(zip(it.given, it.outs)):
         maker = value.producer()
         if maker is not None and maker.op_type == "Identity" and maker.inputs[0] is state and slot == Slot():
@@ -56,19 +59,26 @@ def stacked(op: Op, value: ir.Value) -> ir.Value:
     return out
 
 
-def _filled(op: Op, i: int) -> ir.Value:
-    """The sequence of what state `i` was at the start of each step."""
+def _filled(op: Op, i: int) -> tuple[ir.Value, ir.Value | None]:
+    """The sequence of what state `i` was at the start of each step.
+
+    Where it was a sequence itself: all the elements one after the other, and how many each step had.
+    """
     o = op.builder
     b, it = Iteration.of(op.node).copy(o)
     state, body = it.states[i], it.body
-    kind = ir.SequenceType(state.type)
+    nested = isinstance(state.type, ir.SequenceType)
+    kind = state.type if nested else ir.SequenceType(state.type)  # type: ignore[arg-type]
     so_far = formal(b, ir.Value(name="", type=kind), "tape")
-    so_far.value.shape = state.shape
-    longer = b.SequenceInsert(so_far, b.var(state))
+    if nested:
+        count = b.SequenceLength(b.var(state))
+        longer = containers.extended(b, so_far, b.var(state), b.const(0), count)
+    else:
+        longer = b.SequenceInsert(so_far, b.var(state))
     longer.value.type = kind
     head = list(body.outputs[:1])
     kept = it.states_for([*head, state])
-    give(b, [*head, *(it.following[k] for k in kept), longer])
+    give(b, [*head, *(it.following[k] for k in kept), longer, *([count] if nested else [])])
     lead = list(body.inputs[:2])
     held = [it.states[k] for k in kept]
     body.inputs.clear()
@@ -76,4 +86,5 @@ def _filled(op: Op, i: int) -> ir.Value:
     assert state.dtype is not None
     empty = o.SequenceEmpty(dtype=int(state.dtype))
     first = [Var(o, it.initial[k]) for k in kept]
-    return loop(o, body, op.node.inputs[0], op.node.inputs[1], [*first, empty])[-1].value
+    results = loop(o, body, op.node.inputs[0], op.node.inputs[1], [*first, empty])
+    return results[len(kept)].value, results[-1].value if nested else None

@@ -51,3 +51,44 @@ def nothing(b: Builder, x: Var) -> Var:
 def total(b: Builder, x: Var, y: Var) -> Var:
     """The sum of two sequences, element by element."""
     return each(b, lambda d, e: d + e, x, y)
+
+
+def extended(b: Builder, x: Var, y: Var, start: Var, count: Var) -> Var:
+    """The sequence `x`, and after it `count` elements of `y` from `start` on."""
+    inner, number, states = _loop_body(b, x)
+    longer = inner.SequenceInsert(
+        states[0], inner.SequenceAt(inner.var(y.value), inner.var(start.value) + number)
+    )
+    return _loop(b, inner, count, longer, x)
+
+
+def summed(b: Builder, x: Var, like: Var) -> Var:
+    """The sum of the elements of `x`, all of the shape of `like`."""
+    inner, number, states = _loop_body(b, like)
+    more = states[0] + inner.SequenceAt(inner.var(x.value), number)
+    more.value.shape = like.value.shape
+    return _loop(b, inner, b.SequenceLength(x), more, b.zeros_like(like))
+
+
+def _loop_body(b: Builder, state: Var) -> tuple[Builder, Var, list[Var]]:
+    """The body of a Loop that carries something like `state`: its builder, step number and state."""
+    graph = ir.Graph(
+        [], [], nodes=[], name=b.names.fresh("each"), opset_imports=dict(b.infer.context.opset_imports)
+    )
+    inner = b.nested(graph)
+    for hint, dtype in (("step", ir.DataType.INT64), ("goes_on", ir.DataType.BOOL)):
+        value = ir.Value(name=b.names.fresh(hint), type=ir.TensorType(dtype), shape=ir.Shape([]))
+        graph.inputs.append(value)
+    held = ir.Value(name=b.names.fresh("so_far"), type=state.value.type, shape=state.value.shape)
+    graph.inputs.append(held)
+    return inner, inner.var(graph.inputs[0]), [inner.var(held)]
+
+
+def _loop(b: Builder, inner: Builder, count: Var, result: Var, first: Var) -> Var:
+    graph = inner.graph
+    same = inner.Identity(inner.var(graph.inputs[1]))
+    result.value.type = graph.inputs[2].type
+    graph.outputs.extend([same.value, result.value])
+    node = ir.Node("", "Loop", [count.value, None, first.value], [ir.AttrGraph("body", graph)])
+    node.outputs[0].type, node.outputs[0].shape = first.value.type, first.value.shape
+    return b.append(node)[0]
