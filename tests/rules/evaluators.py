@@ -34,3 +34,15 @@ class Flatten(OpRun):
 
     def _run(self, x, axis=1):
         return (x.reshape(int(np.prod(x.shape[:axis])), int(np.prod(x.shape[axis:]))),)
+
+
+class AffineGrid(OpRun):
+    """In the dtype of theta, which the evaluator's own rounds to float32."""
+
+    op_domain = ""
+
+    def _run(self, theta, size, align_corners=0):
+        axes = [np.linspace(-1, 1, n) if align_corners else (2 * np.arange(n) + 1) / n - 1 for n in size[2:]]
+        grid = np.meshgrid(*axes, indexing="ij")
+        points = np.stack([*grid[::-1], np.ones(size[2:])], axis=-1)
+        return (np.einsum("nij,...j->n...i", theta, points).astype(theta.dtype),)

@@ -9,6 +9,7 @@ before the specification is asked; in the second case there is no body.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -29,7 +30,7 @@ def with_defaults(node: ir.Node, schema: onnx.defs.OpSchema) -> dict[str, ir.Att
 def body_of(node: ir.Node, opset: int) -> ir.Function | None:
     """The function body of `node`'s operator for its attributes and operand types, or None."""
     try:
-        schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+        schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
     except onnx.defs.SchemaError:
         return None
     proto = onnx.FunctionProto()
@@ -62,7 +63,7 @@ def body_of(node: ir.Node, opset: int) -> ir.Function | None:
     return function
 
 
-def _asked(node: ir.Node, schema: onnx.defs.OpSchema, opset: int) -> bytes:
+def _asked(node: ir.Node, schema: Any, opset: int) -> bytes:
     """The body that the specification writes for this very node; empty if it writes none."""
     proto = ir.to_proto(node)
     given = {a.name for a in proto.attribute}

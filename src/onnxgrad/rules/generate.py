@@ -1,0 +1,45 @@
+"""Operators that lay out numbers on a grid: Range and AffineGrid."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxgrad.ir import expand_to, reshape_to
+from onnxgrad.rules.registry import linear, rule
+
+
+def _counted(op, g):
+    """0, 1, 2, … in the dtype and shape of the vector `g`."""
+    size = op.Squeeze(op.shape_of(g, 0, 1), [0])
+    return op.cast_like(op.Range(op.const(0), size, op.const(1)), g)
+
+
+def _range_jvp(op, tangents, start, limit, delta, y):
+    moved = None if tangents[2] is None else tangents[2] * _counted(op, y)
+    if tangents[0] is None:
+        return moved
+    return expand_to(tangents[0], y) if moved is None else moved + tangents[0]
+
+
+@rule("Range", wrt=(0, 2), jvp=_range_jvp)
+def range_(op, g, start, limit, delta):
+    """y = start + i·delta: (Σ g, 0, Σ i·g); the limit only decides how many there are"""
+    return (
+        reshape_to(op.ReduceSum(g, None, keepdims=0), start),
+        None,
+        reshape_to(op.ReduceSum(g * _counted(op, g), None, keepdims=0), delta),
+    )
+
+
+@linear("AffineGrid")
+def affine_grid(op, g, theta, size):
+    """y = A·p + b at each point p of a grid, θ = [A b]: [Σ g·pᵀ, Σ g]
+
+    The points are what the operator itself gives for A = 1, b = 0.
+    """
+    n = g.rank - 2
+    same = expand_to(op.const(np.eye(n, n + 1)[None], theta.dtype), theta)
+    points = op.Reshape(op.replay(same, size), [0, -1, n])
+    rows = op.Reshape(g, [0, -1, n])
+    product = op.Transpose(rows, perm=[0, 2, 1]) @ points
+    return op.Concat(product, op.Unsqueeze(op.ReduceSum(rows, [1], keepdims=0), [2]), axis=2)
