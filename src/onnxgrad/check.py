@@ -140,7 +140,7 @@ def _tabulate(report: Report, graph: ir.Graph, wrt: list[ir.Value], of: list[ir.
 
 
 def _inner_status(inner: ir.Node, outer: ir.Node, builder: Builder) -> tuple[str, str]:
-    """Of a node in a graph inside `outer`; whether a derivative leads through it, deriving the whole tells."""
+    """Of a node in a graph inside `outer`; whether a derivative leads through it, deriving tells."""
     rule = rule_of(inner, builder)
     if rule is not None:
         return rule.kind, first_line(rule) or rule.reason
