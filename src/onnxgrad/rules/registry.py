@@ -164,7 +164,9 @@ def add(terms: Sequence[Var]) -> Var:
     """The sum of `terms`, as a chain of Adds (Sum runs on one thread in ONNX Runtime); of sequences, by element."""
     total = terms[0]
     for term in terms[1:]:
-        total = containers.total(total.builder, total, term) if containers.is_sequence(total) else total + term
+        total = (
+            containers.total(total.builder, total, term) if containers.is_sequence(total) else total + term
+        )
     return total
 
 
@@ -191,7 +193,8 @@ class Registry:
     def items(self) -> list[tuple[str, str, int, Rule]]:
         """Every rule as (domain, operator, since_version, rule), sorted."""
         return sorted(
-            ((d, o, s, r) for (d, o), versions in self._rules.items() for s, r in versions), key=lambda t: t[:3]
+            ((d, o, s, r) for (d, o), versions in self._rules.items() for s, r in versions),
+            key=lambda t: t[:3],
         )
 
 
@@ -199,7 +202,9 @@ class Registry:
 registry = Registry()
 
 
-def _decorator(names: Sequence[str], domain: str, since: int, **options: Any) -> Callable[[Function], Function]:
+def _decorator(
+    names: Sequence[str], domain: str, since: int, **options: Any
+) -> Callable[[Function], Function]:
     def register(function: Function) -> Function:
         if not inspect.getdoc(function):
             raise RuleError(f"the rule for {', '.join(names)} has no docstring with its mathematical form")
@@ -210,17 +215,17 @@ def _decorator(names: Sequence[str], domain: str, since: int, **options: Any) ->
     return register
 
 
-def elementwise(*names: str, wrt: tuple[int, ...] | None = None, domain: str = "", since: int = 1):  # type: ignore[no-untyped-def]
+def elementwise(*names: str, wrt: tuple[int, ...] | None = None, domain: str = "", since: int = 1):
     """``f(op, g, *xs, y)`` → g·∂y/∂xᵢ for every i, in the shape of y. Broadcasting is undone elsewhere."""
     return _decorator(names, domain, since, kind="elementwise", wrt=wrt)
 
 
-def symmetric(*names: str, domain: str = "", since: int = 1):  # type: ignore[no-untyped-def]
+def symmetric(*names: str, domain: str = "", since: int = 1):
     """``f(op, g, x, y)`` → g·J of an operator of one operand whose Jacobian equals its transpose."""
     return _decorator(names, domain, since, kind="symmetric", wrt=(0,))
 
 
-def linear(  # type: ignore[no-untyped-def]
+def linear(
     *names: str,
     wrt: tuple[int, ...] | None = (0,),
     joint: bool = False,
@@ -234,18 +239,26 @@ def linear(  # type: ignore[no-untyped-def]
     together (Concat). `bias` is an operand that is added to the rest.
     """
     if bias is not None:
-        return _decorator(names, domain, since, kind="linear", wrt=(*(wrt or ()), bias), bias=bias, joint=joint)
+        return _decorator(
+            names, domain, since, kind="linear", wrt=(*(wrt or ()), bias), bias=bias, joint=joint
+        )
     return _decorator(names, domain, since, kind="linear", wrt=wrt, joint=joint)
 
 
-def rule(  # type: ignore[no-untyped-def]
-    *names: str, wrt: tuple[int, ...] | None = None, jvp: Function | None = None, domain: str = "", since: int = 1
+def rule(
+    *names: str,
+    wrt: tuple[int, ...] | None = None,
+    jvp: Function | None = None,
+    domain: str = "",
+    since: int = 1,
 ):
     """``f(op, g, *xs, *ys)`` → the VJP; `jvp` is ``f(op, tangents, *xs, *ys)`` → tangents of the outputs."""
     return _decorator(names, domain, since, kind="rule", wrt=wrt, jvp_function=jvp)
 
 
-def zero(*names: str, domain: str = "", since: int = 1, reason: str = "the output is piecewise constant") -> None:
+def zero(
+    *names: str, domain: str = "", since: int = 1, reason: str = "the output is piecewise constant"
+) -> None:
     """Operators whose derivative is zero wherever it exists."""
     for name in names:
         registry.set(name, Rule(kind="zero", reason=reason), domain, since)
