@@ -161,6 +161,22 @@ def _shaped(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         out.shape = ir.Shape(asked or [ctx.new_symbolic_dim() for _ in range(target.shape[0])])
 
 
+def _window(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    """With ceil_mode, a last window that starts in the padding is dropped: symbols do not tell."""
+    out = node.outputs[0].shape
+    if node.attributes.get_int("ceil_mode", 0) and out is not None:
+        for value in (v for v in node.outputs if v.shape is not None):
+            dims = [d if i < 2 or isinstance(d, int) else ctx.new_symbolic_dim() for i, d in enumerate(out)]
+            value.shape = ir.Shape(dims)
+
+
+def _resize(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    """Where the aspect ratio is kept, the sizes that are asked for are only bounds."""
+    out = node.outputs[0].shape
+    if node.attributes.get_string("keep_aspect_ratio_policy", "stretch") != "stretch" and out is not None:
+        node.outputs[0].shape = ir.Shape([ctx.new_symbolic_dim() for _ in out])
+
+
 def _ints(value: ir.Value) -> list[int]:
     tensor = ir.convenience.get_const_tensor(value)
     assert tensor is not None
@@ -210,6 +226,10 @@ def _register() -> None:
         "Slice": _slice,
         "Reshape": _shaped,
         "ConstantOfShape": _shaped,
+        "MaxPool": _window,
+        "AveragePool": _window,
+        "LpPool": _window,
+        "Resize": _resize,
     }
     for name, correct in corrections.items():
         for since in osi.registry.version_boundaries("", name):
