@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from onnxgrad.errors import BadInput, NoRule
 from onnxgrad.training.info import DOMAIN
 from onnxgrad.training.lowering import lower_gradients
-from tests.training.nets import run
+from tests.training.nets import run, session
 
 node = helper.make_node
 
@@ -210,3 +210,35 @@ def test_gradient_inside_a_branch_is_refused():
     )
     with pytest.raises(BadInput, match="inside a branch or loop body is not supported"):
         lower_gradients(proto)
+
+
+def test_batch_normalization_that_a_rule_emits():
+    """Its statistics are shared constants, which ONNX Runtime would overwrite: it gets buffers of its own."""
+    from onnxgrad.rules.registry import Rule, registry
+
+    def double_norm(op, g, x):
+        """y = x: g, by way of two normalizations that take each other away"""
+        zero, one = op.const(np.zeros(2), x.dtype), op.const(np.ones(2), x.dtype)
+        y, mean, var = op.BatchNormalization(
+            x, one, zero, zero, one, training_mode=1, momentum=0.5, outputs=3
+        )
+        z, _, _ = op.BatchNormalization(x, one, one, zero, one, training_mode=1, momentum=0.5, outputs=3)
+        return g * (z - y) + g * (mean + var) * 0.5 + zero
+
+    registry.set("Odd", Rule(kind="rule", function=double_norm, wrt=(0,)), "test.odd")
+    proto = model(
+        [node("Odd", ["a"], ["y"], domain="test.odd"), gradient(["a"], ["d"], "y", ["a"])],
+        {"a": [4, 2]},
+        {"d": [4, 2]},
+    )
+    proto.graph.value_info.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 2]))
+    proto.opset_import.append(helper.make_opsetid("test.odd", 1))
+    lowered = lower_gradients(proto)
+    a = np.random.default_rng(0).standard_normal((4, 2)).astype(np.float32)
+    made = session(lowered, threads=2)
+    want = 1 + 0.5 * (0.5 * a.mean(0) + 0.5 + 0.5 * a.var(0))
+    for _ in range(5):
+        np.testing.assert_allclose(made.run(None, {"a": a})[0], np.broadcast_to(want, (4, 2)), rtol=1e-5)
+    norms = [n for n in lowered.graph.node if n.op_type == "BatchNormalization"]
+    assert len({i for n in norms for i in n.input[3:5]}) == 4
+    onnx.checker.check_model(lowered, full_check=True)

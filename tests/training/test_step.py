@@ -553,3 +553,26 @@ def test_output_that_only_one_entry_has():
     assert step.results == ["p_loss", "y", "q_loss", "q_g", "y_1"]
     with pytest.raises(UnknownName, match="did you mean"):
         compile_step(two_entries(("p_", "q_")), outputs=["r_g"])
+
+
+# --- initializers that are listed as inputs, as IR versions below 4 demand ---------------------------
+
+
+def test_initializers_that_are_inputs_too():
+    model = mlp()
+    for t in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(t.name, t.data_type, t.dims))
+    batch = batch_of()
+    expected, _ = train(compile_step(attach(mlp(), loss="mse", optimizer="sgd")), [batch])
+    step = compile_step(attach(model, loss="mse", optimizer="sgd"))
+    assert step.batch == ["x", "labels"]
+    state, _ = train(step, [batch])
+    for name, value in expected.items():
+        np.testing.assert_array_equal(state[name], value)
+
+    def listed(info):
+        for t in info.algorithm.initializer:
+            info.algorithm.input.append(helper.make_tensor_value_info(t.name, t.data_type, t.dims))
+
+    plain, other = compile_step(spoiled(lambda i: None)), compile_step(spoiled(listed))
+    assert described(other) == described(plain)

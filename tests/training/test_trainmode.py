@@ -115,7 +115,7 @@ def test_no_kernel_gets_the_state_or_a_constant_as_statistics():
     for n in norms:
         assert n.attributes["momentum"].as_float() == 0
         for value in n.inputs[3:5]:
-            assert value.producer().op_type == "Sub"
+            assert value.producer().op_type == "Mul"
             assert [u for u, _ in value.uses()] == [n]
             assert value.producer().inputs[0].is_graph_input()
 

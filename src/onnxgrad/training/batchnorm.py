@@ -1,9 +1,8 @@
 """BatchNormalization in training mode, written so that ONNX Runtime leaves the state alone.
 
 The runtime's kernel writes the new running statistics into the memory of the old ones, be it an input of
-the caller's or a shared constant. So the node gets buffers of its own, zeros that are computed in the
-graph and that no constant folding turns into an initializer, and momentum 0, which makes its second and
-third output the statistics of the batch; the running ones are moved by ordinary operators.
+the caller's or a shared constant. So the node gets buffers of its own, and momentum 0, which makes its
+second and third output the statistics of the batch; the running ones are moved by ordinary operators.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.builder import FLOATS
 
 
 def trains(node: ir.Node) -> bool:
@@ -21,15 +19,19 @@ def trains(node: ir.Node) -> bool:
     return is_norm and mode is not None and bool(mode.as_int())
 
 
-def with_private_statistics(b: Builder, node: ir.Node) -> list[Var]:
-    """y, m·mean + (1 - m)·batch mean, m·var + (1 - m)·batch variance, in memory of their own."""
+def with_private_statistics(b: Builder, node: ir.Node, serial: int) -> list[Var]:
+    """y, m·mean + (1 - m)·batch mean, m·var + (1 - m)·batch variance, in memory of their own.
+
+    `serial` tells the nodes of one graph apart.
+    """
     x, scale, bias, mean, var = (Var(b, v) for v in node.inputs if v is not None)
     epsilon, given = node.attributes.get("epsilon"), node.attributes.get("momentum")
     momentum = 0.9 if given is None else float(str(given.as_float()))
+    buffers = [_buffer(b, s, (s, scale, bias), x, 2 * serial + k).value for k, s in enumerate((mean, var))]
     new = ir.Node(
         "",
         "BatchNormalization",
-        [x.value, scale.value, bias.value, *(_zeros(b, s, (s, scale, bias), x).value for s in (mean, var))],
+        [x.value, scale.value, bias.value, *buffers],
         [ir.AttrInt64("training_mode", 1), ir.AttrFloat32("momentum", 0.0), *([epsilon] if epsilon else [])],
         num_outputs=3,
         name=node.name,
@@ -44,10 +46,14 @@ def _moved(b: Builder, old: Var, new: Var, momentum: float) -> Var:
     return b.Mul(old, momentum) + b.Mul(new, 1 - momentum) if momentum else new
 
 
-def _zeros(b: Builder, like: Var, candidates: tuple[Var, ...], x: Var) -> Var:
-    """Zeros in the shape and dtype of `like`, in memory that nothing else uses."""
+def _buffer(b: Builder, like: Var, candidates: tuple[Var, ...], x: Var, serial: int) -> Var:
+    """Some finite tensor in the shape and dtype of `like`, in memory that nothing else uses.
+
+    Momentum 0 makes its elements irrelevant. It must not be constant (the runtime would fold it into an
+    initializer and overwrite that), nor equal anything else (the runtime would compute both once): so it is a
+    multiple, by an odd number of its own, of something that varies.
+    """
     base = next((c for c in candidates if c.const is None and c.dtype == like.dtype), None)
     if base is None:  # everything is constant: take what depends on the batch
-        assert like.dtype in FLOATS
         base = b.cast_like(b.ReduceMax(x, [0, *range(2, x.rank)], keepdims=0), like)
-    return b.append(ir.Node("", "Sub", [base.value, base.value]))[0]
+    return b.Mul(base, -0.73 / (serial + 1))

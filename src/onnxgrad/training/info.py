@@ -125,12 +125,13 @@ def merge(source: Source, index: int, bound: Mapping[str, str], updated: set[str
     known = named_values(graph)
     _check_names(algorithm, known, index)
     added = _deserialized(algorithm, known)
-    nodes, inputs, initializers = list(added), list(added.inputs), list(added.initializers.values())
+    nodes, initializers = list(added), list(added.initializers.values())
+    inputs = [v for v in added.inputs if not v.is_initializer()]
     added.remove(nodes)
     added.inputs.clear()
     added.initializers.clear()
     graph.extend(nodes)
-    graph.inputs.extend(v for v in inputs if not v.is_initializer())
+    graph.inputs.extend(inputs)
     for value in initializers:
         graph.register_initializer(value)
     names = [*bound, *sorted(n for n in updated - bound.keys() if n in graph.initializers)]

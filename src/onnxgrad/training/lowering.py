@@ -86,7 +86,7 @@ class Lowered:
         new: Sequence[Var | None]
         if trains(node) and node not in self._private:
             with self.builder.record() as written:
-                new = with_private_statistics(self.builder, node)
+                new = with_private_statistics(self.builder, node, len(self._private))
             self._private.update(n for n in written if trains(n))
         elif node.domain != DOMAIN:
             self.graph.append(node)
