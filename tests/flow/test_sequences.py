@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
 
 import onnxgrad
@@ -177,17 +176,3 @@ def test_sequences_out_of_an_if():
         feeds = {"x": normal(2), "z": normal(2), "p": np.array(taken)}
         written = model("agraph (F[2] x, F[2] z, bool p) => (F[2] y) {" + plain + "}")
         check(model(text), written, feeds, ["x", "z"])
-
-
-def test_the_cotangent_of_a_sequence_is_a_sequence():
-    program = model(
-        "agraph (seq(F[2]) q, F[2] x) => (seq(F[2]) r) { y = SequenceMap <body = f (F[2] e) => (F[2] h)"
-        " { h = Mul(e, x) }> (q) r = SequenceInsert(y, x) }"
-    )
-    derived = onnxgrad.vjp(program, wrt=["q", "x"])
-    onnx.checker.check_model(derived, full_check=True)
-    q, g = [normal(2), normal(2)], [normal(2), normal(2), normal(2)]
-    x = normal(2)
-    found = run(derived, {"q": q, "x": x, "r_cotangent": g})
-    np.testing.assert_allclose(found["q_grad"][1], g[1] * x, rtol=1e-6)
-    np.testing.assert_allclose(found["x_grad"], g[0] * q[0] + g[1] * q[1] + g[2], rtol=1e-5)

@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
 from onnxgrad.lower.bodies import _take_place
 
@@ -54,7 +55,11 @@ def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
     taken: set[ir.Value] = set()
     results: list[ir.Value | None] = []
     with b.record() as new:
-        for r in list(lower(b, node)):
+        try:
+            found = list(lower(b, node))
+        except NotDifferentiable as e:
+            raise type(e)(f"{node.op_type} node {node.name or node.outputs[0].name!r}: {e}") from e
+        for r in found:
             if r is not None and (r.value in taken or r.value.producer() not in new):
                 r = b.append(ir.Node("", "Identity", [r.value]))[0]  # noqa: PLW2901  (an output of its own)
             taken.update([] if r is None else [r.value])

@@ -1,0 +1,325 @@
+"""RNN, GRU and LSTM as a Scan over time with the weights as operands.
+
+Only what is recurrent is in the step: the input's part of all gates is one MatMul over all steps, before.
+Lengths per sequence become a mask that holds the state still, and clears the output, after the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrad.errors import NotDifferentiable
+from onnxgrad.ir import Builder, Var
+from onnxgrad.lower.written import attribute, lowering
+
+#: Defaults of the activations that take parameters: (alpha, beta).
+_DEFAULTS = {
+    "Affine": (None, None),
+    "LeakyRelu": (0.01, None),
+    "ThresholdedRelu": (1.0, None),
+    "ScaledTanh": (None, None),
+    "HardSigmoid": (0.2, 0.5),
+    "Elu": (1.0, None),
+}
+
+
+def _activation(name: str, alpha: float | None, beta: float | None) -> Callable[[Var], Var]:
+    """An activation function by the name that the attribute gives it."""
+    known = {n.lower(): n for n in [*_DEFAULTS, "Relu", "Tanh", "Sigmoid", "Softsign", "Softplus"]}
+    name = known.get(name.lower(), name)
+    if name in ("Relu", "Tanh", "Sigmoid", "Softsign", "Softplus"):
+        return lambda x: x.builder.emit(name, x)
+    if name not in _DEFAULTS:
+        raise NotDifferentiable(f"its activation {name!r} is not one that ONNX names")
+    first, second = _DEFAULTS[name]
+    alpha, beta = first if alpha is None else alpha, second if beta is None else beta
+    if name in ("LeakyRelu", "Elu", "ThresholdedRelu"):
+        return lambda x: x.builder.emit(name, x, alpha=alpha)
+    if name == "HardSigmoid":
+        return lambda x: x.builder.HardSigmoid(x, alpha=alpha, beta=beta)
+    if alpha is None or beta is None:
+        raise NotDifferentiable(f"its activation {name} needs alpha and beta, which the node does not give")
+    if name == "Affine":
+        return lambda x: x * alpha + beta
+    return lambda x: x.builder.Tanh(x * beta) * alpha
+
+
+class _Layer:
+    """One RNN, GRU or LSTM node: its operands by name, its attributes, what its steps need."""
+
+    gates: int
+    activations: Sequence[str]
+    states: Sequence[str] = ("h",)
+
+    def __init__(self, b: Builder, node: ir.Node) -> None:
+        self.b, self.node = b, node
+        names = ["X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P"]
+        self.operands: dict[str, Var | None] = dict.fromkeys(names)
+        for name, value in zip(names, node.inputs):
+            self.operands[name] = None if value is None else b.var(value)
+        self.batch_first = bool(self.attr("layout"))
+        self.directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[
+            self.attr("direction")
+        ]
+        self.clip = self.attr("clip")
+        given = self.attr("activations") or []
+        given = [g.decode() if isinstance(g, bytes) else g for g in given] or list(self.activations) * 2
+        self.functions = self._functions(given)
+
+    def attr(self, name: str) -> Any:
+        return attribute(self.b, self.node, name)
+
+    def _functions(self, names: Sequence[str]) -> list[Callable[[Var], Var]]:
+        alphas, betas = iter(self.attr("activation_alpha") or []), iter(self.attr("activation_beta") or [])
+        found = []
+        for name in names:  # parameters are given, in order, to the functions that take them
+            takes = _DEFAULTS.get(name, (0, 0)) if name in _DEFAULTS else None
+            alpha = next(alphas, None) if takes is not None else None
+            beta = (
+                next(betas, None)
+                if takes is not None and name in ("Affine", "ScaledTanh", "HardSigmoid")
+                else None
+            )
+            found.append(_activation(name, alpha, beta))
+        return found
+
+    def operand(self, name: str) -> Var:
+        """An operand that every node has."""
+        found = self.operands[name]
+        assert found is not None
+        return found
+
+    def part(self, name: str, direction: int) -> Var | None:
+        """An operand's slice for one direction."""
+        x = self.operands[name]
+        if x is None:
+            return None
+        axis = 1 if self.batch_first and name.startswith("initial") else 0
+        return self.b.Gather(x, self.b.const(direction), axis=axis)
+
+    def write(self) -> list[Var | None]:
+        """The whole layer: all directions, in the layout that is asked for."""
+        b, x = self.b, self.operand("X")
+        if self.batch_first:
+            x = b.Transpose(x, perm=[1, 0, 2])
+        every: list[Var] = []
+        last: list[list[Var]] = []
+        for d, backwards in enumerate(self.directions):
+            results = self.one(x, d, backwards)
+            last.append(results[: len(self.states)])
+            every.append(results[-1])
+        join = every[0] if len(every) == 1 else None
+        y = (
+            b.Unsqueeze(join, [1])
+            if join is not None
+            else b.Concat(*[b.Unsqueeze(e, [1]) for e in every], axis=1)
+        )
+        if self.batch_first:
+            y = b.Transpose(y, perm=[2, 0, 1, 3])
+        axis = 1 if self.batch_first else 0
+        ends = []
+        for k in range(len(self.states)):
+            parts = [b.Unsqueeze(states[k], [axis]) for states in last]
+            ends.append(parts[0] if len(parts) == 1 else b.Concat(*parts, axis=axis))
+        return [y, *ends]
+
+    def one(self, x: Var, d: int, backwards: bool) -> list[Var]:
+        """One direction: the last states, then the output at every step, as [time, batch, hidden]."""
+        b = self.b
+        w, r, bias = self.part("W", d), self.part("R", d), self.part("B", d)
+        assert w is not None and r is not None
+        hidden = self._hidden(r)
+        columns = b.MatMul(x, b.Transpose(w, perm=[1, 0]))
+        wb = rb = None
+        if bias is not None:
+            wb, rb = b.emit("Split", bias, num_outputs=2, axis=0, outputs=2)
+        columns, wb, rb = self.gather_biases(columns, wb, rb, hidden)
+        first = []
+        batch = b.shape_of(x, 1, 2)
+        for name in self.states:
+            given = self.part(f"initial_{name}", d)
+            zero = b.const(0, x.dtype)
+            first.append(given if given is not None else b.Expand(zero, b.join(batch, [hidden])))
+        rt = b.Transpose(r, perm=[1, 0])
+        shared = self.shared(d, rt, rb, hidden)
+        scanned = [columns]
+        if self.operands["sequence_lens"] is not None:
+            scanned.append(self.mask(x))
+        return self.scan(first, scanned, shared, backwards, d, hidden)
+
+    def mask(self, x: Var) -> Var:
+        """1 where a sequence has not ended, else 0: [time, batch, 1]."""
+        b = self.b
+        steps = b.Squeeze(b.shape_of(x, 0, 1), [0])
+        lengths = b.Cast(self.operand("sequence_lens"), to=int(ir.DataType.INT64))
+        time = b.Unsqueeze(b.Range(0, steps, 1), [1])
+        return b.Unsqueeze(b.Cast(b.Less(time, lengths), to=int(x.dtype or 0)), [2])
+
+    def _hidden(self, r: Var) -> int:
+        size = self.attr("hidden_size")
+        if size is None and r.shape is not None and isinstance(r.shape[-1], int):
+            size = r.shape[-1]
+        if size is None:
+            raise NotDifferentiable("its hidden size is neither an attribute nor known from R")
+        return int(size)
+
+    def scan(
+        self, first: list[Var], scanned: list[Var], shared: Any, backwards: bool, d: int, hidden: int
+    ) -> list[Var]:
+        """Append the Scan over time."""
+        b = self.b
+        body = ir.Graph(
+            [], [], nodes=[], name=b.names.fresh("step"), opset_imports=dict(b.infer.context.opset_imports)
+        )
+        inner = b.nested(body)
+        dtype = self.operand("X").value.type
+        batch = None if first[0].shape is None else first[0].shape[0]
+        for hint in self.states:
+            value = ir.Value(name=b.names.fresh(hint), type=dtype, shape=ir.Shape([batch, hidden]))
+            body.inputs.append(value)
+        for x, hint in zip(scanned, ("gates", "mask")):
+            shape = None if x.shape is None else ir.Shape(x.shape[1:])
+            body.inputs.append(ir.Value(name=b.names.fresh(hint), type=dtype, shape=shape))
+        formals = [inner.var(v) for v in body.inputs]
+        n = len(self.states)
+        before, column = formals[:n], formals[n]
+        after = self.step(inner, column, before, shared, self.functions[d * len(self.activations) :], hidden)
+        out = after[0]
+        if len(scanned) > 1:  # a sequence that has ended keeps its state, and gives zeros
+            going = inner.Cast(formals[n + 1], to=int(ir.DataType.BOOL))
+            out = inner.Where(going, after[0], 0.0)
+            after = [inner.Where(going, new, old) for new, old in zip(after, before)]
+        results = [inner.Identity(v) if v in before else v for v in after]
+        body.outputs.extend([v.value for v in results])
+        body.outputs.append((inner.Identity(out) if out.value in body.outputs else out).value)
+        attrs: list[ir.Attr] = [
+            ir.AttrGraph("body", body),
+            ir.AttrInt64("num_scan_inputs", len(scanned)),
+        ]
+        if backwards:
+            attrs.append(ir.AttrInt64s("scan_input_directions", [1] * len(scanned)))
+            attrs.append(ir.AttrInt64s("scan_output_directions", [1]))
+        node = ir.Node("", "Scan", [v.value for v in [*first, *scanned]], attrs, num_outputs=n + 1)
+        return list(b.append(node))
+
+    # --- what the three differ in ------------------------------------------------------------------
+
+    def gather_biases(self, columns: Var, wb: Var | None, rb: Var | None, hidden: int) -> Any:
+        """Add the biases that need not be in the step to the columns."""
+        del hidden
+        if wb is not None and rb is not None:
+            columns = columns + (wb + rb)
+        return columns, None, None
+
+    def shared(self, d: int, rt: Var, rb: Var | None, hidden: int) -> Any:
+        """What every step reads, besides its column."""
+        del d, rb, hidden
+        return rt
+
+    def step(
+        self, b: Builder, column: Var, before: list[Var], shared: Any, functions: Any, hidden: int
+    ) -> list[Var]:
+        """The states after a step."""
+        raise NotImplementedError
+
+    def clipped(self, x: Var) -> Var:
+        """`x`, before an activation."""
+        if self.clip is None:
+            return x
+        return x.builder.Clip(x, x.builder.const(-self.clip, x.dtype), x.builder.const(self.clip, x.dtype))
+
+
+class _Rnn(_Layer):
+    activations = ("Tanh",)
+
+    def step(
+        self, b: Builder, column: Var, before: list[Var], shared: Any, functions: Any, hidden: int
+    ) -> list[Var]:
+        """h' = f(x·Wᵀ + h·Rᵀ + b)"""
+        del hidden
+        return [functions[0](self.clipped(column + b.MatMul(before[0], b.var(shared.value))))]
+
+
+class _Gru(_Layer):
+    activations = ("Sigmoid", "Tanh")
+
+    def gather_biases(self, columns: Var, wb: Var | None, rb: Var | None, hidden: int) -> Any:
+        if wb is None or rb is None:
+            return columns, None, None
+        b = self.b
+        gates, last = b.Slice(rb, [0], [2 * hidden], [0]), b.Slice(rb, [2 * hidden], [3 * hidden], [0])
+        if not self.attr("linear_before_reset"):
+            return columns + (wb + rb), None, None
+        zeros = b.Expand(b.const(0, columns.dtype), b.join([hidden]))
+        return columns + (wb + b.Concat(gates, zeros, axis=0)), None, last
+
+    def shared(self, d: int, rt: Var, rb: Var | None, hidden: int) -> Any:
+        del d
+        gates, last = self.b.emit("Split", rt, [2 * hidden, hidden], axis=1, outputs=2)
+        return gates, last, rb
+
+    def step(
+        self, b: Builder, column: Var, before: list[Var], shared: Any, functions: Any, hidden: int
+    ) -> list[Var]:
+        """z, r = f(…), n = g(x·Wᵀ + (r∘h)·Rᵀ + b), h' = (1 - z)∘n + z∘h"""
+        h = before[0]
+        rg, rh, rb = (None if v is None else b.var(v.value) for v in shared)
+        xg, xh = b.emit("Split", column, [2 * hidden, hidden], axis=1, outputs=2)
+        both = functions[0](self.clipped(xg + b.MatMul(h, rg)))
+        z, r = b.emit("Split", both, [hidden, hidden], axis=1, outputs=2)
+        if self.attr("linear_before_reset"):
+            inside = b.MatMul(h, rh)
+            n = functions[1](self.clipped(xh + r * (inside if rb is None else inside + rb)))
+        else:
+            n = functions[1](self.clipped(xh + b.MatMul(r * h, rh)))
+        return [n + z * (h - n)]
+
+
+class _Lstm(_Layer):
+    activations = ("Sigmoid", "Tanh", "Tanh")
+    states = ("h", "c")
+
+    def shared(self, d: int, rt: Var, rb: Var | None, hidden: int) -> Any:
+        del rb
+        p = self.part("P", d)
+        holes = [] if p is None else list(self.b.emit("Split", p, [hidden] * 3, axis=0, outputs=3))
+        return [rt, *holes]
+
+    def step(
+        self, b: Builder, column: Var, before: list[Var], shared: Any, functions: Any, hidden: int
+    ) -> list[Var]:
+        """i, o, f = s(…), c' = f∘c + i∘t(…), h' = o∘t(c'); with P, the gates see c as well"""
+        h, c = before
+        rt, *holes = (b.var(v.value) for v in shared)
+        total = column + b.MatMul(h, rt)
+        i, o, f, n = b.emit("Split", total, [hidden] * 4, axis=1, outputs=4)
+        if holes:
+            i, f = i + holes[0] * c, f + holes[2] * c
+        i = functions[0](self.clipped(i))
+        f = 1 - i if self.attr("input_forget") else functions[0](self.clipped(f))
+        after = f * c + i * functions[1](self.clipped(n))
+        if holes:
+            o = o + holes[1] * after
+        o = functions[0](self.clipped(o))
+        return [o * functions[2](after), after]
+
+
+@lowering("RNN")
+def rnn(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+    """hₜ = f(xₜ·Wᵀ + hₜ₋₁·Rᵀ + b)"""
+    return _Rnn(b, node).write()
+
+
+@lowering("GRU")
+def gru(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+    """The gated recurrent unit, with the reset before or after the product"""
+    return _Gru(b, node).write()
+
+
+@lowering("LSTM")
+def lstm(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+    """The long short-term memory, peepholes and coupled gates included"""
+    return _Lstm(b, node).write()
