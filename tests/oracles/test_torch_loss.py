@@ -43,12 +43,14 @@ def model(op: str, x: np.ndarray, t: np.ndarray, weighted: bool, reduction: str)
 
 @pytest.mark.parametrize(
     ("op", "data", "weighted", "reduction"),
-    itertools.product(
-        ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"],
-        [ROWS, IMAGES],
-        [False, True],
-        ["none", "sum", "mean"],
-    ),
+    [
+        *itertools.product(
+            ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"],
+            [ROWS, IMAGES],
+            [False, True],
+            ["none", "sum", "mean"],
+        )
+    ],
     ids=lambda v: "images" if v is IMAGES else "rows" if v is ROWS else str(v),
 )
 def test_loss(op: str, data: tuple, weighted: bool, reduction: str) -> None:
