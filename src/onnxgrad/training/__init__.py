@@ -3,6 +3,7 @@
 from onnxgrad.training.attach import attach
 from onnxgrad.training.data import load_npz
 from onnxgrad.training.evaluation import Evaluation
+from onnxgrad.training.lowering import lower_gradients
 from onnxgrad.training.metrics import History
 from onnxgrad.training.step import StateTensor, Step, compile_step
 from onnxgrad.training.trainer import Interrupted, Trainer
@@ -17,4 +18,5 @@ __all__ = [
     "attach",
     "compile_step",
     "load_npz",
+    "lower_gradients",
 ]
