@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
+from onnx.backend.test.case.node import collect_testcases
 from onnx.reference import ReferenceEvaluator
 
 from onnxgrad.ir import Builder, expand_to, reshape_to, sum_to
@@ -198,3 +199,45 @@ def test_sizes_that_only_the_run_tells_are_unknown(op, shapes, constants, attrs)
         assert len(inferred) == want.ndim
         for dim, size in zip(inferred, want.shape):
             assert dim == size if isinstance(dim, int) else sizes.get(dim.value, size) == size
+
+
+def node_tests():
+    """The node tests of the onnx package for standard operators on tensors."""
+    for case in collect_testcases(None):
+        opset = {o.domain: o.version for o in case.model.opset_import}.get("", 99)
+        data = case.data_sets
+        if opset <= 26 and len(case.model.graph.node) == 1 and data and not case.model.graph.node[0].domain:
+            inputs, outputs = data[0]
+            if all(isinstance(a, np.ndarray) for a in (*inputs, *outputs)):
+                yield case.name, case.model, inputs, outputs
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("symbolic", [True, False])
+def test_inferred_shapes_of_all_operators_are_true(symbolic):
+    """Every dimension a symbol or a number; operands that hold shapes, axes or indices are not known."""
+    wrong, count = [], 0
+    for name, proto, inputs, outputs in node_tests():
+        opened = ir.from_proto(proto)
+        sizes = {}
+        for value, array in zip(opened.graph.inputs, inputs):
+            if symbolic and (array.dtype.kind == "f" or array.ndim > 1):
+                dims = [f"{value.name}_{k}" for k in range(array.ndim)]
+                sizes |= dict(zip(dims, array.shape))
+                value.shape = ir.Shape(dims)
+        for value in opened.graph.outputs:
+            value.shape = None
+        infer_model(opened)
+        count += 1
+        for value, array in zip(opened.graph.outputs, outputs):
+            dims = value.shape
+            if dims is not None and not (
+                len(dims) == array.ndim
+                and all(
+                    d == n if isinstance(d, int) else sizes.get(d.value, n) == n
+                    for d, n in zip(dims, array.shape)
+                )
+            ):
+                wrong.append(f"{name}: {dims}, but {array.shape}")
+    assert count > 900
+    assert not wrong, "\n".join(wrong)
