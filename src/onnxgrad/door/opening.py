@@ -10,6 +10,7 @@ from typing import TypeVar
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.door.folding import infer_and_fold
 from onnxgrad.door.inlining import inline_functions
 from onnxgrad.door.raising import LOWEST_RULES, raise_opset
 from onnxgrad.door.reading import (
@@ -23,7 +24,6 @@ from onnxgrad.door.reading import (
 )
 from onnxgrad.door.saving import PROTOBUF_LIMIT, gathered, to_proto, weight_bytes
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.infer import infer_model
 
 Model = TypeVar("Model", onnx.ModelProto, ir.Model)
 AnyModel = str | os.PathLike | onnx.ModelProto | ir.Model
@@ -83,7 +83,8 @@ class Opened:
 def open_model(model: AnyModel) -> Opened:
     """A private copy of `model`, ready to be differentiated.
 
-    Local functions are inlined, nodes below opset 18 are raised, types and shapes inferred.
+    Local functions are inlined, nodes below opset 18 are raised, types and shapes inferred, arithmetic on
+    known shapes is folded.
 
     Raises:
         BadInput: it cannot be read, is no valid model, or cannot be raised.
@@ -115,7 +116,7 @@ def open_model(model: AnyModel) -> Opened:
     opened.training = frozenset().union(*(all_names(i) for i in infos)) if infos else frozenset()
     inline_functions(private)
     raise_opset(private)
-    infer_model(private)
+    infer_and_fold(private)
     return opened
 
 

@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import containers
 from onnxgrad.ir.infer import Inference
+from onnxgrad.ir.known import known_value
 from onnxgrad.ir.names import Names
 
 #: Tensor element types that can carry a derivative.
@@ -69,11 +70,11 @@ class Var:
 
     @property
     def const(self) -> np.ndarray | None:
-        """Its value, where the graph fixes it (a constant or an initializer that is no input), else None."""
-        if self.value.is_graph_input():
-            return None
-        tensor = ir.convenience.get_const_tensor(self.value)
-        return None if tensor is None else tensor.numpy()
+        """Its value where no input can change it (a constant, or small arithmetic on constants), else None.
+
+        For operands without derivative only (axes, scales, pads): the value is not followed.
+        """
+        return known_value(self.value, self.builder.opset)
 
     def __add__(self, other: Any) -> Var:
         return self if _is(other, 0) else self.builder.Add(self, other)
