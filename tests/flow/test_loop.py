@@ -45,7 +45,7 @@ EXITS = """agraph (F[2] s0, F[2] c, F limit) => (F[2] s, F[T,2] y)
     b = Mul(a, c) t = ReduceSum <keepdims = 0> (b) q = Less(t, limit) o = Mul(b, a) }> (n, yes, s0) }"""
 
 
-@pytest.mark.parametrize("limit, steps", [(1.0, 1), (5.0, 3), (1000.0, 7)])
+@pytest.mark.parametrize(("limit", "steps"), [(1.0, 1), (5.0, 3), (1000.0, 7)])
 def test_early_exit_by_condition(limit, steps):
     feeds = {"s0": np.float32([0.5, 0.5]), "c": np.float32([2, 1.5]), "limit": np.float32(limit)}
     feeds = {k: np.asarray(v) for k, v in feeds.items()}
@@ -59,7 +59,7 @@ WHILE = """agraph (F[2] s0, F[2] c, F limit) => (F[2] s)
     b = Mul(a, c) t = ReduceSum <keepdims = 0> (b) q = Less(t, limit) }> (, p0, s0) }"""
 
 
-@pytest.mark.parametrize("limit, steps", [(0.5, 0), (2.5, 2), (20.0, 6)])
+@pytest.mark.parametrize(("limit", "steps"), [(0.5, 0), (2.5, 2), (20.0, 6)])
 def test_while_with_any_number_of_steps_even_none(limit, steps):
     feeds = {"s0": np.float32([0.5, 0.5]), "c": np.float32([2, 1.5]), "limit": np.asarray(np.float32(limit))}
     written = model("agraph (F[2] s0, F[2] c, F limit) => (F[2] s) {" + "".join(
@@ -116,7 +116,8 @@ CASES = {
     "scalars, stacked": (
         """agraph (F s0, F w, int64 n) => (F s, F[T] y, F z)
         { s, y = Loop <body = step (int64 i, bool p, F a) => (bool q, F b, F o) {
-            q = Identity(p) k = Mul(a, w) b = Sin(k) o = Mul(b, a) }> (n, , s0) z = ReduceSum <keepdims = 0> (y) }""",
+            q = Identity(p) k = Mul(a, w) b = Sin(k) o = Mul(b, a) }> (n, , s0) z = ReduceSum <keepdims
+                = 0> (y) }""",
         {"s0": normal(), "w": normal(), "n": np.array(3)},
         ["s0", "w"],
         3,
@@ -132,7 +133,8 @@ CASES = {
     "a counter and a flag as states": (
         """agraph (F[2] s0, F[2] c, int64 n) => (F[2] s, int64 m)
         { zero = Constant <value_int = 0>() two = Constant <value_int = 2>()
-          s, m, r = Loop <body = step (int64 i, bool p, F[2] a, int64 j, bool g) => (bool q, F[2] b, int64 k, bool h) {
+          s, m, r = Loop <body = step (int64 i, bool p, F[2] a, int64 j, bool g) => (bool q, F[2] b,
+              int64 k, bool h) {
             q = Identity(p) k = Add(j, two) f = CastLike(k, a) e = Mul(a, c) d = Div(e, f) v = Sin(d)
             b = Where(g, v, e) h = Not(g) }> (n, , s0, zero, no) }""".replace(
             "two = Constant", "no = Greater(zero, zero) two = Constant"
@@ -196,7 +198,8 @@ LOOP_IN_LOOP = """agraph (F[2] s0, F[2] c, int64 n) => (F[2] s)
   s = Loop <body = outer (int64 j, bool g, F[2] a) => (bool h, F[2] b) {
     h = Identity(g) k = Add(j, one)
     b = Loop <body = inner (int64 i, bool p, F[2] r) => (bool q, F[2] m) {
-        q = Identity(p) f = CastLike(j, r) u = Mul(r, c) l = Add(u, f) m = Sin(l) }> (k, , a) }> (n, , s0) }"""
+        q = Identity(p) f = CastLike(j, r) u = Mul(r, c) l = Add(u, f) m = Sin(l) }> (k, , a) }> (n, ,
+            s0) }"""
 
 
 def test_a_loop_in_a_loop_whose_trip_count_grows():

@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM: the fused kernels are the oracle of the values, central differences of the derivatives."""
+"""RNN, GRU, LSTM: the fused kernels are the oracle of values, central differences of derivatives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import onnxgrad
 from tests.flow.compare import close, differences, normal, run
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
-T, N, I, H = 3, 2, 2, 2
+T, N, H = 3, 2, 2
 
 
 def layer(op, *, directions=1, operands="XWRB", lens=False, states=True, dtype=TensorProto.FLOAT, **attrs):
@@ -19,8 +19,8 @@ def layer(op, *, directions=1, operands="XWRB", lens=False, states=True, dtype=T
     g = GATES[op]
     first = attrs.get("layout", 0)
     shapes = {
-        "X": (N, T, I) if first else (T, N, I),
-        "W": (directions, g * H, I),
+        "X": (N, T, H) if first else (T, N, H),
+        "W": (directions, g * H, H),
         "R": (directions, g * H, H),
         "B": (directions, 2 * g * H),
         "sequence_lens": (N,),
@@ -35,7 +35,7 @@ def layer(op, *, directions=1, operands="XWRB", lens=False, states=True, dtype=T
     wrt = list(feeds)
     if lens:
         feeds["sequence_lens"] = np.array([T, T - 2], np.int32)
-    symbols = {"X": ["N", "T", I] if first else ["T", "N", I]}
+    symbols = {"X": ["N", "T", H] if first else ["T", "N", H]}
     inputs = [
         helper.make_tensor_value_info(
             n, TensorProto.INT32 if n == "sequence_lens" else dtype, symbols.get(n, feeds[n].shape)
@@ -58,7 +58,15 @@ def layer(op, *, directions=1, operands="XWRB", lens=False, states=True, dtype=T
 
 CASES = {
     "RNN": ("RNN", {}),
-    "RNN, both directions, Relu": ("RNN", {"directions": 2, "activations": ["Relu", "Affine"], "activation_alpha": [0.8], "activation_beta": [0.1]}),
+    "RNN, both directions, Relu": (
+        "RNN",
+        {
+            "directions": 2,
+            "activations": ["Relu", "Affine"],
+            "activation_alpha": [0.8],
+            "activation_beta": [0.1],
+        },
+    ),
     "RNN, reverse, lengths, no bias": ("RNN", {"direction": "reverse", "lens": True, "operands": "XWR"}),
     "GRU": ("GRU", {}),
     "GRU, linear before reset": ("GRU", {"linear_before_reset": 1}),
@@ -73,9 +81,14 @@ CASES = {
     "LSTM, coupled gates": ("LSTM", {"input_forget": 1}),
     "LSTM, other activations, clipped": (
         "LSTM",
-        {"activations": ["HardSigmoid", "Softsign", "ScaledTanh"], "clip": 0.9, "activation_alpha": [0.3, 1.2], "activation_beta": [0.4, 0.7]},
+        {
+            "activations": ["HardSigmoid", "Softsign", "ScaledTanh"],
+            "clip": 0.9,
+            "activation_alpha": [0.3, 1.2],
+            "activation_beta": [0.4, 0.7],
+        },
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -121,7 +134,7 @@ def written_out(model, wrt):
 
 @pytest.mark.parametrize("op", GATES)
 def test_second_order_both_ways(op):
-    model, feeds, wrt = layer(op, lens=True)
+    model, feeds, _ = layer(op, lens=True)
     gradient = onnxgrad.grad(model, wrt=["X", "R"], of="Y")
     reverse = onnxgrad.grad(gradient, wrt=["X", "R"])
     forward = onnxgrad.jvp(gradient, wrt=["X", "R"])

@@ -40,7 +40,8 @@ CASES = {
         { a, y, q = Scan <num_scan_inputs = 2, scan_input_axes = [1, 0], scan_input_directions = [1, 0],
             scan_output_axes = [1, 0], scan_output_directions = [0, 1],
             body = step (F[3] s, F[3] u, F[3] w) => (F[3] n, F[3] o, F[3] p) {
-                m = Mul(s, u) k = Add(m, w) l = Mul(k, c) n = Tanh(l) o = Mul(n, w) p = Mul(o, s) }> (a0, x, z) }""",
+                m = Mul(s, u) k = Add(m, w) l = Mul(k, c) n = Tanh(l) o = Mul(n, w) p = Mul(o, s) }>
+                    (a0, x, z) }""",
         {"a0": normal(3), "x": normal(3, 4), "z": normal(4, 3), "c": normal(3)},
         ["a0", "x", "z", "c"],
     ),
@@ -54,7 +55,8 @@ CASES = {
     ),
     "no state": (
         """agraph (F[T,3] x, F[3] c) => (F[T,3] y)
-        { y = Scan <num_scan_inputs = 1, body = step (F[3] u) => (F[3] o) { m = Mul(u, c) o = Tanh(m) }> (x) }""",
+        { y = Scan <num_scan_inputs = 1, body = step (F[3] u) => (F[3] o) { m = Mul(u, c) o = Tanh(m)
+            }> (x) }""",
         {"x": normal(3, 3), "c": normal(3)},
         ["x", "c"],
     ),
@@ -62,7 +64,8 @@ CASES = {
         """agraph (F[2] a0, F[2] b0, F[2] d0, F[2] e0, F[T,2] x) => (F[2] a, F[2] b, F[2] d, F[2] e)
         { a, b, d, e = Scan <num_scan_inputs = 1,
             body = step (F[2] s, F[2] t, F[2] v, F[2] w, F[2] u) => (F[2] n, F[2] o, F[2] p, F[2] q) {
-                k = Mul(s, u) n = Add(t, k) o = Mul(s, w) p = Mul(u, u) q = Identity(w) }> (a0, b0, d0, e0, x) }""",
+                k = Mul(s, u) n = Add(t, k) o = Mul(s, w) p = Mul(u, u) q = Identity(w) }> (a0, b0, d0,
+                    e0, x) }""",
         {"a0": normal(2), "b0": normal(2), "d0": normal(2), "e0": normal(2), "x": normal(3, 2)},
         ["a0", "b0", "d0", "e0", "x"],
     ),
@@ -70,7 +73,8 @@ CASES = {
         """agraph (F[2] a0, F[T,2] x) => (F[2] a, int64 n)
         { zero = Constant <value_int = 0>() one = Constant <value_int = 1>()
           a, n = Scan <num_scan_inputs = 1, body = step (F[2] s, int64 i, F[2] u) => (F[2] t, int64 j) {
-                j = Add(i, one) f = CastLike(j, s) k = Mul(s, f) l = Mul(k, u) t = Sin(l) }> (a0, zero, x) }""",
+                j = Add(i, one) f = CastLike(j, s) k = Mul(s, f) l = Mul(k, u) t = Sin(l) }> (a0, zero,
+                    x) }""",
         {"a0": normal(2), "x": normal(3, 2)},
         ["a0", "x"],
     ),
@@ -92,7 +96,8 @@ CASES = {
     "weights that are initializers, and constants of the body": (
         """agraph (F[N,2] h0, F[T,N,2] x) => (F[N,2] h)
         <F[2,2] W = {0.5, -0.25, 0.75, 1.0}>
-        { h = Scan <num_scan_inputs = 1, body = step (F[N,2] s, F[N,2] v) => (F[N,2] n) <F[2] k = {0.5, 2.0}> {
+        { h = Scan <num_scan_inputs = 1, body = step (F[N,2] s, F[N,2] v) => (F[N,2] n) <F[2] k = {0.5,
+            2.0}> {
             a = MatMul(s, W) b = Mul(a, k) c = Add(b, v) n = Tanh(c) }> (h0, x) }""",
         {"h0": normal(2, 2), "x": normal(3, 2, 2)},
         ["h0", "x", "W"],

@@ -22,13 +22,15 @@ PAIRS = {
         "{ m = Mul(x, z) y = Mul(m, x) }",
     ),
     "insert at a place": (
-        "{ q = SequenceConstruct(x, z) m = Mul(x, z) o = Constant <value_int = -1>() r = SequenceInsert(q, m, o)"
+        "{ q = SequenceConstruct(x, z) m = Mul(x, z) o = Constant <value_int = -1>() r = "
+        "SequenceInsert(q, m, o)"
         " i = Constant <value_int = 1>() j = Constant <value_int = 2>()"
         " a = SequenceAt(r, i) b = SequenceAt(r, j) c = Mul(a, b) y = Sin(c) }",
         "{ m = Mul(x, z) c = Mul(m, z) y = Sin(c) }",
     ),
     "erase": (
-        "{ q = SequenceConstruct(x, z, x) o = Constant <value_int = -3>() r = SequenceErase(q, o) p = SequenceErase(r)"
+        "{ q = SequenceConstruct(x, z, x) o = Constant <value_int = -3>() r = SequenceErase(q, o) p = "
+        "SequenceErase(r)"
         " i = Constant <value_int = 0>() a = SequenceAt(p, i) y = Mul(a, x) }",
         "{ y = Mul(z, x) }",
     ),
@@ -37,12 +39,14 @@ PAIRS = {
         "{ a = Sin(x) b = Concat <axis = 1> (a, z, a) y = Mul(b, b) }",
     ),
     "stack": (
-        "{ a = Sin(x) q = SequenceConstruct(a, z) b = ConcatFromSequence <axis = 1, new_axis = 1> (q) y = Mul(b, b) }",
+        "{ a = Sin(x) q = SequenceConstruct(a, z) b = ConcatFromSequence <axis = 1, new_axis = 1> (q) y "
+        "= Mul(b, b) }",
         "{ a = Sin(x) k = Constant <value_ints = [1]>() c = Unsqueeze(a, k) d = Unsqueeze(z, k)"
         " b = Concat <axis = 1> (c, d) y = Mul(b, b) }",
     ),
     "split into single ones": (
-        "{ q = SplitToSequence <axis = 1, keepdims = 0> (x) i = Constant <value_int = 1>() j = Constant <value_int = 0>()"
+        "{ q = SplitToSequence <axis = 1, keepdims = 0> (x) i = Constant <value_int = 1>() j = Constant "
+        "<value_int = 0>()"
         " a = SequenceAt(q, i) b = SequenceAt(q, j) y = Mul(a, b) }",
         "{ i = Constant <value_int = 1>() j = Constant <value_int = 0>()"
         " a = Gather <axis = 1> (x, i) b = Gather <axis = 1> (x, j) y = Mul(a, b) }",
@@ -54,7 +58,8 @@ PAIRS = {
         "{ s = Constant <value_ints = [1, 2]>() b, a = Split <axis = 1> (x, s) y = Mul(a, b) }",
     ),
     "map": (
-        "{ q = SequenceConstruct(x, z) r = SequenceMap <body = f (F[N,3] e) => (F[N,3] h) { k = Mul(e, x) h = Sin(k) }> (q)"
+        "{ q = SequenceConstruct(x, z) r = SequenceMap <body = f (F[N,3] e) => (F[N,3] h) { k = Mul(e, "
+        "x) h = Sin(k) }> (q)"
         " i = Constant <value_int = 1>() j = Constant <value_int = 0>()"
         " a = SequenceAt(r, i) b = SequenceAt(r, j) y = Mul(a, b) }",
         "{ k = Mul(x, x) l = Mul(z, x) b = Sin(k) a = Sin(l) y = Mul(a, b) }",
@@ -86,7 +91,8 @@ LOOPS = {
     "a sequence that is appended to": (
         """agraph (F[2,3] x, F[2,3] z, int64 n) => (F[K,3] y)
         { q = SequenceConstruct(z) r, s = Loop <body = b (int64 i, bool p, seq(F[2,3]) a, F[2,3] h)
-            => (bool o, seq(F[2,3]) c, F[2,3] j) { o = Identity(p) k = Mul(h, x) j = Sin(k) c = SequenceInsert(a, j) }>
+            => (bool o, seq(F[2,3]) c, F[2,3] j) { o = Identity(p) k = Mul(h, x) j = Sin(k) c =
+                SequenceInsert(a, j) }>
           (n, , q, z) e = ConcatFromSequence <axis = 0> (r) y = Mul(e, e) }""",
         3,
     ),
@@ -94,7 +100,8 @@ LOOPS = {
         """agraph (F[2,3] x, F[2,3] z, int64 n) => (F[2,3] y)
         { m = Constant <value_int = -1>() q = SequenceConstruct(z, x)
           r = Loop <body = b (int64 i, bool p, seq(F[2,3]) a) => (bool o, seq(F[2,3]) c) {
-            o = Identity(p) t = SequenceAt(a, m) u = SequenceErase(a, m) v = SequenceAt(a, i) k = Mul(t, v) l = Sin(k)
+            o = Identity(p) t = SequenceAt(a, m) u = SequenceErase(a, m) v = SequenceAt(a, i) k =
+                Mul(t, v) l = Sin(k)
             w = SequenceInsert(u, l) c = SequenceInsert(w, x) }> (n, , q)
           f = SequenceAt(r, m) j = Constant <value_int = -2>() h = SequenceAt(r, j) y = Mul(f, h) }""",
         2,
@@ -120,7 +127,8 @@ LOOPS = {
     ),
     "a tensor that shrinks to one row, broadcast": (
         """agraph (F[3,3] x, F[3,3] z, int64 n) => (F[3,3] y)
-        { one = Constant <value_ints = [1]>() far = Constant <value_ints = [9]>() zero = Constant <value_ints = [0]>()
+        { one = Constant <value_ints = [1]>() far = Constant <value_ints = [9]>() zero = Constant
+            <value_ints = [0]>()
           s = Loop <body = b (int64 i, bool p, F[A,3] h) => (bool o, F[B,3] c) {
             o = Identity(p) k = Mul(h, h) c = Slice(k, one, far, zero) }> (n, , x) y = Mul(s, z) }""",
         2,
@@ -157,7 +165,8 @@ def test_a_map_over_two_sequences_and_a_tensor_in_a_scan():
         a = SequenceConstruct(s, v) c = SequenceConstruct(v, v)
         r = SequenceMap <body = f (F[2] e, F[2] g, F[2] w) => (F[2] h) {
             k = Mul(e, g) l = Mul(k, x) m = Mul(l, w) h = Sin(m) }> (a, c, s)
-        u = ConcatFromSequence <axis = 0, new_axis = 1> (r) t = ReduceSum <keepdims = 0> (u, zero) }> (x, z) }"""
+        u = ConcatFromSequence <axis = 0, new_axis = 1> (r) t = ReduceSum <keepdims = 0> (u, zero) }>
+            (x, z) }"""
     plain = """body = b (F[2] s, F[2] v) => (F[2] t) {
         k1 = Mul(s, v) l1 = Mul(k1, x) m1 = Mul(l1, s) h1 = Sin(m1)
         k2 = Mul(v, v) l2 = Mul(k2, x) m2 = Mul(l2, s) h2 = Sin(m2) t = Add(h1, h2) }> (x, z) }"""

@@ -13,9 +13,8 @@ import onnx_ir as ir
 
 from onnxgrad.flow.bodies import empty, formal, give
 from onnxgrad.flow.iteration import Iteration, Slot, loop, scan
-from onnxgrad.ir import Builder, Var, containers
+from onnxgrad.ir import Builder, Var, containers, same_shape
 from onnxgrad.ir.infer_loops import always_goes_on
-from onnxgrad.ir.shapes import same_dims
 from onnxgrad.rules.op import Op
 
 
@@ -64,10 +63,7 @@ class Backwards:
         if any(not isinstance(v.value.type, ir.TensorType) for v in self.initial):
             return True
         it = Iteration.of(self.op.node)
-        return bool(it.lead) and not all(
-            v.shape is not None and f.shape is not None and same_dims(v.shape, f.shape)
-            for v, f in zip(self.carried, self.initial)
-        )
+        return bool(it.lead) and not all(map(same_shape, self.carried, self.initial))
 
     @property
     def graph(self) -> ir.Graph:
@@ -104,8 +100,7 @@ class Backwards:
             unread = formal(self.b, it.body.inputs[0 if it.lead else it.count], "unread").value
             columns = [Column(unread, it.scanned[0] if it.scanned else None, (*it.ins, Slot())[0].turned())]
         steps = self.steps() if it.lead else None
-        count = o.Range(0, steps, 1) if any(c.outer is None for c in columns) else None
-        pieces = [(c.outer if c.outer is not None else count.value, c.slot) for c in columns]
+        pieces = [(o.Range(0, steps, 1).value if c.outer is None else c.outer, c.slot) for c in columns]
         self.graph.inputs.clear()
         self.graph.inputs.extend([*(v.value for v in self.carried), *(c.inner for c in columns)])
 
@@ -150,7 +145,7 @@ class Backwards:
         for piece, slot in zip(
             nexts[len(self.carried) :], self.outs
         ):  # put together outside, from a sequence
-            so_far = formal(b, ir.Value(name="", type=ir.SequenceType(piece.value.type)), "pieces")
+            so_far = formal(b, ir.Value(name="", type=ir.SequenceType(piece.value.type)), "pieces")  # type: ignore[arg-type]
             parts.append((so_far, b.SequenceInsert(so_far, piece, b.const(0) if slot.backwards else None)))
         ends = [*nexts[: len(self.carried)], *(longer for _, longer in parts)]
         kept = [v.value.shape for v in ends]

@@ -54,7 +54,7 @@ def branch(op: Op, g: object) -> dict[ir.Value, Var]:
 
 
 def _derived_if(op: Op, derive: Branch, like: list[ir.Value]) -> list[Var]:
-    """An If on the same condition whose branches return what `derive` writes into a copy of the primal branch."""
+    """An If on the same condition; its branches return what `derive` writes into a copy of the primal one."""
     branches = {}
     for name in ("then_branch", "else_branch"):
         graph = op.node.attributes[name].as_graph().clone(allow_outer_scope_values=True)

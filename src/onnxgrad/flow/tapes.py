@@ -12,8 +12,7 @@ from onnxgrad.errors import NotDifferentiable
 from onnxgrad.flow.backwards import Column
 from onnxgrad.flow.bodies import formal, give
 from onnxgrad.flow.iteration import Iteration, Slot, loop
-from onnxgrad.ir import Var, containers
-from onnxgrad.ir.shapes import same_dims
+from onnxgrad.ir import Var, containers, same_shape
 from onnxgrad.rules.op import Op
 
 
@@ -29,9 +28,7 @@ def tape(op: Op, i: int, inner: ir.Value) -> Column:
     if isinstance(state.type, ir.SequenceType):
         flat, lengths = _filled(op, i)
         return Column(inner, flat, Slot(0, backwards=True), in_sequence=True, lengths=lengths)
-    if it.lead and not (
-        state.shape is not None and first.shape is not None and same_dims(state.shape, first.shape)
-    ):
+    if it.lead and not same_shape(op.builder.var(state), op.builder.var(first)):
         return Column(inner, _filled(op, i)[0], Slot(0, backwards=True), in_sequence=True)
     for k, (value, slot) in enumerate(zip(it.given, it.outs)):
         maker = value.producer()

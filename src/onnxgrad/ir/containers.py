@@ -31,18 +31,20 @@ def each(b: Builder, f: Callable[..., Var], *sequences: Var) -> Var:
         held = x.value.type.elem_type  # type: ignore[union-attr]
         dims = None if x.shape is None else [d if isinstance(d, int) else None for d in x.shape]
         shape = None if dims is None else ir.Shape(dims)
-        graph.inputs.append(ir.Value(name=b.names.fresh("element"), type=held, shape=shape))
+        graph.inputs.append(ir.Value(name=b.names.fresh("element"), type=held, shape=shape))  # type: ignore[arg-type]
     result = f(*map(inner.var, graph.inputs))
+    if result.value.producer() is None:
+        result = inner.Identity(result)
     graph.outputs.append(result.value)
     node = ir.Node("", "SequenceMap", [x.value for x in sequences], [ir.AttrGraph("body", graph)])
-    node.outputs[0].type = ir.SequenceType(result.value.type)
+    node.outputs[0].type = ir.SequenceType(result.value.type)  # type: ignore[arg-type]
     return b.append(node)[0]
 
 
 def nothing(b: Builder, x: Var) -> Var:
     """An optional without a value, of the type of `x`."""
     held = x.value.type.elem_type  # type: ignore[union-attr]
-    attr = ir.Attr("type", ir.AttributeType.TYPE_PROTO, ir.TypeAndShape(held, None))
+    attr = ir.Attr("type", ir.AttributeType.TYPE_PROTO, ir.TypeAndShape(held, None))  # type: ignore[arg-type]
     node = ir.Node("", "Optional", [], [attr])
     node.outputs[0].type = x.value.type
     return b.append(node)[0]

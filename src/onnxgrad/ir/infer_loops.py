@@ -45,8 +45,8 @@ def always_goes_on(node: ir.Node) -> bool:
     if node.inputs[1] is not None and not _is_true(node.inputs[1]):
         return False
     last: ir.Value | None = body.outputs[0]
-    while last is not None and last.producer() is not None and last.producer().op_type == "Identity":
-        last = last.producer().inputs[0]  # type: ignore[union-attr]
+    while last is not None and (maker := last.producer()) is not None and maker.op_type == "Identity":
+        last = maker.inputs[0]
     return last is not None and (last is body.inputs[1] or last is node.inputs[1] or _is_true(last))
 
 
@@ -124,9 +124,9 @@ def _settle(
             _infer_graph(ctx, body)
         force = False
         for state, after in zip(states, following):
-            shape = _common(ctx, state, after, varies) if _is_tensor(state) else state.shape
-            if shape is not state.shape:
-                state.shape, force = shape, True
+            agreed = _common(ctx, state, after, varies) if _is_tensor(state) else state.shape
+            if agreed is not state.shape:
+                state.shape, force = agreed, True
         if not force:
             return
 
@@ -187,8 +187,12 @@ def _results(
         out.type = out.type or state.type or after.type
         if out.shape is None and _is_tensor(out) and state.shape is not None:
             begin = [None] * len(state.shape) if first is None or first.shape is None else list(first.shape)
-            dims = [d if isinstance(d, int) or same(d, f) else None for d, f in zip(state.shape, begin)]
-            out.shape = ir.Shape(dims)
+            out.shape = ir.Shape(
+                [
+                    d if isinstance(d, int) or (f is not None and same(d, f)) else None
+                    for d, f in zip(state.shape, begin)
+                ]
+            )
     for out, (each, axis) in zip(node.outputs[len(states) :], stacked):
         out.type = out.type or each.type
         if out.shape is None and each.shape is not None:

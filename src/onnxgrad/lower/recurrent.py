@@ -130,7 +130,8 @@ class _Layer:
         """One direction: the last states, then the output at every step, as [time, batch, hidden]."""
         b = self.b
         w, r, bias = self.part("W", d), self.part("R", d), self.part("B", d)
-        assert w is not None and r is not None
+        assert w is not None
+        assert r is not None
         hidden = self._hidden(r)
         columns = b.MatMul(x, b.Transpose(w, perm=[1, 0]))
         wb = rb = None

@@ -39,7 +39,7 @@ def attribute(b: Builder, node: ir.Node, name: str) -> Any:
             node.op_type, b.infer.context.get_opset_version(node.domain), node.domain
         )
         default = schema.attributes[name].default_value
-        given = ir.from_proto(default) if default.name else None
+        given = ir.from_proto(default) if default.name else None  # type: ignore[assignment]
     if given is None:
         return None
     return list(given.value) if isinstance(given.value, (tuple, list)) else given.value
@@ -61,7 +61,7 @@ def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
             raise type(e)(f"{node.op_type} node {node.name or node.outputs[0].name!r}: {e}") from e
         for r in found:
             if r is not None and (r.value in taken or r.value.producer() not in new):
-                r = b.append(ir.Node("", "Identity", [r.value]))[0]  # noqa: PLW2901  (an output of its own)
+                r = b.append(ir.Node("", "Identity", [r.value]))[0]
             taken.update([] if r is None else [r.value])
             results.append(None if r is None else r.value)
     graph.remove(new)
