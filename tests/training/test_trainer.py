@@ -340,3 +340,60 @@ def test_what_is_shown(terminal):
 def test_options_that_cannot_be(options, words):
     with pytest.raises(BadInput, match=f"{words} must be at least 1, not 0"):
         Trainer(trainable(), options=ONE).fit(blobs(), **options)
+
+
+def by_hand(loss_inside: bool) -> onnx.ModelProto:
+    """A model with training information written by hand; the loss is in the model or behind it."""
+    loss = """
+            d = Sub (y, t)
+            dd = Mul (d, d)
+            loss = ReduceMean <keepdims = 0> (dd)"""
+    inputs = "float[N, 6] x, float[N, 3] t" if loss_inside else "float[N, 6] x"
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 21, "ai.onnx.preview.training": 1]>
+        net ({inputs}) => (float[N, 3] y{", float loss" if loss_inside else ""}) {{
+            y = MatMul (x, w) {loss if loss_inside else ""}
+        }}""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.full((6, 3), 0.1, np.float32), "w"))
+    head = "() => (" if loss_inside else "(float[N, 3] t) => (float loss, "
+    algorithm = onnx.parser.parse_graph(f"""
+        train {head} float[6, 3] wn) {{
+            {"" if loss_inside else loss}
+            g = ai.onnx.preview.training.Gradient <xs = ["w"], zs = ["x", "t"], y = "loss"> (w, x, t)
+            rate = Constant <value = float {{0.05}}> ()
+            s = Mul (rate, g)
+            wn = Sub (w, s)
+        }}""")
+    info = model.training_info.add()
+    info.algorithm.CopyFrom(algorithm)
+    info.update_binding.add(key="w", value="wn")
+    return model
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_training_information_written_by_hand(tmp_path, inside):
+    data = {"x": blobs()["x"], "t": np.eye(3, dtype=np.float32)[blobs()["labels"]]}
+    trainer = Trainer(by_hand(inside), options=ONE)
+    rows = trainer.data(data)
+    before = trainer.evaluate(rows)
+    found = trainer.fit(rows, epochs=8, validation=rows).epochs[-1]
+    assert found["validation_loss"] < 0.5 * before["loss"]
+    w = trainer.state()["w"]
+    assert found["validation_loss"] == pytest.approx(((data["x"] @ w - data["t"]) ** 2).mean(), rel=1e-5)
+    save_model(trainer.inference_model(), tmp_path / "m.onnx")
+    assert trainer.evaluation.file(tmp_path / "m.onnx", rows)["loss"] == pytest.approx(
+        found["validation_loss"]
+    )
+    with pytest.raises(BadInput, match="no learning rate that could follow"):
+        trainer.fit(rows, schedule=cosine)
+
+
+def test_a_step_without_its_source_trains_and_says_why_it_cannot_be_evaluated():
+    step = compile_step(trainable())
+    step.source = None
+    trainer = Trainer(step, options=ONE)
+    history = trainer.fit(blobs(), epochs=5)
+    assert history.epochs[-1]["loss"] < 0.7 * history.epochs[0]["loss"]
+    for ask in (lambda: trainer.evaluate(blobs()), lambda: trainer.fit(blobs(), validation=blobs())):
+        with pytest.raises(BadInput, match="without the model that it was compiled from"):
+            ask()

@@ -62,7 +62,8 @@ class Evaluation:
 
     Attributes:
         source: the training model.
-        tail: the graph from values of the inference graph and labels to the loss, and to what is compared.
+        tail: the graph from values of the inference graph and labels to the loss, and to what is compared;
+            none where the inference graph computes the loss itself.
         loss: output of the tail.
         boundary: inputs of the tail that the inference graph computes.
         labels: batch inputs that the inference graph does not read.
@@ -70,7 +71,7 @@ class Evaluation:
     """
 
     source: Source
-    tail: ir.Model
+    tail: ir.Model | None
     loss: str
     boundary: list[str]
     labels: set[str]
@@ -79,7 +80,7 @@ class Evaluation:
     options: Options = field(default_factory=Options)
 
     def __post_init__(self) -> None:
-        self._tail = Session(self.tail, self.options)
+        self._tail = None if self.tail is None else Session(self.tail, self.options)
         self._head: Session | None = None
 
     @classmethod
@@ -102,23 +103,18 @@ class Evaluation:
         (loss,) = model.graph.outputs
         inference = {v.name or "" for n in source.model.graph for v in n.outputs}
         nodes = _tail_nodes(model.graph, loss, inference)
-        boundary = _cut(model.graph, nodes, step.loss, loss, set(merged.own) - step.state.keys())
+        state = list(step.state)
+        options = options or Options()
+        if not nodes:
+            return cls(source, None, step.loss, [step.loss], set(), [], state, options)
+        boundary = _cut(model.graph, nodes, loss, set(merged.own) - step.state.keys())
         head = source.inference().graph
         given = {v.name or "" for v in head.inputs} - set(head.initializers)
         read = {v.name for n in head for v in reads(n)}
         tail_inputs = {v.name for v in model.graph.inputs}
         labels = {n for n in step.batch if n not in given or (n not in read and n in tail_inputs)}
         predictions = _predictions(nodes, labels)
-        return cls(
-            source,
-            model,
-            loss.name or "",
-            boundary,
-            labels,
-            predictions,
-            list(step.state),
-            options or Options(),
-        )
+        return cls(source, model, loss.name or "", boundary, labels, predictions, state, options)
 
     def field(self, value: ir.Value) -> Field:
         """What data must look like to feed the batch input `value`."""
@@ -177,14 +173,17 @@ class Evaluation:
         rows = np.arange(len(data) // fixed * fixed if fixed else len(data))
         if not len(rows):
             raise BadInput(f"the model takes batches of exactly {fixed} rows, and there are {len(data)}")
-        known = {k: v for k, v in state.items() if k in head.inputs or k in self._tail.inputs}
-        missing = [n for n in self._tail.inputs if n not in {*self.boundary, *data.arrays, *known}]
-        known |= {n: self.source.inference().graph.initializers[n].const_value.numpy() for n in missing}  # type: ignore[union-attr]
+        tail_inputs = [] if self._tail is None else self._tail.inputs
+        known = {k: v for k, v in state.items() if k in head.inputs or k in tail_inputs}
+        weights = self.source.model.graph.initializers
+        for name in set(tail_inputs) - {*self.boundary, *data.arrays, *known}:
+            known[name] = weights[name].const_value.numpy()  # type: ignore[union-attr]
         total, right, counted = 0.0, 0, 0
         for batch in data.batches(size, rows):
             feeds = batch | known
-            found = head.run({n: feeds[n] for n in head.inputs}, self.boundary) if self.boundary else {}
-            found = self._tail.run({n: (feeds | found)[n] for n in self._tail.inputs})
+            if self.boundary:
+                feeds |= head.run({n: feeds[n] for n in head.inputs}, self.boundary)
+            found = feeds if self._tail is None else self._tail.run({n: feeds[n] for n in tail_inputs})
             total += float(found[self.loss]) * len(next(iter(batch.values())))
             for p in self.predictions:
                 hits, of = p.correct(found[p.value], batch[p.label])
@@ -232,12 +231,8 @@ def _tail_nodes(graph: ir.Graph, loss: ir.Value, inference: set[str]) -> list[ir
     return found[::-1]
 
 
-def _cut(graph: ir.Graph, nodes: list[ir.Node], name: str, loss: ir.Value, constants: set[str]) -> list[str]:
+def _cut(graph: ir.Graph, nodes: list[ir.Node], loss: ir.Value, constants: set[str]) -> list[str]:
     """Leave only `nodes` in `graph`; what they read of the rest becomes inputs. Those that nodes compute."""
-    if not nodes:
-        raise BadInput(
-            f"the loss {name!r} is computed by the inference graph itself; name other outputs to evaluate"
-        )
     inside = {v for n in nodes for v in n.outputs}
     boundary = []
     inputs: dict[ir.Value, ir.Value] = {}

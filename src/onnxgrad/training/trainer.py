@@ -22,7 +22,7 @@ from onnxgrad.errors import BadInput, TrainingError
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training.checkpoint import FILE, Checkpoint, check_state_fits, fingerprint
-from onnxgrad.training.data import Arrays, Data, load_npz
+from onnxgrad.training.data import Arrays, Data, Field, load_npz
 from onnxgrad.training.evaluation import Evaluation
 from onnxgrad.training.info import AnyTrainingModel
 from onnxgrad.training.metrics import History
@@ -79,13 +79,29 @@ class Trainer:
         self.step = model if isinstance(model, Step) else compile_step(model, entry=entry)
         self.options = options or Options()
         self.machine = StepRunner(self.step, options=self.options)
-        self.evaluation = evaluation or Evaluation.of(self.step, self.options)
+        self._why_not = ""
+        self._evaluation = evaluation or self._default_evaluation()
         self.step_count = 0
         self.history = History()
         inputs = {v.name: v for v in self.step.model.graph.inputs}
-        self.fields = [self.evaluation.field(inputs[name]) for name in self.step.batch]
+        field = self._evaluation.field if self._evaluation else Field.of
+        self.fields = [field(inputs[name]) for name in self.step.batch]
         self._initial = {name: t.initial.numpy() for name, t in self.step.state.items()}
         self._fingerprint = fingerprint(self.step.model)
+
+    def _default_evaluation(self) -> Evaluation | None:
+        try:
+            return Evaluation.of(self.step, self.options)
+        except BadInput as error:  # which matters only to those who want to evaluate
+            self._why_not = str(error)
+            return None
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """How validation data are measured. Raises BadInput if they cannot be."""
+        if self._evaluation is None:
+            raise BadInput(self._why_not)
+        return self._evaluation
 
     # --- what the caller may ask for -----------------------------------------------------------
 
@@ -154,6 +170,8 @@ class Trainer:
             what, n = ("epochs", epochs) if epochs < 1 else ("batch_size", batch_size)
             raise BadInput(f"{what} must be at least 1, not {n}")
         run = _Run(self, self.data(data, "the training data"), epochs, batch_size, seed, shuffle)
+        if validation is not None and self._evaluation is None:
+            raise BadInput(self._why_not)
         run.validation = None if validation is None else self.data(validation, "the validation data")
         run.schedule = schedule
         run.reporter = reporter or Silent()
