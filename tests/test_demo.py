@@ -60,6 +60,9 @@ def test_it_may_be_repeated_and_is_the_same_again(tmp_path):
         assert found.returncode == 0, found.stderr
         (tmp_path / "digits-trained.onnx").rename(tmp_path / f"again{_}.onnx")
     assert (tmp_path / "again0.onnx").read_bytes() == (tmp_path / "again1.onnx").read_bytes()
+    found = demo("-o", tmp_path, "--epochs", 2, "--threads", 1, "--resume")
+    assert found.returncode == 0, found.stderr
+    assert re.findall(r"^epoch \d+/\d+", found.stderr, re.MULTILINE) == ["epoch 2/2"]
 
 
 def test_the_packaged_model_is_what_its_script_writes():

@@ -20,6 +20,7 @@ def demo(
     ),
     epochs: Annotated[int, typer.Option(help="How often every image is seen.")] = 8,
     seed: Annotated[int, typer.Option(help="Decides the order of the images.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a demo that was interrupted.")] = False,
     threads: Annotated[int | None, typer.Option(help="Default: one per physical core.")] = None,
 ) -> None:
     """Train a small convolutional classifier of handwritten digits, given as a bare .onnx file.
@@ -46,6 +47,7 @@ def demo(
         batch_size=64,
         seed=seed,
         schedule="cosine",
+        resume=resume,
         restart=True,
         threads=threads,
     )

@@ -76,9 +76,7 @@ class Bar(Silent):
     def start(self, steps: int, done: int, epochs: int) -> None:
         """Show the bar."""
         self.epochs = epochs
-        self.task = self.progress.add_task(
-            "", total=steps, completed=done, epoch=f"1/{epochs}", loss=float("nan")
-        )
+        self.task = self.progress.add_task("", total=steps, completed=done, epoch=f"1/{epochs}", loss="-")
         self.progress.start()
 
     def step(self, step: int, epoch: int, loss: float) -> None:
