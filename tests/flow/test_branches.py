@@ -77,3 +77,28 @@ def test_a_branch_that_does_not_depend_on_wrt_gives_zeros():
     derived = onnxgrad.grad(model, wrt="x")
     for taken, want in ((True, [0, 0, 0]), (False, [2, 4, 6])):
         np.testing.assert_array_equal(run(derived, x=np.float32([1, 2, 3]), c=np.array(taken))[0], want)
+
+
+def test_branches_of_different_rank():
+    head = (
+        '<ir_version: 8, opset_import: ["":18]> agraph (float[1,N,3] x, float[3] w, bool c) => (float y) { '
+    )
+    model = onnx.parser.parse_model(
+        head
+        + """k = Constant <value_ints = [0]>() m = Mul(x, w)
+        z = If(c) <then_branch = t () => (float[N,3] a) { a = Squeeze(m, k) },
+                   else_branch = e () => (float[1,N,3] b) { b = Mul(m, m) }>
+        s = Sin(z) y = ReduceSum <keepdims = 0> (s) }"""
+    )
+    x, w = np.float32([[[0.1, 0.2, 0.3], [0.4, -0.2, 0.3]]]), np.float32([1, 2, 3])
+    for taken, body in ((True, "z = Mul(x, w)"), (False, "m = Mul(x, w) z = Mul(m, m)")):
+        written = onnx.parser.parse_model(head + body + " s = Sin(z) y = ReduceSum <keepdims = 0> (s) }")
+        for transform in (
+            lambda m: onnxgrad.grad(m, wrt=["x", "w"]),
+            lambda m: onnxgrad.grad(onnxgrad.grad(m, wrt=["x", "w"]), wrt=["x", "w"]),
+        ):
+            feeds = {"x": x, "w": w, "c": np.array(taken)}
+            for got, want in zip(
+                run(transform(model), **feeds), run(transform(written), **feeds), strict=True
+            ):
+                np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

@@ -7,18 +7,19 @@ What a branch does not depend on is zeros there, since both branches must return
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
 from onnxgrad.engine import forward, reverse
 from onnxgrad.engine.paths import is_differentiable
-from onnxgrad.ir import Builder, Var
+from onnxgrad.ir import Builder, Var, same_shape
 from onnxgrad.ir.names import rename_inside
 from onnxgrad.ir.walk import prune
 from onnxgrad.rules.op import Op
-from onnxgrad.rules.registry import Cotangents, rule
+from onnxgrad.rules.registry import Cotangents, add, rule
 
+Dims = Sequence[int | ir.SymbolicDim]
 Branch = Callable[[Builder, ir.Graph], list[Var]]
 
 
@@ -46,11 +47,36 @@ def branch(op: Op, g: object) -> dict[ir.Value, Var]:
     wrt = [c.value for c in op.captures if c.value in op.active]
 
     def pull(b: Builder, graph: ir.Graph) -> list[Var]:
-        seeds = {graph.outputs[i]: Var(b, u.value) for i, u in given.items() if u is not None}
+        seeds: dict[ir.Value, Var] = {}
+        for i, u in given.items():
+            if u is not None:
+                seed, out = _as_here(Var(b, u.value), b.var(graph.outputs[i])), graph.outputs[i]
+                seeds[out] = add([seeds[out], seed]) if out in seeds else seed
         found = reverse(b, list(graph), seeds, wrt)
         return [found[v] if v in found else b.zeros_like(b.var(v)) for v in wrt]
 
     return dict(zip(wrt, _derived_if(op, pull, wrt)))
+
+
+def _as_here(g: Var, y: Var) -> Var:
+    """`g`, with what this branch knows of the shape of `y`, which may be another in the other branch."""
+    if same_shape(g, y):
+        return g
+    if _compatible(g.shape, y.shape):
+        here = g.builder.Identity(g)
+        here.value.shape = y.value.shape
+        return here
+    return g.builder.reshape(g, g.builder.shape_of(y)) if isinstance(y.value.type, ir.TensorType) else g
+
+
+def _compatible(a: Dims | None, b: Dims | None) -> bool:
+    """Whether two shapes are known and can be the same."""
+    return (
+        a is not None
+        and b is not None
+        and len(a) == len(b)
+        and not any(isinstance(i, int) and isinstance(j, int) and i != j for i, j in zip(a, b))
+    )
 
 
 def _derived_if(op: Op, derive: Branch, like: list[ir.Value]) -> list[Var]:

@@ -60,6 +60,9 @@ class _Layer:
         self.operands: dict[str, Var | None] = dict.fromkeys(names)
         for name, value in zip(names, node.inputs):
             self.operands[name] = None if value is None else b.var(value)
+            if value is not None and value.shape is None:  # the specification fixes the rank
+                rank = {"B": 2, "P": 2, "sequence_lens": 1}.get(name, 3)
+                value.shape = ir.Shape([None] * rank)
         self.batch_first = bool(self.attr("layout"))
         self.directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[
             self.attr("direction")
