@@ -336,10 +336,30 @@ def test_what_is_shown(terminal):
         assert "s left" in text
 
 
-@pytest.mark.parametrize(("options", "words"), [({"epochs": 0}, "epochs"), ({"batch_size": 0}, "batch_size")])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, not 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
+        ({"seed": -1}, "seed must be at least 0, not -1"),
+        ({"resume": True}, "say in which folder the checkpoint is"),
+    ],
+)
 def test_options_that_cannot_be(options, words):
-    with pytest.raises(BadInput, match=f"{words} must be at least 1, not 0"):
+    with pytest.raises(BadInput, match=words):
         Trainer(trainable(), options=ONE).fit(blobs(), **options)
+
+
+def test_a_validation_loss_that_overflows_is_reported_and_kept(tmp_path):
+    worse = blobs()
+    worse["labels"] = np.full((90, 3), 1e38, np.float32)
+    data = blobs() | {"labels": np.zeros((90, 3), np.float32)}
+    model = attach(classifier(), loss="mse", optimizer="adam")
+    options = {"checkpoint": tmp_path, "validation": worse}
+    history = Trainer(model, options=ONE).fit(data, epochs=1, metrics=tmp_path / "m.json", **options)
+    assert history.epochs[0]["validation_loss"] == np.inf
+    assert json.loads((tmp_path / "m.json").read_text())["epochs"][0]["validation_loss"] is None
+    assert len(Trainer(model, options=ONE).fit(data, epochs=2, resume=True, **options).epochs) == 2
 
 
 def by_hand(loss_inside: bool) -> onnx.ModelProto:

@@ -85,6 +85,8 @@ def train(
         "--trainable": trainable or None,
     }
     arrays, held_out = load_npz(data), None if validation is None else load_npz(validation)
+    if labels is not None and labels not in arrays:
+        raise UnknownName(labels, arrays, f"array in {data}")
     job = Job(
         model=_with_training(source, model, hyper),
         before=model,
@@ -247,7 +249,8 @@ class Job:
             check_plot()
         parent = next(p for p in (self.checkpoint, *self.checkpoint.absolute().parents) if p.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK):
-            raise BadInput(f"cannot write to {self.checkpoint}: {parent} cannot be written to")
+            why = "cannot be written to" if parent.is_dir() else "is not a directory"
+            raise BadInput(f"cannot keep a checkpoint in {self.checkpoint}: {parent} {why}")
         file = self.checkpoint / FILE
         if file.exists() and not self.resume and not self.restart:
             run = Checkpoint.load(file).run

@@ -74,7 +74,7 @@ class Checkpoint:
                 raise TrainingError(f"{name!r} is not finite after step {step}; no checkpoint was written")
         about = {"version": _VERSION, "step_graph": self.step_graph, "run": self.run}
         with replacing(path) as file:
-            safetensors.numpy.save_file(self.state, file, {_KEY: json.dumps(about, allow_nan=False)})
+            safetensors.numpy.save_file(self.state, file, {_KEY: json.dumps(about)})
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:

@@ -166,9 +166,9 @@ class Trainer:
             TrainingError: the loss or the weights are no longer finite; the last checkpoint is good.
             Interrupted: Ctrl-C; the state was kept.
         """
-        if epochs < 1 or batch_size < 1:
-            what, n = ("epochs", epochs) if epochs < 1 else ("batch_size", batch_size)
-            raise BadInput(f"{what} must be at least 1, not {n}")
+        for what, n, least in (("epochs", epochs, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
+            if n < least:
+                raise BadInput(f"{what} must be at least {least}, not {n}")
         run = _Run(self, self.data(data, "the training data"), epochs, batch_size, seed, shuffle)
         if validation is not None and self._evaluation is None:
             raise BadInput(self._why_not)
