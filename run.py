@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Set up a virtual environment beside this file and run one job in it; needs only Python 3.11 or later.
 
-    python3 run.py demo [OPTIONS]    train a digit classifier from a bare .onnx file (options: see --help)
-    python3 run.py test [OPTIONS]    run the tests (options go to pytest)
-    python3 run.py lint              ruff, mypy and import-linter
-    python3 run.py setup             only set up the development environment
+python3 run.py demo [OPTIONS]    train a digit classifier from a bare .onnx file (options: see --help)
+python3 run.py test [OPTIONS]    run the tests (options go to pytest)
+python3 run.py lint              ruff, mypy and import-linter
+python3 run.py setup             only set up the development environment
 """
 
 from __future__ import annotations

@@ -18,9 +18,7 @@ def value(name: str, shape: Any, dtype: int = onnx.TensorProto.FLOAT) -> onnx.Va
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
-def model(
-    nodes, inputs, outputs, weights=None, *, opset: int = 21, ir_version: int = 10, functions=(), **more
-):
+def model(nodes, inputs, outputs, weights=None, *, opset: int = 21, ir_version: int = 10, functions=(), **more):
     """A model; `weights` is a dict of arrays."""
     held = [numpy_helper.from_array(a, n) for n, a in (weights or {}).items()]
     graph = helper.make_graph(nodes, "g", inputs, outputs, held)

@@ -23,9 +23,7 @@ ENV = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS"
 
 def command(*args, cwd=None, env=None):
     line = [sys.executable, "-m", "onnxgrad", *map(str, args)]
-    return subprocess.run(
-        line, capture_output=True, text=True, cwd=cwd, env={**ENV, **(env or {})}, timeout=120
-    )
+    return subprocess.run(line, capture_output=True, text=True, cwd=cwd, env={**ENV, **(env or {})}, timeout=120)
 
 
 @pytest.fixture
@@ -251,9 +249,7 @@ def test_interrupted(tmp_path):
     onnx.save(chain(20_000), tmp_path / "long.onnx")
     line = [sys.executable, "-X", "importtime", "-m", "onnxgrad"]
     line += ["grad", "long.onnx", "--wrt", "x", "-o", "d.onnx"]
-    process = subprocess.Popen(
-        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENV
-    )
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENV)
     assert process.stderr is not None
     for text in process.stderr:  # the trace of imports tells when the work begins
         if "onnxgrad.cli.tables" in text:
@@ -276,9 +272,7 @@ def test_version_and_help():
     for name in ("grad", "check", "ops"):
         assert name in text
     script = os.path.join(os.path.dirname(sys.executable), "onnxgrad")
-    assert subprocess.run([script, "--version"], capture_output=True, text=True).stdout.startswith(
-        "onnxgrad "
-    )
+    assert subprocess.run([script, "--version"], capture_output=True, text=True).stdout.startswith("onnxgrad ")
 
 
 def test_output_into_a_closed_pipe(path):

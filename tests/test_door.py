@@ -108,9 +108,7 @@ def _one_node(op, opset, operands, attrs, options, symbolic):
         inputs.append(value(f"x{i}", dims, helper.np_dtype_to_tensor_dtype(x.dtype)))
     count = options.get("outputs", 1)
     types = options.get("types", [T.FLOAT] * count)
-    node = helper.make_node(
-        op, [f"x{i}" for i in range(len(operands))], [f"y{i}" for i in range(count)], **attrs
-    )
+    node = helper.make_node(op, [f"x{i}" for i in range(len(operands))], [f"y{i}" for i in range(count)], **attrs)
     outs = [value(f"y{i}", None, t) for i, t in enumerate(types)]
     return model([node], inputs, outs, weights, opset=opset, ir_version=7), feeds
 
@@ -596,9 +594,7 @@ def _huge_model() -> ir.Model:
     source.graph.inputs[0].shape = ir.Shape(["N", rows])
     weight = source.graph.initializers["w"]
     weight.shape = ir.Shape([rows, 2])
-    weight.const_value = _Huge(
-        "none.data", 0, rows * 8, ir.DataType.FLOAT, shape=ir.Shape([rows, 2]), name="w"
-    )
+    weight.const_value = _Huge("none.data", 0, rows * 8, ir.DataType.FLOAT, shape=ir.Shape([rows, 2]), name="w")
     return source
 
 
@@ -623,18 +619,14 @@ def test_large_models_are_saved_with_external_data(tmp_path, monkeypatch):
     derived.graph.initializers["w"].const_value = ir.tensor(np.ones((3000, 2), np.float32), name="w")
     files = save_model(derived, tmp_path / "m.onnx")
     assert [p.name for p in files] == ["m.onnx", "m.onnx.data"]
-    assert isinstance(derived.graph.initializers["w"].const_value, ir.Tensor), (
-        "the model in memory has changed"
-    )
+    assert isinstance(derived.graph.initializers["w"].const_value, ir.Tensor), "the model in memory has changed"
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "m.onnx"
     save_model(mlp(), path)
     before = path.read_bytes()
-    monkeypatch.setattr(
-        saving, "to_proto", lambda model: (_ for _ in ()).throw(OSError(28, "No space left on device"))
-    )
+    monkeypatch.setattr(saving, "to_proto", lambda model: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(BadInput, match="No space left"):
         save_model(ir.from_proto(mlp(18)), path)
     assert path.read_bytes() == before

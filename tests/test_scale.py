@@ -67,9 +67,7 @@ def test_a_long_chain_computes_the_right_thing():
         [value(f"v{count - 1}", ["N"], onnx.TensorProto.DOUBLE)],
         {"w": np.array(1.0005)},
     )
-    got = run(
-        vjp(source, wrt=["x", "w"]), {"x": np.arange(n, dtype=float), f"v{count - 1}_cotangent": np.ones(n)}
-    )
+    got = run(vjp(source, wrt=["x", "w"]), {"x": np.arange(n, dtype=float), f"v{count - 1}_cotangent": np.ones(n)})
     np.testing.assert_allclose(got["x_grad"], np.full(n, 1.0005**count), rtol=1e-9)
     np.testing.assert_allclose(got["w_grad"], 3 * count * 1.0005 ** (count - 1), rtol=1e-9)
 
@@ -85,9 +83,7 @@ def test_many_uses_of_one_value():
 
 def test_many_weights():
     count = 1500
-    nodes = [
-        helper.make_node("Mul", ["x" if i == 0 else f"v{i - 1}", f"w{i}"], [f"v{i}"]) for i in range(count)
-    ]
+    nodes = [helper.make_node("Mul", ["x" if i == 0 else f"v{i - 1}", f"w{i}"], [f"v{i}"]) for i in range(count)]
     weights = {f"w{i}": np.ones(2, np.float32) for i in range(count)}
     source = model(nodes, [value("x", [2])], [value(f"v{count - 1}", [2])], weights)
     derived = vjp(source, wrt=list(weights))

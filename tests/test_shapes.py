@@ -65,9 +65,7 @@ def summed(x, shape):
 
 
 def believed(known, want):
-    return known is None or (
-        len(known) == want.ndim and all(k in (None, d) for k, d in zip(known, want.shape))
-    )
+    return known is None or (len(known) == want.ndim and all(k in (None, d) for k, d in zip(known, want.shape)))
 
 
 @SETTINGS
@@ -233,10 +231,7 @@ def test_inferred_shapes_of_all_operators_are_true(symbolic):
             dims = value.shape
             if dims is not None and not (
                 len(dims) == array.ndim
-                and all(
-                    d == n if isinstance(d, int) else sizes.get(d.value, n) == n
-                    for d, n in zip(dims, array.shape)
-                )
+                and all(d == n if isinstance(d, int) else sizes.get(d.value, n) == n for d, n in zip(dims, array.shape))
             ):
                 wrong.append(f"{name}: {dims}, but {array.shape}")
     assert count > 900

@@ -90,12 +90,8 @@ def test_the_main_path(place):
 
 
 def test_training_information_in_the_model_is_used(place):
-    onnx.save(
-        attach(classifier(), loss="cross_entropy", optimizer="sgd", learning_rate=0.3), place / "t.onnx"
-    )
-    found = command(
-        "train", "t.onnx", "--data", "train.npz", "--validation", "test.npz", "-o", "out.onnx", cwd=place
-    )
+    onnx.save(attach(classifier(), loss="cross_entropy", optimizer="sgd", learning_rate=0.3), place / "t.onnx")
+    found = command("train", "t.onnx", "--data", "train.npz", "--validation", "test.npz", "-o", "out.onnx", cwd=place)
     assert found.returncode == 0, found.stderr
     assert "after" in found.stdout
     assert not onnx.load(place / "out.onnx").training_info
@@ -107,9 +103,7 @@ def test_only_what_is_asked_for_is_trained(place):
     args = ("train", "m.onnx", "--data", "train.npz", *LOSS, "--epochs", 1, "-o", "out.onnx")
     found = command(*args, "--trainable", "w*", cwd=place)
     assert found.returncode == 0, found.stderr
-    old, new = (
-        {t.name: t.raw_data for t in onnx.load(place / f).graph.initializer} for f in ("m.onnx", "out.onnx")
-    )
+    old, new = ({t.name: t.raw_data for t in onnx.load(place / f).graph.initializer} for f in ("m.onnx", "out.onnx"))
     assert {name for name in old if old[name] != new[name]} == {"w1", "w2"}
 
 

@@ -61,9 +61,7 @@ def onnxgrad_steps(workload: str, folder: Path, threads: int) -> StepFunction:
         "transformer": ("adamw", 1e-3),
     }.get(workload, ("momentum", 1e-2))
     options = {"momentum": 0.9} if optimizer == "momentum" else {}
-    training = attach(
-        folder / "model.onnx", loss="cross_entropy", optimizer=optimizer, learning_rate=lr, **options
-    )
+    training = attach(folder / "model.onnx", loss="cross_entropy", optimizer=optimizer, learning_rate=lr, **options)
     step_graph = compile_step(training)
     runner = StepRunner(step_graph, threads=threads)
     data = np.load(folder / "batches.npz")

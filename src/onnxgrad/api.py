@@ -66,9 +66,7 @@ class _Derivation:
         found = reverse(self.builder, self.nodes, seeds, list(self.wrt.values()))
         for name, value in self.wrt.items():
             g = found.get(value)
-            self.signature.gradients[name] = self.output(
-                self.zeros(value) if g is None else g, f"{name}_grad", value
-            )
+            self.signature.gradients[name] = self.output(self.zeros(value) if g is None else g, f"{name}_grad", value)
 
     def ones(self) -> dict[ir.Value, Var]:
         """The seeds for which the cotangent of `wrt` is the gradient of the sum of `of`."""
@@ -140,9 +138,7 @@ def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     found = forward(d.builder, d.nodes, seeds, list(d.of.values()))
     for name, value in d.of.items():
         t = found.get(value)
-        d.signature.output_tangents[name] = d.output(
-            d.zeros(value) if t is None else t, f"{name}_tangent", value
-        )
+        d.signature.output_tangents[name] = d.output(d.zeros(value) if t is None else t, f"{name}_tangent", value)
     return d.close()
 
 
@@ -190,21 +186,15 @@ def float_values(names: Names, values: Mapping[str, ir.Value], role: str) -> dic
             raise UnknownName(name, values, "value")
         value = found[name] = values[name]
         if value.type is None:
-            raise BadInput(
-                f"the type of `{role}` {name!r} is not known\n  hint: declare it in the model's value_info"
-            )
+            raise BadInput(f"the type of `{role}` {name!r} is not known\n  hint: declare it in the model's value_info")
         if value.dtype not in FLOATS or not isinstance(value.type, ir.TensorType):
-            raise BadInput(
-                f"`{role}` {name!r} is a {_described(value.type)}; only float tensors have derivatives"
-            )
+            raise BadInput(f"`{role}` {name!r} is a {_described(value.type)}; only float tensors have derivatives")
     return found
 
 
 def default_of(graph: ir.Graph) -> dict[str, ir.Value]:
     """All float outputs."""
-    found = {
-        v.name or "": v for v in graph.outputs if isinstance(v.type, ir.TensorType) and v.dtype in FLOATS
-    }
+    found = {v.name or "": v for v in graph.outputs if isinstance(v.type, ir.TensorType) and v.dtype in FLOATS}
     if not found:
         raise BadInput("the model has no float output to differentiate; name a value with `of`")
     return found

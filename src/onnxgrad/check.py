@@ -72,18 +72,14 @@ def check(model: AnyModel, *, wrt: Names | None = None, of: Names | None = None)
         sources = {n: v for n, v in values.items() if v.producer() is None and v.dtype in FLOATS}
         sources = {n: v for n, v in sources.items() if isinstance(v.type, ir.TensorType)}
         if not sources:
-            raise BadInput(
-                "the model has no float input and no float weight\n  hint: name a value with `wrt`"
-            )
+            raise BadInput("the model has no float input and no float weight\n  hint: name a value with `wrt`")
     else:
         sources = float_values(wrt, values, "wrt")
     targets = default_of(graph) if of is None else float_values(of, values, "of")
     report = Report(list(sources), list(targets))
     private = ir.Model(graph.clone(), ir_version=opened.model.ir_version)
     _tabulate(report, graph, list(sources.values()), list(targets.values()))
-    if not any(
-        r.status == REFUSED for r in report.rows
-    ):  # a rule may still refuse an attribute, or an inner graph
+    if not any(r.status == REFUSED for r in report.rows):  # a rule may still refuse an attribute, or an inner graph
         try:
             vjp(private, wrt=report.wrt, of=report.of)
         except NotDifferentiable as e:

@@ -285,4 +285,3 @@ def _on_onnxruntime(
         single = {k: a.astype(np.float32) if a.dtype.kind == "f" else a for k, a in held.items()}
         for out, got in zip(session.get_outputs(), session.run(None, single)):
             _close(f"{where}rung 7, {mode} on ONNX Runtime, {out.name}", got, want[out.name], 2e-4)
-

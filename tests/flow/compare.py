@@ -97,9 +97,7 @@ def differences(program: onnx.ModelProto, feeds: dict, wrt: list[str], tolerance
             dict(
                 zip(
                     names,
-                    session.run(
-                        names, feeds | {k: np.asarray(feeds[k] + s * 1e-6 * d) for k, d in direction.items()}
-                    ),
+                    session.run(names, feeds | {k: np.asarray(feeds[k] + s * 1e-6 * d) for k, d in direction.items()}),
                 )
             )
             for s in (1, -1)

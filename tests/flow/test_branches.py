@@ -49,9 +49,7 @@ TRANSFORMS = {
 @pytest.mark.parametrize("taken", [True, False])
 def test_an_if_equals_the_branch_it_takes(transform, taken):
     feeds = {"x": X, "c": np.array(taken), "y_cotangent": X + 1, "x_tangent": X * 2, "W_tangent": X[0] - 1}
-    for got, want in zip(
-        run(transform(BRANCHED), **feeds), run(transform(TAKEN[taken]), **feeds), strict=True
-    ):
+    for got, want in zip(run(transform(BRANCHED), **feeds), run(transform(TAKEN[taken]), **feeds), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
@@ -80,9 +78,7 @@ def test_a_branch_that_does_not_depend_on_wrt_gives_zeros():
 
 
 def test_branches_of_different_rank():
-    head = (
-        '<ir_version: 8, opset_import: ["":18]> agraph (float[1,N,3] x, float[3] w, bool c) => (float y) { '
-    )
+    head = '<ir_version: 8, opset_import: ["":18]> agraph (float[1,N,3] x, float[3] w, bool c) => (float y) { '
     model = onnx.parser.parse_model(
         head
         + """k = Constant <value_ints = [0]>() m = Mul(x, w)
@@ -98,7 +94,5 @@ def test_branches_of_different_rank():
             lambda m: onnxgrad.grad(onnxgrad.grad(m, wrt=["x", "w"]), wrt=["x", "w"]),
         ):
             feeds = {"x": x, "w": w, "c": np.array(taken)}
-            for got, want in zip(
-                run(transform(model), **feeds), run(transform(written), **feeds), strict=True
-            ):
+            for got, want in zip(run(transform(model), **feeds), run(transform(written), **feeds), strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

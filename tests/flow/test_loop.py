@@ -74,9 +74,7 @@ def test_no_steps_with_stacked_outputs():
     found = run(onnxgrad.vjp(model(COUNTED.replace("[N,", "[2,")), wrt=["s0", "W"]), every)
     np.testing.assert_array_equal(found["s0_grad"], every["s_cotangent"])
     np.testing.assert_array_equal(found["W_grad"], np.zeros((2, 2)))
-    again = run(
-        onnxgrad.grad(onnxgrad.grad(model(COUNTED.replace("[N,", "[2,")), wrt="W"), wrt=["W", "s0"]), every
-    )
+    again = run(onnxgrad.grad(onnxgrad.grad(model(COUNTED.replace("[N,", "[2,")), wrt="W"), wrt=["W", "s0"]), every)
     for value in again.values():
         np.testing.assert_array_equal(value, np.zeros((2, 2)))
 

@@ -152,9 +152,7 @@ def test_batch_first_equals_time_first():
     turned = {k: v.transpose(1, 0, 2).copy() if k in ("X", "h0", "c0") else v for k, v in feeds.items()}
     seeds = {"Y": normal(N, T, 2, H), "Y_h": normal(N, 2, H), "Y_c": normal(N, 2, H)}
     got = run(onnxgrad.vjp(first, wrt=wrt), feeds | {f"{k}_cotangent": v for k, v in seeds.items()})
-    seeds = {
-        k: (v.transpose(1, 2, 0, 3) if v.ndim == 4 else v.transpose(1, 0, 2)).copy() for k, v in seeds.items()
-    }
+    seeds = {k: (v.transpose(1, 2, 0, 3) if v.ndim == 4 else v.transpose(1, 0, 2)).copy() for k, v in seeds.items()}
     want = run(onnxgrad.vjp(other, wrt=wrt), turned | {f"{k}_cotangent": v for k, v in seeds.items()})
     for n in wrt:
         w = want[f"{n}_grad"]

@@ -39,8 +39,7 @@ PAIRS = {
         "{ a = Sin(x) b = Concat <axis = 1> (a, z, a) y = Mul(b, b) }",
     ),
     "stack": (
-        "{ a = Sin(x) q = SequenceConstruct(a, z) b = ConcatFromSequence <axis = 1, new_axis = 1> (q) y "
-        "= Mul(b, b) }",
+        "{ a = Sin(x) q = SequenceConstruct(a, z) b = ConcatFromSequence <axis = 1, new_axis = 1> (q) y = Mul(b, b) }",
         "{ a = Sin(x) k = Constant <value_ints = [1]>() c = Unsqueeze(a, k) d = Unsqueeze(z, k)"
         " b = Concat <axis = 1> (c, d) y = Mul(b, b) }",
     ),

@@ -91,9 +91,7 @@ PAIRS_OF_FUNCTIONS = [
     Pair("ReduceMax", lambda x: x.amax(1), [ROWS, ROW], {"keepdims": 0}),
     Pair("ReduceMin", lambda x: x.amin(1), [ROWS, ROW], {"keepdims": 0}),
     Pair("ReduceL1", lambda x: x.abs().sum(1), [ROWS, ROW], {"keepdims": 0}),
-    Pair(
-        "ReduceL2", lambda x: torch.linalg.vector_norm(x, dim=1), [ROWS, ROW], {"keepdims": 0}, second=False
-    ),
+    Pair("ReduceL2", lambda x: torch.linalg.vector_norm(x, dim=1), [ROWS, ROW], {"keepdims": 0}, second=False),
     Pair(
         "ReduceL2",
         lambda x: torch.linalg.vector_norm(x, dim=1),

@@ -51,9 +51,7 @@ def test_convolution(spec, transposed, symbolic):
     tensors = [torch.tensor(a, requires_grad=True) for a in (x, w, b)]
     name = f"conv{'_transpose' if transposed else ''}{rank}d"
     options = {"output_padding": extra} if transposed else {}
-    out = getattr(torch.nn.functional, name)(
-        *tensors, stride=s, padding=p, dilation=d, groups=group, **options
-    )
+    out = getattr(torch.nn.functional, name)(*tensors, stride=s, padding=p, dilation=d, groups=group, **options)
     u = rng.standard_normal(tuple(out.shape)).astype(np.float32)
     out.backward(torch.tensor(u))
 

@@ -35,9 +35,7 @@ def model(op: str, x: np.ndarray, t: np.ndarray, weighted: bool, reduction: str)
         inputs.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [4]))
     node = helper.make_node(op, [i.name for i in inputs], ["y"], reduction=reduction, ignore_index=-1)
     dims = ["N", *t.shape[1:]] if reduction == "none" else []
-    graph = helper.make_graph(
-        [node], "loss", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, dims)]
-    )
+    graph = helper.make_graph([node], "loss", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, dims)])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 

@@ -94,9 +94,7 @@ def primal(op, opset, attrs, shapes, symbolic):
 def run(model, feeds, names, threads=2):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     wanted = {i.name for i in session.get_inputs()}
     return session.run(names, {k: v.copy() for k, v in feeds.items() if k in wanted})
 
@@ -113,9 +111,7 @@ def test_norm(name, symbolic):
     tu = torch.tensor(u, dtype=torch.float64, requires_grad=True)
     y = oracle(*tensors)
     gradients = torch.autograd.grad(y, tensors, tu, create_graph=True)
-    seconds = torch.autograd.grad(
-        gradients[0], [*tensors[:2], tu], torch.tensor(v).double(), allow_unused=True
-    )
+    seconds = torch.autograd.grad(gradients[0], [*tensors[:2], tu], torch.tensor(v).double(), allow_unused=True)
 
     model = vjp(primal(op, opset, attrs, shapes, symbolic), wrt=list(feeds), of="y")
     sig = signature(model)
@@ -127,9 +123,7 @@ def test_norm(name, symbolic):
     through = [*list(feeds)[:2], sig.cotangents["y"]]
     second = vjp(model, wrt=through, of=sig.gradients["x0"])
     names = signature(second)
-    got = run(
-        second, given | {names.cotangents[sig.gradients["x0"]]: v}, [names.gradients[w] for w in through]
-    )
+    got = run(second, given | {names.cotangents[sig.gradients["x0"]]: v}, [names.gradients[w] for w in through])
     for have, want in zip(got, seconds if len(feeds) > 1 else [seconds[0], seconds[-1]]):
         want = np.zeros_like(have) if want is None else want.numpy()
         np.testing.assert_allclose(have, want, rtol=0, atol=2e-4 * max(1, np.abs(want).max()))
@@ -169,9 +163,7 @@ def test_training_gradients_ignore_the_running_statistics(momentum):
     feeds |= {"mean": np.full(4, 3.0, np.float32), "var": np.full(4, 5.0, np.float32)}
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 2
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [sig.gradients[n] for n in ("x0", "x1", "x2")]
     first = session.run(names, feeds)
     for i in range(20):
@@ -199,9 +191,7 @@ def test_a_zero_row_has_gradient_zero(p):
 def test_half_precision_keeps_its_type(op):
     """Operands in float16; the gradients have their types and are close to those in float32."""
     rng = np.random.default_rng(3)
-    shapes = (
-        [(2, 4, 6), (6,), (6,)] if op in ("LayerNormalization", "RMSNormalization") else [(2, 4, 6), C, C]
-    )
+    shapes = [(2, 4, 6), (6,), (6,)] if op in ("LayerNormalization", "RMSNormalization") else [(2, 4, 6), C, C]
     shapes = shapes[:2] if op == "RMSNormalization" else shapes
     attrs = {"num_groups": 2} if op == "GroupNormalization" else {}
     if op == "BatchNormalization":

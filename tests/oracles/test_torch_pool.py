@@ -115,9 +115,7 @@ def test_second_order_of_tiles(op, room):
     v = rng.standard_normal(x.shape).astype(np.float32)
     wanted = torch.autograd.grad(gradient, tu, torch.tensor(v))[0]
 
-    model, feeds, (_, grad) = derived(
-        op, x, u, {"kernel_shape": [2] * rank, "strides": [2] * rank}, {0: (0,)}
-    )
+    model, feeds, (_, grad) = derived(op, x, u, {"kernel_shape": [2] * rank, "strides": [2] * rank}, {0: (0,)})
     cotangent = next(n for n in feeds if n != "x0")
     second = vjp(model, wrt=["x0", cotangent], of=[grad])
     sig = signature(second)

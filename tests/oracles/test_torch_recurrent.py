@@ -37,10 +37,7 @@ def exported(module, op, layers, both):
     for layer in range(layers):
         stacks = {"W": [], "R": [], "B": []}
         for way in ["", "_reverse"][:ways]:
-            named = {
-                k: getattr(module, f"{k}_l{layer}{way}")
-                for k in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            }
+            named = {k: getattr(module, f"{k}_l{layer}{way}") for k in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
             arrays = {k: reordered(v.detach().numpy(), op) for k, v in named.items()}
             stacks["W"].append(arrays["weight_ih"])
             stacks["R"].append(arrays["weight_hh"])

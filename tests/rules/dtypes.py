@@ -43,15 +43,11 @@ def dtypes(cases: Sequence[Case]) -> Callable[[Case, type], None]:
     def test_dtype(case: Case, dtype: type) -> None:
         rng = np.random.default_rng(0)
         feeds = {f"x{i}": _array(x, rng) for i, x in enumerate(case.inputs) if x is not None}
-        feeds = {
-            k: v.astype(dtype).astype(np.float64) if v.dtype.kind == "f" else v for k, v in feeds.items()
-        }
+        feeds = {k: v.astype(dtype).astype(np.float64) if v.dtype.kind == "f" else v for k, v in feeds.items()}
         wrt = [n for n, v in feeds.items() if v.dtype.kind == "f"]
         wrt = wrt if case.wrt is None else [f"x{i}" for i in case.wrt]
         exact = node_model(case, feeds)
-        floats = {
-            o.name for o in exact.graph.output if o.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE
-        }
+        floats = {o.name for o in exact.graph.output if o.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE}
         of = sorted(floats if case.of is None else {f"y{i}" for i in case.of})
         try:
             primal = node_model(case, feeds, dtype=dtype)
@@ -62,9 +58,7 @@ def dtypes(cases: Sequence[Case]) -> Callable[[Case, type], None]:
         onnx.checker.check_model(derived, full_check=True)
         for value in derived.graph.output:
             if value.name in signature(derived).gradients.values():
-                assert value.type.tensor_type.elem_type == onnx.helper.np_dtype_to_tensor_dtype(
-                    np.dtype(dtype)
-                )
+                assert value.type.tensor_type.elem_type == onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         if dtype is ml_dtypes.bfloat16 or not case.runtime or not loads(primal):
             return
 
@@ -84,8 +78,6 @@ def dtypes(cases: Sequence[Case]) -> Callable[[Case, type], None]:
             exactly = np.asarray(want[name], np.float64)
             scale = max(1.0, float(np.max(np.abs(exactly), initial=0.0)))
             got = np.asarray(got, np.float64)
-            np.testing.assert_allclose(
-                got / scale, exactly / scale, rtol=0, atol=TOLERANCE[dtype], err_msg=name
-            )
+            np.testing.assert_allclose(got / scale, exactly / scale, rtol=0, atol=TOLERANCE[dtype], err_msg=name)
 
     return test_dtype

@@ -16,10 +16,7 @@ X = np.array([[-4.3, -2.1, -0.7, -0.2], [0.3, 0.9, 2.4, 5.2]])
 SLOPE = np.array([0.3, -0.2, 1.4, 0.1])
 
 CASES = [
-    *[
-        Case(op, [X])
-        for op in ("Tanh", "Sigmoid", "Relu", "Softplus", "Softsign", "HardSigmoid", "HardSwish")
-    ],
+    *[Case(op, [X]) for op in ("Tanh", "Sigmoid", "Relu", "Softplus", "Softsign", "HardSigmoid", "HardSwish")],
     *[Case(op, [X]) for op in ("LeakyRelu", "Elu", "Selu", "ThresholdedRelu", "Shrink")],
     Case("Mish", [X], opset=22),
     Case("LeakyRelu", [X], {"alpha": 1.5}, note="steep"),
@@ -70,9 +67,7 @@ def dropout(ratio: float | None, training: bool, of_mask: bool = False) -> onnx.
 
 @pytest.mark.parametrize("of_mask", [False, True])
 @pytest.mark.parametrize("ratio", [0.0, 0.25, None, 0.9])
-def test_dropout_scales_the_cotangent_by_the_very_mask_of_the_primal(
-    ratio: float | None, of_mask: bool
-) -> None:
+def test_dropout_scales_the_cotangent_by_the_very_mask_of_the_primal(ratio: float | None, of_mask: bool) -> None:
     model = vjp(dropout(ratio, True, of_mask), wrt="x", of="y")
     x = np.linspace(1, 2, 400, dtype=np.float32)
     g = np.linspace(-3, 3, 400, dtype=np.float32)

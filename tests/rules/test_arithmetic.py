@@ -32,10 +32,7 @@ CASES = [
     *[Case(op, [(2, 3), (2, 3), (3,)], note="three") for op in VARIADIC],
     *[Case(op, [(2, 3), (2, 1), (3,), ()], note="four") for op in VARIADIC],
     *[Case(op, [(2, 3)], note="one") for op in VARIADIC],
-    *[
-        Case(op, [SIGNED])
-        for op in ("Neg", "Reciprocal", "Exp", "Abs", "Sign", "Floor", "Ceil", "Round", "Identity")
-    ],
+    *[Case(op, [SIGNED]) for op in ("Neg", "Reciprocal", "Exp", "Abs", "Sign", "Floor", "Ceil", "Round", "Identity")],
     *[Case(op, [SIGNED]) for op in ("Sin", "Cos", "Tan", "Atan", "Sinh", "Cosh", "Tanh", "Asinh")],
     Case("Erf", [SIGNED], evaluators=[Erf]),
     *[Case(op, [INSIDE]) for op in ("Asin", "Acos", "Atanh")],
@@ -90,9 +87,7 @@ def one_node(op: str, dtype: type, constants: list, fed: bool) -> onnx.ModelProt
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16], ids=lambda d: d.__name__)
-@pytest.mark.parametrize(
-    ("op", "constants"), WITH_CONSTANTS, ids=lambda v: v if isinstance(v, str) else str(v[0])
-)
+@pytest.mark.parametrize(("op", "constants"), WITH_CONSTANTS, ids=lambda v: v if isinstance(v, str) else str(v[0]))
 def test_an_operand_that_is_known_changes_the_graph_and_not_the_derivative(
     op: str, constants: list, dtype: type
 ) -> None:

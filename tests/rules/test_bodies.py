@@ -30,10 +30,7 @@ SIMPLE = [
 ]
 BODIES = [
     *[Case(name, [X]) for name in SIMPLE],
-    *[
-        Case(n, [X, ints(1)])
-        for n in ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare")
-    ],
+    *[Case(n, [X, ints(1)]) for n in ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare")],
     Case("ReduceL2", [X], {"keepdims": 0}, note="all"),
     Case("Elu", [X], {"alpha": 0.5}, note="alpha"),
     Case("Gelu", [X], {"approximate": "tanh"}, note="tanh"),

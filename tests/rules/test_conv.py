@@ -11,9 +11,7 @@ ROOM = {0: (0, 2, 3, 4)}
 def case(op, x, w, b=None, *, symbolic=True, note="", order=1, runtime=True, **attrs):
     inputs = [x, w] if b is None else [x, w, b]
     evaluators = (Conv, ConvTranspose)
-    return Case(
-        op, inputs, attrs, symbolic=symbolic, note=note, order=order, runtime=runtime, evaluators=evaluators
-    )
+    return Case(op, inputs, attrs, symbolic=symbolic, note=note, order=order, runtime=runtime, evaluators=evaluators)
 
 
 CASES = [
@@ -37,9 +35,7 @@ CASES = [
     case("Conv", (1, 2, 4, 4), (3, 2, 2, 2), symbolic=ROOM, note="symbolic space"),
     case("Conv", (2, 1, 4, 3), (2, 1, 2, 2), note="all symbolic"),
     case("Conv", (2, 2, 4, 3), (2, 1, 2, 2), group=2, strides=[2, 1], note="all symbolic, groups"),
-    case(
-        "Conv", (2, 2, 4, 3), (2, 1, 2, 2), group=2, kernel_shape=[2, 2], note="all symbolic but the kernel"
-    ),
+    case("Conv", (2, 2, 4, 3), (2, 1, 2, 2), group=2, kernel_shape=[2, 2], note="all symbolic but the kernel"),
     case(
         "Conv",
         (1, 2, 5, 6),
@@ -81,9 +77,7 @@ CASES = [
     case("Conv", (2, 2, 4, 3), (3, 2, 1, 1), strides=[2, 2], symbolic=ROOM, note="pointwise strided"),
     case("Conv", (2, 2, 3, 3), (3, 2, 1, 1), pads=[1, 0, 0, 2], symbolic=ROOM, note="pointwise padded"),
     case("Conv", (2, 4, 3, 3), (4, 2, 1, 1), group=2, symbolic=ROOM, note="pointwise groups"),
-    case(
-        "Conv", (2, 4, 4, 3), (4, 2, 2, 2), group=2, pads=[1, 1, 0, 1], symbolic=BATCH, note="groups", order=2
-    ),
+    case("Conv", (2, 4, 4, 3), (4, 2, 2, 2), group=2, pads=[1, 1, 0, 1], symbolic=BATCH, note="groups", order=2),
     case(
         "Conv",
         (1, 4, 4, 3),
@@ -135,9 +129,7 @@ CASES = [
         note="same lower strided",
         order=2,
     ),
-    case(
-        "Conv", (1, 2, 5, 4), (2, 2, 2, 2), auto_pad="SAME_LOWER", strides=[2, 1], note="same, all symbolic"
-    ),
+    case("Conv", (1, 2, 5, 4), (2, 2, 2, 2), auto_pad="SAME_LOWER", strides=[2, 1], note="same, all symbolic"),
     # ONNX Runtime refuses dilations beside automatic padding; the specification does not
     case(
         "Conv",
@@ -152,9 +144,7 @@ CASES = [
     case("Conv", (1, 2, 5, 4), (2, 2, 2, 2), auto_pad="VALID", strides=[2, 1], symbolic=ROOM, note="valid"),
     # three axes
     case("Conv", (1, 2, 3, 3, 2), (2, 2, 2, 2, 2), pads=[0, 1, 1, 1, 0, 0], symbolic=ROOM),
-    case(
-        "Conv", (1, 2, 4, 3, 3), (2, 1, 2, 2, 2), strides=[2, 1, 2], group=2, symbolic=BATCH, note="depthwise"
-    ),
+    case("Conv", (1, 2, 4, 3, 3), (2, 1, 2, 2, 2), strides=[2, 1, 2], group=2, symbolic=BATCH, note="depthwise"),
     # transposed
     case("ConvTranspose", (2, 2, 3), (2, 3, 2), (3,), order=2),
     case(
@@ -258,6 +248,17 @@ CASES = [
         strides=[2, 1, 2],
         pads=[0, 0, 1, 1, 0, 0],
         symbolic=ROOM,
+    ),
+    # ONNX Runtime wants output_padding below the stride; the specification, below the stride or the dilation
+    case(
+        "ConvTranspose",
+        (1, 2, 3),
+        (2, 2, 2),
+        dilations=[3],
+        output_padding=[2],
+        symbolic=ROOM,
+        note="far beyond the end",
+        runtime=False,
     ),
 ]
 test_rule = ladder("conv", CASES)

@@ -34,9 +34,7 @@ PINS: dict[tuple[str, str], list[tuple[str, list, list, dict]]] = {
     ("Celu", "x = 0"): [("Celu", [at(0)], [[1]], {"alpha": 1.5})],
     ("ThresholdedRelu", "x = α"): [("ThresholdedRelu", [at(1.5)], [[0]], {"alpha": 1.5})],
     ("Shrink", "x = ±λ"): [("Shrink", [at(0.5, -0.5)], [[0, 0]], {"lambd": 0.5})],
-    ("HardSigmoid", "αx + β is 0 or 1"): [
-        ("HardSigmoid", [at(-1, 1)], [[0, 0]], {"alpha": 0.5, "beta": 0.5})
-    ],
+    ("HardSigmoid", "αx + β is 0 or 1"): [("HardSigmoid", [at(-1, 1)], [[0, 0]], {"alpha": 0.5, "beta": 0.5})],
     ("HardSwish", "x = -3 and x = 3"): [("HardSwish", [at(-3, 3)], [[0, 1]], {})],
     ("Abs", "x = 0"): [("Abs", [at(0)], [[0]], {})],
     ("ReduceL1", "x = 0"): [("ReduceL1", [at(0, -2)], [[0, -1]], {})],
@@ -166,9 +164,7 @@ def test_the_norm_of_a_row_of_zeros_to_second_order() -> None:
     model = graph_of(nodes, {"x": (TensorProto.FLOAT, [2, 2])}, {"axes": ROW}, "y")
     push = jvp(grad(model, wrt="x", of="y"), wrt="x")
     x = np.array([[0, 0], [3, 4]], np.float32)
-    (moved,) = session(push).run(
-        [signature(push).output_tangents["x_grad"]], {"x": x, "x_tangent": np.ones_like(x)}
-    )
+    (moved,) = session(push).run([signature(push).output_tangents["x_grad"]], {"x": x, "x_tangent": np.ones_like(x)})
     np.testing.assert_allclose(moved, [[0, 0], [4 / 125, -3 / 125]], atol=1e-7)
 
 

@@ -53,9 +53,7 @@ def model(op: str, *, classes: int = 3, weighted: bool = False, **attrs: object)
         inputs.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [classes]))
     node = helper.make_node(op, [i.name for i in inputs], ["y"], **attrs)
     dims = ["N"] if attrs.get("reduction") == "none" else []
-    graph = helper.make_graph(
-        [node], "loss", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, dims)]
-    )
+    graph = helper.make_graph([node], "loss", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, dims)])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
@@ -78,9 +76,7 @@ def test_ignored_targets_outside_the_classes(ignore: int, weighted: bool, reduct
     t = np.array([2, ignore, 0, ignore])
     kept = t != ignore
     w = {"w": WEIGHT.astype(np.float32)} if weighted else {}
-    with_ignored = model(
-        "SoftmaxCrossEntropyLoss", weighted=weighted, reduction=reduction, ignore_index=ignore
-    )
+    with_ignored = model("SoftmaxCrossEntropyLoss", weighted=weighted, reduction=reduction, ignore_index=ignore)
     without = model("SoftmaxCrossEntropyLoss", weighted=weighted, reduction=reduction)
     for wrt in ["x", *w]:
         _, got = pulled(with_ignored, {"x": x, "t": t} | w, wrt)

@@ -32,13 +32,12 @@ EVALUATORS = (
 
 def case(op, x, *, note="", symbolic=True, order=1, **attrs):
     rng = np.random.default_rng(7)
-    x = (
-        rng.permutation(np.prod(x)).reshape(x) / 7 - 2.03 if "Max" in op else x
-    )  # no two elements near each other
+    x = rng.permutation(np.prod(x)).reshape(x) / 7 - 2.03 if "Max" in op else x  # no two elements near each other
     return Case(op, [x], attrs, note=note, symbolic=symbolic, order=order, evaluators=EVALUATORS, outputs=1)
 
 
 PADS = [0, 1, 1, 1]
+LATE = {"pads": [0, 0, 1, 1], "ceil_mode": 1}
 WINDOWS = [
     ("", (2, 2, 5), {"kernel_shape": [2]}),
     ("tiles", (2, 2, 6), {"kernel_shape": [3], "strides": [3]}),
@@ -51,6 +50,7 @@ WINDOWS = [
         (1, 1, 4, 5),
         {"kernel_shape": [2, 3], "strides": [3, 2], "pads": [0, 1, 1, 1], "ceil_mode": 1},
     ),
+    ("ceil, no window in the padding", (1, 1, 3, 6), {**LATE, "kernel_shape": [2, 2], "strides": [3, 3]}),
     ("dilated", (1, 2, 5, 6), {"kernel_shape": [2, 3], "dilations": [3, 2], "pads": [1, 1, 0, 1]}),
     ("gaps", (1, 2, 5, 6), {"kernel_shape": [1, 2], "strides": [2, 3]}),
     ("same upper", (1, 2, 5, 4), {"kernel_shape": [3, 2], "strides": [2, 2], "auto_pad": "SAME_UPPER"}),
@@ -59,27 +59,26 @@ WINDOWS = [
     ("tiles", (1, 1, 2, 4, 2), {"kernel_shape": [1, 2, 2], "strides": [1, 2, 2]}),
     ("", (1, 1, 3, 4, 3), {"kernel_shape": [2, 2, 2], "strides": [1, 2, 1], "pads": [0, 1, 0, 1, 0, 1]}),
 ]
-INCLUDED = ("overlap", "ceil, padded", "dilated", "same upper", "same lower")
+INCLUDED = (
+    "overlap",
+    "ceil, padded",
+    "ceil, no window in the padding",
+    "dilated",
+    "same upper",
+    "same lower",
+)
 
 CASES = [
-    *(
-        case("MaxPool", x, note=note, order=1 + (i < 4), **attrs)
-        for i, (note, x, attrs) in enumerate(WINDOWS)
-    ),
+    *(case("MaxPool", x, note=note, order=1 + (i < 4), **attrs) for i, (note, x, attrs) in enumerate(WINDOWS)),
     case("MaxPool", (2, 2, 4, 4), kernel_shape=[2, 2], strides=[2, 2], symbolic=BATCH, note="tiles, batch"),
     case("MaxPool", (2, 2, 3, 4), kernel_shape=[2, 2], storage_order=1, note="column major"),
-    *(
-        case("AveragePool", x, note=note, order=1 + (i < 5), **attrs)
-        for i, (note, x, attrs) in enumerate(WINDOWS)
-    ),
+    *(case("AveragePool", x, note=note, order=1 + (i < 5), **attrs) for i, (note, x, attrs) in enumerate(WINDOWS)),
     *(
         case("AveragePool", x, note=f"{note}, padding counts", count_include_pad=1, **attrs)
         for note, x, attrs in WINDOWS
         if note in INCLUDED
     ),
-    case(
-        "AveragePool", (2, 1, 4, 4), kernel_shape=[2, 2], strides=[2, 2], symbolic=BATCH, note="tiles, batch"
-    ),
+    case("AveragePool", (2, 1, 4, 4), kernel_shape=[2, 2], strides=[2, 2], symbolic=BATCH, note="tiles, batch"),
     *(
         case("LpPool", x, note=note, order=1 + (i == 4), **attrs)
         for i, (note, x, attrs) in enumerate(WINDOWS)

@@ -28,15 +28,11 @@ WAYS = {
 def dequantize(shape: tuple, point: np.ndarray | None, attrs: dict, symbolic: bool) -> onnx.ModelProto:
     inputs = [
         helper.make_tensor_value_info("q", TensorProto.INT8, ["a", "b", "c"] if symbolic else Q.shape),
-        helper.make_tensor_value_info(
-            "s", TensorProto.FLOAT, [f"s{i}" for i in shape] if symbolic else shape
-        ),
+        helper.make_tensor_value_info("s", TensorProto.FLOAT, [f"s{i}" for i in shape] if symbolic else shape),
     ]
     constants = [] if point is None else [onnx.numpy_helper.from_array(point, "z")]
     node = helper.make_node("DequantizeLinear", ["q", "s", *(c.name for c in constants)], ["y"], **attrs)
-    outputs = [
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["a", "b", "c"] if symbolic else Q.shape)
-    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["a", "b", "c"] if symbolic else Q.shape)]
     graph = helper.make_graph([node], "g", inputs, outputs, constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 

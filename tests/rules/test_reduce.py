@@ -24,24 +24,12 @@ def operand(op: str) -> np.ndarray:
 
 CASES = [
     *[Case(f"Reduce{op}", [operand(op), axes(1)], note="axis 1") for op in REDUCTIONS],
-    *[
-        Case(f"Reduce{op}", [operand(op), axes(-1)], {"keepdims": 0}, note="last, dropped")
-        for op in REDUCTIONS
-    ],
-    *[
-        Case(f"Reduce{op}", [operand(op), axes(2, 0)], {"keepdims": 0}, note="axes 2 and 0")
-        for op in REDUCTIONS
-    ],
+    *[Case(f"Reduce{op}", [operand(op), axes(-1)], {"keepdims": 0}, note="last, dropped") for op in REDUCTIONS],
+    *[Case(f"Reduce{op}", [operand(op), axes(2, 0)], {"keepdims": 0}, note="axes 2 and 0") for op in REDUCTIONS],
     *[Case(f"Reduce{op}", [operand(op)], note="all") for op in REDUCTIONS],
     *[Case(f"Reduce{op}", [operand(op)], {"keepdims": 0}, note="all dropped") for op in REDUCTIONS],
-    *[
-        Case(f"Reduce{op}", [operand(op)], {"noop_with_empty_axes": 1, "keepdims": 0}, note="none")
-        for op in REDUCTIONS
-    ],
-    *[
-        Case(f"Reduce{op}", [operand(op), axes()], {"noop_with_empty_axes": 1}, note="none")
-        for op in REDUCTIONS
-    ],
+    *[Case(f"Reduce{op}", [operand(op)], {"noop_with_empty_axes": 1, "keepdims": 0}, note="none") for op in REDUCTIONS],
+    *[Case(f"Reduce{op}", [operand(op), axes()], {"noop_with_empty_axes": 1}, note="none") for op in REDUCTIONS],
     *[Case(f"Reduce{op}", [operand(op)[:, :1], axes(1)], note="size 1") for op in REDUCTIONS],
     *[Case(f"Reduce{op}", [(0, 3), axes(1)], {"keepdims": 0}, note="empty") for op in REDUCTIONS],
     Case(
@@ -120,7 +108,5 @@ def test_axes_may_be_computed_in_the_graph(op: str, keepdims: int, given: np.nda
         for name, value in reference(got, feeds).items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
         run = session(got)
-        for out, value in zip(
-            run.get_outputs(), run.run(None, {i.name: feeds[i.name] for i in run.get_inputs()})
-        ):
+        for out, value in zip(run.get_outputs(), run.run(None, {i.name: feeds[i.name] for i in run.get_inputs()})):
             np.testing.assert_allclose(value, expected[out.name], rtol=1e-6, atol=1e-9, err_msg=out.name)

@@ -12,9 +12,7 @@ SAME = np.array([[0, 1], [2, 2], [0, 1]])
 ZEROS = np.array([[0.0, 0.7, 1.5], [0.5, 0.0, -2.0]])
 CASES = [
     Case("ScatterElements", [(3, 3), ONCE, (2, 3)]),
-    Case(
-        "ScatterElements", [(2, 4), ONCE, (2, 3)], {"axis": -1}, note="axis -1", runtime=True, symbolic=False
-    ),
+    Case("ScatterElements", [(2, 4), ONCE, (2, 3)], {"axis": -1}, note="axis -1", runtime=True, symbolic=False),
     Case("ScatterElements", [(3, 3), TWICE, (2, 3)], {"reduction": "add"}, note="add"),
     Case("ScatterElements", [(3, 3), TWICE, (2, 3)], {"reduction": "mul"}, note="mul"),
     Case("ScatterElements", [(3, 3), TWICE, ZEROS], {"reduction": "mul"}, note="mul zeros"),

@@ -38,9 +38,7 @@ def of_x_and(op: str, takes: int) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("op", "takes"),
     [
-        *itertools.product(
-            ["Shape", "Size", "Ceil", "Floor", "Round", "Sign", "Hardmax", "IsInf", "IsNaN"], [1]
-        ),
+        *itertools.product(["Shape", "Size", "Ceil", "Floor", "Round", "Sign", "Hardmax", "IsInf", "IsNaN"], [1]),
         *itertools.product(["Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"], [2]),
         *itertools.product(["ArgMax", "ArgMin", "RandomNormalLike", "RandomUniformLike"], [1]),
     ],
@@ -71,11 +69,7 @@ def test_a_reinterpretation_of_bits_is_refused() -> None:
         grad(model, wrt="x", of="y")
 
 
-@pytest.mark.parametrize(
-    ("domain", "op", "rule"), [*ZEROS, *REFUSALS], ids=lambda v: v if isinstance(v, str) else ""
-)
-def test_every_statement_is_about_an_operator_that_exists_and_says_why(
-    domain: str, op: str, rule: object
-) -> None:
+@pytest.mark.parametrize(("domain", "op", "rule"), [*ZEROS, *REFUSALS], ids=lambda v: v if isinstance(v, str) else "")
+def test_every_statement_is_about_an_operator_that_exists_and_says_why(domain: str, op: str, rule: object) -> None:
     assert schema_of(domain, op, onnx.defs.onnx_opset_version() if not domain else 5) is not None
     assert len(rule.reason.split()) > 3

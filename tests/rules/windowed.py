@@ -23,9 +23,7 @@ def _taps(kernel, dilations, strides, out):
     for tap in itertools.product(*map(range, kernel)):
         yield (
             tap,
-            tuple(
-                slice(i * d, i * d + (o - 1) * s + 1, s) for i, d, s, o in zip(tap, dilations, strides, out)
-            ),
+            tuple(slice(i * d, i * d + (o - 1) * s + 1, s) for i, d, s, o in zip(tap, dilations, strides, out)),
         )
 
 
@@ -95,9 +93,7 @@ class ConvTranspose(OpRun):
         return ((y if B is None else y + B.reshape(-1, *[1] * n)).astype(X.dtype),)
 
 
-def _pooled(
-    X, fill, kernel_shape=None, strides=None, pads=None, dilations=None, auto_pad=None, ceil_mode=None
-):
+def _pooled(X, fill, kernel_shape=None, strides=None, pads=None, dilations=None, auto_pad=None, ceil_mode=None):
     """Windows of X as [N, C, o…, taps]; for each element, whether it is in X, and in X or its padding."""
     n, kernel = X.ndim - 2, kernel_shape
     h = X.shape[2:]

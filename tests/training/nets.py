@@ -65,9 +65,7 @@ def session(model: onnx.ModelProto | ir.Model, threads: int = 1) -> onnxruntime.
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
-    return onnxruntime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    return onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def run(model: onnx.ModelProto | ir.Model, feeds: Arrays) -> Arrays:

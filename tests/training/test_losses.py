@@ -20,9 +20,7 @@ def linear(shape=("N", 3), last=(), dtype=np.float32):
     w = rng.standard_normal(shape[1:]).astype(dtype)
     nodes = [node("Add", ["x", "w"], ["y"], name="add"), *last]
     out = {"z" if last else "y": shape}
-    return model_of(
-        nodes, {"w": w}, {"x": shape}, out, dtype=helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    )
+    return model_of(nodes, {"w": w}, {"x": shape}, out, dtype=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
 def loss_and_gradient(model, x, labels, **options):
@@ -51,18 +49,10 @@ def test_elementwise_losses_are_those_of_torch(case, reduction):
     name, options, reference = CASES[case]
     rng = np.random.default_rng(1)
     x = rng.standard_normal((5, 3)).astype(np.float32)
-    t = (
-        rng.uniform(0, 1, (5, 3)).astype(np.float32)
-        if case == "bce"
-        else rng.standard_normal((5, 3)).astype("f")
-    )
+    t = rng.uniform(0, 1, (5, 3)).astype(np.float32) if case == "bce" else rng.standard_normal((5, 3)).astype("f")
     model = linear()
-    loss, gradient = loss_and_gradient(
-        model, x, t, loss=name, loss_options={"reduction": reduction, **options}
-    )
-    w = torch.tensor(
-        np.frombuffer(model.graph.initializer[0].raw_data, np.float32).copy(), requires_grad=True
-    )
+    loss, gradient = loss_and_gradient(model, x, t, loss=name, loss_options={"reduction": reduction, **options})
+    w = torch.tensor(np.frombuffer(model.graph.initializer[0].raw_data, np.float32).copy(), requires_grad=True)
     expected = reference(torch.nn.functional, torch.tensor(x) + w, torch.tensor(t), reduction)
     expected.backward()
     np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)

@@ -219,9 +219,7 @@ def test_batch_normalization_that_a_rule_emits():
     def double_norm(op, g, x):
         """y = x: g, by way of two normalizations that take each other away"""
         zero, one = op.const(np.zeros(2), x.dtype), op.const(np.ones(2), x.dtype)
-        y, mean, var = op.BatchNormalization(
-            x, one, zero, zero, one, training_mode=1, momentum=0.5, outputs=3
-        )
+        y, mean, var = op.BatchNormalization(x, one, zero, zero, one, training_mode=1, momentum=0.5, outputs=3)
         z, _, _ = op.BatchNormalization(x, one, one, zero, one, training_mode=1, momentum=0.5, outputs=3)
         late = op.Mul(zero, 0.5)  # as the running mean will be written
         return g * (z - y) + g * (mean + var) * 0.5 + late

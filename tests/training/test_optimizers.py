@@ -51,9 +51,7 @@ def test_backend_node_test(name):
             np.testing.assert_allclose(found[out.name], want, rtol=2e-6, atol=1e-7, err_msg=out.name)
 
 
-def optimizer_model(
-    op: str, states: int, dtype=TensorProto.FLOAT, shapes=((2, 3), (4,)), **attrs
-) -> onnx.ModelProto:
+def optimizer_model(op: str, states: int, dtype=TensorProto.FLOAT, shapes=((2, 3), (4,)), **attrs) -> onnx.ModelProto:
     """One optimizer node on two tensors; inputs R, T, X0, X1, G0, … and outputs Y0, …"""
     groups = ["X", "G", *("V", "H")[:states]]
     names = [f"{g}{i}" for g in groups for i in range(len(shapes))]
@@ -211,9 +209,7 @@ def test_hundred_steps_are_those_of_torch(name):
     settings, make = TORCH[name]
     batches = _data(100)
     weights, losses = _torch_training(make, batches)
-    state, history = train(
-        compile_step(attach(mlp(), loss="mse", optimizer=name, **settings)), batches, threads=2
-    )
+    state, history = train(compile_step(attach(mlp(), loss="mse", optimizer=name, **settings)), batches, threads=2)
     assert losses[-1] < 0.75 * losses[0]
     np.testing.assert_allclose([h["loss"] for h in history], losses, rtol=2e-4)
     for n, w in weights.items():

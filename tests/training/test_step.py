@@ -89,9 +89,7 @@ def test_caller_keeps_his_model(attached):
 def test_attach_again_replaces(attached):
     again = attach(attached, loss="l1", optimizer="sgd")
     assert len(again.training_info) == 1
-    assert described(compile_step(again)) == described(
-        compile_step(attach(mlp(), loss="l1", optimizer="sgd"))
-    )
+    assert described(compile_step(again)) == described(compile_step(attach(mlp(), loss="l1", optimizer="sgd")))
 
 
 # --- the step ---------------------------------------------------------------------------------------
@@ -179,9 +177,7 @@ def test_weights_go_back(attached):
     _, (now,) = train(compile_step(_with(attached, state)), [batch_of()])
     np.testing.assert_allclose(((y - batch_of()["labels"]) ** 2).mean(), now["loss"], rtol=1e-5)
     again = ir.to_proto(step.inference_model(initial(step)))
-    assert (
-        run(again, {"x": batch_of()["x"]})["y"].tobytes() == run(mlp(), {"x": batch_of()["x"]})["y"].tobytes()
-    )
+    assert run(again, {"x": batch_of()["x"]})["y"].tobytes() == run(mlp(), {"x": batch_of()["x"]})["y"].tobytes()
 
 
 def _with(attached, state):
@@ -222,9 +218,7 @@ def test_weights_in_constant_nodes():
     assert history[-1]["loss"] < history[0]["loss"]
     y = run(step.inference_model(state), {"x": batch_of()["x"]})["y"]
     np.testing.assert_allclose(y, batch_of()["x"] @ state["w"] * 2, rtol=1e-5)
-    assert set(compile_step(attach(constant_net(), loss="mse", optimizer="sgd", trainable=["s"])).state) == {
-        "s"
-    }
+    assert set(compile_step(attach(constant_net(), loss="mse", optimizer="sgd", trainable=["s"])).state) == {"s"}
 
 
 # --- what is trained --------------------------------------------------------------------------------
@@ -522,9 +516,7 @@ def test_initialization_is_done_when_training_starts(key):
     untouched = compile_step(_bound(spoiled(lambda i: None), "V", "Vnew")).state[other].initial.numpy()
     np.testing.assert_array_equal(step.state[other].initial.numpy(), untouched)
     if key == "w2":
-        np.testing.assert_array_equal(
-            step.inference_model({}).graph.initializers["w2"].const_value.numpy(), start
-        )
+        np.testing.assert_array_equal(step.inference_model({}).graph.initializers["w2"].const_value.numpy(), start)
 
 
 def _bound(model, key, value):

@@ -295,9 +295,7 @@ def test_ignored_labels_do_not_count(tmp_path):
 
 def test_metrics_and_plot(tmp_path):
     trainer = Trainer(trainable(), options=ONE)
-    trainer.fit(
-        blobs(), epochs=2, validation=blobs(seed=1), metrics=tmp_path / "m.json", plot=tmp_path / "p.png"
-    )
+    trainer.fit(blobs(), epochs=2, validation=blobs(seed=1), metrics=tmp_path / "m.json", plot=tmp_path / "p.png")
     found = json.loads((tmp_path / "m.json").read_text())
     assert found["finished"]
     assert [e["epoch"] for e in found["epochs"]] == [1, 2]
@@ -401,9 +399,7 @@ def test_training_information_written_by_hand(tmp_path, inside):
     w = trainer.state()["w"]
     assert found["validation_loss"] == pytest.approx(((data["x"] @ w - data["t"]) ** 2).mean(), rel=1e-5)
     save_model(trainer.inference_model(), tmp_path / "m.onnx")
-    assert trainer.evaluation.file(tmp_path / "m.onnx", rows)["loss"] == pytest.approx(
-        found["validation_loss"]
-    )
+    assert trainer.evaluation.file(tmp_path / "m.onnx", rows)["loss"] == pytest.approx(found["validation_loss"])
     with pytest.raises(BadInput, match="no learning rate that could follow"):
         trainer.fit(rows, schedule=cosine)
 

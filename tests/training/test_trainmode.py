@@ -28,9 +28,7 @@ def norm_net(channels=5, momentum=0.9, seed=0) -> onnx.ModelProto:
     }
     nodes = [
         node("MatMul", ["x", "w1"], ["h"]),
-        node(
-            "BatchNormalization", ["h", "scale", "bias", "mean", "var"], ["n"], momentum=momentum, name="bn"
-        ),
+        node("BatchNormalization", ["h", "scale", "bias", "mean", "var"], ["n"], momentum=momentum, name="bn"),
         node("Tanh", ["n"], ["t"]),
         node("MatMul", ["t", "w2"], ["y"]),
     ]
@@ -69,10 +67,7 @@ def test_batch_normalization_is_that_of_torch(momentum):
     optimizer = torch.optim.SGD(p.values(), lr=0.05, momentum=0.9)
     for batch, result in zip(data, history):
         h = torch.tensor(batch["x"]) @ p["w1"]
-        y = (
-            torch.tanh(torch.nn.functional.batch_norm(h, None, None, p["scale"], p["bias"], training=True))
-            @ p["w2"]
-        )
+        y = torch.tanh(torch.nn.functional.batch_norm(h, None, None, p["scale"], p["bias"], training=True)) @ p["w2"]
         loss = torch.nn.functional.mse_loss(y, torch.tensor(batch["labels"]))
         optimizer.zero_grad()
         loss.backward()

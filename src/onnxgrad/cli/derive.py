@@ -28,9 +28,7 @@ class Mode(enum.StrEnum):
 
 def grad(
     model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
-    wrt: Annotated[
-        list[str], typer.Option(help="Differentiate with respect to this value; may be repeated.")
-    ],
+    wrt: Annotated[list[str], typer.Option(help="Differentiate with respect to this value; may be repeated.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the derived model.")],
     of: Annotated[
         list[str] | None,

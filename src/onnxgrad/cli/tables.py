@@ -23,9 +23,7 @@ def check(
     wrt: Annotated[
         list[str] | None, typer.Option(help="May be repeated. Default: every float input and weight.")
     ] = None,
-    of: Annotated[
-        list[str] | None, typer.Option(help="May be repeated. Default: every float output.")
-    ] = None,
+    of: Annotated[list[str] | None, typer.Option(help="May be repeated. Default: every float output.")] = None,
 ) -> None:
     """Say of every operator between `wrt` and `of` how it is differentiated, or why it cannot be.
 

@@ -33,12 +33,8 @@ def train(
     validation: Annotated[
         Path | None, typer.Option(help="Held-out data: measured after every epoch, and before and after.")
     ] = None,
-    loss: Annotated[
-        str | None, typer.Option(help="cross_entropy, nll, mse, l1, huber or bce_with_logits.")
-    ] = None,
-    optimizer: Annotated[
-        str | None, typer.Option(help="sgd, momentum, nesterov, adam, adamw or adagrad.")
-    ] = None,
+    loss: Annotated[str | None, typer.Option(help="cross_entropy, nll, mse, l1, huber or bce_with_logits.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, nesterov, adam, adamw or adagrad.")] = None,
     prediction: Annotated[
         str | None, typer.Option(help="The output that meets the labels. Default: the only float output.")
     ] = None,
@@ -62,9 +58,7 @@ def train(
         typer.Option(help="Folder for the checkpoint. Default: OUTPUT with the suffix .checkpoint."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint, exactly.")] = False,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Discard the checkpoint of an unfinished run.")
-    ] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Discard the checkpoint of an unfinished run.")] = False,
     metrics: Annotated[Path | None, typer.Option(help="JSON file for losses and accuracies.")] = None,
     plot: Annotated[Path | None, typer.Option(help="PNG file for the curves.")] = None,
 ) -> None:
@@ -110,9 +104,7 @@ def _with_training(source: ir.Model, path: Path, hyper: dict[str, Any]) -> onnx.
     given = [flag for flag, value in hyper.items() if value is not None]
     if training_info(source):
         if given:
-            raise BadInput(
-                f"{path} carries training information, which is used as it is; drop {', '.join(given)}"
-            )
+            raise BadInput(f"{path} carries training information, which is used as it is; drop {', '.join(given)}")
         return source
     for flag in ("--loss", "--optimizer"):
         if flag not in given:

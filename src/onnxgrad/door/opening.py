@@ -61,11 +61,7 @@ class Opened:
     def _settle_training(self) -> None:
         """Drop, with a warning, training information about values that the model no longer has."""
         graph = self.model.graph
-        have = (
-            {v.name for v in graph.inputs}
-            | set(graph.initializers)
-            | {v.name for n in graph for v in n.outputs}
-        )
+        have = {v.name for v in graph.inputs} | set(graph.initializers) | {v.name for n in graph for v in n.outputs}
         kept = []
         for info in training_info(self.model):
             missing = sorted(outside_names(info) - {n for n in have if n})
@@ -104,9 +100,7 @@ def open_model(model: AnyModel) -> Opened:
                 "  hint: pass onnx_ir.load(path); what comes out is then an onnx_ir.Model"
             )
     else:
-        raise BadInput(
-            f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not a {type(model).__name__}"
-        )
+        raise BadInput(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not a {type(model).__name__}")
     private = opened.model
     check_scopes(private)
     imports = private.graph.opset_imports
@@ -123,9 +117,7 @@ def open_model(model: AnyModel) -> Opened:
 def _private(model: ir.Model) -> ir.Model:
     """A copy that shares only weights and attribute values, which nobody changes."""
     if not is_ordered(model.graph):
-        raise BadInput(
-            "a node of the model comes before one whose output it reads\n  hint: model.graph.sort()"
-        )
+        raise BadInput("a node of the model comes before one whose output it reads\n  hint: model.graph.sort()")
     copy = model.clone()
     for graph in copy.graphs():
         for value in (*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs)):
@@ -185,9 +177,7 @@ def _refuse_old_training(infos: list[onnx.TrainingInfoProto], opset: int) -> Non
             if node.domain not in ("", "ai.onnx"):
                 continue
             try:
-                versions = {
-                    onnx.defs.get_schema(node.op_type, v, "").since_version for v in (opset, LOWEST_RULES)
-                }
+                versions = {onnx.defs.get_schema(node.op_type, v, "").since_version for v in (opset, LOWEST_RULES)}
             except onnx.defs.SchemaError:
                 versions = set()
             if len(versions) != 1:

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.names import Names
+from onnxgrad.ir.names import Names, described
 from onnxgrad.ir.walk import subgraphs
 
 LOWEST_READ, LOWEST_RULES = 7, 18
@@ -76,8 +76,7 @@ def raise_opset(model: ir.Model) -> None:
     known = onnx.defs.onnx_opset_version()
     if opset > known:
         raise BadInput(
-            f"the model has opset {opset}; the installed onnx package knows up to {known}\n"
-            "  hint: pip install -U onnx"
+            f"the model has opset {opset}; the installed onnx package knows up to {known}\n  hint: pip install -U onnx"
         )
     if opset < LOWEST_READ:
         raise BadInput(
@@ -85,9 +84,7 @@ def raise_opset(model: ir.Model) -> None:
             f"  hint: export it again with opset {LOWEST_RULES} or newer"
         )
     target = max(LOWEST_RULES, opset, *(n.version or 0 for n in nodes), 0)
-    stale = [
-        n for n in nodes if (n.version or opset) < target and _changes(n.op_type, n.version or opset, target)
-    ]
+    stale = [n for n in nodes if (n.version or opset) < target and _changes(n.op_type, n.version or opset, target)]
     if stale:
         level = logging.getLogger("onnx_ir").level
         logging.getLogger("onnx_ir").setLevel(logging.ERROR)
@@ -105,7 +102,7 @@ def raise_opset(model: ir.Model) -> None:
                 same.add(key)
         except CannotRaiseError as e:
             raise BadInput(
-                f"cannot raise {node.op_type} node {node.name or node.outputs[0].name!r} from opset {source} "
+                f"cannot raise {described(node)} from opset {source} "
                 f"to {target}: {e}\n  hint: export the model again with opset {LOWEST_RULES} or newer"
             ) from e
     for node in nodes:
@@ -158,9 +155,7 @@ class _Site:
             for k, v in attributes.items()
             if v is not None
         ]
-        node = ir.Node(
-            "", op_type, inputs, attrs, num_outputs=outputs, name=self.names.fresh(f"raised_{op_type}")
-        )
+        node = ir.Node("", op_type, inputs, attrs, num_outputs=outputs, name=self.names.fresh(f"raised_{op_type}"))
         for value in node.outputs:
             value.name = self.names.fresh(f"raised_{op_type}")
         self.new.append(node)
@@ -251,15 +246,11 @@ def _convert(node: ir.Node, source: int, target: int, names: Names) -> bool:
     site = _Site(node, source, target, names)
     known: dict[str, ir.Value | None] = {"": None, **values}  # type: ignore[dict-item]
     known |= {
-        t.name: site.const(onnx.numpy_helper.to_array(t))
-        for t in converted.graph.initializer
-        if t.name not in values
+        t.name: site.const(onnx.numpy_helper.to_array(t)) for t in converted.graph.initializer if t.name not in values
     }
     for made in after:
         attrs = {a.name: ir.from_proto(a) for a in made.attribute}
-        results = site.emit(
-            made.op_type, *[known[name] for name in made.input], outputs=len(made.output), **attrs
-        )
+        results = site.emit(made.op_type, *[known[name] for name in made.input], outputs=len(made.output), **attrs)
         known.update((name, value) for name, value in zip(made.output, results))
         for name, value in zip(made.output, results):
             if not name:

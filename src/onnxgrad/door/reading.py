@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.names import described
 from onnxgrad.ir.walk import subgraphs
 
 TRAINING = "onnxgrad.training_info"
@@ -53,9 +54,7 @@ def in_memory(tensor: ir.ExternalTensor) -> ir.Tensor:
 def read_proto(proto: onnx.ModelProto, what: str = "the model") -> ir.Model:
     """An ``ir.Model`` of its own for `proto` (weights are shared; they are never written to)."""
     if not proto.HasField("graph") or not (proto.opset_import or proto.ir_version < 3):
-        raise BadInput(
-            f"{what} is not a whole ONNX model\n  hint: was it cut off, or written by something else?"
-        )
+        raise BadInput(f"{what} is not a whole ONNX model\n  hint: was it cut off, or written by something else?")
     if _has_sparse(proto.graph):
         dense = onnx.ModelProto()
         dense.CopyFrom(proto)
@@ -106,7 +105,7 @@ def is_ordered(graph: ir.Graph, outer: Collection[ir.Value] = ()) -> bool:
             if value is not None and value not in known:
                 if value.producer() is None:
                     raise BadInput(
-                        f"{node.op_type} node {node.name or node.outputs[0].name!r} reads {value.name!r}, "
+                        f"{described(node)} reads {value.name!r}, "
                         "which is no input, no initializer and no output of a node"
                     )
                 ordered = False

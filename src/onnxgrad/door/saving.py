@@ -25,17 +25,12 @@ PROTOBUF_LIMIT = 2**31 - 2**20
 def weight_bytes(model: ir.Model) -> int:
     """The size of all initializers and tensor attributes."""
     total = sum(
-        v.const_value.nbytes
-        for g in model.graphs()
-        for v in g.initializers.values()
-        if v.const_value is not None
+        v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value is not None
     )
     for graph in model.graphs():
         for node in graph:
             total += sum(
-                a.value.nbytes
-                for a in node.attributes.values()
-                if a.type == ir.AttributeType.TENSOR and not a.is_ref()
+                a.value.nbytes for a in node.attributes.values() if a.type == ir.AttributeType.TENSOR and not a.is_ref()
             )
     return total
 

@@ -15,6 +15,7 @@ from onnxgrad.engine.paths import is_differentiable, prepare, rule_of
 from onnxgrad.engine.reverse import _check, pull_back, reverse
 from onnxgrad.errors import NotDifferentiable, RuleError
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.names import described
 from onnxgrad.ir.walk import captured
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import add
@@ -48,9 +49,9 @@ def push_forward(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Va
     try:
         result = rule.jvp(op, given)
     except NotDifferentiable as e:
-        raise type(e)(f"{node.op_type} node {node.name!r}: {e}") from e
+        raise type(e)(f"{described(node)}: {e}") from e
     except (RuleError, AssertionError, AttributeError, TypeError, ValueError, IndexError, KeyError) as e:
-        raise RuleError(f"the rule for {node.op_type} failed on node {node.name!r}: {type(e).__name__}: {e}") from e
+        raise RuleError(f"the rule failed on {described(node)}: {type(e).__name__}: {e}") from e
     if result is None:
         return _transposed(builder, node, tangents)
     found = {v: t for v, t in zip(node.outputs, result) if t is not None and is_differentiable(v)}
@@ -64,7 +65,9 @@ def _transposed(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Var
     outputs = [v for v in node.outputs if v.name and is_differentiable(v)]
     moved = {v for v in [*node.inputs, *captured(node)] if v is not None and v in tangents}
     with builder.record() as emitted:
-        probes = {v: builder.append(ir.Node("", "Identity", [builder.zeros_like(Var(builder, v)).value]))[0] for v in outputs}
+        probes = {
+            v: builder.append(ir.Node("", "Identity", [builder.zeros_like(Var(builder, v)).value]))[0] for v in outputs
+        }
         pulled = pull_back(builder, node, [probes.get(v) for v in node.outputs], moved)
     probed = [p.value for p in probes.values()]
     seeds: dict[ir.Value, Var] = {}

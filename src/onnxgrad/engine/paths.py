@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NoDerivative, NoRule, NotDifferentiable
 from onnxgrad.ir.builder import FLOATS, Builder
+from onnxgrad.ir.names import described
 from onnxgrad.ir.walk import captured, reads
 from onnxgrad.lower import expand
 from onnxgrad.rules.registry import Rule, registry
@@ -23,7 +24,7 @@ def is_differentiable(value: ir.Value) -> bool:
     """Whether a value can carry a tangent: floats, containers of floats, and values of unknown type."""
     held = value.type
     while isinstance(held, (ir.SequenceType, ir.OptionalType)):
-        held = held.elem_type  # type: ignore[assignment]
+        held = held.elem_type
     return held is None or (isinstance(held, ir.TensorType) and held.dtype in FLOATS)
 
 
@@ -56,9 +57,7 @@ def on_path(
         rule = rule_of(node, builder)
         if any(v in wanted and v in active for v in node.outputs) and moved_by(node, rule, active):
             path.append(node)
-            wanted.update(
-                v for i, v in enumerate(node.inputs) if v is not None and (rule is None or rule.carries(i))
-            )
+            wanted.update(v for i, v in enumerate(node.inputs) if v is not None and (rule is None or rule.carries(i)))
             wanted.update(captured(node))
     return path[::-1]
 
@@ -75,9 +74,7 @@ def prepare(
     while True:
         wrt, of = [builder.now(v) for v in wrt], [builder.now(v) for v in of]
         path = on_path(nodes, wrt, of, builder)
-        bodies = {
-            node: body for node in path if rule_of(node, builder) is None and (body := expand(builder, node))
-        }
+        bodies = {node: body for node in path if rule_of(node, builder) is None and (body := expand(builder, node))}
         if not bodies:
             break
         nodes = [n for node in nodes for n in bodies.get(node, [node])]
@@ -106,8 +103,7 @@ def refuse(
     lines = []
     for node in nodes[:5]:
         opset = builder.infer.context.get_opset_version(node.domain)
-        kind = f"{node.domain or 'ai.onnx'}::{node.op_type} (opset {opset})"
-        lines.append(f"  {kind}, node {node.name or node.outputs[0].name!r}: {obstacle(node, builder)}")
+        lines.append(f"  {described(node)} ({node.domain or 'ai.onnx'}, opset {opset}): {obstacle(node, builder)}")
         lines.append(f"    on the path {describe_path(node, among, wrt, of)}")
     if len(nodes) > 5:
         lines.append(f"  … and {len(nodes) - 5} more")
@@ -119,9 +115,7 @@ def refuse(
     raise error("cannot differentiate\n" + "\n".join(lines) + f"\n  hint: {hint}")
 
 
-def describe_path(
-    node: ir.Node, among: Sequence[ir.Node], wrt: Sequence[ir.Value], of: Sequence[ir.Value]
-) -> str:
+def describe_path(node: ir.Node, among: Sequence[ir.Node], wrt: Sequence[ir.Value], of: Sequence[ir.Value]) -> str:
     """A path from a `wrt` through `node` to an `of`, as ``x → Conv → … → y``."""
     producers = {v: n for n in among for v in n.outputs}
     users: dict[ir.Value, list[ir.Node]] = {}
@@ -129,9 +123,7 @@ def describe_path(
         for v in reads(n):
             users.setdefault(v, []).append(n)
     before = _walk(node, lambda n: [producers[v] for v in reads(n) if v in producers], reads, set(wrt))
-    after = _walk(
-        node, lambda n: [u for v in n.outputs for u in users.get(v, ())], lambda n: n.outputs, set(of)
-    )
+    after = _walk(node, lambda n: [u for v in n.outputs for u in users.get(v, ())], lambda n: n.outputs, set(of))
     (start, middle), (end, last) = before, after
     chain = [n.op_type for n in reversed(middle)] + [f"[{node.op_type}]"] + [n.op_type for n in last]
     if len(chain) > 9:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxgrad.engine.paths import active_values, prepare, rule_of
 from onnxgrad.errors import NotDifferentiable, RuleError
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.names import described
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import add
 
@@ -39,8 +40,8 @@ def reverse(
     for node in reversed(path):
         cotangents = [_total(terms, v) for v in node.outputs]
         if any(g is not None for g in cotangents):
-            for value, g in pull_back(builder, node, cotangents, active).items():
-                terms.setdefault(value, []).append(g)
+            for value, term in pull_back(builder, node, cotangents, active).items():
+                terms.setdefault(value, []).append(term)
     return {v: g for v, now in zip(wrt, targets) if (g := _total(terms, now)) is not None}
 
 
@@ -65,9 +66,9 @@ def pull_back(
     try:
         result = rule.vjp(op, cotangents)
     except NotDifferentiable as e:
-        raise type(e)(f"{node.op_type} node {node.name!r}: {e}") from e
+        raise type(e)(f"{described(node)}: {e}") from e
     except (RuleError, AssertionError, AttributeError, TypeError, ValueError, IndexError, KeyError) as e:
-        raise RuleError(f"the rule for {node.op_type} failed on node {node.name!r}: {type(e).__name__}: {e}") from e
+        raise RuleError(f"the rule failed on {described(node)}: {type(e).__name__}: {e}") from e
     pairs = list(result.items()) if isinstance(result, dict) else list(zip(node.inputs, result))
     totals: dict[ir.Value, list[Var]] = {}
     for i, (key, g) in enumerate(pairs):
@@ -87,7 +88,7 @@ def _check(node: ir.Node, x: Var, g: Var) -> None:
             isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(x.shape, g.shape)
         )
     if wrong:
-        raise RuleError(f"the rule for {node.op_type} (node {node.name!r}) gave {g} as cotangent of {x}")
+        raise RuleError(f"the rule of {described(node)} gave {g} as cotangent of {x}")
     if x.shape is not None and g.value.producer() is not None and not g.value.is_graph_input():
         known = g.shape or [None] * len(x.shape)
         g.value.shape = ir.Shape([b if isinstance(b, int) else a for a, b in zip(x.shape, known)])

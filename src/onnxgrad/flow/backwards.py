@@ -117,12 +117,8 @@ class Backwards:
     def _loop(self) -> list[Var]:
         b, o, graph = self.b, self.op.builder, self.graph
         steps = self.steps()
-        number = formal(
-            b, ir.Value(name="", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([])), "step"
-        )
-        goes_on = formal(
-            b, ir.Value(name="", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([])), "goes_on"
-        )
+        number = formal(b, ir.Value(name="", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([])), "step")
+        goes_on = formal(b, ir.Value(name="", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([])), "goes_on")
         last_first = Var(b, steps.value) - 1 - number
         for c in self.columns:
             at = last_first if c.slot.backwards else number
@@ -142,9 +138,7 @@ class Backwards:
             c.inner.replace_all_uses_with(value.value, replace_graph_outputs=True)
         nexts = [b.var(v) for v in graph.outputs]
         parts = []
-        for piece, slot in zip(
-            nexts[len(self.carried) :], self.outs
-        ):  # put together outside, from a sequence
+        for piece, slot in zip(nexts[len(self.carried) :], self.outs):  # put together outside, from a sequence
             so_far = formal(b, ir.Value(name="", type=ir.SequenceType(piece.value.type)), "pieces")  # type: ignore[arg-type]
             parts.append((so_far, b.SequenceInsert(so_far, piece, b.const(0) if slot.backwards else None)))
         ends = [*nexts[: len(self.carried)], *(longer for _, longer in parts)]
@@ -173,9 +167,7 @@ def _at_least_once(node: ir.Node) -> bool:
     return known is not None and int(known.numpy().item()) > 0 and always_goes_on(node)
 
 
-def _unless_none(
-    o: Builder, steps: Var, emit: Callable[[Builder], list[Var]], initial: Sequence[Var]
-) -> list[Var]:
+def _unless_none(o: Builder, steps: Var, emit: Callable[[Builder], list[Var]], initial: Sequence[Var]) -> list[Var]:
     """What `emit` writes if there are any `steps`, else the `initial` states."""
     some, then = empty(o, "some_steps")
     give(some, emit(some)[: len(initial)])

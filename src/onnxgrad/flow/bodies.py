@@ -20,9 +20,7 @@ def copy_of(builder: Builder, graph: ir.Graph) -> tuple[Builder, ir.Graph]:
 
 def empty(builder: Builder, name: str) -> tuple[Builder, ir.Graph]:
     """An empty graph, to become an attribute of a node, and a builder that writes into it."""
-    graph = ir.Graph(
-        [], [], nodes=[], name=builder.names.fresh(name), opset_imports=builder.graph.opset_imports
-    )
+    graph = ir.Graph([], [], nodes=[], name=builder.names.fresh(name), opset_imports=builder.graph.opset_imports)
     return builder.nested(graph), graph
 
 

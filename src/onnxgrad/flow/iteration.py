@@ -63,9 +63,7 @@ class Iteration:
     def copy(self, builder: Builder) -> tuple[Builder, Iteration]:
         """The same iteration with a copy of the body, and a builder for it."""
         inner, body = copy_of(builder, self.body)
-        return inner, Iteration(
-            self.node, body, self.lead, self.head, self.count, list(self.ins), list(self.outs)
-        )
+        return inner, Iteration(self.node, body, self.lead, self.head, self.count, list(self.ins), list(self.outs))
 
     @property
     def initial(self) -> list[ir.Value]:
@@ -107,9 +105,7 @@ class Iteration:
         start |= {v for v in captured_by(self.body) if v in outside}
         while True:
             moved = active_values(list(self.body), start, builder)
-            more = {
-                s for s, after in zip(self.states, self.following) if after in moved and is_differentiable(s)
-            }
+            more = {s for s, after in zip(self.states, self.following) if after in moved and is_differentiable(s)}
             if more <= start:
                 return moved
             start |= more
@@ -121,9 +117,7 @@ class Iteration:
             reached = set(ends)
             for node in on_path(list(self.body), moved, ends, builder):
                 rule = rule_of(node, builder)
-                reached.update(
-                    v for i, v in enumerate(node.inputs) if v in moved and (rule is None or rule.carries(i))
-                )
+                reached.update(v for i, v in enumerate(node.inputs) if v in moved and (rule is None or rule.carries(i)))
                 reached.update(v for v in captured(node) if v in moved)
             more = {a for s, a in zip(self.states, self.following) if s in reached and a in moved}
             if more <= ends:

@@ -71,9 +71,7 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     )
     results = back.emit()
     pulled: dict[ir.Value, list[Var]] = {}
-    for value, g in zip(
-        [*(it.initial[i] for i in carried), *summed, *(it.scanned[j] for j in pieces)], results
-    ):
+    for value, g in zip([*(it.initial[i] for i in carried), *summed, *(it.scanned[j] for j in pieces)], results):
         pulled.setdefault(value, []).append(g)
     return {value: add(gs) for value, gs in pulled.items()}
 

@@ -48,8 +48,7 @@ def push(op: Op) -> list[Var | None]:
     o = op.builder
     first = [Var(o, it.initial[i]) for i in kept]
     first += [
-        Var(o, tangents[x].value) if (x := it.initial[i]) in tangents else o.zeros_like(Var(o, x))
-        for i in carried
+        Var(o, tangents[x].value) if (x := it.initial[i]) in tangents else o.zeros_like(Var(o, x)) for i in carried
     ]
     if it.lead:
         results = loop(o, body, op.node.inputs[0], op.node.inputs[1], first)

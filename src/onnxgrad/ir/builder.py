@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onnxgrad.ir import containers
 from onnxgrad.ir.infer import Inference
-from onnxgrad.ir.known import known_value
+from onnxgrad.ir.known import is_repeatable, known_value
 from onnxgrad.ir.names import Names
 
 #: Tensor element types that can carry a derivative.
@@ -126,16 +125,6 @@ def _is(x: Any, number: int) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool) and x == number
 
 
-@functools.cache
-def _repeatable(op_type: str, domain: str, opset: int) -> bool:
-    """Whether equal operands give equal results (false for random operators and unknown ones)."""
-    try:
-        schema = onnx.defs.get_schema(op_type, opset, domain)
-    except onnx.defs.SchemaError:
-        return False
-    return schema.node_determinism != onnx.defs.OpSchema.NodeDeterminism.NonDeterministic
-
-
 class Builder:
     """Appends nodes to `graph`. ``builder.Add(x, 1.0)`` emits an Add and returns its output.
 
@@ -151,6 +140,7 @@ class Builder:
         self.opset = self.infer.context.opset
         self._emitted: dict[Any, tuple[Var, ...]] = {}
         self._constants: dict[Any, Var] = {}
+        self._shapes: dict[tuple[int | ir.SymbolicDim, ...], Var] = {}
         #: values whose producer was replaced, with the value that now stands for each
         self.moved: dict[ir.Value, ir.Value] = {}
         self._recordings: list[list[ir.Node]] = []
@@ -219,13 +209,10 @@ class Builder:
             if a is not None
         ]
         key: Any = None
-        if _repeatable(op_type, domain, self.infer.context.get_opset_version(domain)) and not any(
-            a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS, ir.AttributeType.TENSOR)
-            for a in attrs
+        if is_repeatable(op_type, domain, self.infer.context.get_opset_version(domain)) and not any(
+            a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS, ir.AttributeType.TENSOR) for a in attrs
         ):
-            held = tuple(
-                (a.name, tuple(a.value) if isinstance(a.value, (list, tuple)) else a.value) for a in attrs
-            )
+            held = tuple((a.name, tuple(a.value) if isinstance(a.value, (list, tuple)) else a.value) for a in attrs)
             key = (
                 op_type,
                 domain,
@@ -271,11 +258,19 @@ class Builder:
     # --- small compositions that every rule may use --------------------------------------------
 
     def shape_of(self, x: Var, start: int = 0, end: int | None = None) -> Var:
-        """The dimensions `start` to `end` of `x` as an int64 vector; a constant where they are known."""
+        """The dimensions `start` to `end` of `x` as an int64 vector; a constant where they are known.
+
+        Dimensions with the same names are the same, so one Shape serves all that have them.
+        """
         dims = None if x.shape is None else x.shape[start:end]
-        if dims is not None and all(isinstance(d, int) for d in dims):
+        if dims is None or not all(isinstance(d, int) or d.value for d in dims):
+            return self.Shape(x, start=start or None, end=end)
+        if all(isinstance(d, int) for d in dims):
             return self.const(np.array(dims, np.int64))
-        return self.Shape(x, start=start or None, end=end)
+        found = self._shapes.get(dims)
+        if found is None:
+            found = self._shapes[dims] = self.Shape(x, start=start or None, end=end)
+        return found
 
     def join(self, *parts: Any) -> Var:
         """One int64 vector of `parts`, each a list of ints or a vector; a constant where all of them are."""

@@ -23,9 +23,7 @@ def is_optional(x: Var) -> bool:
 
 def each(b: Builder, f: Callable[..., Var], *sequences: Var) -> Var:
     """The sequence of f(element of each of `sequences`), which are equally long."""
-    graph = ir.Graph(
-        [], [], nodes=[], name=b.names.fresh("each"), opset_imports=dict(b.infer.context.opset_imports)
-    )
+    graph = ir.Graph([], [], nodes=[], name=b.names.fresh("each"), opset_imports=dict(b.infer.context.opset_imports))
     inner = b.nested(graph)
     for x in sequences:
         held = x.value.type.elem_type  # type: ignore[union-attr]
@@ -58,9 +56,7 @@ def total(b: Builder, x: Var, y: Var) -> Var:
 def extended(b: Builder, x: Var, y: Var, start: Var, count: Var) -> Var:
     """The sequence `x`, and after it `count` elements of `y` from `start` on."""
     inner, number, states = _loop_body(b, x)
-    longer = inner.SequenceInsert(
-        states[0], inner.SequenceAt(inner.var(y.value), inner.var(start.value) + number)
-    )
+    longer = inner.SequenceInsert(states[0], inner.SequenceAt(inner.var(y.value), inner.var(start.value) + number))
     return _loop(b, inner, count, longer, x)
 
 
@@ -74,9 +70,7 @@ def summed(b: Builder, x: Var, like: Var) -> Var:
 
 def _loop_body(b: Builder, state: Var) -> tuple[Builder, Var, list[Var]]:
     """The body of a Loop that carries something like `state`: its builder, step number and state."""
-    graph = ir.Graph(
-        [], [], nodes=[], name=b.names.fresh("each"), opset_imports=dict(b.infer.context.opset_imports)
-    )
+    graph = ir.Graph([], [], nodes=[], name=b.names.fresh("each"), opset_imports=dict(b.infer.context.opset_imports))
     inner = b.nested(graph)
     for hint, dtype in (("step", ir.DataType.INT64), ("goes_on", ir.DataType.BOOL)):
         value = ir.Value(name=b.names.fresh(hint), type=ir.TensorType(dtype), shape=ir.Shape([]))

@@ -96,9 +96,7 @@ def _squeeze(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     if "axes" not in node.attributes and (not known if axes is None else not _is_const(axes)):
         count = None if axes is None or axes.shape is None or x is None or x.shape is None else axes.shape[0]
         rank = len(x.shape) - count if isinstance(count, int) else None  # type: ignore[union-attr, arg-type]
-        node.outputs[0].shape = (
-            None if rank is None else ir.Shape([ctx.new_symbolic_dim() for _ in range(rank)])
-        )
+        node.outputs[0].shape = None if rank is None else ir.Shape([ctx.new_symbolic_dim() for _ in range(rank)])
 
 
 def _split(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
@@ -123,11 +121,7 @@ def _slice(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     if axes is None and starts.shape is not None and isinstance(starts.shape[0], int):
         along: list[int] = list(range(starts.shape[0]))
     else:
-        along = (
-            [int(a) for a in _ints(axes)]
-            if axes is not None and _is_const(axes)
-            else list(range(len(x.shape)))
-        )
+        along = [int(a) for a in _ints(axes)] if axes is not None and _is_const(axes) else list(range(len(x.shape)))
     fixed = (axes is None or _is_const(axes)) and _is_const(starts) and (steps is None or _is_const(steps))
     dims = list(x.shape)
     for i, axis in enumerate(along):
@@ -151,12 +145,7 @@ def _in_range(node: ir.Node, i: int, size: Dim) -> bool:
 def _shaped(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     """The rank is the length of the vector that asks for a shape, even where its elements are not known."""
     out, target = node.outputs[0], node.inputs[-1]
-    if (
-        out.shape is None
-        and target is not None
-        and target.shape is not None
-        and isinstance(target.shape[0], int)
-    ):
+    if out.shape is None and target is not None and target.shape is not None and isinstance(target.shape[0], int):
         asked = ctx.get_symbolic_value(target) if node.op_type == "ConstantOfShape" else None
         out.shape = ir.Shape(asked or [ctx.new_symbolic_dim() for _ in range(target.shape[0])])
 
@@ -203,11 +192,7 @@ def _corrected(infer: Infer, correct: Infer) -> Infer:
         for out, shape in zip(node.outputs, declared):
             if shape is None:
                 continue
-            if (
-                correct in (_broadcast, _matmul, _einsum)
-                and out.shape is not None
-                and len(out.shape) == len(shape)
-            ):
+            if correct in (_broadcast, _matmul, _einsum) and out.shape is not None and len(out.shape) == len(shape):
                 shape = ir.Shape([d if isinstance(d, int) else i for d, i in zip(shape, out.shape)])
             out.shape = shape
 
@@ -274,10 +259,7 @@ class Inference:
         inference = cls(dict(graph.opset_imports), sorted(dims))
         for g in (graph, *graph.subgraphs()):
             for node in g:  # so that the values of shapes computed in the graph are known here too
-                if any(
-                    v.dtype == ir.DataType.INT64 and v.shape is not None and len(v.shape) < 2
-                    for v in node.outputs
-                ):
+                if any(v.dtype == ir.DataType.INT64 and v.shape is not None and len(v.shape) < 2 for v in node.outputs):
                     inference(node)
         return inference
 
@@ -299,10 +281,8 @@ class Inference:
         try:
             schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
             proto = ir.to_proto(node)
-            types = {v.name: ir.to_proto(v).type for v in node.inputs if v is not None}
-            data = {
-                v.name: ir.to_proto(v.const_value) for v in node.inputs if v is not None and v.const_value
-            }
+            types = {v.name or "": ir.to_proto(v).type for v in node.inputs if v is not None}
+            data = {v.name or "": ir.to_proto(v.const_value) for v in node.inputs if v is not None and v.const_value}
             inferred = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
         except Exception:
             logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)

@@ -34,9 +34,7 @@ def infer_loop(ctx: osi.ShapeInferenceContext, node: ir.Node, force: bool = Fals
         known = ctx.get_symbolic_value(node.inputs[0]) if const is None else [int(const.numpy().item())]
         steps = known[0] if known is not None and len(known) == 1 else None
     stacked = list(zip(body.outputs[1 + len(initial) :], [0] * len(body.outputs)))
-    _results(
-        node, states, initial, following, stacked, steps if steps is not None else ctx.new_symbolic_dim()
-    )
+    _results(node, states, initial, following, stacked, steps if steps is not None else ctx.new_symbolic_dim())
 
 
 def always_goes_on(node: ir.Node) -> bool:
@@ -78,9 +76,7 @@ def infer_scan(ctx: osi.ShapeInferenceContext, node: ir.Node, force: bool = Fals
     initial = list(node.inputs[:count])
     _settle(ctx, body, states, initial, following, force)
     stacked = list(zip(body.outputs[count:], writes))
-    _results(
-        node, states, initial, following, stacked, steps if steps is not None else ctx.new_symbolic_dim()
-    )
+    _results(node, states, initial, following, stacked, steps if steps is not None else ctx.new_symbolic_dim())
 
 
 def _axes(node: ir.Node, name: str, count: int) -> list[int]:
@@ -92,9 +88,7 @@ def _refined(declared: ir.Shape | None, dims: Sequence[Dim]) -> ir.Shape:
     """`dims`, but sizes where the body declares them."""
     if declared is None or len(declared) != len(dims):
         return ir.Shape(dims)
-    return ir.Shape(
-        [d if isinstance(d, int) and not isinstance(g, int) else g for d, g in zip(declared, dims)]
-    )
+    return ir.Shape([d if isinstance(d, int) and not isinstance(g, int) else g for d, g in zip(declared, dims)])
 
 
 def _is_tensor(value: ir.Value) -> bool:

@@ -5,7 +5,9 @@ Each node is evaluated by the onnx package's reference evaluator.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -41,12 +43,13 @@ def known_value(value: ir.Value, opset: int, depth: int = 16) -> np.ndarray | No
 def evaluate(node: ir.Node, feeds: Mapping[ir.Value, np.ndarray], opset: int) -> np.ndarray | None:
     """The one output of a deterministic standard `node` on small operands; None if it cannot be had."""
     small = all(a.size <= MOST_ELEMENTS for a in feeds.values())
-    if node.domain or not small or not _is_repeatable(node.op_type, opset) or node.outputs[0].dtype is None:
+    if node.domain or not small or not is_repeatable(node.op_type, "", opset) or node.outputs[0].dtype is None:
         return None
     try:
         proto = ir.to_proto(node)
         named = {v.name or "": a for v, a in feeds.items()}
-        result = ReferenceEvaluator(proto, opsets={"": opset}).run(None, named)[0]
+        result: Any = ReferenceEvaluator(proto, opsets={"": opset}).run(None, named)
+        result = result[0]
     except Exception:  # the reference does not know the operator, or the node is wrong: nothing is known
         return None
     if not isinstance(result, (np.ndarray, np.generic)) or result.size > MOST_ELEMENTS:
@@ -54,9 +57,12 @@ def evaluate(node: ir.Node, feeds: Mapping[ir.Value, np.ndarray], opset: int) ->
     return np.asarray(result).astype(node.outputs[0].dtype.numpy())
 
 
-def _is_repeatable(op_type: str, opset: int) -> bool:
+@functools.cache
+def is_repeatable(op_type: str, domain: str, opset: int) -> bool:
+    """Whether equal operands give equal results (false for random operators and unknown ones)."""
     try:
-        schema = onnx.defs.get_schema(op_type, opset, "")
+        schema = onnx.defs.get_schema(op_type, opset, domain)
     except onnx.defs.SchemaError:
         return False
-    return schema.node_determinism != onnx.defs.OpSchema.NodeDeterminism.NonDeterministic
+    determinism = schema.node_determinism  # type: ignore[attr-defined]
+    return determinism != onnx.defs.OpSchema.NodeDeterminism.NonDeterministic

@@ -10,6 +10,7 @@ import copy
 import re
 from collections.abc import Iterable
 
+import onnx
 import onnx_ir as ir
 
 
@@ -84,4 +85,10 @@ def _own(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     """The same data under a name that can be changed by itself."""
     if isinstance(tensor, (ir.Tensor, ir.ExternalTensor)):
         return copy.copy(tensor)
-    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=tensor.shape, name=tensor.name)
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=tensor.name)
+
+
+def described(node: ir.Node | onnx.NodeProto) -> str:
+    """How messages name `node`: its operator and its name, or that of its first output if it has none."""
+    outputs = node.output if isinstance(node, onnx.NodeProto) else [v.name for v in node.outputs]
+    return f"{node.op_type} node {node.name or next((name for name in outputs if name), '')!r}"

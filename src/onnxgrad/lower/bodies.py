@@ -56,9 +56,7 @@ def body_of(node: ir.Node, opset: int) -> ir.Function | None:
     function: ir.Function = ir.from_proto(proto)  # type: ignore[assignment]
     written_for = {d or "": v for d, v in function.opset_imports.items()}
     # a domain other than the operator's own has one version per model, which is not known here
-    if any(d not in (node.domain, "") for d in written_for) or not _same_meaning(
-        function, written_for, opset
-    ):
+    if any(d not in (node.domain, "") for d in written_for) or not _same_meaning(function, written_for, opset):
         return None
     return function
 
@@ -145,9 +143,7 @@ class _Copy:
         names = self.builder.names
         for old in (*graph.inputs, *graph.initializers.values()):
             name = names.fresh(f"{self.prefix}_{old.name}")
-            self.values[old] = ir.Value(
-                name=name, type=old.type, shape=old.shape, const_value=old.const_value
-            )
+            self.values[old] = ir.Value(name=name, type=old.type, shape=old.shape, const_value=old.const_value)
         inputs = [self.values[v] for v in graph.inputs]
         held = [self.values[v] for v in graph.initializers.values()]
         nodes = [self.node(n) for n in graph]
@@ -169,9 +165,7 @@ def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
     graph = node.graph
     if function is None or not isinstance(graph, ir.Graph):
         return None
-    copy = _Copy(
-        builder, node.op_type, with_defaults(node, onnx.defs.get_schema(node.op_type, opset, node.domain))
-    )
+    copy = _Copy(builder, node.op_type, with_defaults(node, onnx.defs.get_schema(node.op_type, opset, node.domain)))
     formals = list(function.inputs)
     copy.values.update(zip(formals, [*node.inputs, *[None] * len(formals)]))
     new = [copy.node(inner) for inner in function]
@@ -182,9 +176,7 @@ def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
         produced = copy.values[formal]
         if produced is None or produced in taken or not any(produced is v for n in new for v in n.outputs):
             # the body hands an operand through, or gives one value twice: the output needs one of its own
-            through = ir.Node(
-                "", "Identity", [produced], name=builder.names.fresh(f"{node.op_type}_Identity")
-            )
+            through = ir.Node("", "Identity", [produced], name=builder.names.fresh(f"{node.op_type}_Identity"))
             through.outputs[0].name = builder.names.fresh(f"{node.op_type}_out{i}")
             new.append(through)
             produced = through.outputs[0]

@@ -81,11 +81,7 @@ class _Layer:
         for name in names:  # parameters are given, in order, to the functions that take them
             takes = _DEFAULTS.get(name, (0, 0)) if name in _DEFAULTS else None
             alpha = next(alphas, None) if takes is not None else None
-            beta = (
-                next(betas, None)
-                if takes is not None and name in ("Affine", "ScaledTanh", "HardSigmoid")
-                else None
-            )
+            beta = next(betas, None) if takes is not None and name in ("Affine", "ScaledTanh", "HardSigmoid") else None
             found.append(_activation(name, alpha, beta))
         return found
 
@@ -115,11 +111,7 @@ class _Layer:
             last.append(results[: len(self.states)])
             every.append(results[-1])
         join = every[0] if len(every) == 1 else None
-        y = (
-            b.Unsqueeze(join, [1])
-            if join is not None
-            else b.Concat(*[b.Unsqueeze(e, [1]) for e in every], axis=1)
-        )
+        y = b.Unsqueeze(join, [1]) if join is not None else b.Concat(*[b.Unsqueeze(e, [1]) for e in every], axis=1)
         if self.batch_first:
             y = b.Transpose(y, perm=[2, 0, 1, 3])
         axis = 1 if self.batch_first else 0
@@ -175,9 +167,7 @@ class _Layer:
     ) -> list[Var]:
         """Append the Scan over time."""
         b = self.b
-        body = ir.Graph(
-            [], [], nodes=[], name=b.names.fresh("step"), opset_imports=dict(b.infer.context.opset_imports)
-        )
+        body = ir.Graph([], [], nodes=[], name=b.names.fresh("step"), opset_imports=dict(b.infer.context.opset_imports))
         inner = b.nested(body)
         dtype = self.operand("X").value.type
         batch = None if first[0].shape is None else first[0].shape[0]
@@ -223,9 +213,7 @@ class _Layer:
         del d, rb, hidden
         return rt
 
-    def step(
-        self, b: Builder, column: Var, before: list[Var], shared: Any, functions: Any, hidden: int
-    ) -> list[Var]:
+    def step(self, b: Builder, column: Var, before: list[Var], shared: Any, functions: Any, hidden: int) -> list[Var]:
         """The states after a step."""
         raise NotImplementedError
 
@@ -239,9 +227,7 @@ class _Layer:
 class _Rnn(_Layer):
     activations = ("Tanh",)
 
-    def step(
-        self, b: Builder, column: Var, before: list[Var], shared: Any, functions: Any, hidden: int
-    ) -> list[Var]:
+    def step(self, b: Builder, column: Var, before: list[Var], shared: Any, functions: Any, hidden: int) -> list[Var]:
         """h' = f(x·Wᵀ + h·Rᵀ + b)"""
         del hidden
         return [functions[0](self.clipped(column + b.MatMul(before[0], b.var(shared.value))))]
@@ -265,9 +251,7 @@ class _Gru(_Layer):
         gates, last = self.b.emit("Split", rt, [2 * hidden, hidden], axis=1, outputs=2)
         return gates, last, rb
 
-    def step(
-        self, b: Builder, column: Var, before: list[Var], shared: Any, functions: Any, hidden: int
-    ) -> list[Var]:
+    def step(self, b: Builder, column: Var, before: list[Var], shared: Any, functions: Any, hidden: int) -> list[Var]:
         """z, r = f(…), n = g(x·Wᵀ + (r∘h)·Rᵀ + b), h' = (1 - z)∘n + z∘h"""
         h = before[0]
         rg, rh, rb = (None if v is None else b.var(v.value) for v in shared)
@@ -292,9 +276,7 @@ class _Lstm(_Layer):
         holes = [] if p is None else list(self.b.emit("Split", p, [hidden] * 3, axis=0, outputs=3))
         return [rt, *holes]
 
-    def step(
-        self, b: Builder, column: Var, before: list[Var], shared: Any, functions: Any, hidden: int
-    ) -> list[Var]:
+    def step(self, b: Builder, column: Var, before: list[Var], shared: Any, functions: Any, hidden: int) -> list[Var]:
         """i, o, f = s(…), c' = f∘c + i∘t(…), h' = o∘t(c'); with P, the gates see c as well"""
         h, c = before
         rt, *holes = (b.var(v.value) for v in shared)

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.names import described
 from onnxgrad.lower.bodies import _take_place
 
 Lowering = Callable[[Builder, ir.Node], Sequence[Var | None]]
@@ -35,9 +36,7 @@ def attribute(b: Builder, node: ir.Node, name: str) -> Any:
     """The attribute `name` of a node of a standard operator: as given, else the default, else None."""
     given = node.attributes.get(name)
     if given is None:
-        schema = onnx.defs.get_schema(
-            node.op_type, b.infer.context.get_opset_version(node.domain), node.domain
-        )
+        schema = onnx.defs.get_schema(node.op_type, b.infer.context.get_opset_version(node.domain), node.domain)
         default = schema.attributes[name].default_value
         given = ir.from_proto(default) if default.name else None  # type: ignore[assignment]
     if given is None:
@@ -58,7 +57,7 @@ def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
         try:
             found = list(lower(b, node))
         except NotDifferentiable as e:
-            raise type(e)(f"{node.op_type} node {node.name or node.outputs[0].name!r}: {e}") from e
+            raise type(e)(f"{described(node)}: {e}") from e
         for r in found:
             if r is not None and (r.value in taken or r.value.producer() not in new):
                 r = b.append(ir.Node("", "Identity", [r.value]))[0]

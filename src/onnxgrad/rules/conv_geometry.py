@@ -142,8 +142,7 @@ def windows(op: Op, x: Var, w: Var | None = None) -> tuple[Windows, list[Any] | 
     if mode == "VALID":
         return settle(free, spatial(op, x), bool(op.attr("ceil_mode"))), None
     sides = [
-        same_padding(op, dim(op, x, i + 2), tap(op, w, kernel, i), strides[i], dilations[i], mode)
-        for i in range(rank)
+        same_padding(op, dim(op, x, i + 2), tap(op, w, kernel, i), strides[i], dilations[i], mode) for i in range(rank)
     ]
     if all(isinstance(side, int) for pair in sides for side in pair):
         free.head, free.tail = [a for a, _ in sides], [b for _, b in sides]
@@ -164,13 +163,7 @@ def same_padding(op: Op, h: Any, k: Any, s: int, d: int, mode: str) -> tuple[Any
     if s == 1:
         total = (k - 1) * d
     else:
-        missing = (
-            ((h + (s - 1)) // s if isinstance(h, int) else op.Div(h + (s - 1), s)) * s
-            - s
-            + (k - 1) * d
-            + 1
-            - h
-        )
+        missing = ((h + (s - 1)) // s if isinstance(h, int) else op.Div(h + (s - 1), s)) * s - s + (k - 1) * d + 1 - h
         total = max(missing, 0) if isinstance(missing, int) else op.Max(missing, 0)
     return split(op, total, upper=mode == "SAME_UPPER")
 

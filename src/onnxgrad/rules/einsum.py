@@ -19,9 +19,7 @@ def _on_diagonal(op, r, x, term):
 
     def counted(axis):
         size = op.Squeeze(op.shape_of(x, axis, axis + 1), [0])
-        return op.Unsqueeze(
-            op.Range(op.const(0), size, op.const(1)), [k for k in range(len(term)) if k != axis]
-        )
+        return op.Unsqueeze(op.Range(op.const(0), size, op.const(1)), [k for k in range(len(term)) if k != axis])
 
     same = [op.Equal(counted(term.index(term[p])), counted(p)) for p in repeats]
     return op.Where(functools.reduce(op.And, same), op.Unsqueeze(r, repeats), 0.0)

@@ -72,9 +72,7 @@ def _margins(op, g, x, axis, start, end):
     before = [0] if start == 0 else op.Min(size, [start]) if start > 0 else op.Max(size + start, [0])
     if end >= _ENDLESS:
         return before, [0]
-    taken = op.Shape(
-        g, start=axis, end=axis + 1
-    )  # not what is declared: that often takes start and end to be in range
+    taken = op.Shape(g, start=axis, end=axis + 1)  # not what is declared: that often takes start and end to be in range
     return before, size - taken - (op.join(before) if start else 0)
 
 

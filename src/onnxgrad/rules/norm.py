@@ -196,7 +196,8 @@ def batch_normalization(op, g, x, scale, b, mu, var):
     sum_gd = over_channels(op, gw * d) if gw is not None else None
     dx = None
     if not op.attr("training_mode"):
-        dx = gw * along_channels(op, gain, rank) if op.needs[0] else None
+        if op.needs[0]:  # linear in x: the operator itself, around 0
+            dx = op.replay(g, scale, op.zeros_like(scale), op.zeros_like(op.inputs[3]), op.inputs[4])
         d_mu = op.cast_like(-(gain * sum_g), op.inputs[3]) if op.needs[3] else None
         d_var = op.cast_like(gain * (inv * inv) * sum_gd * -0.5, op.inputs[4]) if op.needs[4] else None
     elif op.needs[0]:
@@ -204,7 +205,7 @@ def batch_normalization(op, g, x, scale, b, mu, var):
         dx = _through_statistics(op, x, d, (gw, sum_g, sum_gd), running, gain, inv)
     d_scale = op.cast_like(inv * sum_gd, scale) if sum_gd is not None and op.needs[1] else None
     d_b = op.cast_like(sum_g, b) if sum_g is not None and op.needs[2] else None
-    return None if dx is None else op.cast_like(dx, x), d_scale, d_b, d_mu, d_var
+    return dx if dx is None else op.cast_like(dx, x), d_scale, d_b, d_mu, d_var
 
 
 def _batch_statistics(op: Op, x: Var, momentum: float) -> tuple[Var, Var]:

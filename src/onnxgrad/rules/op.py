@@ -74,7 +74,7 @@ class Op:
         given = self.node.attributes.get(name)
         if given is None and self.schema is not None and name in self.schema.attributes:
             spec = self.schema.attributes[name].default_value
-            given = ir.from_proto(spec) if spec.name else None
+            given = ir.serde.deserialize_attribute(spec) if spec.name else None
         if given is None:
             return None if default is _MISSING else default
         return list(given.value) if isinstance(given.value, (tuple, list)) else given.value

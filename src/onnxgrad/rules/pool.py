@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Var, expand_to
@@ -54,9 +55,12 @@ def max_pool(op, g, x, y):
     kernel = tiled(op, x)
     if kernel:
         return upsample(op, g, kernel) * _winners(op, x, y, kernel)
-    nothing = op.zeros_like(op.reshape(x, [-1]))
-    taken = op.ScatterElements(nothing, _indices(op), op.reshape(g, [-1]), axis=0, reduction="add")
-    return op.reshape(taken, op.shape_of(x))
+    wide = g
+    if x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):  # ScatterElements does not add 16 bits
+        wide = op.Cast(g, to=int(ir.DataType.FLOAT))
+    nothing = op.cast_like(op.zeros_like(op.reshape(x, [-1])), wide)
+    taken = op.ScatterElements(nothing, _indices(op), op.reshape(wide, [-1]), axis=0, reduction="add")
+    return op.reshape(op.cast_like(taken, x), op.shape_of(x))
 
 
 def _global_largest(op: Op, x: Var) -> Var:
@@ -74,7 +78,7 @@ def _global_max_pool_jvp(op, tangents, x, y):
 def global_max_pool(op, g, x):
     """y = max of x over each channel: g where x is the first of the largest"""
     nothing = op.zeros_like(op.Flatten(x, axis=2))
-    at = op.ScatterElements(nothing, _global_largest(op, x), op.Flatten(g, axis=2), axis=1, reduction="add")
+    at = op.ScatterElements(nothing, _global_largest(op, x), op.Flatten(g, axis=2), axis=1)
     return op.reshape(at, op.shape_of(x))
 
 
@@ -130,9 +134,7 @@ def resize(op, g, x, roi, scales):
     factors = None if scales is None else scales.const
     copies = op.attr("mode") == "nearest" and op.attr("coordinate_transformation_mode") == "asymmetric"
     if not copies or op.attr("nearest_mode") != "floor" or factors is None or op.attr("axes"):
-        raise NotDifferentiable(
-            "only nearest, asymmetric, floor with constant whole scales has a derivative so far"
-        )
+        raise NotDifferentiable("only nearest, asymmetric, floor with constant whole scales has a derivative so far")
     whole = [round(float(f)) for f in factors]
     if any(k < 1 or k != f for k, f in zip(whole, factors)) or whole[:2] != [1, 1] or len(whole) < 3:
         raise NotDifferentiable(f"the scales {factors.tolist()} are not whole numbers for spatial axes alone")

@@ -52,9 +52,7 @@ def scatter_mean(op: Op, g: Var, x: Var, *, include_pads: bool) -> Var:
         counts = [_counts(where, i, sizes[i], tails[i], include_pads) for i in range(where.rank)]
         return _through_bands(op, g, x, [b / c[:, None] for b, c in zip(bands, counts)])
     whole = float(np.prod([k for k in where.kernel if k is not None]))
-    nothing_cut = (
-        pads is None and not op.attr("ceil_mode") and (include_pads or not any(op.attr("pads") or []))
-    )
+    nothing_cut = pads is None and not op.attr("ceil_mode") and (include_pads or not any(op.attr("pads") or []))
     divisor = whole if nothing_cut else _counts_at_run_time(op, g, x, where, pads, include_pads)
     return scatter_sum(op, g / divisor, x)
 
@@ -70,9 +68,7 @@ def scatter_sum(op: Op, g: Var, x: Var) -> Var:
     if None not in sizes:
         return _through_bands(op, g, x, _bands(where, sizes))
     ones = op.const(np.ones((1, 1, *(k or 0 for k in where.kernel))), g.dtype)
-    padded = (
-        [h + a + b for h, a, b in zip(spatial(op, x), pads, pads[where.rank :])] if pads else spatial(op, x)
-    )
+    padded = [h + a + b for h, a, b in zip(spatial(op, x), pads, pads[where.rank :])] if pads else spatial(op, x)
     planes = view(op, g, [-1, 1, *spatial(op, g)]) if g.shape and size(g, 1) != 1 else g
     spread_out = spread(op, planes, ones, where, padded)
     return op.reshape(unpad(op, spread_out, pads, x), op.shape_of(x))
@@ -83,11 +79,7 @@ def _nominal_tails(op: Op, where: Windows) -> list[int]:
     pads = op.attr("pads")
     if op.attr("auto_pad") in ("NOTSET", None) and pads:
         return pads[where.rank :]
-    return (
-        [max(t, 0) for t in where.tail]
-        if op.attr("auto_pad") in ("SAME_UPPER", "SAME_LOWER")
-        else [0] * where.rank
-    )
+    return [max(t, 0) for t in where.tail] if op.attr("auto_pad") in ("SAME_UPPER", "SAME_LOWER") else [0] * where.rank
 
 
 def _bands(where: Windows, sizes: list[Any]) -> list[np.ndarray]:
@@ -125,9 +117,7 @@ def _through_bands(op: Op, g: Var, x: Var, bands: list[np.ndarray]) -> Var:
     return op.reshape(y, op.shape_of(x)) if rank > 2 else y
 
 
-def _counts_at_run_time(
-    op: Op, g: Var, x: Var, where: Windows, pads: list[Any] | None, include_pads: bool
-) -> Var:
+def _counts_at_run_time(op: Op, g: Var, x: Var, where: Windows, pads: list[Any] | None, include_pads: bool) -> Var:
     """How many elements of each window count in its mean: a convolution of ones, [1, 1, o…]."""
     heads, tails = where.head, _nominal_tails(op, where)
     if pads:

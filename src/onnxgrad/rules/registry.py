@@ -164,9 +164,7 @@ def add(terms: Sequence[Var]) -> Var:
     """The sum of `terms`, as a chain of Adds (Sum runs on one thread in ONNX Runtime); of sequences, by element."""
     total = terms[0]
     for term in terms[1:]:
-        total = (
-            containers.total(total.builder, total, term) if containers.is_sequence(total) else total + term
-        )
+        total = containers.total(total.builder, total, term) if containers.is_sequence(total) else total + term
     return total
 
 
@@ -202,9 +200,7 @@ class Registry:
 registry = Registry()
 
 
-def _decorator(
-    names: Sequence[str], domain: str, since: int, **options: Any
-) -> Callable[[Function], Function]:
+def _decorator(names: Sequence[str], domain: str, since: int, **options: Any) -> Callable[[Function], Function]:
     def register(function: Function) -> Function:
         if not inspect.getdoc(function):
             raise RuleError(f"the rule for {', '.join(names)} has no docstring with its mathematical form")
@@ -239,9 +235,7 @@ def linear(
     together (Concat). `bias` is an operand that is added to the rest.
     """
     if bias is not None:
-        return _decorator(
-            names, domain, since, kind="linear", wrt=(*(wrt or ()), bias), bias=bias, joint=joint
-        )
+        return _decorator(names, domain, since, kind="linear", wrt=(*(wrt or ()), bias), bias=bias, joint=joint)
     return _decorator(names, domain, since, kind="linear", wrt=wrt, joint=joint)
 
 
@@ -256,9 +250,7 @@ def rule(
     return _decorator(names, domain, since, kind="rule", wrt=wrt, jvp_function=jvp)
 
 
-def zero(
-    *names: str, domain: str = "", since: int = 1, reason: str = "the output is piecewise constant"
-) -> None:
+def zero(*names: str, domain: str = "", since: int = 1, reason: str = "the output is piecewise constant") -> None:
     """Operators whose derivative is zero wherever it exists."""
     for name in names:
         registry.set(name, Rule(kind="zero", reason=reason), domain, since)

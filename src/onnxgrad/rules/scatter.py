@@ -35,9 +35,7 @@ class _Places:
         if reduction == "none":
             return op.ScatterND(base, self.index, u)
         flat = op.Reshape(op.GatherND(numbered(op, self.x), self.index), [-1])
-        written = op.ScatterElements(
-            op.Reshape(base, [-1]), flat, op.Reshape(u, [-1]), axis=0, reduction=reduction
-        )
+        written = op.ScatterElements(op.Reshape(base, [-1]), flat, op.Reshape(u, [-1]), axis=0, reduction=reduction)
         return reshape_to(written, self.x)
 
 

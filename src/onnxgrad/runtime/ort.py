@@ -70,9 +70,7 @@ def create(model: ir.Model | bytes | str | Path, options: Options) -> onnxruntim
         if not isinstance(model, ir.Model):
             source = model if isinstance(model, bytes) else str(model)
             return onnxruntime.InferenceSession(source, native, providers=list(options.providers))
-        weight = sum(
-            v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None
-        )
+        weight = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
         if weight < _PROTO_LIMIT:
             return create(ir.to_proto(model).SerializeToString(), options)
         with tempfile.TemporaryDirectory(prefix="onnxgrad-") as folder:
@@ -92,9 +90,7 @@ def one_line(error: BaseException) -> str:
 
 def ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
     """`array` as a tensor of the runtime that shares its memory (also for types that numpy lacks)."""
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
-        array, int(ir.DataType.from_numpy(array.dtype))
-    )
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, int(ir.DataType.from_numpy(array.dtype)))
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

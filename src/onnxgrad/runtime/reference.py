@@ -17,9 +17,7 @@ from onnxgrad.runtime.resident import check_slots, check_state
 
 
 class _Runs(Protocol):
-    def run(
-        self, feeds: Mapping[str, np.ndarray], outputs: list[str] | None = None
-    ) -> dict[str, np.ndarray]: ...
+    def run(self, feeds: Mapping[str, np.ndarray], outputs: list[str] | None = None) -> dict[str, np.ndarray]: ...
 
 
 class ReferenceSession:
@@ -38,9 +36,7 @@ class ReferenceSession:
 class Fed:
     """A machine that hands all state to `session` and takes it back at every step (see `Machine`)."""
 
-    def __init__(
-        self, session: _Runs, model: ir.Model, slots: Mapping[str, Slot], results: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, session: _Runs, model: ir.Model, slots: Mapping[str, Slot], results: Sequence[str] = ()) -> None:
         check_slots(model, slots, results)
         self.session = session
         self.slots = dict(slots)

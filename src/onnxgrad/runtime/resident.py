@@ -138,9 +138,7 @@ class StepRunner(Resident):
     Its `held` inputs are the learning rates of the step: ``runner.held["learning_rate"][...] = 1e-4``.
     """
 
-    def __init__(
-        self, step: StepGraph, *, threads: int | None = None, options: Options | None = None
-    ) -> None:
+    def __init__(self, step: StepGraph, *, threads: int | None = None, options: Options | None = None) -> None:
         options = options or Options()
         if threads is not None:
             options = dataclasses.replace(options, threads=threads)

@@ -147,9 +147,7 @@ class _Attachment:
             shape=None if dims is None else ir.Shape(dims),
         )
         if name is not None and value.name != name:
-            raise BadInput(
-                f"{name!r} is a value of the model, but no input: choose another name for `labels`"
-            )
+            raise BadInput(f"{name!r} is a value of the model, but no input: choose another name for `labels`")
         self.graph.inputs.append(value)
         return Var(self.builder, value)
 
@@ -216,9 +214,7 @@ class _Attachment:
         new.value.name = self.builder.names.exactly(identifier(f"{held.name}_next"))
         self.bindings[held.name or ""] = new.name
 
-    def _optimize(
-        self, recipe: Recipe, hyper: Hyper, parameters: list[ir.Value], gradients: list[Var]
-    ) -> None:
+    def _optimize(self, recipe: Recipe, hyper: Hyper, parameters: list[ir.Value], gradients: list[Var]) -> None:
         """The optimizer on all parameters, those of one dtype together; its state and its counter."""
         b = self.builder
         for value in parameters:

@@ -102,9 +102,7 @@ class Checkpoint:
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"{str(path)!r} is not a checkpoint of onnxgrad") from error
         if version != _VERSION:
-            raise BadInput(
-                f"the checkpoint {str(path)!r} has version {version}; this onnxgrad reads {_VERSION}"
-            )
+            raise BadInput(f"the checkpoint {str(path)!r} has version {version}; this onnxgrad reads {_VERSION}")
         state = {}
         for name, tensor in tensors:  # not by safetensors.numpy, which cannot read bfloat16
             flat = np.frombuffer(bytes(tensor["data"]), np.dtype(_DTYPES[tensor["dtype"]]))
@@ -161,9 +159,7 @@ def check_state_fits(checkpoint: Checkpoint, like: Mapping[str, np.ndarray], gra
     """Raise BadInput unless `checkpoint` belongs to the step with this state and this graph."""
     for name in sorted(checkpoint.state.keys() ^ like.keys()):
         whose = "has" if name in checkpoint.state else "lacks"
-        raise BadInput(
-            f"the checkpoint {str(path)!r} belongs to another model or optimizer: it {whose} {name!r}"
-        )
+        raise BadInput(f"the checkpoint {str(path)!r} belongs to another model or optimizer: it {whose} {name!r}")
     for name, expected in like.items():
         found = checkpoint.state[name]
         if (found.dtype, found.shape) != (expected.dtype, expected.shape):

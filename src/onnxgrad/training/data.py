@@ -56,14 +56,10 @@ class Field:
         """The field for a graph input."""
         name = value.name or ""
         if value.dtype is None or value.shape is None:
-            raise BadInput(
-                f"input {name!r} declares no dtype or no shape, so data cannot be checked against it"
-            )
+            raise BadInput(f"input {name!r} declares no dtype or no shape, so data cannot be checked against it")
         dims = [d if isinstance(d, int) else None for d in value.shape]
         if not dims:
-            raise BadInput(
-                f"input {name!r} is a scalar; every input that data feed needs a batch axis, its first"
-            )
+            raise BadInput(f"input {name!r} is a scalar; every input that data feed needs a batch axis, its first")
         return cls(name, value.dtype.numpy(), tuple(dims[1:]), dims[0], label)
 
     @property
@@ -143,9 +139,7 @@ class Data:
         """The arrays that only the loss reads."""
         return {f.name: self.arrays[f.name] for f in self.fields if f.label}
 
-    def batches(
-        self, size: int, order: np.ndarray | None = None, start: int = 0
-    ) -> Iterator[dict[str, np.ndarray]]:
+    def batches(self, size: int, order: np.ndarray | None = None, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
         """Batches of `size` rows, the last one smaller, in `order`, from the row at position `start` on.
 
         In an `order` the full batches are handed out in the same arrays again and again.
@@ -159,13 +153,9 @@ class Data:
                 continue
             rows = order[low:high]
             if not buffers or high - low < size:
-                buffers = {
-                    name: np.empty((high - low, *a.shape[1:]), a.dtype) for name, a in self.arrays.items()
-                }
+                buffers = {name: np.empty((high - low, *a.shape[1:]), a.dtype) for name, a in self.arrays.items()}
             for name, array in self.arrays.items():
-                np.take(
-                    array, rows, axis=0, out=buffers[name], mode="clip"
-                )  # the one mode that does not copy twice
+                np.take(array, rows, axis=0, out=buffers[name], mode="clip")  # the one mode that does not copy twice
             yield buffers
 
 
@@ -187,9 +177,7 @@ def match(arrays: Arrays, fields: Sequence[Field], source: str) -> dict[str, str
         role = "labels" if field.label else "array"
         if not spare:
             held = ", ".join(map(repr, arrays))
-            raise BadInput(
-                f"{source} has no {role} for the input {field.name!r} ({field.wanted}); it holds {held}"
-            )
+            raise BadInput(f"{source} has no {role} for the input {field.name!r} ({field.wanted}); it holds {held}")
         hint = str(UnknownName(field.name, spare, "array")).partition("; ")[2]
         raise BadInput(f"{source} has no {role} named {field.name!r} ({field.wanted}); {hint}")
     return chosen
@@ -202,9 +190,7 @@ def fitted(name: str, array: np.ndarray, field: Field, source: str) -> np.ndarra
         raise BadInput(f"{where} holds {array.dtype}, not numbers; expected {field.wanted}")
     shape = array.shape[1:]
     if array.ndim != len(field.shape) + 1 or any(w not in (None, n) for w, n in zip(field.shape, shape)):
-        raise BadInput(
-            f"{where} is {array.dtype}{list(array.shape)}; expected {field.wanted}{_hint(array, field)}"
-        )
+        raise BadInput(f"{where} is {array.dtype}{list(array.shape)}; expected {field.wanted}{_hint(array, field)}")
     if _is_float(array.dtype):
         _finite(array, where)
     array = converted(array, field, where)

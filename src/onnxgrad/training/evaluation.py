@@ -125,9 +125,7 @@ class Evaluation:
                 return Field(**{**found.__dict__, "classes": p.classes, "ignored": p.ignored})
         return found
 
-    def __call__(
-        self, state: Mapping[str, np.ndarray], data: Data, batch_size: int = 256
-    ) -> dict[str, float]:
+    def __call__(self, state: Mapping[str, np.ndarray], data: Data, batch_size: int = 256) -> dict[str, float]:
         """Loss and accuracy of the inference model with the weights of `state`."""
         if self._head is None:
             self._head = Session(self._open_head(), self.options)
@@ -165,9 +163,7 @@ class Evaluation:
         prune(graph)
         return model
 
-    def _measure(
-        self, head: Session, data: Data, batch_size: int, state: Mapping[str, np.ndarray]
-    ) -> dict[str, float]:
+    def _measure(self, head: Session, data: Data, batch_size: int, state: Mapping[str, np.ndarray]) -> dict[str, float]:
         fixed = next((f.batch for f in data.fields if f.batch is not None), None)
         size = fixed or batch_size
         rows = np.arange(len(data) // fixed * fixed if fixed else len(data))
@@ -241,9 +237,7 @@ def _cut(graph: ir.Graph, nodes: list[ir.Node], loss: ir.Value, constants: set[s
             if value in inside or value in inputs or (value.is_initializer() and value.name in constants):
                 continue
             if any(value in reads(n) and value not in n.inputs for n in nodes):
-                raise BadInput(
-                    f"the loss reads {value.name!r} inside a branch or loop body; it cannot be evaluated"
-                )
+                raise BadInput(f"the loss reads {value.name!r} inside a branch or loop body; it cannot be evaluated")
             if value.producer() is not None:
                 boundary.append(value.name or "")
             inputs[value] = ir.Value(name=value.name, type=value.type, shape=value.shape)

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnxgrad.door import load_model, training_info
 from onnxgrad.door.reading import read_proto
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.ir.names import described
 
 #: The domain of Gradient, Adam, Adagrad and Momentum.
 DOMAIN = "ai.onnx.preview.training"
@@ -56,9 +57,7 @@ def chosen_entries(source: Source, entry: int | None) -> list[int]:
     """The indices of the entries to run: one, or all in sequence."""
     count = len(source.infos)
     if not count:
-        raise BadInput(
-            "the model carries no training information\n  hint: attach a loss and an optimizer first"
-        )
+        raise BadInput("the model carries no training information\n  hint: attach a loss and an optimizer first")
     if entry is None:
         return list(range(count))
     if not 0 <= entry < count:
@@ -204,15 +203,13 @@ def _check_names(algorithm: onnx.GraphProto, known: dict[str, ir.Value], index: 
     defined = {v.name for v in algorithm.input} | {t.name for t in algorithm.initializer}
     made = [o for node in algorithm.node for o in node.output if o]
     counts = Counter(made)
-    for name in sorted(defined & known.keys()) + [
-        o for o in made if o in known or o in defined or counts[o] > 1
-    ]:
+    for name in sorted(defined & known.keys()) + [o for o in made if o in known or o in defined or counts[o] > 1]:
         raise BadInput(f"{where}: {name!r} is defined twice, in the inference graph or the algorithm")
     for node in algorithm.node:
         for name in node.input:
             if name and name not in known and name not in defined:
                 why = "is read before it is computed" if name in made else "does not exist"
-                raise BadInput(f"{where}: {name!r}, an input of {node.op_type} node {node.name!r}, {why}")
+                raise BadInput(f"{where}: {name!r}, an input of {described(node)}, {why}")
         defined.update(node.output)
     for output in algorithm.output:
         if output.name not in known and output.name not in defined:

@@ -51,9 +51,7 @@ def initialized(source: Source, chosen: Sequence[int]) -> Source:
 def _evaluated(model: ir.Model, graph: onnx.GraphProto, index: int) -> dict[str, np.ndarray]:
     """The outputs of an initialization graph."""
     if graph.input:
-        raise BadInput(
-            f"training entry {index}: its initialization has inputs; the specification allows none"
-        )
+        raise BadInput(f"training entry {index}: its initialization has inputs; the specification allows none")
     if not graph.output:
         return {}
     proto = onnx.ModelProto(ir_version=max(8, model.ir_version), graph=graph)
@@ -68,9 +66,7 @@ def _evaluated(model: ir.Model, graph: onnx.GraphProto, index: int) -> dict[str,
 def _check_fits(where: str, array: np.ndarray, like: ir.TensorProtocol) -> None:
     new = ir.tensor(array)
     if (new.dtype, new.shape) != (like.dtype, like.shape):
-        raise BadInput(
-            f"{where}: a tensor of {like.dtype}{like.shape} cannot take one of {new.dtype}{new.shape}"
-        )
+        raise BadInput(f"{where}: a tensor of {like.dtype}{like.shape} cannot take one of {new.dtype}{new.shape}")
 
 
 def _copied(info: onnx.TrainingInfoProto) -> onnx.TrainingInfoProto:

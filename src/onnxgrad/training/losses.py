@@ -143,9 +143,7 @@ def labels_of(loss: Loss, y: ir.Value, options: Mapping[str, Any]) -> tuple[ir.D
         return y.dtype or ir.DataType.FLOAT, dims
     if dims is not None:
         if len(dims) < 2:
-            raise BadInput(
-                f"{y.name!r} has shape {list(dims)}; classes need an axis beside that of the batch"
-            )
+            raise BadInput(f"{y.name!r} has shape {list(dims)}; classes need an axis beside that of the batch")
         axis = options["axis"] % len(dims)
         dims = dims[:axis] + dims[axis + 1 :]
     return ir.DataType.INT64, dims

@@ -20,6 +20,7 @@ from onnxgrad.engine.paths import is_differentiable, prepare
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.infer import forget_values
+from onnxgrad.ir.names import described
 from onnxgrad.ir.walk import prune, reads, subgraphs
 from onnxgrad.training.batchnorm import trains, with_private_statistics
 from onnxgrad.training.info import DOMAIN, named_values
@@ -100,7 +101,7 @@ class Lowered:
         else:
             raise BadInput(f"node {node.name!r}: there is no operator {node.op_type!r} in {DOMAIN}")
         if len(node.outputs) > len(new):
-            has = f"{node.op_type} node {node.name!r} has {len(node.outputs)} outputs"
+            has = f"{described(node)} has {len(node.outputs)} outputs"
             raise BadInput(f"{has}, but only {len(new)} tensors to put there")
         for old, var in zip(node.outputs, new):
             if var is not None:
@@ -109,7 +110,7 @@ class Lowered:
 
     def _gradient(self, node: ir.Node) -> list[Var | None]:
         """∂(Σy)/∂x for each x of `xs` that is asked for; zeros where y does not depend on x."""
-        where = f"Gradient node {node.name!r}"
+        where = described(node)
         xs = _strings(node, "xs")
         zs = _strings(node, "zs")
         y = node.attributes["y"].as_string() if "y" in node.attributes else ""
@@ -129,9 +130,7 @@ class Lowered:
         asked = [v for v, out in zip(xs, node.outputs) if out.name]
         wrt = {name: self._named(name, where) for name in asked}
         if target.dtype is None:
-            prepare(
-                list(self.graph), list(wrt.values()), [target], self.builder
-            )  # the reason, if it is there
+            prepare(list(self.graph), list(wrt.values()), [target], self.builder)  # the reason, if it is there
             raise BadInput(f"{where}: the type of {y!r} is not known; declare it in the model")
         seed = self.builder.full_like(Var(self.builder, target), 1)
         found = reverse(self.builder, list(self.graph), {target: seed}, list(wrt.values()))

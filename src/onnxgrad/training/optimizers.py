@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.names import described
 from onnxgrad.training.info import DOMAIN
 
 Grouped = list[list[Var]]
@@ -26,7 +27,7 @@ def _coefficient(node: ir.Node, name: str, default: float | None = None) -> floa
     given = node.attributes.get(name)
     if given is None:
         if default is None:
-            raise BadInput(f"{node.op_type} node {node.name!r} lacks the attribute {name!r}")
+            raise BadInput(f"{described(node)} lacks the attribute {name!r}")
         return default
     return float(str(np.float32(given.as_float())))
 
@@ -34,7 +35,7 @@ def _coefficient(node: ir.Node, name: str, default: float | None = None) -> floa
 def _operands(builder: Builder, node: ir.Node, kinds: int) -> tuple[Var, Var, Grouped]:
     """R, T, and the tensors by kind: all X, then all G, then the states."""
     if any(v is None for v in node.inputs) or len(node.inputs) < 2 + kinds or (len(node.inputs) - 2) % kinds:
-        has = f"{node.op_type} node {node.name!r} has {len(node.inputs)} inputs"
+        has = f"{described(node)} has {len(node.inputs)} inputs"
         raise BadInput(f"{has}; it takes R, T and {kinds} per tensor")
     r, t, *rest = [Var(builder, v) for v in node.inputs if v is not None]
     n = len(rest) // kinds
@@ -88,7 +89,7 @@ def momentum(b: Builder, node: ir.Node) -> Grouped:
     alpha, beta, norm = (_coefficient(node, name) for name in ("alpha", "beta", "norm_coefficient"))
     mode = node.attributes["mode"].as_string() if "mode" in node.attributes else ""
     if mode not in ("standard", "nesterov"):
-        raise BadInput(f"Momentum node {node.name!r}: mode must be 'standard' or 'nesterov', not {mode!r}")
+        raise BadInput(f"{described(node)}: mode must be 'standard' or 'nesterov', not {mode!r}")
     r, t, (xs, gs, vs) = _operands(b, node, 3)
     new: Grouped = [[], []]
     for x, g, v in zip(xs, gs, vs):

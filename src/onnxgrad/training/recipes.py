@@ -49,15 +49,11 @@ class Recipe:
     operator: bool = True
 
 
-def _emit(
-    b: Builder, op_type: str, r: Var, t: Var, groups: Sequence[Sequence[Var]], **attributes: Any
-) -> Groups:
+def _emit(b: Builder, op_type: str, r: Var, t: Var, groups: Sequence[Sequence[Var]], **attributes: Any) -> Groups:
     """An optimizer operator on X, G and states, all X first; returns new X and new states."""
     xs = groups[0]
     operands = [x for group in groups for x in group]
-    outputs = b.emit(
-        op_type, r, t, *operands, domain=DOMAIN, outputs=len(xs) * (len(groups) - 1), **attributes
-    )
+    outputs = b.emit(op_type, r, t, *operands, domain=DOMAIN, outputs=len(xs) * (len(groups) - 1), **attributes)
     for out, like in zip(outputs, [x for k, group in enumerate(groups) if k != 1 for x in group]):
         out.value.type, out.value.shape = like.value.type, like.value.shape
     return [list(outputs[k * len(xs) : (k + 1) * len(xs)]) for k in range(len(groups) - 1)]
@@ -91,9 +87,7 @@ def _adam(b: Builder, h: Hyper, r: Var, finished: Var, present: Var, *groups: li
     )  # fmt: skip
 
 
-def _adamw(
-    b: Builder, h: Hyper, r: Var, finished: Var, present: Var, xs: list[Var], *groups: list[Var]
-) -> Groups:
+def _adamw(b: Builder, h: Hyper, r: Var, finished: Var, present: Var, xs: list[Var], *groups: list[Var]) -> Groups:
     """Adam from (1 - R·decay)·X on"""
     if h.weight_decay:
         shrink = 1.0 - b.Mul(r, h.weight_decay)
@@ -102,9 +96,7 @@ def _adamw(
 
 
 def _adagrad(b: Builder, h: Hyper, r: Var, finished: Var, present: Var, *groups: list[Var]) -> Groups:
-    return _emit(
-        b, "Adagrad", r, finished, groups, epsilon=h.eps, decay_factor=0.0, norm_coefficient=h.weight_decay
-    )
+    return _emit(b, "Adagrad", r, finished, groups, epsilon=h.eps, decay_factor=0.0, norm_coefficient=h.weight_decay)
 
 
 RECIPES: dict[str, Recipe] = {

@@ -84,9 +84,7 @@ class Bar(Silent):
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self.PERIOD
-            self.progress.update(
-                self.task, completed=step, epoch=f"{epoch + 1}/{self.epochs}", loss=number(loss)
-            )
+            self.progress.update(self.task, completed=step, epoch=f"{epoch + 1}/{self.epochs}", loss=number(loss))
 
     def epoch(self, record: dict[str, Any], epochs: int) -> None:
         """Leave a line above the bar."""

@@ -25,9 +25,7 @@ def in_sequence(first: Step, second: Step) -> Step:
     own, inputs = _take_over(graph, second, names, _known(first, second))
     outputs = {v.name: v for v in graph.outputs}
     rates = dict(first.rates) | {own[n]: t for n, t in second.rates.items()}
-    added = {
-        n: replace(t, input=own.get(t.input, t.input), output=own[t.output]) for n, t in second.state.items()
-    }
+    added = {n: replace(t, input=own.get(t.input, t.input), output=own[t.output]) for n, t in second.state.items()}
     state = first.state | added
     results = [*first.results, *(own[n] for n in second.results)]
     outputs |= {v.name: v for v in ends_of_second}

@@ -179,9 +179,7 @@ def _gradient_names(
     targets = [n.attributes["y"].as_string() for n in gradients if "y" in n.attributes]
     free = [v.name for v in algorithm.output if v.name not in bound.values()]
     if not (targets or free):
-        raise BadInput(
-            f"training entry {index} has neither a Gradient node nor an output that could be the loss"
-        )
+        raise BadInput(f"training entry {index} has neither a Gradient node nor an output that could be the loss")
     return trained, (targets or free)[0]
 
 

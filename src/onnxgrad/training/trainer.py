@@ -193,9 +193,7 @@ class _Run:
     metrics: Path | None
     plot: Path | None
 
-    def __init__(
-        self, trainer: Trainer, data: Data, epochs: int, batch_size: int, seed: int, shuffle: bool
-    ) -> None:
+    def __init__(self, trainer: Trainer, data: Data, epochs: int, batch_size: int, seed: int, shuffle: bool) -> None:
         self.trainer, self.data, self.epochs, self.seed, self.shuffle = trainer, data, epochs, seed, shuffle
         self.batch_size, self.rows = batch_size, len(data)
         for f in trainer.fields:
@@ -203,9 +201,7 @@ class _Run:
                 self.batch_size = f.batch
                 self.rows = len(data) // f.batch * f.batch
                 if not self.rows:
-                    raise BadInput(
-                        f"the model takes batches of exactly {f.batch} rows; the data have {len(data)}"
-                    )
+                    raise BadInput(f"the model takes batches of exactly {f.batch} rows; the data have {len(data)}")
         self.per_epoch = -(-self.rows // self.batch_size)
         self.epoch, self.row = 0, 0
         self.total, self.seconds = 0.0, 0.0

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, identifier
+from onnxgrad.ir.names import described
 from onnxgrad.ir.walk import reads, subgraphs
 
 Values = dict[ir.Value, ir.Value]
@@ -40,9 +41,7 @@ def _off(node: ir.Node) -> bool:
 
 def statistics(nodes: Sequence[ir.Node]) -> set[ir.Value]:
     """The running statistics of every BatchNormalization of `nodes`."""
-    return {
-        v for n in nodes if _standard(n, "BatchNormalization") for v in list(n.inputs)[3:5] if v is not None
-    }
+    return {v for n in nodes if _standard(n, "BatchNormalization") for v in list(n.inputs)[3:5] if v is not None}
 
 
 def ancestors(nodes: Sequence[ir.Node], value: ir.Value) -> list[ir.Node]:
@@ -67,8 +66,8 @@ def switch(builder: Builder, nodes: Sequence[ir.Node], y: ir.Value) -> tuple[Val
     for node in ancestors(nodes, y):
         for inner in (n for g in subgraphs(node) for n in g.all_nodes() if _off(n)):
             raise BadInput(
-                f"{inner.op_type} node {inner.name!r} is inside a branch or loop body of {node.op_type} node "
-                f"{node.name!r}, where training mode is not supported; attach with train_mode=False"
+                f"{described(inner)} is inside a branch or loop body of {described(node)}, "
+                f"where training mode is not supported; attach with train_mode=False"
             )
         if not (_off(node) or any(v in copies for v in reads(node))):
             continue
@@ -107,7 +106,7 @@ def _running(node: ir.Node) -> list[ir.Value]:
     for v in found:
         if not v.is_initializer() or v.is_graph_input():
             raise BadInput(
-                f"BatchNormalization node {node.name!r}: its running statistic {v.name!r} is no initializer, "
+                f"{described(node)}: its running statistic {v.name!r} is no initializer, "
                 "so training cannot update it; attach with train_mode=False"
             )
     return found
