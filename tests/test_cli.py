@@ -239,7 +239,7 @@ def test_a_broken_rule_is_called_a_bug(path):
     line = [sys.executable, "-c", script, "grad", str(path), "--wrt", "w", "-o", str(path.parent / "d.onnx")]
     done = subprocess.run(line, capture_output=True, text=True, env=ENV, timeout=120)
     assert done.returncode == 3, done.stderr
-    assert done.stderr.startswith("error: the rule for Tanh")
+    assert done.stderr.startswith("error: the rule of Tanh")
     assert "Traceback" not in done.stderr
     assert not (path.parent / "d.onnx").exists()
 

@@ -169,7 +169,7 @@ def test_an_operator_without_a_rule(place):
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((6, 3), np.float32), "w"))
     model.graph.value_info.append(onnx.helper.make_tensor_value_info("z", 1, ["N", 3]))
     onnx.save(model, place / "m.onnx")
-    assert "own::Strange" in refused(place, "m.onnx", "--data", "train.npz", *LOSS)
+    assert "Strange node 'z' (own, opset 1)" in refused(place, "m.onnx", "--data", "train.npz", *LOSS)
 
 
 def test_a_loss_that_is_not_a_number(place):

@@ -33,10 +33,14 @@ EVALUATORS = (
 def case(op, x, *, note="", symbolic=True, order=1, **attrs):
     rng = np.random.default_rng(7)
     x = rng.permutation(np.prod(x)).reshape(x) / 7 - 2.03 if "Max" in op else x  # no two elements near each other
-    return Case(op, [x], attrs, note=note, symbolic=symbolic, order=order, evaluators=EVALUATORS, outputs=1)
+    # before opset 22 the onnx package infers a window in the padding that no runtime has
+    opset = 22 if note.startswith(OUTSIDE) else 21
+    given = {"symbolic": symbolic, "order": order, "evaluators": EVALUATORS, "outputs": 1, "opset": opset}
+    return Case(op, [x], attrs, note=note, **given)
 
 
 PADS = [0, 1, 1, 1]
+OUTSIDE = "ceil, no window in the padding"
 LATE = {"pads": [0, 0, 1, 1], "ceil_mode": 1}
 WINDOWS = [
     ("", (2, 2, 5), {"kernel_shape": [2]}),
@@ -50,7 +54,7 @@ WINDOWS = [
         (1, 1, 4, 5),
         {"kernel_shape": [2, 3], "strides": [3, 2], "pads": [0, 1, 1, 1], "ceil_mode": 1},
     ),
-    ("ceil, no window in the padding", (1, 1, 3, 6), {**LATE, "kernel_shape": [2, 2], "strides": [3, 3]}),
+    (OUTSIDE, (1, 1, 3, 6), {**LATE, "kernel_shape": [2, 2], "strides": [3, 3]}),
     ("dilated", (1, 2, 5, 6), {"kernel_shape": [2, 3], "dilations": [3, 2], "pads": [1, 1, 0, 1]}),
     ("gaps", (1, 2, 5, 6), {"kernel_shape": [1, 2], "strides": [2, 3]}),
     ("same upper", (1, 2, 5, 4), {"kernel_shape": [3, 2], "strides": [2, 2], "auto_pad": "SAME_UPPER"}),
@@ -59,14 +63,7 @@ WINDOWS = [
     ("tiles", (1, 1, 2, 4, 2), {"kernel_shape": [1, 2, 2], "strides": [1, 2, 2]}),
     ("", (1, 1, 3, 4, 3), {"kernel_shape": [2, 2, 2], "strides": [1, 2, 1], "pads": [0, 1, 0, 1, 0, 1]}),
 ]
-INCLUDED = (
-    "overlap",
-    "ceil, padded",
-    "ceil, no window in the padding",
-    "dilated",
-    "same upper",
-    "same lower",
-)
+INCLUDED = ("overlap", "ceil, padded", OUTSIDE, "dilated", "same upper", "same lower")
 
 CASES = [
     *(case("MaxPool", x, note=note, order=1 + (i < 4), **attrs) for i, (note, x, attrs) in enumerate(WINDOWS)),

@@ -188,7 +188,7 @@ def test_operator_without_a_rule():
         {"d": [2]},
     )
     proto.opset_import.append(helper.make_opsetid("space", 1))
-    with pytest.raises(NoRule, match="space::Rocket"):
+    with pytest.raises(NoRule, match="Rocket node 'y' .space"):
         lower_gradients(proto)
 
 

@@ -448,7 +448,7 @@ BAD = {
     ),
     "out of order": (
         lambda i: i.algorithm.node[0].input.__setitem__(0, "g"),
-        "'g', an input of Sub node '', is read before",
+        "'g', an input of Sub node 'd', is read before",
     ),
     "output without a node": (
         lambda i: i.algorithm.output.add(name="ghost"),

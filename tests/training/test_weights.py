@@ -99,6 +99,19 @@ def test_constants_are_lifted_where_they_are_weights():
     assert set(compile_step(attached).state) == {"w", "m", "v"}
 
 
+def test_constants_beside_weights_stay_constant():
+    """An exporter that has initializers for weights means constants by Constants: a mean to subtract, say."""
+    nodes = [
+        node("Constant", [], ["mean"], value=numpy_helper.from_array(np.float32([1, 2]))),
+        node("Sub", ["x", "mean"], ["h"]),
+        node("MatMul", ["h", "w"], ["y"]),
+    ]
+    model = model_of(nodes, {"w": np.eye(2, dtype=np.float32)}, {"x": ["N", 2]}, {"y": ["N", 2]})
+    assert set(compile_step(attach(model, loss="mse", optimizer="sgd")).state) == {"w"}
+    named = attach(model, loss="mse", optimizer="sgd", trainable=["w", "mean"])
+    assert set(compile_step(named).state) == {"w", "mean"}
+
+
 @pytest.mark.torch
 def test_fresh_model_exported_by_torch(tmp_path):
     """The exporter stores equal zeros and ones once; training is PyTorch's nevertheless."""

@@ -151,12 +151,22 @@ def _shaped(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
 
 
 def _window(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-    """With ceil_mode, a last window that starts in the padding is dropped: symbols do not tell."""
-    out = node.outputs[0].shape
-    if node.attributes.get_int("ceil_mode", 0) and out is not None:
-        for value in (v for v in node.outputs if v.shape is not None):
-            dims = [d if i < 2 or isinstance(d, int) else ctx.new_symbolic_dim() for i, d in enumerate(out)]
-            value.shape = ir.Shape(dims)
+    """With ceil_mode, a last window that starts in the padding at the end is dropped."""
+    out, x = node.outputs[0].shape, node.inputs[0]
+    if not node.attributes.get_int("ceil_mode", 0) or out is None:
+        return
+    big = None if x is None or x.shape is None else x.shape[2:]
+    heads = node.attributes.get_ints("pads", None) or [0] * len(out)
+    strides = node.attributes.get_ints("strides", None) or [1] * len(out)
+    dims: list[int | ir.SymbolicDim] = list(out)
+    for i, rows in enumerate(dims[2:]):
+        h = big[i] if big is not None else None
+        if not isinstance(rows, int) or not isinstance(h, int):  # symbols do not tell
+            dims[i + 2] = rows if isinstance(rows, int) else ctx.new_symbolic_dim()
+        elif (rows - 1) * strides[i] >= h + heads[i]:
+            dims[i + 2] = rows - 1
+    for value in (v for v in node.outputs if v.shape is not None):
+        value.shape = ir.Shape(dims)
 
 
 def _resize(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:

@@ -64,8 +64,9 @@ def attach(
         eps: of adam, adamw (default 1e-8) and adagrad (default 1e-10).
         trainable: names of initializers (or of outputs of Constant nodes) to train. Default: every float
             initializer of rank 1 or more that the loss depends on, except the running statistics of
-            BatchNormalization and tensors with infinities or numbers beyond 1e8 (masks). Scalars
-            are mostly constants of the architecture; name them to train them.
+            BatchNormalization and tensors with infinities or numbers beyond 1e8 (masks); Constants count
+            where the model has no float initializers of rank 2 or more. Scalars are mostly constants of
+            the architecture; name them to train them.
         train_mode: run BatchNormalization (updating its running statistics) and Dropout as in training.
         loss_options: ``reduction`` ("mean" or "sum") and those of the loss: ``axis`` of the classes (1),
             ``ignore_index``, ``weight`` per class, ``delta``.

@@ -1,6 +1,7 @@
 """Weights, wherever an exporter has put them: as initializers of their own, so that bindings can name them.
 
-Two habits of exporters are undone. Weights in Constant nodes are lifted. Tensors that happen to be equal when
+Two habits of exporters are undone. Weights in Constant nodes are lifted, unless the model has initializers of
+rank 2 or more: its exporter keeps weights there, and Constants are constants. Tensors that happen to be equal when
 a model is exported are often stored once and handed out by Identity nodes, so that a running mean *is* a
 bias as long as both are zero; trained, they would move together. Such a copy becomes a tensor of its own if
 all its elements are equal (fresh weights: zeros, ones) or if it is a running statistic; others are taken
@@ -21,9 +22,10 @@ from onnxgrad.ir.builder import FLOATS
 
 def own_weights(graph: ir.Graph, wanted: Collection[str]) -> None:
     """Give every weight of `graph`, and all that are `wanted`, an initializer of its own, in place."""
+    keeps = any(_is_matrix(v) for v in graph.initializers.values())
     for node in list(graph):
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-            _lift(graph, node, wanted)
+            _lift(graph, node, wanted, keeps)
     for node in list(graph):
         if node.op_type == "Identity" and node.domain in ("", "ai.onnx"):
             _untie(graph, node)
@@ -46,12 +48,17 @@ def initializer(tensor: ir.TensorProtocol) -> ir.Value:
     return ir.Value(name=tensor.name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
 
 
-def _lift(graph: ir.Graph, node: ir.Node, wanted: Collection[str]) -> None:
-    """A float Constant of more than one element (or one that is wanted) becomes an initializer."""
+def _is_matrix(value: ir.Value) -> bool:
+    return value.dtype in FLOATS and value.shape is not None and len(value.shape) > 1 and bool(value.uses())
+
+
+def _lift(graph: ir.Graph, node: ir.Node, wanted: Collection[str], keeps: bool) -> None:
+    """A float Constant becomes an initializer if it is a statistic or wanted, or, unless the graph `keeps`
+    its weights as initializers, if it has more than one element."""
     tensor = ir.convenience.get_const_tensor(node.outputs[0])
     if tensor is None or tensor.dtype not in FLOATS or node.outputs[0].is_graph_output():
         return
-    if tensor.size > 1 or node.outputs[0].name in wanted or _only_statistics(node.outputs[0]):
+    if (tensor.size > 1 and not keeps) or node.outputs[0].name in wanted or _only_statistics(node.outputs[0]):
         _replace(graph, node, tensor)
 
 
