@@ -79,6 +79,15 @@ def test_no_steps_with_stacked_outputs():
         np.testing.assert_array_equal(value, np.zeros((2, 2)))
 
 
+def test_no_steps_give_back_a_state_that_a_step_resets():
+    text = """agraph (F[2] s0, int64 n) => (F[2] s) <F[2] start = {0.5, 2.0}>
+    { s = Loop <body = step (int64 i, bool p, F[2] a) => (bool q, F[2] b) {
+        q = Identity(p) b = Identity(start) }> (n, , s0) }"""
+    for steps, written in [(0, "s = Identity(s0)"), (2, "k = Sub(s0, s0) s = Add(k, start)")]:
+        feeds = {"s0": normal(2), "n": np.array(steps)}
+        check(model(text), model(f"{text.partition('{ s =')[0]} {{ {written} }}"), feeds, ["s0"])
+
+
 CASES = {
     "nothing but the iteration number": (
         """agraph (F w, int64 n) => (F s)
@@ -140,6 +149,14 @@ CASES = {
         {"s0": normal(2), "c": normal(2), "n": np.array(4)},
         ["s0", "c"],
         4,
+    ),
+    "a state that every step resets": (
+        """agraph (F[2] s0, F[2] c, int64 n) => (F[2] s, F[T,2] y) <F[2] start = {0.5, 2.0}>
+        { s, y = Loop <body = step (int64 i, bool p, F[2] a) => (bool q, F[2] b, F[2] o) {
+            q = Identity(p) b = Identity(start) k = Mul(a, c) o = Sin(k) }> (n, , s0) }""",
+        {"s0": normal(2), "c": normal(2), "n": np.array(3)},
+        ["s0", "c"],
+        3,
     ),
     "the condition is read in the body": (
         """agraph (F[2] s0, F[2] c, int64 n) => (F[2] s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from tests.flow.compare import check, model, normal
@@ -76,11 +76,11 @@ class Program:
 
     def _loop(self, known, depth):
         s, u, inside, after, out = self._step(known, depth)
-        i, p, q, f, y = (self.name() for _ in range(5))
+        i, p, q, f, y, k = (self.name() for _ in range(6))
         n, c = self.draw(st.sampled_from([("n", ""), ("n", "yes"), ("two", "yes")]))
         text = (
             f"{f}, {y} = Loop <body = {self.name()} (int64 {i}, bool {p}, F[2] {s}) => (bool {q}, F[2] {after},"
-            f" F[2] {out}) {{ {q} = Identity({p}) {u} = CastLike({i}, {s}) {inside} }}>"
+            f" F[2] {out}) {{ {q} = Identity({p}) {k} = CastLike({i}, {s}) {u} = Add({k}, {s}) {inside} }}>"
             f" ({n}, {c}, {self.pick(known)}) "
         )
         end, total = self._sum(y)
@@ -108,18 +108,50 @@ class Program:
         ), [y]
 
 
+HEADER = (
+    "agraph (F[2] x, F[2] w, int64 n) => (F[2] y) <int64 two = {2}, int64 one = {1}, bool yes = {1},"
+    " int64[1] axis = {0}, F zero = {0}>"
+)
+
+
 @st.composite
 def programs(draw):
     writer = Program(draw)
     text, made = writer.block(["x", "w"], 2)
-    return (
-        "agraph (F[2] x, F[2] w, int64 n) => (F[2] y) <int64 two = {2}, int64 one = {1}, bool yes = {1},"
-        f" int64[1] axis = {{0}}, F zero = {{0}}> {{ {text} y = Sum(x, w, {', '.join(made)}) }}"
-    )
+    return f"{HEADER} {{ {text} y = Sum(x, w, {', '.join(made)}) }}"
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+RESET_IN_THE_SECOND_ORDER = (
+    HEADER
+    + """ { s, o = Loop <body = outer (int64 i, bool p, F[2] a) => (bool q, F[2] b, F[2] c) { q = Identity(p)
+    d = Unsqueeze(x, axis) e = Concat <axis = 0> (d, d)
+    f = Scan <num_scan_inputs = 1, body = inner (F[2] g, F[2] h) => (F[2] k) { m = Sin(x) k = Tanh(m) }> (x, e)
+    b = Tanh(f) c = Mul(f, a) }> (n, , x)
+  t = ReduceSum <keepdims = 0> (o, axis) y = Sum(x, w, s, t) }"""
+)
+
+AN_ELEMENT_OF_A_SEQUENCE_IN_A_SCAN = (
+    HEADER
+    + """ { a = Mul(x, x) b = SequenceConstruct(x, x)
+    c = SequenceMap <body = each (F[2] d) => (F[2] e) { f = Mul(d, x) e = Sin(f) }> (b) g = SequenceAt(c, one)
+    h = Unsqueeze(g, axis) k = Concat <axis = 0> (h, h)
+    s, o = Scan <num_scan_inputs = 1, body = step (F[2] p, F[2] q) => (F[2] r, F[2] u) {
+        v = Mul(a, g) r = Tanh(p) u = Mul(v, p) }> (x, k)
+  t = ReduceSum <keepdims = 0> (o, axis) y = Sum(x, w, a, g, s, t) }"""
+)
+
+
+@settings(
+    max_examples=30,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],  # a failure prints its program at once: shrinking takes minutes
+    suppress_health_check=list(HealthCheck),
+)
 @given(programs())
+@example(RESET_IN_THE_SECOND_ORDER)
+@example(AN_ELEMENT_OF_A_SEQUENCE_IN_A_SCAN)
 def test_a_random_program_equals_its_unrolling(text):
     program = model(text)
     feeds = {"x": 0.5 * normal(2), "w": 0.5 * normal(2), "n": np.array(STEPS)}

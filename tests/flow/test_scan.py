@@ -69,6 +69,15 @@ CASES = {
         {"a0": normal(2), "b0": normal(2), "d0": normal(2), "e0": normal(2), "x": normal(3, 2)},
         ["a0", "b0", "d0", "e0", "x"],
     ),
+    "a state that every step resets, read before": (
+        """agraph (F[2] a0, F[T,2] x) => (F[2] a, F[T,2] y)
+        { a, y = Scan <num_scan_inputs = 1, body = step (F[2] s, F[2] u) => (F[2] n, F[2] o) {
+                n = Identity(reset) o = Mul(s, u) }> (a0, x) }""".replace(
+            "{ a, y", "<F[2] reset = {1.5, 0.25}> { a, y"
+        ),
+        {"a0": normal(2), "x": normal(3, 2)},
+        ["a0", "x"],
+    ),
     "an integer state that counts": (
         """agraph (F[2] a0, F[T,2] x) => (F[2] a, int64 n)
         { zero = Constant <value_int = 0>() one = Constant <value_int = 1>()

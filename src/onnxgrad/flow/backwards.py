@@ -62,6 +62,8 @@ class Backwards:
             return True
         if any(not isinstance(v.value.type, ir.TensorType) for v in self.initial):
             return True
+        if any(v.shape is None for v in self.graph.outputs):  # ONNX Runtime's Scan asks for the rank of each
+            return True
         it = Iteration.of(self.op.node)
         return bool(it.lead) and not all(map(same_shape, self.carried, self.initial))
 
@@ -76,7 +78,7 @@ class Backwards:
         it = Iteration.of(op.node)
         for column in self.columns:
             if column.lengths is not None:
-                return o.Squeeze(o.Shape(Var(o, column.lengths)), [0])
+                return _size(Var(o, column.lengths), 0)
             if column.in_sequence and column.outer is not None:
                 return o.SequenceLength(Var(o, column.outer))
         if it.lead:
@@ -88,7 +90,7 @@ class Backwards:
             value, axis = made[0], 0
         else:
             value, axis = it.scanned[0], it.ins[0].axis
-        return o.Squeeze(o.Shape(Var(o, value), start=axis, end=axis + 1 or None), [0])
+        return _size(Var(o, value), axis)
 
     # --- as a Scan ---------------------------------------------------------------------------------
 
@@ -158,6 +160,13 @@ class Backwards:
             for r, slot in zip(results[len(self.carried) :], self.outs)
         ]
         return results[: len(self.carried)] + together
+
+
+def _size(x: Var, axis: int) -> Var:
+    """How many elements `x` has along `axis`."""
+    size = x.builder.Squeeze(x.builder.Shape(x, start=axis, end=axis + 1 or None), [0])
+    size.value.shape = ir.Shape([])  # also where the rank of x is unknown
+    return size
 
 
 def _at_least_once(node: ir.Node) -> bool:

@@ -95,6 +95,10 @@ class Iteration:
         """The slices that a step of the body gives."""
         return list(self.body.outputs[self.head + self.count :])
 
+    def next_like(self, i: int) -> ir.Value:
+        """A value of the type and shape that a step gives state `i`: a Scan has it keep its shape."""
+        return self.following[i] if self.lead else self.states[i]
+
     def formals(self) -> list[tuple[ir.Value, ir.Value]]:
         """States and slices inside, each with its value outside."""
         return list(zip(self.states + self.slices, self.initial + self.scanned))

@@ -14,7 +14,7 @@ from onnxgrad.flow.backwards import Backwards, Column
 from onnxgrad.flow.bodies import formal, give, values_read
 from onnxgrad.flow.iteration import Iteration, Slot
 from onnxgrad.flow.tapes import tape
-from onnxgrad.ir import Var
+from onnxgrad.ir import Var, same_shape
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import add
 
@@ -29,11 +29,11 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     moved = it.moved_by(op.active, b)
     ends = [*it.following, *it.given]
     reached = it.leading_to((ends[i] for i in of), moved, b)
-    carried = [i for i, v in enumerate(it.following) if v in reached]
+    carried = [i for i in range(it.count) if _is_carried(op, it, i, i in of, reached)]
     read = [k for k, v in enumerate(it.given) if it.count + k in of and v in moved]
     captures = [c.value for c in op.captures if c.value in op.active and c.value in reached]
 
-    g_states = {i: formal(b, states[i], "cotangent") for i in carried}
+    g_states = {i: formal(b, it.next_like(i), "cotangent") for i in carried}
     g_slices = {k: formal(b, it.given[k], "cotangent") for k in read}
     seeds: dict[ir.Value, Var] = {}
     pairs = [(it.following[i], g_states[i]) for i in carried] + [(it.given[k], g_slices[k]) for k in read]
@@ -41,13 +41,13 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
         seeds[v] = add([seeds[v], g]) if v in seeds else g
     wrt = [*(states[i] for i in carried), *(s for s in slices if s in reached), *captures]
     found = reverse(b, list(body), seeds, wrt)
-    if not found:
+    if not found and not carried:
         return {}
 
     summed = [c for c in captures if c in found]
     pieces = [j for j, s in enumerate(slices) if s in found]
     sums = [formal(b, c, "sum") for c in summed]
-    backs = [found.get(states[i]) or b.zeros_like(g_states[i]) for i in carried]
+    backs = [found.get(states[i]) or _nothing(b.var(states[i]), g_states[i]) for i in carried]
     totals = [add([s, Var(b, found[c].value)]) for s, c in zip(sums, summed)]
     give(b, [*backs, *totals, *(found[slices[j]] for j in pieces)])
     likes = [*(states[i] for i in carried), *summed, *(slices[j] for j in pieces)]
@@ -74,6 +74,22 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     for value, g in zip([*(it.initial[i] for i in carried), *summed, *(it.scanned[j] for j in pieces)], results):
         pulled.setdefault(value, []).append(g)
     return {value: add(gs) for value, gs in pulled.items()}
+
+
+def _is_carried(op: Op, it: Iteration, i: int, asked: bool, reached: set[ir.Value]) -> bool:
+    """Whether a step back has the cotangent of state `i` to hand on.
+
+    It has where the step made the next state of something, or read this one: a state that a step resets
+    still carries what the first step read. A Loop of no steps gives its first states back as they are.
+    """
+    if it.following[i] in reached or it.states[i] in reached:
+        return True
+    return bool(it.lead) and asked and it.initial[i] in op.active
+
+
+def _nothing(state: Var, g: Var) -> Var:
+    """Zeros like `state`; like its next cotangent if that shape is the same, since that needs no tape."""
+    return state.builder.zeros_like(g if same_shape(state, g) else state)
 
 
 def _zeros(op: Op, it: Iteration, i: int) -> Var:

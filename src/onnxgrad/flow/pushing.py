@@ -35,7 +35,7 @@ def push(op: Op) -> list[Var | None]:
     kept = it.states_for([*head, *(t.value for t in ends)])
     nexts = [it.following[i] for i in kept]
     give(b, [*head, *nexts, *ends])
-    for end, like in zip(body.outputs[it.head + len(kept) :], [states[i] for i in carried]):
+    for end, like in zip(body.outputs[it.head + len(kept) :], [it.next_like(i) for i in carried]):
         end.shape = like.shape
     used = values_read(body)
     reads = [j for j, s in enumerate(slices) if s in used]

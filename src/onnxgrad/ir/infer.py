@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
-from onnxgrad.ir import infer_loops
+from onnxgrad.ir import infer_loops, infer_sequences
 from onnxgrad.ir.labels import einsum_labels
 
 Dim = int | ir.SymbolicDim
@@ -232,6 +232,7 @@ def _register() -> None:
             if not hasattr(infer, "onnxgrad"):
                 osi.registry.register("", name, since)(_corrected(infer, correct))
     infer_loops.register()
+    infer_sequences.register()
 
 
 _register()
@@ -248,6 +249,7 @@ def forget_values(graph: ir.Graph) -> None:
 
 def infer_model(model: ir.Model) -> None:
     """Fill in types and shapes of every value of `model`, in place, where they can be known."""
+    infer_loops.remember_declared(model.graph)
     osi.infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
 
 

@@ -1,15 +1,16 @@
-"""Types and shapes of Loop and Scan, by induction over the steps.
+"""Types and shapes of Loop and Scan, by induction over the steps; and of If, by what its branches share.
 
 A state has the shape of its initial value at every step if the body, given that shape, returns it again.
 Dimensions for which that cannot be shown are unknown inside the body and after it. The library takes the
 body's word for the shape after the last step, and the trip count for the number of steps, whatever the
-condition says; a gradient that trusted either could be silently wrong.
+condition says; and of an If with one branch of unknown shape it takes that of the other. A gradient that
+trusted any of these could be silently wrong.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 import onnx_shape_inference as osi
@@ -17,6 +18,37 @@ import onnx_shape_inference as osi
 from onnxgrad.ir.walk import subgraphs
 
 Dim = int | ir.SymbolicDim
+
+#: where a formal input of a body keeps the shape that the model declares for it
+DECLARED = "onnxgrad.declared"
+
+
+def remember_declared(graph: ir.Graph) -> None:
+    """Note what the bodies in `graph` declare of their inputs, before inference writes there what it finds."""
+    for inner in graph.subgraphs():
+        for formal in inner.inputs:
+            declared(formal)
+
+
+def declared(formal: ir.Value) -> ir.Shape | None:
+    """The shape that `formal` had before any inference."""
+    return formal.meta.setdefault(DECLARED, formal.shape)
+
+
+def infer_if(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    """Types and shapes of the outputs of an If: what is true in both branches."""
+    then, other = (node.attributes[name].as_graph().outputs for name in ("then_branch", "else_branch"))
+    for out, a, b in zip(node.outputs, then, other):
+        out.type = out.type or a.type or b.type
+        if out.shape is None:
+            out.shape = in_common(a.shape, b.shape, ctx.new_symbolic_dim)
+
+
+def in_common(a: ir.Shape | None, b: ir.Shape | None, unknown: Callable[[], Dim | None]) -> ir.Shape | None:
+    """What holds of both shapes; `unknown()` where they may differ."""
+    if a is None or b is None or len(a) != len(b):
+        return None
+    return ir.Shape([i if same(i, j) else unknown() for i, j in zip(a, b)])
 
 
 def infer_loop(ctx: osi.ShapeInferenceContext, node: ir.Node, force: bool = False) -> None:
@@ -69,11 +101,14 @@ def infer_scan(ctx: osi.ShapeInferenceContext, node: ir.Node, force: bool = Fals
             dims = list(x.shape)
             along = dims.pop(axis)
             steps = along if steps is None or isinstance(along, int) else steps
-            shape = _refined(formal.shape, dims)
+            shape = refined(declared(formal), dims)
             force |= shape != formal.shape
             formal.shape = shape
     states, following = list(body.inputs[:count]), list(body.outputs[:count])
     initial = list(node.inputs[:count])
+    for state, first, after in zip(states, initial, following):
+        if state.shape is None and (first is None or first.shape is None):  # ONNX has it keep its shape
+            state.shape = after.shape
     _settle(ctx, body, states, initial, following, force)
     stacked = list(zip(body.outputs[count:], writes))
     _results(node, states, initial, following, stacked, steps if steps is not None else ctx.new_symbolic_dim())
@@ -84,7 +119,7 @@ def _axes(node: ir.Node, name: str, count: int) -> list[int]:
     return [0] * count if given is None else list(given.as_ints())
 
 
-def _refined(declared: ir.Shape | None, dims: Sequence[Dim]) -> ir.Shape:
+def refined(declared: ir.Shape | None, dims: Sequence[Dim]) -> ir.Shape:
     """`dims`, but sizes where the body declares them."""
     if declared is None or len(declared) != len(dims):
         return ir.Shape(dims)
@@ -109,13 +144,13 @@ def _settle(
             continue
         state.type = state.type or first.type
         if _is_tensor(state) and first.shape is not None:
-            shape = _refined(state.shape, list(first.shape))
+            shape = refined(declared(state), list(first.shape))
             force |= shape != state.shape
             state.shape = shape
     varies: set[tuple[ir.Value, int]] = set()
     while True:
         if force:
-            _infer_graph(ctx, body)
+            infer_graph(ctx, body)
         force = False
         for state, after in zip(states, following):
             agreed = _common(ctx, state, after, varies) if _is_tensor(state) else state.shape
@@ -129,8 +164,16 @@ def _common(
     ctx: osi.ShapeInferenceContext, state: ir.Value, after: ir.Value, varies: set[tuple[ir.Value, int]]
 ) -> ir.Shape | None:
     """The shape of `state` where the next one provably agrees, with new symbols where not."""
-    if state.shape is None or after.shape is None:
-        return state.shape
+    if state.shape is None:
+        return None
+    if after.shape is None:  # the body may still declare a rank and sizes, which hold at every step
+        said = declared(state)
+        if said is None:
+            return None
+        if all(isinstance(d, int) or (state, axis) in varies for axis, d in enumerate(said)):
+            return state.shape
+        varies.update((state, axis) for axis in range(len(said)))
+        return ir.Shape([d if isinstance(d, int) else ctx.new_symbolic_dim() for d in said])
     if len(state.shape) != len(after.shape):
         return None
     dims: list[Dim] = list(state.shape)
@@ -146,26 +189,33 @@ def same(a: Dim, b: Dim) -> bool:
     return a == b and (isinstance(a, int) or a.value is not None)
 
 
-def _infer_graph(ctx: osi.ShapeInferenceContext, graph: ir.Graph) -> None:
+def infer_graph(ctx: osi.ShapeInferenceContext, graph: ir.Graph) -> None:
     """Infer every value of `graph` anew; what was known stays where nothing can be inferred."""
     for node in graph:
         known = [v.shape for v in node.outputs]
         for value in node.outputs:
-            value.metadata_props.pop(osi.SYM_DATA_KEY, None)
+            forget(ctx, value)
             value.shape = None
         try:
-            if (node.domain, node.op_type) in (("", "Loop"), ("", "Scan")):
-                (infer_loop if node.op_type == "Loop" else infer_scan)(ctx, node, force=True)
+            infer = osi.registry.get(node.domain, node.op_type, ctx.get_opset_version(node.domain))
+            if infer in (infer_loop, infer_scan):
+                infer(ctx, node, force=True)
             else:
                 for inner in subgraphs(node):
-                    _infer_graph(ctx, inner)
-                infer = osi.registry.get(node.domain, node.op_type, ctx.get_opset_version(node.domain))
+                    infer_graph(ctx, inner)
                 if infer is not None:
                     infer(ctx, node)
         except Exception:
             logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
         for value, shape in zip(node.outputs, known):
             value.shape = value.shape if value.shape is not None else shape
+
+
+def forget(ctx: osi.ShapeInferenceContext, value: ir.Value) -> None:
+    """Drop what the library noted about the elements of `value`: it held for other shapes."""
+    value.metadata_props.pop(osi.SYM_DATA_KEY, None)
+    value.const_value = None
+    ctx._symbolic_values.pop(value, None)  # the library has no public way
 
 
 def _results(
@@ -197,5 +247,6 @@ def _results(
 
 def register() -> None:
     """Put these in the place of what the library has."""
+    osi.registry.register("", "If", 1)(infer_if)
     osi.registry.register("", "Loop", 1)(infer_loop)
     osi.registry.register("", "Scan", 9)(infer_scan)
