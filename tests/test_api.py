@@ -352,6 +352,17 @@ def test_only_float_tensors_have_derivatives():
         vjp(source, wrt="x", of="q")
 
 
+def test_a_value_of_unknown_rank():
+    """An input must say how many axes it has; a gradient of ones needs no input."""
+    nodes = [helper.make_node("Reshape", ["x", "s"], ["h"]), helper.make_node("Sin", ["h"], ["y"])]
+    unknown = model(nodes, [value("x", ["N"]), value("s", ["K"], T.INT64)], [value("y", None)])
+    with pytest.raises(BadInput, match=r"the rank of 'y' is not known\n  hint: declare"):
+        vjp(unknown, wrt="x")
+    derived = grad(unknown, wrt="x")
+    x = np.float32([1, 2, 3, 4])
+    np.testing.assert_allclose(run(derived, {"x": x, "s": np.int64([2, 2])})["x_grad"], np.cos(x), rtol=1e-6)
+
+
 def test_an_operator_without_derivative_is_named_with_its_path():
     nodes = [
         helper.make_node("Sin", ["x"], ["s"]),

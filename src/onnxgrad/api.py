@@ -38,6 +38,8 @@ class _Derivation:
 
     def input(self, like: ir.Value, name: str) -> Var:
         """A new graph input with the type and shape of `like`."""
+        if like.shape is None:  # a graph input must say how many axes it has
+            raise BadInput(f"the rank of {like.name!r} is not known\n  hint: declare its shape in the model's value_info")
         value = ir.Value(
             name=self.builder.names.exactly(identifier(name)),
             type=like.type,
