@@ -63,6 +63,20 @@ def test_the_size_of_a_state_that_grows_is_no_constant():
     check(without_declarations(SIZED), unrolled(model(SIZED), 2), feeds, ["x", "w"])
 
 
+RISES = """agraph (F[2] x, F[2] w, int64 n) => (F y) <int64[1] front = {0}>
+{ s = Loop <body = step (int64 i, bool p, F[A] a) => (bool q, float b) {
+    q = Identity(p) k = Mul(a, w) b = Unsqueeze(k, front) }> (n, , x)
+  y = ReduceSum <keepdims = 0> (s) }"""
+
+
+def test_a_state_whose_rank_rises():
+    program = without_declarations(RISES)
+    for a in program.graph.node[0].attribute:
+        a.g.output[1].type.tensor_type.ClearField("shape")
+    feeds = {"x": normal(2), "w": normal(2), "n": np.array(2)}
+    check(program, unrolled(program, 2), feeds, ["x", "w"])
+
+
 EITHER = """agraph (F[2] x, F[2] w, bool plain, int64[R] dims) => (F y)
 { v = If (plain) <then_branch = as_it_is () => (F[2] a) { a = Sin(x) },
                   else_branch = shaped () => (float b) { c = Reshape(x, dims) b = Tanh(c) }>

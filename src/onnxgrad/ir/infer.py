@@ -12,11 +12,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-import onnx
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
 from onnxgrad.ir import infer_loops, infer_sequences
+from onnxgrad.ir.infer_onnx import ask_onnx
 from onnxgrad.ir.labels import einsum_labels
 
 Dim = int | ir.SymbolicDim
@@ -285,22 +285,4 @@ class Inference:
             except Exception:
                 logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
         if any(v.type is None for v in node.outputs):
-            self._ask_onnx(node, opset)
-
-    @staticmethod
-    def _ask_onnx(node: ir.Node, opset: int) -> None:
-        """The onnx package's own inference, for operators that the library does not know."""
-        try:
-            schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
-            proto = ir.to_proto(node)
-            types = {v.name or "": ir.to_proto(v).type for v in node.inputs if v is not None}
-            data = {v.name or "": ir.to_proto(v.const_value) for v in node.inputs if v is not None and v.const_value}
-            inferred = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
-        except Exception:
-            logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
-            return
-        for value in node.outputs:
-            if value.type is None and value.name in inferred:
-                typed = ir.serde.deserialize_type_proto_for_type(inferred[value.name])
-                value.type = typed
-                value.shape = ir.serde.deserialize_type_proto_for_shape(inferred[value.name])
+            ask_onnx(node, opset)

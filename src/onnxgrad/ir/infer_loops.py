@@ -15,24 +15,25 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
+from onnxgrad.ir.infer_onnx import ask_onnx
 from onnxgrad.ir.walk import subgraphs
 
 Dim = int | ir.SymbolicDim
 
-#: where a formal input of a body keeps the shape that the model declares for it
+#: where a value of a body keeps the shape that the model declares for it
 DECLARED = "onnxgrad.declared"
 
 
 def remember_declared(graph: ir.Graph) -> None:
-    """Note what the bodies in `graph` declare of their inputs, before inference writes there what it finds."""
+    """Note what the bodies in `graph` declare of their values, before inference writes there what it finds."""
     for inner in graph.subgraphs():
-        for formal in inner.inputs:
-            declared(formal)
+        for value in (*inner.inputs, *(v for node in inner for v in node.outputs)):
+            declared(value)
 
 
-def declared(formal: ir.Value) -> ir.Shape | None:
-    """The shape that `formal` had before any inference."""
-    return formal.meta.setdefault(DECLARED, formal.shape)
+def declared(value: ir.Value) -> ir.Shape | None:
+    """The shape that `value` had before any inference."""
+    return value.meta.setdefault(DECLARED, value.shape)
 
 
 def infer_if(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
@@ -190,9 +191,9 @@ def same(a: Dim, b: Dim) -> bool:
 
 
 def infer_graph(ctx: osi.ShapeInferenceContext, graph: ir.Graph) -> None:
-    """Infer every value of `graph` anew; what was known stays where nothing can be inferred."""
+    """Infer every value of `graph` anew; what the model or a rule said stays where nothing can be inferred."""
     for node in graph:
-        known = [v.shape for v in node.outputs]
+        known = [declared(v) for v in node.outputs]
         for value in node.outputs:
             forget(ctx, value)
             value.shape = None
@@ -205,6 +206,10 @@ def infer_graph(ctx: osi.ShapeInferenceContext, graph: ir.Graph) -> None:
                     infer_graph(ctx, inner)
                 if infer is not None:
                     infer(ctx, node)
+                else:
+                    ask_onnx(node, ctx.get_opset_version(node.domain))
+                    for value in node.outputs:
+                        ctx.name_anonymous_dims(value)
         except Exception:
             logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
         for value, shape in zip(node.outputs, known):
