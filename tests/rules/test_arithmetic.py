@@ -56,9 +56,10 @@ CASES = [
     Case("Where", [CONDITION, (3,), (4, 1, 1)]),
     Case("Where", [CONDITION, (), (2, 3)]),
     Case("Cast", [(2, 3)], {"to": 11}, runtime=False),
+    Case("CastLike", [(2, 3), ()]),
 ]
 test_rule = ladder("arithmetic", CASES)
-test_dtype = dtypes([c for c in CASES if c.op != "Cast"])
+test_dtype = dtypes([c for c in CASES if c.op not in ("Cast", "CastLike")])
 
 POINTS = np.array([-3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 6.0, 7.0])
 WITH_CONSTANTS = [
