@@ -82,6 +82,9 @@ PINS: dict[tuple[str, str], list[tuple[str, list, list, dict]]] = {
         ("ReduceProd", [at(0, 2, 3)], [[6, 0, 0]], {}),
         ("ReduceProd", [at(0, 0, 3)], [[0, 0, 0]], {}),
     ],
+    ("Unique", "a value that occurs several times"): [
+        ("Unique", [at(2, 1, 2, 1)], [[1, 1, 0, 0]], {"sorted": s}) for s in (0, 1)
+    ],
     ("ReduceLogSumExp", "a row of -∞"): [("ReduceLogSumExp", [at(-INF, -INF)], [[0, 0]], {})],
     ("ReduceLogSumExp", "an element +∞"): [("ReduceLogSumExp", [at(INF, 0)], [[NAN, 0]], {})],
     ("Softmax, LogSoftmax", "some elements -∞"): [

@@ -1,6 +1,7 @@
 """Picking and placing elements up the ladder."""
 
 import numpy as np
+from onnx.reference.op_run import OpRun
 
 from onnxgrad.testing import Case
 from tests.rules.ladder import ladder
@@ -10,7 +11,25 @@ def ints(*values):
     return np.array(values, np.int64)
 
 
+class Unique(OpRun):
+    """The reference evaluator's own sorts if nobody asks for indices, and takes unsorted slices along axis 0."""
+
+    op_domain = ""
+
+    def _run(self, x, axis=None, sorted=1):
+        y, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
+        if not sorted:
+            order = np.argsort(first)
+            y, first, counts = np.take(y, order, axis=axis or 0), first[order], counts[order]
+            inverse = np.argsort(order)[inverse]
+        found = (y, *(v.astype(np.int64).reshape(-1) for v in (first, inverse, counts)))
+        return found[: len(self.onnx_node.output)]
+
+
 FAR = 2**63 - 1
+REPEATED = np.array([0.5, -1.5, 2.0, 0.25])
+ROWS = np.array([[1.5, 0.5], [-2.0, 0.1], [1.0, 0.7]])
+DISTINCT = {"evaluators": [Unique], "of": [0]}
 CASES = [
     Case("Slice", [(5, 4), ints(1), ints(4), ints(0)], note="middle"),
     Case("Slice", [(5, 4), ints(-3), ints(FAR), ints(-1)], note="from the end"),
@@ -57,6 +76,10 @@ CASES = [
     Case("Compress", [(3, 2), np.array([True, False, True, True])], note="flat"),
     Case("TopK", [(2, 5), ints(3)], outputs=2, of=[0]),
     Case("TopK", [(5, 2), ints(2)], {"axis": 0, "largest": 0}, outputs=2, of=[0]),
+    *[Case("Unique", [REPEATED], {"sorted": s}, note=f"sorted {s}", **DISTINCT) for s in (0, 1)],
+    *[Case("Unique", [(2, 3)], {"sorted": s}, outputs=4, note=f"matrix {s}", **DISTINCT) for s in (0, 1)],
+    *[Case("Unique", [ROWS], {"axis": 0, "sorted": s}, note=f"rows {s}", **DISTINCT) for s in (0, 1)],
+    Case("Unique", [ROWS.T], {"axis": -1}, outputs=3, note="columns", **DISTINCT),
     Case("OneHot", [np.array([[0, 2], [-1, 1]]), np.array(4), (2,)]),
 ]
 test_rule = ladder("index", CASES)

@@ -1,5 +1,7 @@
 """Products of matrices up the ladder."""
 
+import numpy as np
+
 from onnxgrad.testing import Case
 from tests.rules.evaluators import Flatten
 from tests.rules.ladder import ladder
@@ -29,5 +31,11 @@ CASES = [
     Case("Gemm", [(2, 3), (3, 4), (4,)], wrt=[2], note="bias only"),
     Case("Gemm", [(2, 3), (3, 4), (4,)], wrt=[0], note="input only"),
     Case("Gemm", [(0, 3), (3, 2), (2,)]),
+    Case("Det", [(3, 3)]),
+    Case("Det", [(2, 2, 2)], opset=22),
+    Case("Det", [(2, 1, 1)]),
+    Case("Det", [np.array([[1.0, 2.0, 0.5], [2.0, 4.0, 1.0], [0.3, -1.0, 0.7]])], note="rank 2"),
+    Case("Det", [np.outer([1.0, 2.0, -1.0], [0.5, 1.5, 1.0])], note="rank 1"),
+    Case("Det", [np.zeros((2, 2))], note="zeros"),
 ]
 test_rule = ladder("linalg", CASES)

@@ -50,6 +50,22 @@ CASES = [
         for r in (0, 1)
     ],
     Case("CumSum", [(4,), np.array(0)], note="vector"),
+    *[
+        Case(
+            "CumProd",
+            [(2, 3), np.array(1)],
+            {"exclusive": e, "reverse": r},
+            opset=26,
+            note=f"exclusive {e} reverse {r}",
+        )
+        for e in (0, 1)
+        for r in (0, 1)
+    ],
+    Case("CumProd", [(3, 2, 2), np.array(-3)], opset=26, note="axis -3"),
+    Case("CumProd", [np.array([1.5, 0.0, -2.0, 3.0]), np.array(0)], opset=26, note="a zero"),
+    Case("CumProd", [np.array([0.0, 1.5, 0.0, -2.0, 0.0]), np.array(0)], {"reverse": 1}, opset=26, note="zeros"),
+    Case("CumProd", [(0, 3), np.array(1)], opset=26),
+    Case("CumProd", [(3, 1), np.array(1)], {"exclusive": 1}, opset=26),
 ]
 test_rule = ladder("reduce", CASES)
 test_dtype = dtypes(CASES)

@@ -23,6 +23,16 @@ CASES = [
     Case("ScatterElements", [(3, 3), TWICE, (2, 3)], {"reduction": "mul"}, wrt=[2], note="mul update"),
     Case("ScatterElements", [(3, 3), TWICE, (2, 3)], {"reduction": "max"}, wrt=[0], note="max data"),
     Case("ScatterElements", [(3, 3), TWICE, (2, 3)], {"reduction": "add"}, wrt=[0], note="add data"),
+    Case("TensorScatter", [(2, 4, 3), (2, 2, 3)], opset=24),
+    Case("TensorScatter", [(2, 4, 3), (2, 2, 3), np.array([1, 2])], opset=24),
+    Case(
+        "TensorScatter", [(2, 1, 4, 2), (2, 1, 3, 2), np.array([3, 2])], {"mode": "circular"}, opset=24, note="circular"
+    ),
+    Case(
+        "TensorScatter", [(2, 3, 2, 2), (2, 1, 2, 2), np.array([2, 0])], {"axis": 1}, opset=24, fed=True, note="axis 1"
+    ),
+    Case("TensorScatter", [(2, 4, 3), (2, 4, 3), np.array([1, 2])], {"mode": "circular"}, opset=24, note="all"),
+    Case("TensorScatter", [(2, 4, 3), (2, 2, 3), np.array([1, 2])], wrt=[1], opset=24, note="update"),
     Case("ScatterND", [(3, 4), CELLS, (2,)]),
     Case("ScatterND", [(3, 4), np.array([[1], [-1]]), (2, 4)], note="rows"),
     Case("ScatterND", [(3, 4), SAME, (3,)], {"reduction": "add"}, note="add"),

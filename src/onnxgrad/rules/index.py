@@ -163,6 +163,21 @@ def top_k(op, g, x):
     return scatter(op, g, op.output(1), x, op.attr("axis"), unique=True)
 
 
+def _unique_jvp(op, tangents, x):
+    axis = op.attr("axis")
+    t = op.Reshape(tangents[0], [-1]) if axis is None else tangents[0]
+    return op.Gather(t, op.output(1), axis=axis or 0)
+
+
+@rule("Unique", wrt=(0,), jvp=_unique_jvp)
+def unique(op, g, x):
+    """y = the distinct elements of x, or slices along an axis: g at the first occurrence of each, 0 elsewhere"""
+    axis = op.attr("axis")
+    if axis is None:
+        return put_back(op, g, op.output(1), x, unique=True)
+    return put_rows(op, g, op.output(1), x, axis % x.rank, unique=True)
+
+
 @linear("OneHot", wrt=(2,))
 def one_hot(op, g, index, depth, values):
     """y = v₁ where hot, else v₀: (Σ g where cold, Σ g where hot)"""

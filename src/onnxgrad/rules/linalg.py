@@ -6,8 +6,10 @@ multiplies a whole batch is one Gemm over all rows of the batch, not a batch of 
 
 from __future__ import annotations
 
+import numpy as np
+
 from onnxgrad.ir import reshape_to, sum_to
-from onnxgrad.rules.registry import linear
+from onnxgrad.rules.registry import linear, rule
 
 
 def transposed(op, x):
@@ -66,3 +68,22 @@ def gemm_(op, g, a, b, c):
     if c is not None and op.needs[2]:
         dc = sum_to(g, c) * beta
     return da, db, dc
+
+
+@rule("Det", wrt=(0,))
+def det(op, g, a):
+    """y = det A: g·C with the cofactors Cᵢⱼ = det (A with row i replaced by eⱼ)
+
+    Not y·A⁻ᵀ, which has no value where A is singular; so for n·n matrices n² determinants are found, of n⁴
+    elements altogether, by the same stable elimination as the primal's, and right to every order.
+    """
+    n = a.shape[-1] if a.shape is not None and isinstance(a.shape[-1], int) else a.shape[-2]
+    if isinstance(n, int):
+        row = op.const(np.eye(n, dtype=bool).reshape(n, 1, n, 1))
+        unit = op.const(np.eye(n).reshape(1, n, 1, n), a.dtype)
+    else:
+        index = op.Range(op.const(0), op.Squeeze(op.Shape(a, start=-1), [0]), op.const(1))
+        eye = op.Equal(op.Unsqueeze(index, [1]), index)
+        row, unit = op.Unsqueeze(eye, [1, 3]), op.Unsqueeze(op.Cast(eye, to=int(a.dtype)), [0, 2])
+    replaced = op.Where(row, unit, op.Unsqueeze(a, [-4, -3]))  # over i, j, rows, columns
+    return op.Unsqueeze(g, [-2, -1]) * op.Det(replaced)

@@ -134,3 +134,57 @@ def _rows(op, x, head):
 def cum_sum(op, g, x, axis):
     """yᵢ = Σⱼ≤ᵢ xⱼ: the sum from the other end"""
     return op.CumSum(g, axis, exclusive=op.attr("exclusive"), reverse=1 - op.attr("reverse"))
+
+
+def _factors(op, x):
+    """How y = the cumulative product of x takes up a change of x: dyᵢ = Σⱼ (eⱼ·dxⱼ)·Mⱼᵢ, as a pair (e, M).
+
+    eⱼ is the product of what comes before j, and Mⱼᵢ of what comes after it, up to i: n² elements for n, but
+    right at any number of zeros and to any order, where y/x is not. The axis is the last one here.
+    """
+    exclusive, reverse = op.attr("exclusive"), op.attr("reverse")
+    last = op.const(-1)
+    n = x.shape[-1]
+    if isinstance(n, int):
+        i = np.arange(n)
+        later = op.const(i < i[:, None] if reverse else i > i[:, None])
+        reached = op.const(np.tri(n, k=-exclusive) if reverse else np.tri(n, k=-exclusive).T, x.dtype)
+    else:
+        i = op.Range(op.const(0), op.Squeeze(op.Shape(x, start=-1), [0]), op.const(1))
+        column = op.Unsqueeze(i, [1])
+        later = i < column if reverse else i > column
+        reached = op.cast_like(later if exclusive else (i <= column if reverse else i >= column), x)
+    before = op.CumProd(x, last, exclusive=1, reverse=reverse)
+    after = op.CumProd(op.Where(later, op.Unsqueeze(x, [-2]), 1.0), last, exclusive=exclusive, reverse=reverse)
+    return before, after * reached
+
+
+def _moved(op, x, axis):
+    """`axis` exchanged with the last one."""
+    if axis == x.rank - 1:
+        return x
+    perm = list(range(x.rank))
+    perm[axis], perm[-1] = perm[-1], axis
+    return op.Transpose(x, perm=perm)
+
+
+def _product_axis(x, axis):
+    if axis.const is None:
+        raise NotDifferentiable("the axis of a cumulative product must be a constant")
+    return int(axis.const) % x.rank
+
+
+def _cum_prod_jvp(op, tangents, x, axis):
+    at = _product_axis(x, axis)
+    before, after = _factors(op, _moved(op, x, at))
+    moved = op.Unsqueeze(_moved(op, tangents[0], at) * before, [-2]) @ after
+    return _moved(op, op.Squeeze(moved, [-2]), at)
+
+
+@rule("CumProd", wrt=(0,), jvp=_cum_prod_jvp)
+def cum_prod(op, g, x, axis):
+    """yᵢ = Πⱼ≤ᵢ xⱼ: gⱼ = (Π of what comes before j)·Σᵢ gᵢ·(Π of what comes after j, up to i)"""
+    at = _product_axis(x, axis)
+    before, after = _factors(op, _moved(op, x, at))
+    pulled = after @ op.Unsqueeze(_moved(op, g, at), [-1])
+    return _moved(op, before * op.Squeeze(pulled, [-1]), at)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from onnxgrad.ir import reshape_to
 from onnxgrad.rules.index import numbered
-from onnxgrad.rules.registry import rule
+from onnxgrad.rules.registry import linear, rule
 
 
 class _Places:
@@ -93,3 +93,22 @@ def scatter(op, g, x, index, u, y):
     x_wins, u_wins, count = _ties(op, at, x, u, y)
     share = g / count
     return op.Where(x_wins, share, 0.0), None, op.Where(u_wins, at.read(share), 0.0)
+
+
+@linear("TensorScatter", wrt=(0, 1), joint=True)
+def tensor_scatter(op, g, cache, u, start):
+    """y = x with u written from an index on, one for each of a batch: (g with 0 there, g there)"""
+    d_cache = op.replay(g, op.zeros_like(u), start) if op.needs[0] else None
+    return d_cache, _written_there(op, g, u, start) if op.needs[1] else None
+
+
+def _written_there(op, g, u, start):
+    """The slices of `g` along the axis of the node from `start` on, as many as `u` has."""
+    axis = op.attr("axis") % u.rank
+    rows = op.Range(op.const(0), op.Squeeze(op.shape_of(u, axis, axis + 1), [0]), op.const(1))
+    index = op.Unsqueeze(rows, [a for a in range(u.rank) if a != axis])
+    if start is not None:
+        index = index + op.Unsqueeze(start, list(range(1, u.rank)))
+        if op.attr("mode") == "circular":
+            index = op.Mod(index, op.shape_of(g, axis, axis + 1))
+    return op.GatherElements(g, op.Expand(index, op.shape_of(u)), axis=axis)

@@ -50,6 +50,7 @@ zero(
     "ImageDecoder",
     "RandomNormal",
     "RandomUniform",
+    "SequenceEmpty",
     reason="it has no float input",
 )
 zero(

@@ -1,0 +1,46 @@
+"""The short-time Fourier transform as what it abbreviates: frames of the signal, windowed, transformed.
+
+The frames are Gathered, so that the transpose adds them back where they overlap. They become the first
+axis of a tensor of rank 3, whose axis to transform is the default of DFT at every opset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.ir import Builder, Var
+from onnxgrad.lower.written import attribute, lowering
+
+
+@lowering("STFT")
+def stft(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+    """Y[f] = F·(w ∘ x[f·step : f·step + N]) for each frame f"""
+    x, step, window, length = [None if v is None else b.var(v) for v in (*node.inputs, None, None)[:4]]
+    assert x is not None
+    assert step is not None
+    if length is not None:
+        count = b.Cast(length, to=int(ir.DataType.INT64))
+    else:
+        count = b.Squeeze(b.shape_of(x, 1, 2) if window is None else b.shape_of(window), [0])
+    stride = b.Cast(step, to=int(ir.DataType.INT64))
+    frames = b.Div(b.Squeeze(b.shape_of(x, 1, 2), [0]) - count, stride) + 1
+    zero, one = b.const(0), b.const(1)
+    starts = b.Mul(b.Range(zero, frames, one), stride)
+    index = b.Add(b.Unsqueeze(starts, [1]), b.Range(zero, count, one))
+    framed = b.Gather(x, _settled(b, index), axis=1)
+    if window is not None:
+        framed = framed * b.Unsqueeze(window, [1])
+    half = attribute(b, node, "onesided")
+    bins = b.Div(count, b.const(2)) + 1 if half else count
+    frames, bins, count = (_settled(b, b.Unsqueeze(v, [0])) for v in (frames, bins, count))
+    rows = b.reshape(framed, b.join([-1], count, b.shape_of(x, 2, 3)))
+    spectra = b.DFT(rows, onesided=1 if half else None)
+    shape = b.join(b.shape_of(x, 0, 1), frames, bins, [2])
+    return [b.reshape(spectra, shape)]
+
+
+def _settled(b: Builder, x: Var) -> Var:
+    """`x`, as a constant where it is known."""
+    return x if x.const is None else b.const(x.const)

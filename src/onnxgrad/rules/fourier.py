@@ -1,0 +1,83 @@
+"""The discrete Fourier transform, a linear map of pairs (real, imaginary).
+
+In its four forms — complex or real to complex, half a spectrum (`onesided`), and back from half a
+spectrum — the transpose is a transform in the other direction: F is symmetric, so Fᴴ = conj F = N·F⁻¹.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxgrad.errors import NotDifferentiable
+from onnxgrad.rules.conv_geometry import size
+from onnxgrad.rules.registry import linear
+
+
+def fitted(op, z, axis, have, want):
+    """`z`, of size `have` along `axis`, cut or filled up with zeros to `want` (each a number or a vector of one)."""
+    if isinstance(have, int) and isinstance(want, int):
+        z = op.Slice(z, [0], [want], [axis]) if want < have else z
+        return op.Pad(z, [0, want - have], None, [axis]) if want > have else z
+    kept = op.Min(op.join(_vector(have)), op.join(_vector(want)))
+    return op.Pad(op.Slice(z, [0], kept, [axis]), op.join([0], op.join(_vector(want)) - kept), None, [axis])
+
+
+def _vector(n):
+    return [n] if isinstance(n, int) else n
+
+
+def _axis(op, x):
+    """The axis that is transformed, an attribute before opset 20, then an operand."""
+    if "axis" in op.schema.attributes:
+        return op.attr("axis") % x.rank
+    held = op.inputs[2]
+    if held is None:
+        return x.rank - 2
+    if held.const is None:
+        raise NotDifferentiable("the axis of a Fourier transform must be a constant")
+    return int(held.const) % x.rank
+
+
+def _length(op, dft_length, have, from_half):
+    """N, as a number or a vector of one."""
+    if dft_length is not None:
+        return op.Reshape(dft_length, [-1]) if dft_length.const is None else int(dft_length.const)
+    return (have + have - 2) if from_half else have
+
+
+def _multiplicity(op, length, axis, rank):
+    """How often each element of half a spectrum stands for one of the whole: 1 at 0 and N/2, else 2."""
+    if isinstance(length, int):
+        twice = np.arange(length // 2 + 1) * 2
+        c = op.const(2.0 - (twice == 0) - (twice == length))
+    else:
+        one = op.Squeeze(length, [0])
+        twice = op.Range(op.const(0), op.Div(one, 2) + 1, op.const(1)) * 2
+        single = op.Or(op.Equal(twice, 0), op.Equal(twice, one))
+        c = op.Where(single, op.const(1.0), op.const(2.0))
+    return op.Unsqueeze(c, [*range(axis), *range(axis + 1, rank)])
+
+
+@linear("DFT")
+def dft(op, g, x, dft_length):
+    """Y = F·x, or F⁻¹·x: N·F⁻¹·g, or F·g/N; the real part for real x; over half a spectrum
+    0 is filled in for the other half, and back from half a spectrum c·F·g/N with c = 1 at 0 and N/2, else 2"""
+    axis, inverse, half = _axis(op, x), bool(op.attr("inverse")), bool(op.attr("onesided"))
+    have = size(x, axis)
+    have = op.Shape(x, start=axis, end=axis + 1) if have is None else have
+    length = _length(op, dft_length, have, inverse and half)
+    more = op.inputs[2:]
+    count = length if isinstance(length, int) else op.Cast(length, to=int(x.dtype))
+    if half and inverse:
+        z = op.replay(g, None, *more, inverse=0, onesided=1)
+        z = z * op.cast_like(_multiplicity(op, length, axis, x.rank), z) / count
+        seen = length // 2 + 1 if isinstance(length, int) else op.Div(length, 2) + 1
+        return fitted(op, z, axis, seen, have)
+    if half:
+        seen = length // 2 + 1 if isinstance(length, int) else op.Div(length, 2) + 1
+        g = fitted(op, g, axis, seen, length)
+    z = op.replay(g, None, *more, inverse=0 if inverse else 1, onesided=0)
+    z = z / count if inverse else z * count
+    if size(x, x.rank - 1) != 2:
+        z = op.Slice(z, [0], [1] if size(x, x.rank - 1) == 1 else op.Shape(x, start=-1), [x.rank - 1])
+    return z if dft_length is None else fitted(op, z, axis, length, have)
