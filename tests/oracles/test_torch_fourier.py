@@ -24,6 +24,11 @@ def frames(x, w):
     return pairs(torch.stft(x[..., 0], 8, 3, 8, w, center=False, return_complex=True).transpose(1, 2))
 
 
+def triple(a):
+    """The determinant of a 3·3 matrix; the gradient of PyTorch's own is 0 at rank 2, where C is not."""
+    return a[0] @ torch.linalg.cross(a[1], a[2])
+
+
 def whole(n: int) -> np.ndarray:
     return np.array(n, np.int64)
 
@@ -54,7 +59,7 @@ OPS = {
     "irfft": ("DFT", 20, {"onesided": 1, "inverse": 1}, [(2, 9, 2)], lambda x: torch.fft.irfft(complex_(x))[..., None]),
     "stft": ("STFT", 18, {"onesided": 1}, [(2, 30, 1), whole(3), (8,)], frames),
     "det": ("Det", 22, {}, [(2, 4, 4)], torch.linalg.det),
-    "det of rank n - 1": ("Det", 22, {}, [ALMOST], torch.linalg.det),
+    "det of rank n - 1": ("Det", 22, {}, [ALMOST], triple),
     "det of rank n - 2": ("Det", 22, {}, [SINGULAR], torch.linalg.det),
     "cumulative product": ("CumProd", 26, {}, [(3, 5), whole(0)], lambda x: torch.cumprod(x, 0)),
     "cumulative product of zeros": (
