@@ -1,11 +1,11 @@
 """Time one training step of the same exported models in onnxgrad and PyTorch, interleaved in one run.
 
-``python -m benchmarks.training [WORKLOAD …] [--rounds 15] [--steps 4] [--threads 2]``
+``python -m benchmarks.training [WORKLOAD …] [--rounds 15] [--steps 4] [--threads 2] [--page docs/benchmarks.md]``
 
 Each competitor is a process of its own; they take turns (A B C A B C …), so that a slow minute of the
-machine hits all. Reported: median step time, ratio of medians to PyTorch eager with the spread of the
-per-round ratios, peak memory of the process, and whether the losses of the first steps agree — a fast
-wrong step does not count.
+machine hits all, after a pause in which the threads of the one before stop spinning. Reported: median step
+time, ratio of medians to PyTorch eager with the spread of the per-round ratios, peak memory of the process,
+and whether the losses of the first steps agree — a fast wrong step does not count.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +27,18 @@ from rich.console import Console
 from rich.table import Table
 
 COMPETITORS = ("torch", "torch-best", "onnxgrad")
+INTRODUCTION = """\
+# Benchmark: one training step
+
+Written by `python -m benchmarks.training --page docs/benchmarks.md`, which explains how it measures. The models
+are exported by PyTorch; the competitors start from the same weights, see the same batches and must report the
+same losses. `torch` is PyTorch eager with its defaults, `torch-best` has fused optimizers and channels_last.
+Ratios are to `torch`.
+"""
+HEAD = (
+    "| model | | ms per step | ratio | quartiles | peak MB | ratio | start-up, s | largest difference of losses |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
 DEFAULT = ("mlp", "cnn", "transformer", "residual", "depthwise")
 
 
@@ -70,6 +84,7 @@ def measure(workload: str, rounds: int, steps: int, threads: int, competitors: t
         peak: dict[str, float] = {}
         for _ in range(rounds):
             for c, w in workers.items():
+                time.sleep(0.05)
                 answer = w.steps(steps)
                 times[c].append(median(answer["times"]))
                 peak[c] = answer["peak_mb"]
@@ -99,6 +114,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--competitors", nargs="*", default=COMPETITORS)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path, help="write the results as a page of the documentation")
     args = parser.parse_args()
     results = {}
     for workload in args.workloads:
@@ -115,6 +131,30 @@ def main() -> None:
         Console(width=110).print(table)
         if args.json:
             args.json.write_text(json.dumps(results, indent=2))
+    if args.page:
+        args.page.write_text(page(results, args.threads, args.rounds))
+
+
+def page(results: dict[str, Any], threads: int, rounds: int) -> str:
+    """The results as Markdown."""
+    setting = f"{threads} threads on {processor()}; medians of {rounds} rounds; PyTorch {version('torch')}, "
+    lines = [f"{INTRODUCTION}\n{setting}ONNX Runtime {version('onnxruntime')}.\n", *HEAD]
+    for workload, competitors in results.items():
+        for c, r in competitors.items():
+            low, high = r["ratio_quartiles"]
+            speed = f"{r['step_ms']:.2f} | {r['ratio']:.2f} | {low:.2f}–{high:.2f}"
+            memory = f"{r['peak_mb']:.0f} | {r['peak_ratio']:.2f}"
+            lines.append(
+                f"| {workload} | {c} | {speed} | {memory} | {r['start_up_s']:.1f} | {r['loss_difference']:.1e} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def processor() -> str:
+    """What the machine calls its processor."""
+    info = Path("/proc/cpuinfo")
+    names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
+    return names[0].partition(": ")[2] if names else "a processor that does not tell its name"
 
 
 if __name__ == "__main__":
