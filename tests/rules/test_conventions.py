@@ -98,6 +98,7 @@ PINS: dict[tuple[str, str], list[tuple[str, list, list, dict]]] = {
 LOSSES = "SoftmaxCrossEntropyLoss, NegativeLogLikelihoodLoss"
 ELSEWHERE = {  # rows that take more than one node to show: the test that pins each
     ("Sqrt", "x = 0, cotangent 0"): "test_a_root_that_is_discarded",
+    ("Softmax, LogSoftmax", "a row of -∞, the operand of a Where"): "test_a_masked_row_that_is_discarded",
     ("Dropout", "the ratio"): "test_the_ratio_of_dropout",
     ("Dropout", "ratio 1 in training"): "test_dropout_of_everything",
     (LOSSES, "an ignored target"): "test_ignored_targets",
@@ -160,6 +161,30 @@ def test_a_root_that_is_discarded() -> None:
     np.testing.assert_allclose(session(first).run(None, {"x": x})[0], [0, 0.25, 1])
     second = grad(first, wrt="x")
     np.testing.assert_allclose(session(second).run(None, {"x": x})[0], [0, -1 / 32, -2])
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize("through", ["Identity", "Cast"])
+def test_a_masked_row_that_is_discarded(op: str, through: str) -> None:
+    """y = 0 where the whole row is masked, else softmax x: no NaN, in both modes and to second order."""
+    nodes = [
+        helper.make_node(op, ["x"], ["p"]),
+        helper.make_node(through, ["p"], ["q"], **({"to": TensorProto.FLOAT} if through == "Cast" else {})),
+        helper.make_node("IsNaN", ["q"], ["masked"]),
+        helper.make_node("Where", ["masked", "zero", "q"], ["y"]),
+    ]
+    model = graph_of(nodes, {"x": (TensorProto.FLOAT, [2, 2])}, {"zero": np.float32(0)}, "y")
+    feeds = {"x": np.array([[-INF, -INF], [0, 0]], np.float32), "y_cotangent": np.array([[1, 2], [0, 1]], np.float32)}
+    back = vjp(model, wrt="x", of="y")
+    _, g = session(back).run(None, feeds)
+    np.testing.assert_allclose(g, [[0, 0], [-0.25, 0.25] if op == "Softmax" else [-0.5, 0.5]])
+    push = jvp(model, wrt="x", of="y")
+    _, moved = session(push).run(None, {"x": feeds["x"], "x_tangent": np.float32([[1, 2], [0, 1]])})
+    np.testing.assert_allclose(moved, [[0, 0], [-0.25, 0.25] if op == "Softmax" else [-0.5, 0.5]])
+    second = grad(back, wrt="x", of="x_grad")
+    (h,) = session(second).run(None, feeds)
+    np.testing.assert_array_equal(h[0], 0)
+    assert np.isfinite(h).all()
 
 
 def test_the_norm_of_a_row_of_zeros_to_second_order() -> None:

@@ -1,27 +1,48 @@
 """The softmax family along one axis.
 
-A row of -∞ only has no softmax: the operators give NaN there, and so do the rules. An entry of -∞
-beside finite ones has probability 0 and gets exactly 0.
+A row of -∞ only has no softmax: the operators give NaN there, and so do the rules. Where a Where behind
+the softmax may put something in place of such a row, as attention does with a row that is masked wholly,
+the row gets 0. An entry of -∞ beside finite ones has probability 0 and gets exactly 0.
 """
 
 from __future__ import annotations
 
 from onnxgrad.rules.registry import rule, symmetric
+from onnxgrad.rules.steps import lowest
+
+
+def _picked_from(value):
+    """Whether a Where reads `value`, perhaps in another type."""
+    readers = {use.node for use in value.uses()}
+    return any(
+        n.op_type == "Where" or (n.op_type in ("Cast", "CastLike", "Identity") and _picked_from(n.outputs[0]))
+        for n in readers
+    )
+
+
+def _known(op, y, otherwise):
+    """`y`, with `otherwise` in place of NaN if a Where may discard it."""
+    return op.Where(op.IsNaN(y), otherwise, y) if _picked_from(y.value) else y
 
 
 @symmetric("Softmax")
 def softmax(op, g, x, y):
     """y = softmax x along one axis: y·(g - Σ g·y), J = diag(y) - y·yᵀ"""
+    y = _known(op, y, 0.0)
     return y * (g - op.ReduceSum(g * y, [op.attr("axis")], keepdims=1))
+
+
+def _softmax(op, y):
+    return op.Exp(_known(op, y, lowest(y.dtype)))
 
 
 def log_softmax_jvp(op, tangents, x, y):
     """t - Σ exp(y)·t"""
     (t,) = tangents
-    return t - op.ReduceSum(op.Exp(y) * t, [op.attr("axis")], keepdims=1)
+    return t - op.ReduceSum(_softmax(op, y) * t, [op.attr("axis")], keepdims=1)
 
 
 @rule("LogSoftmax", jvp=log_softmax_jvp)
 def log_softmax(op, g, x, y):
     """y = x - log Σ exp x along one axis: g - exp(y)·Σ g"""
-    return g - op.Exp(y) * op.ReduceSum(g, [op.attr("axis")], keepdims=1)
+    return g - _softmax(op, y) * op.ReduceSum(g, [op.attr("axis")], keepdims=1)
