@@ -88,6 +88,10 @@ CASES = {
             "activation_beta": [0.4, 0.7],
         },
     ),
+    "GRU, activations in lower case": (
+        "GRU",
+        {"activations": ["hardsigmoid", "elu"], "activation_alpha": [0.3, 1.2], "activation_beta": [0.4]},
+    ),
 }
 
 
@@ -133,6 +137,19 @@ def written_out(model, wrt):
 
 
 @pytest.mark.parametrize("op", GATES)
+@pytest.mark.parametrize("lengths", [[T, 0], [0, 1], [0, 0]])
+def test_empty_sequences(op, lengths):
+    model, feeds, wrt = layer(op, directions=2, lens=True)
+    feeds["sequence_lens"] = np.array(lengths, np.int32)
+    primal = run(model, feeds)
+    got = run(onnxgrad.jvp(model, wrt=wrt), feeds | {f"{n}_tangent": feeds[n] for n in wrt})
+    for name, want in primal.items():
+        close(got[name], want, 1e-5, name)
+    model, _, _ = layer(op, directions=2, lens=True, dtype=TensorProto.DOUBLE)
+    differences(written_out(model, wrt), feeds, wrt)
+
+
+@pytest.mark.parametrize("op", GATES)
 def test_second_order_both_ways(op):
     model, feeds, _ = layer(op, lens=True)
     gradient = onnxgrad.grad(model, wrt=["X", "R"], of="Y")
@@ -168,6 +185,12 @@ def test_the_fused_kernel_stays_where_nothing_is_differentiated():
     derived = onnxgrad.grad(model, wrt="k")
     assert [n.op_type for n in derived.graph.node].count("LSTM") == 1
     assert "Scan" not in {n.op_type for n in derived.graph.node}
+
+
+def test_activations_for_one_of_two_directions_are_refused():
+    model, _, wrt = layer("LSTM", directions=2, activations=["Sigmoid", "Tanh", "Relu"])
+    with pytest.raises(onnxgrad.NotDifferentiable, match="LSTM node 'Y': it gives 3 activations where it needs 6"):
+        onnxgrad.grad(model, wrt=wrt)
 
 
 def test_an_unknown_activation_is_refused():

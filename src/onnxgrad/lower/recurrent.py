@@ -1,7 +1,8 @@
 """RNN, GRU and LSTM as a Scan over time with the weights as operands.
 
 Only what is recurrent is in the step: the input's part of all gates is one MatMul over all steps, before.
-Lengths per sequence become a mask that holds the state still, and clears the output, after the end.
+Lengths per sequence become a mask that holds the state still, and clears the output, after the end. The
+specification does not say what the last state of an empty sequence is; here, as in ONNX Runtime, it is zero.
 """
 
 from __future__ import annotations
@@ -26,14 +27,16 @@ _DEFAULTS = {
 }
 
 
+#: Activations without parameters.
+_PLAIN = ("Relu", "Tanh", "Sigmoid", "Softsign", "Softplus")
+#: The names of all of them, in which case does not matter.
+_NAMES = {n.lower(): n for n in [*_DEFAULTS, *_PLAIN]}
+
+
 def _activation(name: str, alpha: float | None, beta: float | None) -> Callable[[Var], Var]:
-    """An activation function by the name that the attribute gives it."""
-    known = {n.lower(): n for n in [*_DEFAULTS, "Relu", "Tanh", "Sigmoid", "Softsign", "Softplus"]}
-    name = known.get(name.lower(), name)
-    if name in ("Relu", "Tanh", "Sigmoid", "Softsign", "Softplus"):
+    """An activation function by its name."""
+    if name in _PLAIN:
         return lambda x: x.builder.emit(name, x)
-    if name not in _DEFAULTS:
-        raise NotDifferentiable(f"its activation {name!r} is not one that ONNX names")
     first, second = _DEFAULTS[name]
     alpha, beta = first if alpha is None else alpha, second if beta is None else beta
     if name in ("LeakyRelu", "Elu", "ThresholdedRelu"):
@@ -77,11 +80,16 @@ class _Layer:
 
     def _functions(self, names: Sequence[str]) -> list[Callable[[Var], Var]]:
         alphas, betas = iter(self.attr("activation_alpha") or []), iter(self.attr("activation_beta") or [])
+        wanted = len(self.activations) * len(self.directions)
+        if len(names) < wanted:
+            raise NotDifferentiable(f"it gives {len(names)} activations where it needs {wanted}")
         found = []
-        for name in names:  # parameters are given, in order, to the functions that take them
-            takes = _DEFAULTS.get(name, (0, 0)) if name in _DEFAULTS else None
-            alpha = next(alphas, None) if takes is not None else None
-            beta = next(betas, None) if takes is not None and name in ("Affine", "ScaledTanh", "HardSigmoid") else None
+        for given in names[:wanted]:  # parameters are given, in order, to the functions that take them
+            name = _NAMES.get(given.lower())
+            if name is None:
+                raise NotDifferentiable(f"its activation {given!r} is not one that ONNX names")
+            alpha = next(alphas, None) if name in _DEFAULTS else None
+            beta = next(betas, None) if name in ("Affine", "ScaledTanh", "HardSigmoid") else None
             found.append(_activation(name, alpha, beta))
         return found
 
@@ -144,7 +152,11 @@ class _Layer:
         scanned = [columns]
         if self.operands["sequence_lens"] is not None:
             scanned.append(self.mask(x))
-        return self.scan(first, scanned, shared, backwards, d, hidden)
+        *last, every = self.scan(first, scanned, shared, backwards, d, hidden)
+        if self.operands["sequence_lens"] is not None:  # ONNX Runtime ends an empty sequence with zeros
+            some = b.Unsqueeze(self.operand("sequence_lens") > 0, [1])
+            last = [b.Where(some, v, 0.0) for v in last]
+        return [*last, every]
 
     def mask(self, x: Var) -> Var:
         """1 where a sequence has not ended, else 0: [time, batch, 1]."""
