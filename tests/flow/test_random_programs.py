@@ -15,6 +15,8 @@ STEPS = 2
 class Program:
     """Writes a random program over tensors of one shape, as text."""
 
+    kinds = ("scan", "loop", "if", "sequence")
+
     def __init__(self, draw) -> None:
         self.draw = draw
         self.count = 0
@@ -30,7 +32,7 @@ class Program:
         """A few statements that read `known`; their text and the names they define."""
         text, made = "", []
         for _ in range(self.draw(st.integers(1, 3))):
-            kinds = ["Sin", "Mul", "Add"] + (["scan", "loop", "if", "sequence"] if depth else [])
+            kinds = ["Sin", "Mul", "Add", *(self.kinds if depth else ())]
             kind = self.pick(kinds)
             more, names = getattr(self, f"_{kind}", self._plain(kind))([*known, *made], depth)
             text, made = text + more, made + names
