@@ -65,7 +65,7 @@ def build() -> typer.Typer:
     app.command()(derive.grad)
     app.command()(tables.check)
     app.command()(tables.ops)
-    for name in ("train", "demo"):
+    for name in ("lower", "train", "demo"):
         if importlib.util.find_spec(f"onnxgrad.cli.{name}"):
             app.command()(getattr(importlib.import_module(f"onnxgrad.cli.{name}"), name))
     return app

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -76,11 +77,11 @@ class Opened:
         self.model.meta[TRAINING] = kept
 
 
-def open_model(model: AnyModel) -> Opened:
+def open_model(model: AnyModel, first: Callable[[ir.Model], None] | None = None) -> Opened:
     """A private copy of `model`, ready to be differentiated.
 
     Local functions are inlined, nodes below opset 18 are raised, types and shapes inferred, arithmetic on
-    known shapes is folded.
+    known shapes is folded. What must see the model as it was written is done by `first`, in place, before that.
 
     Raises:
         BadInput: it cannot be read, is no valid model, or cannot be raised.
@@ -102,6 +103,8 @@ def open_model(model: AnyModel) -> Opened:
     else:
         raise BadInput(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not a {type(model).__name__}")
     private = opened.model
+    if first is not None:
+        first(private)
     check_scopes(private)
     imports = private.graph.opset_imports
     opened.opset_in = imports.setdefault("", imports.pop("ai.onnx", LOWEST_RULES))

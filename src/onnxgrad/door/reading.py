@@ -30,6 +30,7 @@ def load_model(path: str | os.PathLike) -> ir.Model:
     """
     path = Path(path)
     proto = _parse(path)
+    _load_training_data(proto, path)
     model = read_proto(proto, str(path))
     ir.external_data.set_base_dir(model.graph, path.parent)
     for graph in model.graphs():
@@ -42,6 +43,18 @@ def load_model(path: str | os.PathLike) -> ir.Model:
                     _check_external(a.value, path)
                     node.attributes[a.name] = ir.AttrTensor(a.name, in_memory(a.value))
     return model
+
+
+def _load_training_data(proto: onnx.ModelProto, path: Path) -> None:
+    """Read what training information keeps in external data; the onnx package leaves it there."""
+    for info in proto.training_info:
+        for graph in (g for top in (info.algorithm, info.initialization) for g in _with_inner(top)):
+            held = [a.t for n in graph.node for a in n.attribute if a.type == onnx.AttributeProto.TENSOR]
+            for tensor in (t for t in (*graph.initializer, *held) if onnx.external_data_helper.uses_external_data(t)):
+                _check_external(ir.serde.deserialize_tensor(tensor, base_path=str(path.parent)), path)  # type: ignore[arg-type]
+                onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+                tensor.ClearField("external_data")
+                tensor.data_location = onnx.TensorProto.DEFAULT
 
 
 def in_memory(tensor: ir.ExternalTensor) -> ir.Tensor:
@@ -159,6 +172,12 @@ def _inner(graph: onnx.GraphProto) -> Iterable[onnx.GraphProto]:
             if a.type == onnx.AttributeProto.GRAPH:
                 yield a.g
             yield from a.graphs
+
+
+def _with_inner(graph: onnx.GraphProto) -> Iterable[onnx.GraphProto]:
+    yield graph
+    for inner in _inner(graph):
+        yield from _with_inner(inner)
 
 
 def _has_sparse(graph: onnx.GraphProto) -> bool:

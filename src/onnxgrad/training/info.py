@@ -19,9 +19,9 @@ from onnxgrad.door import load_model, training_info
 from onnxgrad.door.reading import read_proto
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.names import described
+from onnxgrad.training.calls import without_calls
+from onnxgrad.training.gradients import DOMAIN
 
-#: The domain of Gradient, Adam, Adagrad and Momentum.
-DOMAIN = "ai.onnx.preview.training"
 #: Metadata of an initializer that the host may feed at every step, such as the learning rate.
 FED = "onnxgrad.fed"
 
@@ -50,7 +50,7 @@ def read(model: AnyTrainingModel) -> Source:
         found = read_proto(model) if isinstance(model, onnx.ModelProto) else model
     else:
         found = load_model(model)
-    return Source(found, list(training_info(found)))
+    return Source(found, [without_calls(found, info, i) for i, info in enumerate(training_info(found))])
 
 
 def chosen_entries(source: Source, entry: int | None) -> list[int]:
@@ -116,6 +116,21 @@ def merge(source: Source, index: int, bound: Mapping[str, str], updated: set[str
     It updates what is `bound`; other entries of the same step `updated` more, which it may read.
     """
     algorithm = source.infos[index].algorithm
+    model, _ = concatenated(source, index)
+    graph = model.graph
+    names = [*bound, *sorted(n for n in updated - bound.keys() if n in graph.initializers)]
+    hosted = {name: _into_input(graph, name) for name in names}
+    fed = {name: _into_input(graph, name) for name in sorted(_fed(algorithm) - hosted.keys())}
+    return Merged(model, hosted, fed, {t.name for t in algorithm.initializer})
+
+
+def concatenated(source: Source, index: int) -> tuple[ir.Model, list[ir.Node]]:
+    """The graph that the specification has executed for entry `index`: the inference graph, then the algorithm.
+
+    The second part of what is returned are the nodes of the algorithm. Its outputs are not listed as outputs.
+    Initializers that are listed as inputs as well are initializers only.
+    """
+    algorithm = source.infos[index].algorithm
     model = source.model.clone()
     graph = model.graph
     for value in list(graph.inputs):
@@ -133,10 +148,7 @@ def merge(source: Source, index: int, bound: Mapping[str, str], updated: set[str
     graph.inputs.extend(inputs)
     for value in initializers:
         graph.register_initializer(value)
-    names = [*bound, *sorted(n for n in updated - bound.keys() if n in graph.initializers)]
-    hosted = {name: _into_input(graph, name) for name in names}
-    fed = {name: _into_input(graph, name) for name in sorted(_fed(algorithm) - hosted.keys())}
-    return Merged(model, hosted, fed, {t.name for t in algorithm.initializer})
+    return model, nodes
 
 
 def named_values(graph: ir.Graph) -> dict[str, ir.Value]:

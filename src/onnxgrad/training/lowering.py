@@ -1,31 +1,40 @@
 """Training operators written out: Gradient by reverse mode, optimizers by their formulas.
 
 The graph is written once more, node by node in its own order; a node of the training domain is replaced
-when its turn comes. So what a Gradient emits stands before everything that reads it, a second Gradient
-can differentiate what the first has emitted, and types are known downstream. BatchNormalization in
-training mode is given private statistics on the way (see `batchnorm`), also where a rule has emitted it.
+when its turn comes, in branches and bodies too. So what a Gradient emits stands before everything that reads it,
+a second Gradient can differentiate what the first has emitted, and types are known downstream.
+BatchNormalization in training mode is given private statistics on the way (see `batchnorm`), also where
+a rule has emitted it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import onnx_ir as ir
 
 from onnxgrad import flow, rules  # noqa: F401  (they fill the registry)
-from onnxgrad.door import AnyModel, open_model
+from onnxgrad.door import AnyModel, Opened, open_model, training_info
 from onnxgrad.engine import reverse
 from onnxgrad.engine.paths import is_differentiable, prepare
 from onnxgrad.errors import BadInput, UnknownName
-from onnxgrad.ir import Builder, Var
+from onnxgrad.ir import Builder, Var, same_shape
 from onnxgrad.ir.infer import forget_values
-from onnxgrad.ir.names import described
+from onnxgrad.ir.names import described, rename_inside
 from onnxgrad.ir.walk import prune, reads, subgraphs
 from onnxgrad.training.batchnorm import trains, with_private_statistics
-from onnxgrad.training.info import DOMAIN, named_values
+from onnxgrad.training.gradients import DOMAIN, Bound, between, bind, strings
+from onnxgrad.training.info import named_values
 from onnxgrad.training.optimizers import OPTIMIZERS
-from onnxgrad.training.trainmode import ancestors
+from onnxgrad.training.trainmode import rewired
+
+
+def open_bound(model: AnyModel, constants: Collection[str] = ()) -> Opened:
+    """`model` opened, every Gradient in it bound to the values that it names (see `gradients.bind`)."""
+    return open_model(model, first=functools.partial(bind, constants=constants))
 
 
 class Lowered:
@@ -36,13 +45,14 @@ class Lowered:
         self.graph = model.graph
         self.builder = Builder(self.graph)
         self.values = named_values(self.graph)
+        self._initializers = set(self.graph.initializers.values())
         nodes = list(self.graph)
-        if any(n.domain == DOMAIN for node in nodes for g in subgraphs(node) for n in g.all_nodes()):
-            raise BadInput(f"an operator of {DOMAIN} inside a branch or loop body is not supported")
+        #: the graphs that are being written, the outermost first
+        self._open: list[ir.Graph] = [self.graph]
         self._exposed: set[ir.Value] = set()
         #: the BatchNormalization nodes whose statistics are their own
         self._private: set[ir.Node] = set()
-        while any(n.domain == DOMAIN or (trains(n) and n not in self._private) for n in nodes):
+        while any(_trains_inside(n) or (trains(n) and n not in self._private) for n in nodes):
             self.graph.remove(nodes)
             for node in nodes:
                 self._write(node)
@@ -72,6 +82,10 @@ class Lowered:
         self._exposed.add(value)
         return value
 
+    def is_new(self, value: ir.Value) -> bool:
+        """Whether an initializer of the graph was added in lowering."""
+        return value not in self._initializers
+
     def now(self, value: ir.Value) -> ir.Value:
         """What stands for `value`, however often it was replaced."""
         while value in self.builder.moved:
@@ -83,14 +97,44 @@ class Lowered:
         moved, self.builder = self.builder.moved, self.builder.nested(self.graph)
         self.builder.moved = moved
 
+    @contextmanager
+    def _inside(self, graph: ir.Graph) -> Iterator[None]:
+        """Write into `graph`, which is inside the one that is being written."""
+        outer, self.builder = self.builder, self.builder.nested(graph)
+        self.builder.moved = outer.moved
+        self._open.append(graph)
+        try:
+            yield
+        finally:
+            self._open.pop()
+            self.builder = outer
+
+    def _write_inside(self, graph: ir.Graph) -> None:
+        """Write a branch or a body anew."""
+        with self._inside(graph):
+            nodes = list(graph)
+            graph.remove(nodes)
+            for node in nodes:
+                self._write(node)
+            taken: set[ir.Value] = set()
+            for i, value in enumerate(graph.outputs):
+                maker = value.producer()
+                if maker is None or maker.graph is not graph or value in taken:  # an output is made here, and once
+                    graph.outputs[i] = value = self.builder.append(ir.Node("", "Identity", [value]))[0].value
+                taken.add(value)
+        prune(graph)
+
     def _write(self, node: ir.Node) -> None:
         new: Sequence[Var | None]
+        for inner in subgraphs(node):
+            if any(map(_trains_inside, inner)):
+                self._write_inside(inner)
         if trains(node) and node not in self._private:
             with self.builder.record() as written:
                 new = with_private_statistics(self.builder, node, len(self._private))
             self._private.update(n for n in written if trains(n))
         elif node.domain != DOMAIN:
-            self.graph.append(node)
+            self._open[-1].append(node)
             if any(v.name and (v.type is None or v.shape is None) for v in node.outputs):
                 self.builder.infer(node)
             return
@@ -111,78 +155,110 @@ class Lowered:
     def _gradient(self, node: ir.Node) -> list[Var | None]:
         """∂(Σy)/∂x for each x of `xs` that is asked for; zeros where y does not depend on x."""
         where = described(node)
-        xs = _strings(node, "xs")
-        zs = _strings(node, "zs")
-        y = node.attributes["y"].as_string() if "y" in node.attributes else ""
-        if not xs or not y:
-            raise BadInput(f"{where}: the attributes xs and y are required")
-        if len(node.inputs) != len(xs) + len(zs):
-            raise BadInput(f"{where}: {len(node.inputs)} inputs for {len(xs)} xs and {len(zs)} zs")
-        for name, fed in zip([*xs, *zs], node.inputs):
-            named = self._differentiable(name, where) if name in xs else self._named(name, where)
-            if fed is None or self.now(fed) is not named:
-                raise BadInput(
-                    f"{where}: {name!r} is fed with {fed and fed.name!r}; a gradient at other "
-                    "tensors than those named in xs and zs is not supported"
-                )
-        self._check_independent([*xs, *zs], where)
-        target = self._differentiable(y, where)
-        asked = [v for v, out in zip(xs, node.outputs) if out.name]
-        wrt = {name: self._named(name, where) for name in asked}
-        if target.dtype is None:
-            prepare(list(self.graph), list(wrt.values()), [target], self.builder)  # the reason, if it is there
-            raise BadInput(f"{where}: the type of {y!r} is not known; declare it in the model")
-        seed = self.builder.full_like(Var(self.builder, target), 1)
-        found = reverse(self.builder, list(self.graph), {target: seed}, list(wrt.values()))
-        results: list[Var | None] = []
-        for name, out in zip(xs, node.outputs):
-            g = found.get(wrt[name]) if out.name else None
-            if out.name and g is None:
-                g = self.builder.zeros_like(Var(self.builder, self._named(name, where)))
-            results.append(g)
-        return results
+        bound = Bound.of(node)
+        xs, zs, y = [self.now(v) for v in bound.xs], [self.now(v) for v in bound.zs], self.now(bound.y)
+        names = strings(node, "xs")
+        for name, x in zip([*names, "y"], [*xs, y]):
+            if not is_differentiable(x):
+                raise BadInput(f"{where}: {name!r} is a tensor of {x.dtype}; only floats have derivatives")
+        nodes = between([n for graph in self._open for n in graph], y, {*xs, *zs})
+        fed = dict(zip([*xs, *zs], map(self.now, bound.fed)))
+        if any(value is not named for named, value in fed.items()):
+            at = self._substituted(nodes, fed, where)
+            nodes = [at.nodes.get(n, n) for n in nodes]
+            xs, y = [at.values.get(x, x) for x in xs], at.values.get(y, y)
+        asked = [x for x, out in zip(xs, node.outputs) if out.name]
+        if y.dtype is None:
+            prepare(nodes, asked, [y], self.builder)  # the reason, if it is there
+            raise BadInput(f"{where}: the type of {y.name!r} is not known; declare it in the model")
+        seed = self.builder.full_like(Var(self.builder, y), 1)
+        found = reverse(self.builder, nodes, {y: seed}, asked)
+        return [
+            (found.get(x) or self.builder.zeros_like(Var(self.builder, self.now(x)))) if out.name else None
+            for x, out in zip(xs, node.outputs)
+        ]
 
-    def _check_independent(self, names: Sequence[str], where: str) -> None:
-        """The specification wants independent variables: none is computed from another."""
-        values = {self._named(name, where): name for name in names}
-        for value, name in values.items():
-            if value.producer() is None:
-                continue
-            for node in ancestors(list(self.graph), value):
-                for read in reads(node):
-                    if read in values and read is not value:
-                        raise BadInput(
-                            f"{where}: {name!r} is computed from {values[read]!r}; the variables of xs, zs "
-                            "must be independent of each other"
-                        )
-
-    def _named(self, name: str, where: str) -> ir.Value:
-        try:
-            value = self[name]
-        except UnknownName as e:
-            raise BadInput(f"{where}: {e}") from e
-        producer = value.producer()
-        if producer is not None and producer.graph is None:
-            raise BadInput(f"{where}: {name!r} is computed only after it")
-        return value
-
-    def _differentiable(self, name: str, where: str) -> ir.Value:
-        value = self._named(name, where)
-        if not is_differentiable(value):
-            raise BadInput(f"{where}: {name!r} is a tensor of {value.dtype}; only floats have derivatives")
-        return value
+    def _substituted(self, nodes: Sequence[ir.Node], fed: Mapping[ir.Value, ir.Value], where: str) -> _Copies:
+        """`nodes` evaluated at the values that are fed: what depends on those that differ is written once more."""
+        same = all(v is n or same_shape(Var(self.builder, n), Var(self.builder, v)) for n, v in fed.items())
+        copies = _Copies(self.builder, same)
+        for named, value in fed.items():
+            if value is not named:
+                if named.dtype is not None and value.dtype is not None and named.dtype != value.dtype:
+                    raise BadInput(
+                        f"{where}: {named.name!r} is a tensor of {named.dtype}, and {value.name!r}, which is fed "
+                        f"for it, one of {value.dtype}"
+                    )
+                copies.variable(named, value)
+        for node in nodes:
+            copies.write(node)
+        return copies
 
 
-def _strings(node: ir.Node, name: str) -> list[str]:
-    given = node.attributes.get(name)
-    return [] if given is None else list(given.as_strings())
+class _Copies:
+    """Copies of nodes that read other values than the originals.
+
+    Attributes:
+        values: what stands for a value, where there is a copy of it.
+        nodes: the copy of each node that has one.
+    """
+
+    def __init__(self, builder: Builder, same_shapes: bool) -> None:
+        self.builder = builder
+        self.same_shapes = same_shapes
+        self.values: dict[ir.Value, ir.Value] = {}
+        self.nodes: dict[ir.Node, ir.Node] = {}
+
+    def variable(self, named: ir.Value, value: ir.Value) -> None:
+        """Let a copy of `value` stand for `named`: a variable of its own, even if others are fed with `value`."""
+        copy = ir.Node("", "Identity", [value])
+        copy.outputs[0].type = value.type or named.type
+        (var,) = self.builder.append(copy)
+        self.values[named] = var.value
+
+    def write(self, node: ir.Node) -> None:
+        """Copy `node` if it reads anything that has a copy."""
+        if not any(v in self.values for v in reads(node)):
+            return
+        copy = ir.Node(
+            node.domain,
+            node.op_type,
+            [None if v is None else self.values.get(v, v) for v in node.inputs],
+            [rewired(a, self.values) for a in node.attributes.values()],
+            num_outputs=len(node.outputs),
+            overload=node.overload,
+        )
+        for inner in subgraphs(copy):
+            rename_inside(inner, self.builder.names)
+        for old, new in zip(node.outputs, copy.outputs):
+            new.name, new.type = (None if old.name else ""), old.type
+            if self.same_shapes:
+                new.shape = old.shape
+            self.values[old] = new
+        self.nodes[node] = copy
+        self._append(copy)
+
+    def _append(self, copy: ir.Node) -> None:
+        skipped = [v for v in copy.outputs if v.name == ""]
+        self.builder.append(copy)
+        for value in skipped:
+            value.name = ""
+
+
+def _trains_inside(node: ir.Node) -> bool:
+    """Whether `node`, or one inside it, belongs to the training domain."""
+    return node.domain == DOMAIN or any(n.domain == DOMAIN for g in subgraphs(node) for n in g.all_nodes())
 
 
 def lower_gradients(model: AnyModel) -> Any:
     """`model` with its Gradient nodes and optimizer operators written out as standard operators.
 
+    Wherever they are: in the main graph, in branches and bodies, in local functions (which are inlined), and in the
+    algorithms of its training information, which stay entries of their own with the same inputs, outputs and
+    bindings. A GraphCall becomes what newer versions write in its place.
+
     Args:
-        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` whose graph holds such nodes.
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
 
     Returns:
         A model of the kind that came in (a path gives a ModelProto), with the same inputs and outputs.
@@ -191,17 +267,24 @@ def lower_gradients(model: AnyModel) -> Any:
         BadInput: a node that the specification does not allow. NotDifferentiable: no way from `xs` to `y`
             or an operator without a rule on it.
     """
-    opened = open_model(model)
+    opened = open_bound(model)
+    infos = training_info(opened.model)
     graph = opened.model.graph
     names = [v.name or "" for v in graph.outputs]
     declared = [(v.type, v.shape) for v in graph.outputs]
     lowered = Lowered(opened.model)
+    lowered.builder.names.reserve(opened.training)
     graph.outputs.clear()
     for name, (held, shape) in zip(names, declared):
         value = lowered.expose(name)
         value.type, value.shape = value.type or held, shape if value.shape is None else value.shape
         graph.outputs.append(value)
-    prune(graph)
+    values = named_values(graph)
+    prune(graph, keep=[values[n] for n in opened.training if n in values])
     forget_values(graph)
+    if any(info.algorithm.node for info in infos):
+        from onnxgrad.training.entries import lower_entries  # which lowers by the class above
+
+        opened.model = lower_entries(opened.model, model)
     opened.model.opset_imports.pop(DOMAIN, None)
     return opened.close()

@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.door import open_model
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.infer import forget_values
 from onnxgrad.ir.walk import prune, reads
@@ -32,7 +31,7 @@ from onnxgrad.training.info import (
     read,
 )
 from onnxgrad.training.initialization import initialized
-from onnxgrad.training.lowering import Lowered
+from onnxgrad.training.lowering import Lowered, open_bound
 from onnxgrad.training.sequence import in_sequence
 
 
@@ -147,7 +146,7 @@ def _compile_entry(
     merged = merge(source, index, bound, updated)
     data = [v.name or "" for v in merged.model.graph.inputs if v.name not in {*merged.hosted, *merged.fed}]
     trained, loss = _gradient_names(merged.model, source.infos[index].algorithm, bound, index)
-    lowered = Lowered(open_model(merged.model).model)
+    lowered = Lowered(open_bound(merged.model, constants={*merged.hosted, *merged.fed}).model)
     state = {
         name: StateTensor(name, name, value, merged.hosted[name], _kind(name, merged, trained))
         for name, value in bound.items()

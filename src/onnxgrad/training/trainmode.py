@@ -87,7 +87,7 @@ def switch(builder: Builder, nodes: Sequence[ir.Node], y: ir.Value) -> tuple[Val
             node.domain,
             node.op_type,
             inputs,
-            [_rewired(a, copies) for a in attributes.values()],
+            [rewired(a, copies) for a in attributes.values()],
             num_outputs=count,
             name=builder.names.exactly(identifier(f"train_{node.name or node.op_type}")),
         )
@@ -112,7 +112,7 @@ def _running(node: ir.Node) -> list[ir.Value]:
     return found
 
 
-def _rewired(attribute: ir.Attr, copies: Mapping[ir.Value, ir.Value]) -> ir.Attr:
+def rewired(attribute: ir.Attr, copies: Mapping[ir.Value, ir.Value]) -> ir.Attr:
     """`attribute`; a graph in it as a clone that reads copies where there are some."""
     if attribute.type == ir.AttributeType.GRAPH:
         return ir.AttrGraph(attribute.name, _clone(attribute.as_graph(), copies))

@@ -1,0 +1,48 @@
+"""``onnxgrad lower``: Gradient nodes and optimizers written out as standard operators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import onnx_ir as ir
+import typer
+
+from onnxgrad.cli.console import console
+from onnxgrad.cli.derive import check_target
+from onnxgrad.door import load_model, save_model, training_info
+from onnxgrad.training import lower_gradients
+from onnxgrad.training.gradients import DOMAIN
+
+
+def lower(
+    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the lowered model.")],
+) -> None:
+    """Write MODEL with the operators of ai.onnx.preview.training replaced by standard ones.
+
+    That is Gradient, Adam, Adagrad and Momentum (and GraphCall of ONNX 1.7), in the graph, in branches, loop
+    bodies and local functions, and in training information, whose entries and bindings stay.
+    """
+    check_target(output)
+    source = load_model(model)
+    lowered = lower_gradients(source)
+    files = save_model(lowered, output)
+    console().print(
+        f"{_count(source)} operators of {DOMAIN} written out; {sum(len(g) for g in lowered.graphs())} nodes"
+        f"{_entries(lowered)}; written to {', '.join(map(str, files))}",
+        markup=False,
+    )
+
+
+def _count(model: ir.Model) -> int:
+    own = sum(n.domain == DOMAIN for g in model.graphs() for n in g)
+    own += sum(n.domain == DOMAIN for f in model.functions.values() for n in f.all_nodes())
+    return own + sum(n.domain == DOMAIN for info in training_info(model) for n in info.algorithm.node)
+
+
+def _entries(model: ir.Model) -> str:
+    infos = training_info(model)
+    if not infos:
+        return ""
+    return f" and {sum(len(i.algorithm.node) for i in infos)} in {len(infos)} training entries"

@@ -1,0 +1,112 @@
+"""The algorithms of training information lowered in their place: entries stay entries, of standard operators.
+
+Each algorithm is written behind the inference graph, as the specification has it executed, lowered there, and
+cut off again. What the derivative asks of the inference graph in addition (a further output of a node, a function
+body in place of its node) stays in that graph; its outputs do not change.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.door import AnyModel, training_info
+from onnxgrad.ir.infer import forget_values
+from onnxgrad.ir.walk import prune, reads
+from onnxgrad.training.gradients import DOMAIN
+from onnxgrad.training.info import Source, concatenated, read
+from onnxgrad.training.lowering import Lowered, open_bound
+
+#: A node between the two parts; its name is one that no model has.
+_END = "onnxgrad.end_of_inference"
+
+
+def lower_entries(model: ir.Model, original: AnyModel) -> ir.Model:
+    """`model`, which is `original` with its main graph lowered, with its training entries lowered as well."""
+    source = read(original)
+    infos = list(source.infos)
+    for index, info in enumerate(infos):
+        if info.algorithm.node:
+            model, infos[index] = _lowered(model, infos, index, source.model.clone())
+    training_info(model)[:] = infos
+    return model
+
+
+def _lowered(
+    model: ir.Model, infos: list[onnx.TrainingInfoProto], index: int, original: ir.Model
+) -> tuple[ir.Model, onnx.TrainingInfoProto]:
+    """The model and its entry `index`, lowered; `original` has the local functions that the entry may call."""
+    joined, nodes = concatenated(Source(model, infos), index)
+    training_info(joined).clear()
+    joined.functions.update(original.functions)
+    for domain, version in original.opset_imports.items():
+        joined.opset_imports.setdefault(domain, version)
+    joined.opset_imports.setdefault(DOMAIN, 1)
+    joined.graph.insert_before(nodes[0], _end())
+    listed = [v.name for v in model.graph.inputs]
+    names = {v.name or "" for v in joined.graph.inputs} | joined.graph.initializers.keys()
+    names |= {v.name or "" for node in joined.graph for v in node.outputs}
+    held = {t.name for t in infos[index].algorithm.initializer}
+    lowered = Lowered(open_bound(joined).model)
+    info = _cut(lowered, infos[index], held)
+    model = lowered.model
+    for name in listed:  # initializers that were inputs as well are so again, in their places
+        value = model.graph.initializers.get(name or "")
+        if value is not None:
+            model.graph.inputs.insert(listed.index(name), value)
+    return model, info
+
+
+def _end() -> ir.Node:
+    held = ir.tensor(np.zeros(1, np.float32))
+    end = ir.Node("", "Constant", [], [ir.AttrTensor("value", held)], num_outputs=1, name=_END)
+    end.outputs[0].name = _END
+    return end
+
+
+def _cut(lowered: Lowered, info: onnx.TrainingInfoProto, held: set[str]) -> onnx.TrainingInfoProto:
+    """Take what was added off the graph: the entry with it in place of what it had."""
+    graph = lowered.graph
+    copy = onnx.TrainingInfoProto()
+    copy.CopyFrom(info)
+    algorithm = copy.algorithm
+    at = next(i for i, n in enumerate(graph) if n.name == _END)
+    inference = set(list(graph)[: at + 1])
+    made_before = {v for node in inference for v in node.outputs}
+    inference_outputs = list(graph.outputs)
+    for out in algorithm.output:
+        value = lowered[out.name]
+        if value.name != out.name and (value in made_before or value.producer() is None):
+            (var,) = lowered.builder.append(ir.Node("", "Identity", [value]))
+            value = var.value
+            value.name = out.name
+        elif value.name != out.name:
+            value = lowered.expose(out.name)
+        graph.outputs.append(value)
+    prune(graph, keep=[*made_before, *graph.initializers.values()])
+    forget_values(graph)
+    graph.outputs.clear()
+    graph.outputs.extend(inference_outputs)
+    nodes = [n for n in graph if n not in inference]
+    del algorithm.node[:]
+    algorithm.node.extend(ir.to_proto(n) for n in nodes)
+    defined = {v.name for n in nodes for v in n.outputs}
+    for i in reversed(range(len(algorithm.value_info))):
+        if algorithm.value_info[i].name not in defined:
+            del algorithm.value_info[i]
+    used_before = {v for node in inference for v in reads(node)} | set(inference_outputs)
+    used_after = {v for node in nodes for v in reads(node)}
+    graph.remove(nodes, safe=False)
+    graph.remove([n for n in inference if n.name == _END], safe=False)
+    for value in [v for v in graph.inputs if v.name in {i.name for i in algorithm.input}]:
+        graph.inputs.remove(value)
+    for name, value in list(graph.initializers.items()):
+        if name in held:
+            del graph.initializers[name]
+        elif value in used_after and value not in used_before and lowered.is_new(value):
+            algorithm.initializer.append(ir.to_proto(value.const_value))
+            del graph.initializers[name]
+        elif lowered.is_new(value) and value not in used_before:
+            del graph.initializers[name]
+    return copy
