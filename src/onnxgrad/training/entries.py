@@ -7,6 +7,8 @@ body in place of its node) stays in that graph; its outputs do not change.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -15,7 +17,7 @@ from onnxgrad.door import AnyModel, training_info
 from onnxgrad.ir.infer import forget_values
 from onnxgrad.ir.walk import prune, reads
 from onnxgrad.training.gradients import DOMAIN
-from onnxgrad.training.info import Source, concatenated, read
+from onnxgrad.training.info import FED, Source, Unfolded, concatenated, fed, mutable, read
 from onnxgrad.training.lowering import Lowered, open_bound
 
 #: A node between the two parts; its name is one that no model has.
@@ -45,17 +47,29 @@ def _lowered(
     joined.opset_imports.setdefault(DOMAIN, 1)
     joined.graph.insert_before(nodes[0], _end())
     listed = [v.name for v in model.graph.inputs]
-    names = {v.name or "" for v in joined.graph.inputs} | joined.graph.initializers.keys()
-    names |= {v.name or "" for node in joined.graph for v in node.outputs}
-    held = {t.name for t in infos[index].algorithm.initializer}
-    lowered = Lowered(open_bound(joined).model)
-    info = _cut(lowered, infos[index], held)
+    names = mutable(infos)
+    unfolded = Unfolded(joined.graph, names)
+    made = {v.name: v for node in nodes for v in node.outputs}
+    outputs = len(joined.graph.outputs)  # further ones only for as long as what they are must not be folded
+    joined.graph.outputs.extend(made[o.name] for o in infos[index].algorithm.output if o.name in made)
+    lowered = Lowered(open_bound(joined, names).model)
+    del lowered.graph.outputs[outputs:]
+    unfolded.restore(lowered.graph)
+    info = _cut(lowered, infos[index], model.graph.initializers.keys())
+    _mark_rates(info, fed(infos[index].algorithm))
     model = lowered.model
     for name in listed:  # initializers that were inputs as well are so again, in their places
         value = model.graph.initializers.get(name or "")
         if value is not None:
             model.graph.inputs.insert(listed.index(name), value)
     return model, info
+
+
+def _mark_rates(info: onnx.TrainingInfoProto, rates: set[str]) -> None:
+    """Keep in mind which initializers an optimizer took as its rate, now that none is there to tell."""
+    for tensor in info.algorithm.initializer:
+        if tensor.name in rates and not any(p.key == FED for p in tensor.metadata_props):
+            tensor.metadata_props.add(key=FED, value="rate")
 
 
 def _end() -> ir.Node:
@@ -65,7 +79,7 @@ def _end() -> ir.Node:
     return end
 
 
-def _cut(lowered: Lowered, info: onnx.TrainingInfoProto, held: set[str]) -> onnx.TrainingInfoProto:
+def _cut(lowered: Lowered, info: onnx.TrainingInfoProto, inference_weights: Collection[str]) -> onnx.TrainingInfoProto:
     """Take what was added off the graph: the entry with it in place of what it had."""
     graph = lowered.graph
     copy = onnx.TrainingInfoProto()
@@ -101,12 +115,12 @@ def _cut(lowered: Lowered, info: onnx.TrainingInfoProto, held: set[str]) -> onnx
     graph.remove([n for n in inference if n.name == _END], safe=False)
     for value in [v for v in graph.inputs if v.name in {i.name for i in algorithm.input}]:
         graph.inputs.remove(value)
+    own = {t.name for t in algorithm.initializer}
     for name, value in list(graph.initializers.items()):
-        if name in held:
-            del graph.initializers[name]
-        elif value in used_after and value not in used_before and lowered.is_new(value):
+        if name in inference_weights or value in used_before:
+            continue
+        if name not in own and value in used_after:
+            assert value.const_value is not None
             algorithm.initializer.append(ir.to_proto(value.const_value))
-            del graph.initializers[name]
-        elif lowered.is_new(value) and value not in used_before:
-            del graph.initializers[name]
+        del graph.initializers[name]
     return copy

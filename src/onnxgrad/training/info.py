@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -120,8 +120,8 @@ def merge(source: Source, index: int, bound: Mapping[str, str], updated: set[str
     graph = model.graph
     names = [*bound, *sorted(n for n in updated - bound.keys() if n in graph.initializers)]
     hosted = {name: _into_input(graph, name) for name in names}
-    fed = {name: _into_input(graph, name) for name in sorted(_fed(algorithm) - hosted.keys())}
-    return Merged(model, hosted, fed, {t.name for t in algorithm.initializer})
+    rates = {name: _into_input(graph, name) for name in sorted(fed(algorithm) - hosted.keys())}
+    return Merged(model, hosted, rates, {t.name for t in algorithm.initializer})
 
 
 def concatenated(source: Source, index: int) -> tuple[ir.Model, list[ir.Node]]:
@@ -187,11 +187,40 @@ def _into_input(graph: ir.Graph, name: str) -> ir.TensorProtocol:
     value.const_value = None
     value.type = ir.TensorType(tensor.dtype)
     value.shape = ir.Shape(tensor.shape)  # type: ignore[arg-type]
-    graph.inputs.append(value)
+    if value not in graph.inputs:
+        graph.inputs.append(value)
     return tensor
 
 
-def _fed(algorithm: onnx.GraphProto) -> set[str]:
+def mutable(infos: Iterable[onnx.TrainingInfoProto]) -> set[str]:
+    """The initializers that training may change: keys of bindings, and rates that the host feeds."""
+    keys = {b.key for i in infos for b in (*i.update_binding, *i.initialization_binding)}
+    return keys.union(*(fed(i.algorithm) for i in infos))
+
+
+class Unfolded:
+    """Mutable initializers as graph inputs, for as long as nothing may take them to be constants."""
+
+    def __init__(self, graph: ir.Graph, names: Iterable[str]) -> None:
+        self.order = list(graph.initializers)
+        self.listed = [v.name for v in graph.inputs]
+        self.held = {n: _into_input(graph, n) for n in sorted(set(names) & graph.initializers.keys())}
+
+    def restore(self, graph: ir.Graph) -> None:
+        """Make them initializers again, in their old places."""
+        for value in [v for v in graph.inputs if v.name in self.held]:
+            if value.name not in self.listed:
+                graph.inputs.remove(value)
+            value.const_value = self.held[value.name or ""]
+            graph.initializers[value.name or ""] = value
+        places = {name: i for i, name in enumerate(self.order)}
+        values = sorted(graph.initializers.values(), key=lambda v: places.get(v.name or "", len(places)))
+        graph.initializers.clear()
+        for value in values:
+            graph.initializers[value.name or ""] = value
+
+
+def fed(algorithm: onnx.GraphProto) -> set[str]:
     """Initializers that are marked as fed, and those that an optimizer operator takes as its rate."""
     own = {t.name for t in algorithm.initializer}
     marked = {t.name for t in algorithm.initializer if any(p.key == FED for p in t.metadata_props)}

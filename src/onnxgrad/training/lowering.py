@@ -27,7 +27,7 @@ from onnxgrad.ir.names import described, rename_inside
 from onnxgrad.ir.walk import prune, reads, subgraphs
 from onnxgrad.training.batchnorm import trains, with_private_statistics
 from onnxgrad.training.gradients import DOMAIN, Bound, between, bind, strings
-from onnxgrad.training.info import named_values
+from onnxgrad.training.info import Unfolded, mutable, named_values
 from onnxgrad.training.optimizers import OPTIMIZERS
 from onnxgrad.training.trainmode import rewired
 
@@ -45,7 +45,6 @@ class Lowered:
         self.graph = model.graph
         self.builder = Builder(self.graph)
         self.values = named_values(self.graph)
-        self._initializers = set(self.graph.initializers.values())
         nodes = list(self.graph)
         #: the graphs that are being written, the outermost first
         self._open: list[ir.Graph] = [self.graph]
@@ -81,10 +80,6 @@ class Lowered:
             value.name = name
         self._exposed.add(value)
         return value
-
-    def is_new(self, value: ir.Value) -> bool:
-        """Whether an initializer of the graph was added in lowering."""
-        return value not in self._initializers
 
     def now(self, value: ir.Value) -> ir.Value:
         """What stands for `value`, however often it was replaced."""
@@ -267,7 +262,14 @@ def lower_gradients(model: AnyModel) -> Any:
         BadInput: a node that the specification does not allow. NotDifferentiable: no way from `xs` to `y`
             or an operator without a rule on it.
     """
-    opened = open_bound(model)
+    unfolded: list[Unfolded] = []
+
+    def first(private: ir.Model) -> None:
+        names = mutable(training_info(private))
+        bind(private, names)
+        unfolded.append(Unfolded(private.graph, names))
+
+    opened = open_model(model, first)
     infos = training_info(opened.model)
     graph = opened.model.graph
     names = [v.name or "" for v in graph.outputs]
@@ -282,6 +284,7 @@ def lower_gradients(model: AnyModel) -> Any:
     values = named_values(graph)
     prune(graph, keep=[values[n] for n in opened.training if n in values])
     forget_values(graph)
+    unfolded[0].restore(graph)
     if any(info.algorithm.node for info in infos):
         from onnxgrad.training.entries import lower_entries  # which lowers by the class above
 

@@ -1,0 +1,289 @@
+"""Training entries lowered in their place, and GraphCall of ONNX 1.7 rewritten."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training import attach, compile_step, lower_gradients
+from onnxgrad.training.gradients import DOMAIN
+from tests.training.nets import initial, mlp, run, session, train
+from tests.training.test_step import entry
+
+RNG = np.random.default_rng(3)
+BATCHES = [
+    {"x": RNG.standard_normal((5, 4)).astype(np.float32), "labels": RNG.standard_normal((5, 3)).astype(np.float32)}
+    for _ in range(4)
+]
+
+
+def operators(graph: onnx.GraphProto) -> set[tuple[str, str]]:
+    found = {(n.domain, n.op_type) for n in graph.node}
+    return found.union(*(operators(a.g) for n in graph.node for a in n.attribute if a.HasField("g")))
+
+
+def same_training(one: onnx.ModelProto, other: onnx.ModelProto, batches=BATCHES) -> None:
+    """The steps that both compile to do the same."""
+    a, b = compile_step(one), compile_step(other)
+    assert list(a.state) == list(b.state)
+    assert a.batch == b.batch
+    assert list(a.rates) == list(b.rates)
+    (state, history), (state_b, history_b) = train(a, batches), train(b, batches)
+    for name in state:
+        np.testing.assert_allclose(state[name], state_b[name], rtol=1e-6, atol=1e-7)
+    for h, k in zip(history, history_b):
+        np.testing.assert_allclose(h[a.loss], k[b.loss], rtol=1e-6)
+
+
+def norm_net() -> onnx.ModelProto:
+    """Convolution, BatchNormalization, Dropout, and LayerNormalization, whose derivative asks for more outputs."""
+    rng = np.random.default_rng(0)
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (float[N, 2, 4, 4] x) => (float[N, 3] y) {
+            c = Conv <kernel_shape = [3, 3]> (x, k)
+            n = BatchNormalization (c, s, b, m, v)
+            r = Relu (n)
+            f = Flatten (r)
+            d = Dropout (f, ratio)
+            l = LayerNormalization (d, ls)
+            y = MatMul (l, w)
+        }""")
+    weights = {
+        "k": rng.standard_normal((3, 2, 3, 3)),
+        "s": np.ones(3),
+        "b": np.zeros(3),
+        "m": np.zeros(3),
+        "v": np.ones(3),
+        "ratio": np.array(0.0),
+        "ls": np.ones(12),
+        "w": rng.standard_normal((12, 3)),
+    }
+    model.graph.initializer.extend(numpy_helper.from_array(a.astype(np.float32), n) for n, a in weights.items())
+    return model
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov", "adam", "adamw", "adagrad"])
+def test_what_attach_writes(optimizer):
+    model = attach(mlp(), loss="mse", optimizer=optimizer, weight_decay=0.01)
+    lowered = lower_gradients(model)
+    info, before = lowered.training_info[0], model.training_info[0]
+    assert operators(before.algorithm) & {(DOMAIN, "Gradient")}
+    assert {domain for domain, _ in operators(info.algorithm)} == {""}
+    assert info.update_binding == before.update_binding
+    assert info.algorithm.output == before.algorithm.output
+    assert info.algorithm.input == before.algorithm.input
+    assert [n.output for n in lowered.graph.node] == [n.output for n in model.graph.node]
+    assert {t.name for t in lowered.graph.initializer} == {t.name for t in model.graph.initializer}
+    onnx.checker.check_model(lowered, full_check=True)
+    same_training(model, lowered)
+
+
+def test_where_the_derivative_asks_more_of_the_network():
+    model = attach(norm_net(), loss="mse", optimizer="adam")
+    batch = {"x": RNG.standard_normal((5, 2, 4, 4)).astype(np.float32), "labels": BATCHES[0]["labels"]}
+    lowered = lower_gradients(model)
+    onnx.checker.check_model(lowered, full_check=True)
+    assert {domain for domain, _ in operators(lowered.training_info[0].algorithm)} == {""}
+    np.testing.assert_allclose(
+        run(lowered, {"x": batch["x"]})["y"], run(model, {"x": batch["x"]})["y"], rtol=1e-5, atol=1e-6
+    )
+    same_training(model, lowered, [batch] * 3)
+
+
+def test_several_entries():
+    model = mlp()
+    model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    model.training_info.append(entry((8, 3), "w2", 0.1, prefix="p_"))
+    model.training_info.append(entry((4, 8), "w1", 0.2, prefix="q_"))
+    lowered = lower_gradients(model)
+    assert len(lowered.training_info) == 2
+    assert {d for i in lowered.training_info for d, _ in operators(i.algorithm)} == {""}
+    same_training(model, lowered)
+    same_training(model, lower_gradients(lowered))
+
+
+def test_local_function_in_an_algorithm():
+    """The algorithm calls a function of the model that holds a Gradient."""
+    model = mlp()
+    model.opset_import.extend([helper.make_opsetid(DOMAIN, 1), helper.make_opsetid("local", 1)])
+    function = parser.parse_function("""<domain: "local", opset_import: ["": 21, "ai.onnx.preview.training": 1]>
+        shrink (w) => (g) {
+            s = Mul (w, w)
+            g = ai.onnx.preview.training.Gradient <xs = ["w"], y = "s"> (w)
+        }""")
+    model.functions.append(function)
+    info = model.training_info.add()
+    info.algorithm.CopyFrom(
+        helper.make_graph(
+            [
+                helper.make_node("shrink", ["w2"], ["two_w"], domain="local"),
+                helper.make_node("Mul", ["two_w", "quarter"], ["half_w"]),
+                helper.make_node("ReduceSum", ["half_w"], ["total"], keepdims=0),
+            ],
+            "algorithm",
+            [],
+            [helper.make_tensor_value_info(n, 1, None) for n in ("half_w", "total")],
+            [numpy_helper.from_array(np.array(0.25, np.float32), "quarter")],
+        )
+    )
+    info.update_binding.add(key="w2", value="half_w")
+    w = initial(compile_step(model))["w2"]
+    state, _ = train(compile_step(model), [{}] * 2)
+    np.testing.assert_allclose(state["w2"], w / 4, rtol=1e-6)
+    lowered = lower_gradients(model)
+    assert {d for d, _ in operators(lowered.training_info[0].algorithm)} == {""}
+    assert not lowered.functions
+    state, _ = train(compile_step(lowered), [{}] * 2)
+    np.testing.assert_allclose(state["w2"], w / 4, rtol=1e-6)
+
+
+def test_data_of_an_algorithm_outside_the_file(tmp_path):
+    """onnx.load leaves the initializers of an algorithm in their file: they are read all the same."""
+    model = attach(mlp(), loss="mse", optimizer="adam")
+    for tensor in model.training_info[0].algorithm.initializer:
+        if tensor.name == "w2_mean":
+            tensor.CopyFrom(numpy_helper.from_array(np.full((8, 3), 0.25, np.float32), "w2_mean"))
+            (tmp_path / "state.bin").write_bytes(b"\0" * 16 + tensor.raw_data)
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", "state.bin"), ("offset", "16"), ("length", "96")):
+                tensor.external_data.add(key=key, value=value)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    step = compile_step(tmp_path / "m.onnx")
+    np.testing.assert_array_equal(step.state["w2_mean"].initial.numpy(), np.full((8, 3), 0.25))
+    assert {d for d, _ in operators(lower_gradients(tmp_path / "m.onnx").training_info[0].algorithm)} == {""}
+    (tmp_path / "state.bin").write_bytes(b"\0" * 20)
+    with pytest.raises(BadInput, match="'w2_mean'"):
+        compile_step(tmp_path / "m.onnx")
+
+
+# --- GraphCall --------------------------------------------------------------------------------------
+
+
+def called(inputs, outputs=("p",), listed=True, **attributes) -> onnx.ModelProto:
+    """y = (x·w)⊙z with w listed among the inputs, as in 1.7; the entry calls it and has w ← w - 0.1·dw."""
+    w = np.arange(6, dtype=np.float32).reshape(2, 3) * 0.1
+    model = parser.parse_model("""<ir_version: 7, opset_import: ["": 18, "ai.onnx.preview.training": 1]>
+        net (float[N, 2] x, float[2, 3] w, float[N, 3] z) => (float[N, 3] y, float[N, 3] h) {
+            h = MatMul (x, w)
+            y = Mul (h, z)
+        }""")
+    if not listed:
+        del model.graph.input[1]
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    held = {"graph_name": "net"} | attributes
+    info = model.training_info.add()
+    info.algorithm.CopyFrom(
+        helper.make_graph(
+            [
+                helper.make_node("GraphCall", inputs, outputs, domain=DOMAIN, name="call", **held),
+                helper.make_node("Sub", ["p", "c"], ["d"]),
+                helper.make_node("Mul", ["d", "d"], ["h"]),  # a name that the inference graph has, too
+                helper.make_node("ReduceSum", ["h"], ["loss"], keepdims=0),
+                helper.make_node("Gradient", ["w", "x_1", "z_1", "c"], ["g"], domain=DOMAIN, name="gradient",
+                                 xs=["w"], zs=["x_1", "z_1", "c"], y="loss"),
+                helper.make_node("Mul", ["g", "rate"], ["step"]),
+                helper.make_node("Sub", ["w", "step"], ["w_new"]),
+                helper.make_node("Add", ["t", "one"], ["t_new"]),
+            ],
+            "algorithm",
+            [helper.make_tensor_value_info(n, 1, ["N", k]) for n, k in (("x_1", 2), ("z_1", 3), ("c", 3))],
+            [helper.make_tensor_value_info("loss", 1, []), helper.make_tensor_value_info("w_new", 1, [2, 3]),
+             helper.make_tensor_value_info("t_new", 7, []), helper.make_tensor_value_info("h", 1, None)],
+            [numpy_helper.from_array(np.array(0.1, np.float32), "rate"),
+             numpy_helper.from_array(np.array(0, np.int64), "t"),
+             numpy_helper.from_array(np.array(1, np.int64), "one")],
+        )
+    )  # fmt: skip
+    info.update_binding.add(key="w", value="w_new")
+    info.update_binding.add(key="t", value="t_new")
+    return model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        called(["x_1", "w", "z_1"]),
+        called(["x_1", "", "z_1"]),
+        called(["x_1", "z_1"], listed=False),
+        called(["z_1", "x_1"], input_names=["z", "x"], output_names=["y"]),
+        called(["x_1", "", "z_1"], ["p", "q"]),
+    ],
+    ids=["all given", "weight omitted", "weight not listed", "bound by name", "two outputs"],
+)
+def test_graph_call(model):
+    """The weight and the counter are updated, whether or not the call mentions the weight."""
+    x, z, c = (RNG.standard_normal((4, n)).astype(np.float32) for n in (2, 3, 3))
+    w = numpy_helper.to_array(model.graph.initializer[0]).copy()
+    losses = []
+    for _ in range(3):
+        d = (x @ w) * z - c
+        losses.append((d * d).sum())
+        w = w - 0.1 * (x.T @ (2 * d * z))
+    for proto in (model, lower_gradients(model)):
+        step = compile_step(proto)
+        assert step.batch == ["x_1", "z_1", "c"]
+        state, history = train(step, [{"x_1": x, "z_1": z, "c": c}] * 3)
+        np.testing.assert_allclose(state["w"], w, rtol=1e-5)
+        assert state["t"] == 3
+        np.testing.assert_allclose([h["loss"] for h in history], losses, rtol=1e-5)
+    assert session(lower_gradients(model))
+
+
+def test_input_of_the_same_name_is_the_same_tensor():
+    model = called(["x", "", "z_1"])
+    algorithm = model.training_info[0].algorithm
+    algorithm.input[0].name = "x"
+    algorithm.node[4].input[1] = "x"
+    algorithm.node[4].attribute[2].strings[0] = b"x"
+    step = compile_step(model)
+    assert step.batch == ["x", "z_1", "c"]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (called(["x_1", "", "z_1"], graph_name="other"), "calls 'other'; only the inference graph, 'net'"),
+        (called(["x_1", "", "z_1", "c"]), "has 4 inputs; the inference graph has 3"),
+        (called(["x_1"]), "gives nothing for the input 'z'"),
+        (called(["x_1", "", "z_1"], ["p", "q", "r"]), "has 3 outputs; the inference graph has 2"),
+    ],
+)
+def test_bad_calls(model, message):
+    with pytest.raises(BadInput) as caught:
+        compile_step(model)
+    assert message in str(caught.value)
+    assert "training entry 0: GraphCall node 'call'" in str(caught.value)
+
+
+def test_call_of_a_graph_with_control_flow():
+    """Names inside branches are copied too, so that nothing is defined twice."""
+    model = parser.parse_model("""<ir_version: 7, opset_import: ["": 18, "ai.onnx.preview.training": 1]>
+        net (float[2] x, bool p) => (float[2] y)
+        <float[2] w = {2, 3}> {
+            y = If (p) <then_branch = t () => (float[2] o) { e = Exp (w)  o = Mul (e, x) },
+                        else_branch = f () => (float[2] o2) { o2 = Mul (w, x) }>
+        }""")
+    info = model.training_info.add()
+    info.algorithm.CopyFrom(
+        helper.make_graph(
+            [
+                helper.make_node("GraphCall", ["a", "p"], ["q"], domain=DOMAIN, graph_name="net", name="call"),
+                helper.make_node("Gradient", ["w", "a", "p"], ["g"], domain=DOMAIN, xs=["w"], zs=["a", "p"], y="q"),
+            ],
+            "algorithm",
+            [helper.make_tensor_value_info("a", 1, [2])],
+            [helper.make_tensor_value_info(n, 1, [2]) for n in ("q", "g")],
+        )
+    )
+    info.update_binding.add(key="w", value="g")
+    step = compile_step(model)
+    assert step.batch == ["p", "a"]
+    a = np.float32([5, 7])
+    state, _ = train(step, [{"a": a, "p": np.array(True)}])
+    np.testing.assert_allclose(state["w"], np.exp([2, 3]) * a, rtol=1e-6)
+    assert isinstance(lower_gradients(ir.from_proto(model)), ir.Model)
