@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder
-from onnxgrad.lower import bodies, recurrent, spectral, written  # noqa: F401  (two of them fill a table of written)
+from onnxgrad.lower import attention, bodies, recurrent, spectral, written  # noqa: F401  (three of them fill a table of written)
 
 
 def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:

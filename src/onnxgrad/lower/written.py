@@ -37,8 +37,9 @@ def attribute(b: Builder, node: ir.Node, name: str) -> Any:
     given = node.attributes.get(name)
     if given is None:
         schema = onnx.defs.get_schema(node.op_type, b.infer.context.get_opset_version(node.domain), node.domain)
-        default = schema.attributes[name].default_value
-        given = ir.from_proto(default) if default.name else None  # type: ignore[assignment]
+        spec = schema.attributes.get(name)  # None: an attribute that only a newer version has
+        named = spec is not None and spec.default_value.name
+        given = ir.from_proto(spec.default_value) if named else None  # type: ignore[assignment]
     if given is None:
         return None
     return list(given.value) if isinstance(given.value, (tuple, list)) else given.value
