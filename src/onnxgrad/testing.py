@@ -38,7 +38,8 @@ class Case:
 
     `wrt` defaults to every float operand, `of` to every float output. Operands are named ``x0, x1, …``,
     outputs ``y0, y1, …``; an operand ``None`` is left out. Integer operands are constants of the graph
-    unless they are `fed`. `symbolic` may say which axes of which operand become symbolic (default: all).
+    unless they are `fed`; so are float operands listed in `constants`, which keep their dtype. `symbolic` may
+    say which axes of which operand become symbolic (default: all).
     `evaluators` (subclasses of ``onnx.reference.op_run.OpRun``) replace what the reference evaluator does wrong.
     """
 
@@ -56,6 +57,7 @@ class Case:
     runtime: bool = True
     evaluators: Sequence[type] = ()
     fed: bool = False
+    constants: Sequence[int] = ()
     atol: float = 1e-6
 
     @property
@@ -105,6 +107,9 @@ def node_model(case: Case, feeds: Arrays, *, symbolic: bool = False, dtype: type
 
     inputs, constants = [], []
     for name, array in feeds.items():
+        if int(name[1:]) in case.constants:
+            constants.append(onnx.numpy_helper.from_array(np.asarray(case.inputs[int(name[1:])]), name))
+            continue
         array = array.astype(dtype) if array.dtype.kind == "f" else array
         if array.dtype.kind == "f" or case.fed or not case.symbolic or array.dtype == np.bool_:
             dims = [f"{name}_d{k}" if symbolic and k in free(name) else d for k, d in enumerate(array.shape)]
@@ -172,7 +177,8 @@ def _climb(case: Case, feeds: Arrays, *, symbolic: bool, rng: np.random.Generato
     primal = node_model(case, feeds, symbolic=symbolic)
     primal_run = _Reference(primal, case.evaluators)
     values = primal_run(feeds)
-    floats = [i for i, x in enumerate(case.inputs) if x is not None and feeds[f"x{i}"].dtype.kind == "f"]
+    free = [i for i, x in enumerate(case.inputs) if x is not None and i not in case.constants]
+    floats = [i for i in free if feeds[f"x{i}"].dtype.kind == "f"]
     wrt = [f"x{i}" for i in (floats if case.wrt is None else case.wrt)]
     outs = [i for i in range(case.outputs) if np.asarray(values[f"y{i}"]).dtype.kind == "f"]
     of = [f"y{i}" for i in (outs if case.of is None else case.of)]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Var, expand_to
 from onnxgrad.rules.conv_geometry import size
 from onnxgrad.rules.op import Op
@@ -123,19 +122,3 @@ def lp_pool(op, g, x, y):
 def global_lp_pool(op, g, x, y):
     """y = (Σ |x|ᵖ)^(1/p) over each channel: g·x·|x|ᵖ⁻²·y¹⁻ᵖ"""
     return _norm_derivative(op, g, x, y, op.attr("p"), lambda u: u)
-
-
-@linear("Resize")
-def resize(op, g, x, roi, scales):
-    """y = x with every element repeated over a tile: Σ g over each tile.
-
-    Only for this form, nearest with whole scales, which derivatives of pooling are made of.
-    """
-    factors = None if scales is None else scales.const
-    copies = op.attr("mode") == "nearest" and op.attr("coordinate_transformation_mode") == "asymmetric"
-    if not copies or op.attr("nearest_mode") != "floor" or factors is None or op.attr("axes"):
-        raise NotDifferentiable("only nearest, asymmetric, floor with constant whole scales has a derivative so far")
-    whole = [round(float(f)) for f in factors]
-    if any(k < 1 or k != f for k, f in zip(whole, factors)) or whole[:2] != [1, 1] or len(whole) < 3:
-        raise NotDifferentiable(f"the scales {factors.tolist()} are not whole numbers for spatial axes alone")
-    return op.AveragePool(g, kernel_shape=whole[2:], strides=whole[2:]) * float(np.prod(whole))

@@ -1,0 +1,168 @@
+"""Resize up the ladder: every mode, every transformation of coordinates, scales and sizes."""
+
+import itertools
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from onnxgrad import jvp, signature, vjp
+from onnxgrad.errors import NoDerivative
+from onnxgrad.testing import Case, node_model
+from tests.rules.dtypes import dtypes
+from tests.rules.ladder import ladder
+
+COORDINATES = ["half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"]
+ROUNDINGS = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
+
+
+def case(x, *, scales=None, sizes=None, roi=None, note="", order=1, symbolic=True, runtime=True, **attrs):
+    """Resize with constant scales, sizes and region."""
+    operands = [x, roi, scales, sizes]
+    operands = [
+        None if o is None else np.array(o, t) if i else o
+        for i, (o, t) in enumerate(zip(operands, [None, np.float32, np.float32, np.int64]))
+    ]
+    while operands[-1] is None:
+        operands.pop()
+    parts = [attrs.get("mode", "nearest"), attrs.get("coordinate_transformation_mode", ""), note]
+    rest = {"order": order, "symbolic": symbolic, "runtime": runtime, "constants": (1, 2)}
+    return Case("Resize", operands, attrs, wrt=[0], note=" ".join(filter(None, parts)), **rest)
+
+
+def modes():
+    """Up and down by a fraction, where ONNX Runtime and the reference evaluator agree."""
+    for mode, form in itertools.product(["nearest", "linear", "cubic"], COORDINATES):
+        attrs = {"mode": mode, "coordinate_transformation_mode": form}
+        # the sizes are those that come out: elsewhere align_corners takes the fraction into account or not
+        yield case((1, 2, 4, 3), scales=[1, 1, 1.75, 2], **attrs, note="scales", runtime=form != "align_corners")
+        yield case((1, 1, 5, 4), sizes=[1, 1, 7, 2], **attrs, note="sizes", order=1 + (form == "half_pixel"))
+    for form, rounding in itertools.product(["half_pixel", "asymmetric"], ROUNDINGS):
+        attrs = {"coordinate_transformation_mode": form, "nearest_mode": rounding}
+        yield case((1, 1, 5, 4), scales=[1, 1, 0.65, 1.5], **attrs, note=rounding)
+    for mode in ["nearest", "linear", "cubic"]:
+        attrs = {"mode": mode, "coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 3.0}
+        yield case((1, 2, 4, 4), roi=[0, 0, 0.1, 0.3, 1, 1, 0.9, 1.2], sizes=[1, 2, 5, 3], **attrs)
+        yield case((4, 4), roi=[0.3, 0.2, 1.2, 0.7], axes=[1, 0], sizes=[5, 3], **attrs, note="axes")
+    for mode in ["linear", "cubic"]:
+        yield case((1, 1, 6, 5), sizes=[1, 1, 3, 2], mode=mode, antialias=1, note="antialias")
+        yield case((1, 1, 6, 5), scales=[1, 1, 0.4, 1.6], mode=mode, antialias=1, note="antialias, up and down")
+    for policy in ["not_larger", "not_smaller"]:
+        attrs = {"axes": [2, 3], "sizes": [7, 5], "keep_aspect_ratio_policy": policy}
+        yield case((1, 2, 4, 5), mode="linear", **attrs, note=policy)
+        yield case((1, 1, 4, 5), mode="nearest", **attrs, note=policy, coordinate_transformation_mode="asymmetric")
+        yield case((1, 1, 4, 5), mode="cubic", exclude_outside=1, **attrs, note=policy)
+
+
+CASES = [
+    *modes(),
+    case((1, 1, 4, 5), scales=[1, 1, 1.5, 0.8], mode="cubic", exclude_outside=1, note="exclude outside"),
+    case((1, 1, 4, 5), scales=[1, 1, 1.5, 0.8], mode="cubic", cubic_coeff_a=-0.5, note="a", order=2),
+    case((1, 1, 4, 5), scales=[1.5, 0.8], mode="linear", axes=[3, 2], note="axes backwards"),
+    case((1, 2, 3, 4), scales=[1, 1, 2, 3], note="copies", order=2),
+    case((1, 2, 3, 4), scales=[1, 1, 2, 3], note="copies", nearest_mode="floor",
+         coordinate_transformation_mode="asymmetric"),
+    case((1, 2, 3, 4), sizes=[1, 2, 6, 4], note="copies by sizes"),
+    case((2, 1, 3), scales=[1, 1, 4], note="copies"),
+    case((2, 3, 4), scales=[2, 1, 1.5], note="three axes"),
+    case((1, 1, 2, 3, 2), scales=[1, 1, 2, 1.5, 1.5], mode="linear", note="trilinear"),
+    case((5,), scales=[1.5], note="one axis"),
+    case((4, 3), sizes=[6, 3], mode="linear", note="two axes"),
+    case((1, 2, 4, 3), scales=[1, 1, 1.05, 2], mode="linear", note="the same size, moved"),
+    case((1, 1, 4, 3), scales=[1, 1, 1.1, 1.5], mode="cubic", exclude_outside=1, note="the same size, moved"),
+    case((1, 2, 4, 3), scales=[1, 1, 1.05, 1], mode="linear", note="nothing but moved", runtime=False),
+    case((4, 3), roi=[0.1, 0, 0.8, 1], sizes=[4, 5], mode="linear", note="the same size",
+         coordinate_transformation_mode="tf_crop_and_resize", runtime=False),
+    case((1, 2, 4, 3), sizes=[1, 2, 7, 4], mode="linear", symbolic={0: (0,)}, note="batch"),
+    case((1, 2, 4, 3), sizes=[1, 2, 7, 1], mode="linear", note="to one",
+         coordinate_transformation_mode="align_corners"),
+]  # fmt: skip
+test_rule = ladder("resize", CASES)
+test_dtype = dtypes([c for c in CASES if "sizes" in c.note or "copies" in c.note][:12])
+
+
+def run(model, feeds):
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds)))
+
+
+DISAGREE = [
+    ({"scales": [1, 1, 1.7, 2.3]}, "align_corners"),
+    ({"sizes": [1, 1, 2, 1]}, "pytorch_half_pixel"),
+    ({"scales": [1, 1, 1.05, 1.05]}, "half_pixel"),
+    ({"sizes": [1, 1, 5, 7], "roi": [0, 0, 0.1, 0.3, 1, 1, 0.9, 1.2]}, "tf_crop_and_resize"),
+    ({"sizes": [1, 1, 5, 4], "roi": [0, 0, 0.1, 0.3, 1, 1, 0.9, 1.2]}, "tf_crop_and_resize"),
+]
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+@pytest.mark.parametrize(("how", "form"), DISAGREE, ids=lambda p: str(p))
+def test_the_gradient_is_that_of_the_runtime_at_hand(how, form, symbolic):
+    """ONNX Runtime departs from the reference evaluator here; the derivative goes with what computes y."""
+    held = case((1, 1, 5, 4), **how, mode="linear", coordinate_transformation_mode=form)
+    x, rng = np.zeros((1, 1, 5, 4), np.float32), np.random.default_rng(0)
+    feeds = {f"x{i}": v for i, v in enumerate([x, *held.inputs[1:]]) if v is not None}
+    primal = node_model(held, feeds, symbolic=symbolic, dtype=np.float32)
+    model = vjp(primal, wrt=["x0"], of=["y0"])
+    seed = signature(model).cotangents["y0"]
+    u = rng.standard_normal(run(primal, {"x0": x})["y0"].shape).astype(np.float32)
+    numeric = np.zeros(x.shape)
+    for at in np.ndindex(x.shape):
+        unit = x.copy()
+        unit[at] = 1
+        numeric[at] = np.vdot(run(model, {"x0": unit, seed: u})["y0"], u)
+    got = run(model, {"x0": x, seed: u})[signature(model).gradients["x0"]]
+    np.testing.assert_allclose(got, numeric, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [7, 9])
+def test_upsample(opset):
+    """What Upsample was is raised to Resize."""
+    held = [onnx.numpy_helper.from_array(np.array([1, 1, 2, 1.5], np.float32), "s")]
+    attrs = {"scales": [1, 1, 2, 1.5]} if opset == 7 else {}
+    node = onnx.helper.make_node("Upsample", ["x"] if opset == 7 else ["x", "s"], ["y"], mode="linear", **attrs)
+    x = onnx.helper.make_tensor_value_info("x", 1, [1, 2, 3, 4])
+    y = onnx.helper.make_tensor_value_info("y", 1, [1, 2, 6, 6])
+    graph = onnx.helper.make_graph([node], "g", [x], [y], held if opset == 9 else [])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=4)
+    derived = vjp(model, wrt=["x"], of=["y"])
+    rng = np.random.default_rng(0)
+    u = rng.standard_normal((1, 2, 6, 6)).astype(np.float32)
+    zero = np.zeros((1, 2, 3, 4), np.float32)
+    got = run(derived, {"x": zero, signature(derived).cotangents["y"]: u})[signature(derived).gradients["x"]]
+    for at in np.ndindex(zero.shape):
+        unit = zero.copy()
+        unit[at] = 1
+        np.testing.assert_allclose(got[at], np.vdot(run(model, {"x": unit})["y"], u), rtol=0, atol=1e-5)
+
+
+def floats(form, mode):
+    """A model whose region and scales are computed from inputs."""
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Resize", ["x", "r", "s"], ["y"], mode=mode, coordinate_transformation_mode=form)],
+        "g",
+        [onnx.helper.make_tensor_value_info(n, 1, s) for n, s in (("x", [2, 4]), ("r", [4]), ("s", [2]))],
+        [onnx.helper.make_tensor_value_info("y", 1, [None, None])],
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=10)
+
+
+@pytest.mark.parametrize("derive", [vjp, jvp])
+@pytest.mark.parametrize(("form", "wrt"), [("tf_crop_and_resize", "r"), ("half_pixel", "s")])
+def test_what_moves_the_points_is_refused(derive, form, wrt):
+    with pytest.raises(NoDerivative, match="roi" if wrt == "r" else "scales"):
+        derive(floats(form, "linear"), wrt=[wrt], of=["y"])
+
+
+FLAT = [("half_pixel", "linear", "r"), ("tf_crop_and_resize", "nearest", "s")]
+
+
+@pytest.mark.parametrize(("form", "mode", "wrt"), FLAT)
+def test_what_moves_nothing_has_derivative_zero(form, mode, wrt):
+    model = vjp(floats(form, mode), wrt=["x", wrt], of=["y"])
+    feeds = {"x": np.ones((2, 4)), "r": np.array([0, 0, 1, 1]), "s": np.array([2, 1.5])}
+    feeds[signature(model).cotangents["y"]] = np.ones((4, 6))
+    got = run(model, {k: v.astype(np.float32) for k, v in feeds.items()})
+    assert not got[signature(model).gradients[wrt]].any()
+    np.testing.assert_allclose(got[signature(model).gradients["x"]].sum(), 24, rtol=1e-5)
