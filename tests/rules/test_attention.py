@@ -1,5 +1,7 @@
 """Attention, and what stands around it in transformers, up the ladder: masks, heads, caches, every version."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -83,7 +85,9 @@ CASES = [
     attention([Q, K, V], {"softmax_precision": 11}, note="precision", runtime=False),
 ]
 test_rule = ladder("attention", CASES)
-test_dtype = dtypes([c for c in CASES if c.note in ("opset 23", "causal", "mask", "flat, grouped", "past")])
+EXACT = {"scale": 0.25}  # ONNX Runtime fuses the scale into the product, as a float32
+WIDE = ("opset 23", "causal", "mask", "flat, grouped", "past")
+test_dtype = dtypes([replace(c, attrs={**c.attrs, **EXACT}) for c in CASES if c.note in WIDE])
 
 
 @pytest.mark.parametrize("mode", [0, 3])
