@@ -206,3 +206,23 @@ def test_float16():
     onnx.checker.check_model(derived, full_check=True)
     feeds |= {"h_cotangent": feeds["h0"], "y_cotangent": normal(3, 2, 3).astype(np.float16)}
     assert run(derived, feeds)["W_grad"].dtype == np.float16
+
+
+CAPTURES = """agraph (F[2] x, F[T,2] z, int64[R] dims) => (F[2] s, F[T,2] y)
+{ h = Reshape(x, dims)
+  s, y = Scan <num_scan_inputs = 1, body = step (F[2] a, F[2] u) => (F[2] b, F[2] o) {
+    k = Mul(a, h) b = Tanh(k) o = Mul(u, h) }> (x, z) }"""
+
+
+def test_a_captured_value_of_unknown_rank():
+    feeds = {"x": normal(2), "z": normal(3, 2), "dims": np.array([2])}
+    check(model(CAPTURES), unrolled(model(CAPTURES), 3), feeds, ["x", "z"])
+
+
+def test_a_step_that_gives_an_unknown_rank_is_refused():
+    program = model(CAPTURES)
+    body = program.graph.node[1].attribute[1].g
+    for value in (*body.input, *body.output):
+        value.type.tensor_type.ClearField("shape")
+    with pytest.raises(onnxgrad.NotDifferentiable, match=r"Scan node 's': .* gives 'b_1' of unknown rank"):
+        onnxgrad.jvp(program, wrt=["x"])

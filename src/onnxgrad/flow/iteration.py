@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxgrad.engine.paths import active_values, is_differentiable, on_path, rule_of
+from onnxgrad.errors import NotDifferentiable
 from onnxgrad.flow.bodies import copy_of
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.walk import captured, free, reads
@@ -165,7 +166,17 @@ def scan(
     scanned: Sequence[tuple[Var, Slot]],
     outs: Sequence[Slot],
 ) -> list[Var]:
-    """Append a Scan of `body`; its last states and scan outputs."""
+    """Append a Scan of `body`; its last states and scan outputs.
+
+    Raises:
+        NotDifferentiable: the rank of an output of the body is not known, which ONNX Runtime must know.
+    """
+    unknown = next((v.name for v in body.outputs if v.shape is None), None)
+    if unknown is not None:
+        raise NotDifferentiable(
+            f"its derivative is a Scan, whose step gives {unknown!r} of unknown rank\n"
+            "  hint: declare the shapes of what the body reads and gives (dimensions may stay symbolic)"
+        )
     ins = [slot for _, slot in scanned]
     attrs: list[ir.Attr] = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", len(ins))]
     for kind, slots in (("input", ins), ("output", outs)):

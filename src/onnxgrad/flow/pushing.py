@@ -37,6 +37,8 @@ def push(op: Op) -> list[Var | None]:
     give(b, [*head, *nexts, *ends])
     for end, like in zip(body.outputs[it.head + len(kept) :], [it.next_like(i) for i in carried]):
         end.shape = like.shape
+    for end, like in zip(body.outputs[len(body.outputs) - len(outs) :], given):
+        end.shape = end.shape if end.shape is not None else like.shape
     used = values_read(body)
     reads = [j for j, s in enumerate(slices) if s in used]
     reads = reads or [0][: len(slices)]  # a Scan takes its number of steps from what it reads

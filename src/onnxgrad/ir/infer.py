@@ -145,6 +145,8 @@ def _in_range(node: ir.Node, i: int, size: Dim) -> bool:
 def _shaped(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     """The rank is the length of the vector that asks for a shape, even where its elements are not known."""
     out, target = node.outputs[0], node.inputs[-1]
+    if out.type is None and node.op_type == "Reshape" and node.inputs[0] is not None:
+        out.type = node.inputs[0].type  # the library leaves it open where the rank is unknown
     if out.shape is None and target is not None and target.shape is not None and isinstance(target.shape[0], int):
         asked = ctx.get_symbolic_value(target) if node.op_type == "ConstantOfShape" else None
         out.shape = ir.Shape(asked or [ctx.new_symbolic_dim() for _ in range(target.shape[0])])
