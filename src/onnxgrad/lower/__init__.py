@@ -5,7 +5,14 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder
-from onnxgrad.lower import attention, bodies, recurrent, spectral, written  # noqa: F401  (three of them fill a table of written)
+from onnxgrad.lower import (  # those but the bodies fill the table of written
+    attention,  # noqa: F401
+    bodies,
+    recurrent,  # noqa: F401
+    spectral,  # noqa: F401
+    transformer,  # noqa: F401
+    written,
+)
 
 
 def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:

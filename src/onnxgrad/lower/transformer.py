@@ -1,0 +1,66 @@
+"""What stands beside attention: rotary embedding, a gated activation, the causal convolution of state-space models.
+
+The specification's function bodies say the same, but round what goes through them to float32, are three
+times as long, or use a Swish that ONNX Runtime has no kernel for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.errors import NotDifferentiable
+from onnxgrad.ir import Builder, Var, reshape_to
+from onnxgrad.lower.written import attribute, lowering
+
+
+@lowering("RotaryEmbedding")
+def rotary_embedding(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+    """(a, b) ↦ (a·cos - b·sin, b·cos + a·sin) for pairs of elements of each head"""
+    x, cos, sin, places = [None if v is None else b.var(v) for v in (*node.inputs, None)[:4]]
+    assert x is not None and cos is not None and sin is not None  # noqa: PT018
+    flat, paired, turned = x.rank == 3, attribute(b, node, "interleaved"), attribute(b, node, "rotary_embedding_dim")
+    half = b.shape_of(cos, -1)
+    z, rest = x, None
+    if flat:
+        heads, wide = attribute(b, node, "num_heads"), x.shape[2] if x.shape else None
+        z = b.Reshape(x, [0, 0, heads, wide // heads if isinstance(wide, int) else -1])
+    c, s = (b.Unsqueeze(t if places is None else b.Gather(t, places), [2 if flat else 1]) for t in (cos, sin))
+    if turned:
+        z, rest = b.Split(z, b.join([turned], b.Sub(b.shape_of(z, 3), [turned])), axis=-1, outputs=2)
+    if paired:
+        c, s = b.Unsqueeze(c, [-1]), b.Unsqueeze(s, [-1])
+        u, v = b.Split(b.Reshape(z, [0, 0, 0, -1, 2]), [1, 1], axis=-1, outputs=2)
+    else:
+        u, v = b.Split(z, b.join(half, half), axis=-1, outputs=2)
+    y = b.Concat(u * c - v * s, v * c + u * s, axis=-1)
+    y = reshape_to(y, z) if paired else y
+    y = y if rest is None else b.Concat(y, rest, axis=-1)
+    return [reshape_to(y, x) if flat else y]
+
+
+@lowering("CausalConvWithState")
+def causal_conv_with_state(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+    """y = x ⋆ w + c by channel, over x with the last k - 1 elements of the past before it; then y·sigmoid y"""
+    x, w, c, past = [None if v is None else b.var(v) for v in (*node.inputs, None, None)[:4]]
+    assert x is not None and w is not None  # noqa: PT018
+    channels = next((d for d in (w.shape or x.shape or ())[:1] if isinstance(d, int)), x.shape[1] if x.shape else None)
+    if not isinstance(channels, int):
+        raise NotDifferentiable("the number of channels of its weight must be known")
+    kept = b.Sub(b.shape_of(w, 2, 3), [1])
+    if past is None:
+        whole = b.Pad(x, b.join(kept, [0]), None, [2])
+    else:
+        whole = b.Concat(past, x, axis=2)
+    y = b.Conv(whole, w, c, group=channels)
+    if attribute(b, node, "activation") in ("silu", "swish"):
+        y = y * b.Sigmoid(y)
+    return [y, b.Slice(whole, b.shape_of(x, 2, 3), [2**63 - 1], [2])]
+
+
+@lowering("SwiGLU")
+def swiglu(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+    """y = a·sigmoid(αa)·b"""
+    gate, value = (b.var(v) for v in node.inputs if v is not None)
+    return [gate * b.Sigmoid(gate * attribute(b, node, "alpha")) * value]
