@@ -123,32 +123,9 @@ def test_outputs_that_hand_an_operand_through_get_a_node_of_their_own():
 
 WITHOUT_RULE = [
     Case("CenterCropPad", [(3, 4), ints(5, 2)]),
-    Case("RotaryEmbedding", [(1, 2, 3, 4), (5, 2), (5, 2), ints(0, 1, 2)[None]], opset=23),
-    Case(
-        "RotaryEmbedding",
-        [(1, 2, 4), (1, 2, 1), (1, 2, 1)],
-        {"num_heads": 2, "interleaved": 1},
-        opset=23,
-        symbolic={0: [0, 1], 1: [0, 1], 2: [0, 1]},
-        note="3d",
-    ),
-    Case("Attention", [(1, 2, 2, 2)] * 3, {"scale": 0.25}, opset=23),
-    Case("Attention", [(1, 2, 2, 2)] * 3, {"scale": 0.25, "is_causal": 1}, opset=23, note="causal"),
-    Case(
-        "Attention",
-        [(1, 2, 4)] * 3,
-        {"scale": 0.25, "q_num_heads": 2, "kv_num_heads": 2},
-        opset=23,
-        symbolic={0: [0, 1], 1: [0, 1], 2: [0, 1]},
-        note="3d",
-    ),
-    Case(
-        "Attention",
-        [(1, 1, 2, 2)] * 3 + [(2, 2)],
-        {"scale": 0.25, "softcap": 2.0},
-        opset=23,
-        note="mask softcap",
-    ),
+    Case("CenterCropPad", [(3, 5, 2), ints(4, 4)], {"axes": [-2, 0]}, note="two axes"),
+    Case("CenterCropPad", [(3, 4), ints(3, 4)], note="as it is"),
+    Case("CenterCropPad", [(3, 4), ints(2, 7)], fed=True, note="fed"),
 ]
 test_rule = ladder("bodies", WITHOUT_RULE)
 
