@@ -6,14 +6,17 @@ import json
 from pathlib import Path
 from typing import Annotated
 
+import onnx_ir as ir
 import typer
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from onnxgrad.check import REFUSED, operators
 from onnxgrad.check import check as check_model
 from onnxgrad.cli.console import console
-from onnxgrad.door import load_model
+from onnxgrad.door import load_model, training_info
+from onnxgrad.training.validation import Problem, validate
 
 NOT_DIFFERENTIABLE = 1
 
@@ -27,10 +30,40 @@ def check(
 ) -> None:
     """Say of every operator between `wrt` and `of` how it is differentiated, or why it cannot be.
 
-    The exit code is 0 if the model is differentiable, 1 if not, 2 if it cannot be read.
+    If the model carries training information, every rule of the specification that it violates is listed as well.
+    The exit code is 0 if the model is differentiable and its training information valid, 1 if not, 2 if it
+    cannot be read.
     """
-    report = check_model(load_model(model), wrt=wrt or None, of=of or None)
+    opened = load_model(model)
     out = console()
+    problems = validate(opened)
+    try:
+        differentiable = _differentiability(out, opened, wrt, of)
+    finally:
+        _training(out, opened, problems)
+    if problems or not differentiable:
+        raise typer.Exit(NOT_DIFFERENTIABLE)
+
+
+def _training(out: Console, model: ir.Model, problems: list[Problem]) -> None:
+    """The violated rules as a table; nothing for a model that has nothing to do with training."""
+    infos = training_info(model)
+    if problems:
+        table = Table(box=None, pad_edge=False)
+        for column in ("where", "rule", "what is wrong"):
+            table.add_column(column, no_wrap=column != "what is wrong")
+        for p in problems:
+            table.add_row(p.where, Text(p.rule, "bold red"), Text(p.message))
+        out.print(table)
+        out.print(Text(f"not valid for training: {len(problems)} problems"))
+    elif infos:
+        entries = "entry" if len(infos) == 1 else "entries"
+        out.print(Text(f"training information: {len(infos)} {entries}, valid"))
+
+
+def _differentiability(out: Console, model: ir.Model, wrt: list[str] | None, of: list[str] | None) -> bool:
+    """Print what `check` found; whether it is differentiable."""
+    report = check_model(model, wrt=wrt or None, of=of or None)
     table = Table(box=None, pad_edge=False)
     table.add_column("operator", no_wrap=True)
     table.add_column("count", justify="right")
@@ -45,11 +78,11 @@ def check(
     wrts = f"{len(report.wrt)} values" if len(report.wrt) > 4 else ", ".join(report.wrt)
     if report.differentiable:
         out.print(Text(f"differentiable: {', '.join(report.of)} with respect to {wrts}"))
-        return
+        return True
     if not any(r.status == REFUSED for r in report.rows):
         out.print(Text(report.problem))
     out.print(Text(f"not differentiable: {', '.join(report.of)} with respect to {wrts}"))
-    raise typer.Exit(NOT_DIFFERENTIABLE)
+    return False
 
 
 def ops(

@@ -7,11 +7,13 @@ from onnxgrad.training.lowering import lower_gradients
 from onnxgrad.training.metrics import History
 from onnxgrad.training.step import StateTensor, Step, compile_step
 from onnxgrad.training.trainer import Interrupted, Trainer
+from onnxgrad.training.validation import Problem, validate
 
 __all__ = [
     "Evaluation",
     "History",
     "Interrupted",
+    "Problem",
     "StateTensor",
     "Step",
     "Trainer",
@@ -19,4 +21,5 @@ __all__ = [
     "compile_step",
     "load_npz",
     "lower_gradients",
+    "validate",
 ]

@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.door import load_model, training_info
-from onnxgrad.door.reading import read_proto
+from onnxgrad.door.reading import is_ordered, read_proto
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.names import described
 from onnxgrad.training.calls import without_calls
@@ -50,6 +50,7 @@ def read(model: AnyTrainingModel) -> Source:
         found = read_proto(model) if isinstance(model, onnx.ModelProto) else model
     else:
         found = load_model(model)
+    is_ordered(found.graph)  # or it says what is read that nothing gives
     return Source(found, [without_calls(found, info, i) for i, info in enumerate(training_info(found))])
 
 
@@ -136,6 +137,7 @@ def concatenated(source: Source, index: int) -> tuple[ir.Model, list[ir.Node]]:
     for value in list(graph.inputs):
         if value.is_initializer():  # an input with a default value: a weight
             graph.inputs.remove(value)
+    _declare_shared(source, index, graph)
     known = named_values(graph)
     _check_names(algorithm, known, index)
     added = _deserialized(algorithm, known)
@@ -151,15 +153,26 @@ def concatenated(source: Source, index: int) -> tuple[ir.Model, list[ir.Node]]:
     return model, nodes
 
 
+def _declare_shared(source: Source, index: int, graph: ir.Graph) -> None:
+    """State variables that the algorithms of other entries declare are visible in every graph: those that it reads."""
+    algorithm = source.infos[index].algorithm
+    wanted = (set(_mentioned(algorithm)) & mutable(source.infos)) - graph.initializers.keys() - own_names(algorithm)
+    for info in source.infos:
+        for tensor in (t for t in info.algorithm.initializer if t.name in wanted and t.name not in graph.initializers):
+            held = ir.serde.deserialize_tensor(tensor)
+            shape = ir.Shape(held.shape)  # type: ignore[arg-type]
+            value = ir.Value(name=tensor.name, const_value=held, type=ir.TensorType(held.dtype), shape=shape)
+            graph.register_initializer(value)
+
+
 def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
     """Every value of `graph` (not of graphs inside it) by name."""
     values = {v.name or "": v for v in graph.inputs} | dict(graph.initializers)
     return values | {v.name: v for node in graph for v in node.outputs if v.name}
 
 
-def own_names(info: onnx.TrainingInfoProto) -> set[str]:
+def own_names(algorithm: onnx.GraphProto) -> set[str]:
     """What the algorithm of an entry defines."""
-    algorithm = info.algorithm
     fixed = {v.name for v in algorithm.input} | {t.name for t in algorithm.initializer}
     return fixed | {name for node in algorithm.node for name in node.output if name}
 

@@ -132,7 +132,7 @@ def compile_step(model: AnyTrainingModel, *, entry: int | None = None, outputs: 
 
 def _wanted(source: Source, chosen: Sequence[int], outputs: Sequence[str]) -> dict[int, list[str]]:
     """Which of the extra `outputs` each entry can give. Raises UnknownName for one that none can."""
-    known = {i: named_values(source.model.graph).keys() | own_names(source.infos[i]) for i in chosen}
+    known = {i: named_values(source.model.graph).keys() | own_names(source.infos[i].algorithm) for i in chosen}
     for name in outputs:
         if not any(name in names for names in known.values()):
             raise UnknownName(name, set().union(*known.values()), "value")

@@ -1,0 +1,337 @@
+"""What of a model's training information the specification does not allow: everything, not only the first thing.
+
+``onnx.checker`` looks at none of it. Bindings, names and operators are checked as they are written, so that one
+mistake does not hide the next; what a Gradient says is checked on the graph that is executed, where there is one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.door import to_proto
+from onnxgrad.door.reading import is_ordered, load_model, read_proto
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.ir.infer import infer_model
+from onnxgrad.ir.names import described
+from onnxgrad.ir.walk import subgraphs
+from onnxgrad.training.calls import calls, without_calls
+from onnxgrad.training.gradients import DOMAIN, is_gradient, scopes
+from onnxgrad.training.info import AnyTrainingModel, Source, concatenated, mutable, named_values
+
+#: The rules, by the names that problems carry, and where the specification states them.
+RULES = {
+    "key": "a binding's key is an initializer of the inference graph or of the same entry's algorithm",
+    "value": "a binding's value is an output: of the initialization; of the algorithm or the inference graph",
+    "unique": "no key is bound twice, in all entries together",
+    "type": "what an initializer takes has its type and shape",
+    "initialization": "the initialization is a graph without inputs",
+    "ssa": "in the graph that is executed, the inference graph and then the algorithm, each name is defined once",
+    "order": "a value is computed before it is read",
+    "visibility": "an algorithm reads its own values and those of the inference graph, which reads none of it",
+    "operator": "operators exist in an imported opset, and are given what they demand",
+    "name": "the names in a Gradient exist",
+    "gradient": "the variables of a Gradient are independent and determine y",
+    "call": "a GraphCall (ONNX 1.7) calls the inference graph, by position",
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One violated rule.
+
+    Attributes:
+        where: the entry, and the part of it; or the inference graph.
+        rule: a key of `RULES`.
+        message: what is wrong, with names.
+    """
+
+    where: str
+    rule: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message} ({self.rule})"
+
+
+def validate(model: AnyTrainingModel) -> list[Problem]:
+    """Every rule for training information that `model` violates, in the order of the entries.
+
+    Raises:
+        BadInput: the model itself cannot be read.
+    """
+    proto = _proto_of(model)
+    held = read_proto(proto)
+    found = list(_of_inference(proto, held))
+    sound = not any(p.rule == "visibility" for p in found)
+    found += _unique(proto, "update_binding")
+    found += _unique(proto, "initialization_binding")
+    infos = []
+    for index, info in enumerate(proto.training_info):
+        try:
+            info = without_calls(held, info, index)
+        except BadInput as e:
+            found.append(Problem(f"entry {index}, algorithm", "call", str(e)))
+        infos.append(info)
+    for index in range(len(infos)):
+        found += _of_entry(proto, held, infos, index, sound)
+    return list(dict.fromkeys(found))
+
+
+def _proto_of(model: AnyTrainingModel) -> onnx.ModelProto:
+    if isinstance(model, onnx.ModelProto):
+        return model
+    if isinstance(model, (str, os.PathLike)):
+        model = load_model(model)
+    return to_proto(model)
+
+
+# --- the entries -----------------------------------------------------------------------------------
+
+
+def _of_entry(
+    proto: onnx.ModelProto, held: ir.Model, infos: list[onnx.TrainingInfoProto], index: int, sound: bool
+) -> Iterator[Problem]:
+    info = infos[index]
+    yield from _bindings(proto, info, index)
+    yield from _initialization(proto, info, index)
+    where = f"entry {index}, algorithm"
+    outside = _graph_names(proto.graph) | _shared(infos, index)
+    structure = list(_structure(info.algorithm, outside, where))
+    yield from structure
+    yield from _operators(proto, info.algorithm.node, where)
+    if any(calls(info.algorithm)) or not sound:
+        return
+    if any(p.rule in ("ssa", "order", "visibility") for p in structure):
+        known = outside | _graph_names(info.algorithm)
+        for node in (n for n in info.algorithm.node if n.domain == DOMAIN and n.op_type == "Gradient"):
+            for name in (s for a in node.attribute for s in [*a.strings, *([a.s] if a.name == "y" else [])]):
+                if name.decode() not in known:
+                    unknown = UnknownName(name.decode(), known)
+                    yield Problem(where, "name", f"{described(node)}: {unknown}")
+        return
+    try:
+        joined, nodes = concatenated(Source(held, infos), index)
+    except BadInput as e:  # onnx_ir refuses what the checks above do not know of
+        yield Problem(where, "visibility", str(e))
+        return
+    yield from _gradients(joined.graph, mutable(infos), where, set(nodes))
+    yield from _inferred(joined, info, index)
+
+
+def _inferred(joined: ir.Model, info: onnx.TrainingInfoProto, index: int) -> Iterator[Problem]:
+    """What nothing declares of the values that are bound, the graph tells."""
+    declared = {v.name for v in info.algorithm.output if v.type.tensor_type.HasField("shape")}
+    infer_model(joined)
+    values = named_values(joined.graph)
+    for pair in info.update_binding:
+        old, new = joined.graph.initializers.get(pair.key), values.get(pair.value)
+        if pair.value in declared or old is None or new is None or new.type is None:
+            continue
+        proto, value = onnx.TensorProto(data_type=int(old.dtype or 0), dims=old.shape.numpy()), ir.to_proto(new)  # type: ignore[union-attr]
+        why = _misfit(proto, value)
+        if why:
+            yield Problem(f"entry {index}, update binding", "type", f"{pair.key!r} ← {pair.value!r}: {why}")
+
+
+def _bindings(proto: onnx.ModelProto, info: onnx.TrainingInfoProto, index: int) -> Iterator[Problem]:
+    weights = {t.name: t for t in (*proto.graph.initializer, *info.algorithm.initializer)}
+    weights |= {s.values.name: s.values for s in proto.graph.sparse_initializer}
+    update = [*info.algorithm.output, *proto.graph.output]
+    for what, pairs, outputs in (
+        ("initialization", info.initialization_binding, list(info.initialization.output)),
+        ("update", info.update_binding, update),
+    ):
+        where = f"entry {index}, {what} binding"
+        values = {v.name: v for v in outputs}
+        for pair in pairs:
+            bound = f"{pair.key!r} ← {pair.value!r}"
+            if pair.key not in weights:
+                yield Problem(where, "key", f"{bound}: {UnknownName(pair.key, weights, 'initializer')}")
+            if pair.value not in values:
+                yield Problem(where, "value", f"{bound}: {UnknownName(pair.value, values, 'output')}")
+            if pair.key in weights and pair.value in values:
+                why = _misfit(weights[pair.key], values[pair.value])
+                if why:
+                    yield Problem(where, "type", f"{bound}: {why}")
+
+
+def _misfit(tensor: onnx.TensorProto, value: onnx.ValueInfoProto) -> str:
+    """Why an initializer cannot take what `value` is declared to be; empty if nothing is known against it."""
+    held = value.type.tensor_type
+    if held.elem_type and held.elem_type != tensor.data_type:
+        names = [onnx.TensorProto.DataType.Name(t) for t in (tensor.data_type, held.elem_type)]
+        return f"a tensor of {names[0]} cannot take one of {names[1]}"
+    if held.HasField("shape"):
+        dims = [d.dim_value if d.HasField("dim_value") else (d.dim_param or "?") for d in held.shape.dim]
+        if len(dims) != len(tensor.dims) or any(isinstance(d, int) and d != n for d, n in zip(dims, tensor.dims)):
+            return f"a tensor of shape {list(tensor.dims)} cannot take one of shape {dims}"
+    return ""
+
+
+def _unique(proto: onnx.ModelProto, what: str) -> Iterator[Problem]:
+    owners: dict[str, list[int]] = {}
+    for index, info in enumerate(proto.training_info):
+        for pair in getattr(info, what):
+            owners.setdefault(pair.key, []).append(index)
+    for key, entries in owners.items():
+        if len(entries) > 1:
+            times = f"{len(entries)} times" if len(entries) > 2 else "twice"
+            listed = ", ".join(map(str, dict.fromkeys(entries)))
+            where = f"entry {entries[-1]}, {what.replace('_', ' ')}"
+            yield Problem(where, "unique", f"{key!r} is bound {times}, by entry {listed}; keys are unique in a model")
+
+
+def _initialization(proto: onnx.ModelProto, info: onnx.TrainingInfoProto, index: int) -> Iterator[Problem]:
+    graph, where = info.initialization, f"entry {index}, initialization"
+    if graph.input:
+        names = ", ".join(repr(v.name) for v in graph.input)
+        yield Problem(where, "initialization", f"it has inputs ({names}); the specification allows none")
+    yield from _structure(graph, set(), where)
+    yield from _operators(proto, graph.node, where)
+
+
+def _shared(infos: list[onnx.TrainingInfoProto], index: int) -> set[str]:
+    """State variables that other entries declare: they are visible in every graph."""
+    keys = mutable(infos)
+    other = {t.name for i, info in enumerate(infos) if i != index for t in info.algorithm.initializer}
+    return (other & keys) - _graph_names(infos[index].algorithm)
+
+
+# --- graphs ----------------------------------------------------------------------------------------
+
+
+def _graph_names(graph: onnx.GraphProto) -> set[str]:
+    """What `graph` itself defines."""
+    names = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    names |= {s.values.name for s in graph.sparse_initializer}
+    return names | {o for node in graph.node for o in node.output if o}
+
+
+def _structure(graph: onnx.GraphProto, outside: Collection[str], where: str, inner: bool = False) -> Iterator[Problem]:
+    """SSA, order and visibility of `graph`, whose nodes see what is `outside` as well."""
+    inputs, held = [v.name for v in graph.input], [t.name for t in graph.initializer]
+    held += [s.values.name for s in graph.sparse_initializer]
+    made = [o for node in graph.node for o in node.output if o]
+    counts = Counter(inputs) + Counter(set(held) - set(inputs)) + Counter(made)
+    for name in counts:
+        if counts[name] > 1 or Counter(held)[name] > 1:
+            yield Problem(where, "ssa", f"{name!r} is defined twice in it")
+        elif name in outside:
+            around = "in a graph around it" if inner else "in the inference graph"
+            yield Problem(where, "ssa", f"{name!r} is defined in it and {around}")
+    known = {*outside, *inputs, *held}
+    for node in graph.node:
+        for name in dict.fromkeys(node.input):
+            if name and name not in known:
+                late = name in made
+                why = "is computed only after it" if late else "is defined nowhere that it can see"
+                yield Problem(
+                    where, "order" if late else "visibility", f"{described(node)} reads {name!r}, which {why}"
+                )
+        for body in (g for a in node.attribute for g in (a.g, *a.graphs) if g.node or g.output):
+            yield from _structure(body, known, where, inner=True)
+        known.update(node.output)
+    for value in graph.output:
+        if value.name not in known:
+            yield Problem(where, "visibility", f"no node computes its output {value.name!r}")
+
+
+def _operators(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto], where: str) -> Iterator[Problem]:
+    imports = {o.domain if o.domain != "ai.onnx" else "": o.version for o in proto.opset_import}
+    local = {(f.domain, f.name) for f in proto.functions}
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version = proto.ir_version
+    context.opset_imports = imports
+    for node in nodes:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        for a in node.attribute:
+            for body in (a.g, *a.graphs):
+                yield from _operators(proto, body.node, where)
+        if (domain, node.op_type) in local or (domain == DOMAIN and node.op_type == "GraphCall"):
+            continue
+        if domain not in imports:
+            yield Problem(where, "operator", f"{described(node)}: the model imports no opset of {domain!r}")
+            continue
+        if domain and not any(s.domain == domain for s in onnx.defs.get_all_schemas()):
+            continue  # somebody else's operators
+        try:
+            schema = onnx.defs.get_schema(node.op_type, imports[domain], domain)
+        except onnx.defs.SchemaError:
+            version = f"opset {imports[domain]} of {domain or 'ai.onnx'}"
+            yield Problem(where, "operator", f"{described(node)}: there is no such operator in {version}")
+            continue
+        why = _complaint(node, schema, context)
+        if why:
+            yield Problem(where, "operator", f"{described(node)}: {why}")
+
+
+def _complaint(node: onnx.NodeProto, schema: onnx.defs.OpSchema, context: onnx.checker.C.CheckerContext) -> str:
+    """What the node lacks of what its operator demands."""
+    given = {a.name for a in node.attribute}
+    lacking = [a.name for a in schema.attributes.values() if a.required and a.name not in given]
+    if lacking:
+        return f"it lacks the attribute {', '.join(map(repr, lacking))}"
+    unknown = sorted(given - set(schema.attributes))
+    if unknown:
+        return f"there is no attribute {', '.join(map(repr, unknown))}"
+    groups = {"Adagrad": 3, "Momentum": 3, "Adam": 4}.get(node.op_type, 0) if node.domain == DOMAIN else 0
+    if groups:
+        tensors, outputs = len(node.input) - 2, len(node.output)
+        if tensors < groups or tensors % groups:
+            return f"it has {len(node.input)} inputs; it takes R, T and {groups} per tensor"
+        if outputs > tensors // groups * (groups - 1):
+            return f"it has {outputs} outputs; it gives {groups - 1} per tensor"
+        mode = next((a.s.decode() for a in node.attribute if a.name == "mode"), "standard")
+        if mode not in ("standard", "nesterov"):
+            return f"mode must be 'standard' or 'nesterov', not {mode!r}"
+    if any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute):
+        return ""  # the checker would follow names into graphs that it was not given
+    try:
+        onnx.checker.C.check_node(node.SerializeToString(), context, onnx.checker.C.LexicalScopeContext())
+    except Exception as e:
+        return " ".join(str(e).split("==>")[0].split())
+    return ""
+
+
+def _of_inference(proto: onnx.ModelProto, held: ir.Model) -> Iterator[Problem]:
+    """What the inference graph may not do because of training; whether it is valid, onnx.checker tells."""
+    own, where = _graph_names(proto.graph), "inference graph"
+    theirs = {name: i for i, info in enumerate(proto.training_info) for name in _graph_names(info.algorithm)}
+    said = False
+    for node in proto.graph.node:
+        for name in node.input:
+            if name and name not in own and name in theirs:
+                what = f"reads {name!r}, which the algorithm of entry {theirs[name]} defines"
+                yield Problem(where, "visibility", f"{described(node)} {what}")
+                said = True
+    try:
+        is_ordered(held.graph)
+    except BadInput as e:
+        if not said:
+            yield Problem(where, "visibility", str(e))
+        return
+    yield from _gradients(held.graph, mutable(proto.training_info), where)
+    for function in held.functions.values():
+        yield from _gradients(function, (), f"function {function.name}")
+
+
+def _gradients(
+    graph: ir.Graph | ir.Function,
+    constants: Collection[str],
+    where: str,
+    only: Collection[ir.Node] | None = None,
+) -> Iterator[Problem]:
+    """What the Gradient nodes of `graph` say; of those among or inside the nodes `only`, if given."""
+    inside = None if only is None else {*only, *(i for n in only for g in subgraphs(n) for i in g.all_nodes())}
+    for scope in scopes(graph, constants):
+        for node in scope.nodes:
+            if is_gradient(node) and (inside is None or node in inside):
+                for text in scope.problems(node):
+                    rule = "name" if text.startswith("no value named") else "gradient"
+                    yield Problem(where, rule, f"{described(node)}: {text.partition(chr(10))[0]}")

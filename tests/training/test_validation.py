@@ -1,0 +1,272 @@
+"""Every rule of the specification for training information, violated one at a time and several at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper, numpy_helper, parser
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training import attach, compile_step, validate
+from onnxgrad.training.gradients import DOMAIN
+from onnxgrad.training.validation import RULES
+from tests.training.nets import mlp, train
+from tests.training.test_entries import BATCHES, called
+from tests.training.test_lower_cli import command
+from tests.training.test_step import BAD, entry, spoiled, two_entries, with_initialization
+
+FLOAT = onnx.TensorProto.FLOAT
+
+
+def rules(model) -> list[str]:
+    return [p.rule for p in validate(model)]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        mlp(),
+        attach(mlp(), loss="mse", optimizer="adam"),
+        spoiled(lambda info: None),
+        two_entries(),
+        two_entries(("p_", "q_")),
+        with_initialization(),
+        called(["x_1", "", "z_1"]),
+    ],
+)
+def test_valid_models(model, tmp_path):
+    assert validate(model) == []
+    onnx.save(model, tmp_path / "m.onnx")
+    assert validate(tmp_path / "m.onnx") == []
+
+
+@pytest.mark.parametrize("case", [c for c in BAD if c != "nothing bound"])  # which is allowed, but nothing to compile
+def test_what_compiling_refuses_is_reported(case):
+    change, _ = BAD[case]
+    problems = validate(spoiled(change))
+    assert problems
+    assert all("entry 0" in p.where for p in problems)
+
+
+def _node(op, inputs, outputs, **attributes):
+    return helper.make_node(op, inputs, outputs, name="bad", **attributes)
+
+
+def _gradient_says(**said):
+    def change(info):
+        node = next(n for n in info.algorithm.node if n.op_type == "Gradient")
+        for name, value in said.items():
+            if name == "inputs":
+                del node.input[:]
+                node.input.extend(value)
+            else:
+                for a in [a for a in node.attribute if a.name == name]:
+                    node.attribute.remove(a)
+                node.attribute.append(helper.make_attribute(name, value))
+
+    return change
+
+
+CHANGES = {
+    "key is computed": (lambda i: i.update_binding.add(key="h1", value="Vnew"), "key", "no initializer named 'h1'"),
+    "key is an input": (lambda i: i.update_binding.add(key="x", value="Vnew"), "key", "no initializer named 'x'"),
+    "value is internal": (lambda i: i.update_binding.add(key="V", value="g"), "value", "no output named 'g'"),
+    "twice": (lambda i: i.update_binding.add(key="w2", value="Vnew"), "unique", "'w2' is bound twice, by entry 0"),
+    "other shape": (
+        lambda i: (
+            i.algorithm.output[2].CopyFrom(helper.make_tensor_value_info("Vnew", FLOAT, [8, 2]))
+            or i.update_binding.add(key="V", value="Vnew")
+        ),
+        "type",
+        "shape [8, 3] cannot take one of shape [8, 2]",
+    ),
+    "other type": (lambda i: i.update_binding.add(key="T", value="new"), "type", "INT64 cannot take one of FLOAT"),
+    "initialization with inputs": (
+        lambda i: i.initialization.input.append(helper.make_tensor_value_info("seed", FLOAT, [])),
+        "initialization",
+        "it has inputs ('seed')",
+    ),
+    "initialization binds what is not": (
+        lambda i: i.initialization_binding.add(key="w2", value="start"),
+        "value",
+        "no output named 'start'",
+    ),
+    "defined in both graphs": (
+        lambda i: i.algorithm.node.append(_node("Exp", ["y"], ["h1"])),
+        "ssa",
+        "'h1' is defined in it and in the inference graph",
+    ),
+    "defined twice": (lambda i: i.algorithm.node.append(_node("Exp", ["y"], ["d"])), "ssa", "'d' is defined twice"),
+    "weight of the same name": (
+        lambda i: i.algorithm.initializer.append(numpy_helper.from_array(np.zeros(1, np.float32), "w1")),
+        "ssa",
+        "'w1' is defined in it and",
+    ),
+    "read too early": (
+        lambda i: i.algorithm.node.insert(0, _node("Exp", ["d"], ["early"])),
+        "order",
+        "Exp node 'bad' reads 'd', which is computed only after it",
+    ),
+    "read from nowhere": (
+        lambda i: i.algorithm.node.append(_node("Exp", ["nothing"], ["o"])),
+        "visibility",
+        "reads 'nothing'",
+    ),
+    "output of no node": (lambda i: i.algorithm.output.add(name="ghost"), "visibility", "its output 'ghost'"),
+    "unknown operator": (
+        lambda i: i.algorithm.node.append(_node("Rocket", ["y"], ["o"])),
+        "operator",
+        "no such operator",
+    ),
+    "unknown training operator": (
+        lambda i: i.algorithm.node.append(_node("Lion", ["y"], ["o"], domain=DOMAIN)),
+        "operator",
+        "no such operator in opset 1 of ai.onnx.preview.training",
+    ),
+    "domain that is not imported": (
+        lambda i: i.algorithm.node.append(_node("Rocket", ["y"], ["o"], domain="space")),
+        "operator",
+        "imports no opset of 'space'",
+    ),
+    "inputs of an optimizer": (lambda i: i.algorithm.node[4].input.pop(), "operator", "it takes R, T and 3 per tensor"),
+    "mode of an optimizer": (
+        lambda i: next(a for a in i.algorithm.node[4].attribute if a.name == "mode").__setattr__("s", b"fast"),
+        "operator",
+        "not 'fast'",
+    ),
+    "attribute of an optimizer": (
+        lambda i: i.algorithm.node[4].attribute.remove(
+            next(a for a in i.algorithm.node[4].attribute if a.name == "alpha")
+        ),
+        "operator",
+        "lacks the attribute 'alpha'",
+    ),
+    "attribute that is not": (
+        lambda i: i.algorithm.node[0].attribute.append(helper.make_attribute("axis", 1)),
+        "operator",
+        "no attribute 'axis'",
+    ),
+    "stale name": (_gradient_says(y="loss_before"), "name", "no value named 'loss_before'"),
+    "dependent variables": (
+        _gradient_says(xs=["w2", "h3"], zs=["x", "labels"], inputs=["w2", "h3", "x", "labels"]),
+        "gradient",
+        "'h3' is computed from 'x'",
+    ),
+    "missing leaf": (_gradient_says(zs=["x"], inputs=["w2", "x"]), "gradient", "'loss' depends on 'labels' too"),
+    "inputs of a Gradient": (_gradient_says(inputs=["w2"]), "gradient", "1 inputs for 1 xs and 2 zs"),
+    "cycle": (_gradient_says(y="Vnew"), "gradient", "a cycle: 'Vnew' is computed from its own output 'g'"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_one_violated_rule(case):
+    change, rule, message = CHANGES[case]
+    problems = validate(spoiled(change))
+    hits = [p for p in problems if p.rule == rule and message in p.message]
+    assert len(hits) == 1, problems
+    assert hits[0].where.startswith("entry 0, ")
+    assert rule in RULES
+
+
+def test_all_of_them_at_once():
+    """One mistake does not hide the next."""
+
+    def change(info):
+        for name in ("key is computed", "value is internal", "twice", "initialization with inputs", "read from nowhere",
+                     "unknown operator", "defined twice", "stale name"):  # fmt: skip
+            CHANGES[name][0](info)
+
+    found = rules(spoiled(change))
+    assert set(found) == {"key", "value", "unique", "initialization", "visibility", "operator", "ssa", "name"}
+
+
+def test_rules_about_several_entries():
+    model = two_entries(("p_", "q_"))
+    model.training_info[1].update_binding.add(key="w2", value="q_new")
+    model.training_info[1].update_binding.add(key="p_V", value="q_Vnew")
+    problems = {p.rule: p for p in validate(model)}
+    assert "by entry 0, 1" in problems["unique"].message
+    assert "'p_V'" in problems["key"].message  # an initializer of another entry's algorithm
+    assert problems["key"].where == "entry 1, update binding"
+
+
+def test_inference_graph_may_not_read_an_algorithm():
+    model = spoiled(lambda info: None)
+    model.graph.node[0].input[1] = "V"
+    (problem,) = validate(model)
+    assert (problem.where, problem.rule) == ("inference graph", "visibility")
+    assert "reads 'V', which the algorithm of entry 0 defines" in problem.message
+    with pytest.raises(BadInput, match="reads 'V'"):
+        compile_step(model)
+    model.graph.node[0].input[1] = "nothing"
+    (problem,) = validate(model)
+    assert "reads 'nothing'" in problem.message
+
+
+def test_gradient_in_the_inference_graph():
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "ai.onnx.preview.training": 1]>
+        g (float[2] a, float[2] b) => (float[2] d) {
+            y = Mul (a, b)
+            d = ai.onnx.preview.training.Gradient <xs = ["a"], y = "y"> (a)
+        }""")
+    (problem,) = validate(model)
+    assert (problem.where, problem.rule) == ("inference graph", "gradient")
+    assert [p.message for p in validate(ir.from_proto(model))] == [problem.message]
+
+
+def test_call_that_is_not_allowed():
+    (problem,) = [p for p in validate(called(["x_1"])) if p.rule == "call"]
+    assert "gives nothing for the input 'z'" in problem.message
+
+
+# --- state that entries share -----------------------------------------------------------------------
+
+
+def shared_state() -> onnx.ModelProto:
+    """The second entry reads the counter and the momentum of the first, which are visible everywhere."""
+    model = two_entries(("p_", "q_"))
+    first, second = model.training_info
+    first.algorithm.node.append(helper.make_node("Add", ["p_T", "p_one"], ["p_Tnew"]))
+    first.algorithm.initializer.append(numpy_helper.from_array(np.array(1, np.int64), "p_one"))
+    first.algorithm.output.append(helper.make_tensor_value_info("p_Tnew", onnx.TensorProto.INT64, []))
+    first.update_binding.add(key="p_T", value="p_Tnew")
+    for node in second.algorithm.node:
+        if node.op_type == "Momentum":
+            node.input[1] = "p_T"
+            next(a for a in node.attribute if a.name == "beta").f = 0.5
+    del second.algorithm.initializer[1]
+    return model
+
+
+def test_state_of_another_entry():
+    """Sequentially, the count is 1 when the second entry reads it: its β counts from the first step on."""
+    model = shared_state()
+    assert validate(model) == []
+    step = compile_step(model)
+    halved = two_entries(("p_", "q_"))
+    halved.training_info[1].CopyFrom(entry((4, 8), "w1", 0.1, prefix="q_"))  # half the rate is half of β
+    state, _ = train(step, BATCHES)
+    expected, _ = train(compile_step(halved), BATCHES)
+    assert state["p_T"] == len(BATCHES)
+    np.testing.assert_allclose(state["w1"], expected["w1"], rtol=1e-5)
+
+
+# --- the command -----------------------------------------------------------------------------------
+
+
+def test_check_reports_them_as_a_table(tmp_path):
+    onnx.save(
+        spoiled(lambda i: [CHANGES[c][0](i) for c in ("key is computed", "unknown operator")]), tmp_path / "m.onnx"
+    )
+    done = command("check", tmp_path / "m.onnx")
+    assert done.returncode == 1
+    assert "no initializer named 'h1'" in done.stdout
+    assert "no such operator" in done.stdout
+    assert "not valid for training: 2 problems" in done.stdout
+    assert not done.stderr
+    onnx.save(spoiled(lambda info: None), tmp_path / "good.onnx")
+    done = command("check", tmp_path / "good.onnx")
+    assert done.returncode == 0
+    assert "training information: 1 entry, valid" in done.stdout
