@@ -141,7 +141,7 @@ def _inner_status(inner: ir.Node, outer: ir.Node, builder: Builder) -> tuple[str
     if rule is not None:
         return rule.kind, first_line(rule) or rule.reason
     opset = builder.infer.context.get_opset_version(inner.domain)
-    return (BODY, f"in {outer.op_type}") if body_of(inner, opset) else ("no rule", f"in {outer.op_type}")
+    return (BODY, f"in {outer.op_type}") if body_of(inner, opset, builder.opset) else ("no rule", f"in {outer.op_type}")
 
 
 def first_line(rule: Rule | None) -> str:

@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 from onnx.reference.op_run import OpRun
 
 from onnxgrad import jvp, signature, vjp
@@ -38,6 +39,20 @@ def conv(operands, attrs=None, note="", **more) -> Case:
     return Case("CausalConvWithState", operands, attrs or {}, outputs=2, opset=27, note=note, **options | more)
 
 
+def modifier(*op_types: str) -> onnx.GraphProto:
+    """A function of the scores or probabilities: `op_types` of one operand, one after the other."""
+    names = [f"m{i}" for i in range(len(op_types) + 1)]
+    nodes = [helper.make_node(op, [names[i]], [names[i + 1]]) for i, op in enumerate(op_types)]
+    ends = [onnx.ValueInfoProto(name=names[0]), onnx.ValueInfoProto(name=names[-1])]
+    return helper.make_graph(nodes, "modifier", ends[:1], ends[1:])
+
+
+def flex(shapes, attrs=None, note="") -> Case:
+    lengths = dict.fromkeys(range(3), (0, 2))
+    return Case("FlexAttention", shapes, attrs or {}, domain="ai.onnx.preview", note=note, symbolic=lengths)
+
+
+Q, K = (1, 2, 2, 2), (1, 2, 3, 2)
 PLACES = ints(0, 2, 1)[None]
 CASES = [
     rotary([(1, 2, 3, 4), (5, 2), (5, 2), PLACES]),
@@ -50,6 +65,10 @@ CASES = [
         note="flat",
         symbolic={0: [0, 1], 1: [0, 1], 2: [0, 1]},
     ),
+    flex([Q, K, K]),
+    flex([(1, 4, 2, 1), (1, 2, 3, 1), K], {"scale": 0.25}, "grouped"),
+    flex([Q, K, K], {"score_mod": modifier("Tanh", "Sin")}, "scores"),
+    flex([Q, K, K], {"score_mod": modifier("Tanh"), "prob_mod": modifier("Sqrt")}, "both"),
     Case("SwiGLU", [(2, 3), (2, 3)], opset=28, runtime=False),
     Case("SwiGLU", [(2, 3), (2, 3)], {"alpha": 0.5}, opset=28, runtime=False, note="alpha"),
     conv([(1, 2, 4), (2, 1, 3)]),

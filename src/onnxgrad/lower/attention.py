@@ -85,7 +85,8 @@ def _scale(b: Builder, node: ir.Node, q: Var) -> float | Var:
 
 def _product(b: Builder, q: Var, k: Var) -> Var:
     """q·k for each head; the heads of q that share one of k are rows of one matrix."""
-    if q.rank == k.rank == 4 and same_dim(q.shape[1], k.shape[1]):  # type: ignore[index]
+    heads, of_keys = (x.shape[1] for x in (q, k) if x.rank and x.shape is not None)
+    if same_dim(heads, of_keys):
         return q @ k
     rows = b.Reshape(q, b.join([0], b.shape_of(k, 1, 2), [-1], b.shape_of(q, 3)))
     return b.reshape(rows @ k, b.join(b.shape_of(q, 0, 3), b.shape_of(k, 3)))
@@ -102,6 +103,7 @@ def _bias(
 ) -> Var | None:
     """What is added to the scores: the mask where it is one of numbers, and -∞ where a key is not to be seen."""
     q, k = qk
+    assert k.shape is not None
     keys = b.Range(b.const(0), b.Squeeze(b.shape_of(k, 2, 3), [0]), b.const(1))
     left, right = _window(b, node)
     seen = []

@@ -27,8 +27,11 @@ def with_defaults(node: ir.Node, schema: onnx.defs.OpSchema) -> dict[str, ir.Att
     return attrs
 
 
-def body_of(node: ir.Node, opset: int) -> ir.Function | None:
-    """The function body of `node`'s operator for its attributes and operand types, or None."""
+def body_of(node: ir.Node, opset: int, standard: int | None = None) -> ir.Function | None:
+    """The function body of `node`'s operator for its attributes and operand types, or None.
+
+    `opset` is the version of the domain of the node, `standard` that of the standard operators (the same for them).
+    """
     try:
         schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
     except onnx.defs.SchemaError:
@@ -56,7 +59,9 @@ def body_of(node: ir.Node, opset: int) -> ir.Function | None:
     function: ir.Function = ir.from_proto(proto)  # type: ignore[assignment]
     written_for = {d or "": v for d, v in function.opset_imports.items()}
     # a domain other than the operator's own has one version per model, which is not known here
-    if any(d not in (node.domain, "") for d in written_for) or not _same_meaning(function, written_for, opset):
+    if any(d not in (node.domain, "") for d in written_for) or not _same_meaning(
+        function, written_for, {node.domain: opset, "": opset if standard is None else standard}
+    ):
         return None
     return function
 
@@ -76,9 +81,10 @@ def _asked(node: ir.Node, schema: Any, opset: int) -> bytes:
     return schema.get_context_dependent_function_with_opset_version(version, proto.SerializeToString(), types)
 
 
-def _same_meaning(nodes: Iterable[ir.Node], written_for: Mapping[str, int], opset: int) -> bool:
-    """Whether all of `nodes`, written for an older opset, mean the same at `opset`."""
+def _same_meaning(nodes: Iterable[ir.Node], written_for: Mapping[str, int], opsets: Mapping[str, int]) -> bool:
+    """Whether all of `nodes`, written for older opsets, mean the same at `opsets`."""
     for node in nodes:
+        opset = opsets[node.domain]
         try:
             old = onnx.defs.get_schema(node.op_type, written_for.get(node.domain, opset), node.domain)
             new = onnx.defs.get_schema(node.op_type, opset, node.domain)
@@ -86,7 +92,7 @@ def _same_meaning(nodes: Iterable[ir.Node], written_for: Mapping[str, int], opse
             return False
         if old.since_version != new.since_version and not _accepts(new, old, node):
             return False
-        if not all(_same_meaning(graph, written_for, opset) for graph in subgraphs(node)):
+        if not all(_same_meaning(graph, written_for, opsets) for graph in subgraphs(node)):
             return False
     return True
 
@@ -161,7 +167,7 @@ class _Copy:
 def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
     """Replace `node`, in its graph, by its function body; the new nodes, or None if it has none."""
     opset = builder.infer.context.get_opset_version(node.domain)
-    function = body_of(node, opset)
+    function = body_of(node, opset, builder.opset)
     graph = node.graph
     if function is None or not isinstance(graph, ir.Graph):
         return None

@@ -38,8 +38,8 @@ def attribute(b: Builder, node: ir.Node, name: str) -> Any:
     if given is None:
         schema = onnx.defs.get_schema(node.op_type, b.infer.context.get_opset_version(node.domain), node.domain)
         spec = schema.attributes.get(name)  # None: an attribute that only a newer version has
-        named = spec is not None and spec.default_value.name
-        given = ir.from_proto(spec.default_value) if named else None  # type: ignore[assignment]
+        if spec is not None and spec.default_value.name:
+            given = ir.from_proto(spec.default_value)  # type: ignore[assignment]
     if given is None:
         return None
     return list(given.value) if isinstance(given.value, (tuple, list)) else given.value
