@@ -3,6 +3,7 @@
 from onnxgrad.training.attach import attach
 from onnxgrad.training.data import load_npz
 from onnxgrad.training.evaluation import Evaluation
+from onnxgrad.training.functions import optimizer_function, with_optimizer_functions
 from onnxgrad.training.lowering import lower_gradients
 from onnxgrad.training.metrics import History
 from onnxgrad.training.step import StateTensor, Step, compile_step
@@ -21,5 +22,7 @@ __all__ = [
     "compile_step",
     "load_npz",
     "lower_gradients",
+    "optimizer_function",
     "validate",
+    "with_optimizer_functions",
 ]

@@ -14,8 +14,8 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.door import AnyModel, training_info
-from onnxgrad.ir.infer import forget_values
-from onnxgrad.ir.walk import prune, reads
+from onnxgrad.ir.finish import finish
+from onnxgrad.ir.walk import reads
 from onnxgrad.training.gradients import DOMAIN
 from onnxgrad.training.info import FED, Source, Unfolded, concatenated, fed, mutable, read
 from onnxgrad.training.lowering import Lowered, open_bound
@@ -98,8 +98,7 @@ def _cut(lowered: Lowered, info: onnx.TrainingInfoProto, inference_weights: Coll
         elif value.name != out.name:
             value = lowered.expose(out.name)
         graph.outputs.append(value)
-    prune(graph, keep=[*made_before, *graph.initializers.values()])
-    forget_values(graph)
+    finish(graph, [*made_before, *graph.initializers.values()])
     graph.outputs.clear()
     graph.outputs.extend(inference_outputs)
     nodes = [n for n in graph if n not in inference]

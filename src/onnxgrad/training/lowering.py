@@ -22,7 +22,7 @@ from onnxgrad.engine import reverse
 from onnxgrad.engine.paths import is_differentiable, prepare
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var, same_shape
-from onnxgrad.ir.infer import forget_values
+from onnxgrad.ir.finish import finish
 from onnxgrad.ir.names import described, rename_inside
 from onnxgrad.ir.walk import prune, reads, subgraphs
 from onnxgrad.training.batchnorm import trains, with_private_statistics
@@ -282,8 +282,7 @@ def lower_gradients(model: AnyModel) -> Any:
         value.type, value.shape = value.type or held, shape if value.shape is None else value.shape
         graph.outputs.append(value)
     values = named_values(graph)
-    prune(graph, keep=[values[n] for n in opened.training if n in values])
-    forget_values(graph)
+    finish(graph, [values[n] for n in opened.training if n in values])
     unfolded[0].restore(graph)
     if any(info.algorithm.node for info in infos):
         from onnxgrad.training.entries import lower_entries  # which lowers by the class above

@@ -16,8 +16,8 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
-from onnxgrad.ir.infer import forget_values
-from onnxgrad.ir.walk import prune, reads
+from onnxgrad.ir.finish import finish
+from onnxgrad.ir.walk import reads
 from onnxgrad.training.info import (
     DOMAIN,
     AnyTrainingModel,
@@ -214,8 +214,7 @@ def _wire(lowered: Lowered, state: Sequence[StateTensor], results: Sequence[str]
             raise BadInput(f"the type of {name!r} is not known; declare it in the model")
         names.append(value.name or "")
     graph.outputs.extend(ends)
-    prune(graph)
-    forget_values(graph)
+    finish(graph)
     return names
 
 
