@@ -9,6 +9,7 @@ from onnxgrad.lower import (  # those but the bodies fill the table of written
     attention,  # noqa: F401
     bodies,
     recurrent,  # noqa: F401
+    sampling,  # noqa: F401
     spectral,  # noqa: F401
     transformer,  # noqa: F401
     written,

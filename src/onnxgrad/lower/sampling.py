@@ -1,0 +1,185 @@
+"""Interpolation at computed points, written out: what GridSample, RoiAlign and DeformConv share.
+
+Along each axis a point takes part in a few taps: rows of the tensor and their weights, polynomials in the
+fraction of its coordinate. Elements are Gathered as whole rows of channels, so that the derivative adds
+rows; that with respect to the points comes from the weights. At the edges it is PyTorch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.errors import NotDifferentiable
+from onnxgrad.ir import Builder, Var
+from onnxgrad.lower.written import attribute, lowering
+
+#: A dimension: a number, or a scalar that is read at run time.
+Size = Any
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Where the first tap is, from the floor of a coordinate, and per tap the coefficients of 1, f, f², …"""
+
+    first: int
+    weights: np.ndarray
+
+
+_A = -0.75  # the specification gives GridSample no other
+NEAREST = Kernel(0, np.array([[1.0]]))
+LINEAR = Kernel(0, np.array([[1.0, -1], [0, 1]]))
+CUBIC = Kernel(
+    -1, np.array([[0, _A, -2 * _A, _A], [1, 0, -_A - 3, _A + 2], [0, -_A, 2 * _A + 3, -_A - 2], [0, 0, _A, -_A]])
+)
+KERNELS = {"nearest": NEAREST, "linear": LINEAR, "cubic": CUBIC, "bilinear": LINEAR, "bicubic": CUBIC}
+
+
+@dataclass
+class Taps:
+    """Rows along one axis and their weights, with the taps as the first axis; no weights where they are 1."""
+
+    rows: Var
+    weights: Var | None
+
+
+def size_of(b: Builder, x: Var, axis: int) -> Size:
+    """A dimension of `x`."""
+    known = None if x.shape is None else x.shape[axis]
+    return known if isinstance(known, int) else b.Squeeze(b.shape_of(x, axis, axis + 1), [0])
+
+
+def real(b: Builder, size: Size, like: Var) -> Size:
+    """`size` as a number of the dtype of `like`."""
+    return b.cast_like(size, like) if isinstance(size, Var) else float(size)
+
+
+def clamped(b: Builder, x: Var, high: Size) -> Var:
+    """`x` within 0 … high, with derivative 0 from the ends on."""
+    return b.Where(x > 0.0, b.Where(x < high, x, b.cast_like(high, x) if isinstance(high, Var) else high), 0.0)
+
+
+def reflected(b: Builder, x: Var, size: Size, corners: bool) -> Var:
+    """`x` mirrored at the outermost elements, or at their outer edges, as often as it takes."""
+    low = 0.0 if corners else -0.5
+    span = size - 1.0 if corners else size
+    span = b.Where(b.Equal(span, 0.0), 1.0, span) if isinstance(span, Var) else span or 1.0
+    away = x - low
+    away = away * b.Where(away < 0.0, b.const(-1.0, x.dtype), 1.0)
+    flips = b.Floor(away / span)
+    rest = away - flips * span
+    odd = flips - b.Floor(flips * 0.5) * 2.0
+    return b.Where(odd > 0.5, span - rest, rest) + low
+
+
+def taps(b: Builder, x: Var, size: Size, kernel: Kernel, padding: str = "zeros", corners: bool = False) -> Taps:
+    """The taps of the coordinates `x` along an axis of `size` elements."""
+    high = real(b, size, x) - 1.0
+    single, padded = kernel is not CUBIC, padding != "zeros"
+    if kernel is NEAREST:
+        x = b.Round(x)
+    if padding == "reflection" and single:
+        x = reflected(b, x, high + 1.0, corners)
+    if padded and single:
+        x = clamped(b, x, high)
+    base = x if kernel is NEAREST else b.Floor(x)
+    count, degree = kernel.weights.shape
+    column = (count, *[1] * x.rank)
+    at = base + b.const(np.arange(kernel.first, kernel.first + count).reshape(column), x.dtype) if count > 1 else base
+    at = b.Unsqueeze(at, [0]) if count == 1 else at
+    if padding == "reflection" and not single:
+        at = reflected(b, at, high + 1.0, corners)
+    inside = None if padded else b.And(at >= 0.0, at <= high)
+    bound = high if isinstance(high, Var) else b.const(high, x.dtype)
+    # a coordinate that is no number becomes a row as well, and the weights tell
+    rows = b.Max(b.Cast(b.Clip(at, b.const(0.0, x.dtype), bound), to=int(ir.DataType.INT64)), 0)
+    if degree == 1:
+        return Taps(rows, None if inside is None else b.cast_like(inside, x))
+    fraction = x - base
+    weights = b.const(kernel.weights[:, -1].reshape(column), x.dtype)
+    for power in range(degree - 2, -1, -1):
+        weights = weights * fraction + b.const(kernel.weights[:, power].reshape(column), x.dtype)
+    return Taps(rows, weights if inside is None else b.Where(inside, weights, 0.0))
+
+
+def rows_of(b: Builder, x: Var) -> Var:
+    """`x`, [N, C, d₁ … dₖ], as a matrix of N·d₁·…·dₖ rows of channels."""
+    last = b.Transpose(x, perm=[0, *range(2, x.rank), 1])
+    return b.reshape(last, b.join([-1], b.shape_of(x, 1, 2)))
+
+
+def first_rows(b: Builder, x: Var, count: Size) -> tuple[Size, list[Size]]:
+    """The first row in `rows_of` for each of the first `count` of N, and the strides of the axes after C."""
+    strides: list[Size] = [1]
+    for axis in range(x.rank - 1, 1, -1):
+        strides.insert(0, times(strides[0], size_of(b, x, axis)))
+    if isinstance(count, int) and isinstance(strides[0], int):
+        return b.const(np.arange(count) * strides[0]), strides[1:]
+    return b.Mul(b.Range(b.const(0), count, b.const(1)), strides[0]), strides[1:]
+
+
+def times(a: Size, c: Size) -> Size:
+    """The product of two sizes."""
+    return c * a if isinstance(c, Var) else a * c
+
+
+def gathered(b: Builder, rows: Var, first: Var, strides: Sequence[Size], along: Sequence[Taps]) -> tuple[Var, Any]:
+    """What the taps pick, [t₁ … tₖ, …, C], and their weights, [t₁ … tₖ, …, 1] (None where all are 1).
+
+    The points, and `first`, the row that each counts from, may be laid out over any axes that broadcast.
+    """
+    index, weights = first, None
+    for i, (tap, stride) in enumerate(zip(along, strides)):
+        others = [k for k in range(len(along)) if k != i]
+        index = index + times(stride, b.Unsqueeze(tap.rows, others) if others else tap.rows)
+        if tap.weights is not None:
+            spread = b.Unsqueeze(tap.weights, others) if others else tap.weights
+            weights = spread if weights is None else weights * spread
+    return b.Gather(rows, index, axis=0), None if weights is None else b.Unsqueeze(weights, [-1])
+
+
+def sampled(b: Builder, rows: Var, first: Var, strides: Sequence[Size], along: Sequence[Taps]) -> Var:
+    """The interpolated values, […, C]."""
+    values, weights = gathered(b, rows, first, strides, along)
+    values = values if weights is None else values * weights
+    return b.ReduceSum(values, list(range(len(along))), keepdims=0)
+
+
+def widened(b: Builder, x: Var) -> Var:
+    """`x`, in float32 if its type is half as wide: coordinates need more than its digits."""
+    return b.Cast(x, to=int(ir.DataType.FLOAT)) if x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else x
+
+
+def operand(b: Builder, node: ir.Node, i: int) -> Var | None:
+    """Input `i` of a node, None if it is left out."""
+    value = node.inputs[i] if i < len(node.inputs) else None
+    return None if value is None else b.var(value)
+
+
+@lowering("GridSample")
+def grid_sample(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+    """y[n, c, o] = Σ w·x[n, c, i] over the taps around the point that the grid holds for o"""
+    given, grid = operand(b, node, 0), operand(b, node, 1)
+    assert given is not None
+    assert grid is not None
+    mode, padding = attribute(b, node, "mode"), attribute(b, node, "padding_mode")
+    corners = bool(attribute(b, node, "align_corners"))
+    if mode not in KERNELS:
+        raise NotDifferentiable(f"the mode {mode!r} is not known")
+    x = widened(b, given)
+    grid = b.cast_like(grid, x)
+    along = []
+    for axis in range(2, x.rank):  # the grid names the last axis first
+        at = b.Gather(grid, b.const(x.rank - 1 - axis), axis=-1) + 1.0
+        size = size_of(b, x, axis)
+        length = real(b, size, x)
+        point = at / 2.0 * (length - 1.0) if corners else (at * length - 1.0) / 2.0
+        along.append(taps(b, point, size, KERNELS[mode], padding, corners))
+    first, strides = first_rows(b, x, size_of(b, x, 0))
+    first = b.Unsqueeze(first, list(range(1, x.rank - 1)))
+    y = sampled(b, rows_of(b, x), first, strides, along)
+    return [b.cast_like(b.Transpose(y, perm=[0, x.rank - 1, *range(1, x.rank - 1)]), given)]
