@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto as T
 from onnx import helper, numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
 
 from onnxgrad import BadInput, grad, vjp
 from onnxgrad.door import load_model, open_model, save_model, saving, to_proto, training_info
@@ -696,3 +697,76 @@ def test_the_guard_against_traps_sees_them():
     bad = model([node], [value("x", [3])], [value("y", [3])])
     with pytest.raises(AssertionError, match="racy"):
         assert_no_traps(bad)
+
+
+def test_a_pad_that_names_its_axes_names_none_afterwards():
+    """ONNX Runtime's transpose optimizer takes its pads for those of all axes."""
+    text = """
+        <ir_version: 10, opset_import: ["": 21]>
+        g (float[2, 3, 4, 5] x, int64[P] p, int64[A] a) => (float[W, H, C, N] y)
+        <int64[2] fixed = {1, 2}, int64[1] axis = {-1}, int64[4] both = {3, 0, 0, 1}, int64[2] two = {2, -3}> {
+            t = Transpose <perm = [0, 2, 3, 1]> (x)
+            u = Pad (t, fixed, , axis)
+            v = Pad (u, both, , two)
+            w = Pad (v, p, , a)
+            y = Transpose <perm = [3, 2, 1, 0]> (w)
+        }"""
+    primal = onnx.parser.parse_model(text)
+    derived = vjp(primal, wrt="x")
+    assert_no_traps(derived)
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.standard_normal((2, 3, 4, 5), np.float32), "p": np.int64([1, 2, 0, 3]), "a": np.int64([0, -2])}
+    want = ReferenceEvaluator(primal).run(None, feeds)[0]
+    g = rng.standard_normal(want.shape, np.float32)
+    got = run(derived, feeds | {"y_cotangent": g})
+    np.testing.assert_array_equal(got["y"], want)
+    mask = ReferenceEvaluator(primal).run(None, feeds | {"x": np.arange(1, 121, dtype=np.float32).reshape(2, 3, 4, 5)})
+    places = np.argsort(mask[0].ravel())[-120:]  # where each element of x went
+    np.testing.assert_array_equal(got["x_grad"].ravel(), g.ravel()[places])
+
+
+# --- dimensions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unknown", ["?", "None", "unknown", "-1", -1])
+def test_dimensions_that_exporters_do_not_know_promise_nothing(unknown):
+    """Two of them need not be equal: here the gradient of b is a sum over the axis along which it was repeated."""
+    source = model(
+        [helper.make_node("Mul", ["a", "b"], ["y"])],
+        [value("a", [unknown, unknown]), value("b", [unknown, unknown])],
+        [value("y", [unknown, unknown])],
+    )
+    feeds = {"a": np.float32([[1, 2, 3], [4, 5, 6]]), "b": np.float32([[1], [2]])}
+    got = run(vjp(source, wrt=["a", "b"]), feeds | {"y_cotangent": np.ones((2, 3), np.float32)})
+    np.testing.assert_array_equal(got["b_grad"], [[6], [15]])
+    np.testing.assert_array_equal(got["a_grad"], [[1, 1, 1], [2, 2, 2]])
+
+
+def test_names_of_dimensions_that_are_no_expressions():
+    source = model(
+        [helper.make_node("Mul", ["a", "b"], ["y"])],
+        [value("a", ["batch size", "x:0"]), value("b", ["batch size", "batch_size"])],
+        [value("y", ["batch size", "x:0"])],
+    )
+    derived = vjp(source, wrt="b")
+    assert_sound(derived)
+    dims = {v.name: [d.dim_param for d in v.type.tensor_type.shape.dim] for v in derived.graph.input}
+    assert dims["a"] == ["batch_size_1", "x_0"]
+    assert dims["b"] == ["batch_size_1", "batch_size"]
+
+
+def test_the_weights_of_a_convolution_tell_the_rank_of_its_operand():
+    """What a Squeeze inside an If leaves has no rank; exporters write ``x.squeeze(-1)`` that way."""
+    text = """
+        <ir_version: 10, opset_import: ["": 21]>
+        g (float[N, 2, T] x, bool c) => (float[N, 1, U] y) <float[1, 2, 2] w = {1, 2, 3, 4}, int64[1] last = {-1}> {
+            h = If (c) <then_branch = a () => (float q) { s = Unsqueeze (x, last) q = Squeeze (s, last) },
+                        else_branch = b () => (float r) { r = Neg (x) }>
+            y = Conv (h, w)
+        }"""
+    source = onnx.parser.parse_model(text)
+    for node in source.graph.node[0].attribute:
+        node.g.output[0].type.tensor_type.ClearField("shape")
+    x = np.random.default_rng(0).standard_normal((1, 2, 3), np.float32)
+    got = run(vjp(source, wrt="x"), {"x": x, "c": np.array(False), "y_cotangent": np.ones((1, 1, 2), np.float32)})
+    np.testing.assert_allclose(got["x_grad"], [[[-1, -3, -2], [-3, -7, -4]]])

@@ -15,8 +15,7 @@ from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.infer import forget_values
-from onnxgrad.ir.walk import prune
+from onnxgrad.ir.finish import finish
 
 Names = str | Sequence[str]
 
@@ -39,7 +38,8 @@ class _Derivation:
     def input(self, like: ir.Value, name: str) -> Var:
         """A new graph input with the type and shape of `like`."""
         if like.shape is None:  # a graph input must say how many axes it has
-            raise BadInput(f"the rank of {like.name!r} is not known\n  hint: declare its shape in the model's value_info")
+            hint = "declare its shape in the model's value_info"
+            raise BadInput(f"the rank of {like.name!r} is not known\n  hint: {hint}")
         value = ir.Value(
             name=self.builder.names.exactly(identifier(name)),
             type=like.type,
@@ -77,8 +77,8 @@ class _Derivation:
     def close(self) -> Any:
         """Clean up; the derived model in the caller's kind."""
         initializers = self.graph.initializers
-        prune(self.graph, keep=[initializers[n] for n in self.opened.training if n in initializers])
-        forget_values(self.graph)
+        kept = [initializers[n] for n in self.opened.training if n in initializers]
+        finish(self.graph, kept, self.builder.names)
         self.signature.store(self.opened.model)
         return self.opened.close()
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.door.dims import settle_dims
 from onnxgrad.door.folding import infer_and_fold
 from onnxgrad.door.inlining import inline_functions
 from onnxgrad.door.raising import LOWEST_RULES, raise_opset
@@ -111,6 +112,7 @@ def open_model(model: AnyModel, first: Callable[[ir.Model], None] | None = None)
     infos = training_info(private)
     _refuse_old_training(infos, opened.opset_in)
     opened.training = frozenset().union(*(all_names(i) for i in infos)) if infos else frozenset()
+    settle_dims(private)
     inline_functions(private)
     raise_opset(private)
     infer_and_fold(private)

@@ -212,6 +212,19 @@ def _corrected(infer: Infer, correct: Infer) -> Infer:
     return corrected
 
 
+def _informed(infer: Infer) -> Infer:
+    """`infer` of a convolution, whose weights tell the rank of its operand where nothing else does (after an If)."""
+
+    def informed(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+        x, w = node.inputs[:2]
+        if x is not None and w is not None and x.shape is None and w.shape is not None:
+            x.shape = ir.Shape([ctx.new_symbolic_dim() for _ in w.shape])
+        infer(ctx, node)
+
+    informed.onnxgrad = True  # type: ignore[attr-defined]
+    return informed
+
+
 def _register() -> None:
     osi.registry.collect()
     corrections: dict[str, Infer] = dict.fromkeys((*BROADCASTING, "Expand"), _broadcast)
@@ -233,6 +246,11 @@ def _register() -> None:
             infer = osi.registry.get("", name, since)
             if not hasattr(infer, "onnxgrad"):
                 osi.registry.register("", name, since)(_corrected(infer, correct))
+    for name in ("Conv", "ConvTranspose"):
+        for since in osi.registry.version_boundaries("", name):
+            infer = osi.registry.get("", name, since)
+            if not hasattr(infer, "onnxgrad"):
+                osi.registry.register("", name, since)(_informed(infer))
     infer_loops.register()
     infer_sequences.register()
 

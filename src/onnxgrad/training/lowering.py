@@ -245,7 +245,7 @@ def _trains_inside(node: ir.Node) -> bool:
     return node.domain == DOMAIN or any(n.domain == DOMAIN for g in subgraphs(node) for n in g.all_nodes())
 
 
-def lower_gradients(model: AnyModel) -> Any:
+def lower_gradients(model: AnyModel, *, variables: Collection[str] = ()) -> Any:
     """`model` with its Gradient nodes and optimizer operators written out as standard operators.
 
     Wherever they are: in the main graph, in branches and bodies, in local functions (which are inlined), and in the
@@ -254,6 +254,8 @@ def lower_gradients(model: AnyModel) -> Any:
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
+        variables: initializers whose values may be replaced later, so that nothing is computed from them in
+            advance; those that bindings of the training information name are anyway.
 
     Returns:
         A model of the kind that came in (a path gives a ModelProto), with the same inputs and outputs.
@@ -265,7 +267,7 @@ def lower_gradients(model: AnyModel) -> Any:
     unfolded: list[Unfolded] = []
 
     def first(private: ir.Model) -> None:
-        names = mutable(training_info(private))
+        names = mutable(training_info(private)) | set(variables)
         bind(private, names)
         unfolded.append(Unfolded(private.graph, names))
 

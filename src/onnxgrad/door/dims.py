@@ -1,0 +1,61 @@
+"""Dimensions that say nothing, and names of dimensions that cannot be computed with.
+
+A name is a promise: dimensions that share it are equal, and rules rely on it. Some exporters write the same
+"?" or "None", or a size of -1, wherever they do not know a dimension; those promise nothing and become
+unknown. Other names must read as an expression (``N``, ``N/2``, ``input.1_dim_0``); those that do not (``batch
+size``) are renamed, everywhere alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from onnxgrad.ir.names import identifier
+
+#: Names, in lower case, by which exporters say that they do not know.
+UNKNOWN = frozenset({"", "?", "none", "unknown", "unk", "dynamic", "*"})
+
+
+def settle_dims(model: ir.Model) -> None:
+    """Make every dimension of every declared shape of `model` a size, a usable name or unknown, in place."""
+    values = [v for v in _values(model) if v.shape is not None]
+    names = {d.value for v in values for d in v.shape or () if isinstance(d, ir.SymbolicDim) and d.value}
+    renamed: dict[str, str] = {}
+    for value in values:
+        dims = list(value.shape or ())
+        settled = [_settled(dim, renamed, names) for dim in dims]
+        if settled != dims:
+            value.shape = ir.Shape(settled)
+
+
+def _values(model: ir.Model) -> Iterator[ir.Value]:
+    for graph in (*model.graphs(), *model.functions.values()):
+        yield from graph.inputs
+        yield from (v for node in graph for v in node.outputs)
+
+
+def _settled(dim: int | ir.SymbolicDim, renamed: dict[str, str], names: set[str]) -> int | ir.SymbolicDim | str | None:
+    if isinstance(dim, int):
+        return dim if dim >= 0 else None
+    name = dim.value
+    if name is None or name.strip().lower() in UNKNOWN or name.lstrip("-").isdigit():
+        return None
+    try:
+        dim.simplify()
+    except ValueError:
+        return _renamed(name, renamed, names)
+    return dim
+
+
+def _renamed(name: str, renamed: dict[str, str], names: set[str]) -> str:
+    if name not in renamed:
+        new = base = identifier(name)
+        count = 0
+        while new in names:
+            count += 1
+            new = f"{base}_{count}"
+        names.add(new)
+        renamed[name] = new
+    return renamed[name]
