@@ -22,9 +22,9 @@ def layer_norm(x, s, b):
     return F.layer_norm(x, x.shape[2:], s, b, EPSILON)
 
 
-def mean_variance(x):
-    d = x - x.mean((0, 2, 3), keepdim=True)
-    return d / ((d * d).mean((0, 2, 3), keepdim=True).sqrt() + 1e-9)
+def mean_variance(x, axes=(0, 2, 3)):
+    d = x - x.mean(axes, keepdim=True)
+    return d / ((d * d).mean(axes, keepdim=True).sqrt() + 1e-9)
 
 
 def per_group(x, s, b):
@@ -70,6 +70,12 @@ NORMS = {
     ),
     "euclidean": ("LpNormalization", 18, {"axis": 1}, [(2, 4, 3)], lambda x: F.normalize(x, 2, 1, 0)),
     "manhattan": ("LpNormalization", 18, {"axis": 1, "p": 1}, [(2, 4, 3)], lambda x: F.normalize(x, 1, 1, 0)),
+    "moments along an axis": (
+        "MeanVarianceNormalization", 18, {"axes": [1]}, [(2, 4, 3)], lambda x: mean_variance(x, 1),
+    ),
+    "moments along the ends": (
+        "MeanVarianceNormalization", 18, {"axes": [-1, 0]}, [(2, 4, 3)], lambda x: mean_variance(x, (2, 0)),
+    ),
     "moments": ("MeanVarianceNormalization", 18, {}, [(2, 4, 3, 2)], mean_variance),
 }  # fmt: skip
 

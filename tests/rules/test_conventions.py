@@ -78,6 +78,7 @@ PINS: dict[tuple[str, str], list[tuple[str, list, list, dict]]] = {
         ("Where", [np.array([True, False]), at(1, NAN), at(INF, 2)], [None, [1, 0], [0, 1]], {})
     ],
     ("ReduceL2", "a row of zeros"): [("ReduceL2", [at(0, 0)], [[0, 0]], {})],
+    ("LpNormalization", "a row of zeros"): [("LpNormalization", [at(0, 0)], [[0, 0]], {"p": p}) for p in (1, 2)],
     ("ReduceProd", "one zero, or more"): [
         ("ReduceProd", [at(0, 2, 3)], [[6, 0, 0]], {}),
         ("ReduceProd", [at(0, 0, 3)], [[0, 0, 0]], {}),

@@ -1,6 +1,7 @@
 """Einsum up the ladder."""
 
 from onnxgrad.testing import Case
+from tests.rules.dtypes import dtypes
 from tests.rules.ladder import ladder
 
 
@@ -36,3 +37,4 @@ CASES = [
     case("ij,jk->ik", (2, 3), (3, 4), wrt=[1], note="one"),
 ]
 test_rule = ladder("einsum", CASES)
+test_dtype = dtypes(CASES)

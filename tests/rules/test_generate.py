@@ -3,6 +3,7 @@
 import numpy as np
 
 from onnxgrad.testing import Case
+from tests.rules.dtypes import dtypes
 from tests.rules.evaluators import AffineGrid
 from tests.rules.ladder import ladder
 
@@ -28,3 +29,4 @@ CASES = [
     Case("AffineGrid", [(1, 3, 4), ints(1, 1, 1, 2, 2)], opset=20, evaluators=[AffineGrid]),
 ]
 test_rule = ladder("generate", CASES)
+test_dtype = dtypes(CASES)

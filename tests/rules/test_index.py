@@ -4,6 +4,7 @@ import numpy as np
 from onnx.reference.op_run import OpRun
 
 from onnxgrad.testing import Case
+from tests.rules.dtypes import dtypes
 from tests.rules.ladder import ladder
 
 
@@ -83,3 +84,4 @@ CASES = [
     Case("OneHot", [np.array([[0, 2], [-1, 1]]), np.array(4), (2,)]),
 ]
 test_rule = ladder("index", CASES)
+test_dtype = dtypes(CASES)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from onnxgrad.testing import Case
+from tests.rules.dtypes import dtypes
 from tests.rules.evaluators import Flatten
 from tests.rules.ladder import ladder
 
@@ -39,3 +40,4 @@ CASES = [
     Case("Det", [np.zeros((2, 2))], note="zeros"),
 ]
 test_rule = ladder("linalg", CASES)
+test_dtype = dtypes(CASES)

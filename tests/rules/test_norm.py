@@ -1,9 +1,12 @@
 """Normalizations up the ladder."""
 
 import numpy as np
+import pytest
 from onnx.reference.op_run import OpRun
 
-from onnxgrad.testing import Case
+from onnxgrad import jvp, vjp
+from onnxgrad.testing import Case, node_model
+from tests.rules.dtypes import dtypes, session
 from tests.rules.ladder import ladder
 
 C2 = [(2,)] * 2
@@ -132,5 +135,53 @@ CASES = [
     Case("LpNormalization", [(2, 3)], **NORM),
     Case("LpNormalization", [(2, 3, 2)], {"axis": 1}, **NORM),
     Case("LpNormalization", [(2, 3)], {"axis": 0, "p": 1}, **NORM, note="p 1"),
+    Case("LpNormalization", [(3, 2)], {"axis": -2}, **NORM, note="axis -2"),
+    Case("LpNormalization", [(2, 1, 3)], {"axis": -1, "p": 1}, opset=22, **NORM, note="opset 22, p 1"),
+    Case("LpNormalization", [(2, 1)], **NORM),
+    Case("LRN", [(2, 1, 2, 2)], {"size": 1, "alpha": 0.5, "beta": 2.0}, **LOCAL, note="one channel"),
+    Case(
+        "LRN",
+        [(2, 3, 2)],
+        {"size": 3, "alpha": 0.7},
+        **LOCAL,
+        runtime=False,
+        note="of rank 3, which ONNX Runtime refuses",
+    ),
+    Case("InstanceNormalization", [(2, 1, 3), (1,), (1,)], note="one channel"),
+    Case("InstanceNormalization", [(1, 2, 2, 1, 2), *C2], symbolic={0: (0, 3)}, note="of rank 5"),
+    Case("RMSNormalization", [(2, 2, 3), ()], opset=23, note="one scale"),
+    Case("RMSNormalization", [(2, 2, 3), (2, 2, 3)], {"axis": 0}, opset=23, note="axis 0"),
 ]
 test_rule = ladder("norm", CASES)
+test_dtype = dtypes([c for c in CASES if c.of is None])  # the other outputs are float32 whatever x is
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=lambda d: d.__name__)
+@pytest.mark.parametrize("p", [1, 2])
+def test_a_row_of_zeros(p: int, dtype: type) -> None:
+    """Its norm has no derivative; it gets 0, in both modes and to second order, and the other row is not touched."""
+    x = np.array([[0, 0, 0], [3, 0, -4]], dtype)
+    model = node_model(Case("LpNormalization", [x], {"p": p}), {"x0": x}, dtype=dtype)
+    u = np.array([[1, 2, 3]] * 2, dtype)
+    back = vjp(model, wrt="x0")
+    (g,) = session(back).run(["x0_grad"], {"x0": x, "y0_cotangent": u})
+    np.testing.assert_array_equal(g[0], 0)
+    y = x[1] / (7 if p == 1 else 5)
+    slope = np.sign(x[1]) if p == 1 else y
+    np.testing.assert_allclose(g[1], (u[1] - slope * (u[1] @ y)) / (7 if p == 1 else 5), rtol=1e-5)
+    push = jvp(model, wrt="x0")
+    (t,) = session(push).run(["y0_tangent"], {"x0": x, "x0_tangent": u})
+    np.testing.assert_array_equal(t[0], 0)
+    second = vjp(back, wrt=["x0", "y0_cotangent"], of="x0_grad")
+    feeds = {"x0": x, "y0_cotangent": u, "x0_grad_cotangent": u}
+    for h in session(second).run(["x0_grad_1", "y0_cotangent_grad"], feeds):
+        assert np.isfinite(h).all()
+        np.testing.assert_array_equal(h[0], 0)
+
+
+def test_a_constant_row_has_a_finite_derivative() -> None:
+    """Without variance y = d/ε, whose derivative is large but finite."""
+    x = np.array([[[[2.0, 2.0]]]], np.float32)
+    model = node_model(Case("MeanVarianceNormalization", [x]), {"x0": x}, dtype=np.float32)
+    (g,) = session(vjp(model, wrt="x0")).run(["x0_grad"], {"x0": x, "y0_cotangent": x * np.float32([1, 2])})
+    np.testing.assert_allclose(g, [[[[-1e9, 1e9]]]], rtol=1e-5)

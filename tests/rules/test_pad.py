@@ -3,6 +3,7 @@
 import numpy as np
 
 from onnxgrad.testing import Case
+from tests.rules.dtypes import dtypes
 from tests.rules.ladder import ladder
 
 
@@ -30,3 +31,4 @@ CASES = [
     Case("CenterCropPad", [(3, 4), ints(2)], {"axes": [-1]}, note="axis"),
 ]
 test_rule = ladder("pad", CASES)
+test_dtype = dtypes(CASES)

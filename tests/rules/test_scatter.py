@@ -3,6 +3,7 @@
 import numpy as np
 
 from onnxgrad.testing import Case
+from tests.rules.dtypes import dtypes
 from tests.rules.ladder import ladder
 
 ONCE = np.array([[0, 2, 1], [2, 0, -1]])
@@ -43,3 +44,4 @@ CASES = [
     Case("ScatterND", [(3, 4), SAME, (3,)], {"reduction": "min"}, note="min"),
 ]
 test_rule = ladder("scatter", CASES)
+test_dtype = dtypes(CASES)

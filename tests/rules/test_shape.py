@@ -3,6 +3,7 @@
 import numpy as np
 
 from onnxgrad.testing import Case
+from tests.rules.dtypes import dtypes
 from tests.rules.ladder import ladder
 
 
@@ -62,3 +63,4 @@ CASES = [
     Case("ReverseSequence", [(2, 3), ints(2, 3)], {"batch_axis": 0, "time_axis": 1}, fed=True),
 ]
 test_rule = ladder("shape", CASES)
+test_dtype = dtypes(CASES)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxgrad.ir import reshape_to
 from onnxgrad.rules.registry import linear, rule
 
-_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _ENDLESS = 2**31 - 1
 
 
@@ -28,7 +28,7 @@ def scatter(op, g, index, x, axis, unique=False):
     axis %= x.rank
     if unique:
         return op.ScatterElements(op.zeros_like(x), index, g, axis=axis)
-    if x.dtype in _HALF:  # ONNX Runtime adds no halves, and a long sum should not be rounded at each step
+    if x.dtype in HALF:  # ONNX Runtime adds no halves, and a long sum should not be rounded at each step
         g = op.Cast(g, to=int(ir.DataType.FLOAT))
     zeros = op.Expand(op.const(0.0, g.dtype), op.shape_of(x)) if x.rank else op.const(0.0, g.dtype)
     return op.cast_like(op.ScatterElements(zeros, index, g, axis=axis, reduction="add"), x)

@@ -8,8 +8,10 @@ ScatterElements: ScatterND with a reduction races on repeated indices in ONNX Ru
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from onnxgrad.ir import reshape_to
-from onnxgrad.rules.index import numbered
+from onnxgrad.rules.index import HALF, numbered
 from onnxgrad.rules.registry import linear, rule
 
 
@@ -28,8 +30,11 @@ class _Places:
         return self.op.GatherND(base, self.index)
 
     def write(self, base, u, reduction):
-        """`base` with `u` written there."""
+        """`base` with `u` written there; reduced in float32 for half types, which ONNX Runtime does not reduce."""
         op = self.op
+        if reduction != "none" and base.dtype in HALF:
+            wide = [op.Cast(z, to=int(ir.DataType.FLOAT)) for z in (base, u)]
+            return op.cast_like(self.write(*wide, reduction), base)
         if self.by_element:
             return op.ScatterElements(base, self.index, u, axis=self.axis, reduction=reduction)
         if reduction == "none":
