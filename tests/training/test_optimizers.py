@@ -238,3 +238,29 @@ def test_epsilon_of_adam_is_before_the_bias_correction():
     for n in adjusted:
         np.testing.assert_allclose(state[n], adjusted[n], rtol=1e-4, atol=1e-6)
         assert np.abs(state[n] - plain[n]).max() > 1e-4
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_convention_of_torch(name):
+    """With an ε that matters, the same as PyTorch over 100 steps; and it is said which convention it is."""
+    eps, make = 0.01, {"adam": "Adam", "adamw": "AdamW"}[name]
+    batches = _data(100)
+    weights, losses = _torch_training(lambda o, p: getattr(o, make)(p, lr=0.01, eps=eps, weight_decay=0.01), batches)
+    settings = {"learning_rate": 0.01, "eps": eps, "weight_decay": 0.01}
+    model = attach(mlp(), loss="mse", optimizer=name, convention="torch", **settings)
+    state, history = train(compile_step(model), batches, threads=2)
+    np.testing.assert_allclose([h["loss"] for h in history], losses, rtol=2e-4)
+    for n, w in weights.items():
+        np.testing.assert_allclose(state[n], w, rtol=1e-3, atol=2e-5, err_msg=n)
+    assert "Adam" not in {n.op_type for n in model.training_info[0].algorithm.node}
+    assert "PyTorch" in model.training_info[0].algorithm.metadata_props[0].value
+    plain = attach(mlp(), loss="mse", optimizer=name, **settings)
+    assert "(ONNX)" in plain.training_info[0].algorithm.metadata_props[0].value
+
+
+def test_convention_is_one_of_adam():
+    with pytest.raises(BadInput, match="'sgd' has no setting 'convention'"):
+        attach(mlp(), loss="mse", optimizer="sgd", convention="torch")
+    with pytest.raises(BadInput, match="convention must be 'onnx' or 'torch', not 'keras'"):
+        attach(mlp(), loss="mse", optimizer="adam", convention="keras")

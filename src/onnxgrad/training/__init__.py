@@ -6,6 +6,7 @@ from onnxgrad.training.evaluation import Evaluation
 from onnxgrad.training.functions import optimizer_function, with_optimizer_functions
 from onnxgrad.training.lowering import lower_gradients
 from onnxgrad.training.metrics import History
+from onnxgrad.training.oracle import ReferenceTraining
 from onnxgrad.training.step import StateTensor, Step, compile_step
 from onnxgrad.training.trainer import Interrupted, Trainer
 from onnxgrad.training.validation import Problem, validate
@@ -15,6 +16,7 @@ __all__ = [
     "History",
     "Interrupted",
     "Problem",
+    "ReferenceTraining",
     "StateTensor",
     "Step",
     "Trainer",

@@ -22,7 +22,7 @@ from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.infer import forget_values
 from onnxgrad.ir.walk import reads
-from onnxgrad.training.info import DOMAIN, FED
+from onnxgrad.training.info import CONVENTION, DOMAIN, FED
 from onnxgrad.training.losses import Loss, labels_of, loss_named, prediction
 from onnxgrad.training.recipes import Hyper, Recipe, recipe_named
 from onnxgrad.training.trainmode import ancestors, statistics, switch
@@ -41,6 +41,7 @@ def attach(
     momentum: float | None = None,
     betas: tuple[float, float] | None = None,
     eps: float | None = None,
+    convention: str | None = None,
     trainable: Sequence[str] | None = None,
     train_mode: bool = True,
     loss_options: Mapping[str, Any] | None = None,
@@ -62,6 +63,9 @@ def attach(
         momentum: of momentum and nesterov; default 0.9.
         betas: of adam and adamw; default (0.9, 0.999).
         eps: of adam, adamw (default 1e-8) and adagrad (default 1e-10).
+        convention: of adam and adamw: where ε stands. "onnx" (default) is the operator of the specification, which
+            divides by √H + ε and corrects the bias afterwards; "torch" corrects H first, as PyTorch does, and is
+            written out in standard operators. Which it is stands in the metadata of the algorithm.
         trainable: names of initializers (or of outputs of Constant nodes) to train. Default: every float
             initializer of rank 1 or more that the loss depends on, except the running statistics of
             BatchNormalization and tensors with infinities or numbers beyond 1e8 (masks); Constants count
@@ -75,7 +79,7 @@ def attach(
         UnknownName, BadInput: a name that the model does not have, or an option that does not fit.
     """
     kind = loss_named(loss, loss_options or {})
-    recipe = recipe_named(optimizer, Hyper(learning_rate, weight_decay, momentum, betas, eps))
+    recipe = recipe_named(optimizer, Hyper(learning_rate, weight_decay, momentum, betas, eps, convention))
     return _Attachment(model, trainable).attach(kind, recipe, output, labels, train_mode)
 
 
@@ -116,7 +120,13 @@ class _Attachment:
             self.bindings[statistic.name or ""] = new.name or ""
         gradients = self._gradient(value.value, parameters)
         self._optimize(*optimizer, parameters, gradients)
-        return self._cut(value.name)
+        proto = self._cut(value.name)
+        convention = optimizer[1].convention
+        if convention is not None:
+            said = "after the correction of bias (PyTorch)" if convention == "torch" else "before it (ONNX)"
+            props = proto.training_info[0].algorithm.metadata_props
+            props.add(key=CONVENTION, value=f"Adam adds its epsilon {said}")
+        return proto
 
     def _output(self, name: str | None) -> ir.Value:
         values = {v.name or "": v for v in self.graph.outputs}

@@ -24,6 +24,8 @@ from onnxgrad.training.gradients import DOMAIN
 
 #: Metadata of an initializer that the host may feed at every step, such as the learning rate.
 FED = "onnxgrad.fed"
+#: Metadata of an algorithm that says in words where Adam adds its epsilon.
+CONVENTION = "onnxgrad.adam"
 
 AnyTrainingModel = str | os.PathLike | onnx.ModelProto | ir.Model
 Bindings = dict[str, str]

@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import onnx_ir as ir
+
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.training.info import DOMAIN
@@ -20,13 +23,17 @@ Groups = list[list[Var]]
 
 @dataclass(frozen=True)
 class Hyper:
-    """Settings of an optimizer; ``None`` stands for its default, or for one that it does not have."""
+    """Settings of an optimizer; ``None`` stands for its default, or for one that it does not have.
+
+    The `convention` of Adam is where ε stands: "onnx" before the correction of bias, "torch" after it.
+    """
 
     learning_rate: float | None = None
     weight_decay: float | None = None
     momentum: float | None = None
     betas: tuple[float, float] | None = None
     eps: float | None = None
+    convention: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,10 +88,35 @@ def _momentum(mode: str) -> Callable[..., Groups]:
 
 def _adam(b: Builder, h: Hyper, r: Var, finished: Var, present: Var, *groups: list[Var]) -> Groups:
     assert h.betas is not None
+    if h.convention == "torch":
+        return _torch_adam(b, h, r, present, groups)
     return _emit(
         b, "Adam", r, present, groups,
         alpha=h.betas[0], beta=h.betas[1], epsilon=h.eps, norm_coefficient=h.weight_decay,
     )  # fmt: skip
+
+
+def _torch_adam(b: Builder, h: Hyper, r: Var, present: Var, groups: Sequence[list[Var]]) -> Groups:
+    """V' = αV + (1-α)G, H' = βH + (1-β)G², X' = X - R/(1-αᵀ)·V'/(√H'/√(1-βᵀ) + ε), as PyTorch has it.
+
+    No operator of the training domain means this, so it is written out. What tensors share is in double precision.
+    """
+    assert h.betas is not None
+    assert h.eps is not None
+    alpha, beta = h.betas
+    double = int(ir.DataType.DOUBLE)
+    t, one = b.Cast(present, to=double), b.const(np.float64(1))
+    rate = b.Cast(r, to=double) / (one - b.Pow(b.const(np.float64(alpha)), t))
+    root = b.Sqrt(one - b.Pow(b.const(np.float64(beta)), t))
+    new: Groups = [[], [], []]
+    for x, g, v, s in zip(*groups):
+        g = g + b.Mul(x, h.weight_decay) if h.weight_decay else g
+        v_new = b.Mul(v, alpha) + b.Mul(g, 1 - alpha)
+        s_new = b.Mul(s, beta) + b.Mul(g * g, 1 - beta)
+        x_new = x - b.cast_like(rate, x) * (v_new / b.Add(b.Sqrt(s_new) / b.cast_like(root, x), h.eps))
+        for kind, value in zip(new, (x_new, v_new, s_new)):
+            kind.append(value)
+    return new
 
 
 def _adamw(b: Builder, h: Hyper, r: Var, finished: Var, present: Var, xs: list[Var], *groups: list[Var]) -> Groups:
@@ -103,8 +135,10 @@ RECIPES: dict[str, Recipe] = {
     "sgd": Recipe(_sgd, Hyper(0.01, 0.0), operator=False),
     "momentum": Recipe(_momentum("standard"), Hyper(0.01, 0.0, momentum=0.9), ("momentum",), True),
     "nesterov": Recipe(_momentum("nesterov"), Hyper(0.01, 0.0, momentum=0.9), ("momentum",), True),
-    "adam": Recipe(_adam, Hyper(0.001, 0.0, betas=(0.9, 0.999), eps=1e-8), ("mean", "square"), True),
-    "adamw": Recipe(_adamw, Hyper(0.001, 0.01, betas=(0.9, 0.999), eps=1e-8), ("mean", "square"), True),
+    "adam": Recipe(_adam, Hyper(0.001, 0.0, betas=(0.9, 0.999), eps=1e-8, convention="onnx"), ("mean", "square"), True),
+    "adamw": Recipe(
+        _adamw, Hyper(0.001, 0.01, betas=(0.9, 0.999), eps=1e-8, convention="onnx"), ("mean", "square"), True
+    ),
     "adagrad": Recipe(_adagrad, Hyper(0.01, 0.0, eps=1e-10), ("square",), True),
 }
 
@@ -130,4 +164,6 @@ def recipe_named(name: str, asked: Hyper) -> tuple[Recipe, Hyper]:
     for setting, number in (("momentum", hyper.momentum), *(("betas", x) for x in hyper.betas or ())):
         if number is not None and not 0 <= number < 1:
             raise BadInput(f"{setting} must be in [0, 1), not {number}")
+    if hyper.convention not in (None, "onnx", "torch"):
+        raise BadInput(f"convention must be 'onnx' or 'torch', not {hyper.convention!r}")
     return recipe, hyper

@@ -65,7 +65,7 @@ def validate(model: AnyTrainingModel) -> list[Problem]:
     Raises:
         BadInput: the model itself cannot be read.
     """
-    proto = _proto_of(model)
+    proto = model_proto(model)
     held = read_proto(proto)
     found = list(_of_inference(proto, held))
     sound = not any(p.rule == "visibility" for p in found)
@@ -83,7 +83,8 @@ def validate(model: AnyTrainingModel) -> list[Problem]:
     return list(dict.fromkeys(found))
 
 
-def _proto_of(model: AnyTrainingModel) -> onnx.ModelProto:
+def model_proto(model: AnyTrainingModel) -> onnx.ModelProto:
+    """`model` as one message; the caller's own if it is one."""
     if isinstance(model, onnx.ModelProto):
         return model
     if isinstance(model, (str, os.PathLike)):
