@@ -59,6 +59,7 @@ WINDOWS = [
     ("gaps", (1, 2, 5, 6), {"kernel_shape": [1, 2], "strides": [2, 3]}),
     ("same upper", (1, 2, 5, 4), {"kernel_shape": [3, 2], "strides": [2, 2], "auto_pad": "SAME_UPPER"}),
     ("same lower", (1, 2, 5, 4), {"kernel_shape": [3, 2], "strides": [2, 3], "auto_pad": "SAME_LOWER"}),
+    ("same upper, steps of 1", (1, 2, 4, 3), {"kernel_shape": [2, 3], "auto_pad": "SAME_UPPER"}),
     ("valid", (1, 2, 5, 4), {"kernel_shape": [3, 2], "strides": [2, 3], "auto_pad": "VALID"}),
     ("tiles", (1, 1, 2, 4, 2), {"kernel_shape": [1, 2, 2], "strides": [1, 2, 2]}),
     ("", (1, 1, 3, 4, 3), {"kernel_shape": [2, 2, 2], "strides": [1, 2, 1], "pads": [0, 1, 0, 1, 0, 1]}),

@@ -52,7 +52,8 @@ def scatter_mean(op: Op, g: Var, x: Var, *, include_pads: bool) -> Var:
         counts = [_counts(where, i, sizes[i], tails[i], include_pads) for i in range(where.rank)]
         return _through_bands(op, g, x, [b / c[:, None] for b, c in zip(bands, counts)])
     whole = float(np.prod([k for k in where.kernel if k is not None]))
-    nothing_cut = pads is None and not op.attr("ceil_mode") and (include_pads or not any(op.attr("pads") or []))
+    padded = any([*where.pads, *(op.attr("pads") or [])])
+    nothing_cut = pads is None and not op.attr("ceil_mode") and (include_pads or not padded)
     divisor = whole if nothing_cut else _counts_at_run_time(op, g, x, where, pads, include_pads)
     return scatter_sum(op, g / divisor, x)
 
