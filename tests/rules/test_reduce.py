@@ -85,7 +85,7 @@ def test_the_axes_of_a_product_must_be_known() -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     with pytest.raises(NotDifferentiable, match="axes of a product must be constants"):
-        vjp(model, wrt="x")
+        grad(model, wrt="x")
 
 
 def squared(op: str, given: np.ndarray | None, keepdims: int) -> onnx.ModelProto:
