@@ -4,6 +4,7 @@ from onnxgrad.training.attach import attach
 from onnxgrad.training.data import load_npz
 from onnxgrad.training.evaluation import Evaluation
 from onnxgrad.training.functions import optimizer_function, with_optimizer_functions
+from onnxgrad.training.initializers import initialize
 from onnxgrad.training.lowering import lower_gradients
 from onnxgrad.training.metrics import History
 from onnxgrad.training.oracle import ReferenceTraining
@@ -22,6 +23,7 @@ __all__ = [
     "Trainer",
     "attach",
     "compile_step",
+    "initialize",
     "load_npz",
     "lower_gradients",
     "optimizer_function",

@@ -139,7 +139,7 @@ class ReferenceTraining:
         kept = {v.name: v for v in graph.output if v.name in outputs}
         nodes, inputs = needed[::-1], [v for v in graph.input if v.name in wanted]
         for field in ("node", "input", "output"):
-            graph.ClearField(field)  # type: ignore[arg-type]
+            graph.ClearField(field)
         graph.node.extend(nodes)
         graph.input.extend(v for v in inputs if v.name not in own)
         graph.output.extend(kept[name] for name in outputs)
