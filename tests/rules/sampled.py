@@ -99,7 +99,7 @@ class MaxRoiPool(OpRun):
     def _run(self, X, rois, pooled_shape=None, spatial_scale=None):
         y = np.zeros((rois.shape[0], X.shape[1], *pooled_shape))
         for r, (n, *box) in enumerate(rois):
-            left, top, right, bottom = (math.floor(v * spatial_scale + 0.5) for v in box)
+            left, top, right, bottom = (int(math.copysign(math.floor(abs(v * spatial_scale) + 0.5), v)) for v in box)
             sides = ((top, bottom, X.shape[2]), (left, right, X.shape[3]))
             for o in np.ndindex(*pooled_shape):
                 cut = []

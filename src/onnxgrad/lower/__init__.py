@@ -8,7 +8,9 @@ from onnxgrad.ir import Builder
 from onnxgrad.lower import (  # those but the bodies fill the table of written
     attention,  # noqa: F401
     bodies,
+    deform,  # noqa: F401
     recurrent,  # noqa: F401
+    regions,  # noqa: F401
     sampling,  # noqa: F401
     spectral,  # noqa: F401
     transformer,  # noqa: F401

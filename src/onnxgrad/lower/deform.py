@@ -1,0 +1,77 @@
+"""DeformConv, written out: columns sampled where the offsets point to, times the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir import Builder, Var
+from onnxgrad.lower.sampling import (
+    LINEAR,
+    Size,
+    first_rows,
+    operand,
+    rows_of,
+    sampled,
+    size_of,
+    taps,
+    widened,
+)
+from onnxgrad.lower.written import attribute, lowering
+
+
+def _positions(b: Builder, like: Var, count: Size, stride: int, head: int) -> Var:
+    """Where the windows along an axis start."""
+    if isinstance(count, int):
+        return b.const(np.arange(count) * stride - head, like.dtype)
+    return b.cast_like(b.Range(b.const(0), count, b.const(1)), like) * float(stride) - float(head)
+
+
+@lowering("DeformConv")
+def deform_conv(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+    """y[n, m, o] = Σ w[m, c, k]·mask[n, k, o]·x[n, c, p] with p = o·stride - pad + k·dilation + offset[n, k, o]"""
+    given, weights, offset, bias, mask = (
+        None if v is None else widened(b, v) for v in (operand(b, node, i) for i in range(5))
+    )
+    assert given is not None
+    assert weights is not None
+    assert offset is not None
+    rank = given.rank - 2
+    group, parts = attribute(b, node, "group"), attribute(b, node, "offset_group")
+    strides = attribute(b, node, "strides") or [1] * rank
+    dilations = attribute(b, node, "dilations") or [1] * rank
+    heads = (attribute(b, node, "pads") or [0] * rank)[:rank]
+    kernel = attribute(b, node, "kernel_shape") or [size_of(b, weights, 2 + i) for i in range(rank)]
+
+    batch, out = b.shape_of(given, 0, 1), b.shape_of(offset, 2)
+    # [N·parts, C/parts, d…]: each part of the channels has offsets of its own
+    channels = size_of(b, given, 1)
+    wide = [channels // parts] if isinstance(channels, int) else b.Unsqueeze(b.Div(channels, parts), [0])
+    joined = b.Mul(batch, parts) if batch.const is None else b.const(batch.const * parts)
+    x = b.reshape(given, b.join(joined, wide, b.shape_of(given, 2))) if parts > 1 else given
+    vector = [b.Unsqueeze(k, [0]) if isinstance(k, Var) else [k] for k in kernel]
+    offset = b.reshape(offset, b.join(joined, *vector, [rank], out))  # [N·parts, k…, rank, o…]
+    axes = 1 + 2 * rank  # of the points, laid out as [N·parts, k…, o…]
+    along = []
+    for i in range(rank):
+        window = _positions(b, x, size_of(b, offset, 2 + rank + i), strides[i], heads[i])
+        tap = _positions(b, x, kernel[i], dilations[i], 0)
+        at = b.Gather(offset, b.const(i), axis=1 + rank)
+        for place, along_axis in ((1 + rank + i, window), (1 + i, tap)):
+            at = at + b.Unsqueeze(along_axis, [k for k in range(axes) if k != place])
+        along.append(taps(b, at, size_of(b, x, 2 + i), LINEAR))
+    first, steps = first_rows(b, x, size_of(b, x, 0))
+    columns = sampled(b, rows_of(b, x), b.Unsqueeze(first, list(range(1, axes))), steps, along)
+    if mask is not None:
+        columns = columns * b.Unsqueeze(b.reshape(mask, b.join(joined, *vector, out)), [axes])
+    columns = b.Transpose(columns, perm=[0, axes, *range(1, axes)])  # [N·parts, C/parts, k…, o…]
+    inner = b.shape_of(weights, 1)  # [C/group, k…]
+    depth = b.const([int(inner.const.prod())]) if inner.const is not None else b.ReduceProd(inner, None, keepdims=1)
+    columns = b.reshape(columns, b.join(batch, [group], depth, [-1]))
+    y = b.reshape(weights, b.join([group, -1], depth)) @ columns
+    y = b.reshape(y, b.join(batch, b.shape_of(weights, 0, 1), out))
+    if bias is not None:
+        y = y + (b.Unsqueeze(bias, list(range(1, rank + 1))))
+    return [b.cast_like(y, b.var(node.inputs[0]))]  # type: ignore[arg-type]
