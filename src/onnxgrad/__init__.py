@@ -3,6 +3,7 @@
 from onnxgrad.api import grad, jvp, value_and_grad, vjp
 from onnxgrad.door import Signature, signature
 from onnxgrad.errors import BadInput, NoDerivative, NoRule, NotDifferentiable, OnnxGradError, UnknownName
+from onnxgrad.rules.registry import straight_through
 
 __version__ = "0.1.0"
 
@@ -17,6 +18,7 @@ __all__ = [
     "grad",
     "jvp",
     "signature",
+    "straight_through",
     "value_and_grad",
     "vjp",
 ]

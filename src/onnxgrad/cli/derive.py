@@ -15,6 +15,7 @@ from onnxgrad import api
 from onnxgrad.cli.console import console
 from onnxgrad.door import load_model, save_model, signature
 from onnxgrad.errors import BadInput
+from onnxgrad.rules.registry import registry
 
 
 class Mode(enum.StrEnum):
@@ -24,6 +25,14 @@ class Mode(enum.StrEnum):
     value_and_grad = "value_and_grad"
     vjp = "vjp"
     jvp = "jvp"
+
+
+StraightThrough = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Take this operator, which rounds (QuantizeLinear, Round, …), for what it rounds; may be repeated."
+    ),
+]
 
 
 def grad(
@@ -41,11 +50,13 @@ def grad(
             "outputs of the model. vjp: for cotangents given as inputs. jvp: tangents for given tangents."
         ),
     ] = Mode.grad,
+    straight_through: StraightThrough = None,
 ) -> None:
     """Write MODEL with its derivative to another file."""
     check_target(output)
     primal = load_model(model)
-    derived = getattr(api, mode.value)(primal, wrt=wrt, of=of or None)
+    with registry.straight_through(*straight_through or ()):
+        derived = getattr(api, mode.value)(primal, wrt=wrt, of=of or None)
     files = save_model(derived, output)
     _summary(primal, derived, files)
 

@@ -15,7 +15,9 @@ from rich.text import Text
 from onnxgrad.check import REFUSED, operators
 from onnxgrad.check import check as check_model
 from onnxgrad.cli.console import console
+from onnxgrad.cli.derive import StraightThrough
 from onnxgrad.door import load_model, training_info
+from onnxgrad.rules.registry import registry
 from onnxgrad.training.validation import Problem, validate
 
 NOT_DIFFERENTIABLE = 1
@@ -27,6 +29,7 @@ def check(
         list[str] | None, typer.Option(help="May be repeated. Default: every float input and weight.")
     ] = None,
     of: Annotated[list[str] | None, typer.Option(help="May be repeated. Default: every float output.")] = None,
+    straight_through: StraightThrough = None,
 ) -> None:
     """Say of every operator between `wrt` and `of` how it is differentiated, or why it cannot be.
 
@@ -38,7 +41,8 @@ def check(
     out = console()
     problems = validate(opened)
     try:
-        differentiable = _differentiability(out, opened, wrt, of)
+        with registry.straight_through(*straight_through or ()):
+            differentiable = _differentiability(out, opened, wrt, of)
     finally:
         _training(out, opened, problems)
     if problems or not differentiable:

@@ -20,12 +20,29 @@ def rule_of(node: ir.Node, builder: Builder) -> Rule | None:
     return registry.get(node.domain, node.op_type, builder.infer.context.get_opset_version(node.domain))
 
 
+#: Types whose values are counts, places or conditions, never quantized numbers.
+_DISCRETE = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL, ir.DataType.STRING})
+
+
 def is_differentiable(value: ir.Value) -> bool:
     """Whether a value can carry a tangent: floats, containers of floats, and values of unknown type."""
     held = value.type
     while isinstance(held, (ir.SequenceType, ir.OptionalType)):
         held = held.elem_type
-    return held is None or (isinstance(held, ir.TensorType) and held.dtype in FLOATS)
+    if held is None or not isinstance(held, ir.TensorType):
+        return held is None
+    return held.dtype in FLOATS or _is_estimated(value)
+
+
+def _is_estimated(value: ir.Value) -> bool:
+    """Whether a quantized number has a straight-through tangent, which is a float: from its producer, or
+    through operators that only move numbers of its type."""
+    node = value.producer()
+    if not registry.estimating or node is None or value.dtype is None or value.dtype in _DISCRETE:
+        return False
+    if registry.estimates(node.domain, node.op_type):
+        return True
+    return any(v is not None and v.dtype == value.dtype and _is_estimated(v) for v in node.inputs)
 
 
 def moved_by(node: ir.Node, rule: Rule | None, active: Collection[ir.Value]) -> bool:

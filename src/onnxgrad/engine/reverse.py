@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxgrad.engine.paths import active_values, prepare, rule_of
 from onnxgrad.errors import NotDifferentiable, RuleError
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.names import described
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import add
@@ -81,8 +82,10 @@ def pull_back(
 
 
 def _check(node: ir.Node, x: Var, g: Var) -> None:
-    """A cotangent has the dtype and shape of its value: refuse what provably has not, and note it for `g`."""
-    wrong = x.dtype is not None and g.dtype is not None and x.dtype != g.dtype
+    """A cotangent has the dtype and shape of its value: refuse what provably has not, and note it for `g`.
+
+    That of a quantized number is a float."""
+    wrong = x.dtype in FLOATS and g.dtype is not None and x.dtype != g.dtype
     if x.shape is not None and g.shape is not None:
         wrong |= len(x.shape) != len(g.shape) or any(
             isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(x.shape, g.shape)

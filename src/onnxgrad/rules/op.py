@@ -101,7 +101,7 @@ class Op:
     def single(self) -> bool:
         """Whether at most one output can carry a cotangent, so that a rule gets it bare, not in a tuple."""
         count = float_outputs(self.node.domain, self.node.op_type, self.opset)
-        return count == 1 if count is not None else len(self.node.outputs) == 1
+        return count == 1 if count else len(self.node.outputs) == 1
 
     def is_float(self, x: Var | None) -> bool:
         """Whether `x` is a tensor of a floating-point type."""

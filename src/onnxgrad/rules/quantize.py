@@ -1,25 +1,66 @@
-"""Dequantization: linear in the scale. The quantized numbers are integers and have no derivative.
+"""Quantization: what multiplies a scale is linear in it; what rounds has derivative zero, or an estimator.
 
-Quantization itself rounds, so its derivative is zero (see `zero`); DynamicQuantizeLinear has one through
-its scale, which its function body in the specification gives.
+The quantized numbers themselves have tangents only while `straight_through` names QuantizeLinear: these are
+floats, in units of the quantized number. Its estimator and DequantizeLinear then make, by the chain rule, for
+x the derivative of clip(x, low, high), and for a scale that both share the gradient of learned step size
+quantization (Esser et al. 2020, arXiv:1902.08153, equation 3): q - z - x/s inside the range, and q - z outside.
+
+DynamicQuantizeLinear has a derivative through its scale, which its function body in the specification gives.
 """
 
 from __future__ import annotations
 
+import ml_dtypes
+import numpy as np
+
 from onnxgrad.ir import sum_to
-from onnxgrad.rules.registry import linear
+from onnxgrad.rules.op import Op
+from onnxgrad.rules.registry import estimator, rule
 
 
-@linear("DequantizeLinear", wrt=(1,))
-def dequantize_linear(op, g, x, scale, zero_point):
-    """y = (x - z)·s: Σ g·(x - z) over what shares a scale: everything, a slice along the axis, or a block"""
-    moved = op.cast_like(g * op.replay(x, op.full_like(scale, 1), zero_point), scale)
-    if scale.rank == 0 or (scale.rank == 1 and scale.shape[0] == 1):
-        return None, sum_to(moved, scale)
-    axis = op.attr("axis") % x.rank
+def _shared(scale):
+    """Whether one scale serves the whole tensor."""
+    return scale.rank == 0 or (scale.rank == 1 and scale.shape[0] == 1)
+
+
+def _each(op, scale, like):
+    """`scale` broadcast to the shape of `like`, or a scalar: the number 1 dequantized in the way of `op`."""
+    if _shared(scale):
+        return op.Squeeze(scale, [0]) if scale.rank else scale
+    ones = op.Expand(op.const(np.ones((), np.int8)), op.shape_of(like))
+    return op.DequantizeLinear(ones, scale, axis=op.attr("axis"), block_size=op.attr("block_size") or None)
+
+
+def _over(op, moved, scale):
+    """Σ over what shares a scale: everything, a slice along the axis, or a block."""
+    moved = op.cast_like(moved, scale)
+    if _shared(scale):
+        return sum_to(moved, scale)
+    axis = op.attr("axis") % moved.rank
     if not op.attr("block_size"):
-        return None, op.ReduceSum(moved, [a for a in range(x.rank) if a != axis], keepdims=0)
-    return None, _sum_blocks(op, moved, scale, axis, op.attr("block_size"))
+        return op.ReduceSum(moved, [a for a in range(moved.rank) if a != axis], keepdims=0)
+    return _sum_blocks(op, moved, scale, axis, op.attr("block_size"))
+
+
+def _dequantize_jvp(op, tangents, x, scale, zero_point):
+    tx, ts, _ = tangents
+    y = op.outputs[0]
+    terms = [] if tx is None else [op.cast_like(tx * _each(op, scale, x), y)]
+    if ts is not None:
+        terms.append(op.replay(x, ts, zero_point))
+    return sum(terms[1:], terms[0])
+
+
+@rule("DequantizeLinear", wrt=(0, 1), jvp=_dequantize_jvp)
+def dequantize_linear(op, g, x, scale, zero_point):
+    """y = (x - z)·s: Σ g·(x - z) over what shares a scale: everything, a slice along the axis, or a block;
+    g·s for x where that has a tangent, being rounded from a float by an operator that is estimated"""
+    dx = ds = None
+    if op.needs[0]:
+        dx = op.cast_like(g, scale) * _each(op, scale, x)
+    if op.needs[1]:
+        ds = _over(op, g * op.replay(x, op.full_like(scale, 1), zero_point), scale)
+    return dx, ds
 
 
 def _sum_blocks(op, z, scale, axis, size):
@@ -32,3 +73,46 @@ def _sum_blocks(op, z, scale, axis, size):
     before, after = op.Slice(shape, [0], [axis]), op.Slice(shape, [axis + 1], [z.rank])
     split = op.Reshape(z, op.Concat(before, blocks, [size], after, axis=0), allowzero=1)
     return op.ReduceSum(split, [axis + 1], keepdims=0)
+
+
+# --- estimators ------------------------------------------------------------------------------------
+
+
+@estimator("Round", "Floor", "Ceil", kind="elementwise")
+def round_(op, g, x):
+    """y = x, rounded: g"""
+    return g
+
+
+@estimator("Sign", kind="elementwise")
+def sign(op, g, x):
+    """y = clip(x, -1, 1), rounded away from 0: g·[|x| ≤ 1]"""
+    return op.Where(op.Abs(x) <= 1.0, g, 0.0)
+
+
+def _unsaturated(op: Op, x, scale, zero_point, q):
+    """The scale at each x, and where x is rounded to a number that the type of q holds."""
+    numbers = q.dtype.numpy()
+    limits = (ml_dtypes.finfo if q.dtype.is_floating_point() else ml_dtypes.iinfo)(numbers)
+    s = op.cast_like(_each(op, scale, x), x)
+    r = op.Round(x / s)
+    if zero_point is not None and not q.dtype.is_floating_point():  # that of a float8 is 0
+        r = r + op.cast_like(_each(op, op.cast_like(zero_point, scale), x), x)
+    return s, op.And(r >= float(limits.min), r <= float(limits.max))
+
+
+def _quantize_jvp(op, tangents, x, scale, zero_point, q):
+    tx, ts, _ = tangents
+    s, inside = _unsaturated(op, x, scale, zero_point, q)
+    terms = [] if tx is None else [tx / s]
+    if ts is not None:
+        terms.append(-(op.cast_like(_each(op, ts, x), x) * (x / (s * s))))
+    return op.Where(inside, sum(terms[1:], terms[0]), 0.0)
+
+
+@estimator("QuantizeLinear", wrt=(0, 1), jvp=_quantize_jvp)
+def quantize_linear(op, g, x, scale, zero_point, q):
+    """q = x/s + z, rounded and saturated: (g/s, Σ -g·x/s²) where q is not saturated, 0 elsewhere"""
+    s, inside = _unsaturated(op, x, scale, zero_point, q)
+    d = op.Where(inside, op.cast_like(g, x), 0.0) / s
+    return d if op.needs[0] else None, _over(op, -(d * x / s), scale) if op.needs[1] else None

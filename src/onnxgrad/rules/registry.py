@@ -25,11 +25,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from onnxgrad.errors import NoDerivative, RuleError
+from onnxgrad.errors import NoDerivative, RuleError, UnknownName
 from onnxgrad.ir import Var, containers, expand_to, sum_to
 from onnxgrad.rules.op import Op
 
@@ -168,25 +169,58 @@ def add(terms: Sequence[Var]) -> Var:
     return total
 
 
+_Table = dict[tuple[str, str], list[tuple[int, "Rule"]]]
+
+
 class Registry:
-    """Rules by (domain, operator); the one with the highest since_version ≤ the node's opset applies."""
+    """Rules by (domain, operator); the one with the highest since_version ≤ the node's opset applies.
+
+    Beside the derivatives stand estimators: what some operators, whose derivative is zero, are taken to have
+    for one while `straight_through` names them.
+    """
 
     def __init__(self) -> None:
-        self._rules: dict[tuple[str, str], list[tuple[int, Rule]]] = {}
+        self._rules: _Table = {}
+        self._estimators: _Table = {}
+        self._chosen: ContextVar[frozenset[str]] = ContextVar("chosen", default=frozenset())
 
-    def set(self, op_type: str, rule: Rule, domain: str = "", since: int = 1) -> None:
+    def set(self, op_type: str, rule: Rule, domain: str = "", since: int = 1, *, estimator: bool = False) -> None:
         """Register `rule`, in place of an earlier one for the same domain, operator and version."""
-        versions = [v for v in self._rules.get((domain, op_type), []) if v[0] != since]
-        self._rules[domain, op_type] = sorted([*versions, (since, rule)], key=lambda v: v[0])
+        table = self._estimators if estimator else self._rules
+        versions = [v for v in table.get((domain, op_type), []) if v[0] != since]
+        table[domain, op_type] = sorted([*versions, (since, rule)], key=lambda v: v[0])
 
     def get(self, domain: str, op_type: str, opset: int) -> Rule | None:
         """The rule for an operator at `opset`, or None."""
         domain = "" if domain == "ai.onnx" else domain
+        table = self._estimators if self.estimates(domain, op_type) else self._rules
         found = None
-        for since, rule in self._rules.get((domain, op_type), ()):
+        for since, rule in table.get((domain, op_type), ()):
             if since <= opset:
                 found = rule
         return found
+
+    def estimates(self, domain: str, op_type: str) -> bool:
+        """Whether an estimator stands for the derivative of an operator now."""
+        return op_type in self._chosen.get() and (domain, op_type) in self._estimators
+
+    @property
+    def estimating(self) -> bool:
+        """Whether any operator is named by `straight_through` now."""
+        return bool(self._chosen.get())
+
+    @contextmanager
+    def straight_through(self, *operators: str) -> Iterator[None]:
+        """Within the ``with`` block, take the estimators of `operators` for their derivatives."""
+        known = sorted(name for _, name in self._estimators)
+        for name in operators:
+            if name not in known:
+                raise UnknownName(name, known, "operator with a straight-through estimator")
+        token = self._chosen.set(self._chosen.get() | set(operators))
+        try:
+            yield
+        finally:
+            self._chosen.reset(token)
 
     def items(self) -> list[tuple[str, str, int, Rule]]:
         """Every rule as (domain, operator, since_version, rule), sorted."""
@@ -200,12 +234,45 @@ class Registry:
 registry = Registry()
 
 
-def _decorator(names: Sequence[str], domain: str, since: int, **options: Any) -> Callable[[Function], Function]:
+def straight_through(*operators: str) -> AbstractContextManager[None]:
+    """Differentiate as if `operators` did not round, within a ``with`` block.
+
+    ::
+
+        with straight_through("QuantizeLinear"):
+            model = grad(model, wrt="w")
+
+    Operators that round have derivative zero, and so has everything before them. A straight-through
+    estimator (Bengio, Léonard & Courville 2013, arXiv:1308.3432) takes their derivative for that of what they
+    round, within the range that they do not clip. It is not the derivative; it is what quantization-aware
+    training uses for one. docs/conventions.md lists the operators and what each is taken to have.
+
+    Raises:
+        UnknownName: an operator without an estimator.
+    """
+    return registry.straight_through(*operators)
+
+
+def estimator(
+    *names: str,
+    kind: str = "rule",
+    wrt: tuple[int, ...] | None = (0,),
+    jvp: Function | None = None,
+    domain: str = "",
+    since: int = 1,
+):
+    """``f(op, g, *xs, *ys)`` of the class `kind` → what `straight_through` takes for the VJP."""
+    return _decorator(names, domain, since, estimator=True, kind=kind, wrt=wrt, jvp_function=jvp)
+
+
+def _decorator(
+    names: Sequence[str], domain: str, since: int, estimator: bool = False, **options: Any
+) -> Callable[[Function], Function]:
     def register(function: Function) -> Function:
         if not inspect.getdoc(function):
             raise RuleError(f"the rule for {', '.join(names)} has no docstring with its mathematical form")
         for name in names:
-            registry.set(name, Rule(function=function, **options), domain, since)
+            registry.set(name, Rule(function=function, **options), domain, since, estimator=estimator)
         return function
 
     return register
