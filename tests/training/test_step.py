@@ -473,6 +473,19 @@ def test_key_bound_by_two_entries():
         compile_step(model)
 
 
+def test_entry_without_a_loss():
+    """Nothing need be minimized: b2 ← 2·b2."""
+    model = mlp()
+    info = model.training_info.add()
+    outputs = [helper.make_tensor_value_info("twice", 1, [3])]
+    info.algorithm.CopyFrom(helper.make_graph([node("Add", ["b2", "b2"], ["twice"])], "algorithm", [], outputs))
+    info.update_binding.add(key="b2", value="twice")
+    step = compile_step(model)
+    assert (step.loss, step.results, step.batch) == ("", [], [])
+    state, _ = train(step, [{}] * 3)
+    np.testing.assert_array_equal(state["b2"], 8 * initial(step)["b2"])
+
+
 def test_two_bindings_of_one_value():
     """Both tensors of state take the same value; each leaves by an output of its own."""
     step = compile_step(spoiled(lambda i: i.update_binding.add(key="V", value="new")))

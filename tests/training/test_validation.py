@@ -9,7 +9,7 @@ import pytest
 from onnx import helper, numpy_helper, parser
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training import attach, compile_step, validate
+from onnxgrad.training import ReferenceTraining, attach, compile_step, validate
 from onnxgrad.training.gradients import DOMAIN
 from onnxgrad.training.validation import RULES
 from tests.training.nets import mlp, train
@@ -251,6 +251,36 @@ def test_state_of_another_entry():
     expected, _ = train(compile_step(halved), BATCHES)
     assert state["p_T"] == len(BATCHES)
     np.testing.assert_allclose(state["w1"], expected["w1"], rtol=1e-5)
+
+
+def test_sparse_state():
+    """An initializer of an algorithm may be sparse; it is dense from the first step on."""
+
+    def change(info):
+        dense = next(t for t in info.algorithm.initializer if t.name == "V")
+        info.algorithm.initializer.remove(dense)
+        sparse = info.algorithm.sparse_initializer.add(dims=[8, 3])
+        sparse.values.CopyFrom(numpy_helper.from_array(np.float32([1.5]), "V"))
+        sparse.indices.CopyFrom(numpy_helper.from_array(np.int64([3]), "at"))
+        info.update_binding.add(key="V", value="Vnew")
+
+    model = spoiled(change)
+    assert validate(model) == []
+    assert compile_step(model).state["V"].initial.numpy().reshape(-1)[3] == 1.5
+    assert ReferenceTraining(model).state["V"].sum() == 1.5
+
+
+def test_entry_that_only_initializes():
+    model = spoiled(lambda info: None)
+    info = model.training_info.add()
+    start = helper.make_node("Constant", [], ["start"], value_floats=[1.0, 2.0, 3.0])
+    outputs = [helper.make_tensor_value_info("start", FLOAT, [3])]
+    info.initialization.CopyFrom(helper.make_graph([start], "initialization", [], outputs))
+    info.initialization_binding.add(key="b2", value="start")
+    assert validate(model) == []
+    step = compile_step(model)
+    assert (step.loss, list(step.state)) == ("loss", ["w2"])
+    np.testing.assert_array_equal(step.inference_model({}).graph.initializers["b2"].const_value.numpy(), [1, 2, 3])
 
 
 # --- the command -----------------------------------------------------------------------------------

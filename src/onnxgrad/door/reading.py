@@ -161,8 +161,12 @@ def _check_external(tensor: ir.ExternalTensor, path: Path) -> None:
 
 
 def _copied(info: onnx.TrainingInfoProto) -> onnx.TrainingInfoProto:
+    """A copy of its own, with sparse initializers written out as those of the model are."""
     copy = onnx.TrainingInfoProto()
     copy.CopyFrom(info)
+    for graph in (copy.algorithm, copy.initialization):
+        if _has_sparse(graph):
+            _densify(graph)
     return copy
 
 

@@ -71,17 +71,20 @@ def chosen_entries(source: Source, entry: int | None) -> list[int]:
 def bindings(source: Source, chosen: Sequence[int]) -> dict[int, Bindings]:
     """The update bindings of the `chosen` entries: per entry, from initializer to the output it takes.
 
+    Those of the others must be right as well, because keys are unique in all of them together.
+
     Raises:
         BadInput: a key that is no initializer, a key bound twice, a value that is no output.
     """
     inference = source.model.graph
     found: dict[int, Bindings] = {}
     owner: dict[str, int] = {}
-    for index in chosen:
+    for index in range(len(source.infos)):
         algorithm = source.infos[index].algorithm
         keys = {*inference.initializers, *(t.name for t in algorithm.initializer)}
         values = {*(v.name or "" for v in inference.outputs), *(v.name for v in algorithm.output)}
-        found[index] = {}
+        if index in chosen:
+            found[index] = {}
         for binding in source.infos[index].update_binding:
             where = f"training entry {index}, update binding {binding.key!r} ← {binding.value!r}"
             if binding.key in owner:
@@ -92,7 +95,8 @@ def bindings(source: Source, chosen: Sequence[int]) -> dict[int, Bindings]:
             if binding.value not in values:
                 raise BadInput(f"{where}: {UnknownName(binding.value, values, 'output')}")
             owner[binding.key] = index
-            found[index][binding.key] = binding.value
+            if index in chosen:
+                found[index][binding.key] = binding.value
     return found
 
 

@@ -15,6 +15,8 @@ import onnx
 import onnx_ir as ir
 from onnx import numpy_helper
 
+from onnxgrad.door import training_info
+from onnxgrad.door.reading import read_proto
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime.reference import ReferenceSession
 from onnxgrad.training.calls import without_calls
@@ -47,8 +49,8 @@ class ReferenceTraining:
         if problems:
             raise BadInput("the training information is not valid\n" + "\n".join(f"  {p}" for p in problems))
         self.proto = model_proto(model)
-        held = ir.from_proto(self.proto)
-        self.infos = [without_calls(held, info, i) for i, info in enumerate(self.proto.training_info)]
+        held = read_proto(self.proto)
+        self.infos = [without_calls(held, info, i) for i, info in enumerate(training_info(held))]
         self.runs = runs
         weights = {t.name: t for t in self.proto.graph.initializer}
         for info in self.infos:

@@ -38,7 +38,8 @@ def in_sequence(first: Step, second: Step) -> Step:
     graph.inputs.extend(hosted[n] for n in [*batch, *(t.input for t in state.values()), *rates])
     prune(graph)
     first.model.opset_imports.update(second.model.opset_imports)
-    return replace(first, state=state, batch=batch, results=results, rates=rates)
+    loss = first.loss or own.get(second.loss, second.loss)
+    return replace(first, state=state, batch=batch, results=results, rates=rates, loss=loss)
 
 
 def _known(first: Step, second: Step) -> dict[str, ir.Value]:

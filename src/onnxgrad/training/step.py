@@ -66,7 +66,7 @@ class Step:
         batch: the graph inputs that are fed with data: inputs and labels of the model that the step reads.
         results: graph outputs to look at: the loss first, then the extra outputs that were asked for; the
             same again for every further entry.
-        loss: the result that is minimized.
+        loss: the result that is minimized; empty if the algorithm has none.
         rates: further graph inputs, scalars to feed at every step (learning rates), with the values that
             the training model gives them; a schedule feeds others.
     """
@@ -145,13 +145,14 @@ def _compile_entry(
     """The step of one entry; `updated` are the initializers that any of the entries changes."""
     merged = merge(source, index, bound, updated)
     data = [v.name or "" for v in merged.model.graph.inputs if v.name not in {*merged.hosted, *merged.fed}]
-    trained, loss = _gradient_names(merged.model, source.infos[index].algorithm, bound, index)
+    trained, loss = _gradient_names(merged.model, source.infos[index].algorithm, bound)
     lowered = Lowered(open_bound(merged.model, constants={*merged.hosted, *merged.fed}).model)
     state = {
         name: StateTensor(name, name, value, merged.hosted[name], _kind(name, merged, trained))
         for name, value in bound.items()
     }
-    results = _wire(lowered, list(state.values()), list(dict.fromkeys([loss, *outputs])), index)
+    asked = dict.fromkeys(name for name in [loss, *outputs] if name)
+    results = _wire(lowered, list(state.values()), list(asked), index)
     graph = lowered.graph
     read_by = {v for node in graph for v in reads(node)}
     inputs = {v.name or "": v for v in graph.inputs}
@@ -162,24 +163,20 @@ def _compile_entry(
     step = lowered.model
     step.opset_imports.pop(DOMAIN, None)
     step.metadata_props.clear()
-    return Step(step, state, batch, results, results[0], merged.fed)
+    return Step(step, state, batch, results, results[0] if loss else "", merged.fed)
 
 
-def _gradient_names(
-    model: ir.Model, algorithm: onnx.GraphProto, bound: Mapping[str, str], index: int
-) -> tuple[set[str], str]:
+def _gradient_names(model: ir.Model, algorithm: onnx.GraphProto, bound: Mapping[str, str]) -> tuple[set[str], str]:
     """What Gradient nodes are taken with respect to, and the loss.
 
     The loss is what the first Gradient is taken of; without one, the first output of the algorithm that
-    updates nothing.
+    updates nothing; if there is none of these, nothing is called the loss.
     """
     gradients = [n for n in model.graph if n.domain == DOMAIN and n.op_type == "Gradient"]
     trained = {x for n in gradients if "xs" in n.attributes for x in n.attributes["xs"].as_strings()}
     targets = [n.attributes["y"].as_string() for n in gradients if "y" in n.attributes]
     free = [v.name for v in algorithm.output if v.name not in bound.values()]
-    if not (targets or free):
-        raise BadInput(f"training entry {index} has neither a Gradient node nor an output that could be the loss")
-    return trained, (targets or free)[0]
+    return trained, (targets or free or [""])[0]
 
 
 def _kind(name: str, merged: Merged, trained: set[str]) -> str:

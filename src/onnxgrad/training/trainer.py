@@ -77,6 +77,8 @@ class Trainer:
         options: Options | None = None,
     ) -> None:
         self.step = model if isinstance(model, Step) else compile_step(model, entry=entry)
+        if not self.step.loss:
+            raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
         self.options = options or Options()
         self.machine = StepRunner(self.step, options=self.options)
         self._why_not = ""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.door import to_proto
+from onnxgrad.door import to_proto, training_info
 from onnxgrad.door.reading import is_ordered, load_model, read_proto
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.infer import infer_model
@@ -72,7 +72,7 @@ def validate(model: AnyTrainingModel) -> list[Problem]:
     found += _unique(proto, "update_binding")
     found += _unique(proto, "initialization_binding")
     infos = []
-    for index, info in enumerate(proto.training_info):
+    for index, info in enumerate(training_info(held)):
         try:
             info = without_calls(held, info, index)
         except BadInput as e:

@@ -1,0 +1,122 @@
+"""An ``onnx.backend`` Backend, so that the onnx package's own backend tests run against onnxgrad.
+
+Operators of the training domain are written out, and stock ONNX Runtime runs what results::
+
+    import onnx.backend.test, onnxgrad.backend
+    tests = onnx.backend.test.BackendTest(onnxgrad.backend, __name__)
+
+`ReferenceEvaluator` is that of onnx with the same beforehand: an operator in it sees only values, and a Gradient
+is about a graph.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.backend.base
+import onnx.reference
+from onnx import helper
+
+from onnxgrad.runtime import Session
+from onnxgrad.training import lower_gradients
+from onnxgrad.training.calls import DOMAIN
+
+
+class BackendRep(onnx.backend.base.BackendRep):
+    """A model, ready to run."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.session = Session(model.SerializeToString())
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """The outputs for `inputs`: by name, or in order."""
+        if not isinstance(inputs, Mapping):
+            listed = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+            inputs = dict(zip(self.session.inputs, listed))
+        plain = all(isinstance(v, (np.ndarray, np.generic)) for v in inputs.values())
+        if plain:
+            found = self.session.run({k: np.asarray(v) for k, v in inputs.items()})
+            return tuple(found[name] for name in self.session.outputs)
+        return tuple(self.session.native.run(None, dict(inputs)))  # sequences and optionals
+
+
+class Backend(onnx.backend.base.Backend):
+    """Models run by ONNX Runtime, with everything of ai.onnx.preview.training written out before."""
+
+    @classmethod
+    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
+        """Whether it can be prepared."""
+        try:
+            cls.prepare(model, device, **kwargs)
+        except (ValueError, RuntimeError):
+            return False
+        return cls.supports_device(device)
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> BackendRep:
+        """A model that can be run."""
+        if not cls.supports_device(device):
+            raise ValueError(f"onnxgrad runs on the CPU here, not on {device}")
+        return BackendRep(lower_gradients(with_standard_opset(model)) if trains(model) else model)
+
+    @classmethod
+    def run_node(
+        cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, **kwargs: Any
+    ) -> Any:
+        """Run one node on arrays."""
+        arrays = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
+        given = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+            for name, a in zip(dict.fromkeys(n for n in node.input if n), map(np.asarray, arrays))
+        ]
+        made = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+        graph = helper.make_graph([node], "node", given, made)
+        opsets = [helper.make_opsetid("", kwargs.get("opset_version", 21)), helper.make_opsetid(DOMAIN, 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+        return cls.prepare(onnx.shape_inference.infer_shapes(model), device).run(arrays)
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """The CPU only."""
+        return device.partition(":")[0] == "CPU"
+
+
+class ReferenceEvaluator(onnx.reference.ReferenceEvaluator):
+    """The reference evaluator of onnx, which then executes Gradient, GraphCall and every optimizer as well."""
+
+    def __init__(self, model: str | os.PathLike | onnx.ModelProto, **kwargs: Any) -> None:
+        proto = model if isinstance(model, onnx.ModelProto) else onnx.load(model)
+        super().__init__(lower_gradients(with_standard_opset(proto)) if trains(proto) else proto, **kwargs)
+
+
+def trains(model: onnx.ModelProto) -> bool:
+    """Whether the model, outside its training information, uses the training domain."""
+    return _any_trains(model.graph.node) or any(_any_trains(f.node) for f in model.functions)
+
+
+def _any_trains(nodes: Sequence[onnx.NodeProto]) -> bool:
+    return any(
+        n.domain == DOMAIN or any(_any_trains(g.node) for a in n.attribute for g in (a.g, *a.graphs)) for n in nodes
+    )
+
+
+def with_standard_opset(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, importing the standard operators if it has none of them: what is written out uses them."""
+    if any(o.domain in ("", "ai.onnx") for o in model.opset_import):
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.opset_import.append(helper.make_opsetid("", 21))
+    return copy
+
+
+is_compatible = Backend.is_compatible
+prepare = Backend.prepare
+run = Backend.run_model
+run_model = Backend.run_model
+run_node = Backend.run_node
+supports_device = Backend.supports_device

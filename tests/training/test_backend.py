@@ -1,0 +1,97 @@
+"""The backend tests of the onnx package that are about training, through onnxgrad.backend and ONNX Runtime."""
+
+from __future__ import annotations
+
+import re
+import unittest
+import warnings
+
+import numpy as np
+import onnx
+import onnx.backend.test
+import pytest
+from onnx.backend.test.loader import load_model_tests
+
+import onnxgrad.backend
+from onnxgrad.training import lower_gradients
+from tests.training.nets import run
+from tests.training.test_functions import ramp
+from tests.training.test_gradient import HEAD
+from tests.training.test_optimizers import STANDARD, optimizer_model
+
+MODELS = ["test_gradient_of_add", "test_gradient_of_add_and_mul"]
+PATTERN = r"^test_(gradient_of_add|adagrad|adam|momentum|nesterov|nllloss|sce|negative_log|softmax_cross).*_cpu$"
+
+
+def _suite() -> dict[str, type[unittest.TestCase]]:
+    """The test cases of the onnx package, less those that are not about training."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cases = onnx.backend.test.BackendTest(onnxgrad.backend, __name__).test_cases
+    for case in cases.values():
+        for name in [n for n in vars(case) if n.startswith("test_") and not re.match(PATTERN, n)]:
+            delattr(case, name)
+    return cases
+
+
+globals().update(_suite())
+
+
+def test_there_is_something_to_run():
+    """All nine of training, and the losses in all their forms."""
+    cases = {n for held in _suite().values() for n in dir(held) if n.startswith("test_") and n.endswith("_cpu")}
+    names = {n.removesuffix("_cpu") for n in cases}
+    included = {n for n in names if n in {*STANDARD, *MODELS} or n.startswith(("test_nllloss", "test_sce"))}
+    assert {*STANDARD, *MODELS} <= included
+    assert len(included) > 70
+
+
+LOSSES = [c for c in load_model_tests(kind="node") if c.name.startswith(("test_nllloss", "test_sce"))]
+
+
+@pytest.mark.parametrize("case", [c for c in LOSSES if not c.name.endswith("_expanded")], ids=lambda c: c.name)
+def test_losses_survive_the_door(case):
+    """The nodes, and the function bodies that the onnx package writes for them, in a model that was lowered."""
+    expanded = next(c for c in LOSSES if c.name == f"{case.name}_expanded")
+    for found in (case, expanded):
+        lowered = lower_gradients(found.model)
+        for inputs, outputs in found.data_sets:
+            feeds = {i.name: np.asarray(a) for i, a in zip(found.model.graph.input, inputs)}
+            for value, want in zip(run(lowered, feeds).values(), outputs):
+                np.testing.assert_allclose(value, want, rtol=1e-3, atol=1e-7)
+
+
+def test_one_node():
+    a, b = np.float32([1, 2]), np.float32([3, 5])
+    (total,) = onnxgrad.backend.run_node(onnx.helper.make_node("Add", ["a", "b"], ["c"]), [a, b])
+    np.testing.assert_array_equal(total, a + b)
+    model = optimizer_model("Adagrad", 1, shapes=((2,),), decay_factor=0.5)
+    feeds = ramp(model)
+    found = onnxgrad.backend.run_node(model.graph.node[0], feeds)
+    for value, want in zip(found, run(lower_gradients(model), feeds).values()):
+        np.testing.assert_array_equal(value, want)
+
+
+def test_reference_evaluator():
+    model = onnx.parser.parse_model(
+        HEAD
+        + """g (float[2] a, float[2] b) => (float[2] d, float[2] e) {
+            y = Mul (a, b)
+            z = Mul (y, y)
+            d, e = ai.onnx.preview.training.Gradient <xs = ["a", "b"], y = "z"> (a, b)
+        }"""
+    )
+    a, b = np.float32([1, 2]), np.float32([3, 5])
+    d, e = onnxgrad.backend.ReferenceEvaluator(model).run(None, {"a": a, "b": b})
+    np.testing.assert_allclose(d, 2 * a * b * b)
+    np.testing.assert_allclose(e, 2 * a * a * b)
+    plain = onnxgrad.backend.ReferenceEvaluator(onnxgrad.training.lower_gradients(model))
+    np.testing.assert_allclose(plain.run(None, {"a": a, "b": b})[0], d)
+
+
+def test_devices():
+    assert onnxgrad.backend.supports_device("CPU")
+    assert not onnxgrad.backend.supports_device("CUDA")
+    broken = optimizer_model("Adam", 1)
+    assert not onnxgrad.backend.is_compatible(broken)
+    assert onnxgrad.backend.is_compatible(optimizer_model("Adam", 2))
