@@ -56,6 +56,7 @@ CASES = [
     Case("DepthToSpace", [(1, 8, 1, 2)], {"blocksize": 2}),
     Case("DepthToSpace", [(1, 8, 2, 1)], {"blocksize": 2, "mode": "CRD"}, note="CRD"),
     Case("SpaceToDepth", [(1, 2, 2, 4)], {"blocksize": 2}),
+    Case("SpaceToDepth", [(1, 2, 2, 4)], {"blocksize": 2, "mode": "CRD"}, opset=28, runtime=False, note="CRD"),
     Case("Trilu", [(3, 4)]),
     Case("Trilu", [(2, 3, 3), np.array(-1)], {"upper": 0}),
     Case("Trilu", [(3, 4), np.array(1)], fed=True, note="k fed"),

@@ -84,7 +84,7 @@ def depth_to_space(op, g, x):
 @linear("SpaceToDepth")
 def space_to_depth(op, g):
     """y = blocks of x gathered into channels: g's channels spread over space"""
-    return op.DepthToSpace(g, blocksize=op.attr("blocksize"))
+    return op.DepthToSpace(g, blocksize=op.attr("blocksize"), mode=op.attr("mode"))  # a mode came with opset 28
 
 
 @linear("Trilu")
