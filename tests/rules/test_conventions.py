@@ -96,6 +96,32 @@ PINS: dict[tuple[str, str], list[tuple[str, list, list, dict]]] = {
         (op, [at(-INF, -INF)], [[NAN, NAN]], {}) for op in ("Softmax", "LogSoftmax")
     ],
 }
+ROWS_OF_THREE = at(0, 1, 4, 0, 1, 4).reshape(1, 1, 2, 3)
+ON_THEM = at(-1, 0, 0, 0, 1, 0).reshape(1, 1, 3, 2)  # points on each of these, from corner to corner
+CORNERS = {"mode": "linear", "align_corners": 1}
+PINS |= {
+    ("GridSample", "linear, a point on an element"): [
+        ("GridSample", [ROWS_OF_THREE, ON_THEM], [None, [1, 0, 3, 0, -4, 0]], CORNERS)
+    ],
+    ("GridSample", "linear with border or reflection, a point on an outermost element"): [
+        ("GridSample", [ROWS_OF_THREE, ON_THEM], [None, [0, 0, 3, 0, 0, 0]], CORNERS | {"padding_mode": p})
+        for p in ("border", "reflection")
+    ],
+    ("GridSample", "nearest"): [
+        ("GridSample", [ROWS_OF_THREE, ON_THEM * 0.8], [None, [0] * 6], CORNERS | {"mode": "nearest"})
+    ],
+    ("RoiAlign", "a point on an element"): [
+        ("RoiAlign", [ROWS_OF_THREE, at(1, 0.1, 2, 0.3).reshape(1, 4), np.array([0])], [None, [1.5, 0, 1.5, 0]], {})
+    ],
+    ("MaxUnpool", "several elements with one index"): [
+        (
+            "MaxUnpool",
+            [at(3, 4).reshape(1, 1, 2), np.array([[[1, 1]]])],
+            [[0, 1]],
+            {"kernel_shape": [2], "strides": [2]},
+        )
+    ],
+}
 LOSSES = "SoftmaxCrossEntropyLoss, NegativeLogLikelihoodLoss"
 ELSEWHERE = {  # rows that take more than one node to show: the test that pins each
     ("Sqrt", "x = 0, cotangent 0"): "test_a_root_that_is_discarded",
@@ -104,6 +130,7 @@ ELSEWHERE = {  # rows that take more than one node to show: the test that pins e
     ("Dropout", "ratio 1 in training"): "test_dropout_of_everything",
     (LOSSES, "an ignored target"): "test_ignored_targets",
     (LOSSES, "a mean over ignored targets only"): "test_ignored_targets",
+    ("MaxRoiPool", "several elements tie"): "test_the_first_of_the_largest_in_a_region",
 }
 ALL = [(key, pin) for key, pins in PINS.items() for pin in pins]
 
@@ -131,8 +158,8 @@ def test_convention(pin: tuple, dtype: type) -> None:
     shape = reference(primal, feeds)["y0"].shape
     feeds[sig.cotangents["y0"]] = np.ones(shape, dtype)
     if loads(primal):
-        names = [sig.gradients[w] for w in wrt]
-        got = dict(zip(names, session(derived).run(names, feeds)))
+        names, runtime = [sig.gradients[w] for w in wrt], session(derived)
+        got = dict(zip(names, runtime.run(names, {i.name: feeds[i.name] for i in runtime.get_inputs()})))
     else:
         got = reference(derived, feeds)
     for w, want in zip(wrt, wants):
@@ -228,3 +255,14 @@ def test_ignored_targets(op: str, labels: list) -> None:
     assert np.isnan(loss) == (labels == [-1, -1])
     np.testing.assert_array_equal(g[1], 0)
     assert (g[0] == 0).all() == (labels == [-1, -1])
+
+
+def test_the_first_of_the_largest_in_a_region() -> None:
+    nodes = [helper.make_node("MaxRoiPool", ["x", "r"], ["y"], pooled_shape=[1, 1])]
+    inputs = {"x": (TensorProto.FLOAT, [1, 1, 2, 2]), "r": (TensorProto.FLOAT, [1, 5])}
+    model = vjp(graph_of(nodes, inputs, {}, "y"), wrt=["x", "r"], of="y")
+    feeds = {"x": np.float32([[[[1, 5], [5, 5]]]]), "r": np.float32([[0, 0, 0, 1, 1]])}
+    feeds["y_cotangent"] = np.ones((1, 1, 1, 1), np.float32)
+    _, dx, dr = session(model).run(None, feeds)
+    np.testing.assert_array_equal(dx.ravel(), [0, 1, 0, 0])
+    assert not dr.any()
