@@ -770,3 +770,20 @@ def test_the_weights_of_a_convolution_tell_the_rank_of_its_operand():
     x = np.random.default_rng(0).standard_normal((1, 2, 3), np.float32)
     got = run(vjp(source, wrt="x"), {"x": x, "c": np.array(False), "y_cotangent": np.ones((1, 1, 2), np.float32)})
     np.testing.assert_allclose(got["x_grad"], [[[-1, -3, -2], [-3, -7, -4]]])
+
+
+def test_an_output_declared_with_a_wrong_rank():
+    """ONNX Runtime runs such models with a warning; the cotangent has the rank that there is."""
+    text = """
+        <ir_version: 10, opset_import: ["": 21]>
+        g (float[N, 2] x) => (float[1, S] y) <int64[1] one = {1}, int64[1] two = {2}> {
+            n = Shape <start = 0, end = 1> (x)
+            s = Concat <axis = 0> (n, one, two)
+            h = Reshape (x, s)
+            y = Reshape (h, s)
+        }"""
+    derived = vjp(onnx.parser.parse_model(text), wrt="x")
+    assert_sound(derived)
+    x = np.ones((3, 2), np.float32)
+    got = run(derived, {"x": x, "y_cotangent": 2 * x.reshape(3, 1, 2)})
+    np.testing.assert_array_equal(got["x_grad"], 2 * x)

@@ -43,7 +43,7 @@ def _settled(dim: int | ir.SymbolicDim, renamed: dict[str, str], names: set[str]
     if name is None or name.strip().lower() in UNKNOWN or name.lstrip("-").isdigit():
         return None
     try:
-        dim.simplify()
+        dim.free_symbols()  # reads the name
     except ValueError:
         return _renamed(name, renamed, names)
     return dim

@@ -192,17 +192,19 @@ def _corrected(infer: Infer, correct: Infer) -> Infer:
     """`infer`, then `correct`; then what the model declares, as far as it can be believed.
 
     Declared shapes of operators that broadcast were mostly inferred, with the same mistake; of
-    those only numbers are believed.
+    those only numbers are believed. A declared shape of another rank is wrong (ONNX Runtime only warns).
     """
 
     def corrected(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         declared = [out.shape for out in node.outputs]
+        for out in node.outputs:
+            out.shape = None
         infer(ctx, node)
         for out in node.outputs:
             out.shape = None if out.shape is None else ir.Shape(out.shape)
         correct(ctx, node)
         for out, shape in zip(node.outputs, declared):
-            if shape is None:
+            if shape is None or (out.shape is not None and len(out.shape) != len(shape)):
                 continue
             if correct in (_broadcast, _matmul, _einsum) and out.shape is not None and len(out.shape) == len(shape):
                 shape = ir.Shape([d if isinstance(d, int) else i for d, i in zip(shape, out.shape)])
