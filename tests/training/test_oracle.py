@@ -9,7 +9,8 @@ from onnx import helper, numpy_helper
 
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Session
-from onnxgrad.training import ReferenceTraining, attach, compile_step
+from onnxgrad.training import ReferenceTraining, attach, compile_step, lower_gradients, validate
+from onnxgrad.training.gradients import DOMAIN
 from tests.training.nets import mlp, run, train
 from tests.training.test_entries import BATCHES, called, norm_net
 from tests.training.test_step import spoiled, two_entries, with_initialization
@@ -52,6 +53,146 @@ def test_all_entries_in_order(prefixes):
 
 def test_state_that_entries_share():
     assert agree(shared_state()).state["p_T"] == len(BATCHES)
+
+
+def test_state_that_both_entries_declare():
+    """Both have an initializer p_T, and one binds it: it is one variable."""
+    model = shared_state()
+    model.training_info[1].algorithm.initializer.append(numpy_helper.from_array(np.array(0, np.int64), "p_T"))
+    assert agree(model).state["p_T"] == len(BATCHES)
+    same = ReferenceTraining(shared_state())
+    for batch in BATCHES:
+        same.step(batch)
+    runner = agree(model)
+    for name in same.state:
+        np.testing.assert_array_equal(runner.state[name], same.state[name])
+    model.training_info[1].algorithm.initializer[-1].CopyFrom(numpy_helper.from_array(np.array(1, np.int64), "p_T"))
+    for refuse in (compile_step, ReferenceTraining):
+        with pytest.raises(BadInput, match="entries 0 and 1 declare the state 'p_T', which is one variable"):
+            refuse(model)
+
+
+def variance_reduced() -> onnx.ModelProto:
+    """w2 ← w2 - r·(∂L(w2) - ∂L(s) + m), s a snapshot of w2 with m = ∂L(s) as it was: substitution in an algorithm.
+
+    The rate goes down with d³/dT³ of T⁴/24, which is T: third order beside it.
+    """
+    model = two_entries()
+    del model.training_info[1]
+    algorithm = model.training_info[0].algorithm
+    nodes = [n for n in algorithm.node if n.op_type != "Momentum"]
+    nodes += [
+        helper.make_node("Gradient", ["snapshot", "x", "labels"], ["g_s"], domain=DOMAIN, xs=["w2"],
+                         zs=["x", "labels"], y="loss"),
+        helper.make_node("Sub", ["g", "g_s"], ["less"]),
+        helper.make_node("Add", ["less", "mean"], ["direction"]),
+        helper.make_node("Mul", ["U", "U"], ["U2"]),
+        helper.make_node("Mul", ["U2", "U2"], ["U4"]),
+        helper.make_node("Gradient", ["U"], ["e1"], domain=DOMAIN, xs=["U"], y="U4"),
+        helper.make_node("Gradient", ["U"], ["e2"], domain=DOMAIN, xs=["U"], y="e1"),
+        helper.make_node("Gradient", ["U"], ["e3"], domain=DOMAIN, xs=["U"], y="e2"),
+        helper.make_node("Div", ["e3", "full"], ["count"]),
+        helper.make_node("Div", ["direction", "count"], ["divided"]),
+        helper.make_node("Mul", ["divided", "rate"], ["step"]),
+        helper.make_node("Sub", ["w2", "step"], ["new"]),
+        helper.make_node("Add", ["U", "one"], ["Unew"]),
+    ]  # fmt: skip
+    del algorithm.node[:]
+    algorithm.node.extend(nodes)
+    rng = np.random.default_rng(0)
+    held = {
+        "snapshot": rng.standard_normal((8, 3)),
+        "mean": rng.standard_normal((8, 3)),
+        "U": 1.0,
+        "one": 1.0,
+        "full": 24.0,
+    }
+    algorithm.initializer.extend(numpy_helper.from_array(np.array(a, np.float32), n) for n, a in held.items())
+    algorithm.output[2].name = "Unew"
+    model.training_info[0].update_binding.add(key="U", value="Unew")
+    return model
+
+
+def test_substitution_and_third_order_in_an_algorithm():
+    model = variance_reduced()
+    runner = agree(model)
+    w = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
+    held = {t.name: numpy_helper.to_array(t) for t in model.training_info[0].algorithm.initializer}
+
+    def gradient(w2, batch):
+        h = np.tanh(batch["x"] @ w["w1"] + w["b1"])
+        return h.T @ (2 * (h @ w2 + w["b2"] - batch["labels"])) / batch["labels"].size
+
+    for t, batch in enumerate(BATCHES, start=1):
+        direction = gradient(w["w2"], batch) - gradient(held["snapshot"], batch) + held["mean"]
+        w["w2"] = w["w2"] - 0.1 * direction / t
+    np.testing.assert_allclose(runner.state["w2"], w["w2"], rtol=1e-4, atol=1e-5)
+    assert runner.state["U"] == len(BATCHES) + 1
+    agree(lower_gradients(model))
+
+
+def test_learning_to_learn():
+    """The inner step w' = w - a·∂l/∂w is a Gradient; the outer one differentiates the loss at w' through it."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18, "ai.onnx.preview.training": 1]>
+        net (float[2] x) => (float[2] y)
+        <float[2] w = {1.0, -0.5}> { y = Mul (x, w) }""")
+    info = model.training_info.add()
+    info.algorithm.CopyFrom(
+        onnx.parser.parse_graph("""learn (float[2] t, float[2] u) => (float L, float[2] w_new)
+        <float a = {0.3}> {
+            r = Sub (y, t)
+            q = Mul (r, r)
+            inner = ReduceSum <keepdims = 0> (q)
+            g = ai.onnx.preview.training.Gradient <xs = ["w"], zs = ["x", "t"], y = "inner"> (w, x, t)
+            move = Mul (a, g)
+            adapted = Sub (w, move)
+            s = Sub (adapted, u)
+            s2 = Mul (s, s)
+            L = ReduceSum <keepdims = 0> (s2)
+            G = ai.onnx.preview.training.Gradient <xs = ["w"], zs = ["x", "t", "u"], y = "L"> (w, x, t, u)
+            down = Mul (a, G)
+            w_new = Sub (w, down)
+        }""")
+    )
+    info.update_binding.add(key="w", value="w_new")
+    batch = {"x": np.float32([0.7, 1.2]), "t": np.float32([1, 2]), "u": np.float32([0.1, -0.2])}
+    runner = agree(model, [batch] * 3)
+    w, (x, t, u) = np.array([1.0, -0.5]), batch.values()
+    for _ in range(3):
+        adapted = w - 0.3 * 2 * x * (x * w - t)
+        w = w - 0.3 * 2 * (adapted - u) * (1 - 0.6 * x * x)
+    np.testing.assert_allclose(runner.state["w"], w, rtol=1e-5)
+
+
+def test_optimizer_in_a_branch():
+    """An update that is skipped where the loss is too large."""
+    model = two_entries()
+    del model.training_info[1]
+    algorithm = model.training_info[0].algorithm
+    update = next(n for n in algorithm.node if n.op_type == "Momentum")
+    branches = []
+    for name in ("then", "else"):
+        out = helper.make_tensor_value_info(f"{name}_w", 1, [8, 3])
+        if name == "then":
+            inner = onnx.NodeProto()
+            inner.CopyFrom(update)
+            inner.output[:] = ["then_w", "then_v"]
+        else:
+            inner = helper.make_node("Identity", ["w2"], ["else_w"])
+        branches.append(helper.make_graph([inner], name, [], [out]))
+    algorithm.node.remove(update)
+    algorithm.node.append(helper.make_node("Less", ["loss", "limit"], ["small"]))
+    algorithm.node.append(helper.make_node("If", ["small"], ["new"], then_branch=branches[0], else_branch=branches[1]))
+    algorithm.initializer.append(numpy_helper.from_array(np.array(1.5, np.float32), "limit"))
+    del algorithm.output[2]
+    assert validate(model) == []
+    wild = {"x": BATCHES[0]["x"], "labels": 10 * BATCHES[0]["labels"]}
+    runner = ReferenceTraining(model)
+    before = runner.state["w2"]
+    runner.step(wild)
+    np.testing.assert_array_equal(runner.state["w2"], before)
+    agree(model, [wild, *BATCHES])
+    agree(lower_gradients(model), [wild, *BATCHES])
 
 
 def test_graph_call():

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 import onnx
 from onnx import parser
 
-from onnxgrad.door.reading import load_model
-from onnxgrad.door.saving import to_proto
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.names import described
 from onnxgrad.training.gradients import DOMAIN
+from onnxgrad.training.validation import model_proto
 
 #: The lowest opsets in which the bodies mean what they say. Momentum compares strings (its mode).
 LOWEST = {"Adagrad": 15, "Adam": 15, "Momentum": 19}
@@ -179,7 +178,7 @@ def with_optimizer_functions(model: str | os.PathLike | onnx.ModelProto) -> onnx
     The nodes stay; each gets the `overload` that says how many tensors it has. Needs IR version 10 (raised to it).
     """
     copy = onnx.ModelProto()
-    copy.CopyFrom(model if isinstance(model, onnx.ModelProto) else to_proto(load_model(model)))
+    copy.CopyFrom(model_proto(model))
     wanted: dict[tuple[str, int], None] = {}
     for nodes in [copy.graph.node, *(f.node for f in copy.functions), *(i.algorithm.node for i in copy.training_info)]:
         _name_overloads(nodes, wanted)

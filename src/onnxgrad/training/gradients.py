@@ -169,6 +169,8 @@ class Scope:
         """Variables that are computed from others: the specification wants them independent."""
         so_far = self._so_far(node)
         for value, name in variables.items():
+            if value.producer() is None:
+                continue
             nodes = between(so_far, value, set(variables) - {value})
             for read in dict.fromkeys(v for n in nodes for v in reads(n)):
                 if read in variables and read is not value:

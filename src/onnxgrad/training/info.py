@@ -77,6 +77,8 @@ def bindings(source: Source, chosen: Sequence[int]) -> dict[int, Bindings]:
         BadInput: a key that is no initializer, a key bound twice, a value that is no output.
     """
     inference = source.model.graph
+    for why in conflicts(source.infos):
+        raise BadInput(why)
     found: dict[int, Bindings] = {}
     owner: dict[str, int] = {}
     for index in range(len(source.infos)):
@@ -215,6 +217,26 @@ def mutable(infos: Iterable[onnx.TrainingInfoProto]) -> set[str]:
     """The initializers that training may change: keys of bindings, and rates that the host feeds."""
     keys = {b.key for i in infos for b in (*i.update_binding, *i.initialization_binding)}
     return keys.union(*(fed(i.algorithm) for i in infos))
+
+
+def conflicts(infos: Sequence[onnx.TrainingInfoProto]) -> Iterator[str]:
+    """State that several algorithms declare is one variable: so they must declare the same."""
+    keys = {b.key for i in infos for b in (*i.update_binding, *i.initialization_binding)}
+    declared: dict[str, tuple[int, onnx.TensorProto]] = {}
+    for index, info in enumerate(infos):
+        for tensor in (t for t in info.algorithm.initializer if t.name in keys):
+            first, same = declared.setdefault(tensor.name, (index, tensor))
+            if first != index and not _equal(same, tensor):
+                yield (
+                    f"training entries {first} and {index} declare the state {tensor.name!r}, which is one variable, "
+                    "with different values"
+                )
+
+
+def _equal(a: onnx.TensorProto, b: onnx.TensorProto) -> bool:
+    one, other = ir.serde.deserialize_tensor(a), ir.serde.deserialize_tensor(b)
+    same = (one.dtype, one.shape) == (other.dtype, other.shape)
+    return same and one.numpy().tobytes() == other.numpy().tobytes()
 
 
 class Unfolded:

@@ -16,13 +16,14 @@ import onnx_ir as ir
 
 from onnxgrad.door import to_proto, training_info
 from onnxgrad.door.reading import is_ordered, load_model, read_proto
+from onnxgrad.door.saving import gathered
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.infer import infer_model
 from onnxgrad.ir.names import described
 from onnxgrad.ir.walk import subgraphs
 from onnxgrad.training.calls import calls, without_calls
 from onnxgrad.training.gradients import DOMAIN, is_gradient, scopes
-from onnxgrad.training.info import AnyTrainingModel, Source, concatenated, mutable, named_values
+from onnxgrad.training.info import AnyTrainingModel, Source, concatenated, conflicts, mutable, named_values
 
 #: The rules, by the names that problems carry, and where the specification states them.
 RULES = {
@@ -65,12 +66,18 @@ def validate(model: AnyTrainingModel) -> list[Problem]:
     Raises:
         BadInput: the model itself cannot be read.
     """
-    proto = model_proto(model)
-    held = read_proto(proto)
+    if isinstance(model, onnx.ModelProto):
+        proto, held = model, read_proto(model)
+    else:
+        held = model if isinstance(model, ir.Model) else load_model(model)
+        if not training_info(held) and not any(n.domain == DOMAIN for g in _all_graphs(held) for n in g):
+            return []
+        proto = to_proto(held)  # what is in external data stays there
     found = list(_of_inference(proto, held))
     sound = not any(p.rule == "visibility" for p in found)
     found += _unique(proto, "update_binding")
     found += _unique(proto, "initialization_binding")
+    found += [Problem("state", "unique", why) for why in conflicts(training_info(held))]
     infos = []
     for index, info in enumerate(training_info(held)):
         try:
@@ -84,12 +91,16 @@ def validate(model: AnyTrainingModel) -> list[Problem]:
 
 
 def model_proto(model: AnyTrainingModel) -> onnx.ModelProto:
-    """`model` as one message; the caller's own if it is one."""
+    """`model` as one message that holds all of its weights; the caller's own if it is one."""
     if isinstance(model, onnx.ModelProto):
         return model
-    if isinstance(model, (str, os.PathLike)):
-        model = load_model(model)
-    return to_proto(model)
+    return gathered(load_model(model) if isinstance(model, (str, os.PathLike)) else model)
+
+
+def _all_graphs(model: ir.Model) -> Iterator[Iterable[ir.Node]]:
+    yield from model.graphs()
+    for function in model.functions.values():
+        yield function.all_nodes()
 
 
 # --- the entries -----------------------------------------------------------------------------------
