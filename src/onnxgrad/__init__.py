@@ -4,6 +4,7 @@ from onnxgrad.api import grad, jvp, value_and_grad, vjp
 from onnxgrad.door import Signature, signature
 from onnxgrad.errors import BadInput, NoDerivative, NoRule, NotDifferentiable, OnnxGradError, UnknownName
 from onnxgrad.rules.registry import straight_through
+from onnxgrad.transforms import gauss_newton_vp, hessian, hvp, jacobian
 
 __version__ = "0.1.0"
 
@@ -15,7 +16,11 @@ __all__ = [
     "OnnxGradError",
     "Signature",
     "UnknownName",
+    "gauss_newton_vp",
     "grad",
+    "hessian",
+    "hvp",
+    "jacobian",
     "jvp",
     "signature",
     "straight_through",

@@ -20,7 +20,7 @@ from onnxgrad.ir.finish import finish
 Names = str | Sequence[str]
 
 
-class _Derivation:
+class Derivation:
     """One model being derived: resolves names, adds inputs and outputs, cleans up, records the signature."""
 
     def __init__(self, model: AnyModel, wrt: Names, of: Names | None) -> None:
@@ -84,7 +84,7 @@ class _Derivation:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """Pause the garbage collector: a derivation makes many objects and no garbage (a third less time)."""
     enabled = gc.isenabled()
     gc.disable()
@@ -95,7 +95,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-@_no_collection()
+@without_collection()
 def vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The model with its pullback: cotangents of `of` in, cotangents of `wrt` out.
 
@@ -116,7 +116,7 @@ def vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
         BadInput: a value that is no float, or a model that cannot be read.
         NotDifferentiable: an operator between `wrt` and `of` has no rule or no derivative.
     """
-    d = _Derivation(model, wrt, of)
+    d = Derivation(model, wrt, of)
     seeds = {}
     for name, value in d.of.items():
         seeds[value] = d.input(value, f"{name}_cotangent")
@@ -125,14 +125,14 @@ def vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     return d.close()
 
 
-@_no_collection()
+@without_collection()
 def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The model with its pushforward: tangents of `wrt` in, tangents of `of` out.
 
     As `vjp`, with one more input ``{wrt}_tangent`` per `wrt` and one more output ``{of}_tangent`` per `of`.
     The tangent of an intermediate `wrt` is added to the one that flows into it from another.
     """
-    d = _Derivation(model, wrt, of)
+    d = Derivation(model, wrt, of)
     seeds = {}
     for name, value in d.wrt.items():
         seeds[value] = d.input(value, f"{name}_tangent")
@@ -144,21 +144,21 @@ def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     return d.close()
 
 
-@_no_collection()
+@without_collection()
 def value_and_grad(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The model with the gradient of the sum of `of` as further outputs ``{wrt}_grad``.
 
     For a scalar `of` this is its gradient; for others, that of the sum of all their elements.
     """
-    d = _Derivation(model, wrt, of)
+    d = Derivation(model, wrt, of)
     d.pull_back(d.ones())
     return d.close()
 
 
-@_no_collection()
+@without_collection()
 def grad(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """As `value_and_grad`, with the gradients as the only outputs (the inputs stay as they are)."""
-    d = _Derivation(model, wrt, of)
+    d = Derivation(model, wrt, of)
     seeds = d.ones()
     d.graph.outputs.clear()
     d.pull_back(seeds)

@@ -26,12 +26,20 @@ class Signature:
         gradients: of each `wrt`, the output that holds its gradient.
         input_tangents: of each `wrt` of a JVP, the input that takes its tangent.
         output_tangents: of each `of` of a JVP, the output that holds its tangent.
+        products: of each `wrt` of a Hessian- or Gauss-Newton-vector product, the output that holds it.
+        jacobians: of each `of`, and then of each `wrt`, the output that holds the Jacobian.
+        hessians: of each pair of `wrt`, the output that holds that block of the Hessian.
+        residuals: what the two halves of a split derivative hand on; outputs of one, inputs of the other.
     """
 
     cotangents: dict[str, str] = field(default_factory=dict)
     gradients: dict[str, str] = field(default_factory=dict)
     input_tangents: dict[str, str] = field(default_factory=dict)
     output_tangents: dict[str, str] = field(default_factory=dict)
+    products: dict[str, str] = field(default_factory=dict)
+    jacobians: dict[str, dict[str, str]] = field(default_factory=dict)
+    hessians: dict[str, dict[str, str]] = field(default_factory=dict)
+    residuals: list[str] = field(default_factory=list)
 
     @property
     def tangents(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ variable, so derived graphs have no common subexpressions to eliminate later.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -254,6 +254,14 @@ class Builder:
             yield nodes
         finally:
             self._recordings.remove(nodes)
+
+    def move(self, nodes: Sequence[ir.Node], inner: Builder) -> None:
+        """Move `nodes` of this graph, in order, to the end of the graph of `inner`, and forget them here."""
+        self.graph.remove(nodes)
+        inner.graph.extend(nodes)
+        gone = set(nodes)
+        self._emitted = {k: held for k, held in self._emitted.items() if held[0].value.producer() not in gone}
+        self._shapes = {k: held for k, held in self._shapes.items() if held.value.producer() not in gone}
 
     # --- small compositions that every rule may use --------------------------------------------
 

@@ -1,0 +1,234 @@
+"""Jacobians and Hessians: every derivative of every element, for all unit vectors in one graph.
+
+``jacobian[i…, j…] = ∂of[i…] / ∂wrt[j…]``, of shape ``of.shape + wrt.shape``. In reverse mode a unit cotangent for each
+element of `of` gives a row; in forward mode a unit tangent for each element of `wrt` gives a column.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import onnx_ir as ir
+
+from onnxgrad.api import Derivation, Names, without_collection
+from onnxgrad.door import AnyModel
+from onnxgrad.engine import forward, reverse
+from onnxgrad.engine.paths import prepare
+from onnxgrad.errors import BadInput
+from onnxgrad.flow.directions import Stacked, along, identity
+from onnxgrad.ir import Builder, Var
+
+Mode = Literal["auto", "reverse", "forward"]
+Dims = Sequence[int | ir.SymbolicDim]
+
+
+@without_collection()
+def jacobian(
+    model: AnyModel, *, wrt: Names, of: Names | None = None, mode: Mode = "auto", batch: int | None = None
+) -> Any:
+    """The model with the Jacobian of each `of` with respect to each `wrt`.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
+        wrt: names of graph inputs, initializers or intermediate float values.
+        of: names of float values; default: every float output.
+        mode: "reverse" takes one pullback for each element of `of`, "forward" one pushforward for each element of
+            `wrt`; "auto" takes what is provably fewer, and reverse where that is not known.
+        batch: an axis along which the rows of `of` and `wrt` belong together: row n of `of` depends on row n of
+            `wrt` only. One direction then serves all rows. (Where rows do depend on each other, row n gets the
+            derivative of the sum over the rows of `of`; in forward mode, by the sum over the rows of `wrt`.)
+
+    Returns:
+        A model of the kind that came in, with the primal inputs and outputs as they are, and one more output
+        ``{of}_{wrt}_jacobian`` for each pair, of shape ``of.shape + wrt.shape``; with `batch`, of shape
+        ``[rows] + (of.shape without that axis) + (wrt.shape without that axis)``.
+        ``signature(derived).jacobians[of][wrt]`` is its exact name.
+    """
+    if mode not in ("auto", "reverse", "forward"):
+        raise BadInput(f"mode is 'auto', 'reverse' or 'forward', not {mode!r}")
+    d = Derivation(model, wrt, of)
+    for name, value in (d.wrt | d.of).items():
+        _rank(name, value, batch)
+    if mode == "auto":
+        mode = _cheaper(d, batch)
+    if mode == "reverse":
+        found = {(a, b): j for a in d.of for b, j in _rows(d, a, batch).items()}
+    else:
+        found = {(a, b): j for b in d.wrt for a, j in _columns(d, b, d.of, batch).items()}
+    for a, y in d.of.items():
+        for b in d.wrt:
+            name = d.output(found[a, b], f"{a}_{b}_jacobian", y)
+            d.signature.jacobians.setdefault(a, {})[b] = name
+    return d.close()
+
+
+@without_collection()
+def hessian(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
+    """The model with the Hessian of the sum of `of`: forward mode, for all unit vectors, over its gradient.
+
+    Returns:
+        A model of the kind that came in, with the primal inputs and outputs as they are, and one more output
+        ``{a}_{b}_hessian`` of shape ``a.shape + b.shape`` for each pair of `wrt`;
+        ``signature(derived).hessians[a][b]`` is its exact name.
+    """
+    d = Derivation(model, wrt, of)
+    for name, value in d.wrt.items():
+        _rank(name, value, None)
+    gradients = gradients_of(d)
+    for a, x in d.wrt.items():
+        for b, h in _columns(d, a, gradients, None, first=True).items():
+            d.signature.hessians.setdefault(a, {})[b] = d.output(h, f"{a}_{b}_hessian", x)
+    return d.close()
+
+
+def gradients_of(d: Derivation) -> dict[str, ir.Value]:
+    """The gradients of the sum of `of`."""
+    found = reverse(d.builder, d.nodes, d.ones(), list(d.wrt.values()))
+    return {name: (found.get(v) or d.zeros(v)).value for name, v in d.wrt.items()}
+
+
+# --- one mode or the other -------------------------------------------------------------------------
+
+
+def _rows(d: Derivation, name: str, batch: int | None) -> dict[str, Var]:
+    """The Jacobians of the value `name`, by pulling back all unit cotangents of it."""
+    b = d.builder
+    nodes = _lowered(d, [d.of[name]])
+    y = b.var(b.now(d.of[name]))
+    wrt = {n: d.builder.var(b.now(v)) for n, v in d.wrt.items()}
+
+    def write(seed: list[Var]) -> list[Var]:
+        found = reverse(b, nodes, {y.value: _all_rows(seed[0], y, batch)}, list(d.wrt.values()))
+        return [_to_front(found.get(v) or d.zeros(v), batch) for v in d.wrt.values()]
+
+    at = 0 if batch is None else 1
+    likes = [_to_front(x, batch) for x in wrt.values()]  # for their shapes; nobody computes them
+    results = along(b, [_units(y, batch)], write, [Stacked(x, at) for x in likes])
+    return {n: _shaped(j, y, x, batch) for (n, x), j in zip(wrt.items(), results)}
+
+
+def _columns(
+    d: Derivation, name: str, of: dict[str, ir.Value], batch: int | None, first: bool = False
+) -> dict[str, Var]:
+    """The Jacobians of `of` by the value `name`, by pushing all unit tangents of it.
+
+    With `first` the axes of the value come first: the transposed Jacobian.
+    """
+    b = d.builder
+    nodes = _lowered(d, list(of.values()))
+    x = b.var(b.now(d.wrt[name]))
+    outs = {n: b.var(b.now(v)) for n, v in of.items()}
+
+    def write(seed: list[Var]) -> list[Var]:
+        found = forward(b, nodes, {d.wrt[name]: _all_rows(seed[0], x, batch)}, list(of.values()))
+        return [_to_front(found.get(v) or d.zeros(v), batch) for v in of.values()]
+
+    likes = [_to_front(y, batch) for y in outs.values()]
+    stacked = [Stacked(y, 0 if first else y.rank) for y in likes]
+    results = along(b, [_units(x, batch)], write, stacked)
+    pairs = [(x, y) if first else (y, x) for y in outs.values()]
+    return {n: _shaped(j, *pair, batch) for n, pair, j in zip(outs, pairs, results)}
+
+
+def _lowered(d: Derivation, of: list[ir.Value]) -> list[ir.Node]:
+    """All nodes, after every lowering: values that shapes are taken from must not be replaced meanwhile."""
+    prepare(list(d.graph), list(d.wrt.values()), of, d.builder)
+    return list(d.graph)
+
+
+def _cheaper(d: Derivation, batch: int | None) -> Mode:
+    """The mode that takes fewer directions; reverse if that depends on sizes that are not known."""
+    of = [_size(v, batch) for v in d.of.values()]
+    wrt = [_size(v, batch) for v in d.wrt.values()]
+    if all(not symbols for _, symbols in (*of, *wrt)) or len({s for _, s in (*of, *wrt)}) == 1:
+        return "forward" if sum(n for n, _ in wrt) < sum(n for n, _ in of) else "reverse"
+    return "reverse"
+
+
+def _size(value: ir.Value, batch: int | None) -> tuple[int, tuple[str, ...]]:
+    """How many elements: a number, times some symbols."""
+    dims = _without(list(value.shape or ()), batch)
+    return math.prod(d for d in dims if isinstance(d, int)), tuple(
+        sorted(str(d) for d in dims if not isinstance(d, int))
+    )
+
+
+# --- shapes ----------------------------------------------------------------------------------------
+
+
+def _rank(name: str, value: ir.Value, batch: int | None) -> None:
+    if value.shape is None:
+        raise BadInput(f"the rank of {name!r} is not known\n  hint: declare its shape in the model's value_info")
+    if batch is not None and not -len(value.shape) <= batch < len(value.shape):
+        raise BadInput(f"{name!r} has no axis {batch} for rows: its shape is {value.shape}")
+
+
+def _without(dims: list[Any], batch: int | None) -> list[Any]:
+    if batch is not None:
+        del dims[batch]
+    return dims
+
+
+def _row_dims(x: Var, batch: int | None) -> Var:
+    """The shape of one row of `x`, or of `x` itself."""
+    b = x.builder
+    if batch is None:
+        return b.shape_of(x)
+    at = batch % x.rank
+    return b.join(b.shape_of(x, 0, at) if at else [], b.shape_of(x, at + 1))
+
+
+def _units(x: Var, batch: int | None) -> Var:
+    """Every unit vector of the space of `x` (of one row of it), in its shape, stacked."""
+    b = x.builder
+    dims = _without(list(x.shape or ()), batch)
+    count: Any = math.prod(dims) if all(isinstance(n, int) for n in dims) else None
+    if count is None:
+        count = b.Size(x) if batch is None else b.ReduceProd(_row_dims(x, batch), keepdims=0)
+    assert x.dtype is not None
+    matrix = identity(b, count, x.dtype)
+    if len(dims) == 1:
+        units = matrix
+    elif isinstance(count, int):
+        units = b.reshape(matrix, [count, *dims])
+    else:
+        units = b.reshape(matrix, b.join(b.Unsqueeze(count, [0]), _row_dims(x, batch)))
+    count_dim = count if isinstance(count, int) else (units.shape or (None,))[0]
+    units.value.shape = ir.Shape([count_dim, *dims])
+    return units
+
+
+def _all_rows(seed: Var, like: Var, batch: int | None) -> Var:
+    """A seed for one row, given to all rows of `like`."""
+    if batch is None:
+        return seed
+    b = seed.builder
+    whole = b.Expand(b.Unsqueeze(seed, [batch % like.rank]), b.shape_of(like))
+    whole.value.shape = like.value.shape
+    return whole
+
+
+def _to_front(x: Var, batch: int | None) -> Var:
+    """`x` with the axis `batch` first."""
+    if batch is None or batch % x.rank == 0:
+        return x
+    at = batch % x.rank
+    return x.builder.Transpose(x, perm=[at, *(i for i in range(x.rank) if i != at)])
+
+
+def _shaped(j: Var, rows: Var, columns: Var, batch: int | None) -> Var:
+    """`j` in the shape of `rows` and then that of `columns`; the axis `batch`, which both have, first."""
+    b: Builder = j.builder
+    dims = [*_without(list(rows.shape or ()), batch), *_without(list(columns.shape or ()), batch)]
+    lead: list[Any] = []
+    if batch is not None:
+        at = batch % rows.rank
+        lead = [b.shape_of(rows, at, at + 1)]
+        dims.insert(0, (rows.shape or ())[at])
+    if j.rank != len(dims):
+        j = b.reshape(j, b.join(*lead, _row_dims(rows, batch), _row_dims(columns, batch)))
+    value = j.value
+    value.shape = ir.Shape(dims)
+    return j
