@@ -168,6 +168,8 @@ def test_ops_lists_rules_bodies_and_gaps():
     assert "tanh" in by_name["", "Tanh"]["formula"]
     assert by_name["", "Shape"]["status"] == "zero"
     assert by_name["", "Shape"]["inputs"] == []
+    assert by_name["", "LSTM"]["status"] == "lowering"
+    assert by_name["", "LSTM"]["inputs"] == ["X", "W", "R", "B", "initial_h", "initial_c", "P"]
     standard = {s.name for s in onnx.defs.get_all_schemas() if s.domain == "" and not s.deprecated}
     assert standard <= {name for _, name in by_name}
     for o in listed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -20,9 +21,10 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.walk import reads, subgraphs
 from onnxgrad.lower import expand
 from onnxgrad.lower.bodies import body_of
+from onnxgrad.lower.written import written_out
 from onnxgrad.rules.registry import Rule, registry
 
-BODY, REFUSED = "function body", "refused"
+BODY, LOWERING, REFUSED, NO_RULE = "function body", "lowering", "refused", "no rule"
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Report:
     Attributes:
         wrt, of: the names that were looked at.
         rows: an entry per operator on the way; `status` is the class of its rule,
-            "function body" or "refused".
+            "lowering" (it is written out), "function body" or "refused".
         problem: what differentiating the model runs into; empty if nothing.
     """
 
@@ -107,10 +109,10 @@ def _tabulate(report: Report, graph: ir.Graph, wrt: list[ir.Value], of: list[ir.
                 bodies[node] = body
                 inside.update(dict.fromkeys(body, inside.get(node) or node.op_type))
                 if node not in inside:
-                    note(node, BODY)
-                    rows[node.domain, node.op_type, BODY].detail = "by " + ", ".join(
-                        dict.fromkeys(n.op_type for n in body)
-                    )
+                    status = LOWERING if written_out(node.op_type, node.domain) else BODY
+                    note(node, status)
+                    kinds = ", ".join(dict.fromkeys(n.op_type for n in body))
+                    rows[node.domain, node.op_type, status].detail = f"by {kinds}"
         if not bodies:
             break
         nodes = [n for node in nodes for n in bodies.get(node, [node])]
@@ -140,8 +142,10 @@ def _inner_status(inner: ir.Node, outer: ir.Node, builder: Builder) -> tuple[str
     rule = rule_of(inner, builder)
     if rule is not None:
         return rule.kind, first_line(rule) or rule.reason
+    if written_out(inner.op_type, inner.domain):
+        return LOWERING, f"in {outer.op_type}"
     opset = builder.infer.context.get_opset_version(inner.domain)
-    return (BODY, f"in {outer.op_type}") if body_of(inner, opset, builder.opset) else ("no rule", f"in {outer.op_type}")
+    return (BODY, f"in {outer.op_type}") if body_of(inner, opset, builder.opset) else (NO_RULE, f"in {outer.op_type}")
 
 
 def first_line(rule: Rule | None) -> str:
@@ -169,14 +173,20 @@ class Operator:
 
 
 def operators() -> list[Operator]:
-    """Every rule of the registry, then the standard operators without one (by body, or not at all)."""
+    """Every rule of the registry, then the standard operators without one: written out, by body, or not at all."""
     table = [_described(*entry) for entry in registry.items()]
     known = {(o.domain, o.op_type) for o in table}
     for schema in sorted(onnx.defs.get_all_schemas(), key=lambda s: s.name):
         if schema.domain != "" or schema.deprecated or (schema.domain, schema.name) in known:
             continue
-        status = BODY if _closed(schema.name) else "no rule"
-        table.append(Operator("", schema.name, schema.since_version, status, [], ""))
+        lowering = written_out(schema.name)
+        if lowering is not None:
+            formula = (inspect.getdoc(lowering) or "").partition("\n")[0]
+            names = [p.name for p in schema.inputs if _may_be_float(p.types)]
+            table.append(Operator("", schema.name, 1, LOWERING, names, formula))
+        else:
+            status = BODY if _closed(schema.name) else NO_RULE
+            table.append(Operator("", schema.name, schema.since_version, status, [], ""))
     return table
 
 
@@ -211,7 +221,7 @@ def _closed(op_type: str) -> bool:
         return bool(schema.has_context_dependent_function)  # type: ignore[attr-defined]
     for node in schema.function_body.node:
         rule = registry.get(node.domain, node.op_type, onnx.defs.onnx_opset_version())
-        if rule is None and not _closed(node.op_type):
+        if rule is None and not written_out(node.op_type, node.domain) and not _closed(node.op_type):
             return False
         if rule is not None and rule.kind == "undefined":
             return False

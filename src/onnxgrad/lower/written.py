@@ -32,6 +32,11 @@ def lowering(*names: str) -> Callable[[Lowering], Lowering]:
     return register
 
 
+def written_out(op_type: str, domain: str = "") -> Lowering | None:
+    """What is written here for an operator, or None."""
+    return _table.get(op_type) if domain in ("", "ai.onnx") else None
+
+
 def attribute(b: Builder, node: ir.Node, name: str) -> Any:
     """The attribute `name` of a node of a standard operator: as given, else the default, else None."""
     given = node.attributes.get(name)
@@ -47,7 +52,7 @@ def attribute(b: Builder, node: ir.Node, name: str) -> Any:
 
 def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
     """Replace `node`, in its graph, by what is written here for it; the new nodes, or None if nothing is."""
-    lower = _table.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    lower = written_out(node.op_type, node.domain)
     graph = node.graph
     if lower is None or not isinstance(graph, ir.Graph):
         return None

@@ -1,0 +1,22 @@
+"""docs/operators.md is what the registry says."""
+
+from __future__ import annotations
+
+import re
+
+import onnx
+
+from tests.nodes.table import FACTS, PAGE, rows
+
+
+def test_the_page_is_what_the_registry_says() -> None:
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")][1:]
+    written = [tuple(part.strip() for part in re.split(r"(?<!\\)\|", line)[1 : len(FACTS) + 1]) for line in lines]
+    wanted = [tuple(part.strip() for part in r.facts) for r in rows(evidence=False)]
+    stale = [w for w in wanted if w not in written] + [w for w in written if w not in wanted]
+    assert not stale, f"run `python -m tests.nodes.table`: {stale[:5]}"
+
+
+def test_every_standard_operator_has_a_row() -> None:
+    names = {r.facts[0] for r in rows(evidence=False)}
+    assert {s.name for s in onnx.defs.get_all_schemas() if not s.domain and not s.deprecated} <= names
