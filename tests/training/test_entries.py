@@ -287,3 +287,53 @@ def test_call_of_a_graph_with_control_flow():
     state, _ = train(step, [{"a": a, "p": np.array(True)}])
     np.testing.assert_allclose(state["w"], np.exp([2, 3]) * a, rtol=1e-6)
     assert isinstance(lower_gradients(ir.from_proto(model)), ir.Model)
+
+
+def test_whole_number_state_is_not_folded():
+    """k ← 2k + 1, k in the inference graph, n ← 3n + 1 in the algorithm: nothing is computed in advance."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        net () => (int64 k_new)
+        <int64 k = {1}, int64 two = {2}, int64 one = {1}> {
+            k2 = Mul (k, two)
+            k_new = Add (k2, one)
+        }""")
+    info = model.training_info.add()
+    info.algorithm.CopyFrom(
+        parser.parse_graph("""algorithm () => (int64 n_new) <int64 n = {0}, int64 three = {3}> {
+            n3 = Mul (n, three)
+            n_new = Add (n3, one)
+        }""")
+    )
+    info.update_binding.add(key="k", value="k_new")
+    info.update_binding.add(key="n", value="n_new")
+    lowered = lower_gradients(model)
+    assert [n.op_type for n in lowered.graph.node] == ["Mul", "Add"]
+    for proto in (model, lowered):
+        state, _ = train(compile_step(proto), [{}] * 3)
+        assert (state["k"], state["n"]) == (15, 13)
+
+
+def test_gradient_that_is_a_value_of_the_inference_graph():
+    """y = h·w: dy/dw is h itself. The inference graph keeps its h, also as an output."""
+    model = parser.parse_model("""<ir_version: 8, opset_import: ["": 18, "ai.onnx.preview.training": 1]>
+        net (float[2] x) => (float[2] y, float[2] h)
+        <float[2] w = {2, 3}> {
+            h = Exp (x)
+            y = Mul (h, w)
+        }""")
+    info = model.training_info.add()
+    info.algorithm.CopyFrom(
+        parser.parse_graph("""algorithm () => (float[2] d, float[2] w_new) {
+            d = ai.onnx.preview.training.Gradient <xs = ["w"], zs = ["x"], y = "y"> (w, x)
+            w_new = Identity (d)
+        }""")
+    )
+    info.update_binding.add(key="w", value="d")
+    lowered = lower_gradients(model)
+    assert lowered.graph == lower_gradients(lowered).graph
+    assert [list(n.output) for n in lowered.graph.node] == [["h"], ["y"]]
+    x = np.float32([0.5, 1])
+    for proto in (model, lowered):
+        state, _ = train(compile_step(proto), [{"x": x}])
+        np.testing.assert_allclose(state["w"], np.exp(x), rtol=1e-6)
+    np.testing.assert_allclose(run(lowered, {"x": x})["h"], np.exp(x), rtol=1e-6)
