@@ -7,6 +7,7 @@ from onnx.reference.op_run import OpRun
 from onnxgrad import jvp, vjp
 from onnxgrad.testing import Case, node_model
 from tests.rules.dtypes import dtypes, session
+from tests.rules.evaluators import Cast
 from tests.rules.ladder import ladder
 
 C2 = [(2,)] * 2
@@ -47,15 +48,6 @@ class GroupNormalization(OpRun):
         normal = (d / np.sqrt((d * d).mean(-1, keepdims=True) + epsilon)).reshape(x.shape)
         room = [1] * (x.ndim - 2)
         return (normal * scale.reshape(-1, *room) + bias.reshape(-1, *room),)
-
-
-class Cast(OpRun):
-    """Does not round to the float32 in which the statistics of LayerNormalization are declared."""
-
-    op_domain = ""
-
-    def _run(self, x, to=None, saturate=None, round_mode=None):
-        return (x.astype({1: np.float64, 11: np.float64, 7: np.int64, 9: np.bool_}[to]),)
 
 
 ALL = {"outputs": 3, "wrt": [0], "evaluators": [Cast]}

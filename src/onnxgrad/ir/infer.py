@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
-from onnxgrad.ir import infer_loops, infer_sequences
+from onnxgrad.ir import infer_classical, infer_loops, infer_sequences
 from onnxgrad.ir.infer_onnx import ask_onnx
 from onnxgrad.ir.labels import einsum_labels
 
@@ -255,6 +255,7 @@ def _register() -> None:
                 osi.registry.register("", name, since)(_informed(infer))
     infer_loops.register()
     infer_sequences.register()
+    infer_classical.register()
 
 
 _register()

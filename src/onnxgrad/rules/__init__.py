@@ -3,6 +3,7 @@
 from onnxgrad.rules import (  # the one place where families are listed
     activation,
     arithmetic,
+    classical,
     conv,
     dropout,
     einsum,
@@ -30,6 +31,7 @@ from onnxgrad.rules.registry import elementwise, linear, registry, rule, symmetr
 __all__ = [
     "activation",
     "arithmetic",
+    "classical",
     "conv",
     "dropout",
     "einsum",

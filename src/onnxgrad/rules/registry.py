@@ -80,7 +80,8 @@ class Rule:
             return []
         if self.kind == "undefined" or self.function is None:
             raise NoDerivative(self.reason)
-        result = self._apply(self.function, op, cotangents[0] if op.single else tuple(cotangents))
+        only = next((g for g in cotangents if g is not None), None)  # not always the first: of labels and scores
+        result = self._apply(self.function, op, only if op.single else tuple(cotangents))
         if isinstance(result, dict):
             return result
         parts = _listed(result)

@@ -1,0 +1,184 @@
+"""Operators of classical machine learning (ai.onnx.ml), where they are smooth.
+
+Most give float32 whatever they take, so a cotangent comes back in the type of x, and a tangent goes on in that
+of y. What the operators hold is in attributes, not in operands, and has no derivative.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxgrad.errors import NotDifferentiable
+from onnxgrad.ir import reshape_to
+from onnxgrad.rules.conv_geometry import size
+from onnxgrad.rules.fourier import fitted
+from onnxgrad.rules.index import put_rows
+from onnxgrad.rules.registry import elementwise, linear, rule, undefined
+
+ML = "ai.onnx.ml"
+
+undefined("DictVectorizer", "ZipMap", domain=ML, reason="one of its sides is a map, which is no tensor")
+undefined(
+    "SVMClassifier",
+    domain=ML,
+    reason="its scores are votes between pairs of classes or probabilities fitted to them, which jump or are "
+    "found by iteration",
+)
+
+
+# --- Scaler, Imputer, FeatureVectorizer, ArrayFeatureExtractor --------------------------------------
+
+
+def _factors(op, like):
+    return op.const(np.array(op.attr("scale")), like.dtype)
+
+
+def _scaler_jvp(op, tangents, x):
+    return op.cast_like(tangents[0] * _factors(op, x), op.outputs[0])
+
+
+@rule("Scaler", wrt=(0,), jvp=_scaler_jvp, domain=ML)
+def scaler(op, g, x):
+    """y = (x - offset)·scale: g·scale"""
+    return op.cast_like(g, x) * _factors(op, x)
+
+
+@elementwise("Imputer", domain=ML)
+def imputer(op, g, x):
+    """y = x, but a constant where x is the value that stands for missing: g where it is not"""
+    missing = op.attr("replaced_value_float", 0.0)
+    return op.Where(op.IsNaN(x) if np.isnan(missing) else op.Equal(x, float(missing)), 0.0, g)
+
+
+def _vectorizer_jvp(op, tangents):
+    columns = []
+    for x, t, width in zip(op.inputs, tangents, op.attr("inputdimensions")):
+        t = op.cast_like(op.zeros_like(x) if t is None else t, op.outputs[0])
+        columns.append(fitted(op, t, 1, _width(op, x), width))
+    return op.Concat(*columns, axis=1)
+
+
+def _width(op, x):
+    if x.rank != 2:
+        raise NotDifferentiable("its operands must be matrices; what it makes of vectors is not settled")
+    return size(x, 1) if size(x, 1) is not None else op.Shape(x, start=1)
+
+
+@rule("FeatureVectorizer", jvp=_vectorizer_jvp, domain=ML)
+def feature_vectorizer(op, g):
+    """y = [x₁ … xₙ], each cut or filled up to its width: g cut into the widths, and filled up or cut"""
+    widths, parts, start = op.attr("inputdimensions"), [], 0
+    for x, need, width in zip(op.inputs, op.needs, widths):
+        part = None
+        if need:
+            part = op.Slice(g, [start], [start + width], [1])
+            part = op.cast_like(fitted(op, part, 1, width, _width(op, x)), x)
+        parts.append(part)
+        start += width
+    return parts
+
+
+@linear("ArrayFeatureExtractor", domain=ML)
+def array_feature_extractor(op, g, x, index):
+    """y[…, j] = x[…, i[j]]: Σ over repeated i of g"""
+    flat = op.Reshape(index, [-1])
+    return put_rows(op, op.Reshape(g, [-1]) if x.rank == 1 else g, flat, x, x.rank - 1)
+
+
+# --- Normalizer ------------------------------------------------------------------------------------
+
+
+@rule("Normalizer", wrt=(0,), domain=ML)
+def normalizer(op, g, x, y):
+    """y = x/n for each row, n its largest element (MAX), Σ |x| (L1) or √Σ x² (L2): (g - n'·Σ g·y)/n with
+    n' = 1 at the largest elements, shared evenly, sign x, or y; 0 where n is 0"""
+    kind, last = op.attr("norm"), [-1]
+    kind = kind.decode() if isinstance(kind, bytes) else kind
+    g, y = op.cast_like(g, x), op.cast_like(y, x)
+    norm = {"MAX": op.ReduceMax, "L1": op.ReduceL1, "L2": op.ReduceL2}[kind](x, last, keepdims=1)
+    if kind == "MAX":
+        hit = op.cast_like(op.Equal(x, norm), x)
+        slope = hit / op.ReduceSum(hit, last, keepdims=1)
+    else:
+        slope = op.Sign(x) if kind == "L1" else y
+    zero = op.Equal(norm, 0.0)
+    inv = op.Where(zero, 0.0, 1 / op.Where(zero, 1.0, norm))
+    return (g - slope * op.ReduceSum(g * y, last, keepdims=1)) * inv
+
+
+# --- linear models and support vectors -------------------------------------------------------------
+
+
+def _through_transform(op, g, y):
+    """The cotangent of the scores before the post_transform that gave y."""
+    kind = op.attr("post_transform")
+    kind = kind.decode() if isinstance(kind, bytes) else kind
+    if kind == "NONE":
+        return g
+    if kind == "LOGISTIC":
+        return g * (y * (1 - y))
+    if kind in ("SOFTMAX", "SOFTMAX_ZERO"):  # the latter keeps scores of 0 at 0, where the same formula gives 0
+        return y * (g - op.ReduceSum(g * y, [-1], keepdims=1))
+    raise NotDifferentiable(f"its post_transform {kind} is an approximation whose derivative nothing specifies")
+
+
+@rule("LinearRegressor", wrt=(0,), domain=ML)
+def linear_regressor(op, g, x, y):
+    """y = f(x·Wᵀ + b) with the post_transform f: f'(g)·W"""
+    weights = np.array(op.attr("coefficients")).reshape(op.attr("targets"), -1)
+    d = _through_transform(op, op.cast_like(g, x), op.cast_like(y, x))
+    d = op.Unsqueeze(d, [0]) if d.rank == 1 else d
+    return reshape_to(d @ op.const(weights, x.dtype), x)
+
+
+@rule("LinearClassifier", wrt=(0,), domain=ML)
+def linear_classifier(op, g, x, labels, z):
+    """z = f(x·Wᵀ + b) with the post_transform f: f'(g)·W; of two classes with one score s, z = (1 - f(s), f(s))"""
+    coefficients = np.array(op.attr("coefficients"))
+    classes = len(op.attr("classlabels_ints") or op.attr("classlabels_strings") or ())
+    scores = len(op.attr("intercepts") or ()) or classes
+    if size(x, x.rank - 1) is not None:
+        scores = coefficients.size // size(x, x.rank - 1)
+    if scores < classes:
+        kind = op.attr("post_transform")
+        if (kind.decode() if isinstance(kind, bytes) else kind).startswith("SOFTMAX"):
+            raise NotDifferentiable("what its post_transform makes of one score for two classes is not settled")
+    d = _through_transform(op, op.cast_like(g, x), op.cast_like(z, x))
+    if scores < classes:
+        d = d @ op.const(np.array([[-1], [1]]), d.dtype)
+    weights = op.const(coefficients.reshape(scores, -1), x.dtype)
+    return reshape_to(d @ weights, x)
+
+
+@rule("SVMRegressor", wrt=(0,), domain=ML)
+def svm_regressor(op, g, x):
+    """y = Σⱼ αⱼ·k(x, vⱼ) + ρ: g·Σⱼ αⱼ·∂k/∂x for the kernels x·v, (γx·v + c)ᵈ, tanh(γx·v + c), exp(-γ‖x - v‖²);
+    0 if it only says on which side x is (one_class)"""
+    if op.attr("one_class"):
+        return None
+    kind = op.attr("post_transform")
+    if (kind.decode() if isinstance(kind, bytes) else kind) != "NONE":
+        raise NotDifferentiable("only without a post_transform: what one makes of a single score is not settled")
+    alpha = np.array(op.attr("coefficients"))[None]
+    count, kernel = op.attr("n_supports") or 0, op.attr("kernel_type")
+    kernel = kernel.decode() if isinstance(kernel, bytes) else kernel
+    g = op.cast_like(g, x)
+    if not count:
+        return reshape_to(g @ op.const(alpha, x.dtype), x)
+    held = np.array(op.attr("support_vectors")).reshape(count, -1)
+    gamma, shift, degree = op.attr("kernel_params") or (0.0, 0.0, 0.0)
+    vectors, weights = op.const(held, x.dtype), op.const(alpha, x.dtype)
+    if kernel == "LINEAR":
+        return reshape_to(g @ op.const(alpha @ held, x.dtype), x)
+    products = x @ op.const(held.T, x.dtype)
+    if kernel == "RBF":
+        squares = op.ReduceSum(x * x, [-1], keepdims=1) - products * 2 + op.const((held * held).sum(1), x.dtype)
+        share = g * weights * op.Exp(squares * -gamma) * (2 * gamma)
+        return share @ vectors - x * op.ReduceSum(share, [-1], keepdims=1)
+    p = products * gamma + shift
+    if kernel == "POLY":
+        slope = p ** (float(int(degree)) - 1) * (int(degree) * gamma) if int(degree) else op.zeros_like(p)
+    else:
+        t = op.Tanh(p)
+        slope = (1 - t * t) * gamma
+    return (g * weights * slope) @ vectors
