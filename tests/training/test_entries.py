@@ -337,3 +337,47 @@ def test_gradient_that_is_a_value_of_the_inference_graph():
         state, _ = train(compile_step(proto), [{"x": x}])
         np.testing.assert_allclose(state["w"], np.exp(x), rtol=1e-6)
     np.testing.assert_allclose(run(lowered, {"x": x})["h"], np.exp(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("opset", [9, 12, 18])
+def test_opset_of_the_time(opset):
+    """Graph, algorithm and initialization are raised together; before 11, Clip had its bounds as attributes."""
+    model = parser.parse_model(f"""<ir_version: 7, opset_import: ["": {opset}, "ai.onnx.preview.training": 1]>
+        net (float[N, 2] x) => (float[N, 3] y)
+        <float[2, 3] w = {{1, 2, 3, 4, 5, 6}}> {{ y = MatMul (x, w) }}""")
+    clip = "Clip <min = -1.0, max = 1.0> (g)" if opset < 11 else "Clip (g, low, high)"
+    total = "ReduceSum <axes = [0, 1], keepdims = 0> (q)" if opset < 13 else "ReduceSum <keepdims = 0> (q)"
+    info = model.training_info.add()
+    info.algorithm.CopyFrom(
+        parser.parse_graph(f"""algorithm (float[N, 3] t) => (float loss, float[2, 3] w_new, float[2, 3] v_new)
+            <float R = {{0.1}}, int64 T = {{0}}, float[2, 3] v = {{0, 0, 0, 0, 0, 0}},
+             float low = {{-1}}, float high = {{1}}> {{
+                d = Sub (y, t)
+                q = Mul (d, d)
+                loss = {total}
+                g = ai.onnx.preview.training.Gradient <xs = ["w"], zs = ["x", "t"], y = "loss"> (w, x, t)
+                c = {clip}
+                w_new, v_new = ai.onnx.preview.training.Momentum
+                    <alpha = 0.9, beta = 1.0, norm_coefficient = 0.0, mode = "standard"> (R, T, w, c, v)
+            }}""")
+    )
+    start = "Clip <min = 0.5, max = 2.0> (u)" if opset < 11 else "Clip (u, low, high)"
+    info.initialization.CopyFrom(
+        parser.parse_graph(f"""initialization () => (float[2, 3] s) <float low = {{0.5}}, float high = {{2}}> {{
+            u = RandomUniform <shape = [2, 3], low = 3.0, high = 4.0> ()
+            s = {start}
+        }}""")
+    )
+    for name in ("w", "v"):
+        info.update_binding.add(key=name, value=f"{name}_new")
+    info.initialization_binding.add(key="w", value="s")
+    x, t = np.float32([[1, 2], [3, 4]]), np.float32([[1, 2, 3], [4, 5, 6]])
+    w, v = np.full((2, 3), 2.0), np.zeros((2, 3))
+    for _ in range(3):
+        v = 0.9 * v + np.clip(x.T @ (2 * (x @ w - t)), -1, 1)
+        w = w - 0.1 * v
+    lowered = lower_gradients(model)
+    assert lowered.opset_import[0].version == 18
+    for proto in (model, lowered):
+        state, _ = train(compile_step(proto), [{"x": x, "t": t}] * 3)
+        np.testing.assert_allclose(state["w"], w, rtol=1e-5)

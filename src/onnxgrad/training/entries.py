@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.door import AnyModel, training_info
+from onnxgrad.door import AnyModel, open_model, training_info
 from onnxgrad.ir.finish import finish
-from onnxgrad.ir.walk import reads
+from onnxgrad.ir.walk import reads, subgraphs
 from onnxgrad.training.gradients import DOMAIN
 from onnxgrad.training.info import FED, Source, Unfolded, concatenated, fed, mutable, read
 from onnxgrad.training.lowering import Lowered, open_bound
@@ -29,6 +29,7 @@ def lower_entries(model: ir.Model, original: AnyModel) -> ir.Model:
     source = read(original)
     infos = list(source.infos)
     for index, info in enumerate(infos):
+        infos[index] = _with_raised_initialization(info, source.model, model)
         if info.algorithm.node:
             model, infos[index] = _lowered(model, infos, index, source.model.clone())
     training_info(model)[:] = infos
@@ -45,6 +46,10 @@ def _lowered(
     for domain, version in original.opset_imports.items():
         joined.opset_imports.setdefault(domain, version)
     joined.opset_imports.setdefault(DOMAIN, 1)
+    if original.opset_imports.get("", 1) < joined.opset_imports[""]:  # the graph was raised, the algorithm was not
+        for node in (n for top in nodes for n in (top, *(i for g in subgraphs(top) for i in g.all_nodes()))):
+            if node.domain in ("", "ai.onnx"):
+                node.version = original.opset_imports.get("", 1)
     joined.graph.insert_before(nodes[0], _end())
     listed = [v.name for v in model.graph.inputs]
     names = mutable(infos)
@@ -63,6 +68,21 @@ def _lowered(
         if value is not None:
             model.graph.inputs.insert(listed.index(name), value)
     return model, info
+
+
+def _with_raised_initialization(
+    info: onnx.TrainingInfoProto, source: ir.Model, model: ir.Model
+) -> onnx.TrainingInfoProto:
+    """An entry whose initialization is written for the opset of `model`, to which `source` was raised."""
+    if not info.initialization.node or source.opset_imports.get("", 1) == model.opset_imports[""]:
+        return info
+    copy = onnx.TrainingInfoProto()
+    copy.CopyFrom(info)
+    alone = onnx.ModelProto(ir_version=max(8, source.ir_version), graph=info.initialization)
+    alone.graph.name = alone.graph.name or "initialization"
+    alone.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in source.opset_imports.items())
+    copy.initialization.CopyFrom(open_model(alone).close().graph)
+    return copy
 
 
 def _mark_rates(info: onnx.TrainingInfoProto, rates: set[str]) -> None:

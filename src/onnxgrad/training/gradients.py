@@ -91,6 +91,11 @@ def bind(model: ir.Model, constants: Collection[str] = ()) -> None:
                 named.update((v, scope.function) for v in values if v in scope.function.inputs)
     for value, function in named.items():
         _tell_apart(value, function)
+    for node in [*model.graph.all_nodes(), *(n for f in model.functions.values() for n in f.all_nodes())]:
+        if (
+            node.domain == DOMAIN and node.op_type in _INFERENCE
+        ):  # who raises the opset needs types before any are inferred
+            _INFERENCE[node.op_type](None, node)
 
 
 def _tell_apart(formal: ir.Value, function: ir.Function) -> None:
@@ -264,13 +269,13 @@ def trail(nodes: Sequence[ir.Node], source: ir.Value, goal: ir.Value) -> str:
 # --- types ------------------------------------------------------------------------------------------
 
 
-def _infer_gradient(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+def _infer_gradient(ctx: osi.ShapeInferenceContext | None, node: ir.Node) -> None:
     """Each gradient has the type and shape of the tensor that is fed for its x."""
     for out, fed in zip(node.outputs, node.inputs):
         _as(out, fed)
 
 
-def _infer_update(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+def _infer_update(ctx: osi.ShapeInferenceContext | None, node: ir.Node) -> None:
     """Each new tensor has the type and shape of the old one; what comes in are also gradients, after the first."""
     states = {"Adagrad": 1, "Momentum": 1, "Adam": 2}[node.op_type]
     tensors = list(node.inputs[2:])
@@ -286,7 +291,8 @@ def _as(out: ir.Value, like: ir.Value | None) -> None:
         out.shape = out.shape if out.shape is not None or like.shape is None else like.shape.copy()
 
 
+_INFERENCE = {"Gradient": _infer_gradient} | dict.fromkeys(("Adagrad", "Adam", "Momentum"), _infer_update)
+
 osi.registry.collect()
-osi.registry.register(DOMAIN, "Gradient", 1)(_infer_gradient)
-for _name in ("Adagrad", "Adam", "Momentum"):
-    osi.registry.register(DOMAIN, _name, 1)(_infer_update)
+for _name, _infer in _INFERENCE.items():
+    osi.registry.register(DOMAIN, _name, 1)(_infer)

@@ -14,10 +14,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from onnxgrad import flow, rules  # noqa: F401  (they fill the registry)
 from onnxgrad.door import AnyModel, Opened, open_model, training_info
+from onnxgrad.door.opening import all_names
 from onnxgrad.engine import reverse
 from onnxgrad.engine.paths import is_differentiable, prepare
 from onnxgrad.errors import BadInput, UnknownName
@@ -265,19 +267,22 @@ def lower_gradients(model: AnyModel, *, variables: Collection[str] = ()) -> Any:
             or an operator without a rule on it.
     """
     unfolded: list[Unfolded] = []
+    infos: list[onnx.TrainingInfoProto] = []
 
     def first(private: ir.Model) -> None:
         names = mutable(training_info(private)) | set(variables)
         bind(private, names)
         unfolded.append(Unfolded(private.graph, names))
+        infos.extend(training_info(private))  # they are raised and lowered below, so the door need not look at them
+        training_info(private).clear()
 
     opened = open_model(model, first)
-    infos = training_info(opened.model)
+    training = set().union(*map(all_names, infos))
     graph = opened.model.graph
     names = [v.name or "" for v in graph.outputs]
     declared = [(v.type, v.shape) for v in graph.outputs]
     lowered = Lowered(opened.model)
-    lowered.builder.names.reserve(opened.training)
+    lowered.builder.names.reserve(training)
     graph.outputs.clear()
     for name, (held, shape) in zip(names, declared):
         value = lowered.expose(name)
@@ -286,9 +291,10 @@ def lower_gradients(model: AnyModel, *, variables: Collection[str] = ()) -> Any:
     values = named_values(graph)
     finish(graph, [values[n] for n in opened.training if n in values])
     unfolded[0].restore(graph)
-    if any(info.algorithm.node for info in infos):
+    if infos:
         from onnxgrad.training.entries import lower_entries  # which lowers by the class above
 
         opened.model = lower_entries(opened.model, model)
-    opened.model.opset_imports.pop(DOMAIN, None)
+    if not any(n.domain == DOMAIN for info in training_info(opened.model) for n in info.initialization.node):
+        opened.model.opset_imports.pop(DOMAIN, None)
     return opened.close()
