@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,9 @@ import onnx_ir as ir
 from onnxgrad import flow, rules  # noqa: F401  (they fill the registry)
 from onnxgrad.door import AnyModel, Opened, Signature, open_model
 from onnxgrad.engine import forward, reverse
+from onnxgrad.engine.paths import prepare
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.flow.directions import Stacked, along
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.finish import finish
@@ -23,8 +25,10 @@ Names = str | Sequence[str]
 class Derivation:
     """One model being derived: resolves names, adds inputs and outputs, cleans up, records the signature."""
 
-    def __init__(self, model: AnyModel, wrt: Names, of: Names | None) -> None:
-        self.opened: Opened = open_model(model)
+    def __init__(
+        self, model: AnyModel, wrt: Names, of: Names | None, first: Callable[[ir.Model], None] | None = None
+    ) -> None:
+        self.opened: Opened = open_model(model, first)
         self.graph = self.opened.model.graph
         values = named_values(self.graph)
         self.wrt = float_values(wrt, values, "wrt")
@@ -35,15 +39,15 @@ class Derivation:
         self.primal = set(values)
         self.signature = Signature()
 
-    def input(self, like: ir.Value, name: str) -> Var:
-        """A new graph input with the type and shape of `like`."""
+    def input(self, like: ir.Value, name: str, directions: int | str | None = None) -> Var:
+        """A new graph input with the type and shape of `like`; with `directions`, as many of it in a stack."""
         if like.shape is None:  # a graph input must say how many axes it has
             hint = "declare its shape in the model's value_info"
             raise BadInput(f"the rank of {like.name!r} is not known\n  hint: {hint}")
         value = ir.Value(
             name=self.builder.names.exactly(identifier(name)),
             type=like.type,
-            shape=like.shape and like.shape.copy(),
+            shape=ir.Shape([*([] if directions is None else [directions]), *like.shape]),
         )
         self.graph.inputs.append(value)
         return self.builder.var(value)
@@ -66,9 +70,60 @@ class Derivation:
     def pull_back(self, seeds: Mapping[ir.Value, Var]) -> None:
         """Add the gradient outputs."""
         found = reverse(self.builder, self.nodes, seeds, list(self.wrt.values()))
-        for name, value in self.wrt.items():
-            g = found.get(value)
-            self.signature.gradients[name] = self.output(self.zeros(value) if g is None else g, f"{name}_grad", value)
+        self.add_gradients([found.get(v) or self.zeros(v) for v in self.wrt.values()])
+
+    def add_gradients(self, gradients: Sequence[Var]) -> None:
+        """Add the gradient outputs, given what they hold."""
+        for (name, value), g in zip(self.wrt.items(), gradients):
+            self.signature.gradients[name] = self.output(g, f"{name}_grad", value)
+
+    def pull_cotangents(self, directions: int | str | None = None) -> list[Var]:
+        """Add inputs for cotangents of `of`, and the gradient outputs; the inputs."""
+        ends, wrt = list(self.of.values()), list(self.wrt.values())
+        seeds = [self.input(v, f"{name}_cotangent", directions) for name, v in self.of.items()]
+        self.signature.cotangents = {name: seed.name for name, seed in zip(self.of, seeds)}
+
+        def write(slices: Sequence[Var]) -> list[Var]:
+            found = reverse(self.builder, list(self.graph), dict(zip(ends, slices)), wrt)
+            return [found.get(v) or self.zeros(v) for v in wrt]
+
+        self.add_gradients(write(seeds) if directions is None else self._along(seeds, write, self.wrt, ends))
+        return seeds
+
+    def push_tangents(self, directions: int | str | None = None) -> list[Var]:
+        """Add inputs for tangents of `wrt`, and outputs for those of `of`; the inputs."""
+        ends, wrt = list(self.of.values()), list(self.wrt.values())
+        seeds = [self.input(v, f"{name}_tangent", directions) for name, v in self.wrt.items()]
+        self.signature.input_tangents = {name: seed.name for name, seed in zip(self.wrt, seeds)}
+
+        def write(slices: Sequence[Var]) -> list[Var]:
+            found = forward(self.builder, list(self.graph), dict(zip(wrt, slices)), ends)
+            return [found.get(v) or self.zeros(v) for v in ends]
+
+        tangents = write(seeds) if directions is None else self._along(seeds, write, self.of, ends)
+        for (name, value), t in zip(self.of.items(), tangents):
+            self.signature.output_tangents[name] = self.output(t, f"{name}_tangent", value)
+        return seeds
+
+    def lowered(self, of: Sequence[ir.Value]) -> list[ir.Node]:
+        """All nodes, after every lowering: values that shapes are taken from must not be replaced meanwhile."""
+        prepare(list(self.graph), list(self.wrt.values()), of, self.builder)
+        return list(self.graph)
+
+    def _along(
+        self,
+        seeds: Sequence[Var],
+        write: Callable[[Sequence[Var]], list[Var]],
+        likes: Mapping[str, ir.Value],
+        of: Sequence[ir.Value],
+    ) -> list[Var]:
+        for name, value in likes.items():
+            if value.shape is None:
+                hint = "declare its shape in the model's value_info"
+                raise BadInput(f"the rank of {name!r} is not known\n  hint: {hint}")
+        self.lowered(of)
+        results = [Stacked(self.builder.var(self.builder.now(v))) for v in likes.values()]
+        return along(self.builder, seeds, write, results)
 
     def ones(self) -> dict[ir.Value, Var]:
         """The seeds for which the cotangent of `wrt` is the gradient of the sum of `of`."""
@@ -96,7 +151,7 @@ def without_collection() -> Iterator[None]:
 
 
 @without_collection()
-def vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
+def vjp(model: AnyModel, *, wrt: Names, of: Names | None = None, directions: int | str | None = None) -> Any:
     """The model with its pullback: cotangents of `of` in, cotangents of `wrt` out.
 
     Args:
@@ -104,6 +159,8 @@ def vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
         wrt: names of graph inputs, initializers or intermediate float values. Where one depends on
             another, each gets its total derivative.
         of: names of float values; default: every float output.
+        directions: a number, or a name for one that each run chooses, of cotangents to pull back at once. All of
+            them, and all gradients, then have one more axis in front; the primal is computed once.
 
     Returns:
         A model of the kind that came in (a path gives a ModelProto) with the primal inputs and outputs
@@ -117,30 +174,20 @@ def vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
         NotDifferentiable: an operator between `wrt` and `of` has no rule or no derivative.
     """
     d = Derivation(model, wrt, of)
-    seeds = {}
-    for name, value in d.of.items():
-        seeds[value] = d.input(value, f"{name}_cotangent")
-        d.signature.cotangents[name] = seeds[value].name
-    d.pull_back(seeds)
+    d.pull_cotangents(_counted(directions))
     return d.close()
 
 
 @without_collection()
-def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
+def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None, directions: int | str | None = None) -> Any:
     """The model with its pushforward: tangents of `wrt` in, tangents of `of` out.
 
     As `vjp`, with one more input ``{wrt}_tangent`` per `wrt` and one more output ``{of}_tangent`` per `of`.
+    With `directions`, all tangents have one more axis in front.
     The tangent of an intermediate `wrt` is added to the one that flows into it from another.
     """
     d = Derivation(model, wrt, of)
-    seeds = {}
-    for name, value in d.wrt.items():
-        seeds[value] = d.input(value, f"{name}_tangent")
-        d.signature.input_tangents[name] = seeds[value].name
-    found = forward(d.builder, d.nodes, seeds, list(d.of.values()))
-    for name, value in d.of.items():
-        t = found.get(value)
-        d.signature.output_tangents[name] = d.output(d.zeros(value) if t is None else t, f"{name}_tangent", value)
+    d.push_tangents(_counted(directions))
     return d.close()
 
 
@@ -200,6 +247,14 @@ def default_of(graph: ir.Graph) -> dict[str, ir.Value]:
     if not found:
         raise BadInput("the model has no float output to differentiate; name a value with `of`")
     return found
+
+
+def _counted(directions: int | str | None) -> int | str | None:
+    """`directions`, which is a number from 0 on or a name."""
+    wrong = isinstance(directions, bool) or (isinstance(directions, int) and directions < 0) or directions == ""
+    if wrong or not isinstance(directions, (int, str, type(None))):
+        raise BadInput(f"`directions` is a number or the name of a dimension, not {directions!r}")
+    return directions
 
 
 def _described(held: ir.TypeProtocol) -> str:

@@ -1,6 +1,18 @@
 """What is made of gradients: Jacobians, Hessians, their products with vectors, linear maps as models of their own."""
 
+from onnxgrad.transforms.examples import per_example_grad
 from onnxgrad.transforms.jacobians import hessian, jacobian
 from onnxgrad.transforms.products import gauss_newton_vp, hvp
+from onnxgrad.transforms.split import Split, linearize, split_vjp, transpose
 
-__all__ = ["gauss_newton_vp", "hessian", "hvp", "jacobian"]
+__all__ = [
+    "Split",
+    "gauss_newton_vp",
+    "hessian",
+    "hvp",
+    "jacobian",
+    "linearize",
+    "per_example_grad",
+    "split_vjp",
+    "transpose",
+]

@@ -15,7 +15,6 @@ import onnx_ir as ir
 from onnxgrad.api import Derivation, Names, without_collection
 from onnxgrad.door import AnyModel
 from onnxgrad.engine import forward, reverse
-from onnxgrad.engine.paths import prepare
 from onnxgrad.errors import BadInput
 from onnxgrad.flow.directions import Stacked, along, identity
 from onnxgrad.ir import Builder, Var
@@ -95,7 +94,7 @@ def gradients_of(d: Derivation) -> dict[str, ir.Value]:
 def _rows(d: Derivation, name: str, batch: int | None) -> dict[str, Var]:
     """The Jacobians of the value `name`, by pulling back all unit cotangents of it."""
     b = d.builder
-    nodes = _lowered(d, [d.of[name]])
+    nodes = d.lowered([d.of[name]])
     y = b.var(b.now(d.of[name]))
     wrt = {n: d.builder.var(b.now(v)) for n, v in d.wrt.items()}
 
@@ -117,7 +116,7 @@ def _columns(
     With `first` the axes of the value come first: the transposed Jacobian.
     """
     b = d.builder
-    nodes = _lowered(d, list(of.values()))
+    nodes = d.lowered(list(of.values()))
     x = b.var(b.now(d.wrt[name]))
     outs = {n: b.var(b.now(v)) for n, v in of.items()}
 
@@ -130,12 +129,6 @@ def _columns(
     results = along(b, [_units(x, batch)], write, stacked)
     pairs = [(x, y) if first else (y, x) for y in outs.values()]
     return {n: _shaped(j, *pair, batch) for n, pair, j in zip(outs, pairs, results)}
-
-
-def _lowered(d: Derivation, of: list[ir.Value]) -> list[ir.Node]:
-    """All nodes, after every lowering: values that shapes are taken from must not be replaced meanwhile."""
-    prepare(list(d.graph), list(d.wrt.values()), of, d.builder)
-    return list(d.graph)
 
 
 def _cheaper(d: Derivation, batch: int | None) -> Mode:
