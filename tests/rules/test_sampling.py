@@ -3,8 +3,11 @@
 import itertools
 
 import numpy as np
+import onnxruntime
+import pytest
 
-from onnxgrad.testing import Case
+from onnxgrad import signature, vjp
+from onnxgrad.testing import Case, node_model
 from tests.rules.dtypes import dtypes
 from tests.rules.ladder import ladder
 from tests.rules.sampled import GridSample
@@ -33,7 +36,14 @@ def case(x, out, *, note="", order=1, symbolic=True, opset=20, **attrs):
 MODES = itertools.product(["nearest", "linear", "cubic"], ["zeros", "border", "reflection"], [0, 1])
 CASES = [
     *(
-        case((2, 2, 3, 4), (2, 1), mode=m, padding_mode=p, align_corners=c, order=1 + (m != "nearest" and c == 0))
+        case(
+            (2, 2, 3, 4),
+            (2, 1),
+            mode=m,
+            padding_mode=p,
+            align_corners=c,
+            order=1 + ((m == "linear" and c == 0) or (m, p, c) == ("cubic", "zeros", 1)),
+        )
         for m, p, c in MODES
     ),
     *(
@@ -46,3 +56,20 @@ CASES = [
 ]
 test_rule = ladder("sampling", CASES)
 test_dtype = dtypes(CASES[6:8])
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_points_without_place(mode):
+    """Nothing is at a point beyond all integers, or at infinity; a point that is NaN gives NaN."""
+    x = np.arange(1, 13, dtype=np.float32).reshape(1, 1, 3, 4)
+    grid = np.array([1e30, 0, 0, -1e30, np.inf, 0, np.nan, 0, 0, 0], np.float32).reshape(1, 1, 5, 2)
+    feeds = {"x0": x, "x1": grid}
+    model = vjp(
+        node_model(Case("GridSample", [x, grid], {"mode": mode}, opset=20), feeds, dtype=np.float32), wrt="x0", of="y0"
+    )
+    feeds[signature(model).cotangents["y0"]] = np.array([1, 1, 1, 0, 0], np.float32).reshape(1, 1, 1, 5)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    y, _ = session.run(["y0", signature(model).gradients["x0"]], feeds)
+    np.testing.assert_array_equal(y.ravel()[:3], 0)
+    assert np.isnan(y.ravel()[3])
+    np.testing.assert_allclose(y.ravel()[4], x.mean(), rtol=1e-6)

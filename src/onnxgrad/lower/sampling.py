@@ -93,17 +93,16 @@ def taps(b: Builder, x: Var, size: Size, kernel: Kernel, padding: str = "zeros",
     at = b.Unsqueeze(at, [0]) if count == 1 else at
     if padding == "reflection" and not single:
         at = reflected(b, at, high + 1.0, corners)
-    inside = None if padded else b.And(at >= 0.0, at <= high)
     bound = high if isinstance(high, Var) else b.const(high, x.dtype)
-    # a coordinate that is no number becomes a row as well, and the weights tell
+    # a coordinate that is NaN becomes some row as well: its weights are NaN
     rows = b.Max(b.Cast(b.Clip(at, b.const(0.0, x.dtype), bound), to=int(ir.DataType.INT64)), 0)
     if degree == 1:
-        return Taps(rows, None if inside is None else b.cast_like(inside, x))
+        return Taps(rows, None if padded else b.cast_like(b.And(at >= 0.0, at <= high), x))
     fraction = x - base
     weights = b.const(kernel.weights[:, -1].reshape(column), x.dtype)
     for power in range(degree - 2, -1, -1):
         weights = weights * fraction + b.const(kernel.weights[:, power].reshape(column), x.dtype)
-    return Taps(rows, weights if inside is None else b.Where(inside, weights, 0.0))
+    return Taps(rows, weights if padded else b.Where(b.Or(at < 0.0, at > high), 0.0, weights))  # NaN stays
 
 
 def rows_of(b: Builder, x: Var) -> Var:
