@@ -300,3 +300,22 @@ def test_check_reports_them_as_a_table(tmp_path):
     done = command("check", tmp_path / "good.onnx")
     assert done.returncode == 0
     assert "training information: 1 entry, valid" in done.stdout
+
+
+def test_check_of_a_graph_that_holds_a_gradient(tmp_path):
+    """What can be differentiated is the graph that the Gradient stands for."""
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "ai.onnx.preview.training": 1]>
+        g (float[2] a) => (float[2] d) {
+            y = Exp (a)
+            d = ai.onnx.preview.training.Gradient <xs = ["a"], y = "y"> (a)
+        }""")
+    onnx.save(model, tmp_path / "m.onnx")
+    done = command("check", tmp_path / "m.onnx")
+    assert done.returncode == 0, done.stdout
+    assert "differentiable: d with respect to a" in done.stdout
+    next(a for a in model.graph.node[1].attribute if a.name == "y").s = b"gone"
+    onnx.save(model, tmp_path / "stale.onnx")
+    done = command("check", tmp_path / "stale.onnx")
+    assert done.returncode == 1
+    assert "no value named 'gone'" in done.stdout
+    assert "Traceback" not in done.stderr

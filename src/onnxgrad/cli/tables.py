@@ -18,6 +18,8 @@ from onnxgrad.cli.console import console
 from onnxgrad.cli.derive import StraightThrough
 from onnxgrad.door import load_model, training_info
 from onnxgrad.rules.registry import registry
+from onnxgrad.training import lower_gradients
+from onnxgrad.training.gradients import DOMAIN
 from onnxgrad.training.validation import Problem, validate
 
 NOT_DIFFERENTIABLE = 1
@@ -40,9 +42,10 @@ def check(
     opened = load_model(model)
     out = console()
     problems = validate(opened)
+    own = any(n.domain == DOMAIN for g in opened.graphs() for n in g) and not problems
     try:
         with registry.straight_through(*straight_through or ()):
-            differentiable = _differentiability(out, opened, wrt, of)
+            differentiable = _differentiability(out, lower_gradients(opened) if own else opened, wrt, of)
     finally:
         _training(out, opened, problems)
     if problems or not differentiable:
