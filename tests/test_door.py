@@ -60,6 +60,7 @@ def _cases():
         yield "Clip", opset, [f(3, 4)], {}, {}
         yield "Dropout", opset, [f(3, 4)], {"ratio": 0.4}, {}
     yield "Clip", 7, [f(3, 4).astype(np.float64)], {"min": -0.5}, {"types": [T.DOUBLE]}
+    yield "Pad", 7, [f(2, 3).astype(np.float64)], {"pads": [1, 0, 0, 2], "value": 0.5}, {"types": [T.DOUBLE]}
     yield "Clip", 10, [f(3, 4).astype(np.float16)], {"max": 0.5}, {"types": [T.FLOAT16]}
     for mode in ("nearest", "linear"):
         yield "Upsample", 7, [f(1, 2, 3, 3)], {"scales": [1.0, 1.0, 2.0, 3.0], "mode": mode}, {}

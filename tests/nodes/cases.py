@@ -73,6 +73,10 @@ def _opset(model: onnx.ModelProto) -> None:
     model.ir_version = min(model.ir_version, 13)
 
 
+def _array(x: Any) -> Any:
+    return numpy_helper.to_array(x) if isinstance(x, TensorProto) else x
+
+
 @functools.cache
 def node_tests() -> tuple[NodeTest, ...]:
     """All of them, in the order of the onnx package."""
@@ -87,7 +91,7 @@ def node_tests() -> tuple[NodeTest, ...]:
             continue
         model = onnx.ModelProto()
         model.CopyFrom(case.model)
-        inputs, outputs = case.data_sets[0]
+        inputs, outputs = ([_array(x) for x in side] for side in case.data_sets[0])
         feeds = dict(zip((i.name for i in model.graph.input), inputs))
         test = NodeTest(case.name, model, feeds, dict(zip((o.name for o in model.graph.output), outputs)))
         if test.wrt and test.of:

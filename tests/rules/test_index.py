@@ -60,6 +60,7 @@ CASES = [
     Case("Gather", [(2, 4, 2), np.array([[0, 3], [3, 0]])], {"axis": 1}),
     Case("Gather", [(4,), np.array([[0, 3], [3, 0]])]),
     Case("Gather", [(4, 2), np.zeros((0,), np.int64)], note="nothing"),
+    Case("Gather", [(3, 0), ints(0, 2)], note="empty rows"),
     Case("GatherElements", [(3, 4), np.array([[0, 2, 2, 0], [1, -1, 0, 0]])]),
     Case(
         "GatherElements",

@@ -281,6 +281,14 @@ def _clip(site: _Site) -> list[ir.Value | None]:
     return [site.emit("Clip", site.input(0), *bounds)[0]]
 
 
+@_fix("Pad", until=11)
+def _pad(site: _Site) -> list[ir.Value | None]:
+    """Margins and value become inputs, the value in the dtype of x."""
+    pads = site.const(np.array(site.attr("pads"), np.int64))
+    value = site.const(site.attr("value", 0.0), site.dtype)
+    return [site.emit("Pad", site.input(0), pads, value, mode=site.attr("mode"))[0]]
+
+
 @_fix("Hardmax", until=13)
 def _hardmax(site: _Site) -> list[ir.Value | None]:
     """It took the maximum over all axes from `axis` on."""

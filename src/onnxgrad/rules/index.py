@@ -26,6 +26,8 @@ def numbered(op, x):
 def scatter(op, g, index, x, axis, unique=False):
     """Zeros in the shape of `x`, with `g` added at `index` along `axis` (in float32 for half types)."""
     axis %= x.rank
+    if g.shape is not None and 0 in g.shape:  # ONNX Runtime takes an Expand of the index to no elements away
+        return op.zeros_like(x)
     if unique:
         return op.ScatterElements(op.zeros_like(x), index, g, axis=axis)
     if x.dtype in HALF:  # ONNX Runtime adds no halves, and a long sum should not be rounded at each step
