@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -171,6 +172,31 @@ def test_second_order() -> None:
         second = grad(first, wrt="x")
     np.testing.assert_array_equal(reference(first, {"x": X})["x_grad"], 2 * np.round(X))
     assert (reference(second, {"x": X})[signature(second).gradients["x"]] == 2).all()
+
+
+def test_a_scale_that_is_found_at_run_time() -> None:
+    """DynamicQuantizeLinear quantizes by QuantizeLinear, with a scale that depends on the extrema."""
+    shared = ["s", "z"]
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", *shared]),
+        helper.make_node("DequantizeLinear", ["q", *shared], ["y"]),
+    ]
+    u = RNG.standard_normal(X.shape).astype(np.float32)
+    with Q("QuantizeLinear"):
+        back = vjp(program(*nodes), wrt="x")
+    g = session(back).run(["x_grad"], {"x": X, "y_cotangent": u})[0]
+    low, high = min(0, X.min()), max(0, X.max())
+    s = (high - low) / 255
+    residual = float(np.vdot(u, np.round(X / s) - X / s)) / 255
+    want = u + residual * ((X == X.max()) * 1.0 - (X == X.min()))
+    np.testing.assert_allclose(g, want, rtol=1e-3, atol=1e-3)
+
+
+def test_four_bits() -> None:
+    model = pair(scale=0.5, point=np.array(0, ml_dtypes.int4))
+    with Q("QuantizeLinear"):
+        g = session(grad(model, wrt="x")).run(None, {"x": X})[0]
+    np.testing.assert_array_equal(g, (np.round(X / 0.5) >= -8) & (np.round(X / 0.5) <= 7))
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:
