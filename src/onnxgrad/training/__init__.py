@@ -5,6 +5,7 @@ from onnxgrad.training.data import load_npz
 from onnxgrad.training.evaluation import Evaluation
 from onnxgrad.training.functions import optimizer_function, with_optimizer_functions
 from onnxgrad.training.initializers import initialize
+from onnxgrad.training.interchange import carry_training_info, renamed
 from onnxgrad.training.lowering import lower_gradients
 from onnxgrad.training.metrics import History
 from onnxgrad.training.oracle import ReferenceTraining
@@ -22,11 +23,13 @@ __all__ = [
     "Step",
     "Trainer",
     "attach",
+    "carry_training_info",
     "compile_step",
     "initialize",
     "load_npz",
     "lower_gradients",
     "optimizer_function",
+    "renamed",
     "validate",
     "with_optimizer_functions",
 ]

@@ -54,7 +54,7 @@ class _Called:
         self.inputs = [v.name or "" for v in model.graph.inputs]
         self.outputs = [v.name or "" for v in model.graph.outputs]
         self.names = Names.of(model)
-        self.names.reserve(_defined(info.algorithm))
+        self.names.reserve(defined_inside(info.algorithm))
 
     def separate_names(self) -> None:
         """Rename what both graphs define; an input of both is the same tensor."""
@@ -68,7 +68,7 @@ class _Called:
         del algorithm.input[:]
         algorithm.input.extend(kept)
         for node in algorithm.node:
-            _rename(node, new)
+            rename_in_node(node, new)
         for held in (*algorithm.input, *algorithm.output, *algorithm.initializer, *algorithm.value_info):
             held.name = new.get(held.name, held.name)
         for binding in self.info.update_binding:
@@ -109,7 +109,7 @@ class _Called:
 
     def _copied(self, prefix: str, operands: Mapping[str, str], results: Mapping[str, str]) -> list[onnx.NodeProto]:
         made = {o for node in self.nodes for o in node.output if o}
-        inner = {n for node in self.nodes for a in node.attribute for g in (a.g, *a.graphs) for n in _defined(g)}
+        inner = {n for node in self.nodes for a in node.attribute for g in (a.g, *a.graphs) for n in defined_inside(g)}
         new = {name: self.names.fresh(f"{prefix}_{name}") for name in sorted(made | inner)} | dict(operands)
         new |= {formal: actual for formal, actual in results.items() if formal in made}
         needed, nodes = set(results), []
@@ -119,13 +119,13 @@ class _Called:
                 copy = onnx.NodeProto()
                 copy.CopyFrom(node)
                 copy.name = f"{prefix}_{node.name}" if node.name else ""
-                _rename(copy, new)
+                rename_in_node(copy, new)
                 nodes.append(copy)
         through = [(f, a) for f, a in results.items() if f not in made]  # inputs that are outputs as well
         return nodes[::-1] + [onnx.helper.make_node("Identity", [new.get(f, f)], [a]) for f, a in through]
 
 
-def _defined(graph: onnx.GraphProto) -> Iterator[str]:
+def defined_inside(graph: onnx.GraphProto) -> Iterator[str]:
     """Every name that `graph` and the graphs inside it define."""
     yield from (v.name for v in graph.input)
     yield from (t.name for t in graph.initializer)
@@ -133,7 +133,7 @@ def _defined(graph: onnx.GraphProto) -> Iterator[str]:
         yield from (o for o in node.output if o)
         for a in node.attribute:
             for inner in (a.g, *a.graphs):
-                yield from _defined(inner)
+                yield from defined_inside(inner)
 
 
 def _read(node: onnx.NodeProto) -> Iterator[str]:
@@ -147,7 +147,7 @@ def _read(node: onnx.NodeProto) -> Iterator[str]:
             yield a.s.decode()
 
 
-def _rename(node: onnx.NodeProto, new: Mapping[str, str]) -> None:
+def rename_in_node(node: onnx.NodeProto, new: Mapping[str, str]) -> None:
     """Rename values in `node` and the graphs inside it, the strings of a Gradient included; in place."""
     for names in (node.input, node.output):
         for i, name in enumerate(names):
@@ -160,6 +160,6 @@ def _rename(node: onnx.NodeProto, new: Mapping[str, str]) -> None:
                 a.s = new.get(a.s.decode(), a.s.decode()).encode()
         for graph in (a.g, *a.graphs):
             for inner in graph.node:
-                _rename(inner, new)
+                rename_in_node(inner, new)
             for held in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
                 held.name = new.get(held.name, held.name)

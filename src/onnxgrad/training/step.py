@@ -204,7 +204,7 @@ def _wire(lowered: Lowered, state: Sequence[StateTensor], results: Sequence[str]
     names = []
     for name in results:
         value = lowered[name]
-        if value not in ends:
+        if value not in ends or value.name != name:  # two names of one value are two results
             value = lowered.expose(name)
             ends.append(value)
         if value.dtype is None:
