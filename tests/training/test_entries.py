@@ -131,6 +131,16 @@ def test_local_function_in_an_algorithm():
         )
     )
     info.update_binding.add(key="w2", value="half_w")
+    info.initialization.CopyFrom(
+        parser.parse_graph("""initialization () => (float[8, 3] start) {
+            c = Constant <value_float = 1.5> ()
+            size = Constant <value = int64[2] {8, 3}> ()
+            one = Expand (c, size)
+            start = local.shrink (one)
+        }""")
+    )
+    info.initialization_binding.add(key="w2", value="start")
+    np.testing.assert_array_equal(initial(compile_step(model))["w2"], np.full((8, 3), 3))
     w = initial(compile_step(model))["w2"]
     state, _ = train(compile_step(model), [{}] * 2)
     np.testing.assert_allclose(state["w2"], w / 4, rtol=1e-6)

@@ -161,6 +161,19 @@ def test_extra_outputs_that_are_inputs_or_state(attached):
         compile_step(attached, outputs=["w1_gard"])
 
 
+def test_two_names_of_one_value_are_two_results():
+    """The gradients of two biases that are added are one value, with both names."""
+    nodes = [node("MatMul", ["x", "w"], ["h"]), node("Add", ["h", "b"], ["i"]), node("Add", ["i", "c"], ["y"])]
+    weights = {"w": np.eye(2, dtype=np.float32), "b": np.float32([1, 2]), "c": np.float32([3, 4])}
+    both = attach(model_of(nodes, weights, {"x": ["N", 2]}, {"y": ["N", 2]}), loss="mse", optimizer="sgd")
+    step = compile_step(both, outputs=["b_grad", "c_grad"])
+    assert step.results == ["loss", "b_grad", "c_grad"]
+    x = np.ones((3, 2), np.float32)
+    _, (result,) = train(step, [{"x": x, "labels": x}])
+    np.testing.assert_allclose(result["b_grad"], [4, 6])
+    np.testing.assert_array_equal(result["b_grad"], result["c_grad"])
+
+
 # --- back to an inference model ---------------------------------------------------------------------
 
 

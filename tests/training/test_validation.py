@@ -9,7 +9,7 @@ import pytest
 from onnx import helper, numpy_helper, parser
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training import ReferenceTraining, attach, compile_step, validate
+from onnxgrad.training import ReferenceTraining, attach, compile_step, lower_gradients, validate
 from onnxgrad.training.gradients import DOMAIN
 from onnxgrad.training.validation import RULES
 from tests.training.nets import mlp, train
@@ -268,6 +268,42 @@ def test_sparse_state():
     assert validate(model) == []
     assert compile_step(model).state["V"].initial.numpy().reshape(-1)[3] == 1.5
     assert ReferenceTraining(model).state["V"].sum() == 1.5
+
+
+def test_gradient_in_an_initialization():
+    """It is a graph like others: s = d(c³)/dc = 3c²."""
+
+    def change(info):
+        info.initialization.CopyFrom(
+            parser.parse_graph("""initialization () => (float[3] s) {
+                c = Constant <value = float[3] {1, 2, 3}> ()
+                c2 = Mul (c, c)
+                c3 = Mul (c2, c)
+                s = ai.onnx.preview.training.Gradient <xs = ["c"], y = "c3"> (c)
+            }""")
+        )
+        info.initialization_binding.add(key="b2", value="s")
+
+    model = spoiled(change)
+    assert validate(model) == []
+    lowered = lower_gradients(model)
+    assert DOMAIN not in {n.domain for n in lowered.training_info[0].initialization.node}
+    for made in (model, lowered):
+        step = compile_step(made)
+        np.testing.assert_array_equal(
+            step.inference_model({}).graph.initializers["b2"].const_value.numpy(), [3, 12, 27]
+        )
+        runner = ReferenceTraining(made)
+        runner.initialize()
+        np.testing.assert_array_equal(runner.state["b2"], [3, 12, 27])
+
+
+def test_attributes_of_another_type():
+    model = spoiled(_gradient_says(xs="w2"))
+    assert "operator" in rules(model)
+    for refuse in (compile_step, lower_gradients):
+        with pytest.raises(BadInput, match="the attributes xs and y are required"):
+            refuse(model)
 
 
 def test_entry_that_only_initializes():

@@ -13,12 +13,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.door import AnyModel, open_model, training_info
+from onnxgrad.door import AnyModel, training_info
 from onnxgrad.ir.finish import finish
 from onnxgrad.ir.walk import reads, subgraphs
 from onnxgrad.training.gradients import DOMAIN
 from onnxgrad.training.info import FED, Source, Unfolded, concatenated, fed, mutable, read
-from onnxgrad.training.lowering import Lowered, open_bound
+from onnxgrad.training.initialization import as_model, trains
+from onnxgrad.training.lowering import Lowered, lower_gradients, open_bound
 
 #: A node between the two parts; its name is one that no model has.
 _END = "onnxgrad.end_of_inference"
@@ -29,7 +30,7 @@ def lower_entries(model: ir.Model, original: AnyModel) -> ir.Model:
     source = read(original)
     infos = list(source.infos)
     for index, info in enumerate(infos):
-        infos[index] = _with_raised_initialization(info, source.model, model)
+        infos[index] = _with_initialization(info, source.model, model)
         if info.algorithm.node:
             model, infos[index] = _lowered(model, infos, index, source.model.clone())
     training_info(model)[:] = infos
@@ -70,18 +71,14 @@ def _lowered(
     return model, info
 
 
-def _with_raised_initialization(
-    info: onnx.TrainingInfoProto, source: ir.Model, model: ir.Model
-) -> onnx.TrainingInfoProto:
-    """An entry whose initialization is written for the opset of `model`, to which `source` was raised."""
-    if not info.initialization.node or source.opset_imports.get("", 1) == model.opset_imports[""]:
+def _with_initialization(info: onnx.TrainingInfoProto, source: ir.Model, model: ir.Model) -> onnx.TrainingInfoProto:
+    """An entry whose initialization is lowered, for the opset of `model`, to which `source` was raised."""
+    own = trains(info.initialization.node) or bool(source.functions)  # which the lowered model has no more
+    if not info.initialization.node or (source.opset_imports.get("", 1) == model.opset_imports[""] and not own):
         return info
     copy = onnx.TrainingInfoProto()
     copy.CopyFrom(info)
-    alone = onnx.ModelProto(ir_version=max(8, source.ir_version), graph=info.initialization)
-    alone.graph.name = alone.graph.name or "initialization"
-    alone.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in source.opset_imports.items())
-    copy.initialization.CopyFrom(open_model(alone).close().graph)
+    copy.initialization.CopyFrom(lower_gradients(as_model(source, info.initialization)).graph)
     return copy
 
 

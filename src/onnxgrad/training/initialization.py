@@ -6,7 +6,7 @@ state then starts from what the graph gives, which may be random.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx
@@ -14,7 +14,9 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.runtime import Session
+from onnxgrad.training.gradients import DOMAIN
 from onnxgrad.training.info import Source
+from onnxgrad.training.lowering import lower_gradients
 
 
 def initialized(source: Source, chosen: Sequence[int]) -> Source:
@@ -54,13 +56,27 @@ def _evaluated(model: ir.Model, graph: onnx.GraphProto, index: int) -> dict[str,
         raise BadInput(f"training entry {index}: its initialization has inputs; the specification allows none")
     if not graph.output:
         return {}
+    proto = as_model(model, graph)
+    try:
+        return Session(ir.from_proto(lower_gradients(proto) if proto.functions or trains(graph.node) else proto)).run(
+            {}
+        )
+    except BadInput as e:
+        raise BadInput(f"training entry {index}: its initialization cannot be evaluated: {e}") from e
+
+
+def as_model(model: ir.Model, graph: onnx.GraphProto) -> onnx.ModelProto:
+    """An initialization graph as a model of its own, in the opsets of `model`."""
     proto = onnx.ModelProto(ir_version=max(8, model.ir_version), graph=graph)
     proto.graph.name = graph.name or "initialization"
     proto.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items())
-    try:
-        return Session(ir.from_proto(proto)).run({})
-    except BadInput as e:
-        raise BadInput(f"training entry {index}: its initialization cannot be evaluated: {e}") from e
+    proto.functions.extend(ir.to_proto(f) for f in model.functions.values())
+    return proto
+
+
+def trains(nodes: Iterable[onnx.NodeProto]) -> bool:
+    """Whether any of `nodes`, or of those inside them, belongs to the training domain."""
+    return any(n.domain == DOMAIN or any(trains(g.node) for a in n.attribute for g in (a.g, *a.graphs)) for n in nodes)
 
 
 def _check_fits(where: str, array: np.ndarray, like: ir.TensorProtocol) -> None:

@@ -295,6 +295,5 @@ def lower_gradients(model: AnyModel, *, variables: Collection[str] = ()) -> Any:
         from onnxgrad.training.entries import lower_entries  # which lowers by the class above
 
         opened.model = lower_entries(opened.model, model)
-    if not any(n.domain == DOMAIN for info in training_info(opened.model) for n in info.initialization.node):
-        opened.model.opset_imports.pop(DOMAIN, None)
+    opened.model.opset_imports.pop(DOMAIN, None)
     return opened.close()

@@ -66,7 +66,7 @@ class ReferenceTraining:
         for info in self.infos:
             if not info.initialization_binding:
                 continue
-            found = self._evaluate(_model_of(self.proto, info.initialization), {})
+            found = self._evaluate(lower_gradients(_model_of(self.proto, info.initialization)), {})
             for binding in info.initialization_binding:
                 self.state[binding.key] = found[binding.value]
 

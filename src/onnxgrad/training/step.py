@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.finish import finish
 from onnxgrad.ir.walk import reads
+from onnxgrad.training.gradients import is_gradient, strings, target_name
 from onnxgrad.training.info import (
     DOMAIN,
     AnyTrainingModel,
@@ -172,9 +173,9 @@ def _gradient_names(model: ir.Model, algorithm: onnx.GraphProto, bound: Mapping[
     The loss is what the first Gradient is taken of; without one, the first output of the algorithm that
     updates nothing; if there is none of these, nothing is called the loss.
     """
-    gradients = [n for n in model.graph if n.domain == DOMAIN and n.op_type == "Gradient"]
-    trained = {x for n in gradients if "xs" in n.attributes for x in n.attributes["xs"].as_strings()}
-    targets = [n.attributes["y"].as_string() for n in gradients if "y" in n.attributes]
+    gradients = [n for n in model.graph if is_gradient(n)]
+    trained = {x for n in gradients for x in strings(n, "xs")}
+    targets = [y for n in gradients if (y := target_name(n))]
     free = [v.name for v in algorithm.output if v.name not in bound.values()]
     return trained, (targets or free or [""])[0]
 
