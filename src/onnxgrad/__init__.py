@@ -1,5 +1,10 @@
 """Give any ONNX model a backward pass, as plain ONNX."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from onnxgrad.api import grad, jvp, value_and_grad, vjp
 from onnxgrad.door import Signature, signature
 from onnxgrad.errors import BadInput, NoDerivative, NoRule, NotDifferentiable, OnnxGradError, UnknownName
@@ -16,10 +21,15 @@ from onnxgrad.transforms import (
     transpose,
 )
 
+if TYPE_CHECKING:
+    from onnxgrad.function import Function
+    from onnxgrad.scipy_operator import linear_operator
+
 __version__ = "0.1.0"
 
 __all__ = [
     "BadInput",
+    "Function",
     "NoDerivative",
     "NoRule",
     "NotDifferentiable",
@@ -33,6 +43,7 @@ __all__ = [
     "hvp",
     "jacobian",
     "jvp",
+    "linear_operator",
     "linearize",
     "per_example_grad",
     "signature",
@@ -42,3 +53,13 @@ __all__ = [
     "value_and_grad",
     "vjp",
 ]
+
+#: What needs a runtime, which differentiating does not: imported when first asked for.
+_LATER = {"Function": "onnxgrad.function", "linear_operator": "onnxgrad.scipy_operator"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+    return found

@@ -1,11 +1,12 @@
 """What is made of gradients: Jacobians, Hessians, their products with vectors, linear maps as models of their own."""
 
 from onnxgrad.transforms.examples import per_example_grad
-from onnxgrad.transforms.jacobians import hessian, jacobian
+from onnxgrad.transforms.jacobians import Mode, hessian, jacobian
 from onnxgrad.transforms.products import gauss_newton_vp, hvp
 from onnxgrad.transforms.split import Split, linearize, split_vjp, transpose
 
 __all__ = [
+    "Mode",
     "Split",
     "gauss_newton_vp",
     "hessian",

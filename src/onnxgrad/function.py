@@ -1,0 +1,239 @@
+"""A model as a Python function of arrays, with its derivatives as functions of the same kind.
+
+``f = Function(model)`` runs on ONNX Runtime; ``f.grad(wrt="x")`` is a `Function` again, so derivatives compose.
+A session is made when it is first needed and kept, and so is every derived function; all of it may be used from any
+number of threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrad import api, transforms
+from onnxgrad.api import Names
+from onnxgrad.door import AnyModel, load_model, signature
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.ir.walk import prune, subgraphs
+from onnxgrad.runtime import Options, Session
+
+#: Names of outputs, by what they are of: ``{"x": "x_grad"}``, ``{"y": {"x": "y_x_jacobian"}}``.
+Results = Mapping[str, Any]
+
+
+class Function:
+    """A model that is called with arrays.
+
+    Arguments are taken in the order of the model's inputs, or by name: numpy arrays, numbers and nested lists, or
+    anything that speaks DLPack (whose memory is shared where it is the CPU's). Where a number or array has another
+    dtype than the input, it is converted if numpy calls that a conversion of the same kind.
+
+    One output is returned as an array (which speaks DLPack itself), several as a dict by name. Derived functions give
+    only derivatives: a dict by the names they are derivatives of, or the array itself where there is only one.
+
+    >>> import onnx
+    >>> square = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> '
+    ...     'g (double[N] x) => (double[N] y) { y = Mul (x, x) }')
+    >>> f = Function(square)
+    >>> f([1.0, 2.0, 3.0]).tolist()
+    [1.0, 4.0, 9.0]
+    >>> f.grad(wrt="x")([1.0, 2.0, 3.0]).tolist()
+    [2.0, 4.0, 6.0]
+    >>> f.jacobian(wrt="x").vjp(wrt="x", of="y_x_jacobian").inputs
+    ['x', 'y_x_jacobian_cotangent']
+
+    Attributes:
+        model: what is run.
+        options: how ONNX Runtime runs it.
+        results: the names of the outputs that a call returns, by what they are of.
+    """
+
+    def __init__(
+        self,
+        model: AnyModel,
+        *,
+        threads: int | None = None,
+        providers: Sequence[str] = ("CPUExecutionProvider",),
+        options: Options | None = None,
+    ) -> None:
+        """Wrap `model`.
+
+        Args:
+            model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``, which must not be changed later on.
+            threads: threads inside an operator; ``None`` leaves it to ONNX Runtime.
+            providers: execution providers, in order of preference.
+            options: everything about the runtime, in place of `threads` and `providers`.
+        """
+        if isinstance(model, ir.Model):
+            self.model = model
+        else:
+            self.model = ir.from_proto(model) if isinstance(model, onnx.ModelProto) else load_model(model)
+        self.options = options or Options(threads=threads, providers=tuple(providers))
+        self.results: Results = {v.name or "": v.name for v in self.model.graph.outputs}
+        graph = self.model.graph
+        self._types = {v.name or "": v.dtype for v in graph.inputs}
+        self._positional = [v.name or "" for v in graph.inputs if not v.is_initializer()]
+        self._overwrites = any(_overwrites_inputs(node) for node in graph)
+        self._session: Session | None = None
+        self._derived: dict[Hashable, Any] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def inputs(self) -> list[str]:
+        """The names of the arguments, in order."""
+        return list(self._positional)
+
+    @property
+    def session(self) -> Session:
+        """The session that runs the model."""
+        if self._session is None:
+            with self._lock:
+                if self._session is None:
+                    self._session = Session(self.model, self.options)
+        return self._session
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The results for these arguments.
+
+        Raises:
+            BadInput: arguments that the model does not take, or that ONNX Runtime fails on.
+        """
+        found = self.session.run(self.feeds(*args, **kwargs), list(dict.fromkeys(_leaves(self.results))))
+        return _filled(self.results, found)
+
+    def feeds(self, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
+        """What the arguments are to the model: an array of the right dtype for each input."""
+        if len(args) > len(self._positional):
+            raise BadInput(f"{len(args)} arguments for {len(self._positional)} inputs: {', '.join(self._positional)}")
+        given = dict(zip(self._positional, args))
+        for name, argument in kwargs.items():
+            if name not in self._types:
+                raise UnknownName(name, self._types, "input")
+            if name in given:
+                raise BadInput(f"input {name!r} is given twice")
+            given[name] = argument
+        missing = [n for n in self._positional if n not in given]
+        if missing:
+            raise BadInput(f"no argument for {', '.join(map(repr, missing))}")
+        arrays = {name: _array(name, argument, self._types[name]) for name, argument in given.items()}
+        return {n: a.copy() for n, a in arrays.items()} if self._overwrites else arrays
+
+    # --- derivatives -------------------------------------------------------------------------------
+
+    def grad(self, *, wrt: Names, of: Names | None = None) -> Function:
+        """The gradient of the sum of `of` with respect to `wrt`, as a function of the same arguments."""
+        return self._derive(api.grad, lambda s: s.gradients, wrt=wrt, of=of)
+
+    def value_and_grad(self, *, wrt: Names, of: Names | None = None) -> Callable[..., tuple[Any, Any]]:
+        """A function that gives what this one gives, and the gradient of the sum of `of`, in one run."""
+        both = self._derive(api.value_and_grad, lambda s: {"": self.results, " ": s.gradients}, wrt=wrt, of=of)
+
+        def value_and_grad(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            found = both.session.run(both.feeds(*args, **kwargs), list(dict.fromkeys(_leaves(both.results))))
+            return _filled(both.results[""], found), _filled(both.results[" "], found)
+
+        return value_and_grad
+
+    def vjp(self, *, wrt: Names, of: Names | None = None, directions: int | str | None = None) -> Function:
+        """The pullback: takes one more argument, the cotangent, for each `of`."""
+        return self._derive(api.vjp, lambda s: s.gradients, wrt=wrt, of=of, directions=directions)
+
+    def jvp(self, *, wrt: Names, of: Names | None = None, directions: int | str | None = None) -> Function:
+        """The pushforward: takes one more argument, the tangent, for each `wrt`."""
+        return self._derive(api.jvp, lambda s: s.output_tangents, wrt=wrt, of=of, directions=directions)
+
+    def jacobian(
+        self, *, wrt: Names, of: Names | None = None, mode: transforms.Mode = "auto", batch: int | None = None
+    ) -> Function:
+        """The Jacobian of each `of` with respect to each `wrt`, of shape ``of.shape + wrt.shape``."""
+        return self._derive(transforms.jacobian, lambda s: s.jacobians, wrt=wrt, of=of, mode=mode, batch=batch)
+
+    def hessian(self, *, wrt: Names, of: Names | None = None) -> Function:
+        """The Hessian of the sum of `of`, in blocks of pairs of `wrt`."""
+        return self._derive(transforms.hessian, lambda s: s.hessians, wrt=wrt, of=of)
+
+    def hvp(self, *, wrt: Names, of: Names | None = None) -> Function:
+        """The product of that Hessian and a vector: takes one more argument, the tangent, for each `wrt`."""
+        return self._derive(transforms.hvp, lambda s: s.products, wrt=wrt, of=of)
+
+    def gauss_newton_vp(self, *, wrt: Names, of: Names | None = None, loss: str | None = None) -> Function:
+        """The product of the Gauss-Newton matrix and a vector: arguments as for `hvp`."""
+        return self._derive(transforms.gauss_newton_vp, lambda s: s.products, wrt=wrt, of=of, loss=loss)
+
+    def per_example_grad(self, *, wrt: Names, of: Names | None = None, batch: int = 0, shared: Names = ()) -> Function:
+        """The gradient for each example by itself, of shape ``[examples] + wrt.shape``."""
+        transform = transforms.per_example_grad
+        return self._derive(transform, lambda s: s.gradients, wrt=wrt, of=of, batch=batch, shared=shared)
+
+    def _derive(self, transform: Callable[..., ir.Model], results: Callable[..., Results], **how: Any) -> Function:
+        """The function of the transformed model; what a call of it does not return goes from the graph."""
+        how = {k: v if v is None or isinstance(v, (str, int)) else tuple(v) for k, v in how.items()}
+        if how["of"] is None:
+            how["of"] = self._float_results()
+        return self._kept((transform, *how.items()), lambda: self._with(transform(self.model, **how), results))
+
+    def _with(self, model: ir.Model, results: Callable[..., Results]) -> Function:
+        derived = Function(model, options=self.options)
+        derived.results = results(signature(model))
+        wanted = set(_leaves(derived.results))
+        kept = [v for v in model.graph.outputs if v.name in wanted]
+        model.graph.outputs.clear()
+        model.graph.outputs.extend(kept)
+        prune(model.graph)
+        return derived
+
+    def _kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made once."""
+        with self._lock:
+            if key not in self._derived:
+                self._derived[key] = make()
+            return self._derived[key]
+
+    def _float_results(self) -> tuple[str, ...] | None:
+        """The float outputs among the results: what a derivative is of by default."""
+        values = {v.name: v for v in self.model.graph.outputs}
+        names = dict.fromkeys(_leaves(self.results))
+        return tuple(n for n in names if values[n].dtype in api.FLOATS) or None
+
+
+def _overwrites_inputs(node: ir.Node) -> bool:
+    """Whether ONNX Runtime writes into inputs of `node`: it does into the statistics of a batch norm in training."""
+    a = node.attributes.get("training_mode")
+    if node.op_type == "BatchNormalization" and a is not None and a.as_int():
+        return True
+    return any(_overwrites_inputs(inner) for graph in subgraphs(node) for inner in graph)
+
+
+def _array(name: str, argument: Any, dtype: ir.DataType | None) -> np.ndarray:
+    if not isinstance(argument, (np.ndarray, np.generic)) and hasattr(argument, "__dlpack__"):
+        try:
+            argument = np.from_dlpack(argument)
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise BadInput(f"the argument for {name!r} cannot be read as an array: {error}") from error
+    literal = not isinstance(argument, (np.ndarray, np.generic))
+    array = np.asarray(argument)
+    if dtype is None:
+        return array
+    want = dtype.numpy()
+    if array.dtype == want:
+        return array
+    if not (literal and array.size == 0) and not np.can_cast(array.dtype, want, "same_kind"):
+        raise BadInput(f"the argument for {name!r} is {array.dtype}, and the input takes {want}")
+    return array.astype(want)
+
+
+def _leaves(results: Any) -> list[str]:
+    return [n for r in results.values() for n in _leaves(r)] if isinstance(results, Mapping) else [results]
+
+
+def _filled(results: Any, found: Mapping[str, np.ndarray]) -> Any:
+    """The same tree with arrays in place of names; a dict of one entry is that entry."""
+    if not isinstance(results, Mapping):
+        return found[results]
+    filled = {label: _filled(r, found) for label, r in results.items()}
+    return next(iter(filled.values())) if len(filled) == 1 else filled
