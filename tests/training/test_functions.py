@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training import attach, optimizer_function, with_optimizer_functions
+from onnxgrad.training import attach, lower_gradients, optimizer_function, with_optimizer_functions
 from onnxgrad.training.gradients import DOMAIN
 from tests.training.nets import mlp, run
 from tests.training.test_optimizers import CASES, STANDARD, _backend_cases, optimizer_model, written_out
@@ -120,3 +120,25 @@ def test_wrong_counts_and_names():
     del model.graph.node[0].input[-1]
     with pytest.raises(BadInput, match="9 inputs; it takes R, T and 4 per tensor"):
         with_optimizer_functions(model)
+
+
+@pytest.mark.parametrize(
+    ("op", "states", "attrs"),
+    [
+        ("Adam", 2, {}),
+        ("Adagrad", 1, {"decay_factor": 0.1}),
+        ("Momentum", 1, {"alpha": 0.9, "beta": 0.5, "norm_coefficient": 0.1, "mode": "nesterov"}),
+    ],
+)
+def test_rate_and_count_of_one_element(op, states, attrs):
+    """R and T of shape [1] are as good as scalars, and leave the shapes of the tensors alone."""
+    plain, other = optimizer_model(op, states, **attrs), optimizer_model(op, states, **attrs)
+    for value in other.graph.input[:2]:
+        value.type.tensor_type.shape.dim.add().dim_value = 1
+    feeds = ramp(plain)
+    wide = feeds | {name: feeds[name].reshape(1) for name in "RT"}
+    want = run(lower_gradients(plain), feeds)
+    for made in (lower_gradients(other), with_optimizer_functions(other)):
+        for name, value in run(made, wide).items():
+            assert value.shape == want[name].shape
+            np.testing.assert_allclose(value, want[name], rtol=2e-6)
