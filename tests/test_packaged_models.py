@@ -97,9 +97,7 @@ def test_gradient(packaged):
 STEPS = [1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6]
 
 
-@pytest.mark.parametrize(
-    "packaged", [m for m in MODELS if m.trains], ids=[n for n, m in zip(NAMES, MODELS) if m.trains]
-)
+@each([m for m in MODELS if m.trains])
 def test_training(packaged):
     """A step of gradient descent lowers the loss by what the gradient of all weights promises."""
     path, feeds = packaged.path, packaged.feeds()
