@@ -125,6 +125,7 @@ PINS |= {
 LOSSES = "SoftmaxCrossEntropyLoss, NegativeLogLikelihoodLoss"
 ELSEWHERE = {  # rows that take more than one node to show: the test that pins each
     ("Sqrt", "x = 0, cotangent 0"): "test_a_root_that_is_discarded",
+    ("Div, Exp, Log, Pow, Reciprocal, Sqrt", "not finite there, and a Where discards it"): "test_what_a_where_discards",
     ("Softmax, LogSoftmax", "a row of -∞, the operand of a Where"): "test_a_masked_row_that_is_discarded",
     ("Dropout", "the ratio"): "test_the_ratio_of_dropout",
     ("Dropout", "ratio 1 in training"): "test_dropout_of_everything",
@@ -189,6 +190,49 @@ def test_a_root_that_is_discarded() -> None:
     np.testing.assert_allclose(session(first).run(None, {"x": x})[0], [0, 0.25, 1])
     second = grad(first, wrt="x")
     np.testing.assert_allclose(session(second).run(None, {"x": x})[0], [0, -1 / 32, -2])
+
+
+DISCARDED = {  # y = f(x) where 0 < x < 100, else 0: the nodes of f, f' and f"
+    "log": ([("Log", ["x"])], lambda x: (1 / x, -1 / x**2)),
+    "reciprocal": ([("Reciprocal", ["x"])], lambda x: (-1 / x**2, 2 / x**3)),
+    "quotient": ([("Div", ["one", "x"])], lambda x: (-1 / x**2, 2 / x**3)),
+    "root": ([("Sqrt", ["x"])], lambda x: (0.5 * x**-0.5, -0.25 * x**-1.5)),
+    "power": ([("Pow", ["x", "half"])], lambda x: (0.5 * x**-0.5, -0.25 * x**-1.5)),
+    "powers": ([("Pow", ["x", "halves"])], lambda x: (0.5 * x**-0.5, -0.25 * x**-1.5)),
+    "exp": ([("Exp", ["x"])], lambda x: (np.exp(x), np.exp(x))),
+    "chain": ([("Sqrt", ["x"]), ("Div", ["t0", "x"])], lambda x: (-0.5 * x**-1.5, 0.75 * x**-2.5)),
+    "cast": ([("Log", ["x"]), ("Cast", ["t0"])], lambda x: (1 / x, -1 / x**2)),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16], ids=lambda d: d.__name__)
+@pytest.mark.parametrize("f", DISCARDED)
+def test_what_a_where_discards(f: str, dtype: type) -> None:
+    """No NaN where f is not finite, to second order; and where the cotangent is 0 by chance, nothing is lost."""
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    steps, derivatives = DISCARDED[f]
+    nodes = [
+        helper.make_node(op, ins, [f"t{i}"], **({"to": kind} if op == "Cast" else {}))
+        for i, (op, ins) in enumerate(steps)
+    ]
+    picks = [("Greater", ["x", "zero"], "low"), ("Less", ["x", "hundred"], "high"), ("And", ["low", "high"], "c")]
+    nodes += [helper.make_node(op, ins, [out]) for op, ins, out in picks]
+    nodes.append(helper.make_node("Where", ["c", f"t{len(steps) - 1}", "zero"], ["y"]))
+    numbers = {"zero": 0, "one": 1, "half": 0.5, "halves": [0.5] * 4, "hundred": 100}
+    model = graph_of(nodes, {"x": (kind, [4])}, {k: np.array(v, dtype) for k, v in numbers.items()}, "y")
+    x, inside = np.array([0, -2, 1000, 2], dtype), np.array([0, 0, 0, 1])
+    first, second = (inside * d for d in derivatives(np.array([1, 1, 1, 2.0])))
+    back = vjp(model, wrt="x", of="y")
+    tolerance = {"rtol": 5e-3 if dtype is np.float16 else 1e-6}
+    ones = np.ones(4, dtype)
+    np.testing.assert_allclose(session(back).run(["x_grad"], {"x": x, "y_cotangent": ones})[0], first, **tolerance)
+    again = grad(back, wrt=["x", "y_cotangent"], of="x_grad")
+    to_x, to_u = session(again).run(None, {"x": x, "y_cotangent": ones})
+    np.testing.assert_allclose(to_x, second, **tolerance)
+    np.testing.assert_allclose(to_u, first, **tolerance)
+    to_x, to_u = session(again).run(None, {"x": x, "y_cotangent": 0 * ones})
+    np.testing.assert_array_equal(to_x, 0)
+    np.testing.assert_allclose(to_u, first, **tolerance)
 
 
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxgrad.rules.discarded import may_be_discarded, settled
 from onnxgrad.rules.registry import elementwise, linear
 
 
@@ -26,7 +27,10 @@ def mul(op, g, a, b):
 @elementwise("Div")
 def div(op, g, a, b, y):
     """y = a/b: (g/b, -g·y/b)"""
-    return g / b, -(g / b) * y
+    if not may_be_discarded(op, y.value) or (b.const is not None and (b.const != 0).all()):
+        return g / b, -(g / b) * y
+    share = g * settled(op, g, op.Reciprocal(b))
+    return share, -share * settled(op, g, y)
 
 
 @elementwise("Mod")
@@ -56,24 +60,27 @@ def mean(op, g):
 @elementwise("Reciprocal")
 def reciprocal(op, g, x, y):
     """y = 1/x: -g·y²"""
+    y = settled(op, g, y)
     return -g * (y * y)
 
 
 @elementwise("Exp")
 def exp(op, g, x, y):
     """y = exp x: g·y"""
-    return g * y
+    return g * settled(op, g, y)
 
 
 @elementwise("Log")
-def log(op, g, x):
+def log(op, g, x, y):
     """y = log x: g/x"""
-    return g / x
+    return g * settled(op, g, op.Reciprocal(x)) if may_be_discarded(op, y.value) else g / x
 
 
 @elementwise("Sqrt")
 def sqrt(op, g, x, y):
     """y = √x: g/(2y), with 0 where g = y = 0: a root that a Where behind it discards does no harm"""
+    if may_be_discarded(op, y.value):
+        return g * settled(op, g, op.Reciprocal(y * 2))
     idle = op.And(op.Equal(g, 0.0), op.Equal(y, 0.0))
     return g / (op.Where(idle, 1.0, y) * 2)
 
@@ -93,18 +100,18 @@ def _pow_base(op, g, x, k):
     known = k.const
     if known is not None and known.size == 1:
         number = float(known.reshape(()))
-        return None if number == 0 else g if number == 1 else g * (x ** (number - 1) * number)
+        return None if number == 0 else g if number == 1 else g * (settled(op, g, x ** (number - 1)) * number)
     k = op.cast_like(k, x)
     if known is None or (known == 0).any():
         x = op.Where(op.And(op.Equal(x, 0.0), op.Equal(k, 0.0)), 1.0, x)
-    return g * (k * op.Pow(x, k - 1))
+    return g * (k * settled(op, g, op.Pow(x, k - 1)))
 
 
 def _pow_exponent(op, g, x, k, y):
     """g·y·log x, with 0 for x = 0."""
     known = x.const
     log_x = op.Log(x if known is not None and (known != 0).all() else op.Where(op.Equal(x, 0.0), 1.0, x))
-    moved = op.cast_like(g, x) * (y * log_x)
+    moved = op.cast_like(g, x) * (settled(op, g, y) * settled(op, g, log_x))
     return op.cast_like(moved, k) if g.dtype == x.dtype else moved
 
 

@@ -7,22 +7,14 @@ the row gets 0. An entry of -∞ beside finite ones has probability 0 and gets e
 
 from __future__ import annotations
 
+from onnxgrad.rules.discarded import may_be_discarded
 from onnxgrad.rules.registry import rule, symmetric
 from onnxgrad.rules.steps import lowest
 
 
-def _picked_from(value):
-    """Whether a Where reads `value`, perhaps in another type."""
-    readers = {use.node for use in value.uses()}
-    return any(
-        n.op_type == "Where" or (n.op_type in ("Cast", "CastLike", "Identity") and _picked_from(n.outputs[0]))
-        for n in readers
-    )
-
-
 def _known(op, y, otherwise):
     """`y`, with `otherwise` in place of NaN if a Where may discard it."""
-    return op.Where(op.IsNaN(y), otherwise, y) if _picked_from(y.value) else y
+    return op.Where(op.IsNaN(y), otherwise, y) if may_be_discarded(op, y.value) else y
 
 
 @symmetric("Softmax")
