@@ -92,6 +92,14 @@ def test_reference_evaluator():
 def test_devices():
     assert onnxgrad.backend.supports_device("CPU")
     assert not onnxgrad.backend.supports_device("CUDA")
+    new = onnx.helper.make_model(optimizer_model("Adam", 2).graph, opset_imports=[onnx.helper.make_opsetid("", 99)])
+    del new.graph.node[:]
+    new.graph.node.append(onnx.helper.make_node("Identity", ["X0"], ["YX0"]))
+    assert not onnxgrad.backend.is_compatible(new)
+    with pytest.raises(unittest.SkipTest):
+        onnxgrad.backend.prepare(new)
+    with pytest.raises(ValueError, match="not on CUDA"):
+        onnxgrad.backend.prepare(optimizer_model("Adam", 2), "CUDA")
     broken = optimizer_model("Adam", 1)
     assert not onnxgrad.backend.is_compatible(broken)
     assert onnxgrad.backend.is_compatible(optimizer_model("Adam", 2))
