@@ -1,12 +1,11 @@
 """Fourier transforms up the ladder: real, complex, half a spectrum and back from it, cut and filled up, in frames."""
 
 import numpy as np
-import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference.op_run import OpRun
 
-from onnxgrad import NotDifferentiable, vjp
-from onnxgrad.testing import Case, node_model
+from onnxgrad import vjp
+from onnxgrad.testing import Case
 from tests.rules.dtypes import dtypes, session
 from tests.rules.ladder import ladder
 
@@ -37,6 +36,7 @@ def real_to_half(n: int, **more) -> Case:
 #: whether an operand is real, and where its numbers lie, is known in practice: the last dimension stays a number
 OUTER = {0: (0, 1)}
 FRAMES = {"evaluators": [STFT]}
+BACK = {"onesided": 1, "inverse": 1}
 HALF = {"onesided": 1}  # the default; but the inference of the onnx package takes that to be 0
 #: where half a spectrum is cut or filled up on the way back, the kernel of ONNX Runtime is wrong
 CUT = {"runtime": False}
@@ -85,6 +85,20 @@ CASES = [
         note="from half, more",
         **CUT,
     ),
+    *[
+        Case("DFT", [(2, 3, 2), None, whole(a)], {"inverse": i}, opset=20, fed=True, note=f"axis {a}, computed")
+        for a, i in ((1, 0), (-3, 1))
+    ],
+    Case("DFT", [(2, 4, 1), None, whole(1)], HALF, opset=20, fed=True, symbolic=OUTER, note="half, axis computed"),
+    Case(
+        "DFT",
+        [(2, 3, 2), whole(5), whole(-2)],
+        BACK,
+        opset=20,
+        fed=True,
+        symbolic=OUTER,
+        note="from half, all computed",
+    ),
     Case("DFT", [(2, 5, 1)], {"onesided": 1}, opset=18, symbolic=OUTER, note="an attribute"),
     Case("DFT", [(2, 3, 2, 2), whole(4)], {"axis": 2, "inverse": 1}, opset=19, note="an attribute, filled up"),
     Case(
@@ -103,13 +117,6 @@ CASES = [
 ]
 test_rule = ladder("fourier", CASES)
 test_dtype = dtypes([c for c in CASES if _is_exact(c)])
-
-
-def test_the_axis_must_be_known() -> None:
-    case = Case("DFT", [(2, 3, 2), None, whole(1)], opset=20, fed=True)
-    model = node_model(case, {"x0": np.zeros((2, 3, 2)), "x2": whole(1)})
-    with pytest.raises(NotDifferentiable, match="axis"):
-        vjp(model, wrt="x0")
 
 
 def test_half_a_spectrum_is_the_default_of_frames() -> None:

@@ -5,8 +5,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from onnxgrad import grad, jvp, vjp
-from onnxgrad.testing import Case, reference
+from onnxgrad import NotDifferentiable, grad, jvp, vjp
+from onnxgrad.testing import Case, node_model, reference
 from tests.rules.dtypes import dtypes, session
 from tests.rules.ladder import ladder
 
@@ -65,6 +65,7 @@ CASES = [
     Case("CumProd", [np.array([1.5, 0.0, -2.0, 3.0]), np.array(0)], opset=26, note="a zero"),
     Case("CumProd", [np.array([0.0, 1.5, 0.0, -2.0, 0.0]), np.array(0)], {"reverse": 1}, opset=26, note="zeros"),
     Case("CumProd", [(0, 3), np.array(1)], opset=26),
+    Case("CumProd", [(3,), np.array(0)], opset=26, fed=True, note="computed axis"),
     Case("CumProd", [(3, 1), np.array(1)], {"exclusive": 1}, opset=26),
 ]
 test_rule = ladder("reduce", CASES)
@@ -72,8 +73,6 @@ test_dtype = dtypes(CASES)
 
 
 def test_the_axes_of_a_product_must_be_known() -> None:
-    from onnxgrad import NotDifferentiable
-
     graph = helper.make_graph(
         [helper.make_node("ReduceProd", ["x", "axes"], ["y"])],
         "g",
@@ -86,6 +85,13 @@ def test_the_axes_of_a_product_must_be_known() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     with pytest.raises(NotDifferentiable, match="axes of a product must be constants"):
         grad(model, wrt="x")
+
+
+def test_the_axis_of_a_cumulative_product_must_be_known() -> None:
+    case = Case("CumProd", [(2, 3), np.array(1)], opset=26, fed=True)
+    model = node_model(case, {"x0": np.zeros((2, 3)), "x1": np.array(1)})
+    with pytest.raises(NotDifferentiable, match="axis of a cumulative product"):
+        grad(model, wrt="x0")
 
 
 def squared(op: str, given: np.ndarray | None, keepdims: int) -> onnx.ModelProto:

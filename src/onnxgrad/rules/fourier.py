@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxgrad.errors import NotDifferentiable
 from onnxgrad.rules.conv_geometry import size
 from onnxgrad.rules.registry import linear
 
 
 def fitted(op, z, axis, have, want):
     """`z`, of size `have` along `axis`, cut or filled up with zeros to `want` (each a number or a vector of one)."""
+    along = _vector(axis)
     if isinstance(have, int) and isinstance(want, int):
-        z = op.Slice(z, [0], [want], [axis]) if want < have else z
-        return op.Pad(z, [0, want - have], None, [axis]) if want > have else z
+        z = op.Slice(z, [0], [want], along) if want < have else z
+        return op.Pad(z, [0, want - have], None, along) if want > have else z
     kept = op.Min(op.join(_vector(have)), op.join(_vector(want)))
-    return op.Pad(op.Slice(z, [0], kept, [axis]), op.join([0], op.join(_vector(want)) - kept), None, [axis])
+    return op.Pad(op.Slice(z, [0], kept, along), op.join([0], op.join(_vector(want)) - kept), None, along)
 
 
 def _vector(n):
@@ -27,15 +27,13 @@ def _vector(n):
 
 
 def _axis(op, x):
-    """The axis that is transformed, an attribute before opset 20, then an operand."""
+    """The axis that is transformed, an attribute before opset 20, then an operand; a vector of one if computed."""
     if "axis" in op.schema.attributes:
         return op.attr("axis") % x.rank
     held = op.inputs[2]
     if held is None:
         return x.rank - 2
-    if held.const is None:
-        raise NotDifferentiable("the axis of a Fourier transform must be a constant")
-    return int(held.const) % x.rank
+    return op.Reshape(held, [1]) if held.const is None else int(held.const) % x.rank
 
 
 def _length(op, dft_length, have, from_half):
@@ -55,7 +53,9 @@ def _multiplicity(op, length, axis, rank):
         twice = op.Range(op.const(0), op.Div(one, 2) + 1, op.const(1)) * 2
         single = op.Or(op.Equal(twice, 0), op.Equal(twice, one))
         c = op.Where(single, op.const(1.0), op.const(2.0))
-    return op.Unsqueeze(c, [*range(axis), *range(axis + 1, rank)])
+    if isinstance(axis, int):
+        return op.Unsqueeze(c, [*range(axis), *range(axis + 1, rank)])
+    return op.Reshape(c, op.ScatterElements(op.const(np.ones(rank, np.int64)), axis, [-1], axis=0))
 
 
 @linear("DFT")
@@ -63,8 +63,8 @@ def dft(op, g, x, dft_length):
     """Y = F·x, or F⁻¹·x: N·F⁻¹·g, or F·g/N; the real part for real x; over half a spectrum
     0 is filled in for the other half, and back from half a spectrum c·F·g/N with c = 1 at 0 and N/2, else 2"""
     axis, inverse, half = _axis(op, x), bool(op.attr("inverse")), bool(op.attr("onesided"))
-    have = size(x, axis)
-    have = op.Shape(x, start=axis, end=axis + 1) if have is None else have
+    have = size(x, axis) if isinstance(axis, int) else None
+    have = op.Gather(op.Shape(x), _vector(axis)) if have is None else have
     length = _length(op, dft_length, have, inverse and half)
     more = op.inputs[2:]
     count = length if isinstance(length, int) else op.Cast(length, to=int(x.dtype))

@@ -169,6 +169,8 @@ def _moved(op, x, axis):
 
 
 def _product_axis(x, axis):
+    if x.rank == 1:
+        return 0
     if axis.const is None:
         raise NotDifferentiable("the axis of a cumulative product must be a constant")
     return int(axis.const) % x.rank
