@@ -75,6 +75,7 @@ CASES = [
     case((4, 3), roi=[0.1, 0, 0.8, 1], sizes=[4, 5], mode="linear", note="the same size",
          coordinate_transformation_mode="tf_crop_and_resize", runtime=False),
     case((1, 2, 4, 3), sizes=[1, 2, 7, 4], mode="linear", symbolic={0: (0,)}, note="batch"),
+    case((1, 1, 2, 3), scales=[1, 1, 0.4, 1.5], mode="linear", note="to none", symbolic={0: (0,)}),
     case((1, 2, 4, 3), sizes=[1, 2, 7, 1], mode="linear", note="to one",
          coordinate_transformation_mode="align_corners"),
 ]  # fmt: skip
@@ -91,6 +92,9 @@ DISAGREE = [
     ({"scales": [1, 1, 1.7, 2.3]}, "align_corners"),
     ({"sizes": [1, 1, 2, 1]}, "pytorch_half_pixel"),
     ({"scales": [1, 1, 1.05, 1.05]}, "half_pixel"),
+    ({"sizes": [9, 5], "axes": [-2, -1], "keep_aspect_ratio_policy": "not_larger"}, "half_pixel"),
+    ({"sizes": [7], "axes": [2], "keep_aspect_ratio_policy": "not_smaller"}, "asymmetric"),
+    ({"sizes": [1], "axes": [-1], "keep_aspect_ratio_policy": "not_larger"}, "align_corners"),
     ({"sizes": [1, 1, 5, 7], "roi": [0, 0, 0.1, 0.3, 1, 1, 0.9, 1.2]}, "tf_crop_and_resize"),
     ({"sizes": [1, 1, 5, 4], "roi": [0, 0, 0.1, 0.3, 1, 1, 0.9, 1.2]}, "tf_crop_and_resize"),
 ]
@@ -100,6 +104,8 @@ DISAGREE = [
 @pytest.mark.parametrize(("how", "form"), DISAGREE, ids=lambda p: str(p))
 def test_the_gradient_is_that_of_the_runtime_at_hand(how, form, symbolic):
     """ONNX Runtime departs from the reference evaluator here; the derivative goes with what computes y."""
+    if not symbolic and min(how.get("axes", [0])) < 0:
+        pytest.skip("the shape of y that the onnx package infers is not what ONNX Runtime gives")
     held = case((1, 1, 5, 4), **how, mode="linear", coordinate_transformation_mode=form)
     x, rng = np.zeros((1, 1, 5, 4), np.float32), np.random.default_rng(0)
     feeds = {f"x{i}": v for i, v in enumerate([x, *held.inputs[1:]]) if v is not None}

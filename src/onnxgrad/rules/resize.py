@@ -79,7 +79,7 @@ def _matrix(op: Op, x: Var, y: Var, place: int, axes: list[int]) -> Var:
     count = op.shape_of(x, axes[place], axes[place] + 1 or None)
     dtype = x.dtype if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT  # EyeLike knows no halves
     unit = op.EyeLike(op.ConstantOfShape(op.join(count, count)), dtype=int(dtype or 0))
-    if not _stretches(op) and len(axes) > 1:
+    if not _stretches(op):
         return op.cast_like(_matrix_of_all(op, x, unit, place, axes), x)
 
     def mine(v: Var | None, *places: int) -> Any:
@@ -121,14 +121,19 @@ def _matrix_of_all(op: Op, x: Var, unit: Var, place: int, axes: list[int]) -> Va
     """
     if _crops(op):
         raise NoDerivative("there is no rule for a region of interest beside an aspect ratio that is kept")
-    along = list(range(2, len(axes) + 2))
-    others = [k for k in along if k != place + 2]
+    extra = [1] if len(axes) > 1 else []  # cubic knows 2 and 4 axes only
+    along = list(range(1 + len(extra), 1 + len(extra) + len(axes)))
+    others = [k for k in along if k != along[place]]
     dims = [op.shape_of(x, a, a + 1 or None) for a in axes]
-    spread = op.Expand(op.Unsqueeze(unit, [1, *others]), op.join(dims[place], [1], *dims))
-    attrs = {a.name: a for a in op.node.attributes.values()} | {"axes": along}
+    spread = op.Expand(op.Unsqueeze(unit, [*extra, *others]), op.join(dims[place], extra, *dims)) if others else unit
+    # ONNX Runtime reads the policy in its own way where axes are counted from the end: count as the node does
+    counted = [a - along[-1] - 1 if given < 0 else a for a, given in zip(along, op.attr("axes") or along)]
+    attrs = {a.name: a for a in op.node.attributes.values()} | {"axes": counted}
     resized = op.Resize(spread, None, None, op.inputs[3], **attrs)
+    if not others:
+        return resized
     first = op.Slice(resized, [0] * len(others), [1] * len(others), others)
-    return op.Squeeze(first, [1, *others])
+    return op.Squeeze(first, [*extra, *others])
 
 
 def _times(op: Op, g: Var, m: Var, axis: int) -> Var:
@@ -192,6 +197,8 @@ def resize(op, g, x, roi, scales, sizes, y):
     _refuse(op, [False, op.needs[1] and roi is not None, op.needs[2] and scales is not None])
     if not op.needs[0]:
         return None, None, None
+    if y.shape is not None and 0 in y.shape:
+        return op.zeros_like(x), None, None
     axes = _axes(op, x)
     copies = _whole_scales(op, x, axes)
     if copies:
