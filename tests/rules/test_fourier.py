@@ -1,10 +1,12 @@
 """Fourier transforms up the ladder: real, complex, half a spectrum and back from it, cut and filled up, in frames."""
 
 import numpy as np
+import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference.op_run import OpRun
 
-from onnxgrad import vjp
+from onnxgrad import NotDifferentiable, vjp
 from onnxgrad.testing import Case
 from tests.rules.dtypes import dtypes, session
 from tests.rules.ladder import ladder
@@ -119,15 +121,25 @@ test_rule = ladder("fourier", CASES)
 test_dtype = dtypes([c for c in CASES if _is_exact(c)])
 
 
-def test_half_a_spectrum_is_the_default_of_frames() -> None:
-    x = np.random.default_rng(0).standard_normal((2, 9, 1)).astype(np.float32)
+def frames(bins: int) -> onnx.ModelProto:
+    """An STFT without the attribute, whose output is declared to have `bins` frequencies."""
     nodes = [helper.make_node("STFT", ["x", "step", "w"], ["y"])]
     constants = [numpy_helper.from_array(whole(2), "step"), numpy_helper.from_array(np.ones(4, np.float32), "w")]
     infos = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 9, 1])]
-    out = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3, 3, 2])]
+    out = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3, bins, 2])]
     graph = helper.make_graph(nodes, "g", infos, out, constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def test_half_a_spectrum_is_the_default_of_frames() -> None:
+    x = np.random.default_rng(0).standard_normal((2, 9, 1)).astype(np.float32)
+    model = frames(3)
     u = np.random.default_rng(1).standard_normal((2, 3, 3, 2)).astype(np.float32)
     y, g = session(vjp(model, wrt="x")).run(None, {"x": x, "y_cotangent": u})
     np.testing.assert_allclose(y, session(model).run(None, {"x": x})[0], atol=1e-5)
     np.testing.assert_allclose(np.vdot(g, x), np.vdot(u, y), rtol=1e-4)  # linear: ⟨Jᵀu, x⟩ = ⟨u, Jx⟩
+
+
+def test_a_wrong_number_of_frequencies_is_refused() -> None:
+    with pytest.raises(NotDifferentiable, match="3 frequencies, but the model declares 4"):
+        vjp(frames(4), wrt="x")

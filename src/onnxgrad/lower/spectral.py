@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
 from onnxgrad.lower.written import attribute, lowering
 
@@ -35,10 +36,16 @@ def stft(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     half = attribute(b, node, "onesided")
     bins = b.Div(count, b.const(2)) + 1 if half else count
     frames, bins, count = (_settled(b, b.Unsqueeze(v, [0])) for v in (frames, bins, count))
+    known, shape = bins.const, node.outputs[0].shape
+    declared = None if shape is None else shape[2]
+    if known is not None and isinstance(declared, int) and declared != known[0]:
+        raise NotDifferentiable(
+            f"its output has {known[0]} frequencies, but the model declares {declared}\n"
+            "  hint: shape inference of the onnx package takes `onesided`, where it is left out, to be 0; write it"
+        )
     rows = b.reshape(framed, b.join([-1], count, b.shape_of(x, 2, 3)))
     spectra = b.DFT(rows, onesided=1 if half else None)
-    shape = b.join(b.shape_of(x, 0, 1), frames, bins, [2])
-    return [b.reshape(spectra, shape)]
+    return [b.reshape(spectra, b.join(b.shape_of(x, 0, 1), frames, bins, [2]))]
 
 
 def _settled(b: Builder, x: Var) -> Var:
