@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -182,7 +183,7 @@ def operators() -> list[Operator]:
         lowering = written_out(schema.name)
         if lowering is not None:
             formula = (inspect.getdoc(lowering) or "").partition("\n")[0]
-            names = [p.name for p in schema.inputs if _may_be_float(p.types)]
+            names = [p.name for p in schema.inputs if may_be_float(p.types)]
             table.append(Operator("", schema.name, 1, LOWERING, names, formula))
         else:
             status = BODY if _closed(schema.name) else NO_RULE
@@ -199,13 +200,14 @@ def _described(domain: str, op_type: str, since: int, rule: Rule) -> Operator:
         names = [
             p.name
             for i, p in enumerate(schema.inputs)
-            if rule.kind not in ("zero", "undefined") and rule.carries(i) and _may_be_float(p.types)
+            if rule.kind not in ("zero", "undefined") and rule.carries(i) and may_be_float(p.types)
         ]
     return Operator(domain, op_type, since, rule.kind, names, first_line(rule))
 
 
-def _may_be_float(types: Iterable[str]) -> bool:
-    return any("float" in t or "double" in t for t in types)
+def may_be_float(types: Iterable[str]) -> bool:
+    """Whether one of the types of a parameter carries a derivative; a float of eight bits or fewer does not."""
+    return any(re.search(r"\((float|double|float16|bfloat16)\)", t) for t in types)
 
 
 @functools.cache

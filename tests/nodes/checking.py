@@ -56,7 +56,7 @@ class Outcome:
 
 
 def _is_float(x: Any) -> bool:
-    return isinstance(x, np.ndarray | np.generic) and (x.dtype.kind == "f" or x.dtype.name == "bfloat16")
+    return isinstance(x, np.ndarray | np.generic) and x.dtype.name in ("float16", "bfloat16", "float32", "float64")
 
 
 def _double(x: Any) -> Any:
@@ -312,7 +312,8 @@ def _execute(out: Outcome, test: NodeTest, native, wide, form: str, given: Feeds
         plain, _ = _tried(lambda model=model: on_runtime(model)(given))
         if plain is None:
             continue
-        kinds = [np.asarray(v).dtype for v in plain.values() if _is_float(v)]
+        floats = [*plain.values(), *typed(model, given).values()]
+        kinds = [np.asarray(v).dtype for v in floats if _is_float(v)]
         tolerance = max(ON_RUNTIME.get(k, 2e-2) for k in kinds) if kinds else 5e-4
         if want and not _agrees(plain, {o: np.asarray(want[o]) for o in test.of}, max(tolerance, 1e-3)):
             out.executed.append(f"{label}: primal differs")

@@ -6,6 +6,7 @@ import re
 
 import onnx
 
+from tests.nodes import tags
 from tests.nodes.table import FACTS, PAGE, rows
 
 
@@ -20,3 +21,12 @@ def test_the_page_is_what_the_registry_says() -> None:
 def test_every_standard_operator_has_a_row() -> None:
     names = {r.facts[0] for r in rows(evidence=False)}
     assert {s.name for s in onnx.defs.get_all_schemas() if not s.domain and not s.deprecated} <= names
+
+
+def test_the_page_of_tags_is_what_the_schemas_say() -> None:
+    assert tags.PAGE.read_text() == tags.page(), "run `python -m tests.nodes.tags`"
+
+
+def test_what_is_policy_has_a_row() -> None:
+    known = {(op, name) for op, name, _, _ in tags.compared()}
+    assert set(tags.POLICY) <= known
