@@ -39,11 +39,11 @@ class BackendRep(onnx.backend.base.BackendRep):
         if not isinstance(inputs, Mapping):
             listed = inputs if isinstance(inputs, (list, tuple)) else [inputs]
             inputs = dict(zip(self.session.inputs, listed))
-        plain = all(isinstance(v, (np.ndarray, np.generic)) for v in inputs.values())
-        if plain:
-            found = self.session.run({k: np.asarray(v) for k, v in inputs.items()})
+        odd = any(isinstance(v, np.ndarray) and v.dtype.kind == "V" for v in inputs.values())
+        if odd or any("float8" in v.type or "bfloat" in v.type for v in self.session.native.get_outputs()):
+            found = self.session.run({k: np.asarray(v) for k, v in inputs.items()})  # types that numpy lacks
             return tuple(found[name] for name in self.session.outputs)
-        return tuple(self.session.native.run(None, dict(inputs)))  # sequences and optionals
+        return tuple(self.session.native.run(None, dict(inputs)))  # strings, sequences and optionals as well
 
 
 class Backend(onnx.backend.base.Backend):
