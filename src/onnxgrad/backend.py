@@ -43,7 +43,8 @@ class BackendRep(onnx.backend.base.BackendRep):
         if odd or any("float8" in v.type or "bfloat" in v.type for v in self.session.native.get_outputs()):
             found = self.session.run({k: np.asarray(v) for k, v in inputs.items()})  # types that numpy lacks
             return tuple(found[name] for name in self.session.outputs)
-        return tuple(self.session.native.run(None, dict(inputs)))  # strings, sequences and optionals as well
+        feeds = {k: np.asarray(v) if isinstance(v, np.generic) else v for k, v in inputs.items()}
+        return tuple(self.session.native.run(None, feeds))  # strings, sequences and optionals as well
 
 
 class Backend(onnx.backend.base.Backend):
