@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -197,7 +198,9 @@ def _examine(test: NodeTest, form: str, engines: list[Callable[[onnx.ModelProto]
             out.blame(f"shape of the tangent of {o}: {moved[o].shape}, not {np.shape(values[o])}")
     if out.wrong:
         return out
-    tolerance = 1e-5 if wide is not None else 2e-3 if _bits(test) >= 23 else 5e-2
+    kinds = {i.type.tensor_type.elem_type for i in exact.graph.input if i.name in wrt}
+    precise = wide is not None and kinds == {onnx.TensorProto.DOUBLE}
+    tolerance = 1e-5 if precise else 2e-3 if _bits(test) >= 23 else 5e-2
     _compare(out, primal, feeds, wrt, of, t, u, gradients, moved, tolerance, rng)
 
     finite = all(np.isfinite(a).all() for a in (*gradients.values(), *moved.values()))
@@ -206,7 +209,7 @@ def _examine(test: NodeTest, form: str, engines: list[Callable[[onnx.ModelProto]
         two = sum(float(np.vdot(gradients[w], t[w])) for w in wrt)
         size = sum(float(np.abs(u[o] * moved[o]).sum()) for o in of)
         size += sum(float(np.abs(gradients[w] * t[w]).sum()) for w in wrt)
-        if abs(one - two) > (1e-6 if wide is not None else 1e-4) * max(1.0, size):
+        if abs(one - two) > (1e-6 if precise else 1e-4 if _bits(test) >= 23 else 1e-2) * max(1.0, size):
             out.blame(f"adjoint: {one} and {two}")
     _execute(out, test, native, wide, form, given, {**pulled, **pushed})
     return out
@@ -228,11 +231,11 @@ def _is_smooth(run: Run, test: NodeTest, feeds: Feeds) -> bool:
     """Whether most results are those of a computation in float64, and not rounded to float32 on the way."""
     rng = np.random.default_rng(1)
     t = {w: rng.standard_normal(np.shape(feeds[w])) for w in test.wrt}
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), contextlib.suppress(ValueError):  # a shape that depends on the values
         a, b, c = (run(feeds | {w: feeds[w] + s * 1e-7 * t[w] for w in t}) for s in (0, 1, 2))
         bends = [np.abs(a[o] - 2 * b[o] + c[o]) / max(1.0, np.nanmax(np.abs(b[o]), initial=0.0)) for o in a]
-    bends = [x[np.isfinite(x)] for x in bends]
-    return all(float(np.median(x)) < 1e-10 for x in bends if x.size)
+        return all(float(np.median(x)) < 1e-10 for x in (x[np.isfinite(x)] for x in bends) if x.size)
+    return True
 
 
 def _oracle(test: NodeTest, model: onnx.ModelProto, feeds: Feeds) -> tuple[Run | None, str]:
