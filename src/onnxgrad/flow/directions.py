@@ -1,12 +1,15 @@
-"""Many directions at once: what a derivative needs of the primal once, what depends on the seed in a Scan.
+"""Many directions at once: what a derivative needs of the primal once, what depends on the seed for all seeds.
 
 A derivative is written for one seed, into the graph itself. Then the nodes that depend on the seed, and only
-these, move into the body of a Scan over all seeds: whatever else the derivative computes (slopes, masks, weights
-transposed) stays outside, where it runs once. The Scan carries no state, and its own derivative is a Scan again.
+these, are taken out again, and written for a stack of all seeds if each of them has such a form (see `stacking`):
+a matrix for a Jacobian in the time of a few matrix products. Otherwise they become the body of a Scan over the seeds,
+which carries no state, and whose own derivative is a Scan again. Whatever else the derivative computes (slopes, masks,
+weights transposed) stays outside, where it runs once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,10 +18,12 @@ import onnx_ir as ir
 
 from onnxgrad.flow.bodies import empty, give
 from onnxgrad.flow.iteration import Slot, scan
+from onnxgrad.flow.stacking import Unstackable, stack
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.walk import reads
 
-Dims = Sequence[int | ir.SymbolicDim]
+#: No stack may have more elements than this (a Scan holds only one direction at a time).
+MOST_ELEMENTS = 2**26
 
 
 @dataclass
@@ -55,13 +60,22 @@ def along(
             moved.append(node)
             depends.update(node.outputs)
     builder.move(moved, b)
-    give(b, [Var(b, y.value) for y in found])
-    body.inputs.extend(s.value for s in slices)
-    for end, r in zip(body.outputs, results):
-        end.shape = end.shape if end.shape is not None else r.like.value.shape
+    needed = _leading_to([y.value for y in found], moved)
 
     def emit(w: Builder) -> list[Var]:
-        stacks = scan(w, body, [], [(Var(w, s.value), Slot()) for s in seeds], [Slot()] * len(results))
+        pieces = [Var(w, s.value) for s in seeds]
+        try:
+            if not _fits(needed, count):
+                raise Unstackable
+            number = [count] if isinstance(count, int) else w.Shape(pieces[0], start=0, end=1)
+            inside = {s.value: x for s, x in zip(slices, pieces)}
+            stacks = stack(w, needed, inside, [y.value for y in found], number)
+        except Unstackable:
+            give(b, [Var(b, y.value) for y in found])
+            body.inputs.extend(s.value for s in slices)
+            for end, r in zip(body.outputs, results):
+                end.shape = end.shape if end.shape is not None else r.like.value.shape
+            stacks = scan(w, body, [], [(x, Slot()) for x in pieces], [Slot()] * len(results))
         return [_first_to(y, r.axis) for y, r in zip(stacks, results)]
 
     if isinstance(count, int):
@@ -76,6 +90,22 @@ def identity(builder: Builder, count: int | Var, dtype: ir.DataType) -> Var:
     else:
         numbers = builder.Range(0, count, 1)
     return builder.Cast(builder.Equal(builder.Unsqueeze(numbers, [1]), numbers), to=int(dtype))
+
+
+def _leading_to(values: Sequence[ir.Value], nodes: Sequence[ir.Node]) -> list[ir.Node]:
+    """Those of `nodes` that `values` need."""
+    live, found = set(values), []
+    for node in reversed(nodes):
+        if any(v in live for v in node.outputs):
+            live.update(reads(node))
+            found.append(node)
+    return found[::-1]
+
+
+def _fits(nodes: Sequence[ir.Node], count: int | ir.SymbolicDim) -> bool:
+    """Whether no stack is known to be too large; sizes that are not known count as one."""
+    sizes = [math.prod(d for d in v.shape or () if isinstance(d, int)) for node in nodes for v in node.outputs]
+    return max(sizes, default=0) * (count if isinstance(count, int) else 1) <= MOST_ELEMENTS
 
 
 def _slice(builder: Builder, seeds: Var) -> Var:

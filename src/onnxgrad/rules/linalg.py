@@ -36,7 +36,7 @@ def matmul(op, g, a, b):
         return _matrix_vector(op, g, a, b)
     if a.rank == 1:
         da, db = _matmul(op, op.Unsqueeze(g, [-2]), op.Unsqueeze(a, [0]), b) if b.rank > 2 else (b @ g, None)
-        return reshape_to(da, a), op.Unsqueeze(a, [1]) * g if db is None else db
+        return None if da is None else reshape_to(da, a), op.Unsqueeze(a, [1]) * g if b.rank == 2 else db
     return _matmul(op, g, a, b)
 
 
