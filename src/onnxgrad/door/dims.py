@@ -31,7 +31,8 @@ def settle_dims(model: ir.Model) -> None:
 
 
 def _values(model: ir.Model) -> Iterator[ir.Value]:
-    for graph in (*model.graphs(), *model.functions.values()):
+    graphs: list[ir.Graph | ir.Function] = [*model.graphs(), *model.functions.values()]
+    for graph in graphs:
         yield from graph.inputs
         yield from (v for node in graph for v in node.outputs)
 

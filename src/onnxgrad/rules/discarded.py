@@ -12,18 +12,25 @@ from onnxgrad.rules.registry import registry
 _FAR = 6  # operators; a Where that is farther away is not looked for
 
 
-def may_be_discarded(op, value, steps: int = _FAR) -> bool:
+def may_be_discarded(op, value) -> bool:
     """Whether a Where picks from `value`, perhaps after elementwise operators or a change of type."""
-    for use in value.uses():
-        node = use.node
-        if node.op_type == "Where":
-            if use.idx > 0:
-                return True
-            continue
-        rule = registry.get(node.domain, node.op_type, op.opset)
-        passed = rule is not None and (rule.kind == "elementwise" or node.op_type in ("Cast", "CastLike", "Identity"))
-        if passed and steps and may_be_discarded(op, node.outputs[0], steps - 1):
-            return True
+    near, seen = [value], {value}
+    for _ in range(_FAR + 1):
+        found = []
+        for use in (use for v in near for use in v.uses()):
+            node = use.node
+            if node.op_type == "Where":
+                if use.idx > 0:
+                    return True
+                continue
+            rule = registry.get(node.domain, node.op_type, op.opset)
+            passed = rule is not None and (
+                rule.kind == "elementwise" or node.op_type in ("Cast", "CastLike", "Identity")
+            )
+            if passed and node.outputs[0] not in seen:
+                seen.add(node.outputs[0])
+                found.append(node.outputs[0])
+        near = found
     return False
 
 
