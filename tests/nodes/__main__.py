@@ -5,10 +5,8 @@ Without a NAME, writes ``proven.txt``: the node tests whose derivatives were com
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 
 from tests.nodes.cases import forms, node_tests
@@ -20,7 +18,7 @@ PROVEN = Path(__file__).parent / "proven.txt"
 def main(names: list[str]) -> None:
     """Run them all; say what is wrong, then how the rest came out."""
     chosen = [t for t in node_tests() if not names or any(n in t.name for n in names)]
-    proven, counts, all_found = [], Counter[str](), {}
+    proven, counts = [], Counter[str]()
     for test in chosen:
         found = {form: examine(test, form) for form in forms(test)}
         for form, outcome in found.items():
@@ -29,10 +27,8 @@ def main(names: list[str]) -> None:
                 print(f"{test.name}, {form}: {what}", flush=True)
         if any(o.proven for o in found.values()) and not any(o.wrong for o in found.values()):
             proven.append(test.name)
-        all_found[test.name] = {form: asdict(o) for form, o in found.items()}
     if not names:
         PROVEN.write_text("\n".join(sorted(proven)) + "\n")
-    Path("/tmp/onnxgrad-node-tests.json").write_text(json.dumps(all_found, indent=1))
     print(f"{len(chosen)} node tests, {len(proven)} proven; models by outcome: {dict(counts.most_common())}")
 
 
