@@ -15,8 +15,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 import onnxgrad
-from onnxgrad import grad, jvp, signature, value_and_grad, vjp
-from tests.models import assert_sound, chain, mlp, model, run, value
+from onnxgrad import grad, hessian, hvp, jacobian, jvp, signature, value_and_grad, vjp
+from tests.models import assert_sound, chain, mlp, model, nodes_of, run, value
 
 ENV = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS", "TERM")}
 
@@ -47,7 +47,16 @@ def assert_refused(done, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "function"), [("grad", grad), ("value_and_grad", value_and_grad), ("vjp", vjp), ("jvp", jvp)]
+    ("mode", "function"),
+    [
+        ("grad", grad),
+        ("value_and_grad", value_and_grad),
+        ("vjp", vjp),
+        ("jvp", jvp),
+        ("jacobian", jacobian),
+        ("hessian", hessian),
+        ("hvp", hvp),
+    ],
 )
 def test_grad_writes_what_the_library_gives(path, mode, function):
     out = path.parent / "d.onnx"
@@ -60,8 +69,11 @@ def test_grad_writes_what_the_library_gives(path, mode, function):
     names = signature(written)
     for primal, made in {**names.cotangents, **names.gradients, **names.tangents}.items():
         assert any({made, primal} <= set(line.split()) for line in done.stdout.splitlines()), done.stdout
-    added = len(written.graph.node) - len(mlp().graph.node)
-    assert f"{len(written.graph.node)} nodes, {added:+d}" in done.stdout
+    for row in {**names.jacobians, **names.hessians}.values():
+        assert all(made in done.stdout.split() for made in row.values()), done.stdout
+    assert all(made in done.stdout.split() for made in names.products.values()), done.stdout
+    count = len(list(nodes_of(written.graph)))
+    assert f"{count} nodes, {count - len(mlp().graph.node):+d}" in done.stdout
     assert "\x1b" not in done.stdout
     assert sorted(os.listdir(path.parent)) == ["d.onnx", "m.onnx"]
 

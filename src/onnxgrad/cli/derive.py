@@ -11,7 +11,7 @@ import onnx_ir as ir
 import typer
 from rich.table import Table
 
-from onnxgrad import api
+from onnxgrad import api, transforms
 from onnxgrad.cli.console import console
 from onnxgrad.door import load_model, save_model, signature
 from onnxgrad.errors import BadInput
@@ -25,6 +25,9 @@ class Mode(enum.StrEnum):
     value_and_grad = "value_and_grad"
     vjp = "vjp"
     jvp = "jvp"
+    jacobian = "jacobian"
+    hessian = "hessian"
+    hvp = "hvp"
 
 
 StraightThrough = Annotated[
@@ -47,7 +50,9 @@ def grad(
         Mode,
         typer.Option(
             help="grad: gradients of the sum of `of`, nothing else. value_and_grad: the same beside the "
-            "outputs of the model. vjp: for cotangents given as inputs. jvp: tangents for given tangents."
+            "outputs of the model. vjp: for cotangents given as inputs. jvp: tangents for given tangents. "
+            "jacobian: all derivatives of `of`. hessian: all second ones of its sum. hvp: their product "
+            "with given tangents."
         ),
     ] = Mode.grad,
     straight_through: StraightThrough = None,
@@ -56,7 +61,7 @@ def grad(
     check_target(output)
     primal = load_model(model)
     with registry.straight_through(*straight_through or ()):
-        derived = getattr(api, mode.value)(primal, wrt=wrt, of=of or None)
+        derived = getattr(api if hasattr(api, mode.value) else transforms, mode.value)(primal, wrt=wrt, of=of or None)
     files = save_model(derived, output)
     _summary(primal, derived, files)
 
@@ -83,6 +88,9 @@ def _summary(primal: ir.Model, derived: ir.Model, files: list[Path]) -> None:
         ("input", names.input_tangents),
         ("output", names.gradients),
         ("output", names.output_tangents),
+        ("output", names.products),
+        *(("output", {f"{a}, {b}": made for b, made in row.items()}) for a, row in names.jacobians.items()),
+        *(("output", {f"{a}, {b}": made for b, made in row.items()}) for a, row in names.hessians.items()),
     ):
         for name, made in mapping.items():
             table.add_row(kind, made, _type(values[made]), name)
