@@ -2,11 +2,14 @@
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto as T
 from onnx import helper, parser
 
 from onnxgrad import BadInput, grad, jacobian, jvp, per_example_grad, signature, vjp
+from onnxgrad.flow.bodies import empty
+from onnxgrad.ir import Builder
 from tests.models import assert_sound, mlp, model, nodes_of, value
 from tests.transforms.numbers import net, session
 
@@ -120,3 +123,17 @@ def test_what_holds_no_examples():
     with pytest.raises(BadInput, match="no input of the model holds examples"):
         per_example_grad(mlp(), wrt="w", shared="x")
     assert isinstance(per_example_grad(mlp(), wrt="w"), onnx.ModelProto)
+
+
+def test_a_builder_forgets_what_moved_into_another_graph():
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["N", "M"]))
+    graph = ir.Graph([x], [], nodes=[], opset_imports={"": 21}, name="g")
+    b = Builder(graph)
+    negated, size, kept = b.Neg(b.var(x)), b.shape_of(b.var(x)), b.Exp(b.var(x))
+    inner, other = empty(b, "inner")
+    b.move([negated.value.producer(), size.value.producer()], inner)
+    assert [n.op_type for n in other] == ["Neg", "Shape"]
+    assert b.Neg(b.var(x)).value is not negated.value
+    assert b.shape_of(b.var(x)).value is not size.value
+    assert b.Exp(b.var(x)).value is kept.value
+    assert [n.op_type for n in graph] == ["Exp", "Neg", "Shape"]

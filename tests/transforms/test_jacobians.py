@@ -241,3 +241,20 @@ def test_bad_input():
     unknown = model(nodes, [value("x", ["N"]), value("s", ["K"], T.INT64)], [value("y", None)])
     with pytest.raises(BadInput, match="the rank of 'y' is not known"):
         jacobian(unknown, wrt="x")
+
+
+@pytest.mark.parametrize("mode", ["reverse", "forward"])
+def test_rows_of_a_value_that_is_lowered(mode):
+    """The number of rows is read off the value itself, and that is replaced while the derivative is written."""
+    nodes = [
+        helper.make_node("Gather", ["x", "i"], ["h"]),
+        helper.make_node("MeanVarianceNormalization", ["h"], ["z"], axes=[2]),
+    ]
+    source = model(nodes, [value("x", ["M", 2, 3]), value("i", ["K"], T.INT64)], [value("z", ["K", 2, 3])])
+    feeds = {"x": rng.standard_normal((4, 2, 3)).astype(np.float32), "i": np.int64([2, 0, 1])}
+    rows, whole = (jacobian(source, wrt="h", mode=mode, **how) for how in ({"batch": 0}, {}))
+    assert_sound(rows)
+    got, full = session(rows)(feeds)["z_h_jacobian"], session(whole)(feeds)["z_h_jacobian"]
+    assert got.shape == (3, 2, 3, 2, 3)
+    close(got, np.stack([full[n, ..., n, :, :] for n in range(3)]), 1e-4)
+    assert np.abs(got).max() > 0.1
