@@ -188,7 +188,7 @@ def test_a_scale_that_is_found_at_run_time() -> None:
     low, high = min(0, X.min()), max(0, X.max())
     s = (high - low) / 255
     residual = float(np.vdot(u, np.round(X / s) - X / s)) / 255
-    want = u + residual * ((X == X.max()) * 1.0 - (X == X.min()))
+    want = u + residual * ((X.max() == X) * 1.0 - (X.min() == X))
     np.testing.assert_allclose(g, want, rtol=1e-3, atol=1e-3)
 
 
