@@ -14,6 +14,14 @@ from onnx.reference import ReferenceEvaluator
 onnxruntime.set_default_logger_severity(4)
 
 
+_rng = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    """Random float32 numbers; others at every call."""
+    return _rng.standard_normal(shape).astype(np.float32)
+
+
 def value(name: str, shape: Any, dtype: int = onnx.TensorProto.FLOAT) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, shape)
 

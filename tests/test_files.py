@@ -1,0 +1,195 @@
+"""Files that the door reads and writes: external data, damage, sizes beyond one protobuf, failed saves."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto as T
+from onnx import numpy_helper
+
+from onnxgrad import BadInput, vjp
+from onnxgrad.door import load_model, save_model, saving
+from tests.models import mlp
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+def _bad_files(tmp_path):
+    whole = mlp().SerializeToString()
+    no_opset = mlp()
+    no_opset.ClearField("opset_import")
+    broken = mlp()
+    broken.graph.node[0].input[0] = "nowhere"
+    twice = mlp()
+    twice.graph.node[1].output[0] = "h"
+    cycle = mlp()
+    cycle.graph.node[0].input[0] = "t"
+    return {
+        "empty": b"",
+        "truncated": whole[: len(whole) // 2],
+        "one byte short": whole[:-1],
+        "text": b"This is not a model, but a letter.\n" * 10,
+        "random": np.random.default_rng(1).bytes(2000),
+        "zeros": bytes(500),
+        "a pickle": b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00}\x94.",
+        "no opset": no_opset.SerializeToString(),
+        "reads nothing": broken.SerializeToString(),
+        "defined twice": twice.SerializeToString(),
+        "a cycle": cycle.SerializeToString(),
+    }
+
+
+@pytest.mark.parametrize("kind", list(_bad_files(None)))
+def test_files_that_are_no_model(tmp_path, kind):
+    path = tmp_path / "bad.onnx"
+    path.write_bytes(_bad_files(tmp_path)[kind])
+    with pytest.raises(BadInput):
+        vjp(path, wrt="w")
+
+
+def test_every_truncation_is_refused(tmp_path):
+    """Wherever the file was cut, it is never taken for a (smaller) model."""
+    whole = mlp().SerializeToString()
+    path = tmp_path / "cut.onnx"
+    for length in range(0, len(whole), 3):
+        path.write_bytes(whole[:length])
+        with pytest.raises(BadInput):
+            vjp(path, wrt="w")
+
+
+def test_directories_and_missing_files(tmp_path):
+    with pytest.raises(BadInput, match="is a directory"):
+        vjp(tmp_path, wrt="w")
+    with pytest.raises(BadInput, match="there is no file"):
+        vjp(tmp_path / "none.onnx", wrt="w")
+
+
+def _external(tmp_path, size=3000):
+    source = mlp()
+    big = np.arange(size * 2, dtype=np.float32).reshape(size, 2) / size
+    source.graph.initializer[0].CopyFrom(numpy_helper.from_array(big, "w"))
+    source.graph.input[0].type.tensor_type.shape.dim[1].dim_value = size
+    path = tmp_path / "big.onnx"
+    onnx.save(source, path, save_as_external_data=True, location="big.data", size_threshold=100)
+    return path, big
+
+
+def test_external_data_is_read_lazily_and_written_again(tmp_path):
+    path, big = _external(tmp_path)
+    held = load_model(path)
+    tensor = held.graph.initializers["w"].const_value
+    assert isinstance(tensor, ir.ExternalTensor)
+    derived = vjp(held, wrt=["w", "x"])
+    assert derived.graph.initializers["w"].const_value is tensor
+    assert tensor.raw is None, "the weight was read"
+    out = tmp_path / "sub" / "out.onnx"
+    out.parent.mkdir()
+    files = save_model(derived, out)
+    assert [p.name for p in files] == ["out.onnx", "out.onnx.data"]
+    assert sorted(os.listdir(out.parent)) == ["out.onnx", "out.onnx.data"]
+    np.testing.assert_array_equal(load_model(out).graph.initializers["w"].const_value.numpy(), big)
+    onnx.checker.check_model(str(out), full_check=True)
+
+
+def test_a_path_with_external_data_gives_a_model_that_holds_its_weights(tmp_path):
+    path, big = _external(tmp_path)
+    derived = vjp(path, wrt="w")
+    held = next(t for t in derived.graph.initializer if t.name == "w")
+    assert held.data_location == T.DEFAULT
+    np.testing.assert_array_equal(numpy_helper.to_array(held), big)
+
+
+def test_saving_over_the_source(tmp_path):
+    path, big = _external(tmp_path)
+    os.rename(tmp_path / "big.data", tmp_path / "big.onnx.data")
+    proto = onnx.load(path, load_external_data=False)
+    for entry in proto.graph.initializer[0].external_data:
+        entry.value = "big.onnx.data" if entry.key == "location" else entry.value
+    path.write_bytes(proto.SerializeToString())
+    save_model(vjp(load_model(path), wrt="w"), path)
+    again = load_model(path)
+    np.testing.assert_array_equal(again.graph.initializers["w"].const_value.numpy(), big)
+    assert "w_grad" in {o.name for o in again.graph.outputs}
+
+
+def test_external_data_that_is_missing_or_cut_off(tmp_path):
+    path, _ = _external(tmp_path)
+    data = (tmp_path / "big.data").read_bytes()
+    (tmp_path / "big.data").write_bytes(data[:-1])
+    with pytest.raises(BadInput, match="cut off"):
+        load_model(path)
+    (tmp_path / "big.data").unlink()
+    with pytest.raises(BadInput, match="does not exist"):
+        load_model(path)
+
+
+def test_a_message_whose_weights_are_elsewhere(tmp_path, monkeypatch):
+    """Weights may stay behind their reference; what has to be looked into is asked for."""
+    path, _ = _external(tmp_path)
+    bare = onnx.load(path, load_external_data=False)
+    derived = vjp(bare, wrt="w")
+    held = next(t for t in derived.graph.initializer if t.name == "w")
+    assert list(held.external_data) == list(bare.graph.initializer[0].external_data)
+    onnx.save(mlp(), path, save_as_external_data=True, location="small.data", size_threshold=0)
+    with pytest.raises(BadInput, match="pass the path"):
+        vjp(onnx.load(path, load_external_data=False), wrt="w")
+
+
+class _Huge(ir.ExternalTensor):
+    """A weight that must never be read."""
+
+    def numpy(self):
+        raise AssertionError("the weight was read")
+
+
+def _huge_model() -> ir.Model:
+    source = ir.from_proto(mlp(12))
+    rows = 500_000_000
+    source.graph.inputs[0].shape = ir.Shape(["N", rows])
+    weight = source.graph.initializers["w"]
+    weight.shape = ir.Shape([rows, 2])
+    weight.const_value = _Huge("none.data", 0, rows * 8, ir.DataType.FLOAT, shape=ir.Shape([rows, 2]), name="w")
+    return source
+
+
+def test_more_than_two_gigabytes_never_go_through_one_protobuf():
+    """4 GB of weights that cannot even be read: raised from opset 12 and differentiated."""
+    derived = vjp(_huge_model(), wrt=["w", "x"])
+    assert isinstance(derived, ir.Model)
+    assert isinstance(derived.graph.initializers["w"].const_value, _Huge)
+
+
+def test_a_path_to_more_than_two_gigabytes_is_refused_with_the_remedy(tmp_path, monkeypatch):
+    path, _ = _external(tmp_path)
+    monkeypatch.setattr("onnxgrad.door.opening.PROTOBUF_LIMIT", 20_000)
+    with pytest.raises(BadInput, match=r"onnx_ir\.load\(path\)"):
+        vjp(path, wrt="w")
+    assert isinstance(vjp(ir.load(path), wrt="w"), ir.Model)
+
+
+def test_large_models_are_saved_with_external_data(tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "EXTERNAL_FROM", 1000)
+    derived = ir.from_proto(mlp())
+    derived.graph.initializers["w"].const_value = ir.tensor(np.ones((3000, 2), np.float32), name="w")
+    files = save_model(derived, tmp_path / "m.onnx")
+    assert [p.name for p in files] == ["m.onnx", "m.onnx.data"]
+    assert isinstance(derived.graph.initializers["w"].const_value, ir.Tensor), "the model in memory has changed"
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "m.onnx"
+    save_model(mlp(), path)
+    before = path.read_bytes()
+    monkeypatch.setattr(saving, "to_proto", lambda model: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(BadInput, match="No space left"):
+        save_model(ir.from_proto(mlp(18)), path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["m.onnx"]
+    with pytest.raises(BadInput, match="cannot write"):
+        save_model(mlp(), tmp_path / "no" / "m.onnx")
+    with pytest.raises(BadInput, match="is a directory"):
+        save_model(mlp(), tmp_path)
