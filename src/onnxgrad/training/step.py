@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.finish import finish
 from onnxgrad.ir.walk import reads
+from onnxgrad.training.earlier import pool_first
 from onnxgrad.training.gradients import is_gradient, strings, target_name
 from onnxgrad.training.info import (
     DOMAIN,
@@ -147,7 +148,9 @@ def _compile_entry(
     merged = merge(source, index, bound, updated)
     data = [v.name or "" for v in merged.model.graph.inputs if v.name not in {*merged.hosted, *merged.fed}]
     trained, loss = _gradient_names(merged.model, source.infos[index].algorithm, bound)
-    lowered = Lowered(open_bound(merged.model, constants={*merged.hosted, *merged.fed}).model)
+    opened = open_bound(merged.model, constants={*merged.hosted, *merged.fed}).model
+    pool_first(opened.graph, keep=[*bound.values(), loss, *outputs])
+    lowered = Lowered(opened)
     state = {
         name: StateTensor(name, name, value, merged.hosted[name], _kind(name, merged, trained))
         for name, value in bound.items()
