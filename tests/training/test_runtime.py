@@ -289,3 +289,17 @@ def test_a_step_costs_little_beside_the_session():
         whole.append(middle - start)
         alone.append(end - middle)
     assert min(whole) - min(alone) < 30e-6
+
+
+@pytest.mark.parametrize(("constant", "level"), [(True, "all"), (False, "extended")])
+def test_the_level_of_optimization_depends_on_the_filters(monkeypatch, constant, level):
+    weights = "<float[1, 1, 1, 1] w = {2}>" if constant else ""
+    given = "" if constant else ", float[1, 1, 1, 1] w"
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[1, 1, 2, 2] x{given}) => (float[1, 1, 2, 2] y) {weights} {{ y = Conv (x, w) }}"""
+    seen = []
+    native = Options.native
+    monkeypatch.setattr(Options, "native", lambda self: seen.append(self.level) or native(self))
+    Session(ir.from_proto(onnx.parser.parse_model(text)))
+    Session(ir.from_proto(onnx.parser.parse_model(text)), Options(level="basic"))
+    assert set(seen) == {level, "basic"}
