@@ -172,7 +172,7 @@ class Evaluation:
         tail_inputs = [] if self._tail is None else self._tail.inputs
         known = {k: v for k, v in state.items() if k in head.inputs or k in tail_inputs}
         weights = self.source.model.graph.initializers
-        for name in set(tail_inputs) - {*self.boundary, *data.arrays, *known}:
+        for name in set(tail_inputs) - {*self.boundary, *data.names, *known}:
             known[name] = weights[name].const_value.numpy()  # type: ignore[union-attr]
         total, right, counted = 0.0, 0, 0
         for batch in data.batches(size, rows):

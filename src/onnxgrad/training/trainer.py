@@ -22,14 +22,15 @@ from onnxgrad.errors import BadInput, TrainingError
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training.checkpoint import FILE, Checkpoint, check_state_fits, fingerprint
-from onnxgrad.training.data import Arrays, Data, Field, load_npz
+from onnxgrad.training.data import Data, Field
 from onnxgrad.training.evaluation import Evaluation
 from onnxgrad.training.info import AnyTrainingModel
 from onnxgrad.training.metrics import History
 from onnxgrad.training.report import Reporter, Silent, check_plot, plot
 from onnxgrad.training.step import Step, compile_step
 
-AnyData = str | os.PathLike | Arrays | Data
+#: What `onnxgrad.training.data.open_data` can open, or data that were opened.
+AnyData = Any
 #: Which share of its learning rate a step takes, as a function of how much of the run is behind it (0 to 1).
 Schedule = Callable[[float], float]
 
@@ -111,9 +112,7 @@ class Trainer:
         """`data` as rows for this step. Raises BadInput if they do not fit."""
         if isinstance(data, Data):
             return data
-        if isinstance(data, (str, os.PathLike)):
-            return Data(load_npz(data), self.fields, repr(os.fspath(data)))
-        return Data(data, self.fields, what)
+        return Data(data, self.fields, repr(os.fspath(data)) if isinstance(data, (str, os.PathLike)) else what)
 
     def state(self) -> dict[str, np.ndarray]:
         """A copy of every tensor of state."""
@@ -246,7 +245,7 @@ class _Run:
         trainer, history = self.trainer, self.trainer.history
         order = np.arange(len(self.data))
         if self.shuffle:
-            order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.data))
+            order = self.data.order([self.seed, self.epoch], self.batch_size)
         order = order[: self.rows]
         begin = time.monotonic()
         saved = begin

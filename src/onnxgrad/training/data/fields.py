@@ -1,4 +1,4 @@
-"""Data: arrays by name, each meeting the input of the step that it feeds.
+"""Fields: what the inputs of a step want, which array feeds which, and how it is checked and converted.
 
 An array feeds the input of the same name. Where that leaves exactly one array and one input, they belong
 together; where it leaves several, the names that most files agree on decide (``x``, ``images``, ``inputs``, …
@@ -12,17 +12,13 @@ narrower one (float64 to float32), which rounds. No truncation of floats to inte
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
-
-Arrays = Mapping[str, np.ndarray]
 
 #: Names by which an array says that the loss compares with it, and that the model reads it.
 LABELS = ("y", "t", "label", "labels", "target", "targets", "class", "classes")
@@ -72,94 +68,7 @@ class Field:
         return f"{self.dtype}[{', '.join(sizes)}]"
 
 
-def load_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """The arrays of an ``.npz`` file; nothing in it is ever executed.
-
-    Raises:
-        BadInput: the file is missing, unreadable, truncated, no ``.npz``, or holds Python objects.
-    """
-    path = Path(path)
-    arrays = {}
-    try:
-        file = np.load(path, allow_pickle=False)
-        if isinstance(file, np.ndarray):
-            raise BadInput(f"{str(path)!r} holds one array without a name; use numpy.savez(path, name=array)")
-        with file:
-            for name in file.files:
-                try:
-                    arrays[name] = file[name]
-                except ValueError as error:
-                    if "Object arrays" not in str(error):
-                        raise
-                    where = f"array {name!r} in {str(path)!r}"
-                    raise BadInput(f"{where} holds Python objects; save numbers only") from error
-    except BadInput:
-        raise
-    except FileNotFoundError as error:
-        raise BadInput(f"there is no file {str(path)!r}") from error
-    except Exception as error:  # zipfile, zlib and numpy fail in a dozen ways on a damaged file
-        reason = " ".join(str(error).split()) or type(error).__name__
-        if "pickle" in reason:
-            reason = "not a NumPy file"
-        raise BadInput(f"cannot read {str(path)!r} as an .npz file: {reason}") from error
-    if not arrays:
-        raise BadInput(f"{str(path)!r} holds no arrays")
-    return arrays
-
-
-class Data:
-    """Rows for the batch inputs of a step, checked and converted once.
-
-    Args:
-        arrays: by name.
-        fields: what the step wants.
-        source: what to call the data in messages.
-
-    Raises:
-        BadInput: one line that names the array and says what was expected.
-    """
-
-    def __init__(self, arrays: Arrays, fields: Sequence[Field], source: str = "the data") -> None:
-        self.fields = list(fields)
-        chosen = match(arrays, fields, source)
-        self.arrays = {f.name: fitted(chosen[f.name], arrays[chosen[f.name]], f, source) for f in fields}
-        rows = {name: len(a) for name, a in self.arrays.items()}
-        if len(set(rows.values())) > 1:
-            held = ", ".join(f"{chosen[name]!r} has {n}" for name, n in rows.items())
-            raise BadInput(f"the arrays of {source} differ in their number of rows: {held}")
-        self.rows = next(iter(rows.values()), 0)
-        if not self.rows:
-            raise BadInput(f"{source} is empty: {next(iter(chosen.values()), 'it')!r} has 0 rows")
-
-    def __len__(self) -> int:
-        return self.rows
-
-    @property
-    def labels(self) -> dict[str, np.ndarray]:
-        """The arrays that only the loss reads."""
-        return {f.name: self.arrays[f.name] for f in self.fields if f.label}
-
-    def batches(self, size: int, order: np.ndarray | None = None, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
-        """Batches of `size` rows, the last one smaller, in `order`, from the row at position `start` on.
-
-        In an `order` the full batches are handed out in the same arrays again and again.
-        """
-        stop = self.rows if order is None else len(order)
-        buffers: dict[str, np.ndarray] = {}
-        for low in range(start, stop, size):
-            high = min(low + size, stop)
-            if order is None:
-                yield {name: a[low:high] for name, a in self.arrays.items()}
-                continue
-            rows = order[low:high]
-            if not buffers or high - low < size:
-                buffers = {name: np.empty((high - low, *a.shape[1:]), a.dtype) for name, a in self.arrays.items()}
-            for name, array in self.arrays.items():
-                np.take(array, rows, axis=0, out=buffers[name], mode="clip")  # the one mode that does not copy twice
-            yield buffers
-
-
-def match(arrays: Arrays, fields: Sequence[Field], source: str) -> dict[str, str]:
+def match(arrays: Collection[str], fields: Sequence[Field], source: str) -> dict[str, str]:
     """Which array feeds which field: from the name of the field to that of the array."""
     chosen = {f.name: f.name for f in fields if f.name in arrays}
     for label, words in ((True, LABELS), (False, INPUTS)):

@@ -1,0 +1,173 @@
+"""Batches: columns that meet the inputs of a step, checked, converted, padded, in an order that a seed decides.
+
+What lies in memory is checked and converted once; what is read from a disk or made on demand is checked batch by
+batch. Rows of several sizes are padded to the largest of the batch: with zeros, labels of classes with the class that
+the loss ignores. An input that no column feeds, but that is called like a padded one, tells where the rows end: a
+name ending in ``mask`` gets ones where there are data, one ending in ``lengths`` gets their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training.data.columns import Column
+from onnxgrad.training.data.fields import Field, fitted, match
+from onnxgrad.training.data.images import Images
+from onnxgrad.training.data.sources import open_data
+
+#: Batches in a pool from which rows of like lengths are put together; larger pools pad less and shuffle less.
+POOL = 50
+
+
+class Data:
+    """Rows for the batch inputs of a step.
+
+    Args:
+        source: arrays by name, rows, or a path (see `onnxgrad.training.data.sources`).
+        fields: what the step wants.
+        name: what to call the data in messages.
+        images: how pictures become arrays.
+        pad_to: sizes of padded axes are rounded up to a multiple of it.
+
+    Raises:
+        BadInput: one line that names the array and says what was expected.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        fields: Sequence[Field],
+        name: str = "the data",
+        *,
+        images: Images | None = None,
+        pad_to: int = 1,
+    ) -> None:
+        self.fields, self.name, self.pad_to = list(fields), name, pad_to
+        columns = open_data(source, images)
+        self.ends = _ends(fields, columns)
+        fed = [f for f in fields if f.name not in self.ends]
+        chosen = match(columns, fed, name)
+        self.columns: dict[str, Column] = {f.name: columns[chosen[f.name]] for f in fed}
+        self._called = chosen
+        #: what was checked and converted once
+        self.arrays: dict[str, np.ndarray] = {}
+        for f in fed:
+            array = self.columns[f.name].array
+            if array is not None:
+                self.arrays[f.name] = fitted(chosen[f.name], array, f, name)
+        rows = {n: len(c) for n, c in self.columns.items()}
+        if len(set(rows.values())) > 1:
+            held = ", ".join(f"{chosen[n]!r} has {count}" for n, count in rows.items())
+            raise BadInput(f"the arrays of {name} differ in their number of rows: {held}")
+        self.rows = next(iter(rows.values()), 0)
+        if not self.rows:
+            raise BadInput(f"{name} is empty: {next(iter(chosen.values()), 'it')!r} has 0 rows")
+
+    def __len__(self) -> int:
+        return self.rows
+
+    @property
+    def names(self) -> list[str]:
+        """The inputs that are fed."""
+        return [f.name for f in self.fields]
+
+    @property
+    def lengths(self) -> np.ndarray | None:
+        """The lengths of the rows that are padded, where they are known; of several columns the longest."""
+        known = [c.lengths for c in self.columns.values() if c.lengths is not None]
+        return np.max(known, axis=0) if known else None
+
+    def order(self, seed: Sequence[int], batch_size: int) -> np.ndarray:
+        """All rows in an order that `seed` decides; rows of like lengths meet in a batch."""
+        random = np.random.default_rng(list(seed))
+        order = random.permutation(self.rows)
+        lengths = self.lengths
+        if lengths is None:
+            return order
+        pools = [order[i : i + POOL * batch_size] for i in range(0, self.rows, POOL * batch_size)]
+        order = np.concatenate([p[np.argsort(lengths[p], kind="stable")] for p in pools])
+        full = self.rows // batch_size
+        batches = order[: full * batch_size].reshape(full, batch_size)
+        return np.concatenate([batches[random.permutation(full)].ravel(), order[full * batch_size :]])
+
+    def batches(self, size: int, order: np.ndarray | None = None, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
+        """Batches of `size` rows, the last one smaller, in `order`, from the row at position `start` on.
+
+        In an `order` the full batches of what lies in memory are handed out in the same arrays again and again.
+        """
+        stop = self.rows if order is None else len(order)
+        buffers: dict[str, np.ndarray] = {}
+        for low in range(start, stop, size):
+            high = min(low + size, stop)
+            rows = np.arange(low, high) if order is None else order[low:high]
+            batch = {}
+            for name, array in self.arrays.items():
+                if order is None:
+                    batch[name] = array[low:high]
+                    continue
+                if name not in buffers or len(buffers[name]) != len(rows):
+                    buffers[name] = np.empty((len(rows), *array.shape[1:]), array.dtype)
+                # the one mode that does not copy twice
+                batch[name] = np.take(array, rows, axis=0, out=buffers[name], mode="clip")
+            yield batch | self._read(rows)
+
+    def _read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """What does not lie in memory, and where its rows end."""
+        batch: dict[str, np.ndarray] = {}
+        sizes: dict[str, list[int]] = {}
+        for field in self.fields:
+            if field.name in self.arrays or field.name in self.ends:
+                continue
+            called = self._called[field.name]
+            found = self.columns[field.name].take(rows, field)
+            sizes[field.name] = [len(a) if a.ndim else 1 for a in found]
+            if isinstance(found, list) or self.pad_to > 1:
+                found = padded(list(found), field, self.pad_to, f"array {called!r} of {self.name}")
+            batch[field.name] = fitted(called, found, field, self.name)
+        for name, (of, field) in self.ends.items():
+            lengths = np.array(sizes[of])
+            if field.name.endswith("mask"):
+                lengths = np.arange(batch[of].shape[1]) < lengths[:, None]
+            batch[name] = lengths.astype(field.dtype)
+        return batch
+
+
+def _ends(fields: Sequence[Field], columns: Mapping[str, Column]) -> dict[str, tuple[str, Field]]:
+    """Inputs without a column that say where the rows of a ragged one end: to that one's field, and their own."""
+    ragged = [f for f in fields if f.name in columns and columns[f.name].array is None]
+    found = {}
+    for field in fields:
+        if field.name in columns or not ragged:
+            continue
+        if not field.name.endswith(("mask", "lengths", "length")):
+            continue
+        stems = [f for f in ragged if field.name.startswith(f.name.rstrip("s"))]
+        of = stems or [f for f in ragged if f.label == field.label] or ragged
+        found[field.name] = (of[0].name, field)
+    return found
+
+
+def padded(rows: Sequence[np.ndarray], field: Field, pad_to: int, where: str) -> np.ndarray:
+    """One array of `rows`, each padded at the ends of its axes to the largest of them.
+
+    Raises:
+        BadInput: the rows differ in rank, or in a size that `field` fixes.
+    """
+    ranks = {a.ndim for a in rows}
+    if ranks != {len(field.shape)}:
+        raise BadInput(f"{where} has rows of rank {', '.join(map(str, sorted(ranks)))}; expected {field.wanted}")
+    shape = []
+    for axis, wanted in enumerate(field.shape):
+        size = max(a.shape[axis] for a in rows)
+        if wanted is not None and size > wanted:
+            raise BadInput(f"{where} has a row of size {size} along axis {axis + 1}; expected {field.wanted}")
+        shape.append(wanted if wanted is not None else -(-size // pad_to) * pad_to)
+    ignored = field.ignored if field.label and field.ignored is not None else 0
+    result = np.full((len(rows), *shape), ignored, np.result_type(*{a.dtype for a in rows}))
+    for i, row in enumerate(rows):
+        result[i][tuple(slice(n) for n in row.shape)] = row
+    return result

@@ -1,0 +1,150 @@
+"""Columns: the rows of one name, wherever they lie — in memory, mapped from a file, or made when they are asked for.
+
+A column hands out any rows in any order. Rows of one size come as one array; rows whose sizes differ (sentences,
+strips of text) as a list, to be padded by whoever makes a batch of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training.data.fields import Field
+
+
+class Column:
+    """Rows of one name.
+
+    Attributes:
+        array: all rows, where they lie in memory, so that they can be checked and converted once.
+        lengths: the length of every row along its first axis, where rows differ in it and it is known without
+            reading them; batches of rows of like lengths are made by it.
+    """
+
+    array: np.ndarray | None = None
+    lengths: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        raise NotImplementedError
+
+    def take(self, rows: np.ndarray, field: Field) -> np.ndarray | list[np.ndarray]:
+        """These rows for `field`: an array with the rows as first axis, or a list of arrays of several sizes."""
+        raise NotImplementedError
+
+
+class Dense(Column):
+    """An array whose first axis counts the rows."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = self.rows = array
+
+    def __len__(self) -> int:
+        return len(self.rows) if self.rows.ndim else 1
+
+    def take(self, rows: np.ndarray, field: Field) -> np.ndarray:
+        """A copy of these rows."""
+        return np.asarray(self.rows[rows])
+
+
+class Mapped(Dense):
+    """An array in a file, mapped: rows are read when they are taken."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        super().__init__(array)
+        self.array = None
+
+
+class Ragged(Column):
+    """Rows of several sizes, an array each.
+
+    Raises:
+        BadInput: rows differ in rank.
+    """
+
+    def __init__(self, rows: Sequence[np.ndarray], name: str) -> None:
+        self.items = rows
+        ranks = {a.ndim for a in rows}
+        if len(ranks) > 1:
+            raise BadInput(f"the rows of {name!r} differ in rank: {sorted(ranks)}")
+        self.lengths = np.array([len(a) for a in rows], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def take(self, rows: np.ndarray, field: Field) -> list[np.ndarray]:
+        """These rows."""
+        return [self.items[i] for i in rows]
+
+
+class Items(Column):
+    """One entry of the rows of a sequence of mappings (a ``datasets.Dataset``, a list of dicts).
+
+    Args:
+        fetch: reads rows; columns of the same sequence share it, so a row is read once for all of them.
+        name: of the entry.
+        size: number of rows.
+    """
+
+    def __init__(self, fetch: Callable[[np.ndarray], Sequence[Mapping[str, Any]]], name: str, size: int) -> None:
+        self.fetch, self.name, self.size = fetch, name, size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def take(self, rows: np.ndarray, field: Field) -> np.ndarray | list[np.ndarray]:
+        """These rows, read now.
+
+        Raises:
+            BadInput: a row lacks the entry.
+        """
+        found = []
+        for i, row in zip(rows, self.fetch(rows)):
+            if self.name not in row:
+                raise BadInput(f"row {i} has no {self.name!r}; it has {', '.join(map(repr, row)) or 'nothing'}")
+            found.append(np.asarray(row[self.name]))
+        return stacked(found)
+
+
+class Remembered:
+    """The last rows of a sequence that were asked for: one reading serves all columns of a batch."""
+
+    def __init__(self, items: Any) -> None:
+        self.items = items
+        self._rows: np.ndarray | None = None
+        self._found: list[Mapping[str, Any]] = []
+
+    def __call__(self, rows: np.ndarray) -> list[Mapping[str, Any]]:
+        """The rows at these positions."""
+        if self._rows is None or not np.array_equal(rows, self._rows):
+            self._found = [self.items[int(i)] for i in rows]
+            self._rows = rows.copy()
+        return self._found
+
+
+def stacked(rows: list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
+    """One array, where the sizes of `rows` agree."""
+    return np.stack(rows) if len({a.shape for a in rows}) == 1 else rows
+
+
+def column(values: Any, name: str) -> Column:
+    """`values` as a column: an array, or a sequence of arrays of several sizes.
+
+    Raises:
+        BadInput: it is neither.
+    """
+    if isinstance(values, (np.ndarray, np.generic, int, float)):
+        array = np.asarray(values)
+        if array.dtype != object or array.ndim != 1:
+            return Dense(array)
+    try:
+        rows = [np.asarray(v) for v in values]
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{name!r} is neither an array nor a sequence of arrays: {error}") from error
+    if any(a.dtype == object for a in rows):
+        raise BadInput(f"{name!r} holds rows that are not rectangular arrays of numbers")
+    whole = stacked(rows) if rows else np.empty(0)
+    return Dense(whole) if isinstance(whole, np.ndarray) else Ragged(whole, name)

@@ -1,0 +1,103 @@
+"""Pictures: a folder of folders of image files, decoded when a batch needs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training.data.columns import Column, Dense, stacked
+from onnxgrad.training.data.fields import Field
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+
+
+@dataclass(frozen=True)
+class Images:
+    """How a picture becomes an array: (pixels / 255 - mean) / std, scaled to the size that the model takes.
+
+    Attributes:
+        mean: subtracted, one number or one per channel.
+        std: divided by, likewise.
+        size: (height, width), where the model leaves it open; default: that of the first picture.
+    """
+
+    mean: float | tuple[float, ...] = 0.0
+    std: float | tuple[float, ...] = 1.0
+    size: tuple[int, int] | None = None
+
+    def read(self, path: Path, field: Field) -> np.ndarray:
+        """The picture in the file at `path` as one row of `field`.
+
+        Raises:
+            BadInput: it cannot be read, or `field` is no picture.
+        """
+        image = _library()
+        channels, (height, width), last = self._layout(field)
+        try:
+            with image.open(path) as picture:
+                picture = picture.convert("L" if channels == 1 else "RGB")
+                size = (width or picture.width, height or picture.height)
+                if picture.size != size:
+                    picture = picture.resize(size, image.Resampling.BILINEAR)
+                pixels = np.asarray(picture, np.float32).reshape(size[1], size[0], channels)
+        except (OSError, ValueError, image.DecompressionBombError) as error:
+            raise BadInput(f"cannot read the picture {str(path)!r}: {error}") from error
+        scaled = ((pixels / 255 - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
+        return scaled if last else scaled.transpose(2, 0, 1)
+
+    def _layout(self, field: Field) -> tuple[int, tuple[int | None, int | None], bool]:
+        """Channels, (height, width), whether channels come last."""
+        shape = field.shape
+        if len(shape) == 3 and shape[0] in (1, 3):
+            return shape[0], self._sized(shape[1], shape[2]), False
+        if len(shape) == 3 and shape[2] in (1, 3):
+            return shape[2], self._sized(shape[0], shape[1]), True
+        raise BadInput(f"pictures cannot feed the input {field.name!r}, which is {field.wanted}")
+
+    def _sized(self, height: int | None, width: int | None) -> tuple[int | None, int | None]:
+        own = self.size or (None, None)
+        return height or own[0], width or own[1]
+
+
+class Pictures(Column):
+    """A column of image files."""
+
+    def __init__(self, paths: list[Path], how: Images) -> None:
+        self.paths, self.how = paths, how
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def take(self, rows: np.ndarray, field: Field) -> np.ndarray | list[np.ndarray]:
+        """These pictures, decoded now."""
+        return stacked([self.how.read(self.paths[i], field) for i in rows])
+
+
+def image_folder(path: Path, how: Images) -> dict[str, Column]:
+    """Columns ``images`` and ``labels`` of a folder that holds a folder of pictures per class.
+
+    Raises:
+        BadInput: there are no such folders.
+    """
+    _library()
+    folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+    files = [sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES) for folder in folders]
+    if not any(files):
+        raise BadInput(f"{str(path)!r} holds neither .npy files nor folders of pictures, one per class")
+    for folder, found in zip(folders, files):
+        if not found:
+            raise BadInput(f"the folder {str(folder)!r} holds no pictures, so its class has no rows")
+    labels = np.repeat(np.arange(len(folders)), [len(f) for f in files])
+    return {"images": Pictures([p for f in files for p in f], how), "labels": Dense(labels)}
+
+
+def _library() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise BadInput("to read pictures, install pillow: pip install 'onnxgrad[data]'") from error
+    return Image

@@ -1,0 +1,174 @@
+"""Where data come from: files by their suffix, folders by what is in them, Python objects by what they can do.
+
+| source | columns |
+|---|---|
+| ``.npz`` | its arrays, read and checked at once |
+| ``.npy`` | one array, called like the file; memory-mapped |
+| a folder of ``.npy`` files | one array each, memory-mapped |
+| ``.parquet``, ``.arrow``, ``.feather`` | its columns; lists of several lengths are ragged rows (package pyarrow) |
+| a folder of folders of images | ``images``, and ``labels`` by the sorted names of the folders (package pillow) |
+| a mapping of names to arrays, or to lists of arrays | those |
+| a sequence of mappings (dicts, a ``datasets.Dataset``) | the entries of its rows, read when a batch needs them |
+| any other iterable of mappings | the same, after reading it to its end once |
+
+Nothing in a file is ever executed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training.data.columns import Column, Dense, Items, Mapped, Remembered, column
+from onnxgrad.training.data.images import Images, image_folder
+
+_TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
+
+
+def open_data(source: Any, images: Images | None = None) -> dict[str, Column]:
+    """The columns of `source` (see the table above).
+
+    Args:
+        source: a path, a mapping of arrays, a sequence or an iterable of mappings.
+        images: how pictures become arrays, where there are any.
+
+    Raises:
+        BadInput: it is missing, unreadable, empty, or nothing of the above.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        return _open_path(Path(source), images or Images())
+    if isinstance(source, Mapping):
+        return {str(name): column(values, str(name)) for name, values in source.items()}
+    if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+        return _items(source)
+    if isinstance(source, Iterable):
+        return _items(list(source))
+    raise BadInput(f"{type(source).__name__} is no data: give a path, arrays by name, or rows that are dicts")
+
+
+def _items(rows: Any) -> dict[str, Column]:
+    if not len(rows):
+        raise BadInput("the data have no rows")
+    first = rows[0]
+    if not isinstance(first, Mapping):
+        raise BadInput(f"a row of the data is {type(first).__name__}, not a dict of arrays by name")
+    fetch = Remembered(rows)
+    return {str(name): Items(fetch, name, len(rows)) for name in first}
+
+
+def _open_path(path: Path, images: Images) -> dict[str, Column]:
+    if path.is_dir():
+        return _folder(path, images)
+    suffix = path.suffix.lower()
+    if suffix in _TABLES:
+        return _table(path)
+    if suffix == ".npy":
+        return {path.stem: Mapped(_mapped(path))}
+    return {name: Dense(array) for name, array in load_npz(path).items()}
+
+
+def _folder(path: Path, images: Images) -> dict[str, Column]:
+    arrays = sorted(path.glob("*.npy"))
+    if arrays:
+        return {p.stem: Mapped(_mapped(p)) for p in arrays}
+    return image_folder(path, images)
+
+
+def _mapped(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError as error:
+        raise BadInput(f"there is no file {str(path)!r}") from error
+    except Exception as error:  # numpy fails in several ways on a damaged file
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if "Object arrays" in reason or "Python objects" in reason:
+            raise BadInput(f"{str(path)!r} holds Python objects; save numbers only") from error
+        reason = "not a NumPy file" if "pickle" in reason else reason
+        raise BadInput(f"cannot read {str(path)!r} as an .npy file: {reason}") from error
+
+
+def _table(path: Path) -> dict[str, Column]:
+    try:
+        import pyarrow as pa
+        import pyarrow.feather
+        import pyarrow.parquet
+    except ImportError as error:
+        raise BadInput(f"to read {str(path)!r}, install pyarrow: pip install 'onnxgrad[data]'") from error
+    if not path.exists():
+        raise BadInput(f"there is no file {str(path)!r}")
+    try:
+        if path.suffix.lower() in (".parquet", ".pq"):
+            table = pyarrow.parquet.read_table(path)
+        else:
+            table = pyarrow.feather.read_table(path)
+        return {name: column(_of_arrow(table.column(name)), name) for name in table.column_names}
+    except BadInput:
+        raise
+    except (pa.ArrowException, OSError, ValueError, NotImplementedError) as error:
+        raise BadInput(f"cannot read {str(path)!r} as a table: {' '.join(str(error).split())}") from error
+
+
+def _of_arrow(chunks: Any) -> Any:
+    """An array, or a list of arrays, of what an Arrow column holds; numbers come without a copy of each."""
+    import pyarrow as pa
+
+    kind = chunks.type
+    if chunks.null_count:
+        raise BadInput(f"a column of type {kind} has {chunks.null_count} missing values")
+    if pa.types.is_fixed_size_list(kind):
+        flat = chunks.combine_chunks()
+        inner = np.asarray(_of_arrow(pa.chunked_array([flat.flatten()])))
+        return inner.reshape(len(chunks), kind.list_size, *inner.shape[1:])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return list(_lists(chunks))
+    return chunks.to_numpy()
+
+
+def _lists(chunks: Any) -> Iterator[np.ndarray]:
+    import pyarrow as pa
+
+    for chunk in chunks.chunks:
+        values = _of_arrow(pa.chunked_array([chunk.flatten()]))
+        ends = np.cumsum(chunk.value_lengths().to_numpy(zero_copy_only=False))
+        for low, high in zip([0, *ends[:-1]], ends):
+            yield np.asarray(values[low:high])
+
+
+def load_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
+    """The arrays of an ``.npz`` file; nothing in it is ever executed.
+
+    Raises:
+        BadInput: the file is missing, unreadable, truncated, no ``.npz``, or holds Python objects.
+    """
+    path = Path(path)
+    arrays = {}
+    try:
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise BadInput(f"{str(path)!r} holds one array without a name; use numpy.savez(path, name=array)")
+        with file:
+            for name in file.files:
+                try:
+                    arrays[name] = file[name]
+                except ValueError as error:
+                    if "Object arrays" not in str(error):
+                        raise
+                    where = f"array {name!r} in {str(path)!r}"
+                    raise BadInput(f"{where} holds Python objects; save numbers only") from error
+    except BadInput:
+        raise
+    except FileNotFoundError as error:
+        raise BadInput(f"there is no file {str(path)!r}") from error
+    except Exception as error:  # zipfile, zlib and numpy fail in a dozen ways on a damaged file
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if "pickle" in reason:
+            reason = "not a NumPy file"
+        raise BadInput(f"cannot read {str(path)!r} as an .npz file: {reason}") from error
+    if not arrays:
+        raise BadInput(f"{str(path)!r} holds no arrays")
+    return arrays
