@@ -84,14 +84,20 @@ def assert_no_traps(proto: onnx.ModelProto, primal: onnx.ModelProto | None = Non
     """Nothing that ONNX Runtime computes wrongly, in silence, was added to `primal`.
 
     ScatterND with a reduction races on repeated indices: wrong sums with two threads. A Pad that names its axes is
-    misread next to a Transpose.
+    misread next to a Transpose. A reduction of an empty tensor along an axis that is counted from the back keeps
+    the shape of its operand, which only broadcasting can forgive.
     """
+    own = {t.name for t in primal.graph.initializer} if primal is not None else set()
+    known = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer if t.name not in own}
     had = {n.output[0] for n in nodes_of(primal.graph)} if primal is not None else set()
     for node in nodes_of(proto.graph):
         reduction = next((a.s.decode() for a in node.attribute if a.name == "reduction"), "none")
         racy = node.op_type == "ScatterND" and reduction != "none" and node.output[0] not in had
         assert not racy, f"{node.name} is a racy ScatterND"
         assert node.op_type != "Pad" or len(node.input) < 4 or not node.input[3], f"{node.name} names its axes"
+        dropped = node.op_type.startswith("Reduce") and any(a.name == "keepdims" and not a.i for a in node.attribute)
+        axes = known.get(node.input[1]) if dropped and len(node.input) > 1 and node.output[0] not in had else None
+        assert axes is None or (axes >= 0).all(), f"{node.name} drops axes that are counted from the back"
 
 
 def nodes_of(graph: onnx.GraphProto):

@@ -5,9 +5,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from onnxgrad import NotDifferentiable, grad, jvp, vjp
-from onnxgrad.testing import Case, node_model, reference
+from onnxgrad import grad, jvp, vjp
+from onnxgrad.testing import Case, reference
 from tests.rules.dtypes import dtypes, session
+from tests.rules.evaluators import Flatten
 from tests.rules.ladder import ladder
 
 X = np.array([[[0.4, -1.2, 2.1], [1.5, 0.3, -0.8]], [[-2.2, 0.9, 1.1], [0.6, -0.5, 1.9]]])
@@ -66,32 +67,17 @@ CASES = [
     Case("CumProd", [np.array([0.0, 1.5, 0.0, -2.0, 0.0]), np.array(0)], {"reverse": 1}, opset=26, note="zeros"),
     Case("CumProd", [(0, 3), np.array(1)], opset=26),
     Case("CumProd", [(3,), np.array(0)], opset=26, fed=True, note="computed axis"),
+    *[Case("CumProd", [(3, 2, 2), np.array(a)], opset=26, fed=True, note=f"axis {a}, computed") for a in (0, -2, 2)],
+    *[
+        Case(
+            "CumProd", [(2, 3), np.array(a, np.int32)], {"exclusive": 1, "reverse": 1}, opset=26, fed=True, note=f"{a}"
+        )
+        for a in (0, -1)
+    ],
     Case("CumProd", [(3, 1), np.array(1)], {"exclusive": 1}, opset=26),
 ]
 test_rule = ladder("reduce", CASES)
 test_dtype = dtypes(CASES)
-
-
-def test_the_axes_of_a_product_must_be_known() -> None:
-    graph = helper.make_graph(
-        [helper.make_node("ReduceProd", ["x", "axes"], ["y"])],
-        "g",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3]),
-            helper.make_tensor_value_info("axes", TensorProto.INT64, [1]),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    with pytest.raises(NotDifferentiable, match="axes of a product must be constants"):
-        grad(model, wrt="x")
-
-
-def test_the_axis_of_a_cumulative_product_must_be_known() -> None:
-    case = Case("CumProd", [(2, 3), np.array(1)], opset=26, fed=True)
-    model = node_model(case, {"x0": np.zeros((2, 3)), "x1": np.array(1)})
-    with pytest.raises(NotDifferentiable, match="axis of a cumulative product"):
-        grad(model, wrt="x0")
 
 
 def squared(op: str, given: np.ndarray | None, keepdims: int) -> onnx.ModelProto:
@@ -113,10 +99,23 @@ def squared(op: str, given: np.ndarray | None, keepdims: int) -> onnx.ModelProto
 
 @pytest.mark.parametrize("given", [axes(-2), axes(0, 2), axes()], ids=str)
 @pytest.mark.parametrize("keepdims", [0, 1])
-@pytest.mark.parametrize("op", [op for op in REDUCTIONS if op != "Prod"])
+@pytest.mark.parametrize("op", REDUCTIONS)
 def test_axes_may_be_computed_in_the_graph(op: str, keepdims: int, given: np.ndarray) -> None:
     """Empty ones, known only at run time, reduce everything."""
-    x, t = operand(op), np.linspace(-1, 1, X.size).reshape(X.shape)
+    agrees(op, keepdims, given, operand(op))
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3), (2, 0, 3), (2, 1, 1)], ids=str)
+@pytest.mark.parametrize("given", [axes(0), axes(2, 1)], ids=str)
+def test_axes_of_a_product_may_be_computed(given: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Empty ones, those of size 1, and zeros among the factors."""
+    agrees("Prod", 0, given, np.ones(shape))
+    agrees("Prod", 1, given, np.where(np.abs(X) > 0.7, X, 0))
+
+
+def agrees(op: str, keepdims: int, given: np.ndarray, x: np.ndarray) -> None:
+    """Both orders, with axes that are fed, agree with what fixed axes give."""
+    t = np.linspace(-1, 1, x.size).reshape(x.shape)
     fed, fixed = squared(op, None, keepdims), squared(op, given, keepdims)
     for derive in (
         grad,
@@ -126,8 +125,8 @@ def test_axes_may_be_computed_in_the_graph(op: str, keepdims: int, given: np.nda
         got, want = derive(fed, wrt="x"), derive(fixed, wrt="x")
         onnx.checker.check_model(got, full_check=True)
         feeds = {i.name: t for i in got.graph.input} | {"x": x, "axes": given}
-        expected = reference(want, feeds)
-        for name, value in reference(got, feeds).items():
+        expected = reference(want, feeds, [Flatten])
+        for name, value in reference(got, feeds, [Flatten]).items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
         run = session(got)
         for out, value in zip(run.get_outputs(), run.run(None, {i.name: feeds[i.name] for i in run.get_inputs()})):

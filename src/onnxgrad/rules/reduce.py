@@ -1,7 +1,8 @@
 """Reductions along axes, and the cumulative sum.
 
 `restored` brings a reduced tensor back beside its operand; whatever multiplies it then broadcasts. The
-axes may be absent, empty or computed in the graph; only the product needs to know them.
+axes may be absent, empty or computed in the graph. What is dropped is counted from the front: ONNX Runtime
+gives a reduction of an empty tensor along a negative axis the shape of its operand.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.errors import NotDifferentiable
-from onnxgrad.ir import expand_to
+from onnxgrad.ir import expand_to, reshape_to
 from onnxgrad.rules.registry import linear, rule
 from onnxgrad.rules.steps import lowest
 
@@ -96,7 +96,7 @@ def reduce_log_sum_exp(op, g, x, axes, y):
 
 
 @rule("ReduceProd", wrt=(0,))
-def reduce_prod(op, g, x, axes):
+def reduce_prod(op, g, x, axes, y):
     """y = Π x: gᵢ·Πⱼ≠ᵢ xⱼ
 
     The products without one factor are written as such, over a copy of the reduced elements for each of
@@ -105,16 +105,36 @@ def reduce_prod(op, g, x, axes):
     """
     known = reduced_axes(op, x, axes)
     if known is None:
-        raise NotDifferentiable("the axes of a product must be constants")
+        return _others_by_group(op, x, restored(op, y, x, axes)) * restored(op, g, x, axes)
     if not known:
         return g
     last = [a for a in range(x.rank) if a not in known] + known  # the reduced axes to the end, flattened
     moved = x if last == list(range(x.rank)) else op.Transpose(x, perm=last)
-    shape, rows, diagonal = _rows(op, moved, x.rank - len(known))
-    others = op.ReduceProd(op.Where(diagonal, 1.0, rows), [-1], keepdims=0)
+    head = x.rank - len(known)
+    shape, rows, diagonal = _rows(op, moved, head)
+    others = op.ReduceProd(op.Where(diagonal, 1.0, rows), [head + 1], keepdims=0)
     factor = op.reshape(others, shape)
     back = factor if moved is x else op.Transpose(factor, perm=[last.index(a) for a in range(x.rank)])
     return back * restored(op, g, x, axes)
+
+
+def _others_by_group(op, x, y):
+    """Πⱼ≠ᵢ xⱼ over the elements that share an element of `y` with xᵢ, where the graph computes the axes.
+
+    No Transpose can then bring them together; a sort of the elements of x by their element of y can.
+    """
+    zero, one = op.const(0), op.const(1)
+    groups, count = op.Size(y), op.Size(x)
+    each = op.reshape(op.Range(zero, groups, one), op.shape_of(y))
+    group = op.Reshape(op.Expand(each, op.shape_of(x)), [-1])
+    _, order = op.TopK(group, op.Reshape(count, [1]), largest=0, outputs=2)
+    n = op.Div(count, op.Max(groups, one))
+    flat = op.Reshape(x, [-1])
+    rows = op.reshape(op.Gather(flat, order), op.join(op.Reshape(groups, [1]), [1], op.Reshape(n, [1])))
+    index = op.Range(zero, n, one)
+    diagonal = op.Equal(op.Unsqueeze(index, [1]), index)
+    others = op.ReduceProd(op.Where(diagonal, 1.0, rows), [2], keepdims=0)
+    return op.reshape(op.ScatterElements(op.zeros_like(flat), order, op.Reshape(others, [-1])), op.shape_of(x))
 
 
 def _rows(op, x, head):
@@ -168,25 +188,35 @@ def _moved(op, x, axis):
     return op.Transpose(x, perm=perm)
 
 
-def _product_axis(x, axis):
+def _along(op, x, axis):
+    """The axis that is multiplied along, and the shape to give `x` first: where the graph computes the axis,
+    [before, along, after], in which it is always the one in the middle."""
     if x.rank == 1:
-        return 0
-    if axis.const is None:
-        raise NotDifferentiable("the axis of a cumulative product must be a constant")
-    return int(axis.const) % x.rank
+        return 0, None
+    if axis.const is not None:
+        return int(axis.const) % x.rank, None
+    shape = op.shape_of(x)
+    at = op.Mod(op.Cast(op.Reshape(axis, [1]), to=int(ir.DataType.INT64)), [x.rank])
+    after = op.Slice(shape, op.Add(at, [1]), [x.rank])
+    sides = [op.Reshape(op.ReduceProd(part, keepdims=0), [1]) for part in (op.Slice(shape, [0], at), after)]
+    return 1, op.Concat(sides[0], op.Gather(shape, at), sides[1], axis=0)
 
 
 def _cum_prod_jvp(op, tangents, x, axis):
-    at = _product_axis(x, axis)
-    before, after = _factors(op, _moved(op, x, at))
-    moved = op.Unsqueeze(_moved(op, tangents[0], at) * before, [-2]) @ after
-    return _moved(op, op.Squeeze(moved, [-2]), at)
+    at, shape = _along(op, x, axis)
+    x3, t3 = (v if shape is None else op.reshape(v, shape) for v in (x, tangents[0]))
+    before, after = _factors(op, _moved(op, x3, at))
+    moved = op.Unsqueeze(_moved(op, t3, at) * before, [-2]) @ after
+    y = _moved(op, op.Squeeze(moved, [-2]), at)
+    return y if shape is None else reshape_to(y, x)
 
 
 @rule("CumProd", wrt=(0,), jvp=_cum_prod_jvp)
 def cum_prod(op, g, x, axis):
     """yᵢ = Πⱼ≤ᵢ xⱼ: gⱼ = (Π of what comes before j)·Σᵢ gᵢ·(Π of what comes after j, up to i)"""
-    at = _product_axis(x, axis)
-    before, after = _factors(op, _moved(op, x, at))
-    pulled = after @ op.Unsqueeze(_moved(op, g, at), [-1])
-    return _moved(op, before * op.Squeeze(pulled, [-1]), at)
+    at, shape = _along(op, x, axis)
+    x3, g3 = (v if shape is None else op.reshape(v, shape) for v in (x, g))
+    before, after = _factors(op, _moved(op, x3, at))
+    pulled = after @ op.Unsqueeze(_moved(op, g3, at), [-1])
+    back = _moved(op, before * op.Squeeze(pulled, [-1]), at)
+    return back if shape is None else reshape_to(back, x)
