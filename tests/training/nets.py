@@ -87,6 +87,7 @@ def train(
     names = [o.name for o in made.get_outputs()]
     state = initial(step)
     rates = {n: t.numpy() if rate is None else np.array(rate, t.numpy().dtype) for n, t in step.rates.items()}
+    rates |= {n: t.numpy() for n, t in step.reads.items()}
     history = []
     for batch in batches:
         feeds = {n: batch[n] for n in step.batch} | {t.input: state[n] for n, t in step.state.items()} | rates

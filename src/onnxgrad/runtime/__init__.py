@@ -3,7 +3,7 @@
 from onnxgrad.runtime.ort import Options, Session
 from onnxgrad.runtime.protocol import Machine, Slot, StepGraph
 from onnxgrad.runtime.reference import Fed, ReferenceSession
-from onnxgrad.runtime.resident import Resident, StepRunner
+from onnxgrad.runtime.resident import Resident, StepRunner, share
 
 __all__ = [
     "Fed",
@@ -15,4 +15,5 @@ __all__ = [
     "Slot",
     "StepGraph",
     "StepRunner",
+    "share",
 ]

@@ -48,6 +48,10 @@ class StepGraph(Protocol):
         """Inputs that are neither state nor batch, with their values."""
 
     @property
+    def reads(self) -> Mapping[str, ir.TensorProtocol]:
+        """Inputs that are the state of other steps, with the values that they start from."""
+
+    @property
     def results(self) -> Sequence[str]:
         """The outputs to hand back."""
 

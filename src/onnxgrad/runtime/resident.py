@@ -35,9 +35,11 @@ class Resident:
         results: outputs to hand back at every step.
         options: how to run it.
         held: further inputs that seldom change (learning rates), with their values.
+        reads: further inputs that are the state of other machines (see `share`), with the values that they start from.
 
     Attributes:
         held: the arrays that are bound for `held`; write into them to change what the next step reads.
+        reads: the same for `reads`; not looked at for what another machine shares.
     """
 
     def __init__(
@@ -47,16 +49,19 @@ class Resident:
         results: Sequence[str] = (),
         options: Options | None = None,
         held: Mapping[str, np.ndarray] | None = None,
+        reads: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         check_slots(model, slots, results)
         self.slots = dict(slots)
         self.session = create(model, options or Options())
         self.held = {name: _copied(array) for name, array in (held or {}).items()}
-        taken = {s.input for s in slots.values()} | self.held.keys()
+        self.reads = {name: _copied(array) for name, array in (reads or {}).items()}
+        taken = {s.input for s in slots.values()} | self.held.keys() | self.reads.keys()
         self.batch = [v.name for v in self.session.get_inputs() if v.name not in taken]
         self.results = list(results)
         self._buffers = tuple({n: _copied(s.initial) for n, s in slots.items()} for _ in range(2))
         self._now = 0
+        self._owners: dict[str, Resident] = {}
         self._bound: tuple[dict[str, np.ndarray], ...] = ({}, {})
         self._fixed: dict[str, np.ndarray] = {}
         self._loose: list[tuple[int, str]] = []
@@ -82,7 +87,7 @@ class Resident:
         for name, slot in self.slots.items():
             binding.bind_ortvalue_input(slot.input, ort_value(self._buffers[read][name]))
             binding.bind_ortvalue_output(slot.output, ort_value(self._buffers[write][name]))
-        for name, array in self.held.items():
+        for name, array in (self.held | self.reads).items():
             binding.bind_ortvalue_input(name, ort_value(array))
         return binding
 
@@ -93,6 +98,11 @@ class Resident:
             BadInput: the runtime refuses the batch or fails on it; the state is then as before the step.
         """
         binding, bound = self._bindings[self._now], self._bound[self._now]
+        for name, owner in self._owners.items():
+            array = owner._buffers[owner._now][name]
+            if bound.get(name) is not array:
+                binding.bind_ortvalue_input(name, ort_value(array))
+                bound[name] = array
         for name in self.batch:
             array = batch[name]
             if bound.get(name) is not array:
@@ -143,8 +153,33 @@ class StepRunner(Resident):
         if threads is not None:
             options = dataclasses.replace(options, threads=threads)
         slots = {n: Slot(t.input, t.output, t.initial.numpy()) for n, t in step.state.items()}
-        rates = {n: t.numpy() for n, t in step.rates.items()}
-        super().__init__(step.model, slots, step.results, options, rates)
+        rates, reads = ({n: t.numpy() for n, t in held.items()} for held in (step.rates, step.reads))
+        super().__init__(step.model, slots, step.results, options, rates, reads)
+
+
+def share(*machines: Resident) -> None:
+    """Let machines take turns on one state: what one of them updates, the others read where it lies, as it is then.
+
+    ::
+
+        steps = compile_entries(model)
+        discriminator, generator = (StepRunner(step) for step in steps.values())
+        share(discriminator, generator)
+
+    Raises:
+        BadInput: two of them update the same tensor, or one reads it with another dtype or shape.
+    """
+    owners: dict[str, Resident] = {}
+    for machine in machines:
+        for name in machine.slots:
+            if owners.setdefault(name, machine) is not machine:
+                raise BadInput(f"two of the machines update the state {name!r}")
+    for machine in machines:
+        for name, array in machine.reads.items():
+            if name in owners:
+                check_state({name: owners[name].slots[name].initial}, {name: array})
+    for machine in machines:
+        machine._owners = {name: owners[name] for name in machine.reads if name in owners}
 
 
 def _copied(array: np.ndarray) -> np.ndarray:

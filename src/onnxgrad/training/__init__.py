@@ -9,7 +9,7 @@ from onnxgrad.training.interchange import carry_training_info, renamed
 from onnxgrad.training.lowering import lower_gradients
 from onnxgrad.training.metrics import History
 from onnxgrad.training.oracle import ReferenceTraining
-from onnxgrad.training.step import StateTensor, Step, compile_step
+from onnxgrad.training.step import StateTensor, Step, compile_entries, compile_step
 from onnxgrad.training.trainer import Interrupted, Trainer
 from onnxgrad.training.validation import Problem, validate
 
@@ -24,6 +24,7 @@ __all__ = [
     "Trainer",
     "attach",
     "carry_training_info",
+    "compile_entries",
     "compile_step",
     "initialize",
     "load_npz",

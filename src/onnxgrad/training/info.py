@@ -119,15 +119,15 @@ class Merged:
     own: set[str]
 
 
-def merge(source: Source, index: int, bound: Mapping[str, str], updated: set[str]) -> Merged:
+def merge(source: Source, index: int, bound: Mapping[str, str], others: set[str]) -> Merged:
     """Concatenate the inference graph and the algorithm of entry `index`.
 
-    It updates what is `bound`; other entries of the same step `updated` more, which it may read.
+    It updates what is `bound`; it may read the state of `others`, which change as well.
     """
     algorithm = source.infos[index].algorithm
     model, _ = concatenated(source, index)
     graph = model.graph
-    names = [*bound, *sorted(n for n in updated - bound.keys() if n in graph.initializers)]
+    names = [*bound, *sorted(n for n in others - bound.keys() if n in graph.initializers)]
     hosted = {name: _into_input(graph, name) for name in names}
     rates = {name: _into_input(graph, name) for name in sorted(fed(algorithm) - hosted.keys())}
     return Merged(model, hosted, rates, {t.name for t in algorithm.initializer})
@@ -211,6 +211,11 @@ def _into_input(graph: ir.Graph, name: str) -> ir.TensorProtocol:
     if value not in graph.inputs:
         graph.inputs.append(value)
     return tensor
+
+
+def updated(infos: Iterable[onnx.TrainingInfoProto]) -> set[str]:
+    """The initializers that an update binding of any entry changes."""
+    return {b.key for info in infos for b in info.update_binding}
 
 
 def mutable(infos: Iterable[onnx.TrainingInfoProto]) -> set[str]:

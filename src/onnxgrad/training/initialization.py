@@ -1,12 +1,12 @@
 """The initialization of a training entry: a graph without inputs whose outputs some initializers take.
 
-The specification has it evaluated when a training process starts. That is when the step is compiled: its
-state then starts from what the graph gives, which may be random.
+The specification has those of all entries evaluated, in order, when a training process starts. That is when the
+step is compiled: its state then starts from what the graphs give, which may be random.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import onnx
@@ -19,14 +19,13 @@ from onnxgrad.training.info import Source
 from onnxgrad.training.lowering import lower_gradients
 
 
-def initialized(source: Source, chosen: Sequence[int]) -> Source:
-    """`source` with the initializations of the `chosen` entries done, in order; itself if there are none."""
-    if not any(source.infos[i].initialization_binding for i in chosen):
+def initialized(source: Source) -> Source:
+    """`source` with the initializations of all entries done, in order; itself if there are none."""
+    if not any(info.initialization_binding for info in source.infos):
         return source
     model, infos = source.model.clone(), [_copied(info) for info in source.infos]
     done: dict[str, int] = {}
-    for index in chosen:
-        info = infos[index]
+    for index, info in enumerate(infos):
         values = _evaluated(source.model, info.initialization, index)
         for binding in info.initialization_binding:
             where = f"training entry {index}, initialization binding {binding.key!r} ← {binding.value!r}"

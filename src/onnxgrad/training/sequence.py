@@ -33,13 +33,14 @@ def in_sequence(first: Step, second: Step) -> Step:
     graph.outputs.clear()
     graph.outputs.extend(outputs[n] for n in ends)
     batch = list(dict.fromkeys([*first.batch, *(own.get(n, n) for n in second.batch)]))
+    reads = {n: t for n, t in {**first.reads, **second.reads}.items() if n not in state}
     hosted = {v.name: v for v in [*graph.inputs, *inputs]}
     graph.inputs.clear()
-    graph.inputs.extend(hosted[n] for n in [*batch, *(t.input for t in state.values()), *rates])
+    graph.inputs.extend(hosted[n] for n in [*batch, *(t.input for t in state.values()), *reads, *rates])
     prune(graph)
     first.model.opset_imports.update(second.model.opset_imports)
     loss = first.loss or own.get(second.loss, second.loss)
-    return replace(first, state=state, batch=batch, results=results, rates=rates, loss=loss)
+    return replace(first, state=state, batch=batch, results=results, rates=rates, reads=reads, loss=loss)
 
 
 def _known(first: Step, second: Step) -> dict[str, ir.Value]:

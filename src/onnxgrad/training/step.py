@@ -31,6 +31,7 @@ from onnxgrad.training.info import (
     named_values,
     own_names,
     read,
+    updated,
 )
 from onnxgrad.training.initialization import initialized
 from onnxgrad.training.lowering import Lowered, open_bound
@@ -71,6 +72,8 @@ class Step:
         loss: the result that is minimized; empty if the algorithm has none.
         rates: further graph inputs, scalars to feed at every step (learning rates), with the values that
             the training model gives them; a schedule feeds others.
+        reads: further graph inputs, the state that the step reads and that only other entries update, with
+            what the training model says it is at first.
     """
 
     model: ir.Model
@@ -79,26 +82,27 @@ class Step:
     results: list[str]
     loss: str
     rates: dict[str, ir.TensorProtocol] = field(default_factory=dict)
+    reads: dict[str, ir.TensorProtocol] = field(default_factory=dict)
     source: Source | None = field(default=None, repr=False)
 
     def inference_model(self, state: Mapping[str, np.ndarray]) -> ir.Model:
         """The inference model, with the tensors of `state` in it; others keep their values.
 
-        Tensors that belong to the algorithm (of the optimizer) are ignored, so a whole training state may
-        be given.
+        Tensors that belong to an algorithm (of the optimizer) are ignored, so a whole training state may
+        be given, that of other entries included.
 
         Raises:
             BadInput: a tensor that the step does not have, or one of another dtype or shape.
         """
         assert self.source is not None, "the step was not compiled from a training model"
-        model = self.source.inference()
+        model, known = self.source.inference(), updated(self.source.infos)
         for name, array in state.items():
-            if name not in self.state:
-                raise UnknownName(name, self.state, "state tensor")
+            if name not in known:
+                raise UnknownName(name, known, "state tensor")
             held = model.graph.initializers.get(name)
-            if held is None:
+            if held is None or held.const_value is None:
                 continue
-            old, new = self.state[name].initial, ir.tensor(np.ascontiguousarray(array), name=name)
+            old, new = held.const_value, ir.tensor(np.ascontiguousarray(array), name=name)
             if (new.dtype, new.shape) != (old.dtype, old.shape):
                 raise BadInput(f"{name!r} is a tensor of {old.dtype}{old.shape}, not {new.dtype}{new.shape}")
             held.const_value = new
@@ -107,6 +111,9 @@ class Step:
 
 def compile_step(model: AnyTrainingModel, *, entry: int | None = None, outputs: Sequence[str] = ()) -> Step:
     """Compile the training information of `model` to a step graph.
+
+    Its state starts from the initializers of the model and, if there are any, from the initializations of all
+    entries, in order.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` with a TrainingInfoProto.
@@ -120,13 +127,37 @@ def compile_step(model: AnyTrainingModel, *, entry: int | None = None, outputs: 
     """
     source = read(model)
     chosen = chosen_entries(source, entry)
-    source = initialized(source, chosen)
+    return _compiled(initialized(source), chosen, outputs)
+
+
+def compile_entries(model: AnyTrainingModel, *, outputs: Sequence[str] = ()) -> dict[int, Step]:
+    """A step for each entry of `model` that updates anything, by its number: to be taken in any order.
+
+    All start from one initialization. What one of them reads and another one updates is in its `reads`;
+    ``onnxgrad.runtime.share`` has it read where the other one holds it.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` with a TrainingInfoProto.
+        outputs: names of further values to have as results; each entry gives those that it has.
+
+    Raises:
+        BadInput: graphs or bindings are not what the specification demands.
+        NotDifferentiable: an operator between a parameter and the loss has no rule or no derivative.
+    """
+    source = read(model)
+    chosen = [i for i in chosen_entries(source, None) if source.infos[i].update_binding]
+    source = initialized(source)
+    wanted = _wanted(source, chosen, outputs)
+    return {i: _compiled(source, [i], wanted[i]) for i in chosen}
+
+
+def _compiled(source: Source, chosen: Sequence[int], outputs: Sequence[str]) -> Step:
+    """The step that runs the `chosen` entries of a source that is initialized."""
     bound = bindings(source, chosen)
     if not any(bound.values()):
         raise BadInput(f"training entry {chosen[0]} has no update bindings: a step would change nothing")
-    updated = {name for one in bound.values() for name in one}
     wanted = _wanted(source, chosen, outputs)
-    steps = [_compile_entry(source, i, bound[i], updated, wanted[i]) for i in chosen]
+    steps = [_compile_entry(source, i, bound[i], wanted[i]) for i in chosen]
     step = functools.reduce(in_sequence, steps)
     step.source = source
     return step
@@ -141,11 +172,9 @@ def _wanted(source: Source, chosen: Sequence[int], outputs: Sequence[str]) -> di
     return {i: [name for name in outputs if name in known[i]] for i in chosen}
 
 
-def _compile_entry(
-    source: Source, index: int, bound: Mapping[str, str], updated: set[str], outputs: Sequence[str]
-) -> Step:
-    """The step of one entry; `updated` are the initializers that any of the entries changes."""
-    merged = merge(source, index, bound, updated)
+def _compile_entry(source: Source, index: int, bound: Mapping[str, str], outputs: Sequence[str]) -> Step:
+    """The step of one entry."""
+    merged = merge(source, index, bound, updated(source.infos))
     data = [v.name or "" for v in merged.model.graph.inputs if v.name not in {*merged.hosted, *merged.fed}]
     trained, loss = _gradient_names(merged.model, source.infos[index].algorithm, bound)
     opened = open_bound(merged.model, constants={*merged.hosted, *merged.fed}).model
@@ -161,13 +190,13 @@ def _compile_entry(
     read_by = {v for node in graph for v in reads(node)}
     inputs = {v.name or "": v for v in graph.inputs}
     batch = [name for name in data if inputs[name] in read_by]
-    only_read = [name for name in merged.hosted if name not in state and inputs[name] in read_by]
+    only_read = {n: t for n, t in merged.hosted.items() if n not in state and inputs[n] in read_by}
     graph.inputs.clear()
     graph.inputs.extend(inputs[name] for name in [*batch, *state, *only_read, *merged.fed])
     step = lowered.model
     step.opset_imports.pop(DOMAIN, None)
     step.metadata_props.clear()
-    return Step(step, state, batch, results, results[0] if loss else "", merged.fed)
+    return Step(step, state, batch, results, results[0] if loss else "", merged.fed, only_read)
 
 
 def _gradient_names(model: ir.Model, algorithm: onnx.GraphProto, bound: Mapping[str, str]) -> tuple[set[str], str]:
