@@ -80,23 +80,36 @@ def on_path(
 
 
 def prepare(
-    nodes: Sequence[ir.Node], wrt: Sequence[ir.Value], of: Sequence[ir.Value], builder: Builder
+    nodes: Sequence[ir.Node],
+    wrt: Sequence[ir.Value],
+    of: Sequence[ir.Value],
+    builder: Builder,
+    reverse: bool = False,
 ) -> list[ir.Node]:
     """The nodes to differentiate: those on the path, each with a rule.
 
-    An operator without a rule is replaced, in its graph, by the specification's own function body.
+    An operator without a rule is replaced, in its graph, by the specification's own function body; for reverse
+    mode, one with a rule by what the rule has instead of it.
     Raises NoRule or NoDerivative, before anything is written, naming every obstacle.
     """
     nodes = list(nodes)
     while True:
         wrt, of = [builder.now(v) for v in wrt], [builder.now(v) for v in of]
         path = on_path(nodes, wrt, of, builder)
-        bodies = {node: body for node in path if rule_of(node, builder) is None and (body := expand(builder, node))}
+        bodies = {node: body for node in path if (body := _instead(node, builder, reverse))}
         if not bodies:
             break
         nodes = [n for node in nodes for n in bodies.get(node, [node])]
     refuse([n for n in path if obstacle(n, builder)], path, wrt, of, builder)
     return path
+
+
+def _instead(node: ir.Node, builder: Builder, reverse: bool) -> list[ir.Node] | None:
+    """The nodes that took the place of `node`, if any did."""
+    rule = rule_of(node, builder)
+    if rule is None:
+        return expand(builder, node)
+    return rule.rewrite(builder, node) if reverse and rule.rewrite is not None else None
 
 
 def obstacle(node: ir.Node, builder: Builder) -> str:

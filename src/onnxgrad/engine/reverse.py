@@ -34,7 +34,7 @@ def reverse(
     Returns:
         The cotangent of each of `wrt`; one that `seeds` do not depend on is absent.
     """
-    path = prepare(nodes, wrt, list(seeds), builder)
+    path = prepare(nodes, wrt, list(seeds), builder, reverse=True)
     targets = [builder.now(v) for v in wrt]
     active = active_values(path, targets, builder)
     terms: dict[ir.Value, list[Var]] = {builder.now(value): [seed] for value, seed in seeds.items()}

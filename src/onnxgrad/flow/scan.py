@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnxgrad.flow.pulling import pull
 from onnxgrad.flow.pushing import push
+from onnxgrad.flow.segments import in_segments
 from onnxgrad.ir import Var
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule
@@ -15,13 +16,13 @@ def _push(op: Op, tangents: object) -> list[Var | None]:
     return push(op)
 
 
-@rule("Scan", jvp=_push)
+@rule("Scan", jvp=_push, rewrite=in_segments)
 def scan(op: Op, g: object) -> dict[ir.Value, Var]:
     """(sₜ₊₁, yₜ) = f(sₜ, xₜ, c): last step first, (sₜ̄, xₜ̄, c̄ₜ) = (∂f)ᵀ(sₜ₊₁̄, yₜ̄); c̄ = Σ c̄ₜ"""
     return pull(op, g)
 
 
-@rule("Loop", jvp=_push)
+@rule("Loop", jvp=_push, rewrite=in_segments)
 def loop(op: Op, g: object) -> dict[ir.Value, Var]:
     """(sₜ₊₁, yₜ) = f(t, sₜ, c) while a condition holds: as for Scan, over the steps that were made"""
     return pull(op, g)

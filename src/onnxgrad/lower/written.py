@@ -53,8 +53,13 @@ def attribute(b: Builder, node: ir.Node, name: str) -> Any:
 def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
     """Replace `node`, in its graph, by what is written here for it; the new nodes, or None if nothing is."""
     lower = written_out(node.op_type, node.domain)
+    return None if lower is None else replace(builder, node, lower)
+
+
+def replace(builder: Builder, node: ir.Node, lower: Lowering) -> list[ir.Node] | None:
+    """Replace `node`, in its graph, by what `lower` writes; the new nodes."""
     graph = node.graph
-    if lower is None or not isinstance(graph, ir.Graph):
+    if not isinstance(graph, ir.Graph):
         return None
     b = builder.nested(graph)
     taken: set[ir.Value] = set()

@@ -45,7 +45,11 @@ def _parameters(function: Function) -> int:
 
 @dataclass
 class Rule:
-    """One operator's derivative. `wrt` holds the inputs that have one (None: every float input)."""
+    """One operator's derivative. `wrt` holds the inputs that have one (None: every float input).
+
+    `rewrite` is ``f(builder, node)``, asked before reverse mode: it may put other nodes in the place of `node`, of
+    the same value, and returns them, or None.
+    """
 
     kind: str
     function: Function | None = None
@@ -55,6 +59,7 @@ class Rule:
     bias: int | None = None
     reason: str = ""
     derive_jvp: bool = False
+    rewrite: Callable[..., Any] | None = None
 
     @contextmanager
     def without_jvp(self) -> Iterator[None]:
@@ -311,11 +316,12 @@ def rule(
     *names: str,
     wrt: tuple[int, ...] | None = None,
     jvp: Function | None = None,
+    rewrite: Callable[..., Any] | None = None,
     domain: str = "",
     since: int = 1,
 ):
     """``f(op, g, *xs, *ys)`` → the VJP; `jvp` is ``f(op, tangents, *xs, *ys)`` → tangents of the outputs."""
-    return _decorator(names, domain, since, kind="rule", wrt=wrt, jvp_function=jvp)
+    return _decorator(names, domain, since, kind="rule", wrt=wrt, jvp_function=jvp, rewrite=rewrite)
 
 
 def zero(*names: str, domain: str = "", since: int = 1, reason: str = "the output is piecewise constant") -> None:
