@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 from onnxgrad.errors import BadInput, TrainingError
-from onnxgrad.training.checkpoint import Checkpoint, check_state_fits, replacing
+from onnxgrad.training.checkpoint import Checkpoint, check_state_fits, previous, replacing
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int64, np.int32, np.int16, np.int8]
 DTYPES += [np.uint64, np.uint32, np.uint16, np.uint8, np.bool_]
@@ -107,3 +107,28 @@ def test_the_package_may_be_missing(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "safetensors.numpy", None)
     with pytest.raises(BadInput, match=r"pip install 'onnxgrad\[train\]'"):
         Checkpoint({}, {}, "").save(tmp_path / "c")
+
+
+def test_the_previous_one_is_kept_and_offered(tmp_path):
+    path = tmp_path / "c.safetensors"
+    for step in (1, 2, 3):
+        Checkpoint(state(), {"step": step}, "abc").save(path, keep=True)
+    assert sorted(os.listdir(tmp_path)) == ["c.previous.safetensors", "c.safetensors"]
+    assert Checkpoint.load(previous(path)).run["step"] == 2
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(BadInput, match=r"c\.safetensors' is damaged(.|\n)*of step 2, is whole: rename"):
+        Checkpoint.load(path)
+    previous(path).write_bytes(b"nothing")
+    with pytest.raises(BadInput) as caught:
+        Checkpoint.load(path)
+    assert "whole" not in str(caught.value)
+
+
+def test_without_hard_links_the_previous_one_is_a_copy(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise OSError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    for step in (1, 2):
+        Checkpoint(state(), {"step": step}, "abc").save(tmp_path / "c.safetensors", keep=True)
+    assert Checkpoint.load(tmp_path / "c.previous.safetensors").run["step"] == 1

@@ -15,9 +15,10 @@ from onnxgrad.door import save_model
 from onnxgrad.errors import BadInput, TrainingError
 from onnxgrad.runtime import Options
 from onnxgrad.training import Interrupted, Trainer, attach, compile_step
+from onnxgrad.training.callbacks import Callback
 from onnxgrad.training.checkpoint import FILE, Checkpoint
 from onnxgrad.training.metrics import Curve, History
-from onnxgrad.training.report import Bar, Lines, Silent
+from onnxgrad.training.report import Bar, Lines
 from onnxgrad.training.trainer import cosine
 from tests.training.models import blobs, classifier, trainable
 
@@ -28,15 +29,15 @@ def bits(state):
     return {name: array.tobytes() for name, array in state.items()}
 
 
-class Recorder(Silent):
+class Recorder(Callback):
     """Keeps the losses; may do something after a step."""
 
     def __init__(self, then=None, at=None):
         self.losses, self.then, self.at = [], then, at
 
-    def step(self, step, epoch, loss):
+    def step(self, run, loss):
         self.losses.append(loss)
-        if step == self.at:
+        if run.step_count == self.at:
             self.then()
 
 
@@ -68,7 +69,7 @@ def onnx_bytes(model):
 def test_the_training_loss_of_an_epoch_is_the_mean_over_its_rows():
     recorder = Recorder()
     trainer = Trainer(trainable(), options=ONE)
-    history = trainer.fit(blobs(50), epochs=1, batch_size=20, reporter=recorder)
+    history = trainer.fit(blobs(50), epochs=1, batch_size=20, callbacks=[recorder])
     a, b, c = recorder.losses
     assert history.epochs[0]["loss"] == pytest.approx((20 * a + 20 * b + 10 * c) / 50)
 
@@ -113,17 +114,17 @@ def test_a_run_that_resumes_takes_the_same_steps(tmp_path, optimizer, at):
     options = {"epochs": 3, "batch_size": 16, "validation": test, "seed": 5, "schedule": cosine}
     whole = Trainer(trainable(optimizer), options=ONE)
     recorder = Recorder()
-    expected = whole.fit(data, reporter=recorder, **options)
+    expected = whole.fit(data, callbacks=[recorder], **options)
 
     first = Trainer(trainable(optimizer), options=ONE)
     interrupt = Recorder(lambda: signal.raise_signal(signal.SIGINT), at)
     with pytest.raises(Interrupted) as caught:
-        first.fit(data, checkpoint=tmp_path, reporter=interrupt, **options)
+        first.fit(data, checkpoint=tmp_path, callbacks=[interrupt], **options)
     assert caught.value.step == at
     assert str(tmp_path / FILE) in str(caught.value)
     second = Trainer(trainable(optimizer), options=ONE)
     rest = Recorder()
-    history = second.fit(data, checkpoint=tmp_path, resume=True, reporter=rest, **options)
+    history = second.fit(data, checkpoint=tmp_path, resume=True, callbacks=[rest], **options)
     assert interrupt.losses + rest.losses == recorder.losses
     assert bits(second.state()) == bits(whole.state())
     assert history.curve == expected.curve
@@ -193,7 +194,7 @@ def test_a_second_interrupt_stops_at_once():
         signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        trainer.fit(blobs(), reporter=Recorder(twice, 2))
+        trainer.fit(blobs(), callbacks=[Recorder(twice, 2)])
     assert not isinstance(caught.value, Interrupted)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -325,7 +326,7 @@ def test_what_is_shown(terminal):
     console = Console(file=open(os.devnull, "w"), force_terminal=terminal, record=True, width=120)  # noqa: SIM115
     shown = (Bar if terminal else Lines)(console)
     shown.PERIOD = 0.0
-    Trainer(trainable(), options=ONE).fit(blobs(), epochs=2, validation=blobs(seed=1), reporter=shown)
+    Trainer(trainable(), options=ONE).fit(blobs(), epochs=2, validation=blobs(seed=1), callbacks=[shown])
     text = console.export_text()
     for word in ("epoch 1/2", "epoch 2/2", "loss", "accuracy", "steps/s"):
         assert word in text

@@ -4,7 +4,7 @@ The tensors are the state of the step; the header carries one JSON document with
 (steps, epoch, rows already seen), how rows are drawn (seed, batch size, number of rows), the metrics so
 far, and a fingerprint of the step graph. It is one file, so it cannot be half old and half new: it is
 written beside its place, flushed to the disk, and renamed. A run killed at any moment leaves the last
-checkpoint whole.
+checkpoint whole. The one before is kept beside it: should the disk damage the newest, the message says so.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput, TrainingError
 
 FILE = "checkpoint.safetensors"
+PREVIOUS = ".previous"
 _KEY = "onnxgrad.checkpoint"
 _VERSION = 1
 
@@ -61,8 +63,8 @@ class Checkpoint:
     run: dict[str, Any] = field(default_factory=dict)
     step_graph: str = ""
 
-    def save(self, path: Path) -> None:
-        """Write it to `path`, all or nothing.
+    def save(self, path: Path, *, keep: bool = False) -> None:
+        """Write it to `path`, all or nothing; `keep` what was there as the previous one.
 
         Raises:
             TrainingError: the state is not finite. BadInput: the place cannot be written.
@@ -75,6 +77,10 @@ class Checkpoint:
         about = {"version": _VERSION, "step_graph": self.step_graph, "run": self.run}
         with replacing(path) as file:
             safetensors.numpy.save_file(self.state, file, {_KEY: json.dumps(about)})
+            if keep and path.exists():
+                with replacing(previous(path)) as old:
+                    old.unlink()
+                    _link(path, old)
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
@@ -95,7 +101,7 @@ class Checkpoint:
             size = int.from_bytes(data[:8], "little")
             header = json.loads(data[8 : 8 + size])
         except Exception as error:  # the library raises its own type, json and unicode theirs
-            raise BadInput(f"the checkpoint {str(path)!r} is damaged: {error}") from error
+            raise BadInput(f"the checkpoint {str(path)!r} is damaged: {error}{_offer(path)}") from error
         try:
             about = json.loads(header["__metadata__"][_KEY])
             version = about["version"]
@@ -108,6 +114,31 @@ class Checkpoint:
             flat = np.frombuffer(bytes(tensor["data"]), np.dtype(_DTYPES[tensor["dtype"]]))
             state[name] = flat.reshape(tensor["shape"]).copy()
         return cls(state, about["run"], about["step_graph"])
+
+
+def previous(path: Path) -> Path:
+    """Where the checkpoint before the one at `path` is kept."""
+    return path.with_name(path.stem + PREVIOUS + path.suffix)
+
+
+def _offer(path: Path) -> str:
+    """What else there is, if the checkpoint at `path` is no good."""
+    other = previous(path)
+    if path == other or path.stem.endswith(PREVIOUS) or not other.exists():
+        return ""
+    try:
+        step = Checkpoint.load(other).run["step"]
+    except (BadInput, KeyError):
+        return ""
+    return f"\n  hint: the one before it, of step {step}, is whole: rename {str(other)!r} to {path.name!r} to use it"
+
+
+def _link(path: Path, other: Path) -> None:
+    """Make `other` the same file as `path`; a copy where the file system has no links."""
+    try:
+        os.link(path, other)
+    except OSError:
+        shutil.copyfile(path, other)
 
 
 def fingerprint(model: ir.Model) -> str:
@@ -140,11 +171,23 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.chmod(0o666 & ~mask)  # as an ordinary file; temporary ones are private
         temporary.replace(path)
         temporary = None
+        _flush(path.parent)
     except OSError as error:
         raise BadInput(f"cannot write {str(path)!r}: {error.strerror or error}") from error
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def _flush(folder: Path) -> None:
+    """See to it that a rename in `folder` reaches the disk, where the system lets folders be opened for that."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    with suppress(OSError):
+        os.fsync(handle)
+    os.close(handle)
 
 
 def _library() -> Any:

@@ -69,13 +69,13 @@ class History:
             "training_loss": {"step": self.curve.steps, "loss": self.curve.means},
         }
         with replacing(path) as file:
-            file.write_text(json.dumps(_plain(document), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            file.write_text(json.dumps(plain(document), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """`value` with None for numbers that JSON has no words for."""
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -18,43 +18,15 @@ from rich.progress import (
 from rich.text import Text
 
 from onnxgrad.errors import BadInput
+from onnxgrad.training.callbacks import Callback
 from onnxgrad.training.checkpoint import replacing
 from onnxgrad.training.metrics import History
 
-
-class Reporter(Protocol):
-    """Hears what a run does."""
-
-    def start(self, steps: int, done: int, epochs: int) -> None:
-        """The run will take `steps` steps in `epochs` epochs; `done` are behind it."""
-
-    def step(self, step: int, epoch: int, loss: float) -> None:
-        """A step is done."""
-
-    def epoch(self, record: dict[str, Any], epochs: int) -> None:
-        """An epoch is done."""
-
-    def stop(self) -> None:
-        """The run ends, for whatever reason."""
+if TYPE_CHECKING:
+    from onnxgrad.training.run import Run
 
 
-class Silent:
-    """Shows nothing."""
-
-    def start(self, steps: int, done: int, epochs: int) -> None:
-        """Nothing."""
-
-    def step(self, step: int, epoch: int, loss: float) -> None:
-        """Nothing."""
-
-    def epoch(self, record: dict[str, Any], epochs: int) -> None:
-        """Nothing."""
-
-    def stop(self) -> None:
-        """Nothing."""
-
-
-class Bar(Silent):
+class Bar(Callback):
     """A progress bar with epoch, loss, steps per second and the time that is left."""
 
     PERIOD = 0.1  # seconds between updates: what it costs must not depend on how fast steps are
@@ -73,23 +45,24 @@ class Bar(Silent):
         )
         self._next = 0.0
 
-    def start(self, steps: int, done: int, epochs: int) -> None:
+    def start(self, run: Run) -> None:
         """Show the bar."""
-        self.epochs = epochs
-        self.task = self.progress.add_task("", total=steps, completed=done, epoch=f"1/{epochs}", loss="-")
+        where = f"{run.epoch + 1}/{run.epochs}"
+        self.task = self.progress.add_task("", total=run.steps, completed=run.step_count, epoch=where, loss="-")
         self.progress.start()
 
-    def step(self, step: int, epoch: int, loss: float) -> None:
+    def step(self, run: Run, loss: float) -> None:
         """Move the bar."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self.PERIOD
-            self.progress.update(self.task, completed=step, epoch=f"{epoch + 1}/{self.epochs}", loss=number(loss))
+            where = f"{run.epoch + 1}/{run.epochs}"
+            self.progress.update(self.task, completed=run.step_count, epoch=where, loss=number(loss))
 
-    def epoch(self, record: dict[str, Any], epochs: int) -> None:
+    def epoch(self, run: Run, record: dict[str, Any]) -> None:
         """Leave a line above the bar."""
         self.progress.update(self.task, completed=record["step"])
-        self.console.print(epoch_line(record, epochs), highlight=False)
+        self.console.print(epoch_line(record, run.epochs), highlight=False)
 
     def stop(self) -> None:
         """Take the bar away."""
@@ -102,7 +75,7 @@ class _Speed(ProgressColumn):
         return Text("" if speed is None else f"{speed:.0f} steps/s")
 
 
-class Lines(Silent):
+class Lines(Callback):
     """One line per epoch, and one every few seconds while an epoch lasts."""
 
     PERIOD = 10.0
@@ -110,29 +83,29 @@ class Lines(Silent):
     def __init__(self, console: Console) -> None:
         self.console = console
 
-    def start(self, steps: int, done: int, epochs: int) -> None:
+    def start(self, run: Run) -> None:
         """Remember when it began."""
-        self.steps, self.done, self.epochs = steps, done, epochs
+        self._done = run.step_count
         self._begin = time.monotonic()
         self._next = self._begin + self.PERIOD
 
-    def step(self, step: int, epoch: int, loss: float) -> None:
+    def step(self, run: Run, loss: float) -> None:
         """Print a line if the last one is old."""
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + self.PERIOD
-        speed = (step - self.done) / (now - self._begin)
-        left = (self.steps - step) / speed
+        speed = (run.step_count - self._done) / (now - self._begin)
+        left = (run.steps - run.step_count) / speed
         self._print(
-            f"epoch {epoch + 1}/{self.epochs}  step {step}/{self.steps}  loss {number(loss)}  "
+            f"epoch {run.epoch + 1}/{run.epochs}  step {run.step_count}/{run.steps}  loss {number(loss)}  "
             f"{speed:.0f} steps/s  {left:.0f} s left"
         )
 
-    def epoch(self, record: dict[str, Any], epochs: int) -> None:
+    def epoch(self, run: Run, record: dict[str, Any]) -> None:
         """Print its line."""
         self._next = time.monotonic() + self.PERIOD
-        self._print(epoch_line(record, epochs))
+        self._print(epoch_line(record, run.epochs))
 
     def _print(self, line: str) -> None:
         self.console.print(line, highlight=False, soft_wrap=True)
@@ -153,7 +126,7 @@ def epoch_line(record: dict[str, Any], epochs: int) -> str:
     return "  ".join([*parts, f"{record['steps_per_second']:.0f} steps/s"])
 
 
-def reporter(console: Console | None = None) -> Reporter:
+def reporter(console: Console | None = None) -> Callback:
     """A bar on a terminal, lines elsewhere; on standard error, which keeps standard output for results."""
     console = console or Console(stderr=True)
     return Bar(console) if console.is_terminal else Lines(console)

@@ -1,0 +1,303 @@
+"""The loop around a step: epochs, validation, checkpoints, callbacks, and stopping cleanly.
+
+Everything that decides what a step sees is a function of the seed and the epoch, so a run that goes on
+from a checkpoint takes the same steps, bit for bit, as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxgrad.errors import BadInput, TrainingError
+from onnxgrad.ir.builder import FLOATS
+from onnxgrad.training.callbacks import Callback
+from onnxgrad.training.checkpoint import FILE, Checkpoint, check_state_fits
+from onnxgrad.training.data import Data
+from onnxgrad.training.metrics import History
+
+if TYPE_CHECKING:
+    from onnxgrad.training.trainer import Trainer
+
+#: Which share of its learning rate a step takes, as a function of how much of the run is behind it (0 to 1).
+Schedule = Callable[[float], float]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, after the step at hand was finished and the state was kept."""
+
+    def __init__(self, step: int, checkpoint: Path | None) -> None:
+        self.step = step
+        self.checkpoint = checkpoint
+        kept = f"; the checkpoint is {str(checkpoint)!r}" if checkpoint else "; no checkpoint was asked for"
+        super().__init__(f"interrupted after step {step}{kept}")
+
+
+class Run:
+    """One call of `Trainer.fit`, as callbacks see it.
+
+    Attributes:
+        trainer: whose run it is.
+        epoch: epochs that are behind it.
+        epochs: how many it will take.
+        steps: how many steps it will take.
+        folder: of the checkpoint, if there is one.
+        rate_factors: the learning rate is multiplied by each of them; whoever has one puts it under a key of its own.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        data: Data,
+        validation: Data | None,
+        *,
+        epochs: int,
+        batch_size: int,
+        seed: int,
+        shuffle: bool,
+        schedule: Schedule | None,
+        folder: Path | None,
+        checkpoint_seconds: float,
+        callbacks: Sequence[Callback],
+    ) -> None:
+        self.trainer, self.data, self.validation = trainer, data, validation
+        self.epochs, self.batch_size, self.seed, self.shuffle = epochs, batch_size, seed, shuffle
+        self.schedule, self.folder, self.callbacks = schedule, folder, list(callbacks)
+        self.checkpoint = None if folder is None else folder / FILE
+        self.checkpoint_seconds = checkpoint_seconds
+        self.rows = len(data)
+        for f in trainer.fields:
+            if f.batch is not None:
+                self.batch_size = f.batch
+                self.rows = len(data) // f.batch * f.batch
+                if not self.rows:
+                    raise BadInput(f"the model takes batches of exactly {f.batch} rows; the data have {len(data)}")
+        self.per_epoch = -(-self.rows // self.batch_size)
+        self.steps = self.epochs * self.per_epoch
+        self.epoch, self.row = 0, 0
+        self.total, self.seconds = 0.0, 0.0
+        self.rate_factors: dict[int, float] = {}
+        self.finished = ""  # why the run ends before its last epoch
+        self._interrupted = False
+
+    # --- what callbacks may ask for ------------------------------------------------------------
+
+    @property
+    def step_count(self) -> int:
+        """Steps taken so far."""
+        return self.trainer.step_count
+
+    @property
+    def history(self) -> History:
+        """What was measured so far."""
+        return self.trainer.history
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the step graph."""
+        return self.trainer.fingerprint
+
+    def finish(self, why: str) -> None:
+        """End the run after this epoch, for this reason."""
+        self.finished = why
+
+    # --- the loop ------------------------------------------------------------------------------
+
+    @property
+    def drawing(self) -> dict[str, Any]:
+        """What decides which rows a step sees, beside its number."""
+        return {
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "batch_size": self.batch_size,
+            "rows": len(self.data),
+        }
+
+    def __call__(self, resume: bool) -> History:
+        """All of it."""
+        trainer = self.trainer
+        trainer.history = History(about={"settings": {**self.drawing, "epochs": self.epochs}})
+        trainer.step_count = 0
+        if resume:
+            self._resume()
+        elif self.checkpoint:
+            self._save(trainer.state())  # a place that cannot be written shows now, not after the first epoch
+        try:
+            for callback in self.callbacks:
+                callback.start(self)
+            with self._interruptible():
+                while self.epoch < self.epochs and not self.finished:
+                    self._run_epoch()
+            self.history.about["finished"] = True
+            if self.finished:
+                self.history.about["stopped"] = self.finished
+            for callback in self.callbacks:
+                callback.end(self)
+        finally:
+            for callback in self.callbacks:
+                callback.stop()
+        return trainer.history
+
+    def _run_epoch(self) -> None:
+        trainer, history = self.trainer, self.history
+        order = np.arange(len(self.data))
+        if self.shuffle:
+            order = self.data.order([self.seed, self.epoch], self.batch_size)
+        order = order[: self.rows]
+        begin = saved = time.monotonic()
+        kept = self.seconds
+        loss_name, machine = trainer.step.loss, trainer.machine
+        for batch in self.data.batches(self.batch_size, order, self.row):
+            self._set_rate()
+            loss = float(machine.step(batch)[loss_name])
+            trainer.step_count += 1
+            if not math.isfinite(loss):
+                raise TrainingError(
+                    f"the loss is {loss} at step {trainer.step_count} (epoch {self.epoch + 1}); "
+                    f"try a smaller learning rate{self._last_good()}"
+                )
+            size = len(next(iter(batch.values()))) if batch else self.batch_size
+            self.row += size
+            self.total += loss * size
+            history.curve.add(loss)
+            for callback in self.callbacks:
+                callback.step(self, loss)
+            now = time.monotonic()
+            self.seconds = kept + now - begin
+            if self._interrupted:
+                self._interrupt()
+            if now - saved > self.checkpoint_seconds and self.checkpoint:
+                self._save(trainer.state())
+                saved = time.monotonic()
+        self._end_epoch()
+        if self._interrupted:
+            self._interrupt()
+
+    def _end_epoch(self) -> None:
+        trainer = self.trainer
+        state = trainer.state()
+        self._check_finite(state)
+        record = {
+            "epoch": self.epoch + 1,
+            "step": trainer.step_count,
+            "loss": self.total / self.rows,
+            "seconds": self.seconds,
+            "steps_per_second": self.per_epoch / self.seconds if self.seconds else 0.0,
+        }
+        if self.validation:
+            measured = trainer.evaluation(state, self.validation, max(self.batch_size, 256))
+            record |= {f"validation_{what}": value for what, value in measured.items()}
+        self.history.epochs.append(record)
+        self.epoch, self.row = self.epoch + 1, 0
+        self.total, self.seconds = 0.0, 0.0
+        for callback in self.callbacks:
+            callback.epoch(self, record)
+        if self.checkpoint:
+            self._save(state)
+
+    def _set_rate(self) -> None:
+        if not self.schedule and not self.rate_factors:
+            return
+        held = self.trainer.machine.held
+        if not held:
+            raise BadInput("the model has no learning rate that could follow a schedule")
+        factor = self.schedule(self.step_count / self.steps) if self.schedule else 1.0
+        factor *= math.prod(self.rate_factors.values())
+        for name, array in held.items():
+            array[...] = self.trainer.step.rates[name].numpy() * factor
+
+    # --- keeping -------------------------------------------------------------------------------
+
+    def _save(self, state: dict[str, np.ndarray]) -> None:
+        assert self.checkpoint is not None
+        run = {
+            "step": self.trainer.step_count,
+            "epoch": self.epoch,
+            "row": self.row,
+            "total": self.total,
+            "seconds": self.seconds,
+            "drawing": self.drawing,
+            "finished": self.finished,
+            "callbacks": [[type(c).__name__, c.state()] for c in self.callbacks if c.state()],
+            "history": self.history.to_json(),
+        }
+        Checkpoint(state, run, self.fingerprint).save(self.checkpoint, keep=True)
+
+    def _resume(self) -> None:
+        if self.checkpoint is None:
+            raise BadInput("to resume, say in which folder the checkpoint is")
+        found = Checkpoint.load(self.checkpoint)
+        trainer = self.trainer
+        check_state_fits(found, trainer.initial, self.fingerprint, self.checkpoint)
+        for what, value in self.drawing.items():
+            old = found.run["drawing"].get(what)
+            if old != value:
+                raise BadInput(
+                    f"the checkpoint {str(self.checkpoint)!r} was written with {what.replace('_', ' ')} "
+                    f"{old}, not {value}; a run that resumes must draw its rows as before"
+                )
+        self._resume_callbacks(found.run["callbacks"])
+        trainer.machine.load_state(found.state)
+        trainer.step_count = found.run["step"]
+        about = trainer.history.about
+        trainer.history = History.of_json(found.run["history"])
+        trainer.history.about |= about
+        self.epoch, self.row = found.run["epoch"], found.run["row"]
+        self.total, self.seconds = found.run["total"], found.run["seconds"]
+        self.finished = found.run["finished"]
+
+    def _resume_callbacks(self, kept: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        remembering = [c for c in self.callbacks if c.state()]
+        if [name for name, _ in kept] != [type(c).__name__ for c in remembering]:
+            had = ", ".join(name for name, _ in kept) or "none"
+            raise BadInput(
+                f"the checkpoint {str(self.checkpoint)!r} was written by a run with other callbacks ({had}); "
+                "a run that resumes must be told the same"
+            )
+        for callback, (_, state) in zip(remembering, kept):
+            callback.load_state(state)
+
+    def _check_finite(self, state: dict[str, np.ndarray]) -> None:
+        for name, tensor in self.trainer.step.state.items():
+            if tensor.initial.dtype in FLOATS and not np.isfinite(state[name]).all():
+                if not np.isfinite(self.trainer.initial[name]).all():
+                    continue  # a mask, or a bound, that was infinite from the start
+                raise TrainingError(
+                    f"{name!r} is not finite after step {self.step_count} (epoch {self.epoch + 1}); "
+                    f"try a smaller learning rate{self._last_good()}"
+                )
+
+    def _last_good(self) -> str:
+        return f"; the last good checkpoint is {str(self.checkpoint)!r}" if self.checkpoint else ""
+
+    # --- stopping ------------------------------------------------------------------------------
+
+    def _interrupt(self) -> None:
+        if self.checkpoint:
+            self._save(self.trainer.state())
+        raise Interrupted(self.step_count, self.checkpoint)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Ctrl-C asks the run to stop after the step at hand; a second one stops it at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(signum: int, frame: Any) -> None:
+            signal.signal(signal.SIGINT, old)
+            self._interrupted = True
+
+        old = signal.signal(signal.SIGINT, ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, old)
