@@ -196,7 +196,7 @@ class Job:
                 resume=self.resume,
                 metrics=self.metrics,
                 plot=self.plot,
-                reporter=reporter(console(sys.stderr)),
+                callbacks=[reporter(console(sys.stderr))],
             )
         except Interrupted as e:
             error(f"{e}\n  hint: the same command with --resume goes on from there")
@@ -246,7 +246,7 @@ class Job:
         file = self.checkpoint / FILE
         if file.exists() and not self.resume and not self.restart:
             run = Checkpoint.load(file).run
-            if run["epoch"] < run["history"]["settings"]["epochs"]:
+            if not run["finished"] and run["epoch"] < run["history"]["settings"]["epochs"]:
                 raise BadInput(
                     f"{file} holds an unfinished run, at step {run['step']}\n"
                     "  hint: --resume goes on with it, --restart discards it"
