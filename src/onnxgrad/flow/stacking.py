@@ -1,78 +1,21 @@
-"""Nodes of a linear map, written once more for a stack of operands: the first axis is the direction.
+"""Nodes that depend on a direction, written once more for a stack of all directions: the first axis is the direction.
 
-A matrix that meets a vector in every step of a Scan meets a matrix here, which is many times faster. Derivatives are
-linear in their seed, so few operators suffice; where another occurs, the caller falls back on a Scan.
+A matrix that meets a vector in every step of a Scan meets a matrix here, which is many times faster. Each operator
+has its own stacked form (see `stacked`); If, Scan and Loop keep theirs, around stacked bodies, as long as the way they
+take does not depend on the direction. Nodes that have no stacked form become a Scan over the directions of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
+from onnxgrad.flow.bodies import copy_of, empty, formal, give
+from onnxgrad.flow.iteration import Iteration, Slot, loop, scan
+from onnxgrad.flow.stacked import SIZES, WRITE, Step, Unstackable, repeated
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.walk import subgraphs
-
-#: Writes the stacked form of a node.
-Write = Callable[["Step"], Var]
-
-
-class Unstackable(Exception):
-    """A node that has no stacked form here."""
-
-
-class Step:
-    """One node whose operands may be stacks."""
-
-    def __init__(
-        self,
-        b: Builder,
-        node: ir.Node,
-        stacks: Mapping[ir.Value, Var],
-        plain: Mapping[ir.Value, Var],
-        count: Var | list[int],
-    ) -> None:
-        self.b, self.node, self.count = b, node, count
-        self.stacked = [v in stacks for v in node.inputs if v is not None]
-        if len(self.stacked) != len(node.inputs):  # one is left out
-            raise Unstackable
-        self.values = [v for v in node.inputs if v is not None]
-        self.x = [stacks[v] if v in stacks else plain.get(v, Var(b, v)) for v in self.values]
-
-    def rank(self, i: int) -> int:
-        """The rank of operand `i`, without the direction."""
-        return _rank(self.values[i])
-
-    @property
-    def out_rank(self) -> int:
-        """The rank of the result, without the direction."""
-        return _rank(self.node.outputs[0])
-
-    def known(self, i: int) -> list[int]:
-        """What the vector operand `i` holds, which must be constant."""
-        held = None if i >= len(self.x) or self.stacked[i] else self.x[i].const
-        if held is None:
-            raise Unstackable
-        return [int(n) for n in held.reshape(-1)]
-
-    def only_first(self) -> Var:
-        """The first operand, which must be the only stack."""
-        if not self.stacked[0] or any(self.stacked[1:]):
-            raise Unstackable
-        return self.x[0]
-
-    def lifted(self, i: int, rank: int) -> Var:
-        """Operand `i` as one that broadcasts with stacks of this rank."""
-        missing = rank - self.rank(i)
-        if not self.stacked[i] or missing <= 0:
-            return self.x[i]
-        return self.b.Unsqueeze(self.x[i], list(range(1, missing + 1)))
-
-    def int_attr(self, name: str, default: int) -> int:
-        """An attribute of the node."""
-        a = self.node.attributes.get(name)
-        return default if a is None else a.as_int()
+from onnxgrad.ir.walk import reads, subgraphs
 
 
 def stack(
@@ -85,165 +28,271 @@ def stack(
     """The stacks of `wanted`, from those of other values (`seeds`), as `nodes` compute them.
 
     Raises:
-        Unstackable: a node has no stacked form; what was written so far is left to be pruned.
+        Unstackable: it takes values of unknown rank, or sequences; what was written so far is left to be pruned.
     """
-    stacks = dict(seeds)
-    plain: dict[ir.Value, Var] = {}
-    first = next(iter(seeds.values())).value.shape[:1]  # type: ignore[index]
-    for node in nodes:
-        if node.domain or subgraphs(node):
+    first = next(iter(seeds.values())).value.shape[0]  # type: ignore[index]
+    s = Stacking(builder, dict(seeds), {}, count, first)
+    s.write(nodes, wanted)
+    return [s.stack_of(v) for v in wanted]
+
+
+class Stacking:
+    """The nodes of one graph on their way into stacks.
+
+    Attributes:
+        stacks: what differs between directions, for all of them.
+        plain: what does not, but had to be written again; other values are there as they are.
+    """
+
+    def __init__(
+        self,
+        builder: Builder,
+        stacks: dict[ir.Value, Var],
+        plain: dict[ir.Value, Var],
+        count: Var | list[int],
+        first: int | ir.SymbolicDim,
+    ) -> None:
+        self.b, self.stacks, self.plain, self.count, self.first = builder, stacks, plain, count, first
+
+    def inside(self, builder: Builder) -> Stacking:
+        """The same for a graph inside a node."""
+        stacks, plain = ({v: builder.var(x.value) for v, x in held.items()} for held in (self.stacks, self.plain))
+        return Stacking(builder, stacks, plain, self.count, self.first)
+
+    def plain_of(self, value: ir.Value) -> Var:
+        """`value`, which is the same in all directions."""
+        if value in self.stacks:
             raise Unstackable
-        if not any(v in stacks for v in node.inputs if v is not None):
-            plain |= zip(node.outputs, _again(builder, node, plain))  # it follows from sizes alone
-            continue
-        (out,) = node.outputs if len(node.outputs) == 1 else (None,)
-        if out is None or (node.op_type not in _WRITE and node.op_type != "Shape"):
+        return self.plain.get(value, self.b.var(value))
+
+    def stack_of(self, value: ir.Value) -> Var:
+        """`value` in all directions."""
+        return self.stacks[value] if value in self.stacks else self._repeated(value)
+
+    def _repeated(self, value: ir.Value) -> Var:
+        if not isinstance(value.type, ir.TensorType):
             raise Unstackable
-        step = Step(builder, node, stacks, plain, count)
-        if node.op_type == "Shape":
-            plain[out] = _shape(step)
-            continue
-        y = stacks[out] = _WRITE[node.op_type](step)
-        if y.value.producer() is not None and out.shape is not None:
-            assert y.shape is None or y.rank == len(out.shape) + 1, f"{node.op_type} gave a stack of shape {y.shape}"
-            y.value.shape = ir.Shape([*first, *out.shape])
-    return [stacks[v] if v in stacks else _repeated(builder, plain.get(v, Var(builder, v)), count) for v in wanted]
+        return repeated(self.b, self.plain_of(value), self.count)
 
+    def write(self, nodes: Sequence[ir.Node], wanted: Sequence[ir.Value]) -> None:
+        """Write `nodes`, which lead to `wanted`."""
+        readers: dict[ir.Value, list[ir.Node]] = {}
+        for node in nodes:
+            for v in reads(node):
+                readers.setdefault(v, []).append(node)
+        ends, waiting = set(wanted), _Waiting()
 
-def _again(b: Builder, node: ir.Node, plain: Mapping[ir.Value, Var]) -> tuple[Var, ...]:
-    """The same node, which is the same in all directions."""
-    inputs = [plain[v].value if v is not None and v in plain else v for v in node.inputs]
-    return b.append(ir.Node("", node.op_type, inputs, node.attributes.values(), num_outputs=len(node.outputs)))
+        def loops() -> None:
+            self._scan(waiting.nodes, [v for v in waiting.given if v in ends or waiting.is_read_by(readers.get(v, ()))])
+            waiting.clear()
 
+        for node in nodes:
+            operands = reads(node)
+            held = any(v in waiting.given for v in operands)
+            if not held and not any(v in self.stacks for v in operands):
+                self._again(node)
+            elif held and node.op_type not in _WRITTEN:
+                waiting.add(node)
+            else:
+                if held:
+                    loops()
+                try:
+                    self._write(node)
+                except Unstackable:
+                    waiting.add(node)
+        if waiting.nodes:
+            loops()
 
-def _rank(value: ir.Value) -> int:
-    if value.shape is None:
-        raise Unstackable
-    return len(value.shape)
-
-
-def _repeated(b: Builder, x: Var, count: Var | list[int]) -> Var:
-    """A stack of nothing but `x`."""
-    return b.Expand(x, b.join(count, b.shape_of(x)))
-
-
-# --- the operators ---------------------------------------------------------------------------------
-
-
-def _shape(s: Step) -> Var:
-    """The sizes of one: they are no stack."""
-    rank = s.rank(0)
-    start, end, _ = slice(s.int_attr("start", 0), s.int_attr("end", rank)).indices(rank)
-    return s.b.Shape(s.x[0], start=start + 1, end=max(start, end) + 1)
-
-
-def _elementwise(s: Step) -> Var:
-    rank = max(s.rank(i) for i in range(len(s.x)))
-    return s.b.emit(s.node.op_type, *(s.lifted(i, rank) for i in range(len(s.x))), **_attributes(s.node))
-
-
-def _matmul(s: Step) -> Var:
-    (a, b), (n, m) = s.x, (s.rank(0), s.rank(1))
-    if all(s.stacked):
-        if min(n, m) < 2:
+    def _write(self, node: ir.Node) -> None:
+        if node.domain or node.op_type not in _WRITTEN:
             raise Unstackable
-        return s.lifted(0, max(n, m)) @ s.lifted(1, max(n, m))
-    if s.stacked[0]:
-        if m > 2 and n < 2:
+        if node.op_type == "If":
+            self._branch(node)
+        elif node.op_type in ("Scan", "Loop"):
+            self._iterate(node)
+        else:
+            step = Step(self.b, node, self.stacks, self.plain, self.count)
+            if node.op_type in SIZES:
+                self.plain[node.outputs[0]] = SIZES[node.op_type](step)
+                return
+            found = WRITE[node.op_type](step)
+            self._keep(node.outputs, [found] if isinstance(found, Var) else found)
+
+    def _keep(self, values: Iterable[ir.Value], found: Iterable[Var]) -> None:
+        """Note the stacks of `values`, and their shapes."""
+        for value, y in zip(values, found):
+            self.stacks[value] = y
+            if y.value.producer() is not None and value.shape is not None:
+                assert y.shape is None or y.rank == len(value.shape) + 1, f"{value.name}: a stack of shape {y.shape}"
+                y.value.shape = ir.Shape([self.first, *value.shape])
+
+    # --- what is the same in all directions --------------------------------------------------------
+
+    def _again(self, node: ir.Node) -> None:
+        """The same node once more."""
+        inputs = [None if v is None else self.plain_of(v).value for v in node.inputs]
+        attributes = [self._copied(a) for a in node.attributes.values()]
+        new = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
+        for value, old in zip(new.outputs, node.outputs):
+            value.type, value.shape = old.type, old.shape
+        self.plain |= zip(node.outputs, self.b.append(new))
+
+    def _copied(self, a: ir.Attr) -> ir.Attr:
+        if a.type == ir.AttributeType.GRAPH:
+            _, graph = copy_of(self.b, a.as_graph())
+            self._read_plain(graph)
+            return ir.AttrGraph(a.name, graph)
+        return a
+
+    def _read_plain(self, graph: ir.Graph) -> None:
+        """Have `graph` read what was written again, in place of the original."""
+        for node in graph:
+            for i, v in enumerate(node.inputs):
+                if v in self.plain:
+                    node.replace_input_with(i, self.plain[v].value)
+            for inner in subgraphs(node):
+                self._read_plain(inner)
+        for i, v in enumerate(graph.outputs):
+            if v in self.plain:
+                graph.outputs[i] = self.plain[v].value
+
+    # --- a loop over the directions ----------------------------------------------------------------
+
+    def _scan(self, nodes: Sequence[ir.Node], given: Sequence[ir.Value]) -> None:
+        """Run `nodes`, of which only `given` is needed, in a Scan over the directions."""
+        own = {v for node in nodes for v in node.outputs}
+        read = dict.fromkeys(v for node in nodes for v in reads(node) if v not in own and v in self.stacks)
+        if any(not isinstance(v.type, ir.TensorType) or v.shape is None for v in (*given, *read)):
             raise Unstackable
-        return (a if n == 1 else s.lifted(0, max(n, m))) @ b
-    if m == 1:  # a column for each direction: together, the rows of a matrix
-        if n > 2:
+        inner, body = empty(self.b, "directions")
+        inside = self.inside(inner)
+        inside.stacks.clear()
+        for v in read:
+            inside.plain[v] = formal(inner, v, v.name or "direction")
+            body.inputs.append(inside.plain[v].value)
+        for node in nodes:
+            inside._again(node)
+        give(inner, [inside.plain[v] for v in given])
+        pieces = [(self.stack_of(v), Slot()) for v in read]
+        self._keep(given, scan(self.b, body, [], pieces, [Slot()] * len(given)))
+
+    # --- control flow ------------------------------------------------------------------------------
+
+    def _branch(self, node: ir.Node) -> None:
+        condition = self.plain_of(node.inputs[0])  # type: ignore[arg-type]
+        branches = []
+        for name in ("then_branch", "else_branch"):
+            inner, graph = empty(self.b, name)
+            branch = node.attributes[name].as_graph()
+            inside = self.inside(inner)
+            inside._fill(branch)
+            give(inner, [inside.stack_of(v) for v in branch.outputs])
+            branches.append(ir.AttrGraph(name, graph))
+        new = ir.Node("", "If", [condition.value], branches, num_outputs=len(node.outputs))
+        self._set_shapes(new.outputs, node.outputs)
+        self._keep(node.outputs, self.b.append(new))
+
+    def _fill(self, graph: ir.Graph) -> None:
+        """Write everything that `graph` holds."""
+        for value in graph.initializers.values():
+            if value.const_value is None:
+                raise Unstackable
+            self.plain[value] = self.b.const(value.const_value.numpy())
+        self.write(list(graph), list(graph.outputs))
+
+    def _iterate(self, node: ir.Node) -> None:
+        """A Scan or Loop whose states and slices are stacks where they differ between directions."""
+        it = Iteration.of(node)
+        lead = [None if v is None else self.plain_of(v).value for v in node.inputs[: it.lead]]
+        moved = self._moved(it)
+        inner, body = empty(self.b, "body")
+        inside = self.inside(inner)
+        for value in it.body.inputs:
+            new = formal(inner, value, value.name or "state")
+            if value in moved:
+                if value.shape is None:
+                    raise Unstackable
+                new.value.shape = ir.Shape([self.first, *value.shape])
+                inside.stacks[value] = new
+            else:
+                inside.plain[value] = new
+            body.inputs.append(new.value)
+        inside._fill(it.body)
+        is_state = [False] * it.head + [True] * it.count + [False] * len(it.outs)
+        states = dict(zip(it.following, it.states))
+        stacked = [states[v] in moved if s else v in moved for v, s in zip(it.body.outputs, is_state)]
+        if any(stacked[: it.head]):
             raise Unstackable
-        return b @ (a if n == 1 else s.b.Transpose(a, perm=[1, 0]))
-    return a @ s.lifted(1, max(n, m))
+        give(inner, [inside.stack_of(v) if s else inside.plain_of(v) for v, s in zip(it.body.outputs, stacked)])
+        initial = [self.stack_of(o) if s in moved else self.plain_of(o) for s, o in zip(it.states, it.initial)]
+        if it.lead:
+            found = loop(self.b, body, lead[0], lead[1], initial)
+        else:
+            pieces = [self._piece(o, slot, s in moved) for s, o, slot in zip(it.slices, it.scanned, it.ins)]
+            outs = [Slot(0, slot.backwards) for slot in it.outs]
+            found = scan(self.b, body, initial, pieces, outs)
+        for i, (value, y, is_stack) in enumerate(zip(node.outputs, found, stacked[it.head :])):
+            if i >= it.count:
+                y = self._collected(y, it.outs[i - it.count], is_stack, value)
+            if is_stack:
+                self._keep([value], [y])
+            else:
+                self.plain[value] = y
+
+    def _moved(self, it: Iteration) -> set[ir.Value]:
+        """What differs between directions inside the body, at some step."""
+        start = {i for i, o in it.formals() if o in self.stacks}
+        while True:
+            moved = start | set(self.stacks)
+            for node in it.body:
+                if node.op_type not in SIZES and any(v in moved for v in reads(node)):
+                    moved.update(node.outputs)
+            more = {s for s, after in zip(it.states, it.following) if after in moved}
+            if more <= start:
+                return moved
+            start |= more
+
+    def _piece(self, value: ir.Value, slot: Slot, is_stack: bool) -> tuple[Var, Slot]:
+        """A scan input, with its slices along the first axis."""
+        if not is_stack:
+            return self.plain_of(value), slot
+        x = self.stack_of(value)
+        at = slot.axis % (x.rank - 1) + 1
+        return self.b.Transpose(x, perm=[at, *(i for i in range(x.rank) if i != at)]), Slot(0, slot.backwards)
+
+    def _collected(self, y: Var, slot: Slot, is_stack: bool, like: ir.Value) -> Var:
+        """A scan output, whose slices lie along the first axis, as they were meant to. (A Scan can stack along any
+        axis, but ONNX Runtime dies if another is empty.)"""
+        if like.shape is None and (is_stack or slot.axis):
+            raise Unstackable
+        rank, at = len(like.shape or ()), 0 if like.shape is None else slot.axis % max(len(like.shape), 1)
+        perm = list(range(1, rank + is_stack))  # the direction, if any, and the axes of a slice
+        perm.insert(at + is_stack, 0)
+        return self.b.Transpose(y, perm=perm) if perm != list(range(len(perm))) else y
+
+    def _set_shapes(self, values: Iterable[ir.Value], likes: Iterable[ir.Value]) -> None:
+        for value, like in zip(values, likes):
+            value.type = like.type
+            value.shape = None if like.shape is None else ir.Shape([self.first, *like.shape])
 
 
-def _gemm(s: Step) -> Var:
-    if len(s.x) != 2:
-        raise Unstackable
-    turned = []
-    for i, name in enumerate(("transA", "transB")):
-        perm = [0, 2, 1] if s.stacked[i] else [1, 0]
-        turned.append(s.b.Transpose(s.x[i], perm=perm) if s.int_attr(name, 0) else s.x[i])
-    alpha = s.node.attributes.get("alpha")
-    return (turned[0] @ turned[1]) * (1.0 if alpha is None else alpha.as_float())
+class _Waiting:
+    """Nodes without a stacked form, which will share a Scan."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.nodes: list[ir.Node] = []
+        self.given: dict[ir.Value, None] = {}
+
+    def add(self, node: ir.Node) -> None:
+        self.nodes.append(node)
+        self.given |= dict.fromkeys(node.outputs)
+
+    def is_read_by(self, nodes: Sequence[ir.Node]) -> bool:
+        """Whether any of `nodes` does not wait as well."""
+        return any(n not in self.nodes for n in nodes)
 
 
-def _transpose(s: Step) -> Var:
-    perm = s.node.attributes.get("perm")
-    axes = list(perm.as_ints()) if perm is not None else list(range(s.rank(0)))[::-1]
-    return s.b.Transpose(s.x[0], perm=[0, *(p + 1 for p in axes)])
-
-
-def _reshape(s: Step) -> Var:
-    x = s.only_first()
-    return s.b.Reshape(x, s.b.join(s.count, s.x[1]), allowzero=s.int_attr("allowzero", 0) or None)
-
-
-def _expand(s: Step) -> Var:
-    s.only_first()
-    if s.x[1].shape != (s.out_rank,):
-        raise Unstackable
-    return s.b.Expand(s.lifted(0, s.out_rank), s.b.join(s.count, s.x[1]))
-
-
-def _reduce(s: Step) -> Var:
-    x = s.only_first()
-    axes = s.known(1) if len(s.x) > 1 else []
-    if not axes:
-        if s.int_attr("noop_with_empty_axes", 0):
-            return x
-        axes = list(range(s.rank(0)))
-    if not axes:  # of a scalar
-        return x
-    return s.b.emit(s.node.op_type, x, _shifted(axes, s.rank(0)), keepdims=s.int_attr("keepdims", 1))
-
-
-def _unsqueeze(s: Step) -> Var:
-    return s.b.Unsqueeze(s.only_first(), _shifted(s.known(1), s.out_rank))
-
-
-def _squeeze(s: Step) -> Var:
-    return s.b.Squeeze(s.only_first(), _shifted(s.known(1), s.rank(0)))
-
-
-def _slice(s: Step) -> Var:
-    x = s.only_first()
-    axes = s.known(3) if len(s.x) > 3 else list(range(len(s.known(1))))
-    return s.b.Slice(x, s.x[1], s.x[2], _shifted(axes, s.rank(0)), *s.x[4:])
-
-
-def _concat(s: Step) -> Var:
-    parts = [x if s.stacked[i] else _repeated(s.b, x, s.count) for i, x in enumerate(s.x)]
-    return s.b.Concat(*parts, axis=_shifted([s.int_attr("axis", 0)], s.rank(0))[0])
-
-
-def _gather(s: Step) -> Var:
-    x = s.only_first()
-    return s.b.Gather(x, s.x[1], axis=_shifted([s.int_attr("axis", 0)], s.rank(0))[0])
-
-
-def _shifted(axes: Sequence[int], rank: int) -> list[int]:
-    """The same axes of a stack."""
-    return [axis % rank + 1 for axis in axes]
-
-
-def _attributes(node: ir.Node) -> dict[str, Any]:
-    return dict(node.attributes.items())
-
-
-_WRITE: dict[str, Write] = {
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Neg", "Sum", "Where", "Cast", "Identity"), _elementwise),
-    **dict.fromkeys(("ReduceSum", "ReduceMean"), _reduce),
-    "MatMul": _matmul,
-    "Gemm": _gemm,
-    "Transpose": _transpose,
-    "Reshape": _reshape,
-    "Expand": _expand,
-    "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze,
-    "Slice": _slice,
-    "Concat": _concat,
-    "Gather": _gather,
-}
+_WRITTEN = {*WRITE, *SIZES, "If", "Scan", "Loop"}
