@@ -140,19 +140,25 @@ def check_plot() -> None:
         raise BadInput("plots need the package matplotlib: pip install 'onnxgrad[train]'") from error
 
 
-def plot(history: History, path: Path, title: str = "") -> None:
-    """Draw the loss and the accuracy over the steps into a PNG file, all or nothing."""
+def curves(history: History, title: str = "") -> Any:
+    """A figure of the loss, and of whatever else was measured of the validation data, over the steps.
+
+    Raises:
+        BadInput: the package matplotlib is missing.
+    """
     check_plot()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     ends = [e["step"] for e in history.epochs]
-    panels = [("loss", "validation_loss")]
-    if any("validation_accuracy" in e for e in history.epochs):
-        panels.append(("accuracy", "validation_accuracy"))
-    figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
+    measured = dict.fromkeys(k for e in history.epochs for k in e if k.startswith("validation_"))
+    panels = [("loss", "validation_loss"), *((k[11:], k) for k in measured if k != "validation_loss")]
+    figure = Figure(figsize=(5 * min(len(panels), 3), 3.6 * -(-len(panels) // 3)), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, (what, key) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+    grid = figure.subplots(-(-len(panels) // 3), min(len(panels), 3), squeeze=False).ravel()
+    for axes in grid[len(panels) :]:
+        axes.set_visible(False)
+    for axes, (what, key) in zip(grid, panels):
         if what == "loss":
             axes.plot(history.curve.steps, history.curve.means, color="0.75", label="training, per step")
             axes.plot(ends, [e["loss"] for e in history.epochs], label="training, per epoch")
@@ -162,10 +168,16 @@ def plot(history: History, path: Path, title: str = "") -> None:
         if what == "loss" and min(history.curve.means, default=0) > 0:
             axes.set_yscale("log")
         axes.set_xlabel("step")
-        axes.set_ylabel(what)
+        axes.set_ylabel(what.replace("_", " "))
         axes.grid(alpha=0.3)
         axes.legend()
     if title:
         figure.suptitle(title)
+    return figure
+
+
+def plot(history: History, path: Path, title: str = "") -> None:
+    """Draw `curves` into a PNG file, all or nothing."""
+    figure = curves(history, title)
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=120)
