@@ -1,0 +1,159 @@
+"""Functions whose derivative is a Python function: given by the user, or by calling them again.
+
+On the tape such a function is one opaque node. The backward pass stops there, calls the Python function, and goes on;
+what that computes is on the tapes of the transforms around, so it nests like everything else.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.eager import trees
+from onnxgrad.eager.array import Array, as_array
+from onnxgrad.eager.operators import Operator, Part
+from onnxgrad.eager.tape import Node, exporting
+from onnxgrad.errors import BadInput
+
+Function = Callable[..., Any]
+
+
+class Opaque(Operator):
+    """A call of a Python function that has its own derivative.
+
+    Attributes:
+        backward: from the cotangents of its outputs to those of its operands.
+        kinds: dtype and shape of each output.
+    """
+
+    __slots__ = ("backward", "kinds")
+    opaque = True
+
+    def __init__(self, backward: Callable[[list[Array]], Sequence[Array | None]], kinds: Sequence[tuple]) -> None:
+        super().__init__("Opaque", id(self))
+        self.backward = backward
+        self.kinds = kinds
+
+    def pull_back(self, cotangents: Sequence[Array | None]) -> Sequence[Array | None]:
+        """The cotangents of the operands."""
+        whole = [Array(np.zeros(s, d)) if g is None else g for g, (d, s) in zip(cotangents, self.kinds)]
+        return self.backward(whole)
+
+
+class _Output(Part):
+    """One output of an opaque node: its cotangent waits for those of the others."""
+
+    __slots__ = ()
+    opaque = True
+
+    def pull_back(self, cotangent: Array) -> Sequence[Any]:
+        """The cotangents of the outputs, with None for the others."""
+        _, i, count = self.key
+        return [[cotangent if k == i else None for k in range(count)]]  # type: ignore[call-overload]
+
+
+def opaque_call(
+    f: Function, args: Sequence[Any], backward: Callable[..., Any], kwargs: dict[str, Any] | None = None
+) -> Any:
+    """``f(*args)`` as one node; `backward` is ``(arguments, result, cotangent)`` → a cotangent for each argument.
+
+    What `f` reads besides its arguments counts as constant.
+    """
+    if exporting.get():
+        return f(*args, **(kwargs or {}))
+    operands = [(path, x) for i, a in enumerate(args) for path, x in trees.leaves(a, f"argument {i}")]
+    arrays = [as_array(x) for _, x in operands]
+    constants = iter([Array(x._data) for x in arrays])
+    result = f(*(trees.rebuilt(a, [next(constants) for _ in trees.leaves(a)]) for a in args), **(kwargs or {}))
+    if all(x._node is None for x in arrays):
+        return result
+    ends = [as_array(y) for _, y in trees.leaves(result)]
+    if any(y._node is not None for y in ends):
+        raise BadInput(
+            f"{getattr(f, '__name__', 'the function')} reads a variable that is not among its arguments\n"
+            "  hint: pass it as an argument"
+        )
+    given = trees.rebuilt(list(args), arrays)
+
+    def pull_back(cotangents: list[Array]) -> list[Array | None]:
+        found = backward(tuple(given), result, trees.rebuilt(result, cotangents))
+        return _matched(found, args, arrays, getattr(f, "__name__", "the function"))
+
+    op = Opaque(pull_back, [(y.dtype, y.shape) for y in ends])
+    node = Node(op, tuple(x._data if x._node is None else x._node for x in arrays), tuple(y._data for y in ends))
+    outputs = [Array(y._data, Node(_Output("Output", i, len(ends)), (node,), y._data)) for i, y in enumerate(ends)]
+    return trees.rebuilt(result, outputs)
+
+
+def _matched(found: Any, args: Sequence[Any], arrays: Sequence[Array], name: str) -> list[Array | None]:
+    """A cotangent for each array of the arguments; an argument whose cotangent is None has none."""
+    parts = list(found) if isinstance(found, (tuple, list)) and len(args) != 1 else [found]
+    if len(args) == 1 and isinstance(found, tuple) and len(found) == 1:
+        parts = [found[0]]
+    if len(parts) != len(args):
+        raise BadInput(f"the backward function of {name} gave {len(parts)} cotangents for {len(args)} arguments")
+    flat: list[Array | None] = []
+    for part, a in zip(parts, args):
+        count = sum(1 for _ in trees.leaves(a))
+        flat += [None] * count if part is None else [as_array(g) for _, g in trees.leaves(part)]
+    for g, x in zip(flat, arrays):
+        if g is not None and g.shape != x.shape:
+            raise BadInput(f"the backward function of {name} gave a cotangent of {g.shape} for an array of {x.shape}")
+    return flat
+
+
+class custom_vjp:  # noqa: N801  (a decorator)
+    """A function with a derivative of its own.
+
+    ::
+
+        @custom_vjp
+        def f(x, y): ...
+
+        @f.defvjp
+        def _(arguments, result, cotangent):
+            x, y = arguments
+            return cotangent * …, cotangent * …  # one for each argument; None where there is none
+
+    The derivative may use everything of the namespace, and is differentiated in turn for higher orders. It holds in
+    forward mode too, where its transpose is taken. In an exported model, the function is recorded as it is computed.
+    Keyword arguments carry no derivative.
+    """
+
+    def __init__(self, f: Function) -> None:
+        functools.update_wrapper(self, f)
+        self.f = f
+        self.backward: Function | None = None
+
+    def defvjp(self, backward: Function) -> Function:
+        """Take `backward` for the derivative."""
+        self.backward = backward
+        return backward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function gives."""
+        name = getattr(self.f, "__name__", "the function")
+        if self.backward is None:
+            raise BadInput(f"{name} has no derivative yet\n  hint: give it one with @{name}.defvjp")
+        return opaque_call(self.f, args, self.backward, kwargs)
+
+
+def checkpoint(f: Function) -> Function:
+    """`f`, but nothing inside it is kept for the backward pass, which calls it again.
+
+    It trades time for memory. `f` must give the same result twice, and reach variables through its arguments only.
+    """
+    from onnxgrad.eager.transforms import vjp
+
+    @functools.wraps(f)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        def backward(arguments: tuple, result: Any, cotangent: Any) -> Any:
+            pulled = vjp(functools.partial(f, **kwargs), *arguments)[1](cotangent)
+            return (pulled,) if len(arguments) == 1 else pulled
+
+        return opaque_call(f, args, backward, kwargs)
+
+    return wrapped

@@ -1,0 +1,68 @@
+"""The namespace: every function of the Python array API standard, and numpy's names for some of them.
+
+Values are numpy's. Where an operand depends on a variable, the operation is noted on the tape as the operator of ONNX
+(or a small expression of operators) that has its meaning; docs/array-api.md lists which function has which.
+"""
+
+import numpy as _np
+
+from onnxgrad.eager import fft, linalg
+from onnxgrad.eager.array import Array, stop_gradient
+from onnxgrad.eager.creation import (
+    arange, asarray, astype, can_cast, empty, empty_like, eye, finfo, from_dlpack, full, full_like, iinfo, isdtype,
+    linspace, ones, ones_like, result_type, zeros, zeros_like,
+)  # fmt: skip
+from onnxgrad.eager.elementwise import (
+    abs, acos, acosh, add, asin, asinh, atan, atan2, atanh, bitwise_and, bitwise_invert, bitwise_left_shift,
+    bitwise_or, bitwise_right_shift, bitwise_xor, ceil, clip, conj, copysign, cos, cosh, divide, equal, exp, exp2,
+    expm1, floor, floor_divide, greater, greater_equal, hypot, imag, isfinite, isinf, isnan, less, less_equal, log,
+    log1p, log2, log10, logaddexp, logical_and, logical_not, logical_or, logical_xor, maximum, minimum, multiply,
+    negative, nextafter, not_equal, positive, pow, real, reciprocal, remainder, round, sign, signbit, sin, sinh, sqrt,
+    square, subtract, tan, tanh, trunc, where,
+)  # fmt: skip
+from onnxgrad.eager.indexing import (
+    argsort, getitem, isin, setitem, sort, take, take_along_axis, unique_all, unique_counts, unique_inverse,
+    unique_values,
+)  # fmt: skip
+from onnxgrad.eager.info import DTYPES as _DTYPES
+from onnxgrad.eager.info import __array_namespace_info__
+from onnxgrad.eager.linear import (
+    cross, diagonal, dot, einsum, inner, matmul, outer, tensordot, trace, vecdot,
+)  # fmt: skip
+from onnxgrad.eager.reductions import (
+    all, any, argmax, argmin, count_nonzero, cumulative_prod, cumulative_sum, diff, max, mean, min, nonzero, prod,
+    searchsorted, std, sum, var,
+)  # fmt: skip
+from onnxgrad.eager.shaping import (
+    broadcast_arrays, broadcast_to, concat, expand_dims, flip, matrix_transpose, meshgrid, moveaxis, permute_dims,
+    ravel, repeat, reshape, roll, split, squeeze, stack, swapaxes, tile, tril, triu, unstack,
+)  # fmt: skip
+
+__array_api_version__ = "2025.12"
+
+globals().update(_DTYPES)
+e, inf, nan, pi, newaxis = _np.e, _np.inf, _np.nan, _np.pi, None
+broadcast_shapes = _np.broadcast_shapes
+
+# numpy's names, for numpy's functions (which dispatch by name) and for those who are used to them
+array = asarray
+absolute, fabs = abs, abs
+arccos, arccosh, arcsin, arcsinh, arctan, arctanh, arctan2 = acos, acosh, asin, asinh, atan, atanh, atan2
+amax, amin = max, min
+bitwise_not = invert = bitwise_invert
+left_shift, right_shift = bitwise_left_shift, bitwise_right_shift
+concatenate = concat
+conjugate = conj
+cumsum, cumprod = cumulative_sum, cumulative_prod
+mod = remainder
+power, true_divide = pow, divide
+rint = round
+
+
+def transpose(x, /, axes=None):  # type: ignore[no-untyped-def]
+    """The axes in another order (default: the reverse)."""
+    x = asarray(x)
+    return permute_dims(x, tuple(range(x.ndim))[::-1] if axes is None else axes)
+
+
+__all__ = [name for name in globals() if not name.startswith("_")] + ["__array_namespace_info__"]

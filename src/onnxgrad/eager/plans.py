@@ -1,0 +1,384 @@
+"""Derivatives of programs as graphs: built once for a structure, by the rules, and run on what was recorded.
+
+The nodes of a program are written into a graph, the engine differentiates it, and then it is cut wherever the
+derivative reads a value that the tape holds: that becomes an input, and what led to it is gone. What the tape does not
+hold (the inside of an expression, of a derivative that is differentiated again) is computed again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad import api  # noqa: F401  (it fills the registry of rules)
+from onnxgrad.eager.array import Array, record, record_several
+from onnxgrad.eager.operators import Macro, Operator
+from onnxgrad.eager.tape import Node, Program, Source, exporting
+from onnxgrad.engine import forward, reverse
+from onnxgrad.errors import BadInput, NotDifferentiable, RuleError
+from onnxgrad.flow.bodies import copy_of
+from onnxgrad.flow.directions import Stacked, along
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.finish import finish
+from onnxgrad.ir.known import is_repeatable
+from onnxgrad.ir.walk import reads, subgraphs
+from onnxgrad.runtime import Options, ReferenceSession, Session
+
+OPSET, IR_VERSION = 23, 11
+
+#: How graphs run. Threads that wait do not spin: between two runs, Python is busy.
+OPTIONS = Options(spinning=False)
+#: How many graphs are kept.
+MOST_PLANS = 1024
+
+
+def new_builder() -> Builder:
+    """A builder of an empty graph."""
+    return Builder(ir.Graph([], [], nodes=[], name="eager", opset_imports={"": OPSET}))
+
+
+def formal(b: Builder, value: np.ndarray, hint: str, shape: Sequence[Any] | None = None) -> Var:
+    """A new input of the graph, like `value`."""
+    v = ir.Value(
+        name=b.names.fresh(hint),
+        type=ir.TensorType(ir.DataType.from_numpy(value.dtype)),
+        shape=ir.Shape(value.shape if shape is None else shape),
+    )
+    b.graph.inputs.append(v)
+    return b.var(v)
+
+
+class Run:
+    """A model that runs: on ONNX Runtime, or on the reference evaluator where that lacks a kernel.
+
+    Attributes:
+        model: what runs.
+        native: whether ONNX Runtime runs it.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self.model = model
+        self.names = [v.name or "" for v in model.graph.inputs]
+        self.native = True
+        try:
+            session = Session(model, OPTIONS)
+            plain = all(v.dtype != ir.DataType.BFLOAT16 for v in [*model.graph.inputs, *model.graph.outputs])
+            self._run: Callable[[dict[str, np.ndarray]], Sequence[np.ndarray]] = (
+                (lambda feeds: session.native.run(None, feeds))
+                if plain
+                else (lambda feeds: list(session.run(feeds).values()))
+            )
+        except BadInput as missing:
+            if "NOT_IMPLEMENTED" not in str(missing) and "implementation" not in str(missing):
+                raise
+            self.native = False
+            reference = ReferenceSession(model)
+            self._run = lambda feeds: list(reference.run(feeds).values())
+
+    def __call__(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The outputs, given the inputs in order."""
+        try:
+            return list(self._run(dict(zip(self.names, values))))
+        except BadInput:
+            raise
+        except Exception as error:
+            raise BadInput(f"ONNX Runtime failed: {' '.join(str(error).split())}") from error
+
+
+class Call(Operator):
+    """A graph as one operator: inlined where it is written."""
+
+    __slots__ = ("graph",)
+
+    def __init__(self, graph: ir.Graph) -> None:
+        super().__init__("Call", id(graph))
+        self.graph = graph
+
+    def write(self, b: Builder, operands: Sequence[Var]) -> Any:
+        """Emit the nodes of the graph."""
+        there = {v: x for v, x in zip(self.graph.inputs, operands)}
+        for v in self.graph.initializers.values():
+            assert v.const_value is not None
+            there[v] = b.const(v.const_value.numpy(), v.dtype)
+        for node in self.graph:
+            given = [None if v is None else there[v] for v in node.inputs]
+            attributes = {a.name: _inlined(b, a, there) for a in node.attributes.values()}
+            count = len(node.outputs)
+            made = b.emit(node.op_type, *given, domain=node.domain, outputs=count, **attributes)
+            for v, x in zip(node.outputs, made if count > 1 else (made,)):
+                there[v] = x
+                if x.value.shape is None or not x.value.shape.is_static():
+                    x.value.type, x.value.shape = x.value.type or v.type, v.shape
+        found = tuple(there[v] for v in self.graph.outputs)
+        return found if len(found) > 1 else found[0]
+
+
+def _inlined(b: Builder, attribute: ir.Attr, there: dict[ir.Value, Var]) -> ir.Attr:
+    """`attribute`; a graph in it as a copy that reads the values which stand for those of the called graph."""
+    if attribute.type != ir.AttributeType.GRAPH:
+        return attribute
+    _, copy = copy_of(b, attribute.as_graph())
+    for node in copy.all_nodes():
+        for i, v in enumerate(node.inputs):
+            if v in there:
+                node.replace_input_with(i, there[v].value)
+    for g in (copy, *copy.subgraphs()):
+        for i, v in enumerate(g.outputs):
+            if v in there:
+                g.outputs[i] = there[v].value
+    return ir.AttrGraph(attribute.name, copy)
+
+
+@dataclass
+class Written:
+    """A program in a graph.
+
+    Attributes:
+        sources: the inputs that stand for what comes from outside.
+        values: what the nodes give.
+        recorded: for each value that the tape holds, where: a place of the program, and a part.
+    """
+
+    b: Builder
+    sources: list[Var]
+    values: list[Any]
+    recorded: dict[ir.Value, tuple[int, int | None]]
+
+    def at(self, place: int) -> Var:
+        """The variable for a place."""
+        return self.values[place] if place >= 0 else self.sources[~place]
+
+
+def write(p: Program) -> Written:
+    """The program `p` in a new graph."""
+    b = new_builder()
+    w = Written(b, [formal(b, p.value(~k), "in") for k in range(len(p.sources))], [], {})
+    for i, (node, refs) in enumerate(zip(p.nodes, p.wiring)):
+        made = node.op.write(b, [w.at(r) for r in refs])
+        w.values.append(made)
+        several = isinstance(made, tuple)
+        for part, (var, held) in enumerate(zip(made, node.value) if several else [(made, node.value)]):
+            _fit(node.op, var, held)
+            w.recorded.setdefault(var.value, (i, part if several else None))
+    return w
+
+
+def _fit(op: Operator, var: Var, held: np.ndarray) -> None:
+    """Note the shape that was seen; what the graph computes must be what the tape holds."""
+    if var.dtype != ir.DataType.from_numpy(held.dtype):
+        raise RuleError(f"{op} gave {held.dtype}, and in ONNX it gives {var.dtype}")
+    known = var.shape
+    if known is not None and (
+        len(known) != held.ndim or any(isinstance(a, int) and a != n for a, n in zip(known, held.shape))
+    ):
+        raise RuleError(f"{op} gave the shape {held.shape}, and in ONNX it gives {known}")
+    if var.value.producer() is not None:
+        var.value.shape = ir.Shape(held.shape)
+
+
+class Plan:
+    """A derivative that is ready to run.
+
+    Attributes:
+        run: the graph.
+        places: where in a program its first inputs come from; the others are seeds.
+        given: which of the results that were asked for it gives; the others are zero.
+    """
+
+    def __init__(self, w: Written, seeds: Sequence[Var], results: Sequence[Var | None]) -> None:
+        b, graph = w.b, w.b.graph
+        self.given = [r is not None for r in results]
+        for r in results:
+            if r is not None:
+                end = b.append(ir.Node("", "Identity", [r.value]))[0].value
+                end.type, end.shape = r.value.type, r.value.shape
+                graph.outputs.append(end)
+        held = {b.now(v): place for v, place in w.recorded.items()}
+        held |= {s.value: (~k, None) for k, s in enumerate(w.sources)}
+        reads_of = _cut(b, held)
+        self.places = list(reads_of.values())
+        graph.inputs.clear()
+        graph.inputs.extend([*reads_of, *(s.value for s in seeds)])
+        finish(graph, names=b.names)
+        self._refuse_random(graph)
+        self.run = Run(ir.Model(graph, ir_version=IR_VERSION))
+        self.call = Call(graph)
+
+    @staticmethod
+    def _refuse_random(graph: ir.Graph) -> None:
+        for node in graph.all_nodes():
+            if not subgraphs(node) and not is_repeatable(node.op_type, node.domain, OPSET):
+                raise NotDifferentiable(
+                    f"the derivative would have to draw the numbers of a {node.op_type} again\n"
+                    "  hint: draw them outside, and pass them in"
+                )
+
+    def __call__(self, p: Program, seeds: Sequence[Array]) -> list[Array | None]:
+        """The results; on the tape if something they are made of is."""
+        values = [p.value(*place) for place in self.places]
+        found = self.run([*values, *(s._data for s in seeds)])
+        if p.tracked or exporting.get() or any(s._node is not None for s in seeds):
+            operands = [self._operand(p, *place) for place in self.places] + list(seeds)
+            if len(found) == 1:
+                made: Sequence[Array] = [record(self.call, operands, found[0])]
+            else:
+                made = record_several(self.call, operands, found)
+        else:
+            made = [Array(y) for y in found]
+        rest = iter(made)
+        return [next(rest) if given else None for given in self.given]
+
+    @staticmethod
+    def _operand(p: Program, place: int, part: int | None) -> Array:
+        source: Source = p.source(place)
+        if type(source) is not Node:
+            return Array(source)  # type: ignore[arg-type]
+        value = source.value if part is None else source.value[part]
+        if part is None:
+            return Array(value, source)
+        from onnxgrad.eager.operators import part as pick
+
+        return Array(value, Node(pick(part), (source,), value))
+
+
+def _cut(b: Builder, held: dict[ir.Value, tuple[int, int | None]]) -> dict[ir.Value, tuple[int, int | None]]:
+    """Make inputs of the values of `held` that the outputs need first; the inputs with their places."""
+    found: dict[ir.Value, ir.Value] = {}
+    seen: set[ir.Node] = set()
+    stack = [v.producer() for v in b.graph.outputs]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for v in reads(node):
+            if v in held:
+                found.setdefault(v, v)
+            else:
+                stack.append(v.producer())
+    result: dict[ir.Value, tuple[int, int | None]] = {}
+    for v in found:
+        if v.is_graph_input():
+            result[v] = held[v]
+            continue
+        stand_in = ir.Value(name=b.names.fresh("held"), type=v.type, shape=v.shape)
+        v.replace_all_uses_with(stand_in)
+        result[stand_in] = held[v]
+    return dict(sorted(result.items(), key=lambda item: (item[1][0], item[1][1] or 0)))
+
+
+# --- the plans that there are ----------------------------------------------------------------------
+
+
+class Cache:
+    """What was made last, by key; safe to use from several threads."""
+
+    def __init__(self, most: int) -> None:
+        self._held: OrderedDict[Any, Any] = OrderedDict()
+        self._lock = threading.Lock()
+        self._most = most
+        self.made = 0
+
+    def get(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made once."""
+        with self._lock:
+            found = self._held.get(key)
+            if found is not None:
+                self._held.move_to_end(key)
+                return found
+        with api.without_collection():
+            made = make()
+        with self._lock:
+            self.made += 1
+            self._held[key] = made
+            while len(self._held) > self._most:
+                self._held.popitem(last=False)
+        return made
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._held.clear()
+
+
+plans = Cache(MOST_PLANS)
+
+
+def pull(p: Program, ends: Sequence[int | None], seeds: Sequence[Array], directions: bool = False) -> list[Array | None]:
+    """The cotangents of the variables of `p`, given those of the places `ends`; None for zero.
+
+    With `directions`, all have one more axis in front.
+    """
+    given = [(end, s) for end, s in zip(ends, seeds) if end is not None]
+    count = p.key[0]
+    if not given:
+        return [None] * count
+    places = tuple(end for end, _ in given)
+    kinds = tuple((s.dtype.num, s.shape[:1] if directions else None) for _, s in given)
+    key = ("pull", p.key, places, kinds, directions)
+    return plans.get(key, lambda: _plan_pull(p, given, directions))(p, [s for _, s in given])
+
+
+def _plan_pull(p: Program, given: Sequence[tuple[int, Array]], directions: bool) -> Plan:
+    w = write(p)
+    b = w.b
+    seeds = [formal(b, s._data, "cotangent") for _, s in given]
+    ends = [_own(b, w.at(end)) for end, _ in given]
+    targets = [v.value for v in w.sources[: p.key[0]]]
+
+    def emit(slices: Sequence[Var]) -> list[Var | None]:
+        terms: dict[ir.Value, Var] = {}
+        for end, s in zip(ends, slices):
+            terms[end.value] = s if end.value not in terms else terms[end.value] + s
+        found = reverse(b, list(b.graph), terms, targets)
+        return [found.get(t) for t in targets]
+
+    return Plan(w, seeds, _directed(b, seeds, emit, w.sources[: p.key[0]], directions))
+
+
+def _own(b: Builder, x: Var) -> Var:
+    """A value that a node gives: a variable itself may be asked for as a result."""
+    return b.append(ir.Node("", "Identity", [x.value]))[0] if x.value.is_graph_input() else x
+
+
+def push(p: Program, ends: Sequence[int | None], seeds: Sequence[Array], directions: bool = False) -> list[Array | None]:
+    """The tangents of the places `ends`, given those of the variables of `p`; None for zero."""
+    key = ("push", p.key, tuple(ends), tuple((s.dtype.num, s.shape) for s in seeds), directions)
+    return plans.get(key, lambda: _plan_push(p, ends, seeds, directions))(p, seeds)
+
+
+def _plan_push(p: Program, ends: Sequence[int | None], seeds: Sequence[Array], directions: bool) -> Plan:
+    w = write(p)
+    b = w.b
+    entering = [formal(b, s._data, "tangent") for s in seeds]
+    wanted = [None if end is None else _own(b, w.at(end)) for end in ends]
+    targets = [v.value for v in w.sources[: p.key[0]]]
+
+    def emit(slices: Sequence[Var]) -> list[Var | None]:
+        found = forward(b, list(b.graph), dict(zip(targets, slices)), [y.value for y in wanted if y is not None])
+        return [None if y is None else found.get(y.value) for y in wanted]
+
+    return Plan(w, entering, _directed(b, entering, emit, wanted, directions))
+
+
+def _directed(
+    b: Builder, seeds: Sequence[Var], emit: Callable[[Sequence[Var]], list[Var | None]], likes: Sequence[Any], many: bool
+) -> list[Var | None]:
+    """What `emit` gives for the seeds, or for each slice of them."""
+    if not many:
+        return emit(seeds)
+    which: list[bool] = []
+
+    def some(slices: Sequence[Var]) -> list[Var]:
+        found = emit(slices)
+        which[:] = [x is not None for x in found]
+        return [b.zeros_like(like) if x is None else x for x, like in zip(found, likes) if like is not None]
+
+    made = iter(along(b, seeds, some, [Stacked(like) for like in likes if like is not None]))
+    return [None if like is None else next(made) for like in likes]
