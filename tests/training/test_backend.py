@@ -6,6 +6,7 @@ import re
 import unittest
 import warnings
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx.backend.test
@@ -103,3 +104,27 @@ def test_devices():
     broken = optimizer_model("Adam", 1)
     assert not onnxgrad.backend.is_compatible(broken)
     assert onnxgrad.backend.is_compatible(optimizer_model("Adam", 2))
+
+
+@pytest.mark.parametrize("name", ["int4", "uint4", "int2", "uint2", "float8_e5m2", "float8_e4m3fn", "bfloat16"])
+def test_types_that_numpy_lacks(name):
+    """In and out by their bits, of odd sizes as well: several of four or two bits share a byte."""
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    values = np.array([[1, 0, 1], [-2, 1, -1]] if "u" not in name else [[1, 0, 3], [2, 1, 3]]).astype(dtype)
+    element = onnx.helper.np_dtype_to_tensor_dtype(dtype)
+    for array in (values, values[0], values[0, 0].reshape(())):
+        graph = onnx.helper.make_graph(
+            [
+                onnx.helper.make_node("Cast", ["a"], ["number"], to=onnx.TensorProto.FLOAT),
+                onnx.helper.make_node("Neg", ["number"], ["b"]),
+                onnx.helper.make_node("Cast", ["number"], ["c"], to=element),
+            ],
+            "g",
+            [onnx.helper.make_tensor_value_info("a", element, array.shape)],
+            [onnx.helper.make_tensor_value_info(n, t, array.shape) for n, t in (("b", 1), ("c", element))],
+        )
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 25)], ir_version=13)
+        negative, found = onnxgrad.backend.prepare(model).run([array])
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, array)
+        np.testing.assert_array_equal(negative, -array.astype(np.float32))
