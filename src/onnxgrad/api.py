@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
 import onnx_ir as ir
 
 from onnxgrad import flow, rules  # noqa: F401  (they fill the registry)
 from onnxgrad.door import AnyModel, Opened, Signature, open_model
+from onnxgrad.door.functions import worth_keeping
+from onnxgrad.door.opening import nothing
 from onnxgrad.engine import forward, reverse
+from onnxgrad.engine.calls import CALL
 from onnxgrad.engine.paths import prepare
-from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.errors import BadInput, NotDifferentiable, RuleError, UnknownName
 from onnxgrad.flow.directions import Stacked, along
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.finish import finish
+from onnxgrad.ir.infer import Inference
 
 Names = str | Sequence[str]
+Derive = TypeVar("Derive", bound=Callable[..., Any])
 
 
 class Derivation:
@@ -28,12 +35,16 @@ class Derivation:
     def __init__(
         self, model: AnyModel, wrt: Names, of: Names | None, first: Callable[[ir.Model], None] | None = None
     ) -> None:
-        self.opened: Opened = open_model(model, first)
+        self.opened: Opened = open_model(model, first, keep=worth_keeping if _keeping.get() else nothing)
+        functions = self.opened.functions
+        if functions is not None:
+            functions.rule = CALL
+            _kept.set(True)
         self.graph = self.opened.model.graph
         values = named_values(self.graph)
         self.wrt = float_values(wrt, values, "wrt")
         self.of = default_of(self.graph) if of is None else float_values(of, values, "of")
-        self.builder = Builder(self.graph)
+        self.builder = Builder(self.graph, infer=Inference.of(self.graph, functions))
         self.builder.names.reserve(self.opened.training)
         self.nodes = list(self.graph)
         self.primal = set(values)
@@ -150,7 +161,42 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
+#: Whether a derivation leaves local functions functions, and whether one did.
+_keeping: ContextVar[bool] = ContextVar("keeping", default=False)
+_kept: ContextVar[bool] = ContextVar("kept", default=False)
+
+
+def keeping_functions(derive: Derive) -> Derive:
+    """Have `derive` leave large local functions functions; where that cannot be, it starts again with all inlined.
+
+    That is where a name is one inside a function, where something inside cannot be differentiated (the message then
+    tells the whole path), or where inside something is not known that is known from one call.
+    """
+
+    @functools.wraps(derive)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with _set(_keeping, True), _set(_kept, False):
+            try:
+                return derive(*args, **kwargs)
+            except (NotDifferentiable, RuleError, BadInput):
+                if not _kept.get():
+                    raise
+        return derive(*args, **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+@contextmanager
+def _set(variable: ContextVar[bool], value: bool) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
 @without_collection()
+@keeping_functions
 def vjp(model: AnyModel, *, wrt: Names, of: Names | None = None, directions: int | str | None = None) -> Any:
     """The model with its pullback: cotangents of `of` in, cotangents of `wrt` out.
 
@@ -179,6 +225,7 @@ def vjp(model: AnyModel, *, wrt: Names, of: Names | None = None, directions: int
 
 
 @without_collection()
+@keeping_functions
 def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None, directions: int | str | None = None) -> Any:
     """The model with its pushforward: tangents of `wrt` in, tangents of `of` out.
 
@@ -192,6 +239,7 @@ def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None, directions: int
 
 
 @without_collection()
+@keeping_functions
 def value_and_grad(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The model with the gradient of the sum of `of` as further outputs ``{wrt}_grad``.
 
@@ -203,6 +251,7 @@ def value_and_grad(model: AnyModel, *, wrt: Names, of: Names | None = None) -> A
 
 
 @without_collection()
+@keeping_functions
 def grad(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """As `value_and_grad`, with the gradients as the only outputs (the inputs stay as they are)."""
     d = Derivation(model, wrt, of)

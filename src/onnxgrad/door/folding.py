@@ -12,22 +12,23 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.infer import infer_model
+from onnxgrad.ir.infer_calls import Calls
 from onnxgrad.ir.known import MOST_ELEMENTS, constant, evaluate
 from onnxgrad.ir.walk import subgraphs
 
 WHOLE = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
 
 
-def infer_and_fold(model: ir.Model) -> None:
+def infer_and_fold(model: ir.Model, calls: Calls | None = None) -> None:
     """Type and shape every value of `model`, with its integer arithmetic folded; in place."""
     graphs = [model.graph, *model.graph.subgraphs()]
     declared = {v: v.shape for g in graphs for node in g for v in node.outputs}
-    infer_model(model)
+    infer_model(model, calls)
     opset = model.graph.opset_imports[""]
     if sum(_fold(graph, opset) for graph in graphs):  # with values known, more shapes are;
         for value, shape in declared.items():  # those that the first inference made up go
             value.shape = shape
-        infer_model(model)
+        infer_model(model, calls)
 
 
 def _fold(graph: ir.Graph, opset: int) -> int:

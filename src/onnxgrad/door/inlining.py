@@ -7,33 +7,38 @@ rename the caller's value), and may bring nested graphs whose names an outer sco
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
+from onnxgrad.door.functions import nodes_of, unshadow
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.names import Names
-from onnxgrad.ir.walk import subgraphs
 
 
-def inline_functions(model: ir.Model) -> None:
-    """Inline every local function of `model`, in place, and drop those that nothing calls."""
+def inline_functions(model: ir.Model, keep: Collection[ir.OperatorIdentifier] = ()) -> None:
+    """Inline the local functions of `model`, in place, but those of `keep`, and drop those that nothing calls."""
     if not model.functions:
         return
     imports = model.graph.opset_imports
     for function in model.functions.values():
-        _carry_versions(function, imports)
+        if function.identifier() not in keep:
+            _carry_versions(function, imports)
         _separate_outputs(function)
+    _complete_calls(model, keep)
     try:
-        InlinePass()(model)
+        InlinePass(lambda function: function.identifier() not in keep)(model)
     except Exception as e:
         reason = str(e.__cause__ or e).strip().splitlines()[0]
         raise BadInput(f"cannot inline the local functions of the model: {reason}") from e
-    own = {f.domain for f in model.functions.values()} | set(imports)
-    model.functions.clear()
-    used = {n.domain for g in model.graphs() for n in g}
+    own = {name[0] for name in model.functions} | set(imports)
+    for name in [name for name in model.functions if name not in keep]:
+        del model.functions[name]
+    used = {n.domain for g in (model.graph, *(f.graph for f in model.functions.values())) for n in nodes_of(g)}
     for domain in own - used - {""}:
         imports.pop(domain, None)
-    _unshadow(model.graph, set(), Names.of(model))
+    unshadow(model.graph, set(), Names.of(model))
 
 
 def _carry_versions(function: ir.Function, imports: dict[str, int]) -> None:
@@ -49,6 +54,23 @@ def _carry_versions(function: ir.Function, imports: dict[str, int]) -> None:
             function.opset_imports[domain] = wanted
 
 
+def _complete_calls(model: ir.Model, keep: Collection[ir.OperatorIdentifier]) -> None:
+    """Have every call give all results of its function, those too that nobody reads: ``onnx_ir`` wants it to inline
+    one, and the onnx package to check one inside a function."""
+    for graph in (model.graph, *(f.graph for f in model.functions.values())):
+        names = None
+        for node in nodes_of(graph):
+            function = model.functions.get(node.op_identifier())
+            if function is None or len(node.outputs) >= len(function.outputs):
+                continue
+            have = len(node.outputs)
+            node.resize_outputs(len(function.outputs))
+            if node.op_identifier() in keep:
+                names = names or Names.of_graph(graph)
+                for value in node.outputs[have:]:
+                    value.name = names.fresh(f"{node.op_type}_unread")
+
+
 def _separate_outputs(function: ir.Function) -> None:
     """Give each output a producer of its own."""
     seen: set[ir.Value] = set()
@@ -59,17 +81,3 @@ def _separate_outputs(function: ir.Function) -> None:
             function.append(copy)
             function.outputs[i] = value = copy.outputs[0]
         seen.add(value)
-
-
-def _unshadow(graph: ir.Graph, outer: set[str], names: Names) -> None:
-    """Rename what a nested graph defines under a name that an outer scope has."""
-    own = [*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs)]
-    for value in dict.fromkeys(own):
-        if value.name and value.name in outer:
-            if value.const_value is not None:  # renaming would go through to the caller's tensor
-                value.const_value = ir.Tensor(value.const_value.numpy(), dtype=value.const_value.dtype)
-            value.name = names.fresh(value.name)
-    inner = outer | {v.name for v in own if v.name}
-    for node in graph:
-        for nested in subgraphs(node):
-            _unshadow(nested, inner, names)

@@ -13,8 +13,9 @@ import onnx_ir as ir
 
 from onnxgrad.door.dims import settle_dims
 from onnxgrad.door.folding import infer_and_fold
+from onnxgrad.door.functions import Functions, Identifier, drop_unused, rename_overloads
 from onnxgrad.door.inlining import inline_functions
-from onnxgrad.door.raising import LOWEST_RULES, raise_opset
+from onnxgrad.door.raising import LOWEST_RULES, raise_opset, raised_functions
 from onnxgrad.door.reading import (
     TRAINING,
     check_scopes,
@@ -28,11 +29,17 @@ from onnxgrad.door.saving import PROTOBUF_LIMIT, gathered, to_proto, weight_byte
 from onnxgrad.errors import BadInput
 
 Model = TypeVar("Model", onnx.ModelProto, ir.Model)
+Keep = Callable[[ir.Model], set[Identifier]]
 AnyModel = str | os.PathLike | onnx.ModelProto | ir.Model
 
 
 #: Tensors up to this many bytes may be looked into (shapes, axes, bounds).
 READ_BELOW = 1024
+
+
+def nothing(model: ir.Model) -> set[Identifier]:
+    """Inline every function."""
+    return set()
 
 
 @dataclass
@@ -42,6 +49,7 @@ class Opened:
     Attributes:
         model: private; nothing in it that can change is shared with the caller's.
         kind: `onnx.ModelProto` or `onnx_ir.Model`, what `close` gives.
+        functions: the local functions that stay functions; None if there are none.
         from_path: whether it was read from a file (external data is then gathered on the way out).
         opset_in: the opset that the caller's model had.
         training: names of values that the model's training information refers to.
@@ -49,12 +57,15 @@ class Opened:
 
     model: ir.Model
     kind: type
+    functions: Functions | None = None
     from_path: bool = False
     opset_in: int = LOWEST_RULES
     training: frozenset[str] = field(default_factory=frozenset)
 
     def close(self) -> onnx.ModelProto | ir.Model:
         """The model in the kind that came in (a path gives a ModelProto)."""
+        if self.functions is not None:
+            drop_unused(self.model)
         self._settle_training()
         if self.kind is ir.Model:
             return self.model
@@ -78,11 +89,12 @@ class Opened:
         self.model.meta[TRAINING] = kept
 
 
-def open_model(model: AnyModel, first: Callable[[ir.Model], None] | None = None) -> Opened:
+def open_model(model: AnyModel, first: Callable[[ir.Model], None] | None = None, *, keep: Keep = nothing) -> Opened:
     """A private copy of `model`, ready to be differentiated.
 
-    Local functions are inlined, nodes below opset 18 are raised, types and shapes inferred, arithmetic on
-    known shapes is folded. What must see the model as it was written is done by `first`, in place, before that.
+    Local functions are inlined, but those that `keep` chooses; nodes below opset 18 are raised, types and shapes
+    inferred, arithmetic on known shapes is folded. What must see the model as it was written is done by `first`, in
+    place, before that.
 
     Raises:
         BadInput: it cannot be read, is no valid model, or cannot be raised.
@@ -113,9 +125,12 @@ def open_model(model: AnyModel, first: Callable[[ir.Model], None] | None = None)
     _refuse_old_training(infos, opened.opset_in)
     opened.training = frozenset().union(*(all_names(i) for i in infos)) if infos else frozenset()
     settle_dims(private)
-    inline_functions(private)
+    inline_functions(private, raised_functions(private, keep(private)))
     raise_opset(private)
-    infer_and_fold(private)
+    if private.functions:
+        rename_overloads(private)
+        opened.functions = Functions(private)
+    infer_and_fold(private, opened.functions)
     return opened
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import onnx
@@ -62,6 +62,29 @@ def _since(op_type: str, opset: int) -> int | None:
 def _changes(op_type: str, source: int, target: int) -> bool:
     since = _since(op_type, source)
     return since is None or since != _since(op_type, target)
+
+
+def raised_functions(model: ir.Model, wanted: Collection[ir.OperatorIdentifier]) -> set[ir.OperatorIdentifier]:
+    """Those of the `wanted` functions that mean the same at the opset that `raise_opset` will reach; raised to it.
+
+    The others have to be inlined: what replaces a node may depend on types and attributes, which differ from call to
+    call.
+    """
+    opset = model.graph.opset_imports.get("", LOWEST_RULES)
+    target = max(LOWEST_RULES, opset)
+    if not wanted or any(f.opset_imports.get("", 0) > target for f in model.functions.values()):
+        return set()
+    same = set()
+    for name in wanted:
+        function = model.functions[name]
+        source = function.opset_imports.get("", opset)
+        inner = [n for n in function.all_nodes() if n.domain == ""]
+        if source >= LOWEST_READ and not any(
+            n.op_type not in _SAME_FORM and _changes(n.op_type, source, target) for n in inner
+        ):
+            function.opset_imports[""] = target
+            same.add(name)
+    return same
 
 
 def raise_opset(model: ir.Model) -> None:
@@ -207,7 +230,7 @@ def _raise_node(node: ir.Node, source: int, target: int, names: Names) -> bool:
         raise CannotRaiseError("the specification has no such operator")
     if node.op_type in _SAME_FORM or (node.op_type == "Scan" and source >= 9):
         return True
-    if subgraphs(node):
+    if subgraphs(node) and node.op_type not in _FIXES:
         raise CannotRaiseError("its form has changed")
     until, fix = _FIXES.get(node.op_type, (0, None))
     if fix is not None and source < until:
@@ -312,7 +335,7 @@ def _dropout(site: _Site) -> list[ir.Value | None]:
 def _batch_normalization(site: _Site) -> list[ir.Value | None]:
     """More than one output used to mean training; ``spatial`` is gone."""
     if site.source < 9 and site.attr("spatial", 1) != 1:
-        raise CannotRaiseError("spatial=0 has no newer form")
+        return _unshared_normalization(site)
     if site.used(3) or site.used(4):
         raise CannotRaiseError("the saved statistics are read, which it no longer gives")
     training = len([v for v in site.node.outputs if v.name]) > 1
@@ -325,6 +348,17 @@ def _batch_normalization(site: _Site) -> list[ir.Value | None]:
         training_mode=1 if training else None,
     )
     return [*results]
+
+
+def _unshared_normalization(site: _Site) -> list[ir.Value | None]:
+    """With ``spatial=0`` each element of an example had its own statistics: y = (x - μ)/√(v + ε)·s + b, broadcast."""
+    if len([v for v in site.node.outputs if v.name]) > 1:
+        raise CannotRaiseError("spatial=0 has no newer form in training")
+    x, scale, bias, mean, variance = site.node.inputs[:5]
+    (shifted,) = site.emit("Add", variance, site.const(site.attr("epsilon", 1e-5), site.dtype))
+    (deviation,) = site.emit("Sub", x, mean)
+    (unit,) = site.emit("Div", deviation, *site.emit("Sqrt", shifted))
+    return [*site.emit("Add", *site.emit("Mul", unit, scale), bias)]
 
 
 @_fix("Upsample", until=10)
@@ -344,7 +378,7 @@ def _resize(site: _Site) -> list[ir.Value | None] | None:
     """
     if site.source >= 11:
         if site.attr("coordinate_transformation_mode") == "tf_half_pixel_for_nn":
-            raise CannotRaiseError("tf_half_pixel_for_nn has no newer form")
+            return _half_pixel(site)
         return None
     scales = site.input(1)
     assert scales is not None
@@ -359,6 +393,15 @@ def _resize(site: _Site) -> list[ir.Value | None] | None:
     return _asymmetric(site, scales, "ceil" if shrinks else "floor")
 
 
+def _half_pixel(site: _Site) -> list[ir.Value | None]:
+    """Places half a pixel above those of half_pixel: rounded down they are what is now the nearest, up at a half."""
+    if site.attr("mode", "nearest") != "nearest" or site.attr("nearest_mode", "round_prefer_floor") != "floor":
+        raise CannotRaiseError("tf_half_pixel_for_nn has a newer form only where the nearest is rounded down")
+    x, _, *sizes = site.node.inputs
+    changed = {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_ceil", "mode": "nearest"}
+    return [*site.emit("Resize", x, None, *sizes, **changed)]
+
+
 def _asymmetric(site: _Site, scales: ir.Value, rounding: str = "floor") -> list[ir.Value | None]:
     mode = site.attr("mode", "nearest")
     return [
@@ -371,4 +414,59 @@ def _asymmetric(site: _Site, scales: ir.Value, rounding: str = "floor") -> list[
             coordinate_transformation_mode="asymmetric",
             nearest_mode=rounding if mode == "nearest" else None,
         )[0]
+    ]
+
+
+@_fix("Scan", until=9)
+def _scan(site: _Site) -> list[ir.Value | None]:
+    """It ran over a batch of sequences: a Scan over the batch, whose body is a Scan over one of them.
+
+    Where an example has a length of its own, only so many of its steps are taken, and what they give is filled up
+    with zeros.
+    """
+    count = int(site.attr("num_scan_inputs"))  # type: ignore[call-overload]
+    body = site.node.attributes["body"].as_graph()
+    lengths, operands = site.input(0), list(site.node.inputs[1:])
+    states = len(operands) - count
+    inner: list[ir.Node] = []
+
+    def formal(like: ir.Value | None) -> ir.Value:
+        """One example of `like`."""
+        assert like is not None
+        shape = None if like.shape is None else ir.Shape(like.shape[1:])
+        return ir.Value(name=site.names.fresh("raised_Scan_example"), type=like.type, shape=shape)
+
+    def emit(op_type: str, *inputs: ir.Value | None, outputs: int = 1, **attributes: object) -> list[ir.Value]:
+        site.emit(op_type, *inputs, outputs=outputs, **attributes)
+        inner.append(site.new.pop())
+        return list(inner[-1].outputs)
+
+    def vector(*numbers: int) -> ir.Value:
+        return emit("Constant", value=ir.tensor(np.array(numbers, np.int64)))[0]
+
+    formals = [formal(v) for v in operands]
+    given = list(formals)
+    length = None if lengths is None else formal(lengths)
+    if length is not None:
+        (taken,) = emit("Reshape", length, vector(1))
+        given[states:] = [emit("Slice", x, vector(0), taken, vector(0))[0] for x in formals[states:]]
+    del site.node.attributes["body"]
+    held = {
+        "body": ir.AttrGraph("body", body),
+        "num_scan_inputs": count,
+        "scan_input_directions": site.attr("directions"),
+    }
+    results = emit("Scan", *given, outputs=len(site.node.outputs), **held)
+    if length is not None:
+        rest = emit("Sub", emit("Shape", formals[states], start=0, end=1)[0], taken)[0]
+        for k, step in enumerate(body.outputs[states:], states):
+            if step.shape is None:
+                raise CannotRaiseError("the rank of what its steps give is not known, and it has lengths")
+            ranks = vector(*[0] * (len(step.shape) + 1)), vector(*[0] * len(step.shape))
+            (pads,) = emit("Concat", ranks[0], rest, ranks[1], axis=0)
+            (results[k],) = emit("Pad", results[k], pads)
+    graph = ir.Graph([*([length] if length is not None else []), *formals], results, nodes=inner, name="examples")
+    every = [*([lengths] if lengths is not None else []), *operands]
+    return [
+        *site.emit("Scan", *every, outputs=len(results), body=ir.AttrGraph("body", graph), num_scan_inputs=len(every))
     ]

@@ -150,6 +150,11 @@ class Builder:
             raise AttributeError(op_type)
         return functools.partial(self.emit, op_type)
 
+    @property
+    def functions(self) -> Any:
+        """The local functions of the model that stay functions (see `door.functions`), or None."""
+        return self.infer.calls
+
     def nested(self, graph: ir.Graph) -> Builder:
         """A builder for a graph inside this one (a branch or a loop body) with the same pool of names."""
         return Builder(graph, self.names, self.infer)
@@ -253,7 +258,7 @@ class Builder:
         try:
             yield nodes
         finally:
-            self._recordings.remove(nodes)
+            self._recordings.pop()  # not `remove`, which takes an equal list for the same
 
     def move(self, nodes: Sequence[ir.Node], inner: Builder) -> None:
         """Move `nodes` of this graph, in order, to the end of the graph of `inner`, and forget them here."""

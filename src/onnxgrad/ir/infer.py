@@ -16,6 +16,7 @@ import onnx_ir as ir
 import onnx_shape_inference as osi
 
 from onnxgrad.ir import infer_classical, infer_loops, infer_sequences
+from onnxgrad.ir.infer_calls import Calls, calls_known
 from onnxgrad.ir.infer_onnx import ask_onnx
 from onnxgrad.ir.labels import einsum_labels
 
@@ -270,28 +271,38 @@ def forget_values(graph: ir.Graph) -> None:
                 value.metadata_props.pop(osi.SYM_DATA_KEY, None)
 
 
-def infer_model(model: ir.Model) -> None:
-    """Fill in types and shapes of every value of `model`, in place, where they can be known."""
+def infer_model(model: ir.Model, calls: Calls | None = None) -> None:
+    """Fill in types and shapes of every value of `model`, in place, where they can be known.
+
+    `calls` tells what calls of local functions give.
+    """
     infer_loops.remember_declared(model.graph)
-    osi.infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
+    with calls_known(calls):
+        osi.infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
 
 
 class Inference:
     """Infers the outputs of nodes as they are emitted into one model."""
 
-    def __init__(self, opset_imports: dict[str, int], taken_dims: Sequence[str] = ()) -> None:
+    def __init__(
+        self, opset_imports: dict[str, int], taken_dims: Sequence[str] = (), calls: Calls | None = None
+    ) -> None:
         self.context = osi.ShapeInferenceContext(opset_imports)
         self.context.reserve_symbol_names(taken_dims)
+        self.calls = calls
 
     @classmethod
-    def of(cls, graph: ir.Graph) -> Inference:
-        """For nodes that will be emitted into `graph`; new symbols never clash with those it has."""
+    def of(cls, graph: ir.Graph, calls: Calls | None = None) -> Inference:
+        """For nodes that will be emitted into `graph`; new symbols never clash with those it has.
+
+        `calls` are the local functions that stay functions.
+        """
         dims: set[str] = set()
         for g in (graph, *graph.subgraphs()):
             for value in (*g.inputs, *(o for n in g for o in n.outputs)):
                 if value.shape is not None:
                     dims.update(d.value for d in value.shape if isinstance(d, ir.SymbolicDim) and d.value)
-        inference = cls(dict(graph.opset_imports), sorted(dims))
+        inference = cls(dict(graph.opset_imports), sorted(dims), calls)
         for g in (graph, *graph.subgraphs()):
             for node in g:  # so that the values of shapes computed in the graph are known here too
                 if any(v.dtype == ir.DataType.INT64 and v.shape is not None and len(v.shape) < 2 for v in node.outputs):
@@ -304,7 +315,11 @@ class Inference:
         infer = osi.registry.get(node.domain, node.op_type, opset)
         if infer is not None:
             try:
-                infer(self.context, node)
+                if self.calls is None:
+                    infer(self.context, node)
+                else:
+                    with calls_known(self.calls):
+                        infer(self.context, node)
             except Exception:
                 logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
         if any(v.type is None for v in node.outputs):

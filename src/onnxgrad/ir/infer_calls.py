@@ -1,0 +1,59 @@
+"""Types and shapes of calls of local functions: a table of the functions in use says what a call gives.
+
+The library's own way types a body once for all calls that look alike, with the new symbols of the first: sizes
+that only a run tells (how many elements are not zero) would then pass for equal in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Protocol
+
+import onnx_ir as ir
+import onnx_shape_inference as osi
+
+
+class Calls(Protocol):
+    """Local functions that stay functions."""
+
+    def __contains__(self, node: ir.Node) -> bool:
+        """Whether `node` calls one of them."""
+
+    def infer(self, ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+        """Set types and shapes of what a call gives."""
+
+
+_known: ContextVar[Calls | None] = ContextVar("calls", default=None)
+
+
+@contextmanager
+def calls_known(calls: Calls | None) -> Iterator[None]:
+    """Within the ``with`` block, inference asks `calls`."""
+    token = _known.set(calls)
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+def register(domain: str, op_type: str) -> None:
+    """Have inference ask the table in use about nodes that may be calls; all else stays as it was."""
+    before = osi.registry.get(domain, op_type, 1)
+    if hasattr(before, "onnxgrad_calls"):
+        return
+    for since in osi.registry.version_boundaries(domain, op_type) or (1,):
+        osi.registry.register(domain, op_type, since)(_asking(osi.registry.get(domain, op_type, since)))
+
+
+def _asking(otherwise):  # type: ignore[no-untyped-def]
+    def infer(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+        calls = _known.get()
+        if calls is not None and node in calls:
+            calls.infer(ctx, node)
+        elif otherwise is not None:
+            otherwise(ctx, node)
+
+    infer.onnxgrad_calls = True  # type: ignore[attr-defined]
+    return infer
