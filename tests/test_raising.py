@@ -66,6 +66,10 @@ def _cases():
             yield "Resize", 10, operands, {"mode": mode}, {"fixed": {1}}
         operands = [normal(1, 2, 4, 4), np.array([], np.float32), np.array([1, 1, 0.6, 0.5], np.float32)]
         yield "Resize", 11, operands, {"mode": mode}, {"fixed": {1, 2}}
+    for scales in ([1, 1, 2.3, 1.7], [1, 1, 0.6, 0.35]):
+        half = {"coordinate_transformation_mode": "tf_half_pixel_for_nn", "nearest_mode": "floor"}
+        operands = [normal(1, 2, 7, 7), np.array([], np.float32), np.array(scales, np.float32)]
+        yield "Resize", 11, operands, half, {"fixed": {1, 2}}
     for opset in (7, 9, 13, 14):
         yield (
             "BatchNormalization",
@@ -126,7 +130,7 @@ def test_raising_keeps_the_outputs(case, symbolic):
 
 def test_cases_cover_every_form_that_changed():
     """An operator that lost an attribute or was withdrawn since opset 7 needs a case."""
-    covered = {case[0] for case in CASES} | {"Scan"}  # Scan 8 is refused
+    covered = {case[0] for case in CASES} | {"Scan"}  # which is below
     history: dict[str, list[onnx.defs.OpSchema]] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
         if schema.domain == "" and schema.since_version <= 18:
@@ -179,7 +183,7 @@ def _text(body: str, opset: int, inputs: str = "float[2,3] x", outputs: str = "y
         (_text("y = Foo(x)", 9), "Foo node .*no such operator"),
         (_text("y = Relu(x)", 99), "opset 99"),
         (_text("y, m = Dropout(x)\n q = Cast<to=1>(m)", 10, outputs="q"), "Dropout .*mask"),
-        (_text("y = BatchNormalization<spatial=0>(x, x, x, x, x)", 7), "spatial=0"),
+        (_text("y, m, v = BatchNormalization<spatial=0>(x, x, x, x, x)", 7), "spatial=0"),
         (_text("y, a, b, c, d = BatchNormalization(x, x, x, x, x)", 9, outputs="c"), "saved statistics"),
         (
             _text('y = Resize<coordinate_transformation_mode="tf_half_pixel_for_nn">(x, x, x)', 11),
@@ -210,6 +214,51 @@ def test_training_batch_normalization_of_old_opsets():
     m, v = x.mean((0, 2)), x.var((0, 2))
     np.testing.assert_allclose(got["y"], (x - m[:, None]) / np.sqrt(v[:, None] + 1e-5), atol=1e-4)
     np.testing.assert_allclose(got["m2"], 0.8 * mean + 0.2 * m, atol=1e-5)
+
+
+BATCHED = """<ir_version: 7, opset_import: ["" : 8]>
+    g ({lengths} double[b,2] s, double[b,t,2] x, double[b,t,2] z, double[2] w) => (double[b,2] last, double[b,t,2] y) {{
+      last, y = Scan<num_scan_inputs = 2, directions = [0, 1], body = step (double[2] h, double[2] p, double[2] q) =>
+          (double[2] next, double[2] out) {{
+        a = Mul(h, w)
+        c = Mul(p, q)
+        next = Add(a, c)
+        out = Mul(next, q)
+      }}>({given}, s, x, z)
+    }}"""
+
+
+@pytest.mark.parametrize("lengths", [None, np.array([2, 1, 3])], ids=["whole", "lengths"])
+def test_a_scan_over_a_batch(lengths):
+    """That of opset 8: outputs, and gradients by differences of the old model."""
+    given = {"lengths": "", "given": ""} if lengths is None else {"lengths": "int64[b] n,", "given": "n"}
+    source = parser.parse_model(BATCHED.format(**given))
+    feeds = {"s": normal(3, 2), "x": normal(3, 3, 2), "z": normal(3, 3, 2), "w": normal(2)}
+    feeds = {k: v.astype(np.float64) for k, v in feeds.items()} | ({} if lengths is None else {"n": lengths})
+    wrt = ["s", "x", "z", "w"]
+    back = vjp(source, wrt=wrt, of=["last", "y"])
+    assert_sound(back)
+    u = {"last": normal(3, 2).astype(np.float64), "y": normal(3, 3, 2).astype(np.float64)}
+    got = run(back, feeds | {f"{k}_cotangent": v for k, v in u.items()})
+    primal = run(source, feeds)
+    for name in u:
+        np.testing.assert_allclose(got[name], primal[name], atol=1e-12)
+    for w in wrt:
+        t = normal(*feeds[w].shape).astype(np.float64)
+        up, down = (run(source, feeds | {w: feeds[w] + sign * 1e-5 * t}) for sign in (1, -1))
+        moved = sum(np.vdot(u[o], up[o] - down[o]) / 2e-5 for o in u)
+        np.testing.assert_allclose(np.vdot(got[f"{w}_grad"], t), moved, rtol=1e-7, atol=1e-7)
+
+
+def test_normalization_that_shares_nothing():
+    """``spatial=0``: statistics for each element of an example."""
+    per = (2, 3)
+    x, s, b, m, v = (normal(*d) for d in ((4, *per), per, per, per, per))
+    node = helper.make_node("BatchNormalization", ["x", "s", "b", "m", "v"], ["y"], spatial=0, epsilon=1e-2)
+    inputs = [value(n, d) for n, d in (("x", ["N", *per]), ("s", per), ("b", per), ("m", per), ("v", per))]
+    old = model([node], inputs, [value("y", None)], {}, opset=7, ir_version=7)
+    got = run(open_model(old).close(), {"x": x, "s": s, "b": b, "m": m, "v": np.abs(v)})["y"]
+    np.testing.assert_allclose(got, (x - m) / np.sqrt(np.abs(v) + 1e-2) * s + b, rtol=1e-5, atol=1e-5)
 
 
 def test_nested_graphs_are_raised_too():

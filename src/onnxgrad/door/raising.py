@@ -398,8 +398,8 @@ def _half_pixel(site: _Site) -> list[ir.Value | None]:
     if site.attr("mode", "nearest") != "nearest" or site.attr("nearest_mode", "round_prefer_floor") != "floor":
         raise CannotRaiseError("tf_half_pixel_for_nn has a newer form only where the nearest is rounded down")
     x, _, *sizes = site.node.inputs
-    changed = {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_ceil", "mode": "nearest"}
-    return [*site.emit("Resize", x, None, *sizes, **changed)]
+    half = {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_ceil"}
+    return [*site.emit("Resize", x, None, *sizes, outputs=1, mode="nearest", **half)]  # type: ignore[arg-type]
 
 
 def _asymmetric(site: _Site, scales: ir.Value, rounding: str = "floor") -> list[ir.Value | None]:
