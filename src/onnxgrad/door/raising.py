@@ -399,7 +399,7 @@ def _half_pixel(site: _Site) -> list[ir.Value | None]:
         raise CannotRaiseError("tf_half_pixel_for_nn has a newer form only where the nearest is rounded down")
     x, _, *sizes = site.node.inputs
     half = {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_ceil"}
-    return [*site.emit("Resize", x, None, *sizes, outputs=1, mode="nearest", **half)]  # type: ignore[arg-type]
+    return [*site.emit("Resize", x, None, *sizes, outputs=1, mode="nearest", **half)]
 
 
 def _asymmetric(site: _Site, scales: ir.Value, rounding: str = "floor") -> list[ir.Value | None]:
