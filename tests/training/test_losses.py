@@ -142,7 +142,7 @@ def test_labels_fit_the_prediction():
         ({"loss": "mse", "loss_options": {"delta": 1}}, "the loss 'mse' has no option 'delta'"),
         ({"loss": "mse", "loss_options": {"reduction": "none"}}, "a loss is a scalar"),
         ({"loss": "huber", "loss_options": {"delta": 0}}, "delta must be positive"),
-        ({"optimizer": "lion", "loss": "mse"}, "there is no optimizer 'lion'"),
+        ({"optimizer": "lyon", "loss": "mse"}, "there is no optimizer 'lyon'"),
         ({"optimizer": "sgd", "momentum": 0.9, "loss": "mse"}, "'sgd' has no setting 'momentum'"),
         ({"learning_rate": -1, "loss": "mse"}, "learning_rate must be a number"),
         ({"betas": (0.9, 1.0), "loss": "mse"}, "betas must be in"),

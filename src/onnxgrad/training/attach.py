@@ -21,18 +21,24 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.infer import forget_values
-from onnxgrad.ir.walk import reads
+from onnxgrad.ir.walk import prune, reads
 from onnxgrad.training.info import CONVENTION, DOMAIN, FED
-from onnxgrad.training.losses import Loss, labels_of, loss_named, prediction
-from onnxgrad.training.recipes import Hyper, Recipe, recipe_named
-from onnxgrad.training.trainmode import ancestors, statistics, switch
+from onnxgrad.training.measures import check_measures
+from onnxgrad.training.objective import LossTerm, Objective, terms_of
+from onnxgrad.training.schedules import Schedule
+from onnxgrad.training.selection import is_pattern, matching, without
+from onnxgrad.training.trainmode import Mode, ancestors, statistics, switch
+from onnxgrad.training.updating import Group, Plan, State, Update
 from onnxgrad.training.weights import initializer, is_weight, own_weights
+
+#: Metadata of an initializer that is the average of a weight: its name.
+AVERAGE = "onnxgrad.average"
 
 
 def attach(
     model: AnyModel,
     *,
-    loss: str = "cross_entropy",
+    loss: Any = "cross_entropy",
     optimizer: str = "adam",
     output: str | None = None,
     labels: str | None = None,
@@ -42,56 +48,90 @@ def attach(
     betas: tuple[float, float] | None = None,
     eps: float | None = None,
     convention: str | None = None,
+    optimizer_options: Mapping[str, Any] | None = None,
+    groups: Sequence[Group | str] = (),
+    schedule: Schedule | str | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    ema: float | None = None,
     trainable: Sequence[str] | None = None,
+    freeze: Sequence[str] = (),
     train_mode: bool = True,
+    freeze_bn: bool | Sequence[str] = False,
+    dropout: Mapping[str, float] | None = None,
     loss_options: Mapping[str, Any] | None = None,
+    metrics: Sequence[str] = (),
+    accumulate: bool = False,
 ) -> onnx.ModelProto:
     """The model with training information.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. It stays a valid inference model;
-            weights in Constant nodes, or shared by chance, become initializers of their own (see `weights`),
-            and opsets below 18 are raised. Training information that it has is replaced.
-        loss: ``cross_entropy``, ``nll``, ``mse``, ``l1``, ``huber`` or ``bce_with_logits``. If the model
-            ends in the Softmax (Sigmoid) that the loss contains, the loss is taken of what goes into it.
-        optimizer: ``sgd``, ``momentum``, ``nesterov``, ``adam``, ``adamw`` or ``adagrad``.
+            weights in Constant nodes, in branches and bodies, or shared by chance, become initializers of their own
+            (see `weights`), and opsets below 18 are raised. Training information that it has is replaced.
+        loss: a name (see `losses`), also spelled with options as ``0.5*kl:temperature=2``; a graph that computes a
+            scalar (an ONNX model or its path, a FunctionProto, an onnxscript function); a `LossTerm`; or several
+            of these, which are added. If the model ends in the Softmax (Sigmoid) that a loss contains, the loss is
+            taken of what goes into it.
+        optimizer: a name (see `recipes`).
         output: the value that meets the labels; default: the model's only float output.
         labels: name of the label input: a new one, or an input that the model has. Default: ``labels``.
-        learning_rate: default: 0.001 for adam and adamw, else 0.01.
-        weight_decay: default: 0.01 for adamw, else 0. Added to the gradient (norm coefficient), except by
-            adamw, which shrinks the weights themselves.
-        momentum: of momentum and nesterov; default 0.9.
-        betas: of adam and adamw; default (0.9, 0.999).
-        eps: of adam, adamw (default 1e-8) and adagrad (default 1e-10).
-        convention: of adam and adamw: where ε stands. "onnx" (default) is the operator of the specification, which
-            divides by √H + ε and corrects the bias afterwards; "torch" corrects H first, as PyTorch does, and is
-            written out in standard operators. Which it is stands in the metadata of the algorithm.
-        trainable: names of initializers (or of outputs of Constant nodes) to train. Default: every float
-            initializer of rank 1 or more that the loss depends on, except the running statistics of
-            BatchNormalization and tensors with infinities or numbers beyond 1e8 (masks); Constants count
-            where the model has no float initializers of rank 2 or more. Scalars are mostly constants of
-            the architecture; name them to train them.
+        learning_rate, weight_decay, momentum, betas, eps, convention: settings of the optimizer; default: its own.
+            The `convention` of adam and adamw is where ε stands: "onnx" (default) is the operator of the
+            specification, which divides by √H + ε and corrects the bias afterwards; "torch" corrects H first, as
+            PyTorch does, and is written out in standard operators. The metadata of the algorithm say which it is.
+        optimizer_options: further settings by name.
+        groups: parameters with settings of their own, as `Group` or ``pattern:rate=…,decay=…,frozen=true``.
+        schedule: scales the learning rate in the graph, as a function of the number of steps (see `schedules`).
+        clip_norm, clip_value: the largest norm of all gradients together, the largest element of a gradient.
+        ema: the share that a step keeps of the average of each weight; the averages are state, ``{weight}_average``.
+        trainable: what to train: names of initializers (or of outputs of Constant nodes), globs, ``type:Conv``,
+            ``last:2``. Default: every float initializer of rank 1 or more that the loss depends on, except the running
+            statistics of BatchNormalization and tensors with infinities or numbers beyond 1e8 (masks); Constants
+            count where the model has no float initializers of rank 2 or more. Scalars are mostly constants of the
+            architecture; name them to train them.
+        freeze: patterns of what not to train.
         train_mode: run BatchNormalization (updating its running statistics) and Dropout as in training.
+        freeze_bn: keep every BatchNormalization, or those with these names (globs), in inference mode.
+        dropout: shares to drop behind nodes, by type or by a glob over their names or outputs: ``{"Relu": 0.1}``.
         loss_options: ``reduction`` ("mean" or "sum") and those of the loss: ``axis`` of the classes (1),
-            ``ignore_index``, ``weight`` per class, ``delta``.
+            ``ignore_index``, ``weight`` per class, ``delta``, …
+        metrics: further results of the algorithm: accuracy, top5, mse, mae, gradient_norm.
+        accumulate: also compute ``batch_weight``, by which gradients of parts of a batch are weighted.
 
     Raises:
         UnknownName, BadInput: a name that the model does not have, or an option that does not fit.
     """
-    kind = loss_named(loss, loss_options or {})
-    recipe = recipe_named(optimizer, Hyper(learning_rate, weight_decay, momentum, betas, eps, convention))
-    return _Attachment(model, trainable).attach(kind, recipe, output, labels, train_mode)
+    terms = terms_of(loss, loss_options or {}, output, labels)
+    for term in terms:
+        term.check()
+    named = {"learning_rate": learning_rate, "weight_decay": weight_decay, "momentum": momentum, "betas": betas}
+    settings = {**named, "eps": eps, "convention": convention, **(optimizer_options or {})}
+    plan = Plan(
+        optimizer,
+        {key: value for key, value in settings.items() if value is not None},
+        [g if isinstance(g, Group) else Group.of(g) for g in groups],
+        Schedule.of(schedule) if isinstance(schedule, str) else schedule,
+        clip_norm,
+        clip_value,
+        ema,
+    )
+    plan.check()
+    check_measures(metrics)
+    frozen = ["*"] if freeze_bn is True else list(freeze_bn or ())
+    mode = Mode(train_mode, frozen, dropout or {})
+    return _Attachment(model, trainable, freeze).attach(terms, plan, mode, metrics, accumulate)
 
 
 class _Attachment:
     """One model to which an algorithm is attached: written behind the inference graph, then cut off it."""
 
-    def __init__(self, model: AnyModel, trainable: Sequence[str] | None) -> None:
+    def __init__(self, model: AnyModel, trainable: Sequence[str] | None, freeze: Sequence[str]) -> None:
         self.model = open_model(model).model
         self.graph = self.model.graph
         ir.external_data.load_to_model(self.model)
         training_info(self.model).clear()
-        self.trainable = trainable
+        self.trainable, self.freeze = trainable, freeze
         own_weights(self.graph, trainable or ())
         for value in list(self.graph.inputs):
             if value.is_initializer():  # an input with a default value is a weight
@@ -103,30 +143,37 @@ class _Attachment:
         self.inputs = list(self.graph.inputs)
         self.bindings: dict[str, str] = {}
 
-    def attach(self, loss: tuple[Loss, dict[str, Any]], optimizer: tuple[Recipe, Hyper], output: str | None,
-               labels: str | None, train_mode: bool) -> onnx.ModelProto:  # fmt: skip
+    def attach(
+        self, terms: Sequence[LossTerm], plan: Plan, mode: Mode, metrics: Sequence[str], accumulate: bool
+    ) -> onnx.ModelProto:
         """Write everything; the model with its training information."""
-        kind, options = loss
-        y = prediction(kind, self._output(output), options)
+        mode.check(self.nodes)
+        objective = Objective(self.builder, terms, self._output)
         updates: dict[ir.Value, ir.Value] = {}
-        if train_mode:
-            copies, updates = switch(self.builder, self.nodes, y)
-            y = copies.get(y, y)
-        target = self._labels(labels, *labels_of(kind, y, options))
-        value = kind.write(self.builder, Var(self.builder, y), target, **options)
-        value.value.name = self.builder.names.exactly("loss")
-        parameters = self._parameters(value.value)
+        copies: dict[ir.Value, ir.Value] = {}
+        if mode.on:
+            copies, updates = switch(self.builder, self.nodes, objective.predictions(), mode)
+        loss = objective.write(copies, metrics, accumulate)
+        parameters = self._parameters(loss.value, plan)
         for statistic, new in updates.items():
             self.bindings[statistic.name or ""] = new.name or ""
-        gradients = self._gradient(value.value, parameters)
-        self._optimize(*optimizer, parameters, gradients)
-        proto = self._cut(value.name)
-        convention = optimizer[1].convention
-        if convention is not None:
-            said = "after the correction of bias (PyTorch)" if convention == "torch" else "before it (ONNX)"
+        gradients = self._gradient(loss.value, parameters)
+        update = Update(plan, State(self.builder, self._held, self._bind))
+        update.write(parameters, gradients, self.nodes, "gradient_norm" in metrics)
+        if "gradient_norm" in metrics and update.norm is not None:
+            update.norm.value.name = self.builder.names.exactly("gradient_norm")
+            objective.measures["gradient_norm"] = update.norm
+        proto = self._cut(loss.name, [v.name for v in objective.measures.values()])
+        self._say_convention(proto, plan)
+        return proto
+
+    @staticmethod
+    def _say_convention(proto: onnx.ModelProto, plan: Plan) -> None:
+        if plan.optimizer in ("adam", "adamw"):
+            torch = plan.settings.get("convention") == "torch"
+            said = "after the correction of bias (PyTorch)" if torch else "before it (ONNX)"
             props = proto.training_info[0].algorithm.metadata_props
             props.add(key=CONVENTION, value=f"Adam adds its epsilon {said}")
-        return proto
 
     def _output(self, name: str | None) -> ir.Value:
         values = {v.name or "": v for v in self.graph.outputs}
@@ -143,52 +190,47 @@ class _Attachment:
             raise BadInput(f"name the output that meets the labels with `output`; float outputs: {found}")
         return floats[0]
 
-    def _labels(self, name: str | None, dtype: ir.DataType, dims: Any) -> Var:
-        """The label input: one that the model has, or a new one."""
-        wanted = name or "labels"
-        for value in self.graph.inputs:
-            if value.name == wanted:
-                allowed = {ir.DataType.INT32, ir.DataType.INT64} if dtype == ir.DataType.INT64 else {dtype}
-                if value.dtype not in allowed:
-                    raise BadInput(f"the label input {wanted!r} is a tensor of {value.dtype}, not of {dtype}")
-                return Var(self.builder, value)
-        value = ir.Value(
-            name=self.builder.names.exactly(wanted),
-            type=ir.TensorType(dtype),
-            shape=None if dims is None else ir.Shape(dims),
-        )
-        if name is not None and value.name != name:
-            raise BadInput(f"{name!r} is a value of the model, but no input: choose another name for `labels`")
-        self.graph.inputs.append(value)
-        return Var(self.builder, value)
-
-    def _parameters(self, loss: ir.Value) -> list[ir.Value]:
+    def _parameters(self, loss: ir.Value, plan: Plan) -> list[ir.Value]:
         """The initializers to train."""
         initializers = {n: v for n, v in self.graph.initializers.items() if n in self.held}
         nodes = list(self.graph)
         running = statistics(nodes)
         floats = [v for v in initializers.values() if v.dtype in FLOATS]
         reached = {v for node in on_path(nodes, floats, [loss], self.builder) for v in reads(node)}
+        usual = {v.name or "": v for v in floats if v in reached and v not in running and is_weight(v)}
         if self.trainable is None:
-            found = [v for v in floats if v in reached and v not in running and is_weight(v)]
-            if not found:
+            if not usual:
                 raise BadInput("the loss depends on no float initializer: there is nothing to train")
-            return found
-        found = []
-        for name in dict.fromkeys(self.trainable):
-            if name not in initializers:
-                raise UnknownName(name, initializers, "initializer")
-            value = initializers[name]
-            if value.dtype not in FLOATS:
-                raise BadInput(f"{name!r} is a tensor of {value.dtype}; only floats can be trained")
-            if value not in reached:
-                raise BadInput(f"the loss does not depend on {name!r}: it cannot be trained")
-            if value in running:
-                raise BadInput(f"{name!r} is a running statistic, which is not trained by its gradient")
-            found.append(value)
-        if not found:
-            raise BadInput("`trainable` is empty: there is nothing to train")
-        return found
+            found = usual
+        else:
+            found = {}
+            for text in dict.fromkeys(self.trainable):
+                for name in matching(text, usual, self.nodes) if is_pattern(text) else [text]:
+                    found[name] = self._trained(name, initializers, reached, running)
+            if not found:
+                raise BadInput("`trainable` is empty: there is nothing to train")
+        names = without(found, self.freeze, found, self.nodes)
+        frozen = plan.frozen(found, self.nodes)
+        names = [name for name in names if name not in frozen]
+        if not names:
+            raise BadInput("every weight is frozen: there is nothing to train")
+        return [found[name] for name in names]
+
+    @staticmethod
+    def _trained(
+        name: str, initializers: Mapping[str, ir.Value], reached: set[ir.Value], running: set[ir.Value]
+    ) -> ir.Value:
+        """The initializer that was asked for by `name`."""
+        if name not in initializers:
+            raise UnknownName(name, initializers, "initializer")
+        value = initializers[name]
+        if value.dtype not in FLOATS:
+            raise BadInput(f"{name!r} is a tensor of {value.dtype}; only floats can be trained")
+        if value not in reached:
+            raise BadInput(f"the loss does not depend on {name!r}: it cannot be trained")
+        if value in running:
+            raise BadInput(f"{name!r} is a running statistic, which is not trained by its gradient")
+        return value
 
     def _gradient(self, loss: ir.Value, parameters: list[ir.Value]) -> list[Var]:
         needed = {v for node in ancestors(list(self.graph), loss) for v in reads(node)}
@@ -210,12 +252,16 @@ class _Attachment:
             value.type, value.shape = like.type, like.shape
         return list(self.builder.append(node))
 
-    def _held(self, name: str, array: np.ndarray, dtype: ir.DataType, fed: bool = False) -> Var:
+    def _held(
+        self, name: str, array: np.ndarray, dtype: ir.DataType, fed: bool = False, average: str | None = None
+    ) -> Var:
         """A new initializer of its own (constants of the builder are shared)."""
         tensor = ir.tensor(array.astype(dtype.numpy()), name=self.builder.names.exactly(identifier(name)))
         value = initializer(tensor)
         if fed:
             value.metadata_props[FED] = "rate"
+        if average is not None:
+            value.metadata_props[AVERAGE] = average
         self.graph.register_initializer(value)
         return Var(self.builder, value)
 
@@ -225,35 +271,12 @@ class _Attachment:
         new.value.name = self.builder.names.exactly(identifier(f"{held.name}_next"))
         self.bindings[held.name or ""] = new.name
 
-    def _optimize(self, recipe: Recipe, hyper: Hyper, parameters: list[ir.Value], gradients: list[Var]) -> None:
-        """The optimizer on all parameters, those of one dtype together; its state and its counter."""
-        b = self.builder
-        for value in parameters:
-            if recipe.operator and value.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
-                raise BadInput(f"{value.name!r} is a tensor of {value.dtype}; only sgd updates other types")
-        rate = self._held("learning_rate", np.array(hyper.learning_rate), ir.DataType.FLOAT, fed=True)
-        finished = present = rate
-        if recipe.counts:
-            finished = self._held("steps", np.array(0), ir.DataType.INT64)
-            present = b.Add(finished, b.const(np.int64(1)))
-            self._bind(finished.value, present)
-        for dtype in dict.fromkeys(v.dtype for v in parameters):
-            chosen = [k for k, v in enumerate(parameters) if v.dtype == dtype]
-            xs = [Var(b, parameters[k]) for k in chosen]
-            gs = [gradients[k] for k in chosen]
-            states = [
-                [self._held(f"{x.name}_{suffix}", np.zeros(tuple(x.value.shape or ())), dtype) for x in xs]  # type: ignore[arg-type]
-                for suffix in recipe.states
-            ]
-            new = recipe.write(b, hyper, rate, finished, present, xs, gs, *states)
-            for olds, news in zip([xs, *states], new):
-                for x, x_new in zip(olds, news):
-                    self._bind(x.value, x_new)
-
-    def _cut(self, loss: str) -> onnx.ModelProto:
+    def _cut(self, loss: str, measures: Sequence[str]) -> onnx.ModelProto:
         """The inference model as it was, and what was added to it as a training entry."""
         own = {v.name for v in self.graph.inputs if v not in self.inputs}
         named = {v.name: v for node in self.graph for v in node.outputs}
+        ends = [loss, *measures, *self.bindings.values()]
+        prune(self.graph, [*(v for n in self.nodes for v in n.outputs), *self._kept(), *(named[name] for name in ends)])
         forget_values(self.graph)
         proto = ir.to_proto(self.model)
         info = proto.training_info.add()
@@ -265,7 +288,7 @@ class _Attachment:
         algorithm.input.extend(v for v in full.input if v.name in own)
         algorithm.initializer.extend(t for t in full.initializer if t.name not in self.held)
         algorithm.value_info.extend(v for v in full.value_info if v.name in made)
-        for name in [loss, *self.bindings.values()]:
+        for name in dict.fromkeys(ends):
             algorithm.output.append(ir.to_proto(named[name]))
         added = made | own | {t.name for t in algorithm.initializer}
         del full.node[inference:]
@@ -280,3 +303,7 @@ class _Attachment:
         for key, value in self.bindings.items():
             info.update_binding.add(key=key, value=value)
         return proto
+
+    def _kept(self) -> list[ir.Value]:
+        """Initializers that stay, read or not."""
+        return [v for n, v in self.graph.initializers.items() if n in self.held]

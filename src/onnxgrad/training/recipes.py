@@ -1,169 +1,158 @@
-"""Optimizers as a training model states them: which operator, which attributes, which state.
+"""Optimizers by name: settings, state, and whether an operator of the training domain says the same.
 
-SGD and the decoupled weight decay of AdamW have no operator in the training domain; they are written with
-standard ones. Adam is given the count *including* the present step as its T: then its bias correction is
-the usual one from the first step on (with the count of finished steps, the first would have none).
+Where one does (Adam, Momentum, Adagrad), a training model states it, and any runtime of the specification understands
+it; the others are written out by their formulas. Adam is given the count *including* the present step as its T: then
+its bias correction is the usual one from the first step on (with the count of finished steps, the first would
+have none).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import onnx_ir as ir
-
 from onnxgrad.errors import BadInput
-from onnxgrad.ir import Builder, Var
-from onnxgrad.training.info import DOMAIN
+from onnxgrad.ir import Var
+from onnxgrad.training import formulas as f
+from onnxgrad.training.spelling import completed, looked_up, one_of
 
-Groups = list[list[Var]]
+Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Hyper:
-    """Settings of an optimizer; ``None`` stands for its default, or for one that it does not have.
+class Operator:
+    """A node of the training domain: its type, its attributes, whether its T includes the present step.
 
-    The `convention` of Adam is where ε stands: "onnx" before the correction of bias, "torch" after it.
+    `shrinks`: the weights that it is given were shrunk by 1 - Rλ before.
     """
 
-    learning_rate: float | None = None
-    weight_decay: float | None = None
-    momentum: float | None = None
-    betas: tuple[float, float] | None = None
-    eps: float | None = None
-    convention: str | None = None
+    type: str
+    attributes: Mapping[str, Any]
+    present: bool = False
+    shrinks: bool = False
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One optimizer.
+    """One optimizer in (init, update) form.
 
     Attributes:
-        write: ``(builder, hyper, rate, finished, present, xs, gs, *states)`` → the new xs, then the new
-            states; `finished` and `present` count the steps without and with this one.
-        defaults: the settings it has.
-        states: what it keeps per tensor, as suffixes of names.
-        counts: whether it needs to know how many steps there were.
-        operator: whether it is an operator of the training domain, which takes float32 and float64 only.
+        update: from the tensor, its gradient and its states to the new tensor and the new states.
+        settings: its settings with their defaults.
+        states: the shape of each state, which begins as zeros, by what the name of the tensor is followed by.
+        operator: the operator that says the same for these settings, if there is one.
+        source: where the formula comes from.
     """
 
-    write: Callable[..., Groups]
-    defaults: Hyper
-    states: tuple[str, ...] = ()
-    counts: bool = False
-    operator: bool = True
+    update: Callable[..., list[Var]]
+    settings: Settings
+    states: Callable[[Settings, f.Shape], dict[str, f.Shape]] = field(default=f.same())
+    operator: Callable[[Settings], Operator | None] = lambda settings: None
+    source: str = ""
 
 
-def _emit(b: Builder, op_type: str, r: Var, t: Var, groups: Sequence[Sequence[Var]], **attributes: Any) -> Groups:
-    """An optimizer operator on X, G and states, all X first; returns new X and new states."""
-    xs = groups[0]
-    operands = [x for group in groups for x in group]
-    outputs = b.emit(op_type, r, t, *operands, domain=DOMAIN, outputs=len(xs) * (len(groups) - 1), **attributes)
-    for out, like in zip(outputs, [x for k, group in enumerate(groups) if k != 1 for x in group]):
-        out.value.type, out.value.shape = like.value.type, like.value.shape
-    return [list(outputs[k * len(xs) : (k + 1) * len(xs)]) for k in range(len(groups) - 1)]
+def _momentum(mode: str) -> Callable[[Settings], Operator]:
+    return lambda s: Operator(
+        "Momentum", {"alpha": s["momentum"], "beta": 1.0, "norm_coefficient": s["weight_decay"], "mode": mode}
+    )
 
 
-def _rate_for(b: Builder, r: Var, x: Var) -> Var:
-    return b.cast_like(r, x)
+def _adam(s: Settings) -> Operator | None:
+    if s["convention"] == "torch":
+        return None
+    alpha, beta = s["betas"]
+    attributes = {"alpha": alpha, "beta": beta, "epsilon": s["eps"], "norm_coefficient": s["weight_decay"]}
+    return Operator("Adam", attributes, present=True)
 
 
-def _sgd(b: Builder, h: Hyper, r: Var, finished: Var, present: Var, xs: list[Var], gs: list[Var]) -> Groups:
-    """X' = X - R·(G + decay·X)"""
-    decayed = [g + b.Mul(x, h.weight_decay) if h.weight_decay else g for x, g in zip(xs, gs)]
-    return [[x - _rate_for(b, r, x) * g for x, g in zip(xs, decayed)]]
+def _adamw(s: Settings) -> Operator | None:
+    found = _adam({**s, "weight_decay": 0.0})
+    return None if found is None else Operator(found.type, found.attributes, True, shrinks=bool(s["weight_decay"]))
 
 
-def _momentum(mode: str) -> Callable[..., Groups]:
-    def write(b: Builder, h: Hyper, r: Var, finished: Var, present: Var, *groups: list[Var]) -> Groups:
-        return _emit(
-            b, "Momentum", r, finished, groups,
-            alpha=h.momentum, beta=1.0, norm_coefficient=h.weight_decay, mode=mode,
-        )  # fmt: skip
-
-    return write
+def _adagrad(s: Settings) -> Operator:
+    return Operator("Adagrad", {"epsilon": s["eps"], "decay_factor": 0.0, "norm_coefficient": s["weight_decay"]})
 
 
-def _adam(b: Builder, h: Hyper, r: Var, finished: Var, present: Var, *groups: list[Var]) -> Groups:
-    assert h.betas is not None
-    if h.convention == "torch":
-        return _torch_adam(b, h, r, present, groups)
-    return _emit(
-        b, "Adam", r, present, groups,
-        alpha=h.betas[0], beta=h.betas[1], epsilon=h.eps, norm_coefficient=h.weight_decay,
-    )  # fmt: skip
+def _of_operator(*_: Any) -> list[Var]:
+    raise AssertionError("an operator says it for all settings")
 
 
-def _torch_adam(b: Builder, h: Hyper, r: Var, present: Var, groups: Sequence[list[Var]]) -> Groups:
-    """V' = αV + (1-α)G, H' = βH + (1-β)G², X' = X - R/(1-αᵀ)·V'/(√H'/√(1-βᵀ) + ε), as PyTorch has it.
-
-    No operator of the training domain means this, so it is written out. What tensors share is in double precision.
-    """
-    assert h.betas is not None
-    assert h.eps is not None
-    alpha, beta = h.betas
-    double = int(ir.DataType.DOUBLE)
-    t, one = b.Cast(present, to=double), b.const(np.float64(1))
-    rate = b.Cast(r, to=double) / (one - b.Pow(b.const(np.float64(alpha)), t))
-    root = b.Sqrt(one - b.Pow(b.const(np.float64(beta)), t))
-    new: Groups = [[], [], []]
-    for x, g, v, s in zip(*groups):
-        g = g + b.Mul(x, h.weight_decay) if h.weight_decay else g
-        v_new = b.Mul(v, alpha) + b.Mul(g, 1 - alpha)
-        s_new = b.Mul(s, beta) + b.Mul(g * g, 1 - beta)
-        x_new = x - b.cast_like(rate, x) * (v_new / b.Add(b.Sqrt(s_new) / b.cast_like(root, x), h.eps))
-        for kind, value in zip(new, (x_new, v_new, s_new)):
-            kind.append(value)
-    return new
+def _settings(learning_rate: float, weight_decay: float = 0.0, **more: Any) -> Settings:
+    return {"learning_rate": learning_rate, "weight_decay": weight_decay, **more}
 
 
-def _adamw(b: Builder, h: Hyper, r: Var, finished: Var, present: Var, xs: list[Var], *groups: list[Var]) -> Groups:
-    """Adam from (1 - R·decay)·X on"""
-    if h.weight_decay:
-        shrink = 1.0 - b.Mul(r, h.weight_decay)
-        xs = [x * _rate_for(b, shrink, x) for x in xs]
-    return _adam(b, replace(h, weight_decay=0.0), r, finished, present, xs, *groups)
-
-
-def _adagrad(b: Builder, h: Hyper, r: Var, finished: Var, present: Var, *groups: list[Var]) -> Groups:
-    return _emit(b, "Adagrad", r, finished, groups, epsilon=h.eps, decay_factor=0.0, norm_coefficient=h.weight_decay)
-
+_BETAS: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
+_MOMENTS = f.same("mean", "square")
 
 RECIPES: dict[str, Recipe] = {
-    "sgd": Recipe(_sgd, Hyper(0.01, 0.0), operator=False),
-    "momentum": Recipe(_momentum("standard"), Hyper(0.01, 0.0, momentum=0.9), ("momentum",), True),
-    "nesterov": Recipe(_momentum("nesterov"), Hyper(0.01, 0.0, momentum=0.9), ("momentum",), True),
-    "adam": Recipe(_adam, Hyper(0.001, 0.0, betas=(0.9, 0.999), eps=1e-8, convention="onnx"), ("mean", "square"), True),
-    "adamw": Recipe(
-        _adamw, Hyper(0.001, 0.01, betas=(0.9, 0.999), eps=1e-8, convention="onnx"), ("mean", "square"), True
+    "sgd": Recipe(f.sgd, _settings(0.01), source="Robbins and Monro 1951"),
+    "momentum": Recipe(
+        _of_operator, _settings(0.01, momentum=0.9), f.same("momentum"), _momentum("standard"), "Polyak 1964"
     ),
-    "adagrad": Recipe(_adagrad, Hyper(0.01, 0.0, eps=1e-10), ("square",), True),
+    "nesterov": Recipe(
+        _of_operator, _settings(0.01, momentum=0.9), f.same("momentum"), _momentum("nesterov"), "Nesterov 1983"
+    ),
+    "rmsprop": Recipe(
+        f.rmsprop,
+        _settings(0.01, alpha=0.99, eps=1e-8, momentum=0.0, centered=False),
+        f.rmsprop_states,
+        source="Tieleman and Hinton 2012; Graves 2013",
+    ),
+    "adagrad": Recipe(
+        _of_operator, _settings(0.01, eps=1e-10), f.same("square"), _adagrad, "Duchi, Hazan and Singer 2011"
+    ),
+    "adam": Recipe(f.adam, _settings(0.001, **_BETAS, convention="onnx"), _MOMENTS, _adam, "Kingma and Ba 2015"),
+    "adamw": Recipe(
+        f.adamw, _settings(0.001, 0.01, **_BETAS, convention="onnx"), _MOMENTS, _adamw, "Loshchilov and Hutter 2019"
+    ),
+    "nadam": Recipe(f.nadam, _settings(0.002, **_BETAS, momentum_decay=0.004), _MOMENTS, source="Dozat 2016"),
+    "lion": Recipe(f.lion, _settings(1e-4, betas=(0.9, 0.99)), f.same("momentum"), source="Chen et al. 2023"),
+    "lamb": Recipe(f.lamb, _settings(0.001, 0.01, betas=(0.9, 0.999), eps=1e-6), _MOMENTS, source="You et al. 2020"),
+    "adafactor": Recipe(
+        f.adafactor,
+        _settings(0.01, beta2_decay=-0.8, least=1e-3, clip=1.0),
+        f.adafactor_states,
+        source="Shazeer and Stern 2018, as PyTorch has it",
+    ),
+    "muon": Recipe(
+        f.muon,
+        _settings(0.001, 0.1, momentum=0.95, nesterov=True, adjust="original", betas=(0.9, 0.95), eps=1e-8),
+        f.muon_states,
+        source="Jordan et al. 2024",
+    ),
 }
 
 
-def recipe_named(name: str, asked: Hyper) -> tuple[Recipe, Hyper]:
+def recipe_named(name: str, asked: Settings) -> tuple[Recipe, Settings]:
     """The optimizer called `name` with all of its settings; BadInput where one does not belong to it."""
-    if name not in RECIPES:
-        raise BadInput(f"there is no optimizer {name!r}; there are: {', '.join(RECIPES)}")
+    recipe = looked_up("optimizer", name, RECIPES)
+    return recipe, settled(name, asked)
+
+
+def settled(name: str, asked: Settings) -> Settings:
+    """All settings of the optimizer `name`, those that are not `asked` for (or None) at their defaults."""
     recipe = RECIPES[name]
-    settings = dict(vars(recipe.defaults))
-    for setting, value in vars(asked).items():
-        if value is None:
-            continue
-        if settings[setting] is None:
-            has = ", ".join(s for s, default in settings.items() if default is not None)
-            raise BadInput(f"the optimizer {name!r} has no setting {setting!r}; it has: {has}")
-        settings[setting] = value
-    hyper = Hyper(**settings)
-    for setting in ("learning_rate", "weight_decay", "eps"):
-        value = getattr(hyper, setting)
-        if value is not None and not 0 <= value < float("inf"):
+    given = {key: value for key, value in asked.items() if value is not None}
+    settings = completed(f"the optimizer {name!r}", recipe.settings, given, "setting")
+    for setting in ("learning_rate", "weight_decay", "eps", "least"):
+        value = settings.get(setting, 0)
+        if not 0 <= value < float("inf"):
             raise BadInput(f"{setting} must be a number ≥ 0, not {value}")
-    for setting, number in (("momentum", hyper.momentum), *(("betas", x) for x in hyper.betas or ())):
-        if number is not None and not 0 <= number < 1:
-            raise BadInput(f"{setting} must be in [0, 1), not {number}")
-    if hyper.convention not in (None, "onnx", "torch"):
-        raise BadInput(f"convention must be 'onnx' or 'torch', not {hyper.convention!r}")
-    return recipe, hyper
+    shares: dict[str, Any] = {key: settings[key] for key in ("momentum", "alpha") if key in settings}
+    if "betas" in settings:
+        betas = settings["betas"]
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2 or any(isinstance(x, str) for x in betas):
+            raise BadInput(f"betas must be two numbers, not {betas!r}")
+        shares |= {"betas": max(betas) if min(betas) >= 0 else min(betas)}
+    for setting, value in shares.items():
+        if not 0 <= value < 1:
+            raise BadInput(f"{setting} must be in [0, 1), not {value}")
+    if "convention" in settings:
+        one_of("convention", settings["convention"], ("onnx", "torch"))
+    if "adjust" in settings:
+        one_of("adjust", settings["adjust"], ("original", "match_rms_adamw"))
+    if "clip" in settings and not settings["clip"] > 0:
+        raise BadInput(f"clip must be positive, not {settings['clip']}")
+    return settings

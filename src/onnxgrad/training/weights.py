@@ -1,6 +1,7 @@
 """Weights, wherever an exporter has put them: as initializers of their own, so that bindings can name them.
 
-Two habits of exporters are undone. Weights in Constant nodes are lifted, unless the model has initializers of
+Three habits of exporters are undone. Weights inside branches and bodies move to the graph around them, which is where
+bindings can name them. Weights in Constant nodes are lifted, unless the model has initializers of
 rank 2 or more: its exporter keeps weights there, and Constants are constants. Tensors that happen to be equal when
 a model is exported are often stored once and handed out by Identity nodes, so that a running mean *is* a
 bias as long as both are zero; trained, they would move together. Such a copy becomes a tensor of its own if
@@ -22,10 +23,14 @@ from onnxgrad.ir.builder import FLOATS
 
 def own_weights(graph: ir.Graph, wanted: Collection[str]) -> None:
     """Give every weight of `graph`, and all that are `wanted`, an initializer of its own, in place."""
-    keeps = any(_is_matrix(v) for v in graph.initializers.values())
-    for node in list(graph):
-        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-            _lift(graph, node, wanted, keeps)
+    keeps = any(_is_matrix(v) for g in (graph, *graph.subgraphs()) for v in g.initializers.values())
+    names = Names.of_graph(graph)
+    for inner in list(graph.subgraphs()):
+        _hoist(graph, inner, names)
+    for scope in (graph, *graph.subgraphs()):
+        for node in list(scope):
+            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+                _lift(graph, node, wanted, keeps, names)
     for node in list(graph):
         if node.op_type == "Identity" and node.domain in ("", "ai.onnx"):
             _untie(graph, node)
@@ -52,14 +57,26 @@ def _is_matrix(value: ir.Value) -> bool:
     return value.dtype in FLOATS and value.shape is not None and len(value.shape) > 1 and bool(value.uses())
 
 
-def _lift(graph: ir.Graph, node: ir.Node, wanted: Collection[str], keeps: bool) -> None:
+def _hoist(graph: ir.Graph, inner: ir.Graph, names: Names) -> None:
+    """The float initializers of a branch or a body become initializers of the graph around it."""
+    for name, value in list(inner.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or value.dtype not in FLOATS or tensor.size < 2 or value in (*inner.inputs, *inner.outputs):
+            continue
+        own = initializer(_named(tensor, name if name not in graph.initializers else names.fresh(name)))
+        value.replace_all_uses_with(own)
+        del inner.initializers[name]
+        graph.register_initializer(own)
+
+
+def _lift(graph: ir.Graph, node: ir.Node, wanted: Collection[str], keeps: bool, names: Names) -> None:
     """A float Constant becomes an initializer if it is a statistic or wanted, or, unless the graph `keeps`
     its weights as initializers, if it has more than one element."""
     tensor = ir.convenience.get_const_tensor(node.outputs[0])
     if tensor is None or tensor.dtype not in FLOATS or node.outputs[0].is_graph_output():
         return
     if (tensor.size > 1 and not keeps) or node.outputs[0].name in wanted or _only_statistics(node.outputs[0]):
-        _replace(graph, node, tensor)
+        _replace(graph, node, tensor, names)
 
 
 def _untie(graph: ir.Graph, node: ir.Node) -> None:
@@ -87,12 +104,14 @@ def _split_statistics(graph: ir.Graph) -> None:
                         user.replace_input_with(at, own)
 
 
-def _replace(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol) -> None:
-    """An initializer with `tensor`, in place of `node` and with the name of its output."""
-    old = node.outputs[0]
-    value = initializer(_named(tensor, old.name or ""))
+def _replace(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol, names: Names | None = None) -> None:
+    """An initializer with `tensor`, in place of `node` (of `graph`, or inside it) and with the name of its output."""
+    old, scope = node.outputs[0], node.graph
+    assert isinstance(scope, ir.Graph)
+    taken = names is not None and old.name in graph.initializers  # branches may use the same name
+    value = initializer(_named(tensor, names.fresh(old.name or "weight") if taken and names else old.name or ""))
     old.replace_all_uses_with(value)
-    graph.remove(node, safe=True)
+    scope.remove(node, safe=True)
     graph.register_initializer(value)
 
 
