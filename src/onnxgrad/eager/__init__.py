@@ -13,20 +13,29 @@ Operations run at once, so Python's own ``if``, ``for`` and recursion work; a ta
 the same rules that differentiate models differentiate the tape. docs/eager.md tells the whole story.
 """
 
+from onnxgrad.eager import numpy, op
 from onnxgrad.eager.array import Array, stop_gradient
+from onnxgrad.eager.checking import GradientMismatch, check_grads
 from onnxgrad.eager.custom import checkpoint, custom_vjp
+from onnxgrad.eager.models import EagerModel, from_onnx
 from onnxgrad.eager.transforms import elementwise_grad, grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
 
 __all__ = [
     "Array",
+    "EagerModel",
+    "GradientMismatch",
+    "check_grads",
     "checkpoint",
     "custom_vjp",
     "elementwise_grad",
+    "from_onnx",
     "grad",
     "hessian",
     "hvp",
     "jacobian",
     "jvp",
+    "numpy",
+    "op",
     "stop_gradient",
     "value_and_grad",
     "vjp",

@@ -133,9 +133,12 @@ class Array:
             )
         return np.array(self._data, dtype=dtype, copy=copy)
 
-    def __dlpack__(self, **how: Any) -> Any:
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+    ) -> Any:
         data = self.__array__()
-        return (data if data.flags.writeable else data.copy()).__dlpack__(**how)
+        data = data if data.flags.writeable else data.copy()
+        return data.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __dlpack_device__(self) -> tuple[Any, int]:
         return self._data.__dlpack_device__()

@@ -5,24 +5,24 @@ An array that is made of others (``asarray([x, y])``) keeps their derivatives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from onnxgrad.eager.array import Array, as_array
-from onnxgrad.eager.elementwise import cast, discrete, plain, tracked, wrapped
+from onnxgrad.eager.elementwise import cast, plain, tracked
 from onnxgrad.eager.shaping import stack
 
 
-def _on_cpu(device: Any) -> None:
+def on_cpu(device: Any) -> None:
+    """Raise unless `device` is the one there is."""
     if device not in (None, "cpu"):
         raise ValueError(f"arrays are on the device 'cpu', not on {device!r}")
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Array:
     """`obj` as an array: nested lists of numbers or arrays, or anything that numpy takes for an array."""
-    _on_cpu(device)
+    on_cpu(device)
     if isinstance(obj, Array):
         if copy is False and dtype is not None and obj.dtype != np.dtype(dtype):
             raise ValueError("another dtype takes a copy")
@@ -42,28 +42,14 @@ def _foreign(obj: Any) -> bool:
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
     """An array of whatever speaks DLPack."""
-    _on_cpu(device)
+    on_cpu(device)
     data = np.from_dlpack(x, copy=copy) if copy is not None else np.from_dlpack(x)
     return Array(data)
 
 
-def _made(name: str, kernel: Any) -> Callable[..., Any]:
-    """A function that makes an array from numbers."""
-
-    def function(*args: Any, device: Any = None, **kwargs: Any) -> Any:
-        _on_cpu(device)
-        return wrapped(kernel(*map(plain, args), **{k: plain(v) for k, v in kwargs.items()}))
-
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = (kernel.__doc__ or name).strip().split("\n\n")[0]
-    return function
-
-
-def arange(
-    start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None
-) -> Array:
+def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Array:
     """Evenly spaced numbers from `start` up to `stop`, which is not among them."""
-    _on_cpu(device)
+    on_cpu(device)
     first, last = (0, start) if stop is None else (start, stop)
     return Array(np.arange(plain(first), plain(last), plain(step), dtype=dtype))
 
@@ -72,7 +58,7 @@ def linspace(
     start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True
 ) -> Array:
     """`num` evenly spaced numbers from `start` to `stop`."""
-    _on_cpu(device)
+    on_cpu(device)
     if tracked(start) or tracked(stop):
         start = as_array(start)
         weights = Array(np.linspace(0.0, 1.0, num, endpoint=endpoint).astype(start.dtype))
@@ -87,7 +73,7 @@ def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
 
 def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Array:
     """Ones on the diagonal `k`, zeros elsewhere."""
-    _on_cpu(device)
+    on_cpu(device)
     return Array(np.eye(n_rows, n_cols, k, dtype=np.float64 if dtype is None else dtype))
 
 
@@ -95,7 +81,7 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) 
     """`fill_value` everywhere."""
     from onnxgrad.eager.shaping import broadcast_to
 
-    _on_cpu(device)
+    on_cpu(device)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if tracked(fill_value, floats=False):
         x = broadcast_to(fill_value, shape)
@@ -111,13 +97,13 @@ def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = No
 
 def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
     """Zeros."""
-    _on_cpu(device)
+    on_cpu(device)
     return Array(np.zeros(shape, np.float64 if dtype is None else dtype))
 
 
 def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
     """Ones."""
-    _on_cpu(device)
+    on_cpu(device)
     return Array(np.ones(shape, np.float64 if dtype is None else dtype))
 
 
@@ -138,7 +124,7 @@ def empty_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Array:
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Array:
     """`x` as `dtype`."""
-    _on_cpu(device)
+    on_cpu(device)
     x = as_array(x)
     made = cast(x, dtype)
     return Array(x._data.copy(), x._node) if made is x and copy and x._node is None else made
@@ -177,6 +163,3 @@ class _Floats:
         self.eps, self.max, self.min = float(info.eps), float(info.max), float(info.min)
         self.smallest_normal = float(info.smallest_normal)
         self.dtype = np.dtype(info.dtype)
-
-
-may_share_memory = discrete("may_share_memory", np.may_share_memory)

@@ -5,17 +5,18 @@ Where ONNX has no such operator, the tape gets the shortest expression of operat
 
 from __future__ import annotations
 
-import math
+import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from onnxgrad.eager import expressions
 from onnxgrad.eager.array import Array, as_array, record
 from onnxgrad.eager.operators import Operator, macro, standard
 from onnxgrad.eager.tape import Node, exporting
 from onnxgrad.errors import BadInput, NotDifferentiable
-from onnxgrad.ir import Builder, Var
 
 Function = Callable[..., Any]
 _new_array = Array
@@ -56,6 +57,8 @@ def promoted(x1: Any, x2: Any) -> tuple[Array, Array]:
 
 def _named(function: Function, name: str, kernel: Any, mathematics: str = "") -> Function:
     function.__name__ = function.__qualname__ = name
+    if isinstance(kernel, types.FunctionType) and kernel.__module__.startswith(__package__ or ""):
+        function.__signature__ = inspect.signature(kernel)  # type: ignore[attr-defined]
     summary = (kernel.__doc__ or "").strip().split("\n\n")
     text = next((p for p in summary if p and "(x" not in p.split("\n")[0]), name)
     function.__doc__ = mathematics or " ".join(text.split())
@@ -157,98 +160,16 @@ def refuse_tracked(name: str, operands: Any, instead: str, floats: bool = True) 
         raise NotDifferentiable(f"{name} has no derivative in onnxgrad.eager{hint}")
 
 
-# --- expressions where ONNX has no operator --------------------------------------------------------
-
-
 def _op(op_type: str) -> Operator:
     return standard(op_type)
 
 
-def log1p_of(b: Builder, x: Var) -> Var:
-    return b.Log(x + 1.0)
-
-
-def expm1_of(b: Builder, x: Var) -> Var:
-    return b.Exp(x) - 1.0
-
-
-def log2_of(b: Builder, x: Var) -> Var:
-    return b.Log(x) * (1 / math.log(2))
-
-
-def log10_of(b: Builder, x: Var) -> Var:
-    return b.Log(x) * (1 / math.log(10))
-
-
-def exp2_of(b: Builder, x: Var) -> Var:
-    return b.Exp(x * math.log(2))
-
-
-def square_of(b: Builder, x: Var) -> Var:
-    return x * x
-
-
-def trunc_of(b: Builder, x: Var) -> Var:
-    return b.Sign(x) * b.Floor(b.Abs(x))
-
-
-def is_finite_of(b: Builder, x: Var) -> Var:
-    return b.Not(b.Or(b.IsNaN(x), b.IsInf(x)))
-
-
-def is_negative_of(b: Builder, x: Var) -> Var:
-    return b.Or(x < 0.0, b.Reciprocal(x) < 0.0)
-
-
-def differ_of(b: Builder, x: Var, y: Var) -> Var:
-    return b.Not(b.Equal(x, y))
-
-
-def floor_divide_of(b: Builder, x: Var, y: Var) -> Var:
-    return b.Floor(x / y)
-
-
-def floor_divide_ints_of(b: Builder, x: Var, y: Var) -> Var:
-    return b.Div(b.Sub(x, b.Mod(x, y)), y)
-
-
-def remainder_of(b: Builder, x: Var, y: Var) -> Var:
-    return x - b.Floor(x / y) * y
-
-
-def divide_ints_of(b: Builder, x: Var, y: Var) -> Var:
-    return b.Cast(x, to=11) / b.Cast(y, to=11)
-
-
-def hypot_of(b: Builder, x: Var, y: Var) -> Var:
-    return b.Sqrt(x * x + y * y)
-
-
-def logaddexp_of(b: Builder, x: Var, y: Var) -> Var:
-    return y + b.Softplus(x - y)
-
-
-def copysign_of(b: Builder, x: Var, y: Var) -> Var:
-    return b.Where(b.Equal(is_negative_of(b, x), is_negative_of(b, y)), x, -x)
-
-
-def atan2_of(b: Builder, y: Var, x: Var) -> Var:
-    """Arctangents of the quotient that is at most 1, and the constant of each octant."""
-    flat = b.LessOrEqual(b.Abs(y), b.Abs(x))
-    one = b.const(1, x.dtype)
-    near = b.Atan(b.Where(flat, y, one) / b.Where(flat, x, one))
-    far = b.Atan(b.Where(flat, one, x) / b.Where(flat, one, y))
-    sign = b.Where(is_negative_of(b, y), b.Neg(one), one)
-    turn = b.Where(is_negative_of(b, x), sign * math.pi, sign * 0.0)
-    return b.Where(flat, near + turn, sign * (math.pi / 2) - far)
-
-
-def bit_left_of(b: Builder, x: Var, y: Var) -> Var:
-    return b.BitShift(x, y, direction="LEFT")
-
-
-def bit_right_of(b: Builder, x: Var, y: Var) -> Var:
-    return b.BitShift(x, y, direction="RIGHT")
+def _floor_divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """numpy's, but for infinities the floor of the quotient."""
+    whole = np.floor_divide(x, y)
+    if whole.dtype.kind != "f" or (np.isfinite(x).all() and np.isfinite(y).all()):
+        return whole
+    return np.where(np.isinf(x) | np.isinf(y), np.floor(np.divide(x, y)), whole)
 
 
 _SAME, _NOT = _op("Identity"), _op("Not")
@@ -267,50 +188,52 @@ ceil = unary("ceil", _SAME, np.ceil, floats=_op("Ceil"))
 cos = unary("cos", _op("Cos"), np.cos)
 cosh = unary("cosh", _op("Cosh"), np.cosh)
 exp = unary("exp", _op("Exp"), np.exp)
-exp2 = unary("exp2", macro(exp2_of), np.exp2)
-expm1 = unary("expm1", macro(expm1_of), np.expm1)
+exp2 = unary("exp2", macro(expressions.exp2_of), np.exp2)
+expm1 = unary("expm1", macro(expressions.expm1_of), np.expm1)
 floor = unary("floor", _SAME, np.floor, floats=_op("Floor"))
-isfinite = unary("isfinite", macro(is_finite_of), np.isfinite)
+isfinite = unary("isfinite", macro(expressions.is_finite_of), np.isfinite)
 isinf = unary("isinf", _op("IsInf"), np.isinf)
 isnan = unary("isnan", _op("IsNaN"), np.isnan)
 log = unary("log", _op("Log"), np.log)
-log10 = unary("log10", macro(log10_of), np.log10)
-log1p = unary("log1p", macro(log1p_of), np.log1p)
-log2 = unary("log2", macro(log2_of), np.log2)
+log10 = unary("log10", macro(expressions.log10_of), np.log10)
+log1p = unary("log1p", macro(expressions.log1p_of), np.log1p)
+log2 = unary("log2", macro(expressions.log2_of), np.log2)
 logical_not = unary("logical_not", _NOT, np.logical_not)
 negative = unary("negative", _op("Neg"), np.negative)
 positive = unary("positive", _SAME, np.positive)
 reciprocal = unary("reciprocal", _op("Reciprocal"), np.reciprocal)
 round = unary("round", _SAME, np.round, floats=_op("Round"))
 sign = unary("sign", _op("Sign"), np.sign)
-signbit = unary("signbit", macro(is_negative_of), np.signbit)
+signbit = unary("signbit", macro(expressions.is_negative_of), np.signbit)
 sin = unary("sin", _op("Sin"), np.sin)
 sinh = unary("sinh", _op("Sinh"), np.sinh)
 sqrt = unary("sqrt", _op("Sqrt"), np.sqrt)
-square = unary("square", macro(square_of), np.square)
+square = unary("square", macro(expressions.square_of), np.square)
 tan = unary("tan", _op("Tan"), np.tan)
 tanh = unary("tanh", _op("Tanh"), np.tanh)
-trunc = unary("trunc", _SAME, np.trunc, floats=macro(trunc_of))
+trunc = unary("trunc", _SAME, np.trunc, floats=macro(expressions.trunc_of))
 
 # --- two operands ----------------------------------------------------------------------------------
 
 add = binary("add", _op("Add"), np.add)
-atan2 = binary("atan2", macro(atan2_of), np.arctan2)
+atan2 = binary("atan2", macro(expressions.atan2_of), np.arctan2)
 bitwise_and = binary("bitwise_and", _op("BitwiseAnd"), np.bitwise_and, booleans=_op("And"))
-bitwise_left_shift = binary("bitwise_left_shift", macro(bit_left_of), np.left_shift)
+bitwise_left_shift = binary("bitwise_left_shift", macro(expressions.bit_left_of), np.left_shift)
 bitwise_or = binary("bitwise_or", _op("BitwiseOr"), np.bitwise_or, booleans=_op("Or"))
-bitwise_right_shift = binary("bitwise_right_shift", macro(bit_right_of), np.right_shift)
+bitwise_right_shift = binary("bitwise_right_shift", macro(expressions.bit_right_of), np.right_shift)
 bitwise_xor = binary("bitwise_xor", _op("BitwiseXor"), np.bitwise_xor, booleans=_op("Xor"))
-copysign = binary("copysign", macro(copysign_of), np.copysign)
-divide = binary("divide", _op("Div"), np.divide, ints=macro(divide_ints_of))
+copysign = binary("copysign", macro(expressions.copysign_of), np.copysign)
+divide = binary("divide", _op("Div"), np.divide, ints=macro(expressions.divide_ints_of))
 equal = binary("equal", _op("Equal"), np.equal)
-floor_divide = binary("floor_divide", macro(floor_divide_of), np.floor_divide, ints=macro(floor_divide_ints_of))
+floor_divide = binary(
+    "floor_divide", macro(expressions.floor_divide_of), _floor_divide, ints=macro(expressions.floor_divide_ints_of)
+)
 greater = binary("greater", _op("Greater"), np.greater)
 greater_equal = binary("greater_equal", _op("GreaterOrEqual"), np.greater_equal)
-hypot = binary("hypot", macro(hypot_of), np.hypot)
+hypot = binary("hypot", macro(expressions.hypot_of), np.hypot)
 less = binary("less", _op("Less"), np.less)
 less_equal = binary("less_equal", _op("LessOrEqual"), np.less_equal)
-logaddexp = binary("logaddexp", macro(logaddexp_of), np.logaddexp)
+logaddexp = binary("logaddexp", macro(expressions.logaddexp_of), np.logaddexp)
 logical_and = binary("logical_and", _op("And"), np.logical_and)
 logical_or = binary("logical_or", _op("Or"), np.logical_or)
 logical_xor = binary("logical_xor", _op("Xor"), np.logical_xor)
@@ -318,9 +241,9 @@ maximum = binary("maximum", _op("Max"), np.maximum)
 minimum = binary("minimum", _op("Min"), np.minimum)
 multiply = binary("multiply", _op("Mul"), np.multiply)
 nextafter = opaque("nextafter", np.nextafter)
-not_equal = binary("not_equal", macro(differ_of), np.not_equal)
+not_equal = binary("not_equal", macro(expressions.differ_of), np.not_equal)
 _power = binary("pow", _op("Pow"), np.power)
-remainder = binary("remainder", macro(remainder_of), np.remainder, ints=_op("Mod"))
+remainder = binary("remainder", macro(expressions.remainder_of), np.remainder, ints=_op("Mod"))
 subtract = binary("subtract", _op("Sub"), np.subtract)
 
 

@@ -43,7 +43,7 @@ def _index(k: Any) -> Any:
     """One part of a key: an int, a slice, None, an ellipsis or an array."""
     if k is None or k is Ellipsis or isinstance(k, slice):
         return k
-    if isinstance(k, (bool, np.bool_)) or isinstance(k, (list, np.ndarray)):
+    if isinstance(k, (bool, np.bool_, list, np.ndarray)):
         return as_array(np.asarray(k))
     if isinstance(k, Array):
         scalar = k.ndim == 0 and k.dtype.kind in "iu" and (k._node is None or not exporting.get())
@@ -152,9 +152,9 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Array:
         from onnxgrad.eager.shaping import broadcast_to
 
         at = axis % x.ndim
-        shape = np.broadcast_shapes(*(s[:at] + (1,) + s[at + 1 :] for s in (x.shape, i.shape)))
-        x = broadcast_to(x, shape[:at] + (x.shape[at],) + shape[at + 1 :])
-        i = broadcast_to(i, shape[:at] + (i.shape[at],) + shape[at + 1 :])
+        shape = np.broadcast_shapes(*((*s[:at], 1, *s[at + 1 :]) for s in (x.shape, i.shape)))
+        x = broadcast_to(x, (*shape[:at], x.shape[at], *shape[at + 1 :]))
+        i = broadcast_to(i, (*shape[:at], i.shape[at], *shape[at + 1 :]))
     return record(standard("GatherElements", axis=axis % x.ndim), [x, _whole(i)], value)
 
 
@@ -189,4 +189,4 @@ unique_all = opaque("unique_all", np.unique_all, _INSTEAD)
 unique_counts = opaque("unique_counts", np.unique_counts, _INSTEAD)
 unique_inverse = opaque("unique_inverse", np.unique_inverse, _INSTEAD)
 unique_values = opaque("unique_values", np.unique_values, _INSTEAD)
-isin = discrete("isin", np.isin)
+isin = discrete("isin", lambda x1, x2, /, *, invert=False: np.isin(x1, x2, invert=invert))

@@ -20,14 +20,21 @@ from onnxgrad.eager.reductions import axes_of, max, min, sum
 from onnxgrad.eager.shaping import expand_dims, matrix_transpose, moveaxis, reshape, squeeze, tril
 
 __all__ = [
-    "cholesky", "cross", "det", "diagonal", "eigh", "eigvalsh", "inv", "matmul", "matrix_norm", "matrix_power",
-    "matrix_rank", "matrix_transpose", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals",
-    "tensordot", "trace", "vecdot", "vector_norm",
+    "cholesky", "cross", "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh", "inv", "matmul", "matrix_norm",
+    "matrix_power", "matrix_rank", "matrix_transpose", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd",
+    "svdvals", "tensordot", "trace", "vecdot", "vector_norm",
 ]  # fmt: skip
 
 
 class EighResult(NamedTuple):
     """Eigenvalues in ascending order, and eigenvectors as columns."""
+
+    eigenvalues: Any
+    eigenvectors: Any
+
+
+class EigResult(NamedTuple):
+    """Eigenvalues, and eigenvectors as columns."""
 
     eigenvalues: Any
     eigenvectors: Any
@@ -219,8 +226,14 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     return moveaxis(y, (-2, -1), axes) if keepdims else y
 
 
+def _complex(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.result_type(x, np.complex64))
+
+
 pinv = opaque("pinv", lambda x, /, *, rtol=None: np.linalg.pinv(x, rtol=rtol), "use solve of the normal equations")
 qr = opaque("qr", lambda x, /, *, mode="reduced": np.linalg.qr(x, mode=mode), "use cholesky(x.mT @ x, upper=True)")
 svd = opaque("svd", lambda x, /, *, full_matrices=True: np.linalg.svd(x, full_matrices), "use eigh(x.mT @ x)")
 svdvals = opaque("svdvals", lambda x, /: np.linalg.svdvals(x), "use sqrt(eigvalsh(x.mT @ x))")
+eigvals = opaque("eigvals", lambda x, /: _complex(np.linalg.eigvals(x)), "use eigvalsh of a symmetric matrix")
+eig = opaque("eig", lambda x, /: EigResult(*map(_complex, np.linalg.eig(x))), "use eigh of a symmetric matrix")
 matrix_rank = discrete("matrix_rank", lambda x, /, *, rtol=None: np.linalg.matrix_rank(x, rtol=rtol))

@@ -10,7 +10,7 @@ import numpy as np
 
 from onnxgrad.eager import elementwise as e
 from onnxgrad.eager.array import Array, as_array, record
-from onnxgrad.eager.elementwise import promoted
+from onnxgrad.eager.elementwise import install, promoted
 from onnxgrad.eager.operators import standard
 from onnxgrad.eager.reductions import axes_of, sum
 from onnxgrad.eager.shaping import expand_dims, moveaxis
@@ -111,4 +111,8 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
 
     (a1, a2, a3), (b1, b2, b3) = unstack(moveaxis(a, axis, -1), axis=-1), unstack(moveaxis(b, axis, -1), axis=-1)
     products = [(a2, b3, a3, b2), (a3, b1, a1, b3), (a1, b2, a2, b1)]
-    return moveaxis(stack([e.subtract(e.multiply(p, q), e.multiply(r, s)) for p, q, r, s in products], axis=-1), -1, axis)
+    parts = [e.subtract(e.multiply(p, q), e.multiply(r, s)) for p, q, r, s in products]
+    return moveaxis(stack(parts, axis=-1), -1, axis)
+
+
+install("matmul", matmul)

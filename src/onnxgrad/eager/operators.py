@@ -14,6 +14,9 @@ import numpy as np
 
 from onnxgrad.ir import Builder, Var
 
+#: The opset of what is recorded, where no model in it has another.
+OPSET = 23
+
 #: Operands that are part of an operator: a vector of ints, one int, a number of the dtype beside it, or nothing.
 Static = tuple[int, ...] | int | float | None
 
@@ -25,6 +28,8 @@ class Operator:
 
     #: whether what it does cannot be written into a graph: its derivative is a Python function (see `custom`)
     opaque = False
+    #: the opsets (by domain) whose definitions it means, and the operators it means them of; None if that is no matter
+    versions: tuple[dict[str, int], frozenset[tuple[str, str]]] | None = None
 
     def __init__(self, *key: Hashable) -> None:
         self.key = key
@@ -56,6 +61,18 @@ class Standard(Operator):
         held = dict(statics)  # type: ignore[call-overload]
         inputs = [_operand(held[i]) if i in held else next(rest) for i in range(len(operands) + len(held))]
         return b.emit(op_type, *inputs, domain=domain, outputs=outputs, **dict(attributes))  # type: ignore[arg-type, call-overload]
+
+
+class Named(Standard):
+    """An operator that the user asked for by its name: as the opset `OPSET` defines it."""
+
+    __slots__ = ()
+
+    @property
+    def versions(self) -> tuple[dict[str, int], frozenset[tuple[str, str]]]:  # type: ignore[override]
+        """The opset that is meant."""
+        op_type, domain = self.key[0], self.key[3]
+        return {domain: 1 if domain else OPSET}, frozenset({(domain, op_type)})  # type: ignore[dict-item, arg-type]
 
 
 def _operand(static: Static) -> Any:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad import api  # noqa: F401  (it fills the registry of rules)
+from onnxgrad import api
 from onnxgrad.eager.array import Array, record, record_several
-from onnxgrad.eager.operators import Macro, Operator
+from onnxgrad.eager.operators import OPSET, Operator
+from onnxgrad.eager.operators import part as pick
 from onnxgrad.eager.tape import Node, Program, Source, exporting
 from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput, NotDifferentiable, RuleError
@@ -28,19 +29,42 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.finish import finish
 from onnxgrad.ir.known import is_repeatable
 from onnxgrad.ir.walk import reads, subgraphs
+from onnxgrad.rules.op import schema_of
 from onnxgrad.runtime import Options, ReferenceSession, Session
 
-OPSET, IR_VERSION = 23, 11
+IR_VERSION = 13
 
 #: How graphs run. Threads that wait do not spin: between two runs, Python is busy.
 OPTIONS = Options(spinning=False)
+#: Where results are in a program; None for one that is not there.
+Places = Sequence[int | None]
 #: How many graphs are kept.
 MOST_PLANS = 1024
 
 
-def new_builder() -> Builder:
-    """A builder of an empty graph."""
-    return Builder(ir.Graph([], [], nodes=[], name="eager", opset_imports={"": OPSET}))
+def new_builder(operators: Iterable[Operator]) -> Builder:
+    """A builder of an empty graph, of an opset in which `operators` mean what they were written to mean.
+
+    What has no version of its own is the same in all of them.
+    """
+    wanted = [op.versions for op in dict.fromkeys(operators) if op.versions is not None]
+    imports: dict[str, int] = {}
+    for versions, _ in wanted:
+        for domain, version in versions.items():
+            imports[domain] = max(version, imports.get(domain, 0))
+    for versions, used in wanted:
+        for domain, op_type in used:
+            if _since(domain, op_type, versions[domain]) != _since(domain, op_type, imports[domain]):
+                raise BadInput(
+                    f"{op_type} is used of the opsets {versions[domain]} and {imports[domain]}, which differ on it\n"
+                    "  hint: convert the models to one opset"
+                )
+    return Builder(ir.Graph([], [], nodes=[], name="eager", opset_imports={"": OPSET} | imports))
+
+
+def _since(domain: str, op_type: str, opset: int) -> int | None:
+    schema = schema_of(domain, op_type, opset)
+    return None if schema is None else schema.since_version
 
 
 def formal(b: Builder, value: np.ndarray, hint: str, shape: Sequence[Any] | None = None) -> Var:
@@ -94,15 +118,16 @@ class Run:
 class Call(Operator):
     """A graph as one operator: inlined where it is written."""
 
-    __slots__ = ("graph",)
+    __slots__ = ("graph", "versions")
 
-    def __init__(self, graph: ir.Graph) -> None:
+    def __init__(self, graph: ir.Graph, versions: Any = None) -> None:
         super().__init__("Call", id(graph))
         self.graph = graph
+        self.versions = versions
 
     def write(self, b: Builder, operands: Sequence[Var]) -> Any:
         """Emit the nodes of the graph."""
-        there = {v: x for v, x in zip(self.graph.inputs, operands)}
+        there = dict(zip(self.graph.inputs, operands))
         for v in self.graph.initializers.values():
             assert v.const_value is not None
             there[v] = b.const(v.const_value.numpy(), v.dtype)
@@ -113,8 +138,9 @@ class Call(Operator):
             made = b.emit(node.op_type, *given, domain=node.domain, outputs=count, **attributes)
             for v, x in zip(node.outputs, made if count > 1 else (made,)):
                 there[v] = x
-                if x.value.shape is None or not x.value.shape.is_static():
-                    x.value.type, x.value.shape = x.value.type or v.type, v.shape
+                x.value.type = x.value.type or v.type
+                if v.shape is not None and (x.value.shape is None or v.shape.is_static()):
+                    x.value.shape = v.shape  # a symbol of the called graph means nothing here
         found = tuple(there[v] for v in self.graph.outputs)
         return found if len(found) > 1 else found[0]
 
@@ -143,12 +169,14 @@ class Written:
         sources: the inputs that stand for what comes from outside.
         values: what the nodes give.
         recorded: for each value that the tape holds, where: a place of the program, and a part.
+        versions: the opsets, and the operators that mean just these (see `Operator.versions`).
     """
 
     b: Builder
     sources: list[Var]
     values: list[Any]
     recorded: dict[ir.Value, tuple[int, int | None]]
+    versions: Any = None
 
     def at(self, place: int) -> Var:
         """The variable for a place."""
@@ -157,7 +185,7 @@ class Written:
 
 def write(p: Program) -> Written:
     """The program `p` in a new graph."""
-    b = new_builder()
+    b = new_builder(node.op for node in p.nodes)
     w = Written(b, [formal(b, p.value(~k), "in") for k in range(len(p.sources))], [], {})
     for i, (node, refs) in enumerate(zip(p.nodes, p.wiring)):
         made = node.op.write(b, [w.at(r) for r in refs])
@@ -166,6 +194,8 @@ def write(p: Program) -> Written:
         for part, (var, held) in enumerate(zip(made, node.value) if several else [(made, node.value)]):
             _fit(node.op, var, held)
             w.recorded.setdefault(var.value, (i, part if several else None))
+    used = [node.op.versions[1] for node in p.nodes if node.op.versions is not None]
+    w.versions = (dict(b.graph.opset_imports), frozenset().union(*used)) if used else None
     return w
 
 
@@ -192,7 +222,7 @@ class Plan:
     """
 
     def __init__(self, w: Written, seeds: Sequence[Var], results: Sequence[Var | None]) -> None:
-        b, graph = w.b, w.b.graph
+        b, graph, versions = w.b, w.b.graph, w.versions
         self.given = [r is not None for r in results]
         for r in results:
             if r is not None:
@@ -208,12 +238,14 @@ class Plan:
         finish(graph, names=b.names)
         self._refuse_random(graph)
         self.run = Run(ir.Model(graph, ir_version=IR_VERSION))
-        self.call = Call(graph)
+        self.call = Call(graph, versions)
 
     @staticmethod
     def _refuse_random(graph: ir.Graph) -> None:
         for node in graph.all_nodes():
-            if not subgraphs(node) and not is_repeatable(node.op_type, node.domain, OPSET):
+            if not subgraphs(node) and not is_repeatable(
+                node.op_type, node.domain, graph.opset_imports.get(node.domain, 1)
+            ):
                 raise NotDifferentiable(
                     f"the derivative would have to draw the numbers of a {node.op_type} again\n"
                     "  hint: draw them outside, and pass them in"
@@ -242,8 +274,6 @@ class Plan:
         value = source.value if part is None else source.value[part]
         if part is None:
             return Array(value, source)
-        from onnxgrad.eager.operators import part as pick
-
         return Array(value, Node(pick(part), (source,), value))
 
 
@@ -310,7 +340,9 @@ class Cache:
 plans = Cache(MOST_PLANS)
 
 
-def pull(p: Program, ends: Sequence[int | None], seeds: Sequence[Array], directions: bool = False) -> list[Array | None]:
+def pull(
+    p: Program, ends: Sequence[int | None], seeds: Sequence[Array], directions: bool = False
+) -> list[Array | None]:
     """The cotangents of the variables of `p`, given those of the places `ends`; None for zero.
 
     With `directions`, all have one more axis in front.
@@ -347,7 +379,9 @@ def _own(b: Builder, x: Var) -> Var:
     return b.append(ir.Node("", "Identity", [x.value]))[0] if x.value.is_graph_input() else x
 
 
-def push(p: Program, ends: Sequence[int | None], seeds: Sequence[Array], directions: bool = False) -> list[Array | None]:
+def push(
+    p: Program, ends: Sequence[int | None], seeds: Sequence[Array], directions: bool = False
+) -> list[Array | None]:
     """The tangents of the places `ends`, given those of the variables of `p`; None for zero."""
     key = ("push", p.key, tuple(ends), tuple((s.dtype.num, s.shape) for s in seeds), directions)
     return plans.get(key, lambda: _plan_push(p, ends, seeds, directions))(p, seeds)
@@ -368,7 +402,11 @@ def _plan_push(p: Program, ends: Sequence[int | None], seeds: Sequence[Array], d
 
 
 def _directed(
-    b: Builder, seeds: Sequence[Var], emit: Callable[[Sequence[Var]], list[Var | None]], likes: Sequence[Any], many: bool
+    b: Builder,
+    seeds: Sequence[Var],
+    emit: Callable[[Sequence[Var]], list[Var | None]],
+    likes: Sequence[Any],
+    many: bool,
 ) -> list[Var | None]:
     """What `emit` gives for the seeds, or for each slice of them."""
     if not many:

@@ -28,11 +28,11 @@ def _no_axis(axis: int, ndim: int) -> int:
 
 def _reduced(op_type: str, kernel: Any, x: Array, axis: Axis, keepdims: bool) -> Array:
     axes = axes_of(axis, x.ndim)
-    value = kernel(x._data, axis=axes, keepdims=keepdims)
+    value = np.asarray(kernel(x._data, axis=axes, keepdims=keepdims), x.dtype)
     if x._node is None:
-        return Array(np.asarray(value))
+        return Array(value)
     op = standard(op_type, ((1, axes),), keepdims=int(keepdims)) if axes else standard("Identity")
-    return record(op, [x], np.asarray(value, x.dtype))
+    return record(op, [x], value)
 
 
 def _widened(x: Any, dtype: Any) -> Array:
@@ -41,55 +41,55 @@ def _widened(x: Any, dtype: Any) -> Array:
     return cast(x, np.sum(x._data[..., :0]).dtype if dtype is None and x.ndim else dtype or np.sum(x._data).dtype)
 
 
-def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
+def sum(x: Any, /, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
     """The sum of the elements along `axis`."""
     return _reduced("ReduceSum", np.sum, _widened(x, dtype), axis, keepdims)
 
 
-def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
+def prod(x: Any, /, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
     """The product of the elements along `axis`."""
     return _reduced("ReduceProd", np.prod, _widened(x, dtype), axis, keepdims)
 
 
-def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+def mean(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
     """The mean of the elements along `axis`."""
     x = as_array(x)
     return _reduced("ReduceMean", np.mean, x if x.dtype.kind in "fc" else cast(x, np.float64), axis, keepdims)
 
 
-def max(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+def max(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
     """The largest element along `axis`; several share the derivative."""
     return _reduced("ReduceMax", np.max, as_array(x), axis, keepdims)
 
 
-def min(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+def min(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
     """The smallest element along `axis`; several share the derivative."""
     return _reduced("ReduceMin", np.min, as_array(x), axis, keepdims)
 
 
-def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
+def var(x: Any, /, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
     """The mean squared distance from the mean, over the number of elements less `correction`."""
     x = as_array(x)
     if x._node is None:
-        return Array(np.asarray(np.var(x._data, axis=axis, ddof=correction, keepdims=keepdims)))  # type: ignore[call-overload]
+        return Array(np.asarray(np.var(x._data, axis=axis, ddof=correction, keepdims=keepdims)))
     count = math.prod(x.shape[a] for a in axes_of(axis, x.ndim))
     distance = e.subtract(x, mean(x, axis=axis, keepdims=True))
     return e.divide(sum(e.square(distance), axis=axis, keepdims=keepdims), float(count - correction))
 
 
-def std(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
+def std(x: Any, /, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
     """The square root of `var`."""
     return e.sqrt(var(x, axis=axis, correction=correction, keepdims=keepdims))
 
 
-def cumulative_sum(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
+def cumulative_sum(x: Any, /, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
     """The sums of the first elements along `axis`."""
     x, at = _running(_widened(x, dtype), axis)
     y = record(standard("CumSum", ((1, at),)), [x], np.cumsum(x._data, axis=at))
     return _after(0, y, at) if include_initial else y
 
 
-def cumulative_prod(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
+def cumulative_prod(x: Any, /, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
     """The products of the first elements along `axis`."""
     from onnxgrad.eager.shaping import expand_dims, stack, unstack
 
@@ -121,7 +121,7 @@ def _after(first: int, y: Array, axis: int) -> Array:
     return concat([Array(np.full(shape, first, y.dtype)), y], axis=axis)
 
 
-def diff(x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Array:
+def diff(x: Any, /, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Array:
     """The `n`-th differences of neighbours along `axis`, after `prepend` and `append` are put to its ends."""
     from onnxgrad.eager.indexing import getitem
     from onnxgrad.eager.shaping import concat
@@ -149,12 +149,12 @@ def _counted(op_type: str, kernel: Any, x: Any, axis: int | None, keepdims: bool
     return record(standard(op_type, axis=int(axis), keepdims=int(keepdims)), [x], np.asarray(value, np.int64))
 
 
-def argmax(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
+def argmax(x: Any, /, axis: int | None = None, keepdims: bool = False) -> Array:
     """Where the largest element along `axis` is (the first of several)."""
     return _counted("ArgMax", np.argmax, x, axis, keepdims)
 
 
-def argmin(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Array:
+def argmin(x: Any, /, axis: int | None = None, keepdims: bool = False) -> Array:
     """Where the smallest element along `axis` is (the first of several)."""
     return _counted("ArgMin", np.argmin, x, axis, keepdims)
 
@@ -167,20 +167,22 @@ def _logical(op_type: str, kernel: Any, x: Any, axis: Axis, keepdims: bool) -> A
     return cast(_reduced(op_type, getattr(np, op_type[6:].lower()), ones, axis, keepdims), bool)
 
 
-def all(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+def all(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
     """Whether all elements along `axis` are true."""
     return _logical("ReduceMin", np.all, x, axis, keepdims)
 
 
-def any(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+def any(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
     """Whether some element along `axis` is true."""
     return _logical("ReduceMax", np.any, x, axis, keepdims)
 
 
-def count_nonzero(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
+def count_nonzero(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
     """How many elements along `axis` are not 0."""
     return sum(cast(e.not_equal(x, 0), np.int64), axis=axis, keepdims=keepdims)
 
 
 nonzero = discrete("nonzero", np.nonzero)
-searchsorted = discrete("searchsorted", np.searchsorted)
+searchsorted = discrete(
+    "searchsorted", lambda x1, x2, /, *, side="left", sorter=None: np.searchsorted(x1, x2, side, sorter)
+)

@@ -79,10 +79,10 @@ def broadcast_to(x: Any, /, shape: Sequence[int]) -> Array:
     return record(standard("Expand", ((1, tuple(shape)),)), [x], np.broadcast_to(x._data, tuple(shape)))
 
 
-def broadcast_arrays(*arrays: Any) -> list[Array]:
+def broadcast_arrays(*arrays: Any) -> tuple[Array, ...]:
     """All in the shape that they broadcast to together."""
     shape = np.broadcast_shapes(*(as_array(x).shape for x in arrays))
-    return [broadcast_to(x, shape) for x in arrays]
+    return tuple(broadcast_to(x, shape) for x in arrays)
 
 
 def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Array:
@@ -154,7 +154,7 @@ def tile(x: Any, repetitions: Sequence[int], /) -> Array:
     return record(standard("Tile", ((1, counts),)), [x], np.tile(x._data, counts))
 
 
-def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Array]:
+def meshgrid(*arrays: Any, indexing: str = "xy") -> tuple[Array, ...]:
     """Coordinate arrays of the grid that vectors span."""
     parts, rank = [as_array(x) for x in arrays], len(arrays)
     if indexing not in ("xy", "ij"):

@@ -153,7 +153,7 @@ def pull_through(
         from onnxgrad.eager.shaping import stack
 
         rows = [pull_through(p, places, [s[i] for s in seeds]) for i in range(len(seeds[0]))]
-        return [None if column[0] is None else stack(column) for column in zip(*rows)]  # type: ignore[arg-type]
+        return [None if column[0] is None else stack(column) for column in zip(*rows)]
     given = [(p.source(at), s) for at, s in zip(places, seeds) if at is not None]
     return _pull_in_stretches(p, given)  # type: ignore[arg-type]
 

@@ -93,7 +93,9 @@ def float_leaves(tree: Any, what: str) -> list[Array]:
                 "  hint: write 3.0 for 3, or x.astype(float64); or leave it out with `argnums`"
             )
         if array.dtype.kind == "c":
-            raise BadInput(f"{path} is {array.dtype}; ONNX has no complex numbers\n  hint: take real and imaginary part")
+            raise BadInput(
+                f"{path} is {array.dtype}; ONNX has no complex numbers\n  hint: take real and imaginary part"
+            )
         found.append(array)
     return found
 

@@ -1,0 +1,113 @@
+"""Loaded models as functions on the tape: a model is one operation, and is differentiated by its nodes.
+
+The values that a backward pass will read are taken along when the model runs, so it runs once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.api import without_collection
+from onnxgrad.door import AnyModel, open_model
+from onnxgrad.eager.array import Array, as_array, record, record_several
+from onnxgrad.eager.elementwise import cast
+from onnxgrad.eager.plans import Cache, Call, Run
+from onnxgrad.eager.tape import exporting
+from onnxgrad.errors import BadInput, NotDifferentiable, UnknownName
+from onnxgrad.function import Function
+from onnxgrad.ir.builder import FLOATS
+from onnxgrad.transforms import split_vjp
+
+
+class EagerModel:
+    """A model that is called with arrays, inside a function that is differentiated or outside.
+
+    Arguments go in the order of the model's inputs, or by name. A weight of the model may be given by name too, in
+    place of the one that it holds, and then has a derivative: ``net(x, **weights)``. One output is returned as an
+    array, several as a dict by name.
+
+    Attributes:
+        inputs: the names of the inputs.
+        parameters: the float weights of the model, by name.
+    """
+
+    def __init__(self, model: AnyModel | Function) -> None:
+        opened = open_model(model.model if isinstance(model, Function) else model)
+        self._model = opened.model
+        graph = self._model.graph
+        self.inputs = [v.name or "" for v in graph.inputs if not v.is_initializer()]
+        self.parameters = {
+            name: Array(v.const_value.numpy())
+            for name, v in graph.initializers.items()
+            if v.const_value is not None and v.dtype in FLOATS
+        }
+        self._made = Cache(64)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model gives.
+
+        Raises:
+            BadInput: arguments that the model does not take, or that it fails on.
+        """
+        if len(args) > len(self.inputs):
+            raise BadInput(f"{len(args)} arguments for {len(self.inputs)} inputs: {', '.join(self.inputs)}")
+        given = dict(zip(self.inputs, args))
+        for name, value in kwargs.items():
+            if name not in self.inputs and name not in self._model.graph.initializers:
+                raise UnknownName(name, [*self.inputs, *self.parameters], "input or weight")
+            if name in given:
+                raise BadInput(f"input {name!r} is given twice")
+            given[name] = value
+        missing = [name for name in self.inputs if name not in given]
+        if missing:
+            raise BadInput(f"no argument for {', '.join(map(repr, missing))}")
+        arrays = {name: self._array(name, x) for name, x in given.items()}
+        wrt = () if exporting.get() else tuple(n for n, x in arrays.items() if x._node is not None)
+        which = tuple(arrays)
+        call, run, names = self._made.get((which, wrt), lambda: self._make(which, wrt))
+        operands = list(arrays.values())
+        values = run([x._data for x in operands])
+        made = [record(call, operands, values[0])] if len(values) == 1 else record_several(call, operands, values)
+        results = dict(zip(names, made))
+        return next(iter(results.values())) if len(results) == 1 else results
+
+    def _array(self, name: str, value: Any) -> Array:
+        held = next((v for v in self._model.graph.inputs if v.name == name), None)
+        held = held if held is not None else self._model.graph.initializers[name]
+        dtype = None if held.dtype is None else held.dtype.numpy()
+        x = as_array(value, dtype)
+        if dtype is None or x.dtype == dtype:
+            return x
+        if not np.can_cast(x.dtype, dtype, "same_kind") and not isinstance(value, (int, list, tuple)):
+            raise BadInput(f"the argument for {name!r} is {x.dtype}, and the model takes {dtype}")
+        return cast(x, dtype)
+
+    @without_collection()
+    def _make(self, given: Sequence[str], wrt: Sequence[str]) -> tuple[Call, Run, list[str]]:
+        """The graph with `given` for inputs, and further outputs: what a derivative with respect to `wrt` reads."""
+        model = self._model.clone()
+        graph = model.graph
+        by_name = {v.name: v for v in graph.inputs} | dict(graph.initializers)
+        names = [v.name or "" for v in graph.outputs]
+        for name in given:
+            if name in graph.initializers:
+                value = graph.initializers.pop(name)
+                value.const_value = None
+        graph.inputs.clear()
+        graph.inputs.extend(by_name[name] for name in given)
+        floats = [name for name in wrt if by_name[name].dtype in FLOATS]
+        if floats:
+            with suppress(NotDifferentiable):  # it is an error where the derivative is asked for
+                model = split_vjp(model, wrt=floats).forward
+        graph = model.graph
+        used = frozenset((n.domain, n.op_type) for n in graph.all_nodes())
+        return Call(graph, (dict(graph.opset_imports), used)), Run(model), names
+
+
+def from_onnx(model: AnyModel | Function) -> EagerModel:
+    """`model` (a path, a ModelProto, an ``onnx_ir.Model`` or a `Function`) as a function of arrays."""
+    return EagerModel(model)

@@ -1,0 +1,105 @@
+"""Every operator of ONNX by its name: ``op.Conv(x, w, strides=[2, 2])``.
+
+Operands are arrays, numbers (of the dtype of the array beside them), lists of ints (axes, shapes and bounds: part of
+the operator) or None for an optional one that is left out. Attributes are keywords; ``outputs=2`` asks for two
+outputs. Elementwise operators of floats run on numpy; everything else is a session of ONNX Runtime for this operator,
+these attributes and these dtypes, or the reference evaluator of onnx where ONNX Runtime lacks the kernel (a Conv of
+float64, say, which is then slow: use float32).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.eager.array import Array, as_array, record, record_several
+from onnxgrad.eager.elementwise import cast
+from onnxgrad.eager.operators import OPSET, Named, Operator
+from onnxgrad.eager.plans import IR_VERSION, Cache, Run, formal, new_builder
+from onnxgrad.errors import BadInput, UnknownName
+
+#: Operators that numpy computes, on floats.
+KERNELS: dict[str, Callable[..., np.ndarray]] = {
+    "Abs": np.abs, "Add": np.add, "Ceil": np.ceil, "Cos": np.cos, "Cosh": np.cosh, "Div": np.divide, "Equal": np.equal,
+    "Exp": np.exp, "Floor": np.floor, "Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Less": np.less,
+    "LessOrEqual": np.less_equal, "Log": np.log, "MatMul": np.matmul, "Mul": np.multiply, "Neg": np.negative,
+    "Reciprocal": np.reciprocal, "Sign": np.sign, "Sin": np.sin, "Sinh": np.sinh, "Sqrt": np.sqrt, "Sub": np.subtract,
+    "Tan": np.tan, "Tanh": np.tanh,
+}  # fmt: skip
+_runs = Cache(1024)
+
+
+def apply(op_type: str, *inputs: Any, domain: str = "", outputs: int = 1, **attributes: Any) -> Any:
+    """One operator of ONNX on `inputs`: an array, or a tuple of `outputs` arrays.
+
+    Raises:
+        UnknownName: ONNX has no such operator.
+        BadInput: the operator fails on these operands or attributes.
+    """
+    dtypes = [x.dtype for x in inputs if isinstance(x, (Array, np.ndarray, np.generic)) and x.dtype != bool]
+    beside = next((d for d in dtypes if d.kind not in "biu"), dtypes[0] if dtypes else None)
+    statics: list[tuple[int, Any]] = []
+    arrays: list[Array] = []
+    for i, x in enumerate(inputs):
+        if x is None:
+            statics.append((i, None))
+        elif isinstance(x, (list, tuple)) and all(isinstance(n, int) for n in x):
+            statics.append((i, tuple(x)))
+        elif isinstance(x, np.ndarray) and x.dtype == np.int64 and x.ndim < 2 and x.size < 32:
+            statics.append((i, tuple(x.tolist()) if x.ndim else int(x)))
+        else:
+            number = isinstance(x, (int, float)) and not isinstance(x, bool) and beside is not None
+            arrays.append(cast(as_array(x, beside), beside) if number else as_array(x))
+    held = tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in attributes.items() if v is not None))
+    op = _operator(op_type, held, tuple(statics), domain, outputs)
+    kernel = KERNELS.get(op_type)
+    if kernel is not None and not domain and all(x._data.dtype == beside and beside.kind == "f" for x in arrays):
+        return record(op, arrays, kernel(*(x._data for x in arrays)))
+    values = run(op, [x._data for x in arrays])
+    return record(op, arrays, values[0]) if outputs == 1 else record_several(op, arrays, values)
+
+
+@functools.lru_cache(4096)
+def _operator(*key: Any) -> Named:
+    op_type, _, _, domain, _ = key
+    if not domain and op_type not in names():
+        raise UnknownName(op_type, names(), "operator")
+    return Named(*key)
+
+
+@functools.cache
+def names() -> frozenset[str]:
+    """The operators of ONNX."""
+    return frozenset(s.name for s in onnx.defs.get_all_schemas() if not s.domain and s.since_version <= OPSET)
+
+
+def run(op: Operator, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What `op` gives on `values`, by a session for its kind of operands."""
+    key = (op, tuple((v.dtype.num, v.ndim) for v in values))
+
+    def make() -> Run:
+        b = new_builder([op])
+        operands = [formal(b, v, "x", [f"n{i}_{k}" for k in range(v.ndim)]) for i, v in enumerate(values)]
+        made = op.write(b, operands)
+        for y in made if isinstance(made, tuple) else (made,):
+            if y.value.producer() is None:
+                y = b.append(ir.Node("", "Identity", [y.value]))[0]
+            if y.value.type is None:
+                raise BadInput(f"{op} does not take {', '.join(str(v.dtype) for v in values)}")
+            b.graph.outputs.append(y.value)
+        return Run(ir.Model(b.graph, ir_version=IR_VERSION))
+
+    return _runs.get(key, make)(values)
+
+
+def __getattr__(op_type: str) -> Callable[..., Any]:
+    if not op_type[:1].isupper():
+        raise AttributeError(op_type)
+    if op_type not in names():
+        raise AttributeError(f"ONNX has no operator {op_type!r} at opset {OPSET}")
+    return functools.partial(apply, op_type)
