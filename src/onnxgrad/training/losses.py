@@ -337,7 +337,7 @@ def _mean_where(b: Builder, x: Var, counts: Var, reduction: str) -> Var:
 def ctc(  # type: ignore[no-untyped-def]
     b, y, *labels, reduction, blank, time, axis, zero_infinity, label_lengths, input_lengths
 ):
-    """-log of the sum over all alignments of the probability of the labels; the mean divides each by its label length"""
+    """-log of the sum over all alignments of the probability of the labels; a mean divides each by its label length"""
     one_of("ctc: axis", axis, (-1, 2))
     target, *lengths = labels
     given = {name: lengths.pop(0) if asked else None
