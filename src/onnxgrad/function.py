@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnxgrad import api, transforms
 from onnxgrad.api import Names
-from onnxgrad.door import AnyModel, load_model, signature
+from onnxgrad.door import AnyModel, load_model, open_model, signature
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.walk import prune, subgraphs
 from onnxgrad.runtime import Options, Session
@@ -57,6 +57,7 @@ class Function:
         self,
         model: AnyModel,
         *,
+        outputs: Names | None = None,
         threads: int | None = None,
         providers: Sequence[str] = ("CPUExecutionProvider",),
         options: Options | None = None,
@@ -65,6 +66,7 @@ class Function:
 
         Args:
             model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``, which must not be changed later on.
+            outputs: names of what to return, in place of the model's outputs: any values, intermediate ones too.
             threads: threads inside an operator; ``None`` leaves it to ONNX Runtime.
             providers: execution providers, in order of preference.
             options: everything about the runtime, in place of `threads` and `providers`.
@@ -73,6 +75,8 @@ class Function:
             self.model = model
         else:
             self.model = ir.from_proto(model) if isinstance(model, onnx.ModelProto) else load_model(model)
+        if outputs is not None:
+            self.model = _with_outputs(model, outputs)
         self.options = options or Options(threads=threads, providers=tuple(providers))
         self.results: Results = {v.name or "": v.name for v in self.model.graph.outputs}
         graph = self.model.graph
@@ -199,6 +203,19 @@ class Function:
         values = {v.name: v for v in self.model.graph.outputs}
         names = dict.fromkeys(_leaves(self.results))
         return tuple(n for n in names if values[n].dtype in api.FLOATS) or None
+
+
+def _with_outputs(model: AnyModel, names: Names) -> ir.Model:
+    """A copy of `model` that gives the values `names`, and computes no more than these need."""
+    opened = open_model(model).model
+    values = {v.name: v for node in opened.graph for v in node.outputs if v.name}
+    opened.graph.outputs.clear()
+    for name in dict.fromkeys([names] if isinstance(names, str) else names):
+        if name not in values:
+            raise UnknownName(name, values, "computed value")
+        opened.graph.outputs.append(values[name])
+    prune(opened.graph)
+    return opened
 
 
 def _overwrites_inputs(node: ir.Node) -> bool:
