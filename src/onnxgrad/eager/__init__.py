@@ -17,6 +17,7 @@ from onnxgrad.eager import numpy, op
 from onnxgrad.eager.array import Array, stop_gradient
 from onnxgrad.eager.checking import GradientMismatch, check_grads
 from onnxgrad.eager.custom import checkpoint, custom_vjp
+from onnxgrad.eager.exporting import export
 from onnxgrad.eager.models import EagerModel, from_onnx
 from onnxgrad.eager.transforms import elementwise_grad, grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
 
@@ -28,6 +29,7 @@ __all__ = [
     "checkpoint",
     "custom_vjp",
     "elementwise_grad",
+    "export",
     "from_onnx",
     "grad",
     "hessian",

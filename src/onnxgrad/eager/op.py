@@ -22,6 +22,7 @@ from onnxgrad.eager.elementwise import cast
 from onnxgrad.eager.operators import OPSET, Named, Operator
 from onnxgrad.eager.plans import IR_VERSION, Cache, Run, formal, new_builder
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.rules.op import schema_of
 
 #: Operators that numpy computes, on floats.
 KERNELS: dict[str, Callable[..., np.ndarray]] = {
@@ -34,8 +35,18 @@ KERNELS: dict[str, Callable[..., np.ndarray]] = {
 _runs = Cache(1024)
 
 
-def apply(op_type: str, *inputs: Any, domain: str = "", outputs: int = 1, **attributes: Any) -> Any:
+def apply(
+    op_type: str, *inputs: Any, domain: str = "", outputs: int = 1, opset: int | None = None, **attributes: Any
+) -> Any:
     """One operator of ONNX on `inputs`: an array, or a tuple of `outputs` arrays.
+
+    Args:
+        op_type: its name.
+        inputs: its operands.
+        domain: its domain.
+        outputs: how many outputs are wanted.
+        opset: the version of the domain that is meant; default: 23, and 1 in other domains than ONNX's own.
+        attributes: its attributes.
 
     Raises:
         UnknownName: ONNX has no such operator.
@@ -50,13 +61,14 @@ def apply(op_type: str, *inputs: Any, domain: str = "", outputs: int = 1, **attr
             statics.append((i, None))
         elif isinstance(x, (list, tuple)) and all(isinstance(n, int) for n in x):
             statics.append((i, tuple(x)))
-        elif isinstance(x, np.ndarray) and x.dtype == np.int64 and x.ndim < 2 and x.size < 32:
+        elif _is_static(op_type, i, x):
             statics.append((i, tuple(x.tolist()) if x.ndim else int(x)))
         else:
             number = isinstance(x, (int, float)) and not isinstance(x, bool) and beside is not None
             arrays.append(cast(as_array(x, beside), beside) if number else as_array(x))
     held = tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in attributes.items() if v is not None))
-    op = _operator(op_type, held, tuple(statics), domain, outputs)
+    opset = opset or (1 if domain else OPSET)
+    op = _operator(op_type, held, tuple(statics), domain, outputs, opset)
     kernel = KERNELS.get(op_type)
     if kernel is not None and not domain and all(x._data.dtype == beside and beside.kind == "f" for x in arrays):
         return record(op, arrays, kernel(*(x._data for x in arrays)))
@@ -64,9 +76,24 @@ def apply(op_type: str, *inputs: Any, domain: str = "", outputs: int = 1, **attr
     return record(op, arrays, values[0]) if outputs == 1 else record_several(op, arrays, values)
 
 
+def _is_static(op_type: str, i: int, x: Any) -> bool:
+    """Whether operand `i` is a constant that says what the operator does: axes, a shape, bounds."""
+    if isinstance(x, Array) and (x._node is not None or not _asks_for_shape(op_type, i)):
+        return False
+    return isinstance(x, (Array, np.ndarray)) and x.dtype == np.int64 and x.ndim < 2 and x.size < 32
+
+
+@functools.cache
+def _asks_for_shape(op_type: str, i: int) -> bool:
+    schema = schema_of("", op_type, OPSET)
+    if schema is None or i >= len(schema.inputs):
+        return False
+    return schema.inputs[i].type_str == "tensor(int64)" or (op_type, i > 0) in (("Slice", True), ("CumSum", True))
+
+
 @functools.lru_cache(4096)
 def _operator(*key: Any) -> Named:
-    op_type, _, _, domain, _ = key
+    op_type, _, _, domain, *_ = key
     if not domain and op_type not in names():
         raise UnknownName(op_type, names(), "operator")
     return Named(*key)

@@ -56,7 +56,7 @@ class Standard(Operator):
 
     def write(self, b: Builder, operands: Sequence[Var]) -> Any:
         """Emit the node."""
-        op_type, attributes, statics, domain, outputs = self.key
+        op_type, attributes, statics, domain, outputs, *_ = self.key
         rest = iter(operands)
         held = dict(statics)  # type: ignore[call-overload]
         inputs = [_operand(held[i]) if i in held else next(rest) for i in range(len(operands) + len(held))]
@@ -64,15 +64,15 @@ class Standard(Operator):
 
 
 class Named(Standard):
-    """An operator that the user asked for by its name: as the opset `OPSET` defines it."""
+    """An operator that the user asked for by its name, as a certain opset defines it."""
 
     __slots__ = ()
 
     @property
     def versions(self) -> tuple[dict[str, int], frozenset[tuple[str, str]]]:  # type: ignore[override]
         """The opset that is meant."""
-        op_type, domain = self.key[0], self.key[3]
-        return {domain: 1 if domain else OPSET}, frozenset({(domain, op_type)})  # type: ignore[dict-item, arg-type]
+        op_type, _, _, domain, _, opset = self.key
+        return {domain: opset}, frozenset({(domain, op_type)})  # type: ignore[dict-item, arg-type]
 
 
 def _operand(static: Static) -> Any:

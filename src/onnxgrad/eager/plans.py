@@ -7,6 +7,7 @@ hold (the inside of an expression, of a derivative that is differentiated again)
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -54,7 +55,7 @@ def new_builder(operators: Iterable[Operator]) -> Builder:
             imports[domain] = max(version, imports.get(domain, 0))
     for versions, used in wanted:
         for domain, op_type in used:
-            if _since(domain, op_type, versions[domain]) != _since(domain, op_type, imports[domain]):
+            if _form(domain, op_type, versions[domain]) != _form(domain, op_type, imports[domain]):
                 raise BadInput(
                     f"{op_type} is used of the opsets {versions[domain]} and {imports[domain]}, which differ on it\n"
                     "  hint: convert the models to one opset"
@@ -62,9 +63,14 @@ def new_builder(operators: Iterable[Operator]) -> Builder:
     return Builder(ir.Graph([], [], nodes=[], name="eager", opset_imports={"": OPSET} | imports))
 
 
-def _since(domain: str, op_type: str, opset: int) -> int | None:
+@functools.cache
+def _form(domain: str, op_type: str, opset: int) -> Any:
+    """What an operator takes and gives: a version that only allows more types is the same to us."""
     schema = schema_of(domain, op_type, opset)
-    return None if schema is None else schema.since_version
+    if schema is None:
+        return None
+    attributes = frozenset((n, a.default_value.SerializeToString()) for n, a in schema.attributes.items())
+    return attributes, schema.min_input, schema.max_input, schema.min_output, schema.max_output
 
 
 def formal(b: Builder, value: np.ndarray, hint: str, shape: Sequence[Any] | None = None) -> Var:

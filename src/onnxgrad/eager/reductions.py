@@ -85,7 +85,7 @@ def std(x: Any, /, axis: Axis = None, correction: float = 0.0, keepdims: bool = 
 def cumulative_sum(x: Any, /, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
     """The sums of the first elements along `axis`."""
     x, at = _running(_widened(x, dtype), axis)
-    y = record(standard("CumSum", ((1, at),)), [x], np.cumsum(x._data, axis=at))
+    y = record(standard("CumSum", ((1, at),)), [x], np.cumsum(x._data, axis=at, dtype=x.dtype))
     return _after(0, y, at) if include_initial else y
 
 
@@ -95,7 +95,7 @@ def cumulative_prod(x: Any, /, axis: int | None = None, dtype: Any = None, inclu
 
     x, at = _running(_widened(x, dtype), axis)
     if x._node is None:
-        y = Array(np.cumprod(x._data, axis=at))
+        y = Array(np.cumprod(x._data, axis=at, dtype=x.dtype))
     elif x.shape[at] == 0:
         y = x
     else:

@@ -199,6 +199,7 @@ def _transform(make: Callable[..., Function]) -> Callable[..., Function]:
             raise BadInput(f"{make.__name__} takes a function, not a {type(f).__name__}; it returns one")
         made = make(f, *how, **options)
         made.__name__ = f"{make.__name__}({getattr(f, '__name__', 'function')})"
+        made.__dict__["__wrapped__"] = f  # its signature
         return made
 
     return transform
