@@ -37,8 +37,35 @@ CASES = {
     "mse": ("mse", {}, lambda f, y, t, r: f.mse_loss(y, t, reduction=r)),
     "l1": ("l1", {}, lambda f, y, t, r: f.l1_loss(y, t, reduction=r)),
     "huber": ("huber", {"delta": 0.7}, lambda f, y, t, r: f.huber_loss(y, t, delta=0.7, reduction=r)),
+    "smooth_l1": ("smooth_l1", {"beta": 0.7}, lambda f, y, t, r: f.smooth_l1_loss(y, t, beta=0.7, reduction=r)),
     "bce": ("bce_with_logits", {}, lambda f, y, t, r: f.binary_cross_entropy_with_logits(y, t, reduction=r)),
+    "binary_focal": ("binary_focal", {}, lambda f, y, t, r: _reduced(_binary_focal(f, y, t, 0.25, 2.0), r)),
+    "binary_focal_even": (
+        "binary_focal",
+        {"alpha": -1, "gamma": 0.5},
+        lambda f, y, t, r: _reduced(_binary_focal(f, y, t, -1, 0.5), r),
+    ),
+    "cosine": ("cosine", {}, lambda f, y, t, r: _reduced(1 - f.cosine_similarity(y, t, dim=-1), r)),
+    "kl": ("kl", {}, lambda f, y, t, r: _kl(f, y, t.softmax(-1), 1.0, r)),
+    "kl_warm": ("kl", {"temperature": 3.0}, lambda f, y, t, r: _kl(f, y, (t / 3).softmax(-1), 3.0, r)),
 }
+
+
+def _reduced(x, reduction):
+    return x.mean() if reduction == "mean" else x.sum()
+
+
+def _binary_focal(f, y, t, alpha, gamma):
+    """As torchvision.ops.sigmoid_focal_loss."""
+    p = y.sigmoid()
+    p_t = p * t + (1 - p) * (1 - t)
+    loss = f.binary_cross_entropy_with_logits(y, t, reduction="none") * (1 - p_t) ** gamma
+    return loss if alpha < 0 else (alpha * t + (1 - alpha) * (1 - t)) * loss
+
+
+def _kl(f, y, p, heat, reduction):
+    over = "batchmean" if reduction == "mean" else "sum"
+    return heat**2 * f.kl_div((y / heat).log_softmax(-1), p, reduction=over)
 
 
 @pytest.mark.torch
@@ -49,7 +76,11 @@ def test_elementwise_losses_are_those_of_torch(case, reduction):
     name, options, reference = CASES[case]
     rng = np.random.default_rng(1)
     x = rng.standard_normal((5, 3)).astype(np.float32)
-    t = rng.uniform(0, 1, (5, 3)).astype(np.float32) if case == "bce" else rng.standard_normal((5, 3)).astype("f")
+    t = (
+        rng.uniform(0, 1, (5, 3)).astype(np.float32)
+        if name.startswith("b")
+        else rng.standard_normal((5, 3)).astype("f")
+    )
     model = linear()
     loss, gradient = loss_and_gradient(model, x, t, loss=name, loss_options={"reduction": reduction, **options})
     w = torch.tensor(np.frombuffer(model.graph.initializer[0].raw_data, np.float32).copy(), requires_grad=True)
@@ -88,6 +119,111 @@ def test_class_losses_are_those_of_torch(name, shape, ignore, weight, reduction)
     expected.backward()
     np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
     np.testing.assert_allclose(gradient, w.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("weight", [None, [0.2, 1.0, 3.0]])
+@pytest.mark.parametrize("ignore", [None, 1])
+@pytest.mark.parametrize("name", ["smoothed", "focal", "focal_root"])
+def test_smoothed_and_focal_losses_are_those_of_torch(name, ignore, weight, reduction):
+    torch = pytest.importorskip("torch")
+    f = torch.nn.functional
+    rng = np.random.default_rng(2)
+    x, t = rng.standard_normal((6, 3, 4)).astype(np.float32), rng.integers(0, 3, (6, 4))
+    options = {"reduction": reduction, "weight": weight, "ignore_index": ignore}
+    own = {"smoothed": {"label_smoothing": 0.2}, "focal": {}, "focal_root": {"gamma": 0.5}}[name]
+    loss = "cross_entropy" if name == "smoothed" else "focal"
+    model = linear(("N", 3, 4))
+    found, gradient = loss_and_gradient(model, x, t, loss=loss, loss_options={**options, **own})
+    w = np.frombuffer(model.graph.initializer[0].raw_data, np.float32).reshape(3, 4).copy()
+    w = torch.tensor(w, requires_grad=True)
+    y, target = torch.tensor(x) + w, torch.tensor(t)
+    classes = None if weight is None else torch.tensor(weight)
+    counts = torch.ones_like(target, dtype=torch.bool) if ignore is None else target != ignore
+    if loss == "cross_entropy":
+        kept = -100 if ignore is None else ignore
+        expected = f.cross_entropy(y, target, classes, ignore_index=kept, reduction=reduction, label_smoothing=0.2)
+    else:
+        nll = f.cross_entropy(y, target, reduction="none")
+        rows = (1 - (-nll).exp()) ** own.get("gamma", 2.0) * nll
+        rows = rows if classes is None else rows * classes[target]
+        expected = rows[counts].mean() if reduction == "mean" else rows[counts].sum()
+    expected.backward()
+    np.testing.assert_allclose(found, expected.item(), rtol=1e-5)
+    np.testing.assert_allclose(gradient, w.grad, rtol=1e-4, atol=1e-6)
+
+
+IDS = np.int64([0, 1, 0, 2, 1, 0])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("mining", ["all", "hard"])
+def test_triplets_are_those_of_torch(mining):
+    """PyTorch's loss of the triplets, one by one."""
+    torch = pytest.importorskip("torch")
+    x = np.random.default_rng(5).standard_normal((6, 3)).astype(np.float32)
+    model = linear()
+    options = {"margin": 0.6, "mining": mining}
+    loss, gradient = loss_and_gradient(model, x, IDS, loss="triplet", loss_options=options)
+    w = torch.tensor(np.frombuffer(model.graph.initializer[0].raw_data, np.float32).copy(), requires_grad=True)
+    y = torch.tensor(x) * (1 + 0 * w) + w
+    apart = torch.pairwise_distance(y[:, None], y[None])
+    rows = []
+    for a in range(6):
+        same = [p for p in range(6) if p != a and IDS[p] == IDS[a]]
+        others = [n for n in range(6) if IDS[n] != IDS[a]]
+        if same and mining == "hard":
+            same, others = [max(same, key=lambda p: apart[a, p])], [min(others, key=lambda n: apart[a, n])]
+        rows += [torch.nn.functional.triplet_margin_loss(y[a], y[p], y[n], margin=0.6) for p in same for n in others]
+    expected = torch.stack(rows).mean()
+    expected.backward()
+    np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
+    np.testing.assert_allclose(gradient, w.grad, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("ids", [IDS, np.int64([0, 0, 1, 1, 2, 2])], ids=["several", "pairs"])
+def test_info_nce_is_that_of_torch(ids):
+    """Cross entropy of the cosines to all others, at each row with the same label (in pairs: NT-Xent)."""
+    torch = pytest.importorskip("torch")
+    x = np.random.default_rng(6).standard_normal((6, 3)).astype(np.float32)
+    model = linear()
+    loss, gradient = loss_and_gradient(model, x, ids, loss="info_nce", loss_options={"temperature": 0.5})
+    w = torch.tensor(np.frombuffer(model.graph.initializer[0].raw_data, np.float32).copy(), requires_grad=True)
+    z = torch.nn.functional.normalize(torch.tensor(x) + w, dim=1)
+    cosines = (z @ z.T / 0.5).masked_fill(torch.eye(6, dtype=torch.bool), float("-inf"))
+    rows = []
+    for a in range(6):
+        same = [p for p in range(6) if p != a and ids[p] == ids[a]]
+        if same:
+            targets = torch.tensor(same)
+            rows.append(torch.nn.functional.cross_entropy(cosines[a].expand(len(same), 6), targets))
+    expected = torch.stack(rows).mean()
+    expected.backward()
+    np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
+    np.testing.assert_allclose(gradient, w.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_nothing_to_compare_is_no_loss():
+    """A batch of one class, or of different ones: 0, with a derivative of 0, and not 0/0."""
+    x = np.random.default_rng(7).standard_normal((4, 3)).astype(np.float32)
+    for ids in (np.zeros(4, np.int64), np.arange(4)):
+        for options in ({"mining": "all"}, {"mining": "hard"}):
+            loss, gradient = loss_and_gradient(linear(), x, ids, loss="triplet", loss_options=options)
+            assert loss == 0
+            np.testing.assert_array_equal(gradient, 0)
+    loss, gradient = loss_and_gradient(linear(), x, np.arange(4), loss="info_nce")
+    assert loss == 0
+    np.testing.assert_array_equal(gradient, 0)
+
+
+def test_rows_of_zeros_have_a_finite_derivative():
+    model = model_of([node("Mul", ["x", "w"], ["y"])], {"w": np.float32([0, 0, 0])}, {"x": ["N", 3]}, {"y": ["N", 3]})
+    x, t = np.ones((2, 3), np.float32), np.ones((2, 3), np.float32)
+    for options in ({"loss": "cosine", "x": (x, t)}, {"loss": "triplet", "x": (x, np.int64([0, 0]))}):
+        (a, b), name = options["x"], options["loss"]
+        assert np.isfinite(loss_and_gradient(model, a, b, loss=name)[1]).all()
 
 
 def test_classes_last():
@@ -142,6 +278,15 @@ def test_labels_fit_the_prediction():
         ({"loss": "mse", "loss_options": {"delta": 1}}, "the loss 'mse' has no option 'delta'"),
         ({"loss": "mse", "loss_options": {"reduction": "none"}}, "a loss is a scalar"),
         ({"loss": "huber", "loss_options": {"delta": 0}}, "delta must be positive"),
+        ({"loss": "focal", "loss_options": {"gamma": -1}}, "gamma must not be negative"),
+        ({"loss": "kl", "loss_options": {"temperature": 0}}, "temperature must be positive"),
+        ({"loss": "kl", "loss_options": {"targets": "words"}}, "targets must be 'logits' or 'probabilities'"),
+        ({"loss": "triplet", "loss_options": {"mining": "soft"}}, "mining must be 'all' or 'hard'"),
+        ({"loss": "cross_entropy:label_smoothing=2"}, "label_smoothing must be between 0 and 1"),
+        ({"loss": "huber:delta=big"}, "delta must be a number, not 'big'"),
+        ({"loss": "half*mse"}, "begins with 'half', which is no number"),
+        ({"loss": []}, "there is no loss to minimize"),
+        ({"loss": 3}, "a loss is a name, a model or a function, not a int"),
         ({"optimizer": "lyon", "loss": "mse"}, "there is no optimizer 'lyon'"),
         ({"optimizer": "sgd", "momentum": 0.9, "loss": "mse"}, "'sgd' has no setting 'momentum'"),
         ({"learning_rate": -1, "loss": "mse"}, "learning_rate must be a number"),

@@ -8,15 +8,19 @@ from onnxgrad.training.initializers import initialize
 from onnxgrad.training.interchange import carry_training_info, renamed
 from onnxgrad.training.lowering import lower_gradients
 from onnxgrad.training.metrics import History
+from onnxgrad.training.objective import LossTerm
 from onnxgrad.training.oracle import ReferenceTraining
 from onnxgrad.training.step import StateTensor, Step, compile_entries, compile_step
 from onnxgrad.training.trainer import Interrupted, Trainer
+from onnxgrad.training.updating import Group
 from onnxgrad.training.validation import Problem, validate
 
 __all__ = [
     "Evaluation",
+    "Group",
     "History",
     "Interrupted",
+    "LossTerm",
     "Problem",
     "ReferenceTraining",
     "StateTensor",

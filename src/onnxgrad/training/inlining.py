@@ -58,7 +58,7 @@ class Inlined:
             self.typed = {v.name or "": v for v in values}
 
     def write(self, b: Builder, operands: Sequence[Var]) -> list[Var]:
-        """Append its nodes, reading `operands`; its outputs."""
+        """Append its nodes, reading `operands`; its outputs. Names get numbers, but those of further outputs stay."""
         model = self._model(b, operands)
         graph = model.graph
         for value, operand in zip(self._formals(graph), operands, strict=True):
@@ -72,13 +72,13 @@ class Inlined:
         graph.remove(nodes)
         graph.initializers.clear()
         for value in held:
-            value.name = b.names.exactly(value.name or "weight")
+            value.name = b.names.fresh(value.name or "weight")
             b.graph.register_initializer(value)
         for node in nodes:
             node.name = b.names.exactly(node.name) if node.name else ""
             for value in node.outputs:
                 if value.name:
-                    value.name = b.names.exactly(value.name)
+                    value.name = (b.names.exactly if value in outputs[1:] else b.names.fresh)(value.name)
                     value.shape = None if self.function is not None else value.shape
             for inner in subgraphs(node):
                 rename_inside(inner, b.names)
