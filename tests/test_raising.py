@@ -128,6 +128,19 @@ def test_raising_keeps_the_outputs(case, symbolic):
         np.testing.assert_allclose(got, want[name], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
+def test_the_last_axis_alone_needs_no_reshaping(op):
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node(op, ["h"], ["y"], axis=2)]
+    old = model(nodes, [value("x", ["N", "M", 4])], [value("y", ["N", "M", 3])], {"w": normal(4, 3)}, opset=12)
+    assert [n.op_type for n in open_model(old).close().graph.node] == ["MatMul", op]
+
+
+def test_a_shape_that_is_computed_tells_the_rank():
+    text = "r = Reshape (x, s) h = MatMul (r, r) y = Softmax <axis = 2> (h)"
+    old = _text(text, 12, "float[n] x, int64[3] s")
+    assert [n.op_type for n in open_model(old).close().graph.node] == ["Reshape", "MatMul", "Softmax"]
+
+
 def test_cases_cover_every_form_that_changed():
     """An operator that lost an attribute or was withdrawn since opset 7 needs a case."""
     covered = {case[0] for case in CASES} | {"Scan"}  # which is below

@@ -36,6 +36,10 @@ class CannotRaiseError(Exception):
     """Why one node cannot be raised."""
 
 
+#: Passes of inference, each of which starts from the ranks that the last one found.
+_ROUNDS = 4
+
+
 def _fix(op_type: str, until: int) -> Callable[[Fix], Fix]:
     """Register a fix for nodes of `op_type` below opset `until`."""
 
@@ -109,12 +113,7 @@ def raise_opset(model: ir.Model) -> None:
     target = max(LOWEST_RULES, opset, *(n.version or 0 for n in nodes), 0)
     stale = [n for n in nodes if (n.version or opset) < target and _changes(n.op_type, n.version or opset, target)]
     if stale:
-        level = logging.getLogger("onnx_ir").level
-        logging.getLogger("onnx_ir").setLevel(logging.ERROR)
-        try:
-            ShapeInferencePass(check_type=False, strict_mode=False)(model)
-        finally:
-            logging.getLogger("onnx_ir").setLevel(level)
+        _infer(model)
     names = Names.of(model)
     same: set[object] = set()  # what the converter was seen to leave alone
     for node in stale:
@@ -133,6 +132,26 @@ def raise_opset(model: ir.Model) -> None:
     _fill_defaults(model, target)
     imports[""] = target
     model.ir_version = max(model.ir_version or 0, 8)
+
+
+def _infer(model: ir.Model) -> None:
+    """Types and ranks, in place. The onnx package loses the rank at a Reshape to a shape that is computed."""
+    level = logging.getLogger("onnx_ir").level
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)
+    try:
+        for _ in range(_ROUNDS):
+            ShapeInferencePass(check_type=False, strict_mode=False)(model)
+            found = False
+            for node in model.graph:
+                if node.op_type == "Reshape" and node.domain == "" and node.outputs[0].shape is None:
+                    wanted = node.inputs[1].shape if len(node.inputs) > 1 and node.inputs[1] is not None else None
+                    if wanted is not None and len(wanted) == 1 and isinstance(wanted[0], int):
+                        node.outputs[0].shape = ir.Shape([None] * wanted[0])
+                        found = True
+            if not found:
+                break
+    finally:
+        logging.getLogger("onnx_ir").setLevel(level)
 
 
 def _fill_defaults(model: ir.Model, opset: int) -> None:
@@ -312,12 +331,17 @@ def _pad(site: _Site) -> list[ir.Value | None]:
     return [site.emit("Pad", site.input(0), pads, value, mode=site.attr("mode"))[0]]
 
 
+@_fix("Softmax", until=13)
+@_fix("LogSoftmax", until=13)
 @_fix("Hardmax", until=13)
-def _hardmax(site: _Site) -> list[ir.Value | None]:
-    """It took the maximum over all axes from `axis` on."""
-    x = site.input(0)
-    flat = site.emit("Flatten", x, axis=site.attr("axis", 1))[0]
-    return [site.emit("Reshape", site.emit("Hardmax", flat, axis=-1)[0], site.emit("Shape", x)[0])[0]]
+def _normalized(site: _Site) -> list[ir.Value | None]:
+    """It took all axes from `axis` on together: where that is the last one alone, it still does."""
+    op, x, axis = site.node.op_type, site.input(0), site.attr("axis", 1)
+    assert x is not None
+    if axis == -1 or (x.shape is not None and axis == len(x.shape) - 1):
+        return [site.emit(op, x, axis=-1)[0]]
+    flat = site.emit("Flatten", x, axis=axis)[0]
+    return [site.emit("Reshape", site.emit(op, flat, axis=-1)[0], site.emit("Shape", x)[0])[0]]
 
 
 @_fix("Dropout", until=12)
