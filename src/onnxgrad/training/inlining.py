@@ -72,7 +72,11 @@ class Inlined:
         graph.remove(nodes)
         graph.initializers.clear()
         for value in held:
-            value.name = b.names.fresh(value.name or "weight")
+            tensor = value.const_value
+            assert tensor is not None
+            name = b.names.fresh(value.name or "weight")
+            value.const_value = ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=name)  # the caller's keeps its name
+            value.name = name
             b.graph.register_initializer(value)
         for node in nodes:
             node.name = b.names.exactly(node.name) if node.name else ""
