@@ -18,9 +18,10 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.eager.array import Array, as_array, record, record_several
+from onnxgrad.eager.cache import Cache
 from onnxgrad.eager.elementwise import cast
 from onnxgrad.eager.operators import OPSET, Named, Operator
-from onnxgrad.eager.plans import IR_VERSION, Cache, Run, formal, new_builder
+from onnxgrad.eager.plans import IR_VERSION, Run, formal, new_builder
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.rules.op import schema_of
 

@@ -8,8 +8,6 @@ hold (the inside of an expression, of a derivative that is differentiated again)
 from __future__ import annotations
 
 import functools
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +15,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad import api
 from onnxgrad.eager.array import Array, record, record_several
+from onnxgrad.eager.cache import Cache
 from onnxgrad.eager.operators import OPSET, Operator
 from onnxgrad.eager.operators import part as pick
 from onnxgrad.eager.tape import Node, Program, Source, exporting
@@ -95,21 +93,14 @@ class Run:
     def __init__(self, model: ir.Model) -> None:
         self.model = model
         self.names = [v.name or "" for v in model.graph.inputs]
-        self.native = True
-        try:
-            session = Session(model, OPTIONS)
-            plain = all(v.dtype != ir.DataType.BFLOAT16 for v in [*model.graph.inputs, *model.graph.outputs])
-            self._run: Callable[[dict[str, np.ndarray]], Sequence[np.ndarray]] = (
-                (lambda feeds: session.native.run(None, feeds))
-                if plain
-                else (lambda feeds: list(session.run(feeds).values()))
-            )
-        except BadInput as missing:
-            if "NOT_IMPLEMENTED" not in str(missing) and "implementation" not in str(missing):
-                raise
-            self.native = False
-            reference = ReferenceSession(model)
-            self._run = lambda feeds: list(reference.run(feeds).values())
+        session = _session(model)
+        self.native = isinstance(session, Session)
+        plain = all(v.dtype != ir.DataType.BFLOAT16 for v in [*model.graph.inputs, *model.graph.outputs])
+        if isinstance(session, Session) and plain:
+            native = session.native
+            self._run: Callable[[dict[str, np.ndarray]], Sequence[np.ndarray]] = lambda feeds: native.run(None, feeds)
+        else:
+            self._run = lambda feeds: list(session.run(feeds).values())
 
     def __call__(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs, given the inputs in order."""
@@ -119,6 +110,15 @@ class Run:
             raise
         except Exception as error:
             raise BadInput(f"ONNX Runtime failed: {' '.join(str(error).split())}") from error
+
+
+def _session(model: ir.Model) -> Session | ReferenceSession:
+    try:
+        return Session(model, OPTIONS)
+    except BadInput as error:
+        if "implementation" not in str(error) and "NOT_IMPLEMENTED" not in str(error):
+            raise
+        return ReferenceSession(model)
 
 
 class Call(Operator):
@@ -243,7 +243,7 @@ class Plan:
         graph.inputs.extend([*reads_of, *(s.value for s in seeds)])
         finish(graph, names=b.names)
         self._refuse_random(graph)
-        self.run = Run(ir.Model(graph, ir_version=IR_VERSION))
+        self.run = Run(ir.Model(graph, ir_version=IR_VERSION)) if graph.outputs else None
         self.call = Call(graph, versions)
 
     @staticmethod
@@ -259,6 +259,8 @@ class Plan:
 
     def __call__(self, p: Program, seeds: Sequence[Array]) -> list[Array | None]:
         """The results; on the tape if something they are made of is."""
+        if self.run is None:
+            return [None] * len(self.given)
         values = [p.value(*place) for place in self.places]
         found = self.run([*values, *(s._data for s in seeds)])
         if p.tracked or exporting.get() or any(s._node is not None for s in seeds):
@@ -310,38 +312,6 @@ def _cut(b: Builder, held: dict[ir.Value, tuple[int, int | None]]) -> dict[ir.Va
 
 
 # --- the plans that there are ----------------------------------------------------------------------
-
-
-class Cache:
-    """What was made last, by key; safe to use from several threads."""
-
-    def __init__(self, most: int) -> None:
-        self._held: OrderedDict[Any, Any] = OrderedDict()
-        self._lock = threading.Lock()
-        self._most = most
-        self.made = 0
-
-    def get(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` gives, made once."""
-        with self._lock:
-            found = self._held.get(key)
-            if found is not None:
-                self._held.move_to_end(key)
-                return found
-        with api.without_collection():
-            made = make()
-        with self._lock:
-            self.made += 1
-            self._held[key] = made
-            while len(self._held) > self._most:
-                self._held.popitem(last=False)
-        return made
-
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._lock:
-            self._held.clear()
-
 
 plans = Cache(MOST_PLANS)
 

@@ -110,8 +110,7 @@ class Traced:
 
     def pull_back(self, seeds: Sequence[Array], directions: bool = False) -> list[Array]:
         """The cotangents of the variables, given those of the leaves of the output."""
-        p = self.program
-        found = pull_through(p, self._places, seeds, directions)
+        found = self.settled(pull_through(self.program, self._places, seeds, directions), seeds)
         count = seeds[0].shape[:1] if directions and seeds else ()
         return [Array(np.zeros(count + x.shape, x.dtype)) if g is None else g for x, g in zip(self.variables, found)]
 
@@ -123,7 +122,14 @@ class Traced:
         else:
             found = push(p, self._places, tangents, directions)
         count = tangents[0].shape[:1] if directions else ()
+        found = self.settled(found, tangents)
         return [Array(np.zeros(count + y.shape, y.dtype)) if t is None else t for y, t in zip(self.ends, found)]
+
+    def settled(self, found: Sequence[Array | None], seeds: Sequence[Array]) -> list[Array | None]:
+        """`found` without a tape that no transform around needs: derivatives that are Python functions leave one."""
+        if self.program.tracked or exporting.get() or any(s._node is not None for s in seeds):
+            return list(found)
+        return [None if x is None else Array(x._data) for x in found]
 
     def _push_by_pulling(self, tangents: Sequence[Array], directions: bool) -> list[Array | None]:
         """The pullback is linear in the cotangents; its own pullback, at the tangents, pushes them forward.
@@ -343,7 +349,7 @@ def _rows(t: Traced) -> list[list[Array]]:
     p = t.program
     for y, place in zip(t.ends, t._places):
         unit = Array(np.eye(y.size, dtype=y.dtype).reshape(y.size, *y.shape))
-        found = pull_through(p, [place], [unit], True) if y.size else [None] * len(t.variables)
+        found = t.settled(pull_through(p, [place], [unit], True), []) if y.size else [None] * len(t.variables)
         blocks.append([_block(g, y, x) for g, x in zip(found, t.variables)])
     return blocks
 
