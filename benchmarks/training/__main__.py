@@ -1,11 +1,11 @@
-"""Time one training step of the same exported models in onnxgrad and PyTorch, interleaved in one run.
+"""Time one training step of the same exported models in this project and its peers, interleaved in one run.
 
-``python -m benchmarks.training [WORKLOAD …] [--rounds 15] [--steps 4] [--threads 2] [--page docs/benchmarks.md]``
+``python -m benchmarks.training [--workload NAME …] [--peer NAME …] [--rounds 15] [--threads 2] [--page]``
 
-Each competitor is a process of its own; they take turns (A B C A B C …), so that a slow minute of the
-machine hits all, after a pause in which the threads of the one before stop spinning. Reported: median step
-time, ratio of medians to PyTorch eager with the spread of the per-round ratios, peak memory of the process,
-and whether the losses of the first steps agree — a fast wrong step does not count.
+Each competitor is a process of its own, in an environment of its own where it needs one (made on demand); they
+take turns (A B C A B C …), so that a slow minute of the machine hits all, after a pause in which the threads
+of the one before stop spinning. Results are kept as JSON, one file per workload, and `--page` writes the
+page and its plots from what is kept, also without measuring anything (`--rounds 0`).
 """
 
 from __future__ import annotations
@@ -13,141 +13,189 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-COMPETITORS = ("torch", "torch-best", "onnxgrad")
-INTRODUCTION = """\
-# Benchmark: one training step
+from benchmarks.training.environments import PINS, Missing, environment
 
-Written by `python -m benchmarks.training --page docs/benchmarks.md`, which explains how it measures. The models
-are exported by PyTorch; the competitors start from the same weights, see the same batches and must report the
-same losses. `torch` is PyTorch eager with its defaults, `torch-best` has fused optimizers and channels_last.
-Ratios are to `torch`.
-"""
-HEAD = (
-    "| model | | ms per step | ratio | quartiles | peak MB | ratio | start-up, s | largest difference of losses |",
-    "|---|---|---|---|---|---|---|---|---|",
-)
-DEFAULT = ("mlp", "cnn", "transformer", "residual", "depthwise")
+RESULTS = Path(__file__).parent.parent / "results"
+WORKLOADS = ("mlp", "cnn", "residual", "transformer", "lstm", "depthwise")
+FIRST = 8  #: steps whose losses are compared; they are the warm-up as well
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A competitor: a module of `competitors` and its variant, in an environment."""
+
+    module: str
+    variant: str
+    environment: str
+
+
+PEERS = {
+    "torch": Peer("pytorch", "eager", "own"),
+    "torch best": Peer("pytorch", "best", "own"),
+    "torch best, MKL AVX-512": Peer("pytorch", "best", "own-avx512"),
+    "torch.compile": Peer("pytorch", "compiled", "own-compiler"),
+    "jax": Peer("jax_jit", "", "jax"),
+    "ort-training": Peer("ort_training", "", "ort-training"),
+    "onnx-ad": Peer("graphs", "onnx-ad", "onnx-ad"),
+    "onnxsim": Peer("graphs", "onnxsim", "onnxsim"),
+    "onnxgrad": Peer("ours", "", "own"),
+    "onnxgrad, portable": Peer("ours", "portable", "own"),
+}
 
 
 class Worker:
-    """A competitor's process."""
+    """A competitor's process. Raises Missing, with the reason, where it cannot run the workload."""
 
-    def __init__(self, competitor: str, workload: str, folder: Path, threads: int) -> None:
-        env = os.environ | {"OMP_NUM_THREADS": str(threads)}
-        args = [sys.executable, "-m", "benchmarks.training.worker", competitor, workload, str(folder), str(threads)]
-        self.process = subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
-        self.start_up = self.answer()["start_up"]
+    def __init__(self, peer: Peer, workload: str, folder: Path, threads: int) -> None:
+        there = environment(peer.environment)
+        variables = os.environ | {"OMP_NUM_THREADS": str(threads)} | there.variables
+        args = [peer.module, peer.variant, workload, str(folder), str(threads)]
+        self.process = subprocess.Popen(
+            [there.python, "-W", "ignore", "-m", "benchmarks.training.worker", *args],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=variables,
+        )  # fmt: skip
 
-    def answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"a competitor died: {self.process.args}")
-        return json.loads(line)
-
-    def steps(self, count: int) -> dict[str, Any]:
+    def ask(self, what: str, count: int, limit: float = 120.0) -> dict[str, Any]:
         assert self.process.stdin is not None
-        self.process.stdin.write(f"steps {count}\n")
-        self.process.stdin.flush()
-        return self.answer()
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(f"{what} {count}\n")
+            self.process.stdin.flush()
+        except OSError:
+            pass  # it has said why before it died
+        if not select.select([self.process.stdout], [], [], limit)[0]:
+            self.process.kill()
+            raise Missing(f"no answer within {limit:.0f} s")
+        line = self.process.stdout.readline()
+        answer = json.loads(line) if line else {"unable": f"the process died ({self.process.wait()})"}
+        if "unable" in answer:
+            raise Missing(answer["unable"])
+        return answer
 
     def close(self) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+        try:
+            self.process.stdin.close()
+            self.process.wait(10)
+        except (OSError, subprocess.TimeoutExpired):
+            self.process.kill()
 
 
-def measure(workload: str, rounds: int, steps: int, threads: int, competitors: tuple[str, ...]) -> dict[str, Any]:
-    """Interleaved times of one workload."""
+def measure(workload: str, names: list[str], rounds: int, steps: int, threads: int) -> dict[str, Any]:
+    """Interleaved times of one workload: for each peer its numbers, or why it has none."""
+    results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         subprocess.run(
             [sys.executable, "-W", "ignore", "-m", "benchmarks.training.workloads", workload, scratch],
             check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        workers = {c: Worker(c, workload, folder, threads) for c in competitors}
-        first = {c: w.steps(8)["losses"] for c, w in workers.items()}  # also the warm-up
-        times: dict[str, list[float]] = {c: [] for c in competitors}
-        peak: dict[str, float] = {}
-        for _ in range(rounds):
-            for c, w in workers.items():
-                time.sleep(0.05)
-                answer = w.steps(steps)
-                times[c].append(median(answer["times"]))
-                peak[c] = answer["peak_mb"]
-        for w in workers.values():
-            w.close()
-    base = competitors[0]
-    result: dict[str, Any] = {}
-    for c in competitors:
-        ratios = np.array(times[c]) / np.array(times[base])
-        result[c] = {
-            "step_ms": 1e3 * median(times[c]),
-            "ratio": median(times[c]) / median(times[base]),
-            "ratio_quartiles": [float(q) for q in np.quantile(ratios, [0.25, 0.75])],
-            "peak_mb": peak[c],
-            "peak_ratio": peak[c] / peak[base],
-            "start_up_s": workers[c].start_up,
-            "loss_difference": float(np.max(np.abs(np.array(first[c]) - np.array(first[base])))),
+        workers: dict[str, Worker] = {}
+        first: dict[str, dict[str, Any]] = {}
+        times: dict[str, dict[str, list[float]]] = {}
+        for name in names:
+            try:
+                worker = Worker(PEERS[name], workload, folder, threads)
+                try:
+                    first[name] = worker.ask("step", FIRST)
+                except Missing:
+                    worker.close()
+                    raise
+                workers[name] = worker
+                times[name] = {"step": [], "forward": []}
+            except Missing as why:
+                results[name] = {"unable": str(why)}
+        peak = {n: a["peak_mb"] for n, a in first.items()}
+        for what in ("step", "forward"):
+            for turn in range(-1 if what == "forward" else 0, rounds if what == "step" else -(-rounds // 3)):
+                for name, worker in list(workers.items()):
+                    time.sleep(0.03)
+                    try:
+                        answer = worker.ask(what, steps)
+                    except Missing as why:
+                        results[name] = {"unable": str(why)}
+                        del workers[name]
+                        continue
+                    if answer["times"] and turn >= 0:
+                        times[name][what].append(median(answer["times"]))
+                    if what == "step":
+                        peak[name] = answer["peak_mb"]
+        for worker in workers.values():
+            worker.close()
+    for name in workers:
+        begun = first[name]
+        results[name] = {
+            "step_s": times[name]["step"],
+            "forward_s": times[name]["forward"],
+            "peak_mb": peak[name],
+            "start_up_s": begun["start_up"] + begun["times"][0],
+            "parts_s": {**begun["parts"], "first step": begun["times"][0]},
+            "losses": begun["losses"],
+            "notes": begun["notes"],
         }
-    return result
+    return {name: results[name] for name in names}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", default=DEFAULT)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--workload", action="append", choices=WORKLOADS, help="only these")
+    parser.add_argument("--peer", action="append", choices=list(PEERS), help="only these, and torch")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each competitor; 0 measures nothing")
+    parser.add_argument("--steps", type=int, default=4, help="steps per turn")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--competitors", nargs="*", default=COMPETITORS)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--page", type=Path, help="write the results as a page of the documentation")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
+    parser.add_argument("--no-scale", action="store_true", help="leave out sizes, compile times and large models")
+    parser.add_argument("--page", nargs="?", type=Path, const=Path("docs/benchmarks.md"), help="write the page")
     args = parser.parse_args()
-    results = {}
-    for workload in args.workloads:
-        results[workload] = measure(workload, args.rounds, args.steps, args.threads, tuple(args.competitors))
-        table = Table(title=workload)
-        for column in ("", "ms/step", "× torch", "quartiles", "peak MB", "× torch", "start-up s", "max Δloss, 8 steps"):
-            table.add_column(column, justify="right")
-        for c, r in results[workload].items():
-            low, high = r["ratio_quartiles"]
-            table.add_row(
-                c, f"{r['step_ms']:.2f}", f"{r['ratio']:.2f}", f"{low:.2f}–{high:.2f}", f"{r['peak_mb']:.0f}",
-                f"{r['peak_ratio']:.2f}", f"{r['start_up_s']:.1f}", f"{r['loss_difference']:.1e}",
-            )  # fmt: skip
-        Console(width=110).print(table)
-        if args.json:
-            args.json.write_text(json.dumps(results, indent=2))
+    args.results.mkdir(parents=True, exist_ok=True)
+    names = [n for n in PEERS if args.peer is None or n in args.peer or n == "torch"]
+    for workload in args.workload or WORKLOADS:
+        if not args.rounds:
+            continue
+        file = args.results / f"{workload}.json"
+        found = measure(workload, names, args.rounds, args.steps, args.threads)
+        setting = {
+            "threads": args.threads,
+            "rounds": args.rounds,
+            "processor": processor(),
+            "date": time.strftime("%Y-%m-%d"),
+            "versions": {p: version(p) for p in ("torch", "onnxruntime", "numpy")} | {k: v[0] for k, v in PINS.items()},
+        }
+        file.write_text(json.dumps({"setting": setting, "peers": found}, indent=1) + "\n")
+        show(workload, found)
+    if args.rounds and not args.no_scale and args.workload is None:
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.training.scale", str(args.results / "scale.json")], check=True
+        )
     if args.page:
-        args.page.write_text(page(results, args.threads, args.rounds))
+        from benchmarks.training.report import write
+
+        write(args.results, args.page)
 
 
-def page(results: dict[str, Any], threads: int, rounds: int) -> str:
-    """The results as Markdown."""
-    setting = f"{threads} threads on {processor()}; medians of {rounds} rounds; PyTorch {version('torch')}, "
-    lines = [f"{INTRODUCTION}\n{setting}ONNX Runtime {version('onnxruntime')}.\n", *HEAD]
-    for workload, competitors in results.items():
-        for c, r in competitors.items():
-            low, high = r["ratio_quartiles"]
-            speed = f"{r['step_ms']:.2f} | {r['ratio']:.2f} | {low:.2f}–{high:.2f}"
-            memory = f"{r['peak_mb']:.0f} | {r['peak_ratio']:.2f}"
-            lines.append(
-                f"| {workload} | {c} | {speed} | {memory} | {r['start_up_s']:.1f} | {r['loss_difference']:.1e} |"
-            )
-    return "\n".join(lines) + "\n"
+def show(workload: str, found: dict[str, Any]) -> None:
+    """One line per competitor, for whoever waits."""
+    base = found.get("torch", {}).get("step_s")
+    for name, r in found.items():
+        if "unable" in r:
+            print(f"{workload:12} {name:26} – {r['unable'][:120]}", flush=True)
+            continue
+        ratio = f"{np.median(r['step_s']) / np.median(base):.2f}" if base else "–"
+        line = f"{1e3 * np.median(r['step_s']):9.2f} ms  × {ratio}  {r['peak_mb']:6.0f} MB  {r['start_up_s']:5.1f} s"
+        print(f"{workload:12} {name:26} {line}", flush=True)
 
 
 def processor() -> str:

@@ -6,6 +6,7 @@ same batches, and must report the same losses.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,16 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+class Recurrent(nn.Module):
+    def __init__(self, width: int, hidden: int, layers: int, classes: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(width, hidden, layers, batch_first=True)
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
 
@@ -107,6 +118,10 @@ def transformer() -> nn.Module:
     return Transformer(vocab=512, width=128, heads=4, layers=2, length=64)
 
 
+def lstm() -> nn.Module:
+    return Recurrent(width=64, hidden=128, layers=2, classes=10)
+
+
 @dataclass(frozen=True)
 class Workload:
     """A model, its data and its training set-up."""
@@ -136,32 +151,41 @@ WORKLOADS = {
         Workload("cnn", cnn, (32, 3, 32, 32), 10, "momentum", 1e-2),
         Workload("transformer", transformer, (16, 64), 512, "adamw", 1e-3, tokens=True),
         Workload("residual", residual, (32, 3, 32, 32), 10, "momentum", 1e-2),
+        Workload("lstm", lstm, (32, 50, 64), 10, "adam", 1e-3),
         Workload("depthwise", depthwise, (16, 3, 32, 32), 10, "momentum", 1e-2),
     )
 }
 
 
 def export(name: str, folder: Path, batches: int = 8) -> None:
-    """Write ``model.onnx``, ``weights.pt`` and ``batches.npz`` of a workload into `folder`."""
+    """Write a workload into `folder`: what every competitor reads.
+
+    ``model.onnx`` (inference), ``training.onnx`` (the same in training mode), ``weights.npz``, ``batches.npz``
+    and ``spec.json`` with the optimizer.
+    """
     workload = WORKLOADS[name]
     torch.manual_seed(0)
     model = workload.model().eval()
     x, y = workload.batches(batches)
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save(model.state_dict(), folder / "weights.pt")
+    np.savez(folder / "weights.npz", **{k: v.numpy() for k, v in model.state_dict().items()})
     np.savez(folder / "batches.npz", x=x, y=y)
-    torch.onnx.export(
-        model,
-        (torch.from_numpy(x[0]),),
-        str(folder / "model.onnx"),
-        dynamo=False,
-        opset_version=20,
-        input_names=["x"],
-        output_names=["y"],
-        dynamic_axes={"x": {0: "N"}, "y": {0: "N"}},
-        do_constant_folding=False,
-        training=torch.onnx.TrainingMode.PRESERVE,
-    )
+    parameters = [k for k, _ in model.named_parameters()]
+    spec = {"optimizer": workload.optimizer, "learning_rate": workload.learning_rate, "parameters": parameters}
+    (folder / "spec.json").write_text(json.dumps(spec))
+    for file, mode in (("model", torch.onnx.TrainingMode.PRESERVE), ("training", torch.onnx.TrainingMode.TRAINING)):
+        torch.onnx.export(
+            model,
+            (torch.from_numpy(x[0]),),
+            str(folder / f"{file}.onnx"),
+            dynamo=False,
+            opset_version=20 if file == "model" else 17,  # what the oldest of the competitors knows
+            input_names=["x"],
+            output_names=["y"],
+            dynamic_axes={"x": {0: "N"}, "y": {0: "N"}},
+            do_constant_folding=False,
+            training=mode,
+        )
 
 
 if __name__ == "__main__":

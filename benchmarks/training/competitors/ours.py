@@ -1,0 +1,42 @@
+"""This project: the exported model, one step graph, its state resident in ONNX Runtime."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks.training.competitors import Prepared, Workload
+
+
+def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
+    """`variant`: "portable" has the runtime run exactly the standard operators of the step graph."""
+    begin = time.perf_counter()
+    from onnxgrad.runtime import Options, Session, StepRunner
+    from onnxgrad.training import attach, compile_step
+
+    options = Options(threads=threads, **({"layout": "plain"} if variant == "portable" else {}))
+    parts = {"import": time.perf_counter() - begin}
+    extra = {"momentum": 0.9} if workload.optimizer == "momentum" else {}
+    model = workload.folder / "model.onnx"
+    begin = time.perf_counter()
+    training = attach(
+        model, loss="cross_entropy", optimizer=workload.optimizer, learning_rate=workload.learning_rate, **extra
+    )
+    graph = compile_step(training)
+    parts["derive"] = time.perf_counter() - begin
+    begin = time.perf_counter()
+    runner = StepRunner(graph, options=options)
+    parts["session"] = time.perf_counter() - begin
+    label, loss = next(n for n in graph.batch if n != "x"), graph.loss
+    batches = [{"x": x, label: y} for x, y in zip(workload.x, workload.y)]
+    del training, graph
+    held: list[Session] = []
+
+    def step(i: int) -> float:
+        return float(runner.step(batches[i % len(batches)])[loss])
+
+    def forward() -> None:
+        if not held:
+            held.append(Session(model, options))
+        held[0].run({"x": workload.x[0]})
+
+    return Prepared(step, forward, parts)
