@@ -10,9 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad.door import to_proto
 from onnxgrad.errors import BadInput, UnknownName
-from onnxgrad.training.attach import attach
-from onnxgrad.training.info import DOMAIN
-from onnxgrad.training.step import Step, compile_step
+from onnxgrad.training import ReferenceTraining, Step, attach, compile_entries, compile_step, lower_gradients
+from onnxgrad.training.gradients import DOMAIN
 from tests.training.nets import initial, mlp, model_of, run, session, train
 
 node = helper.make_node
@@ -454,18 +453,18 @@ BAD = {
         "a tensor of INT64 cannot take one of FLOAT",
     ),
     "nothing bound": (lambda i: i.ClearField("update_binding"), "has no update bindings"),
-    "name defined twice": (_rename_output, "is defined twice"),
+    "name defined twice": (_rename_output, "'h1' is defined in it and in the inference graph"),
     "unknown name": (
         lambda i: i.algorithm.node[0].input.__setitem__(0, "nope"),
-        "'nope', an input of Sub node",
+        "Sub node 'd' reads 'nope', which is defined nowhere that it can see",
     ),
     "out of order": (
         lambda i: i.algorithm.node[0].input.__setitem__(0, "g"),
-        "'g', an input of Sub node 'd', is read before",
+        "Sub node 'd' reads 'g', which is computed only after it",
     ),
     "output without a node": (
         lambda i: i.algorithm.output.add(name="ghost"),
-        "no node computes the output 'ghost'",
+        "no node computes its output 'ghost'",
     ),
 }
 
@@ -473,16 +472,19 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_entries_are_refused_by_name(case):
     change, message = BAD[case]
-    with pytest.raises(BadInput) as caught:
-        compile_step(spoiled(change))
-    assert message in str(caught.value)
-    assert "training entry 0" in str(caught.value)
+    for refuse in (compile_step, compile_entries, lower_gradients, ReferenceTraining):
+        if case == "nothing bound" and refuse is not compile_step:  # it is allowed, but a step would do nothing
+            continue
+        with pytest.raises(BadInput) as caught:
+            refuse(spoiled(change))
+        assert message in str(caught.value)
+        assert "entry 0" in str(caught.value)
 
 
 def test_key_bound_by_two_entries():
     model = two_entries()
     model.training_info[1].update_binding.add(key="w2", value="new")
-    with pytest.raises(BadInput, match="'w2' is bound by entry 0 too"):
+    with pytest.raises(BadInput, match="'w2' is bound twice, by entry 0, 1"):
         compile_step(model)
 
 
@@ -512,12 +514,12 @@ def test_two_bindings_of_one_value():
 # --- initialization ---------------------------------------------------------------------------------
 
 
-def with_initialization(key="w2", value="start", shape=(8, 3), inputs=()):
+def with_initialization(key="w2", value="start", shape=(8, 3), inputs=(), drawn=None):
     def change(info):
         info.initialization.CopyFrom(
             helper.make_graph(
                 [
-                    node("RandomNormal", [], ["start"], shape=list(shape)),
+                    node("RandomNormal", [], ["start"], shape=list(drawn or shape)),
                     node("Exp", ["start"], ["positive"]),
                 ],
                 "initialization",
@@ -556,12 +558,13 @@ def _bound(model, key, value):
         ({"key": "w3"}, "no initializer named 'w3'"),
         ({"value": "stop"}, "no output named 'stop'"),
         ({"shape": (8, 2)}, "cannot take one of"),
-        ({"inputs": ["x"]}, "its initialization has inputs"),
-        ({"shape": (-1, 3)}, "cannot be evaluated"),
+        ({"inputs": ["x"]}, "entry 0, initialization: it has inputs ('x')"),
+        ({"drawn": (-1, 3)}, "cannot be evaluated"),
+        ({"drawn": (8, 2)}, "cannot"),
     ],
 )
 def test_bad_initialization(options, message):
-    with pytest.raises(BadInput, match="training entry 0") as caught:
+    with pytest.raises(BadInput, match="entry 0") as caught:
         compile_step(with_initialization(**options))
     assert message in str(caught.value)
 

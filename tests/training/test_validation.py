@@ -69,6 +69,20 @@ def _gradient_says(**said):
     return change
 
 
+def _holds(info, name, array):
+    tensor = next(t for t in info.algorithm.initializer if t.name == name)
+    tensor.CopyFrom(numpy_helper.from_array(np.asarray(array), name))
+
+
+def _branches(info, name):
+    branches = [
+        helper.make_graph([_node("Exp", ["y"], [n])], n, [], [helper.make_tensor_value_info(n, FLOAT, ["N", 3])])
+        for n in (name, f"not_{name}")
+    ]
+    info.algorithm.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
+    info.algorithm.node.append(helper.make_node("If", ["yes"], ["o"], then_branch=branches[0], else_branch=branches[1]))
+
+
 CHANGES = {
     "key is computed": (lambda i: i.update_binding.add(key="h1", value="Vnew"), "key", "no initializer named 'h1'"),
     "key is an input": (lambda i: i.update_binding.add(key="x", value="Vnew"), "key", "no initializer named 'x'"),
@@ -156,6 +170,110 @@ CHANGES = {
     ),
     "missing leaf": (_gradient_says(zs=["x"], inputs=["w2", "x"]), "gradient", "'loss' depends on 'labels' too"),
     "inputs of a Gradient": (_gradient_says(inputs=["w2"]), "gradient", "1 inputs for 1 xs and 2 zs"),
+    "variable named twice": (
+        _gradient_says(xs=["w2", "w2"], inputs=["w2", "w2", "x", "labels"]),
+        "gradient",
+        "'w2' is named twice in xs and zs",
+    ),
+    "variable in xs and in zs": (
+        _gradient_says(zs=["w2", "x", "labels"], inputs=["w2", "w2", "x", "labels"]),
+        "gradient",
+        "'w2' is named twice in xs and zs",
+    ),
+    "nothing fed": (_gradient_says(inputs=["w2", "", "labels"]), "gradient", "nothing is fed for 'x'"),
+    "outputs of a Gradient": (
+        lambda i: i.algorithm.node[3].output.append("g2"),
+        "gradient",
+        "has 2 outputs for 1 xs",
+    ),
+    "y that is no float": (_gradient_says(y="T"), "gradient", "'T' is a tensor of INT64; only floats have derivatives"),
+    "x that is no float": (
+        _gradient_says(xs=["w2", "T"], inputs=["w2", "T", "x", "labels"]),
+        "gradient",
+        "'T' is a tensor of INT64; only floats have derivatives",
+    ),
+    "fed with another type": (
+        _gradient_says(inputs=["T", "x", "labels"]),
+        "gradient",
+        "'w2' is a tensor of FLOAT, and 'T', which is fed for it, one of INT64",
+    ),
+    "domain of a draft": (
+        lambda i: setattr(i.algorithm.node[4], "domain", "ai.onnx.training"),
+        "operator",
+        "the model imports no opset of 'ai.onnx.training'",
+    ),
+    "input of an optimizer left out": (
+        lambda i: i.algorithm.node[4].input.__setitem__(3, ""),
+        "operator",
+        "its input 3 is left out",
+    ),
+    "outputs of an optimizer": (
+        lambda i: i.algorithm.node[4].output.append("extra"),
+        "operator",
+        "it has 3 outputs; it gives 2 per tensor",
+    ),
+    "count that is no integer": (
+        lambda i: _holds(i, "T", np.float32(0)),
+        "type",
+        "T is INT64, and 'T' is a tensor of FLOAT",
+    ),
+    "rate that is no float": (
+        lambda i: _holds(i, "rate", np.int64(1)),
+        "type",
+        "R is FLOAT or DOUBLE, and 'rate' is a tensor of INT64",
+    ),
+    "several rates": (
+        lambda i: _holds(i, "rate", np.float32([1, 2])),
+        "type",
+        "R is one number, and 'rate' has the shape [2]",
+    ),
+    "momentum of another shape": (
+        lambda i: _holds(i, "V", np.zeros((8, 2), np.float32)),
+        "type",
+        "V is as X is, and 'V' has the shape [8, 2], 'w2' [8, 3]",
+    ),
+    "momentum of another type": (
+        lambda i: _holds(i, "V", np.zeros((8, 3))),
+        "type",
+        "V is as X is, and 'V' is a tensor of DOUBLE, 'w2' one of FLOAT",
+    ),
+    "gradient of another tensor": (
+        lambda i: i.algorithm.node[4].input.__setitem__(3, "w1"),
+        "type",
+        "G is as X is, and 'w1' has the shape [4, 8], 'w2' [8, 3]",
+    ),
+    "branch that hides a name": (lambda i: _branches(i, "h1"), "ssa", "'h1' is defined in it and in a graph around it"),
+    "value is an input": (
+        lambda i: i.update_binding.add(key="V", value="labels"),
+        "value",
+        "no output named 'labels'",
+    ),
+    "value is an initializer": (
+        lambda i: i.update_binding.add(key="V", value="rate"),
+        "value",
+        "no output named 'rate'",
+    ),
+    "empty key": (lambda i: i.update_binding.add(key="", value="Vnew"), "key", "no initializer named ''"),
+    "empty value": (lambda i: i.update_binding.add(key="V", value=""), "value", "no output named ''"),
+    "initialization that reads a weight": (
+        lambda i: i.initialization.CopyFrom(
+            helper.make_graph(
+                [_node("Exp", ["w2"], ["s"])], "i", [], [helper.make_tensor_value_info("s", FLOAT, [8, 3])]
+            )
+        ),
+        "visibility",
+        "Exp node 'bad' reads 'w2', which is defined nowhere that it can see",
+    ),
+    "initialization that binds an output of the algorithm": (
+        lambda i: i.initialization_binding.add(key="w2", value="new"),
+        "value",
+        "no output named 'new'",
+    ),
+    "input that the inference graph has": (
+        lambda i: i.algorithm.input.append(helper.make_tensor_value_info("x", FLOAT, ["N", 4])),
+        "ssa",
+        "'x' is defined in it and in the inference graph",
+    ),
     "cycle": (_gradient_says(y="Vnew"), "gradient", "a cycle: 'Vnew' is computed from its own output 'g'"),
 }
 
@@ -166,8 +284,13 @@ def test_one_violated_rule(case):
     problems = validate(spoiled(change))
     hits = [p for p in problems if p.rule == rule and message in p.message]
     assert len(hits) == 1, problems
+    assert len(problems) == 1, problems
     assert hits[0].where.startswith("entry 0, ")
     assert rule in RULES
+    for refuse in (compile_step, lower_gradients, ReferenceTraining):
+        with pytest.raises(BadInput) as caught:
+            refuse(spoiled(change))
+        assert message in str(caught.value)
 
 
 def test_all_of_them_at_once():
@@ -180,6 +303,23 @@ def test_all_of_them_at_once():
 
     found = rules(spoiled(change))
     assert set(found) == {"key", "value", "unique", "initialization", "visibility", "operator", "ssa", "name"}
+
+
+def test_version_of_the_domain():
+    """There is one; and it must be imported."""
+    for version, message in ((2, "the model imports version 2 of ai.onnx.preview.training; there is only 1"),
+                             (None, "the model imports no opset of 'ai.onnx.preview.training'")):  # fmt: skip
+        model = spoiled(lambda info: None)
+        assert model.opset_import[-1].domain == DOMAIN
+        if version is None:
+            del model.opset_import[-1]
+        else:
+            model.opset_import[-1].version = version
+        problems = validate(model)
+        assert [(p.rule, p.message.partition(": ")[2]) for p in problems] == [("operator", message)] * 2
+        for refuse in (compile_step, lower_gradients, ReferenceTraining):
+            with pytest.raises(BadInput, match=message):
+                refuse(model)
 
 
 def test_rules_about_several_entries():

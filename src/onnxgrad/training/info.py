@@ -2,13 +2,12 @@
 
 An entry holds an *algorithm*, a graph that goes on where the inference graph ends: the executed graph is
 the concatenation of both. Its *update bindings* say which initializer (of either graph) takes which
-output when the step is over. ``onnx.checker`` looks at none of this, so it is checked here.
+output when the step is over. ``onnx.checker`` looks at none of this: `validation` does.
 """
 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,8 +16,7 @@ import onnx_ir as ir
 
 from onnxgrad.door import load_model, training_info
 from onnxgrad.door.reading import is_ordered, read_proto
-from onnxgrad.errors import BadInput, UnknownName
-from onnxgrad.ir.names import described
+from onnxgrad.errors import BadInput
 from onnxgrad.training.calls import without_calls
 from onnxgrad.training.gradients import DOMAIN
 
@@ -69,37 +67,8 @@ def chosen_entries(source: Source, entry: int | None) -> list[int]:
 
 
 def bindings(source: Source, chosen: Sequence[int]) -> dict[int, Bindings]:
-    """The update bindings of the `chosen` entries: per entry, from initializer to the output it takes.
-
-    Those of the others must be right as well, because keys are unique in all of them together.
-
-    Raises:
-        BadInput: a key that is no initializer, a key bound twice, a value that is no output.
-    """
-    inference = source.model.graph
-    for why in conflicts(source.infos):
-        raise BadInput(why)
-    found: dict[int, Bindings] = {}
-    owner: dict[str, int] = {}
-    for index in range(len(source.infos)):
-        algorithm = source.infos[index].algorithm
-        keys = {*inference.initializers, *(t.name for t in algorithm.initializer)}
-        values = {*(v.name or "" for v in inference.outputs), *(v.name for v in algorithm.output)}
-        if index in chosen:
-            found[index] = {}
-        for binding in source.infos[index].update_binding:
-            where = f"training entry {index}, update binding {binding.key!r} ← {binding.value!r}"
-            if binding.key in owner:
-                twice = "twice" if owner[binding.key] == index else f"by entry {owner[binding.key]} too"
-                raise BadInput(f"{where}: {binding.key!r} is bound {twice}; keys are unique in a model")
-            if binding.key not in keys:
-                raise BadInput(f"{where}: {UnknownName(binding.key, keys, 'initializer')}")
-            if binding.value not in values:
-                raise BadInput(f"{where}: {UnknownName(binding.value, values, 'output')}")
-            owner[binding.key] = index
-            if index in chosen:
-                found[index][binding.key] = binding.value
-    return found
+    """The update bindings of the `chosen` entries: per entry, from initializer to the output it takes."""
+    return {i: {b.key: b.value for b in source.infos[i].update_binding} for i in chosen}
 
 
 @dataclass
@@ -136,6 +105,7 @@ def merge(source: Source, index: int, bound: Mapping[str, str], others: set[str]
 def concatenated(source: Source, index: int) -> tuple[ir.Model, list[ir.Node]]:
     """The graph that the specification has executed for entry `index`: the inference graph, then the algorithm.
 
+    Whether each name is defined once, and before it is read, must be known already (see `validate`).
     The second part of what is returned are the nodes of the algorithm. Its outputs are not listed as outputs.
     Initializers that are listed as inputs as well are initializers only.
     """
@@ -147,7 +117,6 @@ def concatenated(source: Source, index: int) -> tuple[ir.Model, list[ir.Node]]:
             graph.inputs.remove(value)
     _declare_shared(source, index, graph)
     known = named_values(graph)
-    _check_names(algorithm, known, index)
     added = _deserialized(algorithm, known)
     nodes, initializers = list(added), list(added.initializers.values())
     inputs = [v for v in added.inputs if not v.is_initializer()]
@@ -282,22 +251,3 @@ def _mentioned(graph: onnx.GraphProto) -> Iterator[str]:
             for inner in (attribute.g, *attribute.graphs):
                 yield from _mentioned(inner)
                 yield from (v.name for v in inner.output)
-
-
-def _check_names(algorithm: onnx.GraphProto, known: dict[str, ir.Value], index: int) -> None:
-    """Every name is defined once, and before a node reads it."""
-    where = f"training entry {index}"
-    defined = {v.name for v in algorithm.input} | {t.name for t in algorithm.initializer}
-    made = [o for node in algorithm.node for o in node.output if o]
-    counts = Counter(made)
-    for name in sorted(defined & known.keys()) + [o for o in made if o in known or o in defined or counts[o] > 1]:
-        raise BadInput(f"{where}: {name!r} is defined twice, in the inference graph or the algorithm")
-    for node in algorithm.node:
-        for name in node.input:
-            if name and name not in known and name not in defined:
-                why = "is read before it is computed" if name in made else "does not exist"
-                raise BadInput(f"{where}: {name!r}, an input of {described(node)}, {why}")
-        defined.update(node.output)
-    for output in algorithm.output:
-        if output.name not in known and output.name not in defined:
-            raise BadInput(f"{where}: no node computes the output {output.name!r}")

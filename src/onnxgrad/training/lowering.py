@@ -32,6 +32,7 @@ from onnxgrad.training.gradients import DOMAIN, Bound, between, bind, strings
 from onnxgrad.training.info import Unfolded, mutable, named_values
 from onnxgrad.training.optimizers import OPTIMIZERS
 from onnxgrad.training.trainmode import rewired
+from onnxgrad.training.validation import refuse_invalid
 
 
 def open_bound(model: AnyModel, constants: Collection[str] = ()) -> Opened:
@@ -140,7 +141,7 @@ class Lowered:
         elif node.op_type in OPTIMIZERS:
             new = [x for kind in OPTIMIZERS[node.op_type](self.builder, node) for x in kind]
         else:
-            raise BadInput(f"node {node.name!r}: there is no operator {node.op_type!r} in {DOMAIN}")
+            raise BadInput(f"{described(node)}: there is no operator {node.op_type!r} in {DOMAIN}")
         if len(node.outputs) > len(new):
             has = f"{described(node)} has {len(node.outputs)} outputs"
             raise BadInput(f"{has}, but only {len(new)} tensors to put there")
@@ -263,13 +264,15 @@ def lower_gradients(model: AnyModel, *, variables: Collection[str] = ()) -> Any:
         A model of the kind that came in (a path gives a ModelProto), with the same inputs and outputs.
 
     Raises:
-        BadInput: a node that the specification does not allow. NotDifferentiable: no way from `xs` to `y`
-            or an operator without a rule on it.
+        BadInput: a node, or training information, that the specification does not allow.
+        NotDifferentiable: no way from `xs` to `y`, or an operator without a rule on it.
     """
     unfolded: list[Unfolded] = []
     infos: list[onnx.TrainingInfoProto] = []
 
     def first(private: ir.Model) -> None:
+        if training_info(private):
+            refuse_invalid(private)
         names = mutable(training_info(private)) | set(variables)
         bind(private, names)
         unfolded.append(Unfolded(private.graph, names))

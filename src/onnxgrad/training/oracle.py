@@ -23,7 +23,7 @@ from onnxgrad.training.calls import without_calls
 from onnxgrad.training.gradients import DOMAIN
 from onnxgrad.training.info import AnyTrainingModel, mutable
 from onnxgrad.training.lowering import lower_gradients
-from onnxgrad.training.validation import model_proto, validate
+from onnxgrad.training.validation import model_proto, refuse_invalid
 
 Arrays = dict[str, np.ndarray]
 
@@ -45,9 +45,7 @@ class ReferenceTraining:
         Raises:
             BadInput: a rule of the specification is violated; every one is named.
         """
-        problems = validate(model)
-        if problems:
-            raise BadInput("the training information is not valid\n" + "\n".join(f"  {p}" for p in problems))
+        refuse_invalid(model)
         self.proto = model_proto(model)
         held = read_proto(self.proto)
         self.infos = [without_calls(held, info, i) for i, info in enumerate(training_info(held))]

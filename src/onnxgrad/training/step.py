@@ -36,6 +36,7 @@ from onnxgrad.training.info import (
 from onnxgrad.training.initialization import initialized
 from onnxgrad.training.lowering import Lowered, open_bound
 from onnxgrad.training.sequence import in_sequence
+from onnxgrad.training.validation import refuse_invalid
 
 
 @dataclass
@@ -126,6 +127,7 @@ def compile_step(model: AnyTrainingModel, *, entry: int | None = None, outputs: 
         NotDifferentiable: an operator between a parameter and the loss has no rule or no derivative.
     """
     source = read(model)
+    refuse_invalid(source.model)
     chosen = chosen_entries(source, entry)
     return _compiled(initialized(source), chosen, outputs)
 
@@ -145,6 +147,7 @@ def compile_entries(model: AnyTrainingModel, *, outputs: Sequence[str] = ()) -> 
         NotDifferentiable: an operator between a parameter and the loss has no rule or no derivative.
     """
     source = read(model)
+    refuse_invalid(source.model)
     chosen = [i for i in chosen_entries(source, None) if source.infos[i].update_binding]
     source = initialized(source)
     wanted = _wanted(source, chosen, outputs)

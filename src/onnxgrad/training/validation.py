@@ -24,13 +24,14 @@ from onnxgrad.ir.walk import subgraphs
 from onnxgrad.training.calls import calls, without_calls
 from onnxgrad.training.gradients import DOMAIN, is_gradient, scopes
 from onnxgrad.training.info import AnyTrainingModel, Source, concatenated, conflicts, mutable, named_values
+from onnxgrad.training.operands import misfits, misuses, underivable
 
 #: The rules, by the names that problems carry, and where the specification states them.
 RULES = {
     "key": "a binding's key is an initializer of the inference graph or of the same entry's algorithm",
     "value": "a binding's value is an output: of the initialization; of the algorithm or the inference graph",
     "unique": "no key is bound twice, in all entries together",
-    "type": "what an initializer takes has its type and shape",
+    "type": "what an initializer takes has its type and shape, and what an optimizer takes those of its tensor",
     "initialization": "the initialization is a graph without inputs",
     "ssa": "in the graph that is executed, the inference graph and then the algorithm, each name is defined once",
     "order": "a value is computed before it is read",
@@ -38,8 +39,11 @@ RULES = {
     "operator": "operators exist in an imported opset, and are given what they demand",
     "name": "the names in a Gradient exist",
     "gradient": "the variables of a Gradient are independent and determine y",
-    "call": "a GraphCall (ONNX 1.7) calls the inference graph, by position",
+    "call": "a GraphCall (ONNX 1.7) calls the inference graph, by position, from an algorithm",
 }
+
+#: How many problems an error message lists.
+MOST = 12
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,16 @@ def validate(model: AnyTrainingModel) -> list[Problem]:
     return list(dict.fromkeys(found))
 
 
+def refuse_invalid(model: AnyTrainingModel) -> None:
+    """Raise BadInput, which names what is wrong (the first dozen of it), unless the training information is valid."""
+    problems = validate(model)
+    if problems:
+        listed = [f"  {p}" for p in problems[:MOST]]
+        if len(problems) > MOST:
+            listed.append(f"  … and {len(problems) - MOST} more, which validate (onnxgrad check) lists")
+        raise BadInput("\n".join(["the training information is not valid", *listed]))
+
+
 def model_proto(model: AnyTrainingModel) -> onnx.ModelProto:
     """`model` as one message that holds all of its weights; the caller's own if it is one."""
     if isinstance(model, onnx.ModelProto):
@@ -116,7 +130,7 @@ def _of_entry(
     outside = _graph_names(proto.graph) | _shared(infos, index)
     structure = list(_structure(info.algorithm, outside, where))
     yield from structure
-    yield from _operators(proto, info.algorithm.node, where)
+    yield from (Problem(where, "operator", why) for why in misuses(proto, info.algorithm.node))
     if any(calls(info.algorithm)) or not sound:
         return
     if any(p.rule in ("ssa", "order", "visibility") for p in structure):
@@ -132,18 +146,23 @@ def _of_entry(
     except BadInput as e:  # onnx_ir refuses what the checks above do not know of
         yield Problem(where, "visibility", str(e))
         return
-    yield from _gradients(joined.graph, mutable(infos), where, set(nodes))
+    infer_model(joined)
+    wrong = list(_gradients(joined.graph, mutable(infos), where, set(nodes)))
+    yield from wrong
+    if not wrong:  # or what they give is not known
+        inside = (i for n in nodes for g in subgraphs(n) for i in g.all_nodes())
+        yield from (Problem(where, "type", why) for why in misfits([*nodes, *inside]))
     yield from _inferred(joined, info, index)
 
 
 def _inferred(joined: ir.Model, info: onnx.TrainingInfoProto, index: int) -> Iterator[Problem]:
     """What nothing declares of the values that are bound, the graph tells."""
     declared = {v.name for v in info.algorithm.output if v.type.tensor_type.HasField("shape")}
-    infer_model(joined)
+    outputs = {v.name for v in (*info.algorithm.output, *joined.graph.outputs)}
     values = named_values(joined.graph)
     for pair in info.update_binding:
         old, new = joined.graph.initializers.get(pair.key), values.get(pair.value)
-        if pair.value in declared or old is None or new is None or new.type is None:
+        if pair.value in declared or pair.value not in outputs or old is None or new is None or new.type is None:
             continue
         proto, value = onnx.TensorProto(data_type=int(old.dtype or 0), dims=old.shape.numpy()), ir.to_proto(new)  # type: ignore[union-attr]
         why = _misfit(proto, value)
@@ -205,7 +224,7 @@ def _initialization(proto: onnx.ModelProto, info: onnx.TrainingInfoProto, index:
         names = ", ".join(repr(v.name) for v in graph.input)
         yield Problem(where, "initialization", f"it has inputs ({names}); the specification allows none")
     yield from _structure(graph, set(), where)
-    yield from _operators(proto, graph.node, where)
+    yield from (Problem(where, "operator", why) for why in misuses(proto, graph.node))
 
 
 def _shared(infos: list[onnx.TrainingInfoProto], index: int) -> set[str]:
@@ -254,63 +273,6 @@ def _structure(graph: onnx.GraphProto, outside: Collection[str], where: str, inn
             yield Problem(where, "visibility", f"no node computes its output {value.name!r}")
 
 
-def _operators(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto], where: str) -> Iterator[Problem]:
-    imports = {o.domain if o.domain != "ai.onnx" else "": o.version for o in proto.opset_import}
-    local = {(f.domain, f.name) for f in proto.functions}
-    context = onnx.checker.C.CheckerContext()
-    context.ir_version = proto.ir_version
-    context.opset_imports = imports
-    for node in nodes:
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        for a in node.attribute:
-            for body in (a.g, *a.graphs):
-                yield from _operators(proto, body.node, where)
-        if (domain, node.op_type) in local or (domain == DOMAIN and node.op_type == "GraphCall"):
-            continue
-        if domain not in imports:
-            yield Problem(where, "operator", f"{described(node)}: the model imports no opset of {domain!r}")
-            continue
-        if domain and not any(s.domain == domain for s in onnx.defs.get_all_schemas()):
-            continue  # somebody else's operators
-        try:
-            schema = onnx.defs.get_schema(node.op_type, imports[domain], domain)
-        except onnx.defs.SchemaError:
-            version = f"opset {imports[domain]} of {domain or 'ai.onnx'}"
-            yield Problem(where, "operator", f"{described(node)}: there is no such operator in {version}")
-            continue
-        why = _complaint(node, schema, context)
-        if why:
-            yield Problem(where, "operator", f"{described(node)}: {why}")
-
-
-def _complaint(node: onnx.NodeProto, schema: onnx.defs.OpSchema, context: onnx.checker.C.CheckerContext) -> str:
-    """What the node lacks of what its operator demands."""
-    given = {a.name for a in node.attribute}
-    lacking = [a.name for a in schema.attributes.values() if a.required and a.name not in given]
-    if lacking:
-        return f"it lacks the attribute {', '.join(map(repr, lacking))}"
-    unknown = sorted(given - set(schema.attributes))
-    if unknown:
-        return f"there is no attribute {', '.join(map(repr, unknown))}"
-    groups = {"Adagrad": 3, "Momentum": 3, "Adam": 4}.get(node.op_type, 0) if node.domain == DOMAIN else 0
-    if groups:
-        tensors, outputs = len(node.input) - 2, len(node.output)
-        if tensors < groups or tensors % groups:
-            return f"it has {len(node.input)} inputs; it takes R, T and {groups} per tensor"
-        if outputs > tensors // groups * (groups - 1):
-            return f"it has {outputs} outputs; it gives {groups - 1} per tensor"
-        mode = next((a.s.decode() for a in node.attribute if a.name == "mode"), "standard")
-        if mode not in ("standard", "nesterov"):
-            return f"mode must be 'standard' or 'nesterov', not {mode!r}"
-    if any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in node.attribute):
-        return ""  # the checker would follow names into graphs that it was not given
-    try:
-        onnx.checker.C.check_node(node.SerializeToString(), context, onnx.checker.C.LexicalScopeContext())
-    except Exception as e:
-        return " ".join(str(e).split("==>")[0].split())
-    return ""
-
-
 def _of_inference(proto: onnx.ModelProto, held: ir.Model) -> Iterator[Problem]:
     """What the inference graph may not do because of training; whether it is valid, onnx.checker tells."""
     own, where = _graph_names(proto.graph), "inference graph"
@@ -328,7 +290,16 @@ def _of_inference(proto: onnx.ModelProto, held: ir.Model) -> Iterator[Problem]:
         if not said:
             yield Problem(where, "visibility", str(e))
         return
-    yield from _gradients(held.graph, mutable(proto.training_info), where)
+    ours = [n for n in proto.graph.node if n.domain == DOMAIN]
+    for node in (n for n in ours if n.op_type == "GraphCall"):
+        yield Problem(where, "call", f"{described(node)} stands in the graph that it would call")
+    yield from (Problem(where, "operator", why) for why in misuses(proto, ours))
+    inferred = held
+    if any(n.domain == DOMAIN for g in held.graphs() for n in g):
+        inferred = held.clone()
+        infer_model(inferred)
+    yield from _gradients(inferred.graph, mutable(proto.training_info), where)
+    yield from (Problem(where, "type", why) for why in misfits(inferred.graph.all_nodes()))
     for function in held.functions.values():
         yield from _gradients(function, (), f"function {function.name}")
 
@@ -344,6 +315,6 @@ def _gradients(
     for scope in scopes(graph, constants):
         for node in scope.nodes:
             if is_gradient(node) and (inside is None or node in inside):
-                for text in scope.problems(node):
+                for text in [*scope.problems(node)] or underivable(node, scope.visible):
                     rule = "name" if text.startswith("no value named") else "gradient"
                     yield Problem(where, rule, f"{described(node)}: {text.partition(chr(10))[0]}")
