@@ -34,7 +34,7 @@ def rotary(operands, attrs=None, note="", **more) -> Case:
 
 
 def conv(operands, attrs=None, note="", **more) -> Case:
-    """The number of channels is known, as that of a Conv has to be."""
+    """The number of channels is known, unless `symbolic` says otherwise."""
     options = {"runtime": False, "evaluators": [CausalConvWithState], "symbolic": {0: (0, 2), 3: (0,)}}
     return Case("CausalConvWithState", operands, attrs or {}, outputs=2, opset=27, note=note, **options | more)
 
@@ -71,6 +71,8 @@ CASES = [
     flex([Q, K, K], {"score_mod": modifier("Tanh"), "prob_mod": modifier("Sqrt")}, "both"),
     Case("SwiGLU", [(2, 3), (2, 3)], opset=28, runtime=False),
     Case("SwiGLU", [(2, 3), (2, 3)], {"alpha": 0.5}, opset=28, runtime=False, note="alpha"),
+    conv([(2, 3, 4), (3, 1, 2), (3,), (2, 3, 1)], note="all symbolic", symbolic=True),
+    conv([(1, 2, 3), (2, 1, 3)], {"activation": "silu"}, note="all symbolic", symbolic=True),
     conv([(1, 2, 4), (2, 1, 3)]),
     conv([(1, 2, 4), (2, 1, 2), (2,)], {"activation": "silu"}, note="silu"),
     conv([(1, 2, 3), (2, 1, 3), (2,), (1, 2, 2)], {"activation": "swish"}, note="past"),

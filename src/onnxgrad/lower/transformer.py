@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var, reshape_to
 from onnxgrad.lower.written import attribute, lowering
 
@@ -46,17 +45,24 @@ def causal_conv_with_state(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     x, w, c, past = [None if v is None else b.var(v) for v in (*node.inputs, None, None)[:4]]
     assert x is not None and w is not None  # noqa: PT018
     channels = next((d for d in (w.shape or x.shape or ())[:1] if isinstance(d, int)), x.shape[1] if x.shape else None)
-    if not isinstance(channels, int):
-        raise NotDifferentiable("the number of channels of its weight must be known")
     kept = b.Sub(b.shape_of(w, 2, 3), [1])
     if past is None:
         whole = b.Pad(x, b.join(kept, [0]), None, [2])
     else:
         whole = b.Concat(past, x, axis=2)
-    y = b.Conv(whole, w, c, group=channels)
+    y = b.Conv(whole, w, c, group=channels) if isinstance(channels, int) else _by_windows(b, x, whole, w, c)
     if attribute(b, node, "activation") in ("silu", "swish"):
         y = y * b.Sigmoid(y)
     return [y, b.Slice(whole, b.shape_of(x, 2, 3), [2**63 - 1], [2])]
+
+
+def _by_windows(b: Builder, x: Var, whole: Var, w: Var, c: Var | None) -> Var:
+    """The convolution where the number of channels, which is an attribute of Conv, is not known."""
+    zero, one = b.const(0), b.const(1)
+    steps, taps = (b.Range(zero, b.Squeeze(b.shape_of(v, 2, 3), [0]), one) for v in (x, w))
+    windows = b.Gather(whole, b.Add(b.Unsqueeze(steps, [1]), taps), axis=2)
+    y = b.Squeeze(windows @ b.Transpose(w, perm=[0, 2, 1]), [3])
+    return y if c is None else y + b.Unsqueeze(c, [1])
 
 
 @lowering("SwiGLU")
