@@ -154,12 +154,12 @@ class _Attachment:
         if mode.on:
             copies, updates = switch(self.builder, self.nodes, objective.predictions(), mode)
         loss = objective.write(copies, metrics, accumulate)
-        parameters = self._parameters(loss.value, plan)
+        parameters, owners = self._parameters(loss.value, plan)
         for statistic, new in updates.items():
             self.bindings[statistic.name or ""] = new.name or ""
         gradients = self._gradient(loss.value, parameters)
         update = Update(plan, State(self.builder, self._held, self._bind))
-        update.write(parameters, gradients, self.nodes, "gradient_norm" in metrics)
+        update.write(parameters, gradients, owners, "gradient_norm" in metrics)
         if "gradient_norm" in metrics and update.norm is not None:
             update.norm.value.name = self.builder.names.exactly("gradient_norm")
             objective.measures["gradient_norm"] = update.norm
@@ -190,8 +190,8 @@ class _Attachment:
             raise BadInput(f"name the output that meets the labels with `output`; float outputs: {found}")
         return floats[0]
 
-    def _parameters(self, loss: ir.Value, plan: Plan) -> list[ir.Value]:
-        """The initializers to train."""
+    def _parameters(self, loss: ir.Value, plan: Plan) -> tuple[list[ir.Value], dict[str, int | None]]:
+        """The initializers to train, and the number of the group that each belongs to."""
         initializers = {n: v for n, v in self.graph.initializers.items() if n in self.held}
         nodes = list(self.graph)
         running = statistics(nodes)
@@ -209,12 +209,11 @@ class _Attachment:
                     found[name] = self._trained(name, initializers, reached, running)
             if not found:
                 raise BadInput("`trainable` is empty: there is nothing to train")
-        names = without(found, self.freeze, found, self.nodes)
-        frozen = plan.frozen(found, self.nodes)
-        names = [name for name in names if name not in frozen]
+        owners = plan.owners(found, self.nodes)
+        names = without(owners, self.freeze, found, self.nodes)
         if not names:
             raise BadInput("every weight is frozen: there is nothing to train")
-        return [found[name] for name in names]
+        return [found[name] for name in names], owners
 
     @staticmethod
     def _trained(

@@ -89,17 +89,12 @@ class Plan:
         if self.ema is not None and not 0 <= self.ema < 1:
             raise BadInput(f"ema must be in [0, 1), not {self.ema}")
 
-    def frozen(self, weights: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> set[str]:
-        """The names that belong to a frozen group."""
-        owners = self._owners(weights, nodes)
-        return {name for name, k in owners.items() if k is not None and self.groups[k].frozen}
-
-    def _owners(self, weights: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> dict[str, int | None]:
-        """The number of the group that each weight belongs to."""
+    def owners(self, weights: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> dict[str, int | None]:
+        """The number of the group that each weight belongs to; without those of frozen groups."""
         owners: dict[str, int | None] = dict.fromkeys(weights)
         for k, group in reversed(list(enumerate(self.groups))):
             owners.update(dict.fromkeys(matching(group.pattern, weights, nodes), k))
-        return owners
+        return {name: k for name, k in owners.items() if k is None or not self.groups[k].frozen}
 
 
 class State:
@@ -132,12 +127,14 @@ class Update:
         self.norm: Var | None = None
 
     def write(
-        self, parameters: Sequence[ir.Value], gradients: Sequence[Var], nodes: Sequence[ir.Node], norm: bool = False
+        self,
+        parameters: Sequence[ir.Value],
+        gradients: Sequence[Var],
+        owners: Mapping[str, int | None],
+        norm: bool = False,
     ) -> None:
         """Bind the next value of every parameter and of all state; `norm`: also compute that of all gradients."""
         gradients = self._clipped(list(gradients), norm)
-        weights = {v.name or "": v for v in parameters}
-        owners = self.plan._owners(weights, nodes)
         factor = None if self.plan.schedule is None else self.plan.schedule.write(self.b, self.state.count()[0])
         for k in (None, *range(len(self.plan.groups))):
             chosen = [(x, g) for x, g in zip(parameters, gradients) if owners[x.name or ""] == k]
