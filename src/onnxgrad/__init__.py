@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from onnxgrad.api import grad, jvp, value_and_grad, vjp
+from onnxgrad.custom import CustomRule, custom_jvp, custom_rules, custom_vjp, load_rule
 from onnxgrad.door import Signature, signature
 from onnxgrad.errors import BadInput, NoDerivative, NoRule, NotDifferentiable, OnnxGradError, UnknownName
 from onnxgrad.rules.registry import straight_through
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BadInput",
+    "CustomRule",
     "Function",
     "NoDerivative",
     "NoRule",
@@ -37,6 +39,9 @@ __all__ = [
     "Signature",
     "Split",
     "UnknownName",
+    "custom_jvp",
+    "custom_rules",
+    "custom_vjp",
     "gauss_newton_vp",
     "grad",
     "hessian",
@@ -45,6 +50,7 @@ __all__ = [
     "jvp",
     "linear_operator",
     "linearize",
+    "load_rule",
     "per_example_grad",
     "signature",
     "split_vjp",

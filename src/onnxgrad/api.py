@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,7 +12,9 @@ from typing import Any, TypeVar
 
 import onnx_ir as ir
 
-from onnxgrad import flow, rules  # noqa: F401  (they fill the registry)
+from onnxgrad import flow  # noqa: F401  (it fills the registry)
+from onnxgrad import rules as _rules  # noqa: F401
+from onnxgrad.custom import CustomRule, custom_rules
 from onnxgrad.door import AnyModel, Opened, Signature, open_model
 from onnxgrad.door.functions import worth_keeping
 from onnxgrad.door.opening import nothing
@@ -26,6 +29,7 @@ from onnxgrad.ir.finish import finish
 from onnxgrad.ir.infer import Inference
 
 Names = str | Sequence[str]
+Path = str | os.PathLike
 Derive = TypeVar("Derive", bound=Callable[..., Any])
 
 
@@ -197,7 +201,14 @@ def _set(variable: ContextVar[bool], value: bool) -> Iterator[None]:
 
 @without_collection()
 @keeping_functions
-def vjp(model: AnyModel, *, wrt: Names, of: Names | None = None, directions: int | str | None = None) -> Any:
+def vjp(
+    model: AnyModel,
+    *,
+    wrt: Names,
+    of: Names | None = None,
+    directions: int | str | None = None,
+    rules: Sequence[CustomRule | Path] = (),
+) -> Any:
     """The model with its pullback: cotangents of `of` in, cotangents of `wrt` out.
 
     Args:
@@ -207,6 +218,7 @@ def vjp(model: AnyModel, *, wrt: Names, of: Names | None = None, directions: int
         of: names of float values; default: every float output.
         directions: a number, or a name for one that each run chooses, of cotangents to pull back at once. All of
             them, and all gradients, then have one more axis in front; the primal is computed once.
+        rules: derivatives of your own, from `custom_vjp` or `custom_jvp`, or files that hold them.
 
     Returns:
         A model of the kind that came in (a path gives a ModelProto) with the primal inputs and outputs
@@ -219,46 +231,59 @@ def vjp(model: AnyModel, *, wrt: Names, of: Names | None = None, directions: int
         BadInput: a value that is no float, or a model that cannot be read.
         NotDifferentiable: an operator between `wrt` and `of` has no rule or no derivative.
     """
-    d = Derivation(model, wrt, of)
-    d.pull_cotangents(_counted(directions))
-    return d.close()
+    with custom_rules(*rules):
+        d = Derivation(model, wrt, of)
+        d.pull_cotangents(_counted(directions))
+        return d.close()
 
 
 @without_collection()
 @keeping_functions
-def jvp(model: AnyModel, *, wrt: Names, of: Names | None = None, directions: int | str | None = None) -> Any:
+def jvp(
+    model: AnyModel,
+    *,
+    wrt: Names,
+    of: Names | None = None,
+    directions: int | str | None = None,
+    rules: Sequence[CustomRule | Path] = (),
+) -> Any:
     """The model with its pushforward: tangents of `wrt` in, tangents of `of` out.
 
     As `vjp`, with one more input ``{wrt}_tangent`` per `wrt` and one more output ``{of}_tangent`` per `of`.
     With `directions`, all tangents have one more axis in front.
     The tangent of an intermediate `wrt` is added to the one that flows into it from another.
     """
-    d = Derivation(model, wrt, of)
-    d.push_tangents(_counted(directions))
-    return d.close()
+    with custom_rules(*rules):
+        d = Derivation(model, wrt, of)
+        d.push_tangents(_counted(directions))
+        return d.close()
 
 
 @without_collection()
 @keeping_functions
-def value_and_grad(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
+def value_and_grad(
+    model: AnyModel, *, wrt: Names, of: Names | None = None, rules: Sequence[CustomRule | Path] = ()
+) -> Any:
     """The model with the gradient of the sum of `of` as further outputs ``{wrt}_grad``.
 
     For a scalar `of` this is its gradient; for others, that of the sum of all their elements.
     """
-    d = Derivation(model, wrt, of)
-    d.pull_back(d.ones())
-    return d.close()
+    with custom_rules(*rules):
+        d = Derivation(model, wrt, of)
+        d.pull_back(d.ones())
+        return d.close()
 
 
 @without_collection()
 @keeping_functions
-def grad(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
+def grad(model: AnyModel, *, wrt: Names, of: Names | None = None, rules: Sequence[CustomRule | Path] = ()) -> Any:
     """As `value_and_grad`, with the gradients as the only outputs (the inputs stay as they are)."""
-    d = Derivation(model, wrt, of)
-    seeds = d.ones()
-    d.graph.outputs.clear()
-    d.pull_back(seeds)
-    return d.close()
+    with custom_rules(*rules):
+        d = Derivation(model, wrt, of)
+        seeds = d.ones()
+        d.graph.outputs.clear()
+        d.pull_back(seeds)
+        return d.close()
 
 
 # --- names -----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from onnxgrad import api, transforms
 from onnxgrad.cli.console import console
+from onnxgrad.custom import custom_rules
 from onnxgrad.door import load_model, save_model, signature
 from onnxgrad.errors import BadInput
 from onnxgrad.rules.registry import registry
@@ -56,11 +57,15 @@ def grad(
         ),
     ] = Mode.grad,
     straight_through: StraightThrough = None,
+    rule: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file with a derivative of your own (docs/custom-rules.md); may be repeated."),
+    ] = None,
 ) -> None:
     """Write MODEL with its derivative to another file."""
     check_target(output)
     primal = load_model(model)
-    with registry.straight_through(*straight_through or ()):
+    with registry.straight_through(*straight_through or ()), custom_rules(*rule or ()):
         derived = getattr(api if hasattr(api, mode.value) else transforms, mode.value)(primal, wrt=wrt, of=of or None)
     files = save_model(derived, output)
     _summary(primal, derived, files)

@@ -164,11 +164,11 @@ def _unique(table: Collection[Identifier], domain: str, name: str) -> str:
     return unique
 
 
-def rename_overloads(model: ir.Model) -> None:
-    """Give every function a name of its own: ONNX Runtime 1.31 loads none that calls another of its own name."""
+def rename_overloads(model: ir.Model, but: Collection[Identifier] = ()) -> None:
+    """Give every function, but some, a name of its own: ONNX Runtime 1.31 loads none that calls one of its own name."""
     table = model.functions
     renamed: dict[Identifier, str] = {}
-    for function in [f for f in table.values() if f.overload]:
+    for function in [f for f in table.values() if f.overload and f.identifier() not in but]:
         old = function.identifier()
         renamed[old] = _unique(table, function.domain, identifier(f"{function.name}_{function.overload}"))
         del table[old]
@@ -179,6 +179,16 @@ def rename_overloads(model: ir.Model) -> None:
             for node in nodes_of(graph):
                 if (name := renamed.get(node.op_identifier())) is not None:
                     node.op_type, node.overload = name, ""
+
+
+def fill_defaults(model: ir.Model) -> None:
+    """Write the attributes that calls leave to their defaults out, so that a rule finds them."""
+    for graph in (model.graph, *(f.graph for f in model.functions.values())):
+        for node in nodes_of(graph):
+            function = model.functions.get(node.op_identifier())
+            for a in () if function is None else function.attributes.values():
+                if a.value is not None and a.name not in node.attributes:
+                    node.attributes[a.name] = a
 
 
 def drop_unused(model: ir.Model) -> None:

@@ -11,9 +11,10 @@ from typing import TypeVar
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.door.cutting import cut_out, wanted
 from onnxgrad.door.dims import settle_dims
 from onnxgrad.door.folding import infer_and_fold
-from onnxgrad.door.functions import Functions, Identifier, drop_unused, rename_overloads
+from onnxgrad.door.functions import Functions, Identifier, drop_unused, fill_defaults, rename_overloads
 from onnxgrad.door.inlining import inline_functions
 from onnxgrad.door.raising import LOWEST_RULES, raise_opset, raised_functions
 from onnxgrad.door.reading import (
@@ -26,6 +27,7 @@ from onnxgrad.door.reading import (
     training_info,
 )
 from onnxgrad.door.saving import PROTOBUF_LIMIT, gathered, to_proto, weight_bytes
+from onnxgrad.door.signature import KEY
 from onnxgrad.errors import BadInput
 
 Model = TypeVar("Model", onnx.ModelProto, ir.Model)
@@ -125,12 +127,26 @@ def open_model(model: AnyModel, first: Callable[[ir.Model], None] | None = None,
     _refuse_old_training(infos, opened.opset_in)
     opened.training = frozenset().union(*(all_names(i) for i in infos)) if infos else frozenset()
     settle_dims(private)
-    inline_functions(private, raised_functions(private, keep(private)))
+    ruled = wanted()
+    own = {name for name in private.functions if name[:2] in ruled.functions}
+    kept = raised_functions(private, keep(private) | own)
+    if own - kept:
+        name = "::".join(min(own - kept)[:2])
+        raise BadInput(
+            f"the function {name}, which has a rule of its own, is not written for opset {LOWEST_RULES} or newer, "
+            "or not for that of the model\n  hint: export the model again"
+        )
+    inline_functions(private, kept)
     raise_opset(private)
     if private.functions:
-        rename_overloads(private)
+        rename_overloads(private, own)
+        fill_defaults(private)
         opened.functions = Functions(private)
     infer_and_fold(private, opened.functions)
+    for cut in ruled.cuts:
+        cut_out(private, cut, required=KEY not in private.metadata_props)
+    if private.functions:
+        opened.functions = opened.functions or Functions(private)
     return opened
 
 

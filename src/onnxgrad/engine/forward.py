@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxgrad.engine.paths import is_differentiable, prepare, rule_of
 from onnxgrad.engine.reverse import _check, pull_back, reverse
 from onnxgrad.errors import NotDifferentiable, RuleError
-from onnxgrad.ir import Builder, Var
+from onnxgrad.ir import Builder, Var, containers
 from onnxgrad.ir.names import described
 from onnxgrad.ir.walk import captured
 from onnxgrad.rules.op import Op
@@ -60,14 +60,19 @@ def push_forward(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Va
     return found
 
 
+def _probe(x: Var) -> Var:
+    return x.builder.zeros_like(x) if containers.is_optional(x) else x.builder.full_like(x, 1)
+
+
 def _transposed(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Var]) -> dict[ir.Value, Var]:
-    """J·t as the derivative of u ↦ ⟨Jᵀu, t⟩."""
+    """J·t as the derivative of u ↦ ⟨Jᵀu, t⟩.
+
+    The u is 1 where it is computed at all: a rule that iterates until Jᵀu has converged would stop at once for 0.
+    """
     outputs = [v for v in node.outputs if v.name and is_differentiable(v)]
     moved = {v for v in [*node.inputs, *captured(node)] if v is not None and v in tangents}
     with builder.record() as emitted:
-        probes = {
-            v: builder.append(ir.Node("", "Identity", [builder.zeros_like(Var(builder, v)).value]))[0] for v in outputs
-        }
+        probes = {v: builder.append(ir.Node("", "Identity", [_probe(Var(builder, v)).value]))[0] for v in outputs}
         pulled = pull_back(builder, node, [probes.get(v) for v in node.outputs], moved)
     probed = [p.value for p in probes.values()]
     seeds: dict[ir.Value, Var] = {}

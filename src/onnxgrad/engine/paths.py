@@ -19,7 +19,7 @@ def rule_of(node: ir.Node, builder: Builder) -> Rule | None:
     """The rule that applies to `node` at the opset of the model."""
     functions = builder.functions
     if functions is not None and node in functions:
-        return functions.rule
+        return registry.custom(node.domain, node.op_type) or functions.rule
     return registry.get(node.domain, node.op_type, builder.infer.context.get_opset_version(node.domain))
 
 

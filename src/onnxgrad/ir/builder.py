@@ -295,7 +295,10 @@ class Builder:
 
     def full_like(self, x: Var, number: float) -> Var:
         """A tensor of `number` with the shape and dtype of `x`; for a sequence, a sequence of them."""
-        assert x.dtype is not None
+        if x.dtype is None:
+            from onnxgrad.errors import NotDifferentiable
+
+            raise NotDifferentiable(f"the type of {x.name!r} is not known; declare it in the model's value_info")
         if containers.is_sequence(x):
             return containers.each(self, lambda e: e.builder.full_like(e, number), x)
         scalar = self.const(number, x.dtype)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -189,6 +189,7 @@ class Registry:
         self._rules: _Table = {}
         self._estimators: _Table = {}
         self._chosen: ContextVar[frozenset[str]] = ContextVar("chosen", default=frozenset())
+        self._custom: ContextVar[Mapping[tuple[str, str], Rule]] = ContextVar("custom", default={})  # noqa: B039
 
     def set(self, op_type: str, rule: Rule, domain: str = "", since: int = 1, *, estimator: bool = False) -> None:
         """Register `rule`, in place of an earlier one for the same domain, operator and version."""
@@ -199,6 +200,9 @@ class Registry:
     def get(self, domain: str, op_type: str, opset: int) -> Rule | None:
         """The rule for an operator at `opset`, or None."""
         domain = "" if domain == "ai.onnx" else domain
+        custom = self.custom(domain, op_type)
+        if custom is not None:
+            return custom
         table = self._estimators if self.estimates(domain, op_type) else self._rules
         found = None
         for since, rule in table.get((domain, op_type), ()):
@@ -209,6 +213,19 @@ class Registry:
     def estimates(self, domain: str, op_type: str) -> bool:
         """Whether an estimator stands for the derivative of an operator now."""
         return op_type in self._chosen.get() and (domain, op_type) in self._estimators
+
+    def custom(self, domain: str, op_type: str) -> Rule | None:
+        """The rule that a user has put before all others now, or None."""
+        return self._custom.get().get((domain, op_type))
+
+    @contextmanager
+    def using(self, rules: Mapping[tuple[str, str], Rule]) -> Iterator[None]:
+        """Within the ``with`` block, put `rules` before all others."""
+        token = self._custom.set({**self._custom.get(), **rules})
+        try:
+            yield
+        finally:
+            self._custom.reset(token)
 
     @property
     def estimating(self) -> bool:

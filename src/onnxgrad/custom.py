@@ -1,0 +1,395 @@
+"""Derivatives of a user's own: for an operator, a local function or a sub-graph of one model.
+
+A rule is Python that writes nodes, or an ONNX graph, which can be kept in a file. It holds where it is passed as
+``rules=``, and within ``with custom_rules(…):`` for everything that differentiates inside. docs/custom-rules.md has
+worked examples.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.door import load_model, open_model, save_model
+from onnxgrad.door.cutting import CUT_DOMAIN, Cut, leaving
+from onnxgrad.door.saving import to_proto
+from onnxgrad.engine import reverse
+from onnxgrad.engine.paths import prepare
+from onnxgrad.errors import BadInput, NotDifferentiable, RuleError
+from onnxgrad.flow.bodies import empty, give
+from onnxgrad.flow.iteration import loop
+from onnxgrad.ir import Builder, Var
+from onnxgrad.lower.bodies import _Copy, _same_meaning
+from onnxgrad.rules.op import Op
+from onnxgrad.rules.registry import Cotangents, Function, Rule, _listed, _parameters, add, registry
+
+#: Metadata of a rule that is kept in a file.
+RULE = "onnxgrad.rule"
+
+Graph = onnx.ModelProto | onnx.FunctionProto | ir.Model
+
+
+@dataclass(frozen=True)
+class CustomRule:
+    """A rule of a user's own; `custom_vjp` and `custom_jvp` make one.
+
+    Attributes:
+        operator: domain and name of the operator or local function that it is for, or
+        cut: the sub-graph that it is for.
+        graph: where the rule is an ONNX graph, that.
+        mode: ``"vjp"`` or ``"jvp"``.
+    """
+
+    operator: tuple[str, str] | None
+    cut: Cut | None
+    rule: Rule = field(repr=False, compare=False)
+    mode: str = "vjp"
+    graph: Graph | None = field(default=None, repr=False, compare=False)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write a rule that is an ONNX graph to a file, for `load_rule` and ``onnxgrad grad --rule``.
+
+        Raises:
+            BadInput: the rule is a Python function.
+        """
+        if self.graph is None:
+            raise BadInput(
+                "a rule that is a Python function cannot be kept in a file\n  hint: give it as an ONNX graph"
+            )
+        model = to_proto(open_model(_model_of(self.graph)).model)
+        held: dict[str, Any] = {"mode": self.mode, "wrt": self.rule.wrt}
+        if self.cut is None:
+            held["operator"] = "::".join(self.operator or ())
+        else:
+            held |= {"inputs": self.cut.inputs, "outputs": self.cut.outputs}
+        onnx.helper.set_model_props(model, {RULE: json.dumps(held)})
+        save_model(model, path)
+
+
+def load_rule(path: str | os.PathLike) -> CustomRule:
+    """The rule that `CustomRule.save` wrote.
+
+    Raises:
+        BadInput: the file is no such rule.
+    """
+    model = load_model(path)
+    try:
+        held = json.loads(model.metadata_props.pop(RULE))
+        make = {"vjp": custom_vjp, "jvp": custom_jvp}[held["mode"]]
+        for name in ("wrt", "inputs", "outputs"):
+            held[name] = None if held.get(name) is None else tuple(held[name])
+    except (KeyError, ValueError, TypeError) as e:
+        raise BadInput(f"{os.fspath(path)} is no rule that onnxgrad wrote") from e
+    return make(held.get("operator"), to_proto(model), wrt=held["wrt"], inputs=held["inputs"], outputs=held["outputs"])
+
+
+def custom_vjp(
+    operator: str | None = None,
+    rule: Function | Graph | None = None,
+    *,
+    inputs: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    jvp: Function | None = None,
+    wrt: Sequence[int] | None = None,
+) -> Any:
+    """A derivative of a user's own, given as a pullback.
+
+    Args:
+        operator: what it is for: ``"domain::Name"`` of an operator or local function (``"Name"`` for a standard one).
+            Or, for a sub-graph of a model:
+        inputs: the names of the values that it starts from, and
+        outputs: the names of those that it computes. What else it reads counts as constant.
+        rule: ``f(op, g, *inputs, *outputs)``: the cotangent of each input, ``None`` for none, given the cotangent `g` of
+            the output (a tuple, with ``None`` where there is none, if there are several). It may name fewer formals.
+            As in docs/add-an-operator.md, ``op.Mul(a, b)`` writes a node and variables have operators. Or an ONNX
+            model or function: cotangents of all outputs in, then the inputs, then the outputs, the last of which it
+            may leave out; cotangents of the float inputs (those of `wrt`) out. Left out: what comes back is a decorator.
+        jvp: ``f(op, tangents, *inputs, *outputs)``: the tangent of each output. Default: the transpose of the pullback.
+        wrt: the places of the inputs that have a derivative. Default: every float input.
+
+    Returns:
+        A `CustomRule`, to be passed as ``rules=``.
+
+    Raises:
+        BadInput: it is not said, or said twice, what the rule is for.
+    """
+    return _made("vjp", operator, rule, inputs, outputs, wrt, jvp)
+
+
+def custom_jvp(
+    operator: str | None = None,
+    rule: Function | Graph | None = None,
+    *,
+    inputs: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    wrt: Sequence[int] | None = None,
+) -> Any:
+    """A derivative of a user's own, given as a pushforward: ``f(op, tangents, *inputs, *outputs)``.
+
+    As `custom_vjp`; `tangents` has one per input, ``None`` for one that does not move, and what comes back is the
+    tangent of each output (``None``: it does not move). As an ONNX graph: tangents of the float inputs (those of
+    `wrt`) in, then the inputs, then the outputs; tangents of the outputs out. It must be linear in the tangents:
+    reverse mode is its transpose.
+    """
+    return _made("jvp", operator, rule, inputs, outputs, wrt, None)
+
+
+def _made(
+    mode: str,
+    operator: str | None,
+    rule: Function | Graph | None,
+    inputs: Sequence[str] | None,
+    outputs: Sequence[str] | None,
+    wrt: Sequence[int] | None,
+    jvp: Function | None,
+) -> Any:
+    of_cut = inputs is not None or outputs is not None
+    if (operator is None) != of_cut or (of_cut and not (inputs and outputs)):
+        hint = 'custom_vjp("domain::Name"), or custom_vjp(inputs=[…], outputs=[…])'
+        raise BadInput(f"a rule is for one operator or function, or for one sub-graph\n  hint: {hint}")
+    if isinstance(inputs, str) or isinstance(outputs, str):
+        raise BadInput("`inputs` and `outputs` are lists of names")
+    if rule is None:
+        return functools.partial(_made, mode, operator, inputs=inputs, outputs=outputs, wrt=wrt, jvp=jvp)
+    cut = Cut(tuple(inputs or ()), tuple(outputs or ())) if of_cut else None
+    named = None if operator is None else _operator(operator)
+    graph = None if callable(rule) else rule
+    function = rule if callable(rule) else _written(rule, mode)
+    places = None if wrt is None else tuple(wrt)
+    if cut is not None and places is None:
+        places = tuple(range(len(cut.inputs)))
+    own = _Custom(kind="rule", wrt=places)
+    own.count = None if cut is None else len(cut.inputs)
+    if mode == "vjp":
+        own.function, own.jvp_function = function, jvp
+    else:
+        own.jvp_function = function
+    return CustomRule(named, cut, own, mode, graph)
+
+
+def _operator(text: str) -> tuple[str, str]:
+    domain, _, name = text.rpartition("::")
+    if not name:
+        raise BadInput(f'an operator is named as "domain::Name", not {text!r}')
+    return ("" if domain == "ai.onnx" else domain), name
+
+
+@contextmanager
+def custom_rules(*rules: CustomRule | str | os.PathLike) -> Iterator[None]:
+    """Within the ``with`` block, `rules` (or the files that hold them) come before all others.
+
+    It holds for everything that differentiates inside the block (`grad`, `hessian`, `compile_step`, …). A sub-graph
+    that a rule is for must be in every model that is opened there, but for those that are derivatives themselves.
+    """
+    table: dict[tuple[str, str], Rule] = {}
+    functions: set[tuple[str, str]] = set()
+    cuts = []
+    for given in rules:
+        custom = load_rule(given) if isinstance(given, (str, os.PathLike)) else given
+        if not isinstance(custom, CustomRule):
+            raise BadInput(f"a rule is what custom_vjp or custom_jvp gives, or a file, not a {type(custom).__name__}")
+        if custom.cut is not None:
+            table[CUT_DOMAIN, custom.cut.name] = custom.rule
+            cuts.append(custom.cut)
+        else:
+            assert custom.operator is not None
+            table[custom.operator] = custom.rule
+            functions.add(custom.operator)
+    with registry.using(table), leaving(frozenset(functions), cuts):
+        yield
+
+
+class _Custom(Rule):
+    """A user's rule: either mode follows from the other by transposition."""
+
+    #: of a sub-graph: how many operands are its inputs; the others count as constant
+    count: int | None = None
+
+    def _call(self, function: Function, op: Op, g: Any) -> list[Any]:
+        operands = op.inputs if self.count is None else op.inputs[: self.count]
+        given = [*operands, *op.outputs]
+        try:
+            arity = _parameters(function) - 2
+        except ValueError:
+            arity = len(given)
+        return _listed(function(op, g, *[*given, *[None] * arity][:arity]))
+
+    def _refuse_hidden(self, op: Op, moved: Callable[[ir.Value], bool]) -> None:
+        for v in op.node.inputs[self.count :] if self.count is not None else ():
+            if v is not None and moved(v):
+                raise NotDifferentiable(
+                    f"the sub-graph that a rule is for also reads {v.name!r}, which depends on `wrt`\n"
+                    "  hint: list it among the `inputs` of the rule"
+                )
+
+    def carries(self, i: int) -> bool:
+        """Whether input `i` can have a derivative; what a sub-graph reads besides its inputs is looked at later."""
+        return super().carries(i) or (self.count is not None and i >= self.count)
+
+    def vjp(self, op: Op, cotangents: Cotangents) -> Any:
+        """The pullback as given, or the transpose of the pushforward."""
+        self._refuse_hidden(op, lambda v: v in op.active)
+        if self.function is None:
+            return self._transposed(op, cotangents)
+        single = len(op.node.outputs) == 1 if self.count is not None else op.single
+        g = next((c for c in cotangents if c is not None), None) if single else tuple(cotangents)
+        parts = self._call(self.function, op, g)
+        count = len(op.node.inputs) if self.count is None else self.count
+        if any(op.needs[len(parts) : count]):
+            raise RuleError(f"a value for each input is due, None where there is none, but {len(parts)} came")
+        return [*parts, *[None] * (len(op.inputs) - len(parts))]
+
+    def jvp(self, op: Op, tangents: Cotangents) -> list[Var | None] | None:
+        """The pushforward as given; None: to be derived from the pullback."""
+        self._refuse_hidden(op, lambda v: v in op.tangents)
+        if self.jvp_function is None or self.derive_jvp:
+            return None
+        return self._call(self.jvp_function, op, tuple(tangents[: self.count]))
+
+    def _transposed(self, op: Op, cotangents: Cotangents) -> list[Var | None]:
+        """Jᵀg as the derivative of t ↦ ⟨J·t, g⟩."""
+        assert self.jvp_function is not None
+        b = op.builder
+        probes: list[Var | None] = [None] * len(op.inputs)
+        with b.record() as emitted:
+            for i, x in enumerate(op.inputs[: self.count]):
+                if x is not None and op.needs[i]:
+                    probes[i] = b.append(ir.Node("", "Identity", [b.full_like(x, 1).value]))[0]
+            tangents = self._call(self.jvp_function, op, tuple(probes[: self.count]))
+        seeds: dict[ir.Value, Var] = {}
+        for t, g in zip(tangents, cotangents):
+            if t is not None and g is not None:
+                seeds[t.value] = add([seeds[t.value], g]) if t.value in seeds else g
+        found = reverse(b, emitted, seeds, [p.value for p in probes if p is not None])
+        return [None if p is None else found.get(p.value) for p in probes]
+
+
+# --- rules that are ONNX graphs ----------------------------------------------------------------------
+
+
+def _model_of(graph: Graph) -> onnx.ModelProto | ir.Model:
+    """`graph` as a model; one of a function has operands of any type."""
+    if not isinstance(graph, onnx.FunctionProto):
+        return graph
+    call = onnx.helper.make_node(graph.name, graph.input, graph.output, domain=graph.domain, overload=graph.overload)
+    inputs, outputs = ([onnx.helper.make_empty_tensor_value_info(n) for n in g] for g in (graph.input, graph.output))
+    imports = {i.domain: i.version for i in graph.opset_import} | {graph.domain: 1}
+    return onnx.helper.make_model(
+        onnx.helper.make_graph([call], "rule", inputs, outputs),
+        functions=[graph],
+        opset_imports=[onnx.helper.make_opsetid(d, v) for d, v in imports.items()],
+        ir_version=10,
+    )
+
+
+def _written(rule: Graph, mode: str) -> Function:
+    """The rule function that writes the nodes of a graph."""
+    if not isinstance(rule, (onnx.ModelProto, onnx.FunctionProto, ir.Model)):
+        raise BadInput(f"a rule is a Python function, an ONNX model or an ONNX function, not a {type(rule).__name__}")
+    opened = open_model(_model_of(rule)).model
+
+    def write(op: Op, g: Any, *given: Var | None) -> list[Var | None]:
+        graph = opened.graph
+        written_for = graph.opset_imports
+        have = {d: op.builder.infer.context.get_opset_version(d) for d in written_for}
+        if not _same_meaning(graph, written_for, have):
+            raise RuleError(f"the rule is written for opset {written_for['']}, which differs from {have['']}")
+        seeds = list(g) if isinstance(g, tuple) else [g]
+        models = op.outputs if mode == "vjp" else op.inputs
+        if mode == "jvp":
+            floats = [i for i, x in enumerate(models) if op.is_float(x) and i < len(seeds)]
+            seeds, models = [seeds[i] for i in floats], [models[i] for i in floats]
+        whole = [s if s is not None or m is None else op.builder.zeros_like(m) for s, m in zip(seeds, models)]
+        formals = [v for v in graph.inputs if v.name not in graph.initializers]
+        actual = [*whole, *given]
+        if len(formals) > len(actual):
+            raise RuleError(f"the rule takes {len(formals)} operands, but there are {len(actual)}")
+        copy = _Copy(op.builder, "rule", {})
+        copy.values.update((f, None if a is None else a.value) for f, a in zip(formals, actual))
+        for v in graph.initializers.values():
+            assert v.const_value is not None
+            copy.values[v] = op.builder.const(v.const_value.numpy(), v.const_value.dtype).value
+        for node in graph:
+            op.builder.append(copy.node(node))
+        made = [copy.values[v] for v in graph.outputs]
+        results = [None if v is None else op.builder.var(v) for v in made]
+        if mode == "jvp":
+            return results
+        rule = registry.get(op.node.domain, op.node.op_type, op.opset)
+        wrt = None if rule is None else rule.wrt
+        places = wrt if wrt is not None else [i for i, x in enumerate(op.inputs) if op.is_float(x)]
+        parts: list[Var | None] = [None] * len(op.inputs)
+        for i, r in zip(places, results):
+            parts[i] = r
+        return parts
+
+    return write
+
+
+# --- what rules are written with -----------------------------------------------------------------------
+
+
+def pullback(function: Callable[..., Any], *xs: Var) -> tuple[Any, Callable[..., list[Var | None]]]:
+    """``function(*xs)``, which writes nodes, and its pullback: for use inside a rule.
+
+    ::
+
+        y, pull = pullback(lambda z: op.Tanh(z @ w), z)
+        (z_cotangent,) = pull(g)
+
+    Returns:
+        What `function` returns (a variable or a tuple of them), and a function from its cotangents to those of `xs`
+        (``None``: it does not depend on one). It writes where the cotangents are, which may be inside a Loop.
+    """
+    b = xs[0].builder
+    with b.record() as emitted:
+        starts = [b.append(ir.Node("", "Identity", [x.value]))[0] for x in xs]
+        for start, x in zip(starts, xs):
+            start.value.type, start.value.shape = x.value.type, x.value.shape
+        results = function(*starts)
+    wrt = [s.value for s in starts]
+    ys = [y.value for y in _listed(results)]
+    path = prepare(emitted, wrt, ys, b, reverse=True)
+    ys = [b.now(y) for y in ys]
+
+    def pull(*cotangents: Var | None) -> list[Var | None]:
+        seeds: dict[ir.Value, Var] = {}
+        for y, g in zip(ys, cotangents):
+            if g is not None:
+                seeds[y] = add([seeds[y], g]) if y in seeds else g
+        if not seeds:
+            return [None] * len(wrt)
+        found = reverse(next(iter(seeds.values())).builder, path, seeds, wrt)
+        return [found.get(v) for v in wrt]
+
+    now = [b.var(y) for y in ys]
+    return (tuple(now) if isinstance(results, (tuple, list)) else now[0]), pull
+
+
+def iterate(op: Op, step: Callable[[Builder, Var], Var], start: Var, *, tolerance: float, most: int = 1000) -> Var:
+    """The fixed point of `step`, from `start`, for use inside a rule: a Loop until no element moves by more than
+    `tolerance` times the largest, or `most` steps are made.
+
+    ``step(b, x)`` writes nodes into the body of the Loop, as ``b.Mul(x, w)``; `w` may be a variable from outside.
+    """
+    outer = start.builder
+    b, body = empty(outer, "iterate")
+    number = ir.Value(name=b.names.fresh("step"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
+    goes_on = ir.Value(name=b.names.fresh("goes_on"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
+    state = ir.Value(name=b.names.fresh("state"), type=start.value.type, shape=start.value.shape)
+    body.inputs.extend([number, goes_on, state])
+    following = step(b, b.var(state))
+    moved = b.ReduceMax(b.Abs(b.Sub(following, b.var(state))), None, keepdims=0)
+    if following.value.shape is None:
+        following.value.shape = state.shape
+    largest = b.ReduceMax(b.Abs(following), None, keepdims=0)
+    give(b, [b.Greater(moved, largest * tolerance), following])
+    return loop(outer, body, outer.const(most).value, outer.const(True).value, [start])[0]
