@@ -8,8 +8,16 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxgrad.errors import BadInput
-from onnxgrad.runtime import Session
-from onnxgrad.training import ReferenceTraining, attach, compile_step, lower_gradients, validate
+from onnxgrad.runtime import ReferenceSession, Session
+from onnxgrad.training import (
+    ReferenceTraining,
+    attach,
+    compile_entries,
+    compile_step,
+    initialize,
+    lower_gradients,
+    validate,
+)
 from onnxgrad.training.gradients import DOMAIN
 from tests.training.nets import mlp, run, train
 from tests.training.test_entries import BATCHES, called, norm_net
@@ -248,6 +256,46 @@ def test_initialization_resets():
     assert (runner.state["w2"] > 0).all()
     assert runner.state["T"] == 7
     np.testing.assert_array_equal(runner.state["V"], np.zeros((8, 3)))
+
+
+def test_every_initialization_draws_anew():
+    """An operator without a seed: the specification has one generated, ONNX Runtime has one per process."""
+    model = initialize(
+        two_entries(("p_", "q_")), {"w1": "he_normal", "w2": "orthogonal", "b1": "normal", "b2": "normal"}
+    )
+    runners = [ReferenceTraining(model, runs=runs) for runs in (Session, ReferenceSession)]
+
+    def drawn(seed):
+        step = compile_step(model, seed=seed)
+        weights = {n: v.const_value.numpy() for n, v in step.source.model.graph.initializers.items()}
+        assert not np.array_equal(weights["b1"][:3], weights["b2"])  # each operator has its own
+        yield {n: weights[n] for n in ("w1", "w2")}
+        steps = compile_entries(model, seed=seed).values()
+        yield {n: t.initial.numpy() for step in steps for n, t in step.state.items()}
+        for runner in runners:
+            runner.initialize(seed)
+            yield {n: runner.state[n] for n in ("w1", "w2")}
+
+    first, second, third = (list(drawn(seed)) for seed in (None, 3, 3))
+    for name in ("w1", "w2"):
+        assert len({held[name].tobytes() for held in first}) == 4
+        assert len({held[name].tobytes() for held in second[:3]}) == 1  # the reference has another generator
+        for a, b in zip(second, third):
+            np.testing.assert_array_equal(a[name], b[name])
+
+
+def test_initialization_of_state_that_both_entries_declare():
+    model = shared_state()
+    model.training_info[1].algorithm.initializer.append(numpy_helper.from_array(np.array(0, np.int64), "p_T"))
+    info = model.training_info[0]
+    info.initialization.CopyFrom(
+        onnx.parser.parse_graph("initialization () => (int64 s) { s = Constant <value = int64 {5}> () }")
+    )
+    info.initialization_binding.add(key="p_T", value="s")
+    runner = ReferenceTraining(model)
+    runner.initialize()
+    steps = compile_entries(model)
+    assert runner.state["p_T"] == steps[0].state["p_T"].initial.numpy() == steps[1].reads["p_T"].numpy() == 5
 
 
 def test_rate_may_be_given():

@@ -19,21 +19,26 @@ from onnxgrad.training.info import Source
 from onnxgrad.training.lowering import lower_gradients
 
 
-def initialized(source: Source) -> Source:
-    """`source` with the initializations of all entries done, in order; itself if there are none."""
+def initialized(source: Source, seed: int | None = None) -> Source:
+    """`source` with the initializations of all entries done, in order; itself if there are none.
+
+    Random operators that have no seed get one, by `seed`; default: others every time.
+    """
     if not any(info.initialization_binding for info in source.infos):
         return source
     model, infos = source.model.clone(), [_copied(info) for info in source.infos]
+    draws = np.random.default_rng(seed)
     for index, info in enumerate(infos):
-        values = _evaluated(source.model, info.initialization, index)
+        values = _evaluated(source.model, info.initialization, index, draws)
         for binding in info.initialization_binding:
             where = f"training entry {index}, initialization binding {binding.key!r} ← {binding.value!r}"
             array = values[binding.value]
-            own = next((t for t in info.algorithm.initializer if t.name == binding.key), None)
-            if own is not None:
-                _check_fits(where, array, ir.serde.deserialize_tensor(own))
-                own.CopyFrom(onnx.numpy_helper.from_array(array, own.name))
-            else:
+            # a state variable that several algorithms declare is one
+            declared = [t for i in infos for t in i.algorithm.initializer if t.name == binding.key]
+            for tensor in declared:
+                _check_fits(where, array, ir.serde.deserialize_tensor(tensor))
+                tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+            if not declared:
                 held = model.graph.initializers[binding.key]
                 assert held.const_value is not None
                 _check_fits(where, array, held.const_value)
@@ -41,17 +46,39 @@ def initialized(source: Source) -> Source:
     return Source(model, infos)
 
 
-def _evaluated(model: ir.Model, graph: onnx.GraphProto, index: int) -> dict[str, np.ndarray]:
+def _evaluated(
+    model: ir.Model, graph: onnx.GraphProto, index: int, draws: np.random.Generator
+) -> dict[str, np.ndarray]:
     """The outputs of an initialization graph."""
     if not graph.output:
         return {}
     proto = as_model(model, graph)
     try:
-        return Session(ir.from_proto(lower_gradients(proto) if proto.functions or trains(graph.node) else proto)).run(
-            {}
-        )
+        if proto.functions or trains(graph.node):
+            proto = lower_gradients(proto)
+        seed_all(proto.graph.node, draws)
+        return Session(ir.from_proto(proto)).run({})
     except BadInput as e:
         raise BadInput(f"training entry {index}: its initialization cannot be evaluated: {e}") from e
+
+
+def seed_all(nodes: Iterable[onnx.NodeProto], draws: np.random.Generator) -> None:
+    """Give every random operator that has no seed one, in place.
+
+    The specification has it generated. ONNX Runtime generates one per process, with which every session begins.
+    """
+    for node in nodes:
+        for inner in (g for a in node.attribute for g in (a.g, *a.graphs)):
+            seed_all(inner.node, draws)
+        random = node.op_type in _RANDOM and node.domain in ("", "ai.onnx")
+        if random and not any(a.name == "seed" for a in node.attribute):
+            seed = int(draws.integers(1 << 24))  # a float32 holds it
+            node.attribute.append(
+                onnx.helper.make_attribute("seed", seed if node.op_type == "Dropout" else float(seed))
+            )
+
+
+_RANDOM = {s.name for s in onnx.defs.get_all_schemas() if s.domain == "" and "seed" in s.attributes}
 
 
 def as_model(model: ir.Model, graph: onnx.GraphProto) -> onnx.ModelProto:

@@ -227,8 +227,8 @@ def initialize(
             how it is drawn: one of the functions of this module, or its name. The first rule that fits counts.
             What fits none keeps its value.
         entry: the training entry that gets the initialization; one that it has is replaced.
-        seed: of the random operators, each of which gets one of its own; default: none, so that the runtime
-            chooses (ONNX Runtime: one for the whole process, see ``onnxruntime.set_seed``).
+        seed: of the random operators, each of which gets one of its own; default: none, so that every
+            initialization draws other numbers.
 
     Raises:
         BadInput: a pattern that fits nothing, a tensor that is no float, an unknown way, or no such entry.

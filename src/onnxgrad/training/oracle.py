@@ -22,6 +22,7 @@ from onnxgrad.runtime.reference import ReferenceSession
 from onnxgrad.training.calls import without_calls
 from onnxgrad.training.gradients import DOMAIN
 from onnxgrad.training.info import AnyTrainingModel, mutable
+from onnxgrad.training.initialization import seed_all
 from onnxgrad.training.lowering import lower_gradients
 from onnxgrad.training.validation import model_proto, refuse_invalid
 
@@ -58,13 +59,19 @@ class ReferenceTraining:
         self._first = {n: a.copy() for n, a in self.state.items()}
         self._steps: dict[int, tuple[Any, list[str]]] = {}
 
-    def initialize(self) -> None:
-        """The initialization step: every state variable as its initializer says, then what is bound, entry by entry."""
+    def initialize(self, seed: int | None = None) -> None:
+        """The initialization step: every state variable as its initializer says, then what is bound, entry by entry.
+
+        Random operators that have no seed get one by `seed`; default: others every time.
+        """
+        draws = np.random.default_rng(seed)
         self.state = {n: a.copy() for n, a in self._first.items()}
         for info in self.infos:
             if not info.initialization_binding:
                 continue
-            found = self._evaluate(lower_gradients(_model_of(self.proto, info.initialization)), {})
+            proto = lower_gradients(_model_of(self.proto, info.initialization))
+            seed_all(proto.graph.node, draws)
+            found = self._evaluate(proto, {})
             for binding in info.initialization_binding:
                 self.state[binding.key] = found[binding.value]
 

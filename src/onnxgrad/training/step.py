@@ -110,7 +110,9 @@ class Step:
         return model
 
 
-def compile_step(model: AnyTrainingModel, *, entry: int | None = None, outputs: Sequence[str] = ()) -> Step:
+def compile_step(
+    model: AnyTrainingModel, *, entry: int | None = None, outputs: Sequence[str] = (), seed: int | None = None
+) -> Step:
     """Compile the training information of `model` to a step graph.
 
     Its state starts from the initializers of the model and, if there are any, from the initializations of all
@@ -121,6 +123,7 @@ def compile_step(model: AnyTrainingModel, *, entry: int | None = None, outputs: 
         entry: which of its entries; default: all, one after the other: each goes on from what the one
             before has updated.
         outputs: names of further values (of the inference graph or the algorithm) to have as results.
+        seed: of those random operators of initializations that have none; default: other numbers every time.
 
     Raises:
         BadInput: there is no such entry, or its graph or bindings are not what the specification demands.
@@ -129,10 +132,12 @@ def compile_step(model: AnyTrainingModel, *, entry: int | None = None, outputs: 
     source = read(model)
     refuse_invalid(source.model)
     chosen = chosen_entries(source, entry)
-    return _compiled(initialized(source), chosen, outputs)
+    return _compiled(initialized(source, seed), chosen, outputs)
 
 
-def compile_entries(model: AnyTrainingModel, *, outputs: Sequence[str] = ()) -> dict[int, Step]:
+def compile_entries(
+    model: AnyTrainingModel, *, outputs: Sequence[str] = (), seed: int | None = None
+) -> dict[int, Step]:
     """A step for each entry of `model` that updates anything, by its number: to be taken in any order.
 
     All start from one initialization. What one of them reads and another one updates is in its `reads`;
@@ -141,6 +146,7 @@ def compile_entries(model: AnyTrainingModel, *, outputs: Sequence[str] = ()) -> 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` with a TrainingInfoProto.
         outputs: names of further values to have as results; each entry gives those that it has.
+        seed: as in `compile_step`.
 
     Raises:
         BadInput: graphs or bindings are not what the specification demands.
@@ -149,7 +155,7 @@ def compile_entries(model: AnyTrainingModel, *, outputs: Sequence[str] = ()) -> 
     source = read(model)
     refuse_invalid(source.model)
     chosen = [i for i in chosen_entries(source, None) if source.infos[i].update_binding]
-    source = initialized(source)
+    source = initialized(source, seed)
     wanted = _wanted(source, chosen, outputs)
     return {i: _compiled(source, [i], wanted[i]) for i in chosen}
 
