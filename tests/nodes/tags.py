@@ -28,6 +28,7 @@ POLICY = {
     ("SoftmaxCrossEntropyLoss", "weights"): "a hyperparameter: weights of classes",
     ("OneHot", "values"): "mostly the constants 0 and 1",
     ("Pad", "constant_value"): "mostly the constant 0",
+    ("Resize", "scales"): "sets the shape as well, so that a derivative is of use only between two shapes",
     ("Range", "start"): "mostly a constant",
     ("Range", "delta"): "mostly a constant",
 }

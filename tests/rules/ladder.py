@@ -17,7 +17,7 @@ from onnxgrad.testing import Case, check_rule
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def ladder(family: str, cases: Sequence[Case]) -> Callable[[Case], None]:
+def ladder(family: str, cases: Sequence[Case]) -> Callable[..., None]:
     """The test of a family: one parameter per case."""
     ids = [c.id for c in cases]
     assert len(set(ids)) == len(ids), f"{family}: give these cases a note: {sorted(i for i in ids if ids.count(i) > 1)}"
@@ -25,8 +25,9 @@ def ladder(family: str, cases: Sequence[Case]) -> Callable[[Case], None]:
     path = GOLDEN / f"{family}.json"  # case → [nodes that the VJP adds, nodes that the JVP adds]
 
     @pytest.mark.parametrize("case", cases, ids=ids)
-    def test_rule(case: Case) -> None:
+    def test_rule(case: Case, record_property: Callable[[str, object], None]) -> None:
         report = check_rule(case)
+        record_property("vjp_nodes", report.vjp_nodes)
         counts = [report.vjp_nodes, report.jvp_nodes]
         golden = json.loads(path.read_text()) if path.exists() else {}
         if os.environ.get("ONNXGRAD_GOLDEN") == "update":

@@ -9,7 +9,7 @@ import pytest
 
 from onnxgrad import jvp, signature, vjp
 from onnxgrad.errors import NoDerivative
-from onnxgrad.testing import Case, node_model
+from onnxgrad.testing import Case, node_model, numeric_gradient
 from tests.rules.dtypes import dtypes
 from tests.rules.ladder import ladder
 
@@ -55,8 +55,18 @@ def modes():
         yield case((1, 1, 4, 5), mode="cubic", exclude_outside=1, **attrs, note=policy)
 
 
+def regions():
+    """With respect to the region, whose places lie between elements."""
+    form = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 3.0, "mode": "linear"}
+    for region in ([0.13, 0.21, 1.17, 0.74], [0.13, 0.74, 0.87, 0.21]):
+        operands = [(4, 4), np.array(region), None, np.array([5, 3])]
+        yield Case("Resize", operands, {**form, "axes": [1, 0]}, note=f"region {region[1]}")
+    yield Case("Resize", [(2, 1, 4), np.array([0.13, 0.87]), None, np.array([3])], {**form, "axes": [2]}, note="region")
+
+
 CASES = [
     *modes(),
+    *regions(),
     case((1, 1, 4, 5), scales=[1, 1, 1.5, 0.8], mode="cubic", exclude_outside=1, note="exclude outside"),
     case((1, 1, 4, 5), scales=[1, 1, 1.5, 0.8], mode="cubic", cubic_coeff_a=-0.5, note="a", order=2),
     case((1, 1, 4, 5), scales=[1.5, 0.8], mode="linear", axes=[3, 2], note="axes backwards"),
@@ -154,14 +164,92 @@ def floats(form, mode):
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 19)], ir_version=10)
 
 
+REFUSED = [({"coordinate_transformation_mode": "align_corners"}, "not settled"), ({"antialias": 1}, "antialiasing")]
+
+
 @pytest.mark.parametrize("derive", [vjp, jvp])
-@pytest.mark.parametrize(("form", "wrt"), [("tf_crop_and_resize", "r"), ("half_pixel", "s")])
-def test_what_moves_the_points_is_refused(derive, form, wrt):
-    with pytest.raises(NoDerivative, match="roi" if wrt == "r" else "scales"):
-        derive(floats(form, "linear"), wrt=[wrt], of=["y"])
+@pytest.mark.parametrize(("attrs", "says"), REFUSED)
+def test_scales_that_mean_more_are_refused(derive, attrs, says):
+    model = floats("half_pixel", "linear")
+    kept = [a for a in model.graph.node[0].attribute if a.name not in attrs]
+    del model.graph.node[0].attribute[:]
+    model.graph.node[0].attribute.extend([*kept, *(onnx.helper.make_attribute(k, v) for k, v in attrs.items())])
+    with pytest.raises(NoDerivative, match=says):
+        derive(model, wrt=["s"], of=["y"])
 
 
-FLAT = [("half_pixel", "linear", "r"), ("tf_crop_and_resize", "nearest", "s")]
+def place(form, i, n, o, s, start, end):
+    """Where element i of o is read among n, by the specification."""
+    if form == "tf_crop_and_resize":
+        return (start + i * (end - start) / (o - 1) if o > 1 else (start + end) / 2) * (n - 1)
+    if form == "asymmetric":
+        return i / s
+    if form == "half_pixel_symmetric":
+        return n / 2 * (1 - o / (n * s)) + (i + 0.5) / s - 0.5
+    return 0.0 if form == "pytorch_half_pixel" and o == 1 else (i + 0.5) / s - 0.5
+
+
+def interpolated(x, o, s, region, mode, form, excluding):
+    """Resize of a matrix to the sizes `o`, by the specification, in float64; beyond the region 0."""
+    a = -0.75
+    for k in (0, 1):
+        n = x.shape[k]
+        m = np.zeros((o[k], n))
+        for i in range(o[k]):
+            c = place(form, i, n, o[k], s[k], region[k], region[k + 2])
+            if form == "tf_crop_and_resize" and not 0 <= c <= n - 1:
+                continue
+            for j in range(-3, n + 3):
+                t = abs(c - j)
+                w = max(0, 1 - t) if mode == "linear" else 0
+                if mode == "cubic" and t < 2:
+                    w = ((a + 2) * t - (a + 3)) * t * t + 1 if t <= 1 else ((t - 5) * t + 8) * a * t - 4 * a
+                m[i, min(max(j, 0), n - 1)] += w if not excluding or 0 <= j < n else 0
+            m[i] /= m[i].sum()
+        x = np.moveaxis(np.tensordot(m, x, (1, k)), 0, k)
+    return x
+
+
+MOVES = [
+    *itertools.product(["half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "asymmetric"], "s"),
+    ("tf_crop_and_resize", "r"),
+]
+
+
+@pytest.mark.parametrize("scales", [(1.7, 2.3), (0.85, 1.3)], ids=str)
+@pytest.mark.parametrize(("form", "wrt"), MOVES)
+@pytest.mark.parametrize(("mode", "excluding"), [("linear", 0), ("cubic", 0), ("cubic", 1)])
+def test_what_moves_the_places(mode, form, wrt, scales, excluding):
+    """Scales and region, against differences of the formulas of the specification, on ONNX Runtime.
+
+    The reference evaluator takes the resized length for a fraction.
+    """
+    model, rng = floats(form, mode), np.random.default_rng(0)
+    if excluding:
+        model.graph.node[0].attribute.append(onnx.helper.make_attribute("exclude_outside", 1))
+    feeds = {"x": rng.standard_normal((2, 4)), "r": np.array([0.13, 0.31, 1.24, 0.83]), "s": np.array(scales)}
+    o = [int(n * s) for n, s in zip((2, 4), scales)]
+
+    def f(v):
+        given = feeds | {wrt: v}
+        return interpolated(feeds["x"], o, given["s"], given["r"], mode, form, excluding)
+
+    u = rng.standard_normal(o)
+    numeric = numeric_gradient(lambda v: np.vdot(u, f(v)), feeds[wrt])
+    back, push = vjp(model, wrt=["x", wrt], of=["y"]), jvp(model, wrt=["x", wrt], of=["y"])
+    pulled = run(back, single(feeds | {signature(back).cotangents["y"]: u}))
+    np.testing.assert_allclose(pulled[signature(back).gradients[wrt]], numeric, rtol=1e-4, atol=1e-4)
+    t = {"x": np.zeros((2, 4)), wrt: rng.standard_normal(len(feeds[wrt]))}
+    moved = run(push, single(feeds | {signature(push).input_tangents[k]: v for k, v in t.items()}))
+    got = moved[signature(push).output_tangents["y"]]
+    np.testing.assert_allclose(np.vdot(got, u), t[wrt] @ numeric, rtol=1e-4, atol=1e-4)
+
+
+def single(feeds):
+    return {k: np.asarray(v, np.float32) for k, v in feeds.items()}
+
+
+FLAT = [("half_pixel", "linear", "r"), ("tf_crop_and_resize", "nearest", "s"), ("half_pixel", "nearest", "s")]
 
 
 @pytest.mark.parametrize(("form", "mode", "wrt"), FLAT)

@@ -19,6 +19,7 @@ from onnxgrad.ir import Var
 from onnxgrad.ir.shapes import same_dim
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule
+from onnxgrad.rules.resize_places import Axis, check_moves, crops
 
 #: How coordinates and rounding combine to copies of every element, where scales are whole numbers.
 _COPIES = {("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil")}
@@ -35,15 +36,10 @@ def _stretches(op: Op) -> bool:
     return op.inputs[3] is None or op.attr("keep_aspect_ratio_policy") in (None, "stretch")
 
 
-def _crops(op: Op) -> bool:
-    """Whether the region of interest counts."""
-    return bool(op.attr("coordinate_transformation_mode") == "tf_crop_and_resize")
-
-
 def _is_identity(op: Op, x: Var, y: Var, place: int, axis: int) -> bool:
     """Whether nothing happens along an axis: not where the size stays, but a scale of 1.05 moves elements."""
     scales = op.inputs[2]
-    if _crops(op) or not _stretches(op):
+    if crops(op) or not _stretches(op):
         return False
     if scales is not None:
         return scales.const is not None and bool(scales.const[place] == 1)
@@ -57,7 +53,7 @@ def _surely_moves(op: Op, x: Var, y: Var, place: int, axis: int) -> bool:
     if all(isinstance(d, int) for d in known) and known[0] != known[1]:
         return True
     if scales is None:
-        return not _crops(op)
+        return not crops(op)
     return scales.const is not None and not 1 <= float(scales.const[place]) < 2
 
 
@@ -88,10 +84,10 @@ def _matrix(op: Op, x: Var, y: Var, place: int, axes: list[int]) -> Var:
         return op.const(v.const[list(places)]) if v.const is not None else op.Gather(v, list(places), axis=0)
 
     region, scale, size = op.inputs[1:4]
-    region = mine(region, place, place + len(axes)) if _crops(op) else None
+    region = mine(region, place, place + len(axes)) if crops(op) else None
     scale, size = mine(scale, place), mine(size, place)
     attrs: dict[str, Any] = {a.name: a for a in op.node.attributes.values()}
-    if _crops(op):
+    if crops(op):
         attrs["extrapolation_value"] = 0.0
     beside = [1] if _surely_moves(op, x, y, place, axes[place]) else _companion(op, x, y)
     if beside == [1]:
@@ -119,7 +115,7 @@ def _matrix_of_all(op: Op, x: Var, unit: Var, place: int, axes: list[int]) -> Va
 
     What is constant along an axis stays so, and one place of the other axes tells all.
     """
-    if _crops(op):
+    if crops(op):
         raise NoDerivative("there is no rule for a region of interest beside an aspect ratio that is kept")
     extra = [1] if len(axes) > 1 else []  # cubic knows 2 and 4 axes only
     along = list(range(1 + len(extra), 1 + len(extra) + len(axes)))
@@ -170,42 +166,100 @@ def _whole_scales(op: Op, x: Var, axes: list[int]) -> list[int] | None:
     return whole[2:]
 
 
-def _refuse(op: Op, asked: list[bool]) -> None:
-    """What the region and the scales do to interpolated values has a derivative, for which there is no rule."""
-    region, scales = asked[1] and _crops(op), asked[2]
-    if (region or scales) and op.attr("mode") != "nearest":
-        raise NoDerivative(
-            f"Resize has no derivative with respect to its {'roi' if region else 'scales'} here: it moves every "
-            "point of interpolation (and scales also set the shape); GridSample interpolates where it is told to"
-        )
+def _turned(op: Op, x: Var, axis: int) -> Var:
+    """`axis` of x before all the others, which become one."""
+    perm = [axis, *(a for a in range(x.rank) if a != axis)]
+    moved = x if axis == 0 else op.Transpose(x, perm=perm)
+    return op.reshape(moved, op.join(op.shape_of(x, axis, axis + 1 or None), [-1])) if x.rank != 2 else moved
+
+
+def _resized(op: Op, x: Var, y: Var, axes: list[int], but: int | None = None) -> Var:
+    """`x` resized along every axis, but not along that at place `but`."""
+    z = x
+    for place, axis in enumerate(axes):
+        if place != but and not _is_identity(op, x, y, place, axis):
+            z = _times(op, z, op.Transpose(_matrix(op, x, y, place, axes), perm=[1, 0]), axis)
+    return z
+
+
+def _moves(op: Op, asked: list[bool]) -> tuple[bool, bool]:
+    """Whether the region, and the scales, are asked for and move the places of interpolation."""
+    interpolates = op.attr("mode") != "nearest"
+    roi = asked[1] and interpolates and crops(op)
+    scales = asked[2] and interpolates and not crops(op)
+    check_moves(op, roi, scales)
+    return roi, scales
+
+
+def _moved_places(op: Op, g: Var, x: Var, y: Var) -> list[tuple[Axis, Var]]:
+    """For each axis the cotangents of the places that it reads: ĉᵢ = Σⱼ K'(cᵢ - j)·Σ g[…, i, …]·z[…, j, …],
+    with z = x resized along the other axes."""
+    axes, found = _axes(op, x), []
+    for place, axis in enumerate(axes):
+        line = Axis(op, x, y, place, axis, len(axes))
+        z = _resized(op, x, y, axes, place)
+        met = _turned(op, g, axis) @ op.Transpose(_turned(op, z, axis), perm=[1, 0])
+        cast = met if met.dtype == line.dtype else op.Cast(met, to=int(line.dtype))
+        found.append((line, op.ReduceSum(cast * line.slopes(), [1], keepdims=0)))
+    return found
+
+
+def _gathered(op: Op, parts: list[Var], like: Var) -> Var:
+    """Σ of each part, in a vector like `like`."""
+    sums = [op.ReduceSum(p, [0], keepdims=1) for p in parts]
+    return op.cast_like(sums[0] if len(sums) == 1 else op.Concat(*sums, axis=0), like)
 
 
 def _resize_jvp(op, tangents, x, roi, scales, sizes, y):
-    """The tangent, resized; beyond the edge it is 0."""
-    _refuse(op, [t is not None for t in tangents] + [False] * 3)
-    if tangents[0] is None:
-        return op.zeros_like(y)
-    return op.replay(tangents[0], roi, scales, sizes, **({"extrapolation_value": 0.0} if _crops(op) else {}))
+    """The tangent, resized, which beyond the edge is 0; and what the places do that move."""
+    given = [t is not None for t in tangents] + [False] * 3
+    by_roi, by_scales = _moves(op, given)
+    out = None
+    if given[0]:
+        out = op.replay(tangents[0], roi, scales, sizes, **({"extrapolation_value": 0.0} if crops(op) else {}))
+    axes = _axes(op, x)
+    for place, axis in enumerate(axes) if by_roi or by_scales else ():
+        line = Axis(op, x, y, place, axis, len(axes))
+        if by_roi:
+            start, end = (line.at(tangents[1], p) for p in (place, place + len(axes)))
+            moved = start * line.by_region()[0] + end * line.by_region()[1]
+        else:
+            moved = line.at(tangents[2], place) * line.by_scale()
+        m = op.cast_like(op.Unsqueeze(moved, [1]) * line.slopes(), x)
+        part = _times(op, _resized(op, x, y, axes, place), m, axis)
+        out = part if out is None else out + part
+    return op.zeros_like(y) if out is None else out
 
 
 @rule("Resize", wrt=(0, 1, 2), jvp=_resize_jvp)
 def resize(op, g, x, roi, scales, sizes, y):
     """y = M₁ ⊗ … ⊗ Mₖ · x, one matrix of interpolation per axis: M₁ᵀ ⊗ … ⊗ Mₖᵀ · g
 
-    0 with respect to roi and scales where the nearest element is taken, and to a roi that does not count.
+    With respect to roi and scales Σᵢ ĉᵢ·∂cᵢ for the places cᵢ that are read along an axis, with ĉᵢ the slope of y
+    there; 0 where the nearest element is taken, and for a roi or scales that move no place.
     """
-    _refuse(op, [False, op.needs[1] and roi is not None, op.needs[2] and scales is not None])
-    if not op.needs[0]:
-        return None, None, None
+    by_roi, by_scales = _moves(op, [False, op.needs[1] and roi is not None, op.needs[2] and scales is not None])
+    moved = _moved_places(op, g, x, y) if by_roi or by_scales else []
+    region = scale = None
+    if by_roi:
+        rates = [(hat * a, hat * b) for line, hat in moved for a, b in [line.by_region()]]
+        region = _gathered(op, [a for a, _ in rates] + [b for _, b in rates], roi)
+    if by_scales:
+        scale = _gathered(op, [hat * line.by_scale() for line, hat in moved], scales)
+    return _pulled(op, g, x, y) if op.needs[0] else None, region, scale
+
+
+def _pulled(op: Op, g: Var, x: Var, y: Var) -> Var:
+    """M₁ᵀ ⊗ … ⊗ Mₖᵀ · g"""
     if y.shape is not None and 0 in y.shape:
-        return op.zeros_like(x), None, None
+        return op.zeros_like(x)
     axes = _axes(op, x)
     copies = _whole_scales(op, x, axes)
     if copies:
-        return op.AveragePool(g, kernel_shape=copies, strides=copies) * float(np.prod(copies)), None, None
+        return op.AveragePool(g, kernel_shape=copies, strides=copies) * float(np.prod(copies))
     for place in sorted(range(len(axes)), key=lambda p: -axes[p]):
         if not _is_identity(op, x, y, place, axes[place]):
             g = _times(op, g, _matrix(op, x, y, place, axes), axes[place])
     if x.shape is not None and g.value.producer() is not None:
         g.value.shape = ir.Shape(x.shape)
-    return g, None, None
+    return g

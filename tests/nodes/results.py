@@ -1,0 +1,121 @@
+"""Which tests prove which operator: runs the suites that hold derivatives to something else, and writes results.json.
+
+A case of the ladder, or of its float types, proves the operator of the case; any other test of these suites proves the
+operators of the models that it differentiates. A node test of the onnx package proves the operator of its one node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+from onnxgrad import api
+from onnxgrad.testing import Case
+
+RESULTS = Path(__file__).parent / "results.json"
+TESTS = Path(__file__).parents[1]
+SUITES = ("rules", "flow", "oracles")
+#: tests that break rules on purpose, or differentiate nothing
+ASIDE = ("test_mutations.py", "test_zero.py")
+
+
+def key(domain: str, op_type: str) -> str:
+    """How an operator is written in the table."""
+    return f"{domain}::{op_type}" if domain not in ("", "ai.onnx") else op_type
+
+
+def _own(node: ir.Node) -> bool:
+    """Whether a node is one of the test's model, and not one that a derivative has written."""
+    return not (node.name or "").startswith(("d_", "raised_"))
+
+
+class Recorder:
+    """A plugin of pytest that notes, for each operator, how many tests of each file passed, failed, or ran what."""
+
+    def __init__(self) -> None:
+        self.tests: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(lambda: [0, 0]))
+        self.dtypes: dict[str, set[str]] = defaultdict(set)
+        self.nodes: dict[str, list[int]] = defaultdict(list)
+        self.second: set[str] = set()
+        self._seen: set[str] = set()
+
+    def __enter__(self) -> Recorder:
+        self._open = api.open_model
+
+        def opened(*given: Any, **options: Any) -> Any:
+            found = self._open(*given, **options)
+            graphs = [found.model.graph, *found.model.graph.subgraphs()]
+            self._seen |= {key(n.domain, n.op_type) for g in graphs for n in g if _own(n)}
+            return found
+
+        api.open_model = opened
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        api.open_model = self._open
+
+    def pytest_runtest_setup(self) -> None:
+        self._seen.clear()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo) -> Generator[None, Any, Any]:
+        report = yield
+        if report.when == "call" and not report.skipped:
+            self._note(item, report)
+        return report
+
+    def _note(self, item: pytest.Item, report: pytest.TestReport) -> None:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        name, case = item.originalname, params.get("case")  # type: ignore[attr-defined]
+        told = dict(report.user_properties)
+        file = str(item.path.relative_to(TESTS).with_suffix("")).replace("test_", "")
+        proven = self._seen
+        if isinstance(case, Case) and name in ("test_rule", "test_dtype"):
+            proven = {key(case.domain, case.op)}
+            if report.passed and name == "test_dtype" and "ran" in told:
+                self.dtypes[next(iter(proven))].add(told["ran"])
+            if report.passed and name == "test_rule":
+                self.nodes[next(iter(proven))].append(told["vjp_nodes"])
+                self.second |= proven if case.order > 1 else set()
+                self.dtypes[next(iter(proven))] |= {"float32"} if case.runtime else set()
+        for op in proven:
+            self.tests[op][file][0 if report.passed else 1] += 1
+
+    def results(self) -> dict[str, Any]:
+        """For each operator: tests by file as [passed, failed], float types, nodes of the VJP, second order."""
+        return {
+            op: {
+                "tests": dict(sorted(self.tests[op].items())),
+                "dtypes": sorted(self.dtypes[op]),
+                "vjp_nodes": sorted(set(self.nodes[op])),
+                "second_order": op in self.second,
+            }
+            for op in sorted(self.tests)
+        }
+
+
+def run() -> int:
+    """Run the suites; the exit code of pytest."""
+    files = [str(p) for suite in SUITES for p in sorted((TESTS / suite).glob("test_*.py")) if p.name not in ASIDE]
+    with Recorder() as recorder:
+        code = pytest.main(["-q", "-p", "no:cacheprovider", *files], plugins=[recorder])
+    lines = [f"  {json.dumps(op)}: {json.dumps(held)}" for op, held in recorder.results().items()]
+    RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    return int(code)
+
+
+def recorded() -> dict[str, dict[str, Any]]:
+    """What the last run found."""
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+if __name__ == "__main__":
+    os.environ.pop("ONNXGRAD_GOLDEN", None)
+    raise SystemExit(run())
