@@ -9,11 +9,12 @@ import onnx.inliner
 import onnx.version_converter
 import onnx_ir as ir
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from onnxgrad.door import load_model, save_model
 from onnxgrad.errors import BadInput
 from onnxgrad.training import (
+    ReferenceTraining,
     attach,
     carry_training_info,
     compile_step,
@@ -96,6 +97,81 @@ def test_what_the_inliner_leaves_is_noticed():
         lower_gradients(inlined)
     assert validate(proto) == []
     assert onnx.inliner.inline_local_functions(lower_gradients(proto)) == lower_gradients(proto)
+
+
+def test_what_merging_leaves_is_noticed():
+    """onnx.compose.merge_models renames by a prefix, and not what a Gradient says."""
+    first = model("one (float[2] a, float[2] b) => (float[2] y) { y = Mul (a, b) }")
+    second = model("""two (float[2] u) => (float[2] d) {
+        z = Exp (u)
+        d = Gradient <xs = ["u"], y = "z"> (u)
+    }""")
+    merged = onnx.compose.merge_models(first, second, [("y", "u")], prefix1="1_", prefix2="2_")
+    assert [p.message.partition(";")[0] for p in validate(merged)] == [
+        "Gradient node '2_d': no value named 'u'",
+        "Gradient node '2_d': no value named 'z'",
+    ]
+    with pytest.raises(BadInput, match="no value named 'u'"):
+        lower_gradients(merged)
+    named = [renamed(m, lambda name, p=p: p + name) for m, p in ((first, "1_"), (second, "2_"))]
+    other = onnx.compose.merge_models(*named, [("1_y", "2_u")])
+    (problem,) = validate(other)  # its u has become the y of the first, and has other leaves there
+    assert "no value named '2_u'" in problem.message
+    good = onnx.compose.merge_models(first, lower_gradients(second), [("y", "u")], prefix1="1_", prefix2="2_")
+    np.testing.assert_allclose(run(good, {"1_a": A, "1_b": B})["2_d"], np.exp(A * B), rtol=1e-6)
+
+
+def test_data_in_several_files(tmp_path):
+    """Weights, the state of the algorithm and constants of the initialization, at offsets of three files."""
+    plain = attach(mlp(), loss="mse", optimizer="adam")
+    info = plain.training_info[0]
+    held = {t.name: t for t in info.algorithm.initializer}
+    held["w2_mean"].CopyFrom(numpy_helper.from_array(np.full((8, 3), 0.25, np.float32), "w2_mean"))
+    held["w1_square"].CopyFrom(numpy_helper.from_array(np.full((4, 8), 0.5, np.float32), "w1_square"))
+    start = numpy_helper.from_array(np.linspace(-1, 1, 8, dtype=np.float32), "start")
+    info.initialization.CopyFrom(
+        helper.make_graph(
+            [helper.make_node("Neg", ["start"], ["started"])],
+            "initialization",
+            [],
+            [helper.make_tensor_value_info("started", 1, [8])],
+            [start],
+        )
+    )
+    info.initialization_binding.add(key="b1", value="started")
+    beside = onnx.ModelProto()
+    beside.CopyFrom(plain)
+    info = beside.training_info[0]
+    held = {t.name: t for t in (*beside.graph.initializer, *info.algorithm.initializer)}
+    files = {
+        "a.bin": [held["w1"], held["w2_mean"]],
+        "b.bin": [held["w2"], held["w1_square"]],
+        "c.bin": [info.initialization.initializer[0]],
+    }
+    for file, tensors in files.items():
+        data = b"\1" * 12
+        for tensor in tensors:
+            raw = numpy_helper.to_array(tensor).tobytes()
+            for key, value in (("location", file), ("offset", str(len(data))), ("length", str(len(raw)))):
+                tensor.external_data.add(key=key, value=value)
+            data += raw + b"\2" * 20
+            tensor.ClearField("raw_data")
+            tensor.ClearField("float_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+        (tmp_path / file).write_bytes(data)
+    (tmp_path / "m.onnx").write_bytes(beside.SerializeToString())
+    (tmp_path / "sub").mkdir()
+    save_model(load_model(tmp_path / "m.onnx"), tmp_path / "sub" / "again.onnx")
+    expected, _ = train(compile_step(plain), BATCHES)
+    for made in (tmp_path / "m.onnx", tmp_path / "sub" / "again.onnx", lower_gradients(tmp_path / "m.onnx")):
+        assert validate(made) == []
+        step = compile_step(made)
+        np.testing.assert_array_equal(step.state["b1"].initial.numpy(), np.linspace(1, -1, 8, dtype=np.float32))
+        assert (step.state["w2_mean"].initial.numpy() == 0.25).all()
+        state, _ = train(step, BATCHES)
+        for name, value in expected.items():
+            np.testing.assert_allclose(state[name], value, rtol=1e-5, atol=1e-7, err_msg=name)
+    assert ReferenceTraining(tmp_path / "m.onnx").state["w1_square"].sum() == 16
 
 
 def test_version_conversion():

@@ -20,6 +20,8 @@ from onnxgrad.ir.walk import reads, subgraphs
 
 #: The domain of Gradient, Adam, Adagrad and Momentum.
 DOMAIN = "ai.onnx.preview.training"
+#: Its only version: it is a preview, so another one would be something else.
+VERSION = 1
 
 
 def is_gradient(node: ir.Node) -> bool:
@@ -74,6 +76,8 @@ def bind(model: ir.Model, constants: Collection[str] = ()) -> None:
     Raises:
         BadInput: what a node says is not what the specification allows.
     """
+    for holder in (model, *model.functions.values()):
+        _check_version(holder)
     for scope in _every_scope(model, constants):
         for node in scope.nodes:
             if is_gradient(node):
@@ -96,6 +100,15 @@ def bind(model: ir.Model, constants: Collection[str] = ()) -> None:
             node.domain == DOMAIN and node.op_type in _INFERENCE
         ):  # who raises the opset needs types before any are inferred
             _INFERENCE[node.op_type](None, node)
+
+
+def _check_version(holder: ir.Model | ir.Function) -> None:
+    """A graph that has operators of the domain imports its only version."""
+    node = next((n for n in holder.graph.all_nodes() if n.domain == DOMAIN), None)
+    version = holder.opset_imports.get(DOMAIN)
+    if node is not None and version != VERSION:
+        what = f"version {version}" if version else "no version"
+        raise BadInput(f"{described(node)}: {what} of {DOMAIN} is imported; there is only {VERSION}")
 
 
 def _tell_apart(formal: ir.Value, function: ir.Function) -> None:

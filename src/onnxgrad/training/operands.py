@@ -13,10 +13,8 @@ import onnx_ir as ir
 
 from onnxgrad.engine.paths import is_differentiable
 from onnxgrad.ir.names import described
-from onnxgrad.training.gradients import DOMAIN, is_gradient, strings, target_name
+from onnxgrad.training.gradients import DOMAIN, VERSION, is_gradient, strings, target_name
 
-#: The only version of the training domain, which is a preview: a second one would be another.
-VERSION = 1
 #: Tensors per optimized tensor: X, G and the states.
 KINDS = {"Adagrad": ("X", "G", "H"), "Adam": ("X", "G", "V", "H"), "Momentum": ("X", "G", "V")}
 
