@@ -183,6 +183,17 @@ def test_newer_opsets_stay():
         assert vjp(mlp(opset), wrt="w").opset_import[0].version == opset
 
 
+def test_what_is_written_out_runs_at_an_older_opset():
+    """SwiGLU is of opset 28, the operators of its derivative are not; a Cast of 28 is not the one of 26."""
+    for body, opset in (("y = SwiGLU(x, x)", 26), ("z = SwiGLU(x, x)\n y = Cast<to=1>(z)", 28)):
+        source = _text(body, 28)
+        source.ir_version = 14
+        derived = vjp(source, wrt="x")
+        assert_sound(derived)
+        assert derived.ir_version == {26: 13, 28: 14}[opset]
+        assert derived.opset_import[0].version == opset
+
+
 def _text(body: str, opset: int, inputs: str = "float[2,3] x", outputs: str = "y") -> onnx.ModelProto:
     return parser.parse_model(
         f'<ir_version: 7, opset_import: ["" : {opset}]> g ({inputs}) => (float[a,b] {outputs}) {{ {body} }}'

@@ -16,7 +16,7 @@ from onnxgrad.door.dims import settle_dims
 from onnxgrad.door.folding import infer_and_fold
 from onnxgrad.door.functions import Functions, Identifier, drop_unused, fill_defaults, rename_overloads
 from onnxgrad.door.inlining import inline_functions
-from onnxgrad.door.raising import LOWEST_RULES, raise_opset, raised_functions
+from onnxgrad.door.raising import LOWEST_RULES, raise_opset, raised_functions, settle_opset
 from onnxgrad.door.reading import (
     TRAINING,
     check_scopes,
@@ -69,6 +69,8 @@ class Opened:
         if self.functions is not None:
             drop_unused(self.model)
         self._settle_training()
+        if not self.model.meta[TRAINING]:
+            settle_opset(self.model)
         if self.kind is ir.Model:
             return self.model
         return gathered(self.model) if self.from_path else to_proto(self.model)
