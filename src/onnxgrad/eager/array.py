@@ -126,9 +126,9 @@ class Array:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The elements as a numpy array, which would lose the derivative: refused where there is one."""
-        if self._node is not None and self._data.dtype.kind == "f":
+        if self._node is not None and (self._data.dtype.kind == "f" or exporting.get()):
             raise NotDifferentiable(
-                "this array is part of a derivative, and a numpy array is not\n  hint: use the functions of "
+                "this array is on the tape, and a numpy array is not\n  hint: use the functions of "
                 "onnxgrad.eager.numpy on it, or say stop_gradient(x) where its value is meant as a constant"
             )
         return np.array(self._data, dtype=dtype, copy=copy)
@@ -148,15 +148,24 @@ class Array:
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:
         """``numpy.sin(x)`` is ``sin(x)`` of the namespace."""
         function = getattr(self._xp(), ufunc.__name__, None)
-        if method != "__call__" or kwargs or function is None:
-            return NotImplemented
-        return function(*args)
+        if method == "__call__" and not kwargs and function is not None:
+            return function(*args)
+        return self._outside(f"numpy.{ufunc.__name__}", getattr(ufunc, method), args, kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """``numpy.sum(x)`` is ``sum(x)`` of the namespace."""
         space = self._xp().linalg if func.__module__ == "numpy.linalg" else self._xp()
         function = getattr(space, func.__name__, None)
-        return NotImplemented if function is None else function(*args, **kwargs)
+        if function is not None:
+            return function(*args, **kwargs)
+        return self._outside(f"{func.__module__}.{func.__name__}", func, args, kwargs)
+
+    @staticmethod
+    def _outside(name: str, function: Any, args: Any, kwargs: Any) -> Any:
+        """What numpy makes of arrays that are on no tape, with a function that is not in the namespace."""
+        from onnxgrad.eager.elementwise import opaque
+
+        return opaque(name, function, "use the functions of onnxgrad.eager.numpy")(*args, **kwargs)
 
     # --- methods that numpy's arrays have too ----------------------------------------------------
 

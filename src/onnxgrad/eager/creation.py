@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.eager.array import Array, as_array
-from onnxgrad.eager.elementwise import cast, plain, tracked
+from onnxgrad.eager.elementwise import cast, plain, refuse_tracked, tracked
 from onnxgrad.eager.shaping import stack
+from onnxgrad.eager.tape import exporting
 
 
 def on_cpu(device: Any) -> None:
@@ -50,6 +51,8 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
 def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Array:
     """Evenly spaced numbers from `start` up to `stop`, which is not among them."""
     on_cpu(device)
+    if exporting.get():
+        refuse_tracked("arange of a number that is computed", [start, stop, step], "use op.Range", floats=False)
     first, last = (0, start) if stop is None else (start, stop)
     return Array(np.arange(plain(first), plain(last), plain(step), dtype=dtype))
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from onnxgrad.eager import trees
 from onnxgrad.eager.array import Array, as_array
+from onnxgrad.eager.elementwise import tracked
 from onnxgrad.eager.operators import Operator, Part
 from onnxgrad.eager.tape import Node, exporting
 from onnxgrad.errors import BadInput
@@ -50,7 +51,7 @@ class _Output(Part):
     opaque = True
 
     def pull_back(self, cotangent: Array) -> Sequence[Any]:
-        """The cotangents of the outputs, with None for the others."""
+        """What it adds to the cotangents of all outputs: None for the others."""
         _, i, count = self.key
         return [[cotangent if k == i else None for k in range(count)]]  # type: ignore[call-overload]
 
@@ -62,8 +63,13 @@ def opaque_call(
 
     What `f` reads besides its arguments counts as constant.
     """
+    name = getattr(f, "__name__", "the function")
     if exporting.get():
-        return f(*args, **(kwargs or {}))
+        result = f(*args, **(kwargs or {}))
+        inside = [x for a in args for _, x in trees.leaves(a)]
+        if tracked(inside, floats=False) and not all(tracked(y, floats=False) for _, y in trees.leaves(result)):
+            raise BadInput(f"{name} cannot be recorded as ONNX: its values come from elsewhere, not from operations")
+        return result
     operands = [(path, x) for i, a in enumerate(args) for path, x in trees.leaves(a, f"argument {i}")]
     arrays = [as_array(x) for _, x in operands]
     constants = iter([Array(x._data) for x in arrays])
@@ -72,15 +78,12 @@ def opaque_call(
         return result
     ends = [as_array(y) for _, y in trees.leaves(result)]
     if any(y._node is not None for y in ends):
-        raise BadInput(
-            f"{getattr(f, '__name__', 'the function')} reads a variable that is not among its arguments\n"
-            "  hint: pass it as an argument"
-        )
+        raise BadInput(f"{name} reads a variable that is not among its arguments\n  hint: pass it as an argument")
     given = trees.rebuilt(list(args), arrays)
 
     def pull_back(cotangents: list[Array]) -> list[Array | None]:
         found = backward(tuple(given), result, trees.rebuilt(result, cotangents))
-        return _matched(found, args, arrays, getattr(f, "__name__", "the function"))
+        return _matched(found, args, arrays, name)
 
     op = Opaque(pull_back, [(y.dtype, y.shape) for y in ends])
     node = Node(op, tuple(x._data if x._node is None else x._node for x in arrays), tuple(y._data for y in ends))

@@ -16,6 +16,7 @@ from onnxgrad.eager.array import Array, as_array
 from onnxgrad.eager.custom import custom_vjp
 from onnxgrad.eager.elementwise import discrete, opaque, wrapped
 from onnxgrad.eager.linear import cross, diagonal, matmul, outer, tensordot, trace, vecdot
+from onnxgrad.eager.op import apply
 from onnxgrad.eager.reductions import axes_of, max, min, sum
 from onnxgrad.eager.shaping import expand_dims, matrix_transpose, moveaxis, reshape, squeeze, tril
 
@@ -92,7 +93,10 @@ def solve(x1: Any, x2: Any, /) -> Array:
 @custom_vjp
 def det(x: Any, /) -> Array:
     """The determinant of a square matrix (or of each of a stack)."""
-    return wrapped(np.linalg.det(as_array(x)._data))
+    x = as_array(x)
+    if x._node is not None:  # in a program that is being recorded
+        return apply("Det", x)
+    return wrapped(np.linalg.det(x._data))
 
 
 @det.defvjp

@@ -13,6 +13,7 @@ from onnxgrad.eager.array import Array, as_array, record
 from onnxgrad.eager.indexing import getitem, take
 from onnxgrad.eager.operators import standard
 from onnxgrad.eager.reductions import axes_of
+from onnxgrad.eager.tape import exporting
 
 
 def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Array:
@@ -141,6 +142,8 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Array:
     x = as_array(x)
     if axis is None:
         x, axis = reshape(x, (-1,)), 0
+    if exporting.get():
+        e.refuse_tracked("repeat by numbers that are computed", [repeats], "use tile", floats=False)
     return take(x, Array(np.repeat(np.arange(x.shape[axis]), np.asarray(e.plain(repeats)))), axis=axis)
 
 

@@ -119,13 +119,17 @@ def program(results: Sequence[Node], leaves: Sequence[Node], nodes: Sequence[Nod
     """Those of `nodes` (default: the history of `results`) that depend on `leaves`, as a program."""
     place: dict[Any, int] = {node: ~k for k, node in enumerate(leaves)}
     moving = set(leaves)
+    free: set[Node] = set()  # no variable moves them, not even one of a transform around
     sources: list[Source] = list(leaves)
     kept: list[Node] = []
     wiring: list[tuple[int, ...]] = []
     operators: list[Any] = []
     tracked = any(node.inputs for node in leaves)
     for node in history(results, leaves) if nodes is None else nodes:
-        if node.op is STOP or moving.isdisjoint([p for p in node.inputs if type(p) is Node]):
+        parents = [p for p in node.inputs if type(p) is Node]
+        if node.op is STOP or moving.isdisjoint(parents):
+            if all(p in free or not carries_derivative(p.value) for p in parents):
+                free.add(node)
             continue
         refs = []
         for p in node.inputs:
@@ -134,7 +138,7 @@ def program(results: Sequence[Node], leaves: Sequence[Node], nodes: Sequence[Nod
             if at is None:
                 at = place[held] = ~len(sources)
                 sources.append(p)
-                tracked = tracked or (type(p) is Node and carries_derivative(p.value))
+                tracked = tracked or (type(p) is Node and p not in free and carries_derivative(p.value))
             refs.append(at)
         place[node] = len(kept)
         moving.add(node)

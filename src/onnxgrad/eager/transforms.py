@@ -168,11 +168,11 @@ def _pull_in_stretches(p: Program, given: Sequence[tuple[Node, Array]]) -> list[
     """One plan for each stretch between opaque nodes, whose own derivatives are Python functions."""
     leaves: list[Any] = p.sources[: p.key[0]]
     moving = set(p.nodes) | set(leaves)
-    totals: dict[Node, Array] = {}
+    totals: dict[Node, Any] = {}
 
-    def add(node: Node, term: Array | None) -> None:
+    def add(node: Node, term: Any) -> None:
         if term is not None and node in moving:
-            totals[node] = term if node not in totals else totals[node] + term
+            totals[node] = _sum(totals[node], term) if node in totals else term
 
     for node, seed in given:
         add(node, seed)
@@ -194,6 +194,13 @@ def _pull_in_stretches(p: Program, given: Sequence[tuple[Node, Array]]) -> list[
                 if type(source) is Node:
                     add(source, term)
     return [totals.get(x) for x in leaves]
+
+
+def _sum(a: Any, b: Any) -> Any:
+    """The sum of two cotangents; of an operation with several outputs, of each that there is."""
+    if isinstance(a, list):
+        return [_sum(x, y) if x is not None and y is not None else y if x is None else x for x, y in zip(a, b)]
+    return a + b
 
 
 def _transform(make: Callable[..., Function]) -> Callable[..., Function]:

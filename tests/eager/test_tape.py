@@ -1,0 +1,214 @@
+"""The tape: what it keeps and what it frees, plans that are made once, threads, the array object."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+import weakref
+
+import numpy as onp
+import pytest
+
+import onnxgrad.eager as og
+import onnxgrad.eager.numpy as np
+from onnxgrad import BadInput, NotDifferentiable
+from onnxgrad.eager import plans
+from onnxgrad.eager.tape import Node
+
+rng = onp.random.default_rng(0)
+X = rng.standard_normal((3, 4))
+
+
+def nodes_alive():
+    gc.collect()
+    return sum(type(o) is Node for o in gc.get_objects())
+
+
+def deep(x, n=50):
+    for _ in range(n):
+        x = np.tanh(x) * 1.1
+    return np.sum(x)
+
+
+def test_nothing_outlives_a_gradient():
+    before = nodes_alive()
+    g = og.grad(deep)(X)
+    h = og.hessian(lambda x: np.sum(np.sin(x) ** 3))(X[0])
+    value, aux = og.value_and_grad(lambda x: (deep(x), x * 2), has_aux=True)(X)[0]
+    j = og.jacobian(np.tanh)(X[0])
+    t = og.jvp(deep, X, X)
+    c = og.grad(lambda x: np.sum(np.linalg.inv(x @ x.T)))(X)
+    m = og.grad(lambda x: np.sum(np.where(x > 0, x, x[::-1]) * np.astype(x > 1, float)))(X)
+    for array in (g, h, value, aux, j, *t, c, m):
+        assert array._node is None
+    assert nodes_alive() == before
+
+
+def test_a_part_of_the_tape_is_freed_without_the_collector():
+    gc.disable()
+    try:
+        held = []
+
+        def f(x):
+            y = np.tanh(x)
+            held.append(weakref.ref(np.exp(y)._node))  # nobody uses it
+            return np.sum(y)
+
+        og.grad(f)(X)
+        assert held[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_a_pullback_keeps_its_tape_and_no_longer():
+    before = nodes_alive()
+    y, pullback = og.vjp(deep, X)
+    assert nodes_alive() > before
+    assert float(y) == float(deep(X))
+    pullback(1.0)
+    del pullback
+    assert nodes_alive() == before
+
+
+def test_a_structure_is_planned_once():
+    f = og.grad(lambda x, n: np.sum(np.exp(x * float(n)) ** 2))
+    f(X, 1)
+    made = plans.plans.made
+    for n in range(5):
+        f(X + n, n)  # other numbers, the same structure
+    assert plans.plans.made == made
+    f(X[:2], 1)
+    assert plans.plans.made == made + 1  # another shape
+    f(X.astype(onp.float32), 1)
+    assert plans.plans.made == made + 2  # another dtype
+    og.grad(lambda x: np.sum(np.exp(x) ** 3))(X)
+    assert plans.plans.made == made + 3  # another exponent: it is part of the operator
+    before = plans.plans.made
+    for _ in range(2):
+        og.hessian(lambda x: np.sum(np.sin(x) * x[::-1]))(X[0])
+        once, before = plans.plans.made - before, plans.plans.made
+    assert once == 0
+
+
+def test_a_residual_is_not_computed_again():
+    og.grad(lambda x: np.sum(np.tanh(np.exp(x))))(X)
+    plan = next(reversed(plans.plans._held.values()))
+    assert {n.op_type for n in plan.run.model.graph}.isdisjoint({"Tanh", "Exp"})
+
+
+def test_an_indexed_table_does_not_depend_on_its_indices():
+    table = rng.standard_normal((50, 3))
+    f = og.grad(lambda t, i: np.sum(t[np.asarray(i)] ** 2))
+    f(table, [1, 2])
+    made = plans.plans.made
+    g = f(table, [7, 7])
+    assert plans.plans.made == made
+    assert float(g[7, 0]) == pytest.approx(4 * table[7, 0])
+
+
+def test_threads():
+    plans.plans.clear()
+    expected = {n: onp.asarray(og.grad(lambda x: np.sum(np.sin(x) ** n))(X)) for n in range(2, 6)}  # noqa: B023
+    plans.plans.clear()
+    wrong = []
+
+    def work(n):
+        for _ in range(20):
+            g = og.grad(lambda x: np.sum(np.sin(x) ** n))(X)
+            if not onp.array_equal(g, expected[n]):
+                wrong.append(n)
+
+    threads = [threading.Thread(target=work, args=(2 + i % 4,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_exporting_in_one_thread_does_not_touch_another():
+    started, done, kinds = threading.Event(), threading.Event(), []
+
+    def other():
+        started.wait(5)
+        kinds.append(og.grad(lambda x: np.sum(og.stop_gradient(x) * x))(X)._node)
+        done.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+
+    def f(x):
+        started.set()
+        done.wait(5)
+        return x
+
+    og.export(f, X)
+    thread.join()
+    assert kinds == [None]
+
+
+# --- the array object ------------------------------------------------------------------------------
+
+
+def test_numpy_dispatches():
+    x = np.asarray(X)
+    for y in (onp.sin(x), 2.0 * x, X + x, onp.sum(x, axis=0), onp.concatenate([x, x]), onp.linalg.norm(x), X @ x.T):
+        assert isinstance(y, og.Array)
+    assert onp.asarray(x) is not None
+    onp.testing.assert_array_equal(onp.from_dlpack(x), X)
+    assert onp.array_equal(x, X)  # not in the namespace: numpy's, of an array that is on no tape
+    with pytest.raises(NotDifferentiable, match=r"(?s)numpy.nanmax has no derivative.*eager.numpy"):
+        og.grad(lambda x: onp.nanmax(x))(X)
+
+
+def test_a_value_can_be_read_printed_and_branched_on_but_not_lost():
+    seen = []
+
+    def f(x):
+        seen.append((f"{x}", f"{x[0]:.3f}", repr(x), float(x[0]), bool(x[0] > 0), int(x[0]), len(x), x.tolist()))
+        with pytest.raises(NotDifferentiable, match="stop_gradient"):
+            onp.asarray(x)
+        assert onp.asarray(og.stop_gradient(x)).shape == (2,)
+        return x[0] if x[0] > 0 else x[1]
+
+    og.grad(f)(onp.array([1.5, 2.0]))
+    assert seen[0] == ("[1.5 2. ]", "1.500", "Array([1.5, 2. ])", 1.5, True, 1, 2, [1.5, 2.0])
+
+
+def test_assignment_makes_another_array():
+    x = np.asarray(X)
+    y, z = x, x * 1.0
+    z[0] = 0.0
+    assert float(x[0, 0]) == X[0, 0]
+    y[0, 0] = 7.0  # the same object
+    assert float(x[0, 0]) == 7.0
+    assert X[0, 0] != 7.0
+
+    def f(x):
+        w = np.asarray(onp.ones(3))
+        product = w * x
+        w[0] = 100.0  # after it was used
+        w += 1.0
+        return np.sum(product)
+
+    assert og.grad(f)(onp.ones(3)).tolist() == [1, 1, 1]
+    w = np.ones(1)
+    with pytest.raises(ValueError, match="in place"):
+        w += np.ones(3)
+
+
+def test_arrays_are_not_hashed_and_not_pickled_with_a_tape():
+    with pytest.raises(TypeError):
+        hash(np.ones(1))
+    assert pickle.loads(pickle.dumps(np.ones(2))).tolist() == [1, 1]
+
+
+def test_the_derivative_of_a_random_operator_that_would_be_drawn_again_is_refused():
+    def f(x):
+        return np.sum(og.op.RandomNormalLike(x) * x * x)
+
+    g = og.grad(f)(X)  # the numbers drawn are on the tape
+    assert g.shape == X.shape
+    with pytest.raises(BadInput, match="Nonsense"):
+        og.op.apply("Nonsense", X)
