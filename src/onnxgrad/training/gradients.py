@@ -76,8 +76,9 @@ def bind(model: ir.Model, constants: Collection[str] = ()) -> None:
     Raises:
         BadInput: what a node says is not what the specification allows.
     """
-    for holder in (model, *model.functions.values()):
-        _check_version(holder)
+    _check_version(model)
+    for function in model.functions.values():
+        _check_version(function)
     for scope in _every_scope(model, constants):
         for node in scope.nodes:
             if is_gradient(node):
