@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 from benchmarks.training.competitors import Prepared, Workload
@@ -29,6 +30,7 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
     label, loss = next(n for n in graph.batch if n != "x"), graph.loss
     batches = [{"x": x, label: y} for x, y in zip(workload.x, workload.y)]
     del training, graph
+    gc.collect()
     held: list[Session] = []
 
     def step(i: int) -> float:

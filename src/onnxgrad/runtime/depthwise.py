@@ -42,23 +42,23 @@ class RowProducts:
         columns = chain and _up(chain[3].inputs[1], "Reshape", "Transpose")
         if not chain or not columns:
             return None
-        masks, slices = _constant(chain[1].inputs[1]), [_producer(v, "Slice") for v in chain[7].inputs]
-        small, out = columns[1].inputs[0], _constant(node.inputs[1])
-        if masks is None or out is None or small is None or None in slices or len(out) != 4:
+        masks, small, out = _constant(chain[1].inputs[1]), columns[1].inputs[0], _constant(node.inputs[1])
+        slices = [cut for v in chain[7].inputs if (cut := _producer(v, "Slice")) is not None]
+        if masks is None or out is None or len(out) != 4 or len(slices) != len(chain[7].inputs):
             return None
-        ends = [[_constant(v) for v in s.inputs[1:]] for s in slices if s is not None]
-        if any(len(e) < 4 or any(x is None or x.size != 1 for x in e) or int(e[2][0]) != 2 for e in ends):  # type: ignore[union-attr,index]
-            return None
-        starts = [int(e[0][0]) for e in ends]  # type: ignore[index]
-        big, above, below = _unpadded(slices[0].inputs[0])  # type: ignore[union-attr]
+        cuts = [_row_cut(cut) for cut in slices]
+        big, above, below = _unpadded(slices[0].inputs[0])
         sizes, small_sizes = _sizes(big), _sizes(small)
-        if big is None or sizes is None or small_sizes is None or sizes[0] % block or int(out[0]) % block:
+        if big is None or small is None or sizes is None or small_sizes is None or sizes[0] % block:
             return None
-        if any(s is None or _unpadded(s.inputs[0])[0] is not big for s in slices):
+        if any(_unpadded(cut.inputs[0])[0] is not big for cut in slices):
             return None
+        starts, strides = [c[0] for c in cuts if c], {c[1] for c in cuts if c}
+        if None in cuts or len(strides) > 1:
+            return None
+        stride = strides.pop()
         across = masks.shape[1]
         dilation = starts[1] - starts[0] if len(starts) > 1 else 1
-        stride = int(ends[0][3][0])  # type: ignore[index]
         if starts != [i * dilation for i in range(len(starts))] or tuple(out[1:]) != (1, len(starts), across):
             return None
         found = _decoded(masks, sizes[2], small_sizes[2])
@@ -93,6 +93,13 @@ def _producer(value: ir.Value | None, kind: str) -> ir.Node | None:
 def _constant(value: ir.Value | None) -> np.ndarray | None:
     tensor = ir.convenience.get_const_tensor(value) if value is not None and not value.is_graph_input() else None
     return None if tensor is None else tensor.numpy()
+
+
+def _row_cut(node: ir.Node) -> tuple[int, int] | None:
+    """Where a Slice of rows starts, and its step."""
+    numbers = [_constant(v) for v in node.inputs[1:]]
+    known = [int(n[0]) for n in numbers if n is not None and n.size == 1]
+    return (known[0], known[3]) if len(known) == 4 and known[2] == 2 else None
 
 
 def _sizes(value: ir.Value | None) -> tuple[int, int, int] | None:

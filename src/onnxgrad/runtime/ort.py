@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import gc
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,6 +48,8 @@ class Options:
         layout: "auto" has convolutions whose weights change run in the layout that the CPU kernels like best, with
             operators that are ONNX Runtime's own, where a trial in this process gives the right numbers (see
             `onnxgrad.runtime.blocked`); "plain" has the runtime run the operators that are in the graph.
+        pattern: from the second run on, memory comes as one block laid out by what the first run asked for. On
+            takes 0-2 % off a step, and holds that block beside what the first run took: 30 to 40 MB for steps of 40.
     """
 
     threads: int | None = None
@@ -54,6 +58,7 @@ class Options:
     level: str | None = None
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     layout: str = "auto"
+    pattern: bool = False
 
     def native(self) -> onnxruntime.SessionOptions:
         """The same as ONNX Runtime wants it."""
@@ -74,6 +79,7 @@ class Options:
         options.intra_op_num_threads = self.threads or 0
         options.graph_optimization_level = levels[level]
         options.enable_cpu_mem_arena = self.arena
+        options.enable_mem_pattern = self.pattern
         options.log_severity_level = 4  # what goes wrong comes back as an exception; do not print it as well
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self.spinning else "0")
         return options
@@ -104,6 +110,17 @@ def create(model: ir.Model | bytes | str | Path, options: Options) -> onnxruntim
         raise
     except Exception as error:  # ONNX Runtime's exceptions share no base but this one
         raise BadInput(f"ONNX Runtime cannot load the model: {one_line(error)}") from error
+
+
+def give_back() -> None:
+    """Return to the system what building graphs and sessions has freed (where the C library can; 15 to 35 MB).
+
+    Graphs are full of cycles, so what was built on the way is there until it is collected.
+    """
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def _has_constant_filters(model: ir.Model) -> bool:

@@ -22,7 +22,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from onnxgrad.errors import BadInput
-from onnxgrad.runtime.ort import Options, aligned, create, one_line, ort_value
+from onnxgrad.runtime.ort import Options, aligned, create, give_back, one_line, ort_value
 from onnxgrad.runtime.protocol import Slot, StepGraph
 
 
@@ -52,7 +52,6 @@ class Resident:
         reads: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         check_slots(model, slots, results)
-        self.slots = dict(slots)
         self.session = create(model, options or Options())
         self.held = {name: _copied(array) for name, array in (held or {}).items()}
         self.reads = {name: _copied(array) for name, array in (reads or {}).items()}
@@ -60,6 +59,8 @@ class Resident:
         self.batch = [v.name for v in self.session.get_inputs() if v.name not in taken]
         self.results = list(results)
         self._buffers = tuple({n: _copied(s.initial) for n, s in slots.items()} for _ in range(2))
+        #: what was given, but for the first values, which may be as large as the model and are not kept twice
+        self.slots = {n: dataclasses.replace(s, initial=self._buffers[0][n]) for n, s in slots.items()}
         self._now = 0
         self._owners: dict[str, Resident] = {}
         self._bound: tuple[dict[str, np.ndarray], ...] = ({}, {})
@@ -76,6 +77,7 @@ class Resident:
             else:
                 self._loose.append((position, name))
         self._bindings = tuple(self._bind(read, 1 - read) for read in range(2))
+        give_back()
 
     def _bind(self, read: int, write: int) -> onnxruntime.IOBinding:
         binding = self.session.io_binding()
@@ -137,7 +139,7 @@ class Resident:
         Raises:
             BadInput: a tensor is missing, unknown, or of another dtype or shape; nothing is replaced then.
         """
-        check_state(state, {n: s.initial for n, s in self.slots.items()})
+        check_state(state, self._buffers[0])
         for name, buffer in self._buffers[self._now].items():
             np.copyto(buffer, state[name])
 
