@@ -27,6 +27,8 @@ from onnxgrad.ir import Builder, Var
 
 #: Stands for log 0: far below every log-probability, and far from the end of float32.
 DEAD = -1e30
+#: Metadata of the node that gives the log-probabilities: the name of the labels, the blank, the axis of time.
+METADATA = "onnxgrad.ctc"
 
 
 def ctc_rows(
@@ -45,7 +47,7 @@ def ctc_rows(
     """
     if y.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
         y = b.Cast(y, to=int(ir.DataType.FLOAT))
-    labels = _int64(b, labels)
+    given, labels = labels, _int64(b, labels)
     padding = b.Or(b.Less(labels, b.const(0)), b.Equal(labels, b.const(blank)))
     if label_lengths is None:
         label_lengths = b.ReduceSum(b.Cast(b.Not(padding), to=int(ir.DataType.INT64)), [1], keepdims=0)
@@ -55,7 +57,11 @@ def ctc_rows(
     states.value.shape = ir.Shape([n, width])
     index = b.Expand(b.Unsqueeze(states, [time]), b.join(b.shape_of(y, 0, 2), b.shape_of(states, 1, 2)))
     index.value.shape = ir.Shape([n, y.shape[1], width] if time else [y.shape[0], n, width])  # type: ignore[index]
-    emitted = b.Max(b.GatherElements(b.LogSoftmax(y, axis=-1), index, axis=2), DEAD)
+    likely = b.LogSoftmax(y, axis=-1)
+    node = likely.value.producer()
+    assert node is not None
+    node.metadata_props[METADATA] = f"{given.name} {blank} {time}"
+    emitted = b.Max(b.GatherElements(likely, index, axis=2), DEAD)
     before = b.Expand(b.const(np.array([[0.0]]), y.dtype), b.join(b.shape_of(labels, 0, 1), [1]))
     start = b.Pad(before, b.join([0], b.Sub(b.shape_of(states, 1, 2), [1])), b.const(DEAD, y.dtype), [1])
     for value, shape in ((before, [n, 1]), (start, [n, width])):

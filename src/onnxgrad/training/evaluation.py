@@ -10,8 +10,9 @@ file that was saved, and neither measurement sees anything of training.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -23,8 +24,10 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir.infer import infer_model
 from onnxgrad.ir.walk import prune, reads
 from onnxgrad.runtime import Options, Session
+from onnxgrad.training.ctc import METADATA
 from onnxgrad.training.data import Data, Field
 from onnxgrad.training.info import Merged, Source, bindings, merge, named_values
+from onnxgrad.training.scores import Binary, Classes, Numbers, Score, Sequences
 from onnxgrad.training.step import Step
 
 _CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
@@ -32,28 +35,21 @@ _CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 
 @dataclass(frozen=True)
 class Prediction:
-    """What accuracy compares.
+    """What is compared with labels, and how.
 
     Attributes:
         value: name of the value in the tail.
         label: name of the array of labels.
-        binary: `value` holds one logit per label; else its axis 1 holds one score per class.
+        score: makes the running score.
         classes: number of classes, if known.
         ignored: label that does not count.
     """
 
     value: str
     label: str
-    binary: bool = False
+    score: Callable[[], Score]
     classes: int | None = None
     ignored: int | None = None
-
-    def correct(self, prediction: np.ndarray, label: np.ndarray) -> tuple[int, int]:
-        """How many labels are predicted, of how many that count."""
-        if self.binary:
-            return int(((prediction > 0) == (label > 0.5)).sum()), label.size
-        counts = np.ones(label.shape, bool) if self.ignored is None else label != self.ignored
-        return int(((prediction.argmax(axis=1) == label) & counts).sum()), int(counts.sum())
 
 
 @dataclass
@@ -67,7 +63,7 @@ class Evaluation:
         loss: output of the tail.
         boundary: inputs of the tail that the inference graph computes.
         labels: batch inputs that the inference graph does not read.
-        predictions: what accuracy is taken of.
+        predictions: what scores are taken of.
     """
 
     source: Source
@@ -121,18 +117,18 @@ class Evaluation:
         name = value.name or ""
         found = Field.of(value, label=name in self.labels)
         for p in self.predictions:
-            if p.label == name and not p.binary:
+            if p.label == name and p.classes is not None:
                 return Field(**{**found.__dict__, "classes": p.classes, "ignored": p.ignored})
         return found
 
     def __call__(self, state: Mapping[str, np.ndarray], data: Data, batch_size: int = 256) -> dict[str, float]:
-        """Loss and accuracy of the inference model with the weights of `state`."""
+        """Loss and scores of the inference model with the weights of `state`."""
         if self._head is None:
             self._head = Session(self._open_head(), self.options)
         return self._measure(self._head, data, batch_size, state)
 
     def file(self, path: str | os.PathLike, data: Data, batch_size: int = 256) -> dict[str, float]:
-        """Loss and accuracy of a saved inference model, run as it is by plain ONNX Runtime.
+        """Loss and scores of a saved inference model, run as it is by plain ONNX Runtime.
 
         If the loss is taken of a value that is no output of the file (the logits before a final Softmax), the
         run asks for that value as well.
@@ -174,19 +170,19 @@ class Evaluation:
         weights = self.source.model.graph.initializers
         for name in set(tail_inputs) - {*self.boundary, *data.names, *known}:
             known[name] = weights[name].const_value.numpy()  # type: ignore[union-attr]
-        total, right, counted = 0.0, 0, 0
+        total = 0.0
+        scores = [p.score() for p in self.predictions]
         for batch in data.batches(size, rows):
             feeds = batch | known
             if self.boundary:
                 feeds |= head.run({n: feeds[n] for n in head.inputs}, self.boundary)
             found = feeds if self._tail is None else self._tail.run({n: feeds[n] for n in tail_inputs})
             total += float(found[self.loss]) * len(next(iter(batch.values())))
-            for p in self.predictions:
-                hits, of = p.correct(found[p.value], batch[p.label])
-                right, counted = right + hits, counted + of
+            for p, score in zip(self.predictions, scores):
+                score.add(found[p.value], batch[p.label])
         measured = {"loss": total / len(rows)}
-        if counted:
-            measured["accuracy"] = right / counted
+        for score in scores:
+            measured |= {k: v for k, v in score.result().items() if k not in measured}
         return measured
 
 
@@ -256,28 +252,40 @@ def _cut(graph: ir.Graph, nodes: list[ir.Node], loss: ir.Value, constants: set[s
 
 
 def _predictions(nodes: list[ir.Node], labels: set[str]) -> list[Prediction]:
-    """What the tail compares with labels where a right and a wrong answer can be told apart."""
-    found = []
+    """What the tail compares with labels, where it is known how predictions are told right from wrong."""
     graph = nodes[0].graph
     assert isinstance(graph, ir.Graph)
-    for node in nodes:
-        if node.op_type in _CLASS_LOSSES and node.inputs[1] is not None and node.inputs[1].name in labels:
-            scores, label = node.inputs[0], node.inputs[1]
-            if scores is None or scores.name is None or label.name is None:
-                continue
-            classes = scores.shape[1] if scores.shape is not None and len(scores.shape) > 1 else None
-            given = node.attributes.get("ignore_index")
-            ignored = None if given is None else given.as_int()
-            known = classes if isinstance(classes, int) else None
-            found.append(Prediction(scores.name, label.name, classes=known, ignored=ignored))
-        elif node.op_type == "Mul":  # y·t beside Softplus(y): binary cross entropy with logits
-            for logit, target in (node.inputs, node.inputs[::-1]):
-                soft = logit is not None and any(u.op_type == "Softplus" for u, _ in logit.uses())
-                if logit is not None and soft and target is not None and target.name in labels:
-                    found.append(Prediction(logit.name or "", target.name or "", binary=True))
+    found = [p for node in nodes if (p := _prediction(node, labels)) is not None]
     shown = {v.name for v in graph.outputs}
     _add_outputs(graph, [p.value for p in found if p.value not in shown])
     return found
+
+
+def _prediction(node: ir.Node, labels: set[str]) -> Prediction | None:
+    """What `node` of the tail compares with labels."""
+    if METADATA in node.metadata_props:
+        label, blank, time = node.metadata_props[METADATA].split(" ")
+        score = partial(Sequences, int(blank), int(time))
+        return Prediction(node.outputs[0].name or "", label, score) if label in labels else None
+    y, other = (*node.inputs, None, None)[:2]
+    if y is None or other is None:
+        return None
+    if y.name in labels:
+        y, other = other, y
+    label = other.name or ""
+    if label not in labels:
+        return None
+    if node.op_type in _CLASS_LOSSES and y is node.inputs[0]:
+        classes = y.shape[1] if y.shape is not None and len(y.shape) > 1 else None
+        given = node.attributes.get("ignore_index")
+        ignored = None if given is None else given.as_int()
+        known = classes if isinstance(classes, int) else None
+        return Prediction(y.name or "", label, partial(Classes, 1, ignored), known, ignored)
+    if node.op_type == "Mul" and any(u.op_type == "Softplus" for u, _ in y.uses()):
+        return Prediction(y.name or "", label, Binary)  # y·t beside Softplus(y): binary cross entropy with logits
+    if node.op_type == "Sub":
+        return Prediction(y.name or "", label, Numbers)
+    return None
 
 
 def _add_outputs(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:

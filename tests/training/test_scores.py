@@ -1,0 +1,85 @@
+"""Scores, added up over batches, are those of the whole; each against another implementation."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onnxgrad.training.scores import Binary, Classes, Numbers, Sequences, edit_distance
+
+
+def added(score, prediction, label, parts=3):
+    for p, t in zip(np.array_split(prediction, parts), np.array_split(label, parts)):
+        if len(p):
+            score.add(p, t)
+    return score.result()
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("classes", [3, 9])
+@pytest.mark.parametrize("axis", [1, -1])
+def test_classes(rng, classes, axis):
+    metrics = pytest.importorskip("sklearn.metrics")
+    y, t = rng.standard_normal((40, 7, classes)), rng.integers(0, classes, (40, 7))
+    t[0, :3] = -100
+    y[np.arange(20)[:, None], np.arange(7), t[:20] % classes] += 2
+    found = added(Classes(axis, -100), np.moveaxis(y, -1, axis), t)
+    flat, labels = y.reshape(-1, classes)[t.ravel() >= 0], t[t >= 0]
+    best = flat.argmax(1)
+    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(labels, best))
+    assert found["f1"] == pytest.approx(metrics.f1_score(labels, best, average="macro"))
+    if classes > 5:
+        top = metrics.top_k_accuracy_score(labels, flat, k=5, labels=range(classes))
+        assert found["top5"] == pytest.approx(top)
+    assert ("top5" in found) == (classes > 5)
+
+
+def test_binary(rng):
+    metrics = pytest.importorskip("sklearn.metrics")
+    y, t = rng.standard_normal((50, 2)), (rng.random((50, 2)) > 0.7).astype(np.float32)
+    found = added(Binary(), y, t)
+    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(t.ravel(), (y > 0).ravel()))
+    assert found["f1"] == pytest.approx(metrics.f1_score(t.ravel(), (y > 0).ravel()))
+
+
+def test_numbers(rng):
+    metrics = pytest.importorskip("sklearn.metrics")
+    t = rng.standard_normal((50, 2)) * [1, 5] + [1000, 0]
+    y = t + rng.standard_normal((50, 2))
+    found = added(Numbers(), y.astype(np.float32), t.astype(np.float32))
+    assert found["mae"] == pytest.approx(metrics.mean_absolute_error(t, y), rel=1e-4)
+    assert found["r2"] == pytest.approx(metrics.r2_score(t, y, multioutput="variance_weighted"), rel=1e-4)
+    assert "r2" not in added(Numbers(), np.ones((4, 1)), np.zeros((4, 1)))
+
+
+def test_sequences():
+    path = np.array([[1, 1, 0, 2, 2, 0, 2], [0, 3, 3, 3, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0], [1, 0, 2, 0, 3, 0, 4]])
+    labels = np.array([[1, 2, 2, -1], [3, 3, 0, 0], [0, 0, 0, 0], [1, 3, 4, 0]])
+    y = np.eye(5)[path]
+    for score, prediction in ((Sequences(), y), (Sequences(time=0), y.transpose(1, 0, 2))):
+        assert [d.tolist() for d in score.decoded(prediction)] == [[1, 2, 2], [3], [], [1, 2, 3, 4]]
+    found = added(Sequences(), y, labels)
+    assert found == {"exact": 0.5, "cer": 2 / 8}
+
+
+def slow_distance(a, b):
+    if not a or not b:
+        return len(a) + len(b)
+    return min(slow_distance(a[1:], b) + 1, slow_distance(a, b[1:]) + 1, slow_distance(a[1:], b[1:]) + (a[0] != b[0]))
+
+
+@given(*[st.lists(st.integers(0, 2), max_size=5)] * 2)
+def test_edit_distance(a, b):
+    assert edit_distance(np.array(a, int), np.array(b, int)) == slow_distance(a, b)
+
+
+def test_nothing_to_count():
+    for score in (Classes(ignored=0), Binary(), Numbers(), Sequences()):
+        assert score.result() == {}
+    score = Classes(ignored=0)
+    score.add(np.zeros((3, 2)), np.zeros(3, int))
+    assert score.result() == {}
