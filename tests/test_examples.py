@@ -126,6 +126,30 @@ def test_sensitivity(example, picture):
     assert importance[np.argmax(sensitivity)] > 1.5 * np.median(importance)
 
 
+def test_logistic(example):
+    parameters, apart = example("logistic").main()
+    assert set(parameters) == {"weights", "bias"}
+    assert apart < 1e-4
+
+
+def test_neural_net(example, picture):
+    m = example("neural_net")
+    _, losses, right = m.main(picture, steps=150)
+    assert losses[-1] < 0.1 * losses[0]
+    assert right > 0.95
+
+
+def test_ode_fit(example, picture):
+    m = example("ode_fit")
+    found, before, after = m.main(picture)
+    assert after < 0.25 < before
+    from scipy.integrate import odeint  # the solver must solve
+
+    births, deaths, kills, gains, *start = np.exp(found)
+    exact = odeint(lambda z, _: [(births - kills * z[1]) * z[0], (gains * z[0] - deaths) * z[1]], start, np.arange(21))
+    np.testing.assert_allclose(np.asarray(m.solution(found)), np.log(exact), atol=1e-3)
+
+
 def test_every_example_is_tested_and_shown():
     """Modules that are no examples themselves hold what several share."""
     scripts = {p.stem for p in EXAMPLES.glob("*.py") if "__main__" in p.read_text()}
@@ -134,4 +158,5 @@ def test_every_example_is_tested_and_shown():
     for name in scripts:
         assert f"def test_{name}(" in here
         assert f"examples/{name}.py" in gallery
-        assert (EXAMPLES.parent / "docs" / "images" / f"{name}.png").exists()
+        draws = "picture" in (EXAMPLES / f"{name}.py").read_text()
+        assert (EXAMPLES.parent / "docs" / "images" / f"{name}.png").exists() == draws
