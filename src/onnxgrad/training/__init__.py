@@ -4,6 +4,7 @@ from onnxgrad.training.attach import attach
 from onnxgrad.training.data import load_npz
 from onnxgrad.training.evaluation import Evaluation
 from onnxgrad.training.functions import optimizer_function, with_optimizer_functions
+from onnxgrad.training.heads import with_head
 from onnxgrad.training.initializers import initialize
 from onnxgrad.training.interchange import carry_training_info, renamed
 from onnxgrad.training.lowering import lower_gradients
@@ -36,5 +37,6 @@ __all__ = [
     "optimizer_function",
     "renamed",
     "validate",
+    "with_head",
     "with_optimizer_functions",
 ]
