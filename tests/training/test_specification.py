@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -12,6 +15,9 @@ from onnxgrad.training.gradients import DOMAIN
 from tests.training.nets import run, train
 from tests.training.test_gradient import model
 
+ROOT = Path(__file__).parents[2]
+#: Tests of the onnx package, which the page cites as well.
+CASES = {"test_gradient_of_add", "test_gradient_of_add_and_mul"}
 RNG = np.random.default_rng(7)
 W, X = RNG.standard_normal((2, 1, 2, 2)).astype(np.float32), RNG.standard_normal((3, 1, 3, 3)).astype(np.float32)
 Z, H_1, Z_1 = (RNG.standard_normal(s).astype(np.float32) for s in ((8, 2), (3, 8), (8, 2)))
@@ -109,6 +115,33 @@ def test_second_order_of_a_linear_model():
     (d3w,) = torch.autograd.grad(d2w.sum(), w_)
     for name, want in (("dX", dx), ("dW", dw), ("dWdX", dwdx), ("d2W", d2w), ("d3W", d3w)):
         np.testing.assert_allclose(found[name], want.detach().numpy(), rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_the_page_names_what_exists():
+    """Every module, function, test and case that the page cites."""
+    page = (ROOT / "docs" / "training-specification.md").read_text()
+    sources = {f.name: f.read_text() for f in (ROOT / "src" / "onnxgrad" / "training").glob("*.py")}
+    tests = {f.name: f.read_text() for f in (ROOT / "tests").rglob("test_*.py")}
+    cited = 0
+    for line in page.splitlines():
+        here = ""
+        for span in re.findall(r"`([^`]+)`", line):
+            file, _, name = span.partition("::")
+            if re.fullmatch(r"(tests/\w+/)?test_\w+(\.py)?", file):
+                here = file.rpartition("/")[2] if file.endswith(".py") else here
+                name = name or ("" if file.endswith(".py") else file)
+                if span in CASES:
+                    continue
+                assert here in tests, f"{span}: no such file"
+                assert not name or f"def {name}(" in tests[here], f"{span} in {here}: no such test"
+            elif file.endswith(".py") and not file.startswith("training/"):
+                assert file in sources, f"{span}: no such module"
+                assert not name or re.search(rf"(def|class) {name.rpartition('.')[2]}\b", sources[file]), span
+            cited += 1
+        for case in re.findall(r'`test_validation.py` ((?:"[^"]+"(?:, | and )?)+)', line):
+            for quoted in re.findall(r'"([^"]+)"', case):
+                assert f'"{quoted}"' in tests["test_validation.py"], f"no case {quoted!r}"
+    assert cited > 150
 
 
 def test_concatenation():

@@ -345,6 +345,32 @@ def test_inference_graph_may_not_read_an_algorithm():
     assert "reads 'nothing'" in problem.message
 
 
+def test_binding_the_wrong_way_round():
+    """As drafts had it: from the output to the initializer."""
+
+    def change(info):
+        del info.update_binding[:]
+        info.update_binding.add(key="new", value="w2")
+
+    assert [(p.rule, p.message.partition("; ")[0]) for p in validate(spoiled(change))] == [
+        ("key", "'new' ← 'w2': no initializer named 'new'"),
+        ("value", "'new' ← 'w2': no output named 'w2'"),
+    ]
+
+
+def test_call_in_the_graph_that_it_calls():
+    """ "The field algorithm.node is the only place the user can use GraphCall operator"."""
+    model = called(["x_1", "w", "z_1"])
+    model.graph.node.append(helper.make_node("GraphCall", ["x", "w", "z"], ["again"], domain=DOMAIN, graph_name="net"))
+    model.graph.output.add().CopyFrom(helper.make_tensor_value_info("again", FLOAT, ["N", 3]))
+    problems = validate(model)
+    assert ("inference graph", "call", "GraphCall node 'again' stands in the graph that it would call") in {
+        (p.where, p.rule, p.message) for p in problems
+    }
+    with pytest.raises(BadInput, match="stands in the graph that it would call"):
+        compile_step(model)
+
+
 def test_gradient_in_the_inference_graph():
     model = parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "ai.onnx.preview.training": 1]>
         g (float[2] a, float[2] b) => (float[2] d) {
