@@ -170,7 +170,7 @@ def cross_entropy(b, y, labels, reduction, axis, ignore_index, weight, label_smo
     elif weights is None and ignore_index is None:
         even = b.ReduceMean(even, keepdims=0)
     else:
-        even = _total(b, even) / _total(b, _counted(b, labels, y, ignore_index, weight))
+        even = _total(b, even) / b.Max(_total(b, _counted(b, labels, y, ignore_index, weight)), 1e-12)
     return b.Mul(sharp, 1 - label_smoothing) + b.Mul(even, label_smoothing)
 
 
@@ -192,7 +192,7 @@ def focal(b, y, labels, reduction, axis, gamma, ignore_index, weight):  # type: 
         rows = rows * _counted(b, labels, y, ignore_index, weight)
     if reduction == "sum" or ignore_index is None:
         return _reduce(b, rows, reduction)
-    return _total(b, rows) / _total(b, _counted(b, labels, y, ignore_index, None))
+    return _total(b, rows) / b.Max(_total(b, _counted(b, labels, y, ignore_index, None)), 1.0)
 
 
 def _power(b: Builder, x: Var, gamma: float) -> Var:

@@ -23,6 +23,9 @@ from onnxgrad.training.losses import Labels, Loss, loss_named, prediction
 from onnxgrad.training.measures import measured
 from onnxgrad.training.spelling import spelled, weighted
 
+#: In words, what a mean is taken over where none is taken.
+SUMMED = "nothing"
+
 
 @dataclass(frozen=True)
 class LossTerm:
@@ -136,7 +139,8 @@ class Objective:
         Args:
             copies: what the values of the model are in training.
             metrics: names of measures, taken of the first term's prediction and labels.
-            count: also write ``batch_weight``, over how much the mean of a batch is taken.
+            count: also write ``batch_weight``, over how much the mean of a batch is taken (``batch_sum`` if losses are
+                summed).
         """
         b = self.b
         total: Var | None = None
@@ -183,13 +187,14 @@ class Objective:
         _, value = counts[0]
         assert value is not None
         value = self.b.cast_like(value, self.b.const(np.float32(0)))
-        self.measures["batch_weight"] = self._named(value, "batch_weight")
+        name = "batch_sum" if counts[0][0] == SUMMED else "batch_weight"
+        self.measures[name] = self._named(value, name)
 
     @staticmethod
     def _counted(loss: Loss, options: Mapping[str, Any]) -> str:
         """In words: what two losses must share for their sum to be accumulated."""
         if options["reduction"] == "sum":
-            return "nothing"
+            return SUMMED
         extra = [f"{key} {options[key]}" for key in ("ignore_index", "weight") if options.get(key) is not None]
         what = "rows" if loss.mean in ("elements", "labels", "weights") and not extra else loss.mean
         return " with ".join([what, *extra])

@@ -23,12 +23,14 @@ from onnxgrad.training.callbacks import Callback
 from onnxgrad.training.checkpoint import FILE, Checkpoint, check_state_fits
 from onnxgrad.training.data import Data
 from onnxgrad.training.metrics import History
+from onnxgrad.training.schedules import Schedule as StepSchedule
 
 if TYPE_CHECKING:
     from onnxgrad.training.trainer import Trainer
 
-#: Which share of its learning rate a step takes, as a function of how much of the run is behind it (0 to 1).
-Schedule = Callable[[float], float]
+#: Which share of its learning rate a step takes: a function of how much of the run is behind it (0 to 1), or a
+#: schedule of `onnxgrad.training.schedules`, a function of the steps that were taken.
+Schedule = Callable[[float], float] | StepSchedule
 
 
 class Interrupted(KeyboardInterrupt):
@@ -63,14 +65,14 @@ class Run:
         batch_size: int,
         seed: int,
         shuffle: bool,
-        schedule: Schedule | None,
+        schedule: Schedule | str | None,
         folder: Path | None,
         checkpoint_seconds: float,
         callbacks: Sequence[Callback],
     ) -> None:
         self.trainer, self.data, self.validation = trainer, data, validation
         self.epochs, self.batch_size, self.seed, self.shuffle = epochs, batch_size, seed, shuffle
-        self.schedule, self.folder, self.callbacks = schedule, folder, list(callbacks)
+        self.folder, self.callbacks = folder, list(callbacks)
         self.checkpoint = None if folder is None else folder / FILE
         self.checkpoint_seconds = checkpoint_seconds
         self.rows = len(data)
@@ -82,6 +84,7 @@ class Run:
                     raise BadInput(f"the model takes batches of exactly {f.batch} rows; the data have {len(data)}")
         self.per_epoch = -(-self.rows // self.batch_size)
         self.steps = self.epochs * self.per_epoch
+        self.schedule = StepSchedule.of(schedule, self.steps) if isinstance(schedule, str) else schedule
         self.epoch, self.row = 0, 0
         self.total, self.seconds = 0.0, 0.0
         self.rate_factors: dict[int, float] = {}
@@ -209,8 +212,11 @@ class Run:
         held = self.trainer.machine.held
         if not held:
             raise BadInput("the model has no learning rate that could follow a schedule")
-        factor = self.schedule(self.step_count / self.steps) if self.schedule else 1.0
-        factor *= math.prod(self.rate_factors.values())
+        factor = math.prod(self.rate_factors.values())
+        if isinstance(self.schedule, StepSchedule):
+            factor *= self.schedule(self.step_count)
+        elif self.schedule:
+            factor *= self.schedule(self.step_count / self.steps)
         for name, array in held.items():
             array[...] = self.trainer.step.rates[name].numpy() * factor
 

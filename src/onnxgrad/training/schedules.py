@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
-from onnxgrad.training.spelling import completed, looked_up, one_of, spelled
+from onnxgrad.training.spelling import completed, looked_up, spelled
 
 DOUBLE = int(ir.DataType.DOUBLE)
 
@@ -123,9 +123,7 @@ class Schedule:
             BadInput: there is no such schedule or option, or one that is required is missing.
         """
         name, given = spelled(text)
-        formula = looked_up("schedule", name, SCHEDULES | {"plateau": None})
-        if formula is None:
-            raise BadInput("plateau follows measurements, so it cannot be written as a function of T")
+        formula = looked_up("schedule", name, SCHEDULES)
         options = completed(f"the schedule {name!r}", {**formula.options, "warmup": 0}, given)
         warmup = options.pop("warmup")
         if "total" in options and options["total"] is None and total is not None:
@@ -165,58 +163,3 @@ def _check(name: str, options: Mapping[str, Any], warmup: Any) -> None:
             f"the schedule 'one_cycle' rises over {options['rise']:g} of {options['total']} steps, which leaves no "
             "steps to rise or to fall"
         )
-
-
-@dataclass
-class Plateau:
-    """Multiply the rate by `factor` where a measure has not improved for more than `patience` measurements.
-
-    As PyTorch's ReduceLROnPlateau: an improvement is a relative change by more than `threshold`, and the next
-    `cooldown` measurements after a reduction do not count. The factor is fed from Python.
-
-    Attributes:
-        scale: the factor at present, never below `least`.
-        best: the best measure so far.
-        bad: how many measurements did not improve on it.
-        resting: how many of the next ones do not count.
-    """
-
-    factor: float = 0.1
-    patience: int = 10
-    threshold: float = 1e-4
-    cooldown: int = 0
-    least: float = 0.0
-    mode: str = "min"
-    scale: float = 1.0
-    best: float | None = None
-    bad: int = 0
-    resting: int = 0
-
-    @classmethod
-    def of(cls, text: str) -> Plateau:
-        """The plateau spelled ``plateau:key=value,…``."""
-        defaults = {k: getattr(cls, k) for k in ("factor", "patience", "threshold", "cooldown", "least", "mode")}
-        options = completed("the schedule 'plateau'", defaults, spelled(text)[1])
-        one_of("the schedule 'plateau': mode", options["mode"], ("min", "max"))
-        if not 0 < options["factor"] < 1:
-            raise BadInput(f"the schedule 'plateau': factor must be between 0 and 1, not {options['factor']}")
-        return cls(**options)
-
-    def observe(self, measure: float) -> float:
-        """Take in a measurement; the factor that the following steps use."""
-        sign = 1.0 if self.mode == "min" else -1.0
-        bar = math.inf if self.best is None else sign * self.best - self.threshold * abs(self.best)
-        if sign * measure < bar:
-            self.best, self.bad = measure, 0
-        else:
-            self.bad += 1
-        if self.resting:
-            self.resting, self.bad = self.resting - 1, 0
-        if self.bad > self.patience:
-            self.scale = max(self.scale * self.factor, self.least)
-            self.resting, self.bad = self.cooldown, 0
-        return self.scale
-
-    def __call__(self, finished: int) -> float:
-        """The factor at present."""
-        return self.scale

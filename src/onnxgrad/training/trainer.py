@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, StepRunner
+from onnxgrad.training.accumulate import Accumulating, split_step
 from onnxgrad.training.callbacks import AtEnd, Callback, Metrics
 from onnxgrad.training.checkpoint import fingerprint
 from onnxgrad.training.data import Data, Field
@@ -46,6 +48,8 @@ class Trainer:
         entry: which of its training entries, if it has several.
         evaluation: how to measure validation data; default: what the training information says.
         options: how ONNX Runtime runs the step.
+        accumulate: into how many parts a batch is cut, one after the other (see `accumulate`); the memory is that of a
+            part, the step that of the batch. Needs a model from ``attach(…, accumulate=True)``.
 
     Attributes:
         machine: the step with its state.
@@ -62,19 +66,27 @@ class Trainer:
         entry: int | None = None,
         evaluation: Evaluation | None = None,
         options: Options | None = None,
+        accumulate: int = 1,
     ) -> None:
         self.step = model if isinstance(model, Step) else compile_step(model, entry=entry)
         if not self.step.loss:
             raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
         self.options = options or Options()
-        self.machine = StepRunner(self.step, options=self.options)
+        self.machine: StepRunner | Accumulating
+        if accumulate == 1:
+            self.machine = StepRunner(self.step, options=self.options)
+        elif isinstance(model, Step):
+            raise BadInput("a compiled step cannot be cut into parts; hand in the model that it was compiled from")
+        else:
+            self.machine = Accumulating(split_step(model), accumulate, options=self.options)
         self._why_not = ""
         self._evaluation = evaluation or self._default_evaluation()
         self.step_count = 0
         self.history = History()
         inputs = {v.name: v for v in self.step.model.graph.inputs}
         field = self._evaluation.field if self._evaluation else Field.of
-        self.fields = [field(inputs[name]) for name in self.step.batch]
+        fields = [field(inputs[name]) for name in self.step.batch]
+        self.fields = [replace(f, batch=f.batch and f.batch * accumulate) for f in fields]
         self.initial = {name: t.initial.numpy() for name, t in self.step.state.items()}
         self.fingerprint = fingerprint(self.step.model)
 
@@ -122,7 +134,7 @@ class Trainer:
         validation: AnyData | None = None,
         seed: int = 0,
         shuffle: bool = True,
-        schedule: Schedule | None = None,
+        schedule: Schedule | str | None = None,
         checkpoint: str | os.PathLike | None = None,
         resume: bool = False,
         checkpoint_seconds: float = 60.0,
@@ -140,7 +152,7 @@ class Trainer:
             validation: held-out data, measured after every epoch.
             seed: decides the order of the rows.
             shuffle: whether the rows are drawn in a new random order in every epoch.
-            schedule: see `Schedule`; default: the same rate all the time.
+            schedule: see `Schedule`; also spelled, as ``cosine:warmup=100``. Default: the same rate all the time.
             checkpoint: folder for the checkpoint, which is replaced after every epoch, at every
                 `checkpoint_seconds`, and when the run is interrupted.
             resume: go on from the checkpoint in that folder, exactly.
