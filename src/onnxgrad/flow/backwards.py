@@ -44,6 +44,8 @@ class Backwards:
         carried: values in the body that its first outputs take the place of.
         initial: what they are at first.
         outs: how the further outputs of the body are put together.
+        closing: what becomes of these, once they are: the results after those of `carried`.
+        instead: what they are like where no step was made.
     """
 
     op: Op
@@ -52,9 +54,11 @@ class Backwards:
     carried: Sequence[Var]
     initial: Sequence[Var]
     outs: Sequence[Slot]
+    closing: Callable[[Builder, list[Var]], list[Var]]
+    instead: Sequence[ir.Value] = ()
 
     def emit(self) -> list[Var]:
-        """Append the iteration; what `carried` is at last, then the outputs that are put together."""
+        """Append the iteration; what `carried` is at last, then what `closing` makes of the rest."""
         return self._loop() if self._needs_loop() else self._scan()
 
     def _needs_loop(self) -> bool:
@@ -108,11 +112,12 @@ class Backwards:
 
         def emit(w: Builder) -> list[Var]:
             first = [Var(w, v.value) for v in self.initial]
-            return scan(w, self.graph, first, [(Var(w, x), slot) for x, slot in pieces], self.outs)
+            results = scan(w, self.graph, first, [(Var(w, x), slot) for x, slot in pieces], self.outs)
+            return [*results[: len(first)], *self.closing(w, results[len(first) :])]
 
         if steps is None or _at_least_once(self.op.node):
             return emit(o)
-        return _unless_none(o, steps, emit, self.initial)
+        return _unless_none(o, steps, emit, self.initial, [Var(o, v) for v in self.instead])
 
     # --- as a Loop ---------------------------------------------------------------------------------
 
@@ -159,7 +164,7 @@ class Backwards:
             o.ConcatFromSequence(r, axis=slot.axis, new_axis=1)
             for r, slot in zip(results[len(self.carried) :], self.outs)
         ]
-        return results[: len(self.carried)] + together
+        return results[: len(self.carried)] + self.closing(o, together)
 
 
 def _size(x: Var, axis: int) -> Var:
@@ -176,14 +181,17 @@ def _at_least_once(node: ir.Node) -> bool:
     return known is not None and int(known.numpy().item()) > 0 and always_goes_on(node)
 
 
-def _unless_none(o: Builder, steps: Var, emit: Callable[[Builder], list[Var]], initial: Sequence[Var]) -> list[Var]:
-    """What `emit` writes if there are any `steps`, else the `initial` states."""
+def _unless_none(
+    o: Builder, steps: Var, emit: Callable[[Builder], list[Var]], initial: Sequence[Var], zeros: Sequence[Var]
+) -> list[Var]:
+    """What `emit` writes if there are any `steps`, else the `initial` states, and zeros like `zeros`."""
     some, then = empty(o, "some_steps")
-    give(some, emit(some)[: len(initial)])
+    give(some, emit(some))
     none, other = empty(o, "no_steps")
-    give(none, [Var(none, v.value) for v in initial])
+    give(none, [*(Var(none, v.value) for v in initial), *(none.zeros_like(Var(none, v.value)) for v in zeros)])
     branches = [ir.AttrGraph("then_branch", then), ir.AttrGraph("else_branch", other)]
-    node = ir.Node("", "If", [(steps > 0).value], branches, num_outputs=len(initial))
-    for value, model in zip(node.outputs, initial):
+    likes = [*initial, *zeros]
+    node = ir.Node("", "If", [(steps > 0).value], branches, num_outputs=len(likes))
+    for value, model in zip(node.outputs, likes):
         value.type, value.shape = model.value.type, model.value.shape
     return list(o.append(node))

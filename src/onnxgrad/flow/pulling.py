@@ -2,19 +2,26 @@
 
 Its states are the cotangents of the states and, added up, those of the captured values (so that these
 take the memory of one, whatever the number of steps). It reads the states that the primal iteration had
-at the start of each step, and computes a step anew before it pulls cotangents through it.
+at the start of each step, and what else it needs of a step is kept, or computed anew (see `policy`).
 """
 
 from __future__ import annotations
 
+import itertools
+
 import onnx_ir as ir
 
 from onnxgrad.engine import reverse
+from onnxgrad.flow.ahead import computed_ahead, turned_ahead
 from onnxgrad.flow.backwards import Backwards, Column
 from onnxgrad.flow.bodies import formal, give, values_read
 from onnxgrad.flow.iteration import Iteration, Slot
+from onnxgrad.flow.policy import Kept, kept
+from onnxgrad.flow.residuals import written_out
+from onnxgrad.flow.sums import Product, products
+from onnxgrad.flow.sums import summed as sums_of
 from onnxgrad.flow.tapes import tape
-from onnxgrad.ir import Var, same_shape
+from onnxgrad.ir import Builder, Var, same_shape
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import add
 
@@ -40,16 +47,36 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     for v, g in pairs:
         seeds[v] = add([seeds[v], g]) if v in seeds else g
     wrt = [*(states[i] for i in carried), *(s for s in slices if s in reached), *captures]
-    found = reverse(b, list(body), seeds, wrt)
+    nodes = list(body)
+    border = b.append(ir.Node("", "Constant", [], [ir.AttrInt64("value_int", 0)]))[0].value.producer()
+    found = reverse(b, nodes, seeds, wrt)
     if not found and not carried:
         return {}
 
-    summed = [c for c in captures if c in found]
     pieces = [j for j, s in enumerate(slices) if s in found]
-    sums = [formal(b, c, "sum") for c in summed]
     backs = [found.get(states[i]) or _nothing(b.var(states[i]), g_states[i]) for i in carried]
+    steps = [*backs, *(found[c] for c in captures if c in found), *(found[slices[j]] for j in pieces)]
+    at_hand: dict[ir.Value, Column] = {}
+    if kept(op.node) is Kept.RESIDUALS:
+        primal = list(itertools.takewhile(lambda n: n is not border, body))
+        columns = written_out(op, b, primal, list(body.outputs), [s.value for s in steps])
+        instead = {v: c.inner for v, c in columns.items()}
+        backs = [Var(b, instead.get(g.value, g.value)) for g in backs]
+        found = {v: Var(b, instead.get(g.value, g.value)) for v, g in found.items()}
+        at_hand = {c.inner: c for c in columns.values()}
+    for s, x, slot in zip(slices, it.scanned, it.ins):
+        at_hand[s] = Column(s, x, slot.turned())
+    for k in read:
+        at_hand[g_slices[k].value] = Column(g_slices[k].value, of[it.count + k].value, it.outs[k].turned())
+
+    gives = [(found[slices[j]].value, it.ins[j].turned()) for j in pieces]
+    later = _products(op, it, found, captures, at_hand, gives)
+    for parts in later.values():
+        gives += [(p.b, p.a.slot) for p in parts if (p.b, p.a.slot) not in gives]
+    summed = [c for c in captures if c in found and c not in later]
+    sums = [formal(b, c, "sum") for c in summed]
     totals = [add([s, Var(b, found[c].value)]) for s, c in zip(sums, summed)]
-    give(b, [*backs, *totals, *(found[slices[j]] for j in pieces)])
+    give(b, [*backs, *totals, *(v for v, _ in gives)])
     likes = [*(states[i] for i in carried), *summed, *(slices[j] for j in pieces)]
     for end, like in zip(body.outputs, likes):
         end.type, end.shape = like.type, like.shape
@@ -57,23 +84,63 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
         body.inputs[1].replace_all_uses_with(b.const(True).value)
 
     used = values_read(body)
-    columns = [tape(op, i, states[i]) for i in range(it.count) if states[i] in used]
-    for s, x, slot in zip(slices, it.scanned, it.ins):
-        if s in used:
-            columns.append(Column(s, x, slot.turned()))
-    columns += [Column(g_slices[k].value, of[it.count + k].value, it.outs[k].turned()) for k in read]
+    reads = [at_hand[v] for v in at_hand if v in used]
+    reads += [tape(op, i, states[i]) for i in range(it.count) if states[i] in used]
     if it.lead and body.inputs[0] in used:
-        columns.append(Column(body.inputs[0], None, Slot(0, backwards=True)))
+        reads.append(Column(body.inputs[0], None, Slot(0, backwards=True)))
+    if kept(op.node) is Kept.RESIDUALS:
+        own = [*g_states.values(), *sums]
+        reads = computed_ahead(b, o, reads, own)
+        turned_ahead(b, o, reads, own)
     first = [Var(o, of[i].value) if i in of else _zeros(op, it, i) for i in carried]
     zeros = [o.zeros_like(Var(o, c)) for c in summed]
-    back = Backwards(
-        op, b, columns, [*g_states.values(), *sums], [*first, *zeros], [it.ins[j].turned() for j in pieces]
-    )
+
+    def closing(w: Builder, stacks: list[Var]) -> list[Var]:
+        """The cotangents that are found after the iteration, from what it stacked."""
+        places = {g: stacks[i] for i, g in reversed(list(enumerate(gives)))}
+        rest = [sums_of(w, parts, [places[p.b, p.a.slot] for p in parts], Var(w, c)) for c, parts in later.items()]
+        return [*stacks[: len(pieces)], *rest]
+
+    back = Backwards(op, b, reads, [*g_states.values(), *sums], [*first, *zeros], [slot for _, slot in gives], closing)
+    back.instead = list(later)
     results = back.emit()
     pulled: dict[ir.Value, list[Var]] = {}
-    for value, g in zip([*(it.initial[i] for i in carried), *summed, *(it.scanned[j] for j in pieces)], results):
+    places = [*(it.initial[i] for i in carried), *summed, *(it.scanned[j] for j in pieces), *later]
+    for value, g in zip(places, results):
         pulled.setdefault(value, []).append(g)
     return {value: add(gs) for value, gs in pulled.items()}
+
+
+def _products(
+    op: Op,
+    it: Iteration,
+    found: dict[ir.Value, Var],
+    captures: list[ir.Value],
+    at_hand: dict[ir.Value, Column],
+    gives: list[tuple[ir.Value, Slot]],
+) -> dict[ir.Value, list[Product]]:
+    """The captured values whose cotangents are products of stacks, where stacks are kept and there are only stacks."""
+    if kept(op.node) is not Kept.RESIDUALS:
+        return {}
+    if it.lead and not all(
+        isinstance(s.type, ir.TensorType) and same_shape(Var(op.builder, s), Var(op.builder, x))
+        for s, x in zip(it.states, it.initial)
+    ):
+        return {}
+    columns = {v: c for v, c in at_hand.items() if c.slot.axis == 0 and c.outer is not None}
+    taped = {s: None for s in it.states if s.shape is not None}
+    later = {}
+    for c in captures:
+        if c not in found:
+            continue
+        asked = {**columns, **{s: Column(s, None, Slot(0, backwards=True)) for s in taped}}
+        parts = products(found[c].value, c, asked, {v for v, _ in gives})
+        for p in parts:
+            if p.a.outer is None:
+                p.a = tape(op, it.states.index(p.a.inner), p.a.inner)
+        if parts:
+            later[c] = parts
+    return later
 
 
 def _is_carried(op: Op, it: Iteration, i: int, asked: bool, reached: set[ir.Value]) -> bool:

@@ -29,7 +29,8 @@ def in_segments(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
     if every is None:
         return None
     steps = _steps(node)
-    if steps is not None and steps <= (FEWEST - 1 if every == "sqrt" else every):
+    fewest = FEWEST if isinstance(every, str) else every + 1
+    if steps is not None and steps < fewest:
         keep(node, Kept.RESIDUALS)
         return None
     length = math.isqrt(steps - 1) + 1 if every == "sqrt" and steps is not None else every
@@ -85,8 +86,7 @@ class _Segments:
         number = formal(seg, ir.Value(name="", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([])), "segment")
         goes_on = formal(seg, ir.Value(name="", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([])), "goes_on")
         states = [formal(seg, v, "state") for v in it.states]
-        *after, go = self._segment(seg, number, states)
-        nexts, stacks = after[: it.count], after[it.count :]
+        nexts, stacks, go = self._segment(seg, number, states)
         parts, longer = [], []
         for stack in stacks:
             so_far = formal(seg, ir.Value(name="", type=ir.SequenceType(stack.value.type)), "parts")  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ class _Segments:
         keep(results[0].value.producer(), Kept.STATES)
         return [*results[: it.count], *self._joined(results[it.count :])]
 
-    def _segment(self, seg: Builder, number: Var, states: Sequence[Var]) -> list[Var | None]:
+    def _segment(self, seg: Builder, number: Var, states: Sequence[Var]) -> tuple[list[Var], list[Var], Var | None]:
         """The states after one segment, what its steps stack, and whether to go on, if that is not known."""
         it = self.it
         outer = [None if v is None else Var(seg, v.value) for v in (self.trips, self.length)]
@@ -118,7 +118,7 @@ class _Segments:
             local = formal(inner, at, "step")
             global_ = inner.Add(Var(inner, start.value), local)
             at.replace_all_uses_with(global_.value, replace_graph_outputs=True)
-            global_.value.producer().replace_input_with(1, local.value)  # type: ignore[union-attr]
+            global_.value.producer().replace_input_with(1, local.value)
             body.sort()
             body.inputs[0] = local.value
         first = list(states)
@@ -135,12 +135,12 @@ class _Segments:
         keep(results[0].value.producer(), Kept.RESIDUALS)
         after, stacks = results[: it.count], results[it.count + (not self.counted) :]
         if self.counted:
-            return [*after, *stacks, None]
+            return after, stacks, None
         go = results[it.count]
         if trips is not None:
             go = seg.And(go, (start + count) < trips)
         go.value.shape = ir.Shape([])
-        return [*after, *stacks, go]
+        return after, stacks, go
 
     def _how_often(self) -> tuple[ir.Value | None, ir.Value | None]:
         """Trip count and condition of the iteration over segments."""

@@ -105,6 +105,8 @@ class _Layer:
         if x is None:
             return None
         axis = 1 if self.batch_first and name.startswith("initial") else 0
+        if len(self.directions) == 1:  # without a copy
+            return self.b.Squeeze(x, [axis])
         return self.b.Gather(x, self.b.const(direction), axis=axis)
 
     def write(self) -> list[Var | None]:
@@ -293,6 +295,11 @@ class _Lstm(_Layer):
         h, c = before
         rt, *holes = (b.var(v.value) for v in shared)
         total = column + b.MatMul(h, rt)
+        if not holes and not self.attr("input_forget"):  # three gates in one
+            gates, n = b.emit("Split", total, [3 * hidden, hidden], axis=1, outputs=2)
+            i, o, f = b.emit("Split", functions[0](self.clipped(gates)), [hidden] * 3, axis=1, outputs=3)
+            after = f * c + i * functions[1](self.clipped(n))
+            return [o * functions[2](after), after]
         i, o, f, n = b.emit("Split", total, [hidden] * 4, axis=1, outputs=4)
         if holes:
             i, f = i + holes[0] * c, f + holes[2] * c
