@@ -31,12 +31,22 @@ the quartiles over the turns.
 | onnxgrad, portable | the same without the layouts of convolutions that are ONNX Runtime's own |
 """
 
+TITLES = {
+    "mlp": "mlp: three linear layers, Adam",
+    "cnn": "cnn: three convolutions with pooling, momentum",
+    "residual": "residual: three residual blocks with batch normalization, momentum",
+    "transformer": "transformer: two blocks, AdamW",
+    "lstm": "lstm: two layers of 128 over 50 steps, Adam",
+    "depthwise": "depthwise: three separable blocks with batch normalization, momentum",
+    "resnet50": "resnet50: forward and backward alone, one image of 64×64, batch normalization in inference mode",
+}
+
 
 def write(results: Path, page: Path) -> None:
     """Write `page` and its plots beside it."""
     found = {p.stem: json.loads(p.read_text()) for p in sorted(results.glob("*.json"))}
     scale = found.pop("scale", None)
-    order = [w for w in ("mlp", "cnn", "residual", "transformer", "lstm", "depthwise") if w in found]
+    order = [w for w in ("mlp", "cnn", "residual", "transformer", "lstm", "depthwise", "resnet50") if w in found]
     pictures = page.parent / "images"
     pictures.mkdir(parents=True, exist_ok=True)
     lines = [INTRODUCTION]
@@ -55,7 +65,7 @@ def _section(workload: str, found: dict[str, Any]) -> list[str]:
     setting, peers = found["setting"], found["peers"]
     versions = ", ".join(f"{k} {v.partition('==')[2] or v}" for k, v in setting["versions"].items())
     lines = [
-        f"## {workload}\n",
+        f"## {TITLES[workload]}\n",
         f"{setting['threads']} threads on {setting['processor']}, {setting['rounds']} rounds, {setting['date']}; "
         f"{versions}.\n",
         "| | ms per step | ratio | quartiles | ms forward | peak MB | ratio | start-up, s | losses differ by |",

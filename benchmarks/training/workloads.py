@@ -79,6 +79,36 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(x)[0][:, -1])
 
 
+class Bottleneck(nn.Module):
+    def __init__(self, i: int, width: int, stride: int) -> None:
+        super().__init__()
+        o = 4 * width
+        self.body = nn.Sequential(
+            nn.Conv2d(i, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, o, 1, bias=False), nn.BatchNorm2d(o),
+        )  # fmt: skip
+        self.skip = (
+            nn.Identity()
+            if (i, stride) == (o, 1)
+            else nn.Sequential(nn.Conv2d(i, o, 1, stride, bias=False), nn.BatchNorm2d(o))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.body(x) + self.skip(x))
+
+
+def resnet50() -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    layers.append(nn.MaxPool2d(3, 2, 1))
+    i = 64
+    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for k in range(count):
+            layers.append(Bottleneck(i, width, stride if k == 0 else 1))
+            i = 4 * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(i, 1000))
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
 
@@ -124,7 +154,7 @@ def lstm() -> nn.Module:
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, its data and its training set-up."""
+    """A model, its data and its training set-up; without an optimizer it is only differentiated."""
 
     name: str
     model: Callable[[], nn.Module]
@@ -152,6 +182,7 @@ WORKLOADS = {
         Workload("transformer", transformer, (16, 64), 512, "adamw", 1e-3, tokens=True),
         Workload("residual", residual, (32, 3, 32, 32), 10, "momentum", 1e-2),
         Workload("lstm", lstm, (32, 50, 64), 10, "adam", 1e-3),
+        Workload("resnet50", resnet50, (1, 3, 64, 64), 1000, "none", 0.0),
         Workload("depthwise", depthwise, (16, 3, 32, 32), 10, "momentum", 1e-2),
     )
 }
@@ -173,7 +204,8 @@ def export(name: str, folder: Path, batches: int = 8) -> None:
     parameters = [k for k, _ in model.named_parameters()]
     spec = {"optimizer": workload.optimizer, "learning_rate": workload.learning_rate, "parameters": parameters}
     (folder / "spec.json").write_text(json.dumps(spec))
-    for file, mode in (("model", torch.onnx.TrainingMode.PRESERVE), ("training", torch.onnx.TrainingMode.TRAINING)):
+    modes = {"model": torch.onnx.TrainingMode.PRESERVE, "training": torch.onnx.TrainingMode.TRAINING}
+    for file, mode in modes.items():
         torch.onnx.export(
             model,
             (torch.from_numpy(x[0]),),

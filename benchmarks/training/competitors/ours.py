@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
+from typing import Any
+
+import numpy as np
 
 from benchmarks.training.competitors import Prepared, Workload
 
@@ -16,6 +19,8 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
 
     options = Options(threads=threads, **({"layout": "plain"} if variant == "portable" else {}))
     parts = {"import": time.perf_counter() - begin}
+    if workload.optimizer == "none":
+        return _gradients(workload, options)
     extra = {"momentum": 0.9} if workload.optimizer == "momentum" else {}
     model = workload.folder / "model.onnx"
     begin = time.perf_counter()
@@ -42,3 +47,30 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
         held[0].run({"x": workload.x[0]})
 
     return Prepared(step, forward, parts)
+
+
+def _gradients(workload: Workload, options: Any) -> Prepared:
+    """The model in inference mode, and the gradients of the sum of what it gives with respect to all parameters."""
+    begin = time.perf_counter()
+    import onnx
+    import onnx_ir as ir
+
+    from onnxgrad import signature, vjp
+    from onnxgrad.runtime import Session
+
+    model = onnx.load(workload.folder / "model.onnx")
+    known = {t.name for t in model.graph.initializer}
+    derived = vjp(model, wrt=[n for n in workload.parameters if n in known])
+    parts = {"derive": time.perf_counter() - begin}
+    begin = time.perf_counter()
+    names = signature(derived)
+    session = Session(ir.from_proto(derived), options)
+    del model
+    parts["session"] = time.perf_counter() - begin
+    feeds = {"x": workload.x[0], names.cotangents["y"]: np.ones((len(workload.x[0]), 1000), np.float32)}
+    outputs = ["y", *names.gradients.values()]
+
+    def step(i: int) -> float:
+        return float(session.run(feeds, outputs)["y"].sum())
+
+    return Prepared(step, None, parts)

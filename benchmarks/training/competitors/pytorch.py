@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from benchmarks.training.competitors import Prepared, Workload
 
@@ -27,6 +28,8 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
         xs = [x.to(memory_format=torch.channels_last) for x in xs]
     options = {"fused": True} if best else {}
     lr = workload.learning_rate
+    if workload.optimizer == "none":
+        return _gradients(torch, model.eval(), xs[0], compiled=variant == "compiled")
     optimizer = {
         "adam": lambda p: torch.optim.Adam(p, lr, **options),
         "adamw": lambda p: torch.optim.AdamW(p, lr, weight_decay=0.01, **options),
@@ -48,3 +51,16 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
             run(xs[0])
 
     return Prepared(step, forward, parts)
+
+
+def _gradients(torch: Any, model: Any, x: Any, compiled: bool) -> Prepared:
+    """The model in inference mode, and the gradients of the sum of what it gives with respect to all parameters."""
+    run = torch.compile(model) if compiled else model
+
+    def step(i: int) -> float:
+        model.zero_grad(set_to_none=True)
+        total = run(x).sum()
+        total.backward()
+        return total.item()
+
+    return Prepared(step)
