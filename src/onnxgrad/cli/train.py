@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import sys
 from dataclasses import dataclass
@@ -13,15 +12,15 @@ import onnx
 import onnx_ir as ir
 import typer
 
+from onnxgrad.cli import recipe
 from onnxgrad.cli.console import console, error
 from onnxgrad.cli.derive import check_target
-from onnxgrad.door import load_model, save_model, training_info
+from onnxgrad.door import load_model, save_model
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.runtime import Options
-from onnxgrad.training import Interrupted, Trainer, attach, load_npz
+from onnxgrad.training import Interrupted, Trainer, load_npz
 from onnxgrad.training.checkpoint import FILE, Checkpoint
 from onnxgrad.training.report import check_plot, number, reporter
-from onnxgrad.training.trainer import SCHEDULES
 
 INTERRUPTED = 130
 
@@ -33,22 +32,23 @@ def train(
     validation: Annotated[
         Path | None, typer.Option(help="Held-out data: measured after every epoch, and before and after.")
     ] = None,
-    loss: Annotated[str | None, typer.Option(help="cross_entropy, nll, mse, l1, huber or bce_with_logits.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, nesterov, adam, adamw or adagrad.")] = None,
-    prediction: Annotated[
-        str | None, typer.Option(help="The output that meets the labels. Default: the only float output.")
-    ] = None,
-    labels: Annotated[
-        str | None, typer.Option(help="The array (or model input) that holds the labels. Default: 'labels'.")
-    ] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate. Default: that of the optimizer.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Default: 0.01 for adamw, else 0.")] = None,
-    momentum: Annotated[float | None, typer.Option(help="Of momentum and nesterov. Default: 0.9.")] = None,
-    trainable: Annotated[
-        list[str] | None,
-        typer.Option(help="Train only these weights: a name or a pattern such as 'head.*'; may be repeated."),
-    ] = None,
-    schedule: Annotated[str, typer.Option(help="constant, or cosine (down to 0 at the end).")] = "constant",
+    loss: recipe.Losses = None,
+    optimizer: recipe.Optimizer = None,
+    prediction: recipe.Prediction = None,
+    labels: recipe.Labels = None,
+    lr: recipe.Rate = None,
+    weight_decay: recipe.Decay = None,
+    momentum: recipe.Momentum = None,
+    schedule: recipe.Plan = "constant",
+    group: recipe.Groups = None,
+    clip_norm: recipe.ClipNorm = None,
+    clip_value: recipe.ClipValue = None,
+    ema: recipe.Ema = None,
+    accumulate: recipe.Accumulate = 1,
+    train_: recipe.Trainable = None,
+    freeze: recipe.Freeze = None,
+    freeze_bn: recipe.FreezeBn = False,
+    dropout: recipe.Dropout = None,
     epochs: Annotated[int, typer.Option(help="How often every row is seen.")] = 10,
     batch_size: Annotated[int, typer.Option(help="Rows per step.")] = 32,
     seed: Annotated[int, typer.Option(help="Decides the order of the rows.")] = 0,
@@ -68,7 +68,9 @@ def train(
     """
     check_target(output)
     source = load_model(model)
-    hyper = {
+    if accumulate < 1:
+        raise BadInput(f"--accumulate must be at least 1, not {accumulate}")
+    flags = {
         "--loss": loss,
         "--optimizer": optimizer,
         "--prediction": prediction,
@@ -76,13 +78,20 @@ def train(
         "--lr": lr,
         "--weight-decay": weight_decay,
         "--momentum": momentum,
-        "--trainable": trainable or None,
+        "--group": group,
+        "--clip-norm": clip_norm,
+        "--clip-value": clip_value,
+        "--ema": ema,
+        "--train": train_,
+        "--freeze": freeze,
+        "--freeze-bn": freeze_bn,
+        "--dropout": dropout,
     }
     arrays, held_out = load_npz(data), None if validation is None else load_npz(validation)
     if labels is not None and labels not in arrays:
         raise UnknownName(labels, arrays, f"array in {data}")
     job = Job(
-        model=_with_training(source, model, hyper),
+        model=recipe.with_training(source, model, flags, accumulate),
         before=model,
         after=output,
         checkpoint=checkpoint or output.with_suffix(".checkpoint"),
@@ -92,55 +101,12 @@ def train(
         batch_size=batch_size,
         seed=seed,
         schedule=schedule,
+        accumulate=accumulate,
         resume=resume,
         restart=restart,
         threads=threads,
     )
     job.run((arrays, str(data)), None if held_out is None else (held_out, str(validation)))
-
-
-def _with_training(source: ir.Model, path: Path, hyper: dict[str, Any]) -> onnx.ModelProto | ir.Model:
-    """`source` as it is if it carries training information, else with what the flags say attached."""
-    given = [flag for flag, value in hyper.items() if value is not None]
-    if training_info(source):
-        if given:
-            raise BadInput(f"{path} carries training information, which is used as it is; drop {', '.join(given)}")
-        return source
-    for flag in ("--loss", "--optimizer"):
-        if flag not in given:
-            raise BadInput(f"{path} carries no training information; say which {flag[2:]} to use with {flag}")
-    options: dict[str, Any] = {
-        "loss": hyper["--loss"],
-        "optimizer": hyper["--optimizer"],
-        "output": hyper["--prediction"],
-        "labels": hyper["--labels"],
-        "learning_rate": hyper["--lr"],
-        "weight_decay": hyper["--weight-decay"],
-        "momentum": hyper["--momentum"],
-    }
-    return attach(source, **options, trainable=_trainable(source, hyper["--trainable"], options))
-
-
-def _trainable(source: ir.Model, patterns: list[str] | None, options: dict[str, Any]) -> list[str] | None:
-    """The names that `patterns` stand for; a pattern means weights that train by default."""
-    if not patterns:
-        return None
-    default: list[str] = []
-    if any(_is_pattern(p) for p in patterns):
-        algorithm = attach(source, **options).training_info[0].algorithm
-        gradient = next(n for n in algorithm.node if n.op_type == "Gradient")
-        default = [s.decode() for a in gradient.attribute if a.name == "xs" for s in a.strings]
-    found: list[str] = []
-    for pattern in patterns:
-        matches = fnmatch.filter(default, pattern) if _is_pattern(pattern) else [pattern]
-        if not matches:
-            raise UnknownName(pattern, default, "weight")
-        found += matches
-    return list(dict.fromkeys(found))
-
-
-def _is_pattern(name: str) -> bool:
-    return any(c in name for c in "*?[")
 
 
 @dataclass
@@ -157,7 +123,8 @@ class Job:
         epochs: how often every row is seen.
         batch_size: rows per step.
         seed: decides the order of the rows.
-        schedule: name of the schedule of the learning rate.
+        schedule: of the learning rate, as it is spelled.
+        accumulate: into how many parts a batch is cut.
         resume: go on from the checkpoint.
         restart: an unfinished run may be discarded.
         threads: of ONNX Runtime.
@@ -173,6 +140,7 @@ class Job:
     batch_size: int = 32
     seed: int = 0
     schedule: str = "constant"
+    accumulate: int = 1
     resume: bool = False
     restart: bool = False
     threads: int | None = None
@@ -180,7 +148,8 @@ class Job:
     def run(self, data: tuple[Any, str], validation: tuple[Any, str] | None) -> dict[str, Any]:
         """Train, save, measure the saved file; data are arrays and what to call them."""
         self._check_places()
-        trainer = Trainer(self.model, options=Options(threads=self.threads))
+        schedule, lowering = recipe.rate_plan(self.schedule, validation is not None)
+        trainer = Trainer(self.model, options=Options(threads=self.threads), accumulate=self.accumulate)
         rows = trainer.data(*data)
         held_out = None if validation is None else trainer.data(*validation)
         before = None if held_out is None else self._before(trainer, held_out)
@@ -191,12 +160,12 @@ class Job:
                 batch_size=self.batch_size,
                 validation=held_out,
                 seed=self.seed,
-                schedule=SCHEDULES[self.schedule],
+                schedule=schedule,
                 checkpoint=self.checkpoint,
                 resume=self.resume,
                 metrics=self.metrics,
                 plot=self.plot,
-                callbacks=[reporter(console(sys.stderr))],
+                callbacks=[*lowering, reporter(console(sys.stderr))],
             )
         except Interrupted as e:
             error(f"{e}\n  hint: the same command with --resume goes on from there")
@@ -231,8 +200,7 @@ class Job:
 
     def _check_places(self) -> None:
         """Everything that could fail at the end of the run, looked at before it begins."""
-        if self.schedule not in SCHEDULES:
-            raise BadInput(f"there is no schedule {self.schedule!r}; there are: {', '.join(SCHEDULES)}")
+        recipe.rate_plan(self.schedule, False)
         check_target(self.after)
         for path in (self.metrics, self.plot):
             if path is not None:

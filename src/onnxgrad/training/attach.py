@@ -22,17 +22,17 @@ from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.infer import forget_values
 from onnxgrad.ir.walk import prune, reads
+from onnxgrad.training.averages import AVERAGE
 from onnxgrad.training.info import CONVENTION, DOMAIN, FED
 from onnxgrad.training.measures import check_measures
 from onnxgrad.training.objective import LossTerm, Objective, terms_of
+from onnxgrad.training.recipes import in_full
 from onnxgrad.training.schedules import Schedule
 from onnxgrad.training.selection import is_pattern, matching, without
+from onnxgrad.training.spelling import spelled
 from onnxgrad.training.trainmode import Mode, ancestors, statistics, switch
 from onnxgrad.training.updating import Group, Plan, State, Update
 from onnxgrad.training.weights import initializer, is_weight, own_weights
-
-#: Metadata of an initializer that is the average of a weight: its name.
-AVERAGE = "onnxgrad.average"
 
 
 def attach(
@@ -73,7 +73,7 @@ def attach(
             scalar (an ONNX model or its path, a FunctionProto, an onnxscript function); a `LossTerm`; or several
             of these, which are added. If the model ends in the Softmax (Sigmoid) that a loss contains, the loss is
             taken of what goes into it.
-        optimizer: a name (see `recipes`).
+        optimizer: a name (see `recipes`), also spelled with settings as ``adamw:betas=0.9,0.95``.
         output: the value that meets the labels; default: the model's only float output.
         labels: name of the label input: a new one, or an input that the model has. Default: ``labels``.
         learning_rate, weight_decay, momentum, betas, eps, convention: settings of the optimizer; default: its own.
@@ -105,11 +105,18 @@ def attach(
     terms = terms_of(loss, loss_options or {}, output, labels)
     for term in terms:
         term.check()
-    named = {"learning_rate": learning_rate, "weight_decay": weight_decay, "momentum": momentum, "betas": betas}
-    settings = {**named, "eps": eps, "convention": convention, **(optimizer_options or {})}
+    named: dict[str, Any] = {
+        "learning_rate": learning_rate,
+        "weight_decay": weight_decay,
+        "momentum": momentum,
+        "betas": betas,
+    }
+    named |= {"eps": eps, "convention": convention, **in_full(optimizer_options or {})}
+    name, spelled_out = spelled(optimizer)
+    settings = {**in_full(spelled_out), **{key: value for key, value in named.items() if value is not None}}
     plan = Plan(
-        optimizer,
-        {key: value for key, value in settings.items() if value is not None},
+        name,
+        settings,
         [g if isinstance(g, Group) else Group.of(g) for g in groups],
         Schedule.of(schedule) if isinstance(schedule, str) else schedule,
         clip_norm,

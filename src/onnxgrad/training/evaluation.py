@@ -24,6 +24,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir.infer import infer_model
 from onnxgrad.ir.walk import prune, reads
 from onnxgrad.runtime import Options, Session
+from onnxgrad.training.averages import averaged
 from onnxgrad.training.ctc import METADATA
 from onnxgrad.training.data import Data, Field
 from onnxgrad.training.info import Merged, Source, bindings, merge, named_values
@@ -122,10 +123,10 @@ class Evaluation:
         return found
 
     def __call__(self, state: Mapping[str, np.ndarray], data: Data, batch_size: int = 256) -> dict[str, float]:
-        """Loss and scores of the inference model with the weights of `state`."""
+        """Loss and scores of the inference model with the weights of `state` (with their averages, if it has them)."""
         if self._head is None:
             self._head = Session(self._open_head(), self.options)
-        return self._measure(self._head, data, batch_size, state)
+        return self._measure(self._head, data, batch_size, averaged(self.source, state))
 
     def file(self, path: str | os.PathLike, data: Data, batch_size: int = 256) -> dict[str, float]:
         """Loss and scores of a saved inference model, run as it is by plain ONNX Runtime.

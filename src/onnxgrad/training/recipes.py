@@ -125,6 +125,21 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
+#: Short names of settings, for command lines.
+SHORT = {"rate": "learning_rate", "lr": "learning_rate", "decay": "weight_decay"}
+
+
+def in_full(given: Settings) -> dict[str, Any]:
+    """Settings with short names under their full ones. Raises BadInput where both are given."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        name = SHORT.get(key, key)
+        if name in found:
+            raise BadInput(f"{name} is given twice")
+        found[name] = value
+    return found
+
+
 def recipe_named(name: str, asked: Settings) -> tuple[Recipe, Settings]:
     """The optimizer called `name` with all of its settings; BadInput where one does not belong to it."""
     recipe = looked_up("optimizer", name, RECIPES)

@@ -14,6 +14,7 @@ import numpy as np
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training.accumulate import Accumulating, split_step
+from onnxgrad.training.averages import averaged
 from onnxgrad.training.callbacks import AtEnd, Callback, Metrics
 from onnxgrad.training.checkpoint import fingerprint
 from onnxgrad.training.data import Data, Field
@@ -117,8 +118,12 @@ class Trainer:
         return self.machine.state()
 
     def inference_model(self) -> Any:
-        """The inference model with the weights as they are now, an ``onnx_ir.Model``."""
-        return self.step.inference_model(self.machine.state())
+        """The inference model with the weights as they are now, an ``onnx_ir.Model``.
+
+        If the training information keeps averages of weights, with these (``step.inference_model(state())`` has the
+        weights themselves).
+        """
+        return self.step.inference_model(averaged(self.step.source, self.machine.state()))
 
     def evaluate(self, data: AnyData, batch_size: int = 256) -> dict[str, float]:
         """Loss and accuracy of the inference model, with the weights as they are now, over `data`."""

@@ -18,7 +18,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.training.formulas import Formula
 from onnxgrad.training.info import DOMAIN
-from onnxgrad.training.recipes import RECIPES, Operator, Settings, recipe_named, settled
+from onnxgrad.training.recipes import RECIPES, Operator, Settings, in_full, recipe_named, settled
 from onnxgrad.training.schedules import Schedule
 from onnxgrad.training.selection import matching
 from onnxgrad.training.spelling import spelled
@@ -48,11 +48,10 @@ class Group:
         pattern, given = (head, spelled(f":{tail}")[1]) if colon and "=" in tail else (text, {})
         if not given:
             raise BadInput(f"{text!r} is not written as pattern:rate=0.001,decay=0 or pattern:frozen=true")
-        short = {"rate": "learning_rate", "decay": "weight_decay"}
         frozen = given.pop("frozen", False)
         if not isinstance(frozen, bool):
             raise BadInput(f"{text!r}: frozen must be true or false, not {frozen!r}")
-        return cls(pattern, {short.get(key, key): value for key, value in given.items()}, frozen)
+        return cls(pattern, in_full(given), frozen)
 
 
 @dataclass(frozen=True)

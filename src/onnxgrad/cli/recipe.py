@@ -1,0 +1,135 @@
+"""What ``onnxgrad train`` is told about how to train: flags, and the training information that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import onnx
+import onnx_ir as ir
+import typer
+
+from onnxgrad.door import training_info
+from onnxgrad.errors import BadInput
+from onnxgrad.training import attach
+from onnxgrad.training.callbacks import Callback, Plateau
+from onnxgrad.training.losses import LOSSES
+from onnxgrad.training.recipes import RECIPES
+from onnxgrad.training.schedules import SCHEDULES, Schedule
+from onnxgrad.training.spelling import completed, looked_up, spelled
+
+Losses = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--loss",
+        help=f"{', '.join(LOSSES)}, or LOSS.onnx. Options: huber:delta=0.5. Given several times they are added: "
+        "--loss mse --loss 0.1*l1.",
+    ),
+]
+Optimizer = Annotated[
+    str | None, typer.Option("--optimizer", help=f"{', '.join(RECIPES)}. Settings: adamw:betas=0.9,0.95,eps=1e-6.")
+]
+Prediction = Annotated[
+    str | None, typer.Option("--prediction", help="The output that meets the labels. Default: the only float output.")
+]
+Labels = Annotated[
+    str | None, typer.Option("--labels", help="The array (or model input) that holds the labels. Default: 'labels'.")
+]
+Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate. Default: that of the optimizer.")]
+Decay = Annotated[float | None, typer.Option("--weight-decay", help="Default: that of the optimizer.")]
+Momentum = Annotated[float | None, typer.Option("--momentum", help="Default: that of the optimizer.")]
+Plan = Annotated[
+    str,
+    typer.Option(
+        "--schedule",
+        help=f"{', '.join(SCHEDULES)} or plateau. Options: cosine:warmup=100; total is the whole run if not given.",
+    ),
+]
+Groups = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--group", help="Weights with settings of their own: '*.bias:decay=0', 'type:Conv:rate=1e-4'. Repeatable."
+    ),
+]
+ClipNorm = Annotated[float | None, typer.Option("--clip-norm", help="The largest norm of all gradients together.")]
+ClipValue = Annotated[float | None, typer.Option("--clip-value", help="The largest element of a gradient.")]
+Ema = Annotated[
+    float | None,
+    typer.Option("--ema", help="Save running averages of the weights, of which a step keeps this share: 0.999."),
+]
+Accumulate = Annotated[
+    int,
+    typer.Option("--accumulate", help="Cut every batch into so many parts, one after the other, to need less memory."),
+]
+Trainable = Annotated[
+    list[str] | None,
+    typer.Option("--train", "--trainable", help="Only these weights: a name, 'head.*', type:Conv, last:2. Repeatable."),
+]
+Freeze = Annotated[list[str] | None, typer.Option("--freeze", help="Not these weights; as --train. Repeatable.")]
+FreezeBn = Annotated[bool, typer.Option("--freeze-bn", help="Keep BatchNormalization in inference mode.")]
+Dropout = Annotated[
+    list[str] | None,
+    typer.Option("--dropout", help="Drop a share behind nodes of a type or name: Relu=0.1. Repeatable."),
+]
+
+
+def with_training(source: ir.Model, path: Path, flags: Mapping[str, Any], parts: int) -> onnx.ModelProto | ir.Model:
+    """`source` as it is if it carries training information, else with what the `flags` say attached."""
+    given = [flag for flag, value in flags.items() if value is not None and value is not False]
+    if training_info(source):
+        if given:
+            raise BadInput(f"{path} carries training information, which is used as it is; drop {', '.join(given)}")
+        return source
+    for flag in ("--loss", "--optimizer"):
+        if flag not in given:
+            raise BadInput(f"{path} carries no training information; say which {flag[2:]} to use with {flag}")
+    return attach(
+        source,
+        loss=flags["--loss"],
+        optimizer=flags["--optimizer"],
+        output=flags["--prediction"],
+        labels=flags["--labels"],
+        learning_rate=flags["--lr"],
+        weight_decay=flags["--weight-decay"],
+        momentum=flags["--momentum"],
+        groups=flags["--group"] or (),
+        clip_norm=flags["--clip-norm"],
+        clip_value=flags["--clip-value"],
+        ema=flags["--ema"],
+        trainable=flags["--train"],
+        freeze=flags["--freeze"] or (),
+        freeze_bn=flags["--freeze-bn"],
+        dropout=_dropout(flags["--dropout"] or ()),
+        accumulate=parts > 1,
+    )
+
+
+def _dropout(texts: Sequence[str]) -> dict[str, float]:
+    """``Relu=0.1`` as what to drop behind what."""
+    found = {}
+    for text in texts:
+        behind, equals, share = text.rpartition("=")
+        try:
+            found[behind] = float(share)
+        except ValueError:
+            equals = ""
+        if not equals or not behind:
+            raise BadInput(f"--dropout {text} is not written as Relu=0.1")
+    return found
+
+
+def rate_plan(text: str, validation: bool) -> tuple[str | None, list[Callback]]:
+    """The schedule spelled `text` as what `Trainer.fit` takes, and the callbacks that it needs.
+
+    Raises:
+        BadInput: there is none, or its options do not fit.
+    """
+    name, options = spelled(text)
+    looked_up("schedule", name, {**SCHEDULES, "plateau": None})
+    if name != "plateau":
+        Schedule.of(text, total=10**6)
+        return (None if text == "constant" else text), []
+    monitor = "validation_loss" if validation else "loss"
+    defaults = {"monitor": monitor, "factor": 0.1, "patience": 2, "least": 0.0}
+    return None, [Plateau(**completed("the schedule 'plateau'", defaults, options))]
