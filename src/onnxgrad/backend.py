@@ -69,7 +69,7 @@ class Backend(onnx.backend.base.Backend):
         if not cls.supports_device(device):
             raise ValueError(f"onnxgrad runs on the CPU here, not on {device}")
         if trains(model):
-            return BackendRep(lower_gradients(with_standard_opset(model)))
+            return BackendRep(written_out(model))
         try:
             return BackendRep(model)
         except BadInput as e:  # nothing of ours: newer than the runtime, or without a kernel there
@@ -100,11 +100,35 @@ class Backend(onnx.backend.base.Backend):
 
 
 class ReferenceEvaluator(onnx.reference.ReferenceEvaluator):
-    """The reference evaluator of onnx, which then executes Gradient, GraphCall and every optimizer as well."""
+    """The reference evaluator of onnx, which then executes Gradient and every optimizer as well.
 
-    def __init__(self, model: str | os.PathLike | onnx.ModelProto, **kwargs: Any) -> None:
-        proto = model if isinstance(model, onnx.ModelProto) else onnx.load(model)
-        super().__init__(lower_gradients(with_standard_opset(proto)) if trains(proto) else proto, **kwargs)
+    Args:
+        proto: a path, bytes, or what the evaluator of onnx takes; in a model (the others pass unchanged), operators of
+            the training domain are written out.
+        **kwargs: as there.
+    """
+
+    def __init__(self, proto: Any, **kwargs: Any) -> None:
+        if isinstance(proto, (str, os.PathLike)):
+            proto = onnx.load(proto)
+        elif isinstance(proto, bytes):
+            proto = onnx.load_from_string(proto)
+        if isinstance(proto, onnx.ModelProto) and trains(proto):
+            proto = written_out(proto)
+        super().__init__(proto, **kwargs)
+
+
+def written_out(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The inference graph of `model` without operators of the training domain; training information is left out.
+
+    A model that imports no standard operators, having none, imports opset 21 of them.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.training_info[:]
+    if not any(o.domain in ("", "ai.onnx") for o in copy.opset_import):
+        copy.opset_import.append(helper.make_opsetid("", 21))
+    return lower_gradients(copy)
 
 
 def trains(model: onnx.ModelProto) -> bool:
@@ -116,16 +140,6 @@ def _any_trains(nodes: Sequence[onnx.NodeProto]) -> bool:
     return any(
         n.domain == DOMAIN or any(_any_trains(g.node) for a in n.attribute for g in (a.g, *a.graphs)) for n in nodes
     )
-
-
-def with_standard_opset(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model, importing the standard operators if it has none of them: what is written out uses them."""
-    if any(o.domain in ("", "ai.onnx") for o in model.opset_import):
-        return model
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    copy.opset_import.append(helper.make_opsetid("", 21))
-    return copy
 
 
 is_compatible = Backend.is_compatible

@@ -90,6 +90,46 @@ def test_reference_evaluator():
     np.testing.assert_allclose(plain.run(None, {"a": a, "b": b})[0], d)
 
 
+def test_reference_evaluator_of_everything(tmp_path):
+    """Inside a branch and a function; every optimizer; from a file, from bytes; whatever the training information."""
+    nested = onnx.parser.parse_model(
+        HEAD
+        + """g (bool c, float[2] a, float[2] b) => (float[2] d) {
+            d = If (c) <then_branch = t () => (float[2] dt) { dt = local.slope (a, b) },
+                        else_branch = e () => (float[2] de) { de = Neg (a) }>
+        }
+        <domain: "local", opset_import: ["": 21, "ai.onnx.preview.training": 1]> slope (u, v) => (w) {
+            y = Mul (u, v)
+            z = Mul (y, u)
+            w = ai.onnx.preview.training.Gradient <xs = ["u"], zs = ["v"], y = "z"> (u, v)
+        }"""
+    )
+    nested.training_info.add().update_binding.add(key="no such", value="thing")
+    onnx.save(nested, tmp_path / "m.onnx")
+    a, b = np.float32([1, 2]), np.float32([3, 5])
+    for given in (nested, tmp_path / "m.onnx", str(tmp_path / "m.onnx"), nested.SerializeToString()):
+        evaluator = onnxgrad.backend.ReferenceEvaluator(given)
+        for c, want in ((True, 2 * a * b), (False, -a)):
+            np.testing.assert_allclose(evaluator.run(None, {"c": np.array(c), "a": a, "b": b})[0], want)
+    for kind, states, attributes in (
+        ("Adagrad", 1, {"decay_factor": 0.5}),
+        ("Adam", 2, {"norm_coefficient": 0.1, "norm_coefficient_post": 0.2}),
+        ("Momentum", 1, {"alpha": 0.9, "beta": 0.5, "norm_coefficient": 0.1, "mode": "nesterov"}),
+    ):
+        model = optimizer_model(kind, states, shapes=((2,), (3, 1)), **attributes)
+        feeds = ramp(model)
+        found = onnxgrad.backend.ReferenceEvaluator(model).run(None, feeds)
+        for value, want in zip(found, onnx.reference.ReferenceEvaluator(model).run(None, feeds)):
+            np.testing.assert_allclose(value, want, rtol=1e-5)
+    function = onnxgrad.training.optimizer_function("Adagrad")
+    x = np.float32([1, 2])
+    given = dict(zip(function.input, (np.float32(0.1), np.int64(0), x, x, x)))
+    new, _ = onnxgrad.backend.ReferenceEvaluator(function).run(
+        None, given, {"epsilon": 1e-6, "decay_factor": 0.0, "norm_coefficient": 0.0}
+    )
+    np.testing.assert_allclose(new, x - 0.1 * x / (np.sqrt(x + x * x) + 1e-6), rtol=1e-6)
+
+
 def test_devices():
     assert onnxgrad.backend.supports_device("CPU")
     assert not onnxgrad.backend.supports_device("CUDA")

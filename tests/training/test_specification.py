@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxgrad.training import ReferenceTraining, compile_step, lower_gradients, validate
+from onnxgrad.training import ReferenceTraining, attach, compile_step, lower_gradients, validate
 from onnxgrad.training.gradients import DOMAIN
-from tests.training.nets import run, train
+from tests.training.nets import mlp, run, train
 from tests.training.test_gradient import model
 
 ROOT = Path(__file__).parents[2]
@@ -218,3 +218,56 @@ def test_block_coordinate_descent():
     state, _ = train(compile_step(proto), [{}] * 20)
     for found in (runner.state, state):
         np.testing.assert_allclose([found["u"], found["v"], found["T"]], [u, v, 20], rtol=1e-5)
+
+
+# --- the same training in PyTorch -------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "adagrad": ({"learning_rate": 2**-3, "eps": 1e-6}, lambda o, p: o.Adagrad(p, lr=2**-3, eps=1e-6)),
+    "adam": ({"learning_rate": 2**-7, "eps": 1e-16}, lambda o, p: o.Adam(p, lr=2**-7, eps=1e-16)),
+    "adam, convention of PyTorch": (
+        {"learning_rate": 2**-7, "eps": 1e-3, "convention": "torch"},
+        lambda o, p: o.Adam(p, lr=2**-7, eps=1e-3),
+    ),
+    "momentum": ({"learning_rate": 2**-4, "momentum": 0.8}, lambda o, p: o.SGD(p, lr=2**-4, momentum=0.8)),
+    "nesterov": (
+        {"learning_rate": 2**-4, "momentum": 0.8},
+        lambda o, p: o.SGD(p, lr=2**-4, momentum=0.8, nesterov=True),
+    ),
+}
+
+
+def trained_by_torch(make, batches, dtype):
+    torch = pytest.importorskip("torch")
+    p = {t.name: torch.tensor(numpy_helper.to_array(t), requires_grad=True) for t in mlp(dtype=dtype).graph.initializer}
+    optimizer = make(torch.optim, list(p.values()))
+    for batch in batches:
+        optimizer.zero_grad()
+        x, labels = (torch.tensor(batch[n].astype(dtype)) for n in ("x", "labels"))
+        y = torch.tanh(x @ p["w1"] + p["b1"]) @ p["w2"] + p["b2"]
+        torch.nn.functional.mse_loss(y, labels).backward()
+        optimizer.step()
+    return {n: v.detach().numpy() for n, v in p.items()}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_hundred_steps_of_pytorch(name):
+    """In double precision to 9 digits; in single precision as far from that as PyTorch itself is, up to a factor.
+
+    Rates are stored as float32, so these are powers of two.
+    """
+    settings, make = OPTIMIZERS[name]
+    rng = np.random.default_rng(5)
+    batches = [{"x": rng.standard_normal((16, 4)), "labels": rng.standard_normal((16, 3))} for _ in range(100)]
+    exact, single = (trained_by_torch(make, batches, dtype) for dtype in (np.float64, np.float32))
+    for dtype in (np.float64, np.float32):
+        model = attach(mlp(dtype=dtype), loss="mse", optimizer=name.partition(",")[0], **settings)
+        assert validate(model) == []
+        state, _ = train(compile_step(model), [{n: a.astype(dtype) for n, a in b.items()} for b in batches])
+        for n, want in exact.items():
+            if dtype == np.float64:
+                np.testing.assert_allclose(state[n], want, rtol=1e-9, atol=1e-11, err_msg=n)
+            else:
+                theirs = np.abs(single[n] - want).max()
+                assert np.abs(state[n] - want).max() <= 4 * theirs + 1e-6 * np.abs(want).max(), n
