@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import cProfile
 import sys
 from collections import Counter
 
 import numpy as np
 import onnx
+import pytest
 from onnx import helper
 
-from onnxgrad import jvp, vjp
+from onnxgrad import grad, jvp, vjp
 from onnxgrad.engine import paths
 from onnxgrad.ir import infer
+from tests.functions.programs import transformer
 from tests.models import assert_no_traps, chain, model, run, value
+from tests.zoo import float_weights, gpt
 
 
 def _work(count: int, derive, monkeypatch) -> Counter[str]:
@@ -45,6 +49,35 @@ def test_work_grows_with_the_nodes(monkeypatch):
         for what, count in large.items():
             assert count <= 4.2 * max(small[what], 1), f"{what}: {small[what]} for 100 nodes, {count} for 400"
         assert large["of"] == 1
+
+
+def _calls(derive, source, wrt) -> int:
+    """How many Python functions are called, the libraries' among them."""
+    profile = cProfile.Profile()
+    profile.enable()
+    derive(source, wrt=wrt)
+    profile.disable()
+    return sum(entry.callcount for entry in profile.getstats())
+
+
+@pytest.mark.parametrize("derive", [vjp, jvp, grad])
+def test_all_work_grows_with_the_nodes(derive):
+    """Everything counted, from reading the model to writing the derivative."""
+    derive(chain(50), wrt=["x", "w"])
+    small, large = (_calls(derive, chain(n), ["x", "w"]) for n in (300, 1200))
+    assert small < 2500 * 300
+    assert large < 4.2 * small
+
+
+def test_all_work_of_a_transformer_grows_with_the_layers():
+    small, large = (_calls(grad, m, float_weights(m)) for m in (gpt(layers=2), gpt(layers=8)))
+    assert large < 4.2 * small
+
+
+def test_layers_that_are_calls_of_one_function_are_differentiated_once():
+    sources = [transformer(n) for n in (8, 32)]
+    small, large = (_calls(grad, m, [t.name for t in m.graph.initializer]) for m in sources)
+    assert large < 2 * small
 
 
 def test_a_chain_of_20000_nodes():

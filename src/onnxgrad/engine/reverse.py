@@ -86,12 +86,13 @@ def _check(node: ir.Node, x: Var, g: Var) -> None:
 
     That of a quantized number is a float."""
     wrong = x.dtype in FLOATS and g.dtype is not None and x.dtype != g.dtype
-    if x.shape is not None and g.shape is not None:
-        wrong |= len(x.shape) != len(g.shape) or any(
-            isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(x.shape, g.shape)
+    want, have = x.shape, g.shape
+    if want is not None and have is not None and want != have:
+        wrong |= len(want) != len(have) or any(
+            isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(want, have)
         )
     if wrong:
         raise RuleError(f"the rule of {described(node)} gave {g} as cotangent of {x}")
-    if x.shape is not None and g.value.producer() is not None and not g.value.is_graph_input():
-        known = g.shape or [None] * len(x.shape)
-        g.value.shape = ir.Shape([b if isinstance(b, int) else a for a, b in zip(x.shape, known)])
+    if want is not None and want != have and g.value.producer() is not None and not g.value.is_graph_input():
+        known = have or [None] * len(want)
+        g.value.shape = ir.Shape([b if isinstance(b, int) else a for a, b in zip(want, known)])

@@ -53,7 +53,8 @@ class Var:
     @property
     def shape(self) -> tuple[int | ir.SymbolicDim, ...] | None:
         """Dimensions, each an int or a symbol; ``None`` if even the rank is unknown."""
-        return None if self.value.shape is None else tuple(self.value.shape)
+        shape = self.value.shape
+        return None if shape is None else shape.dims
 
     @property
     def rank(self) -> int:

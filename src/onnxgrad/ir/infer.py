@@ -49,6 +49,35 @@ def broadcast_dims(shapes: Sequence[Sequence[Dim]], unknown: Callable[[], Dim]) 
     return dims
 
 
+#: Those of them whose output has the type of their operands.
+_ARITHMETIC = frozenset({"Add", "Div", "Max", "Mean", "Min", "Mul", "Sub", "Sum"})
+_FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
+
+
+def _alike(node: ir.Node) -> bool:
+    """Whether `node`, which has no shapes yet, is arithmetic on floats all of one known shape, or scalars beside it.
+
+    Most of what a derivative consists of is; the library is asked about the rest.
+    """
+    first = node.inputs[0]
+    if node.op_type not in _ARITHMETIC or first is None or first.dtype not in _FLOATS or first.shape is None:
+        return False
+    shape = first.shape
+    for v in node.inputs[1:]:
+        if v is None or v.dtype != first.dtype or v.shape is None:
+            return False
+        if len(v.shape) and v.shape != shape:
+            if len(shape):
+                return False
+            shape = v.shape
+    if any(not isinstance(d, int) and d.value is None for d in shape):
+        return False
+    out = node.outputs[0]
+    out.type = out.type or ir.TensorType(first.dtype)
+    out.shape = ir.Shape(shape)
+    return True
+
+
 def _operands(ctx: osi.ShapeInferenceContext, node: ir.Node) -> list[Sequence[Dim] | None]:
     """The shapes that meet in the broadcast of `node`; an Expand's second is what its input holds."""
     if node.op_type != "Expand":
@@ -200,10 +229,11 @@ def _corrected(infer: Infer, correct: Infer) -> Infer:
         declared = [out.shape for out in node.outputs]
         for out in node.outputs:
             out.shape = None
-        infer(ctx, node)
-        for out in node.outputs:
-            out.shape = None if out.shape is None else ir.Shape(out.shape)
-        correct(ctx, node)
+        if correct is not _broadcast or not _alike(node):
+            infer(ctx, node)
+            for out in node.outputs:
+                out.shape = None if out.shape is None else ir.Shape(out.shape)
+            correct(ctx, node)
         for out, shape in zip(node.outputs, declared):
             if shape is None or (out.shape is not None and len(out.shape) != len(shape)):
                 continue
