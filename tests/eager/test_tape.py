@@ -212,3 +212,47 @@ def test_the_derivative_of_a_random_operator_that_would_be_drawn_again_is_refuse
     assert g.shape == X.shape
     with pytest.raises(BadInput, match="Nonsense"):
         og.op.apply("Nonsense", X)
+
+
+# --- memory that is used again ---------------------------------------------------------------------
+
+
+def test_memory_of_the_pool_belongs_to_one_array_at_a_time():
+    from onnxgrad.eager import buffers
+
+    buffers.release()
+    big = rng.standard_normal((300, 300))
+    addresses, kept = [], []
+
+    def f(x):
+        y = np.sin(x)
+        addresses.append(y._data.ctypes.data)
+        kept.append(y._data[5:])  # a view outlives the tape
+        return np.sum(np.exp(y * 2.0) + y)
+
+    expected = [onp.sin(big + i)[5:] for i in range(4)]
+    for i in range(4):
+        g = og.grad(f)(big + i)
+        onp.testing.assert_allclose(onp.asarray(g), onp.cos(big + i) * (2 * onp.exp(2 * onp.sin(big + i)) + 1))
+    for view, value in zip(kept, expected):
+        onp.testing.assert_array_equal(view, value)
+    assert len(set(addresses)) == 4  # all of them are still in use
+    kept.clear()
+    og.grad(f)(big)
+    assert addresses[-1] in addresses[:-1]
+
+
+def test_the_pool_takes_only_results_that_fit():
+    x = np.asarray(rng.standard_normal((190, 190)))
+
+    def f(x):
+        parts = [x[:, None] * x[:1], x > 0, np.isnan(x), x.T * x, 2.0**x, x[0] + x, x[:, 0] * x, x // 0.3, x @ x]
+        assert [p.dtype for p in parts[1:3]] == [bool, bool]
+        assert parts[0].shape == (190, 190, 190)
+        return sum(np.sum(p * 1.0) for p in parts)
+
+    y = onp.asarray(x)
+    expected = [y[:, None] * y[:1], y > 0, onp.isnan(y), y.T * y, 2.0**y, y[0] + y, y[:, 0] * y, y // 0.3, y @ y]
+    value, _ = og.value_and_grad(f)(x)
+    assert float(value) == pytest.approx(sum(float(onp.sum(p)) for p in expected))
+    assert og.grad(lambda x: np.sum(x * x))(x.astype(onp.float32)).dtype == onp.float32

@@ -14,12 +14,14 @@ import numpy as np
 
 from onnxgrad.eager import expressions
 from onnxgrad.eager.array import Array, as_array, record
+from onnxgrad.eager.buffers import LARGE, computed
 from onnxgrad.eager.operators import Operator, macro, standard
 from onnxgrad.eager.tape import Node, exporting
 from onnxgrad.errors import BadInput, NotDifferentiable
 
 Function = Callable[..., Any]
 _new_array = Array
+_SMALL = LARGE // 8
 _ndarray = np.ndarray
 
 
@@ -71,12 +73,12 @@ def unary(name: str, op: Operator, kernel: Any, floats: Operator | None = None) 
     def function(x: Any, /) -> Array:
         if type(x) is not _new_array:
             x = as_array(x)
-        y = kernel(x._data)
         node = x._node
+        if node is None:
+            return _new_array(np.asarray(kernel(x._data)))
+        y = kernel(x._data) if x._data.size < _SMALL else computed(kernel, x._data)
         if type(y) is not _ndarray:
             y = np.asarray(y)
-        if node is None:
-            return _new_array(y)
         used = op if floats is None or x._data.dtype.kind != "f" else floats
         if x._data.dtype.kind == "b" and name == "bitwise_invert":
             used = _NOT
@@ -91,18 +93,19 @@ def binary(name: str, op: Operator, kernel: Any, booleans: Operator | None = Non
     def function(x1: Any, x2: Any, /) -> Array:
         if type(x1) is not _new_array or type(x2) is not _new_array or x1._data.dtype != x2._data.dtype:
             x1, x2 = promoted(x1, x2)
-        y = kernel(x1._data, x2._data)
-        if type(y) is not _ndarray:
-            y = np.asarray(y)
+        a, b = x1._data, x2._data
         m, n = x1._node, x2._node
         if m is None and n is None:
-            return _new_array(y)
+            return _new_array(np.asarray(kernel(a, b)))
+        y = kernel(a, b) if a.size < _SMALL and b.size < _SMALL else computed(kernel, a, b)
+        if type(y) is not _ndarray:
+            y = np.asarray(y)
         used = op
         if booleans is not None and x1._data.dtype.kind == "b":
             used = booleans
         elif ints is not None and x1._data.dtype.kind in "iu":
             used = ints
-        return _new_array(y, Node(used, (x1._data if m is None else m, x2._data if n is None else n), y))
+        return _new_array(y, Node(used, (a if m is None else m, b if n is None else n), y))
 
     return _named(function, name, kernel)
 

@@ -1,0 +1,85 @@
+"""Memory for the large results that a tape keeps, used again when the tape is gone.
+
+A tape holds every value until the backward pass, and then frees all at once. An allocator gives so much back to the
+operating system, and fetching it again page by page costs several times what the arithmetic does. So such memory goes
+to a pool, from which the next tape takes it. An array on memory of the pool keeps it as long as any view of it lives.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+#: Arrays of fewer bytes are left to numpy.
+LARGE = 1 << 18
+#: How many bytes wait in the pool at most.
+MOST = 1 << 29
+
+_waiting: dict[int, list[np.ndarray]] = {}
+_held = 0
+_lock = threading.RLock()  # a block may die while its own thread is in here
+
+
+class _Block:
+    """The owner of some memory while an array (or a view of it) uses it."""
+
+    __slots__ = ("__array_interface__", "memory")
+
+    def __init__(self, memory: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self.memory = memory
+        self.__array_interface__ = {
+            "shape": shape,
+            "typestr": dtype.str,
+            "data": (memory.ctypes.data, False),
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        global _held
+        with _lock:
+            if _held + self.memory.nbytes <= MOST:
+                _held += self.memory.nbytes
+                _waiting.setdefault(self.memory.nbytes, []).append(self.memory)
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array of undefined elements, in C order, on memory of the pool."""
+    global _held
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    with _lock:
+        waiting = _waiting.get(size)
+        memory = waiting.pop() if waiting else None
+        if memory is not None:
+            _held -= size
+    return np.asarray(_Block(np.empty(size, np.uint8) if memory is None else memory, shape, dtype))
+
+
+def release() -> None:
+    """Give the memory that waits back to the allocator."""
+    global _held
+    with _lock:
+        _waiting.clear()
+        _held = 0
+
+
+def computed(kernel: Any, *operands: np.ndarray) -> Any:
+    """``kernel(*operands)``, on memory of the pool if it is an elementwise result as large as the first operand."""
+    first = operands[0]
+    largest = max(operands, key=_size) if len(operands) > 1 else first
+    if largest.nbytes < LARGE or largest.dtype.kind != "f" or not isinstance(kernel, np.ufunc) or kernel.signature:
+        return kernel(*operands)
+    same = kernel.resolve_dtypes((*(x.dtype for x in operands), None))[-1] == largest.dtype
+    if not same or any(not _fits(x.shape, largest.shape) for x in operands):
+        return kernel(*operands)
+    return kernel(*operands, out=empty(largest.shape, largest.dtype))
+
+
+def _size(x: np.ndarray) -> int:
+    return x.size
+
+
+def _fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
+    """Whether `shape` broadcasts to `into`."""
+    return len(shape) <= len(into) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(into)))
