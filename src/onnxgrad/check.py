@@ -178,13 +178,15 @@ def operators() -> list[Operator]:
     table = [_described(*entry) for entry in registry.items()]
     known = {(o.domain, o.op_type) for o in table}
     for schema in sorted(onnx.defs.get_all_schemas(), key=lambda s: s.name):
-        if schema.domain != "" or schema.deprecated or (schema.domain, schema.name) in known:
+        if schema.deprecated or (schema.domain, schema.name) in known:
             continue
-        lowering = written_out(schema.name)
+        lowering = written_out(schema.name, schema.domain)
+        if schema.domain != "" and lowering is None:
+            continue
         if lowering is not None:
             formula = (inspect.getdoc(lowering) or "").partition("\n")[0]
             names = [p.name for p in schema.inputs if may_be_float(p.types)]
-            table.append(Operator("", schema.name, 1, LOWERING, names, formula))
+            table.append(Operator(schema.domain, schema.name, 1, LOWERING, names, formula))
         else:
             status = BODY if _closed(schema.name) else NO_RULE
             table.append(Operator("", schema.name, schema.since_version, status, [], ""))

@@ -202,13 +202,15 @@ def _narrow(model: onnx.ModelProto) -> Iterator[str]:
                     yield name
 
 
-def widened(model: onnx.ModelProto) -> onnx.ModelProto | None:
-    """`model` in float64; None where an operator does not allow it."""
+def widened(model: onnx.ModelProto, *, anyway: bool = False) -> onnx.ModelProto | None:
+    """`model` in float64; None where an operator does not allow it, unless that is to be so `anyway`."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    _widen_graph(copy.graph, frozenset(_narrow(model)))
+    _widen_graph(copy.graph, frozenset() if anyway else frozenset(_narrow(model)))
     for function in copy.functions:
         _widen_nodes(function.node)
+    if anyway:
+        return copy
     try:
         onnx.checker.check_model(copy, full_check=True)
     except Exception:  # see _opset

@@ -55,3 +55,20 @@ class Cast(OpRun):
 
     def _run(self, x, to=None, saturate=None, round_mode=None):
         return (x.astype({1: np.float64, 11: np.float64, 7: np.int64, 9: np.bool_}[to]),)
+
+
+class DequantizeLinear(OpRun):
+    """The reference evaluator's own computes in float32."""
+
+    op_domain = ""
+
+    def _run(self, x, scale, zero=None, axis=1, block_size=0, output_dtype=0):
+        def along(v):
+            if np.ndim(v) == 1 and not block_size:
+                return np.reshape(v, [-1 if a == axis % x.ndim else 1 for a in range(x.ndim)]) if v.size > 1 else v[0]
+            repeated = np.repeat(v, block_size, axis) if block_size else v
+            return repeated if not block_size else np.take(repeated, range(x.shape[axis]), axis)
+
+        shift = 0.0 if zero is None else along(np.asarray(zero, np.float64))
+        y = (np.asarray(x, np.float64) - shift) * along(np.asarray(scale, np.float64))
+        return (y if scale.dtype == np.float64 else y.astype(scale.dtype),)

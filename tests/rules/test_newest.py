@@ -99,6 +99,16 @@ def linear_attention(q, k, v, state=None, decay=None, beta=None, *, heads, of_ke
     return np.stack(found, axis=1).reshape(rows, steps, -1), s
 
 
+class LinearAttention(OpRun):
+    """The reference evaluator's own computes in float32."""
+
+    op_domain = ""
+
+    def _run(self, q, k, v, past=None, decay=None, beta=None, q_num_heads=0, kv_num_heads=0, scale=0.0, **_):
+        y, state = linear_attention(q, k, v, past, decay, beta, heads=q_num_heads, of_keys=kv_num_heads, scale=scale)
+        return y.astype(q.dtype), state.astype(q.dtype)
+
+
 PAST = (1, 2, 2, 2)
 QKV = [(1, 3, 4)] * 3
 WAYS = {

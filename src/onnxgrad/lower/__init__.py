@@ -9,6 +9,7 @@ from onnxgrad.lower import (  # those but the bodies fill the table of written
     attention,  # noqa: F401
     bodies,
     deform,  # noqa: F401
+    optimizers,  # noqa: F401
     recurrent,  # noqa: F401
     regions,  # noqa: F401
     sampling,  # noqa: F401

@@ -18,15 +18,15 @@ from onnxgrad.ir.names import described
 from onnxgrad.lower.bodies import _take_place
 
 Lowering = Callable[[Builder, ir.Node], Sequence[Var | None]]
-_table: dict[str, Lowering] = {}
+_table: dict[tuple[str, str], Lowering] = {}
 
 
-def lowering(*names: str) -> Callable[[Lowering], Lowering]:
-    """Register a function as what standard operators become."""
+def lowering(*names: str, domain: str = "") -> Callable[[Lowering], Lowering]:
+    """Register a function as what operators of the specification become."""
 
     def register(function: Lowering) -> Lowering:
         for name in names:
-            _table[name] = function
+            _table[domain, name] = function
         return function
 
     return register
@@ -34,7 +34,7 @@ def lowering(*names: str) -> Callable[[Lowering], Lowering]:
 
 def written_out(op_type: str, domain: str = "") -> Lowering | None:
     """What is written here for an operator, or None."""
-    return _table.get(op_type) if domain in ("", "ai.onnx") else None
+    return _table.get(("" if domain == "ai.onnx" else domain, op_type))
 
 
 def attribute(b: Builder, node: ir.Node, name: str) -> Any:
