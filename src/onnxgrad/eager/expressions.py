@@ -92,3 +92,31 @@ def bit_left_of(b: Builder, x: Var, y: Var) -> Var:
 
 def bit_right_of(b: Builder, x: Var, y: Var) -> Var:
     return b.BitShift(x, y, direction="RIGHT")
+
+
+def always_of(b: Builder, x: Var) -> Var:
+    return b.Equal(x, x)
+
+
+def never_of(b: Builder, x: Var) -> Var:
+    return b.Not(b.Equal(x, x))
+
+
+def below_zero_of(b: Builder, x: Var) -> Var:
+    return b.Less(x, 0)
+
+
+def above_of(b: Builder, x: Var, y: Var) -> Var:
+    return b.And(x, b.Not(y))
+
+
+def below_of(b: Builder, x: Var, y: Var) -> Var:
+    return b.And(b.Not(x), y)
+
+
+def not_above_of(b: Builder, x: Var, y: Var) -> Var:
+    return b.Or(b.Not(x), y)
+
+
+def not_below_of(b: Builder, x: Var, y: Var) -> Var:
+    return b.Or(x, b.Not(y))
