@@ -6,11 +6,16 @@ import importlib
 import pkgutil
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
+from onnx import TensorProto, helper
 
 import tests.rules
 from onnxgrad import jvp, signature, vjp
+from onnxgrad.runtime import Fed, Options, Session, Slot, StepRunner
 from onnxgrad.testing import Case, _array, node_model
+from onnxgrad.training import attach, compile_step
 from tests.models import assert_no_traps
 
 FAMILIES = sorted(m.name for m in pkgutil.iter_modules(tests.rules.__path__) if m.name.startswith("test_"))
@@ -42,3 +47,117 @@ def test_no_traps(family):
 
 def test_there_are_cases():
     assert sum(len(_cases(family)) for family in FAMILIES) > 50
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+@pytest.mark.parametrize("op_type", ["Gather", "GatherND", "GatherElements"])
+def test_sums_over_repeated_indices_are_right_on_several_threads(op_type, threads):
+    """Many cotangents go to few rows; a racy sum was wrong in every sixth run of this size."""
+    rng = np.random.default_rng(0)
+    rows, width, count = 100, 64, 1024
+    ids = rng.integers(0, rows, count)
+    shape = [rows, width]
+    index = {"Gather": ids, "GatherND": ids[:, None], "GatherElements": np.repeat(ids[:, None], width, 1)}[op_type]
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node(op_type, ["x", "i"], ["y"])],
+            "repeated",
+            [
+                helper.make_tensor_value_info("x", TensorProto.FLOAT, shape),
+                helper.make_tensor_value_info("i", TensorProto.INT64, index.shape),
+            ],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [count, width])],
+        ),
+        opset_imports=[helper.make_opsetid("", 20)],
+        ir_version=10,
+    )
+    derived = vjp(model, wrt="x")
+    assert_no_traps(derived, model)
+    session = Session(derived.SerializeToString(), Options(threads=threads))
+    cotangent = rng.integers(-8, 8, (count, width)).astype(np.float32)  # whose sums are exact in any order
+    expected = np.zeros(shape, np.float32)
+    np.add.at(expected, ids, cotangent)
+    feeds = {"x": np.zeros(shape, np.float32), "i": index, signature(derived).cotangents["y"]: cotangent}
+    for _ in range(40):
+        (found,) = session.run(feeds, list(signature(derived).gradients.values())).values()
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "momentum"])
+def test_a_training_step_holds_no_traps(optimizer):
+    """Convolutions, pooling, a norm with running statistics and an embedding, forward to optimizer."""
+    step = compile_step(attach(_everything(), loss="cross_entropy", optimizer=optimizer))
+    proto = ir.to_proto(step.model)
+    assert_no_traps(proto)
+    entering = {v.name for v in proto.graph.input} | {t.name for t in proto.graph.initializer}
+    made = {o: n for n in proto.graph.node for o in n.output}
+    norms = [n for n in proto.graph.node if n.op_type == "BatchNormalization"]
+    assert norms
+    for node in norms:
+        if any(a.name == "training_mode" and a.i for a in node.attribute):
+            statistics = list(node.input[3:5])
+            assert not entering & set(statistics), f"{node.name} writes into what enters the graph"
+            assert all(made[s].op_type != "Constant" for s in statistics)
+            assert len(set(statistics)) == 2
+    ends = [(t.input, t.output) for t in step.state.values()]
+    assert all(a != b for a, b in ends)
+    assert not {o for _, o in ends} & {v.name for v in proto.graph.input}
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_a_training_step_is_the_same_on_several_threads(threads):
+    """Twenty steps of everything at once, resident, are those of one thread with everything fed and fetched."""
+    step = compile_step(attach(_everything(), loss="cross_entropy", optimizer="momentum", momentum=0.9))
+    rng = np.random.default_rng(0)
+    (label,) = [n for n in step.batch if n not in ("x", "ids")]
+    batches = [
+        {
+            "x": rng.standard_normal((4, 3, 8, 8)).astype(np.float32),
+            "ids": rng.integers(0, 5, (4, 6)),
+            label: rng.integers(0, 4, 4),
+        }
+        for _ in range(20)
+    ]
+    runner = StepRunner(step, threads=threads)
+    slots = {n: Slot(t.input, t.output, t.initial.numpy()) for n, t in step.state.items()}
+    plain = Session(step.model, Options(threads=1, layout="plain"))
+    rates = {n: t.numpy() for n, t in step.rates.items()}
+    fed = Fed(plain, step.model, slots, step.results)
+    for batch in batches:
+        expected = fed.step(batch | rates)[step.loss]
+        np.testing.assert_allclose(runner.step(batch)[step.loss], expected, rtol=2e-4)
+
+
+def _everything() -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        return onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32) * 0.3, name)
+
+    channels = 16
+    tensors = [weight("w", channels, 3, 3, 3), weight("v", channels, channels, 3, 3), weight("table", 5, channels)]
+    tensors += [weight("head", channels, 4)]
+    tensors += [onnx.numpy_helper.from_array(np.ones(channels, np.float32), n) for n in ("scale", "variance")]
+    tensors += [onnx.numpy_helper.from_array(np.zeros(channels, np.float32), n) for n in ("shift", "mean")]
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], pads=[1] * 4),
+        helper.make_node("BatchNormalization", ["a", "scale", "shift", "mean", "variance"], ["b"]),
+        helper.make_node("Relu", ["b"], ["c"]),
+        helper.make_node("MaxPool", ["c"], ["d"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Conv", ["d", "v"], ["e"], pads=[1] * 4),
+        helper.make_node("MaxPool", ["e"], ["f"], kernel_shape=[3, 3], strides=[1, 1]),
+        helper.make_node("GlobalAveragePool", ["f"], ["g"]),
+        helper.make_node("Flatten", ["g"], ["h"]),
+        helper.make_node("Gather", ["table", "ids"], ["i"]),
+        helper.make_node("ReduceMean", ["i", "one"], ["j"], keepdims=0),
+        helper.make_node("Add", ["h", "j"], ["k"]),
+        helper.make_node("MatMul", ["k", "head"], ["y"]),
+    ]
+    tensors.append(onnx.numpy_helper.from_array(np.array([1], np.int64), "one"))
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8]),
+        helper.make_tensor_value_info("ids", TensorProto.INT64, ["N", 6]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])]
+    graph = helper.make_graph(nodes, "everything", inputs, outputs, tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)

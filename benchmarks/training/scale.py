@@ -102,7 +102,7 @@ def _write_large(path: Path, gigabytes: float) -> None:
 
 
 def derive_large(folder: str) -> None:
-    """Differentiate the model in `folder` with respect to its input and a weight; print seconds, peak memory and weights."""
+    """Differentiate the model in `folder` by its input and a weight; print seconds, peak memory and weights."""
     from onnxgrad.cli import main
 
     source, target = Path(folder, "model.onnx"), Path(folder, "gradient.onnx")
