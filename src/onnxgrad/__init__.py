@@ -9,6 +9,7 @@ from onnxgrad.api import grad, jvp, value_and_grad, vjp
 from onnxgrad.custom import CustomRule, custom_jvp, custom_rules, custom_vjp, load_rule
 from onnxgrad.door import Signature, signature
 from onnxgrad.errors import BadInput, NoDerivative, NoRule, NotDifferentiable, OnnxGradError, UnknownName
+from onnxgrad.flow.policy import checkpointing
 from onnxgrad.rules.registry import straight_through
 from onnxgrad.transforms import (
     Split,
@@ -39,6 +40,7 @@ __all__ = [
     "Signature",
     "Split",
     "UnknownName",
+    "checkpointing",
     "custom_jvp",
     "custom_rules",
     "custom_vjp",

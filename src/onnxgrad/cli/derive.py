@@ -16,6 +16,7 @@ from onnxgrad.cli.console import console
 from onnxgrad.custom import custom_rules
 from onnxgrad.door import load_model, save_model, signature
 from onnxgrad.errors import BadInput
+from onnxgrad.flow.policy import checkpointing
 from onnxgrad.rules.registry import registry
 
 
@@ -61,11 +62,20 @@ def grad(
         list[Path] | None,
         typer.Option(help="A file with a derivative of your own (docs/custom-rules.md); may be repeated."),
     ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K|sqrt",
+            help="Reverse mode through a Loop or Scan keeps the states of every K-th step only, or of √steps many "
+            "(docs/control-flow.md).",
+        ),
+    ] = None,
 ) -> None:
     """Write MODEL with its derivative to another file."""
     check_target(output)
+    every = int(checkpoint) if checkpoint is not None and checkpoint.isdecimal() else checkpoint
     primal = load_model(model)
-    with registry.straight_through(*straight_through or ()), custom_rules(*rule or ()):
+    with registry.straight_through(*straight_through or ()), custom_rules(*rule or ()), checkpointing(every):
         derived = getattr(api if hasattr(api, mode.value) else transforms, mode.value)(primal, wrt=wrt, of=of or None)
     files = save_model(derived, output)
     _summary(primal, derived, files)

@@ -22,8 +22,8 @@ from onnxgrad.rules.op import Op
 class Column:
     """What a step reads as `inner`: its slice of `outer`; the number of the step if that is None.
 
-    `outer` may be a sequence of what the steps read; if that are sequences themselves, `lengths` says
-    how many of the elements belong to each step.
+    `outer` may be a sequence of what the steps read; if that are sequences themselves or optionals, `lengths`
+    says how many of the elements belong to each step.
     """
 
     inner: ir.Value
@@ -135,8 +135,7 @@ class Backwards:
                 lengths = Var(o, c.lengths)
                 starts = o.CumSum(lengths, o.const(0), exclusive=1)
                 start, count = b.Gather(Var(b, starts.value), at), b.Gather(Var(b, lengths.value), at)
-                none = b.SequenceEmpty(dtype=int(c.inner.dtype or 0))
-                value = containers.extended(b, none, Var(b, c.outer), start, count)
+                value = _elements(b, c, start, count)
             elif c.in_sequence:
                 value = b.SequenceAt(Var(b, c.outer), at)
             else:
@@ -165,6 +164,21 @@ class Backwards:
             for r, slot in zip(results[len(self.carried) :], self.outs)
         ]
         return results[: len(self.carried)] + self.closing(o, together)
+
+
+def _elements(b: Builder, column: Column, start: Var, count: Var) -> Var:
+    """The sequence of `count` elements of `column` from `start` on; where an optional is due, the one that there is."""
+    assert column.outer is not None
+    every = Var(b, column.outer)
+    if isinstance(column.inner.type, ir.OptionalType):
+        like = Var(b, column.inner)
+        return containers.either(
+            b,
+            count > 0,
+            lambda w: w.Optional(w.SequenceAt(w.var(every.value), w.var(start.value))),
+            lambda w: containers.nothing(w, like),
+        )
+    return containers.extended(b, b.SequenceEmpty(dtype=int(column.inner.dtype or 0)), every, start, count)
 
 
 def _size(x: Var, axis: int) -> Var:

@@ -168,6 +168,9 @@ def scan(
 ) -> list[Var]:
     """Append a Scan of `body`; its last states and scan outputs.
 
+    ONNX Runtime dies of a division by zero where it stacks along another axis than the first beside an axis that is
+    empty (found in 1.31); where there might be one, slices are stacked along the first axis, which is moved then.
+
     Raises:
         NotDifferentiable: the rank of an output of the body is not known, which ONNX Runtime must know.
     """
@@ -178,6 +181,10 @@ def scan(
             "  hint: declare the shapes of what the body reads and gives (dimensions may stay symbolic)"
         )
     ins = [slot for _, slot in scanned]
+    pieces = body.outputs[len(initial) :]
+    ranks = [len(v.shape or ()) + 1 for v in pieces]
+    moved = [slot.axis % rank if _may_be_empty(v) else 0 for v, slot, rank in zip(pieces, outs, ranks)]
+    outs = [Slot(0, slot.backwards) if axis else slot for slot, axis in zip(outs, moved)]
     attrs: list[ir.Attr] = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", len(ins))]
     for kind, slots in (("input", ins), ("output", outs)):
         if any(s.axis for s in slots):
@@ -187,7 +194,17 @@ def scan(
     operands = [v.value for v in initial] + [v.value for v, _ in scanned]
     node = ir.Node("", "Scan", operands, attrs, num_outputs=len(body.outputs))
     _same(node.outputs, [v.value for v in initial])
-    return list(builder.append(node))
+    results = list(builder.append(node))
+    for i, (axis, rank) in enumerate(zip(moved, ranks), start=len(initial)):
+        if axis:
+            perm = list(range(1, rank))
+            results[i] = builder.Transpose(results[i], perm=[*perm[:axis], 0, *perm[axis:]])
+    return results
+
+
+def _may_be_empty(x: ir.Value) -> bool:
+    """Whether `x` is not known to have elements."""
+    return x.shape is None or not all(isinstance(d, int) and d > 0 for d in x.shape)
 
 
 def loop(

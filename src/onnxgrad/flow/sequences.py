@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from onnxgrad.ir import Var, containers
 from onnxgrad.rules.op import Op
-from onnxgrad.rules.registry import linear, zero
+from onnxgrad.rules.registry import linear, rule, zero
 
 zero("SequenceLength", "OptionalHasElement", reason="only the number of elements is read")
 
@@ -64,12 +66,18 @@ def split(op, g, x, sizes):
 
 
 @linear("Optional")
-def optional(op, g):
-    """y = x, which might have been absent: the value of g"""
-    return op.OptionalGetElement(g)
+def optional(op, g, x):
+    """y = x, which might have been absent: the value of g, or zeros"""
+    return containers.contents(op.builder, g, x)
 
 
-@linear("OptionalGetElement")
+def _push_element(op: Op, tangents: Sequence[Var | None], x: Var, y: Var) -> Var | None:
+    """The tangent of the value of an optional: what its own holds, or zeros."""
+    (t,) = tangents
+    return containers.contents(op.builder, t, y) if t is not None and containers.is_optional(t) else t
+
+
+@rule("OptionalGetElement", jvp=_push_element)
 def get_element(op, g, x):
     """y = the value of x: g"""
     return op.Optional(g) if containers.is_optional(x) else g

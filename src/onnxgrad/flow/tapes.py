@@ -1,7 +1,8 @@
 """What the steps of an iteration started from, written down for the way back.
 
 States that keep their shape are stacked, by the primal iteration itself. A state of a Loop whose shape
-may change from step to step goes into a sequence, which a second Loop fills.
+may change from step to step goes into a sequence, which a second Loop fills; so do the elements of sequences and
+optionals.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ def tape(op: Op, i: int, inner: ir.Value) -> Column:
     """State `i` at the start of each step, to be read, last step first, as `inner`."""
     it = Iteration.of(op.node)
     state, first = it.states[i], it.initial[i]
-    if isinstance(state.type, ir.OptionalType):
+    if isinstance(state.type, ir.OptionalType) and not isinstance(state.type.elem_type, ir.TensorType):
         raise NotDifferentiable(
-            f"its derivative reads what the state {state.name!r} was at each step, and that is an optional, "
-            "of which there are no sequences\n  hint: carry a tensor, or read the optional before the loop"
+            f"its derivative reads what the state {state.name!r} was at each step, and that is an optional sequence, "
+            "of which there are no sequences\n  hint: carry the sequence itself, or read it before the loop"
         )
-    if isinstance(state.type, ir.SequenceType):
+    if not isinstance(state.type, ir.TensorType):
         flat, lengths = _filled(op, i)
         return Column(inner, flat, Slot(0, backwards=True), in_sequence=True, lengths=lengths)
     if it.lead and not same_shape(op.builder.var(state), op.builder.var(first)):
@@ -59,15 +60,24 @@ def stacked(op: Op, value: ir.Value) -> ir.Value:
 def _filled(op: Op, i: int) -> tuple[ir.Value, ir.Value | None]:
     """The sequence of what state `i` was at the start of each step.
 
-    Where it was a sequence itself: all the elements one after the other, and how many each step had.
+    Where it was a sequence itself, or an optional: all the elements one after the other, and how many each step had.
     """
     o = op.builder
     b, it = Iteration.of(op.node).copy(o)
     state, body = it.states[i], it.body
-    nested = isinstance(state.type, ir.SequenceType)
-    kind = state.type if nested else ir.SequenceType(state.type)  # type: ignore[arg-type]
+    nested = not isinstance(state.type, ir.TensorType)
+    kind = ir.SequenceType(state.type.elem_type if nested else state.type)  # type: ignore[union-attr, arg-type]
     so_far = formal(b, ir.Value(name="", type=kind), "tape")
-    if nested:
+    if isinstance(state.type, ir.OptionalType):
+        has = b.OptionalHasElement(b.var(state))
+        count = b.Cast(has, to=int(ir.DataType.INT64))
+        longer = containers.either(
+            b,
+            has,
+            lambda w: w.SequenceInsert(w.var(so_far.value), w.OptionalGetElement(w.var(state))),
+            lambda w: w.var(so_far.value),
+        )
+    elif nested:
         count = b.SequenceLength(b.var(state))
         longer = containers.extended(b, so_far, b.var(state), b.const(0), count)
     else:

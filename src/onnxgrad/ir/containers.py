@@ -21,6 +21,11 @@ def is_optional(x: Var) -> bool:
     return isinstance(x.value.type, ir.OptionalType)
 
 
+def is_tensor(x: Var) -> bool:
+    """Whether `x` is a tensor, as far as anything is known of it."""
+    return not is_sequence(x) and not is_optional(x)
+
+
 def each(b: Builder, f: Callable[..., Var], *sequences: Var) -> Var:
     """The sequence of f(element of each of `sequences`), which are equally long."""
     graph = ir.Graph([], [], nodes=[], name=b.names.fresh("each"), opset_imports=dict(b.infer.context.opset_imports))
@@ -48,9 +53,55 @@ def nothing(b: Builder, x: Var) -> Var:
     return b.append(node)[0]
 
 
+def either(b: Builder, condition: Var, then: Callable[[Builder], Var], other: Callable[[Builder], Var]) -> Var:
+    """An If: what `then` writes, or what `other` writes, of the same type."""
+    branches, results = [], []
+    for name, write in (("then_branch", then), ("else_branch", other)):
+        graph = ir.Graph([], [], nodes=[], name=b.names.fresh(name), opset_imports=dict(b.infer.context.opset_imports))
+        inner = b.nested(graph)
+        result = write(inner)
+        maker = result.value.producer()
+        if maker is None or maker.graph is not graph:
+            held = result.value.type, result.value.shape
+            result = inner.append(ir.Node("", "Identity", [result.value]))[0]
+            result.value.type, result.value.shape = held
+        graph.outputs.append(result.value)
+        branches.append(ir.AttrGraph(name, graph))
+        results.append(result.value)
+    node = ir.Node("", "If", [condition.value], branches)
+    node.outputs[0].type = results[0].type
+    return b.append(node)[0]
+
+
+def contents(b: Builder, x: Var, like: Var) -> Var:
+    """What the optional `x` holds, which is of the shape of `like`; zeros where it holds nothing."""
+    maker = x.value.producer()
+    if maker is not None and maker.op_type == "Optional" and not maker.domain:
+        held = maker.inputs[0] if maker.inputs else None
+        return b.zeros_like(like) if held is None else b.var(held)
+    y = either(
+        b,
+        b.OptionalHasElement(x),
+        lambda w: w.OptionalGetElement(w.var(x.value)),
+        lambda w: w.zeros_like(w.var(like.value)),
+    )
+    y.value.type, y.value.shape = like.value.type, like.value.shape
+    return y
+
+
 def total(b: Builder, x: Var, y: Var) -> Var:
-    """The sum of two sequences, element by element."""
-    return each(b, lambda d, e: d + e, x, y)
+    """The sum of two sequences, element by element; of two optionals, in which nothing counts as zero."""
+    if not is_optional(x):
+        return each(b, lambda d, e: d + e if is_tensor(d) else total(d.builder, d, e), x, y)
+
+    def both(w: Builder) -> Var:
+        d, e = (w.OptionalGetElement(w.var(v.value)) for v in (x, y))
+        return w.Optional(d + e if is_tensor(d) else total(w, d, e))
+
+    def with_x(w: Builder) -> Var:
+        return either(w, w.OptionalHasElement(w.var(y.value)), both, lambda v: v.var(x.value))
+
+    return either(b, b.OptionalHasElement(x), with_x, lambda w: w.var(y.value))
 
 
 def extended(b: Builder, x: Var, y: Var, start: Var, count: Var) -> Var:

@@ -171,7 +171,7 @@ def add(terms: Sequence[Var]) -> Var:
     """The sum of `terms`, as a chain of Adds (Sum runs on one thread in ONNX Runtime); of sequences, by element."""
     total = terms[0]
     for term in terms[1:]:
-        total = containers.total(total.builder, total, term) if containers.is_sequence(total) else total + term
+        total = total + term if containers.is_tensor(total) else containers.total(total.builder, total, term)
     return total
 
 
