@@ -18,7 +18,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from onnxgrad.errors import BadInput
-from onnxgrad.runtime.blocked import blocked
+from onnxgrad.runtime.adapted import adapted
 
 #: A protobuf message must stay below 2 GiB; larger models go to the runtime through a file.
 _PROTO_LIMIT = 2_000_000_000
@@ -46,8 +46,9 @@ class Options:
             of 10,000 nodes takes 2 s with "all" and 0.8 s with "none".
         providers: execution providers, in order of preference.
         layout: "auto" has convolutions whose weights change run in the layout that the CPU kernels like best, with
-            operators that are ONNX Runtime's own, where a trial in this process gives the right numbers (see
-            `onnxgrad.runtime.blocked`); "plain" has the runtime run the operators that are in the graph.
+            operators that are ONNX Runtime's own, where a trial in this process gives the right numbers, and max
+            pooling look for ties before it breaks them (see `onnxgrad.runtime.blocked` and `ties`); "plain" has
+            the runtime run the operators that are in the graph.
         pattern: from the second run on, memory comes as one block laid out by what the first run asked for. On
             takes 0-2 % off a step, and holds that block beside what the first run took: 30 to 40 MB for steps of 40.
     """
@@ -95,7 +96,7 @@ def create(model: ir.Model | bytes | str | Path, options: Options) -> onnxruntim
         options = dataclasses.replace(options, level="all" if _has_constant_filters(model) else "extended")
     native = options.native()
     if isinstance(model, ir.Model) and options.layout == "auto" and options.providers[:1] == ("CPUExecutionProvider",):
-        model = blocked(model)
+        model = adapted(model)
     try:
         if not isinstance(model, ir.Model):
             source = model if isinstance(model, bytes) else str(model)
