@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training import attach, compile_step, lower_gradients
+from onnxgrad.training import ReferenceTraining, attach, compile_step, lower_gradients, validate
 from onnxgrad.training.gradients import DOMAIN
 from tests.training.nets import initial, mlp, run, session, train
 from tests.training.test_step import entry
@@ -391,3 +391,78 @@ def test_opset_of_the_time(opset):
     for proto in (model, lowered):
         state, _ = train(compile_step(proto), [{"x": x, "t": t}] * 3)
         np.testing.assert_allclose(state["w"], w, rtol=1e-5)
+
+
+# --- what algorithms have from the inference graph -----------------------------------------------------
+
+
+def small(net: str, algorithm: str, **bound: str) -> onnx.ModelProto:
+    model = parser.parse_model('<ir_version: 8, opset_import: ["": 18, "ai.onnx.preview.training": 1]>' + net)
+    graph = parser.parse_graph(algorithm.replace("Gradient", f"{DOMAIN}.Gradient"))
+    model.training_info.append(helper.make_training_info(graph, list(bound.items()), None, None))
+    return model
+
+
+NET = (
+    "net (float x) => (float s) <float a = {1.0}, float k = {4.0}> { h = Mul (a, k) \n e = Exp (h) \n s = Add (a, x) }"
+)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "after"),
+    [
+        ("e () => (float n) { n = Add (h, s) }", 4 + 3),
+        ("e () => (float n) { n = Add (a, k) }", 1 + 4),
+        ("e () => (float n) { g = Gradient <xs = [\"a\"], y = \"h\"> (a) \n n = Sub (g, x) }", 4 - 2),
+        ("e () => (float n) { g = Gradient <xs = [\"h\"], y = \"e\"> (h) \n n = Add (g, x) }", np.exp(4) + 2),
+        ("""e () => (float n) {
+            c = Greater (x, a)
+            n = If (c) <then_branch = t () => (float t1) { t1 = Mul (k, h) },
+                        else_branch = f () => (float t2) { t2 = Neg (e) }>
+        }""", 16),
+    ],
+    ids=["node", "initializer", "y", "cut", "branch"],
+)  # fmt: skip
+def test_what_only_an_algorithm_reads(algorithm, after):
+    """Values and weights of the inference graph that none of its outputs needs."""
+    model, batch = small(NET, algorithm, a="n"), {"x": np.array(2, np.float32)}
+    for proto in (model, lower_gradients(model)):
+        state, _ = train(compile_step(proto), [batch])
+        runner = ReferenceTraining(proto)
+        runner.step(batch)
+        np.testing.assert_allclose([state["a"], runner.state["a"]], after, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "bound", "after"),
+    [
+        ("e () => (float k, float a) { }", {"a": "k", "k": "a"}, {"a": 4, "k": 1}),
+        ("e () => (float x) { }", {"a": "x"}, {"a": 2}),
+        ("e (float l) => (float l) { }", {"a": "l", "k": "l"}, {"a": 7, "k": 7}),
+        ("e () => (float q) <float q = {9.0}> { }", {"a": "q"}, {"a": 9}),
+        ("e () => () { }", {"a": "s"}, {"a": 3}),
+    ],
+    ids=["exchanged", "input of inference", "input", "initializer", "output of inference"],
+)
+def test_what_no_node_of_an_algorithm_computes(algorithm, bound, after):
+    """Outputs may be inputs, initializers, and state: it changes at once."""
+    model = small(NET, algorithm, **bound)
+    batch = {"x": np.array(2, np.float32), "l": np.array(7, np.float32)}
+    assert validate(model) == []
+    for proto in (model, lower_gradients(model)):
+        state, _ = train(compile_step(proto), [batch])
+        runner = ReferenceTraining(proto)
+        runner.step(batch)
+        for found in (state, runner.state):
+            assert {name: float(found[name]) for name in after} == after
+
+
+def test_outputs_that_are_inputs_stay_so():
+    model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18, "{DOMAIN}": 1]>
+        net (float[2] a) => (float[2] a, float[2] d, float[2] y) {{
+            y = Mul (a, a)
+            d = {DOMAIN}.Gradient <xs = ["a"], y = "y"> (a)
+        }}""")
+    lowered = lower_gradients(model)
+    assert [o.name for o in lowered.graph.output] == ["a", "d", "y"]
+    onnx.checker.check_model(lowered, full_check=True)

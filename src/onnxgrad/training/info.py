@@ -243,11 +243,18 @@ def fed(algorithm: onnx.GraphProto) -> set[str]:
     return marked | (rates & own)
 
 
+def read_outside(algorithm: onnx.GraphProto) -> set[str]:
+    """What `algorithm` has from elsewhere: what its nodes read, what a Gradient names, what it gives as it is."""
+    return {*_mentioned(algorithm), *(v.name for v in algorithm.output)} - own_names(algorithm) - {""}
+
+
 def _mentioned(graph: onnx.GraphProto) -> Iterator[str]:
-    """The names that nodes of `graph`, and graphs inside it, read."""
+    """The names that nodes of `graph`, and graphs inside it, read; those in a Gradient included."""
     for node in graph.node:
         yield from node.input
         for attribute in node.attribute:
+            if node.domain == DOMAIN and node.op_type == "Gradient":
+                yield from (s.decode() for s in (*attribute.strings, attribute.s))
             for inner in (attribute.g, *attribute.graphs):
                 yield from _mentioned(inner)
                 yield from (v.name for v in inner.output)

@@ -28,8 +28,9 @@ from onnxgrad.ir.finish import finish
 from onnxgrad.ir.names import described, rename_inside
 from onnxgrad.ir.walk import prune, reads, subgraphs
 from onnxgrad.training.batchnorm import trains, with_private_statistics
+from onnxgrad.training.calls import without_calls
 from onnxgrad.training.gradients import DOMAIN, Bound, between, bind, strings
-from onnxgrad.training.info import Unfolded, mutable, named_values
+from onnxgrad.training.info import Unfolded, mutable, named_values, read_outside
 from onnxgrad.training.optimizers import OPTIMIZERS
 from onnxgrad.training.trainmode import rewired
 from onnxgrad.training.validation import refuse_invalid
@@ -81,6 +82,14 @@ class Lowered:
             value.name = self.builder.names.fresh(name) if taken else name
         else:
             value.name = name
+        self._exposed.add(value)
+        return value
+
+    def named(self, name: str) -> ir.Value:
+        """A value that is called `name`: what stands for it if that still is, else one that is exposed."""
+        value = self[name]
+        if value.name != name:
+            return self.expose(name)
         self._exposed.add(value)
         return value
 
@@ -269,10 +278,12 @@ def lower_gradients(model: AnyModel, *, variables: Collection[str] = ()) -> Any:
     """
     unfolded: list[Unfolded] = []
     infos: list[onnx.TrainingInfoProto] = []
+    read: set[str] = set()
 
     def first(private: ir.Model) -> None:
         if training_info(private):
             refuse_invalid(private)
+        read.update(*(read_outside(without_calls(private, i).algorithm) for i in training_info(private)))
         names = mutable(training_info(private)) | set(variables)
         bind(private, names)
         unfolded.append(Unfolded(private.graph, names))
@@ -288,11 +299,13 @@ def lower_gradients(model: AnyModel, *, variables: Collection[str] = ()) -> Any:
     lowered.builder.names.reserve(training)
     graph.outputs.clear()
     for name, (held, shape) in zip(names, declared):
-        value = lowered.expose(name)
+        value = lowered.named(name)  # an input may be an output as it is
         value.type, value.shape = value.type or held, shape if value.shape is None else value.shape
         graph.outputs.append(value)
-    values = named_values(graph)
-    finish(graph, [values[n] for n in opened.training if n in values])
+    kept = [
+        lowered.named(name) for name in sorted(read & lowered.values.keys())
+    ]  # algorithms may read what is dead here
+    finish(graph, kept)
     unfolded[0].restore(graph)
     if infos:
         from onnxgrad.training.entries import lower_entries  # which lowers by the class above

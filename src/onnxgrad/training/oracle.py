@@ -57,7 +57,7 @@ class ReferenceTraining:
         keys = {b.key for i in self.infos for b in (*i.update_binding, *i.initialization_binding)}
         self.state: Arrays = {n: numpy_helper.to_array(t).copy() for n, t in weights.items() if n in keys}
         self._first = {n: a.copy() for n, a in self.state.items()}
-        self._steps: dict[int, tuple[Any, list[str]]] = {}
+        self._steps: dict[int, tuple[Any, list[str], dict[str, str]]] = {}
 
     def initialize(self, seed: int | None = None) -> None:
         """The initialization step: every state variable as its initializer says, then what is bound, entry by entry.
@@ -99,28 +99,38 @@ class ReferenceTraining:
         info = self.infos[index]
         if index not in self._steps:
             self._steps[index] = self._prepared(info)
-        session, reads = self._steps[index]
+        session, reads, outputs = self._steps[index]
         rates = {t.name: numpy_helper.to_array(t) for t in info.algorithm.initializer}
         known = rates | dict(batch) | self.state
         lacking = [name for name in reads if name not in known]
         if lacking:
             raise BadInput(f"training entry {index} reads {', '.join(map(repr, lacking))}, which the batch lacks")
-        found = session.run({name: known[name] for name in reads})
+        made = session.run({name: known[name] for name in reads})
+        found = {name: made[lowered] for name, lowered in outputs.items()}
         for binding in info.update_binding:
             self.state[binding.key] = found[binding.value]
         return {v.name: found[v.name] for v in info.algorithm.output}
 
-    def _prepared(self, info: onnx.TrainingInfoProto) -> tuple[Any, list[str]]:
-        """The executed graph of an entry, with state and rates as inputs; what it reads."""
+    def _prepared(self, info: onnx.TrainingInfoProto) -> tuple[Any, list[str], dict[str, str]]:
+        """The executed graph of an entry, with state and rates as inputs; what it reads, and what outputs are called.
+
+        An output that no node computes (a state that takes the value of another) comes by a copy.
+        """
         values = [v.name for v in info.algorithm.output] + [b.value for b in info.update_binding]
-        graph = self._concatenated(info.algorithm, list(dict.fromkeys(values)))
+        names = list(dict.fromkeys(values))
+        graph = self._concatenated(info.algorithm, names)
+        made = {o for node in graph.node for o in node.output}
+        outputs = {name: name if name in made else f"{name}/copy" for name in names}
+        for value in (v for v in graph.output if v.name not in made):
+            graph.node.append(onnx.helper.make_node("Identity", [value.name], [outputs[value.name]]))
+            value.name = outputs[value.name]
         outside = set(self.state) | mutable([info])
         lowered = lower_gradients(_model_of(self.proto, graph), variables=outside)
         held = {t.name: t for t in lowered.graph.initializer if t.name in outside}
         for name, tensor in held.items():
             lowered.graph.initializer.remove(tensor)
             lowered.graph.input.append(onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
-        return self.runs(ir.from_proto(lowered)), [v.name for v in lowered.graph.input]
+        return self.runs(ir.from_proto(lowered)), [v.name for v in lowered.graph.input], outputs
 
     def _concatenated(self, algorithm: onnx.GraphProto, outputs: Sequence[str]) -> onnx.GraphProto:
         """Inference graph, then algorithm, list by list; less what `outputs` do not depend on."""
