@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import gc
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -199,6 +199,11 @@ def _set(variable: ContextVar[bool], value: bool) -> Iterator[None]:
         variable.reset(token)
 
 
+def _inlining(wanted: bool) -> AbstractContextManager[None]:
+    """Inline all functions if that is `wanted`: a call has no form for a stack of directions, what it calls has."""
+    return _set(_keeping, _keeping.get() and not wanted)
+
+
 @without_collection()
 @keeping_functions
 def vjp(
@@ -231,7 +236,7 @@ def vjp(
         BadInput: a value that is no float, or a model that cannot be read.
         NotDifferentiable: an operator between `wrt` and `of` has no rule or no derivative.
     """
-    with custom_rules(*rules):
+    with custom_rules(*rules), _inlining(directions is not None):
         d = Derivation(model, wrt, of)
         d.pull_cotangents(_counted(directions))
         return d.close()
@@ -253,7 +258,7 @@ def jvp(
     With `directions`, all tangents have one more axis in front.
     The tangent of an intermediate `wrt` is added to the one that flows into it from another.
     """
-    with custom_rules(*rules):
+    with custom_rules(*rules), _inlining(directions is not None):
         d = Derivation(model, wrt, of)
         d.push_tangents(_counted(directions))
         return d.close()
@@ -298,6 +303,8 @@ def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
 
 def float_values(names: Names, values: Mapping[str, ir.Value], role: str) -> dict[str, ir.Value]:
     """The values of `names` (each once), which must be float tensors of known type."""
+    if not isinstance(names, Iterable):
+        raise BadInput(f"`{role}` takes names of values, not {names!r}")
     listed = [names] if isinstance(names, str) else list(names)
     if not listed:
         raise BadInput(f"`{role}` names no value")

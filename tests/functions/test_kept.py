@@ -8,7 +8,18 @@ import onnx.inliner
 import onnxruntime
 import pytest
 
-from onnxgrad import grad, jvp, signature, value_and_grad, vjp
+from onnxgrad import (
+    NoRule,
+    gauss_newton_vp,
+    grad,
+    hvp,
+    jvp,
+    linearize,
+    signature,
+    split_vjp,
+    value_and_grad,
+    vjp,
+)
 from onnxgrad.door import functions
 from tests.functions.programs import Random, parsed, transformer
 from tests.models import assert_sound, nodes_of
@@ -89,7 +100,7 @@ def test_second_order(inner, outer):
     agree(kept, inlined(both), tolerance=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(14))
 def test_random_programs(seed, all_kept):
     source = Random(seed).model()
     for derive in (vjp, jvp):
@@ -197,3 +208,113 @@ def test_calls(name, derive, all_kept):
     again = vjp(kept, wrt="x", of=[o.name for o in kept.graph.output if o.name.endswith(("_grad", "_tangent"))])
     flat = inlined(derive, source, wrt=["x", "w"])
     agree(again, inlined(vjp, flat, wrt="x", of=[o.name for o in flat.graph.output if o.name != "y"]), feeds)
+
+
+@pytest.mark.parametrize("derive", [hvp, gauss_newton_vp])
+def test_products(derive):
+    source = transformer(8, shape=(1, 2))
+    kept = derive(source, wrt=["wq0", "x"])
+    assert kept.functions
+    agree(kept, inlined(derive, source, wrt=["wq0", "x"]), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("derive", [linearize, split_vjp])
+def test_halves(derive):
+    source = transformer(8, shape=(1, 2))
+    x = np.random.default_rng(0).standard_normal((1, 2, 8)).astype(np.float32)
+    halves = derive(source, wrt=["wq0", "x"])
+    whole = (jvp if derive is linearize else vjp)(source, wrt=["wq0", "x"])
+    assert halves.forward.functions
+    assert halves.linear.functions
+    rng = np.random.default_rng(1)
+    seeds = [i.name for i in whole.graph.input if i.name != "x"]
+    sizes = {"wq0_tangent": (8, 8), "x_tangent": (1, 2, 8), "y_cotangent": ()}
+    given = {n: np.asarray(rng.standard_normal(sizes[n]), np.float32) for n in seeds}
+    first = run(halves.forward, {"x": x})
+    reads = {i.name for i in halves.linear.graph.input}
+    second = run(halves.linear, {k: v for k, v in {**first, "x": x, **given}.items() if k in reads})
+    want = run(whole, {"x": x, **given})
+    for name, array in second.items():
+        np.testing.assert_allclose(array, want[name], rtol=1e-4, atol=1e-5)
+
+
+# --- where a function cannot stay one ---------------------------------------------------------------
+
+
+def test_names_inside_a_function_inline_it():
+    derived = vjp(transformer(8), wrt="scores", of="y")
+    assert not derived.functions
+    assert "scores_grad" in {o.name for o in derived.graph.output}
+
+
+def test_what_stands_in_the_way_inside_a_function_is_told_with_its_path(all_kept):
+    unknown = parsed("""m (float[3] x) => (float[3] y) { a = my.F (x)  y = my.F (a) }
+        <domain: "my", opset_import: ["" : 21, "odd" : 1]> F (v) => (u) { b = odd.Op (v)  u = Mul (b, v) }""")
+    unknown.opset_import.add(domain="odd", version=1)
+    with pytest.raises(NoRule, match=r"Op node 'b'.*\n.*x → \[Op\] → Mul → Mul → y\n.*Op node 'b_2'"):
+        vjp(unknown, wrt="x")
+
+
+def test_a_path_beside_what_has_no_derivative(all_kept):
+    """Only one result of the function can be differentiated, and only that one is asked for."""
+    source = parsed("""m (float[3] x) => (float[3] y, float[3] z) { y, z = my.F (x) }
+        <domain: "my", opset_import: ["" : 21, "odd" : 1]> F (v) => (u, w)
+        { u = Sin (v)  m = odd.Op (v)  w = Add (m, v) }""")
+    source.opset_import.add(domain="odd", version=1)
+    derived = vjp(source, wrt="x", of="y")
+    assert derived.functions
+    assert all("odd" not in n.domain for f in derived.functions if "backward" in f.name for n in f.node)
+
+
+def test_many_directions_at_once_inline():
+    """What a function computes has a form for a stack of directions; a call has none."""
+    derived = vjp(transformer(8, shape=(1, 2)), wrt="wq0", directions=3)
+    assert not derived.functions
+
+
+@pytest.mark.parametrize("opset", [17, 18, 21])
+def test_functions_below_the_lowest_opset(opset):
+    source = transformer(8, shape=(1, 2))
+    for node in source.functions[0].node:
+        node.op_type = "Tanh" if node.op_type == "Gelu" else node.op_type
+    source.opset_import[0].version = source.functions[0].opset_import[0].version = opset
+    derived = grad(source, wrt=WEIGHTS)
+    assert derived.functions
+    versions = {i.version for f in derived.functions for i in f.opset_import if not i.domain}
+    assert versions == {max(opset, 18)} == {i.version for i in derived.opset_import if not i.domain}
+    agree(derived, inlined(grad, source, wrt=WEIGHTS), tolerance=1e-5)
+
+
+def test_tiny_functions_are_inlined():
+    """Exporters write them by the hundred; a call would be no smaller."""
+    calls = "  ".join(f"v{i + 1} = my.F (v{i})" for i in range(60))
+    source = parsed(f"""m (float[3] v0) => (float[3] v60) {{ {calls} }}
+        <domain: "my", opset_import: ["" : 21]> F (v) => (u) {{ t = Tanh (v)  u = Mul (t, v) }}""")
+    assert not grad(source, wrt="v0").functions
+
+
+def test_the_model_that_was_passed_stays_as_it_was():
+    source = transformer(8)
+    before = source.SerializeToString()
+    vjp(source, wrt=WEIGHTS)
+    assert source.SerializeToString() == before
+
+
+def test_against_central_differences():
+    source = transformer(8, shape=(1, 2))
+    for tensor in source.graph.initializer:
+        array = onnx.numpy_helper.to_array(tensor).astype(np.float64)
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    for value in (*source.graph.input, *source.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    for node in source.functions[0].node:
+        node.op_type = "Tanh" if node.op_type == "Gelu" else node.op_type
+        if node.output[0] == "scale":
+            node.attribute[0].CopyFrom(
+                onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(np.float64(0.5)))
+            )
+    derived = grad(source, wrt="x")
+    assert derived.functions
+    x, v = np.random.default_rng(2).standard_normal((2, 1, 2, 8))
+    up, down = (run(source, {"x": x + e * v})["y"] for e in (1e-6, -1e-6))
+    np.testing.assert_allclose((run(derived, {"x": x})["x_grad"] * v).sum(), (up - down) / 2e-6, rtol=1e-7)

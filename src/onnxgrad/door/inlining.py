@@ -26,6 +26,8 @@ def inline_functions(model: ir.Model, keep: Collection[ir.OperatorIdentifier] = 
         if function.identifier() not in keep:
             _carry_versions(function, imports)
         _separate_outputs(function)
+        for node in function:  # what the library names a node without a name tells nothing
+            node.name = node.name or next((v.name for v in node.outputs if v.name), None)
     _complete_calls(model, keep)
     try:
         InlinePass(lambda function: function.identifier() not in keep)(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxgrad.api import Derivation, Names, float_values, named_values, without_collection
+from onnxgrad.api import Derivation, Names, float_values, keeping_functions, named_values, without_collection
 from onnxgrad.door import AnyModel
 from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput
@@ -13,6 +13,7 @@ from onnxgrad.transforms.jacobians import gradients_of
 
 
 @without_collection()
+@keeping_functions
 def hvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The model with the product of the Hessian of the sum of `of` and a vector: forward mode over the gradient.
 
@@ -36,6 +37,7 @@ def hvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
 
 
 @without_collection()
+@keeping_functions
 def gauss_newton_vp(model: AnyModel, *, wrt: Names, of: Names | None = None, loss: str | None = None) -> Any:
     """The model with the product of the Gauss-Newton matrix and a vector: Jᵀ·H·J·v.
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.api import Derivation, Names, without_collection
+from onnxgrad.api import Derivation, Names, keeping_functions, without_collection
 from onnxgrad.door import AnyModel, Signature
 from onnxgrad.door.reading import TRAINING
 from onnxgrad.errors import BadInput
@@ -31,6 +31,7 @@ class Split(NamedTuple):
 
 
 @without_collection()
+@keeping_functions
 def linearize(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
     """The primal and, as a model of its own, its Jacobian at that point as a linear map of tangents.
 
@@ -49,6 +50,7 @@ def linearize(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
 
 
 @without_collection()
+@keeping_functions
 def split_vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
     """The primal and, as a model of its own, the backward pass: as `linearize`, for cotangents.
 
