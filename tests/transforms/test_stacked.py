@@ -128,6 +128,7 @@ CASES = [
     ("Conv", [image(2, 4, 5), image(6, 2, 3), Fixed(image(6))], {"group": 2}, 2),
     ("ConvTranspose", [image(2, 4, 5, 5), image(4, 3, 3, 3)], {"strides": [2, 2]}, 0),
     ("ConvTranspose", [image(2, 4, 5), image(4, 3, 3)], {"group": 2}, 0),
+    ("Resize", [image(2, 3, 4, 4), Fixed(np.float32([])), Fixed(np.float32([1, 1, 2, 2]))], {"mode": "nearest"}, 0),
     ("AveragePool", [image(2, 3, 4, 4)], {"kernel_shape": [2, 2]}, 0),
     ("MaxPool", [image(2, 3, 4)], {"kernel_shape": [2]}, 0),
     ("LpPool", [image(2, 3, 4, 4)], {"kernel_shape": [2, 2]}, 0),

@@ -300,11 +300,11 @@ def _length(x: Var) -> int:
 def _matmul(s: Step) -> Var:
     (a, b), (n, m) = s.x, (s.rank(0), s.rank(1))
     if s.stacked == [True, False] and (n > 1 or m <= 2):
-        return (a if n == 1 else s.lifted(0, max(n, m))) @ b
+        return _product(a if n == 1 else s.lifted(0, max(n, m)), b)
     if s.stacked == [False, True] and m > 1:
-        return a @ s.lifted(1, max(n, m))
+        return _product(a, s.lifted(1, max(n, m)))
     if s.stacked == [False, True] and n <= 2:  # a column for each direction: together, the rows of a matrix
-        return b @ (a if n == 1 else s.b.Transpose(a, perm=[1, 0]))
+        return _product(b, a if n == 1 else s.b.Transpose(a, perm=[1, 0]))
     rank = max(n, m, 2)
     sides = []
     for i, (x, own) in enumerate(((a, n), (b, m))):
@@ -313,9 +313,19 @@ def _matmul(s: Step) -> Var:
         if s.stacked[i] and rank > own:
             x = s.b.Unsqueeze(x, list(range(1, rank - own + 1)))
         sides.append(x)
-    y = sides[0] @ sides[1]
+    y = _product(*sides)
     gone = [axis for axis, own in ((rank - 1, n), (rank, m)) if own == 1]
     return s.b.Squeeze(y, gone) if gone else y
+
+
+def _product(x: Var, y: Var) -> Var:
+    """x·y. A sum over nothing is zero, but ONNX Runtime leaves a stack of such products as it found the memory."""
+    product = x @ y
+    size = (x.shape or (0,))[-1]
+    if (isinstance(size, int) and size) or max(x.rank, y.rank) < 3:
+        return product
+    b = x.builder
+    return b.Where(b.shape_of(x, x.rank - 1) > 0, product, 0)
 
 
 def _gemm(s: Step) -> Var:
@@ -324,7 +334,7 @@ def _gemm(s: Step) -> Var:
         perm = [0, 2, 1] if s.stacked[i] else [1, 0]
         turned.append(s.b.Transpose(s.x[i], perm=perm) if s.int_attr(name, 0) else s.x[i])
     alpha, beta = (1.0 if (a := s.node.attributes.get(n)) is None else a.as_float() for n in ("alpha", "beta"))
-    product = turned[0] @ turned[1] if any(s.stacked[:2]) else s.b.Unsqueeze(turned[0] @ turned[1], [0])
+    product = _product(*turned) if any(s.stacked[:2]) else s.b.Unsqueeze(turned[0] @ turned[1], [0])
     y = product * alpha
     return y if len(s.x) < 3 or s.x[2] is None else y + s.lifted(2, 2) * beta
 
@@ -363,6 +373,18 @@ def _rows(s: Step) -> Var:
     if len(s.node.outputs) != 1 or s.int_attr("training_mode", 0):
         raise Unstackable
     return _parted(b, s.again(_merged(b, x, 0), *s.x[1:]), 0, s.count, b.shape_of(x, 1, 2))
+
+
+def _resize(s: Step) -> Var:
+    """Rows as well, where it leaves the batch axis alone."""
+    scales, axes = s.x[2] if len(s.x) > 2 else None, s.node.attributes.get("axes")
+    held = None if scales is None else scales.const
+    if held is None or not held.size or s.known(1):
+        raise Unstackable
+    at = [a % s.rank(0) for a in axes.as_ints()] if axes is not None else list(range(s.rank(0)))
+    if any(a == 0 and scale != 1 for a, scale in zip(at, held)):
+        raise Unstackable
+    return _rows(s)
 
 
 def _conv(s: Step) -> Var:
@@ -444,6 +466,7 @@ WRITE: dict[str, Write] = {
     "OneHot": _one_hot,
     "Pad": _pad,
     "Reshape": _reshape,
+    "Resize": _resize,
     "ReverseSequence": _reverse_sequence,
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,

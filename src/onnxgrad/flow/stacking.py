@@ -31,7 +31,9 @@ def stack(
         Unstackable: it takes values of unknown rank, or sequences; what was written so far is left to be pruned.
     """
     first = next(iter(seeds.values())).value.shape[0]  # type: ignore[index]
+    own = {v for node in nodes for v in node.outputs}
     s = Stacking(builder, dict(seeds), {}, count, first)
+    s.sizes = _names([*seeds, *(v for node in nodes for v in reads(node) if v not in own)]) - {None}
     s.write(nodes, wanted)
     return [s.stack_of(v) for v in wanted]
 
@@ -42,6 +44,7 @@ class Stacking:
     Attributes:
         stacks: what differs between directions, for all of them.
         plain: what does not, but had to be written again; other values are there as they are.
+        sizes: names of dimensions that are the same in all directions.
     """
 
     def __init__(
@@ -53,11 +56,14 @@ class Stacking:
         first: int | ir.SymbolicDim,
     ) -> None:
         self.b, self.stacks, self.plain, self.count, self.first = builder, stacks, plain, count, first
+        self.sizes: set[str | None] = set()
 
     def inside(self, builder: Builder) -> Stacking:
         """The same for a graph inside a node."""
         stacks, plain = ({v: builder.var(x.value) for v, x in held.items()} for held in (self.stacks, self.plain))
-        return Stacking(builder, stacks, plain, self.count, self.first)
+        inner = Stacking(builder, stacks, plain, self.count, self.first)
+        inner.sizes = self.sizes
+        return inner
 
     def plain_of(self, value: ir.Value) -> Var:
         """`value`, which is the same in all directions."""
@@ -163,6 +169,8 @@ class Stacking:
         own = {v for node in nodes for v in node.outputs}
         read = dict.fromkeys(v for node in nodes for v in reads(node) if v not in own and v in self.stacks)
         if any(not isinstance(v.type, ir.TensorType) or v.shape is None for v in (*given, *read)):
+            raise Unstackable
+        if not _names(given) <= self.sizes:  # a Loop may run longer for one than for another
             raise Unstackable
         inner, body = empty(self.b, "directions")
         inside = self.inside(inner)
@@ -293,6 +301,11 @@ class _Waiting:
     def is_read_by(self, nodes: Sequence[ir.Node]) -> bool:
         """Whether any of `nodes` does not wait as well."""
         return any(n not in self.nodes for n in nodes)
+
+
+def _names(values: Iterable[ir.Value]) -> set[str | None]:
+    """The names of the dimensions of `values`; None stands for those that have none."""
+    return {d.value for v in values for d in v.shape or () if not isinstance(d, int)}
 
 
 _WRITTEN = {*WRITE, *SIZES, "If", "Scan", "Loop"}

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
+from onnxgrad.errors import BadInput
 from onnxgrad.ir import infer_classical, infer_loops, infer_sequences
 from onnxgrad.ir.infer_calls import Calls, calls_known
 from onnxgrad.ir.infer_onnx import ask_onnx
@@ -305,10 +306,16 @@ def infer_model(model: ir.Model, calls: Calls | None = None) -> None:
     """Fill in types and shapes of every value of `model`, in place, where they can be known.
 
     `calls` tells what calls of local functions give.
+
+    Raises:
+        BadInput: shapes or inputs that no node of their kind can have.
     """
     infer_loops.remember_declared(model.graph)
-    with calls_known(calls):
-        osi.infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
+    try:
+        with calls_known(calls):
+            osi.infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
+    except (osi.ShapeInferenceError, osi.OpUsageError) as error:
+        raise BadInput(f"the model does not fit together: {error}") from error
 
 
 class Inference:

@@ -31,6 +31,8 @@ def per_example_grad(
         A model of the kind that came in with the same inputs, whose only outputs are ``{wrt}_grad``, of shape
         ``[examples] + wrt.shape``. Where examples do not influence each other, their sum is the gradient.
     """
+    if isinstance(batch, bool) or not isinstance(batch, int):
+        raise BadInput(f"`batch` is the number of an axis, not {batch!r}")
     common = {shared} if isinstance(shared, str) else set(shared)
     shapes: dict[str, ir.Shape] = {}
     d = Derivation(model, wrt, of, lambda private: shapes.update(_as_batch_of_one(private, batch, common)))
@@ -83,6 +85,10 @@ def _as_batch_of_one(model: ir.Model, batch: int, shared: set[str]) -> dict[str,
         v.shape = ir.Shape(dims)
     if not shapes:
         raise BadInput("no input of the model holds examples")
+    counts = {name: n for name, shape in shapes.items() if isinstance(n := shape[batch], int)}
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{name!r} has {n}" for name, n in counts.items())
+        raise BadInput(f"along axis {batch} lie the examples, but {said}; name in `shared` what holds none")
     for g in (graph, *graph.subgraphs()):
         for value in (*(g.inputs if g is not graph else ()), *(v for node in g for v in node.outputs)):
             value.shape = None

@@ -47,9 +47,13 @@ def jacobian(
     """
     if mode not in ("auto", "reverse", "forward"):
         raise BadInput(f"mode is 'auto', 'reverse' or 'forward', not {mode!r}")
+    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int)):
+        raise BadInput(f"`batch` is the number of an axis, not {batch!r}")
     d = Derivation(model, wrt, of)
     for name, value in (d.wrt | d.of).items():
         _rank(name, value, batch)
+    if batch is not None:
+        _rows_agree(d.wrt | d.of, batch)
     if mode == "auto":
         mode = _cheaper(d, batch)
     if mode == "reverse":
@@ -156,6 +160,13 @@ def _rank(name: str, value: ir.Value, batch: int | None) -> None:
         raise BadInput(f"the rank of {name!r} is not known\n  hint: declare its shape in the model's value_info")
     if batch is not None and not -len(value.shape) <= batch < len(value.shape):
         raise BadInput(f"{name!r} has no axis {batch} for rows: its shape is {value.shape}")
+
+
+def _rows_agree(values: dict[str, ir.Value], batch: int) -> None:
+    counts = {name: n for name, v in values.items() if v.shape is not None and isinstance(n := v.shape[batch], int)}
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{name!r} has {n}" for name, n in counts.items())
+        raise BadInput(f"along axis {batch} lie rows that belong together, but {said}")
 
 
 def _without(dims: list[Any], batch: int | None) -> list[Any]:
