@@ -1,8 +1,8 @@
 """Every optimizer as a pair of ONNX functions (init, update), to be called by graphs of one's own.
 
 ``init`` turns a tensor into its first state; ``update`` turns learning rate, number of steps (this one included),
-tensor, gradient and state into the new tensor and the new state. Both are pure, of standard operators, for a tensor of one type
-and shape (Adafactor and Muon treat matrices and vectors differently); settings are constants in them.
+tensor, gradient and state into the new tensor and the new state. Both are pure, of standard operators, for a tensor of
+one type and shape (Adafactor and Muon treat matrices and vectors differently); settings are constants in them.
 """
 
 from __future__ import annotations
