@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgrad.ir.walk import prune
 from onnxgrad.runtime.blocked import blocked
 from onnxgrad.runtime.ties import Ranking, without_ranking
+from onnxgrad.runtime.tiles import concatenate, concatenations
 
 
 def adapted(model: ir.Model) -> ir.Model:
-    """`model`, or a copy of it with convolutions in blocks of channels and pooling that takes the short way back."""
+    """`model`, or a copy: convolutions in blocks of channels, pooling that takes the short way back, slices joined."""
     changed = blocked(model)
-    if any(Ranking.ending_in(node) for node in changed.graph):
+    ranked = any(Ranking.ending_in(node) for node in changed.graph)
+    summed = bool(concatenations(changed.graph))
+    if ranked or summed:
         changed = model.clone() if changed is model else changed
+    if ranked:
         without_ranking(changed.graph)
+    if summed:
+        concatenate(changed.graph)
+        prune(changed.graph)
     return changed
