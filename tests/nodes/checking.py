@@ -24,7 +24,7 @@ Feeds = dict[str, Any]
 Run = Callable[[Feeds], Feeds]
 EVALUATORS = [
     *(evaluators.Erf, evaluators.Gelu, evaluators.Flatten, evaluators.AffineGrid, evaluators.DequantizeLinear),
-    *(test_newest.CausalConvWithState, test_newest.LinearAttention),
+    test_newest.LinearAttention,
     *(test_norm.LRN, test_norm.LpNormalization, test_norm.GroupNormalization),
     *(windowed.GatherElements, windowed.GlobalLpPool, windowed.LpPool),
 ]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,14 +102,30 @@ class Recorder:
         }
 
 
-def run() -> int:
-    """Run the suites; the exit code of pytest."""
-    files = [str(p) for suite in SUITES for p in sorted((TESTS / suite).glob("test_*.py")) if p.name not in ASIDE]
+def run(chosen: Sequence[str] = ()) -> int:
+    """Run the suites, or the `chosen` files of them (``rules/test_norm.py``), whose results are then added to the rest.
+
+    Returns the exit code of pytest.
+    """
+    every = [p for suite in SUITES for p in sorted((TESTS / suite).glob("test_*.py")) if p.name not in ASIDE]
+    files = [str(TESTS / c) for c in chosen] or [str(p) for p in every]
     with Recorder() as recorder:
         code = pytest.main(["-q", "-p", "no:cacheprovider", *files], plugins=[recorder])
-    lines = [f"  {json.dumps(op)}: {json.dumps(held)}" for op, held in recorder.results().items()]
+    found = recorder.results()
+    if chosen:
+        found = {op: _joined(held, found.get(op, {})) for op, held in (dict.fromkeys(found, {}) | recorded()).items()}
+    lines = [f"  {json.dumps(op)}: {json.dumps(held)}" for op, held in sorted(found.items())]
     RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     return int(code)
+
+
+def _joined(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """What is known of an operator from an earlier run and from one of some files."""
+    return {
+        "tests": dict(sorted({**old.get("tests", {}), **new.get("tests", {})}.items())),
+        **{k: sorted({*old.get(k, []), *new.get(k, [])}) for k in ("dtypes", "vjp_nodes")},
+        "second_order": old.get("second_order", False) or new.get("second_order", False),
+    }
 
 
 def recorded() -> dict[str, dict[str, Any]]:
@@ -118,4 +135,4 @@ def recorded() -> dict[str, dict[str, Any]]:
 
 if __name__ == "__main__":
     os.environ.pop("ONNXGRAD_GOLDEN", None)
-    raise SystemExit(run())
+    raise SystemExit(run(sys.argv[1:]))

@@ -15,6 +15,7 @@ from tests.nodes.__main__ import PROVEN
 from tests.nodes.cases import NodeTest, forms, node_tests, representatives
 from tests.nodes.checking import examine
 from tests.nodes.differences import derivative, excess
+from tests.nodes.unproven import reasons
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -44,8 +45,9 @@ def known() -> set[str]:
 
 def test_what_is_proven_exists() -> None:
     names = {t.name for t in node_tests()}
-    assert len(known()) > 900
+    assert len(known()) > 1300
     assert known() <= names
+    assert not [n for n in names - known() if not reasons(n)]
 
 
 # --- the harness itself -----------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 """Products of matrices up the ladder."""
 
 import numpy as np
+import pytest
 
-from onnxgrad.testing import Case
-from tests.rules.dtypes import dtypes
+from onnxgrad import vjp
+from onnxgrad.testing import Case, node_model
+from tests.rules.dtypes import dtypes, session
 from tests.rules.evaluators import Flatten
 from tests.rules.ladder import ladder
 
@@ -22,6 +24,7 @@ CASES = [
     Case("MatMul", [(0, 3), (3, 2)]),
     Case("MatMul", [(2, 0), (0, 3)]),
     Case("MatMul", [(0, 2, 3), (3, 2)], evaluators=[Flatten]),
+    Case("MatMul", [(3,), (2, 3, 0)]),
     Case("MatMul", [(2, 2, 3), (3, 4)], wrt=[1], note="weight only"),
     Case("Gemm", [(2, 3), (3, 4)]),
     Case("Gemm", [(2, 3), (3, 4), (4,)]),
@@ -41,3 +44,19 @@ CASES = [
 ]
 test_rule = ladder("linalg", CASES)
 test_dtype = dtypes(CASES)
+
+
+EMPTY = [((0, 300), (2, 300, 200), False), ((1, 0, 300), (2, 300, 200), False), ((300,), (300, 0), False)]
+
+
+@pytest.mark.parametrize(("a", "b", "symbolic"), [*EMPTY, ((300,), (300, 0), True)])
+def test_a_sum_of_nothing_is_zero(a, b, symbolic):
+    """On ONNX Runtime as well, whose memory is made to hold something."""
+    feeds = {"x0": np.ones(a), "x1": np.ones(b)}
+    run = session(vjp(node_model(Case("MatMul", [a, b]), feeds, symbolic=symbolic), wrt=["x0", "x1"]))
+    y = np.matmul(*feeds.values())
+    for _ in range(5):
+        full = [np.full(size, 7.7) for size in (300, 300, 60000, 120000) for _ in range(5)]
+        del full
+        _, *found = run.run(None, feeds | {"y0_cotangent": np.ones(y.shape)})
+        assert not any(g.any() for g in found)

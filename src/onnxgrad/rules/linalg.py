@@ -2,6 +2,10 @@
 
 Products of two matrices are written as Gemm, which transposes for free. The gradient of a matrix that
 multiplies a whole batch is one Gemm over all rows of the batch, not a batch of products to be summed.
+
+A sum of no products is 0, but ONNX Runtime gives whatever its memory held for one whose right operand is a vector, or
+a batch beside a left one that is none or that it transposes on the way. Where it is known that nothing is summed, no
+product is written.
 """
 
 from __future__ import annotations
@@ -32,12 +36,21 @@ def rows(op, x):
 @linear("MatMul", wrt=(0, 1))
 def matmul(op, g, a, b):
     """Y = A·B: (G·Bᵀ, Aᵀ·G), a vector being a row on the left and a column on the right"""
+    if g.shape is not None and 0 in g.shape:
+        return [op.zeros_like(x) if need else None for x, need in zip((a, b), op.needs)]
     if b.rank == 1:
         return _matrix_vector(op, g, a, b)
     if a.rank == 1:
-        da, db = _matmul(op, op.Unsqueeze(g, [-2]), op.Unsqueeze(a, [0]), b) if b.rank > 2 else (b @ g, None)
-        return None if da is None else reshape_to(da, a), op.Unsqueeze(a, [1]) * g if b.rank == 2 else db
+        if b.rank == 2:
+            return _column(op, b, g), op.Unsqueeze(a, [1]) * g
+        da, db = _matmul(op, op.Unsqueeze(g, [-2]), op.Unsqueeze(a, [0]), b)
+        return None if da is None else reshape_to(da, a), db
     return _matmul(op, g, a, b)
+
+
+def _column(op, b, g):
+    """B·g for a vector g, which may be empty unless its size is known."""
+    return b @ g if isinstance(g.shape[0], int) else op.Squeeze(gemm(op, op.Unsqueeze(g, [0]), b, tb=True), [0])
 
 
 def _matrix_vector(op, g, a, b):
