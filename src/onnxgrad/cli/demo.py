@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnxgrad.cli.train import Job
+from onnxgrad.cli.job import Job
 from onnxgrad.demo import MODEL, digits, shifted
 from onnxgrad.door import load_model, save_model
 from onnxgrad.errors import BadInput

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import typer
@@ -72,6 +73,41 @@ Dropout = Annotated[
     list[str] | None,
     typer.Option("--dropout", help="Drop a share behind nodes of a type or name: Relu=0.1. Repeatable."),
 ]
+
+Head = Annotated[
+    str | None,
+    typer.Option(
+        "--head", help="Put a new linear head on the model: 10 (its outputs), or 10:pooled (on the value pooled)."
+    ),
+]
+ImageMean = Annotated[
+    str | None, typer.Option("--image-mean", help="Subtracted from pictures (0 to 1): 0.5, or one per channel.")
+]
+ImageStd = Annotated[str | None, typer.Option("--image-std", help="Pictures are divided by it, likewise.")]
+
+
+def head_of(text: str) -> tuple[int, str | None]:
+    """How many outputs a head shall have, and on which value."""
+    count, _, of = text.partition(":")
+    try:
+        return int(count), of or None
+    except ValueError as error:
+        raise BadInput(f"--head takes a number of outputs, and perhaps :VALUE, not {text!r}") from error
+
+
+def normalization(mean: str | None, std: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """What the flags for pictures say, per channel."""
+
+    def numbers(flag: str, text: str) -> tuple[float, ...]:
+        try:
+            found = tuple(float(n) for n in text.split(","))
+        except ValueError as error:
+            raise BadInput(f"{flag} takes a number, or one per channel (0.5,0.5,0.5), not {text!r}") from error
+        if len(found) not in (1, 3) or not np.isfinite(found).all() or (flag == "--image-std" and 0 in found):
+            raise BadInput(f"{flag} takes a number, or one per channel (0.5,0.5,0.5), not {text!r}")
+        return found
+
+    return numbers("--image-mean", mean or "0"), numbers("--image-std", std or "1")
 
 
 def with_training(source: ir.Model, path: Path, flags: Mapping[str, Any], parts: int) -> onnx.ModelProto | ir.Model:

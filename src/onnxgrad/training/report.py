@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,13 +117,23 @@ def number(loss: float) -> str:
     return f"{loss:.4f}" if 1e-3 <= abs(loss) < 1e5 or not loss else f"{loss:.3g}"
 
 
+#: Scores that are shares, and shown in percent.
+SHARES = ("accuracy", "f1", "top5", "exact", "cer")
+
+
+def measured(found: Mapping[str, Any]) -> str:
+    """Scores in words, the loss last."""
+    scores = [f"{k} {v:7.2%}" if k in SHARES else f"{k} {number(v)}" for k, v in found.items() if k != "loss"]
+    return "  ".join([*scores, f"loss {number(found['loss'])}"])
+
+
 def epoch_line(record: dict[str, Any], epochs: int) -> str:
     """One epoch in words."""
     parts = [f"epoch {record['epoch']}/{epochs}", f"loss {number(record['loss'])}"]
-    if "validation_loss" in record:
-        parts.append(f"validation loss {number(record['validation_loss'])}")
-    if "validation_accuracy" in record:
-        parts.append(f"accuracy {record['validation_accuracy']:.2%}")
+    held_out = {k.removeprefix("validation_"): v for k, v in record.items() if k.startswith("validation_")}
+    if held_out:
+        parts.append(f"validation loss {number(held_out.pop('loss'))}")
+        parts += [f"{k} {v:.2%}" if k in SHARES else f"{k} {number(v)}" for k, v in held_out.items()]
     return "  ".join([*parts, f"{record['steps_per_second']:.0f} steps/s"])
 
 

@@ -131,11 +131,13 @@ def stacked(rows: list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
 
 
 def column(values: Any, name: str) -> Column:
-    """`values` as a column: an array, or a sequence of arrays of several sizes.
+    """`values` as a column: an array, a sequence of arrays of several sizes, or a column.
 
     Raises:
         BadInput: it is neither.
     """
+    if isinstance(values, Column):
+        return values
     if isinstance(values, (np.ndarray, np.generic, int, float)):
         array = np.asarray(values)
         if array.dtype != object or array.ndim != 1:

@@ -1,0 +1,157 @@
+"""A training run of the command, from the first check to the last line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import typer
+
+from onnxgrad.cli import recipe
+from onnxgrad.cli.console import console, error
+from onnxgrad.cli.derive import check_target
+from onnxgrad.door import save_model
+from onnxgrad.errors import BadInput
+from onnxgrad.runtime import Options
+from onnxgrad.training import Interrupted, Trainer
+from onnxgrad.training.callbacks import Callback
+from onnxgrad.training.checkpoint import FILE, Checkpoint
+from onnxgrad.training.html import Picture, write_report
+from onnxgrad.training.report import check_plot, measured, reporter
+
+INTERRUPTED = 130
+
+
+@dataclass
+class Job:
+    """One training run of the command, from the first check to the last line.
+
+    Attributes:
+        model: carries training information.
+        before: the file that `model` came from.
+        after: where the trained model goes.
+        checkpoint: folder.
+        metrics: JSON file.
+        plot: PNG file.
+        epochs: how often every row is seen.
+        batch_size: rows per step.
+        seed: decides the order of the rows.
+        schedule: of the learning rate, as it is spelled.
+        accumulate: into how many parts a batch is cut.
+        resume: go on from the checkpoint.
+        restart: an unfinished run may be discarded.
+        threads: of ONNX Runtime.
+        listeners: further callbacks.
+        report: HTML file.
+        log: what a listener writes.
+        pictures: what the report shows of the files before and after.
+    """
+
+    model: onnx.ModelProto | ir.Model
+    before: Path
+    after: Path
+    checkpoint: Path
+    metrics: Path | None = None
+    plot: Path | None = None
+    epochs: int = 10
+    batch_size: int = 32
+    seed: int = 0
+    schedule: str = "constant"
+    accumulate: int = 1
+    resume: bool = False
+    restart: bool = False
+    threads: int | None = None
+    listeners: Sequence[Callback] = ()
+    report: Path | None = None
+    log: Path | None = None
+    pictures: Callable[[Path, Path], list[Picture]] | None = None
+
+    def run(self, data: tuple[Any, str], validation: tuple[Any, str] | None) -> dict[str, Any]:
+        """Train, save, measure the saved file; data are arrays and what to call them."""
+        self._check_places()
+        schedule, lowering = recipe.rate_plan(self.schedule, validation is not None)
+        trainer = Trainer(self.model, options=Options(threads=self.threads), accumulate=self.accumulate)
+        rows = trainer.data(*data)
+        held_out = None if validation is None else trainer.data(*validation)
+        before = None if held_out is None else self._before(trainer, held_out)
+        try:
+            history = trainer.fit(
+                rows,
+                epochs=self.epochs,
+                batch_size=self.batch_size,
+                validation=held_out,
+                seed=self.seed,
+                schedule=schedule,
+                checkpoint=self.checkpoint,
+                resume=self.resume,
+                metrics=self.metrics,
+                plot=self.plot,
+                callbacks=[*lowering, *self.listeners, reporter(console(sys.stderr))],
+            )
+        except Interrupted as e:
+            error(f"{e}\n  hint: the same command with --resume goes on from there")
+            raise typer.Exit(INTERRUPTED) from e
+        save_model(trainer.inference_model(), self.after)
+        lines = []
+        if held_out is not None and before is not None:
+            after = trainer.evaluation.file(self.after, held_out)
+            history.about |= {"before": before, "after": after}
+            lines = [_measured("before", before, self.before), _measured("after", after, self.after)]
+            if self.metrics:
+                history.write(self.metrics)
+        if self.report is not None:
+            pictures = self.pictures(self.before, self.after) if self.pictures else []
+            write_report(history, self.report, f"Training {self.before.name}", pictures)
+        for what, path in (
+            ("trained model", self.after),
+            ("checkpoint", self.checkpoint / FILE),
+            ("metrics", self.metrics),
+            ("plot", self.plot),
+            ("report", self.report),
+            ("log", self.log),
+        ):
+            if path is not None:
+                lines.append(f"{what:<14} {path}")
+        out = console()
+        for line in lines:
+            out.print(line, markup=False, highlight=False, soft_wrap=True)
+        return history.about
+
+    def _before(self, trainer: Trainer, held_out: Any) -> dict[str, float]:
+        """The file as it came, run by plain ONNX Runtime; if that cannot, as the trainer holds it."""
+        try:
+            return trainer.evaluation.file(self.before, held_out)
+        except BadInput:
+            return trainer.evaluate(held_out)
+
+    def _check_places(self) -> None:
+        """Everything that could fail at the end of the run, looked at before it begins."""
+        recipe.rate_plan(self.schedule, False)
+        check_target(self.after)
+        for path in (self.metrics, self.plot, self.report, self.log):
+            if path is not None:
+                check_target(path)
+        if self.plot is not None or self.report is not None:
+            check_plot()
+        parent = next(p for p in (self.checkpoint, *self.checkpoint.absolute().parents) if p.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK):
+            why = "cannot be written to" if parent.is_dir() else "is not a directory"
+            raise BadInput(f"cannot keep a checkpoint in {self.checkpoint}: {parent} {why}")
+        file = self.checkpoint / FILE
+        if file.exists() and not self.resume and not self.restart:
+            run = Checkpoint.load(file).run
+            if not run["finished"] and run["epoch"] < run["history"]["settings"]["epochs"]:
+                raise BadInput(
+                    f"{file} holds an unfinished run, at step {run['step']}\n"
+                    "  hint: --resume goes on with it, --restart discards it"
+                )
+
+
+def _measured(when: str, found: dict[str, float], path: Path) -> str:
+    return f"{when:<14} {measured(found)}  {path}"
