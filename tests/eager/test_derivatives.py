@@ -392,3 +392,74 @@ def test_errors_say_what_to_do(make, words):
     with pytest.raises((BadInput, NotDifferentiable, AttributeError)) as caught:
         make()
     assert re.search(words, str(caught.value), flags=re.S), str(caught.value)
+
+
+# --- what a strict reader would try ------------------------------------------------------------------
+
+
+def test_the_function_may_return_its_argument():
+    assert float(og.grad(lambda x: x)(2.0)) == 1.0
+    close(og.jacobian(lambda x: (x, x, 2.0 * x))(X[0])[1], onp.eye(4))
+    out, pullback = og.vjp(lambda x: (x, x), X)
+    close(pullback((X, 2 * X)), 3 * X)
+    close(og.jvp(lambda x: (x, 1.0), X, 2 * X)[1][0], 2 * X)
+    assert out[0]._node is None
+
+
+def test_memory_that_the_caller_writes_into_later():
+    """A buffer that is used again in a loop, and an argument that changes before the pullback."""
+
+    def f(x):
+        buffer, total = onp.zeros(4), 0.0
+        for i in range(3):
+            buffer[:] = i + 1.0
+            total = total + np.sum(buffer * x)
+        return total
+
+    close(og.grad(f)(X[0]), 6 * onp.ones(4))
+    x = X.copy()
+    y, pullback = og.vjp(lambda x: x * x, x)
+    x += 100
+    close(pullback(onp.ones((3, 4))), 2 * X)
+    view = onp.asarray(y)
+    view += 1
+    close(y, X * X)
+
+
+def test_kinks_are_where_the_rules_have_them():
+    """Conventions of docs/conventions.md, which are those of models."""
+    x = onp.array([-1.0, 0.0, 1.0])
+    close(og.elementwise_grad(np.abs)(x), [-1, 0, 1])
+    close(og.elementwise_grad(lambda x: np.clip(x, -1.0, 1.0))(x), [1, 1, 1])
+    close(og.elementwise_grad(lambda x: np.clip(x, min=0.5))(x), [0, 0, 1])
+    close(og.grad(np.linalg.norm)(onp.zeros(3)), onp.zeros(3))
+    close(og.grad(lambda x: np.max(x) + np.sum(np.sort(x)))(onp.zeros(4)), 1.25 * onp.ones(4))
+
+
+def test_dataclasses_keep_what_is_no_field_and_aux_may_be_anything():
+    @dataclass
+    class Model:
+        w: Any
+
+        def __post_init__(self):
+            self.size = 4
+
+    assert og.grad(lambda m: np.sum(m.w) * m.size)(Model(X)).w.tolist() == (4 * onp.ones((3, 4))).tolist()
+    thing = object()
+    _, aux = og.grad(lambda x: (np.sum(x), {"t": thing, "s": {1, 2}, "x": [x]}), has_aux=True)(X)
+    assert aux["t"] is thing
+    assert aux["x"][0]._node is None
+
+
+def test_a_very_long_program():
+    def f(x):
+        for _ in range(2000):
+            x = x * 1.0001
+        return np.sum(x)
+
+    close(og.grad(f)(X), onp.full((3, 4), 1.0001**2000), 1e-9)
+
+
+def test_attributes_take_ints_for_floats():
+    close(og.op.LeakyRelu(X, alpha=1), X)
+    close(og.grad(lambda x: np.sum(og.op.LeakyRelu(x, alpha=0)))(X), (X > 0) * 1.0)

@@ -131,7 +131,7 @@ class Array:
                 "this array is on the tape, and a numpy array is not\n  hint: use the functions of "
                 "onnxgrad.eager.numpy on it, or say stop_gradient(x) where its value is meant as a constant"
             )
-        return np.array(self._data, dtype=dtype, copy=copy)
+        return np.array(self._data, dtype=dtype, copy=copy is not False)
 
     def __dlpack__(
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
@@ -260,4 +260,4 @@ def as_array(x: Any, like: np.dtype | None = None) -> Array:
         return Array(np.asarray(x, np.result_type(like, x)))
     if isinstance(x, (list, tuple)):
         return Array._xp().asarray(x)
-    return Array(np.asarray(x))
+    return Array(np.array(x))  # a copy: the tape must not see what the caller writes into it later

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrad.eager import expressions
 from onnxgrad.eager.array import Array, as_array, record
@@ -39,12 +40,9 @@ def cast(x: Array, dtype: Any) -> Array:
 
 def onnx_type(dtype: np.dtype) -> int:
     """The number of an element type in ONNX."""
-    import onnx_ir as ir
-
-    try:
-        return int(ir.DataType.from_numpy(dtype))
-    except TypeError:
-        raise NotDifferentiable(f"ONNX computes nothing with {dtype}, so a derivative cannot pass it") from None
+    if dtype.kind == "c":
+        raise NotDifferentiable(f"ONNX computes nothing with {dtype}, so a derivative cannot pass it")
+    return int(ir.DataType.from_numpy(dtype))
 
 
 def promoted(x1: Any, x2: Any) -> tuple[Array, Array]:
@@ -79,7 +77,7 @@ def unary(name: str, op: Operator, kernel: Any, floats: Operator | None = None) 
         y = kernel(x._data) if x._data.size < _SMALL else computed(kernel, x._data)
         if type(y) is not _ndarray:
             y = np.asarray(y)
-        used = op if floats is None or x._data.dtype.kind != "f" else floats
+        used = op if floats is None or x._data.dtype.kind in "biu" else floats
         if x._data.dtype.kind == "b" and name == "bitwise_invert":
             used = _NOT
         return _new_array(y, Node(used, (node,), y))
@@ -254,7 +252,7 @@ subtract = binary("subtract", _op("Sub"), np.subtract)
 
 def pow(x1: Any, x2: Any, /) -> Array:
     """x1 to the power x2. A Python number as exponent is part of the operator, with a shorter derivative."""
-    if not isinstance(x2, (int, float)) or isinstance(x2, bool) or not tracked(x1):
+    if not isinstance(x2, (int, float)) or isinstance(x2, bool) or not tracked(x1):  # so it is of floats
         return _power(x1, x2)
     exponent = np.asarray(x2, x1.dtype)
     return record(standard("Pow", ((1, float(x2)),)), [x1], np.power(x1._data, exponent))
@@ -264,11 +262,17 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Array:
     """`x`, but at least `min` and at most `max`, in the dtype of `x`."""
     x = as_array(x)
     low, high = (None if m is None else as_array(m) for m in (min, max))
-    if any(tracked(e, floats=False) for e in (x, low, high)):
+    bounds = [m for m in (low, high) if m is not None]
+    if not any(tracked(y, floats=False) for y in (x, *bounds)):
+        arrays: Any = [None if m is None else m._data for m in (low, high)]
+        return Array(np.asarray(np.clip(x._data, *arrays), x.dtype))
+    if any(m.ndim or m._node is not None for m in bounds):
         y = x if low is None else maximum(x, cast(low, x.dtype))
         return y if high is None else minimum(y, cast(high, x.dtype))
-    bounds = (None if m is None else m._data for m in (low, high))
-    return Array(np.asarray(np.clip(x._data, *bounds), x.dtype))  # type: ignore[arg-type]
+    op = standard("Clip", tuple((i, None) for i, m in enumerate((low, high), start=1) if m is None))
+    given = [cast(m, x.dtype) for m in bounds]
+    arrays = [None if m is None else cast(m, x.dtype)._data for m in (low, high)]
+    return record(op, [x, *given], np.asarray(np.clip(x._data, *arrays), x.dtype))
 
 
 def real(x: Any, /) -> Array:

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from onnxgrad.eager import elementwise as e
-from onnxgrad.eager.array import Array, as_array
+from onnxgrad.eager.array import Array, as_array, record
 from onnxgrad.eager.custom import custom_vjp
 from onnxgrad.eager.elementwise import discrete, opaque, wrapped
 from onnxgrad.eager.linear import cross, diagonal, matmul, outer, tensordot, trace, vecdot
 from onnxgrad.eager.op import apply
+from onnxgrad.eager.operators import standard
 from onnxgrad.eager.reductions import axes_of, max, min, sum
 from onnxgrad.eager.shaping import expand_dims, matrix_transpose, moveaxis, reshape, squeeze, tril
 
@@ -199,8 +200,10 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
         return sum(e.cast(e.not_equal(x, 0), x.dtype), axis=axis, keepdims=keepdims)
     if ord == 1:
         return sum(e.abs(x), axis=axis, keepdims=keepdims)
-    if ord == 2:
-        return e.sqrt(sum(e.square(x), axis=axis, keepdims=keepdims))
+    if ord == 2:  # an operator of its own, whose derivative at 0 is 0
+        axes = axes_of(axis, x.ndim)
+        value = np.linalg.vector_norm(x._data, axis=axes, keepdims=keepdims)
+        return record(standard("ReduceL2", ((1, axes),), keepdims=int(keepdims)), [x], value)
     return e.pow(sum(e.pow(e.abs(x), ord), axis=axis, keepdims=keepdims), 1.0 / ord)
 
 

@@ -172,7 +172,7 @@ from onnxgrad.eager.shaping import (
 
 __array_api_version__ = "2025.12"
 
-globals().update(_DTYPES)
+globals().update({_name: _dtype.type for _name, _dtype in _DTYPES.items()})  # numpy's own names for them
 e, inf, nan, pi, newaxis = _np.e, _np.inf, _np.nan, _np.pi, None
 broadcast_shapes = _np.broadcast_shapes
 

@@ -70,8 +70,9 @@ def apply(
         else:
             number = isinstance(x, (int, float)) and not isinstance(x, bool) and beside is not None
             arrays.append(cast(as_array(x, beside), beside) if number else as_array(x))
-    held = tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in attributes.items() if v is not None))
     opset = opset or (1 if domain else OPSET)
+    given = sorted((k, v) for k, v in attributes.items() if v is not None)
+    held = tuple((k, _attribute(domain, op_type, opset, k, v)) for k, v in given)
     op = _operator(op_type, held, tuple(statics), domain, outputs, opset)
     kernel = None if domain or statics or held else KERNELS.get(op_type)
     floats = beside is not None and beside.kind == "f" and all(x._data.dtype == beside for x in arrays)
@@ -79,6 +80,16 @@ def apply(
         return record(op, arrays, kernel(*(x._data for x in arrays)))
     values = run(op, [x._data for x in arrays])
     return record(op, arrays, values[0]) if outputs == 1 else record_several(op, arrays, values)
+
+
+def _attribute(domain: str, op_type: str, opset: int, name: str, value: Any) -> Any:
+    """`value` in a form that can be compared; an int where the operator takes a float is one."""
+    schema = schema_of(domain, op_type, opset)
+    spec = None if schema is None else schema.attributes.get(name)
+    if isinstance(value, (list, tuple)):
+        floats = spec is not None and spec.type == onnx.defs.OpSchema.AttrType.FLOATS
+        return tuple(map(float, value)) if floats else tuple(value)
+    return float(value) if spec is not None and spec.type == onnx.defs.OpSchema.AttrType.FLOAT else value
 
 
 def _is_static(op_type: str, i: int, x: Any) -> bool:

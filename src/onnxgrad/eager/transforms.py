@@ -93,7 +93,7 @@ class Traced:
                 f"{self.name} returned an array of shape {y.shape}; a gradient is that of one number\n"
                 "  hint: sum or mean of it; elementwise_grad, jacobian or vjp for all its elements"
             )
-        if y.dtype.kind != "f" and y._node is not None:
+        if y._node is not None and not carries_derivative(y._data):
             raise BadInput(f"{self.name} returned {y.dtype}, which has no derivative")
         return y
 
@@ -317,7 +317,7 @@ def _seeds(given: Any, like: Any, arrays: Sequence[Array], what: str) -> list[Ar
     for x, y in zip(parts, arrays):
         from onnxgrad.eager.elementwise import cast
 
-        s = cast(as_array(x), y.dtype if y.dtype.kind == "f" else np.float64)
+        s = cast(as_array(x), y.dtype if carries_derivative(y._data) else np.float64)
         if s.shape != y.shape:
             raise BadInput(f"a {what} of shape {s.shape} for an array of shape {y.shape}")
         found.append(s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -44,23 +45,27 @@ def _filled(tree: Any, rest: Iterator[Any], keep_fixed: bool) -> Any:
         return next(rest)
     if isinstance(tree, _FIXED) or callable(tree):
         return tree if keep_fixed else None
-    parts = [_filled(child, rest, keep_fixed) for _, child in _children(tree)]
+    return _assembled(tree, [_filled(child, rest, keep_fixed) for _, child in _children(tree)])
+
+
+def _assembled(tree: Any, parts: list[Any]) -> Any:
+    """A container like `tree` of other parts."""
     if isinstance(tree, dict):
         return type(tree)(zip(tree, parts)) if type(tree) is dict else _like(tree, dict(zip(tree, parts)))
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*parts)
     if isinstance(tree, (list, tuple)):
         return type(tree)(parts)
-    made = object.__new__(type(tree))
+    made = copy.copy(tree)
     for field, part in zip(dataclasses.fields(tree), parts):
         object.__setattr__(made, field.name, part)
     return made
 
 
 def _like(tree: dict, held: dict) -> dict:
-    copy = tree.copy()
-    copy.update(held)
-    return copy
+    made = tree.copy()
+    made.update(held)
+    return made
 
 
 def _children(tree: Any, path: str = "") -> list[tuple[str, Any]]:
@@ -101,5 +106,11 @@ def float_leaves(tree: Any, what: str) -> list[Array]:
 
 
 def mapped(function: Callable[[Array], Any], tree: Any) -> Any:
-    """The same containers with `function` of each array."""
-    return rebuilt(tree, [function(x) if isinstance(x, Array) else x for _, x in leaves(tree)])
+    """The same containers with `function` of each array; whatever is no container stays as it is."""
+    if isinstance(tree, Array):
+        return function(tree)
+    try:
+        children = [] if is_leaf(tree) else [child for _, child in _children(tree)]
+    except BadInput:
+        return tree
+    return _assembled(tree, [mapped(function, child) for child in children]) if children else tree
