@@ -163,6 +163,35 @@ def test_a_derived_function_costs_only_itself():
     assert f.grad(wrt="x") is not f.grad(wrt="w0")
 
 
+def test_the_derivative_at_a_point_as_a_function():
+    f = Function(net([3, 4, 2]))
+    both = f.linearize(wrt=["x", "w1"])
+    y, push = both(X)
+    close(y, f(X))
+    t, s = rng.standard_normal((5, 3)), rng.standard_normal((4, 2))
+    close(push(t, s), f.jvp(wrt=["x", "w1"])(X, t, s))
+    close(push(t, 0 * s), f.jvp(wrt="x")(X, t))
+    y, pull = f.split_vjp(wrt=["x", "w1"])(x=X)
+    u = rng.standard_normal((5, 2))
+    want = f.vjp(wrt=["x", "w1"])(X, u)
+    for name, g in pull(u).items():
+        close(g, want[name])
+    _, other = f.split_vjp(wrt=["x", "w1"])(0 * X)
+    assert np.abs(other(u)["x"] - pull(u)["x"]).max() > 1e-3  # each holds its own point
+    with pytest.raises(BadInput, match="1 arguments for 2 inputs"):
+        push(t)
+    with pytest.raises(BadInput, match="no argument for 'x'"):
+        both()
+    x = X.copy()
+    operator, (_, held) = linear_operator(f, {"x": x}, wrt="w0"), f.split_vjp(wrt="w0")(x)
+    before, product = held(u), operator @ np.ones(12)
+    x += 1
+    close(held(u), before)  # whatever happens to the arrays meanwhile
+    close(operator @ np.ones(12), product)
+    _, bent = f.grad(wrt="x").linearize(wrt="x")(X)
+    close(bent(t), f.hvp(wrt="x")(X, t))
+
+
 def test_from_many_threads():
     f, found, problems = Function(net([3, 4, 2])), [], []
 

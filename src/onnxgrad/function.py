@@ -174,6 +174,60 @@ class Function:
         transform = transforms.per_example_grad
         return self._derive(transform, lambda s: s.gradients, wrt=wrt, of=of, batch=batch, shared=shared)
 
+    def linearize(self, *, wrt: Names, of: Names | None = None) -> Callable[..., tuple[Any, Callable[..., Any]]]:
+        """A function that gives what this one gives, and the Jacobian at that point as a function of tangents.
+
+        The primal runs once; the function of tangents, one for each `wrt`, runs the linear half alone, as often as
+        it is called.
+
+        >>> import onnx
+        >>> f = Function(onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> '
+        ...     'g (double[N] x) => (double[N] y) { y = Mul (x, x) }'))
+        >>> y, push = f.linearize(wrt="x")([1.0, 2.0])
+        >>> push([1.0, 0.0]).tolist(), push([0.0, 1.0]).tolist()
+        ([2.0, 0.0], [0.0, 4.0])
+        """
+        return self._split(transforms.linearize, lambda s: (s.input_tangents, s.output_tangents), wrt=wrt, of=of)
+
+    def split_vjp(self, *, wrt: Names, of: Names | None = None) -> Callable[..., tuple[Any, Callable[..., Any]]]:
+        """A function that gives what this one gives, and the pullback at that point as a function of cotangents.
+
+        As `linearize`; the pullback takes one cotangent for each `of`.
+        """
+        return self._split(transforms.split_vjp, lambda s: (s.cotangents, s.gradients), wrt=wrt, of=of)
+
+    def _split(
+        self, transform: Callable[..., transforms.Split], ends: Callable[..., tuple[Results, Results]], **how: Any
+    ) -> Callable[..., tuple[Any, Callable[..., Any]]]:
+        """Both halves of a derivative, the second of which holds what the first computed."""
+        how = {k: v if v is None or isinstance(v, str) else tuple(v) for k, v in how.items()}
+        if how["of"] is None:
+            how["of"] = self._float_results()
+
+        def make() -> tuple[Function, Function, Results]:
+            first, second = transform(self.model, **how)
+            linear = Function(second, options=self.options)
+            seeds, linear.results = ends(signature(second))
+            return Function(first, options=self.options), linear, seeds
+
+        primal, linear, seeds = self._kept((transform, *how.items()), make)
+
+        def at(*args: Any, **kwargs: Any) -> tuple[Any, Callable[..., Any]]:
+            feeds = primal.feeds(*args, **kwargs)
+            held = signature(linear.model).residuals
+            found = primal.session.run(feeds, list(dict.fromkeys([*_leaves(self.results), *held])))
+            point = {n: a.copy() for n, a in feeds.items() if n in linear._types}  # the caller may go on to change them
+            point |= {n: a for n, a in found.items() if n in linear._types}
+
+            def apply(*directions: Any) -> Any:
+                if len(directions) != len(seeds):
+                    raise BadInput(f"{len(directions)} arguments for {len(seeds)} inputs: {', '.join(seeds.values())}")
+                return linear(**point, **dict(zip(seeds.values(), directions)))
+
+            return _filled(self.results, found), apply
+
+        return at
+
     def _derive(self, transform: Callable[..., ir.Model], results: Callable[..., Results], **how: Any) -> Function:
         """The function of the transformed model; what a call of it does not return goes from the graph."""
         how = {k: v if v is None or isinstance(v, (str, int)) else tuple(v) for k, v in how.items()}

@@ -55,7 +55,8 @@ def linear_operator(
     zeros = np.zeros(
         x_shape, value.dtype.numpy()
     )  # products with the Jacobian of a linear map: it only gives its shape
-    point = feeds | ({} if primal is None else primal.session.run(feeds))
+    point = {name: a.copy() for name, a in feeds.items()}  # the caller may go on to change them
+    point |= {} if primal is None else primal.session.run(feeds)
     point = {name: a for name, a in point.items() if name in linear.inputs} | {tangent: zeros}
     y_shape = linear(**point).shape
     size = (math.prod(y_shape), math.prod(x_shape))
