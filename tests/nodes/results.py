@@ -113,7 +113,8 @@ def run(chosen: Sequence[str] = ()) -> int:
         code = pytest.main(["-q", "-p", "no:cacheprovider", *files], plugins=[recorder])
     found = recorder.results()
     if chosen:
-        found = {op: _joined(held, found.get(op, {})) for op, held in (dict.fromkeys(found, {}) | recorded()).items()}
+        before = recorded()
+        found = {op: _joined(before.get(op, {}), found.get(op, {})) for op in {*before, *found}}
     lines = [f"  {json.dumps(op)}: {json.dumps(held)}" for op, held in sorted(found.items())]
     RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     return int(code)

@@ -90,7 +90,7 @@ CASES = [
          coordinate_transformation_mode="align_corners"),
 ]  # fmt: skip
 test_rule = ladder("resize", CASES)
-test_dtype = dtypes([c for c in CASES if "sizes" in c.note or "copies" in c.note][:12])
+test_dtype = dtypes([c for c in CASES if "sizes" in c.note or "copies" in c.note][:12] + list(regions()))
 
 
 def run(model, feeds):

@@ -85,6 +85,8 @@ def _matrix(op: Op, x: Var, y: Var, place: int, axes: list[int]) -> Var:
 
     region, scale, size = op.inputs[1:4]
     region = mine(region, place, place + len(axes)) if crops(op) else None
+    if region is not None and region.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        region = op.cast_like(region, unit)  # whose type it must have on ONNX Runtime
     scale, size = mine(scale, place), mine(size, place)
     attrs: dict[str, Any] = {a.name: a for a in op.node.attributes.values()}
     if crops(op):
