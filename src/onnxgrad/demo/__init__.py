@@ -1,4 +1,4 @@
-"""The demonstration: a small convolutional classifier as a plain file, and real handwritten digits."""
+"""Demonstrations: models as plain files, and real data."""
 
 from onnxgrad.demo.digits import MODEL, digits, shifted
 
