@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.door import to_proto, training_info
+from onnxgrad.door import training_info
 from onnxgrad.door.reading import is_ordered, load_model, read_proto
 from onnxgrad.door.saving import gathered
 from onnxgrad.errors import BadInput, UnknownName
@@ -44,6 +44,8 @@ RULES = {
 
 #: How many problems an error message lists.
 MOST = 12
+#: Weights of more bytes are not copied to be looked at.
+_SMALL = 1024
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,15 @@ def validate(model: AnyTrainingModel) -> list[Problem]:
         held = model if isinstance(model, ir.Model) else load_model(model)
         if not training_info(held) and not any(n.domain == DOMAIN for g in _all_graphs(held) for n in g):
             return []
-        proto = to_proto(held)  # what is in external data stays there
-    found = list(_of_inference(proto, held))
+        proto = _outline(held)
+    written = training_info(held)
+    found = list(_of_inference(proto, held, written))
     sound = not any(p.rule == "visibility" for p in found)
-    found += _unique(proto, "update_binding")
-    found += _unique(proto, "initialization_binding")
-    found += [Problem("state", "unique", why) for why in conflicts(training_info(held))]
+    found += _unique(written, "update_binding")
+    found += _unique(written, "initialization_binding")
+    found += [Problem("state", "unique", why) for why in conflicts(written)]
     infos = []
-    for index, info in enumerate(training_info(held)):
+    for index, info in enumerate(written):
         try:
             info = without_calls(held, info, index)
         except BadInput as e:
@@ -92,6 +95,17 @@ def validate(model: AnyTrainingModel) -> list[Problem]:
     for index in range(len(infos)):
         found += _of_entry(proto, held, infos, index, sound)
     return list(dict.fromkeys(found))
+
+
+def _outline(model: ir.Model) -> onnx.ModelProto:
+    """`model` as a message without training information, and of its large weights only what they are."""
+    copy = model.clone()
+    for name, value in copy.graph.initializers.items():
+        held = value.const_value
+        if held is not None and held.dtype != ir.DataType.STRING and held.nbytes > _SMALL:
+            shape = ir.Shape(held.shape)  # type: ignore[arg-type]
+            value.const_value = ir.ExternalTensor("left out", 0, held.nbytes, held.dtype, shape=shape, name=name)
+    return ir.to_proto(copy)
 
 
 def refuse_invalid(model: AnyTrainingModel) -> None:
@@ -205,9 +219,9 @@ def _misfit(tensor: onnx.TensorProto, value: onnx.ValueInfoProto) -> str:
     return ""
 
 
-def _unique(proto: onnx.ModelProto, what: str) -> Iterator[Problem]:
+def _unique(infos: Iterable[onnx.TrainingInfoProto], what: str) -> Iterator[Problem]:
     owners: dict[str, list[int]] = {}
-    for index, info in enumerate(proto.training_info):
+    for index, info in enumerate(infos):
         for pair in getattr(info, what):
             owners.setdefault(pair.key, []).append(index)
     for key, entries in owners.items():
@@ -273,10 +287,10 @@ def _structure(graph: onnx.GraphProto, outside: Collection[str], where: str, inn
             yield Problem(where, "visibility", f"no node computes its output {value.name!r}")
 
 
-def _of_inference(proto: onnx.ModelProto, held: ir.Model) -> Iterator[Problem]:
+def _of_inference(proto: onnx.ModelProto, held: ir.Model, infos: list[onnx.TrainingInfoProto]) -> Iterator[Problem]:
     """What the inference graph may not do because of training; whether it is valid, onnx.checker tells."""
     own, where = _graph_names(proto.graph), "inference graph"
-    theirs = {name: i for i, info in enumerate(proto.training_info) for name in _graph_names(info.algorithm)}
+    theirs = {name: i for i, info in enumerate(infos) for name in _graph_names(info.algorithm)}
     said = False
     for node in proto.graph.node:
         for name in node.input:
@@ -298,7 +312,7 @@ def _of_inference(proto: onnx.ModelProto, held: ir.Model) -> Iterator[Problem]:
     if any(n.domain == DOMAIN for g in held.graphs() for n in g):
         inferred = held.clone()
         infer_model(inferred)
-    yield from _gradients(inferred.graph, mutable(proto.training_info), where)
+    yield from _gradients(inferred.graph, mutable(infos), where)
     yield from (Problem(where, "type", why) for why in misfits(inferred.graph.all_nodes()))
     for function in held.functions.values():
         yield from _gradients(function, (), f"function {function.name}")
