@@ -408,3 +408,78 @@ def test_the_path_in_an_error_is_one_that_carries_a_derivative():
     source.opset_import.add(domain="my.ops", version=1)
     with pytest.raises(NotDifferentiable, match=r"x → Sin → Cos → \[Strange\] → Exp → Exp → y"):
         vjp(source, wrt="x")
+
+
+# --- what reviewers try -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [None, 3, b"x", [None], [["x"]]])
+def test_what_names_no_value(names):
+    with pytest.raises(BadInput, match="`wrt` takes names of values"):
+        grad(mlp(), wrt=names)
+    if names is not None:
+        with pytest.raises(BadInput, match="`of` takes names of values"):
+            grad(mlp(), wrt="x", of=names)
+
+
+def test_outputs_that_are_inputs_or_weights():
+    """The identity has a derivative too: it adds to what comes through the graph."""
+    u = np.array([2, 3], np.float32)
+    source = model(
+        [helper.make_node("Mul", ["x", "w"], ["y"])],
+        [value("x", [2])],
+        [value("x", [2]), value("y", [2]), value("w", [2])],
+        {"w": np.array([5, 7], np.float32)},
+    )
+    derived = vjp(source, wrt=["x", "w"])
+    onnx.checker.check_model(derived, full_check=True)
+    names = signature(derived)
+    got = run(derived, {"x": u, **{names.cotangents[n]: u for n in ("x", "y", "w")}})
+    np.testing.assert_allclose(got[names.gradients["x"]], u + u * [5, 7])
+    np.testing.assert_allclose(got[names.gradients["w"]], u + u * u)
+
+
+def test_a_weight_that_is_an_input_too_takes_what_is_fed():
+    source = model(
+        [helper.make_node("Mul", ["x", "w"], ["y"])],
+        [value("x", [2]), value("w", [2])],
+        [value("y", [2])],
+        {"w": np.array([5, 7], np.float32)},
+    )
+    derived = grad(source, wrt=["x", "w"])
+    x, w = np.array([1, 2], np.float32), np.array([9, 8], np.float32)
+    np.testing.assert_allclose(run(derived, {"x": x})["x_grad"], [5, 7])
+    np.testing.assert_allclose(run(derived, {"x": x, "w": w})["x_grad"], w)
+
+
+def test_what_is_written_beside_the_graph_stays():
+    """Producer, version, docs, metadata, denotations and quantization annotations; imports of other domains."""
+    source = mlp()
+    source.producer_name, source.domain, source.model_version, source.doc_string = "me", "org", 7, "of the model"
+    helper.set_model_props(source, {"key": "held"})
+    source.graph.doc_string = "of the graph"
+    source.graph.node[0].doc_string = "of the node"
+    source.graph.node[0].metadata_props.add(key="node", value="held")
+    source.graph.metadata_props.add(key="graph", value="held")
+    source.graph.input[0].type.denotation = "TENSOR"
+    source.graph.input[0].type.tensor_type.shape.dim[0].denotation = "DATA_BATCH"
+    note = source.graph.quantization_annotation.add(tensor_name="w")
+    note.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="b")
+    derived = vjp(source, wrt="w")
+    for field in ("producer_name", "domain", "model_version", "doc_string"):
+        assert getattr(derived, field) == getattr(source, field)
+    assert {p.key: p.value for p in derived.metadata_props}["key"] == "held"
+    assert derived.graph.doc_string == "of the graph"
+    assert derived.graph.node[0] == source.graph.node[0]
+    assert derived.graph.input[0] == source.graph.input[0]
+    assert list(derived.graph.metadata_props) == list(source.graph.metadata_props)
+    assert list(derived.graph.quantization_annotation) == [note]
+
+
+def test_no_elements_no_axes():
+    empty = model([helper.make_node("Sin", ["x"], ["y"])], [value("x", [0, 3])], [value("y", [0, 3])])
+    assert run(grad(empty, wrt="x"), {"x": np.zeros((0, 3), np.float32)})["x_grad"].shape == (0, 3)
+    scalar = model([helper.make_node("Sin", ["x"], ["y"])], [value("x", [])], [value("y", [])])
+    third = grad(grad(grad(scalar, wrt="x"), wrt="x"), wrt="x")
+    (got,) = run(third, {"x": np.array(0.5, np.float32)}).values()
+    np.testing.assert_allclose(got, -np.cos(0.5), rtol=1e-6)
