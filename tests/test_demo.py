@@ -36,7 +36,7 @@ def test_the_demo(tmp_path, seed):
     out = tmp_path / "out" / "digits"
     found = demo("-o", out, "--seed", seed)
     assert found.returncode == 0, found.stderr
-    names = ["checkpoint", "curves.png", "digits-before.onnx", "digits-trained.onnx", "metrics.json"]
+    names = ["checkpoint", "curves.png", "digits-before.onnx", "digits-trained.onnx", "metrics.json", "report.html"]
     assert sorted(p.name for p in out.iterdir()) == names
     _, test = digits()
     said = dict(re.findall(r"^(before|after) +accuracy +([\d.]+)%", found.stdout, re.MULTILINE))
@@ -101,6 +101,12 @@ def test_a_place_that_cannot_be_written(tmp_path):
     found = demo("-o", tmp_path / "file" / "out")
     assert (found.returncode, found.stdout) == (2, "")
     assert re.fullmatch(r"error: cannot write to .*\n", found.stderr)
+
+
+def test_a_demo_that_there_is_not():
+    found = demo("digit")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "did you mean 'digits'" in found.stderr
 
 
 def test_missing_packages(tmp_path):

@@ -41,13 +41,13 @@ def demo(
     if task not in TASKS:
         raise UnknownName(task, TASKS, "demo")
     chosen, output = TASKS[task], output or Path("out") / task
+    training, test = chosen.data()
+    given = chosen.model()
+    bare = load_model(given) if isinstance(given, Path) else given
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise BadInput(f"cannot write to {output}: {e.strerror or e}") from e
-    training, test = chosen.data()
-    given = chosen.model()
-    bare = load_model(given) if isinstance(given, Path) else given
     before = output / f"{task}-before.onnx"
     save_model(bare, before)
     shown = chosen.pictures
