@@ -8,6 +8,7 @@ worked examples.
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -107,11 +108,11 @@ def custom_vjp(
             Or, for a sub-graph of a model:
         inputs: the names of the values that it starts from, and
         outputs: the names of those that it computes. What else it reads counts as constant.
-        rule: ``f(op, g, *inputs, *outputs)``: the cotangent of each input, ``None`` for none, given the cotangent `g` of
-            the output (a tuple, with ``None`` where there is none, if there are several). It may name fewer formals.
+        rule: ``f(op, g, *inputs, *outputs)``: the cotangent of each input, ``None`` for none, given the cotangent `g`
+            of the output (a tuple, with ``None`` where there is none, if there are several). It may name fewer formals.
             As in docs/add-an-operator.md, ``op.Mul(a, b)`` writes a node and variables have operators. Or an ONNX
             model or function: cotangents of all outputs in, then the inputs, then the outputs, the last of which it
-            may leave out; cotangents of the float inputs (those of `wrt`) out. Left out: what comes back is a decorator.
+            may leave out; cotangents of the float inputs (those of `wrt`) out. Left out: a decorator comes back.
         jvp: ``f(op, tangents, *inputs, *outputs)``: the tangent of each output. Default: the transpose of the pullback.
         wrt: the places of the inputs that have a derivative. Default: every float input.
 
@@ -216,10 +217,9 @@ class _Custom(Rule):
     def _call(self, function: Function, op: Op, g: Any) -> list[Any]:
         operands = op.inputs if self.count is None else op.inputs[: self.count]
         given = [*operands, *op.outputs]
-        try:
-            arity = _parameters(function) - 2
-        except ValueError:
-            arity = len(given)
+        if any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(function).parameters.values()):
+            return _listed(function(op, g, *given))
+        arity = _parameters(function) - 2
         return _listed(function(op, g, *[*given, *[None] * arity][:arity]))
 
     def _refuse_hidden(self, op: Op, moved: Callable[[ir.Value], bool]) -> None:
@@ -301,17 +301,21 @@ def _written(rule: Graph, mode: str) -> Function:
         written_for = graph.opset_imports
         have = {d: op.builder.infer.context.get_opset_version(d) for d in written_for}
         if not _same_meaning(graph, written_for, have):
-            raise RuleError(f"the rule is written for opset {written_for['']}, which differs from {have['']}")
+            raise NotDifferentiable(f"the rule is written for opset {written_for['']}, which differs from {have['']}")
         seeds = list(g) if isinstance(g, tuple) else [g]
-        models = op.outputs if mode == "vjp" else op.inputs
-        if mode == "jvp":
-            floats = [i for i, x in enumerate(models) if op.is_float(x) and i < len(seeds)]
-            seeds, models = [seeds[i] for i in floats], [models[i] for i in floats]
+        rule = registry.get(op.node.domain, op.node.op_type, op.opset)
+        wrt = None if rule is None else rule.wrt
+        places = list(wrt) if wrt is not None else [i for i, x in enumerate(op.inputs) if op.is_float(x)]
+        models = [op.inputs[i] for i in places] if mode == "jvp" else op.outputs
+        seeds = [seeds[i] for i in places] if mode == "jvp" else seeds
+        due = len(op.node.outputs) if mode == "jvp" else len(places)
+        if len(graph.outputs) != due:
+            raise NotDifferentiable(f"the rule gives {len(graph.outputs)} results, but {due} are due")
         whole = [s if s is not None or m is None else op.builder.zeros_like(m) for s, m in zip(seeds, models)]
         formals = [v for v in graph.inputs if v.name not in graph.initializers]
         actual = [*whole, *given]
         if len(formals) > len(actual):
-            raise RuleError(f"the rule takes {len(formals)} operands, but there are {len(actual)}")
+            raise NotDifferentiable(f"the rule takes {len(formals)} operands, but there are {len(actual)}")
         copy = _Copy(op.builder, "rule", {})
         copy.values.update((f, None if a is None else a.value) for f, a in zip(formals, actual))
         for v in graph.initializers.values():
@@ -323,9 +327,6 @@ def _written(rule: Graph, mode: str) -> Function:
         results = [None if v is None else op.builder.var(v) for v in made]
         if mode == "jvp":
             return results
-        rule = registry.get(op.node.domain, op.node.op_type, op.opset)
-        wrt = None if rule is None else rule.wrt
-        places = wrt if wrt is not None else [i for i, x in enumerate(op.inputs) if op.is_float(x)]
         parts: list[Var | None] = [None] * len(op.inputs)
         for i, r in zip(places, results):
             parts[i] = r

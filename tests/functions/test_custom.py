@@ -23,6 +23,8 @@ from onnxgrad import (
     load_rule,
     vjp,
 )
+from onnxgrad.custom import iterate
+from onnxgrad.door import functions
 from onnxgrad.errors import RuleError
 from tests.functions.programs import parsed
 from tests.functions.test_kept import run
@@ -255,3 +257,69 @@ def test_a_rule_on_the_command_line(tmp_path):
     t = np.tanh(X)
     got = run(onnx.load(tmp_path / "d.onnx"), {"x": X, "w": np.ones(3, np.float32)})["x_grad"]
     np.testing.assert_allclose(got, 7 * t * (1 - t * t), rtol=1e-5)
+
+
+def test_a_graph_gives_what_is_due():
+    few = custom_vjp("Mul", parsed("m (float[N] g, float[N] a, float[N] b) => (float[N] d) { d = Mul (g, b) }"))
+    with pytest.raises(NotDifferentiable, match=r"Mul node.*gives 1 results, but 2 are due"):
+        gradient(parsed(CUBE), [few], x=X, w=X)
+    many = custom_vjp(
+        "Tanh", parsed("m (float[N] a, float[N] b, float[N] c, float[N] d) => (float[N] e) { e = Mul (a, b) }")
+    )
+    with pytest.raises(NotDifferentiable, match="takes 4 operands, but there are 3"):
+        gradient(parsed(CUBE), [many], x=X, w=X)
+    first = custom_vjp("Mul", few.graph, wrt=[0])  # said to be all
+    t = np.tanh(X)
+    np.testing.assert_allclose(gradient(parsed(CUBE), [first], x=X, w=X), X * t * t * (1 - t * t), rtol=1e-5, atol=1e-7)
+
+
+def test_a_rule_inside_functions_that_stay_functions(monkeypatch):
+    monkeypatch.setattr(functions, "SMALLEST", 0)
+    monkeypatch.setattr(functions, "SAVES", -(10**9))
+    source = parsed("""m (float[N] x) => (float[] l)
+        { a = my.G (x)  b = my.G (a)  l = ReduceSum <keepdims = 0> (b) }
+        <domain: "my", opset_import: ["" : 21, "my" : 1]> G (v) => (u) { p = my.F <k = 2.0> (v)  u = Neg (p) }
+        <domain: "my", opset_import: ["" : 21]> F <k: float = 0.5> (v) => (u)
+        { c = Constant <value_float: float = @k> ()  u = Mul (v, c) }""")
+    rule = custom_vjp("my::F", lambda op, g, v: g * (3 * op.attr("k")))
+    derived = grad(source, wrt="x", rules=[rule])
+    assert [f.name for f in derived.functions if "backward" in f.name] == ["G_backward"]
+    np.testing.assert_allclose(run(derived, {"x": X})["x_grad"], np.full(3, 36.0))
+    pushed = run(jvp(source, wrt="x", rules=[rule]), {"x": X, "x_tangent": np.ones(3, np.float32)})
+    np.testing.assert_allclose(pushed["l_tangent"], 108.0)
+
+
+def test_a_rule_holds_in_a_training_step():
+    from onnxgrad.training import attach, compile_step
+
+    seen = []
+
+    @custom_vjp("my::F")
+    def rule(op, g, v):
+        seen.append(op.attr("k"))
+        return g
+
+    source = parsed(
+        FUNCTION.replace("(float[N] x) => (float[] l)", "(float[N, 2] x) => (float[N, 1] b) <float[2, 1] w = {1, 2}>")
+        .replace("a = my.F <k = 3.0> (x)  b = my.F (a)", "a = MatMul (x, w)  b = my.F (a)")
+        .replace("  l = ReduceSum <keepdims = 0> (b)", "")
+    )
+    with custom_rules(rule):
+        compile_step(attach(source, loss="mse", optimizer="sgd", learning_rate=0.1))
+    assert seen == [0.5]
+
+
+def test_iterate_stops_by_what_moves_beside_what_there_is():
+    """A cotangent may be of any scale: the mean over a batch makes it tiny."""
+    source = parsed("""m (double[N] x) => (double[] l)
+        { z = my.Half (x)  s = Constant <value = double {1e-12}> ()  t = Mul (z, s)  l = ReduceSum <keepdims = 0> (t) }
+        <domain: "my", opset_import: ["" : 21]> Half (x) => (z) { z = Add (x, x) }""")
+
+    @custom_vjp("my::Half")
+    def rule(op, g, x, z):
+        return iterate(op, lambda b, u: b.Add(g, u * 0.5), g, tolerance=1e-9)  # z = x + z/2
+
+    got = run(grad(source, wrt="x", rules=[rule]), {"x": X.astype(float)})["x_grad"]
+    np.testing.assert_allclose(got, 2e-12, rtol=1e-8)
+    pushed = run(jvp(source, wrt="x", rules=[rule]), {"x": X.astype(float), "x_tangent": np.ones(3)})["l_tangent"]
+    np.testing.assert_allclose(pushed, 6e-12, rtol=1e-8)
