@@ -32,7 +32,8 @@ def test_a_state():
 #: the first step finds nothing; each reads what there is twice, and carries a sequence beside
 NOTHING_AT_FIRST = """agraph (F[2] x, F[2] c, int64 n) => (F[2] y, F[K,2] all)
 { o = Optional(x) none = SequenceConstruct(c)
-  r, seq = Loop <body = step (int64 i, bool p, optional(F[2]) a, seq(F[2]) s) => (bool q, optional(F[2]) z, seq(F[2]) u) {
+  r, seq = Loop <body = step (int64 i, bool p, optional(F[2]) a, seq(F[2]) s)
+      => (bool q, optional(F[2]) z, seq(F[2]) u) {
     q = Identity(p) has = OptionalHasElement(a)
     l = If (has) <then_branch = some () => (F[2] t) { e = OptionalGetElement(a) k = Mul(e, c) t = Sin(k) },
                   else_branch = first () => (F[2] f) { f = Mul(x, c) }>

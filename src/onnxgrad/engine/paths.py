@@ -99,7 +99,7 @@ def prepare(
     while True:
         wrt, of = [builder.now(v) for v in wrt], [builder.now(v) for v in of]
         path = on_path(nodes, wrt, of, builder)
-        bodies = {node: body for node in path if (body := _instead(node, builder, reverse))}
+        bodies = {node: body for node in path if (body := _instead(node, builder, of if reverse else None))}
         if not bodies:
             break
         nodes = [n for node in nodes for n in bodies.get(node, [node])]
@@ -107,12 +107,12 @@ def prepare(
     return path
 
 
-def _instead(node: ir.Node, builder: Builder, reverse: bool) -> list[ir.Node] | None:
-    """The nodes that took the place of `node`, if any did."""
+def _instead(node: ir.Node, builder: Builder, of: Sequence[ir.Value] | None) -> list[ir.Node] | None:
+    """The nodes that took the place of `node`, if any did; `of`: what has a cotangent, in reverse mode."""
     rule = rule_of(node, builder)
     if rule is None:
         return expand(builder, node)
-    return rule.rewrite(builder, node) if reverse and rule.rewrite is not None else None
+    return None if of is None or rule.rewrite is None else rule.rewrite(builder, node, of)
 
 
 def obstacle(node: ir.Node, builder: Builder) -> str:

@@ -16,6 +16,7 @@ from onnxgrad.flow.ahead import computed_ahead, turned_ahead
 from onnxgrad.flow.backwards import Backwards, Column
 from onnxgrad.flow.bodies import formal, give, values_read
 from onnxgrad.flow.iteration import Iteration, Slot
+from onnxgrad.flow.picks import picks
 from onnxgrad.flow.policy import Kept, kept
 from onnxgrad.flow.residuals import written_out
 from onnxgrad.flow.sums import Product, products
@@ -46,16 +47,19 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     pairs = [(it.following[i], g_states[i]) for i in carried] + [(it.given[k], g_slices[k]) for k in read]
     for v, g in pairs:
         seeds[v] = add([seeds[v], g]) if v in seeds else g
-    wrt = [*(states[i] for i in carried), *(s for s in slices if s in reached), *captures]
-    nodes = list(body)
+    picked = [p for p in picks(op, body) if p.out in reached] if _is_stackable(op, it) else []
+    wrt = [*(states[i] for i in carried), *(s for s in slices if s in reached), *captures, *(p.out for p in picked)]
+    nodes = [n for n in body if n not in {p.node for p in picked}]
     border = b.append(ir.Node("", "Constant", [], [ir.AttrInt64("value_int", 0)]))[0].value.producer()
     found = reverse(b, nodes, seeds, wrt)
     if not found and not carried:
         return {}
 
     pieces = [j for j, s in enumerate(slices) if s in found]
+    picked = [p for p in picked if p.out in found]
     backs = [found.get(states[i]) or _nothing(b.var(states[i]), g_states[i]) for i in carried]
     steps = [*backs, *(found[c] for c in captures if c in found), *(found[slices[j]] for j in pieces)]
+    steps += [found[p.out] for p in picked]
     at_hand: dict[ir.Value, Column] = {}
     if kept(op.node) is Kept.RESIDUALS:
         primal = list(itertools.takewhile(lambda n: n is not border, body))
@@ -70,6 +74,7 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
         at_hand[g_slices[k].value] = Column(g_slices[k].value, of[it.count + k].value, it.outs[k].turned())
 
     gives = [(found[slices[j]].value, it.ins[j].turned()) for j in pieces]
+    gives += [(found[p.out].value, p.slot) for p in picked]
     later = _products(op, it, found, captures, at_hand, gives)
     for parts in later.values():
         gives += [(p.b, p.a.slot) for p in parts if (p.b, p.a.slot) not in gives]
@@ -77,7 +82,7 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     sums = [formal(b, c, "sum") for c in summed]
     totals = [add([s, Var(b, found[c].value)]) for s, c in zip(sums, summed)]
     give(b, [*backs, *totals, *(v for v, _ in gives)])
-    likes = [*(states[i] for i in carried), *summed, *(slices[j] for j in pieces)]
+    likes = [*(states[i] for i in carried), *summed, *(slices[j] for j in pieces), *(p.out for p in picked)]
     for end, like in zip(body.outputs, likes):
         end.type, end.shape = like.type, like.shape
     if it.lead and body.inputs[1] in values_read(body):  # a step was made because the condition held
@@ -98,14 +103,16 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     def closing(w: Builder, stacks: list[Var]) -> list[Var]:
         """The cotangents that are found after the iteration, from what it stacked."""
         places = {g: stacks[i] for i, g in reversed(list(enumerate(gives)))}
+        wholes = [p.whole(w, stacks[len(pieces) + i]) for i, p in enumerate(picked)]
         rest = [sums_of(w, parts, [places[p.b, p.a.slot] for p in parts], Var(w, c)) for c, parts in later.items()]
-        return [*stacks[: len(pieces)], *rest]
+        return [*stacks[: len(pieces)], *wholes, *rest]
 
     back = Backwards(op, b, reads, [*g_states.values(), *sums], [*first, *zeros], [slot for _, slot in gives], closing)
-    back.instead = list(later)
+    back.instead = [*(p.x for p in picked), *later]
     results = back.emit()
     pulled: dict[ir.Value, list[Var]] = {}
-    places = [*(it.initial[i] for i in carried), *summed, *(it.scanned[j] for j in pieces), *later]
+    places = [*(it.initial[i] for i in carried), *summed, *(it.scanned[j] for j in pieces)]
+    places += [*(p.x for p in picked), *later]
     for value, g in zip(places, results):
         pulled.setdefault(value, []).append(g)
     return {value: add(gs) for value, gs in pulled.items()}
@@ -120,12 +127,7 @@ def _products(
     gives: list[tuple[ir.Value, Slot]],
 ) -> dict[ir.Value, list[Product]]:
     """The captured values whose cotangents are products of stacks, where stacks are kept and there are only stacks."""
-    if kept(op.node) is not Kept.RESIDUALS:
-        return {}
-    if it.lead and not all(
-        isinstance(s.type, ir.TensorType) and same_shape(Var(op.builder, s), Var(op.builder, x))
-        for s, x in zip(it.states, it.initial)
-    ):
+    if kept(op.node) is not Kept.RESIDUALS or not _is_stackable(op, it):
         return {}
     columns = {v: c for v, c in at_hand.items() if c.slot.axis == 0 and c.outer is not None}
     taped = {s: None for s in it.states if s.shape is not None}
@@ -141,6 +143,14 @@ def _products(
         if parts:
             later[c] = parts
     return later
+
+
+def _is_stackable(op: Op, it: Iteration) -> bool:
+    """Whether all steps go through tensors of the same shapes, so that the iteration back is a Scan."""
+    return not it.lead or all(
+        isinstance(s.type, ir.TensorType) and same_shape(Var(op.builder, s), Var(op.builder, x))
+        for s, x in zip(it.states, it.initial)
+    )
 
 
 def _is_carried(op: Op, it: Iteration, i: int, asked: bool, reached: set[ir.Value]) -> bool:

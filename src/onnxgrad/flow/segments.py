@@ -23,8 +23,11 @@ from onnxgrad.lower.written import replace
 FEWEST = 4
 
 
-def in_segments(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
-    """Replace `node`, in its graph, by an iteration over segments if that is asked for; the new nodes, or None."""
+def in_segments(builder: Builder, node: ir.Node, of: Sequence[ir.Value]) -> list[ir.Node] | None:
+    """Replace `node`, in its graph, by an iteration over segments if that is asked for; the new nodes, or None.
+
+    A stack that nothing reads, and that is not among `of`, is left out.
+    """
     every = segment_length(node)
     if every is None:
         return None
@@ -34,9 +37,11 @@ def in_segments(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
         keep(node, Kept.RESIDUALS)
         return None
     length = math.isqrt(steps - 1) + 1 if every == "sqrt" and steps is not None else every
+    outs = node.outputs[Iteration.of(node).count :]
+    used = [k for k, v in enumerate(outs) if v.uses() or v.is_graph_output() or v in of]
     if node.op_type == "Loop":
-        return replace(builder, node, lambda b, n: _Segments(b, n, length).write())
-    return replace(builder, node, lambda b, n: _scan(b, n, steps, length))
+        return replace(builder, node, lambda b, n: _Segments(b, n, length, used).write())
+    return replace(builder, node, lambda b, n: _scan(b, n, used, steps, length))
 
 
 def _steps(node: ir.Node) -> int | None:
@@ -55,6 +60,12 @@ def _root(b: Builder, n: Var) -> Var:
     return b.Cast(b.Ceil(b.Sqrt(b.Cast(n, to=int(ir.DataType.DOUBLE)))), to=int(ir.DataType.INT64))
 
 
+def _of_all(it: Iteration, used: Sequence[int], results: Sequence[Var]) -> list[Var | None]:
+    """All outputs of an iteration, given its states and those of its stacks that are `used`."""
+    found = dict(zip(used, results[it.count :]))
+    return [*results[: it.count], *(found.get(k) for k in range(len(it.node.outputs) - it.count))]
+
+
 # --- Loop ------------------------------------------------------------------------------------------
 
 
@@ -64,8 +75,8 @@ class _Segments:
     What a segment stacks goes into a sequence, since the last segment may be shorter than the others.
     """
 
-    def __init__(self, b: Builder, node: ir.Node, length: int | str) -> None:
-        self.b, self.node, self.it = b, node, Iteration.of(node)
+    def __init__(self, b: Builder, node: ir.Node, length: int | str, used: Sequence[int]) -> None:
+        self.b, self.node, self.it, self.used = b, node, Iteration.of(node), used
         self.counted = node.inputs[0] is not None and always_goes_on(node)
         self.trips: Var | None = None
         if node.inputs[0] is not None:
@@ -98,7 +109,7 @@ class _Segments:
         first = [b.var(v) for v in it.initial]
         results = loop(b, graph, *self._how_often(), [*first, *empties])
         keep(results[0].value.producer(), Kept.STATES)
-        return [*results[: it.count], *self._joined(results[it.count :])]
+        return _of_all(it, self.used, [*results[: it.count], *self._joined(results[it.count :])])
 
     def _segment(self, seg: Builder, number: Var, states: Sequence[Var]) -> tuple[list[Var], list[Var], Var | None]:
         """The states after one segment, what its steps stack, and whether to go on, if that is not known."""
@@ -123,7 +134,7 @@ class _Segments:
             body.inputs[0] = local.value
         first = list(states)
         goes = body.outputs[0]
-        ends = [*inside.following, *([] if self.counted else [goes]), *inside.given]
+        ends = [*inside.following, *([] if self.counted else [goes]), *(inside.given[k] for k in self.used)]
         shapes = [v.shape for v in ends]
         give(inner, [inner.Identity(inner.var(goes)), *ends])
         for end, shape in zip(body.outputs[1:], shapes):
@@ -172,7 +183,7 @@ class _Segments:
         first = [Var(none, v) for v in self.it.initial]
         results = loop(none, body, none.const(np.array(0, np.int64)).value, None, first)
         keep(results[0].value.producer(), Kept.RESIDUALS)
-        give(none, results[self.it.count :])
+        give(none, [results[self.it.count + k] for k in self.used])
         branches = [ir.AttrGraph("then_branch", then), ir.AttrGraph("else_branch", other)]
         any_ = b.SequenceLength(sequences[0]) > 0
         return list(b.append(ir.Node("", "If", [any_.value], branches, num_outputs=len(sequences))))
@@ -181,7 +192,7 @@ class _Segments:
 # --- Scan ------------------------------------------------------------------------------------------
 
 
-def _scan(b: Builder, node: ir.Node, steps: int | None, length: int | str) -> list[Var | None]:
+def _scan(b: Builder, node: ir.Node, used: Sequence[int], steps: int | None, length: int | str) -> list[Var | None]:
     """A Scan over whole segments, then one over the steps that are left.
 
     A Scan of no steps fails in ONNX Runtime: where the number of steps is not known, some are always left, and
@@ -191,26 +202,51 @@ def _scan(b: Builder, node: ir.Node, steps: int | None, length: int | str) -> li
     if steps is not None:
         assert isinstance(length, int)
         whole, left = divmod(steps, length)
-        return list(_split(b, it, whole * length, length, steps if left else None))
+        results = _split(b, it, used, whole * length, length, steps if left else None)
+        return _of_all(it, used, results)
     size = b.Squeeze(b.shape_of(b.var(it.scanned[0]), it.ins[0].axis, it.ins[0].axis + 1 or None), [0])
     each: Var | int = _root(b, size) if length == "sqrt" else int(length)
     cut = b.Div(size - 1, each) * each
     some, then = empty(b, "some_segments")
-    give(some, _split(some, it, Var(some, cut.value), each, Var(some, size.value)))
+    give(some, _split(some, it, used, Var(some, cut.value), each, Var(some, size.value)))
     none, other = empty(b, "no_segments")
-    _, inside = it.copy(none)
     pieces = [(Var(none, x), slot) for x, slot in zip(it.scanned, it.ins)]
-    results = scan(none, inside.body, [Var(none, v) for v in it.initial], pieces, it.outs)
-    keep(results[0].value.producer(), Kept.RESIDUALS)
+    results = _plain(none, it, used, [Var(none, v) for v in it.initial], pieces)
     give(none, results)
     branches = [ir.AttrGraph("then_branch", then), ir.AttrGraph("else_branch", other)]
-    joined = ir.Node("", "If", [(cut > 0).value], branches, num_outputs=len(node.outputs))
-    for value, model in zip(joined.outputs, node.outputs):
+    likes = [*node.outputs[: it.count], *(node.outputs[it.count + k] for k in used)]
+    joined = ir.Node("", "If", [(cut > 0).value], branches, num_outputs=len(likes))
+    for value, model in zip(joined.outputs, likes):
         value.type, value.shape = model.type, model.shape
-    return list(b.append(joined))
+    results = list(b.append(joined))
+    return _of_all(it, used, results)
 
 
-def _split(b: Builder, it: Iteration, cut: Var | int, length: Var | int, steps: Var | int | None) -> list[Var]:
+def _plain(
+    b: Builder, it: Iteration, used: Sequence[int], first: Sequence[Var], pieces: Sequence[tuple[Var, Slot]]
+) -> list[Var]:
+    """The Scan of other slices; its last states and those stacks that are `used`."""
+    inner, inside = it.copy(b)
+    ends = [*inside.following, *(inside.given[k] for k in used)]
+    shapes = [v.shape for v in ends]
+    give(inner, ends)
+    for end, shape in zip(inside.body.outputs, shapes):
+        end.shape = shape if end.shape is None else end.shape
+    axes = [Slot(_axis(it.outs[k], it.given[k]), it.outs[k].backwards) for k in used]
+    results = scan(b, inside.body, first, pieces, axes)
+    keep(_maker(results[0]), Kept.RESIDUALS)
+    return results
+
+
+def _maker(x: Var) -> ir.Node | None:
+    """The Scan that made `x`, perhaps moved since."""
+    node = x.value.producer()
+    return node.inputs[0].producer() if node is not None and node.op_type == "Transpose" and node.inputs[0] else node
+
+
+def _split(
+    b: Builder, it: Iteration, used: Sequence[int], cut: Var | int, length: Var | int, steps: Var | int | None
+) -> list[Var]:
     """`cut` steps in segments of `length`, then the rest of `steps`, if there is one."""
     here = [length if isinstance(length, int) else Var(b, length.value)]
     outer, graph = empty(b, "segments")
@@ -229,14 +265,11 @@ def _split(b: Builder, it: Iteration, cut: Var | int, length: Var | int, steps: 
         size = length if isinstance(length, int) else None
         like = ir.Value(name="", type=slice_.type, shape=ir.Shape([*dims[:axis], size, *dims[axis:]]))
         pieces.append((formal(outer, like, "segment"), Slot(axis, slot.backwards)))
-    _, inside = it.copy(outer)
-    outs = [Slot(_axis(slot, v), slot.backwards) for slot, v in zip(it.outs, it.given)]
-    results = scan(outer, inside.body, states, pieces, outs)
-    keep(results[0].value.producer(), Kept.RESIDUALS)
-    give(outer, results)
+    outs = [Slot(_axis(it.outs[k], it.given[k]), it.outs[k].backwards) for k in used]
+    give(outer, _plain(outer, it, used, states, pieces))
     graph.inputs.extend(v.value for v in [*states, *(p for p, _ in pieces)])
     results = scan(b, graph, [b.var(v) for v in it.initial], columns, outs)
-    keep(results[0].value.producer(), Kept.STATES)
+    keep(_maker(results[0]), Kept.STATES)
     ends, stacks = results[: it.count], []
     for stack, slot in zip(results[it.count :], outs):
         shape = b.join(b.shape_of(stack, 0, slot.axis), [-1], b.shape_of(stack, slot.axis + 2))
@@ -247,9 +280,7 @@ def _split(b: Builder, it: Iteration, cut: Var | int, length: Var | int, steps: 
     for x, slice_, slot in zip(it.scanned, it.slices, it.ins):
         first, last = (0, steps - cut) if slot.backwards else (cut, steps)
         rest.append((_cut(b, b.var(x), first, last, _axis(slot, slice_)), slot))
-    _, inside = it.copy(b)
-    results = scan(b, inside.body, ends, rest, it.outs)
-    keep(results[0].value.producer(), Kept.RESIDUALS)
+    results = _plain(b, it, used, ends, rest)
     ends = results[: it.count]
     for i, (last, slot) in enumerate(zip(results[it.count :], outs)):
         both = (last, stacks[i]) if slot.backwards else (stacks[i], last)

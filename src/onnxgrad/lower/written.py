@@ -57,7 +57,7 @@ def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
 
 
 def replace(builder: Builder, node: ir.Node, lower: Lowering) -> list[ir.Node] | None:
-    """Replace `node`, in its graph, by what `lower` writes; the new nodes."""
+    """Replace `node`, in its graph, by what `lower` writes (which may leave out what nothing reads); the new nodes."""
     graph = node.graph
     if not isinstance(graph, ir.Graph):
         return None
@@ -77,7 +77,7 @@ def replace(builder: Builder, node: ir.Node, lower: Lowering) -> list[ir.Node] |
     graph.remove(new)
     graph.insert_before(node, new)
     for actual, produced in zip(node.outputs, results):
-        if actual.name:
+        if actual.name and (produced is not None or actual.uses()):
             _take_place(builder, actual, produced)
     graph.remove(node, safe=True)
     return new

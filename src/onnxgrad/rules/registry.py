@@ -47,8 +47,9 @@ def _parameters(function: Function) -> int:
 class Rule:
     """One operator's derivative. `wrt` holds the inputs that have one (None: every float input).
 
-    `rewrite` is ``f(builder, node)``, asked before reverse mode: it may put other nodes in the place of `node`, of
-    the same value, and returns them, or None.
+    `rewrite` is ``f(builder, node, of)``, asked before reverse mode from values `of`: it may put other nodes, of the
+    same value, in the place of `node`, and returns them, or None. Outputs that nothing reads, and that are not among
+    `of`, may be left out.
     """
 
     kind: str
