@@ -120,7 +120,10 @@ def test_only_what_is_asked_for_is_trained(place):
         (("m.onnx", "--data", "train.npz", *LOSS, "--prediction", "yy"), "did you mean 'y'"),
         (("m.onnx", "--data", "train.npz", *LOSS, "--trainable", "w3"), "did you mean 'w"),
         (("m.onnx", "--data", "train.npz", *LOSS, "--trainable", "q*"), "no weight named 'q*'"),
-        (("m.onnx", "--data", "train.npz", *LOSS, "--schedule", "steps"), "there is no schedule 'steps'; there are: constant, step"),
+        (
+            ("m.onnx", "--data", "train.npz", *LOSS, "--schedule", "steps"),
+            "there is no schedule 'steps'; there are: constant, step",
+        ),
         (("m.onnx", "--data", "train.npz", *LOSS, "--epochs", "0"), "epochs must be at least 1"),
         (("m.onnx", "--data", "train.npz", *LOSS, "--seed", "-1"), "seed must be at least 0"),
         (("m.onnx", "--data", "train.npz", *LOSS, "--labels", "label"), "did you mean 'labels'"),
