@@ -27,6 +27,7 @@ from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.finish import finish
 from onnxgrad.ir.infer import Inference
+from onnxgrad.rules.registry import registry
 
 Names = str | Sequence[str]
 Path = str | os.PathLike
@@ -39,7 +40,8 @@ class Derivation:
     def __init__(
         self, model: AnyModel, wrt: Names, of: Names | None, first: Callable[[ir.Model], None] | None = None
     ) -> None:
-        self.opened: Opened = open_model(model, first, keep=worth_keeping if _keeping.get() else nothing)
+        keeps = _keeping.get() and not registry.estimating  # an estimator looks at what made a quantized number
+        self.opened: Opened = open_model(model, first, keep=worth_keeping if keeps else nothing)
         functions = self.opened.functions
         if functions is not None:
             functions.rule = CALL

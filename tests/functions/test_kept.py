@@ -17,6 +17,7 @@ from onnxgrad import (
     linearize,
     signature,
     split_vjp,
+    straight_through,
     value_and_grad,
     vjp,
 )
@@ -351,3 +352,18 @@ def test_against_central_differences():
     x, v = np.random.default_rng(2).standard_normal((2, 1, 2, 8))
     up, down = (run(source, {"x": x + e * v})["y"] for e in (1e-6, -1e-6))
     np.testing.assert_allclose((run(derived, {"x": x})["x_grad"] * v).sum(), (up - down) / 2e-6, rtol=1e-7)
+
+
+def test_straight_through_sees_into_functions(all_kept):
+    """Quantized numbers that one function gives and another reads carry the estimate on."""
+    source = parsed("""m (float[4] x) => (float[] l)
+        { s = Constant <value = float {0.1}> ()  q = my.Q (x, s)  d = my.D (q, s)  e = Mul (d, d)
+          l = ReduceSum <keepdims = 0> (e) }
+        <domain: "my", opset_import: ["" : 21]> Q (v, s) => (q)
+        { z = Constant <value = int8 {0}> ()  q = QuantizeLinear (v, s, z) }
+        <domain: "my", opset_import: ["" : 21]> D (q, s) => (u) { u = DequantizeLinear (q, s) }""")
+    x = np.array([0.51, -0.98, 2.04, 30], np.float32)
+    with straight_through("QuantizeLinear"):
+        derived = grad(source, wrt="x")
+    np.testing.assert_allclose(run(derived, {"x": x})["x_grad"], [1.0, -2.0, 4.0, 0], rtol=1e-5)
+    assert not run(grad(source, wrt="x"), {"x": x})["x_grad"].any()

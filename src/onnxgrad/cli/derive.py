@@ -114,8 +114,9 @@ def _summary(primal: ir.Model, derived: ir.Model, files: list[Path]) -> None:
     before, after = (primal.graph.opset_imports.get("", 18), derived.graph.opset_imports[""])
     raised = f", opset {before} → {after}" if before != after else ""
     count = sum(len(g) for g in derived.graphs())
+    kept = f", and {len(derived.functions)} local functions" if derived.functions else ""
     out.print(
-        f"{count} nodes, {count - sum(len(g) for g in primal.graphs()):+d} against the model{raised}; "
+        f"{count} nodes{kept}, {count - sum(len(g) for g in primal.graphs()):+d} against the model{raised}; "
         f"written to {', '.join(map(str, files))}",
         markup=False,
     )

@@ -12,6 +12,7 @@ and a body knows as much as if it had been inlined.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection, Hashable, Iterator, MutableMapping
 from dataclasses import dataclass
@@ -133,8 +134,8 @@ class Functions:
         """Set types and shapes of what the call `node` gives."""
         try:
             body = self.body(node)
-        except Exception as e:  # as any inference that fails: the types stay unknown
-            ctx.record_error(node, str(e)) if hasattr(ctx, "record_error") else None
+        except Exception:  # as any inference that fails: the types stay unknown
+            logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
             return
         symbols: dict[str, str] = {}
         for v in node.inputs:
