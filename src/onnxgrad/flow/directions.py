@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnxgrad.flow.bodies import empty, give
 from onnxgrad.flow.iteration import Slot, scan
-from onnxgrad.flow.stacked import Unstackable
+from onnxgrad.flow.stacked_step import Unstackable
 from onnxgrad.flow.stacking import stack
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.walk import reads

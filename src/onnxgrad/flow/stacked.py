@@ -8,99 +8,14 @@ more filters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.ir import Builder, Var
-
-#: Writes the stacked form of a node.
-Write = Callable[["Step"], Any]
-
-
-class Unstackable(Exception):
-    """A node that has no stacked form here."""
-
-
-class Step:
-    """One node whose operands may be stacks."""
-
-    def __init__(
-        self,
-        b: Builder,
-        node: ir.Node,
-        stacks: Mapping[ir.Value, Var],
-        plain: Mapping[ir.Value, Var],
-        count: Var | list[int],
-    ) -> None:
-        self.b, self.node, self.count = b, node, count
-        self.values = list(node.inputs)
-        self.stacked = [v in stacks for v in self.values]
-        self.x: list[Any] = [
-            None if v is None else stacks[v] if v in stacks else plain.get(v, Var(b, v)) for v in self.values
-        ]
-
-    def rank(self, i: int) -> int:
-        """The rank of operand `i`, without the direction."""
-        value = self.values[i]
-        if value is None:
-            raise Unstackable
-        return rank_of(value)
-
-    @property
-    def out_rank(self) -> int:
-        """The rank of the result, without the direction."""
-        return rank_of(self.node.outputs[0])
-
-    def known(self, i: int) -> list[int]:
-        """What the vector operand `i` holds, which must be constant; nothing if it is left out."""
-        if i >= len(self.x) or self.x[i] is None:
-            return []
-        held = None if self.stacked[i] else self.x[i].const
-        if held is None:
-            raise Unstackable
-        return [int(n) for n in held.reshape(-1)]
-
-    def only(self, *which: int) -> Var:
-        """The first of the operands `which`, which must all be stacks, and the only ones."""
-        if self.stacked != [i in which for i in range(len(self.x))]:
-            raise Unstackable
-        return self.x[which[0]]
-
-    def lifted(self, i: int, rank: int) -> Var:
-        """Operand `i` as one that broadcasts with stacks of this rank."""
-        missing = rank - self.rank(i)
-        if not self.stacked[i] or missing <= 0:
-            return self.x[i]
-        return self.b.Unsqueeze(self.x[i], list(range(1, missing + 1)))
-
-    def stack(self, i: int) -> Var:
-        """Operand `i` as a stack, whatever it is."""
-        return self.x[i] if self.stacked[i] else repeated(self.b, self.x[i], self.count)
-
-    def int_attr(self, name: str, default: int) -> int:
-        """An attribute of the node."""
-        a = self.node.attributes.get(name)
-        return default if a is None else a.as_int()
-
-    def again(self, *operands: Any, **changed: Any) -> Any:
-        """The node on other operands, with some attributes changed."""
-        attributes: dict[str, Any] = dict(self.node.attributes.items()) | changed
-        return self.b.emit(self.node.op_type, *operands, outputs=len(self.node.outputs), **attributes)
-
-
-def repeated(b: Builder, x: Var, count: Var | list[int]) -> Var:
-    """A stack of nothing but `x`."""
-    return b.Expand(x, b.join(count, b.shape_of(x)))
-
-
-def rank_of(value: ir.Value) -> int:
-    """Its rank, which must be known."""
-    if value.shape is None:
-        raise Unstackable
-    return len(value.shape)
-
+from onnxgrad.flow.stacked_products import conv, einsum, folded, gemm, matmul, resize, rows
+from onnxgrad.flow.stacked_step import Step, Unstackable, Write
+from onnxgrad.ir import Var
 
 # --- element by element ----------------------------------------------------------------------------
 
@@ -178,7 +93,7 @@ def _pad(s: Step) -> Var:
             every[axis % rank], every[axis % rank + rank] = given[i], given[i + len(axes)]
         pads = b.const(every)
     before, after = (b.Slice(pads, [n], [m], [0]) for n, m in ((0, rank), (rank, 2 * rank)))
-    both = b.join([0], _folded(b, before), [0], _folded(b, after))
+    both = b.join([0], folded(b, before), [0], folded(b, after))
     return s.again(x, both, *s.x[2:3])
 
 
@@ -294,142 +209,6 @@ def _length(x: Var) -> int:
     return x.shape[0]
 
 
-# --- products --------------------------------------------------------------------------------------
-
-
-def _matmul(s: Step) -> Var:
-    (a, b), (n, m) = s.x, (s.rank(0), s.rank(1))
-    if s.stacked == [True, False] and (n > 1 or m <= 2):
-        return _product(a if n == 1 else s.lifted(0, max(n, m)), b)
-    if s.stacked == [False, True] and m > 1:
-        return _product(a, s.lifted(1, max(n, m)))
-    if s.stacked == [False, True] and n <= 2:  # a column for each direction: together, the rows of a matrix
-        return _product(b, a if n == 1 else s.b.Transpose(a, perm=[1, 0]))
-    rank = max(n, m, 2)
-    sides = []
-    for i, (x, own) in enumerate(((a, n), (b, m))):
-        if own == 1:  # a row on the left, a column on the right
-            x, own = s.b.Unsqueeze(x, [-2 if i == 0 else -1]), 2
-        if s.stacked[i] and rank > own:
-            x = s.b.Unsqueeze(x, list(range(1, rank - own + 1)))
-        sides.append(x)
-    y = _product(*sides)
-    gone = [axis for axis, own in ((rank - 1, n), (rank, m)) if own == 1]
-    return s.b.Squeeze(y, gone) if gone else y
-
-
-def _product(x: Var, y: Var) -> Var:
-    """x·y. A sum over nothing is zero, but ONNX Runtime leaves a stack of such products as it found the memory."""
-    product = x @ y
-    size = (x.shape or (0,))[-1]
-    if (isinstance(size, int) and size) or max(x.rank, y.rank) < 3:
-        return product
-    b = x.builder
-    return b.Where(b.shape_of(x, x.rank - 1) > 0, product, 0)
-
-
-def _gemm(s: Step) -> Var:
-    turned = []
-    for i, name in enumerate(("transA", "transB")):
-        perm = [0, 2, 1] if s.stacked[i] else [1, 0]
-        turned.append(s.b.Transpose(s.x[i], perm=perm) if s.int_attr(name, 0) else s.x[i])
-    alpha, beta = (1.0 if (a := s.node.attributes.get(n)) is None else a.as_float() for n in ("alpha", "beta"))
-    product = _product(*turned) if any(s.stacked[:2]) else s.b.Unsqueeze(turned[0] @ turned[1], [0])
-    y = product * alpha
-    return y if len(s.x) < 3 or s.x[2] is None else y + s.lifted(2, 2) * beta
-
-
-def _einsum(s: Step) -> Var:
-    equation = s.node.attributes["equation"].as_string().replace(" ", "")
-    left, arrow, right = equation.partition("->")
-    letter = next((c for c in "zyxwvutsrqponmlkjihgfedcba" if c not in equation), None)
-    if not arrow or letter is None:
-        raise Unstackable
-    terms = [letter + t if stacked else t for t, stacked in zip(left.split(","), s.stacked)]
-    return s.b.emit("Einsum", *s.x, equation=f"{','.join(terms)}->{letter}{right}")
-
-
-# --- rows of a batch -------------------------------------------------------------------------------
-
-
-def _merged(b: Builder, x: Var, axis: int) -> Var:
-    """`x` with axes `axis` and `axis` + 1 as one."""
-    one = b.shape_of(x, axis, axis + 1) * b.shape_of(x, axis + 1, axis + 2)
-    return b.reshape(x, b.join(b.shape_of(x, 0, axis) if axis else [], _folded(b, one), b.shape_of(x, axis + 2)))
-
-
-def _folded(b: Builder, x: Var) -> Var:
-    return x if (known := x.const) is None else b.const(known)
-
-
-def _parted(b: Builder, x: Var, axis: int, *sizes: Any) -> Var:
-    """`x` with axis `axis` as several, of these sizes."""
-    return b.reshape(x, b.join(b.shape_of(x, 0, axis) if axis else [], *sizes, b.shape_of(x, axis + 1)))
-
-
-def _rows(s: Step) -> Var:
-    """The directions are more rows of the batch."""
-    b, x = s.b, s.only(0)
-    if len(s.node.outputs) != 1 or s.int_attr("training_mode", 0):
-        raise Unstackable
-    return _parted(b, s.again(_merged(b, x, 0), *s.x[1:]), 0, s.count, b.shape_of(x, 1, 2))
-
-
-def _resize(s: Step) -> Var:
-    """Rows as well, where it leaves the batch axis alone."""
-    scales, axes = s.x[2] if len(s.x) > 2 else None, s.node.attributes.get("axes")
-    held = None if scales is None else scales.const
-    if held is None or not held.size or s.known(1):
-        raise Unstackable
-    at = [a % s.rank(0) for a in axes.as_ints()] if axes is not None else list(range(s.rank(0)))
-    if any(a == 0 and scale != 1 for a, scale in zip(at, held)):
-        raise Unstackable
-    return _rows(s)
-
-
-def _conv(s: Step) -> Var:
-    if s.stacked[:2] == [True, False]:
-        return _rows(s)
-    if any(s.stacked[2:]) or len([x for x in s.x if x is not None]) > 2:
-        raise Unstackable
-    return _paired(s) if s.stacked[0] else _filters(s)
-
-
-def _filters(s: Step) -> Var:
-    """The directions are more filters of every group."""
-    b, w, groups = s.b, s.x[1], s.int_attr("group", 1)
-    if s.node.op_type == "ConvTranspose":  # [K, C, M/g, …]
-        each = b.shape_of(w, 2, 3)
-        w = _merged(b, _swapped(w), 1)
-    else:  # [K, M, C/g, …]
-        if groups > 1 and not isinstance((w.shape or (None, None))[1], int):
-            raise Unstackable
-        each = b.shape_of(w, 1, 2) if groups == 1 else b.const([w.shape[1] // groups])
-        if groups > 1:
-            w = _merged(b, _swapped(_parted(b, w, 1, [groups], each)), 0)  # [g·K, M/g, …]
-        w = _merged(b, w, 0)
-    y = s.again(s.x[0], w)
-    y = b.Transpose(_parted(b, y, 1, [groups], s.count, each), perm=[2, 0, 1, *range(3, s.out_rank + 2)])
-    return _merged(b, y, 2)
-
-
-def _paired(s: Step) -> Var:
-    """The directions are more groups."""
-    b, (x, w), count = s.b, s.x[:2], (s.x[0].shape or (None,))[0]
-    if not isinstance(count, int):
-        raise Unstackable
-    each = b.shape_of(w, 1, 2)
-    if s.node.op_type == "ConvTranspose":
-        each = b.shape_of(w, 2, 3) * s.int_attr("group", 1)
-    y = s.again(_merged(b, _swapped(x), 1), _merged(b, w, 0), group=count * s.int_attr("group", 1))
-    return _swapped(_parted(b, y, 1, [count], each))
-
-
-def _swapped(x: Var) -> Var:
-    """`x` with its first two axes exchanged."""
-    return x.builder.Transpose(x, perm=[1, 0, *range(2, x.rank)])
-
-
 _ELEMENTWISE = """
     Abs Acos Acosh Add And Asin Asinh Atan Atanh Cast Ceil Celu Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater
     GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul
@@ -444,29 +223,29 @@ _ROWS = """
 WRITE: dict[str, Write] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
     **{f"Reduce{name}": _reduce for name in _REDUCE},
-    **dict.fromkeys(_ROWS, _rows),
+    **dict.fromkeys(_ROWS, rows),
     **{name: _along(-1) for name in _LAST},
     **{name: _along(0) for name in ("ArgMax", "ArgMin", "Split")},
     "Clip": _clip,
     "Compress": _compress,
     "Concat": _concat,
-    "Conv": _conv,
-    "ConvTranspose": _conv,
+    "Conv": conv,
+    "ConvTranspose": conv,
     "CumProd": _cumulate,
     "CumSum": _cumulate,
     "DFT": _dft,
-    "Einsum": _einsum,
+    "Einsum": einsum,
     "Expand": _expand,
     "Flatten": _flatten,
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
-    "Gemm": _gemm,
-    "MatMul": _matmul,
+    "Gemm": gemm,
+    "MatMul": matmul,
     "OneHot": _one_hot,
     "Pad": _pad,
     "Reshape": _reshape,
-    "Resize": _resize,
+    "Resize": resize,
     "ReverseSequence": _reverse_sequence,
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,

@@ -13,7 +13,8 @@ import onnx_ir as ir
 
 from onnxgrad.flow.bodies import copy_of, empty, formal, give
 from onnxgrad.flow.iteration import Iteration, Slot, loop, scan
-from onnxgrad.flow.stacked import SIZES, WRITE, Step, Unstackable, repeated
+from onnxgrad.flow.stacked import SIZES, WRITE
+from onnxgrad.flow.stacked_step import Step, Unstackable, repeated
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.walk import reads, subgraphs
 
