@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 import warnings
 from typing import Annotated, Any
@@ -65,7 +64,6 @@ def build() -> typer.Typer:
     app.command()(derive.grad)
     app.command()(tables.check)
     app.command()(tables.ops)
-    for name in ("lower", "train", "demo"):
-        if importlib.util.find_spec(f"onnxgrad.cli.{name}"):
-            app.command()(getattr(importlib.import_module(f"onnxgrad.cli.{name}"), name))
+    for name in ("lower", "train", "export_step", "demo"):
+        app.command()(getattr(importlib.import_module(f"onnxgrad.cli.{name}"), name))
     return app

@@ -110,8 +110,18 @@ def normalization(mean: str | None, std: str | None) -> tuple[tuple[float, ...],
     return numbers("--image-mean", mean or "0"), numbers("--image-std", std or "1")
 
 
-def with_training(source: ir.Model, path: Path, flags: Mapping[str, Any], parts: int) -> onnx.ModelProto | ir.Model:
-    """`source` as it is if it carries training information, else with what the `flags` say attached."""
+def with_training(
+    source: ir.Model, path: Path, flags: Mapping[str, Any], parts: int, schedule: str | None = None
+) -> onnx.ModelProto | ir.Model:
+    """`source` as it is if it carries training information, else with what the `flags` say attached.
+
+    Args:
+        source: the model.
+        path: where it came from.
+        flags: by their names on the command line.
+        parts: into how many a batch is cut.
+        schedule: to be a part of the graph.
+    """
     given = [flag for flag, value in flags.items() if value is not None and value is not False]
     if training_info(source):
         if given:
@@ -138,6 +148,7 @@ def with_training(source: ir.Model, path: Path, flags: Mapping[str, Any], parts:
         freeze_bn=flags["--freeze-bn"],
         dropout=_dropout(flags["--dropout"] or ()),
         accumulate=parts > 1,
+        schedule=schedule,
     )
 
 

@@ -4,6 +4,7 @@ from onnxgrad.training.accumulate import Accumulating, SplitStep, split_step
 from onnxgrad.training.attach import attach
 from onnxgrad.training.data import load_npz
 from onnxgrad.training.evaluation import Evaluation
+from onnxgrad.training.export import export_step
 from onnxgrad.training.functions import optimizer_function, with_optimizer_functions
 from onnxgrad.training.heads import with_head
 from onnxgrad.training.initializers import initialize
@@ -38,6 +39,7 @@ __all__ = [
     "carry_training_info",
     "compile_entries",
     "compile_step",
+    "export_step",
     "initialize",
     "load_npz",
     "lower_gradients",

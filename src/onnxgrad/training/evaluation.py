@@ -90,13 +90,7 @@ class Evaluation:
         if step.source is None:
             raise BadInput("a step without the model that it was compiled from cannot be evaluated")
         source = step.source
-        merged, values = _entry_with(source, step)
-        model = merged.model
-        infer_model(model)
-        _inference_mode(model.graph)
-        loss = values[step.loss]
-        model.graph.outputs[:] = [loss]
-        CommonSubexpressionEliminationPass()(model)
+        model, own = measuring_graph(source, step)
         (loss,) = model.graph.outputs
         inference = {v.name or "" for n in source.model.graph for v in n.outputs}
         nodes = _tail_nodes(model.graph, loss, inference)
@@ -104,7 +98,7 @@ class Evaluation:
         options = options or Options()
         if not nodes:
             return cls(source, None, step.loss, [step.loss], set(), [], state, options)
-        boundary = _cut(model.graph, nodes, loss, set(merged.own) - step.state.keys())
+        boundary = _cut(model.graph, nodes, loss, own - step.state.keys())
         head = source.inference().graph
         given = {v.name or "" for v in head.inputs} - set(head.initializers)
         read = {v.name for n in head for v in reads(n)}
@@ -185,6 +179,17 @@ class Evaluation:
         for score in scores:
             measured |= {k: v for k, v in score.result().items() if k not in measured}
         return measured
+
+
+def measuring_graph(source: Source, step: Step) -> tuple[ir.Model, set[str]]:
+    """Inference graph and algorithm up to the loss, all of it in inference mode; names of what the algorithm holds."""
+    merged, values = _entry_with(source, step)
+    model = merged.model
+    infer_model(model)
+    _inference_mode(model.graph)
+    model.graph.outputs[:] = [values[step.loss]]
+    CommonSubexpressionEliminationPass()(model)
+    return model, set(merged.own)
 
 
 def _entry_with(source: Source, step: Step) -> tuple[Merged, dict[str, ir.Value]]:

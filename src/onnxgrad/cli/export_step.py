@@ -1,0 +1,78 @@
+"""``onnxgrad export-step``: what a host on a device needs to train, with nothing but an ONNX runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import onnx
+import onnx_ir as ir
+import typer
+
+from onnxgrad.cli import recipe
+from onnxgrad.cli.console import console
+from onnxgrad.door import load_model
+from onnxgrad.errors import BadInput
+from onnxgrad.training import export_step as export
+from onnxgrad.training import with_head
+
+
+def export_step(
+    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the models, the state and the contract.")],
+    loss: recipe.Losses = None,
+    optimizer: recipe.Optimizer = None,
+    prediction: recipe.Prediction = None,
+    labels: recipe.Labels = None,
+    lr: recipe.Rate = None,
+    weight_decay: recipe.Decay = None,
+    momentum: recipe.Momentum = None,
+    schedule: recipe.Plan = "constant",
+    group: recipe.Groups = None,
+    clip_norm: recipe.ClipNorm = None,
+    clip_value: recipe.ClipValue = None,
+    ema: recipe.Ema = None,
+    train: recipe.Trainable = None,
+    freeze: recipe.Freeze = None,
+    freeze_bn: recipe.FreezeBn = False,
+    dropout: recipe.Dropout = None,
+    head: recipe.Head = None,
+) -> None:
+    """Write a training step, its halves, evaluation and inference as models, with the first state and a contract.
+
+    A host needs an ONNX runtime and a loop; host.py, which is written beside them, is one in Python. The schedule is a
+    part of the step.
+    """
+    source: ir.Model | onnx.ModelProto = load_model(model)
+    if head is not None:
+        outputs, of = recipe.head_of(head)
+        source = with_head(source, outputs, of=of)
+    assert isinstance(source, ir.Model)
+    flags = {
+        "--loss": loss,
+        "--optimizer": optimizer,
+        "--prediction": prediction,
+        "--labels": labels,
+        "--lr": lr,
+        "--weight-decay": weight_decay,
+        "--momentum": momentum,
+        "--group": group,
+        "--clip-norm": clip_norm,
+        "--clip-value": clip_value,
+        "--ema": ema,
+        "--train": train,
+        "--freeze": freeze,
+        "--freeze-bn": freeze_bn,
+        "--dropout": dropout,
+    }
+    rates = None if schedule == "constant" else schedule
+    try:
+        training = recipe.with_training(source, model, flags, 2, rates)
+    except BadInput:  # a loss that compares the examples of a batch cannot be had in parts
+        training = recipe.with_training(source, model, flags, 1, rates)
+    contract = export(training, output)
+    out = console()
+    for name, about in contract["models"].items():
+        out.print(f"{name:<14} {output / about['file']}", markup=False, highlight=False, soft_wrap=True)
+    for name in ("state.npz", "contract.json", "host.py"):
+        out.print(f"{name.partition('.')[0]:<14} {output / name}", markup=False, highlight=False, soft_wrap=True)
