@@ -3,8 +3,9 @@
 ``python -m benchmarks.eager [--rounds 60] [--page docs/eager-benchmark.md]``
 
 Both differentiate the same source, written against the numpy namespace of each, in float64; their gradients must
-agree. One round calls one after the other, so that a slow moment of the machine hits both. Reported: medians, and the
-median with quartiles of the ratios of the rounds. The first call, which builds and compiles the graph of the
+agree. One round calls one after the other, so that a slow moment of the machine hits both. Reported: medians, the
+median with quartiles of the ratios of the rounds, and the ratio of the medians of CPU time, which other load on the
+machine disturbs least. The first call, which builds and compiles the graph of the
 derivative, is reported by itself.
 """
 
@@ -32,11 +33,12 @@ INTRODUCTION = """\
 
 Written by `python -m benchmarks.eager --page docs/eager-benchmark.md`, which explains how it measures: gradient calls
 (forward and backward pass) of onnxgrad.eager and HIPS autograd, in float64, interleaved. A ratio below 1 means that
-onnxgrad.eager is faster. `first` is the first call for a shape, which builds the graph; every later call finds it.
+onnxgrad.eager is faster; the CPU ratio is that of processor time, all threads
+together. `first` is the first call for a shape, which builds the graph; every later call finds it.
 """
 HEAD = (
-    "| function | size | first, ms | onnxgrad, µs | autograd, µs | ratio | quartiles |",
-    "|---|---|---|---|---|---|---|",
+    "| function | size | first, ms | onnxgrad, µs | autograd, µs | ratio | quartiles | CPU ratio |",
+    "|---|---|---|---|---|---|---|---|",
 )
 SIZES = (1, 8, 64, 128, 256, 512)
 
@@ -80,15 +82,17 @@ def measure(f: Callable[..., Any], size: int, rounds: int) -> dict[str, Any]:
     expected = theirs(x)
     np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9 * (1 + np.abs(expected).max()))
     times: tuple[list[float], list[float]] = ([], [])
+    works: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds if size < 256 else max(rounds // 4, 9)):
-        for call, kept in zip((ours, theirs), times):
-            start = time.perf_counter()
+        for call, kept, work in zip((ours, theirs), times, works):
+            start, used = time.perf_counter(), time.process_time()
             call(x)
             kept.append(time.perf_counter() - start)
+            work.append(time.process_time() - used)
     ratios = [a / b for a, b in zip(*times)]
     low, _, high = quantiles(ratios, n=4)
     return {"first": first, "ours": median(times[0]), "theirs": median(times[1]), "ratio": median(ratios),
-            "low": low, "high": high}  # fmt: skip
+            "low": low, "high": high, "cpu": median(works[0]) / median(works[1])}  # fmt: skip
 
 
 def main() -> None:
@@ -105,7 +109,7 @@ def main() -> None:
             r = measure(f, size, options.rounds)
             row = (
                 name, f"{size}×{size}", f"{r['first'] * 1e3:.0f}", f"{r['ours'] * 1e6:.0f}", f"{r['theirs'] * 1e6:.0f}",
-                f"{r['ratio']:.2f}", f"{r['low']:.2f}–{r['high']:.2f}",
+                f"{r['ratio']:.2f}", f"{r['low']:.2f}–{r['high']:.2f}", f"{r['cpu']:.2f}",
             )  # fmt: skip
             table.add_row(*row)
             lines.append(f"| {' | '.join(row)} |")
