@@ -79,7 +79,7 @@ class Inlined:
             value.name = name
             b.graph.register_initializer(value)
         for node in nodes:
-            node.name = b.names.exactly(node.name) if node.name else ""
+            node.name = b.names.fresh(node.name) if node.name else ""
             for value in node.outputs:
                 if value.name:
                     value.name = (b.names.exactly if value in outputs[1:] else b.names.fresh)(value.name)
