@@ -9,13 +9,25 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import onnx
 
-from onnxgrad.check import operators
+from onnxgrad.check import may_be_float, operators
 from tests.nodes.table import cell, fates
+from tests.nodes.tag_examples import EXAMPLES
 
 PAGE = Path(__file__).parents[2] / "docs" / "differentiability-tags.md"
 
+#: Outputs tagged as without a derivative that have one: which example shows it, or why the tag can be read as advice.
+OUTPUTS = {
+    ("CausalConvWithState", "present_state"): "past_state",
+    ("LinearAttention", "present_state"): "past_state",
+    ("OneHot", "output"): "values",
+    ("STFT", "output"): "signal",
+    ("Unique", "Y"): "X",
+    ("BatchNormalization", "running_mean"): "",
+    ("BatchNormalization", "running_var"): "",
+}
 #: Inputs that have a derivative, but by which hardly anyone asks for one: to tag them as without is a choice.
 POLICY = {
     ("BatchNormalization", "input_mean"): "a running statistic",
@@ -42,6 +54,19 @@ floats count. An input is differentiable here if its derivative is not zero ever
 """
 
 
+REPORT = """## A report for upstream
+
+> **Differentiability tags that contradict the operator's own definition.** The tags of the parameters listed under
+> *Mathematically wrong* and *Outputs* above deny a derivative that the definition has, or (Hardmax) claim one that
+> is 0 wherever it exists. A converter or a training tool that trusts them cuts the gradient without a word: the state
+> between two chunks of a sequence, the parameters of a spatial transformer, the signal before a spectrum. Proposed:
+> tag them as what they are, and tag the parameters under *Not tagged*. Those under *Policy* are a matter of taste.
+
+Each model below is complete; operands are random. What follows its name is the gradient of Σ i·yᵢ over all elements
+of its outputs with respect to the operand: by central differences of `onnx.reference`, and by the rule.
+"""
+
+
 def tag(formal: onnx.defs.OpSchema.FormalParameter) -> str:
     """What the specification says of a parameter."""
     kinds = onnx.defs.OpSchema.DifferentiationCategory
@@ -57,6 +82,33 @@ def compared() -> Iterator[tuple[str, str, str, str]]:
             for name, fate in fates(o):
                 if fate != "discrete":
                     yield o.op_type, name, tag(formals[name]), fate
+
+
+def denied_outputs() -> Iterator[tuple[str, str]]:
+    """(operator, output) of each float output that is tagged as without a derivative, of operators that have one."""
+    for o in sorted({(o.domain, o.op_type): o for o in operators()}.values(), key=lambda o: o.op_type):
+        if o.domain == "" and o.status not in ("zero", "undefined", "no rule"):
+            for formal in onnx.defs.get_schema(o.op_type).outputs:
+                if may_be_float(formal.types) and tag(formal) == "non-differentiable":
+                    yield o.op_type, formal.name
+
+
+def numbers(values: np.ndarray) -> str:
+    """The first few of some numbers."""
+    shown = ", ".join(f"{v + 0.0:.3f}".replace("-0.000", "0.000") for v in np.ravel(values)[:4])
+    return f"[{shown}{', …' if values.size > 4 else ''}]"
+
+
+def examples() -> list[str]:
+    """Each model, with its gradient by differences and by rule."""
+    lines = []
+    for (op, name), example in EXAMPLES.items():
+        by_differences, by_rule = example.measured()
+        np.testing.assert_allclose(by_rule, by_differences, rtol=1e-3, atol=1e-3, err_msg=f"{op} {name}")
+        assert np.any(by_rule) == (op != "Hardmax"), f"{op} {name}"
+        found = f"{numbers(by_differences)} by differences, {numbers(np.asarray(by_rule))} by rule"
+        lines += [f"**{op}, {name}**: {found}", "", "```", example.text, "```", ""]
+    return lines
 
 
 def section(title: str, text: str, lines: list[str], columns: str) -> list[str]:
@@ -84,30 +136,47 @@ def page() -> str:
         f"{len(all_of_them)} inputs: {counts['differentiable']} tagged differentiable, "
         f"{counts['non-differentiable']} non-differentiable, {counts['none']} not tagged. {len(clash)} tags disagree."
     )
-    return "\n".join(
-        [
-            INTRO,
-            summary,
-            "",
-            *section(
-                "Mathematically wrong",
-                "The tag contradicts the derivative, and the input is data that a gradient flows through.",
-                wrong,
-                "operator | input | tag | derivative",
-            ),
-            *section(
-                "Policy",
-                "There is a derivative, and it is given here. That the tag denies it can be read as advice.",
-                policy,
-                "operator | input | tag | derivative | what it mostly is",
-            ),
-            *section(
-                "Not tagged",
-                "Inputs with a derivative of which the specification says nothing.",
-                [f"| {op} | {', '.join(names)} |" for op, names in untagged.items()],
-                "operator | differentiable inputs",
-            ),
-        ]
+    outputs = list(denied_outputs())
+    assert {(op, name) for op, name, *_ in clash if (op, name) not in POLICY} <= set(EXAMPLES)
+    denied = [
+        f"| {op} | {cell(n)} | {f'see {OUTPUTS[op, n]}' if OUTPUTS[op, n] else 'policy: a running statistic'} |"
+        for op, n in outputs
+    ]
+    return (
+        "\n".join(
+            [
+                INTRO,
+                summary,
+                "",
+                *section(
+                    "Mathematically wrong",
+                    "The tag contradicts the derivative, and the input is data that a gradient flows through.",
+                    wrong,
+                    "operator | input | tag | derivative",
+                ),
+                *section(
+                    "Policy",
+                    "There is a derivative, and it is given here. That the tag denies it can be read as advice.",
+                    policy,
+                    "operator | input | tag | derivative | what it mostly is",
+                ),
+                *section(
+                    "Outputs",
+                    "Tagged as non-differentiable, but a gradient flows through them; the example shows it.",
+                    denied,
+                    "operator | output | why",
+                ),
+                *section(
+                    "Not tagged",
+                    "Inputs with a derivative of which the specification says nothing.",
+                    [f"| {op} | {', '.join(names)} |" for op, names in untagged.items()],
+                    "operator | differentiable inputs",
+                ),
+                REPORT,
+                *examples(),
+            ]
+        ).rstrip("\n")
+        + "\n"
     )
 
 

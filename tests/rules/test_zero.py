@@ -73,3 +73,78 @@ def test_a_reinterpretation_of_bits_is_refused() -> None:
 def test_every_statement_is_about_an_operator_that_exists_and_says_why(domain: str, op: str, rule: object) -> None:
     assert schema_of(domain, op, onnx.defs.onnx_opset_version() if not domain else 5) is not None
     assert len(rule.reason.split()) > 3
+
+
+TREE = """nodes_treeids = [0], nodes_nodeids = [0], nodes_featureids = [0], nodes_modes = ["LEAF"],
+    nodes_values = [0.0], nodes_truenodeids = [0], nodes_falsenodeids = [0]"""
+LEAF = "treeids = [0], {0}_nodeids = [0], {0}_ids = [0], {0}_weights = [1.0]"
+PATHS = {
+    "ArgMax": ("float[2,3] x", "", "z = ArgMax (x)"),
+    "ArgMin": ("float[2,3] x", "", "z = ArgMin (x)"),
+    "NonZero": ("float[2,3] x", "", "z = NonZero (x)"),
+    "NonMaxSuppression": (
+        "float[1,2,4] x, float[1,1,2] s",
+        "int64[1] n = {1}, float[1] t = {0.5}",
+        "z = NonMaxSuppression <center_point_box = 0> (x, s, n, t, t)",
+    ),
+    "QLinearMatMul": (
+        "float x",
+        "uint8[2,2] a = {1, 2, 3, 4}, uint8 o = {0}",
+        "z = QLinearMatMul (a, x, o, a, x, o, x, o)",
+    ),
+    "QLinearConv": (
+        "float x",
+        "uint8[1,1,3] a = {1, 2, 3}, uint8[1,1,2] w = {1, 2}, uint8 o = {0}",
+        "z = QLinearConv (a, x, o, w, x, o, x, o)",
+    ),
+    "MelWeightMatrix": (
+        "float x, float s",
+        "int64 bins = {4}, int64 length = {16}, int64 rate = {8192}",
+        "z = MelWeightMatrix (bins, length, rate, x, s)",
+    ),
+    "SequenceLength": ("float[2,3] x", "", "q = SequenceConstruct (x, x) z = SequenceLength (q)"),
+    "OptionalHasElement": ("float[2,3] x", "", "z = OptionalHasElement (x)"),
+    "EyeLike": ("float[2,3] x", "", "z = EyeLike (x)"),
+    "LabelEncoder": (
+        "float[2,3] x",
+        "",
+        "z = ai.onnx.ml.LabelEncoder <keys_floats = [0.0, 1.0], values_floats = [2.0, 3.0], default_float = 0.0> (x)",
+    ),
+    "OneHotEncoder": ("float[3] x", "", "z = ai.onnx.ml.OneHotEncoder <cats_int64s = [0, 1]> (x)"),
+    "TreeEnsembleRegressor": (
+        "float[2,3] x",
+        "",
+        f"z = ai.onnx.ml.TreeEnsembleRegressor <{TREE}, target_{LEAF.format('target')}, n_targets = 1> (x)",
+    ),
+    "TreeEnsembleClassifier": (
+        "float[2,3] x",
+        "",
+        f"""i, z = ai.onnx.ml.TreeEnsembleClassifier
+            <{TREE}, class_{LEAF.format("class")}, classlabels_int64s = [0, 1]> (x)""",
+    ),
+}
+
+
+@pytest.mark.parametrize("op", PATHS)
+def test_a_path_through_a_zero_gives_zeros(op: str) -> None:
+    operands, constants, body = PATHS[op]
+    held = f"<{constants}>" if constants else ""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21, "ai.onnx.ml": 3]>
+        g ({operands}) => (float y) {held} {{ {body} c = Cast <to = 1> (z) y = ReduceSum <keepdims = 0> (c) }}"""
+    )
+    names = [i.name for i in model.graph.input]
+    model = grad(model, wrt=names, of="y")
+    shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
+    got = reference(model, {n: np.full(s, 0.5, np.float32) for n, s in shapes.items()})
+    for n in names:
+        np.testing.assert_array_equal(got[f"{n}_grad"], np.zeros(shapes[n]))
+
+
+def test_a_sample_alone_is_refused() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 22]>
+        g (float[2,3] x) => (float[a,b] y) { y = Bernoulli (x) }"""
+    )
+    with pytest.raises(NoDerivative, match="random sample"):
+        grad(model, wrt="x", of="y")
