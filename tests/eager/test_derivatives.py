@@ -463,3 +463,30 @@ def test_a_very_long_program():
 def test_attributes_take_ints_for_floats():
     close(og.op.LeakyRelu(X, alpha=1), X)
     close(og.grad(lambda x: np.sum(og.op.LeakyRelu(x, alpha=0)))(X), (X > 0) * 1.0)
+
+
+def test_operators_that_are_newer_than_the_rest():
+    q = rng.standard_normal((1, 2, 3, 4)).astype(onp.float32)
+    g = og.grad(lambda q: np.sum(np.tanh(og.op.Attention(q, q, q)) ** 2))(q)
+    scores = lambda q: anp.einsum("bhik,bhjk->bhij", q, q) / 2.0  # noqa: E731
+    soft = lambda s: anp.exp(s) / anp.sum(anp.exp(s), axis=-1, keepdims=True)  # noqa: E731
+    expected = autograd.grad(lambda q: anp.sum(anp.tanh(soft(scores(q)) @ q) ** 2))(q.astype(onp.float64))
+    close(g, expected, 1e-4)
+    close(og.op.Swish(X), X / (1 + onp.exp(-X)))
+    check_grads(lambda x: og.op.DFT(x, None, 1), rng.standard_normal((2, 8, 1)))
+
+
+def test_an_hvp_costs_at_most_four_gradients():
+    from onnxgrad.eager.plans import plans
+
+    def f(x):
+        for _ in range(20):
+            x = np.tanh(x @ x * 0.1) + x
+        return np.sum(x**2)
+
+    counts = []
+    for call in (lambda: og.grad(f)(A), lambda: og.hvp(f)(A, A)):
+        plans.clear()
+        call()
+        counts.append(len(next(reversed(plans._held.values())).run.model.graph))
+    assert counts[1] <= 4 * counts[0]

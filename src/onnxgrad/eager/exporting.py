@@ -20,7 +20,7 @@ from onnxgrad.door import to_proto
 from onnxgrad.eager import trees
 from onnxgrad.eager.array import Array, as_array
 from onnxgrad.eager.operators import Macro, Operator, Standard
-from onnxgrad.eager.plans import IR_VERSION, Run, formal, new_builder
+from onnxgrad.eager.plans import Run, formal, model_of, new_builder
 from onnxgrad.eager.tape import Node, exporting, history, leaf
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, identifier
@@ -276,7 +276,7 @@ def _model(r: _Recording, table: _Sizes, dims: Mapping[tuple[str, int], str]) ->
         end.shape = end.shape if end.shape is not None else ir.Shape([None] * y.ndim)
         b.graph.outputs.append(end)
     finish(b.graph, names=b.names)
-    return ir.Model(b.graph, ir_version=IR_VERSION, producer_name="onnxgrad")
+    return model_of(b.graph)
 
 
 def _constant(b: _Measured, table: _Sizes, i: int, k: int) -> Var:

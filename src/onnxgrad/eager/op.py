@@ -22,7 +22,7 @@ from onnxgrad.eager.array import Array, as_array, record, record_several
 from onnxgrad.eager.cache import Cache
 from onnxgrad.eager.elementwise import cast
 from onnxgrad.eager.operators import OPSET, Named, Operator
-from onnxgrad.eager.plans import IR_VERSION, Run, formal, new_builder
+from onnxgrad.eager.plans import Run, formal, model_of, new_builder
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.rules.op import schema_of
 
@@ -49,7 +49,8 @@ def apply(
         inputs: its operands.
         domain: its domain.
         outputs: how many outputs are wanted.
-        opset: the version of the domain that is meant; default: 23, and 1 in other domains than ONNX's own.
+        opset: the version of the domain that is meant; default: 21, or the first that has the operator; 1 in
+            other domains than ONNX's own.
         attributes: its attributes.
 
     Raises:
@@ -65,12 +66,14 @@ def apply(
             statics.append((i, None))
         elif isinstance(x, (list, tuple)) and all(isinstance(n, int) for n in x):
             statics.append((i, tuple(x)))
+        elif isinstance(x, int) and not isinstance(x, bool) and _asks_for_shape(op_type, i):
+            statics.append((i, x))
         elif _is_static(op_type, i, x):
             statics.append((i, tuple(x.tolist()) if x.ndim else int(x)))
         else:
             number = isinstance(x, (int, float)) and not isinstance(x, bool) and beside is not None
             arrays.append(cast(as_array(x, beside), beside) if number else as_array(x))
-    opset = opset or (1 if domain else OPSET)
+    opset = opset or (1 if domain else version_of(op_type))
     given = sorted((k, v) for k, v in attributes.items() if v is not None)
     held = tuple((k, _attribute(domain, op_type, opset, k, v)) for k, v in given)
     op = _operator(op_type, held, tuple(statics), domain, outputs, opset)
@@ -101,7 +104,7 @@ def _is_static(op_type: str, i: int, x: Any) -> bool:
 
 @functools.cache
 def _asks_for_shape(op_type: str, i: int) -> bool:
-    schema = schema_of("", op_type, OPSET)
+    schema = schema_of("", op_type, version_of(op_type)) if op_type in names() else None
     if schema is None or i >= len(schema.inputs):
         return False
     return schema.inputs[i].type_str == "tensor(int64)" or (op_type, i > 0) in (("Slice", True), ("CumSum", True))
@@ -110,8 +113,6 @@ def _asks_for_shape(op_type: str, i: int) -> bool:
 @functools.lru_cache(4096)
 def _operator(*key: Any) -> Named:
     op_type, attributes, _, domain, _, opset = key
-    if not domain and op_type not in names():
-        raise UnknownName(op_type, names(), "operator")
     schema = schema_of(domain, op_type, opset)
     unknown = [name for name, _ in attributes if schema is not None and name not in schema.attributes]
     if unknown:
@@ -120,11 +121,20 @@ def _operator(*key: Any) -> Named:
 
 
 @functools.cache
-def names() -> frozenset[str]:
-    """The operators of ONNX."""
-    return frozenset(
-        s.name for s in onnx.defs.get_all_schemas_with_history() if not s.domain and s.since_version <= OPSET
-    )
+def names() -> dict[str, int]:
+    """The operators of ONNX, with the opset that each came with."""
+    first: dict[str, int] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if not schema.domain:
+            first[schema.name] = min(schema.since_version, first.get(schema.name, schema.since_version))
+    return first
+
+
+def version_of(op_type: str) -> int:
+    """The opset that is meant by the name of an operator: 21, or the first that has it."""
+    if op_type not in names():
+        raise UnknownName(op_type, names(), "operator")
+    return max(OPSET, names()[op_type])
 
 
 def run(op: Operator, values: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -141,7 +151,7 @@ def run(op: Operator, values: Sequence[np.ndarray]) -> list[np.ndarray]:
             if y.value.type is None:
                 raise BadInput(f"{op} does not take {', '.join(str(v.dtype) for v in values)}")
             b.graph.outputs.append(y.value)
-        return Run(ir.Model(b.graph, ir_version=IR_VERSION))
+        return Run(model_of(b.graph))
 
     return _runs.get(key, make)(values)
 
@@ -150,5 +160,5 @@ def __getattr__(op_type: str) -> Callable[..., Any]:
     if not op_type[:1].isupper():
         raise AttributeError(op_type)
     if op_type not in names():
-        raise AttributeError(f"ONNX has no operator {op_type!r} at opset {OPSET}")
+        raise AttributeError(f"ONNX has no operator {op_type!r}")
     return functools.partial(apply, op_type)

@@ -14,8 +14,8 @@ import numpy as np
 
 from onnxgrad.ir import Builder, Var
 
-#: The opset of what is recorded, where no model in it has another.
-OPSET = 23
+#: The opset of what is recorded, where nothing in it is of another.
+OPSET = 21
 
 #: Operands that are part of an operator: a vector of ints, one int, a number of the dtype beside it, or nothing.
 Static = tuple[int, ...] | int | float | None

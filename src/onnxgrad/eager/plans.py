@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from onnxgrad.eager.array import Array, record, record_several
@@ -30,8 +31,6 @@ from onnxgrad.ir.known import is_repeatable
 from onnxgrad.ir.walk import reads, subgraphs
 from onnxgrad.rules.op import schema_of
 from onnxgrad.runtime import Options, ReferenceSession, Session
-
-IR_VERSION = 13
 
 #: How graphs run. Threads that wait do not spin: between two runs, Python is busy.
 OPTIONS = Options(spinning=False)
@@ -69,6 +68,13 @@ def _form(domain: str, op_type: str, opset: int) -> Any:
         return None
     attributes = frozenset((n, a.default_value.SerializeToString()) for n, a in schema.attributes.items())
     return attributes, schema.min_input, schema.max_input, schema.min_output, schema.max_output
+
+
+def model_of(graph: ir.Graph) -> ir.Model:
+    """A model of `graph`, in the oldest format that has its opsets."""
+    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in graph.opset_imports.items()]
+    version = onnx.helper.find_min_ir_version_for(imports, ignore_unknown=True)
+    return ir.Model(graph, ir_version=version, producer_name="onnxgrad")
 
 
 def formal(b: Builder, value: np.ndarray, hint: str, shape: Sequence[Any] | None = None) -> Var:
@@ -243,7 +249,7 @@ class Plan:
         graph.inputs.extend([*reads_of, *(s.value for s in seeds)])
         finish(graph, names=b.names)
         self._refuse_random(graph)
-        self.run = Run(ir.Model(graph, ir_version=IR_VERSION)) if graph.outputs else None
+        self.run = Run(model_of(graph)) if graph.outputs else None
         self.call = Call(graph, versions)
 
     @staticmethod
