@@ -1,0 +1,43 @@
+"""The page of the benchmark is written from what was kept, whoever could not take part."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.training.environments import Missing, environment
+from benchmarks.training.report import write
+
+SETTING = {"threads": 2, "processor": "a processor", "rounds": 2, "date": "2026-01-01", "versions": {"jax": "jax==1.0"}}
+
+
+def _peer(step, **more):
+    timed = {"step_s": step, "forward_s": [0.001], "peak_mb": 100.0, "start_up_s": 1.0, "parts_s": {"session": 0.5}}
+    return timed | {"losses": [2.0, 1.0], "notes": []} | more
+
+
+def test_a_page_with_a_ratio_and_a_reason(tmp_path):
+    pytest.importorskip("matplotlib")
+    peers = {
+        "torch": _peer([0.004, 0.004]),
+        "jax": {"unable": "pip cannot install it"},
+        "onnxgrad": _peer([0.001, 0.003], losses=[2.0, 1.5], peak_mb=50.0, notes=["a note"]),
+    }
+    (tmp_path / "mlp.json").write_text(json.dumps({"setting": SETTING, "peers": peers}))
+    (tmp_path / "scale.json").write_text(json.dumps({"a chain": "1 s"}))
+    page = tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    write(tmp_path, page)
+    text = page.read_text()
+    assert "| onnxgrad | 2.00 | 0.50 | 0.38–0.62 | 1.00 | 50 | 0.50 | 1.0 | 5.0e-01 |" in text
+    assert "| jax | – | | | | | | | pip cannot install it |" in text
+    assert "- onnxgrad: a note." in text
+    assert "| a chain | 1 s |" in text
+    assert {p.name for p in (page.parent / "images").iterdir()} == {"benchmark-step.svg", "benchmark-memory.svg"}
+
+
+def test_an_environment_that_cannot_be_had_says_why(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(Missing, match=r"needs a C\+\+ compiler"):
+        environment("own-compiler")
