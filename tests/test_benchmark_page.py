@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
 from benchmarks.training.environments import Missing, environment
 from benchmarks.training.report import write
 
