@@ -12,6 +12,7 @@ import json
 import resource
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -38,7 +39,7 @@ MODELS = {
 }
 KINDS = {"loop": "a Loop that is told its number of steps", "while": "a Loop that ends by its condition"}
 STEPS = (100, 1000, 10_000)
-POLICIES = {"None": "default", "1": "1", "100": "100", "sqrt": '"sqrt"'}
+POLICIES = {"None": "by default", "1": "`1`", "100": "`100`", "sqrt": '`"sqrt"`'}
 
 
 def peak() -> float:
@@ -72,7 +73,7 @@ def measure(kind: str, steps: int, every: str) -> dict[str, float]:
 
 def table(kind: str) -> str:
     """The measurements of one model as Markdown."""
-    lines = ["| steps | " + " | ".join(f"`every={p}`" for p in POLICIES) + " |", "|---" * (len(POLICIES) + 1) + "|"]
+    lines = ["| steps | " + " | ".join(POLICIES.values()) + " |", "|---" * (len(POLICIES) + 1) + "|"]
     for steps in STEPS:
         cells, norms = [], []
         for every in POLICIES:
@@ -106,6 +107,7 @@ def main() -> None:
     ]
     for kind, title in KINDS.items():
         parts += ["", f"## {title[0].upper()}{title[1:]}", "", table(kind)]
+    parts[2] = textwrap.fill(parts[2], 120, break_long_words=False, break_on_hyphens=False)
     arguments.output.write_text("\n".join(parts) + "\n")
 
 

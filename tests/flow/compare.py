@@ -14,8 +14,10 @@ onnxruntime.set_default_logger_severity(3)
 
 
 def model(text: str, dtype: str = "float") -> onnx.ModelProto:
-    """A model from its text, in which ``F`` stands for the float type."""
-    return onnx.parser.parse_model('<ir_version: 8, opset_import: ["":18]>\n' + re.sub(r"\bF\b", dtype, text))
+    """A model from its text, in which ``F`` stands for the float type, and ``local`` is a domain of functions."""
+    local = ', "local":1' if "local" in text else ""
+    head = f'<ir_version: 8, opset_import: ["":18{local}]>\n'
+    return onnx.parser.parse_model(head + re.sub(r"\bF\b", dtype, text))
 
 
 def run(proto: onnx.ModelProto, feeds: dict) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import onnxgrad
 from onnxgrad.door import signature
 from tests.flow.compare import close, model, run
-from tests.flow.test_random_programs import HEADER, Program
+from tests.flow.test_random_programs import FUNCTION, HEADER, Program
 
 WIDE_HEADER = HEADER.replace("int64 n)", "int64 n, int64 k)").replace(
     "F zero = {0}>", "F zero = {0}, F limit = {0.9}, F half = {0.5}>"
@@ -87,7 +87,7 @@ class Loops(Program):
 @st.composite
 def programs(draw):
     text, made = Loops(draw).block(["x", "w"], 2)
-    return f"{WIDE_HEADER} {{ {text} y = Sum(x, w, {', '.join(made)}) }}", draw(st.integers(0, 3))
+    return f"{WIDE_HEADER} {{ {text} y = Sum(x, w, {', '.join(made)}) }}{FUNCTION}", draw(st.integers(0, 3))
 
 
 def against_differences(program: onnx.ModelProto, feeds: dict, tolerance: float) -> None:

@@ -15,7 +15,7 @@ STEPS = 2
 class Program:
     """Writes a random program over tensors of one shape, as text."""
 
-    kinds = ("scan", "loop", "if", "sequence")
+    kinds = ("scan", "loop", "if", "sequence", "optional", "either", "call")
 
     def __init__(self, draw) -> None:
         self.draw = draw
@@ -109,9 +109,37 @@ class Program:
             f" {h} = Sin({k}) }}> ({z}) {y} = SequenceAt({r}, one) "
         ), [y]
 
+    def _optional(self, known, depth):
+        o, e, y = self.name(), self.name(), self.name()
+        return (
+            f"{o} = Optional({self.pick(known)}) {e} = OptionalGetElement({o}) {y} = Mul({e}, {self.pick(known)}) ",
+            [y],
+        )
 
+    def _either(self, known, depth):
+        """An If that gives a sequence, of one element or of two."""
+        t, c, q, y = (self.name() for _ in range(4))
+        ways = []
+        for count in (1, 2):
+            inside, made = self.block(known, depth - 1)
+            out = self.name()
+            parts = ", ".join([self.pick(made), *(self.pick(known) for _ in range(count - 1))])
+            ways.append(f"{self.name()} () => (seq(F[2]) {out}) {{ {inside} {out} = SequenceConstruct({parts}) }}")
+        return (
+            f"{t} = ReduceSum <keepdims = 0> ({self.pick(known)}) {c} = Greater({t}, zero) "
+            f"{q} = If ({c}) <then_branch = {ways[0]}, else_branch = {ways[1]}> {y} = SequenceAt({q}, last) "
+        ), [y]
+
+    def _call(self, known, depth):
+        y = self.name()
+        return f"{y} = local.f({self.pick(known)}, {self.pick(known)}) ", [y]
+
+
+#: what programs may call
+FUNCTION = """
+<domain: "local", opset_import: ["":18]> f (a, b) => (c) { k = Mul(a, b) l = Tanh(k) c = Add(l, a) }"""
 HEADER = (
-    "agraph (F[2] x, F[2] w, int64 n) => (F[2] y) <int64 two = {2}, int64 one = {1}, bool yes = {1},"
+    "agraph (F[2] x, F[2] w, int64 n) => (F[2] y) <int64 two = {2}, int64 one = {1}, int64 last = {-1}, bool yes = {1},"
     " int64[1] axis = {0}, F zero = {0}>"
 )
 
@@ -120,7 +148,7 @@ HEADER = (
 def programs(draw):
     writer = Program(draw)
     text, made = writer.block(["x", "w"], 2)
-    return f"{HEADER} {{ {text} y = Sum(x, w, {', '.join(made)}) }}"
+    return f"{HEADER} {{ {text} y = Sum(x, w, {', '.join(made)}) }}{FUNCTION}"
 
 
 RESET_IN_THE_SECOND_ORDER = (
