@@ -20,7 +20,8 @@ from onnxgrad.door import to_proto
 from onnxgrad.eager import trees
 from onnxgrad.eager.array import Array, as_array
 from onnxgrad.eager.operators import Macro, Operator, Standard
-from onnxgrad.eager.plans import Run, formal, model_of, new_builder
+from onnxgrad.eager.plans import formal, new_builder
+from onnxgrad.eager.running import Run, model_of
 from onnxgrad.eager.tape import Node, exporting, history, leaf
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, identifier

@@ -16,7 +16,8 @@ from onnxgrad.door import AnyModel, open_model
 from onnxgrad.eager.array import Array, as_array, record, record_several
 from onnxgrad.eager.cache import Cache
 from onnxgrad.eager.elementwise import cast
-from onnxgrad.eager.plans import Call, Run
+from onnxgrad.eager.plans import Call
+from onnxgrad.eager.running import Run
 from onnxgrad.eager.tape import exporting
 from onnxgrad.errors import BadInput, NotDifferentiable, UnknownName
 from onnxgrad.function import Function

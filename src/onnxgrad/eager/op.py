@@ -22,7 +22,8 @@ from onnxgrad.eager.array import Array, as_array, record, record_several
 from onnxgrad.eager.cache import Cache
 from onnxgrad.eager.elementwise import cast
 from onnxgrad.eager.operators import OPSET, Named, Operator
-from onnxgrad.eager.plans import Run, formal, model_of, new_builder
+from onnxgrad.eager.plans import formal, new_builder
+from onnxgrad.eager.running import Run, model_of
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.rules.op import schema_of
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onnxgrad.eager.array import Array, record, record_several
 from onnxgrad.eager.cache import Cache
 from onnxgrad.eager.operators import OPSET, Operator
 from onnxgrad.eager.operators import part as pick
+from onnxgrad.eager.running import Run, model_of
 from onnxgrad.eager.tape import Node, Program, Source, exporting
 from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput, NotDifferentiable, RuleError
@@ -30,10 +30,7 @@ from onnxgrad.ir.finish import finish
 from onnxgrad.ir.known import is_repeatable
 from onnxgrad.ir.walk import reads, subgraphs
 from onnxgrad.rules.op import schema_of
-from onnxgrad.runtime import Options, ReferenceSession, Session
 
-#: How graphs run. Threads that wait do not spin: between two runs, Python is busy.
-OPTIONS = Options(spinning=False)
 #: Where results are in a program; None for one that is not there.
 Places = Sequence[int | None]
 #: How many graphs are kept.
@@ -70,13 +67,6 @@ def _form(domain: str, op_type: str, opset: int) -> Any:
     return attributes, schema.min_input, schema.max_input, schema.min_output, schema.max_output
 
 
-def model_of(graph: ir.Graph) -> ir.Model:
-    """A model of `graph`, in the oldest format that has its opsets."""
-    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in graph.opset_imports.items()]
-    version = onnx.helper.find_min_ir_version_for(imports, ignore_unknown=True)
-    return ir.Model(graph, ir_version=version, producer_name="onnxgrad")
-
-
 def formal(b: Builder, value: np.ndarray, hint: str, shape: Sequence[Any] | None = None) -> Var:
     """A new input of the graph, like `value`."""
     v = ir.Value(
@@ -86,45 +76,6 @@ def formal(b: Builder, value: np.ndarray, hint: str, shape: Sequence[Any] | None
     )
     b.graph.inputs.append(v)
     return b.var(v)
-
-
-class Run:
-    """A model that runs: on ONNX Runtime, or on the reference evaluator where that lacks a kernel.
-
-    Attributes:
-        model: what runs.
-        native: whether ONNX Runtime runs it.
-    """
-
-    def __init__(self, model: ir.Model) -> None:
-        self.model = model
-        self.names = [v.name or "" for v in model.graph.inputs]
-        session = _session(model)
-        self.native = isinstance(session, Session)
-        plain = all(v.dtype != ir.DataType.BFLOAT16 for v in [*model.graph.inputs, *model.graph.outputs])
-        if isinstance(session, Session) and plain:
-            native = session.native
-            self._run: Callable[[dict[str, np.ndarray]], Sequence[np.ndarray]] = lambda feeds: native.run(None, feeds)
-        else:
-            self._run = lambda feeds: list(session.run(feeds).values())
-
-    def __call__(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The outputs, given the inputs in order."""
-        try:
-            return list(self._run(dict(zip(self.names, values))))
-        except BadInput:
-            raise
-        except Exception as error:
-            raise BadInput(f"ONNX Runtime failed: {' '.join(str(error).split())}") from error
-
-
-def _session(model: ir.Model) -> Session | ReferenceSession:
-    try:
-        return Session(model, OPTIONS)
-    except BadInput as error:
-        if "implementation" not in str(error) and "NOT_IMPLEMENTED" not in str(error):
-            raise
-        return ReferenceSession(model)
 
 
 class Call(Operator):
