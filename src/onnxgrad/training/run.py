@@ -22,6 +22,7 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.training.callbacks import Callback
 from onnxgrad.training.checkpoint import FILE, Checkpoint, check_state_fits
 from onnxgrad.training.data import Data
+from onnxgrad.training.dropping import COUNT, first_count
 from onnxgrad.training.metrics import History
 from onnxgrad.training.schedules import Schedule as StepSchedule
 
@@ -131,7 +132,9 @@ class Run:
         trainer.step_count = 0
         if resume:
             self._resume()
-        elif self.checkpoint:
+        else:
+            self._seed_masks()
+        if self.checkpoint and not resume:
             self._save(trainer.state())  # a place that cannot be written shows now, not after the first epoch
         try:
             for callback in self.callbacks:
@@ -148,6 +151,13 @@ class Run:
             for callback in self.callbacks:
                 callback.stop()
         return trainer.history
+
+    def _seed_masks(self) -> None:
+        """Have the masks of Dropout follow from the seed."""
+        state = self.trainer.state()
+        if COUNT in state:
+            state[COUNT] = first_count(self.seed)
+            self.trainer.machine.load_state(state)
 
     def _run_epoch(self) -> None:
         trainer, history = self.trainer, self.history

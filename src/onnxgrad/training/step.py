@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.finish import finish
 from onnxgrad.ir.walk import reads
+from onnxgrad.training.dropping import drop_by_count, first_count
 from onnxgrad.training.earlier import pool_first
 from onnxgrad.training.gradients import is_gradient, strings, target_name
 from onnxgrad.training.info import (
@@ -49,7 +50,8 @@ class StateTensor:
         output: the graph output by which its next value leaves; never the same value as an input.
         initial: what the training model says it is at first.
         kind: ``parameter`` (a Gradient is taken with respect to it), ``statistic`` (another tensor of the
-            inference graph), ``optimizer`` (a float of the algorithm) or ``counter`` (an integer of it).
+            inference graph, or the count of `dropping`: it moves with every batch), ``optimizer`` (a float of the
+            algorithm) or ``counter`` (an integer of it).
     """
 
     name: str
@@ -98,6 +100,8 @@ class Step:
         assert self.source is not None, "the step was not compiled from a training model"
         model, known = self.source.inference(), updated(self.source.infos)
         for name, array in state.items():
+            if name not in known and name in self.state:
+                continue  # the count of `dropping`, which no model holds
             if name not in known:
                 raise UnknownName(name, known, "state tensor")
             held = model.graph.initializers.get(name)
@@ -188,11 +192,15 @@ def _compile_entry(source: Source, index: int, bound: Mapping[str, str], outputs
     trained, loss = _gradient_names(merged.model, source.infos[index].algorithm, bound)
     opened = open_bound(merged.model, constants={*merged.hosted, *merged.fed}).model
     pool_first(opened.graph, keep=[*bound.values(), loss, *outputs])
+    counting = drop_by_count(opened.graph, {*data, *merged.hosted, *merged.fed})
     lowered = Lowered(opened)
     state = {
         name: StateTensor(name, name, value, merged.hosted[name], _kind(name, merged, trained))
         for name, value in bound.items()
     }
+    if counting:
+        start = ir.tensor(first_count(0), name=counting)
+        state[counting] = StateTensor(counting, counting, f"{counting}_next", start, "statistic")
     asked = dict.fromkeys(name for name in [loss, *outputs] if name)
     results = _wire(lowered, list(state.values()), list(asked), index)
     graph = lowered.graph
