@@ -9,6 +9,7 @@ from onnx import helper, numpy_helper
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.attach import attach
+from onnxgrad.training.dropping import COUNT
 from onnxgrad.training.step import compile_step
 from tests.training.nets import model_of, run, session, train
 
