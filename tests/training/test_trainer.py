@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from rich.console import Console
 
-from onnxgrad.door import save_model
+from onnxgrad.door import load_model, open_model, save_model, training_info
 from onnxgrad.errors import BadInput, TrainingError
 from onnxgrad.runtime import Options
 from onnxgrad.training import Interrupted, Trainer, attach, compile_step
@@ -414,3 +414,50 @@ def test_a_step_without_its_source_trains_and_says_why_it_cannot_be_evaluated():
     for ask in (lambda: trainer.evaluate(blobs()), lambda: trainer.fit(blobs(), validation=blobs())):
         with pytest.raises(BadInput, match="without the model that it was compiled from"):
             ask()
+
+
+def test_a_loss_and_an_optimizer_are_attached_to_a_bare_model(tmp_path):
+    settings = {"loss": "cross_entropy", "optimizer": "momentum", "learning_rate": 0.1, "freeze": ["b1"]}
+    attached = Trainer(attach(classifier(), **settings), options=ONE)
+    attached.fit(blobs(), epochs=2)
+    path = tmp_path / "bare.onnx"
+    onnx.save(classifier(), path)
+    loaded = load_model(path)
+    for bare in (classifier(), path, loaded):
+        short = Trainer(bare, **settings, options=ONE)
+        short.fit(blobs(), epochs=2)
+        assert short.fingerprint == attached.fingerprint
+        assert bits(short.state()) == bits(attached.state())
+    assert not training_info(loaded)
+
+
+def test_a_bare_model_can_be_trained_in_parts():
+    whole, parts = (Trainer(classifier(), loss="cross_entropy", accumulate=n, options=ONE) for n in (1, 3))
+    losses = [t.fit(blobs(), epochs=2, batch_size=30).epochs[-1]["loss"] for t in (whole, parts)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        (classifier, {}, "carries no training information; say which loss"),
+        (classifier, {"optimizer": "sgd"}, "say which loss"),
+        (trainable, {"loss": "mse"}, "carries training information, which is used as it is; drop loss"),
+        (trainable, {"optimizer": "sgd", "learning_rate": 0.1}, "drop optimizer, learning_rate"),
+        (lambda: load_model_of(trainable()), {"loss": "mse"}, "drop loss"),
+        (lambda: compile_step(trainable()), {"freeze": ["b1"]}, "a compiled step .* drop freeze"),
+        (classifier, {"loss": "mean"}, "there is no loss 'mean'"),
+    ],
+)
+def test_what_is_attached_twice_or_not_at_all_is_refused(model, settings, message):
+    with pytest.raises(BadInput, match=message):
+        Trainer(model(), **settings, options=ONE)
+
+
+def load_model_of(proto):
+    return open_model(proto).model
+
+
+def test_options_that_do_not_exist_are_named():
+    with pytest.raises(TypeError, match="learning_rat"):
+        Trainer(classifier(), loss="mse", learning_rat=0.1)

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
+from onnxgrad.door import load_model, training_info
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training.accumulate import Accumulating, split_step
+from onnxgrad.training.attach import attach
 from onnxgrad.training.averages import averaged
 from onnxgrad.training.callbacks import AtEnd, Callback, Metrics
 from onnxgrad.training.checkpoint import fingerprint
@@ -40,17 +43,41 @@ def cosine(progress: float) -> float:
 SCHEDULES: dict[str, Schedule | None] = {"constant": None, "cosine": cosine}
 
 
+def _with_training(model: AnyTrainingModel | Step, asked: dict[str, Any], parts: int) -> AnyTrainingModel | Step:
+    """`model` as it is if it carries training information, else with what is `asked` for attached."""
+    if isinstance(model, (str, os.PathLike)):
+        model = load_model(model)
+    if isinstance(model, Step):
+        carries = "a compiled step carries its training information"
+    elif model.training_info if isinstance(model, onnx.ModelProto) else training_info(model):
+        carries = "the model carries training information"
+    elif "loss" in asked:
+        return attach(model, **{"accumulate": parts > 1, **asked})
+    else:
+        raise BadInput("the model carries no training information; say which loss to minimize, as in loss='mse'")
+    if asked:
+        raise BadInput(f"{carries}, which is used as it is; drop {', '.join(asked)}")
+    return model
+
+
 class Trainer:
-    """Trains a model that carries training information.
+    """Trains a model: with a loss and an optimizer, or as the training information that it carries says.
 
     Args:
-        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` with a TrainingInfoProto (see `attach`),
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``, bare or with a TrainingInfoProto (see `attach`);
             or a compiled `Step`.
+        loss: what to minimize, attached to a bare model: a name, a graph, or several of them (see `attach`).
+        optimizer: its name (see `attach`); default: adam.
         entry: which of its training entries, if it has several.
         evaluation: how to measure validation data; default: what the training information says.
         options: how ONNX Runtime runs the step.
         accumulate: into how many parts a batch is cut, one after the other (see `accumulate`); the memory is that of a
-            part, the step that of the batch. Needs a model from ``attach(…, accumulate=True)``.
+            part, the step that of the batch. Needs a bare model, or one from ``attach(…, accumulate=True)``.
+        attached: further arguments of `attach`: ``learning_rate``, ``freeze``, ``groups``, …
+
+    Raises:
+        BadInput: a bare model without a loss, a loss for a model that carries training information, or what
+            `attach` and `compile_step` refuse.
 
     Attributes:
         machine: the step with its state.
@@ -64,11 +91,16 @@ class Trainer:
         self,
         model: AnyTrainingModel | Step,
         *,
+        loss: Any = None,
+        optimizer: str | None = None,
         entry: int | None = None,
         evaluation: Evaluation | None = None,
         options: Options | None = None,
         accumulate: int = 1,
+        **attached: Any,
     ) -> None:
+        asked = {"loss": loss, "optimizer": optimizer, **attached}
+        model = _with_training(model, {k: v for k, v in asked.items() if v is not None}, accumulate)
         self.step = model if isinstance(model, Step) else compile_step(model, entry=entry)
         if not self.step.loss:
             raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
