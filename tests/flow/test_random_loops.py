@@ -115,7 +115,7 @@ def against_differences(program: onnx.ModelProto, feeds: dict, tolerance: float)
 
 
 @settings(
-    max_examples=15,
+    max_examples=8,
     deadline=None,
     derandomize=True,
     database=None,

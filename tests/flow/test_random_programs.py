@@ -172,7 +172,7 @@ AN_ELEMENT_OF_A_SEQUENCE_IN_A_SCAN = (
 
 
 @settings(
-    max_examples=30,
+    max_examples=12,
     deadline=None,
     derandomize=True,
     database=None,
