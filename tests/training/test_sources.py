@@ -1,12 +1,15 @@
 """Sources of data: files by suffix, folders, rows; ragged rows are padded, and batches of like lengths are made."""
 
 import json
+import threading
+import time
 
 import numpy as np
 import pytest
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data import Data, Field, Images, open_data
+from onnxgrad.training.data.prefetch import DEPTH, ahead
 
 F32, I64, BOOL = np.dtype(np.float32), np.dtype(np.int64), np.dtype(bool)
 X = Field("x", F32, (3,))
@@ -252,3 +255,54 @@ class TestOrder:
         whole = [json.dumps(b["tokens"].tolist()) for b in data.batches(16, order)]
         rest = [json.dumps(b["tokens"].tolist()) for b in data.batches(16, order, start=160)]
         assert rest == whole[10:]
+
+
+class TestAhead:
+    def test_it_is_the_same(self):
+        assert list(ahead(iter(range(100)))) == list(range(100))
+
+    def test_an_error_comes_in_its_place(self):
+        def failing():
+            yield 1
+            raise BadInput("here")
+
+        batches = ahead(failing())
+        assert next(batches) == 1
+        with pytest.raises(BadInput, match="here"):
+            next(batches)
+
+    def test_whoever_stops_early_leaves_no_thread(self):
+        before = threading.active_count()
+        batches = ahead(iter(range(10**9)))
+        assert [next(batches) for _ in range(3)] == [0, 1, 2]
+        batches.close()
+        assert threading.active_count() == before
+
+    def test_it_works_while_the_step_runs(self):
+        made = []
+
+        def making():
+            for i in range(10):
+                made.append(i)
+                yield i
+
+        batches = ahead(making())
+        next(batches)
+        for _ in range(1000):
+            if len(made) == DEPTH + 2:
+                break
+            time.sleep(0.005)
+        assert len(made) == DEPTH + 2, "and no more than it may hold"
+        batches.close()
+
+    def test_batches_that_wait_are_not_overwritten(self, tmp_path):
+        np.save(tmp_path / "x.npy", np.arange(300, dtype=np.float32).reshape(100, 3))
+        mapped = open_data(tmp_path / "x.npy")
+        data = Data({**mapped, "labels": np.arange(100) % 4}, [X, CLASS])
+        order = np.random.default_rng(0).permutation(100)
+        batches = data.batches(7, order)
+        first = next(batches)
+        time.sleep(0.2)
+        assert (first["x"][:, 0] / 3 % 4 == first["labels"]).all()
+        for batch in batches:
+            assert (batch["x"][:, 0] / 3 % 4 == batch["labels"]).all()

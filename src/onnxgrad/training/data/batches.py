@@ -17,6 +17,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import Field, fitted, match
 from onnxgrad.training.data.images import Images
+from onnxgrad.training.data.prefetch import DEPTH, ahead
 from onnxgrad.training.data.sources import open_data
 
 #: Batches in a pool from which rows of like lengths are put together; larger pools pad less and shuffle less.
@@ -97,11 +98,21 @@ class Data:
     def batches(self, size: int, order: np.ndarray | None = None, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
         """Batches of `size` rows, the last one smaller, in `order`, from the row at position `start` on.
 
-        In an `order` the full batches of what lies in memory are handed out in the same arrays again and again.
+        In an `order` the full batches of what lies in memory are handed out in the same arrays again and again. What
+        has to be read is read ahead, by a thread.
         """
+        lazy = len(self.arrays) + len(self.ends) < len(self.fields)
+        if lazy:
+            yield from ahead(self._made(size, order, start, DEPTH + 2))
+        else:
+            yield from self._made(size, order, start, 1)
+
+    def _made(self, size: int, order: np.ndarray | None, start: int, copies: int) -> Iterator[dict[str, np.ndarray]]:
+        """Batches in `copies` sets of arrays that take turns."""
         stop = self.rows if order is None else len(order)
-        buffers: dict[str, np.ndarray] = {}
-        for low in range(start, stop, size):
+        sets: list[dict[str, np.ndarray]] = [{} for _ in range(copies)]
+        for turn, low in enumerate(range(start, stop, size)):
+            buffers = sets[turn % copies]
             high = min(low + size, stop)
             rows = np.arange(low, high) if order is None else order[low:high]
             batch = {}

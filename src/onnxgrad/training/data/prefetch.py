@@ -1,0 +1,51 @@
+"""The next batches, made by a thread while the step at hand runs."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+#: Batches that are ready at most; as many more are being read and being made.
+DEPTH = 2
+
+
+def ahead(batches: Iterator[Any]) -> Iterator[Any]:
+    """What `batches` gives, in order, made ahead of time; an error comes where it would have come.
+
+    Whoever stops early closes the iterator, which ends the thread. At most ``DEPTH + 2`` batches are alive at a time.
+    """
+    ready: queue.Queue[tuple[str, Any]] = queue.Queue(DEPTH)
+    stopped = threading.Event()
+
+    def put(kind: str, what: Any) -> None:
+        while not stopped.is_set():
+            try:
+                return ready.put((kind, what), timeout=0.1)
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            for batch in batches:
+                put("batch", batch)
+                if stopped.is_set():
+                    return
+            put("end", None)
+        except BaseException as error:
+            put("error", error)
+
+    thread = threading.Thread(target=work, name="onnxgrad-prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            kind, what = ready.get()
+            if kind == "end":
+                return
+            if kind == "error":
+                raise what
+            yield what
+    finally:
+        stopped.set()
+        thread.join()
