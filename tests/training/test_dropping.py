@@ -110,3 +110,16 @@ def test_a_run_that_resumes_drops_the_same(tmp_path, at):
     again.fit(blobs(), checkpoint=tmp_path, resume=True, **options)
     assert bits(again.state()) == bits(whole.state())
     assert whole.inference_model() is not None
+
+
+def test_a_ratio_or_a_mode_that_is_computed_is_left_alone():
+    for extra in ("float r", "bool on"):
+        held = "bool on = {1}" if extra == "float r" else "float r = {0.1}"
+        model = ir.from_proto(
+            onnx.parser.parse_model(
+                f'<ir_version: 10, opset_import: ["": 21]> g (float[N] x, {extra}) => (float[N] y) <{held}> '
+                "{ y = Dropout (x, r, on) }"
+            )
+        )
+        assert drop_by_count(model.graph) == ""
+        assert [n.op_type for n in model.graph] == ["Dropout"]

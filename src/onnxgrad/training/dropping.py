@@ -31,7 +31,7 @@ def first_count(seed: int) -> np.ndarray:
 def drop_by_count(graph: ir.Graph, taken: Collection[str] = ()) -> str:
     """Replace every Dropout of `graph` that drops; the name of the input that counts (its next value: ``…_next``).
 
-    Empty if there is none. Dropouts in nested graphs, and those whose mode is fed, stay what they are.
+    Empty if there is none. Dropouts in nested graphs, and those whose mode or ratio is computed, stay what they are.
     """
     nodes = [n for n in graph if _drops(n)]
     if not nodes:
@@ -54,8 +54,12 @@ def _drops(node: ir.Node) -> bool:
     if node.op_type != "Dropout" or node.domain != "" or len(node.inputs) < 3 or node.inputs[2] is None:
         return False
     training = constant(node.inputs[2])
-    ratio = None if node.inputs[1] is None else constant(node.inputs[1])
-    return training is not None and bool(training.all()) and (ratio is None or bool((ratio > 0).all()))
+    if training is None or not training.all():
+        return False
+    if node.inputs[1] is None:
+        return True
+    ratio = constant(node.inputs[1])
+    return ratio is not None and bool((ratio > 0).all())
 
 
 def _replace(graph: ir.Graph, node: ir.Node, held: ir.Value, number: int) -> None:
