@@ -135,3 +135,18 @@ def test_the_command(tmp_path):
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (found.returncode, found.stdout) == (2, "")
     assert "say which optimizer" in found.stderr
+
+
+def test_further_results(tmp_path):
+    source = model(metrics=["accuracy"])
+    contract = export_step(source, tmp_path, outputs=["accuracy", "y", "w2_grad"])
+    assert contract["models"]["train"]["results"] == ["loss", "accuracy", "y", "w2_grad"]
+    assert {"loss", "accuracy", "y"} <= set(contract["models"]["gradient"]["results"])
+    host, data = Host(tmp_path, threads=1), blobs(30)
+    before = host.state["w2"]
+    found = host.step(data)
+    assert found["accuracy"] == (found["y"].argmax(1) == data["labels"]).mean()
+    assert found["w2_grad"].shape == before.shape
+    host.step_in_parts(data, 3)
+    with pytest.raises(BadInput, match="nothing"):
+        export_step(source, tmp_path, outputs=["nothing"])

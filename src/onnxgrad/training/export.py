@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,9 @@ VERSION = 1
 HOST = Path(__file__).with_name("host.py")
 
 
-def export_step(model: AnyTrainingModel, folder: str | Path, *, entry: int | None = None) -> dict[str, Any]:
+def export_step(
+    model: AnyTrainingModel, folder: str | Path, *, entry: int | None = None, outputs: Sequence[str] = ()
+) -> dict[str, Any]:
     """Write everything that a host needs into `folder`; the contract.
 
     The halves ``gradient.onnx`` and ``update.onnx`` are written if the training information says over how much the
@@ -53,11 +55,12 @@ def export_step(model: AnyTrainingModel, folder: str | Path, *, entry: int | Non
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` with training information.
         folder: is made; files in it are replaced.
         entry: which of its training entries; default: all.
+        outputs: names of further values to have as results, as in `compile_step`.
 
     Raises:
         BadInput: what `compile_step` refuses, or a place that cannot be written.
     """
-    step = compile_step(model, entry=entry)
+    step = compile_step(model, entry=entry, outputs=outputs)
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +69,7 @@ def export_step(model: AnyTrainingModel, folder: str | Path, *, entry: int | Non
     state = {name: t.initial.numpy() for name, t in step.state.items()}
     models: dict[str, tuple[ir.Model, dict[str, Any]]] = {"train": (step.model, _ends(step))}
     try:
-        halves = split_step(model) if entry is None else None
+        halves = split_step(model, outputs=outputs) if entry is None else None
     except BadInput:
         halves = None
     if halves is not None:
