@@ -16,6 +16,7 @@ from onnxgrad import flow  # noqa: F401  (it fills the registry)
 from onnxgrad import rules as _rules  # noqa: F401
 from onnxgrad.custom import CustomRule, custom_rules
 from onnxgrad.door import AnyModel, Opened, Signature, open_model
+from onnxgrad.door.blame import blamed
 from onnxgrad.door.functions import worth_keeping
 from onnxgrad.door.opening import nothing
 from onnxgrad.engine import forward, reverse
@@ -177,6 +178,8 @@ def keeping_functions(derive: Derive) -> Derive:
 
     That is where a name is one inside a function, where something inside cannot be differentiated (the message then
     tells the whole path), or where inside something is not known that is known from one call.
+
+    A failure over a model that is not valid is told as that (see `onnxgrad.door.blame`).
     """
 
     @functools.wraps(derive)
@@ -189,7 +192,12 @@ def keeping_functions(derive: Derive) -> Derive:
                     raise
         return derive(*args, **kwargs)
 
-    return wrapped  # type: ignore[return-value]
+    @functools.wraps(derive)
+    def judged(*args: Any, **kwargs: Any) -> Any:
+        with blamed(args[0] if args else kwargs.get("model")):
+            return wrapped(*args, **kwargs)
+
+    return judged  # type: ignore[return-value]
 
 
 @contextmanager

@@ -14,7 +14,8 @@ import onnx_ir as ir
 
 from onnxgrad import flow, rules  # noqa: F401  (they fill the registry)
 from onnxgrad.api import Names, default_of, float_values, named_values, vjp
-from onnxgrad.door import AnyModel, open_model
+from onnxgrad.door import AnyModel, Opened, open_model
+from onnxgrad.door.blame import blamed
 from onnxgrad.engine.paths import active_values, describe_path, obstacle, on_path, rule_of
 from onnxgrad.errors import BadInput, NotDifferentiable
 from onnxgrad.ir import Builder
@@ -68,7 +69,11 @@ def check(model: AnyModel, *, wrt: Names | None = None, of: Names | None = None)
     Raises:
         BadInput: the model cannot be read, or a name in it is wrong.
     """
-    opened = open_model(model)
+    with blamed(model):
+        return _checked(open_model(model), wrt, of)
+
+
+def _checked(opened: Opened, wrt: Names | None, of: Names | None) -> Report:
     graph = opened.model.graph
     values = named_values(graph)
     if wrt is None:

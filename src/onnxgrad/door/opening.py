@@ -11,6 +11,7 @@ from typing import TypeVar
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.door.blame import blamed
 from onnxgrad.door.cutting import cut_out, wanted
 from onnxgrad.door.dims import settle_dims
 from onnxgrad.door.folding import infer_and_fold
@@ -28,6 +29,7 @@ from onnxgrad.door.reading import (
 )
 from onnxgrad.door.saving import PROTOBUF_LIMIT, gathered, to_proto, weight_bytes
 from onnxgrad.door.signature import KEY
+from onnxgrad.door.sizes import check_calls
 from onnxgrad.errors import BadInput
 
 Model = TypeVar("Model", onnx.ModelProto, ir.Model)
@@ -103,6 +105,11 @@ def open_model(model: AnyModel, first: Callable[[ir.Model], None] | None = None,
     Raises:
         BadInput: it cannot be read, is no valid model, or cannot be raised.
     """
+    with blamed(model):
+        return _opened(model, first, keep)
+
+
+def _opened(model: AnyModel, first: Callable[[ir.Model], None] | None, keep: Keep) -> Opened:
     if isinstance(model, ir.Model):
         opened = Opened(_private(model), ir.Model)
     elif isinstance(model, onnx.ModelProto):
@@ -129,6 +136,7 @@ def open_model(model: AnyModel, first: Callable[[ir.Model], None] | None = None,
     _refuse_old_training(infos, opened.opset_in)
     opened.training = frozenset().union(*(all_names(i) for i in infos)) if infos else frozenset()
     settle_dims(private)
+    check_calls(private)
     ruled = wanted()
     own = {name for name in private.functions if name[:2] in ruled.functions}
     kept = raised_functions(private, keep(private) | own)

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.door.sizes import check_strings, check_tensors
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.names import described
 from onnxgrad.ir.walk import subgraphs
@@ -30,8 +31,9 @@ def load_model(path: str | os.PathLike) -> ir.Model:
     """
     path = Path(path)
     proto = _parse(path)
+    _check(proto, str(path))
     _load_training_data(proto, path)
-    model = read_proto(proto, str(path))
+    model = _read(proto, str(path))
     ir.external_data.set_base_dir(model.graph, path.parent)
     for graph in model.graphs():
         for value in graph.initializers.values():
@@ -66,8 +68,25 @@ def in_memory(tensor: ir.ExternalTensor) -> ir.Tensor:
 
 def read_proto(proto: onnx.ModelProto, what: str = "the model") -> ir.Model:
     """An ``ir.Model`` of its own for `proto` (weights are shared; they are never written to)."""
+    _check(proto, what)
+    return _read(proto, what)
+
+
+def _check(proto: onnx.ModelProto, what: str) -> None:
+    """Everything that can be told before anything is made of `proto`."""
     if not proto.HasField("graph") or not (proto.opset_import or proto.ir_version < 3):
         raise BadInput(f"{what} is not a whole ONNX model\n  hint: was it cut off, or written by something else?")
+    try:
+        for opset in (*proto.opset_import, *(o for f in proto.functions for o in f.opset_import)):
+            if not 0 < opset.version < 2**31:
+                raise BadInput(f"{what} is not a valid ONNX model: it imports opset {opset.version}")
+        check_tensors(proto, what)
+        check_strings(proto, what)
+    except UnicodeDecodeError as e:
+        raise BadInput(f"{what} is not a valid ONNX model: a name in it is no text") from e
+
+
+def _read(proto: onnx.ModelProto, what: str) -> ir.Model:
     if _has_sparse(proto.graph):
         dense = onnx.ModelProto()
         dense.CopyFrom(proto)
@@ -156,7 +175,7 @@ def _check_external(tensor: ir.ExternalTensor, path: Path) -> None:
     data = Path(tensor.path)
     if not data.is_file():
         raise BadInput(f"{path} keeps the weight {tensor.name!r} in {data}, which does not exist")
-    if data.stat().st_size < (tensor.offset or 0) + (tensor.length or tensor.nbytes):
+    if data.stat().st_size < (tensor.offset or 0) + max(tensor.length or 0, tensor.nbytes):
         raise BadInput(f"{data} is cut off: it ends before the weight {tensor.name!r} of {path}")
 
 

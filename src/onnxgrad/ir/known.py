@@ -6,6 +6,7 @@ Each node is evaluated by the onnx package's reference evaluator.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
+
+from onnxgrad.ir.walk import subgraphs
 
 #: What is computed is a shape or a parameter; larger tensors are data.
 MOST_ELEMENTS = 256
@@ -46,6 +49,8 @@ def evaluate(node: ir.Node, feeds: Mapping[ir.Value, np.ndarray], opset: int) ->
     if node.domain or not small or not is_repeatable(node.op_type, "", opset) or node.outputs[0].dtype is None:
         return None
     try:
+        if _size(node, feeds) > MOST_ELEMENTS or subgraphs(node):
+            return None
         proto = ir.to_proto(node)
         named = {v.name or "": a for v, a in feeds.items()}
         result: Any = ReferenceEvaluator(proto, opsets={"": opset}).run(None, named)
@@ -55,6 +60,28 @@ def evaluate(node: ir.Node, feeds: Mapping[ir.Value, np.ndarray], opset: int) ->
     if not isinstance(result, (np.ndarray, np.generic)) or result.size > MOST_ELEMENTS:
         return None
     return np.asarray(result).astype(node.outputs[0].dtype.numpy())
+
+
+def _size(node: ir.Node, feeds: Mapping[ir.Value, np.ndarray]) -> float:
+    """How many elements `node` makes of small operands, where its operator can make many of few; else 0.
+
+    What a model can ask for by one number must not be made to see that it is large.
+    """
+    shape = node.outputs[0].shape
+    if shape is not None and all(isinstance(d, int) for d in shape):
+        return math.prod(d for d in shape if isinstance(d, int))
+    if node.op_type not in GROWING:
+        return 0
+    arrays = [feeds[v].astype(np.float64).ravel() for v in node.inputs if v is not None]
+    if node.op_type == "Range":
+        start, limit, step = (a[0] for a in arrays)
+        return abs(limit - start) / abs(step) if step else math.inf
+    data, numbers = (np.empty(1), arrays) if node.op_type == "ConstantOfShape" else (arrays[0], arrays[1:2])
+    return data.size * float(np.prod([np.maximum(np.abs(n), 1).prod() for n in numbers]))
+
+
+#: Operators that make large tensors of small numbers.
+GROWING = frozenset({"ConstantOfShape", "Expand", "Tile", "Range", "Pad", "OneHot", "CenterCropPad"})
 
 
 @functools.cache

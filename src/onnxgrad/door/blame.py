@@ -1,0 +1,68 @@
+"""Whose fault is it? A failure over a model that is not valid is the model's.
+
+Rules and inference trust that a node is what its operator demands. Where something fails that should not, the onnx
+package is asked about the model; what it objects to is the error. If it has nothing to say, the failure is ours, and
+goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.door.reading import external_tensors
+from onnxgrad.door.saving import PROTOBUF_LIMIT, to_proto, weight_bytes
+from onnxgrad.errors import BadInput, OnnxGradError
+
+
+@contextmanager
+def blamed(model: Any) -> Iterator[None]:
+    """If the block fails as it should not, and `model` is not valid, say so.
+
+    Raises:
+        BadInput: the model is not valid.
+    """
+    try:
+        yield
+    except OnnxGradError:
+        raise
+    except Exception as e:
+        why = complaint(model)
+        if not why:
+            raise
+        raise BadInput(f"the model is not valid: {why}") from e
+
+
+def complaint(model: Any) -> str:
+    """What the onnx package has against `model`; nothing if it cannot be asked."""
+    try:
+        if isinstance(model, (str, os.PathLike)):
+            model = onnx.load(model, load_external_data=False)
+        if isinstance(model, ir.Model):
+            if external_tensors(model) or weight_bytes(model) > PROTOBUF_LIMIT:
+                return ""
+            model = to_proto(model)
+        if not isinstance(model, onnx.ModelProto) or any(t.external_data for t in model.graph.initializer):
+            return ""
+    except Exception as e:  # it cannot even be written down
+        return _line(e)
+    try:
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+        onnx.checker.check_model(model)
+    except Exception as e:
+        why = _line(e)
+        return "" if why.startswith("Field 'shape' of 'type'") else why  # an input whose rank is open does no harm
+    return ""
+
+
+def _line(error: Exception) -> str:
+    """The innermost reason of `error`, on one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__  # type: ignore[assignment]
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:400]
