@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 
 from onnxgrad.door import load_model, training_info
 from onnxgrad.errors import BadInput
@@ -47,6 +48,8 @@ def _with_training(model: AnyTrainingModel | Step, asked: dict[str, Any], parts:
     """`model` as it is if it carries training information, else with what is `asked` for attached."""
     if isinstance(model, (str, os.PathLike)):
         model = load_model(model)
+    if not isinstance(model, (onnx.ModelProto, ir.Model, Step)):
+        raise BadInput(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not a {type(model).__name__}")
     if isinstance(model, Step):
         carries = "a compiled step carries its training information"
     elif model.training_info if isinstance(model, onnx.ModelProto) else training_info(model):
