@@ -102,6 +102,8 @@ class Trainer:
         accumulate: int = 1,
         **attached: Any,
     ) -> None:
+        if accumulate < 1:
+            raise BadInput(f"a batch is cut into at least 1 part, not {accumulate}")
         asked = {"loss": loss, "optimizer": optimizer, **attached}
         model = _with_training(model, {k: v for k, v in asked.items() if v is not None}, accumulate)
         self.step = model if isinstance(model, Step) else compile_step(model, entry=entry)
