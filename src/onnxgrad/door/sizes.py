@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import onnx
 import onnx_ir as ir
+from google.protobuf.descriptor import FieldDescriptor
 
 from onnxgrad.errors import BadInput
 
@@ -34,27 +36,36 @@ def check_tensors(proto: onnx.ModelProto, what: str) -> None:
 
 
 def check_strings(proto: onnx.ModelProto, what: str) -> None:
-    """Raise BadInput if a name in `proto` is no text: the package protobuf then gives bytes, without a word."""
-    for held in _attributes(_graphs(proto), proto.functions):
-        if any(isinstance(name, bytes) for name in _names(held)):
-            raise BadInput(f"{what} is not a valid ONNX model: a name in it is no text")
+    """Raise BadInput if a string in `proto` is no text: the package protobuf then gives bytes, without a word."""
+    stack: list[Any] = [proto]
+    while stack:
+        message = stack.pop()
+        for field, value in message.ListFields():
+            if field.type == FieldDescriptor.TYPE_MESSAGE:
+                stack.extend(value if field.is_repeated else (value,))
+                continue
+            if field.type != FieldDescriptor.TYPE_STRING:
+                continue
+            if any(isinstance(s, bytes) for s in (value if field.is_repeated else (value,))):
+                name = field.full_name.split(".", 1)[1]
+                raise BadInput(f"{what} is not a valid ONNX model: its {name} is no text")
+    for a in _attributes(_graphs(proto), proto.functions):
+        if isinstance(a, onnx.AttributeProto):
+            _check_attribute(a, what)
 
 
-def _names(held: onnx.GraphProto | onnx.FunctionProto | onnx.AttributeProto) -> Iterator[str | bytes]:
-    yield held.name
-    if isinstance(held, onnx.AttributeProto):
-        yield held.ref_attr_name
-        return
-    for node in held.node:
-        yield from (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
-    if isinstance(held, onnx.FunctionProto):
-        yield from (held.domain, held.overload, *held.input, *held.output, *held.attribute)
-        return
-    for value in (*held.input, *held.output, *held.value_info):
-        yield value.name
-        yield from (d.dim_param for d in value.type.tensor_type.shape.dim)
-    for tensor in held.initializer:
-        yield tensor.name
+def _check_attribute(a: onnx.AttributeProto, what: str) -> None:
+    """Raise BadInput if `a` lacks what its type promises, or holds text that is none."""
+    held = {onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.TENSOR: "t"}.get(a.type)
+    if a.ref_attr_name and a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
+        raise BadInput(f"{what} has a graph {a.name!r} that is an attribute of a function, which is not supported")
+    if held and not a.ref_attr_name and not a.HasField(held):
+        raise BadInput(f"{what} is not a valid ONNX model: the attribute {a.name!r} holds nothing")
+    try:
+        for s in (a.s, *a.strings):
+            s.decode()
+    except UnicodeDecodeError as e:
+        raise BadInput(f"{what} is not a valid ONNX model: the attribute {a.name!r} holds text that is none") from e
 
 
 def location_complaint(location: str) -> str:

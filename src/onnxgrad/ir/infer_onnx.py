@@ -8,8 +8,19 @@ import onnx
 import onnx_ir as ir
 
 
+def _beyond(node: ir.Node) -> bool:
+    """Whether `node` names an axis that its operand lacks: the package reads beyond the end of a shape then."""
+    axis, first = node.attributes.get_int("axis", None), node.inputs[0] if node.inputs else None
+    if axis is None:
+        return False
+    rank = len(first.shape) if first is not None and first.shape is not None else 64
+    return not -rank - 1 <= axis <= rank
+
+
 def ask_onnx(node: ir.Node, opset: int) -> None:
     """Set types and shapes of those outputs of `node` that have none, where the onnx package knows them."""
+    if _beyond(node):
+        return
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
         proto = ir.to_proto(node)

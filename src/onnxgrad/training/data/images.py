@@ -13,6 +13,8 @@ from onnxgrad.training.data.columns import Column, Dense, stacked
 from onnxgrad.training.data.fields import Field
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+#: What a file may be, whatever it is called: the library knows formats that it has another program execute.
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,15 @@ class Images:
         image = _library()
         channels, (height, width), last = self._layout(field)
         try:
-            with image.open(path) as picture:
+            with image.open(path, formats=FORMATS) as picture:
                 picture = picture.convert("L" if channels == 1 else "RGB")
                 size = (width or picture.width, height or picture.height)
                 if picture.size != size:
                     picture = picture.resize(size, image.Resampling.BILINEAR)
                 pixels = np.asarray(picture, np.float32).reshape(size[1], size[0], channels)
-        except (OSError, ValueError, image.DecompressionBombError) as error:
-            raise BadInput(f"cannot read the picture {str(path)!r}: {error}") from error
+        except Exception as error:  # each format fails in its own ways on a damaged file
+            reason = str(error) or type(error).__name__
+            raise BadInput(f"cannot read the picture {str(path)!r}: {reason}") from error
         scaled = ((pixels / 255 - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
         return scaled if last else scaled.transpose(2, 0, 1)
 
