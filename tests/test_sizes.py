@@ -33,6 +33,7 @@ MODELS = {
     "resnet50, input": (lambda: resnet50(8, 10), lambda: vjp(resnet50(8, 10), wrt="x")),
     "resnet50, input, forward": (lambda: resnet50(8, 10), lambda: jvp(resnet50(8, 10), wrt="x")),
     "gpt of 2 layers, all weights": (gpt, lambda: vjp(gpt(), wrt=float_weights(gpt()))),
+    "gpt of 12 layers, embeddings": (lambda: gpt(12), lambda: vjp(gpt(12), wrt="gather0_0")),
     "gpt of 12 layers, all weights": (lambda: gpt(12), lambda: vjp(gpt(12), wrt=float_weights(gpt(12)))),
 }
 
@@ -47,6 +48,12 @@ def test_size(name):
         GOLDEN.write_text(json.dumps(golden, indent=2) + "\n")
     assert golden[name] == [before, after]
     assert after <= 9 * before
+
+
+@pytest.mark.parametrize(("name", "most"), [("resnet50, input", 2.0), ("gpt of 12 layers, embeddings", 2.2)])
+def test_nodes_added_per_node(name, most):
+    before, after = json.loads(GOLDEN.read_text())[name]
+    assert (after - before) / before <= most
 
 
 def test_growth_is_linear_in_the_layers():

@@ -122,6 +122,15 @@ class Var:
         return self.builder.LessOrEqual(self, other)
 
 
+def _order(node: ir.Node) -> list[int] | None:
+    """The order of axes of a Transpose, if it is known."""
+    given = node.attributes.get("perm")
+    if given is not None:
+        return [int(i) for i in given.as_ints()]
+    shape = node.outputs[0].shape
+    return None if shape is None else list(reversed(range(len(shape))))
+
+
 def _is(x: Any, number: int) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool) and x == number
 
@@ -145,6 +154,7 @@ class Builder:
         #: values whose producer was replaced, with the value that now stands for each
         self.moved: dict[ir.Value, ir.Value] = {}
         self._recordings: list[list[ir.Node]] = []
+        self._own: set[ir.Node] = set()
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if not op_type[:1].isupper():
@@ -240,12 +250,30 @@ class Builder:
                 self._emitted[key] = results
         return results[0] if outputs == 1 else results
 
+    def Transpose(self, x: Var, *, perm: Sequence[int] | None = None) -> Var:
+        """`x` with its axes in the order `perm` (default: reversed).
+
+        There and back is nothing. Of two in a row that were both written here, one is left; but after one of the
+        primal graph there will be another, which the runtime may take into the product that reads it.
+        """
+        node = x.value.producer()
+        before = _order(node) if node is not None and node.op_type == "Transpose" and node.domain == "" else None
+        if node is not None and before is not None:
+            after = [before[i] for i in (perm if perm is not None else reversed(range(len(before))))]
+            source = node.inputs[0]
+            if source is not None and after == sorted(after):
+                return Var(self, source)
+            if source is not None and node in self._own:
+                return self.emit("Transpose", Var(self, source), perm=after)
+        return self.emit("Transpose", x, perm=perm)
+
     def append(self, node: ir.Node) -> tuple[Var, ...]:
         """Append `node` as it is; name it and its outputs where they have no name, and type them."""
         for value in node.outputs:
             value.name = value.name or self.names.fresh(f"d_{node.op_type}")
         node.name = node.name or node.outputs[0].name
         self.graph.append(node)
+        self._own.add(node)
         self.infer(node)
         for recording in self._recordings:
             recording.append(node)
