@@ -5,6 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from onnxgrad import _early
+
+_early.begin()  # before anything that takes its time
+
+# ruff: noqa: E402
 from onnxgrad.api import grad, jvp, value_and_grad, vjp
 from onnxgrad.custom import CustomRule, custom_jvp, custom_rules, custom_vjp, load_rule
 from onnxgrad.door import Signature, signature

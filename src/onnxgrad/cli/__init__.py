@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
     """Run the command.
 
     Exit codes: 0 done, 1 not differentiable (check), 2 bad input, 3 a bug in onnxgrad, 130 interrupted.
     """
-    from onnxgrad.cli.app import build
+    from onnxgrad import _early
+    from onnxgrad.cli.app import INTERRUPTED, build
 
-    build()(prog_name="onnxgrad")
+    try:
+        command = build()
+        _early.end()
+        command(prog_name="onnxgrad")
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)

@@ -17,6 +17,7 @@ from onnxgrad.cli import recipe
 from onnxgrad.cli.console import console, error
 from onnxgrad.cli.derive import check_target
 from onnxgrad.door import save_model
+from onnxgrad.door.places import alone
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options
 from onnxgrad.training import Interrupted, Trainer
@@ -47,6 +48,7 @@ class Job:
         resume: go on from the checkpoint.
         restart: an unfinished run may be discarded.
         threads: of ONNX Runtime.
+        checkpoint_seconds: between checkpoints within an epoch.
         listeners: further callbacks.
         report: HTML file.
         log: what a listener writes.
@@ -67,6 +69,7 @@ class Job:
     resume: bool = False
     restart: bool = False
     threads: int | None = None
+    checkpoint_seconds: float = 60.0
     listeners: Sequence[Callback] = ()
     report: Path | None = None
     log: Path | None = None
@@ -90,6 +93,7 @@ class Job:
                 schedule=schedule,
                 checkpoint=self.checkpoint,
                 resume=self.resume,
+                checkpoint_seconds=self.checkpoint_seconds,
                 metrics=self.metrics,
                 plot=self.plot,
                 callbacks=[*lowering, *self.listeners, reporter(console(sys.stderr))],
@@ -144,13 +148,24 @@ class Job:
             why = "cannot be written to" if parent.is_dir() else "is not a directory"
             raise BadInput(f"cannot keep a checkpoint in {self.checkpoint}: {parent} {why}")
         file = self.checkpoint / FILE
+        if self.checkpoint.is_dir():
+            with alone(self.checkpoint):
+                pass
         if file.exists() and not self.resume and not self.restart:
             run = Checkpoint.load(file).run
-            if not run["finished"] and run["epoch"] < run["history"]["settings"]["epochs"]:
+            if not run.get("finished") and run.get("epoch", 0) < _epochs(run):
                 raise BadInput(
-                    f"{file} holds an unfinished run, at step {run['step']}\n"
+                    f"{file} holds an unfinished run, at step {run.get('step')}\n"
                     "  hint: --resume goes on with it, --restart discards it"
                 )
+
+
+def _epochs(run: dict[str, Any]) -> int:
+    """How many epochs a run was to take; 0 if it does not tell."""
+    try:
+        return int(run["history"]["settings"]["epochs"])
+    except (KeyError, TypeError, ValueError):
+        return 0
 
 
 def _measured(when: str, found: dict[str, float], path: Path) -> str:

@@ -54,6 +54,9 @@ def train(
         Path | None,
         typer.Option(help="Folder for the checkpoint. Default: OUTPUT with the suffix .checkpoint."),
     ] = None,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(min=0, help="Seconds between checkpoints within an epoch; 0: after every step.")
+    ] = 60.0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint, exactly.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Discard the checkpoint of an unfinished run.")] = False,
     head: recipe.Head = None,
@@ -123,6 +126,7 @@ def train(
         schedule=schedule,
         accumulate=accumulate,
         resume=resume,
+        checkpoint_seconds=checkpoint_seconds,
         restart=restart,
         threads=threads,
         listeners=listeners,

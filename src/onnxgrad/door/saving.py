@@ -8,12 +8,12 @@ from file to file, never gathered in memory.
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.door.places import flush, scratch
 from onnxgrad.door.reading import external_tensors, in_memory, training_info
 from onnxgrad.errors import BadInput
 
@@ -75,10 +75,11 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike) -> li
     if path.is_dir():
         raise BadInput(f"{path} is a directory, not a file to write to")
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
-            written = _write(model, Path(scratch), path.name)
+        with scratch(path) as folder:
+            written = _write(model, folder, path.name)
             for name in written:  # the data first, so that a new model never meets old data
-                os.replace(Path(scratch) / name, path.parent / name)
+                flush(folder / name)
+                os.replace(folder / name, path.parent / name)
     except OSError as e:
         raise BadInput(f"cannot write {path}: {e.strerror or e}") from e
     return [path.parent / name for name in reversed(written)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -230,10 +231,13 @@ class Log(Callback):
 
     def start(self, run: Run) -> None:
         """Open the file."""
-        old = [line for line in self._lines() if line.get("step", 0) <= run.step_count] if run.step_count else []
+        old = [line for line in self._lines() if _is_behind(line, run)] if run.step_count else []
         with replacing(self.path) as file:
             file.write_text("".join(json.dumps(line) + "\n" for line in old), encoding="utf-8")
-        self._file = self.path.open("a", encoding="utf-8")
+        try:
+            self._file = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise BadInput(f"cannot write {str(self.path)!r}: {error.strerror or error}") from error
 
     def _lines(self) -> list[dict[str, Any]]:
         found = []
@@ -264,7 +268,17 @@ class Log(Callback):
         """Close the file."""
         file = getattr(self, "_file", None)
         if file is not None:
-            file.close()
+            with suppress(OSError):  # what could not be written was told of
+                file.close()
+
+
+def _is_behind(line: Any, run: Run) -> bool:
+    """Whether a line of a log tells of what a run that goes on has behind it: a step, or the end of an epoch."""
+    if not isinstance(line, dict):
+        return False
+    if "seconds" in line:
+        return line.get("epoch", 0) <= run.epoch
+    return line.get("step", 0) <= run.step_count
 
 
 class AtEnd(Callback):

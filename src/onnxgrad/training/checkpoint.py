@@ -13,9 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,10 @@ import ml_dtypes  # noqa: F401  (it registers bfloat16 with numpy)
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.door.places import replacing, scratch
 from onnxgrad.errors import BadInput, TrainingError
+
+__all__ = ["FILE", "Checkpoint", "check_state_fits", "fingerprint", "previous", "replacing"]
 
 FILE = "checkpoint.safetensors"
 PREVIOUS = ".previous"
@@ -76,11 +77,12 @@ class Checkpoint:
                 raise TrainingError(f"{name!r} is not finite after step {step}; no checkpoint was written")
         about = {"version": _VERSION, "step_graph": self.step_graph, "run": self.run}
         with replacing(path) as file:
-            safetensors.numpy.save_file(self.state, file, {_KEY: json.dumps(about)})
+            try:
+                safetensors.numpy.save_file(self.state, file, {_KEY: json.dumps(about)})
+            except safetensors.SafetensorError as error:  # a full disk, in words of its own
+                raise BadInput(f"cannot write {str(path)!r}: {error}") from error
             if keep and path.exists():
-                with replacing(previous(path)) as old:
-                    old.unlink()
-                    _link(path, old)
+                _keep(path, previous(path))
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
@@ -94,8 +96,9 @@ class Checkpoint:
             data = path.read_bytes()
         except FileNotFoundError as error:
             raise BadInput(f"there is no checkpoint {str(path)!r}") from error
-        except OSError as error:
-            raise BadInput(f"cannot read the checkpoint {str(path)!r}: {error.strerror}") from error
+        except (OSError, MemoryError) as error:
+            why = getattr(error, "strerror", None) or "it does not fit into memory"
+            raise BadInput(f"cannot read the checkpoint {str(path)!r}: {why}") from error
         try:
             tensors = safetensors.deserialize(data)
             size = int.from_bytes(data[:8], "little")
@@ -105,15 +108,20 @@ class Checkpoint:
         try:
             about = json.loads(header["__metadata__"][_KEY])
             version = about["version"]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise BadInput(f"{str(path)!r} is not a checkpoint of onnxgrad") from error
         if version != _VERSION:
             raise BadInput(f"the checkpoint {str(path)!r} has version {version}; this onnxgrad reads {_VERSION}")
         state = {}
         for name, tensor in tensors:  # not by safetensors.numpy, which cannot read bfloat16
+            if tensor["dtype"] not in _DTYPES:
+                raise BadInput(f"{str(path)!r} is not a checkpoint of onnxgrad: {name!r} is {tensor['dtype']}")
             flat = np.frombuffer(bytes(tensor["data"]), np.dtype(_DTYPES[tensor["dtype"]]))
             state[name] = flat.reshape(tensor["shape"]).copy()
-        return cls(state, about["run"], about["step_graph"])
+        run = about.get("run")
+        if not isinstance(run, dict):
+            raise BadInput(f"{str(path)!r} is not a checkpoint of onnxgrad")
+        return cls(state, run, about.get("step_graph", ""))
 
 
 def previous(path: Path) -> Path:
@@ -133,12 +141,18 @@ def _offer(path: Path) -> str:
     return f"\n  hint: the one before it, of step {step}, is whole: rename {str(other)!r} to {path.name!r} to use it"
 
 
-def _link(path: Path, other: Path) -> None:
+def _keep(path: Path, other: Path) -> None:
     """Make `other` the same file as `path`; a copy where the file system has no links."""
+    if other.exists() and path.samefile(other):
+        return  # a run was killed right after it had done this
     try:
-        os.link(path, other)
+        with scratch(other) as folder:
+            link = folder / other.name
+            os.link(path, link)
+            link.replace(other)
     except OSError:
-        shutil.copyfile(path, other)
+        with replacing(other) as copy:
+            shutil.copyfile(path, copy)
 
 
 def fingerprint(model: ir.Model) -> str:
@@ -146,48 +160,6 @@ def fingerprint(model: ir.Model) -> str:
     proto = ir.to_proto(model)
     del proto.metadata_props[:]
     return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` to write; it takes the place of `path` at the end of the ``with`` block.
-
-    Whatever happens, `path` holds all of the new content or what it held before.
-
-    Raises:
-        BadInput: the place cannot be written.
-    """
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        os.close(handle)
-        temporary = Path(name)
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)  # as an ordinary file; temporary ones are private
-        temporary.replace(path)
-        temporary = None
-        _flush(path.parent)
-    except OSError as error:
-        raise BadInput(f"cannot write {str(path)!r}: {error.strerror or error}") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-
-
-def _flush(folder: Path) -> None:
-    """See to it that a rename in `folder` reaches the disk, where the system lets folders be opened for that."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    with suppress(OSError):
-        os.fsync(handle)
-    os.close(handle)
 
 
 def _library() -> Any:

@@ -11,12 +11,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onnxgrad.door.places import alone
 from onnxgrad.errors import BadInput, TrainingError
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.training.callbacks import Callback
@@ -130,6 +131,26 @@ class Run:
         trainer = self.trainer
         trainer.history = History(about={"settings": {**self.drawing, "epochs": self.epochs}})
         trainer.step_count = 0
+        if self.folder is None:
+            return self._all(resume)
+        made = not self.folder.exists()
+        if not resume:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise BadInput(f"cannot keep a checkpoint in {str(self.folder)!r}: {error.strerror}") from error
+        elif not self.folder.is_dir():
+            raise BadInput(f"there is no checkpoint {str(self.checkpoint)!r}")
+        try:
+            with alone(self.folder):
+                return self._all(resume)
+        finally:
+            if made:
+                with suppress(OSError):
+                    self.folder.rmdir()  # if nothing came to be in it
+
+    def _all(self, resume: bool) -> History:
+        trainer = self.trainer
         if resume:
             self._resume()
         else:
@@ -254,12 +275,21 @@ class Run:
         trainer = self.trainer
         check_state_fits(found, trainer.initial, self.fingerprint, self.checkpoint)
         for what, value in self.drawing.items():
-            old = found.run["drawing"].get(what)
+            old = dict(found.run.get("drawing") or {}).get(what)
             if old != value:
                 raise BadInput(
                     f"the checkpoint {str(self.checkpoint)!r} was written with {what.replace('_', ' ')} "
                     f"{old}, not {value}; a run that resumes must draw its rows as before"
                 )
+        try:
+            self._go_on(found)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, BadInput):
+                raise
+            raise BadInput(f"the checkpoint {str(self.checkpoint)!r} does not say where its run stood") from error
+
+    def _go_on(self, found: Checkpoint) -> None:
+        trainer = self.trainer
         self._resume_callbacks(found.run["callbacks"])
         trainer.machine.load_state(found.state)
         trainer.step_count = found.run["step"]

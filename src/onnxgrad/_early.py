@@ -1,0 +1,39 @@
+"""Ctrl-C while the command is still being imported, which takes a second: one line, and exit code 130.
+
+Nothing has been begun then, so nothing has to be put in order. Where onnxgrad is imported as a library, it leaves
+signals alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import PurePath
+from typing import Any
+
+
+def _stop(*_: Any) -> None:
+    os.write(2, b"error: interrupted\n")
+    os._exit(130)
+
+
+def is_command() -> bool:
+    """Whether this process is ``onnxgrad …`` or ``python -m onnxgrad …``."""
+    told = sys.orig_argv
+    called = "-m" in told[:-1] and told[told.index("-m") + 1] == "onnxgrad"
+    return called or PurePath(sys.argv[0] if sys.argv else "").stem == "onnxgrad"
+
+
+def begin() -> None:
+    """From now on Ctrl-C ends the process at once, if that is the command and nobody has decided otherwise."""
+    ours = threading.current_thread() is threading.main_thread() and is_command()
+    if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _stop)
+
+
+def end() -> None:
+    """From now on Ctrl-C is Python's again."""
+    if signal.getsignal(signal.SIGINT) is _stop:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,165 @@
+"""Places to write to: all or nothing, with nothing left behind by processes that were killed.
+
+What is written goes into a temporary file (or folder) beside its place, is flushed to the disk, and renamed. The writer
+holds a lock on the temporary one, which the system lifts when the writer is gone, however it went: whoever writes to
+the same place later removes those that nobody holds. Where a system or a disk has no such locks, they stay.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from onnxgrad.errors import BadInput
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_SUFFIX = ".partial"
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` to write; it takes the place of `path` at the end of the ``with`` block.
+
+    Whatever happens, `path` holds all of the new content or what it held before.
+
+    Raises:
+        BadInput: the place cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _temporary(path, folder=False) as temporary:
+            yield temporary
+            flush(temporary)
+            mask = os.umask(0)
+            os.umask(mask)
+            temporary.chmod(0o666 & ~mask)  # as an ordinary file; temporary ones are private
+            temporary.replace(path)
+            flush(path.parent)
+    except OSError as error:
+        raise BadInput(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+
+
+@contextmanager
+def scratch(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path`, gone at the end of the ``with`` block. Raises OSError if there can be none."""
+    with _temporary(path, folder=True) as temporary:
+        yield temporary
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Be the only one in `folder`, which must be there, until the ``with`` block ends.
+
+    It is locked as such; nothing is written into it. Without locks (Windows, some network disks) nothing is checked.
+
+    Raises:
+        BadInput: another one is there, in this process or another.
+    """
+    handle = _locked(folder)
+    if handle is None:
+        raise BadInput(f"another run is at work in {str(folder)!r}\n  hint: wait for its end, or choose another folder")
+    try:
+        yield
+    finally:
+        if handle >= 0:
+            os.close(handle)
+
+
+def flush(path: Path) -> None:
+    """See to it that what is in a file, or a rename in a folder, reaches the disk.
+
+    Where the system lets folders be opened for that.
+    """
+    if path.is_dir():
+        with suppress(OSError):
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        return
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _temporary(path: Path, *, folder: bool) -> Iterator[Path]:
+    _sweep(path)
+    while True:
+        prefix = f".{path.name}."
+        if folder:
+            made = Path(tempfile.mkdtemp(_SUFFIX, prefix, path.parent))
+        else:
+            opened, name = tempfile.mkstemp(_SUFFIX, prefix, path.parent)
+            os.close(opened)
+            made = Path(name)
+        handle = _locked(made)
+        if handle is not None and (handle < 0 or _is(handle, made)):
+            break
+        if handle is not None:  # somebody who swept was faster
+            os.close(handle)
+    try:
+        yield made
+    finally:
+        _remove(made)
+        if handle >= 0:
+            os.close(handle)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed processes left of `path`."""
+    pattern = re.compile(re.escape(f".{path.name}.") + "[a-z0-9_]{8}" + re.escape(_SUFFIX))
+    try:
+        with os.scandir(path.parent) as entries:
+            left = [Path(e.path) for e in entries if pattern.fullmatch(e.name)]
+    except OSError:
+        return
+    for old in left:
+        handle = _locked(old)
+        if handle is not None and handle >= 0:
+            _remove(old)
+            os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _locked(path: Path) -> int | None:
+    """A handle that holds the lock of `path` as long as it is open; None if another one does, -1 without locks."""
+    if fcntl is None:
+        return -1
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return -1
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    except OSError:
+        os.close(handle)
+        return -1
+    return handle
+
+
+def _is(handle: int, path: Path) -> bool:
+    """Whether `handle` is open on what is at `path` now."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except OSError:
+        return False

@@ -1,0 +1,203 @@
+"""``onnxgrad train``, killed at any moment, again and again: what it leaves is whole, and the end is the same.
+
+With ``--complete``, a hundred times.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxgrad.training.checkpoint import FILE, Checkpoint, previous
+from tests.training.models import blobs, classifier
+
+RECIPE = [
+    *("train", "m.onnx", "--data", "train.npz", "--validation", "test.npz", "--loss", "cross_entropy"),
+    *("--optimizer", "adam", "--lr", "0.02", "--batch-size", "8", "--threads", "1", "--seed", "7"),
+    *("--keep-best", "--ema", "0.9", "--accumulate", "2", "--schedule", "plateau:patience=1,factor=0.7"),
+    *("--checkpoint-seconds", "0"),
+]
+
+
+def _run(folder: str, args: list[str]) -> None:
+    """The command, in a process that has its imports behind it."""
+    import os
+
+    from onnxgrad.cli import main
+
+    os.chdir(folder)
+    with open("said.txt", "a") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    sys.argv = ["onnxgrad", *args]
+    main()
+
+
+class Forked:
+    """A process forked from one that has imported the command."""
+
+    context = multiprocessing.get_context("forkserver")
+
+    def __init__(self, place: Path, args: list[str]) -> None:
+        self.context.set_forkserver_preload(["onnxgrad.cli.app", "onnxgrad.cli.train", "safetensors.numpy"])
+        self.process = self.context.Process(target=_run, args=(str(place), args))
+        self.process.start()
+
+    def poll(self):
+        return self.process.exitcode
+
+    def kill(self):
+        self.process.kill()
+
+    def wait(self):
+        self.process.join()
+        return self.process.exitcode
+
+
+def started(place: Path, args: list[str], forked: bool):
+    if forked:
+        return Forked(place, args)
+    with (place / "said.txt").open("a") as out:
+        return subprocess.Popen([sys.executable, "-m", "onnxgrad", *args], cwd=place, stdout=out, stderr=out)
+
+
+def arguments(name: str, epochs: int) -> list[str]:
+    return [
+        *RECIPE,
+        *("--epochs", str(epochs), "-o", f"{name}.onnx", "--log", f"{name}.jsonl", "--metrics", f"{name}.json"),
+    ]
+
+
+def log_of(path: Path) -> list[dict]:
+    """The whole lines of a log; only the last may have been cut."""
+    lines = path.read_text().split("\n") if path.exists() else [""]
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def whole(place: Path, name: str) -> int:
+    """Check that every file is whole; the step of the checkpoint."""
+    folder = place / f"{name}.checkpoint"
+    path = folder / FILE
+    for file in (path, previous(path), folder / "best.safetensors"):
+        if file.exists():
+            Checkpoint.load(file)
+    if (place / f"{name}.onnx").exists():
+        onnx.checker.check_model(onnx.load(place / f"{name}.onnx"), full_check=True)
+    if (place / f"{name}.json").exists():
+        json.loads((place / f"{name}.json").read_text())
+    held = Checkpoint.load(path).run["step"] if path.exists() else 0
+    logged = max((line["step"] for line in log_of(place / f"{name}.jsonl")), default=0)
+    assert held >= logged - 1, "every step but the last was kept"
+    return held
+
+
+def litter(place: Path) -> list[Path]:
+    return [p for p in place.rglob(".*") if p.name.endswith(".partial")]
+
+
+def timeless(value):
+    """Without what was measured by a clock."""
+    if isinstance(value, dict):
+        return {k: timeless(v) for k, v in value.items() if "second" not in k}
+    return [timeless(v) for v in value] if isinstance(value, list) else value
+
+
+@pytest.fixture
+def place(tmp_path):
+    onnx.save(classifier(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "train.npz", **blobs(64))
+    np.savez(tmp_path / "test.npz", **blobs(40, seed=1))
+    return tmp_path
+
+
+def test_killed_again_and_again(place, request):
+    complete = request.config.getoption("--complete")
+    kills, epochs = (100, 150) if complete else (5, 10)
+    survive(place, kills, epochs, forked=complete)
+
+
+def survive(place: Path, kills: int, epochs: int, *, forked: bool) -> int:
+    rng = random.Random(0)
+    assert started(place, arguments("straight", epochs), forked).wait() == 0, (place / "said.txt").read_text()
+    args, step, killed = arguments("out", epochs), 0, 0
+    log = place / "out.jsonl"
+    while killed < kills:
+        before = log.stat().st_mtime_ns if log.exists() else 0
+        more = ["--resume"] if (place / "out.checkpoint" / FILE).exists() else []
+        process = started(place, args + more, forked)
+        while process.poll() is None and (not log.exists() or log.stat().st_mtime_ns == before):
+            time.sleep(0.002)  # it has begun when it writes its log
+        time.sleep(rng.uniform(0, 0.25))
+        process.kill()
+        ended = process.wait()
+        if ended == 0:
+            break
+        assert ended == -9, (place / "said.txt").read_text()
+        killed += 1
+        now = whole(place, "out")
+        assert now >= step, "no step was lost that had been kept"
+        step = now
+        assert len(litter(place)) <= 3, "what one process leaves, the next one removes"
+    more = ["--resume"] if (place / "out.checkpoint" / FILE).exists() else []
+    assert started(place, args + more, forked).wait() == 0, (place / "said.txt").read_text()
+    assert not litter(place)
+    assert (place / "out.onnx").read_bytes() == (place / "straight.onnx").read_bytes()
+    for file in (FILE, "best.safetensors"):
+        ours, theirs = (Checkpoint.load(place / f"{n}.checkpoint" / file) for n in ("out", "straight"))
+        assert {k: v.tobytes() for k, v in ours.state.items()} == {k: v.tobytes() for k, v in theirs.state.items()}
+        assert timeless(ours.run) == timeless(theirs.run)
+    assert timeless(log_of(log)) == timeless(log_of(place / "straight.jsonl")), "each line once"
+    mine, other = (json.loads((place / f"{n}.json").read_text()) for n in ("out", "straight"))
+    assert timeless(mine) == timeless(other)
+    return killed
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_holds_is_not(tmp_path):
+    from onnxgrad.door.places import replacing
+
+    path = tmp_path / "file"
+    left, other = tmp_path / ".file.abcdefgh.partial", tmp_path / ".file.previous"
+    left.write_text("")
+    other.write_text("")
+    with replacing(path) as mine:
+        mine.write_text("mine")
+        with replacing(path) as another:
+            another.write_text("another")
+            assert mine.exists()
+    assert path.read_text() == "mine"
+    assert {p.name for p in tmp_path.iterdir()} == {"file", ".file.previous"}
+
+
+def test_two_runs_in_one_folder(place):
+    np.savez(place / "train.npz", **blobs(2000))
+    first = subprocess.Popen(
+        [sys.executable, "-m", "onnxgrad", *arguments("out", 100000)], cwd=place, stderr=subprocess.DEVNULL
+    )
+    try:
+        while not (place / "out.jsonl").exists() and first.poll() is None:
+            time.sleep(0.01)
+        for more in ((), ("--resume",), ("--restart",)):
+            second = subprocess.run(
+                [sys.executable, "-m", "onnxgrad", *arguments("out", 3), *more],
+                cwd=place,
+                capture_output=True,
+                text=True,
+            )
+            assert second.returncode == 2
+            assert re.fullmatch(r"error: another run is at work in 'out.checkpoint'\n  hint: .*\n", second.stderr)
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.wait()
+    again = started(place, [*arguments("out", 1), "--restart"], False)
+    assert again.wait() == 0, "who is dead locks nothing"
