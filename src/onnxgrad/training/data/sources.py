@@ -16,7 +16,9 @@ Nothing in a file is ever executed.
 
 from __future__ import annotations
 
+import math
 import os
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,34 @@ def _lists(chunks: Any) -> Iterator[np.ndarray]:
             yield np.asarray(values[low:high])
 
 
+def _bounded(size: int, path: Path) -> None:
+    """Raise BadInput if what `path` unpacks to is more than the machine's memory."""
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows
+        memory = 2**48
+    if size > memory:
+        raise BadInput(
+            f"{str(path)!r} unpacks to {size / 1e9:.0f} GB, and the machine has {memory / 1e9:.0f} GB of memory\n"
+            "  hint: .npy files in a folder are read as they are needed"
+        )
+
+
+def _check_header(file: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> None:
+    """Raise BadInput if an array is not as large as its header says, before memory is taken for it."""
+    with file.open(member) as content:
+        version = np.lib.format.read_magic(content)  # type: ignore[arg-type]
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in read:
+            raise BadInput(f"{where} has fields with names; save numbers only")
+        shape, _, dtype = read[version](content)  # type: ignore[arg-type]
+        if dtype.hasobject:
+            raise BadInput(f"{where} holds Python objects; save numbers only")
+        size = content.tell() + math.prod(shape) * dtype.itemsize
+        if any(d < 0 for d in shape) or size != member.file_size:
+            raise BadInput(f"{where} is not as large as it says: {dtype}{list(shape)}")
+
+
 def load_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
     """The arrays of an ``.npz`` file; nothing in it is ever executed.
 
@@ -148,26 +178,24 @@ def load_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
     path = Path(path)
     arrays = {}
     try:
-        file = np.load(path, allow_pickle=False)
-        if isinstance(file, np.ndarray):
-            raise BadInput(f"{str(path)!r} holds one array without a name; use numpy.savez(path, name=array)")
-        with file:
-            for name in file.files:
-                try:
-                    arrays[name] = file[name]
-                except ValueError as error:
-                    if "Object arrays" not in str(error):
-                        raise
-                    where = f"array {name!r} in {str(path)!r}"
-                    raise BadInput(f"{where} holds Python objects; save numbers only") from error
+        with path.open("rb") as raw:
+            if raw.read(6) == np.lib.format.MAGIC_PREFIX:
+                raise BadInput(f"{str(path)!r} holds one array without a name; use numpy.savez(path, name=array)")
+        with zipfile.ZipFile(path) as file:
+            members = [m for m in file.infolist() if not m.is_dir()]
+            _bounded(sum(m.file_size for m in members), path)
+            for member in members:
+                name = member.filename.removesuffix(".npy")
+                _check_header(file, member, f"array {name!r} in {str(path)!r}")
+                with file.open(member) as content:
+                    arrays[name] = np.lib.format.read_array(content, allow_pickle=False)  # type: ignore[arg-type]
     except BadInput:
         raise
     except FileNotFoundError as error:
         raise BadInput(f"there is no file {str(path)!r}") from error
     except Exception as error:  # zipfile, zlib and numpy fail in a dozen ways on a damaged file
         reason = " ".join(str(error).split()) or type(error).__name__
-        if "pickle" in reason:
-            reason = "not a NumPy file"
+        reason = "not a NumPy file" if "not a zip file" in reason else reason
         raise BadInput(f"cannot read {str(path)!r} as an .npz file: {reason}") from error
     if not arrays:
         raise BadInput(f"{str(path)!r} holds no arrays")
