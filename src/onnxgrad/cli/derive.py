@@ -15,6 +15,7 @@ from onnxgrad import api, transforms
 from onnxgrad.cli.console import console
 from onnxgrad.custom import custom_rules
 from onnxgrad.door import load_model, save_model, signature
+from onnxgrad.door.places import check_ordinary
 from onnxgrad.errors import BadInput
 from onnxgrad.flow.policy import checkpointing
 from onnxgrad.rules.registry import registry
@@ -88,6 +89,7 @@ def check_target(path: Path) -> None:
         raise BadInput(f"{path} is a directory, not a file to write to")
     if not folder.is_dir():
         raise BadInput(f"cannot write {path}: there is no directory {folder}")
+    check_ordinary(path)
     if not os.access(folder, os.W_OK):
         raise BadInput(f"cannot write {path}: the directory {folder} cannot be written to")
 

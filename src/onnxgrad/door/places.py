@@ -34,6 +34,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         BadInput: the place cannot be written.
     """
+    check_ordinary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _temporary(path, folder=False) as temporary:
@@ -46,6 +47,14 @@ def replacing(path: Path) -> Iterator[Path]:
             flush(path.parent)
     except OSError as error:
         raise BadInput(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+
+
+def check_ordinary(path: Path) -> None:
+    """Raise BadInput if there is a folder or a device at `path`, which no file may take the place of."""
+    if path.is_dir():
+        raise BadInput(f"cannot write {str(path)!r}: it is a directory")
+    if path.exists() and not path.is_file():
+        raise BadInput(f"cannot write {str(path)!r}: it is no ordinary file")
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.door.places import flush, scratch
+from onnxgrad.door.places import check_ordinary, flush, scratch
 from onnxgrad.door.reading import external_tensors, in_memory, training_info
 from onnxgrad.errors import BadInput
 
@@ -74,6 +74,7 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike) -> li
     path = Path(path)
     if path.is_dir():
         raise BadInput(f"{path} is a directory, not a file to write to")
+    check_ordinary(path)
     try:
         with scratch(path) as folder:
             written = _write(model, folder, path.name)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -80,7 +81,9 @@ class Checkpoint:
             try:
                 safetensors.numpy.save_file(self.state, file, {_KEY: json.dumps(about)})
             except safetensors.SafetensorError as error:  # a full disk, in words of its own
-                raise BadInput(f"cannot write {str(path)!r}: {error}") from error
+                number = re.search(r"os error (\d+)", str(error))
+                why = os.strerror(int(number[1])) if number else str(error)
+                raise BadInput(f"cannot write {str(path)!r}: {why}") from error
             if keep and path.exists():
                 _keep(path, previous(path))
 

@@ -196,7 +196,7 @@ class Run:
             if not math.isfinite(loss):
                 raise TrainingError(
                     f"the loss is {loss} at step {trainer.step_count} (epoch {self.epoch + 1}); "
-                    f"try a smaller learning rate{self._last_good()}"
+                    f"{self._remedy()}{self._last_good()}"
                 )
             size = len(next(iter(batch.values()))) if batch else self.batch_size
             self.row += size
@@ -320,6 +320,16 @@ class Run:
                     f"{name!r} is not finite after step {self.step_count} (epoch {self.epoch + 1}); "
                     f"try a smaller learning rate{self._last_good()}"
                 )
+
+    def _remedy(self) -> str:
+        """What to do about a loss that is no number; at the first step no learning rate can be to blame."""
+        if self.step_count > 1:
+            return "try a smaller learning rate"
+        for name, held in self.trainer.step.model.graph.initializers.items():
+            tensor = held.const_value
+            if tensor is not None and tensor.dtype in FLOATS and np.isnan(tensor.numpy()).any():
+                return f"the weight {name!r} of the model holds nan"
+        return "nothing was trained yet: look at how large the data, the labels and the weights are"
 
     def _last_good(self) -> str:
         return f"; the last good checkpoint is {str(self.checkpoint)!r}" if self.checkpoint else ""

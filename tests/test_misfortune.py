@@ -1,0 +1,204 @@
+"""``onnxgrad train`` when things go wrong around it: one clear message, the exit code, and nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import onnx
+import pytest
+from typer.testing import CliRunner
+
+from onnxgrad.cli.app import build
+from tests.training.models import blobs, classifier
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    onnx.save(classifier(hidden=64), "m.onnx")
+    np.savez("train.npz", **blobs())
+    return tmp_path
+
+
+def arguments(*more, model="m.onnx", data="train.npz", loss="cross_entropy", output="out.onnx"):
+    args = ("train", model, "--data", data, "--loss", loss, "--optimizer", "adam", "--epochs", "2", "-o", output)
+    return [*args, *map(str, more)]
+
+
+def train(*more, **changed):
+    found = CliRunner().invoke(build(), arguments(*more, **changed))
+    assert found.exit_code in (0, 2), found.output
+    assert len(found.output) < 600
+    return found
+
+
+def whole(place):
+    """Nothing temporary is left, and what was written can be read."""
+    assert not [p for p in place.rglob("*") if "partial" in p.name]
+    if (place / "out.onnx").exists():
+        onnx.checker.check_model(onnx.load(place / "out.onnx"))
+
+
+def changed(array, at, to):
+    array = array.copy()
+    array[at] = to
+    return array
+
+
+RNG = np.random.default_rng(0)
+DATA, TARGETS = blobs(), RNG.random((90, 3))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "loss", "words"),
+    [
+        ({"x": changed(DATA["x"], (3, 2), np.inf)}, "cross_entropy", "'x' of train.npz is not finite: inf in row 3"),
+        ({"x": changed(DATA["x"], (3, 2), np.nan)}, "cross_entropy", "'x' of train.npz is not finite: nan in row 3"),
+        ({"x": DATA["x"].astype(float) * 1e300}, "cross_entropy", "as float32, is not finite: inf in row 0"),
+        ({"labels": changed(TARGETS, (5, 1), np.nan)}, "mse", "'labels' of train.npz is not finite: nan in row 5"),
+        ({"labels": changed(TARGETS, (5, 1), -np.inf)}, "mse", "'labels' of train.npz is not finite: -inf in row 5"),
+        ({"labels": TARGETS * 1e38}, "mse", "the loss is inf at step 1 (epoch 1); nothing was trained yet"),
+        ({"labels": DATA["labels"] - 1}, "cross_entropy", "has the label -1 in row"),
+        ({"labels": DATA["labels"] + 1}, "cross_entropy", "has the label 3 in row"),
+        ({f"c{i}": DATA["labels"] for i in range(10_000)} | {"x": None}, "cross_entropy", "no array named 'x'"),
+    ],
+    ids=["inf", "nan", "too wide", "nan label", "inf label", "overflow", "below", "beyond", "ten thousand columns"],
+)
+def test_data(place, arrays, loss, words):
+    np.savez("train.npz", **{k: v for k, v in (DATA | arrays).items() if v is not None})
+    found = train(loss=loss)
+    assert found.exit_code == 2
+    assert found.output.startswith("error: ")
+    assert words in found.output
+    assert not (place / "out.onnx").exists()
+    whole(place)
+
+
+def test_a_weight_that_is_no_number(place):
+    model = classifier()
+    held = onnx.numpy_helper.to_array(model.graph.initializer[0])
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(changed(held, (0, 0), np.nan), "w1"))
+    onnx.save(model, "m.onnx")
+    found = train()
+    assert found.exit_code == 2
+    assert "the weight 'w1' of the model holds nan" in found.output
+    assert not (place / "out.onnx").exists()
+
+
+def test_one_row_and_ten_thousand_columns_that_nobody_wants(place):
+    columns = {f"c{i}": np.zeros(1) for i in range(10_000)}
+    np.savez("train.npz", **{k: v[:1] for k, v in DATA.items()}, **columns)
+    assert train().exit_code == 0
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"x": list(DATA["x"][:1]), "labels": DATA["labels"][:1]} | columns)
+    parquet.write_table(table, "wide.parquet")
+    assert train("--restart", data="wide.parquet").exit_code == 0
+    whole(place)
+
+
+def test_names_in_every_alphabet(place):
+    model = classifier()
+    names = {"x": "entrée·入力", "y": "вывод", "w1": "βάρος 🏋"}
+    for node in model.graph.node:
+        for held in (node.input, node.output):
+            held[:] = [names.get(n, n) for n in held]
+    for value in (*model.graph.input, *model.graph.output, *model.graph.initializer):
+        value.name = names.get(value.name, value.name)
+    onnx.save(model, "モデル.onnx")
+    np.savez("données ü.npz", **{"entrée·入力": DATA["x"], "étiquettes": DATA["labels"]})
+    found = train(
+        *("--labels", "étiquettes", "--prediction", "вывод", "--log", "журнал.jsonl", "--report", "報告.html"),
+        *("--train", "βάρος*", "--metrics", "métriques.json"),
+        model="モデル.onnx",
+        data="données ü.npz",
+        output="обученная.onnx",
+    )
+    assert found.exit_code == 0, found.output
+    held = {t.name for t in onnx.load("обученная.onnx").graph.initializer}
+    assert "βάρος 🏋" in held
+    assert (place / "обученная.checkpoint").is_dir()
+    found = train("--resume", "--labels", "étiquettes", "--train", "βάρος*", "--epochs", "3", model="モデル.onnx",
+                  data="données ü.npz", output="обученная.onnx")  # fmt: skip
+    assert found.exit_code == 0, found.output
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/null"), reason="needs a device")
+def test_a_device_is_not_replaced(place):
+    for flags in (("--log", "/dev/null"), ("--metrics", "/dev/null"), ("--report", "/dev/null")):
+        found = train(*flags)
+        assert (found.exit_code, found.output) == (2, "error: cannot write '/dev/null': it is no ordinary file\n")
+    assert train(output="/dev/null").exit_code == 2
+    assert not os.path.isfile("/dev/null")
+
+
+def real(args, limit=None, **more):
+    def bound():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    command = [sys.executable, "-B", "-m", "onnxgrad", *args]
+    return subprocess.run(command, capture_output=True, text=True, preexec_fn=bound if limit else None, **more)
+
+
+@pytest.mark.parametrize(
+    ("limit", "flags", "file"),
+    [(5000, (), "out.checkpoint/checkpoint.safetensors"), (20_000, ("--plot", "p.png"), "p.png")],
+    ids=["at the start", "at the end"],
+)
+def test_a_disk_that_is_full(place, limit, flags, file):
+    """As far as one file is concerned; a limit of the process stands for the disk."""
+    found = real(arguments(*flags), limit)
+    assert found.returncode == 2, found.stderr
+    lines = [x for x in found.stderr.splitlines() if not x.startswith("epoch")]
+    assert lines == [f"error: cannot write '{file}': File too large"]
+    left = {p.name for p in place.iterdir()}
+    assert left == {"m.onnx", "train.npz"} | ({"out.checkpoint"} if flags else set())
+    whole(place)
+    assert train(*flags, *(["--resume"] if flags else [])).exit_code == 0, "where there is room again, it goes on"
+
+
+def test_a_log_that_the_disk_has_no_room_for(place):
+    onnx.save(classifier(), "m.onnx")  # whose checkpoint is smaller than the log gets
+    found = real(arguments("--log", "l.jsonl", "--epochs", "4", "--batch-size", "1"), 12_000)
+    assert found.returncode == 2, found.stderr
+    lines = [x for x in found.stderr.splitlines() if not x.startswith("epoch")]
+    assert lines == ["error: cannot write 'l.jsonl': File too large"]
+    assert not (place / "out.onnx").exists()
+    whole(place)
+
+
+def test_ctrl_c_while_it_is_being_imported(place):
+    """At any moment between the start of Python and the first step: one line, 130, nothing written."""
+    for wait in (0.15, 0.4, 0.8):
+        process = subprocess.Popen(
+            [sys.executable, "-B", "-m", "onnxgrad", *arguments("--epochs", "100000")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        # before this module is read Python itself would answer
+        while process.poll() is None and "onnxgrad" not in maps(process.pid):
+            time.sleep(0.002)
+        time.sleep(wait)
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=60)
+        assert process.returncode == 130, said
+        assert out == ""
+        assert said.startswith("error: interrupted")
+        assert "Traceback" not in said
+    whole(place)
+
+
+def maps(pid: int) -> str:
+    """What a process has opened: compiled modules of ours and of what we import show in its memory."""
+    try:
+        with open(f"/proc/{pid}/maps") as file:
+            return "onnxgrad" if "numpy" in file.read() else ""
+    except OSError:
+        return "onnxgrad"
