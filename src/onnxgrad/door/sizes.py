@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx
 import onnx_ir as ir
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 
 from onnxgrad.errors import BadInput
 

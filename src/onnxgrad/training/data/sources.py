@@ -157,11 +157,11 @@ def _bounded(size: int, path: Path) -> None:
 def _check_header(file: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> None:
     """Raise BadInput if an array is not as large as its header says, before memory is taken for it."""
     with file.open(member) as content:
-        version = np.lib.format.read_magic(content)  # type: ignore[arg-type]
+        version = np.lib.format.read_magic(content)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         if version not in read:
             raise BadInput(f"{where} has fields with names; save numbers only")
-        shape, _, dtype = read[version](content)  # type: ignore[arg-type]
+        shape, _, dtype = read[version](content)
         if dtype.hasobject:
             raise BadInput(f"{where} holds Python objects; save numbers only")
         size = content.tell() + math.prod(shape) * dtype.itemsize
@@ -188,7 +188,7 @@ def load_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
                 name = member.filename.removesuffix(".npy")
                 _check_header(file, member, f"array {name!r} in {str(path)!r}")
                 with file.open(member) as content:
-                    arrays[name] = np.lib.format.read_array(content, allow_pickle=False)  # type: ignore[arg-type]
+                    arrays[name] = np.lib.format.read_array(content, allow_pickle=False)
     except BadInput:
         raise
     except FileNotFoundError as error:
