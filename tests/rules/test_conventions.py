@@ -124,6 +124,7 @@ PINS |= {
 }
 LOSSES = "SoftmaxCrossEntropyLoss, NegativeLogLikelihoodLoss"
 ELSEWHERE = {  # rows that take more than one node to show: the test that pins each
+    ("Resize, linear", "a place that roi or scales move is at an element"): "test_a_place_that_a_region_moves",
     ("Sqrt", "x = 0, cotangent 0"): "test_a_root_that_is_discarded",
     ("Div, Exp, Log, Pow, Reciprocal, Sqrt", "not finite there, and a Where discards it"): "test_what_a_where_discards",
     ("Softmax, LogSoftmax", "a row of -∞, the operand of a Where"): "test_a_masked_row_that_is_discarded",
@@ -299,6 +300,16 @@ def test_ignored_targets(op: str, labels: list) -> None:
     assert np.isnan(loss) == (labels == [-1, -1])
     np.testing.assert_array_equal(g[1], 0)
     assert (g[0] == 0).all() == (labels == [-1, -1])
+
+
+def test_a_place_that_a_region_moves() -> None:
+    """Place i is 3·start + i·(end - start), at element i; the slopes to the right are 1, 2, 4 and none."""
+    attrs = {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}
+    nodes = [helper.make_node("Resize", ["x", "roi", "", "sizes"], ["y"], **attrs)]
+    inputs = {"x": (TensorProto.FLOAT, [4]), "roi": (TensorProto.FLOAT, [2])}
+    model = grad(graph_of(nodes, inputs, {"sizes": np.array([4])}, "y"), wrt="roi", of="y")
+    (found,) = session(model).run(None, {"x": np.float32([1, 2, 4, 8]), "roi": np.float32([0, 1])})
+    np.testing.assert_allclose(found, [1 * 3 + 2 * 2 + 4 * 1, 2 * 1 + 4 * 2], rtol=1e-6)
 
 
 def test_the_first_of_the_largest_in_a_region() -> None:
