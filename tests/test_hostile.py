@@ -125,6 +125,22 @@ def nested(depth):
     return field(7, graph) + field(8, helper.make_opsetid("", 21).SerializeToString())
 
 
+def with_node(node):
+    """A node behind `mlp`, whose output is the model's."""
+    model = mlp()
+    model.graph.node.append(node)
+    model.graph.output[0].name = node.output[0]
+    return model
+
+
+def branch(*what):
+    """An If whose branch is not there, or not its own."""
+    node = helper.make_node("If", ["y"], ["z"])
+    for name in ("then_branch", "else_branch"):
+        node.attribute.add(name=name, type=onnx.AttributeProto.GRAPH, **dict(what))
+    return with_node(node)
+
+
 def no_text(*where):
     data = mlp().SerializeToString()
     assert data.count(where[0]) > 0
@@ -159,6 +175,12 @@ MODELS = {
     "opset 0": (lambda: with_opset(0), "imports opset 0"),
     "a billion laughs": (lambda: laughs(12), "come to 1000000000004 nodes"),
     "a deep nest": (lambda: nested(2000), "is not a readable ONNX model"),
+    "a branch that is not there": (branch, "'then_branch' holds nothing"),
+    "a branch of a function": (lambda: branch(("ref_attr_name", "b")), "an attribute of a function"),
+    "text that is none": (
+        lambda: with_node(helper.make_node("Einsum", ["y"], ["z"], equation=b"\xff\xfe")),
+        "the attribute 'equation' holds text that is none",
+    ),
     "a name that is no text": (lambda: no_text(b"\x01t", b"\x01\xff"), "is no text"),
 }
 
@@ -294,7 +316,30 @@ def test_a_picture_is_what_its_name_says_or_nothing(tmp_path):
 
 
 #: What the fuzzer has found, by its number; none of it comes back.
-FOUND = (11, 12, 43, 45, 164, 206, 276, 315, 396, 402, 448, 890, 941, 1066, 1142, 1322)
+FOUND = (
+    11,
+    12,
+    43,
+    45,
+    164,
+    206,
+    276,
+    315,
+    396,
+    402,
+    448,
+    890,
+    941,
+    1066,
+    1142,
+    1322,
+    101284,
+    104385,
+    104742,
+    105295,
+    105305,
+)
+FOUND += (107705, 112063, 112196, 112955, 200765, 243332)
 
 
 def test_at_random(tmp_path):
