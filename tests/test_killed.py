@@ -13,11 +13,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 
+from onnxgrad.training.callbacks import Log
 from onnxgrad.training.checkpoint import FILE, Checkpoint, previous
 from tests.training.models import blobs, classifier
 
@@ -201,3 +203,17 @@ def test_two_runs_in_one_folder(place):
         first.wait()
     again = started(place, [*arguments("out", 1), "--restart"], False)
     assert again.wait() == 0, "who is dead locks nothing"
+
+
+def test_a_log_forgets_the_end_of_an_epoch_that_no_checkpoint_knows_of(tmp_path):
+    """Killed between the line of an epoch and its checkpoint: the last one knows the step, and not the epoch."""
+    path = tmp_path / "log.jsonl"
+    lines = [{"step": 4, "epoch": 1, "loss": 0.5}, {"epoch": 1, "step": 4, "loss": 0.5, "seconds": 0.1}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 5, "ep')
+    log = Log(path)
+    log.start(SimpleNamespace(step_count=4, epoch=0))
+    log.stop()
+    assert log_of(path) == lines[:1]
+    log.start(SimpleNamespace(step_count=4, epoch=1))
+    log.stop()
+    assert log_of(path) == lines[:1]
