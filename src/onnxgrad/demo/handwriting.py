@@ -37,7 +37,7 @@ DIGITS = Asset(
 )
 LENGTH, HEIGHT, WIDTH = 5, 48, 32
 #: Digits held out for the test; strips for training and for the test.
-TEST_DIGITS, TRAINING_STRIPS, TEST_STRIPS = 1000, 800, 128
+TEST_DIGITS, TRAINING_STRIPS, TEST_STRIPS = 1000, 1600, 128
 SPLIT_SEED = 0
 SHOWN = 12
 

@@ -57,7 +57,7 @@ TASKS = {
         model=handwriting.MODEL.path,
         data=handwriting.strips,
         recipe={"loss": "ctc", "optimizer": "adam", "learning_rate": 1e-3},
-        epochs=4,
+        epochs=2,
         batch_size=16,
         pictures=handwriting.pictures,
     ),
