@@ -43,8 +43,12 @@ def matmul(op, g, a, b):
     if a.rank == 1:
         if b.rank == 2:
             return _column(op, b, g), op.Unsqueeze(a, [1]) * g
-        da, db = _matmul(op, op.Unsqueeze(g, [-2]), op.Unsqueeze(a, [0]), b)
-        return None if da is None else reshape_to(da, a), db
+        wide = op.Unsqueeze(g, [-2])
+        if isinstance(g.shape[-1], int):
+            da, db = _matmul(op, wide, op.Unsqueeze(a, [0]), b)
+            return None if da is None else reshape_to(da, a), db
+        # row by row: nothing may be summed, and there are batches
+        return sum_to(op.ReduceSum(wide * b, [b.rank - 1], keepdims=0), a), op.Unsqueeze(a, [1]) * wide
     return _matmul(op, g, a, b)
 
 
