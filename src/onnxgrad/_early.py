@@ -37,3 +37,12 @@ def end() -> None:
     """From now on Ctrl-C is Python's again."""
     if signal.getsignal(signal.SIGINT) is _stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def answered() -> None:
+    """Have Python forget an interrupt that was answered, so that the exit code is ours.
+
+    CPython notes an interrupt that ends code given as text (modules that are imported make such code), and dies of it
+    in the end although somebody has caught it. It forgets that when it runs the next code given as text.
+    """
+    exec("")

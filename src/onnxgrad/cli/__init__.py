@@ -18,5 +18,6 @@ def main() -> None:
         _early.end()
         command(prog_name="onnxgrad")
     except KeyboardInterrupt:
+        _early.answered()
         print("error: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)

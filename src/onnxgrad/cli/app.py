@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from onnxgrad import __version__
+from onnxgrad import __version__, _early
 from onnxgrad.cli import console, derive, tables
 from onnxgrad.errors import OnnxGradError, RuleError
 
@@ -32,6 +32,7 @@ class _Commands(TyperGroup):
             console.error(f"{e}\n  hint: this is a bug in a rule, not in the model; please report it")
             raise typer.Exit(BUG) from e
         except KeyboardInterrupt as e:
+            _early.answered()
             console.error("interrupted")
             raise typer.Exit(INTERRUPTED) from e
         except MemoryError as e:
