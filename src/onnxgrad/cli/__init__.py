@@ -14,9 +14,7 @@ def main() -> None:
     from onnxgrad.cli.app import INTERRUPTED, build
 
     try:
-        command = build()
-        _early.end()
-        command(prog_name="onnxgrad")
+        build()(prog_name="onnxgrad")
     except KeyboardInterrupt:
         _early.answered()
         print("error: interrupted", file=sys.stderr)

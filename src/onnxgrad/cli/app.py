@@ -24,6 +24,7 @@ class _Commands(TyperGroup):
         warnings.showwarning = console.warn  # type: ignore[assignment]
         logging.getLogger("onnx_ir").setLevel(logging.ERROR)
         try:
+            _early.end()  # not before: an interrupt between commands and arguments would be answered without a word
             return super().invoke(ctx)
         except OnnxGradError as e:
             console.error(e)
