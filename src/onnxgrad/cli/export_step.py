@@ -43,28 +43,12 @@ def export_step(
     A host needs an ONNX runtime and a loop; host.py, which is written beside them, is one in Python. The schedule is a
     part of the step.
     """
+    flags = recipe.chosen(locals())
     source: ir.Model | onnx.ModelProto = load_model(model)
     if head is not None:
         outputs, of = recipe.head_of(head)
         source = with_head(source, outputs, of=of)
     assert isinstance(source, ir.Model)
-    flags = {
-        "--loss": loss,
-        "--optimizer": optimizer,
-        "--prediction": prediction,
-        "--labels": labels,
-        "--lr": lr,
-        "--weight-decay": weight_decay,
-        "--momentum": momentum,
-        "--group": group,
-        "--clip-norm": clip_norm,
-        "--clip-value": clip_value,
-        "--ema": ema,
-        "--train": train,
-        "--freeze": freeze,
-        "--freeze-bn": freeze_bn,
-        "--dropout": dropout,
-    }
     rates = None if schedule == "constant" else schedule
     try:
         training = recipe.with_training(source, model, flags, 2, rates)

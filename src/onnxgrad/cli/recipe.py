@@ -110,6 +110,18 @@ def normalization(mean: str | None, std: str | None) -> tuple[tuple[float, ...],
     return numbers("--image-mean", mean or "0"), numbers("--image-std", std or "1")
 
 
+#: Parameters of commands that say how to train; each has a flag of the same name.
+_FLAGS = (
+    *("loss", "optimizer", "prediction", "labels", "lr", "weight_decay", "momentum", "group", "clip_norm"),
+    *("clip_value", "ema", "train", "freeze", "freeze_bn", "dropout"),
+)
+
+
+def chosen(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """What the parameters of a command say of how to train, by flag."""
+    return {f"--{name.replace('_', '-')}": parameters[name] for name in _FLAGS}
+
+
 def with_training(
     source: ir.Model, path: Path, flags: Mapping[str, Any], parts: int, schedule: str | None = None
 ) -> onnx.ModelProto | ir.Model:

@@ -42,7 +42,7 @@ def train(
     clip_value: recipe.ClipValue = None,
     ema: recipe.Ema = None,
     accumulate: recipe.Accumulate = 1,
-    train_: recipe.Trainable = None,
+    train: recipe.Trainable = None,
     freeze: recipe.Freeze = None,
     freeze_bn: recipe.FreezeBn = False,
     dropout: recipe.Dropout = None,
@@ -76,27 +76,11 @@ def train(
 
     Beside the trained model, which is plain ONNX, it leaves a checkpoint to go on from.
     """
+    flags = recipe.chosen(locals())
     check_target(output)
     source = load_model(model)
     if accumulate < 1:
         raise BadInput(f"--accumulate must be at least 1, not {accumulate}")
-    flags = {
-        "--loss": loss,
-        "--optimizer": optimizer,
-        "--prediction": prediction,
-        "--labels": labels,
-        "--lr": lr,
-        "--weight-decay": weight_decay,
-        "--momentum": momentum,
-        "--group": group,
-        "--clip-norm": clip_norm,
-        "--clip-value": clip_value,
-        "--ema": ema,
-        "--train": train_,
-        "--freeze": freeze,
-        "--freeze-bn": freeze_bn,
-        "--dropout": dropout,
-    }
     listeners = watching.listeners(
         log=log,
         tensorboard=tensorboard,
