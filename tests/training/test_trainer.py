@@ -19,7 +19,6 @@ from onnxgrad.training.callbacks import Callback
 from onnxgrad.training.checkpoint import FILE, Checkpoint
 from onnxgrad.training.metrics import Curve, History
 from onnxgrad.training.report import Bar, Lines
-from onnxgrad.training.trainer import cosine
 from tests.training.models import blobs, classifier, trainable
 
 ONE = Options(threads=1)
@@ -104,14 +103,13 @@ def test_a_schedule_scales_the_rate():
     trainer.fit(blobs(), epochs=2, batch_size=45, schedule=schedule)
     assert rates == [0, 0.25, 0.5, 0.75]
     assert bits(trainer.state()) == before
-    assert [cosine(p) for p in (0, 0.5, 1)] == pytest.approx([1, 0.5, 0])
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "momentum"])
 @pytest.mark.parametrize("at", [1, 6, 9, 12])
 def test_a_run_that_resumes_takes_the_same_steps(tmp_path, optimizer, at):
     data, test = blobs(), blobs(seed=1)
-    options = {"epochs": 3, "batch_size": 16, "validation": test, "seed": 5, "schedule": cosine}
+    options = {"epochs": 3, "batch_size": 16, "validation": test, "seed": 5, "schedule": "cosine"}
     whole = Trainer(trainable(optimizer), options=ONE)
     recorder = Recorder()
     expected = whole.fit(data, callbacks=[recorder], **options)
@@ -402,7 +400,7 @@ def test_training_information_written_by_hand(tmp_path, inside):
     save_model(trainer.inference_model(), tmp_path / "m.onnx")
     assert trainer.evaluation.file(tmp_path / "m.onnx", rows)["loss"] == pytest.approx(found["validation_loss"])
     with pytest.raises(BadInput, match="no learning rate that could follow"):
-        trainer.fit(rows, schedule=cosine)
+        trainer.fit(rows, schedule="cosine")
 
 
 def test_a_step_without_its_source_trains_and_says_why_it_cannot_be_evaluated():

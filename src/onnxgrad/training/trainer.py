@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,18 +29,10 @@ from onnxgrad.training.report import plot as draw
 from onnxgrad.training.run import Interrupted, Run, Schedule
 from onnxgrad.training.step import Step, compile_step
 
-__all__ = ["SCHEDULES", "AnyData", "Interrupted", "Schedule", "Trainer", "cosine"]
+__all__ = ["AnyData", "Interrupted", "Schedule", "Trainer"]
 
 #: What `onnxgrad.training.data.open_data` can open, or data that were opened.
 AnyData = Any
-
-
-def cosine(progress: float) -> float:
-    """From the full rate down to nothing along half a cosine."""
-    return 0.5 * (1 + math.cos(math.pi * progress))
-
-
-SCHEDULES: dict[str, Schedule | None] = {"constant": None, "cosine": cosine}
 
 
 def _with_training(model: AnyTrainingModel | Step, asked: dict[str, Any], parts: int) -> AnyTrainingModel | Step:
