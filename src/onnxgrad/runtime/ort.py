@@ -114,7 +114,7 @@ def create(model: ir.Model | bytes | str | Path, options: Options) -> onnxruntim
 
 
 def give_back() -> None:
-    """Return to the system what building graphs and sessions has freed (where the C library can; 15 to 35 MB).
+    """Return to the system what building graphs and sessions has freed (where the C library can; 11 to 36 MB).
 
     Graphs are full of cycles, so what was built on the way is there until it is collected.
     """
