@@ -18,7 +18,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from onnxgrad.errors import BadInput
-from onnxgrad.runtime.adapted import adapted
+from onnxgrad.optimize import REWRITES, optimized
 
 #: A protobuf message must stay below 2 GiB; larger models go to the runtime through a file.
 _PROTO_LIMIT = 2_000_000_000
@@ -45,10 +45,10 @@ class Options:
             "all" only reorders what pooling reads: 5-9 % of the step of a small CNN.) Creating a session
             of 10,000 nodes takes 2 s with "all" and 0.8 s with "none".
         providers: execution providers, in order of preference.
-        layout: "auto" has convolutions whose weights change run in the layout that the CPU kernels like best, with
-            operators that are ONNX Runtime's own, where a trial in this process gives the right numbers, and max
-            pooling look for ties before it breaks them (see `onnxgrad.runtime.blocked` and `ties`); "plain" has
-            the runtime run the operators that are in the graph.
+        layout: "auto" gives the CPU provider a copy of the graph with the rewrites of `onnxgrad.optimize`, which may
+            use operators that are ONNX Runtime's own, where a trial in this process gives the right numbers;
+            "plain" has the runtime run the operators that are in the graph.
+        without: names of rewrites that "auto" leaves out.
         pattern: from the second run on, memory comes as one block laid out by what the first run asked for. On
             takes 0-2 % off a step, and holds that block beside what the first run took: 30 to 40 MB for steps of 40.
     """
@@ -59,6 +59,7 @@ class Options:
     level: str | None = None
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     layout: str = "auto"
+    without: tuple[str, ...] = ()
     pattern: bool = False
 
     def native(self) -> onnxruntime.SessionOptions:
@@ -68,6 +69,9 @@ class Options:
             raise BadInput(f"threads must be at least 1, not {self.threads}")
         if self.layout not in ("auto", "plain"):
             raise BadInput(f"layout must be 'auto' or 'plain', not {self.layout!r}")
+        names = [rewrite.name for rewrite in REWRITES]
+        if unknown := [name for name in self.without if name not in names]:
+            raise BadInput(f"there is no rewrite {unknown[0]!r}; there are {', '.join(names)}")
         levels = {
             "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
             "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -96,7 +100,7 @@ def create(model: ir.Model | bytes | str | Path, options: Options) -> onnxruntim
         options = dataclasses.replace(options, level="all" if _has_constant_filters(model) else "extended")
     native = options.native()
     if isinstance(model, ir.Model) and options.layout == "auto" and options.providers[:1] == ("CPUExecutionProvider",):
-        model = adapted(model)
+        model = optimized(model, options.without)
     try:
         if not isinstance(model, ir.Model):
             source = model if isinstance(model, bytes) else str(model)

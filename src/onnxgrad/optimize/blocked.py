@@ -19,7 +19,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from onnxgrad.ir.walk import prune
-from onnxgrad.runtime.depthwise import RowProducts
+from onnxgrad.optimize.rewrite import Rewrite, Writer, put
 
 DOMAIN = "com.microsoft.nchwc"
 
@@ -54,20 +54,26 @@ def blocked(model: ir.Model, block: int | None = None) -> ir.Model:
     """
     if not any(_gains(node, 8) for node in model.graph):
         return model
-    if block is None:
-        block = block_size()
+    block = block_size() if block is None else block
     if not block or not any(_gains(node, block) for node in model.graph):
         return model
     model = model.clone()
-    model.opset_imports[DOMAIN] = 1
-    writer = _Writer(model.graph, block)
-    for node in list(model.graph):
-        if _gains(node, block):
-            writer.convolve(node)
-        elif (found := RowProducts.ending_in(node, block)) is not None:
-            writer.correlate(node, found)
+    _write(model.graph, block)
     prune(model.graph)
     return model
+
+
+def _applies(graph: ir.Graph) -> bool:
+    """Whether a Conv gains; only then does the processor have to be tried."""
+    return any(_gains(node, 8) for node in graph) and any(_gains(node, block_size()) for node in graph)
+
+
+def _write(graph: ir.Graph, block: int) -> None:
+    graph.opset_imports[DOMAIN] = 1
+    writer = Blocks(graph, block, "blocked")
+    for node in list(graph):
+        if _gains(node, block):
+            writer.convolve(node)
 
 
 def _gains(node: ir.Node, block: int) -> bool:
@@ -84,7 +90,7 @@ def _gains(node: ir.Node, block: int) -> bool:
         return False
     out, inner, *taps = w.shape.numpy()
     group = _group(node)
-    if out % block or taps == [1, 1] or max(taps) > LARGEST:
+    if not block or out % block or taps == [1, 1] or max(taps) > LARGEST:
         return False
     return inner % block == 0 if group == 1 else (inner == 1 and group == out)
 
@@ -98,45 +104,13 @@ def _group(node: ir.Node) -> int:
     return given.as_int() if given is not None else 1
 
 
-class _Writer:
-    """Replaces nodes of one graph; a value is reordered once, however many read it."""
+class Blocks(Writer):
+    """Writes operators on blocks of channels; a value is reordered once, however many read it."""
 
-    def __init__(self, graph: ir.Graph, block: int) -> None:
-        self.graph = graph
+    def __init__(self, graph: ir.Graph, block: int, prefix: str) -> None:
+        super().__init__(graph, prefix)
         self.block = block
-        self.at: ir.Node | None = None
         self._known: dict[tuple[ir.Value, str], ir.Value] = {}
-        self._constants: dict[tuple[int, ...], ir.Value] = {}
-        self._serial = 0
-
-    # --- emission ------------------------------------------------------------------------------
-
-    def emit(self, op_type: str, *inputs: ir.Value | None, domain: str = "", **attributes: object) -> ir.Value:
-        """A node before the one at hand; its output."""
-        attrs = [ir.convenience.convert_attribute(k, v) for k, v in attributes.items()]  # type: ignore[arg-type]
-        node = ir.Node(domain, op_type, inputs, attrs, num_outputs=1, name=self._name(op_type))
-        node.outputs[0].name = self._name(op_type)
-        assert self.at is not None
-        self.graph.insert_before(self.at, node)
-        return node.outputs[0]
-
-    def view(self, x: ir.Value, *dims: int) -> ir.Value:
-        """`x` reshaped."""
-        return self.emit("Reshape", x, self.constant(*dims))
-
-    def constant(self, *dims: int) -> ir.Value:
-        """A vector of integers."""
-        if dims not in self._constants:
-            tensor = ir.tensor(np.array(dims, np.int64), name=self._name("dims"))
-            value = ir.Value(name=tensor.name, const_value=tensor, type=ir.TensorType(ir.DataType.INT64))
-            value.shape = ir.Shape([len(dims)])
-            self.graph.register_initializer(value)
-            self._constants[dims] = value
-        return self._constants[dims]
-
-    def _name(self, what: str) -> str:
-        self._serial += 1
-        return f"blocked.{what}.{self._serial}"
 
     def once(self, x: ir.Value, how: str) -> ir.Value:
         """`x` in blocks: as an "operand", as the "weights" of a convolution, or as those of a "depthwise" one."""
@@ -172,62 +146,25 @@ class _Writer:
         assert w.shape is not None
         channels = w.shape.numpy()[0]
         kernel = self.once(w, "weights" if _group(node) == 1 else "depthwise")
-        new = ir.Node(
-            DOMAIN,
-            "Conv",
-            [self.once(x, "operand"), kernel, *node.inputs[2:]],
-            list(node.attributes.values()),
-            num_outputs=1,
-            name=self._name("Conv"),
-        )
-        new.outputs[0].name = self._name("Conv")
+        attributes = list(node.attributes.values())
+        operands = [self.once(x, "operand"), kernel, *node.inputs[2:]]
+        new = ir.Node(DOMAIN, "Conv", operands, attributes, num_outputs=1, name=self.name("Conv"))
+        new.outputs[0].name = self.name("Conv")
         self.graph.insert_before(node, new)
-        y = self.emit("ReorderOutput", new.outputs[0], domain=DOMAIN, channels=channels)
-        self._replace(node, y)
+        self.unblock(new.outputs[0], channels, node.outputs[0])
 
-    def correlate(self, node: ir.Node, found: RowProducts) -> None:
-        """Replace the cotangent of depthwise weights, of which `node` is the last operator.
+    def unblock(self, y: ir.Value, channels: int, old: ir.Value) -> None:
+        """What was blocked in the place of `old`."""
+        put(self.emit("ReorderOutput", y, domain=DOMAIN, channels=channels), old)
 
-        The images are laid one below the other, with as many rows of zeros between them as a window reaches over;
-        the cotangents likewise. Then one depthwise convolution has them all, and Σ over the batch is inside it.
-        """
-        self.at = node
-        (channels, height, width), (_, rows, columns) = found.sizes
-        (stride, stride_across), (above, before), reach = found.strides, found.head, found.reach
-        pitch = max(above + height, (rows - 1) * stride + reach[0] + 1 - above)
-        pitch += -pitch % stride
-        big = self._stacked(found.big, found.sizes[0], above, pitch)
-        small = self._stacked(found.small, found.sizes[1], 0, pitch // stride)
-        after = (columns - 1) * stride_across + reach[1] + 1 - before - width
-        y = self.emit(
-            "Conv",
-            self.view(big, 1, channels, -1, width),
-            self.view(small, channels, 1, -1, columns),
-            domain=DOMAIN,
-            group=channels,
-            strides=list(found.dilations),
-            dilations=list(found.strides),
-            pads=[0, before, reach[0] + 1 - stride, after],
-        )
-        y = self.emit("ReorderOutput", y, domain=DOMAIN, channels=channels)
-        self._replace(node, self.view(y, channels, 1, *found.taps))
 
-    def _stacked(self, x: ir.Value, sizes: tuple[int, int, int], above: int, pitch: int) -> ir.Value:
-        """`x` in blocks, its images one below the other: `above` rows of zeros, the image, zeros up to `pitch` rows."""
-        channels, height, width = sizes
-        line = width * self.block
-        images = self.view(self.once(x, "operand"), -1, channels // self.block, height * line)
-        if pitch > height:
-            below = pitch - height - above
-            images = self.emit("Pad", images, self.constant(0, 0, above * line, 0, 0, below * line))
-        return self.emit("Transpose", images, perm=[1, 0, 2])
-
-    def _replace(self, node: ir.Node, y: ir.Value) -> None:
-        old = node.outputs[0]
-        y.type, y.shape = old.type, old.shape
-        old.replace_all_uses_with(y, replace_graph_outputs=True)
-        y.name, old.name = old.name, y.name
-        self.graph.remove(node, safe=True)
+BLOCKED = Rewrite(
+    "blocked",
+    "convolutions in blocks of channels",
+    "float32, 4-D, more than one tap, whole blocks, weights that change",
+    _applies,
+    lambda graph: _write(graph, block_size()),
+)
 
 
 # --- the trial -------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from onnx import TensorProto, helper
 
 from onnxgrad import vjp
 from onnxgrad.errors import BadInput
+from onnxgrad.optimize import optimized
+from onnxgrad.optimize.blocked import DOMAIN, block_size, blocked
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.blocked import DOMAIN, block_size, blocked
 
 pytestmark = pytest.mark.skipif(not block_size(), reason="this processor has no blocked layout")
 B = block_size() or 16
@@ -68,7 +69,7 @@ def test_same_numbers(name):
     how, count = CASES[name]
     model = _conv(**how)
     before = ir.to_proto(model).SerializeToString(deterministic=True)
-    changed = blocked(model, B)
+    changed = optimized(model)
     assert sum(n.op_type == "Conv" and n.domain == DOMAIN for n in changed.graph) == count
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
     feeds = _feeds(model, how.get("batch", 3) if isinstance(how.get("batch"), int) else 3)

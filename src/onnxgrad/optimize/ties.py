@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.optimize.rewrite import Rewrite, held, is_op, known, made
+
 #: Up to here float32 counts exactly.
 _COUNTABLE = 1 << 24
 
@@ -37,28 +39,28 @@ class Ranking:
     @classmethod
     def ending_in(cls, node: ir.Node) -> Ranking | None:
         """What `node` is the last operator of; None if it is that of something else."""
-        if not _is(node, "Mul"):
+        if not is_op(node, "Mul"):
             return None
         for i in (0, 1):
-            last, g = _made(node.inputs[i], "HardSigmoid"), node.inputs[1 - i]
-            compared = _made(last.inputs[0], "Sub") if last is not None else None
+            last, g = made(node.inputs[i], "HardSigmoid"), node.inputs[1 - i]
+            compared = made(last.inputs[0], "Sub") if last is not None else None
             if last is None or compared is None or g is None:
                 continue
-            numbers, tile = _made(compared.inputs[0], "Mul"), _made(compared.inputs[1], "Resize")
-            best = _made(tile.inputs[0], "MaxPool") if tile is not None else None
+            numbers, tile = made(compared.inputs[0], "Mul"), made(compared.inputs[1], "Resize")
+            best = made(tile.inputs[0], "MaxPool") if tile is not None else None
             if numbers is None or tile is None or best is None or best.inputs[0] is not numbers.outputs[0]:
                 continue
             mask = numbers.inputs[0]
-            steep, windows = _made(mask, "HardSigmoid"), _plane(best.outputs[0])
-            places = ir.convenience.get_const_tensor(numbers.inputs[1]) if numbers.inputs[1] is not None else None
+            steep, windows = made(mask, "HardSigmoid"), _plane(best.outputs[0])
+            places = known(numbers.inputs[1])
             if mask is None or places is None or windows is None or _plane(mask) is None:
                 continue
             kernel = best.attributes["kernel_shape"].as_ints()
-            counted = np.array_equal(np.unique(places.numpy()), np.arange(1, np.prod(kernel) + 1))
+            counted = np.array_equal(np.unique(places), np.arange(1, np.prod(kernel) + 1))
             alone = all(len(list(n.outputs[0].uses())) == 1 for n in (best, tile, compared, last))
             nodes = (numbers, best, tile, compared, last, node)
-            known = steep is not None and _is_steep(steep) and _is_steep(last) and counted
-            if known and alone and {user for user, _ in numbers.outputs[0].uses()} == {best, compared}:
+            meant = steep is not None and _is_steep(steep) and _is_steep(last) and counted
+            if meant and alone and {user for user, _ in numbers.outputs[0].uses()} == {best, compared}:
                 return cls(nodes, mask, g, windows)
         return None
 
@@ -74,8 +76,8 @@ def without_ranking(graph: ir.Graph) -> int:
 def _write(graph: ir.Graph, r: Ranking, serial: int) -> None:
     last = r.nodes[-1]
     name = f"ties.{serial}"
-    axes = _held(graph, f"{name}.axes", np.array([2, 3], np.int64))
-    windows = _held(graph, f"{name}.windows", np.array(r.windows, np.float32))
+    axes = held(graph, f"{name}.axes", np.array([2, 3], np.int64))
+    windows = held(graph, f"{name}.windows", np.array(r.windows, np.float32))
     count = _node("ReduceSum", [r.mask, axes], f"{name}.count", ir.AttrInt64("keepdims", 0))
     most = _node("ReduceMax", [count.outputs[0]], f"{name}.most", ir.AttrInt64("keepdims", 0))
     tied = _node("Greater", [most.outputs[0], windows], f"{name}.tied")
@@ -92,8 +94,8 @@ def _write(graph: ir.Graph, r: Ranking, serial: int) -> None:
     opsets = graph.opset_imports
     ranked = ir.Graph([], [old], nodes=list(r.nodes), opset_imports=opsets, name=f"{name}.then")
     direct = ir.Graph([], list(short.outputs), nodes=[short], opset_imports=opsets, name=f"{name}.else")
-    for made in short.outputs:
-        made.type, made.shape = old.type, old.shape
+    for value in short.outputs:
+        value.type, value.shape = old.type, old.shape
     choice.attributes.add(ir.AttrGraph("then_branch", ranked))
     choice.attributes.add(ir.AttrGraph("else_branch", direct))
 
@@ -102,22 +104,6 @@ def _node(op_type: str, inputs: list[ir.Value | None], name: str, *attributes: i
     node = ir.Node("", op_type, inputs, attributes, num_outputs=1, name=name)
     node.outputs[0].name = name
     return node
-
-
-def _held(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
-    tensor = ir.tensor(array, name=name)
-    value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape))
-    graph.register_initializer(value)
-    return value
-
-
-def _is(node: ir.Node | None, op_type: str) -> bool:
-    return node is not None and node.op_type == op_type and node.domain == ""
-
-
-def _made(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    node = value.producer() if value is not None else None
-    return node if _is(node, op_type) else None
 
 
 def _is_steep(node: ir.Node) -> bool:
@@ -133,3 +119,12 @@ def _plane(value: ir.Value) -> int | None:
     if not isinstance(height, int) or not isinstance(width, int):
         return None
     return height * width if height * width < _COUNTABLE else None
+
+
+TIES = Rewrite(
+    "ties",
+    "max pooling looks for ties before it breaks them",
+    "windows that tile, static planes",
+    lambda graph: any(Ranking.ending_in(node) for node in graph),
+    without_ranking,
+)

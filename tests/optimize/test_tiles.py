@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad import signature, vjp
+from onnxgrad.optimize import optimized
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.adapted import adapted
 
 
 def _sliced(cuts, axis=1, factor=False):
@@ -48,7 +48,7 @@ def _sliced(cuts, axis=1, factor=False):
 def test_same_numbers(how, joined):
     model = ir.from_proto(_sliced(**how))
     before = ir.to_proto(model).SerializeToString(deterministic=True)
-    made = [n.op_type for n in adapted(model).graph]
+    made = [n.op_type for n in optimized(model).graph]
     assert ("Concat" in made, "Pad" in made) == (joined, not joined)
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
     names = signature(ir.to_proto(model))

@@ -2,7 +2,7 @@
 
 It is written as products of rows with rows, of which a 0/1 mask picks the diagonals (`rules/conv_weight.py`): the
 quickest among standard operators. Where channels lie in blocks there is something quicker, which needs to know
-the convolution; so here it is read off the operators.
+the convolution; so here it is read off the operators, and written as one depthwise convolution.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
+
+from onnxgrad.optimize.blocked import DOMAIN, Blocks, block_size
+from onnxgrad.optimize.rewrite import Rewrite, known, made, put
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,8 @@ class RowProducts:
         columns = chain and _up(chain[3].inputs[1], "Reshape", "Transpose")
         if not chain or not columns:
             return None
-        masks, small, out = _constant(chain[1].inputs[1]), columns[1].inputs[0], _constant(node.inputs[1])
-        slices = [cut for v in chain[7].inputs if (cut := _producer(v, "Slice")) is not None]
+        masks, small, out = known(chain[1].inputs[1]), columns[1].inputs[0], known(node.inputs[1])
+        slices = [cut for v in chain[7].inputs if (cut := made(v, "Slice")) is not None]
         if masks is None or out is None or len(out) != 4 or len(slices) != len(chain[7].inputs):
             return None
         cuts = [_row_cut(cut) for cut in slices]
@@ -72,7 +75,7 @@ class RowProducts:
 
 def _up(start: ir.Node | ir.Value | None, *kinds: str) -> list[ir.Node] | None:
     """The nodes of those kinds, each making the first input of the one before, and read by it alone."""
-    node = start if isinstance(start, ir.Node) else _producer(start, kinds[0])
+    node = start if isinstance(start, ir.Node) else made(start, kinds[0])
     found = []
     for i, kind in enumerate(kinds):
         if node is None or node.op_type != kind or node.domain != "":
@@ -85,21 +88,11 @@ def _up(start: ir.Node | ir.Value | None, *kinds: str) -> list[ir.Node] | None:
     return found
 
 
-def _producer(value: ir.Value | None, kind: str) -> ir.Node | None:
-    node = value.producer() if value is not None else None
-    return node if node is not None and node.op_type == kind and node.domain == "" else None
-
-
-def _constant(value: ir.Value | None) -> np.ndarray | None:
-    tensor = ir.convenience.get_const_tensor(value) if value is not None and not value.is_graph_input() else None
-    return None if tensor is None else tensor.numpy()
-
-
 def _row_cut(node: ir.Node) -> tuple[int, int] | None:
     """Where a Slice of rows starts, and its step."""
-    numbers = [_constant(v) for v in node.inputs[1:]]
-    known = [int(n[0]) for n in numbers if n is not None and n.size == 1]
-    return (known[0], known[3]) if len(known) == 4 and known[2] == 2 else None
+    numbers = [known(v) for v in node.inputs[1:]]
+    single = [int(n[0]) for n in numbers if n is not None and n.size == 1]
+    return (single[0], single[3]) if len(single) == 4 and single[2] == 2 else None
 
 
 def _sizes(value: ir.Value | None) -> tuple[int, int, int] | None:
@@ -112,8 +105,8 @@ def _sizes(value: ir.Value | None) -> tuple[int, int, int] | None:
 
 def _unpadded(value: ir.Value | None) -> tuple[ir.Value | None, int, int]:
     """What `value` is with rows of zeros above and below it, and how many."""
-    pad = _producer(value, "Pad")
-    pads = _constant(pad.inputs[1]) if pad is not None else None
+    pad = made(value, "Pad")
+    pads = known(pad.inputs[1]) if pad is not None else None
     if pad is None or pads is None or len(pads) != 8 or any(np.delete(pads, [2, 6])) or len(pad.inputs) > 2:
         return value, 0, 0
     return pad.inputs[0], int(pads[2]), int(pads[6])
@@ -133,3 +126,67 @@ def _decoded(mask: np.ndarray, width: int, narrow: int) -> tuple[int, int, int] 
         if (wanted == given).all() and (narrow - 1) * s + (across - 1) * d + 1 - head >= width:
             return s, d, head
     return None
+
+
+class _Correlations(Blocks):
+    def correlate(self, node: ir.Node, found: RowProducts) -> None:
+        """Replace what `node` is the last operator of.
+
+        The images are laid one below the other, with as many rows of zeros between them as a window reaches over;
+        the cotangents likewise. Then one depthwise convolution has them all, and Σ over the batch is inside it.
+        """
+        self.at = node
+        (channels, height, width), (_, rows, columns) = found.sizes
+        (stride, stride_across), (above, before), reach = found.strides, found.head, found.reach
+        pitch = max(above + height, (rows - 1) * stride + reach[0] + 1 - above)
+        pitch += -pitch % stride
+        big = self._stacked(found.big, found.sizes[0], above, pitch)
+        small = self._stacked(found.small, found.sizes[1], 0, pitch // stride)
+        after = (columns - 1) * stride_across + reach[1] + 1 - before - width
+        y = self.emit(
+            "Conv",
+            self.view(big, 1, channels, -1, width),
+            self.view(small, channels, 1, -1, columns),
+            domain=DOMAIN,
+            group=channels,
+            strides=list(found.dilations),
+            dilations=list(found.strides),
+            pads=[0, before, reach[0] + 1 - stride, after],
+        )
+        y = self.emit("ReorderOutput", y, domain=DOMAIN, channels=channels)
+        put(self.view(y, channels, 1, *found.taps), node.outputs[0])
+
+    def _stacked(self, x: ir.Value, sizes: tuple[int, int, int], above: int, pitch: int) -> ir.Value:
+        """`x` in blocks, its images one below the other: `above` rows of zeros, the image, zeros up to `pitch` rows."""
+        channels, height, width = sizes
+        line = width * self.block
+        images = self.view(self.once(x, "operand"), -1, channels // self.block, height * line)
+        if pitch > height:
+            below = pitch - height - above
+            images = self.emit("Pad", images, self.ints(0, 0, above * line, 0, 0, below * line))
+        return self.emit("Transpose", images, perm=[1, 0, 2])
+
+
+def _found(graph: ir.Graph, block: int) -> dict[ir.Node, RowProducts]:
+    return {node: found for node in graph if (found := RowProducts.ending_in(node, block)) is not None}
+
+
+def _applies(graph: ir.Graph) -> bool:
+    """Whether there is any; only then does the processor have to be tried."""
+    return bool(_found(graph, 8)) and block_size() > 0 and bool(_found(graph, block_size()))
+
+
+def _write(graph: ir.Graph) -> None:
+    graph.opset_imports[DOMAIN] = 1
+    writer = _Correlations(graph, block_size(), "depthwise")
+    for node, found in _found(graph, block_size()).items():
+        writer.correlate(node, found)
+
+
+DEPTHWISE = Rewrite(
+    "depthwise",
+    "the cotangent of depthwise weights as one depthwise convolution in blocks",
+    "windows that end with the padded operand, whole blocks",
+    _applies,
+    _write,
+)

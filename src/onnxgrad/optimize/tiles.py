@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.optimize.rewrite import Rewrite, is_op, made, put
+
 
 @dataclass(frozen=True)
 class _Piece:
@@ -28,7 +30,7 @@ def concatenations(graph: ir.Graph) -> dict[ir.Node, list[_Piece]]:
     """The sums in `graph` whose terms lie side by side: the last Add of each, and its terms in order."""
     found = {}
     for node in graph:
-        if _is(node, "Add") and not _continues(node):
+        if is_op(node, "Add") and not _continues(node):
             pieces = _ordered([_piece(v) for v in _terms(node)])
             if pieces:
                 found[node] = pieces
@@ -42,23 +44,17 @@ def concatenate(graph: ir.Graph) -> int:
         old = node.outputs[0]
         axis = ir.AttrInt64("axis", pieces[0].axis)
         new = ir.Node("", "Concat", [p.value for p in pieces], [axis], num_outputs=1, name=f"tiles.{old.name}")
-        y = new.outputs[0]
-        y.type, y.shape = old.type, old.shape
+        new.outputs[0].name = f"tiles.{old.name}.sum"
         graph.insert_before(node, new)
-        old.replace_all_uses_with(y, replace_graph_outputs=True)
-        y.name, old.name = old.name, f"tiles.{old.name}.sum"
+        put(new.outputs[0], old)
         graph.remove(node, safe=True)
     return len(found)
-
-
-def _is(node: ir.Node | None, op_type: str) -> bool:
-    return node is not None and node.op_type == op_type and node.domain == ""
 
 
 def _continues(node: ir.Node) -> bool:
     """Whether the sum goes on: another Add alone reads it."""
     users = [user for user, _ in node.outputs[0].uses()]
-    return len(users) == 1 and _is(users[0], "Add") and not node.outputs[0].is_graph_output()
+    return len(users) == 1 and is_op(users[0], "Add") and not node.outputs[0].is_graph_output()
 
 
 def _terms(node: ir.Node) -> list[ir.Value]:
@@ -70,7 +66,7 @@ def _terms(node: ir.Node) -> list[ir.Value]:
         if value is None:
             continue
         maker = value.producer()
-        if maker is not None and _is(maker, "Add") and _continues(maker):
+        if maker is not None and is_op(maker, "Add") and _continues(maker):
             waiting.extend(maker.inputs)
         else:
             terms.append(value)
@@ -78,8 +74,8 @@ def _terms(node: ir.Node) -> list[ir.Value]:
 
 
 def _piece(value: ir.Value) -> _Piece | None:
-    pad = value.producer()
-    if pad is None or not _is(pad, "Pad") or any(v is not None for v in pad.inputs[2:]) or value.is_graph_output():
+    pad = made(value, "Pad")
+    if pad is None or any(v is not None for v in pad.inputs[2:]) or value.is_graph_output():
         return None
     mode, x = pad.attributes.get("mode"), pad.inputs[0]
     tensor = ir.convenience.get_const_tensor(pad.inputs[1]) if pad.inputs[1] is not None else None
@@ -107,3 +103,12 @@ def _ordered(pieces: list[_Piece | None]) -> list[_Piece]:
             return []
         at += p.length
     return known if at == total else []
+
+
+TILES = Rewrite(
+    "tiles",
+    "slices side by side come back as a Concat",
+    "sums of Pads that cover an axis",
+    lambda graph: bool(concatenations(graph)),
+    concatenate,
+)

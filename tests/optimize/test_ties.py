@@ -8,9 +8,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxgrad import signature, vjp
+from onnxgrad.optimize import optimized
+from onnxgrad.optimize.ties import without_ranking
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.adapted import adapted
-from onnxgrad.runtime.ties import without_ranking
 
 
 def _pooled(kernel=(2, 2), strides=(2, 2), hw=(8, 6), batch="N", pads=(0, 0, 0, 0)):
@@ -34,7 +34,7 @@ def _both(derived, x, kernel=(2, 2)):
 @pytest.mark.parametrize("ties", ["none", "one", "everywhere", "in one plane"])
 def test_same_numbers_with_and_without_ties(how, ties):
     derived = _pooled(**how)
-    assert sum(n.op_type == "If" for n in adapted(ir.from_proto(derived)).graph) == 1
+    assert sum(n.op_type == "If" for n in optimized(ir.from_proto(derived)).graph) == 1
     x = np.random.default_rng(0).standard_normal((2, 3, *how.get("hw", (8, 6)))).astype(np.float32)
     if ties == "one":
         x[1, 2, 0, :2] = 9.0
@@ -57,13 +57,13 @@ def test_a_negative_infinity_loses_as_before():
 @pytest.mark.parametrize("how", [{"kernel": (3, 3)}, {"pads": (1, 0, 1, 0)}, {"hw": ("H", "W")}])
 def test_other_windows_are_left_alone(how):
     model = ir.from_proto(_pooled(**how))
-    assert adapted(model) is model
+    assert optimized(model) is model
 
 
 def test_the_graph_that_is_given_stays():
     model = ir.from_proto(_pooled())
     before = ir.to_proto(model).SerializeToString(deterministic=True)
-    assert adapted(model) is not model
+    assert optimized(model) is not model
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
     assert without_ranking(model.graph) == 1
     assert without_ranking(model.graph) == 0
