@@ -7,7 +7,6 @@ against its digest, and kept in the user's cache.
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 import tarfile
@@ -16,6 +15,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnxgrad.door.places import cache
 from onnxgrad.errors import BadInput
 from onnxgrad.training.checkpoint import replacing
 
@@ -82,15 +82,6 @@ class Asset:
             if member is None:
                 raise KeyError(self.inside)
             return member.read()
-
-
-def cache() -> Path:
-    """Where what was fetched is kept: ``ONNXGRAD_CACHE``, or a folder in the user's cache."""
-    given = os.environ.get("ONNXGRAD_CACHE")
-    if given:
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
-    return Path(base) / "onnxgrad"
 
 
 def _digest(data: bytes) -> str:

@@ -25,6 +25,15 @@ except ImportError:  # Windows
 _SUFFIX = ".partial"
 
 
+def cache() -> Path:
+    """Where what can be made or fetched again is kept: ``ONNXGRAD_CACHE``, or a folder in the user's cache."""
+    given = os.environ.get("ONNXGRAD_CACHE")
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
+    return Path(base) / "onnxgrad"
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary file beside `path` to write; it takes the place of `path` at the end of the ``with`` block.

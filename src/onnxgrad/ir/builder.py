@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnxgrad.ir import containers
 from onnxgrad.ir.infer import Inference
 from onnxgrad.ir.known import is_repeatable, known_value
+from onnxgrad.ir.named import Part, name_part
 from onnxgrad.ir.names import Names
 
 #: Tensor element types that can carry a derivative.
@@ -296,6 +297,15 @@ class Builder:
         gone = set(nodes)
         self._emitted = {k: held for k, held in self._emitted.items() if held[0].value.producer() not in gone}
         self._shapes = {k: held for k, held in self._shapes.items() if held.value.producer() not in gone}
+
+    def named(self, name: str, outputs: Sequence[Var | None], *, of: Sequence[Var | None], **attributes: Any) -> None:
+        """Note that `outputs` are the function `name` of `of`: a runtime may have a kernel for it (see `ir.named`).
+
+        Nothing is emitted. Every other value that `outputs` are computed from is a constant, or the shape of
+        something; an output that nobody asked for may be None.
+        """
+        inputs, results = ([None if v is None else v.value for v in vs] for vs in (of, outputs))
+        name_part(Part(name, inputs, results, attributes))
 
     # --- small compositions that every rule may use --------------------------------------------
 

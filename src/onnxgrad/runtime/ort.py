@@ -18,6 +18,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from onnxgrad.errors import BadInput
+from onnxgrad.native import library, with_kernels
 from onnxgrad.optimize import REWRITES, optimized
 
 #: A protobuf message must stay below 2 GiB; larger models go to the runtime through a file.
@@ -51,6 +52,8 @@ class Options:
         without: names of rewrites that "auto" leaves out.
         pattern: from the second run on, memory comes as one block laid out by what the first run asked for. On
             takes 0-2 % off a step, and holds that block beside what the first run took: 30 to 40 MB for steps of 40.
+        target: "portable" runs standard operators alone; "native" has kernels in C in the place of those parts of the
+            graph that there is a kernel for, on the CPU (see `onnxgrad.native`; it needs a C compiler).
     """
 
     threads: int | None = None
@@ -61,6 +64,7 @@ class Options:
     layout: str = "auto"
     without: tuple[str, ...] = ()
     pattern: bool = False
+    target: str = "portable"
 
     def native(self) -> onnxruntime.SessionOptions:
         """The same as ONNX Runtime wants it."""
@@ -69,6 +73,8 @@ class Options:
             raise BadInput(f"threads must be at least 1, not {self.threads}")
         if self.layout not in ("auto", "plain"):
             raise BadInput(f"layout must be 'auto' or 'plain', not {self.layout!r}")
+        if self.target not in ("portable", "native"):
+            raise BadInput(f"target must be 'portable' or 'native', not {self.target!r}")
         names = [rewrite.name for rewrite in REWRITES]
         if unknown := [name for name in self.without if name not in names]:
             raise BadInput(f"there is no rewrite {unknown[0]!r}; there are {', '.join(names)}")
@@ -87,6 +93,8 @@ class Options:
         options.enable_mem_pattern = self.pattern
         options.log_severity_level = 4  # what goes wrong comes back as an exception; do not print it as well
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self.spinning else "0")
+        if self.target == "native":
+            options.register_custom_ops_library(str(library()))
         return options
 
 
@@ -99,8 +107,11 @@ def create(model: ir.Model | bytes | str | Path, options: Options) -> onnxruntim
     if isinstance(model, ir.Model) and options.level is None:
         options = dataclasses.replace(options, level="all" if _has_constant_filters(model) else "extended")
     native = options.native()
-    if isinstance(model, ir.Model) and options.layout == "auto" and options.providers[:1] == ("CPUExecutionProvider",):
-        model = optimized(model, options.without)
+    if isinstance(model, ir.Model) and options.providers[:1] == ("CPUExecutionProvider",):
+        if options.target == "native":
+            model = with_kernels(model)
+        if options.layout == "auto":
+            model = optimized(model, options.without)
     try:
         if not isinstance(model, ir.Model):
             source = model if isinstance(model, bytes) else str(model)

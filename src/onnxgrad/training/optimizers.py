@@ -72,11 +72,16 @@ def adam(b: Builder, node: ir.Node) -> Grouped:
     rate = b.Cast(r, to=DOUBLE) * b.Where(b.Greater(t, b.const(np.int64(0))), correction, one)
     new: Grouped = [[], [], []]
     for x, g, v, h in zip(xs, gs, vs, hs):
-        g = _plus_scaled(b, g, norm, x)
-        v_new = b.Mul(v, alpha) + b.Mul(g, 1 - alpha)
-        h_new = b.Mul(h, beta) + b.Mul(g * g, 1 - beta)
+        whole = _plus_scaled(b, g, norm, x)
+        v_new = b.Mul(v, alpha) + b.Mul(whole, 1 - alpha)
+        h_new = b.Mul(h, beta) + b.Mul(whole * whole, 1 - beta)
         x_new = x - _like(b, rate, x) * (v_new / b.Add(b.Sqrt(h_new), epsilon))
-        for kind, value in zip(new, (x_new if post == 0 else b.Mul(x_new, 1 - post), v_new, h_new)):
+        x_new = x_new if post == 0 else b.Mul(x_new, 1 - post)
+        b.named(
+            "Adam", [x_new, v_new, h_new], of=[x, g, v, h, _like(b, rate, x), None],
+            norm=norm, alpha=alpha, alpha_rest=1 - alpha, beta=beta, beta_rest=1 - beta, epsilon=epsilon, post=1 - post,
+        )  # fmt: skip
+        for kind, value in zip(new, (x_new, v_new, h_new)):
             kind.append(value)
     return new
 

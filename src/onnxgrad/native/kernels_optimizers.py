@@ -1,0 +1,71 @@
+"""Kernels of ``source/optimizers.c``: updates of one tensor, in float32 and float64, the same to the last bit.
+
+Operands of all of them: X, G and the states; scalars, left out where they are 1; a vector of the constants. Products
+of X or G with a scalar (decay of weights, clipping of gradients) are taken into the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.native.swapping import Call, Fits, Site, kernel
+
+#: What kernels are called for a type, after their names.
+_SUFFIX = {ir.DataType.FLOAT: "", ir.DataType.DOUBLE: "Double"}
+
+
+def _optimizer(name: str, states: int, constants: Sequence[str]) -> Fits:
+    """The kernel `name` for parts [X, G, states, rate, further scalars] → [X', states'] with these attributes."""
+
+    @kernel(name)
+    def fits(site: Site) -> Call | None:
+        x, g, *rest = site.inputs
+        held, (rate, *scalars) = rest[:states], rest[states:]
+        dtype = None if x is None else x.dtype
+        if x is None or g is None or dtype is None or dtype not in _SUFFIX or not site.all_of(dtype):
+            return None
+        tensors = [v for v in (x, g, *held) if v is not None]
+        if not all(_same_shape(v, x) for v in tensors) or not all(v is None or _is_scalar(v) for v in (rate, *scalars)):
+            return None
+        if any((new is None) != (old is None) for old, new in zip((x, *held), site.outputs)):
+            return None
+        (x, shrink), (g, clip) = _scaled(x), _scaled(g)
+        vector = np.array([site.attributes[c] for c in constants], dtype.numpy())
+        operands = [x, g, *held, rate, shrink, clip, *scalars, site.constant(vector)]
+        return Call(f"{name}{_SUFFIX[dtype]}", operands)
+
+    return fits
+
+
+def _is_scalar(value: ir.Value) -> bool:
+    return value.shape is not None and len(value.shape) == 0
+
+
+def _same_shape(value: ir.Value, like: ir.Value) -> bool:
+    """Whether two values provably have one shape, all of it known."""
+    shapes = (value.shape, like.shape)
+    return all(s is not None and s.is_static() for s in shapes) and shapes[0] == shapes[1]
+
+
+def _scaled(value: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+    """`value` as a tensor and a scalar that it is the product of; None for no scalar."""
+    node = value.producer()
+    if node is not None and node.op_type == "Mul" and node.domain == "" and value.dtype is not None:
+        for tensor, scalar in (node.inputs, node.inputs[::-1]):
+            if scalar is not None and tensor is not None and _is_scalar(scalar) and _same_shape(tensor, value):
+                return tensor, scalar
+    return value, None
+
+
+_MOMENTS = ("alpha", "alpha_rest", "beta", "beta_rest", "epsilon")
+
+_optimizer("Sgd", 0, ("norm",))
+_optimizer("Momentum", 1, ("norm", "alpha", "nesterov"))
+_optimizer("Adam", 2, ("norm", *_MOMENTS, "post"))
+_optimizer("NAdam", 2, ("norm", *_MOMENTS))
+_optimizer("Adagrad", 1, ("norm", "epsilon"))
+_optimizer("RMSProp", 3, ("norm", "alpha", "alpha_rest", "epsilon", "momentum"))
+_optimizer("Lion", 1, ("norm", "now", "now_rest", "later", "later_rest"))

@@ -1,0 +1,90 @@
+/* What a kernel is written against.
+ *
+ * A kernel is a function `compute(Call *, const void *settings)` and an entry in the table of its file:
+ *
+ *     typedef struct { float alpha; } Settings;
+ *     static void read(Attributes *from, void *settings) {
+ *       ((Settings *)settings)->alpha = attribute_float(from, "alpha");
+ *     }
+ *     static void compute(Call *call, const void *settings) {
+ *       Shape shape = shape_of(call, 0);
+ *       const float *x = input(call, 0);
+ *       float *y = output(call, 0, &shape);
+ *       if (call->failed) return;
+ *       …
+ *     }
+ *     const Kernel my_kernels[] = {
+ *       {.name = "Mine", .inputs = "f", .outputs = "f", .settings = sizeof(Settings), .read = read, .compute = compute},
+ *       {0}};
+ *
+ * `inputs` and `outputs` hold a letter for each operand: f float, d double, i int32, l int64, b bool; upper case where
+ * it may be left out: `input` and `output` are NULL then. The table is named in `library.c`.
+ *
+ * The numbers are those of the graph that the kernel stands for, NaN and infinities included. Work is divided by
+ * `parallel`, among the threads that the session has; kernels start none.
+ */
+#ifndef ONNXGRAD_KERNEL_H
+#define ONNXGRAD_KERNEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ort.h"
+
+enum { MOST_DIMS = 8, MOST_BLOCKS = 8 };
+
+typedef struct {
+  size_t rank;
+  int64_t dims[MOST_DIMS];
+  int64_t count; /* of elements */
+} Shape;
+
+/* One run of a kernel. Once `failed` is set, everything below does nothing, and the run ends with that error. */
+typedef struct {
+  const OrtApi *table;
+  OrtKernelContext *context;
+  OrtAllocator *allocator;
+  OrtStatus *failed;
+  size_t blocks;
+  void *block[MOST_BLOCKS];
+} Call;
+
+/* The attributes of a node, while a session is made. */
+typedef struct {
+  const OrtApi *table;
+  const OrtKernelInfo *info;
+  OrtStatus *failed;
+} Attributes;
+
+typedef struct Kernel {
+  const char *name;
+  const char *inputs, *outputs;
+  size_t settings; /* how many bytes `read` fills */
+  void (*read)(Attributes *, void *settings);
+  void (*compute)(Call *, const void *settings);
+} Kernel;
+
+float attribute_float(Attributes *, const char *name);
+int64_t attribute_int(Attributes *, const char *name);
+/* Up to `most` integers; how many there are. */
+size_t attribute_ints(Attributes *, const char *name, int64_t *out, size_t most);
+
+/* NULL where it was left out. */
+const void *input(Call *, size_t index);
+Shape shape_of(Call *, size_t index);
+/* NULL where nobody reads it. */
+void *output(Call *, size_t index, const Shape *);
+/* Memory that is the kernel's until the end of the run; from the arena of the session, so not cleared. */
+void *scratch(Call *, size_t bytes);
+void fail(Call *, const char *message);
+
+/* body(data, i) for i = 0 … pieces - 1, in any order, on the threads of the session. */
+void parallel(Call *, size_t pieces, void (*body)(void *data, size_t i), void *data);
+
+/* body(data, from, to) for ranges that cover 0 … count, each of whole multiples of `unit` but the last. */
+void parallel_ranges(Call *, int64_t count, int64_t unit, void (*body)(void *data, int64_t from, int64_t to), void *data);
+
+/* The smaller one. */
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+#endif

@@ -1,0 +1,269 @@
+/* The operators of the domain onnxgrad.native: registration, and what kernels call (see kernel.h). */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernel.h"
+
+extern const Kernel optimizer_kernels[], convolution_kernels[], normalization_kernels[], row_kernels[];
+static const Kernel *const tables[] = {optimizer_kernels, convolution_kernels, normalization_kernels, row_kernels};
+
+/* --- what a kernel calls ------------------------------------------------------------------------------------------ */
+
+static void failing(OrtStatus **first, const OrtApi *table, OrtStatus *status) {
+  if (status == NULL) return;
+  if (*first == NULL)
+    *first = status;
+  else
+    ort_ReleaseStatus(table, status);
+}
+
+float attribute_float(Attributes *from, const char *name) {
+  float value = 0;
+  failing(&from->failed, from->table, ort_KernelInfoGetAttribute_float(from->table, from->info, name, &value));
+  return value;
+}
+
+int64_t attribute_int(Attributes *from, const char *name) {
+  int64_t value = 0;
+  failing(&from->failed, from->table, ort_KernelInfoGetAttribute_int64(from->table, from->info, name, &value));
+  return value;
+}
+
+size_t attribute_ints(Attributes *from, const char *name, int64_t *out, size_t most) {
+  size_t size = most;
+  failing(&from->failed, from->table, ort_KernelInfoGetAttributeArray_int64(from->table, from->info, name, out, &size));
+  return from->failed ? 0 : size;
+}
+
+void fail(Call *call, const char *message) {
+  if (!call->failed) call->failed = ort_CreateStatus(call->table, ORT_INVALID_ARGUMENT, message);
+}
+
+static const OrtValue *operand(Call *call, size_t index) {
+  const OrtValue *value = NULL;
+  if (!call->failed)
+    failing(&call->failed, call->table, ort_KernelContext_GetInput(call->table, call->context, index, &value));
+  return call->failed ? NULL : value;
+}
+
+static void *data_of(Call *call, const OrtValue *value) {
+  void *data = NULL;
+  if (value) failing(&call->failed, call->table, ort_GetTensorMutableData(call->table, (OrtValue *)value, &data));
+  return call->failed ? NULL : data;
+}
+
+const void *input(Call *call, size_t index) { return data_of(call, operand(call, index)); }
+
+Shape shape_of(Call *call, size_t index) {
+  Shape shape = {0};
+  OrtTensorTypeAndShapeInfo *info = NULL;
+  const OrtValue *value = operand(call, index);
+  if (!value) return shape;
+  failing(&call->failed, call->table, ort_GetTensorTypeAndShape(call->table, value, &info));
+  if (call->failed) return shape;
+  failing(&call->failed, call->table, ort_GetDimensionsCount(call->table, info, &shape.rank));
+  if (shape.rank > MOST_DIMS)
+    fail(call, "a tensor has more axes than the kernels of onnxgrad know");
+  else
+    failing(&call->failed, call->table, ort_GetDimensions(call->table, info, shape.dims, shape.rank));
+  ort_ReleaseTensorTypeAndShapeInfo(call->table, info);
+  shape.count = 1;
+  for (size_t i = 0; i < shape.rank && i < MOST_DIMS; i++) shape.count *= shape.dims[i];
+  return shape;
+}
+
+void *output(Call *call, size_t index, const Shape *shape) {
+  OrtValue *value = NULL;
+  if (!call->failed)
+    failing(&call->failed, call->table,
+            ort_KernelContext_GetOutput(call->table, call->context, index, shape->dims, shape->rank, &value));
+  return call->failed ? NULL : data_of(call, value);
+}
+
+void *scratch(Call *call, size_t bytes) {
+  void *block = NULL;
+  if (call->blocks == MOST_BLOCKS) fail(call, "a kernel of onnxgrad asks for too many blocks of memory");
+  if (!call->failed)
+    failing(&call->failed, call->table, ort_AllocatorAlloc(call->table, call->allocator, bytes ? bytes : 1, &block));
+  if (call->failed) return NULL;
+  return call->block[call->blocks++] = block;
+}
+
+void parallel(Call *call, size_t pieces, void (*body)(void *, size_t), void *data) {
+  if (call->failed || !pieces) return;
+  if (pieces == 1)
+    body(data, 0);
+  else
+    failing(&call->failed, call->table, ort_KernelContext_ParallelFor(call->table, call->context, body, pieces, 0, data));
+}
+
+typedef struct {
+  int64_t count, length;
+  void (*body)(void *, int64_t, int64_t);
+  void *data;
+} Ranges;
+
+static void one_range(void *data, size_t i) {
+  const Ranges *ranges = data;
+  int64_t from = (int64_t)i * ranges->length;
+  ranges->body(ranges->data, from, least(from + ranges->length, ranges->count));
+}
+
+void parallel_ranges(Call *call, int64_t count, int64_t unit, void (*body)(void *, int64_t, int64_t), void *data) {
+  /* How many threads there are is not told: enough ranges that they even out, and few enough to cost nothing. */
+  int64_t units = (count + unit - 1) / unit, pieces = least(units, 32);
+  if (pieces < 1) return;
+  Ranges ranges = {count, (units + pieces - 1) / pieces * unit, body, data};
+  parallel(call, (size_t)((count + ranges.length - 1) / ranges.length), one_range, &ranges);
+}
+
+/* --- what ONNX Runtime calls -------------------------------------------------------------------------------------- */
+
+typedef struct {
+  OrtCustomOp callbacks; /* first: a pointer to it is one to this */
+  const Kernel *kernel;
+} Operator;
+
+typedef struct {
+  const Kernel *kernel;
+  OrtAllocator *allocator;
+  void *settings;
+} Instance;
+
+static const OrtApi *the_table;
+
+static const Kernel *kernel_of(const OrtCustomOp *op) { return ((const Operator *)op)->kernel; }
+static const char *get_name(const OrtCustomOp *op) { return kernel_of(op)->name; }
+static const char *get_provider(const OrtCustomOp *op) {
+  (void)op;
+  return NULL;
+}
+
+static int element(char letter) {
+  switch (letter | 32) {
+    case 'f': return ELEMENT_FLOAT;
+    case 'd': return ELEMENT_DOUBLE;
+    case 'i': return ELEMENT_INT32;
+    case 'l': return ELEMENT_INT64;
+    default: return ELEMENT_BOOL;
+  }
+}
+static int characteristic(char letter) { return letter & 32 ? OPERAND_REQUIRED : OPERAND_OPTIONAL; }
+
+static int input_type(const OrtCustomOp *op, size_t i) { return element(kernel_of(op)->inputs[i]); }
+static int output_type(const OrtCustomOp *op, size_t i) { return element(kernel_of(op)->outputs[i]); }
+static size_t input_count(const OrtCustomOp *op) { return strlen(kernel_of(op)->inputs); }
+static size_t output_count(const OrtCustomOp *op) { return strlen(kernel_of(op)->outputs); }
+static int input_kind(const OrtCustomOp *op, size_t i) { return characteristic(kernel_of(op)->inputs[i]); }
+static int output_kind(const OrtCustomOp *op, size_t i) { return characteristic(kernel_of(op)->outputs[i]); }
+static int memory_type(const OrtCustomOp *op, size_t i) {
+  (void)op, (void)i;
+  return MEMORY_DEFAULT;
+}
+static int zero(const OrtCustomOp *op) {
+  (void)op;
+  return 0;
+}
+static int start_version(const OrtCustomOp *op) {
+  (void)op;
+  return 1;
+}
+static int end_version(const OrtCustomOp *op) {
+  (void)op;
+  return INT32_MAX;
+}
+
+static void destroy(void *kernel) {
+  Instance *instance = kernel;
+  if (!instance) return;
+  if (instance->allocator) ort_ReleaseAllocator(the_table, instance->allocator);
+  free(instance->settings);
+  free(instance);
+}
+
+static OrtStatus *create(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info, void **out) {
+  (void)given;
+  const Kernel *kernel = kernel_of(op);
+  Attributes attributes = {the_table, info, NULL};
+  Instance *instance = calloc(1, sizeof *instance);
+  if (instance) instance->settings = calloc(1, kernel->settings + 1);
+  if (!instance || !instance->settings) {
+    free(instance);
+    return ort_CreateStatus(the_table, ORT_FAIL, "out of memory");
+  }
+  instance->kernel = kernel;
+  failing(&attributes.failed, the_table,
+          ort_KernelInfoGetAllocator(the_table, info, MEMORY_DEFAULT, &instance->allocator));
+  if (kernel->read && !attributes.failed) kernel->read(&attributes, instance->settings);
+  if (attributes.failed)
+    destroy(instance);
+  else
+    *out = instance;
+  return attributes.failed;
+}
+
+static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
+  const Instance *instance = kernel;
+  Call call = {.table = the_table, .context = context, .allocator = instance->allocator};
+  instance->kernel->compute(&call, instance->settings);
+  while (call.blocks)
+    failing(&call.failed, the_table, ort_AllocatorFree(the_table, call.allocator, call.block[--call.blocks]));
+  return call.failed;
+}
+
+static const OrtCustomOp callbacks = {
+    .version = ORT_OPERATOR_VERSION,
+    .GetName = get_name,
+    .GetExecutionProviderType = get_provider,
+    .GetInputType = input_type,
+    .GetInputTypeCount = input_count,
+    .GetOutputType = output_type,
+    .GetOutputTypeCount = output_count,
+    .KernelDestroy = destroy,
+    .GetInputCharacteristic = input_kind,
+    .GetOutputCharacteristic = output_kind,
+    .GetInputMemoryType = memory_type,
+    .GetVariadicInputMinArity = zero,
+    .GetVariadicInputHomogeneity = zero,
+    .GetVariadicOutputMinArity = zero,
+    .GetVariadicOutputHomogeneity = zero,
+    .CreateKernelV2 = create,
+    .KernelComputeV2 = compute,
+    .GetStartVersion = start_version,
+    .GetEndVersion = end_version,
+};
+
+static OrtStatus *fill(OrtCustomOpDomain *domain) {
+  for (size_t t = 0; t < sizeof tables / sizeof *tables; t++)
+    for (const Kernel *kernel = tables[t]; kernel->name; kernel++) {
+      Operator *op = malloc(sizeof *op); /* as long as the domain: until the process ends */
+      if (!op) return ort_CreateStatus(the_table, ORT_FAIL, "out of memory");
+      op->callbacks = callbacks;
+      op->kernel = kernel;
+      OrtStatus *failed = ort_CustomOpDomain_Add(the_table, domain, &op->callbacks);
+      if (failed) return failed;
+    }
+  return NULL;
+}
+
+/* ONNX Runtime calls this once for every session that asks for the library. All share one domain. */
+__attribute__((visibility("default"))) OrtStatus *RegisterCustomOps(OrtSessionOptions *, const OrtApiBase *);
+OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
+  static OrtCustomOpDomain *shared;
+  const OrtApi *table = base->GetApi(ORT_TABLE_VERSION);
+  if (!table) return NULL; /* older than any version that onnxgrad runs on: the operators will be unknown */
+  __atomic_store_n(&the_table, table, __ATOMIC_RELEASE);
+  OrtCustomOpDomain *domain = __atomic_load_n(&shared, __ATOMIC_ACQUIRE);
+  if (!domain) {
+    OrtStatus *failed = ort_CreateCustomOpDomain(table, "onnxgrad.native", &domain);
+    if (!failed) failed = fill(domain);
+    if (failed) return failed;
+    OrtCustomOpDomain *first = NULL;
+    if (!__atomic_compare_exchange_n(&shared, &first, domain, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+      ort_ReleaseCustomOpDomain(table, domain); /* another thread was here in the meantime */
+      domain = first;
+    }
+  }
+  return ort_AddCustomOpDomain(table, options, domain);
+}

@@ -1,0 +1,133 @@
+/* The optimizers for tensors of REAL; included once for each type by optimizers.c.
+ *
+ * Operands, in this order: X, G, up to three states; scalars of shape [], left out for 1; constants, one vector.
+ * Results: X', and the states in their order.
+ */
+
+typedef struct {
+  const REAL *x, *g, *state[3];
+  REAL *x_new, *state_new[3];
+  REAL scalar[6];
+  const REAL *constant;
+} NAME(Run);
+
+/* Operands and results of a run, in `run`; false where it failed, or nothing is to be done. */
+static int NAME(prepare)(Call *call, NAME(Run) *run, size_t states, size_t scalars) {
+  Shape shape = shape_of(call, 0);
+  size_t at = 2 + states;
+  run->x = input(call, 0), run->g = input(call, 1);
+  run->x_new = output(call, 0, &shape);
+  for (size_t i = 0; i < states; i++) {
+    run->state[i] = input(call, 2 + i);
+    run->state_new[i] = run->state[i] ? output(call, 1 + i, &shape) : NULL;
+    if (!run->state[i]) continue;
+    if (shape_of(call, 2 + i).count != shape.count) fail(call, "a state has not the size of its parameter");
+  }
+  for (size_t i = 0; i < scalars; i++) {
+    const REAL *scalar = input(call, at + i);
+    run->scalar[i] = scalar ? *scalar : 1;
+  }
+  run->constant = input(call, at + scalars);
+  if (shape_of(call, 1).count != shape.count) fail(call, "a gradient has not the size of its parameter");
+  return call->failed ? 0 : (int)(shape.count > 0);
+}
+
+/* A kernel: how many states and scalars it has, and what it does to element i. */
+#define OPTIMIZER(name, states, scalars, before, ...)                                     \
+  static void NAME(name##_range)(void *data, int64_t from, int64_t to) {                   \
+    const NAME(Run) *run = data;                                                           \
+    const REAL *restrict x = run->x, *restrict g = run->g;                                 \
+    const REAL *restrict a = run->state[0], *restrict b = run->state[1], *restrict c = run->state[2]; \
+    REAL *restrict x_new = run->x_new, *restrict a_new = run->state_new[0];                \
+    REAL *restrict b_new = run->state_new[1], *restrict c_new = run->state_new[2];         \
+    const REAL *s = run->scalar, *k = run->constant;                                       \
+    (void)a, (void)b, (void)c, (void)a_new, (void)b_new, (void)c_new, (void)k;             \
+    const REAL rate = s[0], shrink = s[1], clip = s[2];                                    \
+    before;                                                                                \
+    for (int64_t i = from; i < to; i++) __VA_ARGS__                                         \
+  }                                                                                        \
+  static void NAME(name)(Call *call, const void *settings) {                               \
+    (void)settings;                                                                        \
+    NAME(Run) run = {0};                                                                   \
+    int64_t count = shape_of(call, 0).count;                                               \
+    if (NAME(prepare)(call, &run, states, scalars))                                        \
+      parallel_ranges(call, count, GRAIN, NAME(name##_range), &run);                       \
+  }
+
+#define MIXED(old, new, share, rest) ((old) * (share) + (new) * (rest))
+#define DECAYED (norm != 0 ? g[i] * clip + xi * norm : g[i] * clip)
+
+OPTIMIZER(sgd, 0, 3, const REAL norm = k[0], {
+  const REAL xi = x[i] * shrink, gi = DECAYED;
+  x_new[i] = xi - rate * gi;
+})
+
+/* V' = αV + β'G; X' = X - R·V', nesterov: X - R·(G + αV') */
+OPTIMIZER(momentum, 1, 4, const REAL norm = k[0]; const REAL alpha = k[1]; const int nesterov = k[2] != 0; const REAL first = s[3], {
+  const REAL xi = x[i] * shrink, gi = DECAYED;
+  const REAL v = first * gi + a[i] * alpha;
+  a_new[i] = v;
+  x_new[i] = xi - rate * (nesterov ? gi + v * alpha : v);
+})
+
+/* V' = αV + (1-α)G, H' = βH + (1-β)G², X' = post·(X - R·V'/(√H'/root + ε)) */
+OPTIMIZER(adam, 2, 4, const REAL norm = k[0]; const REAL root = s[3]; const REAL alpha = k[1]; const REAL alpha_rest = k[2];
+          const REAL beta = k[3]; const REAL beta_rest = k[4]; const REAL epsilon = k[5]; const REAL post = k[6], {
+  const REAL xi = x[i] * shrink, gi = DECAYED;
+  const REAL v = MIXED(a[i], gi, alpha, alpha_rest), h = MIXED(b[i], gi * gi, beta, beta_rest);
+  a_new[i] = v;
+  b_new[i] = h;
+  x_new[i] = (xi - rate * (v / (ROOT(h) / root + epsilon))) * post;
+})
+
+/* As adam, with share·G + ahead·V' in the place of R·V' */
+OPTIMIZER(nadam, 2, 5, const REAL norm = k[0]; const REAL root = s[3]; const REAL ahead = s[4]; const REAL alpha = k[1];
+          const REAL alpha_rest = k[2]; const REAL beta = k[3]; const REAL beta_rest = k[4]; const REAL epsilon = k[5], {
+  const REAL xi = x[i] * shrink, gi = DECAYED;
+  const REAL v = MIXED(a[i], gi, alpha, alpha_rest), h = MIXED(b[i], gi * gi, beta, beta_rest);
+  a_new[i] = v;
+  b_new[i] = h;
+  x_new[i] = xi - (rate * gi + ahead * v) / (ROOT(h) / root + epsilon);
+})
+
+/* H' = H + G², X' = X - R·(G/(√H' + ε)) */
+OPTIMIZER(adagrad, 1, 3, const REAL norm = k[0]; const REAL epsilon = k[1], {
+  const REAL xi = x[i] * shrink, gi = DECAYED;
+  const REAL h = a[i] + gi * gi;
+  a_new[i] = h;
+  x_new[i] = xi - rate * (gi / (ROOT(h) + epsilon));
+})
+
+/* H' = αH + (1-α)G², M' likewise of G; X' = X - R·V', V' = μV + G/(√max(H' - M'², 0) + ε); M and V may be absent */
+OPTIMIZER(rmsprop, 3, 3, const REAL norm = k[0]; const REAL alpha = k[1]; const REAL rest = k[2]; const REAL epsilon = k[3];
+          const REAL momentum = k[4], {
+  const REAL xi = x[i] * shrink, gi = DECAYED;
+  const REAL h = MIXED(a[i], gi * gi, alpha, rest);
+  REAL square = h;
+  a_new[i] = h;
+  if (b) {
+    const REAL mean = MIXED(b[i], gi, alpha, rest);
+    b_new[i] = mean;
+    square = h - mean * mean;
+    square = square < 0 ? 0 : square;
+  }
+  REAL move = gi / (ROOT(square) + epsilon);
+  if (c) {
+    move = c[i] * momentum + move;
+    c_new[i] = move;
+  }
+  x_new[i] = xi - rate * move;
+})
+
+/* X' = X - R·sign(β₁V + (1-β₁)G), V' = β₂V + (1-β₂)G */
+OPTIMIZER(lion, 1, 3, const REAL norm = k[0]; const REAL now = k[1]; const REAL now_rest = k[2]; const REAL later = k[3];
+          const REAL later_rest = k[4], {
+  const REAL xi = x[i] * shrink, gi = DECAYED;
+  const REAL move = MIXED(a[i], gi, now, now_rest);
+  a_new[i] = MIXED(a[i], gi, later, later_rest);
+  x_new[i] = xi - rate * (REAL)((move > 0) - (move < 0));
+})
+
+#undef OPTIMIZER
+#undef MIXED
+#undef DECAYED

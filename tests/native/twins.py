@@ -1,0 +1,58 @@
+"""One graph on both targets: kernels in C against the operators that they stand for."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from onnxgrad.ir import Builder, Var
+from onnxgrad.native import with_kernels
+from onnxgrad.native.swapping import DOMAIN
+from onnxgrad.runtime import Options, Session
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler for the kernels of target 'native'"
+)
+
+
+def graph_of(
+    write: Callable[..., Sequence[Var]], arrays: Mapping[str, np.ndarray], opset: int = 20
+) -> tuple[ir.Model, list[str]]:
+    """A model with an input for each array; `write(builder, *inputs)` emits it, names its parts, gives the outputs."""
+    graph = ir.Graph([], [], nodes=[], name="twins", opset_imports={"": opset})
+    b = Builder(graph)
+    for name, array in arrays.items():
+        kind = ir.TensorType(ir.DataType.from_numpy(array.dtype))
+        value = ir.Value(name=b.names.exactly(name), type=kind, shape=ir.Shape(array.shape))
+        graph.inputs.append(value)
+    results = write(b, *(Var(b, v) for v in list(graph.inputs)))
+    graph.outputs.extend(v.value for v in results)
+    return ir.Model(graph, ir_version=9), [v.name for v in results]
+
+
+def calls(model: ir.Model) -> list[str]:
+    """The kernels that `model` runs with the native target."""
+    return [node.op_type for node in with_kernels(model).graph if node.domain == DOMAIN]
+
+
+def compare(
+    write: Callable[..., Sequence[Var]],
+    arrays: Mapping[str, np.ndarray],
+    kernels: Sequence[str],
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    threads: Sequence[int] = (1, 2),
+) -> None:
+    """Both targets give the same numbers, NaN and infinities in the same places, and the native one runs `kernels`."""
+    model, names = graph_of(write, arrays)
+    assert calls(model) == list(kernels)
+    expected = Session(model, Options(threads=1)).run(arrays)
+    for count in threads:
+        found = Session(model, Options(threads=count, target="native")).run(arrays)
+        for name in names:
+            assert found[name].dtype == expected[name].dtype
+            np.testing.assert_allclose(found[name], expected[name], rtol=rtol, atol=atol, err_msg=name)
