@@ -82,6 +82,14 @@ def test_same_numbers(name):
             np.testing.assert_allclose(found[output], plain[output], atol=2e-5 * scale, rtol=0, err_msg=output)
 
 
+@pytest.mark.parametrize("k", [(3, 3), (3, 1), (2, 4)])
+def test_weights_are_turned_round_in_blocks(k):
+    """What the transposed convolution reads is not made number by number and then reordered."""
+    model = _conv(B, 2 * B, k, pads=(0, 0, 0, 0), hw=(8, 8))
+    assert any(n.op_type == "Slice" for n in model.graph)
+    assert not any(n.op_type == "Slice" for n in optimized(model).graph)
+
+
 def test_another_block_than_the_processors_is_not_taken():
     assert blocked(_conv(B, B, (3, 3)), 0).graph.num_nodes() == _conv(B, B, (3, 3)).graph.num_nodes()
 

@@ -14,11 +14,12 @@ from onnxgrad.ir.walk import prune
 from onnxgrad.optimize.blocked import BLOCKED
 from onnxgrad.optimize.depthwise import DEPTHWISE
 from onnxgrad.optimize.rewrite import Rewrite
+from onnxgrad.optimize.rows import ROWS
 from onnxgrad.optimize.ties import TIES
 from onnxgrad.optimize.tiles import TILES
 
 #: In the order in which they are applied.
-REWRITES: tuple[Rewrite, ...] = (BLOCKED, DEPTHWISE, TIES, TILES)
+REWRITES: tuple[Rewrite, ...] = (BLOCKED, DEPTHWISE, TIES, TILES, ROWS)
 
 
 def optimized(model: ir.Model, without: Collection[str] = ()) -> ir.Model:

@@ -1,0 +1,117 @@
+"""What each rewrite of `onnxgrad.optimize` takes off a training step, measured by leaving it out.
+
+    python -m benchmarks.rewrites                          # all workloads; writes benchmarks/results/rewrites.json
+    python -m benchmarks.rewrites --workload cnn --rounds 40
+    python -m benchmarks.rewrites --page                   # also writes the table of docs/runtime.md
+
+The factor is the CPU time of a step on one thread with all rewrites, over the same without that one: sessions
+of both kinds in one process, which take turns; the median of the ratios of all turns. CPU time of one thread
+hardly depends on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from onnxgrad.optimize import REWRITES, optimized
+from onnxgrad.runtime import Options, StepRunner
+from onnxgrad.training import attach, compile_step
+from onnxgrad.training.step import Step
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "rewrites.json"
+PAGE = ROOT / "docs" / "runtime.md"
+WORKLOADS = ("mlp", "cnn", "residual", "depthwise", "transformer", "lstm")
+STEPS = 4  #: in a turn
+ALL = "all of them"
+
+
+def _step(workload: str) -> tuple[Step, list[dict[str, np.ndarray]]]:
+    from benchmarks.training.workloads import WORKLOADS as MODELS
+    from benchmarks.training.workloads import export
+
+    how = MODELS[workload]
+    with tempfile.TemporaryDirectory() as folder:
+        export(workload, Path(folder))
+        training = attach(Path(folder, "model.onnx"), loss="cross_entropy", optimizer=how.optimizer)
+        step = compile_step(training)
+    label = next(name for name in step.batch if name != "x")
+    return step, [{"x": x, label: y} for x, y in zip(*how.batches(8))]
+
+
+def measure(workload: str, rounds: int, only: list[str]) -> dict[str, tuple[float, float, float]]:
+    """For each rewrite that finds something: the median factor, and between what the middle half of them lies."""
+    step, batches = _step(workload)
+    names = [r.name for r in REWRITES]
+    found = [
+        name for name in names if optimized(step.model, [other for other in names if other != name]) is not step.model
+    ]
+    left_out = {name: (name,) for name in found if not only or name in only}
+    if not only:
+        left_out[ALL] = tuple(found)
+    whole = StepRunner(step, options=Options(threads=1))
+    others = {name: StepRunner(step, options=Options(threads=1, without=out)) for name, out in left_out.items()}
+    ratios: dict[str, list[float]] = {name: [] for name in others}
+    for turn in range(-2, rounds):
+        for name, other in others.items():
+            pair = (whole, other) if turn % 2 else (other, whole)
+            seconds = {runner: _seconds(runner, batches) for runner in pair}
+            if turn >= 0:
+                ratios[name].append(seconds[whole] / seconds[other])
+    spread = {name: np.quantile(found, (0.25, 0.75)) for name, found in ratios.items()}
+    return {name: (round(median(r), 3), *(round(float(q), 3) for q in spread[name])) for name, r in ratios.items()}
+
+
+def _seconds(runner: StepRunner, batches: list[dict[str, np.ndarray]]) -> float:
+    runner.step(batches[0])
+    taken = []
+    for i in range(STEPS):
+        begin = time.thread_time()
+        runner.step(batches[i % len(batches)])
+        taken.append(time.thread_time() - begin)
+    return median(taken)
+
+
+def table(found: dict[str, dict[str, list[float]]]) -> str:
+    """The rows of the page: a rewrite, where it applies, its factor for each workload."""
+    head = ["rewrite", "what is written", "where", *WORKLOADS]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for name, what, where in [*((r.name, r.what, r.where) for r in REWRITES), (ALL, "", "")]:
+        factors = [found.get(w, {}).get(name) for w in WORKLOADS]
+        shown = ["–" if f is None else f"{f[0]:.2f}".lstrip("0") for f in factors]
+        title = name if name == ALL else f"`{name}`"
+        lines.append("| " + " | ".join([title, what, where, *shown]) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", action="append", choices=WORKLOADS)
+    parser.add_argument("--rewrite", action="append", choices=[r.name for r in REWRITES], help="none other; not kept")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--page", action="store_true", help="write the table of docs/runtime.md")
+    given = parser.parse_args()
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for workload in (given.workload or WORKLOADS) if given.rounds else ():
+        factors = measure(workload, given.rounds, given.rewrite or [])
+        print(workload, *(f"{name} {f} ({low}-{high})" for name, (f, low, high) in factors.items()), flush=True)
+        if not given.rewrite:
+            kept[workload] = factors
+            RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    if given.page:
+        page = re.sub(
+            r"(?<=<!-- rewrites -->\n).*?(?=\n<!-- end -->)", lambda _: table(kept), PAGE.read_text(), flags=re.DOTALL
+        )
+        PAGE.write_text(page)
+
+
+if __name__ == "__main__":
+    main()
