@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto as T
 from onnx import helper, parser
@@ -183,20 +184,37 @@ def test_newer_opsets_stay():
         assert vjp(mlp(opset), wrt="w").opset_import[0].version == opset
 
 
-def test_what_is_written_out_runs_at_an_older_opset():
-    """SwiGLU is of opset 28, the operators of its derivative are not; a Cast of 28 is not the one of 26."""
-    for body, opset in (("y = SwiGLU(x, x)", 26), ("z = SwiGLU(x, x)\n y = Cast<to=1>(z)", 28)):
-        source = _text(body, 28)
-        source.ir_version = 14
-        derived = vjp(source, wrt="x")
-        assert_sound(derived)
-        assert derived.ir_version == {26: 13, 28: 14}[opset]
-        assert derived.opset_import[0].version == opset
+@pytest.mark.parametrize(
+    ("body", "shape", "opset"),
+    [
+        ("y = SwiGLU(x, x)", "2,4", 26),  # written out
+        ("z = SwiGLU(x, x)\n y = Cast<to=1>(z)", "2,4", 26),  # of the Cast, only the types are more
+        ('y = Einsum<equation="ij->ji">(x)', "2,4", 26),
+        ("y = Celu(x)", "2,4", 26),
+        ("y = SpaceToDepth<blocksize=2>(x)", "1,2,4,4", 26),
+        ('y = SpaceToDepth<blocksize=2, mode="DCR">(x)', "1,2,4,4", 26),
+        ('y = SpaceToDepth<blocksize=2, mode="CRD">(x)', "1,2,4,4", 28),
+        ("y = Mod<fmod=1>(x, x)", "2,4", 26),
+        ("y = Mod(x, x)", "2,4", 28),  # of floats: a remainder that older opsets lack
+        ('h = Cast<to=16>(x)\n e = Einsum<equation="ij->ji">(h)\n y = Cast<to=1>(e)', "2,4", 28),
+    ],
+)
+def test_what_means_the_same_there_is_of_an_opset_that_runtimes_load(body, shape, opset):
+    source = _text(body, 28, inputs=f"float[{shape}] x", axes=",".join("abcd"[: shape.count(",") + 1]))
+    source.ir_version = 14
+    derived = vjp(source, wrt="x")
+    assert_sound(derived)
+    assert derived.ir_version == {26: 13, 28: 14}[opset]
+    assert derived.opset_import[0].version == opset
+    if opset == 26:
+        onnxruntime.InferenceSession(derived.SerializeToString())
 
 
-def _text(body: str, opset: int, inputs: str = "float[2,3] x", outputs: str = "y") -> onnx.ModelProto:
+def _text(
+    body: str, opset: int, inputs: str = "float[2,3] x", outputs: str = "y", axes: str = "a,b"
+) -> onnx.ModelProto:
     return parser.parse_model(
-        f'<ir_version: 7, opset_import: ["" : {opset}]> g ({inputs}) => (float[a,b] {outputs}) {{ {body} }}'
+        f'<ir_version: 7, opset_import: ["" : {opset}]> g ({inputs}) => (float[{axes}] {outputs}) {{ {body} }}'
     )
 
 

@@ -14,10 +14,11 @@ import onnx_ir as ir
 from onnxgrad.door.blame import blamed
 from onnxgrad.door.cutting import cut_out, wanted
 from onnxgrad.door.dims import settle_dims
+from onnxgrad.door.fitting import check_nodes
 from onnxgrad.door.folding import infer_and_fold
 from onnxgrad.door.functions import Functions, Identifier, drop_unused, fill_defaults, rename_overloads
 from onnxgrad.door.inlining import inline_functions
-from onnxgrad.door.raising import LOWEST_RULES, raise_opset, raised_functions, settle_opset
+from onnxgrad.door.raising import LOWEST_RULES, raise_opset, raised_functions
 from onnxgrad.door.reading import (
     TRAINING,
     check_scopes,
@@ -31,6 +32,7 @@ from onnxgrad.door.saving import PROTOBUF_LIMIT, gathered, to_proto, weight_byte
 from onnxgrad.door.signature import KEY
 from onnxgrad.door.sizes import check_calls
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.settling import settle_opset
 
 Model = TypeVar("Model", onnx.ModelProto, ir.Model)
 Keep = Callable[[ir.Model], set[Identifier]]
@@ -153,6 +155,7 @@ def _opened(model: AnyModel, first: Callable[[ir.Model], None] | None, keep: Kee
         fill_defaults(private)
         opened.functions = Functions(private)
     infer_and_fold(private, opened.functions)
+    check_nodes(private)
     for cut in ruled.cuts:
         cut_out(private, cut, required=KEY not in private.metadata_props)
     if private.functions:

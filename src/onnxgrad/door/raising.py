@@ -23,7 +23,6 @@ from onnxgrad.ir.names import Names, described
 from onnxgrad.ir.walk import subgraphs
 
 LOWEST_READ, LOWEST_RULES = 7, 18
-NEWEST_LOADED, NEWEST_IR_LOADED = 26, 13  # the newest opset that stock ONNX Runtime loads, and IR version
 
 #: Operators whose newer versions only allow more types.
 _SAME_FORM = frozenset({"If", "Loop", "Constant"})
@@ -134,21 +133,6 @@ def _infer(model: ir.Model) -> None:
                 break
     finally:
         logging.getLogger("onnx_ir").setLevel(level)
-
-
-def settle_opset(model: ir.Model) -> None:
-    """Have `model` ask for no newer opset than runtimes load, where all of its nodes are the same there; in place.
-
-    An operator of a newer opset is often one that is written out in older ones.
-    """
-    imports = model.graph.opset_imports
-    opset = imports.get("", LOWEST_RULES)
-    if opset <= NEWEST_LOADED or model.functions:
-        return
-    nodes = [n for g in (model.graph, *model.graph.subgraphs()) for n in g if n.domain == ""]
-    if not any(_changes(op_type, NEWEST_LOADED, opset) for op_type in {n.op_type for n in nodes}):
-        imports[""] = NEWEST_LOADED
-        model.ir_version = min(model.ir_version or 0, NEWEST_IR_LOADED)
 
 
 def _fill_defaults(model: ir.Model, opset: int) -> None:

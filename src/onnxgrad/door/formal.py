@@ -1,0 +1,97 @@
+"""Does a node have what its operator's schema demands: so many operands and results, these attributes, alike types?
+
+`fitting` looks at what a schema does not say. Both say what is wrong, or nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import onnx
+import onnx_ir as ir
+
+_Option = onnx.defs.OpSchema.FormalParameterOption
+
+
+class Formal(NamedTuple):
+    """What is asked of every node of an operator, taken out of its schema once."""
+
+    schema: onnx.defs.OpSchema
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    attributes: dict[str, int]
+    required: frozenset[str]
+    single: int  # how many operands in front may not be left out
+    binds: tuple[str, ...]  # the type variable of each operand, empty where any type may stand
+
+    def default(self, name: str) -> Any:
+        """What an attribute is where a node leaves it out; None if the schema does not say."""
+        spec = self.schema.attributes.get(name)
+        if spec is None or not spec.default_value.name:
+            return None
+        return onnx.helper.get_attribute_value(spec.default_value)
+
+
+@functools.cache
+def formal(domain: str, op_type: str, opset: int) -> Formal | None:
+    """What the schema of an operator asks for; None if there is no schema."""
+    try:
+        schema = onnx.defs.get_schema(op_type, opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+    attributes: Any = schema.attributes
+    variables = {c.type_param_str for c in schema.type_constraints}
+    single = 0
+    for parameter in schema.inputs:
+        if parameter.option != _Option.Single:
+            break
+        single += 1
+    return Formal(
+        schema,
+        (schema.min_input, schema.max_input),
+        (schema.min_output, schema.max_output),
+        {name: int(a.type) for name, a in attributes.items()},
+        frozenset(name for name, a in schema.attributes.items() if a.required),
+        single,
+        tuple(p.type_str if p.type_str in variables and p.is_homogeneous else "" for p in schema.inputs),
+    )
+
+
+def formal_complaint(node: ir.Node, asked: Formal) -> str:
+    """What is wrong with the operands and attributes of `node` by `asked`; empty if nothing is."""
+    for what, count, (least, most) in (
+        ("operands", len(node.inputs), asked.inputs),
+        ("results", len(node.outputs), asked.outputs),
+    ):
+        if not least <= count <= most:
+            wanted = f"{least}" if least == most else f"at least {least}" if most > 64 else f"{least} to {most}"
+            return f"it has {count} {what}, and takes {wanted}"
+    for i, value in enumerate(node.inputs[: asked.single]):
+        if value is None:
+            return f"operand {i} ({asked.schema.inputs[i].name}) is left out"
+    for name, a in node.attributes.items():
+        type_ = asked.attributes.get(name)
+        if type_ is None:
+            return f"it has no attribute {name!r}"
+        if int(a.type) != type_:
+            wanted = onnx.AttributeProto.AttributeType.Name(type_)
+            return f"the attribute {name!r} is {a.type.name}, and should be {wanted}"
+    missing = asked.required - node.attributes.keys()
+    if missing:
+        return f"the attribute {min(missing)!r} is missing"
+    return _types_complaint(node, asked)
+
+
+def _types_complaint(node: ir.Node, asked: Formal) -> str:
+    """Operands that share a type variable have one type."""
+    bound: dict[str, ir.DataType] = {}
+    for i, value in enumerate(node.inputs):
+        variable = asked.binds[min(i, len(asked.binds) - 1)] if asked.binds else ""
+        if variable and value is not None and isinstance(value.type, ir.TensorType):
+            first = bound.setdefault(variable, value.type.dtype)
+            if first != value.type.dtype:
+                return (
+                    f"its operands are of {first.name.lower()} and {value.type.dtype.name.lower()}, and should be alike"
+                )
+    return ""

@@ -1,0 +1,107 @@
+"""A model for no newer opset than runtimes load, where all of it means the same there.
+
+An operator of a newer opset is often one that is written out in older ones; and a new version of an operator often
+only allows more types than the one before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import onnx
+import onnx_ir as ir
+
+#: The newest opset that stock ONNX Runtime loads, and IR version.
+NEWEST_LOADED, NEWEST_IR_LOADED = 26, 13
+
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def settle_opset(model: ir.Model) -> None:
+    """Have `model`, whose types are inferred, ask for no newer opset than `NEWEST_LOADED`, if it can; in place."""
+    parts: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    settled = True
+    for held in parts:
+        opset = held.opset_imports.get("", 0)
+        settled &= opset <= NEWEST_LOADED or all(_is_same(n, opset) for n in _nodes(held))
+    if not settled:
+        return
+    for held in parts:
+        if held.opset_imports.get("", 0) > NEWEST_LOADED:
+            for node in _nodes(held):
+                _forget_new(node, held.opset_imports[""])
+            held.opset_imports[""] = NEWEST_LOADED
+    model.ir_version = min(model.ir_version or NEWEST_IR_LOADED, NEWEST_IR_LOADED)
+
+
+def _nodes(held: ir.Graph | ir.Function) -> Iterable[ir.Node]:
+    return (n for n in held.all_nodes() if n.domain in ("", "ai.onnx"))
+
+
+@functools.cache
+def _schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
+    try:
+        return onnx.defs.get_schema(op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _is_same(node: ir.Node, opset: int) -> bool:
+    """Whether `node`, written for `opset`, means the same in `NEWEST_LOADED`."""
+    new, old = _schema(node.op_type, opset), _schema(node.op_type, NEWEST_LOADED)
+    if new is None or old is None:
+        return False
+    if new.since_version == old.since_version:
+        return True
+    if node.op_type == "Mod" and _is_float_remainder(node):
+        return False
+    if len(node.inputs) > old.max_input or not all(_is_known(a, old, new) for a in node.attributes.values()):
+        return False
+    for name, spec in old.attributes.items():  # what is left out has one default
+        if name not in node.attributes and (
+            name not in new.attributes or new.attributes[name].default_value != spec.default_value
+        ):
+            return False
+    operands = zip(node.inputs, [*old.inputs, *[old.inputs[-1]] * len(node.inputs)] if old.inputs else [])
+    results = zip(node.outputs, [*old.outputs, *[old.outputs[-1]] * len(node.outputs)])
+    return all(_is_allowed(v, p) for v, p in (*operands, *results) if v is not None)
+
+
+def _forget_new(node: ir.Node, opset: int) -> None:
+    """Drop what `node` says that could not be said in `NEWEST_LOADED`, where it is so anyway."""
+    new, old = _schema(node.op_type, opset), _schema(node.op_type, NEWEST_LOADED)
+    if new is not None and old is not None and new.since_version != old.since_version:
+        for name in node.attributes.keys() - old.attributes.keys():
+            del node.attributes[name]
+
+
+def _is_known(a: ir.Attr, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> bool:
+    """Whether attribute `a` is one of `old` too, or holds what `new` takes it to be where it is left out."""
+    if a.name in old.attributes:
+        return True
+    spec = new.attributes[a.name].default_value if a.name in new.attributes else None
+    return spec is not None and bool(spec.name) and not a.is_ref() and ir.to_proto(a) == spec
+
+
+def _is_allowed(value: ir.Value, parameter: onnx.defs.OpSchema.FormalParameter) -> bool:
+    """Whether a value of that type was allowed; one whose type is open is not."""
+    if value.type is None:
+        return not value.name
+    return _spelled(value.type) in parameter.types
+
+
+def _spelled(held: ir.TypeProtocol) -> str:
+    """A type as schemas write it."""
+    if isinstance(held, ir.SequenceType):
+        return f"seq({_spelled(held.elem_type)})"
+    if isinstance(held, ir.OptionalType):
+        return f"optional({_spelled(held.elem_type)})"
+    return f"tensor({onnx.helper.tensor_dtype_to_string(int(held.dtype)).partition('.')[2].lower()})"
+
+
+def _is_float_remainder(node: ir.Node) -> bool:
+    """Whether `node` is a Mod of floats as Python's ``%``, which only opset 28 has."""
+    x = node.inputs[0]
+    fmod = node.attributes.get("fmod")
+    return (x is None or x.dtype is None or x.dtype in _FLOATS) and (fmod is None or fmod.value == 0)
