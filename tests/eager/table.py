@@ -15,6 +15,7 @@ import numpy as onp
 import onnxgrad.eager.numpy as np
 from onnxgrad import BadInput, NotDifferentiable
 from onnxgrad.eager.array import Array
+from onnxgrad.eager.complexes import COMPLEX, of_pairs
 from onnxgrad.eager.operators import Macro, Operator
 from onnxgrad.eager.tape import Node, history, leaf
 
@@ -27,9 +28,10 @@ INTRODUCTION = """\
 Written by `python -m tests.eager.table` and checked by a test. Every name of the
 [Python array API standard](https://data-apis.org/array-api/) 2025.12 is in `onnxgrad.eager.numpy` (array objects:
 `onnxgrad.eager.Array`); values are numpy's. The last column says what a call on an array with a derivative notes on the
-tape: operators of ONNX; *expression*, a few operators that count as one; *own derivative*, a Python function (these
-cannot be saved in a model); *constant*, the result is made of no array or carries no derivative; *refused*, it raises
-where a derivative would have to pass, and says what to use instead.
+tape: operators of ONNX; *expression*, a few operators that count as one; *own derivative*, a Python function (of
+these only the Fourier transforms can be saved in a model, as `DFT`); *pairs*, a complex result, noted as pairs of real
+and imaginary parts; *constant*, the result is made of no array or carries no derivative; *refused*, it raises where a
+derivative would have to pass, and says what to use instead.
 """
 
 SQUARE = onp.array([[2.0, 0.3, 0.1], [0.3, 3.0, -0.2], [0.1, -0.2, 4.0]])
@@ -91,6 +93,8 @@ MATRICES = (
 )  # fmt: skip
 for _name in MATRICES:
     CALLS[_name] = lambda f: f(var(SQUARE))
+for _name in ("conj", "imag", "real"):
+    CALLS[_name] = lambda f: f(of_pairs(var(SQUARE[:, :2])))
 for _name in ("matmul", "tensordot"):
     CALLS[_name] = lambda f: f(var(SQUARE), var(SQUARE))
 BINARY = frozenset("add and eq floordiv ge gt le lshift lt mod mul ne or pow rshift sub truediv xor".split())  # noqa: SIM905
@@ -119,7 +123,9 @@ def assigned(x: Array) -> Array:
 def names_of(op: Operator) -> str:
     """How the page names what is on the tape."""
     if op.opaque:
-        return "own derivative"
+        return "*own derivative*"
+    if op is COMPLEX:
+        return "*pairs*"
     if isinstance(op, Macro):
         return "*expression*"
     return f"`{op.key[0]}`"
@@ -132,7 +138,7 @@ def noted(result: Any) -> str:
     found = [n for n in history(nodes, [], discrete=True) if n.inputs]
     if not found:
         return "constant"
-    return ", ".join(sorted({"*own derivative*" if n.op.opaque else names_of(n.op) for n in found} - {"`Part`"}))
+    return ", ".join(sorted({names_of(n.op) for n in found} - {"`Part`"}))
 
 
 def status(group: str, name: str) -> tuple[str, str]:

@@ -126,7 +126,7 @@ class Array:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The elements as a numpy array, which would lose the derivative: refused where there is one."""
-        if self._node is not None and (self._data.dtype.kind == "f" or exporting.get()):
+        if self._node is not None and (self._data.dtype.kind in "fc" or exporting.get()):
             raise NotDifferentiable(
                 "this array is on the tape, and a numpy array is not\n  hint: use the functions of "
                 "onnxgrad.eager.numpy on it, or say stop_gradient(x) where its value is meant as a constant"
@@ -154,7 +154,9 @@ class Array:
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """``numpy.sum(x)`` is ``sum(x)`` of the namespace."""
-        space = self._xp().linalg if func.__module__ == "numpy.linalg" else self._xp()
+        space = self._xp()
+        if func.__module__ in ("numpy.linalg", "numpy.fft"):
+            space = getattr(space, func.__module__.rpartition(".")[2])
         function = getattr(space, func.__name__, None)
         if function is not None:
             return function(*args, **kwargs)
@@ -233,6 +235,10 @@ def record(op: Operator, operands: Sequence[Array], value: Any) -> Array:
         value = np.asarray(value)
     for x in operands:
         if x._node is not None:
+            if value.dtype.kind == "c" or any(y._data.dtype.kind == "c" for y in operands):
+                from onnxgrad.eager.complexes import recorded
+
+                return recorded(op, operands, value)
             return Array(value, Node(op, tuple([x._data if x._node is None else x._node for x in operands]), value))
     return Array(value)
 

@@ -17,9 +17,10 @@ from onnxgrad.eager.array import Array, as_array
 from onnxgrad.eager.elementwise import tracked
 from onnxgrad.eager.operators import Operator, Part
 from onnxgrad.eager.tape import Node, exporting
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, NotDifferentiable
 
 Function = Callable[..., Any]
+_PARTS = "hand real and imaginary part over, and put them together inside: real(z), imag(z), x + 1j * y"
 
 
 class Opaque(Operator):
@@ -63,7 +64,7 @@ def opaque_call(
 
     What `f` reads besides its arguments counts as constant.
     """
-    name = getattr(f, "__name__", "the function")
+    name = getattr(f, "__name__", "the function").lstrip("_")
     if exporting.get():
         result = f(*args, **(kwargs or {}))
         inside = [x for a in args for _, x in trees.leaves(a)]
@@ -79,6 +80,8 @@ def opaque_call(
     ends = [as_array(y) for _, y in trees.leaves(result)]
     if any(y._node is not None for y in ends):
         raise BadInput(f"{name} reads a variable that is not among its arguments\n  hint: pass it as an argument")
+    if any(x._node is not None and x.dtype.kind == "c" for x in arrays):
+        raise NotDifferentiable(f"{name} of complex numbers has no derivative\n  hint: {_PARTS}")
     given = trees.rebuilt(list(args), arrays)
 
     def pull_back(cotangents: list[Array]) -> list[Array | None]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.eager import expressions
+from onnxgrad.eager import complexes, expressions
 from onnxgrad.eager.array import Array, as_array, record
 from onnxgrad.eager.buffers import LARGE, computed
 from onnxgrad.eager.operators import Operator, macro, standard
@@ -31,6 +31,8 @@ def cast(x: Array, dtype: Any) -> Array:
     dtype = np.dtype(dtype)
     if x._data.dtype == dtype:
         return x
+    if dtype.kind == "c" and x._node is not None:
+        return complexes.converted(x, dtype)
     with np.errstate(invalid="ignore"):
         data = x._data.astype(dtype)
     if x._node is None:
@@ -74,6 +76,8 @@ def unary(name: str, op: Operator, kernel: Any, floats: Operator | None = None) 
         node = x._node
         if node is None:
             return _new_array(np.asarray(kernel(x._data)))
+        if x._data.dtype.kind == "c":
+            return complexes.elementwise(name, kernel, x)
         y = kernel(x._data) if x._data.size < _SMALL else computed(kernel, x._data)
         if type(y) is not _ndarray:
             y = np.asarray(y)
@@ -95,6 +99,8 @@ def binary(name: str, op: Operator, kernel: Any, booleans: Operator | None = Non
         m, n = x1._node, x2._node
         if m is None and n is None:
             return _new_array(np.asarray(kernel(a, b)))
+        if a.dtype.kind == "c":
+            return complexes.elementwise(name, kernel, x1, x2)
         y = kernel(a, b) if a.size < _SMALL and b.size < _SMALL else computed(kernel, a, b)
         if type(y) is not _ndarray:
             y = np.asarray(y)
@@ -254,6 +260,8 @@ def pow(x1: Any, x2: Any, /) -> Array:
     """x1 to the power x2. A Python number as exponent is part of the operator, with a shorter derivative."""
     if not isinstance(x2, (int, float)) or isinstance(x2, bool) or not tracked(x1):  # so it is of floats
         return _power(x1, x2)
+    if x1.dtype.kind == "c" and float(x2).is_integer():
+        return complexes.power(x1, int(x2))
     exponent = np.asarray(x2, x1.dtype)
     return record(standard("Pow", ((1, float(x2)),)), [x1], np.power(x1._data, exponent))
 
@@ -278,16 +286,21 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Array:
 def real(x: Any, /) -> Array:
     """The real part."""
     x = as_array(x)
-    return x if x._data.dtype.kind != "c" else Array(x._data.real)
+    return x if x._data.dtype.kind != "c" else complexes.parts(x)[0]
 
 
-imag = opaque("imag", np.imag)
+def imag(x: Any, /) -> Array:
+    """The imaginary part."""
+    x = as_array(x)
+    return Array(np.zeros(x.shape, x.dtype)) if x._data.dtype.kind != "c" else complexes.parts(x)[1]
 
 
 def conj(x: Any, /) -> Array:
     """The complex conjugate."""
     x = as_array(x)
-    return x if x._data.dtype.kind != "c" else Array(np.conj(x._data))
+    if x._node is None or x._data.dtype.kind != "c":
+        return Array(np.conj(x._data)) if x._data.dtype.kind == "c" else x
+    return complexes.conjugate(x)
 
 
 def where(condition: Any, x1: Any, x2: Any, /) -> Array:

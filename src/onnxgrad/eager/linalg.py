@@ -1,8 +1,8 @@
-"""The linear algebra extension of the array API standard.
+"""The linear algebra extension of the array API standard: inverses, determinants, norms (see `factors` for the rest).
 
-ONNX has no inverse and no factorization. Their values are numpy's, their derivatives are given here as functions of
-arrays (Giles 2008, "Collected matrix derivative results for forward and reverse mode algorithmic differentiation";
-for symmetric eigenproblems Magnus 1985), and in forward mode and at higher orders follow from these.
+ONNX has no inverse. Its values are numpy's, derivatives are given here as functions of arrays (Giles 2008, "Collected
+matrix derivative results for forward and reverse mode algorithmic differentiation"), and in forward mode and at higher
+orders follow from these.
 """
 
 from __future__ import annotations
@@ -15,24 +15,30 @@ from onnxgrad.eager import elementwise as e
 from onnxgrad.eager.array import Array, as_array, record
 from onnxgrad.eager.custom import custom_vjp
 from onnxgrad.eager.elementwise import discrete, opaque, wrapped
+from onnxgrad.eager.factors import (
+    EighResult,
+    QRResult,
+    SVDResult,
+    cholesky,
+    eigh,
+    eigvalsh,
+    pinv,
+    qr,
+    svd,
+    svdvals,
+)  # fmt: skip
 from onnxgrad.eager.linear import cross, diagonal, matmul, outer, tensordot, trace, vecdot
 from onnxgrad.eager.op import apply
 from onnxgrad.eager.operators import standard
 from onnxgrad.eager.reductions import axes_of, max, min, sum
-from onnxgrad.eager.shaping import expand_dims, matrix_transpose, moveaxis, reshape, squeeze, tril
+from onnxgrad.eager.shaping import expand_dims, matrix_transpose, moveaxis, reshape, squeeze
+from onnxgrad.errors import BadInput
 
 __all__ = [
-    "cholesky", "cross", "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh", "inv", "matmul", "matrix_norm",
-    "matrix_power", "matrix_rank", "matrix_transpose", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd",
-    "svdvals", "tensordot", "trace", "vecdot", "vector_norm",
+    "EigResult", "EighResult", "QRResult", "SVDResult", "SlogdetResult", "cholesky", "cross", "det", "diagonal", "eig",
+    "eigh", "eigvals", "eigvalsh", "inv", "matmul", "matrix_norm", "matrix_power", "matrix_rank", "matrix_transpose",
+    "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot", "trace", "vecdot", "vector_norm",
 ]  # fmt: skip
-
-
-class EighResult(NamedTuple):
-    """Eigenvalues in ascending order, and eigenvectors as columns."""
-
-    eigenvalues: Any
-    eigenvectors: Any
 
 
 class EigResult(NamedTuple):
@@ -123,55 +129,6 @@ def _slogdet(arguments: Any, y: Any, g: Any) -> Any:
     return _spread(g.logabsdet) * matrix_transpose(inv(arguments[0]))
 
 
-@custom_vjp
-def _cholesky(x: Any, /) -> Array:
-    return wrapped(np.linalg.cholesky(as_array(x)._data))
-
-
-@_cholesky.defvjp
-def _cholesky_vjp(arguments: Any, y: Any, g: Any) -> Any:
-    """X = L·Lᵀ: with P = Φ(Lᵀ·G), where Φ takes the lower half and half the diagonal: sym(L⁻ᵀ·P·L⁻¹)."""
-    low = _cholesky(arguments[0])
-    product = tril(matmul(matrix_transpose(low), g))
-    product = product - product * (0.5 * np.eye(low.shape[-1], dtype=low.dtype))
-    back = inv(low)
-    s = matmul(matmul(matrix_transpose(back), product), back)
-    return (s + matrix_transpose(s)) * 0.5
-
-
-def cholesky(x: Any, /, *, upper: bool = False) -> Array:
-    """The triangular factor of a positive definite matrix: L with L·Lᵀ = X, or its transpose."""
-    x = as_array(x)
-    return matrix_transpose(_cholesky(x)) if upper else _cholesky(x)
-
-
-@custom_vjp
-def _eigh(x: Any, /) -> Any:
-    return EighResult(*wrapped(tuple(np.linalg.eigh(as_array(x)._data))))
-
-
-@_eigh.defvjp
-def _eigh_vjp(arguments: Any, y: Any, g: Any) -> Any:
-    """X = V·diag(w)·Vᵀ: V·(diag(gw) + F∘(Vᵀ·gV))·Vᵀ, symmetrized, with Fᵢⱼ = 1/(wⱼ−wᵢ), of distinct eigenvalues."""
-    w, v = _eigh(arguments[0])
-    unit = np.eye(v.shape[-1], dtype=v.dtype)
-    gaps = expand_dims(w, axis=-2) - expand_dims(w, axis=-1)
-    inner = expand_dims(g.eigenvalues, axis=-1) * unit
-    inner = inner + matmul(matrix_transpose(v), g.eigenvectors) * ((1 - unit) / (gaps + unit))
-    s = matmul(matmul(v, inner), matrix_transpose(v))
-    return (s + matrix_transpose(s)) * 0.5
-
-
-def eigh(x: Any, /) -> EighResult:
-    """Eigenvalues (ascending) and eigenvectors (columns) of a symmetric matrix."""
-    return _eigh(as_array(x))
-
-
-def eigvalsh(x: Any, /) -> Array:
-    """Eigenvalues of a symmetric matrix, ascending."""
-    return eigh(x).eigenvalues
-
-
 def matrix_power(x: Any, n: int, /) -> Array:
     """The product of `n` times the matrix; of its inverse for a negative `n`."""
     x = as_array(x)
@@ -192,6 +149,7 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
     if not e.tracked(x):
         data = x._data if x.dtype.kind in "fc" else x._data.astype(np.float64)
         return wrapped(np.linalg.vector_norm(data, axis=axis, keepdims=keepdims, ord=ord))
+    x = e.abs(x) if x.dtype.kind == "c" else x
     if ord == np.inf:
         return max(e.abs(x), axis=axis, keepdims=keepdims)
     if ord == -np.inf:
@@ -208,7 +166,7 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
 
 
 def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:
-    """The norm of matrices; "fro", and the sums of rows and columns (±inf, ±1), have derivatives."""
+    """The norm of matrices: "fro", the sums of rows and columns (±inf, ±1), the singular values (±2, "nuc")."""
     x = as_array(x)
     if not e.tracked(x):
         return wrapped(np.linalg.matrix_norm(x._data, keepdims=keepdims, ord=ord))
@@ -217,8 +175,11 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Array
     if ord in (1, -1, np.inf, -np.inf):
         sums = sum(e.abs(x), axis=-2 if abs(ord) == 1 else -1, keepdims=True)
         return (max if ord > 0 else min)(sums, axis=(-2, -1), keepdims=keepdims)
-    e.refuse_tracked(f"matrix_norm of order {ord!r}", [x], "use the order 'fro'")
-    raise AssertionError
+    if ord not in ("nuc", 2, -2):
+        raise BadInput(f"a norm of matrices is 'fro', 'nuc', 1, -1, 2, -2, inf or -inf, not {ord!r}")
+    kinds: dict[Any, Any] = {"nuc": sum, 2: max, -2: min}
+    y = kinds[ord](svdvals(x), axis=-1)
+    return expand_dims(y, axis=(-2, -1)) if keepdims else y
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Array:
@@ -237,10 +198,6 @@ def _complex(x: np.ndarray) -> np.ndarray:
     return x.astype(np.result_type(x, np.complex64))
 
 
-pinv = opaque("pinv", lambda x, /, *, rtol=None: np.linalg.pinv(x, rtol=rtol), "use solve of the normal equations")
-qr = opaque("qr", lambda x, /, *, mode="reduced": np.linalg.qr(x, mode=mode), "use cholesky(x.mT @ x, upper=True)")
-svd = opaque("svd", lambda x, /, *, full_matrices=True: np.linalg.svd(x, full_matrices), "use eigh(x.mT @ x)")
-svdvals = opaque("svdvals", lambda x, /: np.linalg.svdvals(x), "use sqrt(eigvalsh(x.mT @ x))")
 eigvals = opaque("eigvals", lambda x, /: _complex(np.linalg.eigvals(x)), "use eigvalsh of a symmetric matrix")
 eig = opaque("eig", lambda x, /: EigResult(*map(_complex, np.linalg.eig(x))), "use eigh of a symmetric matrix")
 matrix_rank = discrete("matrix_rank", lambda x, /, *, rtol=None: np.linalg.matrix_rank(x, rtol=rtol))

@@ -10,6 +10,7 @@ import numpy as np
 
 from onnxgrad.eager import elementwise as e
 from onnxgrad.eager.array import Array, as_array, record
+from onnxgrad.eager.complexes import product
 from onnxgrad.eager.elementwise import install, promoted
 from onnxgrad.eager.operators import standard
 from onnxgrad.eager.reductions import axes_of, sum
@@ -21,6 +22,8 @@ _MATMUL = standard("MatMul")
 def matmul(x1: Any, x2: Any, /) -> Array:
     """The matrix product, of stacks of matrices and of vectors too."""
     a, b = promoted(x1, x2)
+    if a._data.dtype.kind == "c" and (a._node is not None or b._node is not None):
+        return product(matmul, a, b)
     return record(_MATMUL, [a, b], np.matmul(a._data, b._data))
 
 
@@ -29,6 +32,8 @@ def einsum(equation: str, /, *operands: Any) -> Array:
     parts = [as_array(x) for x in operands]
     dtype = np.result_type(*(x._data.dtype for x in parts))
     parts = [e.cast(x, dtype) for x in parts]
+    if dtype.kind == "c" and len(parts) == 2 and e.tracked(parts):
+        return product(lambda x, y: einsum(equation, x, y), *parts)
     value = np.einsum(equation, *(x._data for x in parts), optimize=len(parts) > 2)
     return record(standard("Einsum", equation=equation.replace(" ", "")), parts, value)
 

@@ -74,6 +74,7 @@ def var(x: Any, /, axis: Axis = None, correction: float = 0.0, keepdims: bool = 
         return Array(np.asarray(np.var(x._data, axis=axis, ddof=correction, keepdims=keepdims)))
     count = math.prod(x.shape[a] for a in axes_of(axis, x.ndim))
     distance = e.subtract(x, mean(x, axis=axis, keepdims=True))
+    distance = e.abs(distance) if x.dtype.kind == "c" else distance
     return e.divide(sum(e.square(distance), axis=axis, keepdims=keepdims), float(count - correction))
 
 

@@ -1,0 +1,183 @@
+"""Fourier transforms and complex numbers inside of a function: against differences, PyTorch, JAX, numpy's values."""
+
+from __future__ import annotations
+
+import numpy as onp
+import pytest
+
+import onnxgrad.eager as og
+import onnxgrad.eager.numpy as np
+from onnxgrad import BadInput, NotDifferentiable
+from onnxgrad.eager import check_grads
+
+rng = onp.random.default_rng(0)
+X = rng.standard_normal((3, 4))
+W = rng.standard_normal((3, 4)) + 1j * rng.standard_normal((3, 4))
+F = np.fft
+
+
+def assigned(x):
+    z = F.fft(x) * 1.0
+    z[0] = x[1]
+    z[1, [0, 2]] = 0
+    z = np.where(x > 0, z, 2j * z)
+    return np.abs(z) + np.real(np.mean(z, axis=0) * np.conj(z) * np.sum(z))
+
+
+def moved(x):
+    z = np.concat([F.fft(x), W], axis=1)
+    z = np.reshape(np.permute_dims(z, (1, 0)), (2, 4, 3))[:, ::-1] + np.cumulative_sum(W.sum(0)[:3] * x[0, 1])
+    z = np.stack([z[0], z[1]], axis=2) + np.expand_dims(np.squeeze(np.expand_dims(z[1, :, 0], axis=0)), axis=(1, 2))
+    z = np.take(z, np.asarray([2, 0, 0]), axis=1) * np.tril(np.tile(np.broadcast_to(x[0, 0], (3, 2)), (1, 1)))
+    return np.imag(np.flip(np.roll(z, 1, axis=0))) ** 2
+
+
+FUNCTIONS = {
+    "power spectrum": lambda x: np.abs(F.rfft(x)) ** 2,
+    "filter": lambda x: np.real(F.ifft(F.fft(x) * W, axis=0)) ** 2,
+    "quotient": lambda x: np.imag(F.fft(x) * F.fft(x, axis=0) / (F.fftn(x) + 5j)),
+    "another length": lambda x: F.irfft(F.rfft(x, n=7) * np.exp(1j * onp.arange(4.0)), n=5, norm="ortho") ** 2,
+    "odd length": lambda x: F.irfft(x[:, :3] + 1j * x[:, 1:], n=5) ** 2,
+    "one element": lambda x: F.irfft(F.fft(x, n=1), n=1) ** 2 + np.abs(F.ihfft(x, n=1)),
+    "convolution": lambda x: F.irfftn(F.rfftn(x, s=(5, 6)) * F.rfftn(x[::-1], s=(5, 6)), s=(5, 6)) ** 2,
+    "shifts": lambda x: np.abs(F.ifftshift(F.fftshift(F.fftn(x, axes=(0,)), axes=0) * W)[1:]).sum(axis=1),
+    "hermitian": lambda x: F.hfft(x * (1 + 2j), norm="forward") ** 2,
+    "to hermitian": lambda x: np.abs(F.ihfft(x) - 1j * x[:, :3]) ** 2,
+    "inverse of several": lambda x: np.real(F.ifftn(x * W, norm="forward")) ** 2,
+    "products": lambda x: np.abs(F.fft(x) @ W.T) + np.abs(np.einsum("ij,kj->ik", F.fft(x), W + x)),
+    "dot": lambda x: np.real(np.vecdot(F.fft(x), W)) * np.imag(np.tensordot(F.fft(x), W, axes=((1,), (1,)))[0]) ** 2,
+    "powers": lambda x: np.real((x + 1j * x[::-1]) ** 3 + (x + 2j) ** -2) + np.imag(np.exp(0.3 * x * (1j + 0.2))),
+    "functions": lambda x: np.abs(np.square(x * W) - np.reciprocal(W + x) + (-(x * 1j))) + np.linalg.norm(x * W),
+    "spread": lambda x: np.var(F.fft(x), axis=0) + np.std(x * W),
+    "precision": lambda x: np.abs(np.astype(np.astype(x, np.complex128) * 1j, np.complex128) + 1.0),
+    "assignment": assigned,
+    "shapes": moved,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_against_central_differences_twice(name):
+    check_grads(FUNCTIONS[name], X)
+
+
+ONE = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+MANY = ("fftn", "ifftn", "rfftn", "irfftn")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
+@pytest.mark.parametrize("name", ONE + MANY)
+def test_values_and_gradients_against_numpy_and_pytorch(name, norm):
+    torch = pytest.importorskip("torch")
+    real = name in ("rfft", "ihfft", "rfftn")
+    x = rng.standard_normal((3, 5, 4))
+    for size, axis in ((None, -1), (7, 1), (3, 1), (6, 0)):
+        how = {"n": size, "axis": axis} if name in ONE else {"s": None if size is None else (size,), "axes": (axis,)}
+        if name in MANY and size is None:
+            how = {"s": (4, 6), "axes": (0, 2)}
+        z = x if real else x * (1 + 2j)
+        want = getattr(onp.fft, name)(z, norm=norm, **how)
+        weights = onp.cos(onp.arange(want.size).reshape(want.shape))
+
+        def mine(x):
+            y = getattr(F, name)(x if real else x * (1 + 2j), norm=norm, **how)  # noqa: B023
+            onp.testing.assert_allclose(y._data, want, rtol=1e-12, atol=1e-12)  # noqa: B023
+            return np.sum((np.real(y) ** 2 + np.sin(np.imag(y))) * weights)  # noqa: B023
+
+        t = torch.tensor(x, requires_grad=True)
+        theirs = {"dim": how.get("axis", how.get("axes")), **{k: v for k, v in how.items() if k in ("n", "s")}}
+        y = getattr(torch.fft, name)(t if real else t * (1 + 2j), norm=norm, **theirs)
+        parts = y.real**2 + (torch.sin(y.imag) if y.is_complex() else 0)
+        (parts * torch.tensor(weights)).sum().backward()
+        onp.testing.assert_allclose(onp.asarray(og.grad(mine)(x)), t.grad.numpy(), rtol=1e-9, atol=1e-9)
+
+
+def test_against_jax_in_both_modes():
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_enable_x64", True)
+    t = rng.standard_normal(X.shape)
+
+    def f(xp):
+        return lambda x: xp.sum(xp.abs(xp.fft.rfft(x) * W[:, :3]) ** 2 / (1 + xp.real(xp.fft.fft(x))[:, :3] ** 2))
+
+    onp.testing.assert_allclose(onp.asarray(og.grad(f(np))(X)), jax.grad(f(jax.numpy))(X), rtol=1e-9)
+    onp.testing.assert_allclose(onp.asarray(og.jvp(f(np), X, t)[1]), jax.jvp(f(jax.numpy), (X,), (t,))[1], rtol=1e-9)
+
+
+def test_a_long_transform_is_as_exact_as_numpys():
+    x = rng.standard_normal(997)
+    g = og.grad(lambda x: np.sum(np.abs(F.fft(x)) ** 2))(x)  # 2·n·x, by Parseval
+    onp.testing.assert_allclose(onp.asarray(g), 2 * 997 * x, rtol=1e-11)
+    x = x.astype(onp.float32)
+    g = og.grad(lambda x: np.sum(np.abs(F.rfft(x)[1:]) ** 2))(x)
+    assert g.dtype == onp.float32
+    onp.testing.assert_allclose(onp.asarray(g), 997 * (x - x.mean()), rtol=1e-3, atol=1e-2)
+
+
+def test_the_derivative_at_zero_is_finite():
+    g = og.grad(lambda x: np.sum(np.abs(F.fft(x))))(onp.zeros(4))
+    assert g.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("f", "dynamic"),
+    [
+        (lambda x: np.abs(F.rfft(x, n=8)) ** 2, None),
+        (lambda x: F.irfft(F.rfft(x) * np.exp(1j * onp.arange(3.0))), {"x": {0: "N"}}),
+        (lambda x: np.real(F.ifftn(x * 1j)) + np.imag(F.fft(x, axis=0)), None),
+        (og.elementwise_grad(lambda x: np.abs(F.fft(x)) ** 2), None),
+    ],
+)
+def test_models(f, dynamic):
+    model = og.export(f, X, dynamic=dynamic)
+    got = og.from_onnx(model)(X)
+    onp.testing.assert_allclose(onp.asarray(got), onp.asarray(f(np.asarray(X))), rtol=1e-6, atol=1e-6)
+    assert "DFT" in {n.op_type for n in model.graph.node}
+    assert all(n.domain == "" for n in model.graph.node)
+
+
+@pytest.mark.parametrize(
+    ("f", "words"),
+    [
+        (lambda x: np.sum(F.fft(x)), "the result is complex"),
+        (lambda x: np.abs(np.sin(F.fft(x)))[0, 0], "sin of complex numbers has no derivative.*abs, conj"),
+        (lambda x: np.abs(np.prod(F.fft(x))), "ReduceProd of complex"),
+        (lambda x: np.linalg.slogdet(F.fft(x[:, :3])).logabsdet, "slogdet of complex.*real and imaginary part"),
+        (lambda x: np.abs(np.sum(og.checkpoint(F.fft)(x))), "gave complex numbers, which carry no derivative"),
+        (lambda x: np.sum(np.abs(og.checkpoint(np.conj)(F.fft(x)))), "conj of complex"),
+        (lambda x: np.abs(F.fft(x, n=0)), "at least one element"),
+        (lambda x: np.abs(F.fft(x, norm="up")), "norm is"),
+        (lambda x: np.abs(F.fftn(x, s=(2,), axes=(0, 1))), "1 lengths for 2 axes"),
+        (lambda x: np.sum(onp.asarray(F.fft(x))), "functions of onnxgrad.eager.numpy"),
+        (lambda x: np.abs(np.pow(x * 1j, 0.5))[0, 0], "Pow of complex"),
+    ],
+)
+def test_what_is_refused(f, words):
+    import re
+
+    with pytest.raises((BadInput, NotDifferentiable)) as caught:
+        og.grad(f)(X)
+    assert re.search(words, str(caught.value), flags=re.S), str(caught.value)
+    for derive in (og.grad(lambda z: np.abs(z)), og.grad(lambda z: np.sum(np.real(z)))):
+        with pytest.raises(BadInput, match="real and imaginary part"):
+            derive(X * 1j)
+
+
+def test_facts_about_complex_numbers_are_constant():
+    def f(x):
+        z = F.fft(x)
+        assert bool(np.all(np.isfinite(z)))
+        assert not bool(np.any(np.isnan(z)))
+        assert bool(np.all(np.equal(z, z)))
+        return np.sum(np.real(z * og.stop_gradient(z)))
+
+    assert onp.isfinite(onp.asarray(og.grad(f)(X))).all()
+
+
+def test_numpys_own_functions_dispatch():
+    x = np.asarray(X)
+    assert onp.fft.fft(x, 8).shape == (3, 8)
+    g = og.grad(lambda x: onp.sum(onp.abs(onp.fft.rfft(x, 6, 0)) ** 2))(X)
+    onp.testing.assert_allclose(
+        onp.asarray(g), onp.asarray(og.grad(lambda x: np.sum(np.abs(F.rfft(x, n=6, axis=0)) ** 2))(X))
+    )
