@@ -303,3 +303,31 @@ def test_classes_need_an_axis():
     model = model_of([node("Add", ["x", "w"], ["y"])], {"w": np.float32([1])}, {"x": ["N"]}, {"y": ["N"]})
     with pytest.raises(BadInput, match="classes need an axis"):
         attach(model, loss="cross_entropy")
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+@pytest.mark.parametrize(
+    "options", [{}, {"ignore_index": 1}, {"weight": [0.5, 2.0, 1.0, 3.0], "ignore_index": 2}, {"reduction": "sum"}]
+)
+def test_scores_whose_classes_were_last_are_taken_as_rows(rank, options):
+    """The same loss and gradient as where an Identity hides the Transpose; and no Transpose is left."""
+    places = (5, 2)[: rank - 2]
+    perm = [0, rank - 1, *range(1, rank - 1)]
+    moved = node("Transpose", ["y"], ["z"], perm=perm)
+    hidden = [node("Transpose", ["y"], ["t"], perm=perm), node("Identity", ["t"], ["z"])]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, *places, 4)).astype(np.float32)
+    labels = rng.integers(0, 4, (3, *places))
+    transposes, found = [], []
+    for last in ([moved], hidden):
+        w = np.zeros((*places, 4), np.float32)
+        nodes = [node("Add", ["x", "w"], ["y"]), *last]
+        model = model_of(nodes, {"w": w}, {"x": ("N", *places, 4)}, {"z": ("N", 4, *places)})
+        step = compile_step(attach(model, optimizer="sgd", loss="cross_entropy", loss_options=options))
+        transposes.append(any(n.op_type == "Transpose" for n in step.model.graph))
+        found.append(loss_and_gradient(model, x, labels, loss="cross_entropy", loss_options=options))
+    assert transposes == [False, True]
+    (loss, gradient), (expected_loss, expected) = found
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
+    assert np.abs(gradient).max() > 1e-3
