@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnxgrad.ir import containers
 from onnxgrad.ir.infer import Inference
 from onnxgrad.ir.known import is_repeatable, known_value
-from onnxgrad.ir.named import Part, name_part
+from onnxgrad.ir.named import Part
 from onnxgrad.ir.names import Names
 
 #: Tensor element types that can carry a derivative.
@@ -305,7 +305,7 @@ class Builder:
         something; an output that nobody asked for may be None.
         """
         inputs, results = ([None if v is None else v.value for v in vs] for vs in (of, outputs))
-        name_part(Part(name, inputs, results, attributes))
+        Part.of(name, inputs, results, attributes).note()
 
     # --- small compositions that every rule may use --------------------------------------------
 

@@ -3,12 +3,15 @@
 A derived graph says everything with standard operators. Where an emitter also names what these amount to
 (``builder.named("Adam", outputs, of=inputs, beta=0.999)``), a runtime that has a kernel of that name may put it in
 their place. The name is a note on the nodes that give the outputs, in memory only: the graph is the same with and
-without it, notes follow nodes into copies, and go with them where nodes are pruned. Nobody has to look at them, and
-who does must check that they still hold (see `onnxgrad.native.swapping`).
+without it, notes follow nodes into copies, and go with them where nodes are pruned.
+
+What a note says was true when it was written. Passes rewire graphs later, so it also holds a digest of the
+expression of each output over the inputs, and `Part.holds` tells whether a graph still says the same.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +19,11 @@ from typing import Any
 import onnx_ir as ir
 
 _KEY = "onnxgrad.part"
+
+#: An expression of more operators is none that was named.
+_LARGEST = 300
+#: Constants of more elements are told apart by type and shape alone.
+_COMPARED = 4096
 
 
 @dataclass(frozen=True)
@@ -26,21 +34,36 @@ class Part:
         name: of the function.
         inputs: what it is a function of; None for one that is left out.
         outputs: what it gives; None for one that nobody asked for.
-        attributes: numbers, lists of ints and strings that belong to the function.
+        attributes: numbers and lists of numbers that belong to the function.
+        digests: of the expression of each output over the inputs; None where it cannot be told.
     """
 
     name: str
     inputs: Sequence[ir.Value | None]
     outputs: Sequence[ir.Value | None]
     attributes: Mapping[str, Any]
+    digests: Sequence[str | None]
 
+    @classmethod
+    def of(
+        cls, name: str, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value | None], attributes: Any
+    ) -> Part:
+        """A part as the graph says it now."""
+        return cls(name, inputs, outputs, attributes, [None if v is None else _digest(v, inputs) for v in outputs])
 
-def name_part(part: Part) -> None:
-    """Note `part` on the nodes that give its outputs."""
-    for value in part.outputs:
-        node = None if value is None else value.producer()
-        if node is not None:
-            node.meta[_KEY] = part
+    def holds(self, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value | None]) -> bool:
+        """Whether `outputs`, as far as they are there, still are the same expressions of `inputs`."""
+        return all(
+            value is None or (digest is not None and digest == _digest(value, inputs))
+            for value, digest in zip(outputs, self.digests)
+        )
+
+    def note(self) -> None:
+        """Leave the note, on the nodes that give the outputs."""
+        for value in self.outputs:
+            node = None if value is None else value.producer()
+            if node is not None:
+                node.meta[_KEY] = self
 
 
 def named_parts(graph: ir.Graph) -> Iterator[Part]:
@@ -54,3 +77,50 @@ def named_parts(graph: ir.Graph) -> Iterator[Part]:
         if part is not None and id(part) not in seen:
             seen.add(id(part))
             yield part
+
+
+def _digest(value: ir.Value, inputs: Sequence[ir.Value | None]) -> str | None:
+    """A digest of `value` as an expression of `inputs`, constants and shapes; None if it is computed from more."""
+    known = {v: f"input {i}" for i, v in reversed(list(enumerate(inputs))) if v is not None}
+    todo, count = [value], 0
+    while todo:
+        top = todo[-1]
+        node = top.producer()
+        if top in known:
+            todo.pop()
+        elif top.is_initializer() and not top.is_graph_input() and top.const_value is not None:
+            known[todo.pop()] = _of_tensor(top.const_value)
+        elif node is None or count > _LARGEST:
+            return None
+        elif node.domain == "" and node.op_type in ("Shape", "Size"):  # of whatever has the same dimensions
+            known[todo.pop()] = "shape"
+        elif missing := [v for v in node.inputs if v is not None and v not in known]:
+            todo.extend(missing)
+            count += len(missing)
+        else:
+            said = _of_node(node, known)
+            if said is None:
+                return None
+            known |= {v: f"{said} {i}" for i, v in enumerate(node.outputs) if v not in known}
+    return known[value]
+
+
+def _of_node(node: ir.Node, known: Mapping[ir.Value, str]) -> str | None:
+    operands = ["" if v is None else known[v] for v in node.inputs]
+    if node.domain == "" and node.op_type == "Pad":  # `finish` writes its constants anew
+        operands = operands[:1]
+    attributes = []
+    for name, a in sorted(node.attributes.items()):
+        if a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) or a.is_ref():
+            return None
+        attributes.append((name, _of_tensor(a.as_tensor()) if a.type == ir.AttributeType.TENSOR else str(a.value)))
+    return _hashed(node.domain, node.op_type, operands, attributes)
+
+
+def _of_tensor(tensor: ir.TensorProtocol) -> str:
+    small = tensor.size <= _COMPARED and tensor.dtype != ir.DataType.STRING
+    return _hashed(tensor.dtype.name, [int(d) for d in tensor.shape], tensor.tobytes() if small else b"")  # type: ignore[arg-type]
+
+
+def _hashed(*parts: Any) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()

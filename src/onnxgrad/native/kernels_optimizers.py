@@ -22,19 +22,16 @@ def _optimizer(name: str, states: int, constants: Sequence[str]) -> Fits:
 
     @kernel(name)
     def fits(site: Site) -> Call | None:
-        x, g, *rest = site.inputs
-        held, (rate, *scalars) = rest[:states], rest[states:]
-        dtype = None if x is None else x.dtype
-        if x is None or g is None or dtype is None or dtype not in _SUFFIX or not site.all_of(dtype):
+        tensors = [v for v in site.inputs[: 2 + states] if v is not None]
+        scalars = site.inputs[2 + states :]
+        x, dtype = tensors[0], tensors[0].dtype
+        if dtype is None or dtype not in _SUFFIX or not site.all_of(dtype) or None in site.outputs:
             return None
-        tensors = [v for v in (x, g, *held) if v is not None]
-        if not all(_same_shape(v, x) for v in tensors) or not all(v is None or _is_scalar(v) for v in (rate, *scalars)):
+        if not all(_same_shape(v, x) for v in tensors) or not all(v is None or _is_scalar(v) for v in scalars):
             return None
-        if any((new is None) != (old is None) for old, new in zip((x, *held), site.outputs)):
-            return None
-        (x, shrink), (g, clip) = _scaled(x), _scaled(g)
+        (x, shrink), (g, clip) = map(_scaled, tensors[:2])
         vector = np.array([site.attributes[c] for c in constants], dtype.numpy())
-        operands = [x, g, *held, rate, shrink, clip, *scalars, site.constant(vector)]
+        operands = [x, g, *tensors[2:], scalars[0], shrink, clip, *scalars[1:], site.constant(vector)]
         return Call(f"{name}{_SUFFIX[dtype]}", operands)
 
     return fits
@@ -67,5 +64,6 @@ _optimizer("Momentum", 1, ("norm", "alpha", "nesterov"))
 _optimizer("Adam", 2, ("norm", *_MOMENTS, "post"))
 _optimizer("NAdam", 2, ("norm", *_MOMENTS))
 _optimizer("Adagrad", 1, ("norm", "epsilon"))
-_optimizer("RMSProp", 3, ("norm", "alpha", "alpha_rest", "epsilon", "momentum"))
+for name, states in {"RMSProp": 1, "RMSPropMoving": 2, "RMSPropCentered": 2, "RMSPropCenteredMoving": 3}.items():
+    _optimizer(name, states, ("norm", "alpha", "alpha_rest", "epsilon", "momentum"))
 _optimizer("Lion", 1, ("norm", "now", "now_rest", "later", "later_rest"))

@@ -1,8 +1,8 @@
 """Named parts of a graph to calls of kernels, in a copy; the original stays.
 
-A note that a part has a name was true when it was written. Before a call takes the place of a part, it is checked
-against the graph as it is now: every input is still there, and walking back from the outputs meets nothing but these
-inputs, constants, and shapes. What does not pass stays as operators.
+Passes rewire graphs after a part was named. A call only takes its place where the outputs are still the same
+expressions of the inputs (`Part.holds`), and where nothing that the call reads waits for what it gives. What does not
+pass stays as operators.
 """
 
 from __future__ import annotations
@@ -76,6 +76,23 @@ class Call:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
+def before(site: Site, index: int, name: str) -> ir.Node | None:
+    """The call of the kernel `name` that gives an input of `site`, if nobody but `site` reads that."""
+    value = site.inputs[index]
+    node = None if value is None else value.producer()
+    if value is None or node is None or (node.domain, node.op_type) != (DOMAIN, name) or value.is_graph_output():
+        return None
+    inside, todo = set(), [v for v in site.outputs if v is not None]
+    given = {v for v in site.inputs if v is not None}
+    while todo:
+        here = todo.pop()
+        writer = here.producer()
+        if here not in given and writer is not None and writer not in inside:
+            inside.add(writer)
+            todo.extend(reads(writer))
+    return node if all(user in inside for user in value.consumers()) else None
+
+
 Fits = Callable[[Site], Call | None]
 _KERNELS: dict[str, Fits] = {}
 
@@ -130,7 +147,7 @@ class _Swapping:
         for part in list(named_parts(self.graph)):
             fits, site = known.get(part.name), self._site(part)
             call = fits(site) if fits is not None and site is not None else None
-            if site is not None and call is not None and self._holds(site, call):
+            if site is not None and call is not None and self._can_be_called(site, call):
                 self._write(site, call)
         if self.count:
             self.graph.sort()
@@ -138,37 +155,22 @@ class _Swapping:
         return self.count
 
     def _site(self, part: Part) -> Site | None:
-        """`part` as it is here; None if an input or all outputs are gone."""
+        """`part` as it is here; None if an input or all outputs are gone, or are something else now."""
         inputs, outputs = (
             [None if v is None else self.values.get(v.name or "") for v in vs] for vs in (part.inputs, part.outputs)
         )
         outputs = [v if v is not None and v.producer() is not None else None for v in outputs]
         lost = any(v is None and old is not None for v, old in zip(inputs, part.inputs))
-        if lost or all(v is None for v in outputs):
+        if lost or all(v is None for v in outputs) or not part.holds(inputs, outputs):
             return None
         return Site(part.name, inputs, outputs, part.attributes, self._constant)
 
-    def _holds(self, site: Site, call: Call) -> bool:
-        """Whether the outputs are computed from what the call reads, constants and shapes alone, and nothing that it
-        reads is computed from them."""
-        given = {v for v in call.inputs if v is not None}
+    def _can_be_called(self, site: Site, call: Call) -> bool:
+        """Whether nothing that the call reads is computed from what it gives."""
         results = {v for v in site.outputs if v is not None}
         first = min(self._place(v) for v in results)
-        late = [v for v in given if self._place(v) > first]
-        if given & results or not results.isdisjoint(self._computed(late, from_place=first)):
-            return False
-        seen, todo = set(), list(results)
-        while todo:
-            value = todo.pop()
-            node = value.producer()
-            if value in given or value in seen or (value.is_initializer() and not value.is_graph_input()):
-                continue
-            if node is None:
-                return False
-            seen.add(value)
-            if (node.op_type, node.domain) not in (("Shape", ""), ("Size", "")):
-                todo.extend(reads(node))
-        return True
+        late = [v for v in call.inputs if v is not None and self._place(v) >= first]
+        return results.isdisjoint(self._computed(late, from_place=first))
 
     def _place(self, value: ir.Value) -> int:
         node = value.producer()

@@ -81,6 +81,11 @@ class Formula:
         """V/(1 - shareᵀ)"""
         return v / self.cast(1.0 - self.power(share, self.T))
 
+    def moments(self) -> dict[str, float]:
+        """What the kernels of the Adam family call the shares and ε."""
+        a, b = float(self.beta1), float(self.beta2)
+        return {"alpha": a, "alpha_rest": 1 - a, "beta": b, "beta_rest": 1 - b, "epsilon": float(self.eps)}
+
     def rms(self, x: Var) -> Var:
         """√ of the mean of squares: a scalar."""
         return self.b.Sqrt(self.b.ReduceMean(x * x, keepdims=0))
@@ -93,54 +98,65 @@ def same(*names: str) -> Callable[[Mapping[str, Any], Shape], dict[str, Shape]]:
 
 def sgd(o: Formula, x: Var, g: Var) -> list[Var]:
     """X' = X - R·(G + λX)"""
-    return [x - o.rate * o.with_decay(x, g)]
+    new = x - o.rate * o.with_decay(x, g)
+    o.named("Sgd", [new], of=[x, g, o.rate], norm=o.weight_decay)
+    return [new]
 
 
 def adam(o: Formula, x: Var, g: Var, v: Var, h: Var) -> list[Var]:
     """G += λX; V' = β₁V + (1-β₁)G, H' = β₂H + (1-β₂)G²; X' = X - R/(1-β₁ᵀ)·V'/(√H'/√(1-β₂ᵀ) + ε)"""
-    return _adam(o, x, o.with_decay(x, g), v, h)
+    return _adam(o, x, g, v, h, o.weight_decay)
 
 
 def adamw(o: Formula, x: Var, g: Var, v: Var, h: Var) -> list[Var]:
     """As adam, with X shrunk by 1 - Rλ instead of λX in the gradient"""
-    return _adam(o, o.shrunk(x), g, v, h)
+    return _adam(o, o.shrunk(x), g, v, h, 0.0)
 
 
-def _adam(o: Formula, x: Var, g: Var, v: Var, h: Var) -> list[Var]:
-    v, h = o.mixed(v, g, o.beta1), o.mixed(h, g * g, o.beta2)
+def _adam(o: Formula, x: Var, g: Var, v: Var, h: Var, decay: float) -> list[Var]:
+    whole = o.with_decay(x, g) if decay else g
+    v_new, h_new = o.mixed(v, whole, o.beta1), o.mixed(h, whole * whole, o.beta2)
     rate = o.cast(o.R / (1.0 - o.power(o.beta1, o.T)))
     root = o.cast(o.Sqrt(1.0 - o.power(o.beta2, o.T)))
-    return [x - rate * (v / o.Add(o.Sqrt(h) / root, o.eps)), v, h]
+    new = [x - rate * (v_new / o.Add(o.Sqrt(h_new) / root, o.eps)), v_new, h_new]
+    o.named("Adam", new, of=[x, g, v, h, rate, root], norm=decay, post=1.0, **o.moments())
+    return new
 
 
 def nadam(o: Formula, x: Var, g: Var, v: Var, h: Var) -> list[Var]:
     """μ_T = β₁(1 - 0.96^(Tψ)/2), Π = μ_1…μ_T; X' = X - R·((1-μ_T)/(1-Π)·G + μ_{T+1}/(1-Πμ_{T+1})·V')/(√Ĥ' + ε)"""
-    g = o.with_decay(x, g)
-    v, h = o.mixed(v, g, o.beta1), o.mixed(h, g * g, o.beta2)
+    whole = o.with_decay(x, g)
+    v_new, h_new = o.mixed(v, whole, o.beta1), o.mixed(h, whole * whole, o.beta2)
     now, after = (
         o.Mul(1.0 - o.Mul(o.power(0.96, o.Mul(t, o.momentum_decay)), 0.5), o.beta1) for t in (o.T, o.Add(o.T, 1.0))
     )
     product = o.kept("momentum_product", 1.0, lambda old: old * now)
     share, ahead = o.cast(o.R * (1.0 - now) / (1.0 - product)), o.cast(o.R * after / (1.0 - product * after))
     root = o.cast(o.Sqrt(1.0 - o.power(o.beta2, o.T)))
-    return [x - (share * g + ahead * v) / o.Add(o.Sqrt(h) / root, o.eps), v, h]
+    new = [x - (share * whole + ahead * v_new) / o.Add(o.Sqrt(h_new) / root, o.eps), v_new, h_new]
+    o.named("NAdam", new, of=[x, g, v, h, share, root, ahead], norm=o.weight_decay, **o.moments())
+    return new
 
 
 def rmsprop(o: Formula, x: Var, g: Var, h: Var, *more: Var) -> list[Var]:
     """H' = αH + (1-α)G², X' = X - R·G/(√H' + ε); centered: √(H' - M'²); with momentum: V' = μV + G/…, X' = X - R·V'"""
-    g = o.with_decay(x, g)
-    rest = list(more)
-    h = o.mixed(h, g * g, o.alpha)
+    whole = o.with_decay(x, g)
+    old, rest = [h, *more], list(more)
+    h = o.mixed(h, whole * whole, o.alpha)
     states, square = [h], h
     if o.centered:
-        mean = o.mixed(rest.pop(0), g, o.alpha)
+        mean = o.mixed(rest.pop(0), whole, o.alpha)
         square = o.Max(h - mean * mean, 0.0)
         states.append(mean)
-    move = g / o.Add(o.Sqrt(square), o.eps)
+    move = whole / o.Add(o.Sqrt(square), o.eps)
     if o.momentum:
         move = o.Mul(rest.pop(0), o.momentum) + move
         states.append(move)
-    return [x - o.rate * move, *states]
+    new = [x - o.rate * move, *states]
+    name = "RMSProp" + "Centered" * bool(o.centered) + "Moving" * bool(o.momentum)
+    shares = {"alpha": o.alpha, "alpha_rest": 1 - o.alpha, "momentum": o.momentum}
+    o.named(name, new, of=[x, g, *old, o.rate], norm=o.weight_decay, epsilon=o.eps, **shares)
+    return new
 
 
 def rmsprop_states(settings: Mapping[str, Any], shape: Shape) -> dict[str, Shape]:
@@ -151,7 +167,11 @@ def rmsprop_states(settings: Mapping[str, Any], shape: Shape) -> dict[str, Shape
 
 def lion(o: Formula, x: Var, g: Var, v: Var) -> list[Var]:
     """X' = (1 - Rλ)X - R·sign(β₁V + (1-β₁)G), V' = β₂V + (1-β₂)G"""
-    return [o.shrunk(x) - o.rate * o.Sign(o.mixed(v, g, o.beta1)), o.mixed(v, g, o.beta2)]
+    x = o.shrunk(x)
+    new = [x - o.rate * o.Sign(o.mixed(v, g, o.beta1)), o.mixed(v, g, o.beta2)]
+    shares = {"now": o.beta1, "now_rest": 1 - o.beta1, "later": o.beta2, "later_rest": 1 - o.beta2}
+    o.named("Lion", new, of=[x, g, v, o.rate], norm=0.0, **shares)
+    return new
 
 
 def lamb(o: Formula, x: Var, g: Var, v: Var, h: Var) -> list[Var]:

@@ -98,15 +98,21 @@ def momentum(b: Builder, node: ir.Node) -> Grouped:
     r, t, (xs, gs, vs) = _operands(b, node, 3)
     new: Grouped = [[], []]
     for x, g, v in zip(xs, gs, vs):
-        g = _plus_scaled(b, g, norm, x)
-        if beta == 1:
-            step = g
-        else:
+        whole = _plus_scaled(b, g, norm, x)
+        factor, step = None, whole
+        if beta != 1:
             first = b.Where(b.Greater(t, b.const(np.int64(0))), b.const(beta, x.dtype), b.const(1, x.dtype))
-            step = _like(b, first, x) * g
+            factor = _like(b, first, x)
+            step = factor * whole
         v_new = _plus_scaled(b, step, alpha, v)
-        direction = v_new if mode == "standard" else _plus_scaled(b, g, alpha, v_new)
-        new[0].append(x - _like(b, r, x) * direction)
+        direction = v_new if mode == "standard" else _plus_scaled(b, whole, alpha, v_new)
+        x_new = x - _like(b, r, x) * direction
+        if alpha:
+            b.named(
+                "Momentum", [x_new, v_new], of=[x, g, v, _like(b, r, x), factor],
+                norm=norm, alpha=alpha, nesterov=float(mode == "nesterov"),
+            )  # fmt: skip
+        new[0].append(x_new)
         new[1].append(v_new)
     return new
 
@@ -121,9 +127,12 @@ def adagrad(b: Builder, node: ir.Node) -> Grouped:
         rate = rate / b.Add(b.Mul(b.Cast(t, to=DOUBLE), decay), 1.0)
     new: Grouped = [[], []]
     for x, g, h in zip(xs, gs, hs):
-        g = _plus_scaled(b, g, norm, x)
-        h_new = h + g * g
-        new[0].append(x - _like(b, rate if decay else r, x) * (g / b.Add(b.Sqrt(h_new), epsilon)))
+        whole = _plus_scaled(b, g, norm, x)
+        h_new = h + whole * whole
+        scaled = _like(b, rate if decay else r, x)
+        x_new = x - scaled * (whole / b.Add(b.Sqrt(h_new), epsilon))
+        b.named("Adagrad", [x_new, h_new], of=[x, g, h, scaled], norm=norm, epsilon=epsilon)
+        new[0].append(x_new)
         new[1].append(h_new)
     return new
 

@@ -10,8 +10,10 @@
 
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
-#pragma GCC optimize("fp-contract=off")
+#pragma GCC optimize("fp-contract=off", "no-math-errno", "no-trapping-math")
+#define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
 /* Elements that are worth a thread of their own. */
@@ -30,7 +32,7 @@ enum { GRAIN = 8192 };
 #define NAME(name) name##_d
 #include "optimizers.h"
 
-/* The lower-case letters are X, G and states; scalars may be left out (1), and so may states of RMSProp. */
+/* Lower case: X, G and states, and at the end the constants; upper case: scalars, which may be left out for 1. */
 const Kernel optimizer_kernels[] = {
     {.name = "Sgd", .inputs = "ffFFFf", .outputs = "f", .compute = sgd_f},
     {.name = "SgdDouble", .inputs = "ddDDDd", .outputs = "d", .compute = sgd_d},
@@ -42,8 +44,14 @@ const Kernel optimizer_kernels[] = {
     {.name = "NAdamDouble", .inputs = "ddddDDDDDd", .outputs = "ddd", .compute = nadam_d},
     {.name = "Adagrad", .inputs = "fffFFFf", .outputs = "ff", .compute = adagrad_f},
     {.name = "AdagradDouble", .inputs = "dddDDDd", .outputs = "dd", .compute = adagrad_d},
-    {.name = "RMSProp", .inputs = "fffFFFFFf", .outputs = "ffFF", .compute = rmsprop_f},
-    {.name = "RMSPropDouble", .inputs = "dddDDDDDd", .outputs = "ddDD", .compute = rmsprop_d},
+    {.name = "RMSProp", .inputs = "fffFFFf", .outputs = "ff", .compute = rmsprop_f},
+    {.name = "RMSPropDouble", .inputs = "dddDDDd", .outputs = "dd", .compute = rmsprop_d},
+    {.name = "RMSPropMoving", .inputs = "ffffFFFf", .outputs = "fff", .compute = rmsprop_moving_f},
+    {.name = "RMSPropMovingDouble", .inputs = "ddddDDDd", .outputs = "ddd", .compute = rmsprop_moving_d},
+    {.name = "RMSPropCentered", .inputs = "ffffFFFf", .outputs = "fff", .compute = rmsprop_centered_f},
+    {.name = "RMSPropCenteredDouble", .inputs = "ddddDDDd", .outputs = "ddd", .compute = rmsprop_centered_d},
+    {.name = "RMSPropCenteredMoving", .inputs = "fffffFFFf", .outputs = "ffff", .compute = rmsprop_both_f},
+    {.name = "RMSPropCenteredMovingDouble", .inputs = "dddddDDDd", .outputs = "dddd", .compute = rmsprop_both_d},
     {.name = "Lion", .inputs = "fffFFFf", .outputs = "ff", .compute = lion_f},
     {.name = "LionDouble", .inputs = "dddDDDd", .outputs = "dd", .compute = lion_d},
     {0},

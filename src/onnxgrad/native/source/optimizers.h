@@ -44,7 +44,8 @@ static int NAME(prepare)(Call *call, NAME(Run) *run, size_t states, size_t scala
     (void)a, (void)b, (void)c, (void)a_new, (void)b_new, (void)c_new, (void)k;             \
     const REAL rate = s[0], shrink = s[1], clip = s[2];                                    \
     before;                                                                                \
-    for (int64_t i = from; i < to; i++) __VA_ARGS__                                         \
+    INDEPENDENT                                                                            \
+    for (int64_t i = from; i < to; i++) __VA_ARGS__                                        \
   }                                                                                        \
   static void NAME(name)(Call *call, const void *settings) {                               \
     (void)settings;                                                                        \
@@ -98,24 +99,36 @@ OPTIMIZER(adagrad, 1, 3, const REAL norm = k[0]; const REAL epsilon = k[1], {
   x_new[i] = xi - rate * (gi / (ROOT(h) + epsilon));
 })
 
-/* H' = αH + (1-α)G², M' likewise of G; X' = X - R·V', V' = μV + G/(√max(H' - M'², 0) + ε); M and V may be absent */
-OPTIMIZER(rmsprop, 3, 3, const REAL norm = k[0]; const REAL alpha = k[1]; const REAL rest = k[2]; const REAL epsilon = k[3];
-          const REAL momentum = k[4], {
-  const REAL xi = x[i] * shrink, gi = DECAYED;
-  const REAL h = MIXED(a[i], gi * gi, alpha, rest);
-  REAL square = h;
+/* H' = αH + (1-α)G², X' = X - R·G/(√H' + ε) */
+#define RMSPROP const REAL norm = k[0]; const REAL alpha = k[1]; const REAL rest = k[2]; const REAL epsilon = k[3]; const REAL momentum = k[4]; (void)momentum
+#define SQUARE                                                   \
+  const REAL xi = x[i] * shrink, gi = DECAYED;                   \
+  const REAL h = MIXED(a[i], gi * gi, alpha, rest);              \
   a_new[i] = h;
-  if (b) {
-    const REAL mean = MIXED(b[i], gi, alpha, rest);
-    b_new[i] = mean;
-    square = h - mean * mean;
-    square = square < 0 ? 0 : square;
-  }
-  REAL move = gi / (ROOT(square) + epsilon);
-  if (c) {
-    move = c[i] * momentum + move;
-    c_new[i] = move;
-  }
+#define CENTERED                                                 \
+  const REAL mean = MIXED(b[i], gi, alpha, rest);                \
+  const REAL variance = h - mean * mean;                         \
+  const REAL square = variance < 0 ? 0 : variance;               \
+  b_new[i] = mean;
+#define MOVED(square) (gi / (ROOT(square) + epsilon))
+OPTIMIZER(rmsprop, 1, 3, RMSPROP, {
+  SQUARE
+  x_new[i] = xi - rate * MOVED(h);
+})
+OPTIMIZER(rmsprop_moving, 2, 3, RMSPROP, {
+  SQUARE
+  const REAL move = b[i] * momentum + MOVED(h);
+  b_new[i] = move;
+  x_new[i] = xi - rate * move;
+})
+OPTIMIZER(rmsprop_centered, 2, 3, RMSPROP, {
+  SQUARE CENTERED
+  x_new[i] = xi - rate * MOVED(square);
+})
+OPTIMIZER(rmsprop_both, 3, 3, RMSPROP, {
+  SQUARE CENTERED
+  const REAL move = c[i] * momentum + MOVED(square);
+  c_new[i] = move;
   x_new[i] = xi - rate * move;
 })
 
@@ -131,3 +144,7 @@ OPTIMIZER(lion, 1, 3, const REAL norm = k[0]; const REAL now = k[1]; const REAL 
 #undef OPTIMIZER
 #undef MIXED
 #undef DECAYED
+#undef RMSPROP
+#undef SQUARE
+#undef CENTERED
+#undef MOVED
