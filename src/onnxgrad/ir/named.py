@@ -2,8 +2,9 @@
 
 A derived graph says everything with standard operators. Where an emitter also names what these amount to
 (``builder.named("Adam", outputs, of=inputs, beta=0.999)``), a runtime that has a kernel of that name may put it in
-their place. The name is a note on the nodes that give the outputs, in memory only: the graph is the same with and
-without it, notes follow nodes into copies, and go with them where nodes are pruned.
+their place. The name is a note on the nodes that give the outputs: the graph is the same with and without it, notes
+follow nodes into copies, and go with them where nodes are pruned. They are in memory only, unless `spell_notes` has
+them go into the file, among the metadata of the nodes.
 
 What a note says was true when it was written. Passes rewire graphs later, so it also holds a digest of the
 expression of each output over the inputs, and `Part.holds` tells whether a graph still says the same.
@@ -12,10 +13,12 @@ expression of each output over the inputs, and `Part.holds` tells whether a grap
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 _KEY = "onnxgrad.part"
@@ -79,6 +82,46 @@ def named_parts(graph: ir.Graph) -> Iterator[Part]:
             yield part
 
 
+def spell_notes(graph: ir.Graph) -> None:
+    """Have the notes on the nodes of `graph` go where it is saved."""
+    for part in named_parts(graph):
+        said = {
+            "name": part.name,
+            "inputs": [None if v is None else v.name for v in part.inputs],
+            "outputs": [None if v is None else v.name for v in part.outputs],
+            "attributes": dict(part.attributes),
+            "digests": part.digests,
+        }
+        for value in part.outputs:
+            node = None if value is None else value.producer()
+            if node is not None:
+                node.metadata_props[_KEY] = json.dumps(said)
+
+
+def read_notes(graph: ir.Graph, find: Callable[[str], ir.Value | None]) -> None:
+    """Take the notes that came with a file; `find` tells which value a name means, None if there is none."""
+    read: dict[str, Part | None] = {}
+    for node in graph:
+        text = node.metadata_props.pop(_KEY, None)
+        if text is None:
+            continue
+        if text not in read:
+            read[text] = _read(text, find)
+        part = read[text]
+        if part is not None:
+            node.meta[_KEY] = part
+
+
+def _read(text: str, find: Callable[[str], ir.Value | None]) -> Part | None:
+    try:
+        said = json.loads(text)
+        inputs, outputs = ([None if n is None else find(n) for n in said[end]] for end in ("inputs", "outputs"))
+        lost = any(v is None and n is not None for v, n in zip(inputs, said["inputs"], strict=True))
+        return None if lost else Part(said["name"], inputs, outputs, dict(said["attributes"]), said["digests"])
+    except (ValueError, TypeError, KeyError):  # not written here
+        return None
+
+
 def _digest(value: ir.Value, inputs: Sequence[ir.Value | None]) -> str | None:
     """A digest of `value` as an expression of `inputs`, constants and shapes; None if it is computed from more."""
     known = {v: f"input {i}" for i, v in reversed(list(enumerate(inputs))) if v is not None}
@@ -92,6 +135,8 @@ def _digest(value: ir.Value, inputs: Sequence[ir.Value | None]) -> str | None:
             known[todo.pop()] = _of_tensor(top.const_value)
         elif node is None or count > _LARGEST:
             return None
+        elif node.domain == "" and node.op_type == "Constant" and "value" in node.attributes:
+            known[todo.pop()] = _of_tensor(node.attributes["value"].as_tensor())
         elif node.domain == "" and node.op_type in ("Shape", "Size"):  # of whatever has the same dimensions
             known[todo.pop()] = "shape"
         elif missing := [v for v in node.inputs if v is not None and v not in known]:
@@ -113,8 +158,15 @@ def _of_node(node: ir.Node, known: Mapping[ir.Value, str]) -> str | None:
     for name, a in sorted(node.attributes.items()):
         if a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) or a.is_ref():
             return None
-        attributes.append((name, _of_tensor(a.as_tensor()) if a.type == ir.AttributeType.TENSOR else str(a.value)))
+        attributes.append((name, _of_tensor(a.as_tensor()) if a.type == ir.AttributeType.TENSOR else _said(a.value)))
     return _hashed(node.domain, node.op_type, operands, attributes)
+
+
+def _said(value: Any) -> Any:
+    """The value of an attribute, as it is in a file."""
+    if isinstance(value, (list, tuple)):
+        return [_said(v) for v in value]
+    return float(np.float32(value)) if isinstance(value, float) else value
 
 
 def _of_tensor(tensor: ir.TensorProtocol) -> str:

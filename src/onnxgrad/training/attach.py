@@ -21,6 +21,7 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.infer import forget_values
+from onnxgrad.ir.named import spell_notes
 from onnxgrad.ir.walk import prune, reads
 from onnxgrad.training.averages import AVERAGE
 from onnxgrad.training.info import CONVENTION, DOMAIN, FED
@@ -284,6 +285,7 @@ class _Attachment:
         ends = [loss, *measures, *self.bindings.values()]
         prune(self.graph, [*(v for n in self.nodes for v in n.outputs), *self._kept(), *(named[name] for name in ends)])
         forget_values(self.graph)
+        spell_notes(self.graph)
         proto = ir.to_proto(self.model)
         info = proto.training_info.add()
         algorithm = info.algorithm

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.finish import finish
+from onnxgrad.ir.named import read_notes
 from onnxgrad.ir.walk import reads
 from onnxgrad.training.dropping import drop_by_count, first_count
 from onnxgrad.training.earlier import pool_first
@@ -194,6 +195,7 @@ def _compile_entry(source: Source, index: int, bound: Mapping[str, str], outputs
     pool_first(opened.graph, keep=[*bound.values(), loss, *outputs])
     counting = drop_by_count(opened.graph, {*data, *merged.hosted, *merged.fed})
     lowered = Lowered(opened)
+    read_notes(lowered.graph, lambda name: lowered[name] if name in lowered.values else None)
     state = {
         name: StateTensor(name, name, value, merged.hosted[name], _kind(name, merged, trained))
         for name, value in bound.items()

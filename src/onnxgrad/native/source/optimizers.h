@@ -138,7 +138,7 @@ OPTIMIZER(lion, 1, 3, const REAL norm = k[0]; const REAL now = k[1]; const REAL 
   const REAL xi = x[i] * shrink, gi = DECAYED;
   const REAL move = MIXED(a[i], gi, now, now_rest);
   a_new[i] = MIXED(a[i], gi, later, later_rest);
-  x_new[i] = xi - rate * (REAL)((move > 0) - (move < 0));
+  x_new[i] = xi - rate * (move > 0 ? 1 : move < 0 ? -1 : move); /* 0 and NaN as they are */
 })
 
 #undef OPTIMIZER
