@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from onnxgrad.native import with_kernels
 from onnxgrad.native.swapping import DOMAIN
@@ -42,7 +42,9 @@ CASES = {
     "lion with decay": ("lion", {"weight_decay": 0.1}, "Lion"),
     "adam, clipped": ("adam", {"clip_norm": 0.01}, "Adam"),
     "adam, values clipped": ("adam", {"clip_value": 0.01}, "Adam"),
-    "adamw, clipped, scheduled": ("adamw", {"clip_norm": 0.01, "weight_decay": 0.1, "schedule": "cosine:total=5"}, "Adam"),
+    "adamw, clipped, scheduled": (
+        "adamw", {"clip_norm": 0.01, "weight_decay": 0.1, "schedule": "cosine:total=5"}, "Adam",
+    ),
     "adam with averages": ("adam", {"ema": 0.9}, "Adam"),
     "momentum, grouped": ("momentum", {"groups": ["w1:rate=0.1,decay=0.01"]}, "Momentum"),
 }  # fmt: skip

@@ -48,6 +48,7 @@ class Job:
         resume: go on from the checkpoint.
         restart: an unfinished run may be discarded.
         threads: of ONNX Runtime.
+        target: what it runs (see `onnxgrad.runtime.Options`).
         checkpoint_seconds: between checkpoints within an epoch.
         listeners: further callbacks.
         report: HTML file.
@@ -69,6 +70,7 @@ class Job:
     resume: bool = False
     restart: bool = False
     threads: int | None = None
+    target: str = "portable"
     checkpoint_seconds: float = 60.0
     listeners: Sequence[Callback] = ()
     report: Path | None = None
@@ -79,7 +81,9 @@ class Job:
         """Train, save, measure the saved file; data are arrays and what to call them."""
         self._check_places()
         schedule, lowering = recipe.rate_plan(self.schedule, validation is not None)
-        trainer = Trainer(self.model, options=Options(threads=self.threads), accumulate=self.accumulate)
+        trainer = Trainer(
+            self.model, options=Options(threads=self.threads, target=self.target), accumulate=self.accumulate
+        )
         rows = trainer.data(*data)
         held_out = None if validation is None else trainer.data(*validation)
         before = None if held_out is None else self._before(trainer, held_out)

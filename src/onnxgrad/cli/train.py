@@ -50,6 +50,9 @@ def train(
     batch_size: Annotated[int, typer.Option(help="Rows per step.")] = 32,
     seed: Annotated[int, typer.Option(help="Decides the order of the rows.")] = 0,
     threads: Annotated[int | None, typer.Option(help="Default: one per physical core.")] = None,
+    target: Annotated[
+        str, typer.Option(help="portable: standard operators alone; native: with kernels in C, which needs a compiler.")
+    ] = "portable",
     checkpoint: Annotated[
         Path | None,
         typer.Option(help="Folder for the checkpoint. Default: OUTPUT with the suffix .checkpoint."),
@@ -113,6 +116,7 @@ def train(
         checkpoint_seconds=checkpoint_seconds,
         restart=restart,
         threads=threads,
+        target=target,
         listeners=listeners,
         report=report,
         log=log,

@@ -139,6 +139,7 @@ class _Cut:
             new = b.cast_like(b.Reshape(part, np.array(shape, np.int64)), Var(b, old))
             new.value.shape = ir.Shape(shape)
             old.replace_all_uses_with(new.value, replace_graph_outputs=True)
+            new.value.name, old.name = old.name, new.value.name
         made = list(graph)[len(before) :]
         graph.remove(made)
         graph.insert_before(graph[0], made)

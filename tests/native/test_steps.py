@@ -1,0 +1,255 @@
+"""Whole steps on both targets: losses, state that changes hands, files, and what cannot be built."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from onnxgrad.errors import BadInput
+from onnxgrad.ir.named import named_parts
+from onnxgrad.native import build, library, with_kernels
+from onnxgrad.native.swapping import DOMAIN
+from onnxgrad.runtime import Options, StepRunner
+from onnxgrad.training import Trainer, attach, compile_step, export_step
+from onnxgrad.training.accumulate import split_step
+from tests.native.twins import needs_compiler
+from tests.training.models import blobs, classifier, trainable
+
+PORTABLE, NATIVE = (Options(threads=1, target=target) for target in ("portable", "native"))
+
+
+def kernels_of(step):
+    return [node.op_type for node in with_kernels(step.model).graph if node.domain == DOMAIN]
+
+
+def same_state(a, b, rtol=0.0):
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_allclose(a[name], b[name], rtol=rtol, atol=rtol, err_msg=name)
+
+
+def batches(count=6):
+    data = blobs()
+    return [{name: array[15 * i : 15 * i + 15] for name, array in data.items()} for i in range(count)]
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2])
+def test_losses_of_a_perceptron(threads):
+    step = compile_step(trainable("adamw", 0.05, weight_decay=0.01, clip_norm=1.0))
+    assert kernels_of(step).count("Adam") == 3
+    losses = []
+    for target in ("portable", "native"):
+        machine = StepRunner(step, options=Options(threads=threads, target=target))
+        losses.append([float(machine.step(batch)[step.loss]) for batch in batches() * 5])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+    assert losses[0][-1] < losses[0][0] / 2
+
+
+@needs_compiler
+def test_a_run_goes_on_on_the_other_target(tmp_path):
+    """Checkpoints and state are the same for both."""
+    model = trainable("adam", 0.02)
+    whole = Trainer(model, options=PORTABLE)
+    whole.fit(blobs(), epochs=4, batch_size=16)
+    for first, second in ((PORTABLE, NATIVE), (NATIVE, PORTABLE)):
+        folder = tmp_path / first.target
+        Trainer(model, options=first).fit(blobs(), epochs=2, batch_size=16, checkpoint=folder)
+        trainer = Trainer(model, options=second)
+        trainer.fit(blobs(), epochs=4, batch_size=16, checkpoint=folder, resume=True)
+        same_state(trainer.state(), whole.state(), rtol=1e-6)
+
+
+@needs_compiler
+def test_the_graph_is_the_same_for_both():
+    """Nothing of the target is in the step, in its exports or in the training model."""
+    training = trainable("adam", 0.02, convention="torch")
+    step = compile_step(training)
+    before = ir.to_proto(step.model).SerializeToString()
+    StepRunner(step, options=NATIVE)
+    assert ir.to_proto(step.model).SerializeToString() == before
+    assert {n.domain for n in step.model.graph} == {""}
+    assert not any(n.metadata_props for n in step.model.graph)
+    session = onnxruntime.InferenceSession(before, providers=["CPUExecutionProvider"])
+    assert len(session.get_outputs()) == len(step.model.graph.outputs)
+
+
+@needs_compiler
+def test_an_exported_step_is_portable(tmp_path):
+    export_step(trainable("lion", 0.01), tmp_path / "step")
+    for file in (tmp_path / "step").rglob("*.onnx"):
+        proto = onnx.load(file)
+        assert {n.domain for n in proto.graph.node} <= {"", "ai.onnx"}
+        assert not any(n.metadata_props for n in proto.graph.node)
+
+
+@needs_compiler
+@pytest.mark.parametrize("optimizer", ["adam", "lion"])
+def test_training_models_in_files(tmp_path, optimizer):
+    """What was named by `attach` is still known when its model comes from a file."""
+    path = tmp_path / "m.onnx"
+    onnx.save(trainable(optimizer, 0.01), path)
+    kernel = optimizer.capitalize()
+    assert kernels_of(compile_step(path)).count(kernel) == 3
+
+
+@needs_compiler
+def test_parts_of_a_batch():
+    """The update of a step in two halves has kernels as well."""
+    data = batches()
+    found = []
+    for options in (PORTABLE, NATIVE):
+        model = attach(classifier(), loss="cross_entropy", optimizer="adam", accumulate=True)
+        trainer = Trainer(model, options=options, accumulate=3)
+        for batch in data:
+            trainer.machine.step(batch)
+        found.append(trainer.state())
+        session = trainer.machine.update.session
+        assert session is not None
+    same_state(found[1], found[0], rtol=1e-6)
+    assert kernels_of(split_step(model).update) == ["Adam"] * 3
+
+
+@needs_compiler
+def test_without_a_kernel_operators_run():
+    """Types and optimizers that have none, in whole or in part."""
+    for optimizer in ("lamb", "adafactor", "muon"):
+        step = compile_step(trainable(optimizer, 0.01))
+        states = []
+        for options in (PORTABLE, NATIVE):
+            machine = StepRunner(step, options=options)
+            for batch in batches(3):
+                machine.step(batch)
+            states.append(machine.state())
+        same_state(states[1], states[0], rtol=1e-5)
+    assert "Adam" in kernels_of(step)  # of the biases, which muon leaves to adamw
+
+
+@needs_compiler
+def test_a_graph_that_changed_since_is_left_alone():
+    """A note is checked against the graph: here a weight is doubled on its way into the update."""
+    step = compile_step(trainable("adam", 0.02))
+    graph = step.model.graph
+    part = next(p for p in named_parts(graph) if p.name == "Adam")
+    weight = part.inputs[0]
+    users = [(n, i) for n, i in weight.uses() if n is part.outputs[0].producer()]
+    assert users
+    node = ir.Node("", "Add", [weight, weight], name="twice")
+    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = "twice", weight.type, weight.shape
+    graph.insert_before(users[0][0], node)
+    for user, index in users:
+        user.replace_input_with(index, node.outputs[0])
+    assert kernels_of(step).count("Adam") == 2
+    states = []
+    for options in (PORTABLE, NATIVE):
+        machine = StepRunner(step, options=options)
+        for batch in batches(3):
+            machine.step(batch)
+        states.append(machine.state())
+    same_state(states[1], states[0], rtol=1e-6)
+
+
+# --- the library -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """A cache of its own."""
+    monkeypatch.setenv("ONNXGRAD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "native"
+
+
+@needs_compiler
+def test_it_is_built_once(fresh):
+    place = library()
+    assert list(fresh.iterdir()) == [place]
+    stamp = place.stat().st_mtime_ns
+    build._library.cache_clear()
+    assert library() == place
+    assert place.stat().st_mtime_ns == stamp
+
+
+@needs_compiler
+def test_several_build_at_once(fresh):
+    """Each gets a whole library, and nothing else stays."""
+    script = (
+        "import ctypes; from onnxgrad.native import library; "
+        "assert ctypes.CDLL(str(library())).RegisterCustomOps; print('whole')"
+    )
+    runs = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) for _ in range(2)]
+    assert [run.communicate(timeout=120)[0].strip() for run in runs] == [b"whole"] * 2
+    assert len(list(fresh.iterdir())) == 1
+
+
+@needs_compiler
+def test_sessions_in_several_threads():
+    """Registration is safe, and all sessions share the kernels."""
+    step = compile_step(trainable("momentum", 0.02))
+    found, data = [], batches(3)
+
+    def work():
+        machine = StepRunner(step, options=NATIVE)
+        for batch in data:
+            machine.step(batch)
+        found.append(machine.state())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    for state in found[1:]:
+        same_state(state, found[0])
+
+
+def test_without_a_compiler(fresh, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(BadInput, match="needs a C compiler, and there is none"):
+        library()
+    step = compile_step(trainable())
+    with pytest.raises(BadInput, match="hint: install one"):
+        StepRunner(step, options=NATIVE)
+    assert StepRunner(step, options=PORTABLE).step(batches(1)[0])
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false", sys.executable])
+def test_a_compiler_that_is_none(fresh, monkeypatch, compiler):
+    monkeypatch.setenv("CC", compiler)
+    with pytest.raises(BadInput, match=r"CC|C compiler") as error:
+        library()
+    assert "portable" in str(error.value)
+    assert not fresh.exists()
+
+
+def test_targets_that_there_are(fresh):
+    with pytest.raises(BadInput, match="target must be 'portable' or 'native', not 'gpu'"):
+        Options(target="gpu").native()
+
+
+def command(*arguments, **more):
+    environment = {**os.environ, **more}
+    return subprocess.run(
+        [sys.executable, "-m", "onnxgrad", *arguments], capture_output=True, text=True, env=environment, timeout=300
+    )
+
+
+@needs_compiler
+def test_the_command(tmp_path):
+    onnx.save(trainable("adam", 0.05), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", **blobs())
+    ends = ["train", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "d.npz"), "--epochs", "2", "--target", "native"]
+    done = command(*ends, "-o", str(tmp_path / "t.onnx"))
+    assert done.returncode == 0, done.stderr
+    refused = command(*ends, "-o", str(tmp_path / "u.onnx"), CC="no-such-compiler", ONNXGRAD_CACHE=str(tmp_path / "c"))
+    assert refused.returncode == 2
+    assert "no-such-compiler" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "u.onnx").exists()
