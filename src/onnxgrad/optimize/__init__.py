@@ -17,9 +17,10 @@ from onnxgrad.optimize.rewrite import Rewrite
 from onnxgrad.optimize.rows import ROWS
 from onnxgrad.optimize.ties import TIES
 from onnxgrad.optimize.tiles import TILES
+from onnxgrad.optimize.together import TOGETHER
 
 #: In the order in which they are applied.
-REWRITES: tuple[Rewrite, ...] = (BLOCKED, DEPTHWISE, TIES, TILES, ROWS)
+REWRITES: tuple[Rewrite, ...] = (BLOCKED, DEPTHWISE, TIES, TILES, ROWS, TOGETHER)
 
 
 def optimized(model: ir.Model, without: Collection[str] = ()) -> ir.Model:
