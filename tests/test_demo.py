@@ -31,6 +31,12 @@ def accuracy(path, data):
     return (scores.argmax(1) == data["labels"]).mean()
 
 
+def test_no_epochs_are_refused(tmp_path):
+    found = demo("-o", tmp_path, "--epochs", 0)
+    assert found.returncode == 2
+    assert found.stderr.startswith("error: epochs must be at least 1, not 0")
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_demo(tmp_path, seed):
     out = tmp_path / "out" / "digits"

@@ -71,6 +71,10 @@ __all__ = [
 _LATER = {"Function": "onnxgrad.function", "linear_operator": "onnxgrad.scipy_operator"}
 
 
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+
+
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -267,6 +267,7 @@ def jvp(
     As `vjp`, with one more input ``{wrt}_tangent`` per `wrt` and one more output ``{of}_tangent`` per `of`.
     With `directions`, all tangents have one more axis in front.
     The tangent of an intermediate `wrt` is added to the one that flows into it from another.
+    Arguments and errors are those of `vjp`.
     """
     with custom_rules(*rules), _inlining(directions is not None):
         d = Derivation(model, wrt, of)
@@ -281,7 +282,8 @@ def value_and_grad(
 ) -> Any:
     """The model with the gradient of the sum of `of` as further outputs ``{wrt}_grad``.
 
-    For a scalar `of` this is its gradient; for others, that of the sum of all their elements.
+    For a scalar `of` this is its gradient; for others, that of the sum of all their elements. Arguments, shapes and
+    errors are those of `vjp`, but nothing is added to the inputs.
     """
     with custom_rules(*rules):
         d = Derivation(model, wrt, of)
@@ -292,7 +294,7 @@ def value_and_grad(
 @without_collection()
 @keeping_functions
 def grad(model: AnyModel, *, wrt: Names, of: Names | None = None, rules: Sequence[CustomRule | Path] = ()) -> Any:
-    """As `value_and_grad`, with the gradients as the only outputs (the inputs stay as they are)."""
+    """As `value_and_grad`, with the gradients ``{wrt}_grad`` as the only outputs (the inputs stay as they are)."""
     with custom_rules(*rules):
         d = Derivation(model, wrt, of)
         seeds = d.ones()

@@ -40,6 +40,7 @@ FUNCTIONS = {
     "odd length": lambda x: F.irfft(x[:, :3] + 1j * x[:, 1:], n=5) ** 2,
     "one element": lambda x: F.irfft(F.fft(x, n=1), n=1) ** 2 + np.abs(F.ihfft(x, n=1)),
     "convolution": lambda x: F.irfftn(F.rfftn(x, s=(5, 6)) * F.rfftn(x[::-1], s=(5, 6)), s=(5, 6)) ** 2,
+    "planes": lambda x: F.irfft2(F.rfft2(x) * W[:, :3]) + np.real(F.ifft2(F.fft2(x, s=(2, 4)), s=(3, 4)) * W),
     "shifts": lambda x: np.abs(F.ifftshift(F.fftshift(F.fftn(x, axes=(0,)), axes=0) * W)[1:]).sum(axis=1),
     "hermitian": lambda x: F.hfft(x * (1 + 2j), norm="forward") ** 2,
     "to hermitian": lambda x: np.abs(F.ihfft(x) - 1j * x[:, :3]) ** 2,
@@ -92,6 +93,7 @@ def test_values_and_gradients_against_numpy_and_pytorch(name, norm):
         onp.testing.assert_allclose(onp.asarray(og.grad(mine)(x)), t.grad.numpy(), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.jax
 def test_against_jax_in_both_modes():
     jax = pytest.importorskip("jax")
     jax.config.update("jax_enable_x64", True)

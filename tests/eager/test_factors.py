@@ -78,6 +78,7 @@ def test_against_pytorch(shape):
           theirs(lambda t: torch.linalg.eigh(square(t))) if shape[-1] >= shape[-2] else 0.0)  # fmt: skip
 
 
+@pytest.mark.jax
 def test_against_jax_in_both_modes():
     jax = pytest.importorskip("jax")
     jnp = jax.numpy

@@ -18,6 +18,13 @@ def test_every_name_of_the_standard_is_there():
     assert "| no |" not in table.page()
 
 
+def test_it_names_what_it_holds():
+    public = {name for name in vars(np) if not name.startswith("_")} | {"__array_namespace_info__"}
+    assert sorted(np.__all__) == sorted(public)
+    for name, dtype in np.__array_namespace_info__().dtypes().items():
+        assert onp.dtype(getattr(np, name)) == dtype
+
+
 def test_it_says_what_it_is():
     x = np.ones(2)
     assert x.__array_namespace__() is np

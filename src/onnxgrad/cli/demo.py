@@ -59,7 +59,7 @@ def demo(
         metrics=output / "metrics.json",
         plot=output / "curves.png",
         report=output / "report.html",
-        epochs=epochs or chosen.epochs,
+        epochs=chosen.epochs if epochs is None else epochs,
         batch_size=chosen.batch_size,
         seed=seed,
         schedule=chosen.schedule,

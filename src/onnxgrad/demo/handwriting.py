@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 
 from onnxgrad.demo.assets import Asset
 from onnxgrad.errors import BadInput
+from onnxgrad.training.evaluation import plain_session
 from onnxgrad.training.html import Picture
 from onnxgrad.training.scores import Sequences
 
@@ -88,7 +88,7 @@ def _strips(pixels: np.ndarray, classes: np.ndarray, count: int, seed: int) -> d
 
 def read(model: Path, x: np.ndarray, known: list[str]) -> list[str]:
     """What the recogniser reads in the strips `x`, by plain ONNX Runtime."""
-    (scores,) = onnxruntime.InferenceSession(str(model)).run(None, {"x": x})
+    (scores,) = plain_session(model).run(None, {"x": x})
     return ["".join(known[i] for i in row) for row in Sequences().decoded(scores)]
 
 

@@ -19,6 +19,7 @@ import onnxruntime
 
 from onnxgrad.demo.assets import Asset
 from onnxgrad.errors import BadInput
+from onnxgrad.training.evaluation import plain_session
 from onnxgrad.training.html import Picture
 
 MODEL = Asset(
@@ -104,7 +105,7 @@ def frozen(training: Arrays, test: Arrays) -> float:
         from sklearn.model_selection import GridSearchCV
     except ImportError as error:
         raise BadInput("the demo needs scikit-learn: pip install 'onnxgrad[demo]'") from error
-    session = onnxruntime.InferenceSession(str(MODEL.path()))
+    session = plain_session(MODEL.path())
     search = GridSearchCV(LogisticRegression(max_iter=2000), {"C": [0.01, 0.03, 0.1, 0.3, 1, 3]})
     search.fit(_features(session, training), training["labels"])
     return float(search.score(_features(session, test), test["labels"]))
@@ -129,7 +130,7 @@ def pictures(before: Path, after: Path, test: Arrays) -> list[Picture]:
 
     said = []
     for path in (before, after):
-        session = onnxruntime.InferenceSession(str(path))
+        session = plain_session(path)
         rows = [{k: test[k][i][None] for k in ("input_ids", "attention_mask")} for i in range(SHOWN)]
         said.append([int(session.run(["logits"], row)[0].argmax()) for row in rows])
     figure = Figure(figsize=(10, SHOWN * 0.45), layout="constrained")

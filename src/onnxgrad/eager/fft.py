@@ -25,8 +25,8 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 
 __all__ = [
-    "fft", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifftn", "ifftshift", "ihfft", "irfft", "irfftn", "rfft",
-    "rfftfreq", "rfftn",
+    "fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifft2", "ifftn", "ifftshift", "ihfft", "irfft",
+    "irfft2", "irfftn", "rfft", "rfft2", "rfftfreq", "rfftn",
 ]  # fmt: skip
 
 #: The power of n that a sum is multiplied by, for the transform (+1) and its inverse (-1).
@@ -151,6 +151,16 @@ hfft = _one(np.fft.hfft, lambda x, n, axis, norm: irfft(conj(x), n, axis, _SWAPP
 ihfft = _one(np.fft.ihfft, lambda x, n, axis, norm: conjugate(rfft(x, n, axis, _SWAPPED.get(norm, norm))))
 fftn, ifftn = _many(np.fft.fftn, fft, fft, True), _many(np.fft.ifftn, ifft, ifft, True)
 rfftn, irfftn = _many(np.fft.rfftn, rfft, fft, True), _many(np.fft.irfftn, irfft, ifft, False)
+
+
+def _two(name: str, transform: Callable[..., Array]) -> Callable[..., Array]:
+    def planar(x: Any, /, s: Any = None, axes: Any = (-2, -1), norm: str = "backward") -> Array:
+        return transform(x, s, axes, norm)
+
+    return _described(planar, getattr(np.fft, name))
+
+
+fft2, ifft2, rfft2, irfft2 = _two("fft2", fftn), _two("ifft2", ifftn), _two("rfft2", rfftn), _two("irfft2", irfftn)
 
 
 def fftshift(x: Any, /, *, axes: int | tuple[int, ...] | None = None) -> Array:

@@ -113,7 +113,6 @@ from onnxgrad.eager.indexing import (
     unique_inverse,
     unique_values,
 )  # fmt: skip
-from onnxgrad.eager.info import DTYPES as _DTYPES
 from onnxgrad.eager.info import __array_namespace_info__
 from onnxgrad.eager.linear import (
     cross,
@@ -172,7 +171,9 @@ from onnxgrad.eager.shaping import (
 
 __array_api_version__ = "2025.12"
 
-globals().update({_name: _dtype.type for _name, _dtype in _DTYPES.items()})  # numpy's own names for them
+bool, complex64, complex128, float32, float64 = _np.bool, _np.complex64, _np.complex128, _np.float32, _np.float64
+int8, int16, int32, int64 = _np.int8, _np.int16, _np.int32, _np.int64
+uint8, uint16, uint32, uint64 = _np.uint8, _np.uint16, _np.uint32, _np.uint64
 e, inf, nan, pi, newaxis = _np.e, _np.inf, _np.nan, _np.pi, None
 broadcast_shapes = _np.broadcast_shapes
 
@@ -197,4 +198,26 @@ def transpose(x, /, axes=None):  # type: ignore[no-untyped-def]
     return permute_dims(x, tuple(range(x.ndim))[::-1] if axes is None else axes)
 
 
-__all__ = [name for name in globals() if not name.startswith("_")] + ["__array_namespace_info__"]
+# what type checkers go by
+__all__ = [
+    "Array", "__array_namespace_info__", "abs", "absolute", "acos", "acosh", "add", "all", "amax", "amin", "any",
+    "arange", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh", "argmax", "argmin",
+    "argsort", "array", "asarray", "asin", "asinh", "astype", "atan", "atan2", "atanh", "bitwise_and",
+    "bitwise_invert", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
+    "bool", "broadcast_arrays", "broadcast_shapes", "broadcast_to", "can_cast", "ceil", "clip", "complex64",
+    "complex128", "concat", "concatenate", "conj", "conjugate", "copysign", "cos", "cosh", "count_nonzero", "cross",
+    "cumprod", "cumsum", "cumulative_prod", "cumulative_sum", "diagonal", "diff", "divide", "dot", "e", "einsum",
+    "empty", "empty_like", "equal", "exp", "exp2", "expand_dims", "expm1", "eye", "fabs", "fft", "finfo", "flip",
+    "float32", "float64", "floor", "floor_divide", "from_dlpack", "full", "full_like", "getitem", "greater",
+    "greater_equal", "hypot", "iinfo", "imag", "inf", "inner", "int8", "int16", "int32", "int64", "invert",
+    "isdtype", "isfinite", "isin", "isinf", "isnan", "left_shift", "less", "less_equal", "linalg", "linspace",
+    "log", "log1p", "log2", "log10", "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor",
+    "matmul", "matrix_transpose", "max", "maximum", "mean", "meshgrid", "min", "minimum", "mod", "moveaxis",
+    "multiply", "nan", "negative", "newaxis", "nextafter", "nonzero", "not_equal", "ones", "ones_like", "outer",
+    "permute_dims", "pi", "positive", "pow", "power", "prod", "ravel", "real", "reciprocal", "remainder", "repeat",
+    "reshape", "result_type", "right_shift", "rint", "roll", "round", "searchsorted", "setitem", "sign", "signbit",
+    "sin", "sinh", "sort", "split", "sqrt", "square", "squeeze", "stack", "std", "stop_gradient", "subtract", "sum",
+    "swapaxes", "take", "take_along_axis", "tan", "tanh", "tensordot", "tile", "trace", "transpose", "tril", "triu",
+    "true_divide", "trunc", "uint8", "uint16", "uint32", "uint64", "unique_all", "unique_counts", "unique_inverse",
+    "unique_values", "unstack", "var", "vecdot", "where", "zeros", "zeros_like",
+]  # fmt: skip

@@ -34,6 +34,13 @@ from onnxgrad.training.step import Step
 _CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 
 
+def plain_session(path: str | os.PathLike) -> onnxruntime.InferenceSession:
+    """A file in ONNX Runtime as it is, with its defaults, but that it prints no warnings."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(os.fspath(path), options)
+
+
 @dataclass(frozen=True)
 class Prediction:
     """What is compared with labels, and how.
@@ -129,7 +136,7 @@ class Evaluation:
         run asks for that value as well.
         """
         try:
-            with_outputs = {v.name for v in onnxruntime.InferenceSession(os.fspath(path)).get_outputs()}
+            with_outputs = {v.name for v in plain_session(path).get_outputs()}
         except Exception as error:
             raise BadInput(f"ONNX Runtime cannot load {os.fspath(path)!r}: {error}") from error
         if set(self.boundary) <= with_outputs:

@@ -30,6 +30,10 @@ def per_example_grad(
     Returns:
         A model of the kind that came in with the same inputs, whose only outputs are ``{wrt}_grad``, of shape
         ``[examples] + wrt.shape``. Where examples do not influence each other, their sum is the gradient.
+
+    Raises:
+        BadInput: a `wrt` that is not shared, an input without an axis `batch`, inputs of several batch sizes.
+        OnnxGradError: as `vjp`.
     """
     if isinstance(batch, bool) or not isinstance(batch, int):
         raise BadInput(f"`batch` is the number of an axis, not {batch!r}")

@@ -44,6 +44,10 @@ def jacobian(
         ``{of}_{wrt}_jacobian`` for each pair, of shape ``of.shape + wrt.shape``; with `batch`, of shape
         ``[rows] + (of.shape without that axis) + (wrt.shape without that axis)``.
         ``signature(derived).jacobians[of][wrt]`` is its exact name.
+
+    Raises:
+        BadInput: an unknown `mode`, a value without an axis `batch` or of unknown rank.
+        OnnxGradError: as `vjp`.
     """
     if mode not in ("auto", "reverse", "forward"):
         raise BadInput(f"mode is 'auto', 'reverse' or 'forward', not {mode!r}")
@@ -75,6 +79,9 @@ def hessian(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
         A model of the kind that came in, with the primal inputs and outputs as they are, and one more output
         ``{a}_{b}_hessian`` of shape ``a.shape + b.shape`` for each pair of `wrt`;
         ``signature(derived).hessians[a][b]`` is its exact name.
+
+    Raises:
+        OnnxGradError: as `vjp`.
     """
     d = Derivation(model, wrt, of)
     for name, value in d.wrt.items():

@@ -22,6 +22,9 @@ def hvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
         ``{wrt}_tangent`` and one more output ``{wrt}_hvp`` (both of the shape and dtype of `wrt`) for each `wrt`:
         ``hvp_a = Σ_b ∂²(Σ of)/∂a∂b · tangent_b``. ``signature(derived)`` has the exact names in `input_tangents` and
         `products`.
+
+    Raises:
+        OnnxGradError: as `vjp`.
     """
     d = Derivation(model, wrt, of)
     gradients = gradients_of(d)
@@ -47,6 +50,11 @@ def gauss_newton_vp(model: AnyModel, *, wrt: Names, of: Names | None = None, los
 
     Returns:
         As `hvp`, with outputs ``{wrt}_gnvp``.
+
+    Raises:
+        UnknownName: there is no value `loss`.
+        BadInput: `loss` is also an `of`.
+        OnnxGradError: as `vjp`.
     """
     d = Derivation(model, wrt, of)
     of_values = list(d.of.values())

@@ -44,6 +44,10 @@ def linearize(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
         `forward`: the model with the residuals as further outputs. `linear`: a model of the residuals, of those
         inputs of the primal that it reads, and of ``{wrt}_tangent``; its outputs are ``{of}_tangent``. Residuals have
         the same names in both, and ``signature(…).residuals`` lists them in both.
+
+    Raises:
+        BadInput: the type or the rank of a residual is not known.
+        OnnxGradError: as `vjp`.
     """
     d = Derivation(model, wrt, of)
     return _cut(d, d.push_tangents())
@@ -57,6 +61,9 @@ def split_vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
     Returns:
         `forward`: the model with the residuals as further outputs. `linear`: a model of the residuals, of those
         inputs of the primal that it reads, and of ``{of}_cotangent``; its outputs are ``{wrt}_grad``.
+
+    Raises:
+        OnnxGradError: as `linearize`.
     """
     d = Derivation(model, wrt, of)
     return _cut(d, d.pull_cotangents())
