@@ -159,11 +159,16 @@ class _Swapping:
         inputs, outputs = (
             [None if v is None else self.values.get(v.name or "") for v in vs] for vs in (part.inputs, part.outputs)
         )
-        outputs = [v if v is not None and v.producer() is not None else None for v in outputs]
+        outputs = [v if v is not None and self._is_open(v) else None for v in outputs]
         lost = any(v is None and old is not None for v, old in zip(inputs, part.inputs))
         if lost or all(v is None for v in outputs) or not part.holds(inputs, outputs):
             return None
         return Site(part.name, inputs, outputs, part.attributes, self._constant)
+
+    def _is_open(self, value: ir.Value) -> bool:
+        """Whether `value` is computed, and not by a kernel already: equal sums are one, in two parts perhaps."""
+        node = value.producer()
+        return node is not None and node.domain != DOMAIN
 
     def _can_be_called(self, site: Site, call: Call) -> bool:
         """Whether nothing that the call reads is computed from what it gives."""

@@ -22,7 +22,9 @@ def sigmoid(op, g, x, y):
 @elementwise("Relu")
 def relu(op, g, x, y):
     """y = max(x, 0): g·[y > 0], with 0 at the kink"""
-    return g * positive(op, y)
+    dx = g * positive(op, y)
+    op.named("ReluGrad", [dx], of=[g, y])
+    return dx
 
 
 @elementwise("LeakyRelu")

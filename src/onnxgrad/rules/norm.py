@@ -205,7 +205,11 @@ def batch_normalization(op, g, x, scale, b, mu, var):
         dx = _through_statistics(op, x, d, (gw, sum_g, sum_gd), running, gain, inv)
     d_scale = op.cast_like(inv * sum_gd, scale) if sum_gd is not None and op.needs[1] else None
     d_b = op.cast_like(sum_g, b) if sum_g is not None and op.needs[2] else None
-    return dx if dx is None else op.cast_like(dx, x), d_scale, d_b, d_mu, d_var
+    dx = dx if dx is None else op.cast_like(dx, x)
+    if op.attr("training_mode") and g is not None and g_mu is None and g_var is None:
+        held = [op.output(1), op.output(2)] if op.attr("momentum") == 0 else [None, None]
+        op.named("BatchNormGrad", [dx, d_scale, d_b], of=[g, x, *held, scale], epsilon=epsilon)
+    return dx, d_scale, d_b, d_mu, d_var
 
 
 def _batch_statistics(op: Op, x: Var, momentum: float) -> tuple[Var, Var]:

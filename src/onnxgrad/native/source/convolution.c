@@ -1,5 +1,473 @@
-/* Cotangents of the weights of convolutions. */
-
+/* The cotangent of the weights of a two-dimensional convolution.
+ *
+ *   w[m, c, i, j] = sum over n, p, q of y[n, m, p, q] * x[n, c, p*sh + i*dh - ph, q*sw + j*dw - pw]
+ *
+ * Rows of x are laid end to end with their padding, rows of y at the same pitch with zeros between: then each tap
+ * is one long dot product of contiguous numbers, and a tile of rows of y by taps of x is held in registers.
+ * With strides, x is split into its phases first, each of which has stride one.
+ *
+ * The batch is cut into shares whose number depends on the sizes alone, and their sums are added in order:
+ * the result is the same for every number of threads.
+ */
 #include "kernel.h"
+#include "lanes.h"
 
-const Kernel convolution_kernels[] = {{0}};
+#include <math.h>
+#include <string.h>
+
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t up(int64_t a, int64_t unit) { return (a + unit - 1) / unit; }
+
+enum {
+  TASKS = 16,               /* of one call, if it is worth it */
+  SPAN_LEAST = 256,         /* numbers in one dot product, */
+  SPAN_SHORT = 1024,        /* below which adding up what a tile holds shows, */
+  SPAN_MOST = 4096,         /* and at most */
+  CHUNK = 96 * 1024,        /* numbers that are laid out at once, so that they stay near the processor */
+  PARTIALS = 1 << 20,       /* numbers in all partial sums */
+  FINISHED = 4096,          /* sums added up by one task, at least */
+  BLOCK = 16,               /* rows of the weights that are added up together */
+  DEEP = 9,                 /* taps of a tile of one row */
+  FAR = 1 << 24,            /* no attribute is as large */
+};
+static const double MOST_MEMORY = 1e11;
+
+typedef struct {
+  int64_t images, groups, m, c; /* m and c are those of one group */
+  int64_t h, w, oh, ow, kh, kw;
+  int64_t sh, sw, dh, dw, ph, pw; /* strides, dilations, padding before */
+} Correlation;
+
+typedef struct {
+  const Correlation *at;
+  const float *x, *y;
+  float *out, *partial, *memory;
+  const int64_t *offset;                   /* of each tap in the planes of a channel */
+  const int64_t *row_phase, *column_phase; /* those in use */
+  int64_t row_phases, column_phases, most_down;
+  int64_t pitch, rows, run, plane; /* of a band: width with padding, rows of y, numbers of y and of one plane of x */
+  int64_t bands, per_unit, units, shares, panels, outs, slot;
+  unsigned char busy[2 * TASKS];
+} Job;
+
+/* --- the tile ----------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+  const float *y, *x;
+  int64_t y_row, y_image, x_image, images, run;
+} Span;
+
+/* Adds the sums of four vectors to four numbers in a row. */
+INLINE void add_sums(float *out, lanes a, lanes b, lanes c, lanes d) {
+#if LANES == 16
+#define HALF(v) \
+  (__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15))
+  const lanes_8 e = HALF(a), f = HALF(b), g = HALF(c), h = HALF(d);
+#elif LANES == 8
+  const lanes_8 e = a, f = b, g = c, h = d;
+#endif
+#if LANES >= 8
+#define PAIR(v, w) \
+  (__builtin_shufflevector(v, w, 0, 1, 2, 3, 8, 9, 10, 11) + __builtin_shufflevector(v, w, 4, 5, 6, 7, 12, 13, 14, 15))
+  const lanes_8 ef = PAIR(e, f), gh = PAIR(g, h);
+  lanes_8 all = __builtin_shufflevector(ef, gh, 0, 8, 1, 9, 4, 12, 5, 13) +
+                __builtin_shufflevector(ef, gh, 2, 10, 3, 11, 6, 14, 7, 15); /* a c a c b d b d */
+  const lanes_4 sums = __builtin_shufflevector(all, all, 0, 4, 1, 5) + __builtin_shufflevector(all, all, 2, 6, 3, 7);
+#else
+  const lanes_4 sums = {lanes_sum(a), lanes_sum(b), lanes_sum(c), lanes_sum(d)};
+#endif
+  typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
+  *(four *)out += sums;
+}
+
+INLINE void tile(const int rows, const int columns, const Span *s, const float *y, const int64_t *offset, float *out,
+                 int64_t out_row) {
+  lanes sum[TILE_ROWS][DEEP];
+  const float *from[DEEP];
+#pragma GCC unroll 16
+  for (int b = 0; b < columns; b++) from[b] = s->x + offset[b];
+#pragma GCC unroll 16
+  for (int a = 0; a < rows; a++)
+#pragma GCC unroll 16
+    for (int b = 0; b < columns; b++) sum[a][b] = (lanes){0};
+  const int64_t y_row = s->y_row, run = s->run;
+  for (int64_t image = 0; image < s->images; image++) {
+    for (int64_t p = 0; p < run; p += LANES) {
+      lanes left[TILE_ROWS];
+#pragma GCC unroll 16
+      for (int a = 0; a < rows; a++) left[a] = *(const lanes *)(y + a * y_row + p);
+#pragma GCC unroll 16
+      for (int b = 0; b < columns; b++) {
+        lanes right = *(const lanes *)(from[b] + p);
+        HELD(right);
+#pragma GCC unroll 16
+        for (int a = 0; a < rows; a++) sum[a][b] += left[a] * right;
+      }
+    }
+    y += s->y_image;
+#pragma GCC unroll 16
+    for (int b = 0; b < columns; b++) from[b] += s->x_image;
+  }
+#pragma GCC unroll 16
+  for (int b = 0; b < columns; b++) {
+    if (rows == 4) {
+      add_sums(out + b * out_row, sum[0][b], sum[1][b], sum[2][b], sum[rows - 1][b]);
+    } else {
+#pragma GCC unroll 16
+      for (int a = 0; a < rows; a++) out[b * out_row + a] += lanes_sum(sum[a][b]);
+    }
+  }
+}
+
+#define TILE(R, C) \
+  case C: tile(R, C, s, y, offset, out, out_row); return;
+
+#define TILES_OF(R)                                                                                             \
+  static void tiles_##R(int columns, const Span *s, const float *y, const int64_t *offset, float *out,        \
+                          int64_t out_row) {                                                                    \
+    switch (columns) { TILE(R, 1) TILE(R, 2) TILE(R, 3) TILE(R, 4) TILE(R, 5) TILE(R, 6) }                  \
+  }
+
+static void tiles_1(int columns, const Span *s, const float *y, const int64_t *offset, float *out, int64_t out_row) {
+  switch (columns) {
+    TILE(1, 1) TILE(1, 2) TILE(1, 3) TILE(1, 4) TILE(1, 5) TILE(1, 6) TILE(1, 7) TILE(1, 8) TILE(1, 9)
+  }
+}
+TILES_OF(2)
+TILES_OF(3)
+#if TILE_ROWS > 3
+TILES_OF(4)
+#endif
+
+/* All products of the m rows of y with the taps of c channels of x, whose planes are `channel` numbers apart. */
+static void multiply(const Job *j, const Span *s, int64_t m, int64_t c, int64_t channel, float *out) {
+  const int64_t taps = j->at->kh * j->at->kw, columns = c * taps;
+  const int64_t out_row = j->at->m;
+  const int64_t wide = m == 1 ? DEEP : TILE_COLUMNS;
+  for (int64_t b = 0; b < columns; b += wide) {
+    const int count = (int)least(wide, columns - b);
+    int64_t offset[DEEP] = {0};
+    for (int k = 0; k < count; k++) offset[k] = (b + k) / taps * channel + j->offset[(b + k) % taps];
+    for (int64_t a = 0; a < m; a += TILE_ROWS) {
+      const float *y = s->y + a * s->y_row;
+      float *to = out + b * out_row + a;
+      switch (least(m - a, TILE_ROWS)) {
+        case 1: tiles_1(count, s, y, offset, to, out_row); break;
+        case 2: tiles_2(count, s, y, offset, to, out_row); break;
+        case 3: tiles_3(count, s, y, offset, to, out_row); break;
+#if TILE_ROWS > 3
+        case 4: tiles_4(count, s, y, offset, to, out_row); break;
+#endif
+      }
+    }
+  }
+}
+
+/* --- the layout --------------------------------------------------------------------------------------------------- */
+
+INLINE void clear(float *to, int64_t count) {
+  int64_t k = 0;
+  for (; k + LANES <= count; k += LANES) *(lanes *)(to + k) = lanes_of(0);
+  for (; k < count; k++) to[k] = 0;
+}
+
+INLINE void copy(float *to, const float *from, int64_t count) {
+  typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
+  int64_t k = 0;
+  for (; k + LANES <= count; k += LANES) *(lanes *)(to + k) = *(const lanes *)(from + k);
+  for (; k + 4 <= count; k += 4) *(four *)(to + k) = *(const four *)(from + k);
+  for (; k < count; k++) to[k] = from[k];
+}
+
+/* to[q] = from[2 * q + first] as far as whole vectors of `N` go. */
+#define EVERY_SECOND(N)                                                                        \
+  for (; q + N <= end && 2 * q + first - odd + 2 * N <= width; q += N) {                        \
+    typedef float part __attribute__((vector_size(N * 4), aligned(4), may_alias));              \
+    const part *pair = (const part *)(from + 2 * q + first - odd);                              \
+    if (odd)                                                                                    \
+      *(part *)(to + q) = __builtin_shufflevector(pair[0], pair[1], ODD_##N);                   \
+    else                                                                                        \
+      *(part *)(to + q) = __builtin_shufflevector(pair[0], pair[1], EVEN_##N);                  \
+  }
+
+/* A row of one phase: to[q] = from[q * step + first] for q in left … right - 1, and zeros beside it. */
+INLINE void lay_row(float *to, int64_t count, const float *from, int64_t width, int64_t first, int64_t step,
+                    int64_t left, int64_t right) {
+  int64_t q = 0;
+  for (; q < left; q++) to[q] = 0;
+  if (step == 1) {
+    copy(to + left, from + first + left, right - left);
+    q = right;
+  } else if (step == 2) {
+    const int64_t odd = first & 1, end = right;
+#if LANES == 16
+    EVERY_SECOND(16)
+#endif
+#if LANES >= 8
+    EVERY_SECOND(8)
+#endif
+    EVERY_SECOND(4)
+  }
+  for (; q < right; q++) to[q] = from[q * step + first];
+  for (; q < count; q++) to[q] = 0;
+}
+
+/* Where a row of a phase begins to hold numbers, and where it ends. */
+static int64_t left_of(const Correlation *at, int64_t pitch, int64_t phase) {
+  return phase < at->pw ? least(pitch, up(at->pw - phase, at->sw)) : 0;
+}
+static int64_t right_of(const Correlation *at, int64_t pitch, int64_t phase) {
+  return phase < at->pw + at->w ? most(least(pitch, up(at->pw + at->w - phase, at->sw)), left_of(at, pitch, phase)) : 0;
+}
+
+/* The planes of one channel of one image for the rows of y from `top` on. */
+static float *lay_x(const Job *j, float *to, const float *from, int64_t top) {
+  const Correlation *at = j->at;
+  const int64_t pitch = j->pitch, rows = j->rows + j->most_down;
+  for (int64_t a = 0; a < j->row_phases; a++)
+    for (int64_t b = 0; b < j->column_phases; b++) {
+      const int64_t first = j->column_phase[b] - at->pw;
+      const int64_t left = left_of(at, pitch, j->column_phase[b]), right = right_of(at, pitch, j->column_phase[b]);
+      for (int64_t r = 0; r < rows; r++, to += pitch) {
+        const int64_t row = (top + r) * at->sh + j->row_phase[a] - at->ph;
+        if (row < 0 || row >= at->h)
+          clear(to, pitch);
+        else
+          lay_row(to, pitch, from + row * at->w, at->w, first, at->sw, left, right);
+      }
+    }
+  return to;
+}
+
+/* The rows of y from `top` on, of one channel of one image. */
+static float *lay_y(const Job *j, float *to, const float *from, int64_t top) {
+  const Correlation *at = j->at;
+  float *end = to + j->run;
+  const int64_t rows = least(j->rows, at->oh - top);
+  for (int64_t r = 0; r < rows; r++) {
+    const int64_t room = least(j->pitch, end - to);
+    copy(to, from + (top + r) * at->ow, at->ow);
+    clear(to + at->ow, room - at->ow);
+    to += room;
+  }
+  clear(to, end - to);
+  return end;
+}
+
+/* --- the work ----------------------------------------------------------------------------------------------------- */
+
+/* Memory for one task, most likely what the same thread had before. */
+static int claim(Job *j) {
+  for (int k = 0;; k = (k + 1) % (2 * TASKS))
+    if (!__atomic_exchange_n(&j->busy[k], 1, __ATOMIC_ACQUIRE)) return k;
+}
+
+static void part(void *state, size_t index) {
+  Job *j = state;
+  const Correlation *at = j->at;
+  const int64_t share = (int64_t)index / j->panels, panel = (int64_t)index % j->panels;
+  const int64_t taps = at->kh * at->kw, whole = at->groups > 1 ? at->groups : at->c;
+  const int64_t first = whole * panel / j->panels, last = whole * (panel + 1) / j->panels;
+  const int64_t from_group = at->groups > 1 ? first : 0, to_group = at->groups > 1 ? last : 1;
+  const int64_t from_c = at->groups > 1 ? 0 : first, c = at->groups > 1 ? at->c : last - first;
+  const int64_t phases = j->row_phases * j->column_phases;
+  const int slot = claim(j);
+  float *out = j->partial + share * j->outs;
+  for (int64_t g = from_group; g < to_group; g++) {
+    float *sums = out + (g * at->c + from_c) * taps * at->m;
+    clear(sums, c * taps * at->m);
+    for (int64_t u = j->units * share / j->shares; u < j->units * (share + 1) / j->shares; u++) {
+      const int64_t top = u % j->bands * j->rows, image = u / j->bands * j->per_unit;
+      const int64_t images = least(j->per_unit, at->images - image);
+      float *x = j->memory + slot * j->slot, *to = x;
+      for (int64_t k = 0; k < c; k++)
+        for (int64_t n = image; n < image + images; n++)
+          to = lay_x(j, to, j->x + ((n * at->groups + g) * at->c + from_c + k) * at->h * at->w, top);
+      for (int k = 0; k < LANES; k++) *to++ = 0;
+      float *y = to;
+      for (int64_t k = 0; k < at->m; k++)
+        for (int64_t n = image; n < image + images; n++)
+          to = lay_y(j, to, j->y + ((n * at->groups + g) * at->m + k) * at->oh * at->ow, top);
+      const Span s = {y, x, images * j->run, j->run, phases * j->plane, images, j->run};
+      multiply(j, &s, at->m, c, images * phases * j->plane, sums);
+    }
+  }
+  __atomic_store_n(&j->busy[slot], 0, __ATOMIC_RELEASE);
+}
+
+/* One sum in full, number by number: where x or y hold an infinity, zeros that were laid beside it are not harmless. */
+static float plainly(const Job *j, int64_t index) {
+  const Correlation *at = j->at;
+  const int64_t kw = index % at->kw, kh = index / at->kw % at->kh, c = index / at->kw / at->kh % at->c;
+  const int64_t channel = index / at->kw / at->kh / at->c, g = channel / at->m;
+  float sum = 0;
+  for (int64_t n = 0; n < at->images; n++) {
+    const float *x = j->x + ((n * at->groups + g) * at->c + c) * at->h * at->w;
+    const float *y = j->y + (n * at->groups * at->m + channel) * at->oh * at->ow;
+    for (int64_t p = 0; p < at->oh; p++) {
+      const int64_t row = p * at->sh + kh * at->dh - at->ph;
+      if (row < 0 || row >= at->h) continue;
+      for (int64_t q = 0; q < at->ow; q++) {
+        const int64_t column = q * at->sw + kw * at->dw - at->pw;
+        if (column >= 0 && column < at->w) sum += x[row * at->w + column] * y[p * at->ow + q];
+      }
+    }
+  }
+  return sum;
+}
+
+/* Adds up the shares for some blocks of rows of the weights; there they lie column by column. */
+static void finish(void *data, int64_t from, int64_t to) {
+  const Job *j = data;
+  const int64_t m = j->at->m, columns = j->at->c * j->at->kh * j->at->kw, blocks = up(m, BLOCK);
+  for (int64_t block = from; block < to; block++) {
+    const int64_t first = block % blocks * BLOCK, rows = least(BLOCK, m - first), group = block / blocks;
+    const float *sums = j->partial + group * columns * m + first;
+    float *out = j->out + (group * m + first) * columns, doubt = 0;
+    for (int64_t k = 0; k < columns; k++) {
+      float sum[BLOCK] = {0};
+      for (int64_t share = 0; share < j->shares; share++)
+        for (int64_t r = 0; r < rows; r++) sum[r] += sums[share * j->outs + k * m + r];
+      for (int64_t r = 0; r < rows; r++) {
+        doubt += sum[r] * 0;
+        out[r * columns + k] = sum[r];
+      }
+    }
+    if (doubt != 0 || isnan(doubt))
+      for (int64_t k = 0; k < rows * columns; k++)
+        if (!isfinite(out[k])) out[k] = plainly(j, (group * m + first) * columns + k);
+  }
+}
+
+/* --- the plan ----------------------------------------------------------------------------------------------------- */
+
+/* The phase of each of `taps` taps, and how far on in it the tap is; how many phases there are. */
+static int64_t phases_of(int64_t taps, int64_t stride, int64_t dilation, int64_t *found, int64_t *which, int64_t *on,
+                         int64_t *furthest) {
+  int64_t count = 0;
+  *furthest = 0;
+  for (int64_t i = 0; i < taps; i++) {
+    int64_t k = 0;
+    while (k < count && found[k] != i * dilation % stride) k++;
+    if (k == count) found[count++] = i * dilation % stride;
+    which[i] = k;
+    on[i] = i * dilation / stride;
+    *furthest = most(*furthest, on[i]);
+  }
+  return count;
+}
+
+/* How far rows are apart. The zeros at the left of a row are also those at the right of the one before. */
+static int64_t pitch_of(const Job *j, const Correlation *at, int64_t widest) {
+  int64_t shared = widest, needed = at->ow;
+  for (int64_t b = 0; b < j->column_phases; b++) {
+    shared = least(shared, left_of(at, widest, j->column_phase[b]));
+    needed = most(needed, right_of(at, widest, j->column_phase[b]));
+  }
+  return most(widest - shared, needed);
+}
+
+/* How the work is cut: by the sizes alone. */
+static void cut(Job *j, const Correlation *at) {
+  const int64_t tasks = (double)at->images * at->oh * at->ow * j->outs < 1e5 ? 1 : TASKS;
+  const int64_t channel = at->m + at->c * j->row_phases * j->column_phases;
+  const int64_t room = least(most(CHUNK / channel, SPAN_LEAST), SPAN_MOST);
+  j->rows = least(at->oh, most(room / j->pitch, 1));
+  j->bands = up(at->oh, j->rows);
+  j->rows = up(at->oh, j->bands);
+  j->bands = up(at->oh, j->rows);
+  j->per_unit = 1;
+  if (j->bands == 1) {
+    const int64_t numbers = j->rows * j->pitch;
+    const int64_t even = most(at->images / tasks, most(SPAN_SHORT / numbers, 1));
+    j->per_unit = least(least(even, most(room / numbers, 1)), at->images);
+  }
+  j->units = up(at->images, j->per_unit) * j->bands;
+  j->panels = at->groups > 1 ? least(at->groups, tasks) : 1;
+  j->shares = least(least(j->units, up(tasks, j->panels)), most(PARTIALS / j->outs, 1));
+  if (at->groups == 1) j->panels = least(at->c, up(tasks, j->shares));
+  j->run = up((j->rows - 1) * j->pitch + at->ow, LANES) * LANES;
+  j->plane = (j->rows + j->most_down) * j->pitch;
+}
+
+static void correlate(Call *call, const Correlation *at, const float *x, const float *y, float *out) {
+  Job j = {.at = at, .x = x, .y = y, .out = out};
+  const int64_t taps = at->kh * at->kw;
+  j.outs = at->groups * at->m * at->c * taps;
+  if (!j.outs) return;
+  if (at->images * at->oh * at->ow * at->h * at->w == 0) {
+    memset(out, 0, j.outs * sizeof *out);
+    return;
+  }
+  int64_t *row_phase = scratch(call, (taps + 3 * (at->kh + at->kw)) * sizeof *row_phase);
+  if (call->failed) return;
+  int64_t *column_phase = row_phase + at->kh, *row = column_phase + at->kw, *column = row + at->kh;
+  int64_t *down = column + at->kw, *across = down + at->kh, *offset = across + at->kw, most_across;
+  j.row_phases = phases_of(at->kh, at->sh, at->dh, row_phase, row, down, &j.most_down);
+  j.column_phases = phases_of(at->kw, at->sw, at->dw, column_phase, column, across, &most_across);
+  j.row_phase = row_phase;
+  j.column_phase = column_phase;
+  j.offset = offset;
+  j.pitch = pitch_of(&j, at, at->ow + most_across);
+  cut(&j, at);
+
+  for (int64_t i = 0; i < at->kh; i++)
+    for (int64_t k = 0; k < at->kw; k++)
+      offset[i * at->kw + k] = (row[i] * j.column_phases + column[k]) * j.plane + down[i] * j.pitch + across[k];
+  const int64_t c = at->groups > 1 ? at->c : up(at->c, j.panels), planes = j.row_phases * j.column_phases;
+  const double size = (double)j.per_unit * ((double)c * planes * j.plane + (double)at->m * j.run) + LANES;
+  const size_t count = (size_t)(j.shares * j.panels);
+  if (size * count > MOST_MEMORY) {
+    fail(call, "ConvWeightGrad: windows reach too far");
+    return;
+  }
+  j.slot = up((int64_t)size, LANES) * LANES;
+  j.memory = scratch(call, count * j.slot * sizeof(float));
+  j.partial = scratch(call, j.shares * j.outs * sizeof(float));
+  parallel(call, count, part, &j);
+  parallel_ranges(call, at->groups * up(at->m, BLOCK), up(FINISHED, BLOCK * at->c * taps), finish, &j);
+}
+
+/* --- the operator ------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+  int64_t group, kernel[2], strides[2], dilations[2], pads[2];
+} Settings;
+
+static void read(Attributes *from, void *settings) {
+  Settings *s = settings;
+  s->group = attribute_int(from, "group");
+  attribute_ints(from, "kernel", s->kernel, 2);
+  attribute_ints(from, "strides", s->strides, 2);
+  attribute_ints(from, "dilations", s->dilations, 2);
+  attribute_ints(from, "pads", s->pads, 2);
+}
+
+static void compute(Call *call, const void *settings) {
+  const Settings *s = settings;
+  const Shape big = shape_of(call, 0), small = shape_of(call, 1);
+  const float *x = input(call, 0), *y = input(call, 1);
+  if (call->failed) return;
+  int sound = big.rank == 4 && small.rank == 4 && big.dims[0] == small.dims[0] && s->group > 0;
+  for (int i = 0; i < 2; i++)
+    sound = sound && s->kernel[i] > 0 && s->kernel[i] < FAR && s->strides[i] > 0 && s->strides[i] < FAR &&
+            s->dilations[i] > 0 && s->dilations[i] < FAR && s->pads[i] > -FAR && s->pads[i] < FAR;
+  if (!sound || big.dims[1] % s->group || small.dims[1] % s->group) {
+    fail(call, "ConvWeightGrad: operands or attributes do not belong together");
+    return;
+  }
+  const Correlation at = {
+      .images = big.dims[0], .groups = s->group, .m = small.dims[1] / s->group, .c = big.dims[1] / s->group,
+      .h = big.dims[2], .w = big.dims[3], .oh = small.dims[2], .ow = small.dims[3],
+      .kh = s->kernel[0], .kw = s->kernel[1], .sh = s->strides[0], .sw = s->strides[1],
+      .dh = s->dilations[0], .dw = s->dilations[1], .ph = s->pads[0], .pw = s->pads[1],
+  };
+  const Shape shape = {.rank = 4, .dims = {small.dims[1], at.c, at.kh, at.kw}};
+  float *out = output(call, 0, &shape);
+  if (!call->failed) correlate(call, &at, x, y, out);
+}
+
+const Kernel convolution_kernels[] = {
+    {"ConvWeightGrad", "ff", "f", sizeof(Settings), read, compute},
+    {0},
+};

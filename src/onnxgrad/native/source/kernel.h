@@ -87,4 +87,10 @@ void parallel_ranges(Call *, int64_t count, int64_t unit, void (*body)(void *dat
 /* The smaller one. */
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+static inline int same_shape(const Shape *a, const Shape *b) {
+  int same = a->rank == b->rank;
+  for (size_t i = 0; i < a->rank && same; i++) same = a->dims[i] == b->dims[i];
+  return same;
+}
+
 #endif

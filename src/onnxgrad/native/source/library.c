@@ -5,8 +5,10 @@
 
 #include "kernel.h"
 
-extern const Kernel optimizer_kernels[], convolution_kernels[], normalization_kernels[], row_kernels[];
-static const Kernel *const tables[] = {optimizer_kernels, convolution_kernels, normalization_kernels, row_kernels};
+extern const Kernel optimizer_kernels[], convolution_kernels[], normalization_kernels[], row_kernels[],
+    pooling_kernels[];
+static const Kernel *const tables[] = {optimizer_kernels, convolution_kernels, normalization_kernels, row_kernels,
+                                       pooling_kernels};
 
 /* --- what a kernel calls ------------------------------------------------------------------------------------------ */
 
