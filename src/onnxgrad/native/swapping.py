@@ -144,7 +144,7 @@ class _Swapping:
 
     def all_parts(self, known: Mapping[str, Fits]) -> int:
         """Put calls wherever a kernel fits; how many."""
-        for part in list(named_parts(self.graph)):
+        for part in [p for p in named_parts(self.graph) if self._is_here(p)]:  # before calls hide what is computed
             fits, site = known.get(part.name), self._site(part)
             call = fits(site) if fits is not None and site is not None else None
             if site is not None and call is not None and self._can_be_called(site, call):
@@ -154,16 +154,25 @@ class _Swapping:
             prune(self.graph)
         return self.count
 
+    def _is_here(self, part: Part) -> bool:
+        """Whether all inputs of `part` and some outputs are in the graph, and are what they were."""
+        inputs, outputs = self._ends(part)
+        lost = any(v is None and old is not None for v, old in zip(inputs, part.inputs))
+        return not lost and any(v is not None for v in outputs) and part.holds(inputs, outputs)
+
     def _site(self, part: Part) -> Site | None:
-        """`part` as it is here; None if an input or all outputs are gone, or are something else now."""
+        """`part` as it is by now; None if kernels give all its outputs already."""
+        inputs, outputs = self._ends(part)
+        if all(v is None for v in outputs):
+            return None
+        return Site(part.name, inputs, outputs, part.attributes, self._constant)
+
+    def _ends(self, part: Part) -> tuple[list[ir.Value | None], list[ir.Value | None]]:
+        """The values of this graph that are the inputs of `part`, and those of its outputs that no kernel gives."""
         inputs, outputs = (
             [None if v is None else self.values.get(v.name or "") for v in vs] for vs in (part.inputs, part.outputs)
         )
-        outputs = [v if v is not None and self._is_open(v) else None for v in outputs]
-        lost = any(v is None and old is not None for v, old in zip(inputs, part.inputs))
-        if lost or all(v is None for v in outputs) or not part.holds(inputs, outputs):
-            return None
-        return Site(part.name, inputs, outputs, part.attributes, self._constant)
+        return inputs, [v if v is not None and self._is_open(v) else None for v in outputs]
 
     def _is_open(self, value: ir.Value) -> bool:
         """Whether `value` is computed, and not by a kernel already: equal sums are one, in two parts perhaps."""
