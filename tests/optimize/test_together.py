@@ -57,7 +57,8 @@ def test_the_same_bits(name, dtype):
     how = dict(CASES[name])
     counted = how.pop("spared", "most")
     step = compile_step(attach(_model(dtype), loss="mse", **how))
-    with_all = optimized(step.model).graph.num_nodes()
+    # without the views that only see to it that a vector is computed when its gradient can be
+    with_all = sum(not (node.name or "").startswith("soon.") for node in optimized(step.model).graph)
     if counted:
         assert with_all < optimized(step.model, ["together"]).graph.num_nodes() - 32
     rng = np.random.default_rng(1)

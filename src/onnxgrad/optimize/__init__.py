@@ -18,7 +18,7 @@ from onnxgrad.optimize.rewrite import Rewrite
 from onnxgrad.optimize.rows import ROWS
 from onnxgrad.optimize.ties import TIES
 from onnxgrad.optimize.tiles import TILES
-from onnxgrad.optimize.together import TOGETHER
+from onnxgrad.optimize.together import TOGETHER, compute_soon
 
 #: In the order in which they are applied.
 REWRITES: tuple[Rewrite, ...] = (BLOCKED, DEPTHWISE, TIES, TILES, ROWS, AFFINE, TOGETHER)
@@ -32,6 +32,8 @@ def optimized(model: ir.Model, without: Collection[str] = ()) -> ir.Model:
             changed = model.clone() if changed is model else changed
             rewrite.apply(changed.graph)
             prune(changed.graph)
+    if changed is not model:
+        compute_soon(changed.graph)
     return changed
 
 

@@ -1,5 +1,6 @@
 """What executes a graph: one small protocol, ONNX Runtime with resident state, plain and reference twins."""
 
+from onnxgrad.runtime.memory import measured_peak
 from onnxgrad.runtime.ort import Options, Session
 from onnxgrad.runtime.protocol import Machine, Slot, StepGraph
 from onnxgrad.runtime.reference import Fed, ReferenceSession
@@ -15,5 +16,6 @@ __all__ = [
     "Slot",
     "StepGraph",
     "StepRunner",
+    "measured_peak",
     "share",
 ]

@@ -1,0 +1,10 @@
+"""Rematerialization: a graph within a budget of memory, in which residuals are computed anew where they do not fit.
+
+`sizes` (how large values are), `schedule` (in which order ONNX Runtime runs nodes, what is alive meanwhile), `costs`,
+`choose` (what to keep), `rewrite` (the graph that does so), `plan` (all of it).
+"""
+
+from onnxgrad.remat.budget import amount, megabytes
+from onnxgrad.remat.plan import Plan, within
+
+__all__ = ["Plan", "amount", "megabytes", "within"]

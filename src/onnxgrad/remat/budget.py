@@ -1,0 +1,33 @@
+"""Amounts of memory, as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from onnxgrad.errors import BadInput
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def amount(memory: int | str) -> int:
+    """Bytes of an amount such as ``"200MB"``, ``"1.5 GiB"`` or a number of bytes.
+
+    Raises:
+        BadInput: it is none, or not positive.
+    """
+    if isinstance(memory, str):
+        found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]i?)?B?\s*", memory, re.IGNORECASE)
+        if found is not None:
+            number, unit = found.groups(default="")
+            memory = int(float(number) * {k.lower(): v for k, v in _UNITS.items()}[unit.lower()])
+    if isinstance(memory, bool) or not isinstance(memory, int) or memory <= 0:
+        raise BadInput(f"an amount of memory is written as '200MB', '1.5GiB' or a number of bytes, not {memory!r}")
+    return memory
+
+
+def megabytes(count: float) -> str:
+    """Bytes for people: of as many digits as tell something, and never less than it is."""
+    mb = count / 1e6
+    digits = 0 if mb >= 100 else 1 if mb >= 1 else 3
+    up = -(-mb * 10**digits // 1) / 10**digits
+    return f"{up:.{digits}f} MB"

@@ -1,0 +1,275 @@
+"""Which values of a schedule are kept and which are computed anew, so that a budget of memory is met.
+
+A schedule has a turn, from the way forward to the way back. A value that is dropped takes memory until the way forward
+has read it for the last time, and again from where the way back first reads it: there it is computed anew, from the
+nearest values before it that are kept. (Where the turn is not known, it is where most bytes lie idle.)
+
+Candidates are made in the manner of Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"
+(arXiv:1604.06174): values are dropped until they add up to a bound; there everything that crosses the schedule at its
+narrowest place is kept, and so on. This is done for many bounds, both for all operators and for the cheap ones only,
+where what matrix products and convolutions give is kept. The candidate with the least work that meets the budget is
+taken, and as much of it kept after all as there is room for, dearest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from onnxgrad.ir.known import is_repeatable
+from onnxgrad.ir.order import PRODUCTS
+from onnxgrad.ir.walk import reads, subgraphs
+from onnxgrad.remat.costs import meanwhile, seconds
+from onnxgrad.remat.schedule import Roots, Step, use
+
+#: How many bounds are tried, and how many values are looked at twice.
+BOUNDS, SECOND_LOOKS = 32, 150
+
+#: Without a known turn, a value lies idle if nobody looks at it for this share of the schedule.
+WAIT = 0.1
+
+
+@dataclass(frozen=True)
+class Again:
+    """A node that is run once more, at a place in the schedule."""
+
+    node: ir.Node
+
+
+@dataclass
+class Candidate:
+    """Values to drop, and what comes of it.
+
+    Attributes:
+        dropped: the values.
+        peak: bytes at the fullest step.
+        seconds: an estimate of the work that is done twice.
+        line: the schedule: nodes, and those that are run once more where they are.
+    """
+
+    dropped: frozenset[ir.Value]
+    peak: int
+    seconds: float
+    line: list[ir.Node | Again] = field(repr=False, default_factory=list)
+
+    @property
+    def again(self) -> list[ir.Node]:
+        """The nodes that are run once more."""
+        return [item.node for item in self.line if isinstance(item, Again)]
+
+
+class Chooser:
+    """Looks for candidates.
+
+    Args:
+        order: the nodes in the order in which they run.
+        size: bytes of values.
+        outputs: values that are handed out: they are never dropped, and what they take is not counted.
+        opset: of the standard operators.
+        forward: what the way back starts from (a loss), if it is known.
+
+    Attributes:
+        order: the nodes, those of the way forward first.
+        turn: the place of the last one of these.
+        plain: bytes at the fullest step if nothing is dropped.
+        seconds: an estimate of the time of all of them.
+    """
+
+    def __init__(
+        self,
+        order: Sequence[ir.Node],
+        size: Mapping[ir.Value, int],
+        outputs: Sequence[ir.Value],
+        opset: int,
+        forward: Sequence[ir.Value] = (),
+    ) -> None:
+        needed = _needed(forward)
+        first = [node for node in order if node in needed]
+        self.order = first + [node for node in order if node not in needed]
+        self.opset = opset
+        self.roots = roots = Roots(order, size, outputs)
+        self.place = {node: i for i, node in enumerate(self.order)}
+        self.cost = {node: seconds(node, size) for node in order}
+        self.seconds = sum(self.cost.values())
+        self.steps = {n: Step([roots.of(v) for v in reads(n)], list(n.outputs), meanwhile(n, size)) for n in order}
+        self.takes: dict[object, int] = {v: roots.takes(v) for node in order for v in node.outputs}
+        self.plain = max(use([self.steps[n] for n in self.order], self.takes), default=0)
+        self.turn = len(first) - 1 if first else self._turn()
+        self.least = self.plain // 1000
+        self.early = self.order[: self.turn + 1]
+        self.views: dict[ir.Value, list[ir.Value]] = {}
+        for view, root in roots.root.items():
+            self.views.setdefault(root, []).append(view)
+        self.crossing = self._crossing()
+        self.width = [sum(self.takes[v] for v in alive) for alive in self.crossing]
+
+    # --- schedules -----------------------------------------------------------------------------
+
+    def evaluate(self, dropped: frozenset[ir.Value]) -> Candidate:
+        """What comes of dropping values, and their views."""
+        line = self.line(dropped)
+        steps = [self.steps[node] for node in self.early]
+        total = 0.0
+        anew: set[object] = set()
+        for item in line[len(steps) :]:
+            again = isinstance(item, Again)
+            node = item.node if isinstance(item, Again) else item
+            step = self.steps[node]
+            if not anew.isdisjoint(step.reads):
+                step = step._replace(reads=[(v,) if v in anew else v for v in step.reads])
+            if again:
+                total += self.cost[node]
+                anew.update(v for v in node.outputs if v in dropped)
+                # what is kept, and comes out once more beside what is not, is let go at once
+                step = step._replace(gives=[(v,) if v in dropped else (v, None) for v in node.outputs])
+            steps.append(step)
+        return Candidate(dropped, max(use(steps, self.takes), default=0), total, line)
+
+    def line(self, dropped: frozenset[ir.Value]) -> list[ir.Node | Again]:
+        """The schedule in which each dropped value that the way back reads is made again right before."""
+        found: list[ir.Node | Again] = list(self.early)
+        made: set[ir.Value] = set()
+
+        def missing(node: ir.Node) -> list[tuple[ir.Node, bool]]:
+            wanted = (v for v in reads(node) if v in dropped and v not in made)
+            return [(p, False) for v in wanted if (p := v.producer()) is not None]
+
+        for node in self.order[self.turn + 1 :]:
+            stack = missing(node) if dropped else []
+            while stack:
+                again, ready = stack.pop()
+                gives = [v for v in again.outputs if v in dropped]
+                if made.issuperset(gives):
+                    continue
+                if ready:
+                    found.append(Again(again))
+                    made.update(gives)
+                else:
+                    stack.append((again, True))
+                    stack += missing(again)
+            found.append(node)
+        return found
+
+    def _turn(self) -> int:
+        """The place where most bytes lie idle: in the middle of it, if it is wide."""
+        last: dict[object, int] = {}
+        change = [0] * (len(self.order) + 1)
+        for i, node in enumerate(self.order):
+            for v in dict.fromkeys(self.steps[node].reads):
+                if v in last:
+                    if i - last[v] > len(self.order) * WAIT:
+                        change[last[v] + 1] += self.takes[v]
+                        change[i] -= self.takes[v]
+                    last[v] = i
+            last |= {v: i for v in node.outputs if self.takes[v]}
+        idle, now = [], 0
+        for c in change[:-1]:
+            now += c
+            idle.append(now)
+        most = max(idle, default=0)
+        fullest = [i for i, n in enumerate(idle) if n == most]
+        return fullest[len(fullest) // 2] if fullest else -1
+
+    # --- candidates ----------------------------------------------------------------------------
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Candidates, the first of which drops nothing."""
+        seen: set[frozenset[ir.Value]] = {frozenset()}
+        yield self.evaluate(frozenset())
+        total = sum(self.takes[v] for node in self.early for v in node.outputs)
+        if not total:
+            return
+        smallest = max(total / 2**12, self.least, 1)
+        ratio = max(total / smallest, 1.0) ** (1 / (BOUNDS - 1))
+        for cheap in (True, False):
+            for k in range(BOUNDS):
+                dropped = self.cut(smallest * ratio**k, cheap)
+                if dropped not in seen:
+                    seen.add(dropped)
+                    yield self.evaluate(dropped)
+
+    def cut(self, bound: float, cheap: bool) -> frozenset[ir.Value]:
+        """Values to drop: up to `bound` bytes between places where everything that crosses is kept."""
+        dropped: dict[ir.Value, None] = {}
+        since, taken = 0, 0
+        added: list[tuple[int, int]] = []  # place and bytes, since the last cut
+        for i, node in enumerate(self.early):
+            if self._may_run_again(node, cheap):
+                for v in node.outputs:
+                    if self._may_drop(v):
+                        dropped[v] = None
+                        added.append((i, self.takes[v]))
+                        taken += self.takes[v]
+            if taken <= bound:
+                continue
+            low, up_to = since, 0
+            for place, size in added:
+                up_to += size
+                if up_to >= bound / 2:
+                    low = place
+                    break
+            at = min(range(low, i + 1), key=lambda j: (self.width[j], -j))
+            for v in self.crossing[at]:
+                dropped.pop(v, None)
+            since = at + 1
+            added = [(place, size) for place, size in added if place > at]
+            taken = sum(size for _, size in added)
+        return frozenset(w for v in dropped for w in (v, *self.views.get(v, ())))
+
+    def _crossing(self) -> list[list[ir.Value]]:
+        """Of each early step: the values that are made up to it and read by an early one behind it."""
+        until = {v: i for i, node in enumerate(self.early) for v in self.steps[node].reads}
+        alive: dict[ir.Value, int] = {}
+        found = []
+        for i, node in enumerate(self.early):
+            alive = {v: end for v, end in alive.items() if end > i}
+            alive |= {v: until[v] for v in node.outputs if until.get(v, i) > i and self.takes[v] > self.least}
+            found.append(list(alive))
+        return found
+
+    def _may_run_again(self, node: ir.Node, cheap: bool) -> bool:
+        if node.domain or subgraphs(node) or not node.inputs or (cheap and node.op_type in PRODUCTS):
+            return False
+        if node.op_type == "BatchNormalization" and any(v is None or v.producer() is None for v in statistics(node)):
+            return False  # it writes into what it reads them from, which a second one needs to have of its own
+        return is_repeatable(node.op_type, "", self.opset)
+
+    def _may_drop(self, v: ir.Value) -> bool:
+        return self.takes[v] > self.least and not any(w in self.roots.outputs for w in self.views.get(v, ()))
+
+    # --- improvement ---------------------------------------------------------------------------
+
+    def improved(self, best: Candidate, budget: int) -> Candidate:
+        """As much of `best` kept as there is room for: what saves most work per byte first."""
+        worth = {}
+        for node in best.again:
+            taken = sum(self.takes[v] for v in node.outputs if v in best.dropped)
+            if taken:
+                worth[node] = self.cost[node] / taken
+        for node in sorted(worth, key=worth.__getitem__, reverse=True)[:SECOND_LOOKS]:
+            kept = {w for v in node.outputs for w in (v, *self.views.get(v, ()))}
+            if kept & best.dropped:
+                other = self.evaluate(best.dropped - kept)
+                if other.peak <= budget and other.seconds < best.seconds:
+                    best = other
+        return best
+
+
+def statistics(node: ir.Node) -> Sequence[ir.Value | None]:
+    """The operands of a BatchNormalization in training mode that the runtime's kernel writes into."""
+    mode = node.attributes.get("training_mode")
+    return node.inputs[3:5] if mode is not None and mode.as_int() else []
+
+
+def _needed(values: Sequence[ir.Value]) -> set[ir.Node]:
+    """The nodes that `values` are computed by."""
+    found: set[ir.Node] = set()
+    stack = [p for v in values if (p := v.producer()) is not None]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            stack += [p for v in reads(node) if (p := v.producer()) is not None]
+    return found

@@ -1,0 +1,158 @@
+"""A graph within a budget of memory: what the way back reads is kept as far as it fits, the rest is computed anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.ir.order import execution_order
+from onnxgrad.ir.walk import reads
+from onnxgrad.remat.budget import megabytes
+from onnxgrad.remat.choose import Candidate, Chooser
+from onnxgrad.remat.rewrite import Rewriter
+from onnxgrad.remat.schedule import settle
+from onnxgrad.remat.sizes import sizes
+
+#: How much tighter the schedule is made, in turn, if the graph that is written does not keep to it.
+TIGHTER = (1.0, 0.95, 0.9, 0.8, 0.7, 0.55, 0.4)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a graph keeps and what it computes anew.
+
+    Attributes:
+        budget: bytes that were asked for.
+        plain: predicted peak of bytes if everything is kept.
+        predicted: predicted peak of bytes with this plan.
+        extra: estimated work that is done twice, as a share of all work.
+        kept: residuals (values of the way forward that the way back reads) that are kept, with their bytes.
+        recomputed: values that are computed anew, with their bytes.
+        nodes: how many nodes run twice.
+        dims: the sizes of dimensions that it was made for.
+    """
+
+    budget: int
+    plain: int
+    predicted: int
+    extra: float = 0.0
+    kept: Mapping[str, int] = field(default_factory=dict)
+    recomputed: Mapping[str, int] = field(default_factory=dict)
+    nodes: int = 0
+    dims: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        kept, anew = (f"{len(v)} residuals ({megabytes(sum(v.values()))})" for v in (self.kept, self.recomputed))
+        return (
+            f"{megabytes(self.predicted)} predicted within {megabytes(self.budget)} ({megabytes(self.plain)} without "
+            f"recomputing): {kept} kept, {anew} recomputed, {self.extra:.0%} more work"
+        )
+
+
+def within(
+    model: ir.Model,
+    budget: int,
+    dims: Mapping[str, int],
+    forward: Sequence[str] = (),
+    advice: str = "",
+) -> Plan:
+    """Rewrite the graph of `model` such that what its nodes give takes at most `budget` bytes at a time.
+
+    Inputs, outputs and initializers are not counted, nor is what a kernel takes for itself. The rewritten graph gives
+    the same numbers.
+
+    Args:
+        model: its graph is changed, unless it meets the budget as it is.
+        budget: bytes.
+        dims: sizes of symbolic dimensions of inputs.
+        forward: names of values that the way back starts from, if they are known.
+        advice: what else to do where the budget cannot be met.
+
+    Raises:
+        BadInput: the budget cannot be met (the message says what can), or a dimension has no size.
+    """
+    first = _Attempt(model, dims, forward)
+    if first.chooser.plain <= budget:
+        return first.plan(budget, None)
+    ranked = sorted(first.chooser.candidates(), key=lambda c: (c.seconds, c.peak))
+    reached = first.chooser.plain
+    for share in TIGHTER:
+        fitting = [c for c in ranked if c.peak <= budget * share]
+        if not fitting:
+            break
+        best = first.chooser.improved(fitting[0], int(budget * share))
+        attempt, plan = _written(model, dims, forward, best, budget)
+        if plan.predicted <= budget:
+            _take_over(model, attempt.model)
+            return plan
+    for best in sorted(ranked, key=lambda c: c.peak)[:3]:
+        attempt, plan = _written(model, dims, forward, best, budget)
+        if plan.predicted <= budget:
+            _take_over(model, attempt.model)
+            return plan
+        reached = min(reached, plan.predicted)
+    raise BadInput(
+        f"what is computed takes at least {megabytes(reached)} at a time ({megabytes(first.chooser.plain)} if nothing "
+        f"is recomputed), which is more than the {megabytes(budget)} asked for{advice}"
+    )
+
+
+class _Attempt:
+    """A copy of a model, to write one schedule into."""
+
+    def __init__(self, model: ir.Model, dims: Mapping[str, int], forward: Sequence[str]) -> None:
+        self.model, self.dims = model.clone(), dims
+        graph = self.model.graph
+        self.size = sizes(self.model, dims)
+        self.predicted = settle(graph, self.size)
+        self.opset = self.model.opset_imports.get("", 18)
+        named = {v.name: v for node in graph for v in node.outputs}
+        self.forward = [named[name] for name in forward if name in named]
+        self.chooser = Chooser(execution_order(graph), self.size, graph.outputs, self.opset, self.forward)
+
+    def write(self, best: Candidate) -> None:
+        """Write the schedule of `best`, a candidate for the same model, into this one."""
+        here = {v.name: v for node in self.model.graph for v in node.outputs}
+        dropped = frozenset(here[v.name] for v in best.dropped)
+        self.best = self.chooser.evaluate(dropped)
+        self.extra = self.best.seconds / self.chooser.seconds
+        self.residuals = self._residuals()
+        rewriter = Rewriter(self.model.graph, self.size, self.chooser.turn, self.best.peak)
+        self.predicted = rewriter.write(self.best.line, dropped)
+
+    def _residuals(self) -> list[ir.Value]:
+        early = set(self.chooser.early)
+        late = (v for node in self.chooser.order if node not in early for v in reads(node))
+        return [v for v in dict.fromkeys(late) if v.producer() in early and self.chooser.takes[v] > self.chooser.least]
+
+    def plan(self, budget: int, best: Candidate | None) -> Plan:
+        """What was done."""
+        residuals = self._residuals() if best is None else self.residuals
+        dropped = frozenset() if best is None else self.best.dropped
+        again = {v for node in (self.best.again if best else ()) for v in node.outputs if v in dropped}
+        return Plan(
+            budget,
+            self.chooser.plain,
+            self.predicted,
+            self.extra if best else 0.0,
+            {v.name or "": self.size[v] for v in residuals if v not in again},
+            {v.name or "": self.size[v] for v in again if self.chooser.takes[v]},
+            len(self.best.again) if best else 0,
+            dict(self.dims),
+        )
+
+
+def _written(
+    model: ir.Model, dims: Mapping[str, int], forward: Sequence[str], best: Candidate, budget: int
+) -> tuple[_Attempt, Plan]:
+    attempt = _Attempt(model, dims, forward)
+    attempt.write(best)
+    return attempt, attempt.plan(budget, best)
+
+
+def _take_over(model: ir.Model, other: ir.Model) -> None:
+    """Give `model` the graph of `other`."""
+    model.graph = other.graph
