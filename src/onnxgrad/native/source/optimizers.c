@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "kernel.h"
+#include "streaming.h"
 
 #ifdef __clang__
 #pragma STDC FP_CONTRACT OFF
@@ -16,8 +17,8 @@
 #define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-/* Elements that are worth a thread of their own. */
-enum { GRAIN = 8192 };
+/* Elements that are worth a thread of their own; elements of a block; bytes from which on results go past the caches. */
+enum { GRAIN = 8192, BLOCK = 64, STREAMED = 1 << 20 };
 
 #define REAL float
 #define ROOT sqrtf
