@@ -1,6 +1,10 @@
 """The machine with resident state is exactly the one that feeds everything, and faster."""
 
+import errno
 import itertools
+import subprocess
+import sys
+import textwrap
 import time
 
 import ml_dtypes
@@ -303,3 +307,49 @@ def test_the_level_of_optimization_depends_on_the_filters(monkeypatch, constant,
     Session(ir.from_proto(onnx.parser.parse_model(text)))
     Session(ir.from_proto(onnx.parser.parse_model(text)), Options(level="basic"))
     assert set(seen) == {level, "basic"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_large_constants_are_not_held_several_times():
+    """Measured in a process of its own: what a session adds to the peak is what its constants take, and as much again packed."""
+    script = """
+        import resource
+        import numpy as np, onnx_ir as ir
+        from onnxgrad.runtime import Options, Session
+        def model(n):
+            x, y = (ir.Value(name=k, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, n])) for k in "xy")
+            made = ir.tensor(np.ones((n, n), np.float32), name="w")
+            w = ir.Value(name="w", const_value=made, type=ir.TensorType(made.dtype), shape=ir.Shape([n, n]))
+            node = ir.Node("", "MatMul", [x, w], outputs=[y])
+            graph = ir.Graph([x], [y], nodes=[node], initializers=[w], opset_imports={"": 20}, name="g")
+            return ir.Model(graph, ir_version=10)
+        Session(model(64), Options(threads=1)).run({"x": np.ones((1, 64), np.float32)})
+        large = model(4096)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        session = Session(large, Options(threads=1))
+        added = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        assert (session.run({"x": np.ones((1, 4096), np.float32)})["y"] == 4096).all()
+        print(added / (64 * 1024))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 2.5
+
+
+def test_constants_go_as_a_message_where_there_is_no_room_for_a_file(monkeypatch):
+    made = ir.from_proto(
+        onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[2] x) => (float[2] y) <float[2] w = {2, 3}> { y = Mul (x, w) }""")
+    )
+
+    def full(*given, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("onnxgrad.runtime.ort._LARGE", 1)
+    x = np.float32([1, 1])
+    assert Session(made).run({"x": x})["y"].tolist() == [2, 3]
+    monkeypatch.setattr(ir, "save", full)
+    assert Session(made).run({"x": x})["y"].tolist() == [2, 3]
+    monkeypatch.setattr("onnxgrad.runtime.ort._MESSAGE_LIMIT", 1)
+    with pytest.raises(BadInput, match="No space left"):
+        Session(made)

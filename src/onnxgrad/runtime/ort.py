@@ -21,8 +21,12 @@ from onnxgrad.errors import BadInput
 from onnxgrad.native import library, with_kernels
 from onnxgrad.optimize import REWRITES, optimized
 
-#: A protobuf message must stay below 2 GiB; larger models go to the runtime through a file.
-_PROTO_LIMIT = 2_000_000_000
+#: Models with more bytes of constants go to the runtime through a file, which it maps into memory: as a message they
+#: are held four times meanwhile (a ResNet-50 with its way back takes 930 MB so, and 700 through a file).
+_LARGE = 1 << 25
+
+#: A protobuf message must stay below 2 GiB.
+_MESSAGE_LIMIT = 2_000_000_000
 
 
 #: Types of tensors that numpy has itself.
@@ -126,15 +130,26 @@ def create(model: ir.Model | bytes | str | Path, options: Options) -> onnxruntim
             source = model if isinstance(model, bytes) else str(model)
             return onnxruntime.InferenceSession(source, native, providers=list(options.providers))
         weight = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
-        if weight < _PROTO_LIMIT:
-            return create(ir.to_proto(model).SerializeToString(), options)
-        with tempfile.TemporaryDirectory(prefix="onnxgrad-") as folder:
-            ir.save(model, Path(folder, "model.onnx"), external_data="model.data")
-            return create(Path(folder, "model.onnx"), options)
+        session = None if weight < _LARGE else _through_a_file(model, options, weight < _MESSAGE_LIMIT)
+        return create(ir.to_proto(model).SerializeToString(), options) if session is None else session
     except BadInput:
         raise
     except Exception as error:  # ONNX Runtime's exceptions share no base but this one
         raise BadInput(f"ONNX Runtime cannot load the model: {one_line(error)}") from error
+
+
+def _through_a_file(model: ir.Model, options: Options, may_fail: bool) -> onnxruntime.InferenceSession | None:
+    """A session whose constants come from a file that is gone from its folder; None if there is no room for one."""
+    with tempfile.TemporaryDirectory(prefix="onnxgrad-", ignore_cleanup_errors=True) as folder:
+        try:
+            ir.save(model, Path(folder, "model.onnx"), external_data="model.data")
+        except OSError:
+            if not may_fail:
+                raise
+            return None
+        session = create(Path(folder, "model.onnx"), options)
+    give_back()
+    return session
 
 
 def give_back() -> None:
