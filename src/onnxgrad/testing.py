@@ -40,7 +40,8 @@ class Case:
     outputs ``y0, y1, …``; an operand ``None`` is left out. Integer operands are constants of the graph
     unless they are `fed`; so are float operands listed in `constants`, which keep their dtype. `symbolic` may
     say which axes of which operand become symbolic (default: all).
-    `evaluators` (subclasses of ``onnx.reference.op_run.OpRun``) replace what the reference evaluator does wrong.
+    `evaluators` (subclasses of ``onnx.reference.op_run.OpRun``) replace what the reference evaluator does wrong, and
+    compute operators of other domains; `runtime` says whether ONNX Runtime has a kernel.
     """
 
     op: str
@@ -129,9 +130,19 @@ def node_model(case: Case, feeds: Arrays, *, symbolic: bool = False, dtype: type
         loaded = ir.from_proto(typed)
         infer_model(loaded)
         typed = ir.to_proto(loaded)
+    if case.domain and case.evaluators:  # an operator that no schema describes: as what its evaluator gives
+        given = {n: a.astype(dtype) if a.dtype.kind == "f" else a for n, a in feeds.items()}
+        for out, value in zip(typed.graph.output, reference(model, given, case.evaluators).values()):
+            if not out.type.tensor_type.elem_type:
+                shape = [None] * value.ndim if symbolic else value.shape
+                kind = helper.np_dtype_to_tensor_dtype(value.dtype)
+                out.CopyFrom(helper.make_tensor_value_info(out.name, kind, shape))
     for out in typed.graph.output:
-        assert out.type.tensor_type.elem_type, f"no inferred type for {out.name}"
+        assert out.type.tensor_type.elem_type, f"no inferred type for {out.name}: an operator of your own needs {_OWN}"
     return typed
+
+
+_OWN = "`evaluators` (docs/add-an-operator.md)"
 
 
 def reference(model: onnx.ModelProto, feeds: Arrays, evaluators: Sequence[type] = ()) -> Arrays:
