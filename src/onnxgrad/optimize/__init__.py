@@ -16,12 +16,13 @@ from onnxgrad.optimize.blocked import BLOCKED
 from onnxgrad.optimize.depthwise import DEPTHWISE
 from onnxgrad.optimize.rewrite import Rewrite
 from onnxgrad.optimize.rows import ROWS
+from onnxgrad.optimize.thinned import THINNED
 from onnxgrad.optimize.ties import TIES
 from onnxgrad.optimize.tiles import TILES
 from onnxgrad.optimize.together import TOGETHER, compute_soon
 
 #: In the order in which they are applied.
-REWRITES: tuple[Rewrite, ...] = (BLOCKED, DEPTHWISE, TIES, TILES, ROWS, AFFINE, TOGETHER)
+REWRITES: tuple[Rewrite, ...] = (BLOCKED, DEPTHWISE, THINNED, TIES, TILES, ROWS, AFFINE, TOGETHER)
 
 
 def optimized(model: ir.Model, without: Collection[str] = ()) -> ir.Model:

@@ -43,8 +43,9 @@ class _Affine:
                 continue
             products = [made(v, "Mul") for v in total.inputs]
             terms = [_term(p, channels) for p in products if p is not None and _alone(p)]
-            if len(terms) == 2 and terms[0] is not None and terms[1] is not None:
-                (g, a), (x, b) = terms
+            known = [term for term in terms if term is not None]
+            if len(known) == 2:
+                (g, a), (x, b) = known
                 return cls(g, a, x, b, c, channels)
         return None
 
@@ -80,10 +81,11 @@ def _write(graph: ir.Graph) -> None:
         if found is not None:
             graph.opset_imports[DOMAIN] = 1
             writer.at = node
-            how = {"kernel_shape": [1, 1], "group": found.channels}
-            a, b = (writer.view(v, found.channels, 1, 1, 1) for v in (found.a, found.b))
-            part = writer.emit("Conv", found.x, b, writer.view(found.c, found.channels), **how)
-            put(writer.emit("FusedConv", found.g, a, None, part, domain=DOMAIN, **how), node.outputs[0])
+            n = found.channels
+            a, b, c = writer.view(found.a, n, 1, 1, 1), writer.view(found.b, n, 1, 1, 1), writer.view(found.c, n)
+            part = writer.emit("Conv", found.x, b, c, kernel_shape=[1, 1], group=n)
+            y = writer.emit("FusedConv", found.g, a, None, part, domain=DOMAIN, kernel_shape=[1, 1], group=n)
+            put(y, node.outputs[0])
 
 
 AFFINE = Rewrite(

@@ -27,7 +27,7 @@ DOMAIN = "com.microsoft.nchwc"
 def block_size() -> int:
     """How many channels are a block here; 0 where the layout cannot be used or gives other numbers."""
     try:
-        size = int(_run(_reordering(), {"x": np.zeros((1, 4, 1, 1), np.float32)}).shape[1])
+        size = int(run(_reordering(), {"x": np.zeros((1, 4, 1, 1), np.float32)}).shape[1])
         if size not in (8, 16, 32):
             return 0
         rng = np.random.default_rng(0)
@@ -39,7 +39,7 @@ def block_size() -> int:
             }
             changed = blocked(model, size)
             assert changed is not model
-            if not np.allclose(_run(changed, feeds), _run(model, feeds), rtol=1e-4, atol=1e-4):
+            if not np.allclose(run(changed, feeds), run(model, feeds), rtol=1e-4, atol=1e-4):
                 return 0
         return size
     except Exception:  # whatever it is: then not
@@ -214,7 +214,8 @@ def _model(inputs: list[ir.Value], nodes: list[ir.Node], outputs: list[ir.Value]
     return ir.Model(graph, ir_version=9)
 
 
-def _run(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray:
+def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    """The first output of a small model, as it is; raises what ONNX Runtime raises."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
