@@ -22,7 +22,7 @@ SOURCES = Path(__file__).parent / "source"
 
 #: NaN and infinities mean what they mean in the graph, so not -ffast-math; sqrt sets no errno, or it is no instruction.
 _FLAGS = (
-    *("-std=c11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
+    *("-std=c11", "-O3", "-fno-math-errno", "-fno-trapping-math"),
     *("-fPIC", "-shared", "-fvisibility=hidden"),
 )
 #: What the compiler is asked to do for this processor, the first that it understands.
@@ -44,8 +44,10 @@ def library() -> Path:
 def _library(asked: str, kept: Path) -> Path:
     compiler = _compiler(asked)
     processor, known = _ask(compiler)
+    contract = "fast-honor-pragmas" if "__clang__" in known else "fast"  # a kernel may forbid a·b + c in one rounding
+    flags = [*_FLAGS, f"-ffp-contract={contract}", *processor]
     files = sorted(p for p in SOURCES.iterdir() if p.suffix in (".c", ".h"))
-    digest = hashlib.sha256("\0".join((*compiler, *_FLAGS, *processor, known)).encode())
+    digest = hashlib.sha256("\0".join((*compiler, *flags, known)).encode())
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     suffix = "dylib" if sys.platform == "darwin" else "so"
@@ -54,7 +56,7 @@ def _library(asked: str, kept: Path) -> Path:
         return place
     with replacing(place) as file:  # a temporary file: whoever else builds at this moment makes the same
         sources = [str(p) for p in files if p.suffix == ".c"]
-        done = _run([*compiler, *_FLAGS, *processor, *sources, "-lm", "-o", str(file)])
+        done = _run([*compiler, *flags, *sources, "-lm", "-o", str(file)])
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["?"]
             raise BadInput(f"{shlex.join(compiler)} cannot build the kernels of target 'native': {lines[0]}\n{_HINT}")
@@ -74,8 +76,8 @@ def _compiler(asked: str) -> list[str]:
     missing = f"CC is {asked!r}, which is not there" if asked.strip() else "there is none (cc, gcc, clang)"
     raise BadInput(
         f"target 'native' needs a C compiler, and {missing}\n"
-        "  hint: install one (Debian and Ubuntu: apt install gcc; macOS: xcode-select --install), "
-        "or use target 'portable'"
+        "  hint: install one (Debian, Ubuntu: apt install gcc; macOS: xcode-select --install; anywhere: "
+        "pip install ziglang, then CC='python -m ziglang cc'), or use target 'portable'"
     )
 
 
