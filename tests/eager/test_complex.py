@@ -49,6 +49,8 @@ FUNCTIONS = {
     "dot": lambda x: np.real(np.vecdot(F.fft(x), W)) * np.imag(np.tensordot(F.fft(x), W, axes=((1,), (1,)))[0]) ** 2,
     "powers": lambda x: np.real((x + 1j * x[::-1]) ** 3 + (x + 2j) ** -2) + np.imag(np.exp(0.3 * x * (1j + 0.2))),
     "functions": lambda x: np.abs(np.square(x * W) - np.reciprocal(W + x) + (-(x * 1j))) + np.linalg.norm(x * W),
+    "one number": lambda x: np.abs(x[0, 0] * 1j + x[1, 1]) * np.real(np.sum(F.fft(x)) * 2j + x[0, 1]),
+    "order": lambda x: np.real(np.sort(F.fft(x[0])) * onp.arange(4.0)) + np.imag(np.cumulative_prod(F.fft(x[0]))),
     "spread": lambda x: np.var(F.fft(x), axis=0) + np.std(x * W),
     "precision": lambda x: np.abs(np.astype(np.astype(x, np.complex128) * 1j, np.complex128) + 1.0),
     "assignment": assigned,
@@ -128,6 +130,7 @@ def test_the_derivative_at_zero_is_finite():
         (lambda x: F.irfft(F.rfft(x) * np.exp(1j * onp.arange(3.0))), {"x": {0: "N"}}),
         (lambda x: np.real(F.ifftn(x * 1j)) + np.imag(F.fft(x, axis=0)), None),
         (og.elementwise_grad(lambda x: np.abs(F.fft(x)) ** 2), None),
+        (lambda x: np.real(og.stop_gradient(F.fft(x)) * F.ifft(x)), None),
     ],
 )
 def test_models(f, dynamic):

@@ -406,6 +406,12 @@ def test_the_function_may_return_its_argument():
     assert out[0]._node is None
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 0), (3, 0), (0, 3)], ids=str)
+def test_the_sum_of_nothing(shape):
+    for f in (np.sum, lambda x: np.sum(x * 2.0), lambda x: np.sum(np.sin(x)) + np.prod(x)):
+        assert og.grad(f)(onp.zeros(shape)).shape == shape
+
+
 def test_memory_that_the_caller_writes_into_later():
     """A buffer that is used again in a loop, and an argument that changes before the pullback."""
 

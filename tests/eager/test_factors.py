@@ -117,6 +117,12 @@ def test_repeated_values():
             assert not onp.isfinite(onp.asarray(og.grad(lambda x: np.sum(f(x) * weights))(unit))).all()  # noqa: B023
 
 
+@pytest.mark.parametrize("shape", [(0, 0), (3, 0), (0, 3), (2, 0, 3)], ids=str)
+def test_matrices_without_elements(shape):
+    for f in (L.svdvals, L.pinv, lambda x: svd(x).U, lambda x: L.qr(x).R, lambda x: L.matrix_norm(x, ord="fro")):
+        assert og.grad(lambda x: np.sum(f(x)))(onp.zeros(shape)).shape == shape  # noqa: B023
+
+
 def test_what_is_not_determined_is_refused():
     tall, wide = rng.standard_normal((4, 2)), rng.standard_normal((2, 4))
     close(og.grad(lambda x: np.sum(np.abs(L.svd(x).U)))(wide), og.grad(lambda x: np.sum(np.abs(svd(x).U)))(wide))

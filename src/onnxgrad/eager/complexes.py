@@ -22,7 +22,8 @@ _HINT = "\n  hint: derivatives pass + − · / @, abs, conj, exp, real, imag, su
 #: What a linear operator with real coefficients does to an array, it does to both parts.
 LINEAR = frozenset((
     "Concat", "CumSum", "Expand", "Gather", "GatherElements", "Identity", "Neg", "Pad", "ReduceMean", "ReduceSum",
-    "Reshape", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "gathered_flat", "put_flat", "sliced",
+    "Reshape", "Squeeze", "Stop", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "gathered_flat", "put_flat",
+    "sliced",
 ))  # fmt: skip
 
 
