@@ -2,6 +2,17 @@
 
 from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.names import Names, identifier
-from onnxgrad.ir.shapes import expand_to, reshape_to, same_shape, sum_to
+from onnxgrad.ir.shapes import expand_to, product, reshape_to, same_shape, sum_to, unless_empty
 
-__all__ = ["Builder", "Names", "Var", "expand_to", "identifier", "reshape_to", "same_shape", "sum_to"]
+__all__ = [
+    "Builder",
+    "Names",
+    "Var",
+    "expand_to",
+    "identifier",
+    "product",
+    "reshape_to",
+    "same_shape",
+    "sum_to",
+    "unless_empty",
+]

@@ -89,9 +89,35 @@ def _sum_to_at_run_time(b: Builder, x: Var, like: Var) -> Var:
     return b.reshape(b.ReduceSum(x, axes, keepdims=1, noop_with_empty_axes=1), want)
 
 
+def product(x: Var, y: Var) -> Var:
+    """x·y, and 0 where nothing is summed.
+
+    ONNX Runtime leaves a batch of products, or one with a vector on the right, as it found the memory if the size that
+    is summed over is 0. A product with a matrix on the right is right anyway; so is one without elements, which it is
+    where that size is also one of the result's.
+    """
+    z = x @ y
+    size = None if x.shape is None else x.shape[-1]
+    if y.rank == 2 or any(same_dim(size, d) for d in z.shape or () if isinstance(size, ir.SymbolicDim)):
+        return z
+    return unless_empty(z, x, x.rank - 1)
+
+
+def unless_empty(z: Var, x: Var, axis: int) -> Var:
+    """`z`, but 0 where `x` has size 0 along `axis`; `z` itself where that has another size for certain."""
+    size = None if x.shape is None else x.shape[axis]
+    if isinstance(size, int):
+        return z if size else z.builder.zeros_like(z)
+    return z.builder.Where(z.builder.shape_of(x, axis, axis + 1) > 0, z, 0)
+
+
 def expand_to(x: Var, like: Var) -> Var:
     """`x` broadcast to the shape of `like`."""
-    return x if same_shape(x, like) else x.builder.Expand(x, x.builder.shape_of(like))
+    if same_shape(x, like):
+        return x
+    if like.shape is not None and 0 in like.shape and like.dtype == x.dtype:
+        return x.builder.zeros_like(like)  # ONNX Runtime takes an Expand of size 1 to the constant size 0 for nothing
+    return x.builder.Expand(x, x.builder.shape_of(like))
 
 
 def reshape_to(x: Var, like: Var) -> Var:

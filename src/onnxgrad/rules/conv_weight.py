@@ -12,8 +12,8 @@ on ONNX Runtime 1.31 (two cores, batch 16 to 32, 32 to 64 channels, 16² to 32²
   which a 0/1 mask picks the diagonals. 2.7 and 4.8 ms where `_exchanged` takes 6.9 and 15.
 * `_exchanged` — batch and channels exchanged in an ordinary convolution: needs no size at all.
 
-Of an empty batch all but the first are sums of nothing, which ONNX Runtime leaves as it found the memory (a convolution
-over no channels, a batch of products that sum nothing): where the batch may be empty, the result is taken for 0.
+Of an empty batch all are sums of nothing, 0. A convolution over no channels never ends on ONNX Runtime, or leaves the
+result as it found the memory; so where the batch may be empty, `_filled` stops the run first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.ir import Var, unless_empty
-from onnxgrad.rules.conv_geometry import Windows, crop, dim, pad, size, spatial, tap, view
+from onnxgrad.rules.conv_geometry import Windows, crop, dim, pad, size, spatial, tap, vector, view
 from onnxgrad.rules.op import Op
 
 #: Widest rows for `_by_rows`, whose work per element grows with the width.
@@ -54,11 +54,6 @@ def _correlated(op: Op, big: Var, small: Var, like: Var, windows: Windows) -> Va
         inner = size(big, 1) // group  # type: ignore[operator]
     if group == 1 and windows.kernel == [1] * windows.rank and not any(windows.pads):
         return _pointwise(op, big, small, like, windows)
-    return unless_empty(_of_taps(op, big, small, like, windows, inner), small, 0)
-
-
-def _of_taps(op: Op, big: Var, small: Var, like: Var, windows: Windows, inner: int | None) -> Var:
-    group = windows.group
     if None in windows.kernel or inner is None:
         return _exchanged(op, big, small, like, windows)
     if group > 1 and inner == 1:
@@ -92,7 +87,7 @@ def _interleaved(op: Op, big: Var, small: Var, like: Var, windows: Windows, inne
         lanes = view(op, big, [batch, group, inner, *room])
         lanes = op.Transpose(lanes, perm=[1, 0, *(a + 1 for a in axes), 2])
     lanes = view(op, lanes, [1, batch * group, *room[:-1], room[-1] * inner])
-    kernel = op.Transpose(small, perm=[1, 0, *axes])
+    kernel = _filled(op, op.Transpose(small, perm=[1, 0, *axes]))
     pads = windows.pads
     pads[rank - 1] *= inner
     pads[-1] *= inner
@@ -116,6 +111,19 @@ def _interleaved(op: Op, big: Var, small: Var, like: Var, windows: Windows, inne
     return op.Transpose(y, perm=[0, rank + 1, *range(1, rank + 1)])
 
 
+def _filled(op: Op, kernel: Var) -> Var:
+    """`kernel`, [M, N, o…], as it is; the run stops at this node, whose name says why, if N is 0."""
+    if size(kernel, 1) is not None:
+        return kernel
+    rows = op.Max(op.shape_of(kernel, 1, 2), 1)
+    same = op.reshape(kernel, vector(op, [dim(op, kernel, 0), rows, *spatial(op, kernel)]))
+    same.value.shape = kernel.value.shape
+    node = same.value.producer()
+    assert node is not None
+    node.name = op.names.fresh("no_weight_gradient_of_an_empty_batch")
+    return same
+
+
 def _by_rows(op: Op, big: Var, small: Var, like: Var, windows: Windows) -> Var:
     """Depthwise: Mᵢ = Σₙₚ rowsᵢ[n, p]ᵀ·small[n, p] for each tap i down; its diagonals are the taps across."""
     (down, across), (s, s_across), (d, d_across) = windows.kernel, windows.strides, windows.dilations
@@ -135,7 +143,7 @@ def _by_rows(op: Op, big: Var, small: Var, like: Var, windows: Windows) -> Var:
     at = np.arange(width)[:, None, None] + windows.head[1]
     mask = at == np.arange(narrow)[:, None] * s_across + np.arange(across) * d_across
     diagonals = products @ op.const(mask.reshape(width * narrow, across), big.dtype)
-    return op.reshape(diagonals, op.shape_of(like))
+    return unless_empty(op.reshape(diagonals, op.shape_of(like)), small, 0)
 
 
 def _exchanged(op: Op, big: Var, small: Var, like: Var, windows: Windows) -> Var:
@@ -152,7 +160,7 @@ def _exchanged(op: Op, big: Var, small: Var, like: Var, windows: Windows) -> Var
         lanes = view(op, lanes, [inner, batch * group, *room])
     y = op.Conv(
         lanes,
-        op.Transpose(small, perm=[1, 0, *axes]),
+        _filled(op, op.Transpose(small, perm=[1, 0, *axes])),
         strides=windows.dilations,
         dilations=windows.strides,
         pads=windows.pads,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxgrad.ir import expand_to, reshape_to
+from onnxgrad.ir import expand_to, product, reshape_to
 from onnxgrad.rules.registry import linear, rule
 
 
@@ -41,5 +41,5 @@ def affine_grid(op, g, theta, size):
     same = expand_to(op.const(np.eye(n, n + 1)[None], theta.dtype), theta)
     points = op.Reshape(op.replay(same, size), [0, -1, n])
     rows = op.Reshape(g, [0, -1, n])
-    product = op.Transpose(rows, perm=[0, 2, 1]) @ points
-    return op.Concat(product, op.Unsqueeze(op.ReduceSum(rows, [1], keepdims=0), [2]), axis=2)
+    met = product(op.Transpose(rows, perm=[0, 2, 1]), points)
+    return op.Concat(met, op.Unsqueeze(op.ReduceSum(rows, [1], keepdims=0), [2]), axis=2)

@@ -5,14 +5,14 @@ multiplies a whole batch is one Gemm over all rows of the batch, not a batch of 
 
 A sum of no products is 0, but ONNX Runtime gives whatever its memory held for one whose right operand is a vector, or
 a batch beside a left one that is none or that it transposes on the way. Where it is known that nothing is summed, no
-product is written.
+product is written; where it may be, `product` sees to it.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from onnxgrad.ir import reshape_to, sum_to
+from onnxgrad.ir import product, reshape_to, sum_to
 from onnxgrad.rules.registry import linear, rule
 
 
@@ -66,10 +66,10 @@ def _matrix_vector(op, g, a, b):
 def _matmul(op, g, a, b):
     da = db = None
     if op.needs[0]:
-        da = gemm(op, g, b, tb=True) if g.rank == b.rank == 2 else sum_to(g @ transposed(op, b), a)
+        da = gemm(op, g, b, tb=True) if g.rank == b.rank == 2 else sum_to(product(g, transposed(op, b)), a)
     if op.needs[1]:
         one = b.rank == 2 and a.rank == g.rank
-        db = gemm(op, rows(op, a), rows(op, g), ta=True) if one else sum_to(transposed(op, a) @ g, b)
+        db = gemm(op, rows(op, a), rows(op, g), ta=True) if one else sum_to(product(transposed(op, a), g), b)
     return da, db
 
 

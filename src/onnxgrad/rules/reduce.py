@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir import expand_to, reshape_to
+from onnxgrad.ir import expand_to, product, reshape_to
 from onnxgrad.rules.registry import linear, rule
 from onnxgrad.rules.steps import lowest
 
@@ -217,6 +217,6 @@ def cum_prod(op, g, x, axis):
     at, shape = _along(op, x, axis)
     x3, g3 = (v if shape is None else op.reshape(v, shape) for v in (x, g))
     before, after = _factors(op, _moved(op, x3, at))
-    pulled = after @ op.Unsqueeze(_moved(op, g3, at), [-1])
+    pulled = product(after, op.Unsqueeze(_moved(op, g3, at), [-1]))
     back = _moved(op, before * op.Squeeze(pulled, [-1]), at)
     return back if shape is None else reshape_to(back, x)
