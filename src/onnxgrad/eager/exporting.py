@@ -78,6 +78,10 @@ class _Recording:
         labels = _parameters(f, len(args))
         found = [(identifier(p), as_array(x)) for a, n in zip(args, labels) for p, x in _named_leaves(a, n)]
         self.names = [_path(p) for p, _ in found]
+        for name, x in zip(self.names, (x for _, x in found)):
+            if x.dtype.kind == "c":
+                hint = "hand over the real and the imaginary part"
+                raise BadInput(f"{name} is {x.dtype}; ONNX has no complex numbers\n  hint: {hint}")
         self.inputs = [Array(x._data, leaf(x._data)) for _, x in found]
         self.leaves = [x._node for x in self.inputs if x._node is not None]
         rest = iter(self.inputs)
