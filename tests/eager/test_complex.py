@@ -165,7 +165,7 @@ def test_what_is_refused(f, words):
     assert re.search(words, str(caught.value), flags=re.S), str(caught.value)
     export = lambda z: og.export(np.abs, z)  # noqa: E731
     for derive in (og.grad(lambda z: np.abs(z)), og.grad(lambda z: np.sum(np.real(z))), export):
-        with pytest.raises(BadInput, match="real and (the )?imaginary part"):
+        with pytest.raises(BadInput, match=r"real and (the )?imaginary part"):
             derive(X * 1j)
 
 
