@@ -11,7 +11,6 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from onnxgrad.ir.walk import prune
-from onnxgrad.optimize.affine import AFFINE
 from onnxgrad.optimize.blocked import BLOCKED
 from onnxgrad.optimize.depthwise import DEPTHWISE
 from onnxgrad.optimize.rewrite import Rewrite
@@ -22,7 +21,7 @@ from onnxgrad.optimize.tiles import TILES
 from onnxgrad.optimize.together import TOGETHER, compute_soon
 
 #: In the order in which they are applied.
-REWRITES: tuple[Rewrite, ...] = (BLOCKED, DEPTHWISE, THINNED, TIES, TILES, ROWS, AFFINE, TOGETHER)
+REWRITES: tuple[Rewrite, ...] = (BLOCKED, DEPTHWISE, THINNED, TIES, TILES, ROWS, TOGETHER)
 
 
 def optimized(model: ir.Model, without: Collection[str] = ()) -> ir.Model:
