@@ -47,6 +47,7 @@ typedef struct {
   int64_t row_phases, column_phases, most_down;
   int64_t pitch, rows, run, plane; /* of a band: width with padding, rows of y, numbers of y and of one plane of x */
   int64_t bands, per_unit, units, shares, panels, outs, slot;
+  int as_it_is; /* x and y are products of matrices already, and need not be laid out */
   unsigned char busy[2 * TASKS];
 } Job;
 
@@ -256,6 +257,35 @@ static float *lay_y(const Job *j, float *to, const float *from, int64_t top) {
 
 /* --- the work ----------------------------------------------------------------------------------------------------- */
 
+/* Adds the products of some images, of channels of a group: of numbers from `first` on, as they lie there. */
+static void multiply_in_place(const Job *j, int64_t g, int64_t from_c, int64_t c, int64_t image, int64_t images,
+                              int64_t first, float *sums) {
+  const Correlation *at = j->at;
+  const int64_t plane = at->h * at->w, x_image = at->groups * at->c * plane, y_image = at->groups * at->m * plane;
+  const float *x = j->x + image * x_image + (g * at->c + from_c) * plane + first;
+  const float *y = j->y + image * y_image + g * at->m * plane + first;
+  const Span s = {y, x, plane, y_image, x_image, images, j->run};
+  multiply(j, &s, at->m, c, plane, sums);
+}
+
+/* The same for rows of y from `top` on, which are laid out before. */
+static void multiply_laid_out(const Job *j, int64_t g, int64_t from_c, int64_t c, int64_t image, int64_t images,
+                              int64_t top, float *memory, float *sums) {
+  const Correlation *at = j->at;
+  const int64_t planes = j->row_phases * j->column_phases * j->plane;
+  float *x = memory, *to = x;
+  for (int64_t k = 0; k < c; k++)
+    for (int64_t n = image; n < image + images; n++)
+      to = lay_x(j, to, j->x + ((n * at->groups + g) * at->c + from_c + k) * at->h * at->w, top);
+  clear(to, LANES);
+  float *y = to += LANES;
+  for (int64_t k = 0; k < at->m; k++)
+    for (int64_t n = image; n < image + images; n++)
+      to = lay_y(j, to, j->y + ((n * at->groups + g) * at->m + k) * at->oh * at->ow, top);
+  const Span s = {y, x, images * j->run, j->run, planes, images, j->run};
+  multiply(j, &s, at->m, c, images * planes, sums);
+}
+
 /* Memory for one task, most likely what the same thread had before. */
 static int claim(Job *j) {
   for (int k = 0;; k = (k + 1) % (2 * TASKS))
@@ -270,26 +300,18 @@ static void part(void *state, size_t index) {
   const int64_t first = whole * panel / j->panels, last = whole * (panel + 1) / j->panels;
   const int64_t from_group = at->groups > 1 ? first : 0, to_group = at->groups > 1 ? last : 1;
   const int64_t from_c = at->groups > 1 ? 0 : first, c = at->groups > 1 ? at->c : last - first;
-  const int64_t phases = j->row_phases * j->column_phases;
   const int slot = claim(j);
   float *out = j->partial + share * j->outs;
   for (int64_t g = from_group; g < to_group; g++) {
     float *sums = out + (g * at->c + from_c) * taps * at->m;
     clear(sums, c * taps * at->m);
     for (int64_t u = j->units * share / j->shares; u < j->units * (share + 1) / j->shares; u++) {
-      const int64_t top = u % j->bands * j->rows, image = u / j->bands * j->per_unit;
+      const int64_t band = u % j->bands, image = u / j->bands * j->per_unit;
       const int64_t images = least(j->per_unit, at->images - image);
-      float *x = j->memory + slot * j->slot, *to = x;
-      for (int64_t k = 0; k < c; k++)
-        for (int64_t n = image; n < image + images; n++)
-          to = lay_x(j, to, j->x + ((n * at->groups + g) * at->c + from_c + k) * at->h * at->w, top);
-      for (int k = 0; k < LANES; k++) *to++ = 0;
-      float *y = to;
-      for (int64_t k = 0; k < at->m; k++)
-        for (int64_t n = image; n < image + images; n++)
-          to = lay_y(j, to, j->y + ((n * at->groups + g) * at->m + k) * at->oh * at->ow, top);
-      const Span s = {y, x, images * j->run, j->run, phases * j->plane, images, j->run};
-      multiply(j, &s, at->m, c, images * phases * j->plane, sums);
+      if (j->as_it_is)
+        multiply_in_place(j, g, from_c, c, image, images, band * j->run, sums);
+      else
+        multiply_laid_out(j, g, from_c, c, image, images, band * j->rows, j->memory + slot * j->slot, sums);
     }
   }
   __atomic_store_n(&j->busy[slot], 0, __ATOMIC_RELEASE);
@@ -367,6 +389,12 @@ static int64_t pitch_of(const Job *j, const Correlation *at, int64_t widest) {
   return most(widest - shared, needed);
 }
 
+/* Whether there is one tap, and all of x and y meet in it, in whole vectors. */
+static int one_tap(const Correlation *at) {
+  return at->kh * at->kw == 1 && at->sh == 1 && at->sw == 1 && !at->ph && !at->pw && at->oh == at->h &&
+         at->ow == at->w && at->h * at->w % LANES == 0;
+}
+
 /* How the work is cut: by the sizes alone. */
 static void cut(Job *j, const Correlation *at) {
   const int64_t tasks = (double)at->images * at->oh * at->ow * j->outs < 1e5 ? 1 : TASKS;
@@ -376,6 +404,10 @@ static void cut(Job *j, const Correlation *at) {
   j->bands = up(at->oh, j->rows);
   j->rows = up(at->oh, j->bands);
   j->bands = up(at->oh, j->rows);
+  if (j->as_it_is) { /* bands of as many numbers each */
+    j->bands = up(at->h * at->w, room);
+    while (at->h * at->w % (j->bands * LANES)) j->bands++;
+  }
   j->per_unit = 1;
   if (j->bands == 1) {
     const int64_t numbers = j->rows * j->pitch;
@@ -386,7 +418,7 @@ static void cut(Job *j, const Correlation *at) {
   j->panels = at->groups > 1 ? least(at->groups, tasks) : 1;
   j->shares = least(least(j->units, up(tasks, j->panels)), most(PARTIALS / j->outs, 1));
   if (at->groups == 1) j->panels = least(at->c, up(tasks, j->shares));
-  j->run = up((j->rows - 1) * j->pitch + at->ow, LANES) * LANES;
+  j->run = j->as_it_is ? at->h * at->w / j->bands : up((j->rows - 1) * j->pitch + at->ow, LANES) * LANES;
   j->plane = (j->rows + j->most_down) * j->pitch;
 }
 
@@ -408,6 +440,7 @@ static void correlate(Call *call, const Correlation *at, const float *x, const f
   j.row_phase = row_phase;
   j.column_phase = column_phase;
   j.offset = offset;
+  j.as_it_is = one_tap(at);
   j.pitch = pitch_of(&j, at, at->ow + most_across);
   cut(&j, at);
 
@@ -415,7 +448,8 @@ static void correlate(Call *call, const Correlation *at, const float *x, const f
     for (int64_t k = 0; k < at->kw; k++)
       offset[i * at->kw + k] = (row[i] * j.column_phases + column[k]) * j.plane + down[i] * j.pitch + across[k];
   const int64_t c = at->groups > 1 ? at->c : up(at->c, j.panels), planes = j.row_phases * j.column_phases;
-  const double size = (double)j.per_unit * ((double)c * planes * j.plane + (double)at->m * j.run) + LANES;
+  double size = (double)j.per_unit * ((double)c * planes * j.plane + (double)at->m * j.run) + LANES;
+  if (j.as_it_is) size = 0;
   const size_t count = (size_t)(j.shares * j.panels);
   if (size * count > MOST_MEMORY) {
     fail(call, "ConvWeightGrad: windows reach too far");
