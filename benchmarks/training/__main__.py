@@ -31,7 +31,10 @@ from benchmarks.training.environments import PINS, Missing, environment
 RESULTS = Path(__file__).parent.parent / "results"
 WORKLOADS = ("mlp", "cnn", "residual", "transformer", "lstm", "depthwise", "resnet50")
 #: who takes part where a model is only differentiated
-DIFFERENTIATE = ("torch", "torch best", "torch best, MKL AVX-512", "torch.compile", "onnxgrad", "onnxgrad, portable")
+DIFFERENTIATE = (
+    "torch", "torch best", "torch best, MKL AVX-512", "torch.compile", "onnxgrad", "onnxgrad, portable",
+    "onnxgrad, native",
+)  # fmt: skip
 FIRST = 8  #: steps whose losses are compared; they are the warm-up as well
 
 
@@ -55,6 +58,7 @@ PEERS = {
     "onnxsim": Peer("graphs", "onnxsim", "onnxsim"),
     "onnxgrad": Peer("ours", "", "own"),
     "onnxgrad, portable": Peer("ours", "portable", "own"),
+    "onnxgrad, native": Peer("ours", "native", "own"),
 }
 
 

@@ -29,6 +29,7 @@ the quartiles over the turns.
 | onnxsim | its training loop |
 | onnxgrad | this project with its defaults: the step graph on stock ONNX Runtime |
 | onnxgrad, portable | the same without the layouts of convolutions that are ONNX Runtime's own |
+| onnxgrad, native | as the defaults, with [kernels in C](native.md) where there are any (`target="native"`) |
 """
 
 TITLES = {
