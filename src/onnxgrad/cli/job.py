@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ class Job:
         seed: decides the order of the rows.
         schedule: of the learning rate, as it is spelled.
         accumulate: into how many parts a batch is cut.
+        memory: how much what a step computes may take, as it is written.
+        dims: sizes of dimensions that it is for.
         resume: go on from the checkpoint.
         restart: an unfinished run may be discarded.
         threads: of ONNX Runtime.
@@ -67,6 +69,8 @@ class Job:
     seed: int = 0
     schedule: str = "constant"
     accumulate: int = 1
+    memory: str | None = None
+    dims: Mapping[str, int] | None = None
     resume: bool = False
     restart: bool = False
     threads: int | None = None
@@ -82,8 +86,15 @@ class Job:
         self._check_places()
         schedule, lowering = recipe.rate_plan(self.schedule, validation is not None)
         trainer = Trainer(
-            self.model, options=Options(threads=self.threads, target=self.target), accumulate=self.accumulate
+            self.model,
+            options=Options(threads=self.threads, target=self.target),
+            accumulate=self.accumulate,
+            memory=self.memory,
+            batch_size=self.batch_size,
+            dims=self.dims,
         )
+        if trainer.plan is not None:
+            console(sys.stderr).print(f"memory: {trainer.plan}", markup=False, highlight=False, soft_wrap=True)
         rows = trainer.data(*data)
         held_out = None if validation is None else trainer.data(*validation)
         before = None if held_out is None else self._before(trainer, held_out)

@@ -42,6 +42,8 @@ def train(
     clip_value: recipe.ClipValue = None,
     ema: recipe.Ema = None,
     accumulate: recipe.Accumulate = 1,
+    memory: recipe.Memory = None,
+    dim: recipe.Dims = None,
     train: recipe.Trainable = None,
     freeze: recipe.Freeze = None,
     freeze_bn: recipe.FreezeBn = False,
@@ -112,6 +114,8 @@ def train(
         seed=seed,
         schedule=schedule,
         accumulate=accumulate,
+        memory=memory,
+        dims=recipe.dims_of(dim),
         resume=resume,
         checkpoint_seconds=checkpoint_seconds,
         restart=restart,
@@ -121,4 +125,8 @@ def train(
         report=report,
         log=log,
     )
+    sources = [p for p in (data, validation) if p is not None and p.exists()]
+    for path in (output, metrics, plot, report, log):
+        if path is not None and path.exists() and any(path.samefile(p) for p in sources):
+            raise BadInput(f"{path} is where the data are; the run would write over them")
     job.run((arrays, str(data)), None if held_out is None else (held_out, str(validation)))

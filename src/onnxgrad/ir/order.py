@@ -49,7 +49,8 @@ def orders(graph: ir.Graph) -> list[list[ir.Node]]:
 
     1. The order that they have.
     2. The same, but those that no other reads behind all others, those first that need most.
-    3. Everything by how far it leads, then by how much it needs, as far as a node goes behind what it reads.
+    3. The same, but the last of those first: a run in the order that the nodes have.
+    4. Everything by how far it leads, then by how much it needs, as far as a node goes behind what it reads.
     """
     nodes = list(graph)
     before, after = _edges(nodes)
@@ -57,7 +58,7 @@ def orders(graph: ir.Graph) -> list[list[ir.Node]]:
     height = _steps(nodes[::-1], after)
     place = {node: i for i, node in enumerate(nodes)}
     last = sorted((n for n in nodes if not after[n]), key=lambda n: (depth[n], -place[n]), reverse=True)
-    second = [n for n in nodes if after[n]] + last
+    inner = [n for n in nodes if after[n]]
 
     def key(node: ir.Node) -> tuple[int, ...]:
         (far, farther), (much, more) = height[node], depth[node]
@@ -66,15 +67,31 @@ def orders(graph: ir.Graph) -> list[list[ir.Node]]:
     missing = {n: len(before[n]) for n in nodes}
     ready = [(key(n), n) for n in nodes if not missing[n]]
     heapq.heapify(ready)
-    third = []
+    fourth = []
     while ready:
         node = heapq.heappop(ready)[1]
-        third.append(node)
+        fourth.append(node)
         for reader in after[node]:
             missing[reader] -= 1
             if not missing[reader]:
                 heapq.heappush(ready, (key(reader), reader))
-    return [nodes, second, third]
+    return [nodes, inner + last, inner + [n for n in reversed(nodes) if not after[n]], fourth]
+
+
+def run_as(graph: ir.Graph, like: ir.Graph) -> None:
+    """Reorder `graph`, which was made of `like`, so that the runtime gives values of the same names in the same order.
+
+    That holds for nodes that no other reads: they come when the last of what they give, or else read, came in `like`.
+    """
+    place = {v.name: i for i, node in enumerate(execution_order(like)) for v in node.outputs}
+
+    def when(node: ir.Node) -> int:
+        made = [place[v.name] for v in node.outputs if v.name in place]
+        return max(made or [place.get(v.name, 0) for v in node.inputs if v is not None], default=0)
+
+    last = [node for node in graph if not any(v.uses() for v in node.outputs)]
+    graph.remove(last)
+    graph.extend(sorted(last, key=when, reverse=True))
 
 
 def _edges(nodes: Sequence[ir.Node]) -> tuple[dict[ir.Node, list[ir.Node]], dict[ir.Node, list[ir.Node]]]:

@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
+from onnxgrad.ir.order import run_as
 from onnxgrad.ir.walk import prune
 from onnxgrad.optimize.blocked import BLOCKED
 from onnxgrad.optimize.depthwise import DEPTHWISE
@@ -34,6 +35,7 @@ def optimized(model: ir.Model, without: Collection[str] = ()) -> ir.Model:
             prune(changed.graph)
     if changed is not model:
         compute_soon(changed.graph)
+        run_as(changed.graph, model.graph)
     return changed
 
 

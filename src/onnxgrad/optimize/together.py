@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.order import orders
 from onnxgrad.optimize.rewrite import Rewrite, Writer, put, sizes
 
 #: Marks what lays vectors side by side.
@@ -153,12 +152,12 @@ def _write(graph: ir.Graph) -> None:
 
 
 def compute_soon(graph: ir.Graph) -> None:
-    """Have the vectors that lie side by side in `graph` computed as soon as they were when each went its own way.
+    """Have the vectors that lie side by side in `graph` computed as soon as when each went its own way.
 
     The runtime computes what only the end of a graph reads at its end, and the gradient of a bias is computed from the
     cotangent of a whole layer, which would be there until then: 15 to 50 % on top of the peak of a step. So each
     vector is read by one more node, which copies nothing and which nobody reads; such nodes the runtime runs in turn.
-    It is the last thing to be done to a graph: pruning it takes these nodes away.
+    It is done last: pruning a graph takes these nodes away.
     """
     joined = [node for node in graph if _JOINED in node.meta]
     if not joined:
@@ -168,9 +167,6 @@ def compute_soon(graph: ir.Graph) -> None:
     for value in dict.fromkeys(v for node in joined for v in node.inputs):
         if value is not None and value.producer() is not None:
             writer.emit("Reshape", value, writer.constant(np.array([-1], np.int64)))
-    nodes = orders(graph)[1]
-    graph.remove(nodes)
-    graph.extend(nodes)
 
 
 TOGETHER = Rewrite(

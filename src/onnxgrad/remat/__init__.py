@@ -6,5 +6,7 @@
 
 from onnxgrad.remat.budget import amount, megabytes
 from onnxgrad.remat.plan import Plan, within
+from onnxgrad.remat.schedule import settle
+from onnxgrad.remat.sizes import sizes
 
-__all__ = ["Plan", "amount", "megabytes", "within"]
+__all__ = ["Plan", "amount", "megabytes", "settle", "sizes", "within"]

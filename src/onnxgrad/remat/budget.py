@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from onnxgrad.errors import BadInput
@@ -26,8 +27,8 @@ def amount(memory: int | str) -> int:
 
 
 def megabytes(count: float) -> str:
-    """Bytes for people: of as many digits as tell something, and never less than it is."""
-    mb = count / 1e6
-    digits = 0 if mb >= 100 else 1 if mb >= 1 else 3
-    up = -(-mb * 10**digits // 1) / 10**digits
-    return f"{up:.{digits}f} MB"
+    """Bytes for people: rounded up, so that what is said is enough."""
+    unit, size = next(((u, n) for u, n in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)) if count >= n), ("B", 1))
+    digits = 0 if count >= 100 * size or size == 1 else 1
+    up = math.ceil(count / size * 10**digits) / 10**digits
+    return f"{up:.{digits}f} {unit}"

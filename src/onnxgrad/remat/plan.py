@@ -75,43 +75,63 @@ def within(
         BadInput: the budget cannot be met (the message says what can), or a dimension has no size.
     """
     first = _Attempt(model, dims, forward)
-    if first.chooser.plain <= budget:
+    if first.predicted <= budget:
+        _take_over(model, first.model)
         return first.plan(budget, None)
     ranked = sorted(first.chooser.candidates(), key=lambda c: (c.seconds, c.peak))
-    reached = first.chooser.plain
+    reached = first.predicted
     for share in TIGHTER:
         fitting = [c for c in ranked if c.peak <= budget * share]
         if not fitting:
             break
         best = first.chooser.improved(fitting[0], int(budget * share))
-        attempt, plan = _written(model, dims, forward, best, budget)
+        attempt, plan = first.with_schedule(model, best, budget)
         if plan.predicted <= budget:
             _take_over(model, attempt.model)
             return plan
     for best in sorted(ranked, key=lambda c: c.peak)[:3]:
-        attempt, plan = _written(model, dims, forward, best, budget)
+        attempt, plan = first.with_schedule(model, best, budget)
         if plan.predicted <= budget:
             _take_over(model, attempt.model)
             return plan
         reached = min(reached, plan.predicted)
     raise BadInput(
-        f"what is computed takes at least {megabytes(reached)} at a time ({megabytes(first.chooser.plain)} if nothing "
+        f"what is computed takes at least {megabytes(reached)} at a time ({megabytes(first.predicted)} if nothing "
         f"is recomputed), which is more than the {megabytes(budget)} asked for{advice}"
     )
 
 
 class _Attempt:
-    """A copy of a model, to write one schedule into."""
+    """A copy of a model, to write one schedule into; `like` is another one of it, into which nothing was written."""
 
-    def __init__(self, model: ir.Model, dims: Mapping[str, int], forward: Sequence[str]) -> None:
-        self.model, self.dims = model.clone(), dims
+    def __init__(
+        self, model: ir.Model, dims: Mapping[str, int], forward: Sequence[str], like: _Attempt | None = None
+    ) -> None:
+        self.model, self.dims, self.names = model.clone(), dims, forward
         graph = self.model.graph
-        self.size = sizes(self.model, dims)
-        self.predicted = settle(graph, self.size)
+        if like is None:
+            place = {node: i for i, node in enumerate(graph)}
+            self.size = sizes(self.model, dims)
+            self.predicted = settle(graph, self.size)
+            self.plain = self.predicted
+            self.order = [place[node] for node in graph]
+        else:
+            self.plain = like.plain
+            known = {v.name: size for v, size in like.size.items()}
+            self.size = {v: known[v.name] for node in graph for v in node.outputs}
+            nodes = list(graph)
+            graph.remove(nodes)
+            graph.extend([nodes[i] for i in like.order])
         self.opset = self.model.opset_imports.get("", 18)
         named = {v.name: v for node in graph for v in node.outputs}
         self.forward = [named[name] for name in forward if name in named]
         self.chooser = Chooser(execution_order(graph), self.size, graph.outputs, self.opset, self.forward)
+
+    def with_schedule(self, model: ir.Model, best: Candidate, budget: int) -> tuple[_Attempt, Plan]:
+        """Another one, into which `best` was written, and its plan."""
+        other = _Attempt(model, self.dims, self.names, self)
+        other.write(best)
+        return other, other.plan(budget, best)
 
     def write(self, best: Candidate) -> None:
         """Write the schedule of `best`, a candidate for the same model, into this one."""
@@ -132,10 +152,10 @@ class _Attempt:
         """What was done."""
         residuals = self._residuals() if best is None else self.residuals
         dropped = frozenset() if best is None else self.best.dropped
-        again = {v for node in (self.best.again if best else ()) for v in node.outputs if v in dropped}
+        again = dict.fromkeys(v for node in (self.best.again if best else ()) for v in node.outputs if v in dropped)
         return Plan(
             budget,
-            self.chooser.plain,
+            self.plain,
             self.predicted,
             self.extra if best else 0.0,
             {v.name or "": self.size[v] for v in residuals if v not in again},
@@ -143,14 +163,6 @@ class _Attempt:
             len(self.best.again) if best else 0,
             dict(self.dims),
         )
-
-
-def _written(
-    model: ir.Model, dims: Mapping[str, int], forward: Sequence[str], best: Candidate, budget: int
-) -> tuple[_Attempt, Plan]:
-    attempt = _Attempt(model, dims, forward)
-    attempt.write(best)
-    return attempt, attempt.plan(budget, best)
 
 
 def _take_over(model: ir.Model, other: ir.Model) -> None:

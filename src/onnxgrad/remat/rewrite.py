@@ -105,9 +105,7 @@ class Rewriter:
         for i, v in enumerate(node.inputs):
             if v is not None and v in self.anew:
                 node.replace_input_with(i, self.anew[v])
-        inside = {
-            n for g in node.attributes.values() if g.type == ir.AttributeType.GRAPH for n in g.as_graph().all_nodes()
-        }
+        inside = {n for graph in subgraphs(node) for n in graph.all_nodes()}
         for v in captured(node):
             if v in self.anew:
                 for use in list(v.uses()):
@@ -156,7 +154,8 @@ class Rewriter:
             for v in node.outputs:
                 if v not in root and v in last and not v.is_graph_output():
                     ends[last[v]] = ends.get(last[v], 0) + self.size.get(v, 0)
-        return ends
+        # what nobody reads (the update of a weight) comes in its turn only as long as nobody does
+        return {i: size for i, size in ends.items() if any(v.uses() for v in self.plan[i].outputs)}
 
     def _results(self, places: Sequence[int], before: Mapping[ir.Node, int], first: bool) -> list[ir.Value]:
         """What tells that the nodes at `places` are done, without those that others of them need."""

@@ -73,7 +73,7 @@ def settle(graph: ir.Graph, size: Mapping[ir.Value, int]) -> int:
 
     Of orders with about the same peak it is the one that takes least on average: it leaves most to be gained.
     """
-    found = []
+    found: list[tuple[int, int, int, list[ir.Node]]] = []
     for order in orders(graph):
         _reorder(graph, order)
         used = _used(graph, size)

@@ -10,6 +10,7 @@ from onnxgrad.training.heads import with_head
 from onnxgrad.training.initializers import initialize
 from onnxgrad.training.interchange import carry_training_info, renamed
 from onnxgrad.training.lowering import lower_gradients
+from onnxgrad.training.memory import within_memory
 from onnxgrad.training.metrics import History
 from onnxgrad.training.objective import LossTerm
 from onnxgrad.training.optimizer_functions import OptimizerFunctions, optimizer_functions
@@ -50,4 +51,5 @@ __all__ = [
     "validate",
     "with_head",
     "with_optimizer_functions",
+    "within_memory",
 ]

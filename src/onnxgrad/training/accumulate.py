@@ -20,6 +20,7 @@ from onnxgrad.ir.finish import finish
 from onnxgrad.ir.walk import reads
 from onnxgrad.runtime import Options, StepRunner, share
 from onnxgrad.training.info import AnyTrainingModel, named_values, own_names, read
+from onnxgrad.training.memory import in_good_order
 from onnxgrad.training.step import StateTensor, Step, compile_step
 
 BUCKET, TOTAL, KEEP = "gradient_bucket", "gradient_total", "gradient_keep"
@@ -180,6 +181,7 @@ class _Cut:
         known = {n: t for n, t in others.items() if n in inputs and n not in mine and inputs[n] in used}
         graph.inputs.clear()
         graph.inputs.extend(inputs[n] for n in [*batch, *(t.input for t in state.values()), *known, *rates])
+        in_good_order(model)
         return replace(
             self.step, model=model, state=state, batch=batch, results=results, loss=loss, rates=rates, reads=known
         )

@@ -19,6 +19,7 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.finish import finish
 from onnxgrad.ir.named import read_notes
 from onnxgrad.ir.walk import reads
+from onnxgrad.remat import Plan
 from onnxgrad.training.dropping import drop_by_count, first_count
 from onnxgrad.training.earlier import pool_first
 from onnxgrad.training.gradients import is_gradient, strings, target_name
@@ -37,6 +38,7 @@ from onnxgrad.training.info import (
 )
 from onnxgrad.training.initialization import initialized
 from onnxgrad.training.lowering import Lowered, open_bound
+from onnxgrad.training.memory import in_good_order, within_memory
 from onnxgrad.training.sequence import in_sequence
 from onnxgrad.training.validation import refuse_invalid
 
@@ -78,6 +80,7 @@ class Step:
             the training model gives them; a schedule feeds others.
         reads: further graph inputs, the state that the step reads and that only other entries update, with
             what the training model says it is at first.
+        plan: what is kept and what is computed anew, where the step has a budget of memory.
     """
 
     model: ir.Model
@@ -87,6 +90,7 @@ class Step:
     loss: str
     rates: dict[str, ir.TensorProtocol] = field(default_factory=dict)
     reads: dict[str, ir.TensorProtocol] = field(default_factory=dict)
+    plan: Plan | None = None
     source: Source | None = field(default=None, repr=False)
 
     def inference_model(self, state: Mapping[str, np.ndarray]) -> ir.Model:
@@ -116,7 +120,14 @@ class Step:
 
 
 def compile_step(
-    model: AnyTrainingModel, *, entry: int | None = None, outputs: Sequence[str] = (), seed: int | None = None
+    model: AnyTrainingModel,
+    *,
+    entry: int | None = None,
+    outputs: Sequence[str] = (),
+    seed: int | None = None,
+    memory: int | str | None = None,
+    batch_size: int | None = None,
+    dims: Mapping[str, int] | None = None,
 ) -> Step:
     """Compile the training information of `model` to a step graph.
 
@@ -129,15 +140,21 @@ def compile_step(
             before has updated.
         outputs: names of further values (of the inference graph or the algorithm) to have as results.
         seed: of those random operators of initializations that have none; default: other numbers every time.
+        memory: how much what is computed may take at a time, as ``"200MB"``; what does not fit is computed anew where
+            the way back reads it (see `within_memory`). The `plan` of the step says what that is.
+        batch_size: rows of a batch that `memory` is for.
+        dims: sizes of other symbolic dimensions that it is for, by name.
 
     Raises:
-        BadInput: there is no such entry, or its graph or bindings are not what the specification demands.
+        BadInput: there is no such entry, its graph or bindings are not what the specification demands, or it cannot
+            be done within `memory`.
         NotDifferentiable: an operator between a parameter and the loss has no rule or no derivative.
     """
     source = read(model)
     refuse_invalid(source.model)
     chosen = chosen_entries(source, entry)
-    return _compiled(initialized(source, seed), chosen, outputs)
+    step = _compiled(initialized(source, seed), chosen, outputs)
+    return step if memory is None else within_memory(step, memory, batch_size, dims)
 
 
 def compile_entries(
@@ -173,6 +190,7 @@ def _compiled(source: Source, chosen: Sequence[int], outputs: Sequence[str]) -> 
     wanted = _wanted(source, chosen, outputs)
     steps = [_compile_entry(source, i, bound[i], wanted[i]) for i in chosen]
     step = functools.reduce(in_sequence, steps)
+    in_good_order(step.model)
     step.source = source
     return step
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxgrad.door import load_model, training_info
 from onnxgrad.errors import BadInput
+from onnxgrad.remat import Plan
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training.accumulate import Accumulating, split_step
 from onnxgrad.training.attach import attach
@@ -23,6 +24,7 @@ from onnxgrad.training.checkpoint import fingerprint
 from onnxgrad.training.data import Data, Field
 from onnxgrad.training.evaluation import Evaluation
 from onnxgrad.training.info import AnyTrainingModel
+from onnxgrad.training.memory import within_memory
 from onnxgrad.training.metrics import History
 from onnxgrad.training.report import check_plot
 from onnxgrad.training.report import plot as draw
@@ -67,11 +69,15 @@ class Trainer:
         options: how ONNX Runtime runs the step.
         accumulate: into how many parts a batch is cut, one after the other (see `accumulate`); the memory is that of a
             part, the step that of the batch. Needs a bare model, or one from ``attach(…, accumulate=True)``.
+        memory: how much what a step computes may take at a time, as ``"200MB"``; what does not fit is computed anew
+            (see `within_memory`). With `accumulate`, it is what a part may take.
+        batch_size: the most rows of a batch that `memory` is for.
+        dims: sizes of other symbolic dimensions that it is for, by name.
         attached: further arguments of `attach`: ``learning_rate``, ``freeze``, ``groups``, …
 
     Raises:
         BadInput: a bare model without a loss, a loss for a model that carries training information, or what
-            `attach` and `compile_step` refuse.
+            `attach`, `compile_step` and `within_memory` refuse.
 
     Attributes:
         machine: the step with its state.
@@ -79,6 +85,7 @@ class Trainer:
         initial: the state before the first step.
         fingerprint: a digest of the step graph.
         history: what was measured so far.
+        plan: what is kept and what is computed anew, with `memory`.
     """
 
     def __init__(
@@ -91,6 +98,9 @@ class Trainer:
         evaluation: Evaluation | None = None,
         options: Options | None = None,
         accumulate: int = 1,
+        memory: int | str | None = None,
+        batch_size: int | None = None,
+        dims: Mapping[str, int] | None = None,
         **attached: Any,
     ) -> None:
         if accumulate < 1:
@@ -102,12 +112,22 @@ class Trainer:
             raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
         self.options = options or Options()
         self.machine: StepRunner | Accumulating
+        self.plan: Plan | None = None
+        self._planned = batch_size if memory is not None else None
         if accumulate == 1:
+            if memory is not None:
+                self.step = within_memory(self.step, memory, batch_size, dims)
+            self.plan = self.step.plan
             self.machine = StepRunner(self.step, options=self.options)
         elif isinstance(model, Step):
             raise BadInput("a compiled step cannot be cut into parts; hand in the model that it was compiled from")
         else:
-            self.machine = Accumulating(split_step(model), accumulate, options=self.options)
+            split = split_step(model)
+            if memory is not None:
+                rows = None if batch_size is None else -(-batch_size // accumulate)
+                split.gradient = within_memory(split.gradient, memory, rows, dims)
+            self.plan = split.gradient.plan
+            self.machine = Accumulating(split, accumulate, options=self.options)
         self._why_not = ""
         self._evaluation = evaluation or self._default_evaluation()
         self.step_count = 0
@@ -201,6 +221,8 @@ class Trainer:
         for what, n, least in (("epochs", epochs, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
             if n < least:
                 raise BadInput(f"{what} must be at least {least}, not {n}")
+        if self._planned is not None and batch_size > self._planned:
+            raise BadInput(f"memory was planned for batches of at most {self._planned} rows, not {batch_size}")
         if validation is not None and self._evaluation is None:
             raise BadInput(self._why_not)
         notes: list[Callback] = [] if metrics is None else [Metrics(Path(metrics))]
