@@ -1,0 +1,82 @@
+"""numpy's functions beside the standard: numpy's values, derivatives against differences of both orders."""
+
+from __future__ import annotations
+
+import numpy as onp
+import pytest
+
+import onnxgrad.eager as og
+import onnxgrad.eager.numpy as np
+from onnxgrad import BadInput
+from onnxgrad.eager import check_grads
+
+rng = onp.random.default_rng(0)
+X = rng.standard_normal((3, 4))
+
+#: Each is called with numpy and with the namespace.
+FUNCTIONS = {
+    "angle": lambda np, x: np.angle(np.fft.fft(x)[:, 1:2]) * np.angle(x[:, :1] + 2j * x[:, 1:2], deg=True),
+    "degrees": lambda np, x: np.deg2rad(x) ** 2 + np.rad2deg(x) * np.radians(x) + np.degrees(x),
+    "extremes": lambda np, x: np.fmax(x, onp.where(X > 0.5, onp.nan, 0.0)) * np.fmin(x, onp.where(X < 0, onp.nan, 1.0)),
+    "logaddexp2": lambda np, x: np.logaddexp2(x, x[::-1] * 2.0),
+    "nan_to_num": lambda np, x: np.nan_to_num(x / onp.where(X > 1, 0.0, 1.0), posinf=2.0) ** 2,
+    "sinc": lambda np, x: np.sinc(x) + np.sinc(x * 0.001) * x,
+    "at least": lambda np, x: np.atleast_3d(x[0]) * np.atleast_2d(x[1])[..., None] + np.atleast_1d(x[0, 0]) ** 2,
+    "at least, several": lambda np, x: np.atleast_2d(x[0, 0], x[0])[1] * np.atleast_3d(x)[:, 0],
+    "joins": lambda np, x: np.hstack([x, x**2])[:, 2:6] * np.vstack([x[0], x])[1:] + np.hstack([x[0, :2], x[1, :2]]),
+    "columns": lambda np, x: np.column_stack([x[:, 0], x[:, 1:]]) * np.dstack([x, x * 2.0])[:, :, 1],
+    "splits": lambda np, x: np.array_split(x, 3, axis=1)[0] ** 2 * np.hsplit(x, 2)[1] + np.vsplit(x, [1, 2])[1][:, :2],
+    "depth": lambda np, x: np.dsplit(np.reshape(x, (1, 3, 4)), 2)[1] ** 2,
+    "turns": lambda np, x: np.rot90(x) ** 2 + np.rot90(x, 3) * np.fliplr(np.flipud(x)).T + np.rot90(x, 5, axes=(1, 0)),
+    "half a turn": lambda np, x: np.rot90(x, 2) * np.rot90(x, 4) ** 2,
+    "diagonals": lambda np, x: (
+        np.diag(x[0]) @ np.diag(x[1], k=-1)[:4, :4] * np.diag(x[:, 1:], k=1)[0] + np.diag(x[0, :2], 2)
+    ),
+    "pad": lambda np, x: np.pad(x, 1) ** 2 + np.pad(x, ((1, 1), (0, 2)), constant_values=0.5)[:, :6],
+    "pad by elements": lambda np, x: (
+        np.pad(x, 2, "edge") * np.pad(x, 2, mode="reflect") + np.pad(x, (2, 2), "symmetric") * np.pad(x, 2, "wrap") ** 2
+    ),
+    "kron": lambda np, x: np.kron(x[:, :2], x[:2, 1:]) + np.kron(x[0, :2], x)[:, :6][:1],
+    "average": lambda np, x: np.average(x, axis=1, weights=onp.arange(1.0, 5.0)) * np.average(x) + np.average(x, 1),
+    "average with variable weights": lambda np, x: (
+        np.average(x, axis=0, weights=x**2) * np.average(x * 2.0, weights=x * x)
+    ),
+    "gradient": lambda np, x: np.gradient(x)[0] * np.gradient(x, 0.5)[1] + np.gradient(x, 2.0, axis=1) ** 2,
+    "gradient with spacings": lambda np, x: np.gradient(x[:2], 0.5, 2.0)[0],
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_derivatives(name):
+    f = FUNCTIONS[name]
+    with onp.errstate(all="ignore"):
+        onp.testing.assert_allclose(onp.asarray(f(np, np.asarray(X))), f(onp, X), rtol=1e-12, atol=1e-12)
+        onp.testing.assert_allclose(onp.asarray(f(onp, np.asarray(X))), f(onp, X), rtol=1e-12, atol=1e-12)  # dispatched
+        if name == "nan_to_num":
+            g = og.grad(lambda x: np.sum(f(np, x)))(X)
+            onp.testing.assert_allclose(onp.asarray(g), onp.where(X > 1, 0, 2 * X))
+        else:
+            check_grads(lambda x: f(np, x), X)
+
+
+def test_sinc_at_zero():
+    third = og.grad(og.grad(np.sinc))
+    assert float(og.grad(np.sinc)(0.0)) == 0.0
+    assert float(third(0.0)) == pytest.approx(-(onp.pi**2) / 3)
+    assert og.elementwise_grad(np.sinc)(onp.array([0.0, 1.0])).tolist() == pytest.approx([0.0, -1.0])
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: np.diag(onp.zeros((2, 2, 2))), "a vector or a matrix, not an array of 3"),
+        (lambda: np.pad(X, 1, mode="mean"), "not 'mean'"),
+        (lambda: np.pad(X * 1j, 1, constant_values=1.0), "padded with zeros"),
+        (lambda: np.average(X, axis=0, weights=onp.ones(2)), r"weights of shape \(2,\)"),
+        (lambda: np.gradient(X, onp.arange(3.0)), "one number for each axis"),
+        (lambda: np.gradient(X[:1]), "two elements along axis 0, not 1"),
+    ],
+)
+def test_what_is_refused(call, words):
+    with pytest.raises(BadInput, match=words):
+        call()
