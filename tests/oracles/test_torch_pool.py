@@ -1,10 +1,13 @@
 """Pooling against PyTorch, ties included, on ONNX Runtime in float32."""
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from onnxgrad import signature, vjp
+from onnxgrad import grad, jvp, signature, vjp
+from onnxgrad.runtime import Session
 from onnxgrad.testing import Case, node_model
 
 torch = pytest.importorskip("torch")
@@ -123,3 +126,30 @@ def test_second_order_of_tiles(op, room):
     dx, du = run(second, feeds | {sig.cotangents[grad]: v}, names)
     np.testing.assert_array_equal(dx, np.zeros_like(x))
     np.testing.assert_allclose(du, wanted.numpy(), rtol=0, atol=1e-6)
+
+
+INF = np.inf
+TILES = [[1, INF, 3, 4], [INF, INF, INF, 2], [-INF] * 4, [-INF, 1, 2, -INF], [INF, -INF, 1, INF], [5, 5, 4, 5]]
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_infinities_in_tiles_go_to_the_first_of_the_largest(relu):
+    """Their difference is NaN; and where x comes from a Relu, only those above are seen to."""
+    x = np.stack([np.array(t, np.float32).reshape(2, 2) for t in TILES])[None]
+    body = "h = Relu(x) y = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (h)"
+    body = body if relu else body.replace("h = Relu(x)", "").replace("(h)", "(x)")
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g (float[1, 6, 2, 2] x) => (float[1, 6, 1, 1] y) {{ {body} }}'
+    )
+    derived = grad(model, wrt="x")
+    tensor = torch.tensor(x, requires_grad=True)
+    torch.nn.functional.max_pool2d(tensor.relu() if relu else tensor, 2).sum().backward()
+    (plain,) = onnxruntime.InferenceSession(derived.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_array_equal(plain, tensor.grad.numpy())
+    rewritten = Session(ir.from_proto(derived)).run({"x": x})["x_grad"]
+    np.testing.assert_array_equal(rewritten, tensor.grad.numpy())
+    moved = jvp(model, wrt="x")
+    session = onnxruntime.InferenceSession(moved.SerializeToString())
+    t = np.arange(24, dtype=np.float32).reshape(x.shape)
+    want = (tensor.grad.numpy() * t).sum((2, 3), keepdims=True)
+    np.testing.assert_array_equal(session.run(["y_tangent"], {"x": x, "x_tangent": t})[0], want)

@@ -113,6 +113,14 @@ PINS |= {
     ("RoiAlign", "a point on an element"): [
         ("RoiAlign", [ROWS_OF_THREE, at(1, 0.1, 2, 0.3).reshape(1, 4), np.array([0])], [None, [1.5, 0, 1.5, 0]], {})
     ],
+    ("MaxPool", "several elements tie"): [
+        (
+            "MaxPool",
+            [at(3, 3, 1, 3, np.inf, np.inf, -np.inf, -np.inf).reshape(1, 1, 8)],
+            [[1, 0, 0, 1, 1, 0, 1, 0]],
+            {"kernel_shape": [2], "strides": [2]},
+        )
+    ],
     ("MaxUnpool", "several elements with one index"): [
         (
             "MaxUnpool",

@@ -12,14 +12,19 @@ from onnxgrad.rules.conv_geometry import size, windows
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.pool_window import scatter_mean, scatter_sum, tiled, upsample
 from onnxgrad.rules.registry import linear, rule
+from onnxgrad.rules.steps import is_nonnegative, lowest
 
 
 def _winners(op: Op, x: Var, y: Var, kernel: list[int]) -> Var:
     """1 where an element of `x` is the first of the largest of its tile, else 0.
 
     Each largest element bears the number of its place, counted down; the largest number of a tile wins.
-    A steep HardSigmoid, clip(αz + 1, 0, 1), is [z ≥ 0] for z ≤ 0, threaded and without a cast.
+    A steep HardSigmoid, clip(αz + 1, 0, 1), is [z ≥ 0] for z ≤ 0, threaded and without a cast. Infinities, whose
+    difference would be NaN, are taken for the largest numbers there are.
     """
+    least = lowest(x.dtype)
+    signed = not is_nonnegative(x)
+    x, y = op.Clip(x, least) if signed else x, op.Clip(y, least if signed else None, -least)
     places = np.arange(np.prod(kernel), 0, -1).reshape(kernel)
     places = np.tile(places, [size(x, a) // k for a, k in enumerate(kernel, start=2)])  # type: ignore[operator]
     numbers = op.HardSigmoid(x - upsample(op, y, kernel), alpha=3e38, beta=1.0) * op.const(places, x.dtype)

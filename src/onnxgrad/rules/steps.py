@@ -12,6 +12,8 @@ import math
 
 import onnx_ir as ir
 
+from onnxgrad.ir import Var
+
 STEEP = 3e38
 
 #: Smallest positive normal float32: a HardSigmoid that is done rising there has no ramp.
@@ -21,6 +23,15 @@ _TINY = 2.0**-126
 def is_step(alpha: float) -> bool:
     """Whether HardSigmoid with this slope is piecewise constant on normal numbers."""
     return abs(alpha) * _TINY >= 1
+
+
+_NONNEGATIVE = frozenset({"Relu", "Sigmoid", "Softmax", "HardSigmoid", "Abs"})
+
+
+def is_nonnegative(x: Var) -> bool:
+    """Whether `x` is known to hold no negative number: it comes from a Relu, or another operator that gives none."""
+    node = x.value.producer()
+    return node is not None and node.domain == "" and node.op_type in _NONNEGATIVE
 
 
 def positive(op, x):
