@@ -1,14 +1,17 @@
 """Optimizers in C against their operators: the same to the last bit, over sizes, types, settings, NaN and threads."""
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 
 from onnxgrad.native import with_kernels
 from onnxgrad.native.swapping import DOMAIN
-from onnxgrad.runtime import Options, StepRunner
+from onnxgrad.runtime import Options, Session, StepRunner
 from onnxgrad.training import attach, compile_step
-from tests.native.twins import needs_compiler
+from onnxgrad.training.lowering import lower_gradients
+from tests.native.twins import calls, needs_compiler
+from tests.training.test_optimizers import optimizer_model
 
 pytestmark = needs_compiler
 
@@ -149,3 +152,44 @@ def test_what_is_no_ordinary_number(kernel):
 
 def test_a_million():
     same(compiled(model([(1_000_003,)]), "adam", {}), batches(), ["Adam"])
+
+
+OPERATORS = {
+    "Adam": [{}, {"norm_coefficient": 0.1}, {"norm_coefficient_post": 0.2, "alpha": 0.5}, {"epsilon": 0.0}],
+    "Momentum": [
+        {"alpha": a, "beta": b, "norm_coefficient": n, "mode": mode}
+        for mode in ("standard", "nesterov")
+        for a, b, n in ((0.9, 1.0, 0.0), (1.0, 0.5, 0.1), (0.5, 0.25, 1.0))
+    ],
+    "Adagrad": [{}, {"decay_factor": 0.1, "norm_coefficient": 0.1}],
+}
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes"), [(op, a) for op, found in OPERATORS.items() for a in found], ids=lambda x: str(x)[:60]
+)
+def test_operators_of_the_specification(op, attributes):
+    """Whatever a training model says with them, at T = 0 as well."""
+    states = 2 if op == "Adam" else 1
+    shapes = ((3, 5), (0,), (33,))
+    model = lower_gradients(ir.from_proto(optimizer_model(op, states, shapes=shapes, **attributes)))
+    assert calls(model) == [op] * 3
+    rng = np.random.default_rng(2)
+    for count in (0, 1, 7):
+        feeds = {"R": np.array(0.1, np.float32), "T": np.array(count)}
+        for value in list(model.graph.inputs)[2:]:
+            feeds[value.name] = np.abs(rng.standard_normal(value.shape.numpy())).astype(np.float32)
+        expected, found = (Session(model, Options(threads=1, target=t)).run(feeds) for t in ("portable", "native"))
+        for name in expected:
+            np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+def test_other_types_and_shapes_stay_operators():
+    """Half precision is updated in float32; shapes that only a run knows are not sure to be equal."""
+    step = compiled(model([(3, 5)], np.float16), "sgd", {})
+    same(step, batches(np.float16), ["Sgd"], threads=[1])
+    proto = optimizer_model("Adagrad", 1)
+    for value in (*proto.graph.input, *proto.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            dim.dim_param = f"n{value.name}"
+    assert calls(lower_gradients(ir.from_proto(proto))) == []

@@ -14,7 +14,8 @@
  *       …
  *     }
  *     const Kernel my_kernels[] = {
- *       {.name = "Mine", .inputs = "f", .outputs = "f", .settings = sizeof(Settings), .read = read, .compute = compute},
+ *       {.name = "Mine", .inputs = "f", .outputs = "f",
+ *        .settings = sizeof(Settings), .read = read, .compute = compute},
  *       {0}};
  *
  * `inputs` and `outputs` hold a letter for each operand: f float, d double, i int32, l int64, b bool; upper case where
@@ -82,7 +83,8 @@ void fail(Call *, const char *message);
 void parallel(Call *, size_t pieces, void (*body)(void *data, size_t i), void *data);
 
 /* body(data, from, to) for ranges that cover 0 … count, each of whole multiples of `unit` but the last. */
-void parallel_ranges(Call *, int64_t count, int64_t unit, void (*body)(void *data, int64_t from, int64_t to), void *data);
+void parallel_ranges(Call *, int64_t count, int64_t unit, void (*body)(void *data, int64_t from, int64_t to),
+                     void *data);
 
 /* The smaller one. */
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }

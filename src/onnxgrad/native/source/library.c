@@ -97,7 +97,8 @@ void parallel(Call *call, size_t pieces, void (*body)(void *, size_t), void *dat
   if (pieces == 1)
     body(data, 0);
   else
-    failing(&call->failed, call->table, ort_KernelContext_ParallelFor(call->table, call->context, body, pieces, 0, data));
+    failing(&call->failed, call->table,
+            ort_KernelContext_ParallelFor(call->table, call->context, body, pieces, 0, data));
 }
 
 typedef struct {

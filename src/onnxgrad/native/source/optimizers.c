@@ -17,7 +17,7 @@
 #define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-/* Elements that are worth a thread of their own; elements of a block; bytes from which on results go past the caches. */
+/* Elements that are worth a thread; elements of a block; bytes from which on results go past the caches. */
 enum { GRAIN = 8192, BLOCK = 64, STREAMED = 1 << 20 };
 
 #define REAL float

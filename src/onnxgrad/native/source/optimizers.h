@@ -36,7 +36,8 @@ static int NAME(prepare)(Call *call, NAME(Run) *run, size_t states, size_t scala
 /* A kernel: how many states and scalars it has, and what it does to element i.
  *
  * Results of large tensors go past the caches, which hold none of them by the next step: a store would first read what
- * it overwrites. They are made in a small block, and go to memory from there (a quarter of the time of Adam on 8 million elements).
+ * it overwrites. They are made in a small block, and go to memory from there (three quarters of the time of Adam on 8
+ * million elements).
  */
 #define OPTIMIZER(name, states, scalars, before, ...)                                           \
   static void NAME(name##_range)(void *data, int64_t from, int64_t to) {                        \
@@ -82,7 +83,9 @@ OPTIMIZER(sgd, 0, 3, const REAL norm = k[0], {
 })
 
 /* V' = αV + β'G; X' = X - R·V', nesterov: X - R·(G + αV') */
-OPTIMIZER(momentum, 1, 4, const REAL norm = k[0]; const REAL alpha = k[1]; const int nesterov = k[2] != 0; const REAL first = s[3], {
+OPTIMIZER(momentum, 1, 4,
+          const REAL norm = k[0]; const REAL alpha = k[1]; const int nesterov = k[2] != 0;
+          const REAL first = s[3], {
   const REAL xi = x[i] * shrink, gi = DECAYED;
   const REAL v = first * gi + a[i] * alpha;
   a_new[i] = v;
@@ -90,7 +93,8 @@ OPTIMIZER(momentum, 1, 4, const REAL norm = k[0]; const REAL alpha = k[1]; const
 })
 
 /* V' = αV + (1-α)G, H' = βH + (1-β)G², X' = post·(X - R·V'/(√H'/root + ε)) */
-OPTIMIZER(adam, 2, 4, const REAL norm = k[0]; const REAL root = s[3]; const REAL alpha = k[1]; const REAL alpha_rest = k[2];
+OPTIMIZER(adam, 2, 4,
+          const REAL norm = k[0]; const REAL root = s[3]; const REAL alpha = k[1]; const REAL alpha_rest = k[2];
           const REAL beta = k[3]; const REAL beta_rest = k[4]; const REAL epsilon = k[5]; const REAL post = k[6], {
   const REAL xi = x[i] * shrink, gi = DECAYED;
   const REAL v = MIXED(a[i], gi, alpha, alpha_rest), h = MIXED(b[i], gi * gi, beta, beta_rest);
@@ -100,7 +104,8 @@ OPTIMIZER(adam, 2, 4, const REAL norm = k[0]; const REAL root = s[3]; const REAL
 })
 
 /* As adam, with share·G + ahead·V' in the place of R·V' */
-OPTIMIZER(nadam, 2, 5, const REAL norm = k[0]; const REAL root = s[3]; const REAL ahead = s[4]; const REAL alpha = k[1];
+OPTIMIZER(nadam, 2, 5,
+          const REAL norm = k[0]; const REAL root = s[3]; const REAL ahead = s[4]; const REAL alpha = k[1];
           const REAL alpha_rest = k[2]; const REAL beta = k[3]; const REAL beta_rest = k[4]; const REAL epsilon = k[5], {
   const REAL xi = x[i] * shrink, gi = DECAYED;
   const REAL v = MIXED(a[i], gi, alpha, alpha_rest), h = MIXED(b[i], gi * gi, beta, beta_rest);
@@ -118,7 +123,10 @@ OPTIMIZER(adagrad, 1, 3, const REAL norm = k[0]; const REAL epsilon = k[1], {
 })
 
 /* H' = αH + (1-α)G², X' = X - R·G/(√H' + ε) */
-#define RMSPROP const REAL norm = k[0]; const REAL alpha = k[1]; const REAL rest = k[2]; const REAL epsilon = k[3]; const REAL momentum = k[4]; (void)momentum
+#define RMSPROP                                                  \
+  const REAL norm = k[0], alpha = k[1], rest = k[2], epsilon = k[3]; \
+  const REAL momentum = k[4];                                    \
+  (void)momentum
 #define SQUARE                                                   \
   const REAL xi = x[i] * shrink, gi = DECAYED;                   \
   const REAL h = MIXED(a[i], gi * gi, alpha, rest);              \
@@ -151,7 +159,8 @@ OPTIMIZER(rmsprop_both, 3, 3, RMSPROP, {
 })
 
 /* X' = X - R·sign(β₁V + (1-β₁)G), V' = β₂V + (1-β₂)G */
-OPTIMIZER(lion, 1, 3, const REAL norm = k[0]; const REAL now = k[1]; const REAL now_rest = k[2]; const REAL later = k[3];
+OPTIMIZER(lion, 1, 3,
+          const REAL norm = k[0]; const REAL now = k[1]; const REAL now_rest = k[2]; const REAL later = k[3];
           const REAL later_rest = k[4], {
   const REAL xi = x[i] * shrink, gi = DECAYED;
   const REAL move = MIXED(a[i], gi, now, now_rest);

@@ -93,7 +93,8 @@ PLACE(85, OrtStatus *, KernelInfoGetAttribute_float, (TABLE, const OrtKernelInfo
       (const OrtKernelInfo *, const char *, float *), (info, name, out))
 PLACE(86, OrtStatus *, KernelInfoGetAttribute_int64, (TABLE, const OrtKernelInfo *info, const char *name, int64_t *out),
       (const OrtKernelInfo *, const char *, int64_t *), (info, name, out))
-PLACE(90, OrtStatus *, KernelContext_GetInput, (TABLE, const OrtKernelContext *context, size_t index, const OrtValue **out),
+PLACE(90, OrtStatus *, KernelContext_GetInput,
+      (TABLE, const OrtKernelContext *context, size_t index, const OrtValue **out),
       (const OrtKernelContext *, size_t, const OrtValue **), (context, index, out))
 PLACE(91, OrtStatus *, KernelContext_GetOutput,
       (TABLE, OrtKernelContext *context, size_t index, const int64_t *dims, size_t rank, OrtValue **out),
