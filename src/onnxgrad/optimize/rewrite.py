@@ -85,7 +85,7 @@ def held(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
 def put(y: ir.Value, old: ir.Value) -> None:
     """`y` in the place of `old`, with its name, type and shape; what made `old` then makes something unread."""
     y.type, y.shape = old.type, old.shape
-    old.replace_all_uses_with(y, replace_graph_outputs=True)
+    old.replace_all_uses_with(y, replace_graph_outputs=old.is_graph_output())
     y.name, old.name = old.name, y.name
 
 

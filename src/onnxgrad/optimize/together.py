@@ -132,6 +132,9 @@ def _alike(graph: ir.Graph) -> list[list[_Chain]]:
 
 def _write(graph: ir.Graph) -> None:
     writer = Writer(graph, "together")
+    places: dict[ir.Value, list[int]] = defaultdict(list)
+    for i, value in enumerate(graph.outputs):
+        places[value].append(i)
     for group in _alike(graph):
         writer.at = last = ir.Node("", "Identity", [None], num_outputs=1, name=writer.name("last"))
         graph.append(last)
@@ -147,7 +150,10 @@ def _write(graph: ir.Graph) -> None:
         for i in first.ends:
             parts = writer.emit_all("Split", values[first.nodes[i].outputs[0]], lengths, outputs=len(group), axis=0)
             for chain, part in zip(group, parts):
-                put(part, chain.nodes[i].outputs[0])
+                old = chain.nodes[i].outputs[0]
+                for place in places[old]:  # at once: looking for each among all of them takes seconds where many are
+                    graph.outputs[place] = part
+                put(part, old)
         graph.remove(last)
 
 
