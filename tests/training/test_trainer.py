@@ -105,6 +105,21 @@ def test_a_schedule_scales_the_rate():
     assert bits(trainer.state()) == before
 
 
+@pytest.mark.parametrize("schedule", ["linear:warmup=2", lambda progress: 1 - progress])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_model_with_a_schedule_takes_no_second_one(schedule, accumulate):
+    model = trainable("sgd", schedule="cosine:total=8,warmup=1", accumulate=accumulate > 1)
+    trainer = Trainer(model, options=ONE, accumulate=accumulate)
+    with pytest.raises(
+        BadInput, match=r"of its own \(cosine:total=8,end=0,warmup=1\)(.|\n)*hint: leave `schedule` out"
+    ):
+        trainer.fit(blobs(), epochs=1, batch_size=45, schedule=schedule)
+    assert trainer.step_count == 0
+    trainer.fit(blobs(), epochs=1, batch_size=45)
+    trainer.fit(blobs(), epochs=2, batch_size=45, schedule="constant")
+    assert trainer.step_count == 4
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "momentum"])
 @pytest.mark.parametrize("at", [1, 6, 9, 12])
 def test_a_run_that_resumes_takes_the_same_steps(tmp_path, optimizer, at):

@@ -24,7 +24,7 @@ from onnxgrad.ir.infer import forget_values
 from onnxgrad.ir.named import spell_notes
 from onnxgrad.ir.walk import prune, reads
 from onnxgrad.training.averages import AVERAGE
-from onnxgrad.training.info import CONVENTION, DOMAIN, FED
+from onnxgrad.training.info import CONVENTION, DOMAIN, FED, SCHEDULED
 from onnxgrad.training.measures import check_measures
 from onnxgrad.training.objective import LossTerm, Objective, terms_of
 from onnxgrad.training.recipes import in_full
@@ -168,6 +168,9 @@ class _Attachment:
         gradients = self._gradient(loss.value, parameters)
         update = Update(plan, State(self.builder, self._held, self._bind))
         update.write(parameters, gradients, owners, "gradient_norm" in metrics)
+        for held in self.graph.initializers.values() if plan.schedule is not None else ():
+            if FED in held.metadata_props:
+                held.metadata_props[SCHEDULED] = str(plan.schedule)
         if "gradient_norm" in metrics and update.norm is not None:
             update.norm.value.name = self.builder.names.exactly("gradient_norm")
             objective.measures["gradient_norm"] = update.norm

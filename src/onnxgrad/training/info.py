@@ -22,6 +22,8 @@ from onnxgrad.training.gradients import DOMAIN
 
 #: Metadata of an initializer that the host may feed at every step, such as the learning rate.
 FED = "onnxgrad.fed"
+#: Metadata of such an initializer that the algorithm scales by a schedule of its own: how that is spelled.
+SCHEDULED = "onnxgrad.schedule"
 #: Metadata of an algorithm that says in words where Adam adds its epsilon.
 CONVENTION = "onnxgrad.adam"
 

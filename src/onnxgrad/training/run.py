@@ -24,6 +24,7 @@ from onnxgrad.training.callbacks import Callback
 from onnxgrad.training.checkpoint import FILE, Checkpoint, check_state_fits
 from onnxgrad.training.data import Data
 from onnxgrad.training.dropping import COUNT, first_count
+from onnxgrad.training.info import SCHEDULED
 from onnxgrad.training.metrics import History
 from onnxgrad.training.schedules import Schedule as StepSchedule
 
@@ -43,6 +44,17 @@ class Interrupted(KeyboardInterrupt):
         self.checkpoint = checkpoint
         kept = f"; the checkpoint is {str(checkpoint)!r}" if checkpoint else "; no checkpoint was asked for"
         super().__init__(f"interrupted after step {step}{kept}")
+
+
+def _refuse_second_schedule(trainer: Trainer) -> None:
+    """Raise BadInput if the step graph scales its learning rate by a schedule itself: the factors would multiply."""
+    spelled = (t.metadata_props.get(SCHEDULED) for t in trainer.step.rates.values())
+    own = next((s for s in spelled if s), None)
+    if own is not None:
+        raise BadInput(
+            f"the model scales its learning rate by a schedule of its own ({own}), and would by this one as well\n"
+            "  hint: leave `schedule` out of one of the two, `attach` or `fit`"
+        )
 
 
 class Run:
@@ -87,6 +99,8 @@ class Run:
         self.per_epoch = -(-self.rows // self.batch_size)
         self.steps = self.epochs * self.per_epoch
         self.schedule = StepSchedule.of(schedule, self.steps) if isinstance(schedule, str) else schedule
+        if self.schedule not in (None, StepSchedule("constant")):
+            _refuse_second_schedule(trainer)
         self.epoch, self.row = 0, 0
         self.total, self.seconds = 0.0, 0.0
         self.rate_factors: dict[int, float] = {}

@@ -136,6 +136,10 @@ class Schedule:
         _check(name, options, warmup)
         return cls(name, options, warmup)
 
+    def __str__(self) -> str:
+        given = {**self.options, **({"warmup": self.warmup} if self.warmup else {})}
+        return ":".join(filter(None, [self.name, ",".join(f"{k}={v:g}" for k, v in given.items())]))
+
     def __call__(self, finished: int) -> float:
         """The factor after so many steps."""
         return float(self._factor(_Numbers, np.float64(finished)))
