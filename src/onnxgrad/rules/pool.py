@@ -22,6 +22,7 @@ def _winners(op: Op, x: Var, y: Var, kernel: list[int]) -> Var:
     A steep HardSigmoid, clip(αz + 1, 0, 1), is [z ≥ 0] for z ≤ 0, threaded and without a cast. Infinities, whose
     difference would be NaN, are taken for the largest numbers there are.
     """
+    assert x.dtype is not None
     least = lowest(x.dtype)
     signed = not is_nonnegative(x)
     x, y = op.Clip(x, least) if signed else x, op.Clip(y, least if signed else None, -least)
