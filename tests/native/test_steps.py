@@ -11,6 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from onnxgrad import Function
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.named import named_parts
 from onnxgrad.native import build, library, with_kernels
@@ -18,7 +19,7 @@ from onnxgrad.native.swapping import DOMAIN
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training import Trainer, attach, compile_step, export_step
 from onnxgrad.training.accumulate import split_step
-from tests.native.twins import needs_compiler
+from tests.native.twins import calls, needs_compiler
 from tests.training.models import blobs, classifier, trainable
 
 PORTABLE, NATIVE = (Options(threads=1, target=target) for target in ("portable", "native"))
@@ -160,9 +161,17 @@ def test_a_graph_that_changed_since_is_left_alone():
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
-    """A cache of its own."""
+    """A cache of its own, and a library that is quickly built."""
     monkeypatch.setenv("ONNXGRAD_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "native"
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "small.c").write_text(
+        'int small(void) { return 5; }\n__attribute__((visibility("default")))'
+        " int answer(void); int answer(void) { return small(); }\n"
+    )
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "source")
+    build._recipe.cache_clear()
+    yield tmp_path / "cache" / "native"
+    build._recipe.cache_clear()
 
 
 @needs_compiler
@@ -170,17 +179,35 @@ def test_it_is_built_once(fresh):
     place = library()
     assert list(fresh.iterdir()) == [place]
     stamp = place.stat().st_mtime_ns
-    build._library.cache_clear()
+    build._recipe.cache_clear()
     assert library() == place
     assert place.stat().st_mtime_ns == stamp
+    place.unlink()
+    assert library().exists()
+
+
+@needs_compiler
+def test_a_library_that_is_none(fresh):
+    library().write_bytes(b"no library")
+    with pytest.raises(BadInput, match="cannot load the kernels"):
+        NATIVE.native()
+
+
+@needs_compiler
+def test_sources_that_do_not_compile(fresh):
+    (build.SOURCES / "broken.c").write_text("int broken(void) { return }")
+    with pytest.raises(BadInput, match=r"cannot build the kernels of target 'native': .*error"):
+        library()
+    assert not list(fresh.iterdir())
 
 
 @needs_compiler
 def test_several_build_at_once(fresh):
     """Each gets a whole library, and nothing else stays."""
     script = (
-        "import ctypes; from onnxgrad.native import library; "
-        "assert ctypes.CDLL(str(library())).RegisterCustomOps; print('whole')"
+        "import ctypes, pathlib; from onnxgrad.native import build; "
+        f"build.SOURCES = pathlib.Path({str(build.SOURCES)!r}); "
+        "assert ctypes.CDLL(str(build.library())).answer() == 5; print('whole')"
     )
     runs = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) for _ in range(2)]
     assert [run.communicate(timeout=120)[0].strip() for run in runs] == [b"whole"] * 2
@@ -220,7 +247,7 @@ def test_without_a_compiler(fresh, monkeypatch, tmp_path):
     assert StepRunner(step, options=PORTABLE).step(batches(1)[0])
 
 
-@pytest.mark.parametrize("compiler", ["no-such-compiler", "false", sys.executable])
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false", sys.executable, '"cc'])
 def test_a_compiler_that_is_none(fresh, monkeypatch, compiler):
     monkeypatch.setenv("CC", compiler)
     with pytest.raises(BadInput, match=r"CC|C compiler") as error:
@@ -232,6 +259,27 @@ def test_a_compiler_that_is_none(fresh, monkeypatch, compiler):
 def test_targets_that_there_are(fresh):
     with pytest.raises(BadInput, match="target must be 'portable' or 'native', not 'gpu'"):
         Options(target="gpu").native()
+
+
+@needs_compiler
+def test_models_as_functions():
+    """Derived models have kernels as well, as long as they do not pass through a file."""
+    x = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
+    nodes = [
+        onnx.helper.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4),
+        onnx.helper.make_node("Relu", ["c"], ["r"]),
+        onnx.helper.make_node("ReduceSum", ["r"], ["y"], keepdims=0),
+    ]
+    ends = [onnx.helper.make_tensor_value_info(n, 1, s) for n, s in (("x", ["N", 3, 8, 8]), ("y", []))]
+    w = onnx.numpy_helper.from_array(np.linspace(-1, 1, 4 * 27).reshape(4, 3, 3, 3).astype(np.float32), "w")
+    graph = onnx.helper.make_graph(nodes, "conv", ends[:1], ends[1:], [w])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=9)
+    portable, native = (Function(model, options=options).grad(wrt=["x", "w"]) for options in (PORTABLE, NATIVE))
+    assert "ConvWeightGrad" in calls(native.model)
+    found, expected = native(x), portable(x)
+    assert len(found) == 2
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-4)
 
 
 def command(*arguments, **more):

@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from onnxgrad.door.places import cache, replacing
@@ -37,30 +38,47 @@ def library() -> Path:
     Raises:
         BadInput: there is no C compiler, it fails, or this is a system that the library is not made for.
     """
-    return _library(os.environ.get("CC", ""), cache())
+    recipe = _recipe(os.environ.get("CC", ""))
+    place = cache() / "native" / recipe.name
+    if not place.exists():
+        recipe.build(place)
+    return place
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """How the library is built, and what it is called."""
+
+    command: tuple[str, ...]
+    name: str
+
+    def build(self, place: Path) -> None:
+        """Build it, all or nothing: whoever else builds it at this moment makes the same."""
+        with replacing(place) as file:
+            sources = [str(p) for p in _files() if p.suffix == ".c"]
+            done = _run([*self.command, *sources, "-lm", "-o", str(file)])
+            if done.returncode:
+                said = done.stderr.splitlines() or ["it does not say why"]
+                reason = next((line for line in said if "error" in line), said[0])
+                compiler = Path(self.command[0]).name
+                raise BadInput(f"{compiler} cannot build the kernels of target 'native': {reason}\n{_HINT}")
+
+
+def _files() -> list[Path]:
+    return sorted(p for p in SOURCES.iterdir() if p.suffix in (".c", ".h"))
 
 
 @functools.cache
-def _library(asked: str, kept: Path) -> Path:
+def _recipe(asked: str) -> _Recipe:
     compiler = _compiler(asked)
     processor, known = _ask(compiler)
     contract = "fast-honor-pragmas" if "__clang__" in known else "fast"  # a kernel may forbid a·b + c in one rounding
     flags = [*_FLAGS, f"-ffp-contract={contract}", *processor]
-    files = sorted(p for p in SOURCES.iterdir() if p.suffix in (".c", ".h"))
     digest = hashlib.sha256("\0".join((*compiler, *flags, known)).encode())
-    for file in files:
+    for file in _files():
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     suffix = "dylib" if sys.platform == "darwin" else "so"
-    place = kept / "native" / f"onnxgrad-{digest.hexdigest()[:24]}.{suffix}"
-    if place.exists():
-        return place
-    with replacing(place) as file:  # a temporary file: whoever else builds at this moment makes the same
-        sources = [str(p) for p in files if p.suffix == ".c"]
-        done = _run([*compiler, *flags, *sources, "-lm", "-o", str(file)])
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["?"]
-            raise BadInput(f"{shlex.join(compiler)} cannot build the kernels of target 'native': {lines[0]}\n{_HINT}")
-    return place
+    return _Recipe((*compiler, *flags), f"onnxgrad-{digest.hexdigest()[:24]}.{suffix}")
 
 
 _HINT = "  hint: target 'portable' needs no compiler; the environment variable CC names another one"
@@ -70,10 +88,14 @@ def _compiler(asked: str) -> list[str]:
     """The command of the compiler."""
     if sys.platform not in ("linux", "darwin"):
         raise BadInput(f"target 'native' is for Linux and macOS, not {sys.platform}; use target 'portable'")
-    for words in (shlex.split(asked),) if asked.strip() else (["cc"], ["gcc"], ["clang"]):
+    try:
+        given = shlex.split(asked)
+    except ValueError as error:
+        raise BadInput(f"CC is {asked!r}, which is no command: {error}\n{_HINT}") from error
+    for words in (given,) if given else (["cc"], ["gcc"], ["clang"]):
         if shutil.which(words[0]):
             return words
-    missing = f"CC is {asked!r}, which is not there" if asked.strip() else "there is none (cc, gcc, clang)"
+    missing = f"CC is {asked!r}, which is not there" if given else "there is none (cc, gcc, clang)"
     raise BadInput(
         f"target 'native' needs a C compiler, and {missing}\n"
         "  hint: install one (Debian, Ubuntu: apt install gcc; macOS: xcode-select --install; anywhere: "

@@ -107,7 +107,11 @@ class Options:
         options.log_severity_level = 4  # what goes wrong comes back as an exception; do not print it as well
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self.spinning else "0")
         if self.target == "native":
-            options.register_custom_ops_library(str(library()))
+            place = library()
+            try:
+                options.register_custom_ops_library(str(place))
+            except Exception as error:
+                raise BadInput(f"ONNX Runtime cannot load the kernels in {place}: {one_line(error)}") from error
         return options
 
 
