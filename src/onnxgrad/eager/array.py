@@ -233,13 +233,16 @@ def record(op: Operator, operands: Sequence[Array], value: Any) -> Array:
     """`value`, which `op` made of `operands`; a node of the tape where it is of use."""
     if type(value) is not np.ndarray:
         value = np.asarray(value)
+    tracked = False
     for x in operands:
         if x._node is not None:
-            if value.dtype.kind == "c" or any(y._data.dtype.kind == "c" for y in operands):
+            tracked = True
+            if x._data.dtype.kind == "c":
                 from onnxgrad.eager.complexes import recorded
 
                 return recorded(op, operands, value)
-            return Array(value, Node(op, tuple([x._data if x._node is None else x._node for x in operands]), value))
+    if tracked:
+        return Array(value, Node(op, tuple([x._data if x._node is None else x._node for x in operands]), value))
     return Array(value)
 
 
