@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.order import execution_order
+from onnxgrad.ir.order import execution_order, orders
 from onnxgrad.ir.walk import reads
 from onnxgrad.remat.budget import megabytes
 from onnxgrad.remat.choose import Candidate, Chooser
 from onnxgrad.remat.rewrite import Rewriter
-from onnxgrad.remat.schedule import settle
+from onnxgrad.remat.schedule import reorder, settle
 from onnxgrad.remat.sizes import sizes
 
 #: How much tighter the schedule is made, in turn, if the graph that is written does not keep to it.
 TIGHTER = (1.0, 0.95, 0.9, 0.8, 0.7, 0.55, 0.4)
+#: How many of the tightest schedules are written before a budget is given up.
+LAST_RESORTS = 4
 
 
 @dataclass(frozen=True)
@@ -78,19 +80,20 @@ def within(
     if first.predicted <= budget:
         _take_over(model, first.model)
         return first.plan(budget, None)
-    ranked = sorted(first.chooser.candidates(), key=lambda c: (c.seconds, c.peak))
+    ranked = [(c, start) for start in first.orders(model) for c in start.chooser.candidates()]
+    ranked.sort(key=lambda found: (found[0].seconds, found[0].peak))
     reached = first.predicted
     for share in TIGHTER:
-        fitting = [c for c in ranked if c.peak <= budget * share]
+        fitting = [found for found in ranked if found[0].peak <= budget * share]
         if not fitting:
             break
-        best = first.chooser.improved(fitting[0], int(budget * share))
-        attempt, plan = first.with_schedule(model, best, budget)
+        best, start = fitting[0]
+        attempt, plan = start.with_schedule(model, start.chooser.improved(best, int(budget * share)), budget)
         if plan.predicted <= budget:
             _take_over(model, attempt.model)
             return plan
-    for best in sorted(ranked, key=lambda c: c.peak)[:3]:
-        attempt, plan = first.with_schedule(model, best, budget)
+    for best, start in sorted(ranked, key=lambda found: found[0].peak)[:LAST_RESORTS]:
+        attempt, plan = start.with_schedule(model, best, budget)
         if plan.predicted <= budget:
             _take_over(model, attempt.model)
             return plan
@@ -102,34 +105,56 @@ def within(
 
 
 class _Attempt:
-    """A copy of a model, to write one schedule into; `like` is another one of it, into which nothing was written."""
+    """A copy of a model, to write one schedule into.
+
+    Its nodes are in the order in which it takes least as it is; or in another one, if it is `like` another copy.
+    """
 
     def __init__(
-        self, model: ir.Model, dims: Mapping[str, int], forward: Sequence[str], like: _Attempt | None = None
+        self,
+        model: ir.Model,
+        dims: Mapping[str, int],
+        forward: Sequence[str],
+        like: _Attempt | None = None,
+        order: Sequence[int] = (),
     ) -> None:
         self.model, self.dims, self.names = model.clone(), dims, forward
         graph = self.model.graph
+        nodes = list(graph)
         if like is None:
-            place = {node: i for i, node in enumerate(graph)}
             self.size = sizes(self.model, dims)
-            self.predicted = settle(graph, self.size)
-            self.plain = self.predicted
-            self.order = [place[node] for node in graph]
+            self.predicted = self.plain = settle(graph, self.size)
+            place = {node: i for i, node in enumerate(nodes)}
+            self.order: Sequence[int] = [place[node] for node in graph]
         else:
-            self.plain = like.plain
             known = {v.name: size for v, size in like.size.items()}
             self.size = {v: known[v.name] for node in graph for v in node.outputs}
-            nodes = list(graph)
-            graph.remove(nodes)
-            graph.extend([nodes[i] for i in like.order])
+            self.plain, self.order = like.plain, order
+            reorder(graph, [nodes[i] for i in order])
         self.opset = self.model.opset_imports.get("", 18)
         named = {v.name: v for node in graph for v in node.outputs}
         self.forward = [named[name] for name in forward if name in named]
         self.chooser = Chooser(execution_order(graph), self.size, graph.outputs, self.opset, self.forward)
 
+    def orders(self, model: ir.Model) -> Iterator[_Attempt]:
+        """This one, and one for each other order of the nodes in which they run in another order."""
+        yield self
+        place = {node: i for i, node in enumerate(model.graph)}
+        seen = {tuple(self._run)}
+        for order in orders(model.graph):
+            other = _Attempt(model, self.dims, self.names, self, [place[node] for node in order])
+            run = tuple(other._run)
+            if run not in seen:
+                seen.add(run)
+                yield other
+
+    @property
+    def _run(self) -> list[str | None]:
+        return [node.outputs[0].name for node in self.chooser.order if node.outputs]
+
     def with_schedule(self, model: ir.Model, best: Candidate, budget: int) -> tuple[_Attempt, Plan]:
         """Another one, into which `best` was written, and its plan."""
-        other = _Attempt(model, self.dims, self.names, self)
+        other = _Attempt(model, self.dims, self.names, self, self.order)
         other.write(best)
         return other, other.plan(budget, best)
 

@@ -75,16 +75,16 @@ def settle(graph: ir.Graph, size: Mapping[ir.Value, int]) -> int:
     """
     found: list[tuple[int, int, int, list[ir.Node]]] = []
     for order in orders(graph):
-        _reorder(graph, order)
-        used = _used(graph, size)
-        found.append((sum(used), max(used, default=0), len(found), order))
+        reorder(graph, order)
+        taken = used(graph, size)
+        found.append((sum(taken), max(taken, default=0), len(found), order))
     least = min(peak for _, peak, _, _ in found)
     _, peak, _, order = min(f for f in found if f[1] <= least * 1.05)
-    _reorder(graph, order)
+    reorder(graph, order)
     return peak
 
 
-def _used(graph: ir.Graph, size: Mapping[ir.Value, int]) -> list[int]:
+def used(graph: ir.Graph, size: Mapping[ir.Value, int]) -> list[int]:
     """Bytes that the results of the nodes of `graph` take while each of them runs, in the runtime's order."""
     order = execution_order(graph)
     roots = Roots(order, size, graph.outputs)
@@ -92,6 +92,7 @@ def _used(graph: ir.Graph, size: Mapping[ir.Value, int]) -> list[int]:
     return use(steps, {v: roots.takes(v) for n in order for v in n.outputs})
 
 
-def _reorder(graph: ir.Graph, order: Sequence[ir.Node]) -> None:
+def reorder(graph: ir.Graph, order: Sequence[ir.Node]) -> None:
+    """Put the nodes of `graph` in another order."""
     graph.remove(order)
     graph.extend(order)
