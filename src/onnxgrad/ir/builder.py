@@ -190,7 +190,7 @@ class Builder:
             array = array.astype(dtype.numpy())
         key = (array.dtype.str, str(array.dtype), array.shape, array.tobytes())
         found = self._constants.get(key)
-        if found is None:
+        if found is None or self.graph.initializers.get(found.name) is not found.value:  # or it was pruned
             name = self.names.fresh("const")
             tensor = ir.tensor(array, dtype=dtype, name=name)
             value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape))
@@ -238,7 +238,7 @@ class Builder:
                 tuple(None if o is None else id(o.value) for o in operands),
             )
         results = self._emitted.get(key) if key else None
-        if results is None:
+        if results is None or not self._has(results[0]):
             node = ir.Node(
                 domain,
                 op_type,
@@ -267,6 +267,11 @@ class Builder:
             if source is not None and node in self._own:
                 return self.emit("Transpose", Var(self, source), perm=after)
         return self.emit("Transpose", x, perm=perm)
+
+    def _has(self, x: Var) -> bool:
+        """Whether the node that gives `x` is still in the graph: it may have been pruned."""
+        node = x.value.producer()
+        return node is not None and node.graph is self.graph
 
     def append(self, node: ir.Node) -> tuple[Var, ...]:
         """Append `node` as it is; name it and its outputs where they have no name, and type them."""
@@ -320,7 +325,7 @@ class Builder:
         if all(isinstance(d, int) for d in dims):
             return self.const(np.array(dims, np.int64))
         found = self._shapes.get(dims)
-        if found is None:
+        if found is None or not self._has(found):
             found = self._shapes[dims] = self.Shape(x, start=start or None, end=end)
         return found
 
