@@ -9,6 +9,7 @@ from onnxgrad.rules.conv_geometry import (
     crop,
     dim,
     pad,
+    size,
     spatial,
     split,
     spread,
@@ -37,6 +38,10 @@ def conv(op, g, x, w):
     padded = pad(op, x, pads)
     dims = spatial(op, padded)
     dx = unpad(op, spread(op, g, w, where, dims), pads, x) if op.needs[0] else None
+    sizes = [size(x, axis) for axis in range(2, x.rank)]
+    if dx is not None and where.rank == 2 and where.exact and not pads and None not in sizes:
+        settings = {"strides": where.strides, "dilations": where.dilations, "pads": where.head, "group": where.group}
+        op.named("ConvInputGrad", [dx], of=[g, w], size=sizes, **settings)
     dw = correlate(op, padded, g, w, where) if op.needs[1] else None
     return dx, dw, _bias(op, g) if op.needs[2] else None
 

@@ -11,12 +11,10 @@
  */
 #include "kernel.h"
 #include "lanes.h"
+#include "windows.h"
 
 #include <math.h>
 #include <string.h>
-
-static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t up(int64_t a, int64_t unit) { return (a + unit - 1) / unit; }
 
 enum {
   TASKS = 16,               /* of one call, if it is worth it */
@@ -28,15 +26,8 @@ enum {
   FINISHED = 4096,          /* sums added up by one task, at least */
   BLOCK = 16,               /* rows of the weights that are added up together */
   DEEP = 9,                 /* taps of a tile of one row */
-  FAR = 1 << 24,            /* no attribute is as large */
 };
 static const double MOST_MEMORY = 1e11;
-
-typedef struct {
-  int64_t images, groups, m, c; /* m and c are those of one group */
-  int64_t h, w, oh, ow, kh, kw;
-  int64_t sh, sw, dh, dw, ph, pw; /* strides, dilations, padding before */
-} Correlation;
 
 typedef struct {
   const Correlation *at;
@@ -166,20 +157,6 @@ static void multiply(const Job *j, const Span *s, int64_t m, int64_t c, int64_t 
 
 /* --- the layout --------------------------------------------------------------------------------------------------- */
 
-INLINE void clear(float *to, int64_t count) {
-  int64_t k = 0;
-  for (; k + LANES <= count; k += LANES) *(lanes *)(to + k) = lanes_of(0);
-  for (; k < count; k++) to[k] = 0;
-}
-
-INLINE void copy(float *to, const float *from, int64_t count) {
-  typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
-  int64_t k = 0;
-  for (; k + LANES <= count; k += LANES) *(lanes *)(to + k) = *(const lanes *)(from + k);
-  for (; k + 4 <= count; k += 4) *(four *)(to + k) = *(const four *)(from + k);
-  for (; k < count; k++) to[k] = from[k];
-}
-
 /* to[q] = from[2 * q + first] as far as whole vectors of `N` go. */
 #define EVERY_SECOND(N)                                                                        \
   for (; q + N <= end && 2 * q + first - odd + 2 * N <= width; q += N) {                        \
@@ -211,14 +188,6 @@ INLINE void lay_row(float *to, int64_t count, const float *from, int64_t width, 
   }
   for (; q < right; q++) to[q] = from[q * step + first];
   for (; q < count; q++) to[q] = 0;
-}
-
-/* Where a row of a phase begins to hold numbers, and where it ends. */
-static int64_t left_of(const Correlation *at, int64_t pitch, int64_t phase) {
-  return phase < at->pw ? least(pitch, up(at->pw - phase, at->sw)) : 0;
-}
-static int64_t right_of(const Correlation *at, int64_t pitch, int64_t phase) {
-  return phase < at->pw + at->w ? most(least(pitch, up(at->pw + at->w - phase, at->sw)), left_of(at, pitch, phase)) : 0;
 }
 
 /* The planes of one channel of one image for the rows of y from `top` on. */
@@ -363,32 +332,6 @@ static void finish(void *data, int64_t from, int64_t to) {
 
 /* --- the plan ----------------------------------------------------------------------------------------------------- */
 
-/* The phase of each of `taps` taps, and how far on in it the tap is; how many phases there are. */
-static int64_t phases_of(int64_t taps, int64_t stride, int64_t dilation, int64_t *found, int64_t *which, int64_t *on,
-                         int64_t *furthest) {
-  int64_t count = 0;
-  *furthest = 0;
-  for (int64_t i = 0; i < taps; i++) {
-    int64_t k = 0;
-    while (k < count && found[k] != i * dilation % stride) k++;
-    if (k == count) found[count++] = i * dilation % stride;
-    which[i] = k;
-    on[i] = i * dilation / stride;
-    *furthest = most(*furthest, on[i]);
-  }
-  return count;
-}
-
-/* How far rows are apart. The zeros at the left of a row are also those at the right of the one before. */
-static int64_t pitch_of(const Job *j, const Correlation *at, int64_t widest) {
-  int64_t shared = widest, needed = at->ow;
-  for (int64_t b = 0; b < j->column_phases; b++) {
-    shared = least(shared, left_of(at, widest, j->column_phase[b]));
-    needed = most(needed, right_of(at, widest, j->column_phase[b]));
-  }
-  return most(widest - shared, needed);
-}
-
 /* Whether there is one tap, and all of x and y meet in it, in whole vectors. */
 static int one_tap(const Correlation *at) {
   return at->kh * at->kw == 1 && at->sh == 1 && at->sw == 1 && !at->ph && !at->pw && at->oh == at->h &&
@@ -441,7 +384,7 @@ static void correlate(Call *call, const Correlation *at, const float *x, const f
   j.column_phase = column_phase;
   j.offset = offset;
   j.as_it_is = one_tap(at);
-  j.pitch = pitch_of(&j, at, at->ow + most_across);
+  j.pitch = pitch_of(at, column_phase, j.column_phases, at->ow + most_across);
   cut(&j, at);
 
   for (int64_t i = 0; i < at->kh; i++)

@@ -6,9 +6,9 @@
 #include "kernel.h"
 
 extern const Kernel optimizer_kernels[], convolution_kernels[], normalization_kernels[], row_kernels[],
-    pooling_kernels[];
+    pooling_kernels[], spreading_kernels[];
 static const Kernel *const tables[] = {optimizer_kernels, convolution_kernels, normalization_kernels, row_kernels,
-                                       pooling_kernels};
+                                       pooling_kernels,   spreading_kernels};
 
 /* --- what a kernel calls ------------------------------------------------------------------------------------------ */
 
