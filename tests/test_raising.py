@@ -11,9 +11,12 @@ import pytest
 from onnx import TensorProto as T
 from onnx import helper, parser
 
-from onnxgrad import BadInput, grad, vjp
+from onnxgrad import BadInput, Function, grad, vjp
 from onnxgrad.door import open_model
+from onnxgrad.runtime import Options
+from onnxgrad.training import Trainer
 from tests.models import assert_sound, mlp, model, normal, run, value
+from tests.training.models import blobs, classifier
 
 # --- raising the opset ------------------------------------------------------------------------------
 
@@ -208,6 +211,19 @@ def test_what_means_the_same_there_is_of_an_opset_that_runtimes_load(body, shape
     assert derived.opset_import[0].version == opset
     if opset == 26:
         onnxruntime.InferenceSession(derived.SerializeToString())
+
+
+def test_models_of_newer_opsets_run_and_train_as_they_are():
+    text = '<ir_version: 14, opset_import: ["": 28]> g (float[N] x) => (float[N] y) { y = Celu (x) }'
+    f = Function(parser.parse_model(text))
+    assert f([1.0, 2.0]).tolist() == [1, 2]
+    assert f.grad(wrt="x")([1.0, 2.0]).tolist() == [1, 1]
+    newer = classifier()
+    newer.opset_import[0].version, newer.ir_version = 28, 14
+    trainer = Trainer(newer, loss="cross_entropy", options=Options(threads=1))
+    assert trainer.fit(blobs(), epochs=2, batch_size=30).epochs[-1]["loss"] < 2
+    with pytest.raises(BadInput, match=r"cannot load the model.*[oO]pset 28"):
+        Function(_text("y = Mod(x, x)", 28))([[1.0]])
 
 
 def _text(

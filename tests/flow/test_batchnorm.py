@@ -1,4 +1,4 @@
-"""BatchNormalization in training mode in branches and bodies: values and gradients are PyTorch's of the unrolled program.
+"""BatchNormalization in training mode in branches and bodies: values and gradients of the unrolled program, by PyTorch.
 
 ONNX Runtime overwrites its running statistics there; so every run is repeated, and nothing that was fed may change.
 """
@@ -19,7 +19,9 @@ NORM = "BatchNormalization <training_mode = 1, momentum = 0.7>"
 PROGRAMS = {
     "If": f"""{HEAD} g (float[N, 3] x, {STATE}, bool c) => (float z, float[3] m, float[3] v) {{
         y, m, v = If (c) <
-            then_branch = t () => (float[N, 3] ty, float[3] tm, float[3] tv) {{ ty, tm, tv = {NORM} (x, s, b, m0, v0) }},
+            then_branch = t () => (float[N, 3] ty, float[3] tm, float[3] tv) {{
+                ty, tm, tv = {NORM} (x, s, b, m0, v0)
+            }},
             else_branch = e () => (float[N, 3] ey, float[3] em, float[3] ev) {{
                 ey = Mul (x, s) em = Mul (m0, b) ev = Identity (v0)
             }}>

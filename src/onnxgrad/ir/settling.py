@@ -35,6 +35,16 @@ def settle_opset(model: ir.Model) -> None:
     model.ir_version = min(model.ir_version or NEWEST_IR_LOADED, NEWEST_IR_LOADED)
 
 
+def loadable(model: ir.Model) -> ir.Model:
+    """`model`, or a copy that shares its weights, for an opset and IR version that runtimes load, if there is one."""
+    opsets = [model.graph.opset_imports.get("", 0), *(f.opset_imports.get("", 0) for f in model.functions.values())]
+    if max(opsets) <= NEWEST_LOADED and (model.ir_version or 0) <= NEWEST_IR_LOADED:
+        return model
+    copy = model.clone()
+    settle_opset(copy)
+    return copy
+
+
 def _nodes(held: ir.Graph | ir.Function) -> Iterable[ir.Node]:
     return (n for n in held.all_nodes() if n.domain in ("", "ai.onnx"))
 

@@ -18,6 +18,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.settling import loadable
 from onnxgrad.native import library, with_kernels
 from onnxgrad.optimize import REWRITES, optimized
 
@@ -121,6 +122,8 @@ def create(model: ir.Model | bytes | str | Path, options: Options) -> onnxruntim
     Raises:
         BadInput: ONNX Runtime cannot load it.
     """
+    if isinstance(model, ir.Model):
+        model = loadable(model)
     if isinstance(model, ir.Model) and options.level is None:
         options = dataclasses.replace(options, level="all" if _has_constant_filters(model) else "extended")
     native = options.native()
