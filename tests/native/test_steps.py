@@ -1,5 +1,6 @@
 """Whole steps on both targets: losses, state that changes hands, files, and what cannot be built."""
 
+import json
 import os
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from onnxgrad.native.swapping import DOMAIN
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training import Trainer, attach, compile_step, export_step
 from onnxgrad.training.accumulate import split_step
+from onnxgrad.training.formulas import PARTS
+from onnxgrad.training.recipes import RECIPES
 from tests.native.twins import calls, needs_compiler
 from tests.training.models import blobs, classifier, trainable
 
@@ -98,6 +101,55 @@ def test_training_models_in_files(tmp_path, optimizer):
     onnx.save(trainable(optimizer, 0.01), path)
     kernel = optimizer.capitalize()
     assert kernels_of(compile_step(path)).count(kernel) == 3
+
+
+def forged(model, change):
+    """`model` with its notes changed: text to text, or what a note says to what it shall say."""
+    copy = onnx.ModelProto.FromString(model.SerializeToString())
+    count = 0
+    for node in copy.training_info[0].algorithm.node:
+        for entry in node.metadata_props:
+            said = json.loads(entry.value)
+            entry.value = change(entry.value) if change is str.upper else json.dumps(change(said) or said)
+            count += 1
+    assert count
+    return copy
+
+
+FORGED = {
+    "no json": str.upper,
+    "something else": lambda note: [1, 2],
+    "no name": lambda note: note.pop("name") and None,
+    "the kernel of another": lambda note: note.update(name="ConvWeightGrad"),
+    "a kernel of more states": lambda note: note.update(name="RMSPropCenteredMoving"),
+    "few inputs": lambda note: note.update(inputs=note["inputs"][:1]),
+    "no inputs": lambda note: note.update(inputs=[]),
+    "inputs that are no names": lambda note: note.update(inputs=[5, {}, []]),
+    "exchanged inputs": lambda note: note.update(inputs=note["inputs"][::-1]),
+    "few outputs": lambda note: note.update(outputs=note["outputs"][:1]),
+    "few digests": lambda note: note.update(digests=note["digests"][:1]),
+    "other digests": lambda note: note.update(digests=["input 0"] * 3),
+    "no attributes": lambda note: note.update(attributes={}),
+    "attributes that are no numbers": lambda note: note.update(attributes=dict.fromkeys(note["attributes"], "x")),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("how", FORGED)
+def test_notes_of_a_file_that_mean_harm(how):
+    """No kernel then, and nothing else either."""
+    model = trainable("adam", 0.02, convention="torch")
+    step = compile_step(forged(model, FORGED[how]))
+    assert "Adam" not in kernels_of(step)
+    assert ir.to_proto(step.model) == ir.to_proto(compile_step(model).model)
+
+
+@needs_compiler
+@pytest.mark.parametrize("optimizer", RECIPES)
+def test_names_that_files_keep_are_trusted(optimizer):
+    for node in trainable(optimizer, 0.02).training_info[0].algorithm.node:
+        for entry in node.metadata_props:
+            assert json.loads(entry.value)["name"] in PARTS
 
 
 @needs_compiler
@@ -254,6 +306,12 @@ def test_a_compiler_that_is_none(fresh, monkeypatch, compiler):
         library()
     assert "portable" in str(error.value)
     assert not fresh.exists()
+
+
+def test_systems_without_the_library(fresh, monkeypatch):
+    monkeypatch.setattr("sys.platform", "win32")
+    with pytest.raises(BadInput, match="for Linux and macOS, not win32; use target 'portable'"):
+        library()
 
 
 def test_targets_that_there_are(fresh):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ class Part:
 
     def holds(self, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value | None]) -> bool:
         """Whether `outputs`, as far as they are there, still are the same expressions of `inputs`."""
-        return all(
+        return len(outputs) == len(self.digests) and all(
             value is None or (digest is not None and digest == _digest(value, inputs))
             for value, digest in zip(outputs, self.digests)
         )
@@ -98,23 +98,31 @@ def spell_notes(graph: ir.Graph) -> None:
                 node.metadata_props[_KEY] = json.dumps(said)
 
 
-def read_notes(graph: ir.Graph, find: Callable[[str], ir.Value | None]) -> None:
-    """Take the notes that came with a file; `find` tells which value a name means, None if there is none."""
+def read_notes(graph: ir.Graph, find: Callable[[str], ir.Value | None], trusted: Collection[str]) -> None:
+    """Take the notes that came with a file, out of it.
+
+    Args:
+        graph: whose nodes have them.
+        find: tells which value a name means, None if there is none.
+        trusted: names of parts whose kernels do no harm, whatever a file says of their inputs and attributes.
+    """
     read: dict[str, Part | None] = {}
     for node in graph:
         text = node.metadata_props.pop(_KEY, None)
         if text is None:
             continue
         if text not in read:
-            read[text] = _read(text, find)
+            read[text] = _read(text, find, trusted)
         part = read[text]
         if part is not None:
             node.meta[_KEY] = part
 
 
-def _read(text: str, find: Callable[[str], ir.Value | None]) -> Part | None:
+def _read(text: str, find: Callable[[str], ir.Value | None], trusted: Collection[str]) -> Part | None:
     try:
         said = json.loads(text)
+        if said["name"] not in trusted:
+            return None
         inputs, outputs = ([None if n is None else find(n) for n in said[end]] for end in ("inputs", "outputs"))
         lost = any(v is None and n is not None for v, n in zip(inputs, said["inputs"], strict=True))
         return None if lost else Part(said["name"], inputs, outputs, dict(said["attributes"]), said["digests"])

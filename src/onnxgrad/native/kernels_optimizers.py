@@ -17,22 +17,26 @@ from onnxgrad.native.swapping import Call, Fits, Site, kernel
 _SUFFIX = {ir.DataType.FLOAT: "", ir.DataType.DOUBLE: "Double"}
 
 
-def _optimizer(name: str, states: int, constants: Sequence[str]) -> Fits:
+def _optimizer(name: str, states: int, scalars: int, constants: Sequence[str]) -> Fits:
     """The kernel `name` for parts [X, G, states, rate, further scalars] → [X', states'] with these attributes."""
 
     @kernel(name)
     def fits(site: Site) -> Call | None:
         tensors = [v for v in site.inputs[: 2 + states] if v is not None]
-        scalars = site.inputs[2 + states :]
+        rates = site.inputs[2 + states :]
+        numbers = [site.attributes.get(c) for c in constants]
+        if len(tensors) != 2 + states or len(rates) != scalars or len(site.outputs) != 1 + states:
+            return None
         x, dtype = tensors[0], tensors[0].dtype
         if dtype is None or dtype not in _SUFFIX or not site.all_of(dtype) or None in site.outputs:
             return None
-        if not all(_same_shape(v, x) for v in tensors) or not all(v is None or _is_scalar(v) for v in scalars):
+        if not all(_same_shape(v, x) for v in tensors) or not all(v is None or _is_scalar(v) for v in rates):
+            return None
+        if not all(isinstance(n, (int, float)) for n in numbers):
             return None
         (x, shrink), (g, clip) = map(_scaled, tensors[:2])
-        vector = np.array([site.attributes[c] for c in constants], dtype.numpy())
-        operands = [x, g, *tensors[2:], scalars[0], shrink, clip, *scalars[1:], site.constant(vector)]
-        return Call(f"{name}{_SUFFIX[dtype]}", operands)
+        vector = site.constant(np.array(numbers, dtype.numpy()))
+        return Call(f"{name}{_SUFFIX[dtype]}", [x, g, *tensors[2:], rates[0], shrink, clip, *rates[1:], vector])
 
     return fits
 
@@ -59,11 +63,11 @@ def _scaled(value: ir.Value) -> tuple[ir.Value, ir.Value | None]:
 
 _MOMENTS = ("alpha", "alpha_rest", "beta", "beta_rest", "epsilon")
 
-_optimizer("Sgd", 0, ("norm",))
-_optimizer("Momentum", 1, ("norm", "alpha", "nesterov"))
-_optimizer("Adam", 2, ("norm", *_MOMENTS, "post"))
-_optimizer("NAdam", 2, ("norm", *_MOMENTS))
-_optimizer("Adagrad", 1, ("norm", "epsilon"))
+_optimizer("Sgd", 0, 1, ("norm",))
+_optimizer("Momentum", 1, 2, ("norm", "alpha", "nesterov"))
+_optimizer("Adam", 2, 2, ("norm", *_MOMENTS, "post"))
+_optimizer("NAdam", 2, 3, ("norm", *_MOMENTS))
+_optimizer("Adagrad", 1, 1, ("norm", "epsilon"))
 for name, states in {"RMSProp": 1, "RMSPropMoving": 2, "RMSPropCentered": 2, "RMSPropCenteredMoving": 3}.items():
-    _optimizer(name, states, ("norm", "alpha", "alpha_rest", "epsilon", "momentum"))
-_optimizer("Lion", 1, ("norm", "now", "now_rest", "later", "later_rest"))
+    _optimizer(name, states, 1, ("norm", "alpha", "alpha_rest", "epsilon", "momentum"))
+_optimizer("Lion", 1, 1, ("norm", "now", "now_rest", "later", "later_rest"))

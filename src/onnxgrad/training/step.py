@@ -22,6 +22,7 @@ from onnxgrad.ir.walk import reads
 from onnxgrad.remat import Plan
 from onnxgrad.training.dropping import drop_by_count, first_count
 from onnxgrad.training.earlier import pool_first
+from onnxgrad.training.formulas import PARTS
 from onnxgrad.training.gradients import is_gradient, strings, target_name
 from onnxgrad.training.info import (
     DOMAIN,
@@ -213,7 +214,7 @@ def _compile_entry(source: Source, index: int, bound: Mapping[str, str], outputs
     pool_first(opened.graph, keep=[*bound.values(), loss, *outputs])
     counting = drop_by_count(opened.graph, {*data, *merged.hosted, *merged.fed})
     lowered = Lowered(opened)
-    read_notes(lowered.graph, lambda name: lowered[name] if name in lowered.values else None)
+    read_notes(lowered.graph, lambda name: lowered[name] if name in lowered.values else None, PARTS)
     state = {
         name: StateTensor(name, name, value, merged.hosted[name], _kind(name, merged, trained))
         for name, value in bound.items()

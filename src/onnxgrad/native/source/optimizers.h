@@ -26,7 +26,8 @@ static int NAME(prepare)(Call *call, NAME(Run) *run, size_t states, size_t scala
   }
   for (size_t i = 0; i < scalars; i++) {
     const REAL *scalar = input(call, at + i);
-    run->scalar[i] = scalar ? *scalar : 1;
+    if (scalar && shape_of(call, at + i).count != 1) fail(call, "a rate or factor is no scalar");
+    run->scalar[i] = scalar && !call->failed ? *scalar : 1;
   }
   run->constant = input(call, at + scalars);
   if (shape_of(call, 1).count != shape.count) fail(call, "a gradient has not the size of its parameter");
