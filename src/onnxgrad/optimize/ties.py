@@ -4,7 +4,7 @@ Of several largest elements of a window the first alone gets the cotangent, so d
 ones and pick the highest number (`rules/pool.py`): five passes over the operand that only change something where
 two elements of a window are equal, which among floats is seldom the case outside of flat images. If every plane
 has as many largest elements as windows, their mask is the answer already. Counting them is one pass, and the step
-of a small CNN takes 9 % less.
+of a small CNN takes 7 % less.
 """
 
 from __future__ import annotations
