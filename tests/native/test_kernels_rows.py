@@ -5,6 +5,7 @@ import pytest
 from onnx import helper
 
 from onnxgrad.errors import OnnxGradError
+from onnxgrad.runtime import Options, Session
 from tests.native.pulled import Pulled
 from tests.native.twins import needs_compiler
 
@@ -18,6 +19,11 @@ def normal(*shape, seed=0):
 
 
 # --- batch normalization ---------------------------------------------------------------------------
+
+
+def forward(momentum=0.0):
+    """The kernel for the node itself, whose statistics are those of the batch only without momentum."""
+    return [] if momentum else ["BatchNorm"]
 
 
 def normalization(shape, momentum=0.0, after=(), wrt=("x", "scale", "b"), symbolic=False, **attributes):
@@ -48,23 +54,41 @@ SHAPES = [
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_batch_norm(shape, momentum):
     operators = normalization(shape, momentum)
-    operators.compare(normal(*shape, seed=3), ["BatchNormGrad"], rtol=1e-3, atol=1e-4)
+    operators.compare(normal(*shape, seed=3), [*forward(momentum), "BatchNormGrad"], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_batch_norm_forward(shape):
+    operators = normalization(shape)
+    feeds = {**operators.arrays, operators.seed: normal(*shape, seed=3)}
+    expected = Session(operators.model, Options(threads=1)).run(feeds)
+    for threads in (1, 2):
+        found = Session(operators.model, Options(threads=threads, target="native")).run(feeds)
+        np.testing.assert_allclose(found["y"], expected["y"], rtol=1e-3, atol=1e-4)
+    axes = (0, *range(2, len(shape)))
+    wide = operators.arrays["x"].astype(np.float64)
+    unit = (wide - wide.mean(axes, keepdims=True)) / np.sqrt(wide.var(axes, keepdims=True) + 1e-3)
+    row = (-1, *[1] * (len(shape) - 2))
+    exact = unit * operators.arrays["scale"].reshape(row) + operators.arrays["b"].reshape(row)
+    np.testing.assert_allclose(found["y"], exact, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("wrt", [("x",), ("scale",), ("b",), ("scale", "b")], ids=",".join)
 def test_batch_norm_of_some_operands(wrt):
-    normalization((4, 3, 5, 7), wrt=wrt).compare(normal(4, 3, 5, 7, seed=3), ["BatchNormGrad"], rtol=1e-3, atol=1e-4)
+    normalization((4, 3, 5, 7), wrt=wrt).compare(
+        normal(4, 3, 5, 7, seed=3), ["BatchNorm", "BatchNormGrad"], rtol=1e-3, atol=1e-4
+    )
 
 
 def test_batch_norm_of_symbolic_sizes():
     operators = normalization((4, 3, 5, 7), symbolic=True)
-    operators.compare(normal(4, 3, 5, 7, seed=3), ["BatchNormGrad"], rtol=1e-3, atol=1e-4)
+    operators.compare(normal(4, 3, 5, 7, seed=3), ["BatchNorm", "BatchNormGrad"], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
 def test_relu_after_batch_norm_is_taken_in(shape):
     operators = normalization(shape, after=[helper.make_node("Relu", ["y"], ["z"])])
-    operators.compare(normal(*shape, seed=3), ["BatchNormGrad"], rtol=1e-3, atol=1e-4)
+    operators.compare(normal(*shape, seed=3), ["BatchNorm", "BatchNormGrad"], rtol=1e-3, atol=1e-4)
 
 
 def test_relu_that_has_another_reader_is_not():
@@ -75,7 +99,9 @@ def test_relu_that_has_another_reader_is_not():
         helper.make_node("Relu", ["s"], ["out"]),
     ]
     operators = normalization((2, 3, 4, 5), after=after)
-    operators.compare(normal(2, 3, 4, 5, seed=3), ["ReluGrad", *["BatchNormGrad"] * 2], rtol=1e-3, atol=1e-4)
+    operators.compare(
+        normal(2, 3, 4, 5, seed=3), ["BatchNorm", "ReluGrad", *["BatchNormGrad"] * 2], rtol=1e-3, atol=1e-4
+    )
 
 
 def test_a_channel_that_is_not_finite_is_the_only_one():

@@ -1,8 +1,14 @@
-"""Kernels of ``source/normalization.c``: the cotangents of BatchNormalization with the statistics of the batch."""
+"""Kernels of ``source/normalization.c``: BatchNormalization with the statistics of the batch, and its cotangents."""
 
 from __future__ import annotations
 
 from onnxgrad.native.swapping import Call, Site, before, kernel
+
+
+@kernel("BatchNorm")
+def batch_norm(site: Site) -> Call | None:
+    """[x, scale, bias, …] → [y, mean, variance], float32. ONNX Runtime's own kernel takes one thread."""
+    return Call("BatchNorm", site.inputs[:3], site.attributes) if site.all_float32 else None
 
 
 @kernel("BatchNormGrad")

@@ -208,6 +208,8 @@ def batch_normalization(op, g, x, scale, b, mu, var):
     dx = dx if dx is None else op.cast_like(dx, x)
     if op.attr("training_mode") and g is not None and g_mu is None and g_var is None:
         held = [op.output(1), op.output(2)] if op.attr("momentum") == 0 else [None, None]
+        if op.attr("momentum") == 0:
+            op.named("BatchNorm", [op.outputs[0], *held], of=op.inputs, epsilon=epsilon)
         op.named("BatchNormGrad", [dx, d_scale, d_b], of=[g, x, *held, scale], epsilon=epsilon)
     return dx, d_scale, d_b, d_mu, d_var
 

@@ -1,4 +1,4 @@
-/* The cotangents of BatchNormalization with the statistics of the batch.
+/* BatchNormalization with the statistics of the batch, and its cotangents.
  *
  * With d = x - mean, r = 1 / sqrt(variance + epsilon) and the sums over the n numbers of a channel,
  *
@@ -14,8 +14,9 @@
 #include "lanes.h"
 
 typedef struct {
-  const float *g, *x, *mean, *variance, *scale, *y;
-  float *dx, *d_scale, *d_bias, epsilon;
+  const float *g, *x, *mean, *variance, *scale, *bias, *y;
+  float *out, *batch_mean, *batch_variance; /* of BatchNormalization */
+  float *dx, *d_scale, *d_bias, epsilon;    /* of its cotangent */
   int64_t images, channels, plane;
 } Job;
 
@@ -115,10 +116,35 @@ static void channel(void *data, size_t index) {
     cotangent_of(0, j, c, mean, gain, b, constant);
 }
 
+static void forward(void *data, size_t index) {
+  const Job *j = data;
+  const int64_t c = (int64_t)index;
+  const float mean = moment_of(j, c, NULL), variance = moment_of(j, c, &mean);
+  const float gain = j->scale[c] / sqrtf(variance + j->epsilon), bias = j->bias[c];
+  const lanes means = lanes_of(mean), gains = lanes_of(gain), biases = lanes_of(bias);
+  if (j->batch_mean) j->batch_mean[c] = mean;
+  if (j->batch_variance) j->batch_variance[c] = variance;
+  for (int64_t n = 0; n < j->images && j->out; n++) {
+    const int64_t from = (n * j->channels + c) * j->plane;
+    const float *x = j->x + from;
+    float *to = j->out + from;
+    int64_t k = 0;
+    for (; k + LANES <= j->plane; k += LANES) *(lanes *)(to + k) = (*(const lanes *)(x + k) - means) * gains + biases;
+    for (; k < j->plane; k++) to[k] = (x[k] - mean) * gain + bias;
+  }
+}
+
+static void sizes(Job *j, const Shape *shape) {
+  j->images = shape->dims[0];
+  j->channels = shape->dims[1];
+  j->plane = 1;
+  for (size_t i = 2; i < shape->rank; i++) j->plane *= shape->dims[i];
+}
+
 static void read(Attributes *from, void *settings) { *(float *)settings = attribute_float(from, "epsilon"); }
 
 /* (g, x, mean, variance, scale, y of a ReLU) to the cotangents of (x, scale, bias) */
-static void compute(Call *call, const void *settings) {
+static void compute_grad(Call *call, const void *settings) {
   const Shape shape = shape_of(call, 1), given = shape_of(call, 0), masking = shape_of(call, 5);
   Job j = {.epsilon = *(const float *)settings};
   const float **operands[] = {&j.g, &j.x, &j.mean, &j.variance, &j.scale, &j.y};
@@ -134,17 +160,31 @@ static void compute(Call *call, const void *settings) {
     return;
   }
   const Shape vector = {.rank = 1, .dims = {shape.dims[1]}, .count = shape.dims[1]};
-  j.images = shape.dims[0];
-  j.channels = shape.dims[1];
-  j.plane = 1;
-  for (size_t i = 2; i < shape.rank; i++) j.plane *= shape.dims[i];
+  sizes(&j, &shape);
   j.dx = output(call, 0, &shape);
   j.d_scale = output(call, 1, &vector);
   j.d_bias = output(call, 2, &vector);
   parallel(call, (size_t)j.channels, channel, &j);
 }
 
+/* (x, scale, bias) to (y, mean, variance) */
+static void compute(Call *call, const void *settings) {
+  const Shape shape = shape_of(call, 0), scale = shape_of(call, 1), bias = shape_of(call, 2);
+  Job j = {.epsilon = *(const float *)settings, .x = input(call, 0), .scale = input(call, 1), .bias = input(call, 2)};
+  if (call->failed) return;
+  if (shape.rank < 2 || scale.rank != 1 || scale.count != shape.dims[1] || !same_shape(&scale, &bias)) {
+    fail(call, "BatchNorm: operands do not belong together");
+    return;
+  }
+  sizes(&j, &shape);
+  j.out = output(call, 0, &shape);
+  j.batch_mean = output(call, 1, &scale);
+  j.batch_variance = output(call, 2, &scale);
+  parallel(call, (size_t)j.channels, forward, &j);
+}
+
 const Kernel normalization_kernels[] = {
-    {"BatchNormGrad", "ffFFfF", "FFF", sizeof(float), read, compute},
+    {"BatchNorm", "fff", "FFF", sizeof(float), read, compute},
+    {"BatchNormGrad", "ffFFfF", "FFF", sizeof(float), read, compute_grad},
     {0},
 };
