@@ -202,8 +202,8 @@ def main() -> None:
         "Written by `python -m benchmarks.rematerialization`. Steps of training within budgets of memory, on one "
         f"thread of ONNX Runtime {onnxruntime.__version__}, each point in a process of its own; the first of each "
         "table keeps everything. Measured is what the runtime says that the results of nodes took at their fullest; a "
-        "process grows by that, what kernels take for themselves, and what is lost between blocks. Times are medians of "
-        "CPU time; all points give the same losses. [Checkpointing](checkpointing.md) says how to ask for it."
+        "process grows by that, what kernels take for themselves, and what is lost between blocks. Times are medians "
+        "of CPU time; all points give the same losses. [Checkpointing](checkpointing.md) says how to ask for it."
     )
     parts = ["# Memory against time, measured", ""]
     parts += [textwrap.fill(intro, 120, break_long_words=False, break_on_hyphens=False)]

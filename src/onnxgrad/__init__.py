@@ -24,6 +24,7 @@ from onnxgrad.transforms import (
     jacobian,
     linearize,
     per_example_grad,
+    rematerialize,
     split_vjp,
     transpose,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "linearize",
     "load_rule",
     "per_example_grad",
+    "rematerialize",
     "signature",
     "split_vjp",
     "straight_through",

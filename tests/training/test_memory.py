@@ -213,7 +213,7 @@ def test_enough_memory_changes_nothing():
     assert not planned.plan.nodes
     assert not planned.plan.recomputed
     assert [n.op_type for n in planned.model.graph] == [n.op_type for n in step.model.graph]
-    assert "0% more work" in str(planned.plan)
+    assert "; 0% more work" in str(planned.plan)
 
 
 # --- what must not happen twice ----------------------------------------------------------------------

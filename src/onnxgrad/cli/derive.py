@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,23 @@ class Mode(enum.StrEnum):
     jacobian = "jacobian"
     hessian = "hessian"
     hvp = "hvp"
+
+
+Dims = Annotated[
+    list[str] | None,
+    typer.Option("--dim", help="How large a dimension is that the model leaves open, for --memory: N=64. Repeatable."),
+]
+
+
+def dims_of(texts: Sequence[str] | None) -> dict[str, int]:
+    """``N=64`` as sizes of dimensions by name."""
+    found = {}
+    for text in texts or ():
+        name, equals, number = text.rpartition("=")
+        if not equals or not name or not number.isdecimal() or not int(number):
+            raise BadInput(f"--dim {text} is not written as N=64")
+        found[name] = int(number)
+    return found
 
 
 StraightThrough = Annotated[
@@ -71,6 +89,13 @@ def grad(
             "(docs/control-flow.md).",
         ),
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="What a run computes may take so much at a time (200MB): residuals that do not fit are computed anew."
+        ),
+    ] = None,
+    dim: Dims = None,
 ) -> None:
     """Write MODEL with its derivative to another file."""
     check_target(output)
@@ -78,8 +103,13 @@ def grad(
     primal = load_model(model)
     with registry.straight_through(*straight_through or ()), custom_rules(*rule or ()), checkpointing(every):
         derived = getattr(api if hasattr(api, mode.value) else transforms, mode.value)(primal, wrt=wrt, of=of or None)
+    plan = None
+    if memory is not None:
+        derived, plan = transforms.rematerialize(derived, memory, dims=dims_of(dim))
     files = save_model(derived, output)
     _summary(primal, derived, files)
+    if plan is not None:
+        console().print(f"memory: {plan}", markup=False, highlight=False, soft_wrap=True)
 
 
 def check_target(path: Path) -> None:

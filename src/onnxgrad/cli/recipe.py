@@ -70,10 +70,6 @@ Memory = Annotated[
         help="What a step computes may take so much at a time (200MB): what does not fit is computed anew.",
     ),
 ]
-Dims = Annotated[
-    list[str] | None,
-    typer.Option("--dim", help="How large a dimension is that the model leaves open, for --memory: L=128. Repeatable."),
-]
 Trainable = Annotated[
     list[str] | None,
     typer.Option("--train", "--trainable", help="Only these weights: a name, 'head.*', type:Conv, last:2. Repeatable."),
@@ -95,17 +91,6 @@ ImageMean = Annotated[
     str | None, typer.Option("--image-mean", help="Subtracted from pictures (0 to 1): 0.5, or one per channel.")
 ]
 ImageStd = Annotated[str | None, typer.Option("--image-std", help="Pictures are divided by it, likewise.")]
-
-
-def dims_of(texts: Sequence[str] | None) -> dict[str, int]:
-    """``L=128`` as sizes of dimensions by name."""
-    found = {}
-    for text in texts or ():
-        name, equals, number = text.rpartition("=")
-        if not equals or not name or not number.isdecimal() or not int(number):
-            raise BadInput(f"--dim {text} is not written as L=128")
-        found[name] = int(number)
-    return found
 
 
 def head_of(text: str) -> tuple[int, str | None]:

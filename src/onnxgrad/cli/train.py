@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from onnxgrad.cli import recipe, watching
-from onnxgrad.cli.derive import check_target
+from onnxgrad.cli.derive import Dims, check_target, dims_of
 from onnxgrad.cli.job import Job
 from onnxgrad.door import load_model
 from onnxgrad.errors import BadInput, UnknownName
@@ -43,7 +43,7 @@ def train(
     ema: recipe.Ema = None,
     accumulate: recipe.Accumulate = 1,
     memory: recipe.Memory = None,
-    dim: recipe.Dims = None,
+    dim: Dims = None,
     train: recipe.Trainable = None,
     freeze: recipe.Freeze = None,
     freeze_bn: recipe.FreezeBn = False,
@@ -115,7 +115,7 @@ def train(
         schedule=schedule,
         accumulate=accumulate,
         memory=memory,
-        dims=recipe.dims_of(dim),
+        dims=dims_of(dim),
         resume=resume,
         checkpoint_seconds=checkpoint_seconds,
         restart=restart,
