@@ -13,6 +13,8 @@
 #include "kernel.h"
 #include "lanes.h"
 
+enum { TOGETHER = 4096 }; /* numbers that are added up in float; sums of these are double */
+
 typedef struct {
   const float *g, *x, *mean, *variance, *scale, *bias, *y;
   float *out, *batch_mean, *batch_variance; /* of BatchNormalization */
@@ -27,11 +29,11 @@ INLINE float one_where_positive(float g, float y) { return g * (y > 0 ? 1.0f : 0
 INLINE void sums_of(const int masked, const Job *j, int64_t c, float mean, double *sum_g, double *sum_gd) {
   const lanes means = lanes_of(mean);
   *sum_g = *sum_gd = 0;
-  for (int64_t n = 0; n < j->images; n++) {
+  lanes total[4] = {{0}};
+  for (int64_t n = 0, numbers = 0; n < j->images; n++) {
     const int64_t from = (n * j->channels + c) * j->plane;
     const float *g = j->g + from, *x = j->x + from, *y = masked ? j->y + from : NULL;
     int64_t k = 0;
-    lanes total[4] = {{0}};
     for (; k + 2 * LANES <= j->plane; k += 2 * LANES)
       for (int half = 0; half < 2; half++) {
         const int64_t at = k + half * LANES;
@@ -40,7 +42,7 @@ INLINE void sums_of(const int masked, const Job *j, int64_t c, float mean, doubl
         total[half] += here;
         total[2 + half] += here * (*(const lanes *)(x + at) - means);
       }
-    float rest_g = lanes_sum(total[0] + total[1]), rest_gd = lanes_sum(total[2] + total[3]);
+    float rest_g = 0, rest_gd = 0;
     for (; k < j->plane; k++) {
       const float here = masked ? one_where_positive(g[k], y[k]) : g[k];
       rest_g += here;
@@ -48,6 +50,11 @@ INLINE void sums_of(const int masked, const Job *j, int64_t c, float mean, doubl
     }
     *sum_g += rest_g;
     *sum_gd += rest_gd;
+    if ((numbers += j->plane) < TOGETHER && n + 1 < j->images) continue;
+    *sum_g += lanes_sum(total[0] + total[1]);
+    *sum_gd += lanes_sum(total[2] + total[3]);
+    for (int i = 0; i < 4; i++) total[i] = lanes_of(0);
+    numbers = 0;
   }
 }
 
@@ -75,20 +82,25 @@ static float moment_of(const Job *j, int64_t c, const float *mean) {
   const float around = mean ? *mean : 0;
   const lanes arounds = lanes_of(around);
   double sum = 0;
-  for (int64_t n = 0; n < j->images; n++) {
+  lanes total[2] = {{0}};
+  for (int64_t n = 0, numbers = 0; n < j->images; n++) {
     const float *x = j->x + (n * j->channels + c) * j->plane;
-    lanes total = {0};
     float rest = 0;
     int64_t k = 0;
-    for (; k + LANES <= j->plane; k += LANES) {
-      const lanes d = *(const lanes *)(x + k) - arounds;
-      if (mean)
-        total += d * d;
-      else
-        total += d;
-    }
+    for (; k + 2 * LANES <= j->plane; k += 2 * LANES)
+      for (int half = 0; half < 2; half++) {
+        const lanes d = *(const lanes *)(x + k + half * LANES) - arounds;
+        if (mean)
+          total[half] += d * d;
+        else
+          total[half] += d;
+      }
     for (; k < j->plane; k++) rest += mean ? (x[k] - around) * (x[k] - around) : x[k];
-    sum += lanes_sum(total) + rest;
+    sum += rest;
+    if ((numbers += j->plane) < TOGETHER && n + 1 < j->images) continue;
+    sum += lanes_sum(total[0] + total[1]);
+    total[0] = total[1] = lanes_of(0);
+    numbers = 0;
   }
   return (float)(sum / ((double)j->images * j->plane));
 }
