@@ -311,7 +311,7 @@ def test_the_level_of_optimization_depends_on_the_filters(monkeypatch, constant,
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_large_constants_are_not_held_several_times():
-    """Measured in a process of its own: what a session adds to the peak is what its constants take, and as much again packed."""
+    """Measured in a process of its own: a session adds what its constants take, and as much again packed."""
     script = """
         import resource
         import numpy as np, onnx_ir as ir
