@@ -1,8 +1,13 @@
 """Picking and placing elements up the ladder."""
 
 import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
 from onnx.reference.op_run import OpRun
 
+from onnxgrad import grad
 from onnxgrad.testing import Case
 from tests.rules.dtypes import dtypes
 from tests.rules.ladder import ladder
@@ -86,3 +91,18 @@ CASES = [
 ]
 test_rule = ladder("index", CASES)
 test_dtype = dtypes(CASES)
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize(("start", "end", "step", "want"), [(-9, -99, -1, [1, 0, 0]), (-4, -99, -2, [1, 0, 0])])
+def test_a_slice_backwards_from_before_the_first_takes_the_first(symbolic, start, end, step, want):
+    """As ONNX has it, and its runtime; the reference evaluator slices as Python does, and takes none."""
+    held = [helper.make_tensor(n, TensorProto.INT64, [1], [v]) for n, v in zip("seap", (start, end, 0, step))]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N" if symbolic else 3])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["M"])
+    graph = helper.make_graph([helper.make_node("Slice", ["x", *"seap"], ["y"])], "g", [x], [y], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    derived = grad(model, wrt="x")
+    onnx.checker.check_model(derived, full_check=True)
+    session = onnxruntime.InferenceSession(derived.SerializeToString())
+    np.testing.assert_array_equal(session.run(None, {"x": np.ones(3, np.float32)})[0], want)

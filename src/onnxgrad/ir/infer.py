@@ -19,6 +19,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import infer_classical, infer_loops, infer_sequences
 from onnxgrad.ir.infer_calls import Calls, calls_known
 from onnxgrad.ir.infer_onnx import ask_onnx
+from onnxgrad.ir.known import sliced
 from onnxgrad.ir.labels import einsum_labels
 
 Dim = int | ir.SymbolicDim
@@ -145,9 +146,9 @@ def _split(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
 
 def _slice(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     """Axes that are not sliced keep their size; the size of a slice needs bounds known to be in range."""
-    x, starts, _, axes, steps = (*node.inputs, None, None, None)[:5]
+    x, starts, end, axes, steps = (*node.inputs, None, None, None)[:5]
     out = node.outputs[0]
-    if x is None or x.shape is None or starts is None:
+    if x is None or x.shape is None or starts is None or end is None:
         return
     if axes is None and starts.shape is not None and isinstance(starts.shape[0], int):
         along: list[int] = list(range(starts.shape[0]))
@@ -156,11 +157,14 @@ def _slice(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     fixed = (axes is None or _is_const(axes)) and _is_const(starts) and (steps is None or _is_const(steps))
     dims = list(x.shape)
     for i, axis in enumerate(along):
-        dims[axis] = (
-            out.shape[axis]
-            if fixed and out.shape is not None and _in_range(node, i, x.shape[axis])
-            else ctx.new_symbolic_dim()
-        )
+        size = x.shape[axis]
+        if fixed and isinstance(size, int) and _is_const(end):
+            step = 1 if steps is None else _ints(steps)[i]
+            dims[axis] = len(sliced(size, _ints(starts)[i], _ints(end)[i], step))
+        elif fixed and out.shape is not None and _in_range(node, i, size):
+            dims[axis] = out.shape[axis]
+        else:
+            dims[axis] = ctx.new_symbolic_dim()
     out.shape = ir.Shape(dims)
 
 

@@ -93,3 +93,12 @@ def is_repeatable(op_type: str, domain: str, opset: int) -> bool:
         return False
     determinism = schema.node_determinism  # type: ignore[attr-defined]
     return determinism != onnx.defs.OpSchema.NodeDeterminism.NonDeterministic
+
+
+def sliced(size: int, start: int, end: int, step: int) -> range:
+    """The places that a Slice takes along an axis of `size`.
+
+    As Python's, but for a negative step from before the first element: that is clamped to the first, and taken.
+    """
+    first, last, stride = slice(start, end, step).indices(size)
+    return range(max(first, 0) if size else first, last, stride)

@@ -29,6 +29,8 @@ def _on_diagonal(op, r, x, term):
 def einsum(op, g, *_):
     """y = Σ ∏ᵢ xᵢ: for xₖ, Σ g·∏ of the other xᵢ, with the labels of xₖ as the output"""
     terms, out = einsum_labels(op.attr("equation"), [x.rank for x in op.inputs])
+    if any(0 in (x.shape or ()) for x in op.inputs):  # sums of nothing, over which ONNX Runtime may end the process
+        return [op.zeros_like(x) if need else None for x, need in zip(op.inputs, op.needs)]
     grads = []
     for k, (x, term) in enumerate(zip(op.inputs, terms)):
         if not op.needs[k]:

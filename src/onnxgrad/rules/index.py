@@ -10,6 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgrad.ir import reshape_to
+from onnxgrad.ir.known import sliced
 from onnxgrad.rules.registry import linear, rule
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -80,7 +81,7 @@ def _margins(op, g, x, axis, start, end):
 
 def _unstride(op, g, x, axis, start, end, step):
     """The cotangent of x[start:end:step] as that of a slice with step 1: (g between zeros, start, end)."""
-    taken = range(*slice(start, end, step).indices(x.shape[axis]))
+    taken = sliced(x.shape[axis], start, end, step)
     if not len(taken):
         return g, 0, 0
     if step < 0:
