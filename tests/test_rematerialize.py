@@ -123,6 +123,28 @@ def test_control_flow_runs_once():
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+def test_branches_read_what_was_made_anew():
+    """An If whose branches read values of around it, forward and backward: they read the same numbers."""
+    proto = deep(8, 8)
+    graph = proto.graph
+    then = onnx.parser.parse_graph("t () => (float[N, 8] r) { r = Mul(a2, a2) }")
+    other = onnx.parser.parse_graph("e () => (float[N, 8] s) { s = Tanh(a2) }")
+    at = next(k for k, n in enumerate(graph.node) if n.name == "mul3")
+    graph.node[at].input[0] = "picked"
+    graph.node.insert(at, onnx.helper.make_node("If", ["which"], ["picked"], then_branch=then, else_branch=other))
+    graph.input.append(onnx.helper.make_tensor_value_info("which", onnx.TensorProto.BOOL, []))
+    derived = onnxgrad.grad(proto, wrt=["w0", "w5"])
+    model, plan = onnxgrad.rematerialize(derived, least(derived), dims={"N": ROWS})
+    assert plan.nodes
+    assert sum(n.op_type == "If" for n in model.graph.node) == sum(n.op_type == "If" for n in derived.graph.node)
+    x = np.random.default_rng(0).standard_normal((ROWS, 8)).astype(np.float32)
+    for which in (True, False):
+        feeds = {"x": x, "which": np.array(which)}
+        one, two = (onnxruntime.InferenceSession(m.SerializeToString()).run(None, feeds) for m in (derived, model))
+        for got, want in zip(two, one):
+            np.testing.assert_array_equal(got, want)
+
+
 def test_by_the_command(tmp_path):
     onnx.save(deep(8, 8), tmp_path / "m.onnx")
     derived = onnxgrad.grad(deep(8, 8), wrt=["w0"])

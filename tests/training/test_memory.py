@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
 
@@ -251,6 +252,32 @@ def test_a_random_operator_never_runs_twice():
 
 
 # --- how it is asked for -----------------------------------------------------------------------------
+
+
+def test_the_same_graph_in_every_process():
+    """A run that goes on from a checkpoint takes the same steps, so its plan must be the same."""
+    told = set()
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", _DIGEST],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+        told.add(done.stdout)
+    assert len(told) == 1
+
+
+_DIGEST = """
+import hashlib
+import onnx_ir as ir
+from onnxgrad.training import attach, compile_step
+from tests.training.test_memory import deep
+step = compile_step(attach(deep(8, 16), loss="mse"), memory="150KB", batch_size=256)
+assert step.plan.nodes
+print(hashlib.sha1(ir.to_proto(step.model).SerializeToString(deterministic=True)).hexdigest())
+"""
 
 
 def test_the_smallest_budget_is_told_and_can_be_met():
