@@ -53,18 +53,18 @@ typedef struct {
 INLINE void add_sums(float *out, lanes a, lanes b, lanes c, lanes d) {
 #if LANES == 16
 #define HALF(v) \
-  (__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15))
+  (SHUFFLE(lanes_8, v, v, 0, 1, 2, 3, 4, 5, 6, 7) + SHUFFLE(lanes_8, v, v, 8, 9, 10, 11, 12, 13, 14, 15))
   const lanes_8 e = HALF(a), f = HALF(b), g = HALF(c), h = HALF(d);
 #elif LANES == 8
   const lanes_8 e = a, f = b, g = c, h = d;
 #endif
 #if LANES >= 8
 #define PAIR(v, w) \
-  (__builtin_shufflevector(v, w, 0, 1, 2, 3, 8, 9, 10, 11) + __builtin_shufflevector(v, w, 4, 5, 6, 7, 12, 13, 14, 15))
+  (SHUFFLE(lanes_8, v, w, 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(lanes_8, v, w, 4, 5, 6, 7, 12, 13, 14, 15))
   const lanes_8 ef = PAIR(e, f), gh = PAIR(g, h);
-  lanes_8 all = __builtin_shufflevector(ef, gh, 0, 8, 1, 9, 4, 12, 5, 13) +
-                __builtin_shufflevector(ef, gh, 2, 10, 3, 11, 6, 14, 7, 15); /* a c a c b d b d */
-  const lanes_4 sums = __builtin_shufflevector(all, all, 0, 4, 1, 5) + __builtin_shufflevector(all, all, 2, 6, 3, 7);
+  const lanes_8 all = SHUFFLE(lanes_8, ef, gh, 0, 8, 1, 9, 4, 12, 5, 13) +
+                      SHUFFLE(lanes_8, ef, gh, 2, 10, 3, 11, 6, 14, 7, 15); /* a c a c b d b d */
+  const lanes_4 sums = SHUFFLE(lanes_4, all, all, 0, 4, 1, 5) + SHUFFLE(lanes_4, all, all, 2, 6, 3, 7);
 #else
   const lanes_4 sums = {lanes_sum(a), lanes_sum(b), lanes_sum(c), lanes_sum(d)};
 #endif
@@ -163,9 +163,9 @@ static void multiply(const Job *j, const Span *s, int64_t m, int64_t c, int64_t 
     typedef float part __attribute__((vector_size(N * 4), aligned(4), may_alias));              \
     const part *pair = (const part *)(from + 2 * q + first - odd);                              \
     if (odd)                                                                                    \
-      *(part *)(to + q) = __builtin_shufflevector(pair[0], pair[1], ODD_##N);                   \
+      *(part *)(to + q) = SHUFFLE(part, pair[0], pair[1], ODD_##N);                               \
     else                                                                                        \
-      *(part *)(to + q) = __builtin_shufflevector(pair[0], pair[1], EVEN_##N);                  \
+      *(part *)(to + q) = SHUFFLE(part, pair[0], pair[1], EVEN_##N);                              \
   }
 
 /* A row of one phase: to[q] = from[q * step + first] for q in left … right - 1, and zeros beside it. */

@@ -35,25 +35,45 @@ INLINE lanes lanes_where(lanes_mask mask, lanes a, lanes b) {
 #define HELD(v) (void)(v)
 #endif
 
+/* Numbers of two vectors of one type, by their places in the first and then the second, as a vector of a given type. */
+#if defined(__clang__) || (defined(__GNUC__) && __GNUC__ >= 12 && !defined(ONNXGRAD_PLAIN))
+#define SHUFFLE(type, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#include <string.h>
+#define SHUFFLE(type, a, b, ...)                                                               \
+  __extension__({                                                                              \
+    const __typeof__(a) first_ = (a), second_ = (b);                                           \
+    static const int at_[] = {__VA_ARGS__};                                                    \
+    enum { count_ = sizeof(first_) / sizeof(float) };                                          \
+    float from_[2 * count_], to_[sizeof(type) / sizeof(float)];                                \
+    memcpy(from_, &first_, sizeof first_);                                                     \
+    memcpy(from_ + count_, &second_, sizeof second_);                                          \
+    for (size_t k_ = 0; k_ < sizeof(type) / sizeof(float); k_++) to_[k_] = from_[at_[k_]];     \
+    type result_;                                                                              \
+    memcpy(&result_, to_, sizeof result_);                                                     \
+    result_;                                                                                   \
+  })
+#endif
+
 typedef float lanes_4 __attribute__((vector_size(16)));
 typedef float lanes_8 __attribute__((vector_size(32)));
 
 INLINE float lanes_sum_4(lanes_4 v) {
-  v += __builtin_shufflevector(v, v, 2, 3, 0, 1);
-  v += __builtin_shufflevector(v, v, 1, 0, 3, 2);
+  v += SHUFFLE(lanes_4, v, v, 2, 3, 0, 1);
+  v += SHUFFLE(lanes_4, v, v, 1, 0, 3, 2);
   return v[0];
 }
 
 #if LANES >= 8
 INLINE float lanes_sum_8(lanes_8 v) {
-  return lanes_sum_4(__builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7));
+  return lanes_sum_4(SHUFFLE(lanes_4, v, v, 0, 1, 2, 3) + SHUFFLE(lanes_4, v, v, 4, 5, 6, 7));
 }
 #endif
 
 INLINE float lanes_sum(lanes v) {
 #if LANES == 16
-  return lanes_sum_8(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
-                       __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+  return lanes_sum_8(SHUFFLE(lanes_8, v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                     SHUFFLE(lanes_8, v, v, 8, 9, 10, 11, 12, 13, 14, 15));
 #elif LANES == 8
   return lanes_sum_8(v);
 #else

@@ -42,36 +42,37 @@ static void window(const Job *j, const float *x, float g, int64_t p, int64_t q, 
   if (best >= 0) out[best] += passed(j->s, g, x[best]);
 }
 
-#define SHUFFLE __builtin_shufflevector
 #define WHERE(N, mask, a, b) (floats_##N)((mask & (bits_##N)a) | (~mask & (bits_##N)b))
 
 /* Two rows of x in tiles of two by two, from tile q on as far as whole vectors of N go: where that ends. */
-#define TILES(N)                                                                                                  \
-  typedef float floats_##N __attribute__((vector_size(N * 4), aligned(4), may_alias));                            \
-  typedef int bits_##N __attribute__((vector_size(N * 4), aligned(4), may_alias));                                \
-  INLINE int64_t tiles_##N(int relu, const float *x, int64_t w, const float *g, int64_t q, int64_t end, float *out) { \
-    for (; q + N <= end; q += N) {                                                                                \
-      const floats_##N *upper = (const floats_##N *)(x + 2 * q), *lower = (const floats_##N *)(x + w + 2 * q);    \
-      const floats_##N a = SHUFFLE(upper[0], upper[1], EVEN_##N), b = SHUFFLE(upper[0], upper[1], ODD_##N);       \
-      const floats_##N c = SHUFFLE(lower[0], lower[1], EVEN_##N), d = SHUFFLE(lower[0], lower[1], ODD_##N);       \
-      const bits_##N is_b = (b > a) | (b != b);                                                                   \
-      floats_##N best = WHERE(N, is_b, b, a);                                                                     \
-      const bits_##N is_c = (c > best) | (c != c);                                                                \
-      best = WHERE(N, is_c, c, best);                                                                             \
-      const bits_##N is_d = (d > best) | (d != d);                                                                \
-      best = WHERE(N, is_d, d, best);                                                                             \
-      const bits_##N ones = (bits_##N)((floats_##N){0} + 1), counts = (best > 0) | (relu - 1);                    \
-      const bits_##N here = (bits_##N)(*(const floats_##N *)(g + q) * (floats_##N)(ones & counts));               \
-      const floats_##N to_a = (floats_##N)(here & ~(is_b | is_c | is_d));                                         \
-      const floats_##N to_b = (floats_##N)(here & is_b & ~(is_c | is_d));                                         \
-      const floats_##N to_c = (floats_##N)(here & is_c & ~is_d), to_d = (floats_##N)(here & is_d);                \
-      floats_##N *above = (floats_##N *)(out + 2 * q), *below = (floats_##N *)(out + w + 2 * q);                  \
-      above[0] = SHUFFLE(to_a, to_b, LOW_##N);                                                                    \
-      above[1] = SHUFFLE(to_a, to_b, HIGH_##N);                                                                   \
-      below[0] = SHUFFLE(to_c, to_d, LOW_##N);                                                                    \
-      below[1] = SHUFFLE(to_c, to_d, HIGH_##N);                                                                   \
-    }                                                                                                             \
-    return q;                                                                                                     \
+#define TILES(N)                                                                                                       \
+  typedef float floats_##N __attribute__((vector_size(N * 4), aligned(4), may_alias));                                 \
+  typedef int bits_##N __attribute__((vector_size(N * 4), aligned(4), may_alias));                                     \
+  INLINE int64_t tiles_##N(int relu, const float *x, int64_t w, const float *g, int64_t q, int64_t end, float *out) {  \
+    for (; q + N <= end; q += N) {                                                                                     \
+      const floats_##N *upper = (const floats_##N *)(x + 2 * q), *lower = (const floats_##N *)(x + w + 2 * q);         \
+      const floats_##N a = SHUFFLE(floats_##N, upper[0], upper[1], EVEN_##N);                                          \
+      const floats_##N b = SHUFFLE(floats_##N, upper[0], upper[1], ODD_##N);                                           \
+      const floats_##N c = SHUFFLE(floats_##N, lower[0], lower[1], EVEN_##N);                                          \
+      const floats_##N d = SHUFFLE(floats_##N, lower[0], lower[1], ODD_##N);                                           \
+      const bits_##N is_b = (b > a) | (b != b);                                                                        \
+      floats_##N best = WHERE(N, is_b, b, a);                                                                          \
+      const bits_##N is_c = (c > best) | (c != c);                                                                     \
+      best = WHERE(N, is_c, c, best);                                                                                  \
+      const bits_##N is_d = (d > best) | (d != d);                                                                     \
+      best = WHERE(N, is_d, d, best);                                                                                  \
+      const bits_##N ones = (bits_##N)((floats_##N){0} + 1), counts = (best > 0) | (relu - 1);                         \
+      const bits_##N here = (bits_##N)(*(const floats_##N *)(g + q) * (floats_##N)(ones & counts));                    \
+      const floats_##N to_a = (floats_##N)(here & ~(is_b | is_c | is_d));                                              \
+      const floats_##N to_b = (floats_##N)(here & is_b & ~(is_c | is_d));                                              \
+      const floats_##N to_c = (floats_##N)(here & is_c & ~is_d), to_d = (floats_##N)(here & is_d);                     \
+      floats_##N *above = (floats_##N *)(out + 2 * q), *below = (floats_##N *)(out + w + 2 * q);                       \
+      above[0] = SHUFFLE(floats_##N, to_a, to_b, LOW_##N);                                                             \
+      above[1] = SHUFFLE(floats_##N, to_a, to_b, HIGH_##N);                                                            \
+      below[0] = SHUFFLE(floats_##N, to_c, to_d, LOW_##N);                                                             \
+      below[1] = SHUFFLE(floats_##N, to_c, to_d, HIGH_##N);                                                            \
+    }                                                                                                                  \
+    return q;                                                                                                          \
   }
 
 TILES(4)

@@ -105,8 +105,8 @@ static void lay(const Job *j, const float *y, float *to) {
   for (; k + N <= count; k += N) {                                                             \
     typedef float part __attribute__((vector_size(N * 4), aligned(4), may_alias));             \
     const part left = *(const part *)(a + k), right = *(const part *)(b + k);                  \
-    *(part *)(out + 2 * k) = __builtin_shufflevector(left, right, LOW_##N);                    \
-    *(part *)(out + 2 * k + N) = __builtin_shufflevector(left, right, HIGH_##N);               \
+    *(part *)(out + 2 * k) = SHUFFLE(part, left, right, LOW_##N);                          \
+    *(part *)(out + 2 * k + N) = SHUFFLE(part, left, right, HIGH_##N);                         \
   }
 
 static void alternate(float *out, const float *a, const float *b, int64_t count) {

@@ -29,8 +29,8 @@ static inline int64_t right_of(const Correlation *at, int64_t pitch, int64_t pha
 }
 
 /* The phase of each of `taps` taps, and how far on in it the tap is; how many phases there are. */
-static inline int64_t phases_of(int64_t taps, int64_t stride, int64_t dilation, int64_t *found, int64_t *which, int64_t *on,
-                         int64_t *furthest) {
+static inline int64_t phases_of(int64_t taps, int64_t stride, int64_t dilation, int64_t *found, int64_t *which,
+                                int64_t *on, int64_t *furthest) {
   int64_t count = 0;
   *furthest = 0;
   for (int64_t i = 0; i < taps; i++) {
