@@ -1,6 +1,6 @@
 """Memory and time of reverse mode through T steps, for each policy of `checkpointing`.
 
-    python -m benchmarks.checkpointing            # writes docs/checkpointing.md
+    python -m benchmarks.checkpointing            # writes docs/checkpointing-loops.md
 
 Each point is a process of its own: the growth of its peak resident memory over the first run, on one thread.
 """
@@ -90,7 +90,7 @@ def main() -> None:
     """Measure one point, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measure", nargs=3, metavar=("MODEL", "STEPS", "EVERY"))
-    parser.add_argument("-o", "--output", type=Path, default=Path("docs/checkpointing.md"))
+    parser.add_argument("-o", "--output", type=Path, default=Path("docs/checkpointing-loops.md"))
     arguments = parser.parse_args()
     if arguments.measure:
         kind, steps, every = arguments.measure
@@ -98,12 +98,12 @@ def main() -> None:
         return
     state = BATCH * WIDTH * 4 / 2**20
     parts = [
-        "# Memory of checkpointing, measured",
+        "# Memory of loops, measured",
         "",
         "Written by `python -m benchmarks.checkpointing`. Reverse mode through s ↦ tanh(s·W), with respect to W and "
         f"the first state of {BATCH} × {WIDTH} numbers ({state:.3f} MiB): growth of the peak resident memory of a "
         f"process in its run, and CPU time, on one thread of ONNX Runtime {onnxruntime.__version__}. "
-        "[Control flow](control-flow.md) says what the policies are.",
+        "[Checkpointing](checkpointing.md) says what the policies are.",
     ]
     for kind, title in KINDS.items():
         parts += ["", f"## {title[0].upper()}{title[1:]}", "", table(kind)]

@@ -1,6 +1,6 @@
 """Memory against time: steps of a residual CNN and of a transformer, within ever smaller budgets of memory.
 
-    python -m benchmarks.rematerialization            # writes docs/rematerialization.md and its picture
+    python -m benchmarks.rematerialization            # writes docs/checkpointing-budgets.md and its picture
 
 Each point is a process of its own, on one thread: what the plan predicts, what ONNX Runtime says that its results took
 at their fullest, how much the process grew in a step, and the CPU time of a step. Rounds of all points are interleaved,
@@ -179,7 +179,7 @@ def main() -> None:
     """Measure one point, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measure", nargs=3, metavar=("MODEL", "PATH", "BUDGET"))
-    parser.add_argument("-o", "--output", type=Path, default=Path("docs/rematerialization.md"))
+    parser.add_argument("-o", "--output", type=Path, default=Path("docs/checkpointing-budgets.md"))
     parser.add_argument("--export", nargs=2, metavar=("MODEL", "PATH"))
     arguments = parser.parse_args()
     if arguments.export:

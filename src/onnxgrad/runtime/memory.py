@@ -24,7 +24,7 @@ def measured_peak(step: StepGraph, batch: Mapping[str, np.ndarray], options: Opt
     """The most bytes that the results of nodes of `step` take at one time, in a step on `batch`.
 
     What a kernel takes for itself and gives back before it ends is not counted, nor is what the arena loses between
-    its blocks: the memory of a process grows by up to a fifth more.
+    its blocks: the memory of a process grows by up to a quarter more.
 
     Raises:
         BadInput: the runtime refuses the step or the batch, or has no arena to tell of.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: As large as dimensions that are not known are taken to be, where only a comparison depends on them.
 USUAL = 64
 #: Graphs with more nodes are only put in order, not measured.
-LARGEST = 20_000
+LARGEST = 10_000
 
 
 def in_good_order(model: ir.Model) -> None:
