@@ -12,7 +12,7 @@ How a kernel is added, here and elsewhere:
    ``b.named(…, strides=[2, 2], alpha=0.9)``.
 2. **Write the kernel** in ``source/*.c`` (see ``source/kernel.h``, whose head shows a whole one). A new file names
    its table in ``source/library.c``.
-3. **Say when it fits** in a module ``kernels_*.py``, which `swapping.KERNELS` must import: a function from the `Site`
+3. **Say when it fits** in a module ``kernels_*.py`` (a new one is named in `swapping`): a function from the `Site`
    where the part was found to a `Call`, or None where the kernel does not fit (its type, its rank, its size)::
 
        @kernel("ReluGrad")
