@@ -21,8 +21,8 @@ from onnxgrad.training import (
 )
 from tests.training.nets import run, train
 from tests.training.test_entries import BATCHES
-from tests.training.test_step import two_entries
-from tests.training.test_validation import shared_state
+from tests.training.test_step_entries import two_entries
+from tests.training.test_validation_state import shared_state
 
 RNG = np.random.default_rng(0)
 

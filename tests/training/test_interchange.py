@@ -26,7 +26,7 @@ from onnxgrad.training import (
 from tests.training.nets import mlp, run, train
 from tests.training.test_entries import BATCHES, norm_net
 from tests.training.test_gradient import FUNCTION, A, B, model
-from tests.training.test_step import two_entries
+from tests.training.test_step_entries import two_entries
 
 
 def test_prefix():

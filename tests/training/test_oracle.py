@@ -20,9 +20,10 @@ from onnxgrad.training import (
 )
 from onnxgrad.training.gradients import DOMAIN
 from tests.training.nets import mlp, run, train
-from tests.training.test_entries import BATCHES, called, norm_net
-from tests.training.test_step import spoiled, two_entries, with_initialization
-from tests.training.test_validation import shared_state
+from tests.training.test_entries import BATCHES, norm_net
+from tests.training.test_graph_call import called
+from tests.training.test_step_entries import spoiled, two_entries, with_initialization
+from tests.training.test_validation_state import shared_state
 
 
 def agree(model: onnx.ModelProto, batches=BATCHES, **options) -> ReferenceTraining:

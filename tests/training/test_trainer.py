@@ -2,8 +2,6 @@
 
 import json
 import os
-import signal
-import threading
 
 import numpy as np
 import onnx
@@ -12,11 +10,10 @@ import pytest
 from rich.console import Console
 
 from onnxgrad.door import load_model, open_model, save_model, training_info
-from onnxgrad.errors import BadInput, TrainingError
+from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options
-from onnxgrad.training import Interrupted, Trainer, attach, compile_step
+from onnxgrad.training import Trainer, attach, compile_step
 from onnxgrad.training.callbacks import Callback
-from onnxgrad.training.checkpoint import FILE, Checkpoint
 from onnxgrad.training.metrics import Curve, History
 from onnxgrad.training.report import Bar, Lines
 from tests.training.models import blobs, classifier, trainable
@@ -118,106 +115,6 @@ def test_a_model_with_a_schedule_takes_no_second_one(schedule, accumulate):
     trainer.fit(blobs(), epochs=1, batch_size=45)
     trainer.fit(blobs(), epochs=2, batch_size=45, schedule="constant")
     assert trainer.step_count == 4
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "momentum"])
-@pytest.mark.parametrize("at", [1, 6, 9, 12])
-def test_a_run_that_resumes_takes_the_same_steps(tmp_path, optimizer, at):
-    data, test = blobs(), blobs(seed=1)
-    options = {"epochs": 3, "batch_size": 16, "validation": test, "seed": 5, "schedule": "cosine"}
-    whole = Trainer(trainable(optimizer), options=ONE)
-    recorder = Recorder()
-    expected = whole.fit(data, callbacks=[recorder], **options)
-
-    first = Trainer(trainable(optimizer), options=ONE)
-    interrupt = Recorder(lambda: signal.raise_signal(signal.SIGINT), at)
-    with pytest.raises(Interrupted) as caught:
-        first.fit(data, checkpoint=tmp_path, callbacks=[interrupt], **options)
-    assert caught.value.step == at
-    assert str(tmp_path / FILE) in str(caught.value)
-    second = Trainer(trainable(optimizer), options=ONE)
-    rest = Recorder()
-    history = second.fit(data, checkpoint=tmp_path, resume=True, callbacks=[rest], **options)
-    assert interrupt.losses + rest.losses == recorder.losses
-    assert bits(second.state()) == bits(whole.state())
-    assert history.curve == expected.curve
-    for one, other in zip(history.epochs, expected.epochs, strict=True):
-        for key in ("epoch", "step", "loss", "validation_loss", "validation_accuracy"):
-            assert one[key] == other[key]
-
-
-def test_a_finished_run_may_be_made_longer(tmp_path):
-    whole, parts = Trainer(trainable(), options=ONE), Trainer(trainable(), options=ONE)
-    whole.fit(blobs(), epochs=3)
-    parts.fit(blobs(), epochs=1, checkpoint=tmp_path)
-    again = Trainer(trainable(), options=ONE)
-    again.fit(blobs(), epochs=3, checkpoint=tmp_path, resume=True)
-    assert bits(again.state()) == bits(whole.state())
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"seed": 1}, "written with seed 0, not 1"),
-        ({"batch_size": 31}, "written with batch size 32, not 31"),
-        ({"data": blobs(80)}, "written with rows 90, not 80"),
-        ({"model": trainable(learning_rate=0.02, optimizer="adamw")}, "belongs to another training step"),
-        ({"model": trainable(optimizer="sgd")}, "belongs to another model or optimizer"),
-        ({"model": attach(classifier(9), optimizer="adam", learning_rate=0.02)}, "'w1' is float32"),
-    ],
-)
-def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, words):
-    Trainer(trainable(), options=ONE).fit(blobs(), checkpoint=tmp_path)
-    model, data = change.pop("model", trainable()), change.pop("data", blobs())
-    with pytest.raises(BadInput, match=words):
-        Trainer(model, options=ONE).fit(data, epochs=2, checkpoint=tmp_path, resume=True, **change)
-
-
-def test_a_loss_that_is_not_a_number_stops_the_run_and_keeps_the_last_checkpoint(tmp_path):
-    trainer = Trainer(trainable("sgd", 0.1), options=ONE)
-    trainer.fit(blobs(), epochs=1, checkpoint=tmp_path)
-    good = (tmp_path / FILE).read_bytes()
-    state = trainer.state()
-    state["w1"][:, 0] = np.nan
-    trainer.machine.load_state(state)
-    with pytest.raises(TrainingError, match=r"the loss is nan at step 1 \(epoch 1\)"):
-        trainer.fit(blobs(), epochs=2)
-    trainer = Trainer(trainable("sgd", 1e38), options=ONE)
-    with pytest.raises(TrainingError, match=r"at step \d+ .*the last good checkpoint is") as caught:
-        trainer.fit(blobs(), epochs=5, batch_size=10, checkpoint=tmp_path / "b")
-    kept = Checkpoint.load(tmp_path / "b" / FILE)
-    assert all(np.isfinite(a).all() for a in kept.state.values())
-    assert kept.run["step"] < trainer.step_count
-    assert "\n" not in str(caught.value)
-    assert (tmp_path / FILE).read_bytes() == good
-
-
-def test_weights_that_overflow_in_the_last_step_are_noticed(tmp_path):
-    model = trainable("sgd", 1e38, loss_options={"reduction": "sum"})
-    trainer = Trainer(model, options=ONE)
-    with pytest.raises(TrainingError, match=r"'w[12]' is not finite after step 1"):
-        trainer.fit({n: a * (30 if n == "x" else 1) for n, a in blobs().items()}, epochs=1, batch_size=90)
-
-
-def test_a_second_interrupt_stops_at_once():
-    trainer = Trainer(trainable(), options=ONE)
-
-    def twice():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt) as caught:
-        trainer.fit(blobs(), callbacks=[Recorder(twice, 2)])
-    assert not isinstance(caught.value, Interrupted)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_it_runs_outside_the_main_thread():
-    trainer = Trainer(trainable(), options=ONE)
-    thread = threading.Thread(target=lambda: trainer.fit(blobs(), epochs=2))
-    thread.start()
-    thread.join()
-    assert trainer.step_count == 6
 
 
 def test_a_fixed_batch_size():
