@@ -339,6 +339,19 @@ def test_by_compile_step_and_trainer():
         trainer.fit(data, batch_size=65)
 
 
+def test_another_budget_goes_on_from_the_same_checkpoint(tmp_path):
+    """Who runs out of memory resumes with less."""
+    proto = deep(6, 8)
+    data = {"x": np.ones((128, 8), np.float32), "labels": np.zeros((128, 8), np.float32)}
+    first = Trainer(proto, loss="mse")
+    first.fit(data, epochs=1, batch_size=64, checkpoint=tmp_path)
+    least = least_of(first.step, 64)
+    then = Trainer(proto, loss="mse", memory=least, batch_size=64)
+    assert then.plan.nodes
+    then.fit(data, epochs=2, batch_size=64, checkpoint=tmp_path, resume=True)
+    assert then.step_count == 4
+
+
 def test_parts_of_a_batch():
     """The gradient of a part has the budget; training is as without it."""
     proto = deep(10, 8)

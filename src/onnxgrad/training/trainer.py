@@ -111,6 +111,7 @@ class Trainer:
         if not self.step.loss:
             raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
         self.options = options or Options()
+        self.fingerprint = fingerprint(self.step.model)  # of what is computed, not of the plan for its memory
         self.machine: StepRunner | Accumulating
         self.plan: Plan | None = None
         self._planned = batch_size if memory is not None else None
@@ -137,7 +138,6 @@ class Trainer:
         fields = [field(inputs[name]) for name in self.step.batch]
         self.fields = [replace(f, batch=f.batch and f.batch * accumulate) for f in fields]
         self.initial = {name: t.initial.numpy() for name, t in self.step.state.items()}
-        self.fingerprint = fingerprint(self.step.model)
 
     def _default_evaluation(self) -> Evaluation | None:
         try:
