@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.rules.registry import add, elementwise
-from onnxgrad.rules.steps import STEEP, heaviside
+from onnxgrad.rules.steps import HALF, STEEP, comparable, heaviside
 
 
 @elementwise("Abs")
@@ -36,8 +36,9 @@ def _extremum(op, g, xs, sign):
         above = g * _wins(op, a, b)
         rest = g - above if all(op.needs) else g * _wins(op, b, a)
         return above, rest
-    y = op.outputs[0]
-    hits = [op.Cast(op.Equal(x, y), to=int(y.dtype)) for x in xs]
+    wide = [comparable(op, x) for x in xs]
+    y = op.replay(*wide) if xs[0].dtype in HALF else op.outputs[0]
+    hits = [op.Cast(op.Equal(x, y), to=int(g.dtype)) for x in wide]
     share = op.Reciprocal(add(hits))
     return [g * (hit * share) for hit in hits]
 
@@ -76,6 +77,9 @@ def _within(op, g, x, low, high, y):
 
     Between two known bounds |x - y| is never ∞ - ∞, and a falling step of it is fast.
     """
+    if x.dtype in HALF:  # y may have been rounded where x was not
+        inside = [mask for mask in (low is not None and x >= low, high is not None and x <= high) if mask is not False]
+        return op.Where(inside[0] if len(inside) == 1 else op.And(*inside), g, 0.0)
     if low is None or high is None:
         return op.Where(op.Equal(x, y), g, 0.0)
     if low.const is None or high.const is None or low.const > high.const:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import expand_to, product, reshape_to
 from onnxgrad.rules.registry import linear, rule
-from onnxgrad.rules.steps import lowest
+from onnxgrad.rules.steps import HALF, comparable, lowest
 
 
 def restored(op, z, x, axes):
@@ -58,7 +58,9 @@ def reduce_mean(op, g, x, axes, y):
 @rule("ReduceMax", "ReduceMin", wrt=(0,))
 def reduce_max(op, g, x, axes, y):
     """y = max x: g·[x = y]/(number of maxima), so ties share evenly"""
-    hit = op.Cast(op.Equal(x, restored(op, y, x, axes)), to=int(x.dtype))
+    wide = comparable(op, x)
+    top = op.replay(wide, axes) if x.dtype in HALF else y
+    hit = op.Cast(op.Equal(wide, restored(op, top, x, axes)), to=int(x.dtype))
     return hit * (restored(op, g, x, axes) / total(op, hit, axes))
 
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxgrad.ir import reshape_to
 from onnxgrad.rules.index import HALF, numbered
 from onnxgrad.rules.registry import linear, rule
+from onnxgrad.rules.steps import comparable
 
 
 class _Places:
@@ -63,7 +64,9 @@ def _product_of_others(op, at, x, u):
 
 def _ties(op, at, x, u, y):
     """Who attains the extremum: (mask of x, mask of u, how many share each place)."""
-    x_wins, u_wins = op.Equal(x, y), op.Equal(u, at.read(y))
+    wide, updates = comparable(op, x), comparable(op, u)
+    top = at.write(wide, updates, op.attr("reduction")) if x.dtype in HALF else y
+    x_wins, u_wins = op.Equal(wide, top), op.Equal(updates, at.read(top))
     ones = [op.cast_like(mask, x) for mask in (x_wins, u_wins)]
     return x_wins, u_wins, at.write(ones[0], ones[1], "add")
 

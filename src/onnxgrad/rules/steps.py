@@ -13,6 +13,7 @@ import math
 import onnx_ir as ir
 
 from onnxgrad.ir import Var
+from onnxgrad.rules.op import Op
 
 STEEP = 3e38
 
@@ -23,6 +24,18 @@ _TINY = 2.0**-126
 def is_step(alpha: float) -> bool:
     """Whether HardSigmoid with this slope is piecewise constant on normal numbers."""
     return abs(alpha) * _TINY >= 1
+
+
+HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def comparable(op: Op, x: Var) -> Var:
+    """`x` for what compares it with a result of its own, in float32 where it has 16 bits.
+
+    ONNX Runtime computes some operators of 16 bits in 32, and does not round what goes from one to the next; then no
+    operand is equal to the largest of all, which was rounded. One that was widened is the same wherever it is read.
+    """
+    return op.Cast(x, to=int(ir.DataType.FLOAT)) if x.dtype in HALF else x
 
 
 _NONNEGATIVE = frozenset({"Relu", "Sigmoid", "Softmax", "HardSigmoid", "Abs"})
