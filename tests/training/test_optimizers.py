@@ -141,7 +141,7 @@ def test_bad_optimizer_nodes():
     attrs = {"alpha": 0.9, "beta": 1.0, "norm_coefficient": 0.0}
     with pytest.raises(BadInput, match="mode must be 'standard' or 'nesterov', not 'fast'"):
         lower_gradients(optimizer_model("Momentum", 1, mode="fast", **attrs))
-    with pytest.raises(BadInput, match="Momentum node 'update'.*: the attribute 'alpha' is missing"):
+    with pytest.raises(BadInput, match=r"Momentum node 'update'.*: the attribute 'alpha' is missing"):
         lower_gradients(optimizer_model("Momentum", 1, beta=1.0, norm_coefficient=0.0, mode="standard"))
     with pytest.raises(BadInput, match="takes R, T and 4 per tensor"):
         lower_gradients(optimizer_model("Adam", 1, alpha=0.9))
