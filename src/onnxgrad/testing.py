@@ -126,11 +126,11 @@ def node_model(case: Case, feeds: Arrays, *, symbolic: bool = False, dtype: type
     graph = helper.make_graph([node], "case", inputs, [onnx.ValueInfoProto(name=o) for o in outs], constants)
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     typed = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    if not all(o.type.tensor_type.elem_type for o in typed.graph.output):  # onnx has no inference for some functions
+    if not _typed(typed):  # onnx has no inference for some functions
         loaded = ir.from_proto(typed)
         infer_model(loaded)
         typed = ir.to_proto(loaded)
-    if case.domain and case.evaluators:  # an operator that no schema describes: as what its evaluator gives
+    if case.evaluators and not _typed(typed):  # an operator that no schema describes: as what its evaluator gives
         given = {n: a.astype(dtype) if a.dtype.kind == "f" else a for n, a in feeds.items()}
         for out, value in zip(typed.graph.output, reference(model, given, case.evaluators).values()):
             if not out.type.tensor_type.elem_type:
@@ -143,6 +143,11 @@ def node_model(case: Case, feeds: Arrays, *, symbolic: bool = False, dtype: type
 
 
 _OWN = "`evaluators` (docs/add-an-operator.md)"
+
+
+def _typed(model: onnx.ModelProto) -> bool:
+    """Whether the type of every output is known."""
+    return all(o.type.tensor_type.elem_type for o in model.graph.output)
 
 
 def reference(model: onnx.ModelProto, feeds: Arrays, evaluators: Sequence[type] = ()) -> Arrays:

@@ -5,10 +5,18 @@ import pytest
 from onnx import helper
 
 from onnxgrad.errors import OnnxGradError
+from onnxgrad.native import kernels_convolution
 from tests.native.pulled import Pulled
 from tests.native.twins import needs_compiler
 
 pytestmark = needs_compiler
+
+
+@pytest.fixture(autouse=True)
+def however_few_pixels(monkeypatch):
+    """Small cases have the kernel, too."""
+    monkeypatch.setattr(kernels_convolution, "FEWEST_PIXELS", 0)
+
 
 #: N, C, M, groups, (H, W), kernel, strides, dilations, pads
 GEOMETRIES = {
@@ -212,3 +220,10 @@ def test_torch(name):
     y = torch.nn.functional.conv2d(x, w, None, strides, 0, dilations, group)
     (expected,) = torch.autograd.grad(y, w, torch.tensor(seed).double())
     np.testing.assert_allclose(operators.native(seed)[0], expected.numpy(), **tolerance(seed))
+
+
+def test_few_pixels_stay_operators(monkeypatch):
+    monkeypatch.undo()
+    for side, kernels in ((7, []), (8, ["ConvWeightGrad"])):
+        few, seed = pulled((2, 16, 16, 1, (side, side), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)))
+        few.compare(seed, kernels, **tolerance(seed))

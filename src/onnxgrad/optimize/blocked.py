@@ -85,7 +85,7 @@ def _gains(node: ir.Node, block: int) -> bool:
     x, w = node.inputs[0], node.inputs[1]
     if x is None or w is None or w.shape is None or len(w.shape) != 4 or not w.shape.is_static():
         return False
-    if ir.DataType.FLOAT not in (x.dtype, w.dtype) or (w.is_initializer() and not w.is_graph_input()):
+    if ir.DataType.FLOAT not in (x.dtype, w.dtype) or _is_constant(w):
         return False
     mode = node.attributes.get("auto_pad")
     if mode is not None and mode.as_string() not in ("NOTSET", ""):
@@ -95,6 +95,16 @@ def _gains(node: ir.Node, block: int) -> bool:
     if not block or out % block or taps == [1, 1] or max(taps) > LARGEST:
         return False
     return (inner % block == 0 or inner < block) if group == 1 else (inner == 1 and group == out)
+
+
+def _is_constant(w: ir.Value) -> bool:
+    """Whether `w` is a constant, or one turned round, which ONNX Runtime folds: then it writes the blocks itself."""
+    while (
+        (node := w.producer()) is not None and node.domain == "" and node.op_type in ("Transpose", "Slice", "Reshape")
+    ):
+        assert node.inputs[0] is not None
+        w = node.inputs[0]
+    return known(w) is not None
 
 
 #: Kernels with more rows or columns (a cotangent as the kernel) are few outputs for many taps, which gain nothing.

@@ -37,6 +37,10 @@ _OF_NUMPY = frozenset(
 )
 
 
+#: A model in memory, serialized, or where it is kept.
+AnyModel = ir.Model | onnx.ModelProto | bytes | str | Path
+
+
 @dataclass(frozen=True)
 class Options:
     """How ONNX Runtime runs a graph.
@@ -116,12 +120,14 @@ class Options:
         return options
 
 
-def create(model: ir.Model | bytes | str | Path, options: Options) -> onnxruntime.InferenceSession:
+def create(model: AnyModel, options: Options) -> onnxruntime.InferenceSession:
     """A session of ONNX Runtime for `model`, which may be larger than a protobuf message.
 
     Raises:
         BadInput: ONNX Runtime cannot load it.
     """
+    if isinstance(model, onnx.ModelProto):
+        model = ir.from_proto(model)
     if isinstance(model, ir.Model):
         model = loadable(model)
     if isinstance(model, ir.Model) and options.level is None:
@@ -216,7 +222,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 class Session:
     """A model on plain ONNX Runtime: feeds in, outputs by name out."""
 
-    def __init__(self, model: ir.Model | bytes | str | Path, options: Options | None = None) -> None:
+    def __init__(self, model: AnyModel, options: Options | None = None) -> None:
         self.native = create(model, options or Options())
         self.inputs = [v.name for v in self.native.get_inputs()]
         self.outputs = [v.name for v in self.native.get_outputs()]
