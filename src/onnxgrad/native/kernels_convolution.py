@@ -6,8 +6,8 @@ import math
 
 from onnxgrad.native.swapping import Call, Site, kernel
 
-#: Fewest pixels of the small side, without groups: with less, its rows are too short for vectors, and few pictures are mostly weights
-#: (ResNet-50 on one picture of 64×64 takes 1.4 times as long with kernels for all of its convolutions).
+#: Fewest pixels of the small side, without groups: with less, its rows are too short for vectors, and of few pictures
+#: most is weights (ResNet-50 on one picture of 64×64 takes 1.4 times as long with kernels for all of its convolutions).
 FEWEST_PIXELS = 64
 
 
