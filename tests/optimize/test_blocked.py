@@ -104,7 +104,7 @@ def test_unknown_layout():
 
 
 def test_constant_weights_are_left_to_the_runtime():
-    """Also those turned round of the way back, which it folds: reordering them in every run took more than it gained."""
+    """Also those turned round of the way back, which it folds: reordering them in every run cost more than it won."""
     w = onnx.numpy_helper.from_array(np.ones((B, B, 3, 3), np.float32), "w")
     graph = helper.make_graph(
         [helper.make_node("Conv", ["x", "w"], ["y"])], "g",
