@@ -34,7 +34,7 @@ STEPS = 4  #: in a turn
 ALL = "all of them"
 
 
-def _step(workload: str) -> tuple[Step, list[dict[str, np.ndarray]]]:
+def step_of(workload: str) -> tuple[Step, list[dict[str, np.ndarray]]]:
     from benchmarks.training.workloads import WORKLOADS as MODELS
     from benchmarks.training.workloads import export
 
@@ -49,7 +49,7 @@ def _step(workload: str) -> tuple[Step, list[dict[str, np.ndarray]]]:
 
 def measure(workload: str, rounds: int, only: list[str]) -> dict[str, tuple[float, float, float]]:
     """For each rewrite that finds something: the median factor, and between what the middle half of them lies."""
-    step, batches = _step(workload)
+    step, batches = step_of(workload)
     found = [r.name for r in REWRITES if r.applies(optimized(step.model, (r.name,)).graph)]
     left_out = {name: (name,) for name in found if not only or name in only}
     if found and not only:
@@ -60,14 +60,14 @@ def measure(workload: str, rounds: int, only: list[str]) -> dict[str, tuple[floa
     for turn in range(-2, rounds):
         for name, other in others.items():
             pair = (whole, other) if turn % 2 else (other, whole)
-            seconds = {runner: _seconds(runner, batches) for runner in pair}
+            seconds = {runner: seconds_of(runner, batches) for runner in pair}
             if turn >= 0:
                 ratios[name].append(seconds[whole] / seconds[other])
     spread = {name: np.quantile(found, (0.25, 0.75)) for name, found in ratios.items()}
     return {name: (round(median(r), 3), *(round(float(q), 3) for q in spread[name])) for name, r in ratios.items()}
 
 
-def _seconds(runner: StepRunner, batches: list[dict[str, np.ndarray]]) -> float:
+def seconds_of(runner: StepRunner, batches: list[dict[str, np.ndarray]]) -> float:
     runner.step(batches[0])
     taken = []
     for i in range(STEPS):

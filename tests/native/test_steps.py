@@ -38,6 +38,17 @@ def same_state(a, b, rtol=0.0):
         np.testing.assert_allclose(a[name], b[name], rtol=rtol, atol=rtol, err_msg=name)
 
 
+def same_on_both(step, rtol):
+    """Three steps leave the same state on both targets."""
+    states = []
+    for options in (PORTABLE, NATIVE):
+        machine = StepRunner(step, options=options)
+        for batch in batches(3):
+            machine.step(batch)
+        states.append(machine.state())
+    same_state(states[1], states[0], rtol=rtol)
+
+
 def batches(count=6):
     data = blobs()
     return [{name: array[15 * i : 15 * i + 15] for name, array in data.items()} for i in range(count)]
@@ -174,13 +185,7 @@ def test_without_a_kernel_operators_run():
     """Types and optimizers that have none, in whole or in part."""
     for optimizer in ("lamb", "adafactor", "muon"):
         step = compile_step(trainable(optimizer, 0.01))
-        states = []
-        for options in (PORTABLE, NATIVE):
-            machine = StepRunner(step, options=options)
-            for batch in batches(3):
-                machine.step(batch)
-            states.append(machine.state())
-        same_state(states[1], states[0], rtol=1e-5)
+        same_on_both(step, rtol=1e-5)
     assert "Adam" in kernels_of(step)  # of the biases, which muon leaves to adamw
 
 
@@ -199,13 +204,7 @@ def test_a_graph_that_changed_since_is_left_alone():
     for user, index in users:
         user.replace_input_with(index, node.outputs[0])
     assert kernels_of(step).count("Adam") == 2
-    states = []
-    for options in (PORTABLE, NATIVE):
-        machine = StepRunner(step, options=options)
-        for batch in batches(3):
-            machine.step(batch)
-        states.append(machine.state())
-    same_state(states[1], states[0], rtol=1e-6)
+    same_on_both(step, rtol=1e-6)
 
 
 # --- the library -----------------------------------------------------------------------------------

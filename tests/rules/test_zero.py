@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxgrad import NoDerivative, grad
+from onnxgrad.ir.schemas import schema_of
 from onnxgrad.rules import registry
-from onnxgrad.rules.op import schema_of
 from onnxgrad.testing import Case, reference
 from tests.rules.ladder import ladder
 

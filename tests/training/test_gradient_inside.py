@@ -28,30 +28,8 @@ def test_in_branches():
     np.testing.assert_array_equal(evaluated(proto, a=A, b=B, p=np.array(False))["o"], A)
 
 
-def test_gradient_descent_in_a_loop():
-    """Each step: x ← x - 0.1·d(Σ(x - t)²)/dx."""
-    proto = model("""g (float[2] start, float[2] t, int64 n) => (float[2] last) {
-        go = Constant <value = bool {1}> ()
-        last = Loop (n, go, start) <body = body (int64 i, bool c, float[2] x) => (bool c2, float[2] next) {
-            c2 = Identity (c)
-            r = Sub (x, t)
-            y = Mul (r, r)
-            d = Gradient <xs = ["x"], zs = ["t"], y = "y"> (x, t)
-            rate = Constant <value = float {0.1}> ()
-            step = Mul (rate, d)
-            next = Sub (x, step)
-        }>
-    }""")
-    x = A.copy()
-    for _ in range(4):
-        x -= 0.1 * 2 * (x - B)
-    np.testing.assert_allclose(evaluated(proto, start=A, t=B, n=np.array(4))["last"], x, rtol=1e-5)
-
-
-def test_derivative_of_a_loop_that_holds_a_gradient():
-    """After one step from s: s - 0.2(s - t), of which d/ds = 0.8; after three 0.8³."""
-    proto = model("""g (float[2] s, float[2] t, int64 n) => (float[2] o) {
-        go = Constant <value = bool {1}> ()
+#: n steps from s on the squared distance from t.
+DESCENT = """go = Constant <value = bool {1}> ()
         last = Loop (n, go, s) <body = body (int64 i, bool c, float[2] x) => (bool c2, float[2] next) {
             c2 = Identity (c)
             r = Sub (x, t)
@@ -60,9 +38,26 @@ def test_derivative_of_a_loop_that_holds_a_gradient():
             rate = Constant <value = float {0.1}> ()
             step = Mul (rate, d)
             next = Sub (x, step)
-        }>
+        }>"""
+
+
+def test_gradient_descent_in_a_loop():
+    """Each step: x ← x - 0.1·d(Σ(x - t)²)/dx."""
+    proto = model(f"""g (float[2] s, float[2] t, int64 n) => (float[2] last) {{
+        {DESCENT}
+    }}""")
+    x = A.copy()
+    for _ in range(4):
+        x -= 0.1 * 2 * (x - B)
+    np.testing.assert_allclose(evaluated(proto, s=A, t=B, n=np.array(4))["last"], x, rtol=1e-5)
+
+
+def test_derivative_of_a_loop_that_holds_a_gradient():
+    """After one step from s: s - 0.2(s - t), of which d/ds = 0.8; after three 0.8³."""
+    proto = model(f"""g (float[2] s, float[2] t, int64 n) => (float[2] o) {{
+        {DESCENT}
         o = Gradient <xs = ["s"], zs = ["t", "n"], y = "last"> (s, t, n)
-    }""")
+    }}""")
     found = evaluated(proto, reference=False, s=A, t=B, n=np.array(3))  # it runs no Scan backwards
     np.testing.assert_allclose(found["o"], [0.8**3] * 2, rtol=1e-5)
 

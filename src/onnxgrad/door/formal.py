@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.ir.schemas import schema_of
+
 _Option = onnx.defs.OpSchema.FormalParameterOption
 
 
@@ -36,9 +38,8 @@ class Formal(NamedTuple):
 @functools.cache
 def formal(domain: str, op_type: str, opset: int) -> Formal | None:
     """What the schema of an operator asks for; None if there is no schema."""
-    try:
-        schema = onnx.defs.get_schema(op_type, opset, domain)
-    except onnx.defs.SchemaError:
+    schema = schema_of(domain, op_type, opset)
+    if schema is None:
         return None
     attributes: Any = schema.attributes
     variables = {c.type_param_str for c in schema.type_constraints}

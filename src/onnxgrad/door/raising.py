@@ -9,7 +9,6 @@ changed its meaning, …) a fix of our own takes its place (see `old_forms`).
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Collection
 
@@ -20,6 +19,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 from onnxgrad.door.old_forms import FIXES, CannotRaiseError, Site
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.names import Names, described
+from onnxgrad.ir.schemas import schema_of
 from onnxgrad.ir.walk import subgraphs
 
 LOWEST_READ, LOWEST_RULES = 7, 18
@@ -31,16 +31,8 @@ _SAME_FORM = frozenset({"If", "Loop", "Constant"})
 _ROUNDS = 4
 
 
-@functools.cache
-def _schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
-    try:
-        return onnx.defs.get_schema(op_type, opset, "")
-    except onnx.defs.SchemaError:
-        return None
-
-
 def _since(op_type: str, opset: int) -> int | None:
-    schema = _schema(op_type, opset)
+    schema = schema_of("", op_type, opset)
     return None if schema is None else schema.since_version
 
 
@@ -142,7 +134,7 @@ def _fill_defaults(model: ir.Model, opset: int) -> None:
     """
     for graph in model.graphs():
         for node in graph:
-            schema = _schema(node.op_type, opset) if node.domain == "" else None
+            schema = schema_of("", node.op_type, opset) if node.domain == "" else None
             if schema is not None and schema.has_function:  # type: ignore[attr-defined]
                 for name, spec in schema.attributes.items():
                     if name not in node.attributes and spec.default_value.name:

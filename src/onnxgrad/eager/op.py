@@ -25,7 +25,7 @@ from onnxgrad.eager.operators import OPSET, Named, Operator
 from onnxgrad.eager.plans import formal, new_builder
 from onnxgrad.eager.running import Run, model_of
 from onnxgrad.errors import BadInput, UnknownName
-from onnxgrad.rules.op import schema_of
+from onnxgrad.ir.schemas import schema_of
 
 #: Operators that numpy computes, on floats.
 KERNELS: dict[str, Callable[..., np.ndarray]] = {

@@ -28,8 +28,8 @@ from onnxgrad.flow.directions import Stacked, along
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.finish import finish
 from onnxgrad.ir.known import is_repeatable
+from onnxgrad.ir.schemas import schema_of
 from onnxgrad.ir.walk import reads, subgraphs
-from onnxgrad.rules.op import schema_of
 
 #: Where results are in a program; None for one that is not there.
 Places = Sequence[int | None]

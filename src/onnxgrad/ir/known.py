@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
+from onnxgrad.ir.schemas import schema_of
 from onnxgrad.ir.walk import subgraphs
 
 #: What is computed is a shape or a parameter; larger tensors are data.
@@ -87,9 +88,8 @@ GROWING = frozenset({"ConstantOfShape", "Expand", "Tile", "Range", "Pad", "OneHo
 @functools.cache
 def is_repeatable(op_type: str, domain: str, opset: int) -> bool:
     """Whether equal operands give equal results (false for random operators and unknown ones)."""
-    try:
-        schema = onnx.defs.get_schema(op_type, opset, domain)
-    except onnx.defs.SchemaError:
+    schema = schema_of(domain, op_type, opset)
+    if schema is None:
         return False
     determinism = schema.node_determinism  # type: ignore[attr-defined]
     return determinism != onnx.defs.OpSchema.NodeDeterminism.NonDeterministic

@@ -6,11 +6,12 @@ only allows more types than the one before.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 
 import onnx
 import onnx_ir as ir
+
+from onnxgrad.ir.schemas import schema_of
 
 #: The newest opset that stock ONNX Runtime loads, and IR version.
 NEWEST_LOADED, NEWEST_IR_LOADED = 26, 13
@@ -49,17 +50,9 @@ def _nodes(held: ir.Graph | ir.Function) -> Iterable[ir.Node]:
     return (n for n in held.all_nodes() if n.domain in ("", "ai.onnx"))
 
 
-@functools.cache
-def _schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
-    try:
-        return onnx.defs.get_schema(op_type, opset, "")
-    except onnx.defs.SchemaError:
-        return None
-
-
 def _is_same(node: ir.Node, opset: int) -> bool:
     """Whether `node`, written for `opset`, means the same in `NEWEST_LOADED`."""
-    new, old = _schema(node.op_type, opset), _schema(node.op_type, NEWEST_LOADED)
+    new, old = schema_of("", node.op_type, opset), schema_of("", node.op_type, NEWEST_LOADED)
     if new is None or old is None:
         return False
     if new.since_version == old.since_version:
@@ -80,7 +73,7 @@ def _is_same(node: ir.Node, opset: int) -> bool:
 
 def _forget_new(node: ir.Node, opset: int) -> None:
     """Drop what `node` says that could not be said in `NEWEST_LOADED`, where it is so anyway."""
-    new, old = _schema(node.op_type, opset), _schema(node.op_type, NEWEST_LOADED)
+    new, old = schema_of("", node.op_type, opset), schema_of("", node.op_type, NEWEST_LOADED)
     if new is not None and old is not None and new.since_version != old.since_version:
         for name in node.attributes.keys() - old.attributes.keys():
             del node.attributes[name]

@@ -6,23 +6,14 @@ import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.schemas import schema_of
 from onnxgrad.ir.walk import captured
 
 _MISSING = object()
-
-
-@functools.cache
-def schema_of(domain: str, op_type: str, opset: int) -> onnx.defs.OpSchema | None:
-    """The specification of an operator, or None for one that the onnx package does not know."""
-    try:
-        return onnx.defs.get_schema(op_type, opset, domain)
-    except onnx.defs.SchemaError:
-        return None
 
 
 @functools.cache

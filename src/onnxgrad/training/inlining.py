@@ -19,8 +19,8 @@ from onnxgrad.door import open_model, to_proto
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.names import described, rename_inside
+from onnxgrad.ir.schemas import schema_of
 from onnxgrad.ir.walk import subgraphs
-from onnxgrad.rules.op import schema_of
 
 
 def is_graph(thing: Any) -> bool:
