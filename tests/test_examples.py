@@ -34,9 +34,8 @@ def picture(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.skipif(not importlib.util.find_spec("rapidocr_onnxruntime"), reason="no rapidocr_onnxruntime")
 def test_saliency(example, picture):
-    if importlib.util.find_spec("rapidocr_onnxruntime") is None:
-        pytest.skip("rapidocr_onnxruntime is not installed")
     m = example("saliency")
     net = m.Function(m.classifier(), outputs=m.SCORES)
     for angle, (scores, saliency, cam) in m.main(picture).items():
