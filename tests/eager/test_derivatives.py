@@ -46,7 +46,7 @@ def loop(x):
 
 def newton(x):
     y = np.asarray(1.0)
-    while abs(float(y * y - x[0, 0] ** 2 - 1.0)) > 1e-12:
+    while abs(y * y - x[0, 0] ** 2 - 1.0) > 1e-12:
         y = 0.5 * (y + (x[0, 0] ** 2 + 1.0) / y)
     return y
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import math
 import pickle
 import threading
 import weakref
@@ -162,18 +164,71 @@ def test_numpy_dispatches():
         og.grad(lambda x: onp.nanmax(x))(X)
 
 
-def test_a_value_can_be_read_printed_and_branched_on_but_not_lost():
+def test_a_value_can_be_printed_and_branched_on():
     seen = []
 
     def f(x):
-        seen.append((f"{x}", f"{x[0]:.3f}", repr(x), float(x[0]), bool(x[0] > 0), int(x[0]), len(x), x.tolist()))
-        with pytest.raises(NotDifferentiable, match="stop_gradient"):
-            onp.asarray(x)
-        assert onp.asarray(og.stop_gradient(x)).shape == (2,)
+        truths, n = x > 0, np.astype(x[1], int)  # these carry no derivative, and no mean of them does
+        assert float(np.mean(np.astype(truths, float))) == 1.0
+        seen.append((f"{x}", f"{x[0]:.3f}", repr(x), bool(truths[0]), len(x), truths.tolist(), int(n), [1, 2, 3][n]))
+        constant = og.stop_gradient(x)
+        assert (float(constant[0]), constant.tolist(), onp.asarray(constant).shape) == (1.5, [1.5, 2.0], (2,))
         return x[0] if x[0] > 0 else x[1]
 
     og.grad(f)(onp.array([1.5, 2.0]))
-    assert seen[0] == ("[1.5 2. ]", "1.500", "Array([1.5, 2. ])", 1.5, True, 1, 2, [1.5, 2.0])
+    assert seen[0] == ("[1.5 2. ]", "1.500", "Array([1.5, 2. ])", True, 2, [True, True], 2, 3)
+
+
+READERS = {
+    "float": lambda x: float(x[0]) * x[1],
+    "int": lambda x: int(x[0]) * x[1],
+    "bool": lambda x: x[1] if x[0] else x[0],
+    "complex": lambda x: np.real(complex(x[0]) * x[1]),
+    "item": lambda x: x[0].item() * x[1],
+    "tolist": lambda x: np.sum(np.asarray(x.tolist()) ** 2),
+    "math": lambda x: math.sin(x[0]) * x[1],
+    "numpy array": lambda x: np.sum(onp.asarray(x) * x),
+    "numpy array of a list": lambda x: np.sum(onp.array([x[0], x[1]]) * x),
+    "numpy scalar": lambda x: onp.float64(x[0]) * x[1],
+    "dlpack": lambda x: np.sum(np.from_dlpack(x) * x),
+    "pickle": lambda x: np.sum(pickle.loads(pickle.dumps(x)) ** 2),
+    "attribute": lambda x: np.sum(og.op.LeakyRelu(x - 2, alpha=x[0])),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=list(READERS))
+def test_what_would_lose_a_derivative_is_refused(read):
+    for derive in (og.grad(read), lambda x: og.jvp(read, x, x), lambda x: og.export(read, x)):
+        with pytest.raises(NotDifferentiable, match=r"(?s)of an array on the tape would lose.*hint: .*stop_gradient"):
+            derive(onp.array([1.5, 2.0]))
+    assert isinstance(read(np.asarray([1.5, 2.0])), og.Array)  # on no tape there is nothing to lose
+
+
+def test_a_metric_of_another_library_is_refused():
+    metrics = pytest.importorskip("sklearn.metrics")
+    with pytest.raises(NotDifferentiable, match="a numpy array of an array on the tape"):
+        og.grad(lambda x: metrics.mean_squared_error(x, onp.ones(2)))(onp.array([1.5, 2.0]))
+
+
+def test_what_is_read_while_recording_is_a_constant_only_if_it_is_said():
+    x = onp.array([1.5, 2.0])
+    model = og.export(lambda x: x * float(og.stop_gradient(x)[0] * 1.0) if x[0] > 1 else x, x)
+    assert og.from_onnx(model)(2 * x).tolist() == [4.5, 6.0]
+    with pytest.raises(NotDifferentiable, match="would be a constant in the recorded program"):
+        og.export(lambda x: onp.asarray(x > 0), x)
+
+
+def test_a_copy_keeps_its_derivative():
+    for copied in (copy.copy, copy.deepcopy, lambda x: copy.deepcopy({"of": [x]})["of"][0]):
+        assert og.grad(lambda x: np.sum(copied(x) ** 2))(onp.array([1.5, 2.0])).tolist() == [3.0, 4.0]  # noqa: B023
+    x = np.asarray([1.5, 2.0])
+    y = copy.deepcopy(x)
+    y[0] = 7.0
+    assert x.tolist() == [1.5, 2.0]
+
+
+def test_a_range_has_the_derivatives_of_its_start_and_its_step():
+    og.check_grads(lambda x: np.arange(x[0], 9.0, x[1]) ** 2, onp.array([1.5, 2.0]))
 
 
 def test_assignment_makes_another_array():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxgrad.eager.operators import STOP, Operator, part
-from onnxgrad.eager.tape import Node, exporting
+from onnxgrad.eager.tape import Node, exporting, varies
 from onnxgrad.errors import NotDifferentiable
 
 Number = bool | int | float | complex
@@ -98,17 +98,26 @@ class Array:
     def __format__(self, how: str) -> str:
         return format(self._data[()] if self.ndim == 0 else self._data, how)
 
+    def _read(self, how: str, instead: str = "use the functions of onnxgrad.eager.numpy on it") -> np.ndarray:
+        """The elements, for a value that is on no tape and would lose the derivative: refused where there is one."""
+        if self._node is not None and varies(self._node):
+            raise NotDifferentiable(
+                f"{how} of an array on the tape would lose its derivative\n"
+                f"  hint: {instead}, or say stop_gradient(x) where its value is meant as a constant"
+            )
+        return self._data
+
     def __bool__(self) -> bool:
-        return bool(self._data)
+        return bool(self._read("bool(x)", "compare it (x != 0), which gives what has no derivative"))
 
     def __int__(self) -> int:
-        return int(self._data)
+        return int(self._read("int(x)"))
 
     def __float__(self) -> float:
-        return float(self._data)
+        return float(self._read("float(x)"))
 
     def __complex__(self) -> complex:
-        return complex(self._data)
+        return complex(self._read("complex(x)"))
 
     def __index__(self) -> int:
         return self._data.__index__()
@@ -118,20 +127,30 @@ class Array:
 
     def item(self) -> Any:
         """The one element, as a Python number."""
-        return self._data.item()
+        return self._read("x.item()").item()
 
     def tolist(self) -> Any:
         """The elements, as nested lists of Python numbers."""
-        return self._data.tolist()
+        return self._read("x.tolist()").tolist()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The elements as a numpy array, which would lose the derivative: refused where there is one."""
-        if self._node is not None and (self._data.dtype.kind in "fc" or exporting.get()):
+        data = self._read("a numpy array")
+        if exporting.get() and self._node is not None and varies(self._node, discrete=True):
             raise NotDifferentiable(
-                "this array is on the tape, and a numpy array is not\n  hint: use the functions of "
-                "onnxgrad.eager.numpy on it, or say stop_gradient(x) where its value is meant as a constant"
+                "a numpy array of an array on the tape would be a constant in the recorded program\n"
+                "  hint: use the functions of onnxgrad.eager.numpy on it"
             )
-        return np.array(self._data, dtype=dtype, copy=copy is not False)
+        return np.array(data, dtype=dtype, copy=copy is not False)
+
+    def __copy__(self) -> Array:
+        return Array(self._data, self._node)
+
+    def __deepcopy__(self, memo: Any) -> Array:
+        return Array(self._data, self._node)  # nothing writes into the elements of an array, and a tape is shared
+
+    def __reduce__(self) -> Any:
+        return Array, (self._read("a pickle"),)
 
     def __dlpack__(
         self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None

@@ -54,7 +54,11 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
     if exporting.get():
         refuse_tracked("arange of a number that is computed", [start, stop, step], "use op.Range", floats=False)
     first, last = (0, start) if stop is None else (start, stop)
-    return Array(np.arange(plain(first), plain(last), plain(step), dtype=dtype))
+    values = np.arange(plain(first), plain(last), plain(step), dtype=dtype)
+    if tracked(first) or tracked(step):
+        x = as_array(first) + as_array(step) * Array(np.arange(len(values)).astype(values.dtype))
+        return cast(x, values.dtype)
+    return Array(values)
 
 
 def linspace(

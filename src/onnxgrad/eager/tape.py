@@ -79,6 +79,24 @@ def history(results: Iterable[Node], leaves: Iterable[Node], discrete: bool = Fa
     return found
 
 
+def varies(node: Node, discrete: bool = False) -> bool:
+    """Whether a variable moves `node`, and its value, read as a constant, would lose a derivative.
+
+    Integers and booleans have none to lose, and what was made of them alone; with `discrete` they count too.
+    """
+    seen: set[Node] = set()
+    stack = [node]
+    while stack:
+        n = stack.pop()
+        if n in seen or n.op is STOP or not (discrete or carries_derivative(n.value)):
+            continue
+        if n.op is LEAF:
+            return True
+        seen.add(n)
+        stack.extend(p for p in n.inputs if type(p) is Node)
+    return False
+
+
 def _serial(node: Node) -> int:
     return node.serial
 
