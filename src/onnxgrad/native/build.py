@@ -16,6 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnxgrad.door import programs
 from onnxgrad.door.places import cache, replacing
 from onnxgrad.errors import BadInput
 
@@ -114,6 +115,6 @@ def _ask(compiler: list[str]) -> tuple[tuple[str, ...], str]:
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        return programs.run(command, text=True, errors="replace")
     except OSError as error:
         raise BadInput(f"{command[0]} cannot be run: {error.strerror or error}\n{_HINT}") from error
