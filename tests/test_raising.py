@@ -351,3 +351,23 @@ def test_raising_keeps_names_docs_and_metadata():
 def test_ir_version_is_one_that_runtimes_load():
     assert vjp(_text("y = Relu(x)", 9), wrt="x").ir_version == 8
     assert vjp(mlp(), wrt="w").ir_version == 10
+
+
+@pytest.mark.parametrize("opset", [11, 17, 18, 21])
+def test_pieces_of_size_one_that_lose_their_axis(opset):
+    """An unbind as exporters write it: ONNX Runtime goes by ``keepdims``, the specification by the size."""
+    text = """g (float[4, 3] x, bool[4, 3] where) => (float y) {
+        one = Constant <value = int64 {1}> () zero = Constant <value = int64 {0}> ()
+        nz = NonZero (where) places = Transpose <perm = [1, 0]> (nz)
+        parts = SplitToSequence <axis = 1, keepdims = 0> (places, one)
+        rows = SequenceAt (parts, zero) a = Gather <axis = 0> (x, rows)
+        y = ReduceSumSquare <keepdims = 0> (a) }"""
+    old = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> {text}')
+    rng = np.random.default_rng(0)
+    x, where = normal(4, 3), rng.random((4, 3)) > 0.4
+    held = {v.name: v.type for v in open_model(old).close().graph.value_info}
+    assert len(held["rows"].tensor_type.shape.dim) == 1
+    derived = grad(old, wrt=["x"])
+    session = onnxruntime.InferenceSession(derived.SerializeToString())
+    (got,) = session.run(None, {"x": x, "where": where})
+    np.testing.assert_allclose(got, 2 * x * where.sum(1, keepdims=True), rtol=1e-6)

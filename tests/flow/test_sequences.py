@@ -184,3 +184,38 @@ def test_sequences_out_of_an_if():
         feeds = {"x": normal(2), "z": normal(2), "p": np.array(taken)}
         written = model("agraph (F[2] x, F[2] z, bool p) => (F[2] y) {" + plain + "}")
         check(model(text), written, feeds, ["x", "z"])
+
+
+UNDECLARED = """agraph (F[2,3] x, F[2,3] z, int64 n, bool p) => (F[K,3] y)
+    { q = SequenceEmpty <dtype = 1> ()
+      r = Loop <body = b (int64 i, bool g, F a) => (bool o, F c) {
+        o = Identity(g) u = Gather <axis = 0> (x, i) s = Mul(u, u) k = Constant <value_ints = [0]>() v = Unsqueeze(s, k)
+        PUT }> (n, , q)
+      e = ConcatFromSequence <axis = 0> (r) y = Mul(e, z) }"""
+INSERTED = {
+    "at once": "c = SequenceInsert(a, v)",
+    "in a branch": """c = If (p) <then_branch = t () => (F f) { f = SequenceInsert(a, v) },
+        else_branch = l () => (F m) { w = Sin(v) m = SequenceInsert(a, w) }>""",
+    "in a loop": """c = Loop <body = h (int64 j, bool f, F l) => (bool m, F w) {
+        m = Identity(f) w = SequenceInsert(l, v) }> (one, , a)""",
+}
+
+
+@pytest.mark.parametrize("how", INSERTED)
+def test_a_loop_whose_body_declares_no_types(how):
+    text = UNDECLARED.replace("PUT", INSERTED[how]).replace("{ q =", "{ one = Constant <value_int = 1>() q =")
+    program = model(text)
+    stack = [program.graph]
+    while stack:
+        graph = stack.pop()
+        inner = [a.g for n in graph.node for a in n.attribute if a.HasField("g")]
+        stack += inner
+        for value in (v for g in inner for v in (*g.input, *g.output) if v.type.tensor_type.elem_type == 1):
+            value.ClearField("type")
+    feeds = {"x": normal(2, 3), "z": normal(2, 3), "n": np.array(2), "p": np.array(True)}
+    plain = model("agraph (F[2,3] x, F[2,3] z) => (F[2,3] y) { s = Mul(x, x) y = Mul(s, z) }")
+    seed = {"y_cotangent": normal(2, 3), "x_tangent": normal(2, 3), "z_tangent": normal(2, 3)}
+    for transform in (onnxgrad.vjp, onnxgrad.jvp):
+        got, want = (run(transform(m, wrt=["x", "z"]), feeds | seed) for m in (program, plain))
+        for name, value in want.items():
+            np.testing.assert_allclose(got[name], value, rtol=1e-5)

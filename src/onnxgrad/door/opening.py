@@ -31,6 +31,7 @@ from onnxgrad.door.reading import (
 from onnxgrad.door.saving import PROTOBUF_LIMIT, gathered, to_proto, weight_bytes
 from onnxgrad.door.signature import KEY
 from onnxgrad.door.sizes import check_calls
+from onnxgrad.door.unbinding import settle_unbinding
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.settling import settle_opset
 
@@ -149,6 +150,7 @@ def _opened(model: AnyModel, first: Callable[[ir.Model], None] | None, keep: Kee
             "or not for that of the model\n  hint: export the model again"
         )
     inline_functions(private, kept)
+    settle_unbinding(private)
     raise_opset(private)
     if private.functions:
         rename_overloads(private, own)

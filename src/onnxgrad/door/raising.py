@@ -27,6 +27,12 @@ LOWEST_READ, LOWEST_RULES = 7, 18
 #: Operators whose newer versions only allow more types.
 _SAME_FORM = frozenset({"If", "Loop", "Constant"})
 
+#: Operators that may give a sequence or an optional.
+_HELD = frozenset(
+    {"SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SequenceMap", "SplitToSequence"}
+    | {"Optional", "OptionalGetElement", "If", "Loop", "Identity"}
+)
+
 #: Passes of inference, each of which starts from the ranks that the last one found.
 _ROUNDS = 4
 
@@ -85,6 +91,7 @@ def raise_opset(model: ir.Model) -> None:
         )
     target = max(LOWEST_RULES, opset, *(n.version or 0 for n in nodes), 0)
     stale = [n for n in nodes if (n.version or opset) < target and _changes(n.op_type, n.version or opset, target)]
+    mistakable = _mistakable(model) if stale else []
     if stale:
         _infer(model)
     names = Names.of(model)
@@ -100,11 +107,20 @@ def raise_opset(model: ir.Model) -> None:
                 f"cannot raise {described(node)} from opset {source} "
                 f"to {target}: {e}\n  hint: export the model again with opset {LOWEST_RULES} or newer"
             ) from e
+    for value in mistakable:
+        value.type = value.shape = None
     for node in nodes:
         node.version = None
     _fill_defaults(model, target)
     imports[""] = target
     model.ir_version = max(model.ir_version or 0, 8)
+
+
+def _mistakable(model: ir.Model) -> list[ir.Value]:
+    """Values without a type that may be sequences or optionals, which `_infer` takes for the tensors they hold."""
+    formals = [v for g in model.graph.subgraphs() for v in g.inputs]
+    made = [v for g in model.graphs() for n in g if n.op_type in _HELD and n.domain == "" for v in n.outputs]
+    return [v for v in (*formals, *made) if v.type is None]
 
 
 def _infer(model: ir.Model) -> None:

@@ -140,14 +140,20 @@ def _settle(
     force: bool,
 ) -> None:
     """Give the states shapes that hold at every step, and infer the body with them."""
+    mistaken: dict[ir.Value, ir.TypeProtocol | None] = {}
     for state, first in zip(states, initial):
         if first is None:
             continue
+        if _is_tensor(state) and not _is_tensor(first):  # the library takes a state without a type for a tensor
+            state.type, force = None, True
+            mistaken = {v: v.type for g in (body, *body.subgraphs()) for node in g for v in node.outputs}
         state.type = state.type or first.type
         if _is_tensor(state) and first.shape is not None:
             shape = refined(declared(state), list(first.shape))
             force |= shape != state.shape
             state.shape = shape
+    for value in mistaken:
+        value.type = None
     varies: set[tuple[ir.Value, int]] = set()
     while True:
         if force:
@@ -158,7 +164,9 @@ def _settle(
             if agreed is not state.shape:
                 state.shape, force = agreed, True
         if not force:
-            return
+            break
+    for value, held in mistaken.items():
+        value.type = value.type or held
 
 
 def _common(

@@ -59,8 +59,12 @@ def _split(ctx: osi.ShapeInferenceContext, node: ir.Node) -> ir.Shape | None:
         return None
     dims: list[Dim | None] = list(x.shape)
     axis = node.attributes.get_int("axis", 0)
-    if sizes is not None:
+    if sizes is not None and sizes.shape is not None and len(sizes.shape):
         dims[axis] = None
+    elif sizes is not None:  # ONNX Runtime squeezes pieces of size 1, the specification does not
+        dims[axis] = None
+        if not node.attributes.get_int("keepdims", 1):
+            return None
     elif node.attributes.get_int("keepdims", 1):
         dims[axis] = 1
     else:
