@@ -251,14 +251,6 @@ def test_activation_that_the_loss_contains_is_stripped(name, op):
     np.testing.assert_array_equal(g0, g1)
 
 
-def test_softmax_along_another_axis_is_kept():
-    """Softmax over axis 2, classes on axis 1: not the one that the loss contains."""
-    model = linear(("N", 3, 4), [node("Softmax", ["y"], ["z"], axis=2)])
-    info = attach(model, loss="cross_entropy").training_info[0]
-    (loss,) = [n for n in info.algorithm.node if n.op_type == "SoftmaxCrossEntropyLoss"]
-    assert loss.input[0] == "z"
-
-
 def test_labels_fit_the_prediction():
     def label(**options):
         (value,) = attach(**options).training_info[0].algorithm.input

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,10 +12,12 @@ import onnx
 import onnx_ir as ir
 import typer
 
+from onnxgrad.cli.console import console
 from onnxgrad.door import training_info
 from onnxgrad.errors import BadInput
 from onnxgrad.training import attach
 from onnxgrad.training.callbacks import Callback, Plateau
+from onnxgrad.training.info import told
 from onnxgrad.training.losses import LOSSES
 from onnxgrad.training.recipes import RECIPES
 from onnxgrad.training.schedules import SCHEDULES, Schedule
@@ -149,7 +152,7 @@ def with_training(
     for flag in ("--loss", "--optimizer"):
         if flag not in given:
             raise BadInput(f"{path} carries no training information; say which {flag[2:]} to use with {flag}")
-    return attach(
+    attached = attach(
         source,
         loss=flags["--loss"],
         optimizer=flags["--optimizer"],
@@ -169,6 +172,9 @@ def with_training(
         accumulate=parts > 1,
         schedule=schedule,
     )
+    for line in told(attached):
+        console(sys.stderr).print(line, markup=False, highlight=False, soft_wrap=True)
+    return attached
 
 
 def _dropout(texts: Sequence[str]) -> dict[str, float]:

@@ -24,7 +24,7 @@ from onnxgrad.ir.infer import forget_values
 from onnxgrad.ir.named import spell_notes
 from onnxgrad.ir.walk import prune, reads
 from onnxgrad.training.averages import AVERAGE
-from onnxgrad.training.info import CONVENTION, DOMAIN, FED, SCHEDULED
+from onnxgrad.training.info import CONVENTION, DOMAIN, FED, SCHEDULED, TAKEN_OF
 from onnxgrad.training.measures import check_measures
 from onnxgrad.training.objective import LossTerm, Objective, terms_of
 from onnxgrad.training.recipes import in_full
@@ -176,6 +176,8 @@ class _Attachment:
             objective.measures["gradient_norm"] = update.norm
         proto = self._cut(loss.name, [v.name for v in objective.measures.values()])
         self._say_convention(proto, plan)
+        if objective.notes:
+            proto.training_info[0].algorithm.metadata_props.add(key=TAKEN_OF, value="; ".join(objective.notes))
         return proto
 
     @staticmethod

@@ -26,6 +26,10 @@ FED = "onnxgrad.fed"
 SCHEDULED = "onnxgrad.schedule"
 #: Metadata of an algorithm that says in words where Adam adds its epsilon.
 CONVENTION = "onnxgrad.adam"
+#: Metadata of an algorithm that says in words of which logits a loss is taken, where a model ends in probabilities.
+TAKEN_OF = "onnxgrad.loss"
+#: Metadata of an algorithm that says in words what trains, and what does not and why.
+TRAINS = "onnxgrad.trains"
 
 AnyTrainingModel = str | os.PathLike | onnx.ModelProto | ir.Model
 Bindings = dict[str, str]
@@ -54,6 +58,12 @@ def read(model: AnyTrainingModel) -> Source:
         found = load_model(model)
     is_ordered(found.graph)  # or it says what is read that nothing gives
     return Source(found, [without_calls(found, info, i) for i, info in enumerate(training_info(found))])
+
+
+def told(model: onnx.ModelProto) -> list[str]:
+    """What the algorithms of `model` say in words of how they were made."""
+    props = [p for info in model.training_info for p in info.algorithm.metadata_props]
+    return [p.value for key in (TAKEN_OF, TRAINS) for p in props if p.key == key]
 
 
 def chosen_entries(source: Source, entry: int | None) -> list[int]:

@@ -3,11 +3,12 @@
 A loss is a function of a builder, the prediction, its labels and its options; its docstring is its formula. Labels
 have the type and shape of the prediction, or are class numbers (int64) without its class axis, or what `labels` of
 the loss says. Where a model ends in the very activation that a loss contains, the loss is taken of what
-goes into it: the value is the same, and nothing overflows.
+goes into it (see `endings`): the value is the same, and nothing overflows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,9 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
+from onnxgrad.training.bounds import bounds
 from onnxgrad.training.ctc import ctc_rows
+from onnxgrad.training.endings import Ending, logit, scores
 from onnxgrad.training.spelling import completed, looked_up, one_of
 
 Dims = tuple[int | ir.SymbolicDim, ...]
@@ -46,6 +49,11 @@ class Loss:
     contains: tuple[str, ...] = ()
     mean: str = "elements"
     compares: str = ""
+
+    @property
+    def takes(self) -> str:
+        """What it is taken of, where that is not any numbers."""
+        return "logits" if self.contains else "log-probabilities" if self.compares == "classes" else ""
 
     def count(self, b: Builder, y: Var, labels: list[Var], options: Mapping[str, Any]) -> Var | None:
         """Over how much the mean of a batch is taken (or a multiple of that), a float scalar.
@@ -375,20 +383,28 @@ def loss_named(name: str, options: Mapping[str, Any]) -> tuple[Loss, dict[str, A
     return loss, chosen
 
 
-def prediction(loss: Loss, value: ir.Value, options: Mapping[str, Any]) -> ir.Value:
-    """What `loss` is taken of where `value` is given: the argument of the activation that it contains."""
-    node = value.producer()
-    if node is None or node.domain not in ("", "ai.onnx") or node.op_type not in loss.contains:
-        return value
-    if "axis" in loss.options and value.shape is not None:
-        given = node.attributes.get("axis")
-        rank = len(value.shape)
-        if (-1 if given is None else given.as_int()) % rank != options["axis"] % rank:
-            return value
-    assert node.inputs[0] is not None
-    return node.inputs[0]
+def prediction(loss: Loss, value: ir.Value, options: Mapping[str, Any], what: str) -> Ending:
+    """What the loss called `what` is taken of where `value` is given: the logits, if it contains the activation.
 
-
-def labels_of(loss: Loss, y: ir.Value, options: Mapping[str, Any]) -> tuple[ir.DataType, Dims | None]:
-    """Type and shape of the labels that belong to the prediction `y`."""
-    return loss.labels(y, options)[""]
+    Raises:
+        BadInput: the values are probabilities, which the loss does not take, and their logits are not known.
+    """
+    found = None
+    if loss.contains == ("Sigmoid",):
+        found = logit(value)
+    elif loss.contains:
+        found = scores(value, options["axis"])
+    if found is not None:
+        return found
+    low, high = bounds(value) if loss.takes else (-math.inf, math.inf)
+    if low >= 0 and high <= 1:
+        axis = f" along axis {options['axis']}" if "axis" in options else ""
+        why, hint = "", "cross_entropy finds the logits"
+        if loss.contains:
+            why = f" and is not known to be their {loss.contains[0]}: the activation would be applied twice"
+            hint = "name the value before the activation with `output` (--prediction)"
+        raise BadInput(
+            f"the loss {what!r} takes {loss.takes}{axis}, but {value.name!r} holds numbers between 0 and 1{why}\n"
+            f"  hint: {hint}"
+        )
+    return Ending((value,), lambda b, get: get(value))

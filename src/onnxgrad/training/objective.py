@@ -18,6 +18,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.training.endings import Ending
 from onnxgrad.training.inlining import Inlined, is_graph
 from onnxgrad.training.losses import Labels, Loss, loss_named, prediction
 from onnxgrad.training.measures import measured
@@ -111,19 +112,30 @@ class Objective:
         }
         self.inputs = list(builder.graph.inputs)
         self.measures: dict[str, Var] = {}
+        self.notes: dict[str, None] = {}
         self._values = {v.name or "": v for v in builder.graph.inputs}
         self._values |= {v.name: v for node in builder.graph for v in node.outputs if v.name}
 
     def predictions(self) -> list[ir.Value]:
         """Every value of the model that a term reads."""
         found: dict[ir.Value, None] = {}
-        for k, term in enumerate(self.terms):
-            kind = self.losses[k]
+        for k, kind in enumerate(self.losses):
             if kind is not None:
-                found[prediction(kind[0], self.output(term.output), kind[1])] = None
+                found |= dict.fromkeys(self._ending(k).leaves)
             else:
                 found |= dict.fromkeys(v for v in self._read(k) if v is not None)
         return list(found)
+
+    def _ending(self, k: int) -> Ending:
+        """What term `k`, a loss by name, is taken of."""
+        term, kind = self.terms[k], self.losses[k]
+        assert kind is not None
+        value = self.output(term.output)
+        found = prediction(kind[0], value, kind[1], term.name)
+        if found.leaves != (value,):
+            names = " and ".join(repr(v.name) for v in found.leaves)
+            self.notes[f"{term.name} is taken of the logits {names} of the probabilities {value.name!r}"] = None
+        return found
 
     def _read(self, k: int) -> list[ir.Value | None]:
         """What the inputs of a loss that is a graph take of the model; None where data are wanted."""
@@ -151,7 +163,7 @@ class Objective:
                 value, how_much = self._graph(k, copies), None
                 operands: tuple[Var, list[Var]] | None = None
             else:
-                operands = self._operands(term, *kind, copies)
+                operands = self._operands(k, copies)
                 y, labels = operands
                 value = kind[0].write(b, y, *labels, **kind[1])
                 how_much = kind[0].count(b, y, labels, kind[1]) if count else None
@@ -199,16 +211,16 @@ class Objective:
         what = "rows" if loss.mean in ("elements", "labels", "weights") and not extra else loss.mean
         return " with ".join([what, *extra])
 
-    def _operands(
-        self, term: LossTerm, loss: Loss, options: dict[str, Any], copies: Mapping[ir.Value, ir.Value]
-    ) -> tuple[Var, list[Var]]:
-        y = prediction(loss, self.output(term.output), options)
-        y = copies.get(y, y)
-        wanted = loss.labels(y, options)
+    def _operands(self, k: int, copies: Mapping[ir.Value, ir.Value]) -> tuple[Var, list[Var]]:
+        term, kind = self.terms[k], self.losses[k]
+        assert kind is not None
+        loss, options = kind
+        y = self._ending(k).write(self.b, lambda v: Var(self.b, copies.get(v, v)))
+        wanted = loss.labels(y.value, options)
         if term.teacher is not None:
-            return Var(self.b, y), [self._taught(term, loss, options, wanted)]
+            return y, [self._taught(term, loss, options, wanted)]
         base = term.labels or "labels"
-        return Var(self.b, y), [
+        return y, [
             self.label(f"{base}{suffix}", *what, named=term.labels is not None) for suffix, what in wanted.items()
         ]
 
@@ -249,8 +261,9 @@ class Objective:
         if len(outputs) != 1:
             raise BadInput(f"the teacher has {len(outputs)} float outputs; it must have one")
         logits = options.get("targets", "logits") == "logits"
-        value = prediction(loss, outputs[0].value, options) if logits else outputs[0].value
-        return self.b.var(value)
+        if not logits:
+            return outputs[0]
+        return prediction(loss, outputs[0].value, options, term.name).write(self.b, self.b.var)
 
     def _graph(self, k: int, copies: Mapping[ir.Value, ir.Value]) -> Var:
         """A loss that is a graph: its first output; the others are measures."""

@@ -1,0 +1,207 @@
+"""A loss on probabilities is taken of their logits, whatever an exporter has put behind the activation, or refused.
+
+Oracle: the cross entropy of the probabilities that the model gives, in float64, and its central differences.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import parser
+from onnx.reference import ReferenceEvaluator
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training import attach, compile_step
+from onnxgrad.training.bounds import bounds
+from tests.training.nets import initial, session
+
+ONE = "one = Constant <value = T[1] {1}> ()"
+SIGMOID = f"{ONE}  p = Sigmoid (y)  q = Sub (one, p)"
+PAIR = f"{SIGMOID}  e = Concat <axis = 1> (q, p)"
+FLAT = "s = Constant <value = int64[2] {-1, C}> ()"
+COLUMNS = """i0 = Constant <value = int64[1] {0}> ()  i1 = Constant <value = int64[1] {1}> ()
+             i2 = Constant <value = int64[1] {2}> ()"""
+
+#: What stands behind the scores y [N, C], giving z; where classes are two, y is [N, 1].
+CLASSES = {
+    "identity": "e = Softmax (y)  z = Identity (e)",
+    "scale": f"{ONE}  e = Softmax (y)  z = Mul (e, one)",
+    "log": "e = Softmax (y)  z = Log (e)",
+    "cast": "h = Cast <to = 11> (y)  e = Softmax (h)  f = Cast <to = TO> (e)  z = Identity (f)",
+    "reshape": f"{FLAT}  e = Softmax (y)  z = Reshape (e, s)",
+    "unsqueezed": f"{COLUMNS}  u = Unsqueeze (y, i2)  e = Softmax <axis = 1> (u)  z = Squeeze (e, i2)",
+    "flattened": f"{COLUMNS}  u = Unsqueeze (y, i2)  e = Softmax <axis = 1> (u)  z = Flatten (e)",
+    "transposed": "t = Transpose (y)  e = Softmax <axis = 0> (t)  z = Transpose (e)",
+    "clip": """low = Constant <value = T {1e-7}> ()  e = Softmax (y)  z = Clip (e, low)""",
+    "epsilon": """low = Constant <value = T {1e-9}> ()  e = Softmax (y)  z = Add (e, low)""",
+    "by hand": f"{COLUMNS}  e = Exp (y)  s = ReduceSum (e, i1)  z = Div (e, s)",
+    "one against the rest": f"{COLUMNS}  e = Sigmoid (y)  s = ReduceSum (e, i1)  z = Div (e, s)",
+    "guarded": f"""{COLUMNS} {ONE}  minus = Constant <value = T {{-1}}> ()  three = Constant <value = T {{3}}> ()
+        n = Mul (y, minus)  e = Exp (n)  d = Add (e, one)  p = Reciprocal (d)  s = ReduceSum (p, i1)
+        b = Cast <to = 9> (s)  nb = Not (b)  f = Cast <to = TO> (nb)  p2 = Add (p, f)  m = Mul (f, three)
+        s2 = Add (s, m)  z = Div (p2, s2)""",
+    "columns": f"""{COLUMNS}  e = Sigmoid (y)  a = Slice (e, i0, i1, i1)  b = Slice (e, i1, i2, i1)
+        three = Constant <value = int64[1] {{3}}> ()  c = Slice (e, i2, three, i1)  j = Concat <axis = 1> (a, b, c)
+        s = ReduceSum (j, i1)  z = Div (j, s)""",
+    "function": "z = own.probabilities (y)",
+}
+PAIRS = {
+    "two classes": f"{PAIR}  z = Identity (e)",
+    "two classes by hand": f"""{ONE}  n = Neg (y)  x1 = Exp (n)  d = Add (one, x1)  p = Div (one, d)  q = Sub (one, p)
+        z = Concat <axis = 1> (q, p)""",
+    "two classes turned round": f"{SIGMOID}  z = Concat <axis = 1> (p, q)",
+}
+BINARY = {
+    "identity": "e = Sigmoid (y)  z = Identity (e)",
+    "cast": "h = Cast <to = 11> (y)  e = Sigmoid (h)  f = Cast <to = TO> (e)  z = Identity (f)",
+    "reshape": f"{FLAT}  e = Sigmoid (y)  z = Reshape (e, s)",
+    "by hand": f"{ONE}  n = Neg (y)  x1 = Exp (n)  d = Add (x1, one)  z = Reciprocal (d)",
+    "clip": """low = Constant <value = T {1e-7}> ()  high = Constant <value = T {0.9999999}> ()
+        e = Sigmoid (y)  z = Clip (e, low, high)""",
+    "complement": f"{SIGMOID}  z = Identity (q)",
+    "column": f"{COLUMNS}  {PAIR}  z = Slice (e, i1, i2, i1)",
+    "column of two": f"""{COLUMNS}  zero = Sub (y, y)  b = Concat <axis = 1> (zero, y)  e = Softmax (b)
+        z = Gather <axis = 1> (e, i1)""",
+}
+FUNCTION = """<domain: "own", opset_import: ["": 21]>
+    probabilities (y) => (z) { e = Softmax (y)  z = Identity (e) }"""
+
+
+def model(tail, wide, out, dtype="float"):
+    own = ', "own": 1' if "own." in tail else ""
+    code = {"float": "1", "double": "11"}[dtype]
+    tail = (
+        tail.replace("T[", f"{dtype}[").replace("T {", f"{dtype} {{").replace("TO", code).replace(", C}", f", {wide}}}")
+    )
+    return parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 21{own}]>
+        net ({dtype}[N, 4] x) => ({dtype}[N, {out}] z) {{ y = MatMul (x, w)  {tail} }}
+        {FUNCTION if own else ""}""")
+
+
+def with_weight(proto, w):
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    return proto
+
+
+CASES = [
+    *(pytest.param("cross_entropy", tail, 3, 3, id=f"cross entropy-{name}") for name, tail in CLASSES.items()),
+    *(pytest.param("cross_entropy", tail, 1, 2, id=f"cross entropy-{name}") for name, tail in PAIRS.items()),
+    *(pytest.param("bce_with_logits", tail, 1, 1, id=f"bce-{name}") for name, tail in BINARY.items()),
+    *(pytest.param("bce_with_logits", tail, 1, 2, id=f"bce-{name}") for name, tail in PAIRS.items()),
+]
+rng = np.random.default_rng(0)
+X = rng.standard_normal((6, 4)).astype(np.float32)
+
+
+def wanted(loss, tail, wide, out, w, labels):
+    """The loss of the probabilities that the model in float64 gives."""
+    net = with_weight(model(tail, wide, out, "double"), w)
+    (p,) = ReferenceEvaluator(net).run(None, {"x": X.astype(np.float64)})
+    if loss == "cross_entropy":
+        picked = p[np.arange(len(p)), labels]
+        return -np.mean(picked if (p < 0).any() else np.log(picked))
+    return -np.mean(labels * np.log(p) + (1 - labels) * np.log(1 - p))
+
+
+@pytest.mark.parametrize(("loss", "tail", "wide", "out"), CASES)
+def test_the_loss_is_that_of_the_probabilities(loss, tail, wide, out):
+    w = np.random.default_rng(1).standard_normal((4, wide)).astype(np.float32)
+    draw = np.random.default_rng(2)
+    labels = draw.integers(0, out, 6) if loss == "cross_entropy" else draw.integers(0, 2, (6, out)).astype(np.float32)
+    attached = attach(with_weight(model(tail, wide, out), w), loss=loss, optimizer="sgd", learning_rate=1.0)
+    onnx.checker.check_model(attached)
+    step = compile_step(attached)
+    feeds = {"x": X, "labels": labels, "learning_rate": np.array(1, np.float32), step.state["w"].input: w}
+    made = session(step.model)
+    found = dict(zip([o.name for o in made.get_outputs()], made.run(None, feeds)))
+    np.testing.assert_allclose(found["loss"], wanted(loss, tail, wide, out, w.astype(np.float64), labels), rtol=1e-5)
+    gradient = np.zeros_like(w, np.float64)
+    for at in np.ndindex(*w.shape):
+        ends = []
+        for sign in (1, -1):
+            moved = w.astype(np.float64)
+            moved[at] += sign * 1e-5
+            ends.append(wanted(loss, tail, wide, out, moved, labels))
+        gradient[at] = (ends[0] - ends[1]) / 2e-5
+    np.testing.assert_allclose(w - found[step.state["w"].output], gradient, rtol=1e-3, atol=1e-5)
+    far = []
+    for moved in (200 * w, -200 * w):  # where the probabilities are 0 and 1 and their logarithms are not finite
+        feeds[step.state["w"].input] = moved
+        found = dict(zip([o.name for o in made.get_outputs()], made.run(None, feeds)))
+        assert np.isfinite(found["loss"])
+        far.append((float(found["loss"]), np.abs(moved - found[step.state["w"].output]).max()))
+    assert max(far)[0] > 10
+    assert max(far)[1] > 1e-2, "and still it learns"
+
+
+REFUSED = {
+    "sigmoids for classes": ("cross_entropy", {}, "z = Sigmoid (y)", 3, "takes logits along axis 1, but 'z'"),
+    "another axis": ("cross_entropy", {}, "z = Softmax <axis = 0> (y)", 3, "not known to be their Softmax"),
+    "hard": ("bce_with_logits", {}, "z = HardSigmoid (y)", 3, "not known to be their Sigmoid"),
+    "softmax for bce": ("bce_with_logits", {}, "z = Softmax (y)", 3, "the loss 'bce_with_logits' takes logits"),
+    "probabilities for nll": (
+        "nll",
+        {},
+        "z = Softmax (y)",
+        3,
+        "(?s)takes log-probabilities.*cross_entropy finds the logits",
+    ),
+    "mean of two": ("cross_entropy", {}, "a = Softmax (y)  n = Neg (y)  b = Softmax (n)  z = Mean (a, b)", 3, "twice"),
+    "squashed": (
+        "binary_focal",
+        {},
+        "h = Constant <value = T {0.5}> ()  t = Tanh (y)  u = Mul (t, h)  z = Add (u, h)",
+        3,
+        "between 0 and 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_probabilities_without_logits_are_refused(case):
+    loss, options, tail, out, words = REFUSED[case]
+    w = np.ones((4, 3), np.float32)
+    with pytest.raises(BadInput, match=words):
+        attach(with_weight(model(tail, 3, out), w), loss=loss, loss_options=options)
+    named = attach(with_weight(model(tail, 3, out), w), loss=loss, loss_options=options, output="y")
+    assert named.training_info, "the hint helps"
+
+
+def test_scores_are_left_alone():
+    """What may be anything is taken as it is, also where it is cut off or made positive."""
+    for tail in ("z = Relu (y)", "z = Tanh (y)", "z = LogSoftmax <axis = 0> (y)", "z = Softplus (y)"):
+        w = np.ones((4, 3), np.float32)
+        for loss in ("cross_entropy", "bce_with_logits"):
+            found = attach(with_weight(model(tail, 3, 3), w), loss=loss).training_info[0].algorithm
+            assert any("z" in n.input for n in found.node)
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high"),
+    [
+        ("z = Sigmoid (y)", 0, 1),
+        ("z = Neg (y)", -np.inf, np.inf),
+        ("e = Exp (y)  z = Reciprocal (e)", 0, np.inf),
+        ("c = Constant <value = T {-2}> ()  e = Tanh (y)  z = Mul (e, c)", -2, 2),
+        ("c = Constant <value = T {3}> ()  e = Sigmoid (y)  z = Sub (e, c)", -3, -2),
+        ("a = Abs (y)  m = Sigmoid (y)  z = Min (a, m)", 0, 1),
+        ("a = Relu (y)  c = Constant <value = T {2}> ()  d = Add (a, c)  z = Div (c, d)", 0, 1),
+    ],
+)
+def test_bounds_hold(text, low, high):
+    net = with_weight(model(text, 3, 3), np.ones((4, 3), np.float32))
+    assert bounds(ir.from_proto(net).graph.outputs[0]) == (low, high)
+    (z,) = ReferenceEvaluator(net).run(None, {"x": 10 * X})
+    assert (z >= low).all()
+    assert (z <= high).all()
+
+
+def test_where_the_loss_was_taken_is_told():
+    w = np.ones((4, 3), np.float32)
+    info = attach(with_weight(model("e = Softmax (y)  z = Identity (e)", 3, 3), w)).training_info[0]
+    told = {p.key: p.value for p in info.algorithm.metadata_props}
+    assert told["onnxgrad.loss"] == "cross_entropy is taken of the logits 'y' of the probabilities 'z'"
+    assert set(initial(compile_step(attach(with_weight(model("z = Softmax (y)", 3, 3), w))))) >= {"w"}
