@@ -11,6 +11,7 @@ from onnx import helper
 from onnx.backend.test.case.node import collect_testcases
 from onnx.reference import ReferenceEvaluator
 
+import onnxgrad
 from onnxgrad.ir import Builder, expand_to, reshape_to, sum_to
 from onnxgrad.ir.infer import infer_model
 from tests.rules.evaluators import Flatten
@@ -213,7 +214,10 @@ def node_tests():
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("symbolic", [True, False])
 def test_inferred_shapes_of_all_operators_are_true(symbolic):
-    """Every dimension a symbol or a number; operands that hold shapes, axes or indices are not known."""
+    """Every dimension a symbol or a number; operands that hold shapes, axes or indices are not known, but their number.
+
+    Every rank is known that only sizes do not decide.
+    """
     wrong, count = [], 0
     for name, proto, inputs, outputs in node_tests():
         opened = ir.from_proto(proto)
@@ -229,10 +233,97 @@ def test_inferred_shapes_of_all_operators_are_true(symbolic):
         count += 1
         for value, array in zip(opened.graph.outputs, outputs):
             dims = value.shape
-            if dims is not None and not (
+            if dims is None and "gathernd" in name and symbolic:
+                continue  # the size of the last axis of the index decides
+            if dims is None or not (
                 len(dims) == array.ndim
                 and all(d == n if isinstance(d, int) else sizes.get(d.value, n) == n for d, n in zip(dims, array.shape))
             ):
                 wrong.append(f"{name}: {dims}, but {array.shape}")
     assert count > 900
     assert not wrong, "\n".join(wrong)
+
+
+OF_UNKNOWN_RANK = {
+    "tile": ("int64[3] n", "y = Tile (x, n)", 3),
+    "pad": ("int64[6] n", "y = Pad (x, n)", 3),
+    "resize": ("float[4] n", "y = Resize (x, , n)", 4),
+    "resize to sizes": ("int64[4] n", "y = Resize (x, , , n)", 4),
+    "crop": ("int64[2] n", "y = CenterCropPad (x, n)", 2),
+    "transpose": ("int64 n", "y = Transpose <perm = [2, 0, 1]> (x)", 3),
+    "concatenate": ("float[A, 3] n", "y = Concat <axis = 0> (n, x)", 2),
+    "sample": ("float[N, A, B, 2] n", "y = GridSample (x, n)", 4),
+    "grid": ("float[N, 3, 4] theta, int64[K] n", "y = AffineGrid (theta, n)", 5),
+    "fold": ("float[N, C, L] z, int64[2] n, int64[2] k", "y = Col2Im (z, n, k)", 4),
+}
+
+
+@pytest.mark.parametrize("name", OF_UNKNOWN_RANK)
+def test_ranks_that_other_operands_tell(name):
+    more, text, rank = OF_UNKNOWN_RANK[name]
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 20]> g (float[1] x, {more}) => (float y) {{ {text} }}'
+    )
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.ClearField("shape")
+    opened = ir.from_proto(model)
+    infer_model(opened)
+    assert len(opened.graph.outputs[0].shape) == rank
+    assert "x" not in text.split("(")[1] or len(opened.graph.inputs[0].shape) == rank
+
+
+COMPUTED = {
+    "expand as exporters write it": (
+        """(float[N, 1, 3] x, float[N, T] z) => (float[A, B, C] y) {
+            k = Constant <value_ints = [-1]> () s = Shape (z) t = Concat <axis = 0> (s, k)
+            c = Constant <value_ints = [3]> () u = ConstantOfShape <value = int64[1] {1}> (c)
+            m = Equal (t, k) w = Where (m, u, t) e = Expand (x, w) y = Mul (e, e) }""",
+        "(float[N, 1, 3] x, float[N, T] z) => (float[A, B, C] y)"
+        " { u = Constant <value_ints = [1, 5, 1]> () e = Expand (x, u) y = Mul (e, e) }",
+        {"x": (2, 1, 3), "z": (2, 5)},
+    ),
+    "tile": (
+        """(float[N, 3] x, float[N, T] z) => (float[A, B] y) {
+            s = Shape (z) t = Tile (x, s) y = Mul (t, t) }""",
+        """(float[N, 3] x, float[N, T] z) => (float[A, B] y) {
+            s = Constant <value_ints = [2, 5]> () t = Tile (x, s) y = Mul (t, t) }""",
+        {"x": (2, 3), "z": (2, 5)},
+    ),
+    "grid": (
+        """(float[N, 1, 4, 5] x, float[N, 2, 3] z) => (float[N, 1, 4, 5] y) {
+            s = Shape (x) i = Constant <value_ints = [0, 1, 2, 3]> () t = Gather (s, i)
+            g = AffineGrid (z, t) y = GridSample (x, g) }""",
+        """(float[2, 1, 4, 5] x, float[2, 2, 3] z) => (float[2, 1, 4, 5] y) {
+            t = Constant <value_ints = [2, 1, 4, 5]> () g = AffineGrid (z, t) y = GridSample (x, g) }""",
+        {"x": (2, 1, 4, 5), "z": (2, 2, 3)},
+    ),
+    "a slice of what an If leaves open": (
+        """(float[N, M, T] x, float[N] z) => (float[A, B] y) {
+            one = Constant <value_int = 1> () v = Constant <value_ints = [1]> () o = Constant <value_ints = [0]> ()
+            s = Shape (x) d = Gather (s, one) c = Equal (d, one)
+            q = If (c) <then_branch = a () => (float[N, T] h) { h = Squeeze (x, v) },
+                        else_branch = b () => (float[N, M, T] k) { k = Identity (x) }>
+            e = Constant <value_ints = [3]> () w = Slice (q, o, e, v) y = Mul (w, w) }""",
+        """(float[N, M, T] x, float[N] z) => (float[A, B] y) { v = Constant <value_ints = [1]> ()
+            o = Constant <value_ints = [0]> () e = Constant <value_ints = [3]> ()
+            q = Squeeze (x, v) w = Slice (q, o, e, v) y = Mul (w, w) }""",
+        {"x": (2, 1, 5), "z": (2,)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_derivatives_where_shapes_are_computed(name):
+    *texts, shapes = COMPUTED[name]
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.uniform(-1, 1, s).astype(np.float32) for n, s in shapes.items()}
+    found = []
+    for text in texts:
+        model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 20]> g ' + text)
+        for transform in (onnxgrad.value_and_grad, onnxgrad.jvp):
+            session = onnxruntime.InferenceSession(transform(model, wrt=["x", "z"]).SerializeToString())
+            named = {i.name: feeds[i.name.removesuffix("_tangent")] for i in session.get_inputs()}
+            found.append(session.run(None, named))
+    for got, want in zip(found[:2], found[2:]):
+        for g, w in zip(got, want, strict=True):
+            np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-6)

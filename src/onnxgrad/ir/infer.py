@@ -16,7 +16,7 @@ import onnx_ir as ir
 import onnx_shape_inference as osi
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir import infer_classical, infer_loops, infer_sequences
+from onnxgrad.ir import infer_classical, infer_loops, infer_ranks, infer_sequences
 from onnxgrad.ir.infer_calls import Calls, calls_known
 from onnxgrad.ir.infer_onnx import ask_onnx
 from onnxgrad.ir.known import sliced
@@ -89,6 +89,8 @@ def _operands(ctx: osi.ShapeInferenceContext, node: ir.Node) -> list[Sequence[Di
     assert target is not None
     const = ir.convenience.get_const_tensor(target)
     asked = ctx.get_symbolic_value(target) if const is None else [int(d) for d in const.numpy()]
+    if asked is None and (rank := infer_ranks.length(target)) is not None:
+        asked = [ctx.new_symbolic_dim() for _ in range(rank)]
     return [data.shape, asked]  # type: ignore[list-item]
 
 
@@ -292,6 +294,7 @@ def _register() -> None:
     infer_loops.register()
     infer_sequences.register()
     infer_classical.register()
+    infer_ranks.register()
 
 
 _register()

@@ -55,9 +55,9 @@ def put_rows(op, g, index, x, axis, unique=False):
 
 
 def _cuts(x, starts, ends, axes, steps):
-    """(axis, start, end, step) per sliced axis, or None where one is computed."""
+    """(axis, start, end, step) per sliced axis, or None where one is computed or may count from an unknown end."""
     known = [None if v is None else v.const for v in (starts, ends, axes, steps)]
-    if any(v is not None and k is None for v, k in zip((starts, ends, axes, steps), known)):
+    if x.shape is None or any(v is not None and k is None for v, k in zip((starts, ends, axes, steps), known)):
         return None
     first, last, along, stride = known
     along = range(len(first)) if along is None else along
