@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 import tests.rules
-from onnxgrad import jvp, signature, vjp
+from onnxgrad import Function, jvp, signature, vjp
 from onnxgrad.runtime import Fed, Options, Session, Slot, StepRunner
 from onnxgrad.testing import Case, _array, node_model
 from onnxgrad.training import attach, compile_step
@@ -161,3 +163,72 @@ def _everything() -> onnx.ModelProto:
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])]
     graph = helper.make_graph(nodes, "everything", inputs, outputs, tensors)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+# --- a transposed matrix and a vector ---------------------------------------------------------------
+
+_W = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+_V = np.float32([1, -2, 3, 4])
+_TRANSPOSED = {
+    "known": "g (float[4] v, float[4, 4] w, bool c) => (float[4] y) { s = Transpose (w) y = MatMul (s, v) }",
+    "open": "g (float[K] v, float[K, M] w, bool c) => (float[M] y) { s = Transpose (w) y = MatMul (s, v) }",
+    "behind Identity": """g (float[4] v, float[4, 4] w, bool c) => (float[4] y) {
+        s = Transpose (w) t = Identity (s) y = MatMul (t, v) }""",
+    "of no known rank": """g (float[4] v, float[4, 4] w, bool c) => (float[4] y) {
+        s = Transpose (w) p = Shape (v) u = Reshape (v, p) y = MatMul (s, u) }""",
+    "in a branch": """g (float[4] v, float[4, 4] w, bool c) => (float[4] y) {
+        y = If (c) <
+            then_branch = a () => (float[4] r) { s = Transpose (w) r = MatMul (s, v) },
+            else_branch = b () => (float[4] r) { s = Constant <value = float {2.0}> () r = Mul (v, s) }> }""",
+    "in a function": """g (float[4] v, float[4, 4] w, bool c) => (float[4] y) { y = f.pull (w, v) }
+        <domain: "f", opset_import: ["": 21]> pull (w, v) => (y) { s = Transpose (w) y = MatMul (s, v) }""",
+}
+
+
+def _transposed(kind: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21, "f": 1]> ' + _TRANSPOSED[kind])
+
+
+@pytest.mark.parametrize("kind", _TRANSPOSED)
+@pytest.mark.parametrize("given", ["proto", "ir", "bytes", "path", "Function"])
+def test_a_transposed_matrix_times_a_vector(kind, given, tmp_path):
+    """ONNX Runtime 1.31 and 1.32, level "extended" and up, forget the transposition."""
+    model, feeds = _transposed(kind), {"v": _V, "w": _W, "c": np.array(True)}
+    onnx.save(model, tmp_path / "m.onnx")
+    if given == "Function":
+        found = Function(model)(**feeds)
+    else:
+        kinds = {"proto": model, "ir": ir.from_proto(model), "bytes": model.SerializeToString()}
+        found = Session(kinds.get(given, tmp_path / "m.onnx")).run(feeds)["y"]
+    np.testing.assert_allclose(found, _W.T @ _V, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [k for k in _TRANSPOSED if k != "of no known rank"])
+@pytest.mark.parametrize("derive", [vjp, jvp])
+def test_derived_models_multiply_no_transposed_matrix_by_a_vector(kind, derive):
+    """The stock runtime, with its defaults, computes a derived model right: values and derivatives."""
+    derived = derive(_transposed(kind), wrt=["v", "w"])
+    names, rng = signature(derived), np.random.default_rng(1)
+    feeds = {"v": _V, "w": _W, "c": np.array(True)}
+    g, t, dw = (rng.standard_normal(s).astype(np.float32) for s in (4, 4, (4, 4)))
+    feeds |= {names.cotangents["y"]: g} if derive is vjp else dict(zip(names.input_tangents.values(), (t, dw)))
+    session = onnxruntime.InferenceSession(derived.SerializeToString())
+    feeds = {v.name: feeds[v.name] for v in session.get_inputs()}
+    found = dict(zip((v.name for v in session.get_outputs()), session.run(None, feeds)))
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    close(found["y"], _W.T @ _V)
+    if derive is vjp:
+        close(found[names.gradients["v"]], _W @ g)
+        close(found[names.gradients["w"]], np.outer(_V, g))
+    else:
+        close(found[names.output_tangents["y"]], _W.T @ t + dw.T @ _V)
+
+
+def test_the_gradient_of_a_vector_times_a_transposed_matrix():
+    """The cotangent of the vector is itself a transposed matrix times a vector."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[4] v, float[4, 4] w) => (float[4] y) { s = Transpose (w) y = MatMul (v, s) }""")
+    derived, g = vjp(model, wrt="v"), np.float32([1, 2, 3, 5])
+    session = onnxruntime.InferenceSession(derived.SerializeToString())
+    (found,) = session.run(["v_grad"], {"v": _V, "w": _W, "y_cotangent": g})
+    np.testing.assert_allclose(found, g @ _W, rtol=1e-5)

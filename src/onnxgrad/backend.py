@@ -25,6 +25,8 @@ from onnx import helper
 
 from onnxgrad.errors import BadInput, OnnxGradError
 from onnxgrad.runtime import Session
+from onnxgrad.runtime.feeding import feed
+from onnxgrad.runtime.ort import one_line
 from onnxgrad.training import lower_gradients
 from onnxgrad.training.calls import DOMAIN
 
@@ -43,12 +45,15 @@ class BackendRep(onnx.backend.base.BackendRep):
         if not isinstance(inputs, Mapping):
             listed = inputs if isinstance(inputs, (list, tuple)) else [inputs]
             inputs = dict(zip(self.session.inputs, listed))
-        feeds = {k: np.asarray(v) if isinstance(v, np.generic) else v for k, v in inputs.items()}
+        feeds = {k: feed(k, v) if isinstance(v, (np.ndarray, np.generic)) else v for k, v in inputs.items()}
         given = any(isinstance(v, np.ndarray) and v.dtype.isbuiltin == 2 for v in feeds.values())
         if given or any(_ODD.fullmatch(v.type) for v in self.session.native.get_outputs()):
             found = self.session.run(feeds)
             return tuple(found[name] for name in self.session.outputs)
-        return tuple(self.session.native.run(None, feeds))  # strings, sequences and optionals as well
+        try:
+            return tuple(self.session.native.run(None, feeds))  # strings, sequences and optionals as well
+        except Exception as error:
+            raise BadInput(f"ONNX Runtime failed: {one_line(error)}") from error
 
 
 class Backend(onnx.backend.base.Backend):

@@ -21,6 +21,7 @@ from onnxgrad.door import AnyModel, load_model, open_model, signature
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.walk import prune, subgraphs
 from onnxgrad.runtime import Options, Session
+from onnxgrad.runtime.feeding import feed
 
 #: Names of outputs, by what they are of: ``{"x": "x_grad"}``, ``{"y": {"x": "y_x_jacobian"}}``.
 Results = Mapping[str, Any]
@@ -286,6 +287,8 @@ def _array(name: str, argument: Any, dtype: ir.DataType | None) -> np.ndarray:
             argument = np.from_dlpack(argument)
         except (BufferError, RuntimeError, TypeError) as error:
             raise BadInput(f"the argument for {name!r} cannot be read as an array: {error}") from error
+    if isinstance(argument, np.ma.MaskedArray):
+        feed(name, argument)
     literal = not isinstance(argument, (np.ndarray, np.generic))
     array = np.asarray(argument)
     if dtype is None:

@@ -7,7 +7,7 @@ import dataclasses
 import gc
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ import onnx_ir as ir
 import onnxruntime
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.finish import has_transpose, vector_products
 from onnxgrad.ir.settling import loadable
 from onnxgrad.native import library, with_kernels
 from onnxgrad.optimize import REWRITES, optimized
+from onnxgrad.runtime.feeding import feed
 
 #: Models with more bytes of constants go to the runtime through a file, which it maps into memory: as a message they
 #: are held four times meanwhile (a ResNet-50 with its way back takes 930 MB so, and 700 through a file).
@@ -128,6 +130,7 @@ def create(model: AnyModel, options: Options) -> onnxruntime.InferenceSession:
     """
     if isinstance(model, onnx.ModelProto):
         model = ir.from_proto(model)
+    misread = {"disabled_optimizers": ["MatmulTransposeFusion"]} if _is_misread(model) else {}
     if isinstance(model, ir.Model):
         model = loadable(model)
     if isinstance(model, ir.Model) and options.level is None:
@@ -138,31 +141,51 @@ def create(model: AnyModel, options: Options) -> onnxruntime.InferenceSession:
             model = with_kernels(model)
         if options.layout == "auto":
             model = optimized(model, options.without)
+
+    def session(source: bytes | str) -> onnxruntime.InferenceSession:
+        return onnxruntime.InferenceSession(source, native, providers=list(options.providers), **misread)
+
     try:
         if not isinstance(model, ir.Model):
-            source = model if isinstance(model, bytes) else str(model)
-            return onnxruntime.InferenceSession(source, native, providers=list(options.providers))
+            return session(model if isinstance(model, bytes) else str(model))
         weight = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
-        session = None if weight < _LARGE else _through_a_file(model, options, weight < _MESSAGE_LIMIT)
-        return create(ir.to_proto(model).SerializeToString(), options) if session is None else session
+        found = None if weight < _LARGE else _through_a_file(model, session, weight < _MESSAGE_LIMIT)
+        return session(ir.to_proto(model).SerializeToString()) if found is None else found
     except BadInput:
         raise
     except Exception as error:  # ONNX Runtime's exceptions share no base but this one
         raise BadInput(f"ONNX Runtime cannot load the model: {one_line(error)}") from error
 
 
-def _through_a_file(model: ir.Model, options: Options, may_fail: bool) -> onnxruntime.InferenceSession | None:
+def _through_a_file(
+    model: ir.Model, session: Callable[[str], onnxruntime.InferenceSession], may_fail: bool
+) -> onnxruntime.InferenceSession | None:
     """A session whose constants come from a file that is gone from its folder; None if there is no room for one."""
     with tempfile.TemporaryDirectory(prefix="onnxgrad-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder, "model.onnx")
         try:
-            ir.save(model, Path(folder, "model.onnx"), external_data="model.data")
+            ir.save(model, path, external_data="model.data")
         except OSError:
             if not may_fail:
                 raise
             return None
-        session = create(Path(folder, "model.onnx"), options)
+        found = session(str(path))
     give_back()
-    return session
+    return found
+
+
+def _is_misread(model: ir.Model | bytes | str | Path) -> bool:
+    """Whether the fusion of MatMul and Transpose may forget a transposition in `model` (see `onnxgrad.ir.finish`)."""
+    if not isinstance(model, ir.Model):
+        try:
+            content = model if isinstance(model, bytes) else Path(model).read_bytes()
+            if b"Transpose" not in content or b"MatMul" not in content:
+                return False
+            model = ir.from_proto(onnx.ModelProto.FromString(content))
+        except Exception:  # what cannot be read, the runtime tells
+            return False
+    graphs = [model.graph, *(f.graph for f in model.functions.values())]
+    return any(map(has_transpose, graphs)) and any(map(vector_products, graphs))
 
 
 def give_back() -> None:
@@ -193,12 +216,17 @@ def ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
 
     Of types with less than eight bits, of which the runtime has several in a byte, it is a copy.
     """
+    if array.dtype == object:
+        raise BadInput("text cannot be bound to an input of numbers")
     dtype = ir.DataType.from_numpy(array.dtype)
     if dtype.bitwidth < 8:
         packed = np.frombuffer(ir.tensor(array).tobytes(), np.uint8)
         array = np.zeros(array.shape, np.uint8)  # as many bytes as elements: more than the runtime reads
         array.reshape(-1)[: len(packed)] = packed
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, int(dtype))
+    try:
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, int(dtype))
+    except RuntimeError as error:
+        raise BadInput(f"ONNX Runtime takes no tensor of {array.dtype}: {one_line(error)}") from error
 
 
 def array_of(value: onnxruntime.OrtValue) -> np.ndarray:
@@ -233,9 +261,10 @@ class Session:
         """Evaluate `outputs` (default: all).
 
         Raises:
-            BadInput: ONNX Runtime refuses the feeds or fails on them.
+            BadInput: ONNX Runtime refuses the feeds or fails on them, or would misread them (see `feed`).
         """
         names = self.outputs if outputs is None else outputs
+        feeds = {name: feed(name, array) for name, array in feeds.items()}
         if self._is_numpy:  # a third of the time that values of the runtime take
             try:
                 return dict(zip(names, self.native.run(names, feeds)))

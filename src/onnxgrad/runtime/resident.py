@@ -22,6 +22,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from onnxgrad.errors import BadInput
+from onnxgrad.runtime.feeding import feed
 from onnxgrad.runtime.ort import Options, aligned, create, give_back, one_line, ort_value
 from onnxgrad.runtime.protocol import Slot, StepGraph
 
@@ -108,7 +109,8 @@ class Resident:
         for name in self.batch:
             array = batch[name]
             if bound.get(name) is not array:
-                flat = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+                flat = feed(name, array)
+                flat = flat if flat.flags.c_contiguous else np.ascontiguousarray(flat)
                 binding.bind_ortvalue_input(name, ort_value(flat))
                 if flat is array:  # a copy made here would go stale when the caller refills his array
                     bound[name] = array
@@ -185,7 +187,7 @@ def share(*machines: Resident) -> None:
 
 
 def _copied(array: np.ndarray) -> np.ndarray:
-    copy = aligned(array.shape, array.dtype)
+    copy = aligned(array.shape, array.dtype if array.dtype.isnative else array.dtype.newbyteorder("="))
     np.copyto(copy, array)
     return copy
 

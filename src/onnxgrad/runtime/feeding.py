@@ -1,0 +1,48 @@
+"""What is fed to a session: arrays as ONNX Runtime reads them.
+
+The runtime takes the memory of an array for numbers in the byte order of the machine, looks at no mask, and reads
+beyond the end of bytes that are no text, all without a word. So arrays are converted here, or refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+
+#: What needs no second look: numbers in the byte order of the machine.
+_PLAIN = frozenset(np.dtype(c) for c in "?bhilqBHILQefd")
+
+
+def feed(name: str, given: Any) -> np.ndarray:
+    """`given` as an array for the input `name`: itself, if it can be read as it is.
+
+    Raises:
+        BadInput: it has masked elements, or elements that no tensor of ONNX holds.
+    """
+    if type(given) is np.ndarray and given.dtype in _PLAIN:
+        return given
+    if isinstance(given, np.ma.MaskedArray):
+        raise BadInput(f"input {name!r} is a masked array, and a tensor has no mask\n  hint: fill it: x.filled(0)")
+    try:
+        array = np.asarray(given)
+    except ValueError as error:
+        raise BadInput(f"input {name!r} is no array: {error}") from error
+    kind = array.dtype.kind
+    if kind in "OT":
+        if not all(isinstance(v, str) for v in array.flat):
+            raise BadInput(f"input {name!r} holds Python objects, not numbers or text")
+        return array.astype(object)
+    if kind == "U":
+        return array.astype(object)
+    if kind == "S":
+        raise BadInput(f"input {name!r} holds bytes, not text\n  hint: np.char.decode(x)")
+    native = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
+    try:
+        ir.DataType.from_numpy(native)
+    except TypeError as error:
+        raise BadInput(f"input {name!r} holds {array.dtype}, which no tensor of ONNX does") from error
+    return array.astype(native, copy=False)
