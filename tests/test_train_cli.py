@@ -89,6 +89,20 @@ def test_the_main_path(place):
     assert found.stderr.count("\n") == 6, "a line per epoch where no terminal is"
 
 
+def test_it_says_where_the_head_went_and_what_the_loss_is_taken_of(place):
+    """The head takes the place of the layer before the probabilities; the loss, without it, is that of their logits."""
+    onnx.save(classifier(softmax=True), place / "s.onnx")
+    args = ("train", "s.onnx", "--data", "train.npz", *LOSS, "--epochs", "1")
+    plain = command(*args, "-o", "plain.onnx", cwd=place)
+    assert plain.returncode == 0, plain.stderr
+    assert "cross_entropy is taken of the logits 'z' of the probabilities 'y'" in plain.stderr
+    headed = command(*args, "--head", "3", "-o", "headed.onnx", cwd=place)
+    assert headed.returncode == 0, headed.stderr
+    assert "the head reads " in headed.stderr
+    assert "in the place of the last linear layer" in headed.stderr
+    assert "Softmax" not in {n.op_type for n in onnx.load(place / "headed.onnx").graph.node}
+
+
 def test_training_information_in_the_model_is_used(place):
     onnx.save(attach(classifier(), loss="cross_entropy", optimizer="sgd", learning_rate=0.3), place / "t.onnx")
     found = command("train", "t.onnx", "--data", "train.npz", "--validation", "test.npz", "-o", "out.onnx", cwd=place)

@@ -8,6 +8,7 @@ import pytest
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.runtime import Options
 from onnxgrad.training import Trainer, attach, with_head
+from onnxgrad.training.heads import placed_head
 from tests.training.models import blobs
 
 NET = """
@@ -75,3 +76,69 @@ def test_several_outputs_are_ambiguous():
     model.graph.node.append(onnx.helper.make_node("Relu", ["h"], ["h2"]))
     with pytest.raises(BadInput, match="say which value the head shall read"):
         with_head(model, 3)
+
+
+#: Models of x [N, 6]: what they compute, what a head reads by default, and its size.
+ENDS = {
+    "scores": ("h = Relu (a)  z = MatMul (h, w)", "h", 4),
+    "probabilities": ("h = Relu (a)  y = Gemm (h, w, b)  z = Softmax (y)", "h", 4),
+    "renamed": ("h = Relu (a)  y = MatMul (h, w)  s = Add (y, b)  p = Softmax (s)  z = Identity (p)", "h", 4),
+    "temperature": ("h = Relu (a)  y = MatMul (h, w)  s = Div (y, t)  z = Sigmoid (s)", "h", 4),
+    "two classes": (
+        "h = Relu (a)  y = MatMul (h, w)  p = Sigmoid (y)  q = Sub (t, p)  z = Concat <axis = 1> (q, p)",
+        "h",
+        4,
+    ),
+    "hidden sigmoid": ("h = Sigmoid (a)  z = MatMul (h, w)", "h", 4),
+    "turned weight": ("h = Relu (a)  wt = Transpose (v)  z = MatMul (h, wt)", "h", 4),
+    "features": ("h = MatMul (a, w)  z = Tanh (h)", "z", 3),
+    "residual": ("h = MatMul (a, w2)  z = Add (a, h)", "z", 4),
+    "convolution": (
+        "i = Unsqueeze (a, last)  h = Conv (i, k)  g = GlobalAveragePool (h)  z = Squeeze (g, last)",
+        "i",
+        4,
+    ),
+    "tokens": ("i = Unsqueeze (a, first)  h = Relu (i)  y = MatMul (h, w)  z = Softmax (y)", "h", 4),
+}
+
+
+def ending(text):
+    made = "N, 1, M" if "Unsqueeze (a, first)" in text else "N, M"
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 21]>
+        net (float[N, 6] x) => (float[{made}] z) <float[1] t = {{1}}, int64[1] last = {{2}}, int64[1] first = {{1}}> {{
+            a = MatMul (x, w1)  {text}
+        }}""")
+    shapes = {"w1": (6, 4), "w": (4, 3), "v": (3, 4), "w2": (4, 4), "b": (3,), "k": (3, 4, 1)}
+    draw = np.random.default_rng(0)
+    held = {name: draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in held.items())
+    return model
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_by_default_it_takes_the_place_of_the_last_linear_layer(case):
+    text, reads, size = ENDS[case]
+    model, where = placed_head(ending(text), 5)
+    onnx.checker.check_model(model, full_check=True)
+    held = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    assert held["logits_weight"].shape == (size, 5)
+    assert where.startswith(f"the head reads {reads!r}, {size} features")
+    assert ("last linear layer" in where) == (reads != "z")
+    names = {name for n in model.graph.node for name in n.input}
+    assert reads in names
+    assert {"w", "v", "k"}.isdisjoint(names) or reads == "z"
+    (y,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": blobs()["x"][:7]})
+    assert y.shape == ((7, 1, 5) if case == "tokens" else (7, 5))
+
+
+@pytest.mark.parametrize("of", [None, "z", "p"])
+def test_probabilities_are_no_features(of):
+    """Also where no linear layer is found before them."""
+    text = "y = MatMul (a, w)  p = Softmax (y)  z = Identity (p)" if of else "y = Tanh (a)  z = Softmax (y)"
+    with pytest.raises(
+        BadInput, match="(?s)holds the probabilities that the model ends in.*take " + ("'a'" if of else "")
+    ):
+        with_head(ending(text), 3, of=of)
+    if of:
+        assert with_head(ending(text), 3, of="y").graph.node[-1].op_type == "Add", "scores may be features"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,6 @@ from onnxgrad.cli.console import console
 from onnxgrad.door import load_model
 from onnxgrad.errors import BadInput
 from onnxgrad.training import export_step as export
-from onnxgrad.training import with_head
 
 
 def export_step(
@@ -46,8 +46,8 @@ def export_step(
     flags = recipe.chosen(locals())
     source: ir.Model | onnx.ModelProto = load_model(model)
     if head is not None:
-        outputs, of = recipe.head_of(head)
-        source = with_head(source, outputs, of=of)
+        source, where = recipe.headed(source, head)
+        print(where, file=sys.stderr)
     assert isinstance(source, ir.Model)
     rates = None if schedule == "constant" else schedule
     try:

@@ -79,6 +79,7 @@ class Job:
     listeners: Sequence[Callback] = ()
     report: Path | None = None
     log: Path | None = None
+    notes: Sequence[str] = ()
     pictures: Callable[[Path, Path], list[Picture]] | None = None
 
     def run(self, data: tuple[Any, str], validation: tuple[Any, str] | None) -> dict[str, Any]:
@@ -97,6 +98,8 @@ class Job:
             console(sys.stderr).print(f"memory: {trainer.plan}", markup=False, highlight=False, soft_wrap=True)
         rows = trainer.data(*data)
         held_out = None if validation is None else trainer.data(*validation)
+        for note in self.notes:
+            console(sys.stderr).print(note, markup=False, highlight=False, soft_wrap=True)
         before = None if held_out is None else self._before(trainer, held_out)
         try:
             history = trainer.fit(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,12 +11,11 @@ import onnx
 import onnx_ir as ir
 import typer
 
-from onnxgrad.cli.console import console
 from onnxgrad.door import training_info
 from onnxgrad.errors import BadInput
 from onnxgrad.training import attach
 from onnxgrad.training.callbacks import Callback, Plateau
-from onnxgrad.training.info import told
+from onnxgrad.training.heads import placed_head
 from onnxgrad.training.losses import LOSSES
 from onnxgrad.training.recipes import RECIPES
 from onnxgrad.training.schedules import SCHEDULES, Schedule
@@ -87,7 +85,9 @@ Dropout = Annotated[
 Head = Annotated[
     str | None,
     typer.Option(
-        "--head", help="Put a new linear head on the model: 10 (its outputs), or 10:pooled (on the value pooled)."
+        "--head",
+        help="Put a new linear head on the model: 10 (its outputs), in the place of the last linear layer, or "
+        "10:pooled (on the value pooled).",
     ),
 ]
 ImageMean = Annotated[
@@ -96,13 +96,14 @@ ImageMean = Annotated[
 ImageStd = Annotated[str | None, typer.Option("--image-std", help="Pictures are divided by it, likewise.")]
 
 
-def head_of(text: str) -> tuple[int, str | None]:
-    """How many outputs a head shall have, and on which value."""
+def headed(source: ir.Model, text: str) -> tuple[ir.Model, str]:
+    """`source` with the head that `text` asks for, as ``10`` or ``10:pooled``, and in words where it went."""
     count, _, of = text.partition(":")
     try:
-        return int(count), of or None
+        outputs = int(count)
     except ValueError as error:
         raise BadInput(f"--head takes a number of outputs, and perhaps :VALUE, not {text!r}") from error
+    return placed_head(source, outputs, of=of or None)
 
 
 def normalization(mean: str | None, std: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -152,7 +153,7 @@ def with_training(
     for flag in ("--loss", "--optimizer"):
         if flag not in given:
             raise BadInput(f"{path} carries no training information; say which {flag[2:]} to use with {flag}")
-    attached = attach(
+    return attach(
         source,
         loss=flags["--loss"],
         optimizer=flags["--optimizer"],
@@ -172,9 +173,6 @@ def with_training(
         accumulate=parts > 1,
         schedule=schedule,
     )
-    for line in told(attached):
-        console(sys.stderr).print(line, markup=False, highlight=False, soft_wrap=True)
-    return attached
 
 
 def _dropout(texts: Sequence[str]) -> dict[str, float]:

@@ -12,8 +12,8 @@ from onnxgrad.cli.derive import Dims, check_target, dims_of
 from onnxgrad.cli.job import Job
 from onnxgrad.door import load_model
 from onnxgrad.errors import BadInput, UnknownName
-from onnxgrad.training import with_head
 from onnxgrad.training.data import Images, open_data
+from onnxgrad.training.info import told
 
 
 def train(
@@ -99,11 +99,14 @@ def train(
     arrays, held_out = open_data(data, images), None if validation is None else open_data(validation, images)
     if labels is not None and labels not in arrays:
         raise UnknownName(labels, arrays, f"array in {data}")
+    notes: list[str] = []
     if head is not None:
-        outputs, of = recipe.head_of(head)
-        source = with_head(source, outputs, of=of)
+        source, where = recipe.headed(source, head)
+        notes.append(where)
+    training = recipe.with_training(source, model, flags, accumulate)
     job = Job(
-        model=recipe.with_training(source, model, flags, accumulate),
+        model=training,
+        notes=[*notes, *told(training)],
         before=model,
         after=output,
         checkpoint=checkpoint or output.with_suffix(".checkpoint"),

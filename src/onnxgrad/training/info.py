@@ -60,9 +60,10 @@ def read(model: AnyTrainingModel) -> Source:
     return Source(found, [without_calls(found, info, i) for i, info in enumerate(training_info(found))])
 
 
-def told(model: onnx.ModelProto) -> list[str]:
+def told(model: onnx.ModelProto | ir.Model) -> list[str]:
     """What the algorithms of `model` say in words of how they were made."""
-    props = [p for info in model.training_info for p in info.algorithm.metadata_props]
+    infos = training_info(model) if isinstance(model, ir.Model) else model.training_info
+    props = [p for info in infos for p in info.algorithm.metadata_props]
     return [p.value for key in (TAKEN_OF, TRAINS) for p in props if p.key == key]
 
 
