@@ -92,6 +92,24 @@ def test_against_jax_in_both_modes():
         close(og.jvp(f, x, t)[1], jax.jvp(g, (x,), (t,))[1])
 
 
+def test_symmetric_matrices_may_be_moved_in_any_direction():
+    """The functions are those of the symmetric part, so differences along any direction agree with them."""
+    x = rng.standard_normal((2, 3, 3))
+    for at in (x @ x.swapaxes(-1, -2) + onp.eye(3), x + 9 * onp.eye(3)):
+        for f in (
+            L.cholesky,
+            lambda x: L.cholesky(x, upper=True),
+            L.eigvalsh,
+            lambda x: [L.eigh(x).eigenvalues, np.abs(L.eigh(x).eigenvectors)],
+        ):
+            check_grads(f, at)
+            close(og.elementwise_grad(lambda x: f(x)[-1] ** 2)(at)[..., 0, 1],  # noqa: B023
+                  og.elementwise_grad(lambda x: f(x)[-1] ** 2)(at)[..., 1, 0])  # fmt: skip  # noqa: B023
+        symmetric = (at + at.swapaxes(-1, -2)) / 2
+        close(L.eigvalsh(at), onp.linalg.eigvalsh(symmetric))
+        close(L.cholesky(at), onp.linalg.cholesky(symmetric))
+
+
 def test_against_autograd():
     x = rng.standard_normal((4, 3))
     for mine, theirs in [

@@ -63,6 +63,8 @@ class NodeTest:
 
 def _opset(model: onnx.ModelProto) -> None:
     """Bring a model that is newer than ONNX Runtime knows to an opset that it knows, where it is valid there."""
+    if any(n.op_type == "Mod" and not any(a.name == "fmod" and a.i for a in n.attribute) for n in model.graph.node):
+        return  # of floats only opset 28 has it, which the checker does not check
     for entry in model.opset_import:
         if entry.domain in ("", "ai.onnx") and entry.version > NEWEST:
             newer, entry.version = entry.version, NEWEST

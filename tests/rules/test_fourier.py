@@ -45,7 +45,9 @@ CUT = {"runtime": False}
 
 
 def _is_exact(case: Case) -> bool:
-    """Whether N is a power of two: for other lengths the kernel of ONNX Runtime is exact to float32 only."""
+    """Whether F⁻¹ does not occur, or N is a power of two: else that of ONNX Runtime is exact to float32 only."""
+    if not case.attrs.get("inverse"):
+        return True
     x, *lengths = case.inputs
     axis = case.attrs.get("axis", int(case.inputs[2]) if len(case.inputs) > 2 and case.op == "DFT" else 1)
     given = (lengths[0] if lengths else None) if case.op == "DFT" else (case.inputs[2] or (5,))[0]

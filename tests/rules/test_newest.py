@@ -183,3 +183,18 @@ def test_what_opset_27_and_28_become_runs(case: Case) -> None:
     want = reference(exact, feeds, case.evaluators)
     for name, got in run_below(model, feeds).items():
         np.testing.assert_allclose(got, want[name], atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("size", ["10", "N"])
+def test_the_remainder_with_the_sign_of_the_divisor(size):
+    """Opset 28: a - b·⌊a/b⌋ of floats; where b is infinite and of the other sign it is a + b."""
+    a = np.array([-3, 3, -1, 1, 0, 5, -5, 5, -5, -1e-20])
+    b = np.array([np.inf, np.inf, -np.inf, -np.inf, np.inf, 3, 3, -3, -3, 3])
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 28]> g (double[{size}] a, double[{size}] b) => (double[{size}] y) {{'
+        "y = Mod (a, b) }"
+    )
+    derived = vjp(model, wrt=["a", "b"])
+    found = reference(derived, {"a": a, "b": b, signature(derived).cotangents["y"]: np.full(10, 2.0)})
+    np.testing.assert_array_equal(found["a_grad"], np.full(10, 2.0))
+    np.testing.assert_array_equal(found["b_grad"], 2.0 * np.array([1, 0, 0, 1, 0, -1, 2, 2, -1, 1]))

@@ -11,7 +11,9 @@ Values are numpy's. Derivatives are functions of arrays, so they have derivative
 
 As in PyTorch, where eigenvalues or singular values coincide, eigenvectors or singular vectors have no derivative, and
 what comes out is inf or nan; the values themselves have one (of a repeated value: that of the vectors that were found).
-The signs of vectors are those that numpy chose.
+The signs of vectors are those that numpy chose. `cholesky`, `eigh` and `eigvalsh` are functions of the symmetric part
+of their operand, (X + Xᵀ)/2, as in JAX (numpy reads the lower half): so their gradient is symmetric, as in PyTorch, and
+is what differences in any direction say.
 """
 
 from __future__ import annotations
@@ -74,12 +76,18 @@ def _inverse_gaps(gaps: Any) -> Any:
     return (1 - unit) / (gaps + unit)
 
 
+def _symmetric(x: Any) -> np.ndarray:
+    """The symmetric (Hermitian) part of a matrix; a matrix that is symmetric already, to the last digit."""
+    data = as_array(x)._data
+    return data * 0.5 + np.conj(np.swapaxes(data, -1, -2)) * 0.5 if data.dtype.kind in "fc" else data
+
+
 # --- Cholesky --------------------------------------------------------------------------------------
 
 
 @custom_vjp
 def _cholesky(x: Any, /) -> Array:
-    return wrapped(np.linalg.cholesky(as_array(x)._data))
+    return wrapped(np.linalg.cholesky(_symmetric(x)))
 
 
 @_cholesky.defvjp
@@ -96,7 +104,7 @@ def _cholesky_vjp(arguments: Any, y: Any, g: Any) -> Any:
 
 
 def cholesky(x: Any, /, *, upper: bool = False) -> Array:
-    """The triangular factor of a positive definite matrix: L with L·Lᵀ = X, or its transpose."""
+    """The triangular factor of a positive definite matrix: L with L·Lᵀ = (X + Xᵀ)/2, or its transpose."""
     x = as_array(x)
     return matrix_transpose(_cholesky(x)) if upper else _cholesky(x)
 
@@ -106,7 +114,7 @@ def cholesky(x: Any, /, *, upper: bool = False) -> Array:
 
 @custom_vjp
 def _eigh(x: Any, /) -> Any:
-    return EighResult(*wrapped(tuple(np.linalg.eigh(as_array(x)._data))))
+    return EighResult(*wrapped(tuple(np.linalg.eigh(_symmetric(x)))))
 
 
 @_eigh.defvjp
@@ -121,13 +129,13 @@ def _eigh_vjp(arguments: Any, y: Any, g: Any) -> Any:
 
 
 def eigh(x: Any, /) -> EighResult:
-    """Eigenvalues (ascending) and eigenvectors (columns) of a symmetric matrix."""
+    """Eigenvalues (ascending) and eigenvectors (columns) of a symmetric matrix, (X + Xᵀ)/2."""
     return _eigh(as_array(x))
 
 
 @custom_vjp
 def _eigvalsh(x: Any, /) -> Array:
-    return wrapped(np.linalg.eigvalsh(as_array(x)._data))
+    return wrapped(np.linalg.eigvalsh(_symmetric(x)))
 
 
 @_eigvalsh.defvjp
@@ -138,7 +146,7 @@ def _eigvalsh_vjp(arguments: Any, y: Any, g: Any) -> Any:
 
 
 def eigvalsh(x: Any, /) -> Array:
-    """Eigenvalues of a symmetric matrix, ascending."""
+    """Eigenvalues of a symmetric matrix, (X + Xᵀ)/2, ascending."""
     return _eigvalsh(as_array(x))
 
 

@@ -36,7 +36,10 @@ def div(op, g, a, b, y):
 @elementwise("Mod")
 def mod(op, g, a, b, y):
     """y = a - b·n with the integer n = (a - y)/b: (g, -g·n)"""
-    return g, -(g * op.Floor((a - y) / b + 0.5))
+    n = op.Floor((a - y) / b + 0.5)
+    if not op.attr("fmod"):  # with the sign of b: y = b, as for infinite b, is a + b
+        n = op.Where(op.Equal(y, b), -1.0, n)
+    return g, -(g * n)
 
 
 @elementwise("Neg")

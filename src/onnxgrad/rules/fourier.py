@@ -1,7 +1,8 @@
 """The discrete Fourier transform, a linear map of pairs (real, imaginary).
 
 In its four forms — complex or real to complex, half a spectrum (`onesided`), and back from half a
-spectrum — the transpose is a transform in the other direction: F is symmetric, so Fᴴ = conj F = N·F⁻¹.
+spectrum — the transpose is a transform again: F is symmetric, so Fᴴ·g = conj(F·conj g) = N·F⁻¹·g. It is always written
+with F: the F⁻¹ of ONNX Runtime divides by N in float32, so in float64 it is exact to 3e-8 only.
 """
 
 from __future__ import annotations
@@ -58,9 +59,13 @@ def _multiplicity(op, length, axis, rank):
     return op.Reshape(c, op.ScatterElements(op.const(np.ones(rank, np.int64)), axis, [-1], axis=0))
 
 
+def _conjugate(op, z):
+    return z * op.const(np.array([1.0, -1.0]), z.dtype)
+
+
 @linear("DFT")
 def dft(op, g, x, dft_length):
-    """Y = F·x, or F⁻¹·x: N·F⁻¹·g, or F·g/N; the real part for real x; over half a spectrum
+    """Y = F·x, or F⁻¹·x: conj(F·conj g), or F·g/N; the real part for real x; over half a spectrum
     0 is filled in for the other half, and back from half a spectrum c·F·g/N with c = 1 at 0 and N/2, else 2"""
     axis, inverse, half = _axis(op, x), bool(op.attr("inverse")), bool(op.attr("onesided"))
     have = size(x, axis) if isinstance(axis, int) else None
@@ -76,8 +81,8 @@ def dft(op, g, x, dft_length):
     if half:
         seen = length // 2 + 1 if isinstance(length, int) else op.Div(length, 2) + 1
         g = fitted(op, g, axis, seen, length)
-    z = op.replay(g, None, *more, inverse=0 if inverse else 1, onesided=0)
-    z = z / count if inverse else z * count
+    z = op.replay(g if inverse else _conjugate(op, g), None, *more, inverse=0, onesided=0)
+    z = z / count if inverse else _conjugate(op, z) if size(x, x.rank - 1) != 1 else z
     if size(x, x.rank - 1) != 2:
         z = op.Slice(z, [0], [1] if size(x, x.rank - 1) == 1 else op.Shape(x, start=-1), [x.rank - 1])
     return z if dft_length is None else fitted(op, z, axis, length, have)
