@@ -87,7 +87,9 @@ def test_grad_says_when_it_raised_the_model(tmp_path):
 
 def test_grad_over_its_own_input(path):
     want = grad(path, wrt="w")
-    assert command("grad", path, "--wrt", "w", "-o", path).returncode == 0
+    assert_refused(command("grad", path, "--wrt", "w", "-o", path), "would write over MODEL")
+    assert onnx.load(path) == mlp()
+    assert command("grad", path, "--wrt", "w", "-o", path, "--force").returncode == 0
     assert onnx.load(path) == want
 
 

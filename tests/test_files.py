@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ from onnx import TensorProto as T
 from onnx import numpy_helper
 
 from onnxgrad import BadInput, vjp
+from onnxgrad.check import check
 from onnxgrad.door import load_model, save_model, saving
 from tests.models import mlp
 
@@ -193,3 +195,172 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
         save_model(mlp(), tmp_path / "no" / "m.onnx")
     with pytest.raises(BadInput, match="is a directory"):
         save_model(mlp(), tmp_path)
+
+
+# --- where external data may be ---------------------------------------------------------------------
+
+
+def _snapshot(tmp_path, blobs="blobs"):
+    """A model as the Hugging Face Hub keeps it: links into a folder of blobs."""
+    _, big = _external(tmp_path)
+    repository = tmp_path / "models--someone--something"
+    snapshot = repository / "snapshots" / "0123abc" / "onnx"
+    snapshot.mkdir(parents=True)
+    (repository / blobs).mkdir()
+    for name, sha in (("big.onnx", "aa11"), ("big.data", "bb22")):
+        os.rename(tmp_path / name, repository / blobs / sha)
+        os.symlink(f"../../../{blobs}/{sha}", snapshot / name)
+    return snapshot / "big.onnx", big
+
+
+def test_a_snapshot_in_a_cache_is_read(tmp_path):
+    path, big = _snapshot(tmp_path)
+    os.symlink(path.parent, tmp_path / "short")
+    for where in (path, tmp_path / "short" / "big.onnx"):
+        held = load_model(where).graph.initializers["w"].const_value
+        np.testing.assert_array_equal(held.numpy(), big)
+        derived = vjp(where, wrt="w")
+        np.testing.assert_array_equal(numpy_helper.to_array(derived.graph.initializer[0]), big)
+    save_model(vjp(load_model(path), wrt="w"), tmp_path / "out.onnx")
+    np.testing.assert_array_equal(load_model(tmp_path / "out.onnx").graph.initializers["w"].const_value.numpy(), big)
+
+
+def test_only_the_blobs_of_its_own_repository(tmp_path):
+    path, _ = _snapshot(tmp_path, "elsewhere")
+    with pytest.raises(BadInput, match="leads out of the folder"):
+        load_model(path)
+    os.symlink("elsewhere", path.parents[3] / "blobs")  # the folder of blobs must not be a link itself
+    with pytest.raises(BadInput, match="leads out of the folder"):
+        load_model(path)
+
+
+def _link(data, away):
+    os.rename(data, away)
+    os.symlink(away, data)
+
+
+def _through_a_folder(data, away):
+    away.mkdir()
+    os.rename(data, away / "big.data")
+    os.symlink(away, data.parent / "sub")
+    path = data.with_name("big.onnx")
+    proto = onnx.load(path, load_external_data=False)
+    next(e for e in proto.graph.initializer[0].external_data if e.key == "location").value = "sub/big.data"
+    path.write_bytes(proto.SerializeToString())
+
+
+def _socket(data, away):
+    data.unlink()
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(data))
+
+
+ELSEWHERE = {
+    "a link": (_link, "leads out of the folder"),
+    "a hard link": (lambda data, away: os.link(data, away), "a hard link"),
+    "a link to a folder": (_through_a_folder, "leads out of the folder"),
+    "a link to a device": (lambda data, away: (data.unlink(), os.symlink("/dev/zero", data)), "no ordinary file"),
+    "a pipe": (lambda data, away: (data.unlink(), os.mkfifo(data)), "no ordinary file"),
+    "a socket": (_socket, "no ordinary file"),
+    "a folder": (lambda data, away: (data.unlink(), data.mkdir()), "no ordinary file"),
+    "itself": (lambda data, away: (data.unlink(), os.symlink(data, data)), "does not exist"),
+}
+
+
+@pytest.mark.parametrize("kind", ELSEWHERE)
+def test_external_data_elsewhere(tmp_path, monkeypatch, kind):
+    """Seen when the model is read, by `check` as by `grad`; nothing but an ordinary file is opened."""
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    path, _ = _external(tmp_path / "models")
+    move, says = ELSEWHERE[kind]
+    move(tmp_path / "models" / "big.data", tmp_path / "away")
+    for call in (load_model, check, lambda p: vjp(p, wrt="w")):
+        with pytest.raises(BadInput, match=says):
+            call(path)
+
+
+def test_links_within_the_folder_are_read(tmp_path):
+    path, big = _external(tmp_path)
+    (tmp_path / "sub").mkdir()
+    _link(tmp_path / "big.data", tmp_path / "sub" / "data")
+    np.testing.assert_array_equal(load_model(path).graph.initializers["w"].const_value.numpy(), big)
+    os.link(tmp_path / "sub" / "data", tmp_path / "sub" / "again")
+    np.testing.assert_array_equal(load_model(path).graph.initializers["w"].const_value.numpy(), big)
+
+
+@pytest.mark.parametrize("write", [lambda t, to: t.numpy(), lambda t, to: t.tofile(to), lambda t, to: t.tobytes()])
+def test_a_file_that_changes_after_the_model_was_read(tmp_path, write):
+    """It is looked at again once it is open: a link, a shorter one, or a pipe in its place is not read."""
+    path, _ = _external(tmp_path)
+    data = tmp_path / "big.data"
+    content = data.read_bytes()
+    (tmp_path / "away").write_bytes(content)
+    for change in (
+        lambda: (data.unlink(), os.symlink("away", data)),
+        lambda: data.write_bytes(b"short"),
+        lambda: (data.unlink(), os.mkfifo(data)),
+    ):
+        held = load_model(path).graph.initializers["w"].const_value
+        change()
+        with (
+            pytest.raises(BadInput, match=r"not the file any more|no ordinary file"),
+            open(tmp_path / "to", "wb") as to,
+        ):
+            write(held, to)
+        data.unlink()
+        data.write_bytes(content)
+
+
+def _tensor_in(where):
+    """A model with a tensor in external data elsewhere than among its weights."""
+    found = mlp()
+    held = numpy_helper.from_array(np.float32([1, 2]), "t")
+    constant = onnx.helper.make_node("Constant", [], ["c"], value=held)
+    if where == "a function":
+        found.opset_import.append(onnx.helper.make_opsetid("f", 1))
+        imports = list(found.opset_import)
+        body = [constant, onnx.helper.make_node("Mul", ["a", "c"], ["b"])]
+        found.functions.append(onnx.helper.make_function("f", "f", ["a"], ["b"], body, imports))
+        found.graph.node.append(onnx.helper.make_node("f", ["y"], ["z"], domain="f"))
+        found.graph.output[0].name = "z"
+        held = found.functions[0].node[0].attribute[0].t
+    elif where == "training information":
+        found.training_info.add().initialization.node.append(constant)
+        held = found.training_info[0].initialization.node[0].attribute[0].t
+    else:
+        found.graph.node.extend([constant, onnx.helper.make_node("Mul", ["y", "c"], ["z"])])
+        found.graph.output[0].name = "z"
+        held = found.graph.node[-2].attribute[0].t
+    raw, held.raw_data = held.raw_data, b""
+    held.ClearField("raw_data")
+    held.data_location = T.EXTERNAL
+    held.external_data.add(key="location", value="t.data")
+    return found, raw
+
+
+@pytest.mark.parametrize("where", ["a function", "training information", "an attribute"])
+def test_tensors_that_are_no_weights_are_looked_at_as_weights_are(tmp_path, where):
+    found, raw = _tensor_in(where)
+    path, data = tmp_path / "m.onnx", tmp_path / "t.data"
+    onnx.save(found, path)
+    with pytest.raises(BadInput, match="does not exist"):
+        load_model(path)
+    os.mkfifo(data)
+    with pytest.raises(BadInput, match="no ordinary file"):
+        load_model(path)
+    data.unlink()
+    data.write_bytes(raw[:-1])
+    with pytest.raises(BadInput, match="cut off"):
+        load_model(path)
+    data.write_bytes(raw)
+    _link(data, tmp_path.parent / f"{tmp_path.name}.away")
+    with pytest.raises(BadInput, match="leads out"):
+        load_model(path)
+    data.unlink()
+    data.write_bytes(raw)
+    loaded = load_model(path)
+    data.unlink()
+    save_model(loaded, tmp_path / "out.onnx")
+    onnx.checker.check_model(tmp_path / "out.onnx")
+    assert b"t.data" not in (tmp_path / "out.onnx").read_bytes()

@@ -233,7 +233,7 @@ def test_an_output_that_cannot_be_written(place):
 def test_data_are_not_written_over(place):
     for flag, what in (("--log", "train.npz"), ("--metrics", "test.npz")):
         args = ("m.onnx", "--data", "train.npz", "--validation", "test.npz", *LOSS, flag, what)
-        assert f"{what} is where the data are" in refused(place, *args)
+        assert f"{flag} {what} would write over" in refused(place, *args)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import typer
 
 from onnxgrad.cli.console import console
 from onnxgrad.cli.job import Job
+from onnxgrad.cli.paths import MODEL, OUTPUT, check_paths, checkpoint_files, model_files
 from onnxgrad.demo.tasks import TASKS
 from onnxgrad.door import load_model, save_model
 from onnxgrad.errors import BadInput, UnknownName
@@ -44,21 +45,24 @@ def demo(
     training, test = chosen.data()
     given = chosen.model()
     bare = load_model(given) if isinstance(given, Path) else given
+    before, after, checkpoint = output / f"{task}-before.onnx", output / f"{task}-trained.onnx", output / "checkpoint"
+    metrics, plot, report = output / "metrics.json", output / "curves.png", output / "report.html"
+    left = [*model_files(before), *model_files(after), *checkpoint_files(checkpoint), metrics, plot, report]
+    check_paths({MODEL: given if isinstance(given, Path) else None}, {}, {OUTPUT: (output, left)})
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise BadInput(f"cannot write to {output}: {e.strerror or e}") from e
-    before = output / f"{task}-before.onnx"
     save_model(bare, before)
     shown = chosen.pictures
     job = Job(
         model=attach(bare, **chosen.recipe),
         before=before,
-        after=output / f"{task}-trained.onnx",
-        checkpoint=output / "checkpoint",
-        metrics=output / "metrics.json",
-        plot=output / "curves.png",
-        report=output / "report.html",
+        after=after,
+        checkpoint=checkpoint,
+        metrics=metrics,
+        plot=plot,
+        report=report,
         epochs=chosen.epochs if epochs is None else epochs,
         batch_size=chosen.batch_size,
         seed=seed,

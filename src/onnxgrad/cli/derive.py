@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -14,9 +13,9 @@ from rich.table import Table
 
 from onnxgrad import api, transforms
 from onnxgrad.cli.console import console
+from onnxgrad.cli.paths import MODEL, OUTPUT, Force, check_paths
 from onnxgrad.custom import custom_rules
-from onnxgrad.door import load_model, save_model, signature
-from onnxgrad.door.places import check_ordinary
+from onnxgrad.door import files_of, load_model, save_model, signature
 from onnxgrad.errors import BadInput
 from onnxgrad.flow.policy import checkpointing
 from onnxgrad.rules.registry import registry
@@ -96,11 +95,12 @@ def grad(
         ),
     ] = None,
     dim: Dims = None,
+    force: Force = False,
 ) -> None:
     """Write MODEL with its derivative to another file."""
-    check_target(output)
     every = int(checkpoint) if checkpoint is not None and checkpoint.isdecimal() else checkpoint
     primal = load_model(model)
+    check_paths({MODEL: files_of(primal, model), "--rule": rule}, {OUTPUT: output}, force=force)
     with registry.straight_through(*straight_through or ()), custom_rules(*rule or ()), checkpointing(every):
         derived = getattr(api if hasattr(api, mode.value) else transforms, mode.value)(primal, wrt=wrt, of=of or None)
     plan = None
@@ -110,18 +110,6 @@ def grad(
     _summary(primal, derived, files)
     if plan is not None:
         console().print(f"memory: {plan}", markup=False, highlight=False, soft_wrap=True)
-
-
-def check_target(path: Path) -> None:
-    """Refuse a place that cannot be written to, before any work."""
-    folder = path.parent
-    if path.is_dir():
-        raise BadInput(f"{path} is a directory, not a file to write to")
-    if not folder.is_dir():
-        raise BadInput(f"cannot write {path}: there is no directory {folder}")
-    check_ordinary(path)
-    if not os.access(folder, os.W_OK):
-        raise BadInput(f"cannot write {path}: the directory {folder} cannot be written to")
 
 
 def _summary(primal: ir.Model, derived: ir.Model, files: list[Path]) -> None:

@@ -12,9 +12,11 @@ import typer
 
 from onnxgrad.cli import recipe
 from onnxgrad.cli.console import console
-from onnxgrad.door import load_model
+from onnxgrad.cli.paths import MODEL, OUTPUT, check_paths
+from onnxgrad.door import files_of, load_model
 from onnxgrad.errors import BadInput
 from onnxgrad.training import export_step as export
+from onnxgrad.training.export import files_in
 
 
 def export_step(
@@ -45,6 +47,9 @@ def export_step(
     """
     flags = recipe.chosen(locals())
     source: ir.Model | onnx.ModelProto = load_model(model)
+    check_paths(
+        {MODEL: files_of(source, model), "--loss": recipe.files(loss or ())}, {}, {OUTPUT: (output, files_in(output))}
+    )
     if head is not None:
         source, where = recipe.headed(source, head)
         print(where, file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ import typer
 
 from onnxgrad.cli import recipe
 from onnxgrad.cli.console import console, error
-from onnxgrad.cli.derive import check_target
 from onnxgrad.door import save_model
 from onnxgrad.door.places import alone
 from onnxgrad.errors import BadInput
@@ -155,16 +153,8 @@ class Job:
     def _check_places(self) -> None:
         """Everything that could fail at the end of the run, looked at before it begins."""
         recipe.rate_plan(self.schedule, False)
-        check_target(self.after)
-        for path in (self.metrics, self.plot, self.report, self.log):
-            if path is not None:
-                check_target(path)
         if self.plot is not None or self.report is not None:
             check_plot()
-        parent = next(p for p in (self.checkpoint, *self.checkpoint.absolute().parents) if p.exists())
-        if not parent.is_dir() or not os.access(parent, os.W_OK):
-            why = "cannot be written to" if parent.is_dir() else "is not a directory"
-            raise BadInput(f"cannot keep a checkpoint in {self.checkpoint}: {parent} {why}")
         file = self.checkpoint / FILE
         if self.checkpoint.is_dir():
             with alone(self.checkpoint):

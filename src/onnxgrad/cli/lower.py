@@ -9,8 +9,8 @@ import onnx_ir as ir
 import typer
 
 from onnxgrad.cli.console import console
-from onnxgrad.cli.derive import check_target
-from onnxgrad.door import load_model, save_model, training_info
+from onnxgrad.cli.paths import MODEL, OUTPUT, Force, check_paths
+from onnxgrad.door import files_of, load_model, save_model, training_info
 from onnxgrad.training import lower_gradients
 from onnxgrad.training.gradients import DOMAIN
 
@@ -18,14 +18,15 @@ from onnxgrad.training.gradients import DOMAIN
 def lower(
     model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the lowered model.")],
+    force: Force = False,
 ) -> None:
     """Write MODEL with the operators of ai.onnx.preview.training replaced by standard ones.
 
     That is Gradient, Adam, Adagrad and Momentum (and GraphCall of ONNX 1.7), in the graph, in branches, loop
     bodies and local functions, and in training information, whose entries and bindings stay.
     """
-    check_target(output)
     source = load_model(model)
+    check_paths({MODEL: files_of(source, model)}, {OUTPUT: output}, force=force)
     lowered = lower_gradients(source)
     files = save_model(lowered, output)
     console().print(

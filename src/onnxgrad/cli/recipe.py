@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,12 +11,13 @@ import onnx
 import onnx_ir as ir
 import typer
 
-from onnxgrad.door import training_info
+from onnxgrad.door import files_of, load_model, training_info
 from onnxgrad.errors import BadInput
 from onnxgrad.training import attach
 from onnxgrad.training.callbacks import Callback, Plateau
 from onnxgrad.training.heads import placed_head
 from onnxgrad.training.losses import LOSSES
+from onnxgrad.training.objective import LossTerm
 from onnxgrad.training.recipes import RECIPES
 from onnxgrad.training.schedules import SCHEDULES, Schedule
 from onnxgrad.training.spelling import completed, looked_up, spelled
@@ -94,6 +95,13 @@ ImageMean = Annotated[
     str | None, typer.Option("--image-mean", help="Subtracted from pictures (0 to 1): 0.5, or one per channel.")
 ]
 ImageStd = Annotated[str | None, typer.Option("--image-std", help="Pictures are divided by it, likewise.")]
+
+
+def files(losses: Iterable[str]) -> list[Path]:
+    """The files that losses spelled like this read: losses that are graphs, and teachers."""
+    terms = [LossTerm.of(text) for text in losses]
+    named = [p for t in terms for p in (t.loss if t.loss.endswith(".onnx") else None, t.teacher) if p]
+    return [file for p in named for file in files_of(load_model(p), Path(p))]
 
 
 def headed(source: ir.Model, text: str) -> tuple[ir.Model, str]:

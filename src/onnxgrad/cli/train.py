@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from onnxgrad.cli import recipe, watching
-from onnxgrad.cli.derive import Dims, check_target, dims_of
+from onnxgrad.cli.derive import Dims, dims_of
 from onnxgrad.cli.job import Job
-from onnxgrad.door import load_model
+from onnxgrad.cli.paths import MODEL, OUTPUT, Force, check_paths, checkpoint_files
+from onnxgrad.door import files_of, load_model
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training.data import Images, open_data
 from onnxgrad.training.info import told
@@ -64,6 +65,7 @@ def train(
     ] = 60.0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint, exactly.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Discard the checkpoint of an unfinished run.")] = False,
+    force: Force = False,
     head: recipe.Head = None,
     image_mean: recipe.ImageMean = None,
     image_std: recipe.ImageStd = None,
@@ -82,8 +84,20 @@ def train(
     Beside the trained model, which is plain ONNX, it leaves a checkpoint to go on from.
     """
     flags = recipe.chosen(locals())
-    check_target(output)
     source = load_model(model)
+    checkpoint = checkpoint or output.parent / f"{output.stem}.checkpoint"
+    folders = {"--checkpoint": (checkpoint, checkpoint_files(checkpoint))}
+    check_paths(
+        {
+            MODEL: files_of(source, model),
+            "--data": data,
+            "--validation": validation,
+            "--loss": recipe.files(loss or ()),
+        },
+        {OUTPUT: output, "--metrics": metrics, "--plot": plot, "--report": report, "--log": log},
+        folders if tensorboard is None else {**folders, "--tensorboard": (tensorboard, ())},
+        force=force,
+    )
     if accumulate < 1:
         raise BadInput(f"--accumulate must be at least 1, not {accumulate}")
     listeners = watching.listeners(
@@ -109,7 +123,7 @@ def train(
         notes=[*notes, *told(training)],
         before=model,
         after=output,
-        checkpoint=checkpoint or output.with_suffix(".checkpoint"),
+        checkpoint=checkpoint,
         metrics=metrics,
         plot=plot,
         epochs=epochs,
@@ -128,8 +142,4 @@ def train(
         report=report,
         log=log,
     )
-    sources = [p for p in (data, validation) if p is not None and p.exists()]
-    for path in (output, metrics, plot, report, log):
-        if path is not None and path.exists() and any(path.samefile(p) for p in sources):
-            raise BadInput(f"{path} is where the data are; the run would write over them")
     job.run((arrays, str(data)), None if held_out is None else (held_out, str(validation)))

@@ -11,13 +11,14 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from onnxgrad.door import programs
-from onnxgrad.door.reading import external_tensors
+from onnxgrad.door.reading import external_tensors, parse
 from onnxgrad.door.saving import PROTOBUF_LIMIT, to_proto, weight_bytes
 from onnxgrad.errors import BadInput, OnnxGradError
 
@@ -47,7 +48,7 @@ def complaint(model: Any) -> str:
     """What the onnx package has against `model`; nothing if it cannot be asked."""
     try:
         if isinstance(model, (str, os.PathLike)):
-            model = onnx.load(model, load_external_data=False)
+            model = parse(Path(model))
         if isinstance(model, ir.Model):
             if external_tensors(model) or weight_bytes(model) > PROTOBUF_LIMIT:
                 return ""

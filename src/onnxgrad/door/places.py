@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from onnxgrad.errors import BadInput
 
@@ -66,6 +68,37 @@ def check_ordinary(path: Path) -> None:
         raise BadInput(f"cannot write {str(path)!r}: it is no ordinary file")
 
 
+def open_ordinary(path: str | os.PathLike) -> BinaryIO:
+    """`path`, open for reading; what is no ordinary file is not opened, as that may wait forever, or do something.
+
+    Raises:
+        BadInput: it is a folder, a device, a pipe or a socket. OSError: it is not there, or cannot be read.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        check_readable(name)
+        handle = os.open(name, flags | getattr(os, "O_NONBLOCK", 0))  # should it become a pipe at this moment
+        try:
+            _check_mode(name, os.fstat(handle))
+        except BadInput:
+            os.close(handle)
+            raise
+        return handle
+
+    return open(path, "rb", opener=opener)
+
+
+def check_readable(path: str | os.PathLike) -> None:
+    """Raise BadInput if there is something at `path` that is no ordinary file, OSError if there is nothing."""
+    _check_mode(path, os.stat(path))
+
+
+def _check_mode(path: str | os.PathLike, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        what = "a folder" if stat.S_ISDIR(found.st_mode) else "a device, a pipe or a socket"
+        raise BadInput(f"cannot read {os.fspath(path)!r}: it is {what}, no ordinary file")
+
+
 @contextmanager
 def scratch(path: Path) -> Iterator[Path]:
     """A temporary folder beside `path`, gone at the end of the ``with`` block. Raises OSError if there can be none."""
@@ -82,7 +115,7 @@ def alone(folder: Path) -> Iterator[None]:
     Raises:
         BadInput: another one is there, in this process or another.
     """
-    handle = _locked(folder)
+    handle = _locked(folder.resolve())
     if handle is None:
         raise BadInput(f"another run is at work in {str(folder)!r}\n  hint: wait for its end, or choose another folder")
     try:
@@ -133,9 +166,21 @@ def _temporary(path: Path, *, folder: bool) -> Iterator[Path]:
             os.close(handle)
 
 
+def is_left_of(path: Path, place: Path) -> bool:
+    """Whether `path` is (in) what a process that was killed may have left of `place`: who writes there removes it."""
+    folder, pattern = place.parent.resolve(), _left_of(place)
+    return any(
+        p.parent == folder and pattern.fullmatch(p.name) for p in (path, *path.resolve().parents, path.resolve())
+    )
+
+
+def _left_of(place: Path) -> re.Pattern[str]:
+    return re.compile(re.escape(f".{place.name}.") + "[a-z0-9_]{8}" + re.escape(_SUFFIX))
+
+
 def _sweep(path: Path) -> None:
     """Remove what killed processes left of `path`."""
-    pattern = re.compile(re.escape(f".{path.name}.") + "[a-z0-9_]{8}" + re.escape(_SUFFIX))
+    pattern = _left_of(path)
     try:
         with os.scandir(path.parent) as entries:
             left = [Path(e.path) for e in entries if pattern.fullmatch(e.name)]
@@ -157,11 +202,16 @@ def _remove(path: Path) -> None:
 
 
 def _locked(path: Path) -> int | None:
-    """A handle that holds the lock of `path` as long as it is open; None if another one does, -1 without locks."""
+    """A handle that holds the lock of `path` as long as it is open; None if another one does, -1 without locks.
+
+    Only files and folders are opened, and no links (`path` may be what somebody else has put there).
+    """
     if fcntl is None:
         return -1
     try:
-        handle = os.open(path, os.O_RDONLY)
+        if not (stat.S_ISREG(mode := path.lstat().st_mode) or stat.S_ISDIR(mode)):
+            return -1
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return -1
     try:

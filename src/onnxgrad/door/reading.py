@@ -15,6 +15,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.door.external import settle_external
+from onnxgrad.door.places import open_ordinary
 from onnxgrad.door.sizes import check_strings, check_tensors
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.names import described
@@ -30,33 +32,12 @@ def load_model(path: str | os.PathLike) -> ir.Model:
         BadInput: there is no such file, or it is not a whole ONNX model.
     """
     path = Path(path)
-    proto = _parse(path)
+    proto = parse(path)
     _check(proto, str(path))
-    _load_training_data(proto, path)
+    external = settle_external(proto, path)
     model = _read(proto, str(path))
-    ir.external_data.set_base_dir(model.graph, path.parent)
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                _check_external(value.const_value, path)
-        for node in graph:
-            for a in list(node.attributes.values()):
-                if a.type == ir.AttributeType.TENSOR and isinstance(a.value, ir.ExternalTensor):
-                    _check_external(a.value, path)
-                    node.attributes[a.name] = ir.AttrTensor(a.name, in_memory(a.value))
+    external.hold(model)
     return model
-
-
-def _load_training_data(proto: onnx.ModelProto, path: Path) -> None:
-    """Read what training information keeps in external data; the onnx package leaves it there."""
-    for info in proto.training_info:
-        for graph in (g for top in (info.algorithm, info.initialization) for g in _with_inner(top)):
-            held = [a.t for n in graph.node for a in n.attribute if a.type == onnx.AttributeProto.TENSOR]
-            for tensor in (t for t in (*graph.initializer, *held) if onnx.external_data_helper.uses_external_data(t)):
-                _check_external(ir.serde.deserialize_tensor(tensor, base_path=str(path.parent)), path)  # type: ignore[arg-type]
-                onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
-                tensor.ClearField("external_data")
-                tensor.data_location = onnx.TensorProto.DEFAULT
 
 
 def in_memory(tensor: ir.ExternalTensor) -> ir.Tensor:
@@ -147,14 +128,20 @@ def is_ordered(graph: ir.Graph, outer: Collection[ir.Value] = ()) -> bool:
     return ordered
 
 
-def _parse(path: Path) -> onnx.ModelProto:
+def parse(path: Path) -> onnx.ModelProto:
+    """The message in a file, as it is.
+
+    Raises:
+        BadInput: there is no such file, or no message in it.
+    """
     if path.is_dir():
         raise BadInput(f"{path} is a directory, not a model file")
     try:
-        size = path.stat().st_size
-        if not size:
-            raise BadInput(f"{path} is empty")
-        return onnx.load(path, load_external_data=False)
+        with open_ordinary(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size:
+                raise BadInput(f"{path} is empty")
+            return onnx.load(file, load_external_data=False)
     except FileNotFoundError as e:
         raise BadInput(f"there is no file {path}") from e
     except OSError as e:
@@ -166,14 +153,6 @@ def _parse(path: Path) -> onnx.ModelProto:
         if size >= 2**31:
             hint = "a single file cannot hold 2 GB or more: save the model with external data"
         raise BadInput(f"{path} is not a readable ONNX model\n  hint: {hint}") from e
-
-
-def _check_external(tensor: ir.ExternalTensor, path: Path) -> None:
-    data = Path(tensor.path)
-    if not data.is_file():
-        raise BadInput(f"{path} keeps the weight {tensor.name!r} in {data}, which does not exist")
-    if data.stat().st_size < (tensor.offset or 0) + max(tensor.length or 0, tensor.nbytes):
-        raise BadInput(f"{data} is cut off: it ends before the weight {tensor.name!r} of {path}")
 
 
 def _copied(info: onnx.TrainingInfoProto) -> onnx.TrainingInfoProto:
@@ -192,12 +171,6 @@ def _inner(graph: onnx.GraphProto) -> Iterable[onnx.GraphProto]:
             if a.type == onnx.AttributeProto.GRAPH:
                 yield a.g
             yield from a.graphs
-
-
-def _with_inner(graph: onnx.GraphProto) -> Iterable[onnx.GraphProto]:
-    yield graph
-    for inner in _inner(graph):
-        yield from _with_inner(inner)
 
 
 def _has_sparse(graph: onnx.GraphProto) -> bool:

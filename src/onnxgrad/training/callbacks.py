@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onnxgrad.door.places import open_ordinary
 from onnxgrad.errors import BadInput
 from onnxgrad.training.checkpoint import Checkpoint, replacing
 from onnxgrad.training.metrics import History, plain
@@ -242,8 +243,9 @@ class Log(Callback):
     def _lines(self) -> list[dict[str, Any]]:
         found = []
         try:
-            for line in self.path.read_text(encoding="utf-8").splitlines():
-                found.append(json.loads(line))
+            with open_ordinary(self.path) as file:
+                for line in file.read().decode().splitlines():
+                    found.append(json.loads(line))
         except (OSError, ValueError):  # no file yet, or a last line that was cut
             pass
         return found

@@ -23,7 +23,7 @@ import ml_dtypes  # noqa: F401  (it registers bfloat16 with numpy)
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.door.places import replacing, scratch
+from onnxgrad.door.places import open_ordinary, replacing, scratch
 from onnxgrad.errors import BadInput, TrainingError
 
 __all__ = ["FILE", "Checkpoint", "check_state_fits", "fingerprint", "previous", "replacing"]
@@ -96,7 +96,8 @@ class Checkpoint:
         """
         safetensors = _library()
         try:
-            data = path.read_bytes()
+            with open_ordinary(path) as file:
+                data = file.read()
         except FileNotFoundError as error:
             raise BadInput(f"there is no checkpoint {str(path)!r}") from error
         except (OSError, MemoryError) as error:

@@ -42,6 +42,12 @@ VERSION = 1
 HOST = Path(__file__).with_name("host.py")
 
 
+def files_in(folder: Path) -> list[Path]:
+    """What `export_step` may write into `folder`."""
+    models = [f"{name}.onnx" for name in ("train", "gradient", "update", "evaluate", "infer")]
+    return [folder / n for n in (*models, *(f"{n}.data" for n in models), "state.npz", "contract.json", "host.py")]
+
+
 def export_step(
     model: AnyTrainingModel, folder: str | Path, *, entry: int | None = None, outputs: Sequence[str] = ()
 ) -> dict[str, Any]:

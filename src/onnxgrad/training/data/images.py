@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad.door.places import open_ordinary
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.columns import Column, Dense, stacked
 from onnxgrad.training.data.fields import Field
@@ -40,7 +41,7 @@ class Images:
         image = _library()
         channels, (height, width), last = self._layout(field)
         try:
-            with image.open(path, formats=FORMATS) as picture:
+            with open_ordinary(path) as file, image.open(file, formats=FORMATS) as picture:
                 picture = picture.convert("L" if channels == 1 else "RGB")
                 size = (width or picture.width, height or picture.height)
                 if picture.size != size:

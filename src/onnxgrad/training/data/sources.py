@@ -21,10 +21,11 @@ import os
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from onnxgrad.door.places import check_readable, open_ordinary
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.columns import Column, Dense, Items, Mapped, Remembered, column
 from onnxgrad.training.data.images import Images, image_folder
@@ -83,7 +84,10 @@ def _folder(path: Path, images: Images) -> dict[str, Column]:
 
 def _mapped(path: Path) -> np.ndarray:
     try:
+        check_readable(path)
         return np.load(path, mmap_mode="r", allow_pickle=False)
+    except BadInput:
+        raise
     except FileNotFoundError as error:
         raise BadInput(f"there is no file {str(path)!r}") from error
     except Exception as error:  # numpy fails in several ways on a damaged file
@@ -103,6 +107,7 @@ def _table(path: Path) -> dict[str, Column]:
     if not path.exists():
         raise BadInput(f"there is no file {str(path)!r}")
     try:
+        check_readable(path)
         if path.suffix.lower() in (".parquet", ".pq"):
             table = pyarrow.parquet.read_table(path)
         else:
@@ -169,6 +174,14 @@ def _check_header(file: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) ->
             raise BadInput(f"{where} is not as large as it says: {dtype}{list(shape)}")
 
 
+def _unnamed(file: BinaryIO, path: Path) -> BinaryIO:
+    """`file` at its beginning. Raises BadInput if it is an array without a name."""
+    if file.read(6) == np.lib.format.MAGIC_PREFIX:
+        raise BadInput(f"{str(path)!r} holds one array without a name; use numpy.savez(path, name=array)")
+    file.seek(0)
+    return file
+
+
 def load_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
     """The arrays of an ``.npz`` file; nothing in it is ever executed.
 
@@ -178,10 +191,7 @@ def load_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
     path = Path(path)
     arrays = {}
     try:
-        with path.open("rb") as raw:
-            if raw.read(6) == np.lib.format.MAGIC_PREFIX:
-                raise BadInput(f"{str(path)!r} holds one array without a name; use numpy.savez(path, name=array)")
-        with zipfile.ZipFile(path) as file:
+        with open_ordinary(path) as raw, zipfile.ZipFile(_unnamed(raw, path)) as file:
             members = [m for m in file.infolist() if not m.is_dir()]
             _bounded(sum(m.file_size for m in members), path)
             for member in members:
