@@ -13,9 +13,8 @@ import onnxruntime
 import pytest
 
 from onnxgrad import Function
-from onnxgrad.errors import BadInput
 from onnxgrad.ir.named import named_parts
-from onnxgrad.native import build, library, with_kernels
+from onnxgrad.native import with_kernels
 from onnxgrad.native.swapping import DOMAIN
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training import Trainer, attach, compile_step, export_step
@@ -207,64 +206,6 @@ def test_a_graph_that_changed_since_is_left_alone():
     same_on_both(step, rtol=1e-6)
 
 
-# --- the library -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def fresh(monkeypatch, tmp_path):
-    """A cache of its own, and a library that is quickly built."""
-    monkeypatch.setenv("ONNXGRAD_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "small.c").write_text(
-        'int small(void) { return 5; }\n__attribute__((visibility("default")))'
-        " int answer(void); int answer(void) { return small(); }\n"
-    )
-    monkeypatch.setattr(build, "SOURCES", tmp_path / "source")
-    build._recipe.cache_clear()
-    yield tmp_path / "cache" / "native"
-    build._recipe.cache_clear()
-
-
-@needs_compiler
-def test_it_is_built_once(fresh):
-    place = library()
-    assert list(fresh.iterdir()) == [place]
-    stamp = place.stat().st_mtime_ns
-    build._recipe.cache_clear()
-    assert library() == place
-    assert place.stat().st_mtime_ns == stamp
-    place.unlink()
-    assert library().exists()
-
-
-@needs_compiler
-def test_a_library_that_is_none(fresh):
-    library().write_bytes(b"no library")
-    with pytest.raises(BadInput, match="cannot load the kernels"):
-        NATIVE.native()
-
-
-@needs_compiler
-def test_sources_that_do_not_compile(fresh):
-    (build.SOURCES / "broken.c").write_text("int broken(void) { return }")
-    with pytest.raises(BadInput, match=r"cannot build the kernels of target 'native': .*error"):
-        library()
-    assert not list(fresh.iterdir())
-
-
-@needs_compiler
-def test_several_build_at_once(fresh):
-    """Each gets a whole library, and nothing else stays."""
-    script = (
-        "import ctypes, pathlib; from onnxgrad.native import build; "
-        f"build.SOURCES = pathlib.Path({str(build.SOURCES)!r}); "
-        "assert ctypes.CDLL(str(build.library())).answer() == 5; print('whole')"
-    )
-    runs = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) for _ in range(2)]
-    assert [run.communicate(timeout=120)[0].strip() for run in runs] == [b"whole"] * 2
-    assert len(list(fresh.iterdir())) == 1
-
-
 @needs_compiler
 def test_sessions_in_several_threads():
     """Registration is safe, and all sessions share the kernels."""
@@ -285,37 +226,6 @@ def test_sessions_in_several_threads():
     assert len(found) == 4
     for state in found[1:]:
         same_state(state, found[0])
-
-
-def test_without_a_compiler(fresh, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CC", raising=False)
-    with pytest.raises(BadInput, match="needs a C compiler, and there is none"):
-        library()
-    step = compile_step(trainable())
-    with pytest.raises(BadInput, match="hint: install one"):
-        StepRunner(step, options=NATIVE)
-    assert StepRunner(step, options=PORTABLE).step(batches(1)[0])
-
-
-@pytest.mark.parametrize("compiler", ["no-such-compiler", "false", sys.executable, '"cc'])
-def test_a_compiler_that_is_none(fresh, monkeypatch, compiler):
-    monkeypatch.setenv("CC", compiler)
-    with pytest.raises(BadInput, match=r"CC|C compiler") as error:
-        library()
-    assert "portable" in str(error.value)
-    assert not fresh.exists()
-
-
-def test_systems_without_the_library(fresh, monkeypatch):
-    monkeypatch.setattr("sys.platform", "win32")
-    with pytest.raises(BadInput, match="for Linux and macOS, not win32; use target 'portable'"):
-        library()
-
-
-def test_targets_that_there_are(fresh):
-    with pytest.raises(BadInput, match="target must be 'portable' or 'native', not 'gpu'"):
-        Options(target="gpu").native()
 
 
 @needs_compiler

@@ -1,7 +1,8 @@
 """The shared library, made from its sources by the C compiler of the machine when it is first asked for, and kept.
 
 Its name in the cache is made of the sources, the flags and what the compiler says of itself and the processor, so
-that another compiler, another machine with the same home, or another version of this package has its own.
+that another compiler, another machine with the same home, or another version of this package has its own. What is
+loaded runs as part of this process, so a file is only taken if nobody else can have written it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import hashlib
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from onnxgrad.door import programs
-from onnxgrad.door.places import cache, replacing
+from onnxgrad.door.places import cache, flush, scratch
 from onnxgrad.errors import BadInput
 
 SOURCES = Path(__file__).parent / "source"
@@ -29,6 +31,7 @@ _FLAGS = (
 )
 #: What the compiler is asked to do for this processor, the first that it understands.
 _PROCESSOR = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def library() -> Path:
@@ -37,13 +40,42 @@ def library() -> Path:
     ``CC`` names the compiler (default: cc, gcc or clang, whichever is there), ``ONNXGRAD_CACHE`` the cache.
 
     Raises:
-        BadInput: there is no C compiler, it fails, or this is a system that the library is not made for.
+        BadInput: there is no C compiler, it fails, this is a system that the library is not made for, or what is in
+            the cache is not this user's alone.
     """
     recipe = _recipe(os.environ.get("CC", ""))
     place = cache() / "native" / recipe.name
-    if not place.exists():
+    if not os.path.lexists(place):
         recipe.build(place)
+    _check_own(place)
     return place
+
+
+def _check_own(place: Path) -> None:
+    """See that nobody but this user and root can have written a file, or can put another one in its place."""
+    try:
+        handle = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            file = os.fstat(handle)
+        finally:
+            os.close(handle)
+        folder = place.parent.stat()
+    except OSError as error:
+        raise _refused(place, f"it cannot be opened as a file ({error.strerror or error})") from error
+    if not stat.S_ISREG(file.st_mode):
+        raise _refused(place, "it is no ordinary file")
+    for status, what in ((file, "it"), (folder, "its folder")):
+        if status.st_uid not in (os.geteuid(), 0):
+            raise _refused(place, f"{what} belongs to another user ({status.st_uid})")
+        if status.st_mode & _OTHERS_WRITE:
+            raise _refused(place, f"other users may write {what}")
+
+
+def _refused(place: Path, why: str) -> BadInput:
+    return BadInput(
+        f"the kernels of target 'native' in {str(place)!r} are not taken: {why}\n"
+        "  hint: remove it, or have ONNXGRAD_CACHE name a folder of your own"
+    )
 
 
 @dataclass(frozen=True)
@@ -54,15 +86,29 @@ class _Recipe:
     name: str
 
     def build(self, place: Path) -> None:
-        """Build it, all or nothing: whoever else builds it at this moment makes the same."""
-        with replacing(place) as file:
-            sources = [str(p) for p in _files() if p.suffix == ".c"]
-            done = _run([*self.command, *sources, "-lm", "-o", str(file)])
-            if done.returncode:
-                said = done.stderr.splitlines() or ["it does not say why"]
-                reason = next((line for line in said if "error" in line), said[0])
-                compiler = Path(self.command[0]).name
-                raise BadInput(f"{compiler} cannot build the kernels of target 'native': {reason}\n{_HINT}")
+        """Build it, all or nothing, where nobody else can write: who also builds it at this moment makes the same."""
+        try:
+            place.parent.parent.mkdir(parents=True, exist_ok=True)
+            place.parent.mkdir(mode=0o700, exist_ok=True)
+            if (found := place.parent.stat()).st_uid == os.geteuid():
+                place.parent.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE)
+            with scratch(place) as folder:
+                self._compile(folder / place.name)
+                (folder / place.name).chmod(0o600)
+                flush(folder / place.name)
+                (folder / place.name).replace(place)
+                flush(place.parent)
+        except OSError as error:
+            raise BadInput(f"cannot write {str(place)!r}: {error.strerror or error}") from error
+
+    def _compile(self, file: Path) -> None:
+        sources = [str(p) for p in _files() if p.suffix == ".c"]
+        done = _run([*self.command, *sources, "-lm", "-o", str(file)])
+        if done.returncode:
+            said = done.stderr.splitlines() or ["it does not say why"]
+            reason = next((line for line in said if "error" in line), said[0])
+            compiler = Path(self.command[0]).name
+            raise BadInput(f"{compiler} cannot build the kernels of target 'native': {reason}\n{_HINT}")
 
 
 def _files() -> list[Path]:

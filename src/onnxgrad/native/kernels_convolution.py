@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from onnxgrad.native.swapping import Call, Site, kernel
 
@@ -10,12 +12,24 @@ from onnxgrad.native.swapping import Call, Site, kernel
 #: most is weights (ResNet-50 on one picture of 64×64 takes 1.4 times as long with kernels for all of its convolutions).
 FEWEST_PIXELS = 64
 
+#: No attribute is as large, no window reaches as far, and none has more taps (``source/windows.h``).
+_FAR, _MOST_TAPS = 1 << 24, 1 << 20
+
+
+def within_reach(taps: Sequence[int], attributes: Mapping[str, Any]) -> bool:
+    """Whether the kernels know what to do with such windows."""
+    far = [n for key in ("strides", "dilations", "pads", "size") for n in attributes.get(key, ())]
+    reach = [(n - 1) * d for n, d in zip(taps, attributes["dilations"])]
+    return math.prod(taps) <= _MOST_TAPS and all(abs(n) < _FAR for n in (*far, *reach))
+
 
 @kernel("ConvWeightGrad")
 def conv_weight_grad(site: Site) -> Call | None:
     """[big side, small side] → [weights], float32; kernel, strides, dilations, padding before, and groups are known."""
     sizes = site.sizes(1)
     if not site.all_float32 or sizes is None:
+        return None
+    if not within_reach(site.attributes["kernel"], site.attributes):
         return None
     pixels = [n for n in sizes[2:] if n is not None]
     if site.attributes["group"] == 1 and len(pixels) == len(sizes[2:]) and math.prod(pixels) < FEWEST_PIXELS:
@@ -38,5 +52,8 @@ def conv_input_grad(site: Site) -> Call | None:
         return None
     outer, _, *taps = sizes
     if outer is None or taps == [1, 1] or outer // site.attributes["group"] > _MOST_SUMMED:
+        return None
+    known = [n for n in taps if n is not None]
+    if len(known) < len(taps) or not within_reach(known, site.attributes):
         return None
     return Call("ConvInputGrad", site.inputs, site.attributes)

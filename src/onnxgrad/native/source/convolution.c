@@ -26,8 +26,10 @@ enum {
   FINISHED = 4096,          /* sums added up by one task, at least */
   BLOCK = 16,               /* rows of the weights that are added up together */
   DEEP = 9,                 /* taps of a tile of one row */
+  MEMORY = 1 << 24,         /* numbers that may be laid out in any case, */
+  ROOMY = 64,               /* how many for each one that is given, */
+  SPARSE = 16,              /* and how many for each one of a plane */
 };
-static const double MOST_MEMORY = 1e11;
 
 typedef struct {
   const Correlation *at;
@@ -37,6 +39,7 @@ typedef struct {
   const int64_t *row_phase, *column_phase; /* those in use */
   int64_t row_phases, column_phases, most_down;
   int64_t pitch, rows, run, plane; /* of a band: width with padding, rows of y, numbers of y and of one plane of x */
+  int64_t tail;                    /* zeros that the last row of x goes on with, for what taps reach over */
   int64_t bands, per_unit, units, shares, panels, outs, slot;
   int as_it_is; /* x and y are products of matrices already, and need not be laid out */
   unsigned char busy[2 * TASKS];
@@ -246,8 +249,8 @@ static void multiply_laid_out(const Job *j, int64_t g, int64_t from_c, int64_t c
   for (int64_t k = 0; k < c; k++)
     for (int64_t n = image; n < image + images; n++)
       to = lay_x(j, to, j->x + ((n * at->groups + g) * at->c + from_c + k) * at->h * at->w, top);
-  clear(to, LANES);
-  float *y = to += LANES;
+  clear(to, j->tail);
+  float *y = to += j->tail;
   for (int64_t k = 0; k < at->m; k++)
     for (int64_t n = image; n < image + images; n++)
       to = lay_y(j, to, j->y + ((n * at->groups + g) * at->m + k) * at->oh * at->ow, top);
@@ -286,25 +289,30 @@ static void part(void *state, size_t index) {
   __atomic_store_n(&j->busy[slot], 0, __ATOMIC_RELEASE);
 }
 
-/* One sum in full, number by number: where x or y hold an infinity, zeros that were laid beside it are not harmless. */
+/* One sum in full, number by number: where x or y hold an infinity, zeros that were laid beside it are not harmless;
+ * and where windows reach far, there would be little but zeros. */
 static float plainly(const Job *j, int64_t index) {
   const Correlation *at = j->at;
   const int64_t kw = index % at->kw, kh = index / at->kw % at->kh, c = index / at->kw / at->kh % at->c;
   const int64_t channel = index / at->kw / at->kh / at->c, g = channel / at->m;
+  int64_t top, bottom, left, right;
+  meeting(kh * at->dh - at->ph, at->sh, at->h, at->oh, &top, &bottom);
+  meeting(kw * at->dw - at->pw, at->sw, at->w, at->ow, &left, &right);
   float sum = 0;
   for (int64_t n = 0; n < at->images; n++) {
     const float *x = j->x + ((n * at->groups + g) * at->c + c) * at->h * at->w;
     const float *y = j->y + (n * at->groups * at->m + channel) * at->oh * at->ow;
-    for (int64_t p = 0; p < at->oh; p++) {
-      const int64_t row = p * at->sh + kh * at->dh - at->ph;
-      if (row < 0 || row >= at->h) continue;
-      for (int64_t q = 0; q < at->ow; q++) {
-        const int64_t column = q * at->sw + kw * at->dw - at->pw;
-        if (column >= 0 && column < at->w) sum += x[row * at->w + column] * y[p * at->ow + q];
-      }
+    for (int64_t p = top; p < bottom; p++) {
+      const int64_t start = (p * at->sh + kh * at->dh - at->ph) * at->w + kw * at->dw - at->pw;
+      for (int64_t q = left; q < right; q++) sum += x[start + q * at->sw] * y[p * at->ow + q];
     }
   }
   return sum;
+}
+
+static void all_plainly(void *data, int64_t from, int64_t to) {
+  const Job *j = data;
+  for (int64_t k = from; k < to; k++) j->out[k] = plainly(j, k);
 }
 
 /* Adds up the shares for some blocks of rows of the weights; there they lie column by column. */
@@ -370,37 +378,44 @@ static void correlate(Call *call, const Correlation *at, const float *x, const f
   const int64_t taps = at->kh * at->kw;
   j.outs = at->groups * at->m * at->c * taps;
   if (!j.outs) return;
-  if (at->images * at->oh * at->ow * at->h * at->w == 0) {
-    memset(out, 0, j.outs * sizeof *out);
+  if (!at->images || !at->oh || !at->ow || !at->h || !at->w) {
+    memset(out, 0, (size_t)j.outs * sizeof *out);
     return;
   }
-  int64_t *row_phase = scratch(call, (taps + 3 * (at->kh + at->kw)) * sizeof *row_phase);
+  int64_t *row_phase = scratch(call, taps + 2 * (at->kh + at->kw), sizeof *row_phase);
   if (call->failed) return;
-  int64_t *column_phase = row_phase + at->kh, *row = column_phase + at->kw, *column = row + at->kh;
-  int64_t *down = column + at->kw, *across = down + at->kh, *offset = across + at->kw, most_across;
-  j.row_phases = phases_of(at->kh, at->sh, at->dh, row_phase, row, down, &j.most_down);
-  j.column_phases = phases_of(at->kw, at->sw, at->dw, column_phase, column, across, &most_across);
+  int64_t *column_phase = row_phase + at->kh, *down = column_phase + at->kw, *across = down + at->kh;
+  int64_t *offset = across + at->kw;
+  const Phases rows = phases_of(at->kh, at->sh, at->dh, row_phase, down);
+  const Phases columns = phases_of(at->kw, at->sw, at->dw, column_phase, across);
+  const int64_t widest = at->ow + columns.furthest;
+  j.row_phases = rows.count;
+  j.column_phases = columns.count;
+  j.most_down = rows.furthest;
   j.row_phase = row_phase;
   j.column_phase = column_phase;
   j.offset = offset;
   j.as_it_is = one_tap(at);
-  j.pitch = pitch_of(at, column_phase, j.column_phases, at->ow + most_across);
+  j.pitch = pitch_of(at, column_phase, j.column_phases, widest);
+  j.tail = LANES + widest - least(widest, j.pitch);
   cut(&j, at);
 
-  for (int64_t i = 0; i < at->kh; i++)
-    for (int64_t k = 0; k < at->kw; k++)
-      offset[i * at->kw + k] = (row[i] * j.column_phases + column[k]) * j.plane + down[i] * j.pitch + across[k];
   const int64_t c = at->groups > 1 ? at->c : up(at->c, j.panels), planes = j.row_phases * j.column_phases;
-  double size = (double)j.per_unit * ((double)c * planes * j.plane + (double)at->m * j.run) + LANES;
-  if (j.as_it_is) size = 0;
   const size_t count = (size_t)(j.shares * j.panels);
-  if (size * count > MOST_MEMORY) {
-    fail(call, "ConvWeightGrad: windows reach too far");
+  const double size = (double)j.per_unit * ((double)c * planes * j.plane + (double)at->m * j.run) + j.tail;
+  const double given = (double)at->images * at->groups * ((double)at->c * at->h * at->w + (double)at->m * at->oh * at->ow);
+  const double met = (double)least(at->h * at->w, at->oh * at->ow), laid = (double)j.bands * j.run;
+  if (!j.as_it_is && (size * count > ROOMY * given + MEMORY || laid > SPARSE * met + SPAN_MOST)) {
+    parallel_ranges(call, j.outs, 1, all_plainly, &j);
     return;
   }
-  j.slot = up((int64_t)size, LANES) * LANES;
-  j.memory = scratch(call, count * j.slot * sizeof(float));
-  j.partial = scratch(call, j.shares * j.outs * sizeof(float));
+  for (int64_t i = 0; i < at->kh; i++)
+    for (int64_t k = 0; k < at->kw; k++)
+      offset[i * at->kw + k] =
+          (i % j.row_phases * j.column_phases + k % j.column_phases) * j.plane + down[i] * j.pitch + across[k];
+  j.slot = j.as_it_is ? 0 : up((int64_t)size, LANES) * LANES;
+  j.memory = scratch(call, (int64_t)count * j.slot, sizeof(float));
+  j.partial = scratch(call, j.shares * j.outs, sizeof(float));
   parallel(call, count, part, &j);
   parallel_ranges(call, at->groups * up(at->m, BLOCK), up(FINISHED, BLOCK * at->c * taps), finish, &j);
 }
@@ -427,9 +442,8 @@ static void compute(Call *call, const void *settings) {
   if (call->failed) return;
   int sound = big.rank == 4 && small.rank == 4 && big.dims[0] == small.dims[0] && s->group > 0;
   for (int i = 0; i < 2; i++)
-    sound = sound && s->kernel[i] > 0 && s->kernel[i] < FAR && s->strides[i] > 0 && s->strides[i] < FAR &&
-            s->dilations[i] > 0 && s->dilations[i] < FAR && s->pads[i] > -FAR && s->pads[i] < FAR;
-  if (!sound || big.dims[1] % s->group || small.dims[1] % s->group) {
+    sound = sound && within_reach(s->kernel[i], s->strides[i], s->dilations[i], s->pads[i]);
+  if (!sound || s->kernel[0] * s->kernel[1] > MOST_TAPS || big.dims[1] % s->group || small.dims[1] % s->group) {
     fail(call, "ConvWeightGrad: operands or attributes do not belong together");
     return;
   }

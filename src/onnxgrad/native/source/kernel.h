@@ -21,6 +21,10 @@
  * `inputs` and `outputs` hold a letter for each operand: f float, d double, i int32, l int64, b bool; upper case where
  * it may be left out: `input` and `output` are NULL then. The table is named in `library.c`.
  *
+ * A node of a file may call a kernel with any operands of these types and with any attributes. So a kernel first sees
+ * that ranks, sizes and attributes belong together, and fails where they do not. Of one tensor, the product of any
+ * dimensions is at most `MOST_NUMBERS` (zeros among them apart); products over several tensors may not fit an int64.
+ *
  * The numbers are those of the graph that the kernel stands for, NaN and infinities included. Work is divided by
  * `parallel`, among the threads that the session has; kernels start none.
  */
@@ -32,17 +36,19 @@
 
 #include "ort.h"
 
-enum { MOST_DIMS = 8, MOST_BLOCKS = 8 };
+enum { MOST_DIMS = 64, MOST_BLOCKS = 8 };
+static const int64_t MOST_NUMBERS = (int64_t)1 << 38;
 
 typedef struct {
   size_t rank;
-  int64_t dims[MOST_DIMS];
   int64_t count; /* of elements */
+  int64_t dims[MOST_DIMS];
 } Shape;
 
 /* One run of a kernel. Once `failed` is set, everything below does nothing, and the run ends with that error. */
 typedef struct {
   const OrtApi *table;
+  const struct Kernel *kernel;
   OrtKernelContext *context;
   OrtAllocator *allocator;
   OrtStatus *failed;
@@ -67,16 +73,17 @@ typedef struct Kernel {
 
 float attribute_float(Attributes *, const char *name);
 int64_t attribute_int(Attributes *, const char *name);
-/* Up to `most` integers; how many there are. */
-size_t attribute_ints(Attributes *, const char *name, int64_t *out, size_t most);
+/* As many integers as `count`. */
+void attribute_ints(Attributes *, const char *name, int64_t *out, size_t count);
 
 /* NULL where it was left out. */
 const void *input(Call *, size_t index);
 Shape shape_of(Call *, size_t index);
 /* NULL where nobody reads it. */
 void *output(Call *, size_t index, const Shape *);
-/* Memory that is the kernel's until the end of the run; from the arena of the session, so not cleared. */
-void *scratch(Call *, size_t bytes);
+/* Memory for `count` things of `size` bytes, the kernel's until the end of the run; from the arena of the session, so
+ * not cleared. */
+void *scratch(Call *, int64_t count, size_t size);
 void fail(Call *, const char *message);
 
 /* body(data, i) for i = 0 … pieces - 1, in any order, on the threads of the session. */

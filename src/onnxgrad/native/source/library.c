@@ -32,10 +32,11 @@ int64_t attribute_int(Attributes *from, const char *name) {
   return value;
 }
 
-size_t attribute_ints(Attributes *from, const char *name, int64_t *out, size_t most) {
-  size_t size = most;
+void attribute_ints(Attributes *from, const char *name, int64_t *out, size_t count) {
+  size_t size = count;
   failing(&from->failed, from->table, ort_KernelInfoGetAttributeArray_int64(from->table, from->info, name, out, &size));
-  return from->failed ? 0 : size;
+  if (!from->failed && size != count)
+    from->failed = ort_CreateStatus(from->table, ORT_INVALID_ARGUMENT, "an attribute holds too few integers");
 }
 
 void fail(Call *call, const char *message) {
@@ -51,14 +52,22 @@ static const OrtValue *operand(Call *call, size_t index) {
 
 static void *data_of(Call *call, const OrtValue *value) {
   void *data = NULL;
-  if (value) failing(&call->failed, call->table, ort_GetTensorMutableData(call->table, (OrtValue *)value, &data));
+  if (value && !call->failed) failing(&call->failed, call->table, ort_GetTensorMutableData(call->table, (OrtValue *)value, &data));
   return call->failed ? NULL : data;
 }
 
-const void *input(Call *call, size_t index) { return data_of(call, operand(call, index)); }
+/* Whether the operand at `index` of those that `letters` stand for is required. */
+static int required(const char *letters, size_t index) { return index < strlen(letters) && letters[index] & 32; }
+
+const void *input(Call *call, size_t index) {
+  const OrtValue *value = operand(call, index);
+  if (!value && required(call->kernel->inputs, index)) fail(call, "an operand of a kernel of onnxgrad is missing");
+  return data_of(call, value);
+}
 
 Shape shape_of(Call *call, size_t index) {
-  Shape shape = {0};
+  Shape shape;
+  shape.rank = 0, shape.count = 0; /* and dimensions as far as there are any */
   OrtTensorTypeAndShapeInfo *info = NULL;
   const OrtValue *value = operand(call, index);
   if (!value) return shape;
@@ -67,11 +76,17 @@ Shape shape_of(Call *call, size_t index) {
   failing(&call->failed, call->table, ort_GetDimensionsCount(call->table, info, &shape.rank));
   if (shape.rank > MOST_DIMS)
     fail(call, "a tensor has more axes than the kernels of onnxgrad know");
-  else
+  else if (!call->failed)
     failing(&call->failed, call->table, ort_GetDimensions(call->table, info, shape.dims, shape.rank));
   ort_ReleaseTensorTypeAndShapeInfo(call->table, info);
+  int64_t others = 1; /* the product without zeros: an empty tensor may have dimensions of any size */
   shape.count = 1;
-  for (size_t i = 0; i < shape.rank && i < MOST_DIMS; i++) shape.count *= shape.dims[i];
+  for (size_t i = 0; i < shape.rank && !call->failed; i++) {
+    const int64_t dim = shape.dims[i];
+    if (dim < 0 || (dim && __builtin_mul_overflow(others, dim, &others)) || others > MOST_NUMBERS)
+      fail(call, "a tensor has more numbers than the kernels of onnxgrad count");
+    shape.count = dim && shape.count ? others : 0;
+  }
   return shape;
 }
 
@@ -80,14 +95,19 @@ void *output(Call *call, size_t index, const Shape *shape) {
   if (!call->failed)
     failing(&call->failed, call->table,
             ort_KernelContext_GetOutput(call->table, call->context, index, shape->dims, shape->rank, &value));
-  return call->failed ? NULL : data_of(call, value);
+  if (!value && required(call->kernel->outputs, index)) fail(call, "a result of a kernel of onnxgrad is missing");
+  return data_of(call, value);
 }
 
-void *scratch(Call *call, size_t bytes) {
+void *scratch(Call *call, int64_t count, size_t size) {
   void *block = NULL;
+  size_t bytes = 0;
+  if (count < 0 || __builtin_mul_overflow((size_t)count, size, &bytes))
+    fail(call, "a kernel of onnxgrad asks for too much memory");
   if (call->blocks == MOST_BLOCKS) fail(call, "a kernel of onnxgrad asks for too many blocks of memory");
   if (!call->failed)
     failing(&call->failed, call->table, ort_AllocatorAlloc(call->table, call->allocator, bytes ? bytes : 1, &block));
+  if (!call->failed && !block) fail(call, "no memory for a kernel of onnxgrad");
   if (call->failed) return NULL;
   return call->block[call->blocks++] = block;
 }
@@ -208,7 +228,7 @@ static OrtStatus *create(const OrtCustomOp *op, const OrtApi *given, const OrtKe
 
 static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
   const Instance *instance = kernel;
-  Call call = {.table = the_table, .context = context, .allocator = instance->allocator};
+  Call call = {.table = the_table, .kernel = instance->kernel, .context = context, .allocator = instance->allocator};
   instance->kernel->compute(&call, instance->settings);
   while (call.blocks)
     failing(&call.failed, the_table, ort_AllocatorFree(the_table, call.allocator, call.block[--call.blocks]));

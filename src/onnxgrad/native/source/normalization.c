@@ -151,6 +151,7 @@ static void sizes(Job *j, const Shape *shape) {
   j->channels = shape->dims[1];
   j->plane = 1;
   for (size_t i = 2; i < shape->rank; i++) j->plane *= shape->dims[i];
+  if (!shape->count) j->images = 0; /* of nothing */
 }
 
 static void read(Attributes *from, void *settings) { *(float *)settings = attribute_float(from, "epsilon"); }

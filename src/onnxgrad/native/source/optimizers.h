@@ -13,7 +13,7 @@ typedef struct {
 } NAME(Run);
 
 /* Operands and results of a run, in `run`; false where it failed, or nothing is to be done. */
-static int NAME(prepare)(Call *call, NAME(Run) *run, size_t states, size_t scalars) {
+static int NAME(prepare)(Call *call, NAME(Run) *run, size_t states, size_t scalars, int64_t constants) {
   Shape shape = shape_of(call, 0);
   size_t at = 2 + states;
   run->x = input(call, 0), run->g = input(call, 1);
@@ -30,17 +30,18 @@ static int NAME(prepare)(Call *call, NAME(Run) *run, size_t states, size_t scala
     run->scalar[i] = scalar && !call->failed ? *scalar : 1;
   }
   run->constant = input(call, at + scalars);
+  if (shape_of(call, at + scalars).count != constants) fail(call, "an optimizer has not its number of constants");
   if (shape_of(call, 1).count != shape.count) fail(call, "a gradient has not the size of its parameter");
   return call->failed ? 0 : (int)(shape.count > 0);
 }
 
-/* A kernel: how many states and scalars it has, and what it does to element i.
+/* A kernel: how many states, scalars and constants it has, and what it does to element i.
  *
  * Results of large tensors go past the caches, which hold none of them by the next step: a store would first read what
  * it overwrites. They are made in a small block, and go to memory from there (three quarters of the time of Adam on 8
  * million elements).
  */
-#define OPTIMIZER(name, states, scalars, before, ...)                                           \
+#define OPTIMIZER(name, states, scalars, constants, before, ...)                                \
   static void NAME(name##_range)(void *data, int64_t from, int64_t to) {                        \
     const NAME(Run) *run = data;                                                                \
     const REAL *s = run->scalar, *k = run->constant;                                            \
@@ -71,20 +72,20 @@ static int NAME(prepare)(Call *call, NAME(Run) *run, size_t states, size_t scala
     NAME(Run) run = {0};                                                                        \
     int64_t count = shape_of(call, 0).count;                                                    \
     run.streams = CAN_STORE_PAST_CACHES && count * (int64_t)sizeof(REAL) >= STREAMED;           \
-    if (NAME(prepare)(call, &run, states, scalars))                                             \
+    if (NAME(prepare)(call, &run, states, scalars, constants))                                  \
       parallel_ranges(call, count, GRAIN, NAME(name##_range), &run);                            \
   }
 
 #define MIXED(old, new, share, rest) ((old) * (share) + (new) * (rest))
 #define DECAYED (norm != 0 ? g[i] * clip + xi * norm : g[i] * clip)
 
-OPTIMIZER(sgd, 0, 3, const REAL norm = k[0], {
+OPTIMIZER(sgd, 0, 3, 1, const REAL norm = k[0], {
   const REAL xi = x[i] * shrink, gi = DECAYED;
   x_new[i] = xi - rate * gi;
 })
 
 /* V' = αV + β'G; X' = X - R·V', nesterov: X - R·(G + αV') */
-OPTIMIZER(momentum, 1, 4,
+OPTIMIZER(momentum, 1, 4, 3,
           const REAL norm = k[0]; const REAL alpha = k[1]; const int nesterov = k[2] != 0;
           const REAL first = s[3], {
   const REAL xi = x[i] * shrink, gi = DECAYED;
@@ -94,7 +95,7 @@ OPTIMIZER(momentum, 1, 4,
 })
 
 /* V' = αV + (1-α)G, H' = βH + (1-β)G², X' = post·(X - R·V'/(√H'/root + ε)) */
-OPTIMIZER(adam, 2, 4,
+OPTIMIZER(adam, 2, 4, 7,
           const REAL norm = k[0]; const REAL root = s[3]; const REAL alpha = k[1]; const REAL alpha_rest = k[2];
           const REAL beta = k[3]; const REAL beta_rest = k[4]; const REAL epsilon = k[5]; const REAL post = k[6], {
   const REAL xi = x[i] * shrink, gi = DECAYED;
@@ -105,7 +106,7 @@ OPTIMIZER(adam, 2, 4,
 })
 
 /* As adam, with share·G + ahead·V' in the place of R·V' */
-OPTIMIZER(nadam, 2, 5,
+OPTIMIZER(nadam, 2, 5, 6,
           const REAL norm = k[0]; const REAL root = s[3]; const REAL ahead = s[4]; const REAL alpha = k[1];
           const REAL alpha_rest = k[2]; const REAL beta = k[3]; const REAL beta_rest = k[4]; const REAL epsilon = k[5], {
   const REAL xi = x[i] * shrink, gi = DECAYED;
@@ -116,7 +117,7 @@ OPTIMIZER(nadam, 2, 5,
 })
 
 /* H' = H + G², X' = X - R·(G/(√H' + ε)) */
-OPTIMIZER(adagrad, 1, 3, const REAL norm = k[0]; const REAL epsilon = k[1], {
+OPTIMIZER(adagrad, 1, 3, 2, const REAL norm = k[0]; const REAL epsilon = k[1], {
   const REAL xi = x[i] * shrink, gi = DECAYED;
   const REAL h = a[i] + gi * gi;
   a_new[i] = h;
@@ -138,21 +139,21 @@ OPTIMIZER(adagrad, 1, 3, const REAL norm = k[0]; const REAL epsilon = k[1], {
   const REAL square = variance < 0 ? 0 : variance;               \
   b_new[i] = mean;
 #define MOVED(square) (gi / (ROOT(square) + epsilon))
-OPTIMIZER(rmsprop, 1, 3, RMSPROP, {
+OPTIMIZER(rmsprop, 1, 3, 5, RMSPROP, {
   SQUARE
   x_new[i] = xi - rate * MOVED(h);
 })
-OPTIMIZER(rmsprop_moving, 2, 3, RMSPROP, {
+OPTIMIZER(rmsprop_moving, 2, 3, 5, RMSPROP, {
   SQUARE
   const REAL move = b[i] * momentum + MOVED(h);
   b_new[i] = move;
   x_new[i] = xi - rate * move;
 })
-OPTIMIZER(rmsprop_centered, 2, 3, RMSPROP, {
+OPTIMIZER(rmsprop_centered, 2, 3, 5, RMSPROP, {
   SQUARE CENTERED
   x_new[i] = xi - rate * MOVED(square);
 })
-OPTIMIZER(rmsprop_both, 3, 3, RMSPROP, {
+OPTIMIZER(rmsprop_both, 3, 3, 5, RMSPROP, {
   SQUARE CENTERED
   const REAL move = c[i] * momentum + MOVED(square);
   c_new[i] = move;
@@ -160,7 +161,7 @@ OPTIMIZER(rmsprop_both, 3, 3, RMSPROP, {
 })
 
 /* X' = X - R·sign(β₁V + (1-β₁)G), V' = β₂V + (1-β₂)G */
-OPTIMIZER(lion, 1, 3,
+OPTIMIZER(lion, 1, 3, 5,
           const REAL norm = k[0]; const REAL now = k[1]; const REAL now_rest = k[2]; const REAL later = k[3];
           const REAL later_rest = k[4], {
   const REAL xi = x[i] * shrink, gi = DECAYED;

@@ -132,6 +132,10 @@ static void compute(Call *call, const void *settings) {
   if (!call->failed && !sound) fail(call, "MaxPoolGrad: operands or attributes do not belong together");
   Job j = {.s = s, .g = input(call, 0), .x = input(call, 1), .out = output(call, 0, &big)};
   if (call->failed || !big.count) return;
+  if (!small.count) {
+    memset(j.out, 0, (size_t)big.count * sizeof *j.out);
+    return;
+  }
   j.h = big.dims[2];
   j.w = big.dims[3];
   j.oh = small.dims[2];

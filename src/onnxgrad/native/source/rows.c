@@ -41,11 +41,12 @@ static void gather(Call *call, const int64_t *index) {
   if (call->failed) return;
   if (x.rank) j.rows = x.dims[0];
   for (size_t i = 1; i < x.rank; i++) j.width *= x.dims[i];
-  if (!x.rank || g.count != j.picked * j.width) {
+  int64_t expected;
+  if (!x.rank || __builtin_mul_overflow(j.picked, j.width, &expected) || g.count != expected) {
     fail(call, "GatherGrad: operands do not belong together");
     return;
   }
-  int64_t *from_start = scratch(call, j.picked * sizeof *from_start);
+  int64_t *from_start = scratch(call, j.picked, sizeof *from_start);
   if (call->failed) return;
   for (int64_t k = 0; k < j.picked; k++) {
     from_start[k] = index[k] < 0 ? index[k] + j.rows : index[k];
@@ -73,7 +74,7 @@ static void gather_32(Call *call, const void *settings) {
   (void)settings;
   const Shape shape = shape_of(call, 1);
   const int32_t *index = input(call, 1);
-  int64_t *wide = scratch(call, shape.count * sizeof *wide);
+  int64_t *wide = scratch(call, shape.count, sizeof *wide);
   if (call->failed) return;
   for (int64_t k = 0; k < shape.count; k++) wide[k] = index[k];
   gather(call, wide);

@@ -14,7 +14,10 @@
 
 enum {
   PIECES = 32,         /* of the work, at most: each has memory of its own */
-  MEMORY = 1 << 24,    /* numbers in all of it, if two pieces get along with that */
+  MEMORY = 1 << 24,    /* numbers in all of it, if two pieces get along with that, */
+  ROOMY = 64,          /* or this for each one that is given; */
+  PLANE = 4096,        /* numbers of a plane in any case, */
+  SPARSE = 16,         /* and for each one of y */
   CHANNELS = 6,        /* computed at once */
 #if defined(__AVX512F__) || defined(__aarch64__)
   VECTORS = 4,
@@ -22,12 +25,12 @@ enum {
   VECTORS = 2,
 #endif
 };
-static const double MOST_MEMORY = 1e11;
 
 typedef struct {
   const Correlation *at;
   const float *y, *w;
   float *out, *packed, *memory;
+  Phases rows_in, columns_in; /* phases of rows and of columns, and: */
   int64_t row_phases, column_phases, *row_phase, *column_phase, *taps, *offset; /* how many of a phase, and where */
   int64_t pitch, rows, plane, front, line, slot, pieces; /* line: numbers that one channel of y takes */
   unsigned char busy[PIECES];
@@ -124,16 +127,10 @@ static void alternate(float *out, const float *a, const float *b, int64_t count)
   }
 }
 
-static int64_t place(const int64_t *phases, int64_t count, int64_t phase) {
-  int64_t k = 0;
-  while (k < count && phases[k] != phase) k++;
-  return k;
-}
-
 /* Where in a row of phases the numbers first, first + sw, … of a row of x are, and how many of them are not zero. */
 static int64_t line_of(const Job *j, int64_t first, int64_t *count) {
   const Correlation *at = j->at;
-  const int64_t b = place(j->column_phase, j->column_phases, (first + at->pw) % at->sw);
+  const int64_t b = phase_at(&j->columns_in, (first + at->pw) % at->sw);
   const int64_t start = (first + at->pw) / at->sw, all = up(at->w - first, at->sw);
   *count = b == j->column_phases ? 0 : least(all, most(j->pitch - start, 0));
   return *count ? b * j->plane + start : 0;
@@ -149,7 +146,7 @@ static void interleave(const Job *j, const float *z, float *out) {
     done = least(evens, odds);
   }
   for (int64_t h = 0; h < at->h; h++, out += at->w) {
-    const int64_t a = place(j->row_phase, j->row_phases, (h + at->ph) % at->sh), p = (h + at->ph) / at->sh;
+    const int64_t a = phase_at(&j->rows_in, (h + at->ph) % at->sh), p = (h + at->ph) / at->sh;
     if (a == j->row_phases || p >= j->rows) {
       clear(out, at->w);
       continue;
@@ -199,7 +196,8 @@ static void some(void *data, size_t index) {
   __atomic_store_n(&j->busy[slot], 0, __ATOMIC_RELEASE);
 }
 
-/* Number by number: where w holds an infinity, zeros that were laid beside y are not harmless. */
+/* Number by number: where w holds an infinity, zeros that were laid beside y are not harmless; and where windows reach
+ * far, there would be little but zeros. */
 static void plainly(void *data, int64_t from, int64_t to) {
   const Job *j = data;
   const Correlation *at = j->at;
@@ -212,18 +210,19 @@ static void plainly(void *data, int64_t from, int64_t to) {
         for (int64_t k = 0; k < at->kw; k++) {
           const float *y = j->y + (cell * at->m + m) * at->oh * at->ow;
           const float w = j->w[(((g * at->m + m) * at->c + c) * at->kh + i) * at->kw + k];
-          for (int64_t p = 0; p < at->oh; p++)
-            for (int64_t q = 0; q < at->ow; q++) {
-              const int64_t row = p * at->sh + i * at->dh - at->ph, column = q * at->sw + k * at->dw - at->pw;
-              if (row >= 0 && row < at->h && column >= 0 && column < at->w)
-                out[row * at->w + column] += y[p * at->ow + q] * w;
-            }
+          int64_t top, bottom, left, right;
+          meeting(i * at->dh - at->ph, at->sh, at->h, at->oh, &top, &bottom);
+          meeting(k * at->dw - at->pw, at->sw, at->w, at->ow, &left, &right);
+          for (int64_t p = top; p < bottom; p++) {
+            const int64_t start = (p * at->sh + i * at->dh - at->ph) * at->w + k * at->dw - at->pw;
+            for (int64_t q = left; q < right; q++) out[start + q * at->sw] += y[p * at->ow + q] * w;
+          }
         }
   }
 }
 
 /* w in the order in which it is read: by group, channels of one tile, phase, m, tap, channel. */
-static int pack(const Job *j, const int64_t *row, const int64_t *column) {
+static int pack(const Job *j) {
   const Correlation *at = j->at;
   const int64_t all_taps = at->kh * at->kw;
   float *to = j->packed, doubt = 0;
@@ -232,44 +231,47 @@ static int pack(const Job *j, const int64_t *row, const int64_t *column) {
       block = block_of(at->c - c);
       for (int64_t f = 0; f < j->row_phases * j->column_phases; f++)
         for (int64_t m = 0; m < at->m; m++)
-          for (int64_t i = 0; i < at->kh; i++)
-            for (int64_t k = 0; k < at->kw; k++)
-              if (row[i] * j->column_phases + column[k] == f)
-                for (int64_t q = 0; q < block; q++) {
-                  *to = j->w[((g * at->m + m) * at->c + c + q) * all_taps + i * at->kw + k];
-                  doubt += *to++ * 0;
-                }
+          for (int64_t i = f / j->column_phases; i < at->kh; i += j->row_phases)
+            for (int64_t k = f % j->column_phases; k < at->kw; k += j->column_phases)
+              for (int64_t q = 0; q < block; q++) {
+                *to = j->w[((g * at->m + m) * at->c + c + q) * all_taps + i * at->kw + k];
+                doubt += *to++ * 0;
+              }
     }
   return doubt != 0 || isnan(doubt);
 }
 
 static void spread(Call *call, const Correlation *at, const float *y, const float *w, float *out) {
   Job j = {.at = at, .y = y, .w = w, .out = out};
+  if (!at->images || !at->c || !at->h || !at->w) return;
   const int64_t all_taps = at->kh * at->kw, numbers = at->images * at->groups * at->c * at->h * at->w;
-  if (!numbers) return;
-  if (at->m * at->oh * at->ow == 0) {
+  if (!at->m || !at->oh || !at->ow) {
     clear(out, numbers);
     return;
   }
-  int64_t *memory = scratch(call, (2 * all_taps + 3 * (at->kh + at->kw)) * sizeof *memory);
-  j.packed = scratch(call, at->groups * at->m * at->c * all_taps * sizeof(float));
+  int64_t *memory = scratch(call, 2 * all_taps + 2 * (at->kh + at->kw), sizeof *memory);
+  j.packed = scratch(call, at->groups * at->m * at->c * all_taps, sizeof(float));
   if (call->failed) return;
   j.row_phase = memory;
   j.column_phase = memory + at->kh;
   j.taps = j.column_phase + at->kw;
   j.offset = j.taps + all_taps;
-  int64_t *row = j.offset + all_taps, *down = row + at->kh, *column = down + at->kh, *across = column + at->kw;
-  int64_t most_down, most_across, *offset = j.offset;
-  j.row_phases = phases_of(at->kh, at->sh, at->dh, j.row_phase, row, down, &most_down);
-  j.column_phases = phases_of(at->kw, at->sw, at->dw, j.column_phase, column, across, &most_across);
+  int64_t *down = j.offset + all_taps, *across = down + at->kh, *offset = j.offset;
+  j.rows_in = phases_of(at->kh, at->sh, at->dh, j.row_phase, down);
+  j.columns_in = phases_of(at->kw, at->sw, at->dw, j.column_phase, across);
+  j.row_phases = j.rows_in.count;
+  j.column_phases = j.columns_in.count;
+  const int64_t most_down = j.rows_in.furthest, most_across = j.columns_in.furthest;
   j.pitch = pitch_of(at, j.column_phase, j.column_phases, at->ow + most_across);
   j.rows = at->oh + most_down;
   const double channel = (double)j.rows * j.pitch + LANES, front = (double)most_down * j.pitch + most_across;
   const double size = at->m * (channel + front) + CHANNELS * (double)j.row_phases * j.column_phases * channel;
   const int64_t cells = at->images * at->groups;
   j.pieces = most(least(cells, least(PIECES, (int64_t)(MEMORY / size))), least(cells, 2));
-  if (size * (double)j.pieces > MOST_MEMORY) {
-    fail(call, "ConvInputGrad: windows reach too far");
+  const double given = (double)cells * ((double)at->m * at->oh * at->ow + (double)at->c * at->h * at->w);
+  const double weights = (double)at->groups * at->m * at->c * all_taps;
+  if (size * (double)j.pieces > ROOMY * (given + weights) + MEMORY || channel > SPARSE * (double)at->oh * at->ow + PLANE) {
+    parallel_ranges(call, cells * at->c, 1, plainly, &j);
     return;
   }
   j.plane = up(j.rows * j.pitch, LANES) * LANES;
@@ -278,18 +280,15 @@ static void spread(Call *call, const Correlation *at, const float *y, const floa
   j.slot = at->m * j.line + CHANNELS * j.row_phases * j.column_phases * j.plane;
   for (int64_t f = 0; f < j.row_phases * j.column_phases; f++) {
     j.taps[f] = 0;
-    for (int64_t i = 0; i < at->kh; i++)
-      for (int64_t k = 0; k < at->kw; k++)
-        if (row[i] * j.column_phases + column[k] == f) {
-          *offset++ = down[i] * j.pitch + across[k];
-          j.taps[f]++;
-        }
+    for (int64_t i = f / j.column_phases; i < at->kh; i += j.row_phases)
+      for (int64_t k = f % j.column_phases; k < at->kw; k += j.column_phases, j.taps[f]++)
+        *offset++ = down[i] * j.pitch + across[k];
   }
-  if (pack(&j, row, column)) {
+  if (pack(&j)) {
     parallel_ranges(call, cells * at->c, 1, plainly, &j);
     return;
   }
-  j.memory = scratch(call, j.pieces * j.slot * sizeof(float));
+  j.memory = scratch(call, j.pieces * j.slot, sizeof(float));
   parallel(call, (size_t)j.pieces, some, &j);
 }
 
@@ -314,12 +313,12 @@ static void compute(Call *call, const void *settings) {
   const Shape small = shape_of(call, 0), weights = shape_of(call, 1);
   const float *y = input(call, 0), *w = input(call, 1);
   if (call->failed) return;
-  int sound = small.rank == 4 && weights.rank == 4 && small.dims[1] == weights.dims[0] && s->group > 0;
+  int sound = small.rank == 4 && weights.rank == 4 && small.dims[1] == weights.dims[0] && s->group > 0 &&
+              s->group < FAR;
   for (int i = 0; i < 2; i++)
-    sound = sound && s->size[i] >= 0 && s->size[i] < FAR && s->strides[i] > 0 && s->strides[i] < FAR &&
-            s->dilations[i] > 0 && s->dilations[i] < FAR && s->pads[i] >= 0 && s->pads[i] < FAR &&
-            weights.dims[2 + i] > 0 && weights.dims[2 + i] < FAR;
-  if (!sound || small.dims[1] % s->group) {
+    sound = sound && s->size[i] >= 0 && s->size[i] < FAR && s->pads[i] >= 0 &&
+            within_reach(weights.dims[2 + i], s->strides[i], s->dilations[i], s->pads[i]);
+  if (!sound || weights.dims[2] * weights.dims[3] > MOST_TAPS || small.dims[1] % s->group) {
     fail(call, "ConvInputGrad: operands or attributes do not belong together");
     return;
   }
