@@ -202,3 +202,26 @@ def maps(pid: int) -> str:
             return "onnxgrad" if "numpy" in file.read() else ""
     except OSError:
         return "onnxgrad"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_leaves_a_checkpoint_that_goes_on(place, name):
+    command = [*arguments("--epochs", "100000", "--log", "log.jsonl"), "--batch-size", "8"]
+    process = subprocess.Popen([sys.executable, "-m", "onnxgrad", *command], stderr=subprocess.PIPE, text=True)
+    try:
+        begun = time.monotonic()
+        while not os.path.exists("log.jsonl") and process.poll() is None and time.monotonic() < begun + 120:
+            time.sleep(0.02)
+        process.send_signal(getattr(signal, name))
+        said = process.communicate(timeout=120)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "error: interrupted after step" in said
+    assert "Traceback" not in said
+    np.savez("other.npz", **blobs(seed=5))
+    found = train("--resume", "--batch-size", "8", data="other.npz")
+    assert found.exit_code == 2
+    assert "was written with other training data" in found.output
+    assert train("--resume", "--batch-size", "8", "--accept-changes", data="other.npz").exit_code == 0
+    whole(place)

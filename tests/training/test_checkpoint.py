@@ -1,11 +1,13 @@
 """A checkpoint is whole or not there, and is never taken for another's."""
 
+import hashlib
 import json
 import os
 
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors
 import safetensors.numpy
 
 from onnxgrad.errors import BadInput, TrainingError
@@ -62,17 +64,88 @@ def test_foreign_files_are_refused_by_name(tmp_path):
 
 def test_a_state_of_another_step_is_refused(tmp_path):
     mine = Checkpoint({"w": np.ones(2, np.float32)}, {}, "abc")
-    check_state_fits(mine, {"w": np.zeros(2, np.float32)}, "abc", tmp_path)
-    for like, graph, words in [
-        ({"v": np.zeros(2, np.float32)}, "abc", "lacks 'v'"),
-        ({"w": np.zeros(2, np.float32), "v": np.zeros(1)}, "abc", "lacks 'v'"),
-        ({}, "abc", "has 'w'"),
-        ({"w": np.zeros(3, np.float32)}, "abc", r"float32\[2\], not float32\[3\]"),
-        ({"w": np.zeros(2, np.float64)}, "abc", "float64"),
-        ({"w": np.zeros(2, np.float32)}, "xyz", "another training step"),
+    check_state_fits(mine, {"w": np.zeros(2, np.float32)}, tmp_path)
+    for like, words in [
+        ({"v": np.zeros(2, np.float32)}, "lacks 'v'"),
+        ({"w": np.zeros(2, np.float32), "v": np.zeros(1)}, "lacks 'v'"),
+        ({}, "has 'w'"),
+        ({"w": np.zeros(3, np.float32)}, r"float32\[2\], not float32\[3\]"),
+        ({"w": np.zeros(2, np.float64)}, "float64"),
     ]:
         with pytest.raises(BadInput, match=words):
-            check_state_fits(mine, like, graph, tmp_path)
+            check_state_fits(mine, like, tmp_path)
+
+
+def test_every_bit_that_flips_is_noticed(tmp_path):
+    """Every bit of the header, one in a hundred of the tensors: none is loaded as if nothing were the matter."""
+    path = tmp_path / "c.safetensors"
+    held = {"w": np.linspace(-1, 1, 400, dtype=np.float32), "steps": np.array(7), "on": np.ones(3, bool)}
+    run = {"step": 3, "history": {"loss": 0.1}}
+    Checkpoint(held, run, "abc").save(path)
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    for bit in [*range(header * 8), *range(header * 8, len(whole) * 8, 97)]:
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises(BadInput, match=r"c\.safetensors"):
+            Checkpoint.load(path)
+
+
+def rewritten(path, change):
+    """The checkpoint at `path` with another document, as somebody might write it who knows how."""
+    tensors = dict(safetensors.deserialize(path.read_bytes()))
+    arrays = {n: np.frombuffer(bytes(t["data"]), np.float32).reshape(t["shape"]) for n, t in tensors.items()}
+    with safetensors.safe_open(path, "numpy") as file:
+        about = json.loads(file.metadata()["onnxgrad.checkpoint"])
+    text = json.dumps(change(about))
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    kept = {"onnxgrad.checkpoint": text} | ({} if about.get("version") == 1 else {"onnxgrad.digest": digest})
+    safetensors.numpy.save_file(arrays, path, kept)
+
+
+WRONG = ["x", None, [1], {"a": 1}, True, -1, 1.5]
+
+
+@pytest.mark.parametrize("key", ["version", "step_graph", "run", "digests", "run.step", "run.epoch", "run.row",
+                                 "run.total", "run.seconds", "run.drawing", "run.finished", "run.callbacks",
+                                 "run.history", "run.settings"])  # fmt: skip
+def test_wrong_types_in_the_document_are_one_message(tmp_path, key):
+    path = tmp_path / "c.safetensors"
+    run = {"step": 1, "epoch": 0, "row": 2, "total": 0.5, "seconds": 1.0, "drawing": {}, "finished": ""}
+    run |= {"callbacks": [], "history": {}, "settings": {}}
+    Checkpoint({"w": np.ones(2, np.float32)}, run, "abc").save(path)
+    whole = path.read_bytes()
+    first, _, second = key.partition(".")
+    right = run.get(second) if second else {"version": 2, "step_graph": "", "run": {}, "digests": {}}[first]
+    for value in WRONG:
+        fits = type(value) is type(right) or (isinstance(right, float) and type(value) is int)
+        if fits and (value != -1 or key not in ("run.step", "run.epoch", "run.row")) and key != "digests":
+            continue
+        path.write_bytes(whole)
+        rewritten(path, lambda a: a | ({first: {**a[first], second: value}} if second else {first: value}))  # noqa: B023
+        with pytest.raises(BadInput, match=r"c\.safetensors") as caught:
+            Checkpoint.load(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_of_before_has_no_digests(tmp_path):
+    path = tmp_path / "c.safetensors"
+    Checkpoint({"w": np.ones(2, np.float32)}, {"step": 1}, "abc").save(path)
+    rewritten(path, lambda a: {"version": 1, "step_graph": "abc", "run": {"step": 1}})
+    with safetensors.safe_open(path, "numpy") as file:
+        text = file.metadata()["onnxgrad.checkpoint"]
+    safetensors.numpy.save_file({"w": np.ones(2, np.float32)}, path, {"onnxgrad.checkpoint": text})
+    with pytest.warns(UserWarning, match="has no digests"):
+        assert Checkpoint.load(path).run == {"step": 1}
+
+
+def test_what_is_not_finite_is_not_gone_on_with(tmp_path):
+    like = {"w": np.ones(2, np.float32)}
+    with pytest.raises(BadInput, match="is no good: its 'w' is not finite"):
+        check_state_fits(Checkpoint({"w": np.array([1, np.inf], np.float32)}, {}, ""), like, tmp_path / "c")
+    bound = {"w": np.array([0, np.inf], np.float32)}
+    check_state_fits(Checkpoint(bound, {}, ""), bound, tmp_path / "c")  # as it was from the start
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])

@@ -36,6 +36,7 @@ class Job:
         before: the file that `model` came from.
         after: where the trained model goes.
         checkpoint: folder.
+        save_training: where the training model goes, as it stands at the end.
         metrics: JSON file.
         plot: PNG file.
         epochs: how often every row is seen.
@@ -46,6 +47,7 @@ class Job:
         memory: how much what a step computes may take, as it is written.
         dims: sizes of dimensions that it is for.
         resume: go on from the checkpoint.
+        accept_changes: with other data or settings than before.
         restart: an unfinished run may be discarded.
         threads: of ONNX Runtime.
         target: what it runs (see `onnxgrad.runtime.Options`).
@@ -60,6 +62,7 @@ class Job:
     before: Path
     after: Path
     checkpoint: Path
+    save_training: Path | None = None
     metrics: Path | None = None
     plot: Path | None = None
     epochs: int = 10
@@ -70,6 +73,7 @@ class Job:
     memory: str | None = None
     dims: Mapping[str, int] | None = None
     resume: bool = False
+    accept_changes: bool = False
     restart: bool = False
     threads: int | None = None
     target: str = "portable"
@@ -109,6 +113,7 @@ class Job:
                 schedule=schedule,
                 checkpoint=self.checkpoint,
                 resume=self.resume,
+                accept_changes=self.accept_changes,
                 checkpoint_seconds=self.checkpoint_seconds,
                 metrics=self.metrics,
                 plot=self.plot,
@@ -118,6 +123,8 @@ class Job:
             error(f"{e}\n  hint: the same command with --resume goes on from there")
             raise typer.Exit(INTERRUPTED) from e
         save_model(trainer.inference_model(), self.after)
+        if self.save_training is not None:
+            trainer.save_training_model(self.save_training)
         lines = []
         if held_out is not None and before is not None:
             after = trainer.evaluation.file(self.after, held_out)
@@ -130,6 +137,7 @@ class Job:
             write_report(history, self.report, f"Training {self.before.name}", pictures)
         for what, path in (
             ("trained model", self.after),
+            ("training model", self.save_training),
             ("checkpoint", self.checkpoint / FILE),
             ("metrics", self.metrics),
             ("plot", self.plot),

@@ -21,7 +21,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.training.checkpoint import FILE, previous
 from onnxgrad.training.data.images import SUFFIXES
 
-MODEL, OUTPUT = "MODEL", "--output"
+MODEL, OUTPUT, GOING = "MODEL", "--output", "--save-training"
 
 Force = Annotated[bool, typer.Option("--force", help="--output may be MODEL itself, which is lost then.")]
 
@@ -47,7 +47,7 @@ def check_paths(
 
     Args:
         reads: files and folders by flag; `MODEL` is the model.
-        writes: files by flag; `OUTPUT` is a model.
+        writes: files by flag; `OUTPUT` and `GOING` are models.
         folders: those that are made if they are not there, and the files that go there.
         force: whether `OUTPUT` may take the place of `MODEL`; None: the command has no such flag.
 
@@ -61,7 +61,7 @@ def check_paths(
     for flag, path in writes.items():
         if path is not None:
             _check_target(path)
-            written += [_Place(flag, p) for p in (model_files(path) if flag == OUTPUT else [path])]
+            written += [_Place(flag, p) for p in (model_files(path) if flag in (OUTPUT, GOING) else [path])]
     for flag, (folder, files) in (folders or {}).items():
         _check_folder(flag, folder)
         made.append(_Place(flag, folder))

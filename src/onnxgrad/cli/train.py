@@ -10,7 +10,7 @@ import typer
 from onnxgrad.cli import recipe, watching
 from onnxgrad.cli.derive import Dims, dims_of
 from onnxgrad.cli.job import Job
-from onnxgrad.cli.paths import MODEL, OUTPUT, Force, check_paths, checkpoint_files
+from onnxgrad.cli.paths import GOING, MODEL, OUTPUT, Force, check_paths, checkpoint_files
 from onnxgrad.door import files_of, load_model
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training.data import Images, open_data
@@ -63,7 +63,17 @@ def train(
     checkpoint_seconds: Annotated[
         float, typer.Option(min=0, help="Seconds between checkpoints within an epoch; 0: after every step.")
     ] = 60.0,
+    save_training: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to write the training model as it stands at the end: `train` goes on with it, and needs no "
+            "--loss and no --optimizer."
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint, exactly.")] = False,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Resume with other data or flags than those of the checkpoint.")
+    ] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Discard the checkpoint of an unfinished run.")] = False,
     force: Force = False,
     head: recipe.Head = None,
@@ -94,7 +104,14 @@ def train(
             "--validation": validation,
             "--loss": recipe.files(loss or ()),
         },
-        {OUTPUT: output, "--metrics": metrics, "--plot": plot, "--report": report, "--log": log},
+        {
+            OUTPUT: output,
+            GOING: save_training,
+            "--metrics": metrics,
+            "--plot": plot,
+            "--report": report,
+            "--log": log,
+        },
         folders if tensorboard is None else {**folders, "--tensorboard": (tensorboard, ())},
         force=force,
     )
@@ -124,6 +141,7 @@ def train(
         before=model,
         after=output,
         checkpoint=checkpoint,
+        save_training=save_training,
         metrics=metrics,
         plot=plot,
         epochs=epochs,
@@ -134,6 +152,7 @@ def train(
         memory=memory,
         dims=dims_of(dim),
         resume=resume,
+        accept_changes=accept_changes,
         checkpoint_seconds=checkpoint_seconds,
         restart=restart,
         threads=threads,

@@ -24,7 +24,7 @@ from onnxgrad.ir.infer import forget_values
 from onnxgrad.ir.named import spell_notes
 from onnxgrad.ir.walk import prune, reads
 from onnxgrad.training.averages import AVERAGE
-from onnxgrad.training.info import CONVENTION, DOMAIN, FED, SCHEDULED, TAKEN_OF
+from onnxgrad.training.info import CONVENTION, DOMAIN, FED, MASKS, SCHEDULED, TAKEN_OF
 from onnxgrad.training.measures import check_measures
 from onnxgrad.training.objective import LossTerm, Objective, terms_of
 from onnxgrad.training.recipes import in_full
@@ -139,6 +139,7 @@ class _Attachment:
         self.graph = self.model.graph
         ir.external_data.load_to_model(self.model)
         training_info(self.model).clear()
+        self.model.metadata_props.pop(MASKS, None)
         self.trainable, self.freeze = trainable, freeze
         own_weights(self.graph, trainable or ())
         for value in list(self.graph.inputs):

@@ -52,6 +52,10 @@ class Callback:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
 
+    def settings(self) -> dict[str, Any]:
+        """What decides what it does, as JSON: a run that resumes must be told the same."""
+        return {}
+
 
 class Monitor:
     """The best value so far of one entry of the records of epochs.
@@ -98,8 +102,8 @@ class Monitor:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self.best = math.inf if state["best"] is None else state["best"]
-        self.waited = state["waited"]
+        self.best = math.inf if state["best"] is None else float(state["best"])
+        self.waited = int(state["waited"])
 
 
 class _Monitoring(Callback):
@@ -113,6 +117,10 @@ class _Monitoring(Callback):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Of the monitor."""
         self.monitor.load_state(state)
+
+    def settings(self) -> dict[str, Any]:
+        """Of the monitor."""
+        return {"monitor": self.monitor.of, "least": self.monitor.least}
 
 
 class EarlyStopping(_Monitoring):
@@ -199,7 +207,11 @@ class Plateau(_Monitoring):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """With the share reached."""
         super().load_state(state)
-        self.share = state["share"]
+        self.share = float(state["share"])
+
+    def settings(self) -> dict[str, Any]:
+        """With when it lowers the rate, and by how much."""
+        return super().settings() | {"factor": self.factor, "patience": self.patience}
 
 
 class Metrics(Callback):

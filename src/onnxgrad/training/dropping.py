@@ -14,13 +14,23 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.known import constant
+from onnxgrad.training.info import MASKS
 
 #: Name of the state.
 COUNT = "dropout_step"
 INT32, UINT32 = int(ir.DataType.INT32), int(ir.DataType.UINT32)
 _SPAN = 1 << 16
+
+
+def kept_count(model: ir.Model) -> np.ndarray:
+    """The state that a training model was saved with; that of seed 0 before the first step, if it has none."""
+    text = model.metadata_props.get(MASKS) or "0"
+    if not text.isdecimal() or int(text) >= 1 << 63:
+        raise BadInput(f"the model's metadata {MASKS!r} is {text[:40]!r}, not a count")
+    return np.array(int(text), np.int64)
 
 
 def first_count(seed: int) -> np.ndarray:

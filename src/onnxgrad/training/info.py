@@ -24,6 +24,8 @@ from onnxgrad.training.gradients import DOMAIN
 FED = "onnxgrad.fed"
 #: Metadata of such an initializer that the algorithm scales by a schedule of its own: how that is spelled.
 SCHEDULED = "onnxgrad.schedule"
+#: Metadata of a training model that was saved on its way: where the masks of Dropout stand (see `dropping`).
+MASKS = "onnxgrad.dropout_step"
 #: Metadata of an algorithm that says in words where Adam adds its epsilon.
 CONVENTION = "onnxgrad.adam"
 #: Metadata of an algorithm that says in words of which logits a loss is taken, where a model ends in probabilities.
@@ -45,6 +47,7 @@ class Source:
     def inference(self) -> ir.Model:
         """A copy of the inference model, weights shared, without traces of training."""
         copy = self.model.clone()
+        copy.metadata_props.pop(MASKS, None)
         if not any(node.domain == DOMAIN for graph in copy.graphs() for node in graph):
             copy.opset_imports.pop(DOMAIN, None)
         return copy

@@ -58,9 +58,19 @@ class History:
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> History:
-        """The history that `to_json` wrote."""
+        """The history that `to_json` wrote. Raises KeyError, TypeError or ValueError for what it did not write."""
         about = {k: v for k, v in data.items() if k not in ("epochs", "curve")}
-        return cls(list(data["epochs"]), Curve(**data["curve"]), about)
+        curve = Curve(**data["curve"])
+        numbers = [curve.limit, curve.width, curve.total, curve.count, *curve.means]
+        if (
+            not all(isinstance(n, (int, float)) for n in numbers)
+            or curve.width < 1
+            or not isinstance(curve.means, list)
+        ):
+            raise TypeError("the curve consists of numbers")
+        if not all(isinstance(record, dict) for record in data["epochs"]):
+            raise TypeError("the record of an epoch holds entries by name")
+        return cls(list(data["epochs"]), curve, about)
 
     def write(self, path: Path) -> None:
         """Write the metrics file, all or nothing."""

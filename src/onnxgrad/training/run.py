@@ -6,6 +6,7 @@ from a checkpoint takes the same steps, bit for bit, as one that was never inter
 
 from __future__ import annotations
 
+import functools
 import math
 import signal
 import threading
@@ -36,8 +37,11 @@ if TYPE_CHECKING:
 Schedule = Callable[[float], float] | StepSchedule
 
 
+_ACCEPT = "\n  hint: --accept-changes (in Python accept_changes=True) goes on with what it is told now"
+
+
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, after the step at hand was finished and the state was kept."""
+    """Ctrl-C, SIGTERM or SIGHUP, after the step at hand was finished and the state was kept."""
 
     def __init__(self, step: int, checkpoint: Path | None) -> None:
         self.step = step
@@ -55,6 +59,11 @@ def _refuse_second_schedule(trainer: Trainer) -> None:
             f"the model scales its learning rate by a schedule of its own ({own}), and would by this one as well\n"
             "  hint: leave `schedule` out of one of the two, `attach` or `fit`"
         )
+
+
+def _said(schedule: Schedule) -> str:
+    """What to compare of a schedule; of a function nothing is known."""
+    return str(schedule) if isinstance(schedule, StepSchedule) else "a function"
 
 
 class Run:
@@ -83,7 +92,9 @@ class Run:
         folder: Path | None,
         checkpoint_seconds: float,
         callbacks: Sequence[Callback],
+        accept_changes: bool = False,
     ) -> None:
+        self.accept_changes = accept_changes
         self.trainer, self.data, self.validation = trainer, data, validation
         self.epochs, self.batch_size, self.seed, self.shuffle = epochs, batch_size, seed, shuffle
         self.folder, self.callbacks = folder, list(callbacks)
@@ -98,6 +109,7 @@ class Run:
                     raise BadInput(f"the model takes batches of exactly {f.batch} rows; the data have {len(data)}")
         self.per_epoch = -(-self.rows // self.batch_size)
         self.steps = self.epochs * self.per_epoch
+        self._planned = "constant" if schedule is None else schedule if isinstance(schedule, str) else _said(schedule)
         self.schedule = StepSchedule.of(schedule, self.steps) if isinstance(schedule, str) else schedule
         if self.schedule not in (None, StepSchedule("constant")):
             _refuse_second_schedule(trainer)
@@ -105,6 +117,7 @@ class Run:
         self.total, self.seconds = 0.0, 0.0
         self.rate_factors: dict[int, float] = {}
         self.finished = ""  # why the run ends before its last epoch
+        self._kept = False  # whether there is a checkpoint of this run
         self._interrupted = False
 
     # --- what callbacks may ask for ------------------------------------------------------------
@@ -140,13 +153,27 @@ class Run:
             "rows": len(self.data),
         }
 
+    @functools.cached_property
+    def settings(self) -> dict[str, Any]:
+        """What else decides the numbers of a run, beside the step graph; by what to call it in messages."""
+        trainer = self.trainer
+        rates = {name: float(tensor.numpy()) for name, tensor in trainer.step.rates.items()}
+        return {
+            "training data": self.data.fingerprint,
+            "validation data": self.validation and self.validation.fingerprint,
+            "learning rate": rates[next(iter(rates))] if len(rates) == 1 else rates,
+            "schedule": self._planned,
+            "accumulated parts": trainer.accumulate,
+        }
+
     def __call__(self, resume: bool) -> History:
         """All of it."""
         trainer = self.trainer
         trainer.history = History(about={"settings": {**self.drawing, "epochs": self.epochs}})
         trainer.step_count = 0
         if self.folder is None:
-            return self._all(resume)
+            with self._interruptible():
+                return self._all(resume)
         made = not self.folder.exists()
         if not resume:
             try:
@@ -156,7 +183,7 @@ class Run:
         elif not self.folder.is_dir():
             raise BadInput(f"there is no checkpoint {str(self.checkpoint)!r}")
         try:
-            with alone(self.folder):
+            with alone(self.folder), self._interruptible():
                 return self._all(resume)
         finally:
             if made:
@@ -174,9 +201,8 @@ class Run:
         try:
             for callback in self.callbacks:
                 callback.start(self)
-            with self._interruptible():
-                while self.epoch < self.epochs and not self.finished:
-                    self._run_epoch()
+            while self.epoch < self.epochs and not self.finished:
+                self._run_epoch()
             self.history.about["finished"] = True
             if self.finished:
                 self.history.about["stopped"] = self.finished
@@ -188,9 +214,9 @@ class Run:
         return trainer.history
 
     def _seed_masks(self) -> None:
-        """Have the masks of Dropout follow from the seed."""
+        """Have the masks of Dropout follow from the seed, unless the model says where they stand."""
         state = self.trainer.state()
-        if COUNT in state:
+        if COUNT in state and not self.trainer.initial[COUNT]:
             state[COUNT] = first_count(self.seed)
             self.trainer.machine.load_state(state)
 
@@ -276,31 +302,60 @@ class Run:
             "total": self.total,
             "seconds": self.seconds,
             "drawing": self.drawing,
+            "settings": self.settings,
             "finished": self.finished,
-            "callbacks": [[type(c).__name__, c.state()] for c in self.callbacks if c.state()],
+            "callbacks": [[type(c).__name__, c.state(), c.settings()] for c in self.callbacks if c.state()],
             "history": self.history.to_json(),
         }
         Checkpoint(state, run, self.fingerprint).save(self.checkpoint, keep=True)
+        self._kept = True
 
     def _resume(self) -> None:
         if self.checkpoint is None:
             raise BadInput("to resume, say in which folder the checkpoint is")
         found = Checkpoint.load(self.checkpoint)
-        trainer = self.trainer
-        check_state_fits(found, trainer.initial, self.fingerprint, self.checkpoint)
-        for what, value in self.drawing.items():
-            old = dict(found.run.get("drawing") or {}).get(what)
-            if old != value:
-                raise BadInput(
-                    f"the checkpoint {str(self.checkpoint)!r} was written with {what.replace('_', ' ')} "
-                    f"{old}, not {value}; a run that resumes must draw its rows as before"
-                )
+        check_state_fits(found, self.trainer.initial, self.checkpoint)
+        self._kept = True
         try:
+            moved = self._compare(found)
             self._go_on(found)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, BadInput):
                 raise
             raise BadInput(f"the checkpoint {str(self.checkpoint)!r} does not say where its run stood") from error
+        if moved:  # the rest of an epoch of other batches is none: that epoch begins anew
+            self.row, self.total, self.seconds = 0, 0.0, 0.0
+
+    def _compare(self, found: Checkpoint) -> bool:
+        """Whether the batches are others than those of the run that is resumed.
+
+        Raises:
+            BadInput: something else is, too, and nobody has said that it may be.
+        """
+        before = {**found.run["drawing"], **found.run.get("settings", {})}
+        now = {**self.drawing, **self.settings}
+        if not (before.get("validation data") and now["validation data"]):
+            del now["validation data"]  # measured from now on, or no more
+        changes = [
+            (what.replace("_", " "), before[what], new)
+            for what, new in now.items()
+            if what in before and before[what] != new
+        ]
+        if not self.accept_changes:
+            for what, old, new in changes:
+                raise self._other(f"other {what}" if what.endswith("data") else f"{what} {old}, not {new}")
+            if found.step_graph != self.fingerprint:
+                raise BadInput(
+                    f"the checkpoint {str(self.checkpoint)!r} belongs to another training step: the model, the loss, "
+                    f"the optimizer or its settings are not those that it was written with{_ACCEPT}"
+                )
+        return any(what in ("seed", "shuffle", "batch size", "rows", "training data") for what, _, _ in changes)
+
+    def _other(self, what: str) -> BadInput:
+        return BadInput(
+            f"the checkpoint {str(self.checkpoint)!r} was written with {what}; a run that resumes must be told the "
+            f"same{_ACCEPT}"
+        )
 
     def _go_on(self, found: Checkpoint) -> None:
         trainer = self.trainer
@@ -314,15 +369,22 @@ class Run:
         self.total, self.seconds = found.run["total"], found.run["seconds"]
         self.finished = found.run["finished"]
 
-    def _resume_callbacks(self, kept: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    def _resume_callbacks(self, kept: Sequence[Sequence[Any]]) -> None:
         remembering = [c for c in self.callbacks if c.state()]
-        if [name for name, _ in kept] != [type(c).__name__ for c in remembering]:
-            had = ", ".join(name for name, _ in kept) or "none"
+        had = [str(name) for name, *_ in kept]
+        if had != [type(c).__name__ for c in remembering] and not self.accept_changes:
             raise BadInput(
-                f"the checkpoint {str(self.checkpoint)!r} was written by a run with other callbacks ({had}); "
-                "a run that resumes must be told the same"
+                f"the checkpoint {str(self.checkpoint)!r} was written by a run with other callbacks "
+                f"({', '.join(had) or 'none'}); a run that resumes must be told the same"
             )
-        for callback, (_, state) in zip(remembering, kept):
+        for callback in remembering:
+            name = type(callback).__name__
+            if name not in had:
+                continue
+            _, state, *settings = kept[had.index(name)]
+            had[had.index(name)] = ""
+            if settings not in ([], [callback.settings()]) and not self.accept_changes:
+                raise self._other(f"{name} {settings[0]}, not {callback.settings()}")
             callback.load_state(state)
 
     def _check_finite(self, state: dict[str, np.ndarray]) -> None:
@@ -346,7 +408,7 @@ class Run:
         return "nothing was trained yet: look at how large the data, the labels and the weights are"
 
     def _last_good(self) -> str:
-        return f"; the last good checkpoint is {str(self.checkpoint)!r}" if self.checkpoint else ""
+        return f"; the last good checkpoint is {str(self.checkpoint)!r}" if self._kept else ""
 
     # --- stopping ------------------------------------------------------------------------------
 
@@ -357,17 +419,26 @@ class Run:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C asks the run to stop after the step at hand; a second one stops it at once."""
+        """Ctrl-C, SIGTERM and SIGHUP ask the run to stop after the step at hand; a second one stops it at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
+        hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+        asking = [signal.SIGINT, signal.SIGTERM]
+        if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:  # else nohup wants it to go on
+            asking.append(hangup)
 
         def ask(signum: int, frame: Any) -> None:
-            signal.signal(signal.SIGINT, old)
+            restore()
             self._interrupted = True
 
-        old = signal.signal(signal.SIGINT, ask)
+        old = {number: signal.signal(number, ask) for number in asking}
+
+        def restore() -> None:
+            for number, handler in old.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, old)
+            restore()

@@ -20,7 +20,7 @@ from onnxgrad.ir.finish import finish
 from onnxgrad.ir.named import read_notes
 from onnxgrad.ir.walk import reads
 from onnxgrad.remat import Plan
-from onnxgrad.training.dropping import drop_by_count, first_count
+from onnxgrad.training.dropping import drop_by_count, kept_count
 from onnxgrad.training.earlier import pool_first
 from onnxgrad.training.formulas import PARTS
 from onnxgrad.training.gradients import is_gradient, strings, target_name
@@ -220,7 +220,7 @@ def _compile_entry(source: Source, index: int, bound: Mapping[str, str], outputs
         for name, value in bound.items()
     }
     if counting:
-        start = ir.tensor(first_count(0), name=counting)
+        start = ir.tensor(kept_count(source.model), name=counting)
         state[counting] = StateTensor(counting, counting, f"{counting}_next", start, "statistic")
     asked = dict.fromkeys(name for name in [loss, *outputs] if name)
     results = _wire(lowered, list(state.values()), list(asked), index)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.door import load_model, training_info
+from onnxgrad.door import load_model, save_model, training_info
 from onnxgrad.errors import BadInput
 from onnxgrad.remat import Plan
 from onnxgrad.runtime import Options, StepRunner
@@ -29,6 +29,7 @@ from onnxgrad.training.metrics import History
 from onnxgrad.training.report import check_plot
 from onnxgrad.training.report import plot as draw
 from onnxgrad.training.run import Interrupted, Run, Schedule
+from onnxgrad.training.saving import training_model
 from onnxgrad.training.step import Step, compile_step
 
 __all__ = ["AnyData", "Interrupted", "Schedule", "Trainer"]
@@ -85,6 +86,7 @@ class Trainer:
         initial: the state before the first step.
         fingerprint: a digest of the step graph.
         history: what was measured so far.
+        accumulate: into how many parts a batch is cut.
         plan: what is kept and what is computed anew, with `memory`.
     """
 
@@ -110,7 +112,7 @@ class Trainer:
         self.step = model if isinstance(model, Step) else compile_step(model, entry=entry)
         if not self.step.loss:
             raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
-        self.options = options or Options()
+        self.options, self.accumulate = options or Options(), accumulate
         self.fingerprint = fingerprint(self.step.model)  # of what is computed, not of the plan for its memory
         self.machine: StepRunner | Accumulating
         self.plan: Plan | None = None
@@ -173,6 +175,24 @@ class Trainer:
         """
         return self.step.inference_model(averaged(self.step.source, self.machine.state()))
 
+    def training_model(self) -> Any:
+        """The training model as it stands, an ``onnx_ir.Model``: present weights, counters, moments and averages.
+
+        ``Trainer(trainer.training_model())`` goes on with the same bits, given the same batches.
+        """
+        source = self.step.source
+        if source is None:
+            raise BadInput("a step without the model that it was compiled from cannot be saved as a training model")
+        return training_model(source, self.machine.state())
+
+    def save_training_model(self, path: str | os.PathLike) -> None:
+        """Write `training_model` to `path`, an ``.onnx`` file with a TrainingInfoProto.
+
+        Raises:
+            BadInput: it cannot be written there.
+        """
+        save_model(self.training_model(), path)
+
     def evaluate(self, data: AnyData, batch_size: int = 256) -> dict[str, float]:
         """Loss and accuracy of the inference model, with the weights as they are now, over `data`."""
         rows = self.data(data, "the validation data")
@@ -194,6 +214,7 @@ class Trainer:
         metrics: str | os.PathLike | None = None,
         plot: str | os.PathLike | None = None,
         callbacks: Sequence[Callback] = (),
+        accept_changes: bool = False,
     ) -> History:
         """Train for `epochs` epochs.
 
@@ -211,12 +232,14 @@ class Trainer:
             resume: go on from the checkpoint in that folder, exactly.
             metrics: JSON file to write after every epoch.
             plot: PNG file with the curves, written at the end.
+            accept_changes: resume although the data, or what decides the numbers, are not those of the checkpoint; if
+                the batches are others, the epoch at hand begins anew.
             callbacks: hear what the run does, and may interfere (see `onnxgrad.training.callbacks`).
 
         Raises:
             BadInput: data, options or a checkpoint that do not fit.
             TrainingError: the loss or the weights are no longer finite; the last checkpoint is good.
-            Interrupted: Ctrl-C; the state was kept.
+            Interrupted: Ctrl-C, SIGTERM or SIGHUP; the state was kept.
         """
         for what, n, least in (("epochs", epochs, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
             if n < least:
@@ -241,5 +264,6 @@ class Trainer:
             folder=None if checkpoint is None else Path(checkpoint),
             checkpoint_seconds=checkpoint_seconds,
             callbacks=[*callbacks, *notes],
+            accept_changes=accept_changes,
         )
         return run(resume)

@@ -8,6 +8,7 @@ name ending in ``mask`` gets ones where there are data, one ending in ``lengths`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import Field, fitted, match
+from onnxgrad.training.data.fingerprint import fingerprint
 from onnxgrad.training.data.images import Images
 from onnxgrad.training.data.prefetch import DEPTH, ahead
 from onnxgrad.training.data.sources import open_data
@@ -81,6 +83,16 @@ class Data:
         """The lengths of the rows that are padded, where they are known; of several columns the longest."""
         known = [c.lengths for c in self.columns.values() if c.lengths is not None]
         return np.max(known, axis=0) if known else None
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A digest of all that a step can see of them; what does not lie in memory is read for it."""
+        read = {
+            f.name: (self.columns[f.name], f)
+            for f in self.fields
+            if f.name in self.columns and f.name not in self.arrays
+        }
+        return f"{fingerprint(self.arrays, read)}-{self.pad_to}"
 
     def order(self, seed: Sequence[int], batch_size: int) -> np.ndarray:
         """All rows in an order that `seed` decides; rows of like lengths meet in a batch."""

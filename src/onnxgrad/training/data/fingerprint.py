@@ -1,0 +1,87 @@
+"""What data are, in one digest: whoever goes on with a run can tell whether it sees the same rows.
+
+All that a step can see is taken in, bit by bit: arrays in memory as they are fed, arrays in files as they lie there,
+pictures as the bytes of their files. A sequence that has a fingerprint of its own (a ``datasets.Dataset``) is believed;
+of any other, all rows are read once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training.data.columns import Column, Dense, Items, Remembered
+from onnxgrad.training.data.fields import Field
+from onnxgrad.training.data.images import Pictures
+
+#: Bytes that are read at a time of arrays in files, about; rows of what is made on demand.
+CHUNK, ROWS = 1 << 24, 64
+
+
+def fingerprint(arrays: Mapping[str, np.ndarray], columns: Mapping[str, tuple[Column, Field]]) -> str:
+    """The digest of `arrays` and of all rows of `columns`, by name.
+
+    Raises:
+        BadInput: they cannot be read.
+    """
+    found = _Digest()
+    for name, array in sorted(arrays.items()):
+        found.say(name)
+        found.array(array)
+    made: dict[str, tuple[Column, Field]] = {}
+    for name, (column, field) in sorted(columns.items()):
+        own = _own(column)
+        found.say(name, len(column), own)
+        if isinstance(column, Pictures):
+            found.pictures(column)
+        elif isinstance(column, Dense):
+            size = max(1, CHUNK * len(column) // max(1, column.rows.nbytes))
+            for low in range(0, len(column), size):
+                found.array(column.rows[low : low + size])
+        elif own is None:
+            made[name] = column, field
+    for low in range(0, max((len(c) for c, _ in made.values()), default=0), ROWS):
+        for column, field in made.values():  # columns of one sequence share what was read
+            for row in column.take(np.arange(low, min(low + ROWS, len(column))), field):
+                found.array(np.asarray(row))
+    return str(found)
+
+
+def _own(column: Column) -> str | None:
+    """The fingerprint that a sequence of rows says it has."""
+    if isinstance(column, Items) and isinstance(column.fetch, Remembered):
+        own = getattr(column.fetch.items, "_fingerprint", None)
+        return own if isinstance(own, str) else None
+    return None
+
+
+class _Digest:
+    """A digest that tells each thing it takes in from its neighbours."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def say(self, *words: Any) -> None:
+        self._hash.update(repr(words).encode())
+
+    def array(self, array: np.ndarray) -> None:
+        self.say(str(array.dtype), array.shape)
+        if array.dtype.hasobject:
+            self.say(array.tolist())
+        elif array.size:
+            self._hash.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+    def pictures(self, column: Pictures) -> None:
+        self.say(column.how)
+        for path in column.paths:
+            try:
+                self.say(hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest())
+            except OSError as error:
+                raise BadInput(f"cannot read the picture {str(path)!r}: {error.strerror or error}") from error
+
+    def __str__(self) -> str:
+        return self._hash.hexdigest()
