@@ -19,7 +19,7 @@ from onnxgrad.native.swapping import DOMAIN
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training import Trainer, attach, compile_step, export_step
 from onnxgrad.training.accumulate import split_step
-from onnxgrad.training.formulas import PARTS
+from onnxgrad.training.notes import FORMULAS
 from onnxgrad.training.recipes import RECIPES
 from tests.native.twins import calls, needs_compiler
 from tests.training.models import blobs, classifier, trainable
@@ -120,14 +120,21 @@ def forged(model, change):
     for node in copy.training_info[0].algorithm.node:
         for entry in node.metadata_props:
             said = json.loads(entry.value)
-            entry.value = change(entry.value) if change is str.upper else json.dumps(change(said) or said)
+            entry.value = change(entry.value) if change in AS_TEXT else json.dumps(change(said) or said)
             count += 1
     assert count
     return copy
 
 
+def deep(text):
+    """More brackets than Python descends into."""
+    return text[:-1] + ', "more": ' + "[" * 100_000 + "]" * 100_000 + "}"
+
+
+AS_TEXT = (str.upper, deep)
 FORGED = {
     "no json": str.upper,
+    "deep json": deep,
     "something else": lambda note: [1, 2],
     "no name": lambda note: note.pop("name") and None,
     "the kernel of another": lambda note: note.update(name="ConvWeightGrad"),
@@ -137,9 +144,20 @@ FORGED = {
     "inputs that are no names": lambda note: note.update(inputs=[5, {}, []]),
     "exchanged inputs": lambda note: note.update(inputs=note["inputs"][::-1]),
     "few outputs": lambda note: note.update(outputs=note["outputs"][:1]),
-    "few digests": lambda note: note.update(digests=note["digests"][:1]),
-    "other digests": lambda note: note.update(digests=["input 0"] * 3),
     "no attributes": lambda note: note.update(attributes={}),
+    "attributes that are a list": lambda note: note.update(attributes=[1, 2]),
+    "another decay": lambda note: note["attributes"].update(norm=50),
+    "a share that is no rest": lambda note: note["attributes"].update(alpha_rest=0.5),
+    "all shares": lambda note: note["attributes"].update(alpha=0.5, alpha_rest=0.5, beta=0.5, beta_rest=0.5),
+    "another factor": lambda note: note["attributes"].update(post=2.0),
+    "one more attribute": lambda note: note["attributes"].update(more=2.0),
+    "an integer beyond floats": lambda note: note["attributes"].update(norm=10**400),
+    "a float beyond floats": lambda note: note["attributes"].update(epsilon=1e300),
+    "no number": lambda note: note["attributes"].update(epsilon=float("nan")),
+    "digests of its own": lambda note: note.update(digests=5) or note["attributes"].update(norm=50),
+    "inputs as an object": lambda note: note.update(inputs={"x": "y"}),
+    "more inputs": lambda note: note.update(inputs=[*note["inputs"], None]),
+    "more outputs": lambda note: note.update(outputs=[*note["outputs"], None]),
     "attributes that are no numbers": lambda note: note.update(attributes=dict.fromkeys(note["attributes"], "x")),
 }
 
@@ -156,10 +174,10 @@ def test_notes_of_a_file_that_mean_harm(how):
 
 @needs_compiler
 @pytest.mark.parametrize("optimizer", RECIPES)
-def test_names_that_files_keep_are_trusted(optimizer):
+def test_names_that_files_keep_are_known(optimizer):
     for node in trainable(optimizer, 0.02).training_info[0].algorithm.node:
         for entry in node.metadata_props:
-            assert json.loads(entry.value)["name"] in PARTS
+            assert json.loads(entry.value)["name"] in FORMULAS
 
 
 @needs_compiler

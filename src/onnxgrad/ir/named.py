@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +90,6 @@ def spell_notes(graph: ir.Graph) -> None:
             "inputs": [None if v is None else v.name for v in part.inputs],
             "outputs": [None if v is None else v.name for v in part.outputs],
             "attributes": dict(part.attributes),
-            "digests": part.digests,
         }
         for value in part.outputs:
             node = None if value is None else value.producer()
@@ -98,13 +97,20 @@ def spell_notes(graph: ir.Graph) -> None:
                 node.metadata_props[_KEY] = json.dumps(said)
 
 
-def read_notes(graph: ir.Graph, find: Callable[[str], ir.Value | None], trusted: Collection[str]) -> None:
+#: A part of this name, with these attributes, over inputs of this type, as it is written here; None if it is none.
+Written = Callable[[str, Mapping[str, float], ir.DataType], Part | None]
+
+
+def read_notes(graph: ir.Graph, find: Callable[[str], ir.Value | None], written: Written) -> None:
     """Take the notes that came with a file, out of it.
+
+    A file may claim anything. What it says is taken for a question, whether these values are that part with those
+    attributes; the digests that the graph is held to are those of the part as it is written here.
 
     Args:
         graph: whose nodes have them.
         find: tells which value a name means, None if there is none.
-        trusted: names of parts whose kernels do no harm, whatever a file says of their inputs and attributes.
+        written: writes the part that a note names.
     """
     read: dict[str, Part | None] = {}
     for node in graph:
@@ -112,22 +118,23 @@ def read_notes(graph: ir.Graph, find: Callable[[str], ir.Value | None], trusted:
         if text is None:
             continue
         if text not in read:
-            read[text] = _read(text, find, trusted)
+            read[text] = _read(text, find, written)
         part = read[text]
         if part is not None:
             node.meta[_KEY] = part
 
 
-def _read(text: str, find: Callable[[str], ir.Value | None], trusted: Collection[str]) -> Part | None:
+def _read(text: str, find: Callable[[str], ir.Value | None], written: Written) -> Part | None:
     try:
         said = json.loads(text)
-        if said["name"] not in trusted:
-            return None
         inputs, outputs = ([None if n is None else find(n) for n in said[end]] for end in ("inputs", "outputs"))
-        lost = any(v is None and n is not None for v, n in zip(inputs, said["inputs"], strict=True))
-        return None if lost else Part(said["name"], inputs, outputs, dict(said["attributes"]), said["digests"])
-    except (ValueError, TypeError, KeyError):  # not written here
+        numbers = {str(key): float(number) for key, number in said["attributes"].items()}
+        dtype = inputs[0].dtype if inputs and inputs[0] is not None else None
+        lost = any(v is None and n is not None for v, n in zip(inputs, said["inputs"]))
+        part = None if lost or dtype is None else written(str(said["name"]), numbers, dtype)
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):  # not written here
         return None
+    return None if part is None else Part(part.name, inputs, outputs, part.attributes, part.digests)
 
 
 def _digest(value: ir.Value, inputs: Sequence[ir.Value | None]) -> str | None:

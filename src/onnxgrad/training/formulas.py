@@ -20,12 +20,6 @@ DOUBLE = ir.DataType.DOUBLE
 Shape = tuple[int, ...]
 
 
-#: What the formulas name (see `Builder.named`), which training models keep in files.
-PARTS = frozenset(
-    {"Sgd", "Adam", "NAdam", "RMSProp", "RMSPropMoving", "RMSPropCentered", "RMSPropCenteredMoving", "Lion"}
-)
-
-
 class Formula:
     """What the formula of an optimizer sees, besides tensors: operators, settings, rate and time."""
 

@@ -22,7 +22,6 @@ from onnxgrad.ir.walk import reads
 from onnxgrad.remat import Plan
 from onnxgrad.training.dropping import drop_by_count, kept_count
 from onnxgrad.training.earlier import pool_first
-from onnxgrad.training.formulas import PARTS
 from onnxgrad.training.gradients import is_gradient, strings, target_name
 from onnxgrad.training.info import (
     DOMAIN,
@@ -40,6 +39,7 @@ from onnxgrad.training.info import (
 from onnxgrad.training.initialization import initialized
 from onnxgrad.training.lowering import Lowered, open_bound
 from onnxgrad.training.memory import in_good_order, within_memory
+from onnxgrad.training.notes import Rewriting
 from onnxgrad.training.sequence import in_sequence
 from onnxgrad.training.validation import refuse_invalid
 
@@ -214,7 +214,7 @@ def _compile_entry(source: Source, index: int, bound: Mapping[str, str], outputs
     pool_first(opened.graph, keep=[*bound.values(), loss, *outputs])
     counting = drop_by_count(opened.graph, {*data, *merged.hosted, *merged.fed})
     lowered = Lowered(opened)
-    read_notes(lowered.graph, lambda name: lowered[name] if name in lowered.values else None, PARTS)
+    read_notes(lowered.graph, lambda name: lowered[name] if name in lowered.values else None, Rewriting())
     state = {
         name: StateTensor(name, name, value, merged.hosted[name], _kind(name, merged, trained))
         for name, value in bound.items()
