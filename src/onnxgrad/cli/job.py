@@ -98,7 +98,7 @@ class Job:
         )
         if trainer.plan is not None:
             console(sys.stderr).print(f"memory: {trainer.plan}", markup=False, highlight=False, soft_wrap=True)
-        rows = trainer.data(*data)
+        rows = trainer.training_data(*data)
         held_out = None if validation is None else trainer.data(*validation)
         for note in self.notes:
             console(sys.stderr).print(note, markup=False, highlight=False, soft_wrap=True)

@@ -15,6 +15,7 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.names import described
 from onnxgrad.ir.walk import prune
 from onnxgrad.training.bounds import bounds, spared
+from onnxgrad.training.info import CLASSES
 
 
 def with_head(model: AnyModel, outputs: int, *, of: str | None = None, name: str = "logits", seed: int = 0) -> Any:
@@ -78,6 +79,7 @@ def placed_head(
     result = features @ parts[0] + parts[1]
     result.value.name = name
     graph.outputs[:] = [result.value]
+    opened.model.metadata_props.pop(CLASSES, None)  # the old outputs had names
     prune(graph)
     where = f"the head reads {value.name!r}, {size} features"
     if layer is not None:

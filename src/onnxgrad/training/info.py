@@ -24,6 +24,8 @@ from onnxgrad.training.gradients import DOMAIN
 FED = "onnxgrad.fed"
 #: Metadata of such an initializer that the algorithm scales by a schedule of its own: how that is spelled.
 SCHEDULED = "onnxgrad.schedule"
+#: Metadata of a model that tells classes apart: their names in the order of their numbers, as JSON.
+CLASSES = "onnxgrad.classes"
 #: Metadata of a training model that was saved on its way: where the masks of Dropout stand (see `dropping`).
 MASKS = "onnxgrad.dropout_step"
 #: Metadata of an algorithm that says in words where Adam adds its epsilon.

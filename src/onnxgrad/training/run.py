@@ -160,6 +160,7 @@ class Run:
         rates = {name: float(tensor.numpy()) for name, tensor in trainer.step.rates.items()}
         return {
             "training data": self.data.fingerprint,
+            "classes": self.data.classes and list(self.data.classes),
             "validation data": self.validation and self.validation.fingerprint,
             "learning rate": rates[next(iter(rates))] if len(rates) == 1 else rates,
             "schedule": self._planned,
@@ -316,6 +317,9 @@ class Run:
         found = Checkpoint.load(self.checkpoint)
         check_state_fits(found, self.trainer.initial, self.checkpoint)
         self._kept = True
+        classes = found.run.get("settings", {}).get("classes")
+        if classes and self.accept_changes:  # what the outputs mean is no matter of choice
+            self._number(classes)
         try:
             moved = self._compare(found)
             self._go_on(found)
@@ -325,6 +329,16 @@ class Run:
             raise BadInput(f"the checkpoint {str(self.checkpoint)!r} does not say where its run stood") from error
         if moved:  # the rest of an epoch of other batches is none: that epoch begins anew
             self.row, self.total, self.seconds = 0, 0.0, 0.0
+
+    def _number(self, classes: Any) -> None:
+        if not isinstance(classes, list) or not all(isinstance(n, str) for n in classes):
+            raise BadInput(f"the checkpoint {str(self.checkpoint)!r} does not say which classes it tells apart")
+        for data in (self.data, self.validation):
+            if data is not None:
+                data.number(classes)
+        if self.data.classes:
+            self.trainer.classes = self.data.classes
+        self.__dict__.pop("settings", None)
 
     def _compare(self, found: Checkpoint) -> bool:
         """Whether the batches are others than those of the run that is resumed.

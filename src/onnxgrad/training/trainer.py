@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from onnxgrad.training.callbacks import AtEnd, Callback, Metrics
 from onnxgrad.training.checkpoint import fingerprint
 from onnxgrad.training.data import Data, Field
 from onnxgrad.training.evaluation import Evaluation
-from onnxgrad.training.info import AnyTrainingModel
+from onnxgrad.training.info import CLASSES, AnyTrainingModel
 from onnxgrad.training.memory import within_memory
 from onnxgrad.training.metrics import History
 from onnxgrad.training.report import check_plot
@@ -57,6 +58,20 @@ def _with_training(model: AnyTrainingModel | Step, asked: dict[str, Any], parts:
     return model
 
 
+def _classes(step: Step) -> tuple[str, ...] | None:
+    """The names of classes that the model of `step` carries."""
+    text = "" if step.source is None else step.source.model.metadata_props.get(CLASSES, "")
+    if not text:
+        return None
+    try:
+        names = json.loads(text)
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
+            raise ValueError
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"the model's metadata {CLASSES!r} are no list of names: {text[:60]}") from error
+    return tuple(names)
+
+
 class Trainer:
     """Trains a model: with a loss and an optimizer, or as the training information that it carries says.
 
@@ -87,6 +102,7 @@ class Trainer:
         fingerprint: a digest of the step graph.
         history: what was measured so far.
         accumulate: into how many parts a batch is cut.
+        classes: the names of the classes in the order of their numbers, where the model or its training data say them.
         plan: what is kept and what is computed anew, with `memory`.
     """
 
@@ -139,6 +155,7 @@ class Trainer:
         field = self._evaluation.field if self._evaluation else Field.of
         fields = [field(inputs[name]) for name in self.step.batch]
         self.fields = [replace(f, batch=f.batch and f.batch * accumulate) for f in fields]
+        self.classes = _classes(self.step)
         self.initial = {name: t.initial.numpy() for name, t in self.step.state.items()}
 
     def _default_evaluation(self) -> Evaluation | None:
@@ -160,8 +177,17 @@ class Trainer:
     def data(self, data: AnyData, what: str = "the data") -> Data:
         """`data` as rows for this step. Raises BadInput if they do not fit."""
         if isinstance(data, Data):
+            if self.classes:
+                data.number(self.classes)
             return data
-        return Data(data, self.fields, repr(os.fspath(data)) if isinstance(data, (str, os.PathLike)) else what)
+        name = repr(os.fspath(data)) if isinstance(data, (str, os.PathLike)) else what
+        return Data(data, self.fields, name, classes=self.classes)
+
+    def training_data(self, data: AnyData, what: str = "the training data") -> Data:
+        """The same of data to train on: the names of their classes are those of the model, if it has none yet."""
+        rows = self.data(data, what)
+        self.classes = self.classes or rows.classes
+        return rows
 
     def state(self) -> dict[str, np.ndarray]:
         """A copy of every tensor of state."""
@@ -173,7 +199,12 @@ class Trainer:
         If the training information keeps averages of weights, with these (``step.inference_model(state())`` has the
         weights themselves).
         """
-        return self.step.inference_model(averaged(self.step.source, self.machine.state()))
+        return self._named(self.step.inference_model(averaged(self.step.source, self.machine.state())))
+
+    def _named(self, model: ir.Model) -> ir.Model:
+        if self.classes:
+            model.metadata_props[CLASSES] = json.dumps(self.classes, ensure_ascii=False)
+        return model
 
     def training_model(self) -> Any:
         """The training model as it stands, an ``onnx_ir.Model``: present weights, counters, moments and averages.
@@ -183,7 +214,7 @@ class Trainer:
         source = self.step.source
         if source is None:
             raise BadInput("a step without the model that it was compiled from cannot be saved as a training model")
-        return training_model(source, self.machine.state())
+        return self._named(training_model(source, self.machine.state()))
 
     def save_training_model(self, path: str | os.PathLike) -> None:
         """Write `training_model` to `path`, an ``.onnx`` file with a TrainingInfoProto.
@@ -254,7 +285,7 @@ class Trainer:
             notes.append(AtEnd(draw, Path(plot)))
         run = Run(
             self,
-            self.data(data, "the training data"),
+            self.training_data(data),
             None if validation is None else self.data(validation, "the validation data"),
             epochs=epochs,
             batch_size=batch_size,

@@ -18,7 +18,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import Field, fitted, match
 from onnxgrad.training.data.fingerprint import fingerprint
-from onnxgrad.training.data.images import Images
+from onnxgrad.training.data.images import Classes, Images
 from onnxgrad.training.data.prefetch import DEPTH, ahead
 from onnxgrad.training.data.sources import open_data
 
@@ -34,6 +34,8 @@ class Data:
         fields: what the step wants.
         name: what to call the data in messages.
         images: how pictures become arrays.
+        classes: the names of all classes in the order of their numbers, where the source names its own (folders of
+            pictures). Default: those of the source.
         pad_to: sizes of padded axes are rounded up to a multiple of it.
 
     Raises:
@@ -47,10 +49,14 @@ class Data:
         name: str = "the data",
         *,
         images: Images | None = None,
+        classes: Sequence[str] | None = None,
         pad_to: int = 1,
     ) -> None:
         self.fields, self.name, self.pad_to = list(fields), name, pad_to
         columns = open_data(source, images)
+        for called, column in columns.items() if classes else ():
+            if isinstance(column, Classes):
+                columns[called] = column.renumbered(classes, name)  # type: ignore[arg-type]
         self.ends = _ends(fields, columns)
         fed = [f for f in fields if f.name not in self.ends]
         chosen = match(columns, fed, name)
@@ -83,6 +89,20 @@ class Data:
         """The lengths of the rows that are padded, where they are known; of several columns the longest."""
         known = [c.lengths for c in self.columns.values() if c.lengths is not None]
         return np.max(known, axis=0) if known else None
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the classes, in the order of their numbers, where the source names them."""
+        return next((c.names for c in self.columns.values() if isinstance(c, Classes)), None)
+
+    def number(self, classes: Sequence[str]) -> None:
+        """Give the classes that the source names their numbers in `classes`. Raises BadInput for one that has none."""
+        for field in self.fields:
+            column = self.columns.get(field.name)
+            if isinstance(column, Classes) and column.names != tuple(classes):
+                column = self.columns[field.name] = column.renumbered(classes, self.name)
+                self.arrays[field.name] = fitted(self._called[field.name], column.rows, field, self.name)
+                self.__dict__.pop("fingerprint", None)
 
     @functools.cached_property
     def fingerprint(self) -> str:

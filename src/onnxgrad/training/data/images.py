@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,31 @@ class Pictures(Column):
         return stacked([self.how.read(self.paths[i], field) for i in rows])
 
 
+class Classes(Dense):
+    """Class indices, and the names that they stand for.
+
+    Args:
+        indices: into `names`, one per row.
+        names: of the classes, in the order of their numbers.
+    """
+
+    def __init__(self, indices: np.ndarray, names: Sequence[str]) -> None:
+        super().__init__(indices)
+        self.names = tuple(names)
+
+    def renumbered(self, names: Sequence[str], where: str) -> Classes:
+        """The same classes by their numbers in `names`. Raises BadInput for one that is not there."""
+        unknown = [n for n in self.names if n not in names]
+        if unknown:
+            raise BadInput(
+                f"{where} has the class {unknown[0]!r}, which is none of those that the model was trained to tell "
+                f"apart: {', '.join(map(repr, names[:8]))}{', …' if len(names) > 8 else ''}\n"
+                "  hint: leave its folder out, or train a new head (--head) for other classes"
+            )
+        places = np.array([names.index(n) for n in self.names], np.int64)
+        return Classes(places[self.rows], names)
+
+
 def image_folder(path: Path, how: Images) -> dict[str, Column]:
     """Columns ``images`` and ``labels`` of a folder that holds a folder of pictures per class.
 
@@ -96,7 +122,10 @@ def image_folder(path: Path, how: Images) -> dict[str, Column]:
         if not found:
             raise BadInput(f"the folder {str(folder)!r} holds no pictures, so its class has no rows")
     labels = np.repeat(np.arange(len(folders)), [len(f) for f in files])
-    return {"images": Pictures([p for f in files for p in f], how), "labels": Dense(labels)}
+    return {
+        "images": Pictures([p for f in files for p in f], how),
+        "labels": Classes(labels, [f.name for f in folders]),
+    }
 
 
 def _library() -> Any:
