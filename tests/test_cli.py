@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 
 import onnxgrad
 from onnxgrad import grad, hessian, hvp, jacobian, jvp, signature, value_and_grad, vjp
+from onnxgrad.cli.app import build
 from tests.models import assert_sound, chain, mlp, model, nodes_of, run, value
 
 ENV = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS", "TERM")}
@@ -305,6 +306,77 @@ def test_modules_in_the_working_directory_are_not_imported(tmp_path, how):
     done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=ENV, timeout=120)
     assert not [p.name for p in tmp_path.iterdir() if p.name.startswith("executed")]
     assert_refused(done, "num_scan_inputs")
+
+
+# --- names that a terminal would obey -----------------------------------------------------------------
+
+EVIL = "w\x1b[2J\x1b]0;t\x07\x9b1m\u202ekcab\u2066\x7f\rerror:\nerror: [/] :smile: [red]"
+
+
+def _evil():
+    """Names of everything, with control characters, marks of direction, and what rich takes for markup."""
+    source = mlp()
+    rename = {name: name + EVIL for name in ("x", "w", "b", "y")}
+    for node in source.graph.node:
+        node.name = EVIL
+        node.input[:] = [rename.get(n, n) for n in node.input]
+        node.output[:] = [rename.get(n, n) for n in node.output]
+    for held in (*source.graph.input, *source.graph.output, *source.graph.initializer):
+        held.name = rename.get(held.name, held.name)
+    source.graph.input[0].type.tensor_type.shape.dim[0].dim_param = EVIL
+    return source
+
+
+def _evil_operator():
+    source = _evil()
+    source.graph.node[0].op_type += EVIL
+    source.graph.node[0].domain = EVIL
+    source.opset_import.add(domain=EVIL, version=1)
+    return source
+
+
+def _evil_training():
+    source = _evil()
+    source.training_info.add().update_binding.add(key="w" + EVIL, value="nowhere" + EVIL)
+    return source
+
+
+def _evil_function():
+    source = _evil()
+    for a, b in (("f", "g"), ("g", "f")):
+        node = helper.make_node(b + EVIL, ["a"], ["c"], domain="d")
+        imports = [*source.opset_import, helper.make_opsetid("d", 1)]
+        source.functions.append(helper.make_function("d", a + EVIL, ["a"], ["c"], [node], imports))
+    source.opset_import.add(domain="d", version=1)
+    source.graph.node.append(helper.make_node("f" + EVIL, ["y" + EVIL], ["z"], domain="d"))
+    source.graph.output[0].name = "z"
+    return source
+
+
+@pytest.mark.parametrize("make", [_evil, _evil_operator, _evil_training, _evil_function])
+def test_names_are_printed_without_what_a_terminal_obeys(tmp_path, monkeypatch, capfd, make):
+    monkeypatch.chdir(tmp_path)
+    place = os.fsdecode(b"m\x1b[2J\xff.onnx")
+    onnx.save(make(), place)
+    said = ""
+    for args in (
+        ["check", place],
+        ["check", place, "--wrt", "w" + EVIL, "--of", "none" + EVIL],
+        ["grad", place, "--wrt", "w" + EVIL, "-o", "d\x1b.onnx"],
+        ["grad", place, "--wrt", "w" + EVIL, "--mode", "jvp", "-o", place],
+        ["lower", place, "-o", "d.onnx"],
+        ["train", place, "--data", "n\x1b.npz", "-o", "out\x9b.onnx"],
+    ):
+        with pytest.raises(SystemExit) as done:
+            build()(args, prog_name="onnxgrad")
+        assert done.value.code in (0, 1, 2)
+        out, err = capfd.readouterr()
+        assert err.count("error: ") + err.count("warning: ") == 0 or err.startswith(("error: ", "warning: "))
+        assert all(line.startswith(("  ", "error: ", "warning: ")) for line in err.splitlines())
+        assert sum(line.startswith("error") for line in (out + err).splitlines()) <= 1
+        said += out + err
+    assert not set(said) & set("\x1b\x07\x9b\u202e\u2066\x7f\r\udcff")
+    assert "[/]" in said or make is not _evil
 
 
 # --- the rest ---------------------------------------------------------------------------------------

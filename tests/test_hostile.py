@@ -7,25 +7,31 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import resource
+import socket
 import struct
 import tracemalloc
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxgrad import BadInput, vjp
+from onnxgrad import BadInput, load_rule, vjp
 from onnxgrad.check import check
-from onnxgrad.door import load_model
+from onnxgrad.door import load_model, save_model
+from onnxgrad.training import attach
+from onnxgrad.training.callbacks import Log
 from onnxgrad.training.checkpoint import Checkpoint
 from onnxgrad.training.data import Data, Field, open_data
 from tests import fuzz
 from tests.models import mlp
+from tests.training.models import classifier
 
 IMPORTS = [helper.make_opsetid("", 21)]
 
@@ -313,6 +319,80 @@ def test_a_picture_is_what_its_name_says_or_nothing(tmp_path):
     columns = open_data(tmp_path)
     with pytest.raises(BadInput, match="cannot read the picture"):
         columns["images"].take(np.arange(1), Field("images", np.dtype(np.float32), (3, 8, 8)))
+
+
+# --- what is no ordinary file ------------------------------------------------------------------------
+
+
+def _pipe(path):
+    os.mkfifo(path)
+
+
+def _device(path):
+    os.symlink("/dev/zero", path)
+
+
+def _socket(path):
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path)
+
+
+def _resumed_log(path):
+    log = Log(path)
+    try:
+        log.start(SimpleNamespace(step_count=1, epoch=1))
+    finally:
+        log.stop()
+
+
+READERS = {
+    "model.onnx": check,
+    "loss.onnx": lambda path: attach(classifier(), loss=path, optimizer="sgd"),
+    "rule.onnx": load_rule,
+    "data.npz": open_data,
+    "data.npy": open_data,
+    "data.parquet": open_data,
+    "data.arrow": open_data,
+    "folder/x.npy": lambda path: open_data(os.path.dirname(path)),
+    "classes/a/x.png": lambda path: open_data("classes")["images"].take(
+        np.arange(1), Field("images", np.dtype(np.float32), (3, 8, 8))
+    ),
+    "checkpoint.safetensors": lambda path: Checkpoint.load(Path(path)),
+    "log.jsonl": _resumed_log,
+}
+
+
+@pytest.mark.parametrize("special", [_pipe, _device, _socket])
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_no_ordinary_file_is_not_opened(name, special, tmp_path, monkeypatch):
+    """A pipe would be waited for, and its writer would go on; a device never ends."""
+    if name.endswith((".parquet", ".arrow")):
+        pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    special(name)
+    opened = os.open
+
+    def open_no(path, flags, *more, **options):
+        assert os.fspath(path) != name, "it was opened"
+        return opened(path, flags, *more, **options)
+
+    monkeypatch.setattr("os.open", open_no)
+    with pytest.raises(BadInput, match="ordinary file"):
+        READERS[name](name)
+
+
+@pytest.mark.parametrize("special", [_pipe, _device, _socket])
+def test_what_is_called_like_a_temporary_file(special, tmp_path, monkeypatch):
+    """It is neither opened nor removed, and not waited for."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").write_text("mine")
+    os.symlink(tmp_path / "mine", ".m.onnx.aaaaaaaa.partial")
+    special(".m.onnx.bbbbbbbb.partial")
+    save_model(mlp(), "m.onnx")
+    assert onnx.load("m.onnx") == mlp()
+    assert os.path.lexists(".m.onnx.bbbbbbbb.partial")
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 #: What the fuzzer has found, by its number; none of it comes back.

@@ -15,11 +15,30 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+#: Control characters, what turns the direction of text, what has no width, and halves of characters.
+_UNSEEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
+
+
+def shown(text: str, keep: str = "") -> str:
+    r"""`text`, in which a stranger may have put names, as it can be printed: what a terminal would obey is replaced.
+
+    >>> shown("w\x1b[2J")
+    'w�[2J'
+    """
+    return _UNSEEN.sub(lambda found: found[0] if found[0] in keep else "\N{REPLACEMENT CHARACTER}", text)
 
 
 class OnnxGradError(Exception):
     """Base of every error that a user can act on."""
+
+    def __str__(self) -> str:  # names of strangers are a part of it; and KeyError would show the repr of the message
+        return shown(str(self.args[0]) if len(self.args) == 1 else super().__str__(), keep="\n")
 
 
 class BadInput(OnnxGradError, ValueError):
@@ -41,9 +60,6 @@ class UnknownName(BadInput, KeyError):
         self.name = name
         self.close = close
         super().__init__(f"no {what} named {name!r}; {hint}")
-
-    def __str__(self) -> str:  # KeyError would show the repr of the message
-        return str(self.args[0])
 
 
 class NotDifferentiable(OnnxGradError):

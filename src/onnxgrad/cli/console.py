@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from onnxgrad.errors import shown
+
+
+class _Console(Console):
+    """Whatever it prints, what a terminal would obey comes from rich alone, not from names in a file."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As the base does."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else shown(text, keep="\n"), style, control)
 
 
 def console(stream: TextIO | None = None) -> Console:
     """A console that writes plain, wide text where no terminal reads it."""
     stream = stream or sys.stdout
     if stream.isatty():
-        return Console(file=stream)
-    return Console(file=stream, width=200, no_color=True, force_terminal=False, highlight=False)
+        return _Console(file=stream, markup=False, emoji=False)
+    return _Console(
+        file=stream, width=200, no_color=True, force_terminal=False, highlight=False, markup=False, emoji=False
+    )
+
+
+def cell(text: str, style: str = "") -> Text:
+    """`text` for one line of a table: a name in it cannot break it."""
+    return Text(shown(text), style)
 
 
 def error(problem: object) -> None:
@@ -27,4 +48,6 @@ def warn(message: Any, *_: Any) -> None:
 
 
 def _say(kind: str, what: object) -> None:
-    print(f"{kind}: {what}", file=sys.stderr)
+    first, *more = shown(str(what), keep="\n").split("\n")
+    lines = [f"{kind}: {first}", *(line if line.startswith("  ") else f"  {line}" for line in more)]
+    print("\n".join(lines), file=sys.stderr)

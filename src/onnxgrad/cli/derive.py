@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from onnxgrad import api, transforms
-from onnxgrad.cli.console import console
+from onnxgrad.cli.console import cell, console
 from onnxgrad.cli.paths import MODEL, OUTPUT, Force, check_paths
 from onnxgrad.custom import custom_rules
 from onnxgrad.door import files_of, load_model, save_model, signature
@@ -128,7 +128,7 @@ def _summary(primal: ir.Model, derived: ir.Model, files: list[Path]) -> None:
         *(("output", {f"{a}, {b}": made for b, made in row.items()}) for a, row in names.hessians.items()),
     ):
         for name, made in mapping.items():
-            table.add_row(kind, made, _type(values[made]), name)
+            table.add_row(*map(cell, (kind, made, _type(values[made]), name)))
     out = console()
     out.print(table)
     before, after = (primal.graph.opset_imports.get("", 18), derived.graph.opset_imports[""])

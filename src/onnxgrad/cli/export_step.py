@@ -52,7 +52,7 @@ def export_step(
     )
     if head is not None:
         source, where = recipe.headed(source, head)
-        print(where, file=sys.stderr)
+        console(sys.stderr).print(where, highlight=False, soft_wrap=True)
     assert isinstance(source, ir.Model)
     rates = None if schedule == "constant" else schedule
     try:

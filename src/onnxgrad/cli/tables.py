@@ -14,9 +14,10 @@ from rich.text import Text
 
 from onnxgrad.check import REFUSED, operators
 from onnxgrad.check import check as check_model
-from onnxgrad.cli.console import console
+from onnxgrad.cli.console import cell, console
 from onnxgrad.cli.derive import StraightThrough
 from onnxgrad.door import load_model, training_info
+from onnxgrad.errors import shown
 from onnxgrad.rules.registry import registry
 from onnxgrad.training import lower_gradients
 from onnxgrad.training.gradients import DOMAIN
@@ -60,7 +61,7 @@ def _training(out: Console, model: ir.Model, problems: list[Problem]) -> None:
         for column in ("where", "rule", "what is wrong"):
             table.add_column(column, no_wrap=column != "what is wrong")
         for p in problems:
-            table.add_row(p.where, Text(p.rule, "bold red"), Text(p.message))
+            table.add_row(cell(p.where), cell(p.rule, "bold red"), cell(p.message))
         out.print(table)
         out.print(Text(f"not valid for training: {len(problems)} problems"))
     elif infos:
@@ -78,17 +79,17 @@ def _differentiability(out: Console, model: ir.Model, wrt: list[str] | None, of:
     table.add_column("how, or why not")
     for row in report.rows:
         name = f"{row.domain}::{row.op_type}" if row.domain else row.op_type
-        detail = row.detail + (f"\non the path {row.path}" if row.path else "")
+        detail = row.detail + (f"\non the path {shown(row.path)}" if row.path else "")
         style = "bold red" if row.status == REFUSED else ""
-        table.add_row(Text(name), str(row.count), Text(row.status, style), Text(detail))
+        table.add_row(cell(name), str(row.count), Text(row.status, style), Text(detail))
     out.print(table)
     wrts = f"{len(report.wrt)} values" if len(report.wrt) > 4 else ", ".join(report.wrt)
     if report.differentiable:
-        out.print(Text(f"differentiable: {', '.join(report.of)} with respect to {wrts}"))
+        out.print(cell(f"differentiable: {', '.join(report.of)} with respect to {wrts}"))
         return True
     if not any(r.status == REFUSED for r in report.rows):
         out.print(Text(report.problem))
-    out.print(Text(f"not differentiable: {', '.join(report.of)} with respect to {wrts}"))
+    out.print(cell(f"not differentiable: {', '.join(report.of)} with respect to {wrts}"))
     return False
 
 

@@ -32,7 +32,7 @@ from onnxgrad.door.saving import PROTOBUF_LIMIT, gathered, to_proto, weight_byte
 from onnxgrad.door.signature import KEY
 from onnxgrad.door.sizes import check_calls
 from onnxgrad.door.unbinding import settle_unbinding
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, shown
 from onnxgrad.ir.settling import settle_opset
 
 Model = TypeVar("Model", onnx.ModelProto, ir.Model)
@@ -89,7 +89,7 @@ class Opened:
             missing = sorted(outside_names(info) - {n for n in have if n})
             if missing:
                 warnings.warn(
-                    f"training information dropped: it refers to {', '.join(missing)}, "
+                    f"training information dropped: it refers to {shown(', '.join(missing))}, "
                     "which the derived model does not have",
                     stacklevel=4,
                 )

@@ -139,7 +139,7 @@ def epoch_line(record: dict[str, Any], epochs: int) -> str:
 
 def reporter(console: Console | None = None) -> Callback:
     """A bar on a terminal, lines elsewhere; on standard error, which keeps standard output for results."""
-    console = console or Console(stderr=True)
+    console = console or Console(stderr=True, markup=False, emoji=False)
     return Bar(console) if console.is_terminal else Lines(console)
 
 

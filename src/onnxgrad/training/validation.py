@@ -15,6 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.door import training_info
+from onnxgrad.door.dims import settle_dims
 from onnxgrad.door.reading import is_ordered, load_model, read_proto
 from onnxgrad.door.saving import gathered
 from onnxgrad.errors import BadInput, UnknownName
@@ -160,6 +161,7 @@ def _of_entry(
     except BadInput as e:  # onnx_ir refuses what the checks above do not know of
         yield Problem(where, "visibility", str(e))
         return
+    settle_dims(joined)
     infer_model(joined)
     wrong = list(_gradients(joined.graph, mutable(infos), where, set(nodes)))
     yield from wrong
