@@ -74,7 +74,11 @@ Memory = Annotated[
 ]
 Trainable = Annotated[
     list[str] | None,
-    typer.Option("--train", "--trainable", help="Only these weights: a name, 'head.*', type:Conv, last:2. Repeatable."),
+    typer.Option(
+        "--train",
+        "--trainable",
+        help="Only these weights: a name, 'head.*', type:Conv, last:2; all: also what looks like a constant. Repeatable.",
+    ),
 ]
 Freeze = Annotated[list[str] | None, typer.Option("--freeze", help="Not these weights; as --train. Repeatable.")]
 FreezeBn = Annotated[bool, typer.Option("--freeze-bn", help="Keep BatchNormalization in inference mode.")]

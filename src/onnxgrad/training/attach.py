@@ -24,16 +24,17 @@ from onnxgrad.ir.infer import forget_values
 from onnxgrad.ir.named import spell_notes
 from onnxgrad.ir.walk import prune, reads
 from onnxgrad.training.averages import AVERAGE
-from onnxgrad.training.info import CONVENTION, DOMAIN, FED, MASKS, SCHEDULED, TAKEN_OF
+from onnxgrad.training.constants import INFINITE, Sorted, sort_out
+from onnxgrad.training.info import CONVENTION, DOMAIN, FED, MASKS, SCHEDULED, TAKEN_OF, TRAINS
 from onnxgrad.training.measures import check_measures
 from onnxgrad.training.objective import LossTerm, Objective, terms_of
 from onnxgrad.training.recipes import in_full
 from onnxgrad.training.schedules import Schedule
-from onnxgrad.training.selection import is_pattern, matching, without
+from onnxgrad.training.selection import EVERYTHING, is_pattern, matching, without
 from onnxgrad.training.spelling import spelled
 from onnxgrad.training.trainmode import Mode, ancestors, statistics, switch
 from onnxgrad.training.updating import Group, Plan, State, Update
-from onnxgrad.training.weights import initializer, is_weight, own_weights
+from onnxgrad.training.weights import initializer, own_weights
 
 
 def attach(
@@ -87,10 +88,10 @@ def attach(
         clip_norm, clip_value: the largest norm of all gradients together, the largest element of a gradient.
         ema: the share that a step keeps of the average of each weight; the averages are state, ``{weight}_average``.
         trainable: what to train: names of initializers (or of outputs of Constant nodes), globs, ``type:Conv``,
-            ``last:2``. Default: every float initializer of rank 1 or more that the loss depends on, except the running
-            statistics of BatchNormalization and tensors with infinities or numbers beyond 1e8 (masks); Constants
-            count where the model has no float initializers of rank 2 or more. Scalars are mostly constants of the
-            architecture; name them to train them.
+            ``last:2``, ``all``. Default: every float initializer that the loss depends on and that is used as a weight
+            (see `constants`: not running statistics, masks, tables of sines, grids, normalization of the input, most
+            scalars); Constants count where the model has no float initializers of rank 2 or more. ``all`` trains
+            everything but running statistics and infinities.
         freeze: patterns of what not to train.
         train_mode: run BatchNormalization (updating its running statistics) and Dropout as in training.
         freeze_bn: keep every BatchNormalization, or those with these names (globs), in inference mode.
@@ -151,6 +152,7 @@ class _Attachment:
         self.held = set(self.graph.initializers)
         self.inputs = list(self.graph.inputs)
         self.bindings: dict[str, str] = {}
+        self.told = ""
 
     def attach(
         self, terms: Sequence[LossTerm], plan: Plan, mode: Mode, metrics: Sequence[str], accumulate: bool
@@ -177,8 +179,10 @@ class _Attachment:
             objective.measures["gradient_norm"] = update.norm
         proto = self._cut(loss.name, [v.name for v in objective.measures.values()])
         self._say_convention(proto, plan)
-        if objective.notes:
-            proto.training_info[0].algorithm.metadata_props.add(key=TAKEN_OF, value="; ".join(objective.notes))
+        notes = {TAKEN_OF: "; ".join(objective.notes), TRAINS: self.told}
+        for key, value in notes.items():
+            if value:
+                proto.training_info[0].algorithm.metadata_props.add(key=key, value=value)
         return proto
 
     @staticmethod
@@ -211,14 +215,21 @@ class _Attachment:
         running = statistics(nodes)
         floats = [v for v in initializers.values() if v.dtype in FLOATS]
         reached = {v for node in on_path(nodes, floats, [loss], self.builder) for v in reads(node)}
-        usual = {v.name or "": v for v in floats if v in reached and v not in running and is_weight(v)}
+        candidates = {v.name or "": v for v in floats if v in reached and v not in running}
+        sorted_out = sort_out(candidates, nodes)
+        usual = sorted_out.weights
         if self.trainable is None:
             if not usual:
-                raise BadInput("the loss depends on no float initializer: there is nothing to train")
-            found = usual
+                raise BadInput(
+                    "the loss depends on no float initializer that looks like a weight: there is nothing to train"
+                )
+            found = dict(usual)
         else:
             found = {}
             for text in dict.fromkeys(self.trainable):
+                if text == EVERYTHING and text not in initializers:
+                    found |= {n: v for n, v in candidates.items() if sorted_out.constants.get(n) != INFINITE}
+                    continue
                 for name in matching(text, usual, self.nodes) if is_pattern(text) else [text]:
                     found[name] = self._trained(name, initializers, reached, running)
             if not found:
@@ -227,6 +238,9 @@ class _Attachment:
         names = without(owners, self.freeze, found, self.nodes)
         if not names:
             raise BadInput("every weight is frozen: there is nothing to train")
+        if self.trainable is not None:
+            sorted_out = Sorted(usual, {})
+        self.told = sorted_out.told(names, found)
         return [found[name] for name in names], owners
 
     @staticmethod

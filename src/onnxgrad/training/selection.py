@@ -15,6 +15,9 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.walk import reads
 
+#: In the place of a pattern: everything that could train.
+EVERYTHING = "all"
+
 
 def is_pattern(text: str) -> bool:
     """Whether `text` stands for several weights, and is no name."""

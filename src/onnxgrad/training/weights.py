@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import ml_dtypes
-import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Names
@@ -35,16 +33,6 @@ def own_weights(graph: ir.Graph, wanted: Collection[str]) -> None:
         if node.op_type == "Identity" and node.domain in ("", "ai.onnx"):
             _untie(graph, node)
     _split_statistics(graph)
-
-
-def is_weight(value: ir.Value) -> bool:
-    """Whether an initializer looks like a weight: no scalar, and nothing that stands for infinity."""
-    if value.shape is None or not len(value.shape):
-        return False
-    assert value.const_value is not None
-    array = value.const_value.numpy()
-    limit = min(1e8, 0.99 * float(ml_dtypes.finfo(array.dtype).max))
-    return bool(np.abs(array.astype(np.float64)).max(initial=0) < limit)  # false for nan, too
 
 
 def initializer(tensor: ir.TensorProtocol) -> ir.Value:
