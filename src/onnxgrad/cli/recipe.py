@@ -77,7 +77,7 @@ Trainable = Annotated[
     typer.Option(
         "--train",
         "--trainable",
-        help="Only these weights: a name, 'head.*', type:Conv, last:2; all: also what looks like a constant. Repeatable.",
+        help="Only these weights: a name, 'head.*', type:Conv, last:2, all (also constants). Repeatable.",
     ),
 ]
 Freeze = Annotated[list[str] | None, typer.Option("--freeze", help="Not these weights; as --train. Repeatable.")]

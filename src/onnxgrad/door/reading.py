@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.door.external import settle_external
+from onnxgrad.door.maps import without_maps
 from onnxgrad.door.places import open_ordinary
 from onnxgrad.door.sizes import check_strings, check_tensors
 from onnxgrad.errors import BadInput
@@ -65,6 +66,7 @@ def _check(proto: onnx.ModelProto, what: str) -> None:
 
 
 def _read(proto: onnx.ModelProto, what: str) -> ir.Model:
+    proto = without_maps(proto, what)
     if _has_sparse(proto.graph):
         dense = onnx.ModelProto()
         dense.CopyFrom(proto)
