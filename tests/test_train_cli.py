@@ -230,6 +230,15 @@ def test_an_output_that_cannot_be_written(place):
     assert re.fullmatch(r"error: cannot write .*\n", found.stderr), found.stderr
 
 
+def test_settings_of_plots_in_the_working_directory_are_not_used(place):
+    """They could have LaTeX run, with a preamble of their own."""
+    (place / "matplotlibrc").write_text("text.usetex: True\ntext.latex.preamble: \\\\input{mine}\n")
+    args = ("m.onnx", "--data", "train.npz", *LOSS, "--epochs", "1", "-o", "out.onnx", "--plot", "p.png")
+    done = command("train", *args, cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert (place / "p.png").exists()
+
+
 def test_data_are_not_written_over(place):
     for flag, what in (("--log", "train.npz"), ("--metrics", "test.npz")):
         args = ("m.onnx", "--data", "train.npz", "--validation", "test.npz", *LOSS, flag, what)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -163,6 +164,7 @@ class Job:
         recipe.rate_plan(self.schedule, False)
         if self.plot is not None or self.report is not None:
             check_plot()
+            _forget_style()
         file = self.checkpoint / FILE
         if self.checkpoint.is_dir():
             with alone(self.checkpoint):
@@ -174,6 +176,14 @@ class Job:
                     f"{file} holds an unfinished run, at step {run.get('step')}\n"
                     "  hint: --resume goes on with it, --restart discards it"
                 )
+
+
+def _forget_style() -> None:
+    """Drop settings that matplotlib has read in the working directory: they may have it run LaTeX."""
+    import matplotlib
+
+    if not os.path.isabs(matplotlib.matplotlib_fname()):
+        matplotlib.rcdefaults()
 
 
 def _epochs(run: dict[str, Any]) -> int:
