@@ -180,7 +180,7 @@ def _digest(what: str | np.ndarray) -> str:
     if isinstance(what, str):
         return hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
     found = hashlib.blake2b(f"{what.dtype}{what.shape}".encode(), digest_size=16)
-    found.update(np.ascontiguousarray(what).reshape(-1).view(np.uint8))
+    found.update(np.ascontiguousarray(what).reshape(-1).view(np.uint8).data)
     return found.hexdigest()
 
 

@@ -162,7 +162,7 @@ class Evaluation:
         return model
 
     def _measure(self, head: Session, data: Data, batch_size: int, state: Mapping[str, np.ndarray]) -> dict[str, float]:
-        fixed = next((f.batch for f in data.fields if f.batch is not None), None)
+        fixed = data.fixed
         size = fixed or batch_size
         rows = np.arange(len(data) // fixed * fixed if fixed else len(data))
         if not len(rows):
@@ -179,7 +179,7 @@ class Evaluation:
             if self.boundary:
                 feeds |= head.run({n: feeds[n] for n in head.inputs}, self.boundary)
             found = feeds if self._tail is None else self._tail.run({n: feeds[n] for n in tail_inputs})
-            total += float(found[self.loss]) * len(next(iter(batch.values())))
+            total += float(found[self.loss]) * data.count(batch)
             for p, score in zip(self.predictions, scores):
                 score.add(found[p.value], batch[p.label])
         measured = {"loss": total / len(rows)}

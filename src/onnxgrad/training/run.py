@@ -101,12 +101,15 @@ class Run:
         self.checkpoint = None if folder is None else folder / FILE
         self.checkpoint_seconds = checkpoint_seconds
         self.rows = len(data)
-        for f in trainer.fields:
-            if f.batch is not None:
-                self.batch_size = f.batch
-                self.rows = len(data) // f.batch * f.batch
-                if not self.rows:
-                    raise BadInput(f"the model takes batches of exactly {f.batch} rows; the data have {len(data)}")
+        if data.whole and trainer.accumulate > 1:
+            name = min(data.whole)
+            raise BadInput(f"the input {name!r} has no batch axis, so batches cannot be cut; leave `accumulate` out")
+        fixed = data.fixed
+        if fixed is not None:
+            self.batch_size = fixed
+            self.rows = len(data) // fixed * fixed
+            if not self.rows:
+                raise BadInput(f"the model takes batches of exactly {fixed} rows; the data have {len(data)}")
         self.per_epoch = -(-self.rows // self.batch_size)
         self.steps = self.epochs * self.per_epoch
         self._planned = "constant" if schedule is None else schedule if isinstance(schedule, str) else _said(schedule)
@@ -239,7 +242,7 @@ class Run:
                     f"the loss is {loss} at step {trainer.step_count} (epoch {self.epoch + 1}); "
                     f"{self._remedy()}{self._last_good()}"
                 )
-            size = len(next(iter(batch.values()))) if batch else self.batch_size
+            size = self.data.count(batch) if batch else self.batch_size
             self.row += size
             self.total += loss * size
             history.curve.add(loss)

@@ -23,6 +23,7 @@ from onnxgrad.training.averages import averaged
 from onnxgrad.training.callbacks import AtEnd, Callback, Metrics
 from onnxgrad.training.checkpoint import fingerprint
 from onnxgrad.training.data import Data, Field
+from onnxgrad.training.data.axes import first_dim
 from onnxgrad.training.evaluation import Evaluation
 from onnxgrad.training.info import CLASSES, AnyTrainingModel
 from onnxgrad.training.memory import within_memory
@@ -154,7 +155,11 @@ class Trainer:
         inputs = {v.name: v for v in self.step.model.graph.inputs}
         field = self._evaluation.field if self._evaluation else Field.of
         fields = [field(inputs[name]) for name in self.step.batch]
-        self.fields = [replace(f, batch=f.batch and f.batch * accumulate) for f in fields]
+        outputs = [] if self.step.source is None else [first_dim(v) for v in self.step.source.model.graph.outputs]
+        self.fields = [
+            replace(f, batch=f.batch and f.batch * accumulate, shares=first_dim(inputs[f.name]) in outputs)
+            for f in fields
+        ]
         self.classes = _classes(self.step)
         self.initial = {name: t.initial.numpy() for name, t in self.step.state.items()}
 

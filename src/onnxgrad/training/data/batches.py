@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.errors import BadInput
+from onnxgrad.training.data.axes import fed_whole, fixed_batch
 from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import Field, fitted, match
 from onnxgrad.training.data.fingerprint import fingerprint
@@ -69,6 +70,12 @@ class Data:
             if array is not None:
                 self.arrays[f.name] = fitted(chosen[f.name], array, f, name)
         rows = {n: len(c) for n, c in self.columns.items()}
+        #: inputs without a batch axis, which every batch has all of
+        self.whole = fed_whole(fed, rows, name)
+        for f in [f for f in fed if f.name in self.whole and f.name not in self.arrays]:
+            found = self.columns[f.name].take(np.arange(rows[f.name]), f)
+            self.arrays[f.name] = fitted(chosen[f.name], np.asarray(found), f, name)
+        rows = {n: count for n, count in rows.items() if n not in self.whole}
         if len(set(rows.values())) > 1:
             held = ", ".join(f"{chosen[n]!r} has {count}" for n, count in rows.items())
             raise BadInput(f"the arrays of {name} differ in their number of rows: {held}")
@@ -78,6 +85,15 @@ class Data:
 
     def __len__(self) -> int:
         return self.rows
+
+    @property
+    def fixed(self) -> int | None:
+        """The batch size that the model fixes, if it does."""
+        return fixed_batch([f for f in self.fields if f.name not in self.whole])
+
+    def count(self, batch: Mapping[str, np.ndarray]) -> int:
+        """The number of rows in a batch."""
+        return len(next(array for name, array in batch.items() if name not in self.whole))
 
     @property
     def names(self) -> list[str]:
@@ -149,6 +165,9 @@ class Data:
             rows = np.arange(low, high) if order is None else order[low:high]
             batch = {}
             for name, array in self.arrays.items():
+                if name in self.whole:
+                    batch[name] = array
+                    continue
                 if order is None:
                     batch[name] = array[low:high]
                     continue

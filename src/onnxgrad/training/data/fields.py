@@ -37,6 +37,8 @@ class Field:
         label: the loss compares with it; the model does not read it.
         classes: number of classes, where it holds class indices and the number is known.
         ignored: the class index that the loss leaves out.
+        dim: the name of its first axis, where the model gives one and no size.
+        shares: its first axis is that of an output of the model.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Field:
     label: bool = False
     classes: int | None = None
     ignored: int | None = None
+    dim: str = ""
+    shares: bool = False
 
     @classmethod
     def of(cls, value: ir.Value, *, label: bool = False) -> Field:
@@ -56,7 +60,9 @@ class Field:
         dims = [d if isinstance(d, int) else None for d in value.shape]
         if not dims:
             raise BadInput(f"input {name!r} is a scalar; every input that data feed needs a batch axis, its first")
-        return cls(name, value.dtype.numpy(), tuple(dims[1:]), dims[0], label)
+        first = value.shape[0]
+        called = first.value or "" if isinstance(first, ir.SymbolicDim) else ""
+        return cls(name, value.dtype.numpy(), tuple(dims[1:]), dims[0], label, dim=called)
 
     @property
     def wanted(self) -> str:

@@ -73,7 +73,7 @@ class _Digest:
         if array.dtype.hasobject:
             self.say(array.tolist())
         elif array.size:
-            self._hash.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            self._hash.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
     def pictures(self, column: Pictures) -> None:
         self.say(column.how)

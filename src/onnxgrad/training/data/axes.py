@@ -1,0 +1,69 @@
+"""Which inputs have a batch axis, and which are fed whole: a table, a set of anchors, the matrix of a fixed map.
+
+ONNX has no word for it. An input that shares its first dimension, a name or a number, with an output of the model has a
+batch axis; without such outputs, inputs that share theirs among themselves. Another input is whole if its array has
+another number of rows, and all that the input takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training.data.fields import Field
+
+
+def fed_whole(fields: Sequence[Field], rows: Mapping[str, int], source: str) -> set[str]:
+    """The names of the fields without a batch axis, given how long the array of each is.
+
+    Raises:
+        BadInput: an array has as many rows as its input takes whole, and as the batched ones have: it may be either.
+    """
+    fields = [f for f in fields if f.name in rows]
+    fixed = {f.batch for f in fields if f.batch is not None}
+    dims = [_first(f) for f in fields]
+    anchors = {_first(f) for f in fields if f.shares} or {d for d in dims if dims.count(d) > 1}
+    anchors -= {""}
+    batched = [f for f in fields if _first(f) in anchors]
+    counts = {rows[f.name] for f in batched}
+    if len(counts) != 1 or (len(set(rows.values())) == 1 and not fixed):
+        return set()
+    (count,) = counts
+    found = set()
+    for field in fields:
+        size = rows[field.name]
+        if field in batched or (field.batch is None and (size == count or not field.dim)):
+            continue
+        if field.batch == size == count and not fixed & anchors and any(not f.label for f in batched):
+            raise BadInput(
+                f"the input {field.name!r} takes {size} rows, and the other arrays of {source} have {count} as well: "
+                "it may have a batch axis or be fed whole\n  hint: leave a row out, or name its first axis in the model"
+            )
+        if field.batch in (None, size):
+            found.add(field.name)
+    return found
+
+
+def fixed_batch(fields: Sequence[Field]) -> int | None:
+    """The batch size that the model fixes, if it does. Raises BadInput if inputs fix several."""
+    fixed = {f.name: f.batch for f in fields if f.batch is not None}
+    if len(set(fixed.values())) > 1:
+        said = ", ".join(f"{name!r} of {size}" for name, size in fixed.items())
+        raise BadInput(
+            f"the inputs take batches of different sizes: {said}\n"
+            "  hint: an input without a batch axis is fed whole, by an array with all of its rows"
+        )
+    return next(iter(fixed.values()), None)
+
+
+def first_dim(value: ir.Value) -> str | int | None:
+    """The first dimension of a value, a name or a number; None where it has none."""
+    dim = value.shape[0] if value.shape is not None and len(value.shape) else None
+    return (dim.value or None) if isinstance(dim, ir.SymbolicDim) else dim
+
+
+def _first(field: Field) -> str | int:
+    """The first dimension, as it is declared."""
+    return field.dim if field.batch is None else field.batch
