@@ -18,7 +18,15 @@ _early.begin()  # before anything that takes its time
 from onnxgrad.api import grad, jvp, value_and_grad, vjp
 from onnxgrad.custom import CustomRule, custom_jvp, custom_rules, custom_vjp, load_rule
 from onnxgrad.door import Signature, signature
-from onnxgrad.errors import BadInput, NoDerivative, NoRule, NotDifferentiable, OnnxGradError, UnknownName
+from onnxgrad.errors import (
+    BadInput,
+    NoDerivative,
+    NoRule,
+    NotDifferentiable,
+    OnnxGradError,
+    UnknownName,
+    ZeroDerivative,
+)
 from onnxgrad.flow.policy import checkpointing
 from onnxgrad.rules.registry import straight_through
 from onnxgrad.transforms import (
@@ -51,6 +59,7 @@ __all__ = [
     "Signature",
     "Split",
     "UnknownName",
+    "ZeroDerivative",
     "checkpointing",
     "custom_jvp",
     "custom_rules",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -21,14 +22,16 @@ from onnxgrad.door.functions import worth_keeping
 from onnxgrad.door.opening import nothing
 from onnxgrad.engine import forward, reverse
 from onnxgrad.engine.calls import CALL
-from onnxgrad.engine.paths import prepare
-from onnxgrad.errors import BadInput, NotDifferentiable, RuleError, UnknownName
+from onnxgrad.engine.paths import prepare, stoppers
+from onnxgrad.errors import BadInput, NotDifferentiable, RuleError, UnknownName, ZeroDerivative
 from onnxgrad.flow.directions import Stacked, along
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.finish import finish
 from onnxgrad.ir.infer import Inference
+from onnxgrad.ir.picking import with_parts
 from onnxgrad.rules.registry import registry
+from onnxgrad.rules.totals import constant_total
 
 Names = str | Sequence[str]
 Path = str | os.PathLike
@@ -50,8 +53,8 @@ class Derivation:
         self.graph = self.opened.model.graph
         values = named_values(self.graph)
         self.wrt = float_values(wrt, values, "wrt")
-        self.of = default_of(self.graph) if of is None else float_values(of, values, "of")
         self.builder = Builder(self.graph, infer=Inference.of(self.graph, functions))
+        self.of = default_of(self.graph) if of is None else of_values(of, values, self.builder)
         self.builder.names.reserve(self.opened.training)
         self.nodes = list(self.graph)
         self.primal = set(values)
@@ -85,10 +88,28 @@ class Derivation:
         """The derivative of, or by, `value` where nothing connects them."""
         return self.builder.zeros_like(self.builder.var(self.builder.now(value)))
 
+    def found(self, derivatives: Mapping[ir.Value, Var], of: Mapping[str, ir.Value]) -> list[Var]:
+        """Those of the values `of`, with a warning for each that is zero because nothing leads there."""
+        for name, value in of.items():
+            if value not in derivatives:
+                ends = ", ".join(repr(n) for n in (self.of if of is self.wrt else self.wrt))
+                why = stoppers(self.nodes, self.wrt.values(), self.of.values(), self.builder)
+                reason = f"nothing but {', '.join(why)} connects them" if why else "nothing connects them"
+                kinds = ("gradient of", "with respect to") if of is self.wrt else ("tangent by", "of")
+                message = f"the {kinds[0]} {ends} {kinds[1]} {name!r} is zero: {reason}"
+                warnings.warn(ZeroDerivative(message, name), stacklevel=7)
+        return [derivatives.get(v) or self.zeros(v) for v in of.values()]
+
     def pull_back(self, seeds: Mapping[ir.Value, Var]) -> None:
         """Add the gradient outputs."""
+        for name, value in self.of.items():
+            if operator := constant_total(value):
+                part = "[:, 0]" if value.shape is None or len(value.shape) > 1 else "[0]"
+                hint = f"take a part of it, such as of='{name}{part}', or a loss"
+                message = f"the gradient of the sum of {name!r} is zero: rows of a {operator} sum to 1\n  hint: {hint}"
+                warnings.warn(ZeroDerivative(message, name), stacklevel=6)
         found = reverse(self.builder, self.nodes, seeds, list(self.wrt.values()))
-        self.add_gradients([found.get(v) or self.zeros(v) for v in self.wrt.values()])
+        self.add_gradients(self.found(found, self.wrt))
 
     def add_gradients(self, gradients: Sequence[Var]) -> None:
         """Add the gradient outputs, given what they hold."""
@@ -102,8 +123,7 @@ class Derivation:
         self.signature.cotangents = {name: seed.name for name, seed in zip(self.of, seeds)}
 
         def write(slices: Sequence[Var]) -> list[Var]:
-            found = reverse(self.builder, list(self.graph), dict(zip(ends, slices)), wrt)
-            return [found.get(v) or self.zeros(v) for v in wrt]
+            return self.found(reverse(self.builder, list(self.graph), dict(zip(ends, slices)), wrt), self.wrt)
 
         self.add_gradients(write(seeds) if directions is None else self._along(seeds, write, self.wrt, ends))
         return seeds
@@ -115,8 +135,7 @@ class Derivation:
         self.signature.input_tangents = {name: seed.name for name, seed in zip(self.wrt, seeds)}
 
         def write(slices: Sequence[Var]) -> list[Var]:
-            found = forward(self.builder, list(self.graph), dict(zip(wrt, slices)), ends)
-            return [found.get(v) or self.zeros(v) for v in ends]
+            return self.found(forward(self.builder, list(self.graph), dict(zip(wrt, slices)), ends), self.of)
 
         tangents = write(seeds) if directions is None else self._along(seeds, write, self.of, ends)
         for (name, value), t in zip(self.of.items(), tangents):
@@ -230,7 +249,7 @@ def vjp(
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         wrt: names of graph inputs, initializers or intermediate float values. Where one depends on
             another, each gets its total derivative.
-        of: names of float values; default: every float output.
+        of: names of float values, or index expressions on them (``"y[:, 3]"``); default: every float output.
         directions: a number, or a name for one that each run chooses, of cotangents to pull back at once. All of
             them, and all gradients, then have one more axis in front; the primal is computed once.
         rules: derivatives of your own, from `custom_vjp` or `custom_jvp`, or files that hold them.
@@ -240,6 +259,9 @@ def vjp(
         as they are, one more input ``{of}_cotangent`` (shape and dtype of `of`) per `of`, and one more
         output ``{wrt}_grad`` (shape and dtype of `wrt`) per `wrt`; `signature` tells the exact names.
         A `wrt` that `of` does not depend on gets zeros. A model below opset 18 comes back raised to it.
+
+    Warns:
+        ZeroDerivative: a derivative is zero, because nothing that has one leads there.
 
     Raises:
         UnknownName: a name that the model does not have.
@@ -283,7 +305,8 @@ def value_and_grad(
     """The model with the gradient of the sum of `of` as further outputs ``{wrt}_grad``.
 
     For a scalar `of` this is its gradient; for others, that of the sum of all their elements. Arguments, shapes and
-    errors are those of `vjp`, but nothing is added to the inputs.
+    errors are those of `vjp`, but nothing is added to the inputs. The sum of a Softmax is
+    constant: its gradient is zero, with a warning.
     """
     with custom_rules(*rules):
         d = Derivation(model, wrt, of)
@@ -332,6 +355,12 @@ def float_values(names: Names, values: Mapping[str, ir.Value], role: str) -> dic
         if value.dtype not in FLOATS or not isinstance(value.type, ir.TensorType):
             raise BadInput(f"`{role}` {name!r} is a {_described(value.type)}; only float tensors have derivatives")
     return found
+
+
+def of_values(of: Names, values: Mapping[str, ir.Value], builder: Builder) -> dict[str, ir.Value]:
+    """As `float_values`, and of parts such as ``y[:, 3]`` (numpy's basic indexing; a name that holds brackets wins)."""
+    named = [of] if isinstance(of, str) or not isinstance(of, Iterable) else of
+    return float_values(of, with_parts(builder, named, values), "of")
 
 
 def default_of(graph: ir.Graph) -> dict[str, ir.Value]:

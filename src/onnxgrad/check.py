@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,11 +14,11 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad import flow, rules  # noqa: F401  (they fill the registry)
-from onnxgrad.api import Names, default_of, float_values, named_values, vjp
+from onnxgrad.api import Names, default_of, float_values, named_values, of_values, vjp
 from onnxgrad.door import AnyModel, Opened, open_model
 from onnxgrad.door.blame import blamed
 from onnxgrad.engine.paths import active_values, describe_path, obstacle, on_path, rule_of
-from onnxgrad.errors import BadInput, NotDifferentiable
+from onnxgrad.errors import BadInput, NotDifferentiable, ZeroDerivative
 from onnxgrad.ir import Builder
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.walk import reads, subgraphs
@@ -50,12 +51,14 @@ class Report:
         rows: an entry per operator on the way; `status` is the class of its rule,
             "lowering" (it is written out), "function body" or "refused".
         problem: what differentiating the model runs into; empty if nothing.
+        zero: those of `wrt` by which the derivative is zero everywhere.
     """
 
     wrt: list[str]
     of: list[str]
     rows: list[Row] = field(default_factory=list)
     problem: str = ""
+    zero: list[str] = field(default_factory=list)
 
     @property
     def differentiable(self) -> bool:
@@ -83,13 +86,16 @@ def _checked(opened: Opened, wrt: Names | None, of: Names | None) -> Report:
             raise BadInput("the model has no float input and no float weight\n  hint: name a value with `wrt`")
     else:
         sources = float_values(wrt, values, "wrt")
-    targets = default_of(graph) if of is None else float_values(of, values, "of")
+    targets = default_of(graph) if of is None else of_values(of, values, Builder(graph))
     report = Report(list(sources), list(targets))
     private = ir.Model(graph.clone(), ir_version=opened.model.ir_version)
     _tabulate(report, graph, list(sources.values()), list(targets.values()))
     if not any(r.status == REFUSED for r in report.rows):  # a rule may still refuse an attribute, or an inner graph
         try:
-            vjp(private, wrt=report.wrt, of=report.of)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", ZeroDerivative)
+                vjp(private, wrt=report.wrt, of=report.of)
+            report.zero = [w.message.name for w in caught if isinstance(w.message, ZeroDerivative)]
         except NotDifferentiable as e:
             report.problem = str(e)
     return report

@@ -74,6 +74,14 @@ class NoDerivative(NotDifferentiable):
     """An operator on the path has no derivative: random, or discrete with respect to its input."""
 
 
+class ZeroDerivative(UserWarning):
+    """A derivative that was asked for is zero wherever it is evaluated; `name`: of the value that it is by, or of."""
+
+    def __init__(self, message: str, name: str = "") -> None:
+        self.name = name
+        super().__init__(message)
+
+
 class TrainingError(OnnxGradError):
     """A training run could not start or go on."""
 

@@ -64,7 +64,14 @@ def grad(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the derived model.")],
     of: Annotated[
         list[str] | None,
-        typer.Option(help="Differentiate this value; may be repeated. Default: every float output."),
+        typer.Option(
+            help="Differentiate this value, or a part of it such as 'y[:,3]'; may be repeated. "
+            "Default: every float output."
+        ),
+    ] = None,
+    class_: Annotated[
+        int | None,
+        typer.Option("--class", help="Differentiate this class: 'y[:,3]' for the value y that is differentiated."),
     ] = None,
     mode: Annotated[
         Mode,
@@ -101,6 +108,8 @@ def grad(
     every = int(checkpoint) if checkpoint is not None and checkpoint.isdecimal() else checkpoint
     primal = load_model(model)
     check_paths({MODEL: files_of(primal, model), "--rule": rule}, {OUTPUT: output}, force=force)
+    if class_ is not None:
+        of = [f"{name}[:,{class_}]" for name in of or api.default_of(primal.graph)]
     with registry.straight_through(*straight_through or ()), custom_rules(*rule or ()), checkpointing(every):
         derived = getattr(api if hasattr(api, mode.value) else transforms, mode.value)(primal, wrt=wrt, of=of or None)
     plan = None

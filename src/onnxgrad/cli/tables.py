@@ -86,6 +86,8 @@ def _differentiability(out: Console, model: ir.Model, wrt: list[str] | None, of:
     wrts = f"{len(report.wrt)} values" if len(report.wrt) > 4 else ", ".join(report.wrt)
     if report.differentiable:
         out.print(cell(f"differentiable: {', '.join(report.of)} with respect to {wrts}"))
+        if report.zero:
+            out.print(cell(f"but zero everywhere with respect to {', '.join(report.zero)}: no derivative leads there"))
         return True
     if not any(r.status == REFUSED for r in report.rows):
         out.print(Text(report.problem))

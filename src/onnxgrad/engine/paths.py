@@ -82,6 +82,18 @@ def on_path(
     return path[::-1]
 
 
+def stoppers(nodes: Sequence[ir.Node], wrt: Iterable[ir.Value], of: Iterable[ir.Value], builder: Builder) -> list[str]:
+    """The types of the operators before `of` that read what depends on `wrt`, and whose derivative is zero."""
+    active, wanted = active_values(nodes, wrt, builder), set(of)
+    found: dict[str, None] = {}
+    for node in reversed(nodes):
+        if any(v in wanted for v in node.outputs):
+            wanted.update(v for v in reads(node) if v is not None)
+            if not any(v in active for v in node.outputs) and any(v in active for v in reads(node)):
+                found[node.op_type] = None
+    return list(found)[::-1]
+
+
 def prepare(
     nodes: Sequence[ir.Node],
     wrt: Sequence[ir.Value],
