@@ -1,15 +1,17 @@
-"""``python -m tests.fuzz [--seconds 600] [--seed 0] [--only models]``: damaged and hostile files, at random.
+"""``python -m tests.fuzz [--seconds 600] [--case 0] [--only models]``: damaged and hostile files, at random.
 
 Valid files (models of every kind, arrays, tables, checkpoints, pictures) are damaged: bytes are flipped, cut out,
 repeated and made up; fields of the messages of a model are changed, dropped, doubled and swapped. Whatever comes of
 it is read, and a model is examined and differentiated too. Only an ``OnnxGradError`` may come out, in little time and
 memory; ONNX Runtime sees none of it. The work is done by a child, so that a crash is caught as well, and the seconds
-are those of the processor. ``--case 17 --once`` repeats case 17.
+are those of the processor. ``--case 17 --once`` repeats case 17. With ``--guided models`` (or "checkpoints", "data")
+coverage guides what is tried, where atheris is installed (``fuzz_guided.py``).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import io
 import json
 import logging
@@ -46,6 +48,8 @@ from tests.training.models import classifier, trainable
 from tests.zoo import gpt, resnet50
 
 SECONDS, MEMORY = 20, 3 << 30
+#: Of the coverage-guided mode, and what damages the same kind of file where there is no atheris.
+TARGETS = {"models": "models", "checkpoints": "files", "data": "files"}
 
 
 class Hang(BaseException):
@@ -285,7 +289,7 @@ def _change(message: Message, field: FieldDescriptor, rng: random.Random, names:
 # --- what is done with them -------------------------------------------------------------------------
 
 
-def _use_model(path: Path) -> None:
+def use_model(path: Path) -> None:
     model = load_model(path)
     check(model)
     floats = [v.name for v in (*model.graph.inputs, *model.graph.initializers.values())]
@@ -295,7 +299,7 @@ def _use_model(path: Path) -> None:
 _FIELDS = [Field("x", np.dtype(np.float32), (None,)), Field("labels", np.dtype(np.int64), (), label=True, classes=3)]
 
 
-def _use_data(path: Path) -> None:
+def use_data(path: Path) -> None:
     columns = open_data(path)
     if len(columns) == 1:
         columns["labels"] = open_data({"labels": np.zeros(5, np.int64)})["labels"]
@@ -319,13 +323,13 @@ def case(number: int, folder: Path, only: str = "") -> tuple[str, Path, Callable
         path = folder / "m.onnx"
         if rng.random() < 0.3:
             path.write_bytes(damaged(source.SerializeToString(), rng))
-            return "bytes of a model", path, _use_model
+            return "bytes of a model", path, use_model
         path.write_bytes(changed(source, rng).SerializePartialToString())
-        return "fields of a model", path, _use_model
+        return "fields of a model", path, use_model
     suffix, data = rng.choice(files())
     path = folder / f"x{suffix}"
     if suffix in (".npz", ".npy", ".parquet", ".arrow"):
-        use: Callable[[Path], Any] = _use_data
+        use: Callable[[Path], Any] = use_data
     elif suffix == ".safetensors":
         use = Checkpoint.load
     else:
@@ -383,6 +387,18 @@ def _work(args: argparse.Namespace) -> None:
                 break
 
 
+def guided(target: str, seconds: float) -> int:
+    """Let libFuzzer choose the cases; whether one failed."""
+    keep = Path(tempfile.mkdtemp(prefix="onnxgrad-fuzz-"))
+    command = [sys.executable, "-m", "tests.fuzz_guided", target, "--seconds", str(int(seconds)), "--keep", str(keep)]
+    code = subprocess.run(command, check=False).returncode
+    found = sorted(keep.iterdir())
+    print(f"{len(found)} kinds of failure, kept in {keep}" if found else "no failure")
+    if not found:
+        keep.rmdir()
+    return bool(found) or code != 0
+
+
 def main() -> int:
     """Run a child until the time is over, a new one after each crash; what fell out, each kind once."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -390,11 +406,17 @@ def main() -> int:
     parser.add_argument("--case", type=int, default=0, help="the first one")
     parser.add_argument("--once", action="store_true", help="only that one")
     parser.add_argument("--only", default="", choices=("", "models", "files"))
+    parser.add_argument("--guided", choices=TARGETS, help="have coverage choose the cases")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         _work(args)
         return 0
+    if args.guided:
+        if importlib.util.find_spec("atheris") is not None:
+            return guided(args.guided, args.seconds)
+        print("atheris is not installed: damage at random instead")
+        args.only = TARGETS[args.guided]
     counts: Counter[tuple[str, str]] = Counter()
     found: dict[str, int] = {}
     left, number, done = args.seconds, args.case, 0
