@@ -23,9 +23,7 @@ def test_the_evidence_is_what_the_tests_gave() -> None:
 
 
 def test_nothing_failed_and_what_nothing_proves_is_known() -> None:
-    """Three operators are about maps, which no tensor enters; a sample that is a whole number carries nothing."""
-    red = {r.facts[0] for r in rows() if RED in r.line}
-    assert red == {"Multinomial", *(f"ai.onnx.ml::{op}" for op in ("CastMap", "DictVectorizer", "ZipMap"))}
+    assert not [r.facts[0] for r in rows() if RED in r.line]
     assert not [r.line for r in rows() if "failed" in r.line]
 
 

@@ -51,9 +51,20 @@ def test_a_zero_adds_nothing_to_the_other_paths(op: str, takes: int) -> None:
     assert reference(through, {"x": x})["x_grad"].tolist() == [2, 2, 2]
 
 
-def test_a_sample_is_refused_with_its_reason() -> None:
+@pytest.mark.parametrize("op", ["Bernoulli", "Multinomial"])
+def test_a_sample_is_refused_with_its_reason(op: str) -> None:
+    model = of_x_and(op, 1)
+    if op == "Multinomial":  # of rows of scores, whole numbers: the class that was drawn
+        del model.graph.input[0].type.tensor_type.shape.dim[:]
+        for size in (2, 3):
+            model.graph.input[0].type.tensor_type.shape.dim.add(dim_value=size)
+        model.graph.node[0].attribute.append(helper.make_attribute("sample_size", 3))
+        model.graph.node[0].attribute.append(helper.make_attribute("dtype", TensorProto.INT64))
+        derived = grad(model, wrt="x", of="y")
+        assert reference(derived, {"x": np.ones((2, 3), np.float32)})["x_grad"].tolist() == [[2] * 3] * 2
+        return
     with pytest.raises(NoDerivative, match="random sample"):
-        grad(of_x_and("Bernoulli", 1), wrt="x", of="y")
+        grad(model, wrt="x", of="y")
 
 
 def test_a_reinterpretation_of_bits_is_refused() -> None:
