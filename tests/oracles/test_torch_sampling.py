@@ -55,6 +55,24 @@ def test_grid_sample(mode, padding, corners, room, symbolic):
     np.testing.assert_allclose(got[sig.gradients["x1"]], tg.grad.numpy(), rtol=0, atol=2e-4)
 
 
+@pytest.mark.parametrize("symbolic", [True, False])
+@pytest.mark.parametrize("size", [2, 7, 16, 62])
+def test_points_that_rounding_puts_beside_an_element(size, symbolic):
+    """Whole coordinates, scaled to -1 … 1 as optical flow does it, come back with a digit lost: on PyTorch's side."""
+    rng = np.random.default_rng(0)
+    whole = np.stack(np.meshgrid(*[np.arange(-2, size + 2, dtype=np.float32)] * 2), -1)[None]
+    x = rng.standard_normal((1, 1, size, size)).astype(np.float32)
+    grid = 2 * whole / np.float32(size - 1) - 1
+    tx, tg = torch.tensor(x), torch.tensor(grid, requires_grad=True)
+    torch.nn.functional.grid_sample(tx, tg, align_corners=True).sum().backward()
+    attrs, feeds = {"mode": "linear", "align_corners": 1}, {"x0": x, "x1": grid}
+    primal = node_model(Case("GridSample", [x, grid], attrs, opset=20), feeds, symbolic=symbolic, dtype=np.float32)
+    model = vjp(primal, wrt="x1", of="y0")
+    sig = signature(model)
+    got = run(model, feeds | {sig.cotangents["y0"]: np.ones((1, 1, *whole.shape[1:3]), np.float32)})
+    np.testing.assert_allclose(got[sig.gradients["x1"]], tg.grad.numpy(), rtol=1e-4, atol=1e-3)
+
+
 def test_opset_16_has_other_names_for_the_modes():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((1, 2, 4, 5)).astype(np.float32)
