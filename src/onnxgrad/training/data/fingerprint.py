@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad.door.places import open_ordinary
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.columns import Column, Dense, Items, Remembered
 from onnxgrad.training.data.fields import Field
@@ -79,7 +80,8 @@ class _Digest:
         self.say(column.how)
         for path in column.paths:
             try:
-                self.say(hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest())
+                with open_ordinary(path) as file:
+                    self.say(hashlib.blake2b(file.read(), digest_size=16).hexdigest())
             except OSError as error:
                 raise BadInput(f"cannot read the picture {str(path)!r}: {error.strerror or error}") from error
 
