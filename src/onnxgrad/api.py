@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -20,6 +21,7 @@ from onnxgrad.door import AnyModel, Opened, Signature, open_model
 from onnxgrad.door.blame import blamed
 from onnxgrad.door.functions import worth_keeping
 from onnxgrad.door.opening import nothing
+from onnxgrad.door.undeclared import undeclared
 from onnxgrad.engine import forward, reverse
 from onnxgrad.engine.calls import CALL
 from onnxgrad.engine.paths import prepare, stoppers
@@ -213,10 +215,39 @@ def keeping_functions(derive: Derive) -> Derive:
 
     @functools.wraps(derive)
     def judged(*args: Any, **kwargs: Any) -> Any:
-        with blamed(args[0] if args else kwargs.get("model")):
-            return wrapped(*args, **kwargs)
+        model = args[0] if args else kwargs.get("model")
+        with blamed(model):
+            try:
+                return wrapped(*args, **kwargs)
+            except RuleError as e:
+                _blame_declarations(e, model, lambda copy: _again(derive, copy, args, kwargs))
+                raise
 
     return judged  # type: ignore[return-value]
+
+
+def _again(derive: Callable[..., Any], model: ir.Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if args:
+        derive(model, *args[1:], **kwargs)
+    else:
+        derive(**{**kwargs, "model": model})
+
+
+def _blame_declarations(error: RuleError, model: Any, again: Callable[[ir.Model], None]) -> None:
+    """Raise BadInput if the derivation that ended in `error` succeeds without what `model` declares about results."""
+    copy = undeclared(model)
+    if copy is None:
+        return
+    try:
+        again(copy)
+    except Exception:
+        return
+    where = re.search(r"\w+ node '[^']*'", str(error))
+    raise BadInput(
+        "the shapes that the model declares contradict its operators"
+        + (f", which shows at {where.group()}" if where else "")
+        + "\n  hint: onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True), or drop its value_info"
+    ) from error
 
 
 @contextmanager

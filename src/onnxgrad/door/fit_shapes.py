@@ -255,6 +255,8 @@ def _resized(site: Site) -> None:
     need(
         len(names) == 1, "one of scales and sizes is given, not both" if names else "neither scales nor sizes are given"
     )
+    for value in names:
+        need(value.shape is None or len(value.shape) == 1, "scales and sizes are vectors")
     rank, axes = site.rank(), site.attr("axes")
     within("axis", axes, rank)
     count = rank if axes is None else len(axes)

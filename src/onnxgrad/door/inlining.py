@@ -8,6 +8,7 @@ rename the caller's value), and may bring nested graphs whose names an outer sco
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
@@ -15,6 +16,35 @@ from onnx_ir.passes.common import InlinePass
 from onnxgrad.door.functions import nodes_of, unshadow
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.names import Names
+from onnxgrad.ir.walk import subgraphs
+
+
+class _Inliner(InlinePass):
+    """The pass, in time that is linear in the number of nodes: the library counts up from 2 for every name anew."""
+
+    def _instantiate_call(self, node: ir.Node, call_site_id: str) -> Any:
+        used = self._used_node_names, self._used_value_names
+        self._used_node_names, self._used_value_names = set(), set()
+        try:
+            nodes, values = super()._instantiate_call(node, call_site_id)
+        finally:
+            self._used_node_names, self._used_value_names = used
+        for made in nodes:
+            for n in (made, *(n for graph in subgraphs(made) for n in nodes_of(graph))):
+                n.name = self._unique(n.name or "node", used[0])
+                for value in n.outputs:
+                    value.name = self._unique(value.name or "val", used[1])
+        return nodes, values
+
+    def _unique(self, name: str, used: set[str]) -> str:
+        counts = self.__dict__.setdefault("_onnxgrad_counts", {})
+        candidate, count = name, counts.get((id(used), name), 1)
+        while candidate in used:
+            count += 1
+            candidate = f"{name}_{count}"
+        counts[id(used), name] = count
+        used.add(candidate)
+        return candidate
 
 
 def inline_functions(model: ir.Model, keep: Collection[ir.OperatorIdentifier] = ()) -> None:
@@ -30,7 +60,7 @@ def inline_functions(model: ir.Model, keep: Collection[ir.OperatorIdentifier] = 
             node.name = node.name or next((v.name for v in node.outputs if v.name), None)
     _complete_calls(model, keep)
     try:
-        InlinePass(lambda function: function.identifier() not in keep)(model)
+        _Inliner(lambda function: function.identifier() not in keep)(model)
     except Exception as e:
         reason = str(e.__cause__ or e).strip().splitlines()[0]
         raise BadInput(f"cannot inline the local functions of the model: {reason}") from e

@@ -16,11 +16,14 @@ import onnx_ir as ir
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.infer_budget import MOST_AXES
 
 #: Bytes of a sparse weight that is written out: as many as one message can hold.
 MOST_DENSE = 2**31 - 2**20
-#: Nodes after all functions are inlined.
-MOST_NODES = 5_000_000
+#: Nodes after all functions are inlined: at most the one, and at most the others, with the nodes that are written.
+MOST_NODES, FREE_NODES, MOST_PER_NODE = 5_000_000, 20_000, 500
+#: Bytes of everything in a message that is no tensor and no structure: notes and documentation.
+MOST_NOTES = 1 << 26
 
 
 def check_tensors(proto: onnx.ModelProto, what: str) -> None:
@@ -38,8 +41,18 @@ def check_tensors(proto: onnx.ModelProto, what: str) -> None:
 def check_strings(proto: onnx.ModelProto, what: str) -> None:
     """Raise BadInput if a string in `proto` is no text: the package protobuf then gives bytes, without a word."""
     stack: list[Any] = [proto]
+    notes = 0
     while stack:
         message = stack.pop()
+        if isinstance(message, onnx.StringStringEntryProto):
+            notes += message.ByteSize()  # without making text of it
+            if notes > MOST_NOTES:
+                raise BadInput(f"{what} carries more than {MOST_NOTES >> 20} MiB of metadata, which are not read")
+        if isinstance(message, onnx.TensorShapeProto) and len(message.dim) > MOST_AXES:
+            raise BadInput(
+                f"{what} is not a valid ONNX model: it declares a value of {len(message.dim)} axes; "
+                f"{MOST_AXES} are the most"
+            )
         for field, value in message.ListFields():
             if field.type == FieldDescriptor.TYPE_MESSAGE:
                 stack.extend(value if field.is_repeated else (value,))
@@ -104,8 +117,12 @@ def check_calls(model: ir.Model) -> None:
                 if called in model.functions and called not in counts:
                     stack.append((called, False))
     total = _count(model.graph.all_nodes(), counts)
-    if total > MOST_NODES:
-        raise BadInput(f"the functions of the model come to {total} nodes; {MOST_NODES} are the most")
+    written = sum(1 for g in (model.graph, *model.functions.values()) for _ in g.all_nodes())
+    most = min(MOST_NODES, FREE_NODES + MOST_PER_NODE * written)
+    if total > most and model.functions:
+        raise BadInput(
+            f"the functions of the model come to {total} nodes; of {written} that are written, {most} are the most"
+        )
 
 
 def _count(nodes: Iterable[ir.Node], counts: dict[ir.OperatorIdentifier, int]) -> int:
@@ -122,6 +139,8 @@ def _complaint(tensor: onnx.TensorProto) -> str:
         return f"has the unknown type {tensor.data_type}"
     if dtype == ir.DataType.UNDEFINED:
         return "has no type"
+    if len(tensor.dims) > MOST_AXES:
+        return f"has {len(tensor.dims)} axes; {MOST_AXES} are the most"
     if any(d < 0 for d in tensor.dims):
         return f"has the dimensions {list(tensor.dims)}"
     if tensor.HasField("segment"):
@@ -162,6 +181,8 @@ def _external_complaint(entries: dict[str, str], dtype: ir.DataType, count: int)
 
 def _sparse_complaint(sparse: onnx.SparseTensorProto) -> str:
     dims, held, at = list(sparse.dims), list(sparse.values.dims), list(sparse.indices.dims)
+    if len(dims) > MOST_AXES:
+        return f"has {len(dims)} axes; {MOST_AXES} are the most"
     if any(d < 0 for d in dims):
         return f"has the dimensions {dims}"
     for tensor in (sparse.values, sparse.indices):

@@ -52,6 +52,10 @@ def push_forward(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Va
         result = rule.jvp(op, given)
     except NotDifferentiable as e:
         raise type(e)(f"{described(node)}: {e}") from e
+    except MemoryError as e:
+        raise NotDifferentiable(
+            f"{described(node)}: its derivative takes more memory than there is to write down"
+        ) from e
     except (RuleError, AssertionError, AttributeError, TypeError, ValueError, IndexError, KeyError) as e:
         raise RuleError(f"the rule failed on {described(node)}: {type(e).__name__}: {e}") from e
     if result is None:

@@ -68,6 +68,10 @@ def pull_back(
         result = rule.vjp(op, cotangents)
     except NotDifferentiable as e:
         raise type(e)(f"{described(node)}: {e}") from e
+    except MemoryError as e:
+        raise NotDifferentiable(
+            f"{described(node)}: its derivative takes more memory than there is to write down"
+        ) from e
     except (RuleError, AssertionError, AttributeError, TypeError, ValueError, IndexError, KeyError) as e:
         raise RuleError(f"the rule failed on {described(node)}: {type(e).__name__}: {e}") from e
     pairs = list(result.items()) if isinstance(result, dict) else list(zip(node.inputs, result))

@@ -16,7 +16,8 @@ import onnx_ir as ir
 import onnx_shape_inference as osi
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir import infer_classical, infer_loops, infer_ranks, infer_sequences
+from onnxgrad.ir import infer_budget, infer_classical, infer_loops, infer_ranks, infer_sequences
+from onnxgrad.ir.infer_budget import check_asked, check_shapes
 from onnxgrad.ir.infer_calls import Calls, calls_known
 from onnxgrad.ir.infer_onnx import ask_onnx
 from onnxgrad.ir.known import sliced
@@ -153,7 +154,7 @@ def _slice(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     if x is None or x.shape is None or starts is None or end is None:
         return
     if axes is None and starts.shape is not None and isinstance(starts.shape[0], int):
-        along: list[int] = list(range(starts.shape[0]))
+        along: list[int] = list(range(min(starts.shape[0], len(x.shape))))
     else:
         along = [int(a) for a in _ints(axes)] if axes is not None and _is_const(axes) else list(range(len(x.shape)))
     fixed = (axes is None or _is_const(axes)) and _is_const(starts) and (steps is None or _is_const(steps))
@@ -233,6 +234,8 @@ def _corrected(infer: Infer, correct: Infer) -> Infer:
     """
 
     def corrected(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+        if node.op_type in ("Reshape", "Expand", "ConstantOfShape"):
+            check_asked(node)
         declared = [out.shape for out in node.outputs]
         for out in node.outputs:
             out.shape = None
@@ -291,6 +294,7 @@ def _register() -> None:
             infer = osi.registry.get("", name, since)
             if not hasattr(infer, "onnxgrad"):
                 osi.registry.register("", name, since)(_informed(infer))
+    infer_budget.register()
     infer_loops.register()
     infer_sequences.register()
     infer_classical.register()
@@ -317,12 +321,16 @@ def infer_model(model: ir.Model, calls: Calls | None = None) -> None:
     Raises:
         BadInput: shapes or inputs that no node of their kind can have.
     """
+    check_shapes(model.graph)
     infer_loops.remember_declared(model.graph)
     try:
         with calls_known(calls):
             osi.infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
     except (osi.ShapeInferenceError, osi.OpUsageError) as error:
+        if isinstance(error.__cause__, BadInput):
+            raise error.__cause__ from None
         raise BadInput(f"the model does not fit together: {error}") from error
+    check_shapes(model.graph)
 
 
 class Inference:

@@ -7,6 +7,8 @@ gives a reduction of an empty tensor along a negative axis the shape of its oper
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx_ir as ir
 
@@ -139,13 +141,18 @@ def _others_by_group(op, x, y):
     return op.reshape(op.ScatterElements(op.zeros_like(flat), order, op.Reshape(others, [-1])), op.shape_of(x))
 
 
+#: Rows of a square constant; a larger one is computed by the graph.
+MOST_WRITTEN = 1024
+
+
 def _rows(op, x, head):
     """The shape of `x`; `x` with its axes from `head` on flattened to […, 1, n]; the diagonal of n·n."""
     shape = op.shape_of(x)
     if shape.const is not None:
         dims = [int(d) for d in shape.const]
-        n = int(np.prod(dims[head:]))
-        return shape, op.reshape(x, [*dims[:head], 1, n]), op.const(np.eye(n, dtype=bool))
+        n = math.prod(dims[head:])
+        if n <= MOST_WRITTEN:
+            return shape, op.reshape(x, [*dims[:head], 1, n]), op.const(np.eye(n, dtype=bool))
     n = op.ReduceProd(op.Slice(shape, [head], [x.rank]), keepdims=0)
     rows = op.reshape(x, op.Concat(op.Slice(shape, [0], [head]), [1], op.Unsqueeze(n, [0]), axis=0))
     index = op.Range(op.const(0, ir.DataType.INT64), n, op.const(1, ir.DataType.INT64))
@@ -167,7 +174,7 @@ def _factors(op, x):
     exclusive, reverse = op.attr("exclusive"), op.attr("reverse")
     last = op.const(-1)
     n = x.shape[-1]
-    if isinstance(n, int):
+    if isinstance(n, int) and n <= MOST_WRITTEN:
         i = np.arange(n)
         later = op.const(i < i[:, None] if reverse else i > i[:, None])
         reached = op.const(np.tri(n, k=-exclusive) if reverse else np.tri(n, k=-exclusive).T, x.dtype)

@@ -17,6 +17,8 @@ from onnxgrad.training.data.fields import Field
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 #: What a file may be, whatever it is called: the library knows formats that it has another program execute.
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
+#: Pixels of a picture, packed or as the model takes it; a file of some kilobytes can claim any number.
+MOST_PIXELS = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,9 @@ class Images:
         channels, (height, width), last = self._layout(field)
         try:
             with open_ordinary(path) as file, image.open(file, formats=FORMATS) as picture:
+                for wide, high in (picture.size, (width or 1, height or 1)):
+                    if wide * high > MOST_PIXELS:
+                        raise BadInput(f"{wide} by {high} pixels; {MOST_PIXELS} are the most")
                 picture = picture.convert("L" if channels == 1 else "RGB")
                 size = (width or picture.width, height or picture.height)
                 if picture.size != size:

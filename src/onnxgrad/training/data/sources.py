@@ -30,6 +30,9 @@ from onnxgrad.errors import BadInput
 from onnxgrad.training.data.columns import Column, Dense, Items, Mapped, Remembered, column
 from onnxgrad.training.data.images import Images, image_folder
 
+#: Bytes that any file may unpack to; a larger one may be so many times as large as it is packed.
+FREE, MOST_FOLD = 1 << 30, 100
+
 _TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 
 
@@ -109,7 +112,7 @@ def _table(path: Path) -> dict[str, Column]:
     try:
         check_readable(path)
         if path.suffix.lower() in (".parquet", ".pq"):
-            table = pyarrow.parquet.read_table(path)
+            table = _parquet(path)
         else:
             table = pyarrow.feather.read_table(path)
         table.validate(full=True)  # else offsets may point anywhere
@@ -118,6 +121,22 @@ def _table(path: Path) -> dict[str, Column]:
         raise
     except Exception as error:  # the library raises its own types and a dozen of Python's
         raise BadInput(f"cannot read {str(path)!r} as a table: {' '.join(str(error).split())}") from error
+
+
+def _parquet(path: Path) -> Any:
+    """The table in `path`; text stays a dictionary, which is written out where it is used."""
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        held = file.metadata
+        parts = [held.row_group(i).column(k) for i in range(held.num_row_groups) for k in range(held.num_columns)]
+        widths = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT96": 12}
+        sizes = (max(p.total_uncompressed_size, p.num_values * widths.get(p.physical_type, 8)) for p in parts)
+        _bounded(sum(sizes), path)
+        text = [
+            c.path for c in (held.schema.column(k) for k in range(held.num_columns)) if c.physical_type == "BYTE_ARRAY"
+        ]
+    return pyarrow.parquet.read_table(path, read_dictionary=text)
 
 
 def _of_arrow(chunks: Any) -> Any:
@@ -147,11 +166,17 @@ def _lists(chunks: Any) -> Iterator[np.ndarray]:
 
 
 def _bounded(size: int, path: Path) -> None:
-    """Raise BadInput if what `path` unpacks to is more than the machine's memory."""
+    """Raise BadInput if what `path` unpacks to is more than the machine's memory, or than such data come to."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # Windows
         memory = 2**48
+    most = max(FREE, MOST_FOLD * path.stat().st_size)
+    if most < size <= memory:
+        raise BadInput(
+            f"{str(path)!r} unpacks to {size / 1e9:.1f} GB, more than {MOST_FOLD} times its size\n"
+            "  hint: .npy files in a folder are read as they are needed"
+        )
     if size > memory:
         raise BadInput(
             f"{str(path)!r} unpacks to {size / 1e9:.0f} GB, and the machine has {memory / 1e9:.0f} GB of memory\n"

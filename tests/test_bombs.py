@@ -1,0 +1,302 @@
+"""Small files that ask for much: each is answered in little time and memory, and large honest models pass.
+
+Every case runs in a process of its own, with an end to its time and memory far above what it takes.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import os
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxgrad import BadInput, grad
+from onnxgrad.check import check
+from onnxgrad.door import open_model
+from onnxgrad.training.data import Field, open_data
+
+SECONDS, BYTES = 60, 3 << 30
+
+
+def graph(nodes, initializers=None, x=("x", TensorProto.FLOAT, [2]), y=None, inputs=(), functions=(), values=()):
+    held = [numpy_helper.from_array(np.array(v), k) for k, v in (initializers or {}).items()]
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, y)
+    ends = [helper.make_tensor_value_info(*x), *(helper.make_tensor_value_info(*i) for i in inputs)]
+    body = helper.make_graph(nodes, "g", ends, [out], held, value_info=list(values))
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("f", 1)]
+    return helper.make_model(body, opset_imports=imports, functions=list(functions), ir_version=10)
+
+
+def node(op, *operands, to, **attributes):
+    return helper.make_node(op, list(operands), [to], **attributes)
+
+
+def doubled(op, operand, rest=(), depth=34, initializers=None, dtype=np.int64, **attributes):
+    """`op` on its own result, over and over; what comes out is the shape of the result."""
+    nodes = [
+        node(op, f"t{i}", *([f"t{i}"] if operand == "twice" else rest), to=f"t{i + 1}", **attributes)
+        for i in range(depth)
+    ]
+    nodes += [helper.make_node("ReduceProd", [f"t{depth}"], ["s"], keepdims=0)]
+    nodes += [helper.make_node("Cast", ["s"], ["c"], to=1), node("Mul", "x", "c", to="y")]
+    return graph(nodes, {"t0": np.ones(2, dtype), **(initializers or {})})
+
+
+def laughs(depth, calls=10):
+    functions = []
+    for i in range(depth):
+        inner = [
+            helper.make_node(
+                f"f{i - 1}" if i else "Neg", [f"v{k}" if k else "a"], [f"v{k + 1}"], domain="f" if i else ""
+            )
+            for k in range(calls)
+        ]
+        imports = [helper.make_opsetid("", 21), helper.make_opsetid("f", 1)]
+        functions.append(helper.make_function("f", f"f{i}", ["a"], [f"v{calls}"], inner, imports))
+    return graph([helper.make_node(f"f{depth - 1}", ["x"], ["y"], domain="f")], functions=functions)
+
+
+def shaped_by(op, length):
+    """A shape of so many axes that an input says."""
+    data = ["x"] if op != "ConstantOfShape" else []
+    nodes = [helper.make_node(op, [*data, "s"], ["z"]), node("ReduceSum", "z", to="r"), node("Mul", "x", "r", to="y")]
+    return graph(nodes, inputs=[("s", TensorProto.INT64, [length])])
+
+
+def squares(depth):
+    """A size whose formula doubles with every node."""
+    nodes = [node("Shape", "x", to="a0"), node("Shape", "z", to="b0")]
+    for i in range(depth):
+        nodes += [node("Mul", f"a{i}", f"b{i}", to=f"m{i}"), node("Add", f"m{i}", f"a{i}", to=f"a{i + 1}")]
+        nodes += [node("Sub", f"m{i}", f"b{i}", to=f"b{i + 1}")]
+    nodes += [node("Expand", "one", f"a{depth}", to="e"), node("ReduceSum", "e", to="r"), node("Mul", "x", "r", to="y")]
+    given = ("x", TensorProto.FLOAT, ["N"]), ("z", TensorProto.FLOAT, ["M"])
+    return graph(nodes, {"one": np.float32([1])}, x=given[0], inputs=[given[1]])
+
+
+def notes(size):
+    model = graph([node("Neg", "x", to="y")])
+    model.metadata_props.add(key="k", value="v" * size)
+    return model
+
+
+def loops(depth):
+    """A Loop in a Loop in a Loop, a thousand million times each."""
+    name, nodes = f"w{depth}", [helper.make_node("Mul", [f"w{depth}", f"w{depth}"], [f"r{depth}"])]
+    for i in range(depth, 0, -1):
+        info = helper.make_tensor_value_info
+        body = helper.make_graph(
+            [*nodes, helper.make_node("Identity", [f"c{i}"], [f"d{i}"])],
+            f"b{i}",
+            [info(f"i{i}", 7, []), info(f"c{i}", 9, []), info(f"w{i}", 1, [2])],
+            [info(f"d{i}", 9, []), info(f"r{i}", 1, [2])],
+        )
+        into, out = (f"w{i - 1}", f"r{i - 1}") if i > 1 else ("x", "y")
+        nodes = [helper.make_node("Loop", ["n", "", into], [out], body=body)]
+        name = into
+    assert name == "x"
+    return graph(nodes, {"n": 10**9})
+
+
+BIG = 2**32
+#: What it is: a model, and words of the refusal; none if it is a valid model.
+MODELS = {
+    "ints doubled by Concat": (lambda: doubled("Concat", "twice", axis=0), ""),
+    "floats doubled by Concat": (lambda: doubled("Concat", "twice", dtype=np.float32, axis=0), ""),
+    "a tile of a hundred, ten times": (
+        lambda: doubled("Tile", "", ["r"], 10, {"r": np.array([100])}),
+        "more than can be counted in 64 bits",
+    ),
+    "a tile of two": (lambda: doubled("Tile", "", ["r"], 34, {"r": np.array([2])}), ""),
+    "padded": (lambda: doubled("Pad", "", ["r"], 34, {"r": np.array([2**30, 2**30])}), ""),
+    "gathered by long indices": (
+        lambda: doubled("Gather", "", ["r"], 30, {"r": np.zeros(200_000, np.int64)}),
+        "",
+    ),
+    "a Split of a declared size": (
+        lambda: graph(
+            [
+                helper.make_node("Split", ["x"], ["a", "b", "c"], num_outputs=3),
+                node("ReduceSum", "b", to="r"),
+                node("Mul", "a", "r", to="y"),
+            ],
+            x=("x", TensorProto.FLOAT, ["N"]),
+            values=[helper.make_tensor_value_info("b", TensorProto.FLOAT, [BIG])],
+        ),
+        "",
+    ),
+    "an input of many axes": (
+        lambda: graph([node("Neg", "x", to="y")], x=("x", TensorProto.FLOAT, [1] * 100_000)),
+        "100000 axes",
+    ),
+    "a weight of many axes": (lambda: graph([node("Mul", "x", "w", to="y")], {"w": np.ones(1, np.float32)}), "axes"),
+    "Reshape to many axes": (lambda: shaped_by("Reshape", BIG), "axes"),
+    "Expand to many axes": (lambda: shaped_by("Expand", BIG), "axes"),
+    "ConstantOfShape of many axes": (lambda: shaped_by("ConstantOfShape", BIG), "axes"),
+    "Unsqueeze of many axes": (
+        lambda: graph([node("Unsqueeze", "x", "a", to="u"), node("Neg", "u", to="y")], {"a": np.arange(100_000)}),
+        "axes",
+    ),
+    "functions in functions": (lambda: laughs(5), "come to 100000 nodes"),
+    "a formula that doubles": (lambda: squares(40), ""),
+    "two hundred megabytes of notes": (lambda: notes(200_000_000), "64 MiB of metadata"),
+    "loops in loops": (lambda: loops(12), ""),
+}
+
+_RUN = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), int(sys.argv[2])))
+import onnxgrad
+from onnxgrad.check import check
+try:
+    check(sys.argv[1])
+    onnxgrad.grad(sys.argv[1], wrt="x")
+except onnxgrad.OnnxGradError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def run(path) -> str:
+    """What the library says to the model at `path`."""
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", _RUN, str(path), str(BYTES)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
+    assert found.returncode == 0, found.stderr[-2000:]
+    return found.stdout
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_models(kind, tmp_path):
+    make, words = MODELS[kind]
+    model = make()
+    if kind == "a weight of many axes":
+        del model.graph.initializer[0].dims[:]
+        model.graph.initializer[0].dims.extend([1] * 100_000)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    said = run(tmp_path / "m.onnx")
+    assert words in said if words else not said, said
+    assert len(said) < 500
+
+
+def test_a_concat_of_a_million_floats():
+    """An honest model."""
+    size = 1_000_000
+    model = graph([node("Concat", "x", "x", to="y", axis=0)], x=("x", TensorProto.FLOAT, [size]), y=[2 * size])
+    derived = grad(model, wrt="x")
+    assert derived.ByteSize() < 10_000
+
+
+def test_many_calls_of_one_function_are_inlined_in_linear_time():
+    """Ten thousand, which took minutes for counting up names."""
+    inner = [node("Neg", "a", to="b"), node("Abs", "b", to="c")]
+    function = helper.make_function("f", "f", ["a"], ["c"], inner, [helper.make_opsetid("", 21)])
+    names = ["x", *(f"v{i}" for i in range(9_999)), "y"]
+    calls = [helper.make_node("f", [a], [b], domain="f") for a, b in itertools.pairwise(names)]
+    opened = open_model(graph(calls, functions=[function]))
+    made = [v.name for n in opened.model.graph for v in n.outputs]
+    assert len(made) == len(set(made)) == 20_000
+
+
+# --- data -------------------------------------------------------------------------------------------
+
+
+def test_a_table_that_unpacks_to_more_than_such_data_come_to(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    path = tmp_path / "bomb.parquet"
+    column = pa.chunked_array([pa.array(np.zeros(2_000_000))])
+    schema = pa.schema([("x", pa.float64())])
+    with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        for _ in range(80):
+            writer.write_table(pa.table({"x": column}))
+    assert path.stat().st_size < 1_000_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(BadInput, match=r"bomb\.parquet' unpacks to 1\.3 GB, more than 100 times"):
+        open_data(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+def test_text_in_a_table_is_still_text(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    path = tmp_path / "d.parquet"
+    pyarrow.parquet.write_table(pa.table({"t": ["a", "b", "a"], "x": [[1.0], [2.0], [3.0]]}), path)
+    columns = open_data(path)
+    assert columns["t"].array.tolist() == ["a", "b", "a"]
+
+
+def test_arrays_that_unpack_to_more_than_such_data_come_to(tmp_path, monkeypatch):
+    monkeypatch.setattr("onnxgrad.training.data.sources.FREE", 1 << 20)
+    np.savez_compressed(tmp_path / "bomb.npz", x=np.zeros(1_000_000))
+    with pytest.raises(BadInput, match=r"bomb\.npz' unpacks to 0\.0 GB, more than 100 times"):
+        open_data(tmp_path / "bomb.npz")
+    np.savez_compressed(tmp_path / "honest.npz", x=np.random.default_rng(0).standard_normal(300_000))
+    assert len(open_data(tmp_path / "honest.npz")["x"]) == 300_000
+
+
+@pytest.mark.parametrize("size", [(20_000, 20_000), (100_000, 1_000)])
+def test_a_picture_of_more_pixels_than_pictures_have(size, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "a").mkdir()
+    to = io.BytesIO()
+    image.new("1", size).save(to, "PNG")
+    (tmp_path / "a" / "x.png").write_bytes(to.getvalue())
+    with pytest.raises(BadInput, match=r"cannot read the picture .*pixels"):
+        open_data(tmp_path)["images"].take(np.arange(1), Field("images", np.dtype(np.float32), (3, 8, 8)))
+
+
+def test_a_model_that_takes_pictures_of_more_pixels_than_pictures_have(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "a").mkdir()
+    image.new("RGB", (8, 8)).save(tmp_path / "a" / "x.png")
+    with pytest.raises(BadInput, match="100000 by 100000 pixels"):
+        open_data(tmp_path)["images"].take(np.arange(1), Field("images", np.dtype(np.float32), (3, 100_000, 100_000)))
+
+
+# --- declarations -----------------------------------------------------------------------------------
+
+DECLARED = {
+    "a shape that the operator does not give": (
+        """g (double[3, 2, 2] data, int64[1] axes) => (double[2, 1, 3] reduced) {
+            reduced = ReduceLogSumExp <keepdims = 1> (data, axes) }""",
+        "declares contradict its operators, which shows at ReduceLogSumExp node 'reduced'",
+    ),
+    "scales that are no vector": (
+        """g (float[1, 1, 4, 4] data, float[1, 3, 8, 8] scales) => (float[1, 1, 8, 8] y) {
+            y = Resize <mode = "cubic"> (data, , scales) }""",
+        "Resize node 'y'.*scales and sizes are vectors",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DECLARED)
+@pytest.mark.parametrize("how", ["path", "proto", "ir"])
+def test_what_a_model_declares_wrongly_is_no_bug_in_a_rule(kind, how, tmp_path):
+    text, words = DECLARED[kind]
+    model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> ' + text)
+    onnx.save(model, tmp_path / "m.onnx")
+    given = {"path": tmp_path / "m.onnx", "proto": model, "ir": ir.from_proto(model)}[how]
+    for derive in (check, functools.partial(grad, wrt="data")):
+        with pytest.raises(BadInput, match=words):
+            derive(given)
+
+
+@pytest.mark.parametrize("op", ["ReduceProd <keepdims = 0> (x)", "CumProd (x, zero)"])
+def test_a_derivative_holds_no_large_constant(op):
+    """n times n for n elements: written out for few, computed by the graph for many."""
+    opset = 26 if "Cum" in op else 21
+    shape = "n" if "Cum" in op else ""
+    text = f"g (float[50000] x) => (float[{shape}] y) <int64 zero = {{0}}> {{ y = {op} }}"
+    model = onnx.parser.parse_model(f'<ir_version: 13, opset_import: ["": {opset}]> {text}')
+    assert grad(model, wrt="x").ByteSize() < 100_000
