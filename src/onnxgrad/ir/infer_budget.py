@@ -70,7 +70,8 @@ def concat(infer: Any) -> Any:
         if not vectors or len(lengths) < len(node.inputs) or "axis" not in node.attributes:
             return infer(ctx, node)
         whole = first is not None and first.dtype is not None and not first.dtype.is_floating_point()
-        if whole and all(isinstance(d, int) for d in lengths) and sum(lengths) <= MOST_ELEMENTS:  # type: ignore[arg-type]
+        sizes = [d for d in lengths if isinstance(d, int)]
+        if whole and len(sizes) == len(lengths) and sum(sizes) <= MOST_ELEMENTS:
             return infer(ctx, node)
         total: int | ir.SymbolicDim = 0
         for length in lengths:

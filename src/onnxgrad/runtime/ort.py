@@ -181,10 +181,12 @@ def _is_misread(model: ir.Model | bytes | str | Path) -> bool:
             content = model if isinstance(model, bytes) else Path(model).read_bytes()
             if b"Transpose" not in content or b"MatMul" not in content:
                 return False
-            model = ir.from_proto(onnx.ModelProto.FromString(content))
+            read = ir.from_proto(onnx.ModelProto.FromString(content))
         except Exception:  # what cannot be read, the runtime tells
             return False
-    graphs = [model.graph, *(f.graph for f in model.functions.values())]
+    else:
+        read = model
+    graphs = [read.graph, *(f.graph for f in read.functions.values())]
     return any(map(has_transpose, graphs)) and any(map(vector_products, graphs))
 
 
