@@ -339,7 +339,7 @@ def test_only_float_tensors_have_derivatives():
     nodes = [
         helper.make_node("Gather", ["x", "i"], ["g"]),
         helper.make_node("Shape", ["x"], ["n"]),
-        helper.make_node("SequenceConstruct", ["g"], ["q"]),
+        helper.make_node("SequenceConstruct", ["i"], ["q"]),
     ]
     inputs = [value("x", [3]), value("i", [2], T.INT64)]
     source = model(nodes, inputs, [value("g", [2]), value("n", [1], T.INT64)])

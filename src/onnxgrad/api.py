@@ -44,8 +44,14 @@ class Derivation:
     """One model being derived: resolves names, adds inputs and outputs, cleans up, records the signature."""
 
     def __init__(
-        self, model: AnyModel, wrt: Names, of: Names | None, first: Callable[[ir.Model], None] | None = None
+        self,
+        model: AnyModel,
+        wrt: Names,
+        of: Names | None,
+        first: Callable[[ir.Model], None] | None = None,
+        containers: bool = False,
     ) -> None:
+        """Open `model`; with `containers`, `wrt` and `of` may be sequences and optionals of float tensors."""
         keeps = _keeping.get() and not registry.estimating  # an estimator looks at what made a quantized number
         self.opened: Opened = open_model(model, first, keep=worth_keeping if keeps else nothing)
         functions = self.opened.functions
@@ -54,9 +60,9 @@ class Derivation:
             _kept.set(True)
         self.graph = self.opened.model.graph
         values = named_values(self.graph)
-        self.wrt = float_values(wrt, values, "wrt")
+        self.wrt = float_values(wrt, values, "wrt", containers)
         self.builder = Builder(self.graph, infer=Inference.of(self.graph, functions))
-        self.of = default_of(self.graph) if of is None else of_values(of, values, self.builder)
+        self.of = default_of(self.graph, containers) if of is None else of_values(of, values, self.builder, containers)
         self.builder.names.reserve(self.opened.training)
         self.nodes = list(self.graph)
         self.primal = set(values)
@@ -64,13 +70,15 @@ class Derivation:
 
     def input(self, like: ir.Value, name: str, directions: int | str | None = None) -> Var:
         """A new graph input with the type and shape of `like`; with `directions`, as many of it in a stack."""
-        if like.shape is None:  # a graph input must say how many axes it has
+        if like.shape is None and isinstance(like.type, ir.TensorType):  # a graph input must say how many axes it has
             hint = "declare its shape in the model's value_info"
             raise BadInput(f"the rank of {like.name!r} is not known\n  hint: {hint}")
         value = ir.Value(
             name=self.builder.names.exactly(identifier(name)),
             type=like.type,
-            shape=ir.Shape([*([] if directions is None else [directions]), *like.shape]),
+            shape=None
+            if like.shape is None
+            else ir.Shape([*([] if directions is None else [directions]), *like.shape]),
         )
         self.graph.inputs.append(value)
         return self.builder.var(value)
@@ -281,6 +289,8 @@ def vjp(
         wrt: names of graph inputs, initializers or intermediate float values. Where one depends on
             another, each gets its total derivative.
         of: names of float values, or index expressions on them (``"y[:, 3]"``); default: every float output.
+            Cotangents and tangents of a sequence are sequences of the same length, those of an optional are optionals,
+            in which nothing stands for zero.
         directions: a number, or a name for one that each run chooses, of cotangents to pull back at once. All of
             them, and all gradients, then have one more axis in front; the primal is computed once.
         rules: derivatives of your own, from `custom_vjp` or `custom_jvp`, or files that hold them.
@@ -300,7 +310,7 @@ def vjp(
         NotDifferentiable: an operator between `wrt` and `of` has no rule or no derivative.
     """
     with custom_rules(*rules), _inlining(directions is not None):
-        d = Derivation(model, wrt, of)
+        d = Derivation(model, wrt, of, containers=directions is None)
         d.pull_cotangents(_counted(directions))
         return d.close()
 
@@ -323,7 +333,7 @@ def jvp(
     Arguments and errors are those of `vjp`.
     """
     with custom_rules(*rules), _inlining(directions is not None):
-        d = Derivation(model, wrt, of)
+        d = Derivation(model, wrt, of, containers=directions is None)
         d.push_tangents(_counted(directions))
         return d.close()
 
@@ -340,7 +350,7 @@ def value_and_grad(
     constant: its gradient is zero, with a warning.
     """
     with custom_rules(*rules):
-        d = Derivation(model, wrt, of)
+        d = Derivation(model, wrt, of, containers=True)
         d.pull_back(d.ones())
         return d.close()
 
@@ -350,7 +360,7 @@ def value_and_grad(
 def grad(model: AnyModel, *, wrt: Names, of: Names | None = None, rules: Sequence[CustomRule | Path] = ()) -> Any:
     """As `value_and_grad`, with the gradients ``{wrt}_grad`` as the only outputs (the inputs stay as they are)."""
     with custom_rules(*rules):
-        d = Derivation(model, wrt, of)
+        d = Derivation(model, wrt, of, containers=True)
         seeds = d.ones()
         d.graph.outputs.clear()
         d.pull_back(seeds)
@@ -367,8 +377,10 @@ def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
     return values  # type: ignore[return-value]
 
 
-def float_values(names: Names, values: Mapping[str, ir.Value], role: str) -> dict[str, ir.Value]:
-    """The values of `names` (each once), which must be float tensors of known type."""
+def float_values(
+    names: Names, values: Mapping[str, ir.Value], role: str, containers: bool = False
+) -> dict[str, ir.Value]:
+    """The values of `names` (each once), which must be float tensors of known type; `containers`: or hold such."""
     if not isinstance(names, Iterable):
         raise BadInput(f"`{role}` takes names of values, not {names!r}")
     listed = [names] if isinstance(names, str) else list(names)
@@ -383,23 +395,33 @@ def float_values(names: Names, values: Mapping[str, ir.Value], role: str) -> dic
         value = found[name] = values[name]
         if value.type is None:
             raise BadInput(f"the type of `{role}` {name!r} is not known\n  hint: declare it in the model's value_info")
-        if value.dtype not in FLOATS or not isinstance(value.type, ir.TensorType):
+        if not is_float(value, containers):
             raise BadInput(f"`{role}` {name!r} is a {_described(value.type)}; only float tensors have derivatives")
     return found
 
 
-def of_values(of: Names, values: Mapping[str, ir.Value], builder: Builder) -> dict[str, ir.Value]:
+def of_values(
+    of: Names, values: Mapping[str, ir.Value], builder: Builder, containers: bool = False
+) -> dict[str, ir.Value]:
     """As `float_values`, and of parts such as ``y[:, 3]`` (numpy's basic indexing; a name that holds brackets wins)."""
     named = [of] if isinstance(of, str) or not isinstance(of, Iterable) else of
-    return float_values(of, with_parts(builder, named, values), "of")
+    return float_values(of, with_parts(builder, named, values), "of", containers)
 
 
-def default_of(graph: ir.Graph) -> dict[str, ir.Value]:
-    """All float outputs."""
-    found = {v.name or "": v for v in graph.outputs if isinstance(v.type, ir.TensorType) and v.dtype in FLOATS}
+def default_of(graph: ir.Graph, containers: bool = False) -> dict[str, ir.Value]:
+    """All float outputs; `containers`: and sequences and optionals of floats."""
+    found = {v.name or "": v for v in graph.outputs if is_float(v, containers)}
     if not found:
         raise BadInput("the model has no float output to differentiate; name a value with `of`")
     return found
+
+
+def is_float(value: ir.Value, containers: bool = False) -> bool:
+    """Whether `value` is a float tensor; `containers`: or a sequence or optional of them."""
+    held = value.type
+    while containers and isinstance(held, (ir.SequenceType, ir.OptionalType)):
+        held = held.elem_type  # type: ignore[assignment]
+    return isinstance(held, ir.TensorType) and held.dtype in FLOATS
 
 
 def _counted(directions: int | str | None) -> int | str | None:

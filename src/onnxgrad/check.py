@@ -14,13 +14,12 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad import flow, rules  # noqa: F401  (they fill the registry)
-from onnxgrad.api import Names, default_of, float_values, named_values, of_values, vjp
+from onnxgrad.api import Names, default_of, float_values, is_float, named_values, of_values, vjp
 from onnxgrad.door import AnyModel, Opened, open_model
 from onnxgrad.door.blame import blamed
 from onnxgrad.engine.paths import active_values, describe_path, obstacle, on_path, rule_of
 from onnxgrad.errors import BadInput, NotDifferentiable, ZeroDerivative
 from onnxgrad.ir import Builder
-from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.walk import reads, subgraphs
 from onnxgrad.lower import expand
 from onnxgrad.lower.bodies import body_of
@@ -80,13 +79,12 @@ def _checked(opened: Opened, wrt: Names | None, of: Names | None) -> Report:
     graph = opened.model.graph
     values = named_values(graph)
     if wrt is None:
-        sources = {n: v for n, v in values.items() if v.producer() is None and v.dtype in FLOATS}
-        sources = {n: v for n, v in sources.items() if isinstance(v.type, ir.TensorType)}
+        sources = {n: v for n, v in values.items() if v.producer() is None and is_float(v, containers=True)}
         if not sources:
             raise BadInput("the model has no float input and no float weight\n  hint: name a value with `wrt`")
     else:
-        sources = float_values(wrt, values, "wrt")
-    targets = default_of(graph) if of is None else of_values(of, values, Builder(graph))
+        sources = float_values(wrt, values, "wrt", containers=True)
+    targets = default_of(graph, True) if of is None else of_values(of, values, Builder(graph), containers=True)
     report = Report(list(sources), list(targets))
     private = ir.Model(graph.clone(), ir_version=opened.model.ir_version)
     _tabulate(report, graph, list(sources.values()), list(targets.values()))

@@ -32,7 +32,8 @@ class Function:
 
     Arguments are taken in the order of the model's inputs, or by name: numpy arrays, numbers and nested lists, or
     anything that speaks DLPack (whose memory is shared where it is the CPU's). Where a number or array has another
-    dtype than the input, it is converted if numpy calls that a conversion of the same kind.
+    dtype than the input, it is converted if numpy calls that a conversion of the same kind. A sequence is a list of
+    them; an optional is what it holds, or None.
 
     One output is returned as an array (which speaks DLPack itself), several as a dict by name. Derived functions give
     only derivatives: a dict by the names they are derivatives of, or the array itself where there is only one.
@@ -81,7 +82,7 @@ class Function:
         self.options = options or Options(threads=threads, providers=tuple(providers))
         self.results: Results = {v.name or "": v.name for v in self.model.graph.outputs}
         graph = self.model.graph
-        self._types = {v.name or "": v.dtype for v in graph.inputs}
+        self._types = {v.name or "": v.type for v in graph.inputs}
         self._positional = [v.name or "" for v in graph.inputs if not v.is_initializer()]
         self._overwrites = any(_overwrites_inputs(node) for node in graph)
         self._session: Session | None = None
@@ -111,8 +112,8 @@ class Function:
         found = self.session.run(self.feeds(*args, **kwargs), list(dict.fromkeys(_leaves(self.results))))
         return _filled(self.results, found)
 
-    def feeds(self, *args: Any, **kwargs: Any) -> dict[str, np.ndarray]:
-        """What the arguments are to the model: an array of the right dtype for each input."""
+    def feeds(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What the arguments are to the model: an array of the right dtype for each input, or a list of arrays."""
         if len(args) > len(self._positional):
             raise BadInput(f"{len(args)} arguments for {len(self._positional)} inputs: {', '.join(self._positional)}")
         given = dict(zip(self._positional, args))
@@ -125,8 +126,8 @@ class Function:
         missing = [n for n in self._positional if n not in given]
         if missing:
             raise BadInput(f"no argument for {', '.join(map(repr, missing))}")
-        arrays = {name: _array(name, argument, self._types[name]) for name, argument in given.items()}
-        return {n: a.copy() for n, a in arrays.items()} if self._overwrites else arrays
+        fed = {name: _fed(name, argument, self._types[name]) for name, argument in given.items()}
+        return {n: _copied(a) for n, a in fed.items()} if self._overwrites else fed
 
     # --- derivatives -------------------------------------------------------------------------------
 
@@ -217,7 +218,9 @@ class Function:
             feeds = primal.feeds(*args, **kwargs)
             held = signature(linear.model).residuals
             found = primal.session.run(feeds, list(dict.fromkeys([*_leaves(self.results), *held])))
-            point = {n: a.copy() for n, a in feeds.items() if n in linear._types}  # the caller may go on to change them
+            point = {
+                n: _copied(a) for n, a in feeds.items() if n in linear._types
+            }  # the caller may go on to change them
             point |= {n: a for n, a in found.items() if n in linear._types}
 
             def apply(*directions: Any) -> Any:
@@ -279,6 +282,21 @@ def _overwrites_inputs(node: ir.Node) -> bool:
     if node.op_type == "BatchNormalization" and a is not None and a.as_int():
         return True
     return any(_overwrites_inputs(inner) for graph in subgraphs(node) for inner in graph)
+
+
+def _fed(name: str, argument: Any, held: ir.TypeProtocol | None) -> Any:
+    """`argument` as an array; as a list of arrays for a sequence; None for an optional without a value."""
+    if isinstance(held, ir.OptionalType):
+        return None if argument is None else _fed(name, argument, held.elem_type)  # type: ignore[arg-type]
+    if isinstance(held, ir.SequenceType):
+        if not isinstance(argument, Sequence) or isinstance(argument, str):
+            raise BadInput(f"the argument for {name!r} is a {type(argument).__name__}, and the input takes a list")
+        return [_fed(name, each, held.elem_type) for each in argument]  # type: ignore[arg-type]
+    return _array(name, argument, None if held is None else held.dtype)
+
+
+def _copied(fed: Any) -> Any:
+    return [_copied(a) for a in fed] if isinstance(fed, list) else None if fed is None else fed.copy()
 
 
 def _array(name: str, argument: Any, dtype: ir.DataType | None) -> np.ndarray:

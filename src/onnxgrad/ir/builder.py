@@ -338,13 +338,15 @@ class Builder:
         return vectors[0] if len(vectors) == 1 else self.Concat(*vectors, axis=0)
 
     def full_like(self, x: Var, number: float) -> Var:
-        """A tensor of `number` with the shape and dtype of `x`; for a sequence, a sequence of them."""
+        """A tensor of `number` with the shape and dtype of `x`; for a sequence or an optional, one of them."""
         if x.dtype is None:
             from onnxgrad.errors import NotDifferentiable
 
             raise NotDifferentiable(f"the type of {x.name!r} is not known; declare it in the model's value_info")
         if containers.is_sequence(x):
             return containers.each(self, lambda e: e.builder.full_like(e, number), x)
+        if containers.is_optional(x):
+            return containers.inside(self, lambda e: e.builder.full_like(e, number), x)
         scalar = self.const(number, x.dtype)
         return scalar if x.shape == () else self.Expand(scalar, self.shape_of(x))
 

@@ -73,6 +73,16 @@ def either(b: Builder, condition: Var, then: Callable[[Builder], Var], other: Ca
     return b.append(node)[0]
 
 
+def inside(b: Builder, f: Callable[[Var], Var], x: Var) -> Var:
+    """The optional f(what `x` holds), of the same type; without a value where `x` has none."""
+    return either(
+        b,
+        b.OptionalHasElement(x),
+        lambda w: w.Optional(f(w.OptionalGetElement(w.var(x.value)))),
+        lambda w: nothing(w, x),
+    )
+
+
 def contents(b: Builder, x: Var, like: Var) -> Var:
     """What the optional `x` holds, which is of the shape of `like`; zeros where it holds nothing."""
     maker = x.value.producer()
