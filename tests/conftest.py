@@ -35,5 +35,5 @@ def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Co
         terminalreporter.section("skips, by reason")
     for reason, count in reasons.most_common():
         terminalreporter.line(f"{count:5d}  {reason}")
-    if not config.getoption("collectonly"):
+    if hasattr(config, "cache") and not config.getoption("collectonly"):
         config.cache.set(SKIPPED, sorted({report.nodeid for report in skipped}))
