@@ -69,7 +69,7 @@ def check_paths(
     for i, place in enumerate(written):
         check_ordinary(place.path)
         for other in written[:i]:
-            if place.is_same(other):
+            if place.flag != other.flag and place.is_same(other):  # a checkpoint may be a link to the one before
                 raise BadInput(f"{other.flag} and {place.flag} would both write {str(place.path)!r}")
         for source in read:
             of_model = (place.flag, source.flag) == (OUTPUT, MODEL)
