@@ -420,7 +420,7 @@ def is_float(value: ir.Value, containers: bool = False) -> bool:
     """Whether `value` is a float tensor; `containers`: or a sequence or optional of them."""
     held = value.type
     while containers and isinstance(held, (ir.SequenceType, ir.OptionalType)):
-        held = held.elem_type  # type: ignore[assignment]
+        held = held.elem_type
     return isinstance(held, ir.TensorType) and held.dtype in FLOATS
 
 

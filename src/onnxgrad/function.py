@@ -287,11 +287,11 @@ def _overwrites_inputs(node: ir.Node) -> bool:
 def _fed(name: str, argument: Any, held: ir.TypeProtocol | None) -> Any:
     """`argument` as an array; as a list of arrays for a sequence; None for an optional without a value."""
     if isinstance(held, ir.OptionalType):
-        return None if argument is None else _fed(name, argument, held.elem_type)  # type: ignore[arg-type]
+        return None if argument is None else _fed(name, argument, held.elem_type)
     if isinstance(held, ir.SequenceType):
         if not isinstance(argument, Sequence) or isinstance(argument, str):
             raise BadInput(f"the argument for {name!r} is a {type(argument).__name__}, and the input takes a list")
-        return [_fed(name, each, held.elem_type) for each in argument]  # type: ignore[arg-type]
+        return [_fed(name, each, held.elem_type) for each in argument]
     return _array(name, argument, None if held is None else held.dtype)
 
 

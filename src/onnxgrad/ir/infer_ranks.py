@@ -25,7 +25,7 @@ def length(value: ir.Value | None) -> int | None:
     return shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None
 
 
-def _dims(node: ir.Node, i: int) -> list[Dim] | None:
+def _dims(node: ir.Node, i: int) -> list[Dim | None] | None:
     value = node.inputs[i] if i < len(node.inputs) else None
     return None if value is None or value.shape is None else list(value.shape)
 
@@ -135,7 +135,7 @@ def _ranked(infer: Infer, dims_of: Dims, alike: bool) -> Infer:
             node.inputs[: len(node.inputs) if node.op_type == "Concat" else 1] if alike and dims is not None else ()
         ):
             if x is not None and x.shape is None:
-                x.shape = ir.Shape([ctx.new_symbolic_dim() for _ in dims])
+                x.shape = ir.Shape([ctx.new_symbolic_dim() for _ in dims or ()])
         infer(ctx, node)
         out = node.outputs[0]
         if out.type is None and node.inputs[0] is not None:
