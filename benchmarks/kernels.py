@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from benchmarks.rewrites import WORKLOADS, seconds_of, step_of
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training import attach, compile_step
-from onnxgrad.training.step import Step
+from onnxgrad.training.step.compile import Step
 
 PAGE = Path(__file__).parent.parent / "docs" / "native.md"
 SIDE = 1000

@@ -1,4 +1,4 @@
-"""What each rewrite of `onnxgrad.optimize` takes off a training step, measured by leaving it out.
+"""What each rewrite of `onnxgrad.runtime.rewrites` takes off a training step, measured by leaving it out.
 
     python -m benchmarks.rewrites                          # all workloads; writes benchmarks/results/rewrites.json
     python -m benchmarks.rewrites --workload cnn --rounds 40
@@ -21,10 +21,10 @@ from statistics import median
 
 import numpy as np
 
-from onnxgrad.optimize import REWRITES, optimized
 from onnxgrad.runtime import Options, StepRunner
+from onnxgrad.runtime.rewrites import REWRITES, optimized
 from onnxgrad.training import attach, compile_step
-from onnxgrad.training.step import Step
+from onnxgrad.training.step.compile import Step
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "rewrites.json"

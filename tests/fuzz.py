@@ -37,11 +37,11 @@ from google.protobuf.message import Message
 
 from onnxgrad import OnnxGradError, grad
 from onnxgrad.check import check
-from onnxgrad.door import load_model
+from onnxgrad.model_io import load_model
 from onnxgrad.training import attach
-from onnxgrad.training.checkpoint import Checkpoint
 from onnxgrad.training.data import Data, open_data
 from onnxgrad.training.data.fields import Field
+from onnxgrad.training.loop.checkpoint import Checkpoint
 from tests.functions.programs import transformer
 from tests.models import mlp
 from tests.training.models import classifier, trainable

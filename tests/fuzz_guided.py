@@ -28,7 +28,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from onnxgrad import OnnxGradError
-from onnxgrad.training.checkpoint import Checkpoint
+from onnxgrad.training.loop.checkpoint import Checkpoint
 
 #: The kinds of files of the target "data"; the first byte of a case chooses one.
 _DATA = (".npz", ".npy", ".parquet", ".arrow")

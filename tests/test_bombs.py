@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad import BadInput, grad
 from onnxgrad.check import check
-from onnxgrad.door import open_model
+from onnxgrad.model_io import open_model
 from onnxgrad.training.data import Field, open_data
 
 SECONDS, BYTES = 60, 3 << 30

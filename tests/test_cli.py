@@ -269,7 +269,7 @@ def test_interrupted(tmp_path):
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENV)
     assert process.stderr is not None
     for text in process.stderr:  # the trace of imports tells when the work begins
-        if "onnxgrad.cli.tables" in text:
+        if "onnxgrad.cli.check" in text:
             break
     time.sleep(1.0)
     process.send_signal(signal.SIGINT)

@@ -13,7 +13,7 @@ import pytest
 
 from onnxgrad.demo import MODEL, digits, shifted
 from onnxgrad.demo.make_model import make_model
-from onnxgrad.training.checkpoint import Checkpoint
+from onnxgrad.training.loop.checkpoint import Checkpoint
 
 
 def demo(*args, **env):

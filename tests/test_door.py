@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from onnxgrad import BadInput, grad, vjp
-from onnxgrad.door import load_model, open_model, save_model, to_proto, training_info
+from onnxgrad.model_io import load_model, open_model, save_model, to_proto, training_info
 from tests.models import assert_no_traps, assert_sound, mlp, model, normal, run, value
 
 # --- local functions --------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from onnxgrad import BadInput, vjp
 from onnxgrad.check import check
-from onnxgrad.door import load_model, save_model, saving
+from onnxgrad.model_io import load_model, save, save_model
 from tests.models import mlp
 
 # --- files ------------------------------------------------------------------------------------------
@@ -167,14 +167,14 @@ def test_more_than_two_gigabytes_never_go_through_one_protobuf():
 
 def test_a_path_to_more_than_two_gigabytes_is_refused_with_the_remedy(tmp_path, monkeypatch):
     path, _ = _external(tmp_path)
-    monkeypatch.setattr("onnxgrad.door.opening.PROTOBUF_LIMIT", 20_000)
+    monkeypatch.setattr("onnxgrad.model_io.open.PROTOBUF_LIMIT", 20_000)
     with pytest.raises(BadInput, match=r"onnx_ir\.load\(path\)"):
         vjp(path, wrt="w")
     assert isinstance(vjp(ir.load(path), wrt="w"), ir.Model)
 
 
 def test_large_models_are_saved_with_external_data(tmp_path, monkeypatch):
-    monkeypatch.setattr(saving, "EXTERNAL_FROM", 1000)
+    monkeypatch.setattr(save, "EXTERNAL_FROM", 1000)
     derived = ir.from_proto(mlp())
     derived.graph.initializers["w"].const_value = ir.tensor(np.ones((3000, 2), np.float32), name="w")
     files = save_model(derived, tmp_path / "m.onnx")
@@ -186,7 +186,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "m.onnx"
     save_model(mlp(), path)
     before = path.read_bytes()
-    monkeypatch.setattr(saving, "to_proto", lambda model: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(save, "to_proto", lambda model: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(BadInput, match="No space left"):
         save_model(ir.from_proto(mlp(18)), path)
     assert path.read_bytes() == before

@@ -24,11 +24,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad import BadInput, load_rule, vjp
 from onnxgrad.check import check
-from onnxgrad.door import load_model, save_model
+from onnxgrad.model_io import load_model, save_model
 from onnxgrad.training import attach
-from onnxgrad.training.callbacks import Log
-from onnxgrad.training.checkpoint import Checkpoint
 from onnxgrad.training.data import Data, Field, open_data
+from onnxgrad.training.loop.callbacks import Log
+from onnxgrad.training.loop.checkpoint import Checkpoint
 from tests import fuzz
 from tests.models import mlp
 from tests.training.models import classifier

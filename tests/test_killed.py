@@ -19,8 +19,8 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxgrad.training.callbacks import Log
-from onnxgrad.training.checkpoint import FILE, Checkpoint, previous
+from onnxgrad.training.loop.callbacks import Log
+from onnxgrad.training.loop.checkpoint import FILE, Checkpoint, previous
 from tests.training.models import blobs, classifier
 
 RECIPE = [
@@ -165,7 +165,7 @@ def survive(place: Path, kills: int, epochs: int, *, forked: bool) -> int:
 
 
 def test_what_a_killed_process_left_is_removed_and_what_a_living_one_holds_is_not(tmp_path):
-    from onnxgrad.door.places import replacing
+    from onnxgrad.files import replacing
 
     path = tmp_path / "file"
     left, other = tmp_path / ".file.abcdefgh.partial", tmp_path / ".file.previous"

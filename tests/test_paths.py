@@ -12,7 +12,7 @@ import pytest
 from onnxgrad import vjp
 from onnxgrad.cli.app import build
 from onnxgrad.demo.tasks import TASKS
-from onnxgrad.door import save_model
+from onnxgrad.model_io import save_model
 from tests.models import mlp
 from tests.training.models import blobs, classifier
 

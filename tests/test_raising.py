@@ -12,7 +12,7 @@ from onnx import TensorProto as T
 from onnx import helper, parser
 
 from onnxgrad import BadInput, Function, grad, vjp
-from onnxgrad.door import open_model
+from onnxgrad.model_io import open_model
 from onnxgrad.runtime import Options
 from onnxgrad.training import Trainer
 from tests.models import assert_sound, mlp, model, normal, run, value

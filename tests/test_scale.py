@@ -12,8 +12,8 @@ import pytest
 from onnx import helper
 
 from onnxgrad import grad, jvp, vjp
-from onnxgrad.engine import paths
-from onnxgrad.ir import infer
+from onnxgrad.engine import activity
+from onnxgrad.ir.infer import inference
 from tests.functions.programs import transformer
 from tests.models import assert_no_traps, chain, model, run, value
 from tests.zoo import float_weights, gpt
@@ -24,12 +24,12 @@ def _work(count: int, derive, monkeypatch) -> Counter[str]:
     done: Counter[str] = Counter()
     with monkeypatch.context() as patch:
         for owner, name in (
-            (infer.Inference, "__call__"),
-            (infer.Inference, "of"),
-            (paths, "rule_of"),
-            (paths, "moved_by"),
-            (paths, "is_differentiable"),
-            (paths, "captured"),
+            (inference.Inference, "__call__"),
+            (inference.Inference, "of"),
+            (activity, "rule_of"),
+            (activity, "moved_by"),
+            (activity, "is_differentiable"),
+            (activity, "captured"),
         ):
             original = getattr(owner, name)
 

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 import onnxgrad
 from onnxgrad.ir import Builder, expand_to, reshape_to, sum_to
-from onnxgrad.ir.infer import infer_model
+from onnxgrad.ir.infer.inference import infer_model
 from tests.rules.evaluators import Flatten
 
 onnxruntime.set_default_logger_severity(3)

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from onnxgrad.cli.app import build
 from onnxgrad.demo.tasks import TASKS
-from onnxgrad.training import callbacks, trackers
-from onnxgrad.training.losses import LOSSES
-from onnxgrad.training.measures import LATER, MEASURES
-from onnxgrad.training.recipes import RECIPES
-from onnxgrad.training.schedules import SCHEDULES
+from onnxgrad.training.loop import callbacks, trackers
+from onnxgrad.training.loss.losses import LOSSES
+from onnxgrad.training.loss.step_metrics import LATER, MEASURES
+from onnxgrad.training.optim.schedules import SCHEDULES
+from onnxgrad.training.optim.settings import RECIPES
 
 DOCS = Path(__file__).parent.parent / "docs"
 

@@ -11,13 +11,12 @@ if sys.argv[:1] == ["-m"] and ("-m", "onnxgrad") in zip(sys.orig_argv, sys.orig_
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from onnxgrad import _early
+from onnxgrad import _startup
 
-_early.begin()  # before anything that takes its time
+_startup.begin()  # before anything that takes its time
 
-from onnxgrad.api import grad, jvp, value_and_grad, vjp
+from onnxgrad.control_flow.checkpointing import checkpointing
 from onnxgrad.custom import CustomRule, custom_jvp, custom_rules, custom_vjp, load_rule
-from onnxgrad.door import Signature, signature
 from onnxgrad.errors import (
     BadInput,
     NoDerivative,
@@ -27,7 +26,7 @@ from onnxgrad.errors import (
     UnknownName,
     ZeroDerivative,
 )
-from onnxgrad.flow.policy import checkpointing
+from onnxgrad.model_io import Signature, signature
 from onnxgrad.rules.registry import straight_through
 from onnxgrad.transforms import (
     Split,
@@ -41,10 +40,11 @@ from onnxgrad.transforms import (
     split_vjp,
     transpose,
 )
+from onnxgrad.transforms.first_order import grad, jvp, value_and_grad, vjp
 
 if TYPE_CHECKING:
     from onnxgrad.function import Function
-    from onnxgrad.scipy_operator import linear_operator
+    from onnxgrad.linear_operator import linear_operator
 
 __version__ = "0.1.0"
 
@@ -84,7 +84,7 @@ __all__ = [
 ]
 
 #: What needs a runtime, which differentiating does not: imported when first asked for.
-_LATER = {"Function": "onnxgrad.function", "linear_operator": "onnxgrad.scipy_operator"}
+_LATER = {"Function": "onnxgrad.function", "linear_operator": "onnxgrad.linear_operator"}
 
 
 def __dir__() -> list[str]:

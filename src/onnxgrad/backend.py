@@ -25,10 +25,10 @@ from onnx import helper
 
 from onnxgrad.errors import BadInput, OnnxGradError
 from onnxgrad.runtime import Session
-from onnxgrad.runtime.feeding import feed
-from onnxgrad.runtime.ort import one_line
+from onnxgrad.runtime.feeds import feed
+from onnxgrad.runtime.session import one_line
 from onnxgrad.training import lower_gradients
-from onnxgrad.training.calls import DOMAIN
+from onnxgrad.training.spec.graph_call import DOMAIN
 
 #: Tensors of types that numpy lacks, as the runtime calls them.
 _ODD = re.compile(r"tensor\((bfloat16|float[468]\w+|u?int[24])\)")

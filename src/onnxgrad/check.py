@@ -13,18 +13,18 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxgrad import flow, rules  # noqa: F401  (they fill the registry)
-from onnxgrad.api import Names, default_of, float_values, is_float, named_values, of_values, vjp
-from onnxgrad.door import AnyModel, Opened, open_model
-from onnxgrad.door.blame import blamed
-from onnxgrad.engine.paths import active_values, describe_path, obstacle, on_path, rule_of
+from onnxgrad import control_flow, rules  # noqa: F401  (they fill the registry)
+from onnxgrad.engine.activity import active_values, describe_path, obstacle, on_path, rule_of
 from onnxgrad.errors import BadInput, NotDifferentiable, ZeroDerivative
 from onnxgrad.ir import Builder
-from onnxgrad.ir.walk import reads, subgraphs
+from onnxgrad.ir.graph import reads, subgraphs
 from onnxgrad.lower import expand
-from onnxgrad.lower.bodies import body_of
-from onnxgrad.lower.written import written_out
+from onnxgrad.lower.function_bodies import body_of
+from onnxgrad.lower.registry import written_out
+from onnxgrad.model_io import AnyModel, Opened, open_model
+from onnxgrad.model_io.validity import blamed
 from onnxgrad.rules.registry import Rule, registry
+from onnxgrad.transforms.first_order import Names, default_of, float_values, is_float, named_values, of_values, vjp
 
 BODY, LOWERING, REFUSED, NO_RULE = "function body", "lowering", "refused", "no rule"
 

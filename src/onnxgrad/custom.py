@@ -19,16 +19,16 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.door import load_model, open_model, save_model
-from onnxgrad.door.cutting import CUT_DOMAIN, Cut, leaving
-from onnxgrad.door.saving import to_proto
+from onnxgrad.control_flow.iteration import loop
+from onnxgrad.control_flow.subgraphs import empty, give
 from onnxgrad.engine import reverse
-from onnxgrad.engine.paths import prepare
+from onnxgrad.engine.activity import prepare
 from onnxgrad.errors import BadInput, NotDifferentiable, RuleError
-from onnxgrad.flow.bodies import empty, give
-from onnxgrad.flow.iteration import loop
 from onnxgrad.ir import Builder, Var
-from onnxgrad.lower.bodies import _Copy, _same_meaning
+from onnxgrad.lower.function_bodies import _Copy, _same_meaning
+from onnxgrad.model_io import load_model, open_model, save_model
+from onnxgrad.model_io.match_subgraphs import CUT_DOMAIN, Cut, leaving
+from onnxgrad.model_io.save import to_proto
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import Cotangents, Function, Rule, _listed, _parameters, add, registry
 

@@ -15,13 +15,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrad import api, transforms
-from onnxgrad.api import Names
-from onnxgrad.door import AnyModel, load_model, open_model, signature
+from onnxgrad import transforms
 from onnxgrad.errors import BadInput, UnknownName
-from onnxgrad.ir.walk import prune, subgraphs
+from onnxgrad.ir.graph import prune, subgraphs
+from onnxgrad.model_io import AnyModel, load_model, open_model, signature
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.feeding import feed
+from onnxgrad.runtime.feeds import feed
+from onnxgrad.transforms import first_order
+from onnxgrad.transforms.first_order import Names
 
 #: Names of outputs, by what they are of: ``{"x": "x_grad"}``, ``{"y": {"x": "y_x_jacobian"}}``.
 Results = Mapping[str, Any]
@@ -133,11 +134,11 @@ class Function:
 
     def grad(self, *, wrt: Names, of: Names | None = None) -> Function:
         """The gradient of the sum of `of` with respect to `wrt`, as a function of the same arguments."""
-        return self._derive(api.grad, lambda s: s.gradients, wrt=wrt, of=of)
+        return self._derive(first_order.grad, lambda s: s.gradients, wrt=wrt, of=of)
 
     def value_and_grad(self, *, wrt: Names, of: Names | None = None) -> Callable[..., tuple[Any, Any]]:
         """A function that gives what this one gives, and the gradient of the sum of `of`, in one run."""
-        both = self._derive(api.value_and_grad, lambda s: {"": self.results, " ": s.gradients}, wrt=wrt, of=of)
+        both = self._derive(first_order.value_and_grad, lambda s: {"": self.results, " ": s.gradients}, wrt=wrt, of=of)
 
         def value_and_grad(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
             found = both.session.run(both.feeds(*args, **kwargs), list(dict.fromkeys(_leaves(both.results))))
@@ -147,11 +148,11 @@ class Function:
 
     def vjp(self, *, wrt: Names, of: Names | None = None, directions: int | str | None = None) -> Function:
         """The pullback: takes one more argument, the cotangent, for each `of`."""
-        return self._derive(api.vjp, lambda s: s.gradients, wrt=wrt, of=of, directions=directions)
+        return self._derive(first_order.vjp, lambda s: s.gradients, wrt=wrt, of=of, directions=directions)
 
     def jvp(self, *, wrt: Names, of: Names | None = None, directions: int | str | None = None) -> Function:
         """The pushforward: takes one more argument, the tangent, for each `wrt`."""
-        return self._derive(api.jvp, lambda s: s.output_tangents, wrt=wrt, of=of, directions=directions)
+        return self._derive(first_order.jvp, lambda s: s.output_tangents, wrt=wrt, of=of, directions=directions)
 
     def jacobian(
         self, *, wrt: Names, of: Names | None = None, mode: transforms.Mode = "auto", batch: int | None = None
@@ -260,7 +261,7 @@ class Function:
         """The float outputs among the results: what a derivative is of by default."""
         values = {v.name: v for v in self.model.graph.outputs}
         names = dict.fromkeys(_leaves(self.results))
-        return tuple(n for n in names if values[n].dtype in api.FLOATS) or None
+        return tuple(n for n in names if values[n].dtype in first_order.FLOATS) or None
 
 
 def _with_outputs(model: AnyModel, names: Names) -> ir.Model:

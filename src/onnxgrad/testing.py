@@ -24,10 +24,10 @@ import onnx_ir as ir
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxgrad.api import jvp, vjp
-from onnxgrad.door import signature
-from onnxgrad.ir.infer import infer_model
+from onnxgrad.ir.infer.inference import infer_model
+from onnxgrad.model_io import signature
 from onnxgrad.rules.registry import registry
+from onnxgrad.transforms.first_order import jvp, vjp
 
 Arrays = dict[str, np.ndarray]
 

@@ -14,10 +14,10 @@ import numpy as onp
 
 import onnxgrad.eager.numpy as np
 from onnxgrad import BadInput, NotDifferentiable
-from onnxgrad.eager.array import Array
-from onnxgrad.eager.complexes import COMPLEX, of_pairs
-from onnxgrad.eager.operators import Macro, Operator
-from onnxgrad.eager.tape import Node, history, leaf
+from onnxgrad.eager.core.array import Array
+from onnxgrad.eager.core.operators import Macro, Operator
+from onnxgrad.eager.core.tape import Node, history, leaf
+from onnxgrad.eager.xp.complexes import COMPLEX, of_pairs
 
 STANDARD = Path(__file__).parent / "standard.txt"
 PAGE = Path(__file__).parents[2] / "docs" / "array-api.md"

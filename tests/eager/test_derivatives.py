@@ -483,7 +483,7 @@ def test_operators_that_are_newer_than_the_rest():
 
 
 def test_an_hvp_costs_at_most_four_gradients():
-    from onnxgrad.eager.plans import plans
+    from onnxgrad.eager.core.plans import plans
 
     def f(x):
         for _ in range(20):

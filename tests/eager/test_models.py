@@ -13,7 +13,7 @@ import onnxgrad
 import onnxgrad.eager as og
 import onnxgrad.eager.numpy as np
 from onnxgrad import BadInput, Function, NotDifferentiable, UnknownName
-from onnxgrad.eager.plans import plans
+from onnxgrad.eager.core.plans import plans
 from tests.eager.test_derivatives import FUNCTIONS
 
 rng = onp.random.default_rng(0)

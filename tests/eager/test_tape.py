@@ -15,8 +15,8 @@ import pytest
 import onnxgrad.eager as og
 import onnxgrad.eager.numpy as np
 from onnxgrad import BadInput, NotDifferentiable
-from onnxgrad.eager import plans
-from onnxgrad.eager.tape import Node
+from onnxgrad.eager.core import plans
+from onnxgrad.eager.core.tape import Node
 
 rng = onp.random.default_rng(0)
 X = rng.standard_normal((3, 4))
@@ -273,7 +273,7 @@ def test_the_derivative_of_a_random_operator_that_would_be_drawn_again_is_refuse
 
 
 def test_memory_of_the_pool_belongs_to_one_array_at_a_time():
-    from onnxgrad.eager import buffers
+    from onnxgrad.eager.core import buffers
 
     buffers.release()
     big = rng.standard_normal((300, 300))

@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxgrad.flow.bodies import empty, formal, give
+from onnxgrad.control_flow.subgraphs import empty, formal, give
 from onnxgrad.ir import Builder
 
 

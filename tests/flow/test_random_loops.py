@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import onnxgrad
-from onnxgrad.door import signature
+from onnxgrad.model_io import signature
 from tests.flow.compare import close, model, run
 from tests.flow.test_random_programs import FUNCTION, HEADER, Program
 

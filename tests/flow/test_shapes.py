@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxgrad.door import open_model
+from onnxgrad.model_io import open_model
 from tests.flow.compare import check, model, normal
 from tests.flow.unroll import unrolled
 

@@ -24,8 +24,8 @@ from onnxgrad import (
     vjp,
 )
 from onnxgrad.custom import iterate
-from onnxgrad.door import functions
 from onnxgrad.errors import RuleError
+from onnxgrad.model_io import local_functions
 from tests.functions.programs import parsed
 from tests.functions.test_kept import run
 from tests.models import assert_sound
@@ -274,8 +274,8 @@ def test_a_graph_gives_what_is_due():
 
 
 def test_a_rule_inside_functions_that_stay_functions(monkeypatch):
-    monkeypatch.setattr(functions, "SMALLEST", 0)
-    monkeypatch.setattr(functions, "SAVES", -(10**9))
+    monkeypatch.setattr(local_functions, "SMALLEST", 0)
+    monkeypatch.setattr(local_functions, "SAVES", -(10**9))
     source = parsed("""m (float[N] x) => (float[] l)
         { a = my.G (x)  b = my.G (a)  l = ReduceSum <keepdims = 0> (b) }
         <domain: "my", opset_import: ["" : 21, "my" : 1]> G (v) => (u) { p = my.F <k = 2.0> (v)  u = Neg (p) }

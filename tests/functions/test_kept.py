@@ -21,7 +21,7 @@ from onnxgrad import (
     value_and_grad,
     vjp,
 )
-from onnxgrad.door import functions
+from onnxgrad.model_io import local_functions
 from tests.functions.programs import Random, parsed, transformer
 from tests.models import assert_sound, nodes_of
 
@@ -33,13 +33,13 @@ WEIGHTS = ("wq0", "w21", "g1", "x")
 @pytest.fixture
 def all_kept(monkeypatch):
     """Every function stays one, however small."""
-    monkeypatch.setattr(functions, "SMALLEST", 0)
-    monkeypatch.setattr(functions, "SAVES", -(10**9))
+    monkeypatch.setattr(local_functions, "SMALLEST", 0)
+    monkeypatch.setattr(local_functions, "SAVES", -(10**9))
 
 
 def inlined(derive, *args, **kwargs):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(functions, "SAVES", 10**9)
+        patch.setattr(local_functions, "SAVES", 10**9)
         made = derive(*args, **kwargs)
     assert not made.functions
     return made

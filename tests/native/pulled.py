@@ -11,8 +11,8 @@ import onnx_ir as ir
 from onnx import helper
 
 from onnxgrad import vjp
-from onnxgrad.native.swapping import DOMAIN, with_kernels
 from onnxgrad.runtime import Options, Session
+from onnxgrad.runtime.kernels.substitute import DOMAIN, with_kernels
 
 
 class Pulled:

@@ -11,9 +11,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from onnxgrad.native import build
-from onnxgrad.native.swapping import DOMAIN
 from onnxgrad.runtime import Options
+from onnxgrad.runtime.kernels import build
+from onnxgrad.runtime.kernels.substitute import DOMAIN
 from tests.native.twins import needs_compiler
 
 pytestmark = needs_compiler
@@ -282,7 +282,7 @@ def test_at_random(name):
 def test_operands_that_are_no_tensors_or_of_another_type():
     """ONNX Runtime sees to that by the types that the kernels declare."""
     text = """<ir_version: 10, opset_import: ["": 18, "onnxgrad.native": 1]>
-        g (float[2] x) => (float[2] y) {{ {0} y = onnxgrad.native.ReluGrad ({1}) }}"""
+        g (float[2] x) => (float[2] y) {{ {0} y = onnxgrad.runtime.kernels.ReluGrad ({1}) }}"""
     for emitted, given in (
         ("", "x"), ("", 'x, ""'), ("s = SequenceConstruct (x)", "x, s"), ("b = Cast <to = 11> (x)", "x, b"),
         ("b = Cast <to = 11> (x)", "b, b"), ("", "x, x, x"), ("o = Optional (x)", "x, o"),

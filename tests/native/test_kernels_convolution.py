@@ -5,7 +5,7 @@ import pytest
 from onnx import helper
 
 from onnxgrad.errors import OnnxGradError
-from onnxgrad.native import kernels_convolution
+from onnxgrad.runtime.kernels import conv_kernels
 from tests.native.pulled import Pulled
 from tests.native.twins import needs_compiler
 
@@ -15,7 +15,7 @@ pytestmark = needs_compiler
 @pytest.fixture(autouse=True)
 def however_few_pixels(monkeypatch):
     """Small cases have the kernel, too."""
-    monkeypatch.setattr(kernels_convolution, "FEWEST_PIXELS", 0)
+    monkeypatch.setattr(conv_kernels, "FEWEST_PIXELS", 0)
 
 
 #: N, C, M, groups, (H, W), kernel, strides, dilations, pads

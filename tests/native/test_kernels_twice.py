@@ -7,8 +7,8 @@ import pytest
 from onnx import helper
 
 from onnxgrad import jvp, vjp
-from onnxgrad.native.swapping import DOMAIN, with_kernels
 from onnxgrad.runtime import Options, Session
+from onnxgrad.runtime.kernels.substitute import DOMAIN, with_kernels
 from tests.native.twins import needs_compiler
 
 pytestmark = needs_compiler

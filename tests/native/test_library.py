@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from onnxgrad.errors import BadInput
-from onnxgrad.native import build, library
 from onnxgrad.runtime import Options, StepRunner
+from onnxgrad.runtime.kernels import build, library
 from onnxgrad.training import compile_step
 from tests.native.test_steps import NATIVE, PORTABLE, batches
 from tests.native.twins import needs_compiler
@@ -61,7 +61,7 @@ def test_sources_that_do_not_compile(fresh):
 def test_several_build_at_once(fresh):
     """Each gets a whole library, and nothing else stays."""
     script = (
-        "import ctypes, pathlib; from onnxgrad.native import build; "
+        "import ctypes, pathlib; from onnxgrad.runtime.kernels import build; "
         f"build.SOURCES = pathlib.Path({str(build.SOURCES)!r}); "
         "assert ctypes.CDLL(str(build.library())).answer() == 5; print('whole')"
     )

@@ -13,14 +13,14 @@ import onnxruntime
 import pytest
 
 from onnxgrad import Function
-from onnxgrad.ir.named import named_parts
-from onnxgrad.native import with_kernels
-from onnxgrad.native.swapping import DOMAIN
+from onnxgrad.ir.composites import named_parts
 from onnxgrad.runtime import Options, StepRunner
+from onnxgrad.runtime.kernels import with_kernels
+from onnxgrad.runtime.kernels.substitute import DOMAIN
 from onnxgrad.training import Trainer, attach, compile_step, export_step
-from onnxgrad.training.accumulate import split_step
-from onnxgrad.training.notes import FORMULAS
-from onnxgrad.training.recipes import RECIPES
+from onnxgrad.training.optim.named_formulas import FORMULAS
+from onnxgrad.training.optim.settings import RECIPES
+from onnxgrad.training.step.accumulate import split_step
 from tests.native.twins import calls, needs_compiler
 from tests.training.models import blobs, classifier, trainable
 

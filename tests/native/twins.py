@@ -10,9 +10,9 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrad.ir import Builder, Var
-from onnxgrad.native import with_kernels
-from onnxgrad.native.swapping import DOMAIN
 from onnxgrad.runtime import Options, Session
+from onnxgrad.runtime.kernels import with_kernels
+from onnxgrad.runtime.kernels.substitute import DOMAIN
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler for the kernels of target 'native'"

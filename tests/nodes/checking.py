@@ -14,8 +14,8 @@ import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
 from onnxgrad import jvp, vjp
-from onnxgrad.door import signature
 from onnxgrad.errors import BadInput, NotDifferentiable
+from onnxgrad.model_io import signature
 from tests.nodes.cases import FLOATS, NodeTest, in_form, node_tests, widened
 from tests.nodes.differences import derivative, excess
 from tests.rules import evaluators, test_newest, test_norm, windowed

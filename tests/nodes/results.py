@@ -17,8 +17,8 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 
-from onnxgrad import api
 from onnxgrad.testing import Case
+from onnxgrad.transforms import first_order
 
 RESULTS = Path(__file__).parent / "results.json"
 TESTS = Path(__file__).parents[1]
@@ -48,7 +48,7 @@ class Recorder:
         self._seen: set[str] = set()
 
     def __enter__(self) -> Recorder:
-        self._open = api.open_model
+        self._open = first_order.open_model
 
         def opened(*given: Any, **options: Any) -> Any:
             found = self._open(*given, **options)
@@ -56,11 +56,11 @@ class Recorder:
             self._seen |= {key(n.domain, n.op_type) for g in graphs for n in g if _own(n)}
             return found
 
-        api.open_model = opened
+        first_order.open_model = opened
         return self
 
     def __exit__(self, *_: object) -> None:
-        api.open_model = self._open
+        first_order.open_model = self._open
 
     def pytest_runtest_setup(self) -> None:
         self._seen.clear()

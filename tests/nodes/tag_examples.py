@@ -10,7 +10,7 @@ from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
 from onnxgrad import vjp
-from onnxgrad.door import signature
+from onnxgrad.model_io import signature
 from tests.nodes.checking import EVALUATORS, on_runtime, reference
 
 #: Operands that must lie in some range.

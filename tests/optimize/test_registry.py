@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from benchmarks import rewrites
 
-import onnxgrad.optimize
+import onnxgrad.runtime.rewrites
 from onnxgrad.errors import BadInput
-from onnxgrad.optimize import REWRITES
 from onnxgrad.runtime import Options
+from onnxgrad.runtime.rewrites import REWRITES
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -35,19 +35,21 @@ def test_the_page_is_what_was_measured():
 
 @pytest.mark.parametrize("rewrite", REWRITES, ids=lambda r: r.name)
 def test_each_is_a_module_that_says_what_it_gains(rewrite):
-    module = importlib.import_module(f"onnxgrad.optimize.{rewrite.name}")
+    module = importlib.import_module(f"onnxgrad.runtime.rewrites.{rewrite.name}")
     assert getattr(module, rewrite.name.upper()) is rewrite
     assert len(module.__doc__) > 200
-    assert (ROOT / "tests" / "optimize" / f"test_{rewrite.name}.py").exists() or rewrite.name == "depthwise"
+    assert (ROOT / "tests" / "optimize" / f"test_{rewrite.name}.py").exists() or rewrite.name == "depthwise_weight"
     assert Options(without=(rewrite.name,)).native()
 
 
 def test_modules_that_are_no_rewrite_are_few():
-    folder = Path(onnxgrad.optimize.__file__).parent
+    folder = Path(onnxgrad.runtime.rewrites.__file__).parent
     modules = {path.stem for path in folder.glob("*.py")} - {r.name for r in REWRITES}
     assert modules == {"__init__", "rewrite"}
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(BadInput, match="there is no rewrite 'blcoked'; there are blocked, depthwise"):
-        Options(without=("blcoked",)).native()
+    with pytest.raises(
+        BadInput, match="there is no rewrite 'blcoked_layout'; there are blocked_layout, depthwise_weight"
+    ):
+        Options(without=("blcoked_layout",)).native()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from onnxgrad import vjp
-from onnxgrad.door import signature
+from onnxgrad.model_io import signature
 from onnxgrad.testing import Case, node_model
 from tests.rules.dtypes import session
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxgrad import vjp
-from onnxgrad.door import signature
+from onnxgrad.model_io import signature
 from tests.rules.dtypes import session
 
 torch = pytest.importorskip("torch")

@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 
 from onnxgrad import vjp
-from onnxgrad.door import signature
+from onnxgrad.model_io import signature
 from onnxgrad.testing import Case, _array, node_model, reference
 
 TOLERANCE = {np.float16: 1e-2, np.float64: 1e-8}

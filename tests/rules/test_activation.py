@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxgrad import jvp, vjp
-from onnxgrad.door import signature
+from onnxgrad.model_io import signature
 from onnxgrad.testing import Case
 from tests.rules.dtypes import dtypes, session
 from tests.rules.evaluators import Erf, Gelu

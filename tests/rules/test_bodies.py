@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrad.ir import Builder
-from onnxgrad.ir.infer import infer_model
+from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.lower import expand
 from onnxgrad.rules import registry
 from onnxgrad.testing import Case, node_model, reference

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxgrad import grad, jvp, vjp
-from onnxgrad.door import signature
+from onnxgrad.model_io import signature
 from onnxgrad.testing import Case, node_model, reference
 from tests.rules.dtypes import loads, session
 

@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxgrad import grad, jvp, vjp
-from onnxgrad.door import signature
+from onnxgrad.model_io import signature
 from onnxgrad.testing import reference
 from tests.rules.dtypes import session
 

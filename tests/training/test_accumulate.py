@@ -11,7 +11,7 @@ from onnx import helper
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training import Trainer, attach, compile_step
-from onnxgrad.training.accumulate import Accumulating, split_step
+from onnxgrad.training.step.accumulate import Accumulating, split_step
 from tests.training.nets import mlp, model_of
 from tests.training.test_trainmode import norm_net
 

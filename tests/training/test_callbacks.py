@@ -9,7 +9,7 @@ import pytest
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options
 from onnxgrad.training import Interrupted, Trainer, attach
-from onnxgrad.training.callbacks import Callback, EarlyStopping, KeepBest, Log, Monitor, Plateau
+from onnxgrad.training.loop.callbacks import Callback, EarlyStopping, KeepBest, Log, Monitor, Plateau
 from tests.training.models import blobs, classifier, trainable
 
 ONE = Options(threads=1)

@@ -11,7 +11,7 @@ import safetensors
 import safetensors.numpy
 
 from onnxgrad.errors import BadInput, TrainingError
-from onnxgrad.training.checkpoint import Checkpoint, check_state_fits, previous, replacing
+from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits, previous, replacing
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int64, np.int32, np.int16, np.int8]
 DTYPES += [np.uint64, np.uint32, np.uint16, np.uint8, np.bool_]

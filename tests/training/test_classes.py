@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from onnxgrad.cli.app import build
-from onnxgrad.door import save_model
 from onnxgrad.errors import BadInput
+from onnxgrad.model_io import save_model
 from onnxgrad.training import Trainer, with_head
-from onnxgrad.training.checkpoint import FILE, Checkpoint
 from onnxgrad.training.data import Data
+from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from tests.training.test_trainer import ONE
 
 image = pytest.importorskip("PIL.Image")

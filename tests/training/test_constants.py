@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from onnxgrad.training import attach, compile_step
-from onnxgrad.training.info import told
+from onnxgrad.training.spec.training_info import told
 from tests.training.test_selection import parameters
 
 ANGLES = np.outer(np.arange(16), 10000 ** (-np.arange(4) / 4))

@@ -10,7 +10,7 @@ import pytest
 
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training import Interrupted, Trainer, attach, compile_step
-from onnxgrad.training.dropping import COUNT, drop_by_count, first_count
+from onnxgrad.training.graph.dropout_masks import COUNT, drop_by_count, first_count
 from tests.training.models import blobs, classifier
 from tests.training.test_callbacks import At, bits
 from tests.training.test_trainer import NORMED

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from onnxgrad.training import step as steps
-from onnxgrad.training.attach import attach
-from onnxgrad.training.step import compile_step
+from onnxgrad.training.build.attach import attach
+from onnxgrad.training.step import compile as steps
+from onnxgrad.training.step.compile import compile_step
 from tests.training.nets import model_of, train
 
 node = helper.make_node

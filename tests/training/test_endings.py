@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training import attach, compile_step
-from onnxgrad.training.bounds import bounds
+from onnxgrad.training.graph.bounds import bounds
 from tests.training.nets import initial, session
 
 ONE = "one = Constant <value = T[1] {1}> ()"

@@ -8,7 +8,7 @@ import pytest
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.runtime import Options
 from onnxgrad.training import Trainer, attach, with_head
-from onnxgrad.training.heads import placed_head
+from onnxgrad.training.build.heads import placed_head
 from tests.training.models import blobs
 
 NET = """

@@ -10,8 +10,9 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training import attach, compile_step, initialize, initializers, validate
-from onnxgrad.training.oracle import ReferenceTraining
+from onnxgrad.training import attach, compile_step, initialize, validate
+from onnxgrad.training.build import initializers
+from onnxgrad.training.spec.reference_training import ReferenceTraining
 from tests.training.nets import mlp, model_of, train
 from tests.training.test_entries import BATCHES
 

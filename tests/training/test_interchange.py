@@ -11,8 +11,8 @@ import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 
-from onnxgrad.door import load_model, save_model
 from onnxgrad.errors import BadInput
+from onnxgrad.model_io import load_model, save_model
 from onnxgrad.training import (
     ReferenceTraining,
     attach,

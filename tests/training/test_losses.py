@@ -7,8 +7,8 @@ import pytest
 from onnx import helper
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training.attach import attach
-from onnxgrad.training.step import compile_step
+from onnxgrad.training.build.attach import attach
+from onnxgrad.training.step.compile import compile_step
 from tests.training.nets import initial, mlp, model_of, session
 
 node = helper.make_node

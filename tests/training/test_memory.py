@@ -15,8 +15,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.order import orders
-from onnxgrad.remat import amount, megabytes, rewrite, sizes
+from onnxgrad.ir.execution_order import orders
+from onnxgrad.remat import amount, emit, megabytes, sizes
 from onnxgrad.remat.schedule import reorder, used
 from onnxgrad.runtime import Options, StepRunner, measured_peak
 from onnxgrad.training import Trainer, attach, compile_step, split_step, within_memory
@@ -190,9 +190,9 @@ def test_without_gates_nothing_is_saved(monkeypatch):
     """The runtime finds equal nodes, and what could be computed early: it is the gates that save memory."""
     step, planned, rows = planned_of("mlp")
     batch = batch_of(step, rows)
-    real = rewrite.settle
-    monkeypatch.setattr(rewrite.Rewriter, "_delay", lambda *_: None)
-    monkeypatch.setattr(rewrite, "settle", lambda graph, size: real(graph, size) and 1)  # and believe it
+    real = emit.settle
+    monkeypatch.setattr(emit.Rewriter, "_delay", lambda *_: None)
+    monkeypatch.setattr(emit, "settle", lambda graph, size: real(graph, size) and 1)  # and believe it
     without = within_memory(step, planned.plan.budget, rows)
     assert without.plan.nodes
     assert measured_peak(without, batch, ONE) > 0.9 * planned.plan.plain > 1.5 * measured_peak(planned, batch, ONE)

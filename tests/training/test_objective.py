@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training import LossTerm, attach, compile_step
-from onnxgrad.training.validation import validate
+from onnxgrad.training.spec.validation import validate
 from tests.training.nets import initial, mlp, model_of, run, session
 
 node = helper.make_node

@@ -10,8 +10,8 @@ from onnx import helper
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training import attach, compile_step
-from onnxgrad.training.optimizer_functions import OWN_DOMAIN, optimizer_functions
-from onnxgrad.training.recipes import RECIPES
+from onnxgrad.training.optim.as_functions import OWN_DOMAIN, optimizer_functions
+from onnxgrad.training.optim.settings import RECIPES
 from tests.training.nets import model_of, train
 
 

@@ -11,10 +11,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training.attach import attach
-from onnxgrad.training.info import DOMAIN
-from onnxgrad.training.lowering import lower_gradients
-from onnxgrad.training.step import compile_step
+from onnxgrad.training.build.attach import attach
+from onnxgrad.training.spec.lowering import lower_gradients
+from onnxgrad.training.spec.training_info import DOMAIN
+from onnxgrad.training.step.compile import compile_step
 from tests.training.nets import mlp, run, train
 
 STANDARD = [

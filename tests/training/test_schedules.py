@@ -7,7 +7,7 @@ import pytest
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training import attach, compile_step
-from onnxgrad.training.schedules import Schedule
+from onnxgrad.training.optim.schedules import Schedule
 from tests.training.nets import mlp
 from tests.training.test_update import close, of_torch, trained
 

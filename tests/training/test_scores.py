@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxgrad.training.scores import Binary, Classes, Numbers, Sequences, edit_distance
+from onnxgrad.training.loop.scores import Binary, Classes, Numbers, Sequences, edit_distance
 
 
 def added(score, prediction, label, parts=3):

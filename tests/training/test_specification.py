@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad.training import ReferenceTraining, attach, compile_step, lower_gradients, validate
-from onnxgrad.training.gradients import DOMAIN
+from onnxgrad.training.spec.gradient_node import DOMAIN
 from tests.training.nets import mlp, run, train
 from tests.training.test_gradient import model
 

@@ -8,8 +8,8 @@ import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 
-from onnxgrad.door import to_proto
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.model_io import to_proto
 from onnxgrad.training import Step, attach, compile_step
 from tests.training.nets import initial, mlp, model_of, run, train
 
@@ -70,7 +70,7 @@ def test_every_way_in_gives_the_same_step(attached, tmp_path):
     expected = described(compile_step(attached))
     for way in (onnx.load(tmp_path / "m.onnx"), tmp_path / "m.onnx", str(tmp_path / "e.onnx")):
         assert described(compile_step(way)) == expected
-    from onnxgrad.door import load_model
+    from onnxgrad.model_io import load_model
 
     held = load_model(tmp_path / "m.onnx")
     assert described(compile_step(held)) == expected

@@ -11,10 +11,10 @@ import pytest
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options
 from onnxgrad.training import Trainer
-from onnxgrad.training.callbacks import AtEnd
-from onnxgrad.training.html import Picture, write_report
-from onnxgrad.training.metrics import History
-from onnxgrad.training.trackers import MLflow, TensorBoard
+from onnxgrad.training.loop.callbacks import AtEnd
+from onnxgrad.training.loop.history import History
+from onnxgrad.training.loop.html_report import Picture, write_report
+from onnxgrad.training.loop.trackers import MLflow, TensorBoard
 from tests.training.models import blobs, trainable
 
 ONE = Options(threads=1)

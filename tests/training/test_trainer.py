@@ -9,13 +9,13 @@ import onnxruntime
 import pytest
 from rich.console import Console
 
-from onnxgrad.door import load_model, open_model, save_model, training_info
 from onnxgrad.errors import BadInput
+from onnxgrad.model_io import load_model, open_model, save_model, training_info
 from onnxgrad.runtime import Options
 from onnxgrad.training import Trainer, attach, compile_step
-from onnxgrad.training.callbacks import Callback
-from onnxgrad.training.metrics import Curve, History
-from onnxgrad.training.report import Bar, Lines
+from onnxgrad.training.loop.callbacks import Callback
+from onnxgrad.training.loop.history import Curve, History
+from onnxgrad.training.loop.progress import Bar, Lines
 from tests.training.models import blobs, classifier, trainable
 
 ONE = Options(threads=1)

@@ -8,7 +8,7 @@ import pytest
 
 from onnxgrad.errors import BadInput, TrainingError
 from onnxgrad.training import Interrupted, Trainer, attach
-from onnxgrad.training.checkpoint import FILE, Checkpoint
+from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from tests.training.models import blobs, classifier, trainable
 from tests.training.test_trainer import ONE, Recorder, bits
 
@@ -138,7 +138,7 @@ def test_a_state_that_is_not_finite_is_not_called_good(tmp_path):
     found = Checkpoint.load(tmp_path / FILE)
     tensors = found.state | {"w1": found.state["w1"] * np.float32(np.nan)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onnxgrad.training.checkpoint._finite", lambda array: True)
+        patch.setattr("onnxgrad.training.loop.checkpoint._finite", lambda array: True)
         Checkpoint(tensors, found.run, found.step_graph).save(tmp_path / FILE)
     with pytest.raises(BadInput, match="is no good: its 'w1' is not finite"):
         Trainer(trainable(), options=ONE).fit(blobs(), epochs=2, checkpoint=tmp_path, resume=True)

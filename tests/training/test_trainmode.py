@@ -8,9 +8,9 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training.attach import attach
-from onnxgrad.training.dropping import COUNT
-from onnxgrad.training.step import compile_step
+from onnxgrad.training.build.attach import attach
+from onnxgrad.training.graph.dropout_masks import COUNT
+from onnxgrad.training.step.compile import compile_step
 from tests.training.nets import model_of, run, session, train
 
 node = helper.make_node

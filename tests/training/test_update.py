@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training import Group, attach, compile_step
-from onnxgrad.training.validation import validate
+from onnxgrad.training.spec.validation import validate
 from tests.training.nets import mlp, train
 
 STEPS = 60
@@ -105,7 +105,7 @@ TORCH = {
 @pytest.mark.parametrize("spelled", TORCH)
 def test_optimizers_are_those_of_torch(spelled):
     settings, make = TORCH[spelled]
-    from onnxgrad.training.spelling import spelled as read
+    from onnxgrad.training.option_strings import spelled as read
 
     name, options = read(spelled)
     state, losses = trained(name, optimizer_options=options, **settings)

@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from onnxgrad.training.attach import attach
-from onnxgrad.training.step import compile_step
+from onnxgrad.training.build.attach import attach
+from onnxgrad.training.step.compile import compile_step
 from tests.training.nets import model_of, run, train
 
 node = helper.make_node

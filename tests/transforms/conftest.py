@@ -2,7 +2,7 @@
 
 import pytest
 
-from onnxgrad.flow import directions
+from onnxgrad.batching import directions
 
 
 @pytest.fixture(params=["stack", "scan"], autouse=True)

@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxgrad.flow import stacked
-from onnxgrad.flow.directions import Stacked, along
+from onnxgrad.batching import operator_rules
+from onnxgrad.batching.directions import Stacked, along
 from onnxgrad.ir import Builder
-from onnxgrad.ir.finish import finish
+from onnxgrad.ir.cleanup import finish
 from tests.models import nodes_of
 from tests.transforms.numbers import session
 
@@ -218,4 +218,4 @@ def test_all_at_once_and_one_by_one(case):
 
 
 def test_every_written_operator_is_tested():
-    assert {c[0] for c in CASES} >= set(stacked.WRITE)
+    assert {c[0] for c in CASES} >= set(operator_rules.WRITE)

@@ -7,7 +7,7 @@ from onnx import TensorProto as T
 from onnx import helper
 
 from onnxgrad import jacobian, jvp, signature
-from onnxgrad.flow import directions
+from onnxgrad.batching import directions
 from tests.models import assert_no_traps, model, nodes_of, value
 from tests.transforms.numbers import session
 

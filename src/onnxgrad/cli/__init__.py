@@ -10,12 +10,12 @@ def main() -> None:
 
     Exit codes: 0 done, 1 not differentiable (check), 2 bad input, 3 a bug in onnxgrad, 130 interrupted.
     """
-    from onnxgrad import _early
+    from onnxgrad import _startup
     from onnxgrad.cli.app import INTERRUPTED, build
 
     try:
         build()(prog_name="onnxgrad")
     except KeyboardInterrupt:
-        _early.answered()
+        _startup.answered()
         print("error: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)

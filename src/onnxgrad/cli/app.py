@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from onnxgrad import __version__, _early
-from onnxgrad.cli import console, derive, tables
+from onnxgrad import __version__, _startup
+from onnxgrad.cli import check, console, grad
 from onnxgrad.errors import OnnxGradError, RuleError
 
 BAD_INPUT, BUG, INTERRUPTED = 2, 3, 130
@@ -24,7 +24,7 @@ class _Commands(TyperGroup):
         warnings.showwarning = console.warn  # type: ignore[assignment]
         logging.getLogger("onnx_ir").setLevel(logging.ERROR)
         try:
-            _early.end()  # not before: an interrupt between commands and arguments would be answered without a word
+            _startup.end()  # not before: an interrupt between commands and arguments would be answered without a word
             return super().invoke(ctx)
         except OnnxGradError as e:
             console.error(e)
@@ -33,7 +33,7 @@ class _Commands(TyperGroup):
             console.error(f"{e}\n  hint: this is a bug in a rule, not in the model; please report it")
             raise typer.Exit(BUG) from e
         except KeyboardInterrupt as e:
-            _early.answered()
+            _startup.answered()
             console.error("interrupted")
             raise typer.Exit(INTERRUPTED) from e
         except MemoryError as e:
@@ -70,9 +70,9 @@ def build() -> typer.Typer:
     ) -> None:
         pass
 
-    app.command()(derive.grad)
-    app.command()(tables.check)
-    app.command()(tables.ops)
+    app.command()(grad.grad)
+    app.command()(check.check)
+    app.command()(check.ops)
     for name in ("lower", "train", "export_step", "demo"):
         app.command()(getattr(importlib.import_module(f"onnxgrad.cli.{name}"), name))
     return app

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from onnxgrad.cli.console import console
-from onnxgrad.cli.job import Job
-from onnxgrad.cli.paths import MODEL, OUTPUT, check_paths, checkpoint_files, model_files
+from onnxgrad.cli.path_clashes import MODEL, OUTPUT, check_paths, checkpoint_files, model_files
+from onnxgrad.cli.train_run import Job
 from onnxgrad.demo.tasks import TASKS
-from onnxgrad.door import load_model, save_model
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.model_io import load_model, save_model
 from onnxgrad.training import attach
 
 

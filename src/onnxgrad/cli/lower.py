@@ -9,10 +9,10 @@ import onnx_ir as ir
 import typer
 
 from onnxgrad.cli.console import console
-from onnxgrad.cli.paths import MODEL, OUTPUT, Force, check_paths
-from onnxgrad.door import files_of, load_model, save_model, training_info
+from onnxgrad.cli.path_clashes import MODEL, OUTPUT, Force, check_paths
+from onnxgrad.model_io import files_of, load_model, save_model, training_info
 from onnxgrad.training import lower_gradients
-from onnxgrad.training.gradients import DOMAIN
+from onnxgrad.training.spec.gradient_node import DOMAIN
 
 
 def lower(

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from onnxgrad.cli import recipe, watching
-from onnxgrad.cli.derive import Dims, dims_of
-from onnxgrad.cli.job import Job
-from onnxgrad.cli.paths import GOING, MODEL, OUTPUT, Force, check_paths, checkpoint_files
-from onnxgrad.door import files_of, load_model
+from onnxgrad.cli import train_callbacks, train_options
+from onnxgrad.cli.grad import Dims, dims_of
+from onnxgrad.cli.path_clashes import GOING, MODEL, OUTPUT, Force, check_paths, checkpoint_files
+from onnxgrad.cli.train_run import Job
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.model_io import files_of, load_model
 from onnxgrad.training.data import Images, open_data
-from onnxgrad.training.info import told
+from onnxgrad.training.spec.training_info import told
 
 
 def train(
@@ -30,25 +30,25 @@ def train(
     validation: Annotated[
         Path | None, typer.Option(help="Held-out data: measured after every epoch, and before and after.")
     ] = None,
-    loss: recipe.Losses = None,
-    optimizer: recipe.Optimizer = None,
-    prediction: recipe.Prediction = None,
-    labels: recipe.Labels = None,
-    lr: recipe.Rate = None,
-    weight_decay: recipe.Decay = None,
-    momentum: recipe.Momentum = None,
-    schedule: recipe.Plan = "constant",
-    group: recipe.Groups = None,
-    clip_norm: recipe.ClipNorm = None,
-    clip_value: recipe.ClipValue = None,
-    ema: recipe.Ema = None,
-    accumulate: recipe.Accumulate = 1,
-    memory: recipe.Memory = None,
+    loss: train_options.Losses = None,
+    optimizer: train_options.Optimizer = None,
+    prediction: train_options.Prediction = None,
+    labels: train_options.Labels = None,
+    lr: train_options.Rate = None,
+    weight_decay: train_options.Decay = None,
+    momentum: train_options.Momentum = None,
+    schedule: train_options.Plan = "constant",
+    group: train_options.Groups = None,
+    clip_norm: train_options.ClipNorm = None,
+    clip_value: train_options.ClipValue = None,
+    ema: train_options.Ema = None,
+    accumulate: train_options.Accumulate = 1,
+    memory: train_options.Memory = None,
     dim: Dims = None,
-    train: recipe.Trainable = None,
-    freeze: recipe.Freeze = None,
-    freeze_bn: recipe.FreezeBn = False,
-    dropout: recipe.Dropout = None,
+    train: train_options.Trainable = None,
+    freeze: train_options.Freeze = None,
+    freeze_bn: train_options.FreezeBn = False,
+    dropout: train_options.Dropout = None,
     epochs: Annotated[int, typer.Option(help="How often every row is seen.")] = 10,
     batch_size: Annotated[int, typer.Option(help="Rows per step.")] = 32,
     seed: Annotated[int, typer.Option(help="Decides the order of the rows.")] = 0,
@@ -76,24 +76,24 @@ def train(
     ] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Discard the checkpoint of an unfinished run.")] = False,
     force: Force = False,
-    head: recipe.Head = None,
-    image_mean: recipe.ImageMean = None,
-    image_std: recipe.ImageStd = None,
-    metrics: watching.MetricsFile = None,
-    plot: watching.PlotFile = None,
-    report: watching.ReportFile = None,
-    log: watching.LogFile = None,
-    tensorboard: watching.TensorBoardFolder = None,
-    mlflow: watching.MLflowExperiment = None,
-    patience: watching.Patience = None,
-    keep_best: watching.KeepBestFlag = False,
-    monitor: watching.Monitored = "validation_loss",
+    head: train_options.Head = None,
+    image_mean: train_options.ImageMean = None,
+    image_std: train_options.ImageStd = None,
+    metrics: train_callbacks.MetricsFile = None,
+    plot: train_callbacks.PlotFile = None,
+    report: train_callbacks.ReportFile = None,
+    log: train_callbacks.LogFile = None,
+    tensorboard: train_callbacks.TensorBoardFolder = None,
+    mlflow: train_callbacks.MLflowExperiment = None,
+    patience: train_callbacks.Patience = None,
+    keep_best: train_callbacks.KeepBestFlag = False,
+    monitor: train_callbacks.Monitored = "validation_loss",
 ) -> None:
     """Train MODEL with a loss and an optimizer, or as the training information that it carries says.
 
     Beside the trained model, which is plain ONNX, it leaves a checkpoint to go on from.
     """
-    flags = recipe.chosen(locals())
+    flags = train_options.chosen(locals())
     source = load_model(model)
     checkpoint = checkpoint or output.parent / f"{output.stem}.checkpoint"
     folders = {"--checkpoint": (checkpoint, checkpoint_files(checkpoint))}
@@ -102,7 +102,7 @@ def train(
             MODEL: files_of(source, model),
             "--data": data,
             "--validation": validation,
-            "--loss": recipe.files(loss or ()),
+            "--loss": train_options.files(loss or ()),
         },
         {
             OUTPUT: output,
@@ -117,7 +117,7 @@ def train(
     )
     if accumulate < 1:
         raise BadInput(f"--accumulate must be at least 1, not {accumulate}")
-    listeners = watching.listeners(
+    listeners = train_callbacks.listeners(
         log=log,
         tensorboard=tensorboard,
         mlflow=mlflow,
@@ -126,15 +126,15 @@ def train(
         monitor=monitor,
         validation=validation is not None,
     )
-    images = Images(*recipe.normalization(image_mean, image_std))
+    images = Images(*train_options.normalization(image_mean, image_std))
     arrays, held_out = open_data(data, images), None if validation is None else open_data(validation, images)
     if labels is not None and labels not in arrays:
         raise UnknownName(labels, arrays, f"array in {data}")
     notes: list[str] = []
     if head is not None:
-        source, where = recipe.headed(source, head)
+        source, where = train_options.headed(source, head)
         notes.append(where)
-    training = recipe.with_training(source, model, flags, accumulate)
+    training = train_options.with_training(source, model, flags, accumulate)
     job = Job(
         model=training,
         notes=[*notes, *told(training)],

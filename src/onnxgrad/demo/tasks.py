@@ -10,7 +10,7 @@ from typing import Any
 from onnxgrad.demo import handwriting, reviews
 from onnxgrad.demo.digits import MODEL, digits, shifted
 from onnxgrad.training import with_head
-from onnxgrad.training.html import Picture
+from onnxgrad.training.loop.html_report import Picture
 
 Arrays = dict[str, Any]
 

@@ -14,8 +14,8 @@ the same rules that differentiate models differentiate the tape. docs/eager.md t
 """
 
 from onnxgrad.eager import numpy, op
-from onnxgrad.eager.array import Array, stop_gradient
 from onnxgrad.eager.checking import GradientMismatch, check_grads
+from onnxgrad.eager.core.array import Array, stop_gradient
 from onnxgrad.eager.custom import checkpoint, custom_vjp
 from onnxgrad.eager.exporting import export
 from onnxgrad.eager.models import EagerModel, from_onnx

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager import trees
-from onnxgrad.eager.array import Array, as_array
+from onnxgrad.eager.core import trees
+from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.transforms import jvp, vjp
 from onnxgrad.errors import OnnxGradError
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager import trees
-from onnxgrad.eager.array import Array, as_array
-from onnxgrad.eager.elementwise import tracked
-from onnxgrad.eager.operators import Operator, Part
-from onnxgrad.eager.tape import Node, exporting
+from onnxgrad.eager.core import trees
+from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.eager.core.operators import Operator, Part
+from onnxgrad.eager.core.tape import Node, exporting
+from onnxgrad.eager.xp.elementwise import tracked
 from onnxgrad.errors import BadInput, NotDifferentiable
 
 Function = Callable[..., Any]

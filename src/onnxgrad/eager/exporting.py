@@ -16,16 +16,16 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.door import to_proto
-from onnxgrad.eager import trees
-from onnxgrad.eager.array import Array, as_array
-from onnxgrad.eager.operators import Macro, Operator, Standard
-from onnxgrad.eager.plans import formal, new_builder
-from onnxgrad.eager.running import Run, model_of
-from onnxgrad.eager.tape import Node, exporting, history, leaf
+from onnxgrad.eager.core import trees
+from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.eager.core.operators import Macro, Operator, Standard
+from onnxgrad.eager.core.plans import formal, new_builder
+from onnxgrad.eager.core.running import Run, model_of
+from onnxgrad.eager.core.tape import Node, exporting, history, leaf
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, identifier
-from onnxgrad.ir.finish import finish
+from onnxgrad.ir.cleanup import finish
+from onnxgrad.model_io import to_proto
 
 Dynamic = Mapping[str, Mapping[int, str]]
 

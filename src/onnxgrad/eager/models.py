@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.api import without_collection
-from onnxgrad.door import AnyModel, open_model
-from onnxgrad.eager.array import Array, as_array, record, record_several
-from onnxgrad.eager.cache import Cache
-from onnxgrad.eager.elementwise import cast
-from onnxgrad.eager.plans import Call
-from onnxgrad.eager.running import Run
-from onnxgrad.eager.tape import exporting
+from onnxgrad.eager.core.array import Array, as_array, record, record_several
+from onnxgrad.eager.core.cache import Cache
+from onnxgrad.eager.core.plans import Call
+from onnxgrad.eager.core.running import Run
+from onnxgrad.eager.core.tape import exporting
+from onnxgrad.eager.xp.elementwise import cast
 from onnxgrad.errors import BadInput, NotDifferentiable, UnknownName
 from onnxgrad.function import Function
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.transforms import split_vjp
+from onnxgrad.transforms.first_order import without_collection
 
 
 class EagerModel:

@@ -6,9 +6,9 @@ Values are numpy's. Where an operand depends on a variable, the operation is not
 
 import numpy as _np
 
-from onnxgrad.eager import fft, linalg
-from onnxgrad.eager.array import Array, stop_gradient
-from onnxgrad.eager.creation import (
+from onnxgrad.eager.core.array import Array, stop_gradient
+from onnxgrad.eager.xp import fft, linalg
+from onnxgrad.eager.xp.creation import (  # fmt: skip
     arange,
     asarray,
     astype,
@@ -28,8 +28,8 @@ from onnxgrad.eager.creation import (
     result_type,
     zeros,
     zeros_like,
-)  # fmt: skip
-from onnxgrad.eager.elementwise import (
+)
+from onnxgrad.eager.xp.elementwise import (  # fmt: skip
     abs,
     acos,
     acosh,
@@ -99,8 +99,22 @@ from onnxgrad.eager.elementwise import (
     tanh,
     trunc,
     where,
-)  # fmt: skip
-from onnxgrad.eager.familiar import (
+)
+from onnxgrad.eager.xp.indexing import (  # fmt: skip
+    argsort,
+    getitem,
+    isin,
+    setitem,
+    sort,
+    take,
+    take_along_axis,
+    unique_all,
+    unique_counts,
+    unique_inverse,
+    unique_values,
+)
+from onnxgrad.eager.xp.info import __array_namespace_info__
+from onnxgrad.eager.xp.numpy_names import (  # fmt: skip
     angle,
     array_split,
     atleast_1d,
@@ -130,22 +144,8 @@ from onnxgrad.eager.familiar import (
     sinc,
     vsplit,
     vstack,
-)  # fmt: skip
-from onnxgrad.eager.indexing import (
-    argsort,
-    getitem,
-    isin,
-    setitem,
-    sort,
-    take,
-    take_along_axis,
-    unique_all,
-    unique_counts,
-    unique_inverse,
-    unique_values,
-)  # fmt: skip
-from onnxgrad.eager.info import __array_namespace_info__
-from onnxgrad.eager.linear import (
+)
+from onnxgrad.eager.xp.products import (  # fmt: skip
     cross,
     diagonal,
     dot,
@@ -156,8 +156,8 @@ from onnxgrad.eager.linear import (
     tensordot,
     trace,
     vecdot,
-)  # fmt: skip
-from onnxgrad.eager.reductions import (
+)
+from onnxgrad.eager.xp.reductions import (  # fmt: skip
     all,
     any,
     argmax,
@@ -175,8 +175,8 @@ from onnxgrad.eager.reductions import (
     std,
     sum,
     var,
-)  # fmt: skip
-from onnxgrad.eager.shaping import (
+)
+from onnxgrad.eager.xp.shaping import (  # fmt: skip
     broadcast_arrays,
     broadcast_to,
     concat,
@@ -198,7 +198,7 @@ from onnxgrad.eager.shaping import (
     tril,
     triu,
     unstack,
-)  # fmt: skip
+)
 
 __array_api_version__ = "2025.12"
 

@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from onnxgrad.eager.array import Array, as_array
+from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.op import apply
 from onnxgrad.errors import BadInput
 

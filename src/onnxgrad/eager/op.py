@@ -18,12 +18,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.eager.array import Array, as_array, record, record_several
-from onnxgrad.eager.cache import Cache
-from onnxgrad.eager.elementwise import cast
-from onnxgrad.eager.operators import OPSET, Named, Operator
-from onnxgrad.eager.plans import formal, new_builder
-from onnxgrad.eager.running import Run, model_of
+from onnxgrad.eager.core.array import Array, as_array, record, record_several
+from onnxgrad.eager.core.cache import Cache
+from onnxgrad.eager.core.operators import OPSET, Named, Operator
+from onnxgrad.eager.core.plans import formal, new_builder
+from onnxgrad.eager.core.running import Run, model_of
+from onnxgrad.eager.xp.elementwise import cast
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.schemas import schema_of
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager import trees
-from onnxgrad.eager.array import Array, as_array
-from onnxgrad.eager.tape import carries_derivative
-from onnxgrad.eager.tracing import Argnums, Function, Traced, pull_through
+from onnxgrad.eager.core import trees
+from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.eager.core.tape import carries_derivative
+from onnxgrad.eager.core.tracing import Argnums, Function, Traced, pull_through
 from onnxgrad.errors import BadInput
 
 
@@ -131,7 +131,7 @@ def _seeds(given: Any, like: Any, arrays: Sequence[Array], what: str) -> list[Ar
         raise BadInput(f"{len(parts)} arrays of {what}s for {len(arrays)} arrays")
     found = []
     for x, y in zip(parts, arrays):
-        from onnxgrad.eager.elementwise import cast
+        from onnxgrad.eager.xp.elementwise import cast
 
         s = cast(as_array(x), y.dtype if carries_derivative(y._data) else np.float64)
         if s.shape != y.shape:

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnxgrad.engine.paths import is_differentiable, prepare, rule_of
+from onnxgrad.engine.activity import is_differentiable, prepare, rule_of
 from onnxgrad.engine.reverse import _check, pull_back, reverse
 from onnxgrad.errors import NotDifferentiable, RuleError
 from onnxgrad.ir import Builder, Var, containers
+from onnxgrad.ir.graph import captured
 from onnxgrad.ir.names import described
-from onnxgrad.ir.walk import captured
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import add
 

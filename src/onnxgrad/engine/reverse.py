@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnxgrad.engine.paths import active_values, prepare, rule_of
+from onnxgrad.engine.activity import active_values, prepare, rule_of
 from onnxgrad.errors import NotDifferentiable, RuleError
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS

@@ -16,9 +16,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import containers
-from onnxgrad.ir.infer import Inference
-from onnxgrad.ir.known import is_repeatable, known_value
-from onnxgrad.ir.named import Part
+from onnxgrad.ir.composites import Part
+from onnxgrad.ir.constants import is_repeatable, known_value
+from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.names import Names
 
 #: Tensor element types that can carry a derivative.

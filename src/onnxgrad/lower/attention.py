@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.shapes import same_dim
-from onnxgrad.lower.written import attribute, lowering
+from onnxgrad.lower.registry import attribute, lowering
 
 INF = float("inf")
 

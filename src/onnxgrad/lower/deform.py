@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
+from onnxgrad.lower.registry import attribute, lowering
 from onnxgrad.lower.sampling import (
     LINEAR,
     Size,
@@ -19,7 +20,6 @@ from onnxgrad.lower.sampling import (
     taps,
     widened,
 )
-from onnxgrad.lower.written import attribute, lowering
 
 
 def _positions(b: Builder, like: Var, count: Size, stride: int, head: int) -> Var:

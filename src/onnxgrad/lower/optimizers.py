@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
-from onnxgrad.lower.written import attribute, lowering
+from onnxgrad.lower.registry import attribute, lowering
 
 DOMAIN = "ai.onnx.preview.training"
 Update = Callable[..., Sequence[Var]]

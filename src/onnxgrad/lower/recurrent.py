@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
-from onnxgrad.lower.written import attribute, lowering
+from onnxgrad.lower.registry import attribute, lowering
 
 #: Defaults of the activations that take parameters: (alpha, beta).
 _DEFAULTS = {

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
+from onnxgrad.lower.registry import attribute, lowering
 from onnxgrad.lower.sampling import (
     LINEAR,
     Size,
@@ -27,7 +28,6 @@ from onnxgrad.lower.sampling import (
     taps,
     widened,
 )
-from onnxgrad.lower.written import attribute, lowering
 
 
 def _most(b: Builder, counts: Var) -> Var:

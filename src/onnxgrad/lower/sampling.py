@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
-from onnxgrad.lower.written import attribute, lowering
+from onnxgrad.lower.registry import attribute, lowering
 
 #: A dimension: a number, or a scalar that is read at run time.
 Size = Any

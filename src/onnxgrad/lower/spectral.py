@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
-from onnxgrad.lower.written import attribute, lowering
+from onnxgrad.lower.registry import attribute, lowering
 
 
 @lowering("STFT")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var, reshape_to
-from onnxgrad.lower.written import attribute, lowering
+from onnxgrad.lower.registry import attribute, lowering
 
 
 @lowering("RotaryEmbedding")

@@ -7,6 +7,6 @@
 from onnxgrad.remat.budget import amount, megabytes
 from onnxgrad.remat.plan import Plan, within
 from onnxgrad.remat.schedule import settle
-from onnxgrad.remat.sizes import sizes
+from onnxgrad.remat.value_sizes import sizes
 
 __all__ = ["Plan", "amount", "megabytes", "settle", "sizes", "within"]

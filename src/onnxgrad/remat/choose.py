@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxgrad.ir.known import is_repeatable
-from onnxgrad.ir.order import PRODUCTS
-from onnxgrad.ir.walk import reads, subgraphs
+from onnxgrad.ir.constants import is_repeatable
+from onnxgrad.ir.execution_order import PRODUCTS
+from onnxgrad.ir.graph import reads, subgraphs
 from onnxgrad.remat.costs import meanwhile, seconds
 from onnxgrad.remat.schedule import Roots, Step, use
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from onnxgrad.ir.order import PRODUCTS
+from onnxgrad.ir.execution_order import PRODUCTS
 
 #: Of one core: products and sums of matrix products, bytes that simpler operators move; and what every node takes.
 FLOPS, BYTES, START = 5e10, 5e9, 3e-6

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.order import execution_order, orders
-from onnxgrad.ir.walk import reads
+from onnxgrad.ir.execution_order import execution_order, orders
+from onnxgrad.ir.graph import reads
 from onnxgrad.remat.budget import megabytes
 from onnxgrad.remat.choose import Candidate, Chooser
-from onnxgrad.remat.rewrite import Rewriter
+from onnxgrad.remat.emit import Rewriter
 from onnxgrad.remat.schedule import reorder, settle
-from onnxgrad.remat.sizes import sizes
+from onnxgrad.remat.value_sizes import sizes
 
 #: How much tighter the schedule is made, in turn, if the graph that is written does not keep to it.
 TIGHTER = (1.0, 0.95, 0.9, 0.8, 0.7, 0.55, 0.4)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from onnxgrad.ir.order import PRODUCTS, execution_order, orders
-from onnxgrad.ir.walk import reads
+from onnxgrad.ir.execution_order import PRODUCTS, execution_order, orders
+from onnxgrad.ir.graph import reads
 from onnxgrad.remat.costs import meanwhile
 
 #: Operators whose result is their operand, seen otherwise: no memory, no copy.

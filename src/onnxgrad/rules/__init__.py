@@ -1,10 +1,9 @@
 """The rules, one file per family; importing this package fills the registry."""
 
-from onnxgrad.rules import (  # the one place where families are listed
+from onnxgrad.rules import (
     activation,
     arithmetic,
     classical,
-    conv,
     dropout,
     einsum,
     extrema,
@@ -16,23 +15,24 @@ from onnxgrad.rules import (  # the one place where families are listed
     loss,
     norm,
     pad,
-    pool,
     quantize,
     reduce,
-    resize,
     scatter,
     shape,
     softmax,
     trigonometry,
     zero,
 )
+from onnxgrad.rules.conv import convolution
+from onnxgrad.rules.pool import pooling
 from onnxgrad.rules.registry import elementwise, linear, registry, rule, symmetric, undefined
+from onnxgrad.rules.resize import interpolation
 
 __all__ = [
     "activation",
     "arithmetic",
     "classical",
-    "conv",
+    "convolution",
     "dropout",
     "einsum",
     "elementwise",
@@ -41,16 +41,16 @@ __all__ = [
     "fourier",
     "generate",
     "index",
+    "interpolation",
     "linalg",
     "linear",
     "loss",
     "norm",
     "pad",
-    "pool",
+    "pooling",
     "quantize",
     "reduce",
     "registry",
-    "resize",
     "rule",
     "scatter",
     "shape",

@@ -9,8 +9,8 @@ import math
 
 import onnx_ir as ir
 
+from onnxgrad.rules.masks import is_step, positive
 from onnxgrad.rules.registry import elementwise
-from onnxgrad.rules.steps import is_step, positive
 
 
 @elementwise("Sigmoid")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from onnxgrad.rules.discarded import may_be_discarded, settled
 from onnxgrad.rules.registry import elementwise, linear
+from onnxgrad.rules.where_guards import may_be_discarded, settled
 
 
 @elementwise("Add")

@@ -10,7 +10,7 @@ import numpy as np
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import reshape_to
-from onnxgrad.rules.conv_geometry import size
+from onnxgrad.rules.conv.geometry import size
 from onnxgrad.rules.fourier import fitted
 from onnxgrad.rules.index import put_rows
 from onnxgrad.rules.registry import elementwise, linear, rule, undefined

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 from onnxgrad.ir import expand_to, sum_to
-from onnxgrad.ir.labels import einsum_labels
+from onnxgrad.ir.einsum_labels import einsum_labels
 from onnxgrad.rules.registry import linear
 
 

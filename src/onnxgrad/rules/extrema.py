@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.rules.masks import HALF, STEEP, comparable, heaviside
 from onnxgrad.rules.registry import add, elementwise
-from onnxgrad.rules.steps import HALF, STEEP, comparable, heaviside
 
 
 @elementwise("Abs")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnxgrad.rules.conv_geometry import size
+from onnxgrad.rules.conv.geometry import size
 from onnxgrad.rules.registry import linear
 
 

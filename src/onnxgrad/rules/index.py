@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgrad.ir import reshape_to
-from onnxgrad.ir.known import sliced
+from onnxgrad.ir.constants import sliced
 from onnxgrad.rules.registry import linear, rule
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

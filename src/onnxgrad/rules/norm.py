@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Var, sum_to
-from onnxgrad.rules.conv_geometry import dim, size, spatial, view
+from onnxgrad.rules.conv.geometry import dim, size, spatial, view
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule
 

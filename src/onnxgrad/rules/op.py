@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.graph import captured
 from onnxgrad.ir.schemas import schema_of
-from onnxgrad.ir.walk import captured
 
 _MISSING = object()
 

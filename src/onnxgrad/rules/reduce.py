@@ -13,8 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import expand_to, product, reshape_to
+from onnxgrad.rules.masks import HALF, comparable, lowest
 from onnxgrad.rules.registry import linear, rule
-from onnxgrad.rules.steps import HALF, comparable, lowest
 
 
 def restored(op, z, x, axes):

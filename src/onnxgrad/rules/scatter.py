@@ -12,8 +12,8 @@ import onnx_ir as ir
 
 from onnxgrad.ir import reshape_to
 from onnxgrad.rules.index import HALF, numbered
+from onnxgrad.rules.masks import comparable
 from onnxgrad.rules.registry import linear, rule
-from onnxgrad.rules.steps import comparable
 
 
 class _Places:

@@ -7,9 +7,9 @@ the row gets 0. An entry of -∞ beside finite ones has probability 0 and gets e
 
 from __future__ import annotations
 
-from onnxgrad.rules.discarded import may_be_discarded
+from onnxgrad.rules.masks import lowest
 from onnxgrad.rules.registry import rule, symmetric
-from onnxgrad.rules.steps import lowest
+from onnxgrad.rules.where_guards import may_be_discarded
 
 
 def _known(op, y, otherwise):

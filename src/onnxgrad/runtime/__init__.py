@@ -1,10 +1,10 @@
 """What executes a graph: one small protocol, ONNX Runtime with resident state, plain and reference twins."""
 
-from onnxgrad.runtime.memory import measured_peak
-from onnxgrad.runtime.ort import Options, Session
+from onnxgrad.runtime.peak_memory import measured_peak
 from onnxgrad.runtime.protocol import Machine, Slot, StepGraph
 from onnxgrad.runtime.reference import Fed, ReferenceSession
 from onnxgrad.runtime.resident import Resident, StepRunner, share
+from onnxgrad.runtime.session import Options, Session
 
 __all__ = [
     "Fed",

@@ -22,9 +22,9 @@ import onnx_ir as ir
 import onnxruntime
 
 from onnxgrad.errors import BadInput
-from onnxgrad.runtime.feeding import feed
-from onnxgrad.runtime.ort import Options, aligned, create, give_back, one_line, ort_value
+from onnxgrad.runtime.feeds import feed
 from onnxgrad.runtime.protocol import Slot, StepGraph
+from onnxgrad.runtime.session import Options, aligned, create, give_back, one_line, ort_value
 
 
 class Resident:

@@ -1,25 +1,25 @@
 """Training: a loss and an optimizer attached to a model, compiled to one step graph, run in a loop."""
 
-from onnxgrad.training.accumulate import Accumulating, SplitStep, split_step
-from onnxgrad.training.attach import attach
+from onnxgrad.training.build.attach import attach
+from onnxgrad.training.build.heads import with_head
+from onnxgrad.training.build.initializers import initialize
 from onnxgrad.training.data import load_npz
-from onnxgrad.training.evaluation import Evaluation
-from onnxgrad.training.export import export_step
-from onnxgrad.training.functions import optimizer_function, with_optimizer_functions
-from onnxgrad.training.heads import with_head
-from onnxgrad.training.initializers import initialize
-from onnxgrad.training.interchange import carry_training_info, renamed
-from onnxgrad.training.lowering import lower_gradients
-from onnxgrad.training.memory import within_memory
-from onnxgrad.training.metrics import History
-from onnxgrad.training.objective import LossTerm
-from onnxgrad.training.optimizer_functions import OptimizerFunctions, optimizer_functions
-from onnxgrad.training.oracle import ReferenceTraining
-from onnxgrad.training.schedules import Schedule
-from onnxgrad.training.step import StateTensor, Step, compile_entries, compile_step
-from onnxgrad.training.trainer import Interrupted, Trainer
-from onnxgrad.training.updating import Group
-from onnxgrad.training.validation import Problem, validate
+from onnxgrad.training.loop.evaluation import Evaluation
+from onnxgrad.training.loop.history import History
+from onnxgrad.training.loop.trainer import Interrupted, Trainer
+from onnxgrad.training.loss.objective import LossTerm
+from onnxgrad.training.optim.as_functions import OptimizerFunctions, optimizer_functions
+from onnxgrad.training.optim.schedules import Schedule
+from onnxgrad.training.optim.update import Group
+from onnxgrad.training.spec.interchange import carry_training_info, renamed
+from onnxgrad.training.spec.lowering import lower_gradients
+from onnxgrad.training.spec.optimizer_bodies import optimizer_function, with_optimizer_functions
+from onnxgrad.training.spec.reference_training import ReferenceTraining
+from onnxgrad.training.spec.validation import Problem, validate
+from onnxgrad.training.step.accumulate import Accumulating, SplitStep, split_step
+from onnxgrad.training.step.compile import StateTensor, Step, compile_entries, compile_step
+from onnxgrad.training.step.export import export_step
+from onnxgrad.training.step.memory_budget import within_memory
 
 __all__ = [
     "Accumulating",

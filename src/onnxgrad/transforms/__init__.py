@@ -1,10 +1,10 @@
 """What is made of gradients: Jacobians, Hessians, their products with vectors, linear maps as models of their own."""
 
-from onnxgrad.transforms.examples import per_example_grad
 from onnxgrad.transforms.jacobians import Mode, hessian, jacobian
-from onnxgrad.transforms.memory import Rematerialized, rematerialize
-from onnxgrad.transforms.products import gauss_newton_vp, hvp
-from onnxgrad.transforms.split import Split, linearize, split_vjp, transpose
+from onnxgrad.transforms.linearize import Split, linearize, split_vjp, transpose
+from onnxgrad.transforms.per_example import per_example_grad
+from onnxgrad.transforms.rematerialize import Rematerialized, rematerialize
+from onnxgrad.transforms.second_order import gauss_newton_vp, hvp
 
 __all__ = [
     "Mode",

@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
-from onnxgrad.api import Derivation, Names, without_collection
-from onnxgrad.door import AnyModel
+from onnxgrad.batching.directions import Stacked, along, identity
 from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput
-from onnxgrad.flow.directions import Stacked, along, identity
 from onnxgrad.ir import Builder, Var
+from onnxgrad.model_io import AnyModel
+from onnxgrad.transforms.first_order import Derivation, Names, without_collection
 
 Mode = Literal["auto", "reverse", "forward"]
 Dims = Sequence[int | ir.SymbolicDim]

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.door.places import open_ordinary
 from onnxgrad.errors import BadInput
+from onnxgrad.files import open_ordinary
 from onnxgrad.training.data.columns import Column, Dense, stacked
 from onnxgrad.training.data.fields import Field
 

@@ -25,8 +25,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from onnxgrad.door.places import check_readable, open_ordinary
 from onnxgrad.errors import BadInput
+from onnxgrad.files import check_readable, open_ordinary
 from onnxgrad.training.data.columns import Column, Dense, Items, Mapped, Remembered, column
 from onnxgrad.training.data.images import Images, image_folder
 

@@ -1,0 +1,154 @@
+"""Many directions at once: what a derivative needs of the primal once, what depends on the seed for all seeds.
+
+A derivative is written for one seed, into the graph itself. Then the nodes that depend on the seed, and only
+these, are taken out again, and written for a stack of all seeds if each of them has such a form (see `stacking`):
+a matrix for a Jacobian in the time of a few matrix products. Otherwise they become the body of a Scan over the seeds,
+which carries no state, and whose own derivative is a Scan again. Whatever else the derivative computes (slopes, masks,
+weights transposed) stays outside, where it runs once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.batching.batched_node import Unstackable
+from onnxgrad.batching.vmap import stack
+from onnxgrad.control_flow.iteration import Slot, scan
+from onnxgrad.control_flow.subgraphs import empty, give
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.graph import reads
+
+#: No stack may have more elements than this (a Scan holds only one direction at a time).
+MOST_ELEMENTS = 2**26
+
+
+@dataclass
+class Stacked:
+    """A result for every direction: its value for one is like `like`, and they are stacked along `axis`."""
+
+    like: Var
+    axis: int = 0
+
+
+def along(
+    builder: Builder,
+    seeds: Sequence[Var],
+    write: Callable[[list[Var]], list[Var]],
+    results: Sequence[Stacked],
+) -> list[Var]:
+    """What `write` gives for every slice, along the first axis, of all `seeds` together, stacked.
+
+    No direction at all gives empty results; one that is known to be the only one takes no Scan.
+    """
+    assert seeds[0].shape is not None
+    count = seeds[0].shape[0]
+    if count == 0:
+        return [_none(builder, r) for r in results]
+    if count == 1:
+        found = write([builder.Squeeze(s, [0]) for s in seeds])
+        return [builder.Unsqueeze(_ranked(y, r), [r.axis]) for y, r in zip(found, results)]
+    b, body = empty(builder, "directions")
+    slices = [_slice(builder, s) for s in seeds]
+    found = [_ranked(y, r) for y, r in zip(write(slices), results)]
+    moved, depends = [], {s.value for s in slices}
+    for node in builder.graph:
+        if any(v in depends for v in reads(node)):
+            moved.append(node)
+            depends.update(node.outputs)
+    builder.move(moved, b)
+    needed = _leading_to([y.value for y in found], moved)
+
+    def emit(w: Builder) -> list[Var]:
+        pieces = [Var(w, s.value) for s in seeds]
+        try:
+            if not _fits(needed, count):
+                raise Unstackable
+            number = [count] if isinstance(count, int) else w.Shape(pieces[0], start=0, end=1)
+            inside = {s.value: x for s, x in zip(slices, pieces)}
+            stacks = stack(w, needed, inside, [y.value for y in found], number)
+        except Unstackable:
+            give(b, [Var(b, y.value) for y in found])
+            body.inputs.extend(s.value for s in slices)
+            for end, r in zip(body.outputs, results):
+                end.shape = end.shape if end.shape is not None else r.like.value.shape
+            stacks = scan(w, body, [], [(x, Slot()) for x in pieces], [Slot()] * len(results))
+        return [_first_to(y, r.axis) for y, r in zip(stacks, results)]
+
+    if isinstance(count, int):
+        return emit(builder)
+    return _unless_none(builder, seeds[0], emit, results)
+
+
+def identity(builder: Builder, count: int | Var, dtype: ir.DataType) -> Var:
+    """The unit vectors of `count` dimensions, as the rows of a matrix."""
+    if isinstance(count, int):
+        numbers = builder.const(np.arange(count))
+    else:
+        numbers = builder.Range(0, count, 1)
+    return builder.Cast(builder.Equal(builder.Unsqueeze(numbers, [1]), numbers), to=int(dtype))
+
+
+def _leading_to(values: Sequence[ir.Value], nodes: Sequence[ir.Node]) -> list[ir.Node]:
+    """Those of `nodes` that `values` need."""
+    live, found = set(values), []
+    for node in reversed(nodes):
+        if any(v in live for v in node.outputs):
+            live.update(reads(node))
+            found.append(node)
+    return found[::-1]
+
+
+def _fits(nodes: Sequence[ir.Node], count: int | ir.SymbolicDim) -> bool:
+    """Whether no stack is known to be too large; sizes that are not known count as one."""
+    sizes = [math.prod(d for d in v.shape or () if isinstance(d, int)) for node in nodes for v in node.outputs]
+    return max(sizes, default=0) * (count if isinstance(count, int) else 1) <= MOST_ELEMENTS
+
+
+def _slice(builder: Builder, seeds: Var) -> Var:
+    dims = (seeds.shape or ())[1:]
+    return builder.var(
+        ir.Value(name=builder.names.fresh("seed"), type=ir.TensorType(seeds.dtype), shape=ir.Shape(dims))  # type: ignore[arg-type]
+    )
+
+
+def _first_to(x: Var, axis: int) -> Var:
+    """`x` with its first axis moved. (A Scan can stack along any axis, but ONNX Runtime dies if another is empty.)"""
+    if axis == 0:
+        return x
+    axes = list(range(1, x.rank))
+    return x.builder.Transpose(x, perm=[*axes[:axis], 0, *axes[axis:]])
+
+
+def _ranked(y: Var, result: Stacked) -> Var:
+    """`y`, of known rank: a derivative has the shape of its value."""
+    if y.value.shape is None and y.value.producer() is not None:
+        y.value.shape = result.like.value.shape
+    return y
+
+
+def _none(b: Builder, result: Stacked) -> Var:
+    """A result for no direction."""
+    like = Var(b, result.like.value)
+    shape = b.join(b.shape_of(like, 0, result.axis) if result.axis else [], [0], b.shape_of(like, result.axis))
+    return b.Expand(b.const(0, like.dtype), shape)
+
+
+def _unless_none(o: Builder, seeds: Var, emit: Callable[[Builder], list[Var]], results: Sequence[Stacked]) -> list[Var]:
+    """What `emit` writes where there are any seeds: ONNX Runtime fails on a Scan of no steps."""
+    some, then = empty(o, "some_directions")
+    found = emit(some)
+    give(some, found)
+    none, other = empty(o, "no_directions")
+    give(none, [_none(none, r) for r in results])
+    branches = [ir.AttrGraph("then_branch", then), ir.AttrGraph("else_branch", other)]
+    steps = o.Squeeze(o.Shape(seeds, start=0, end=1), [0])
+    node = ir.Node("", "If", [(steps > 0).value], branches, num_outputs=len(results))
+    for value, model, r in zip(node.outputs, found, results):
+        value.type, dims = model.value.type, list(r.like.shape or ())
+        value.shape = ir.Shape([*dims[: r.axis], (seeds.shape or (None,))[0], *dims[r.axis :]])
+    return list(o.append(node))

@@ -1,0 +1,260 @@
+"""The operators that have a stacked form: the same node for many directions, which lie along a new first axis.
+
+Four ideas carry almost all of them. What works element by element broadcasts. What works along axes does so along the
+next ones. What treats a batch row by row takes the directions as more rows. And what works on leading axes leaves
+trailing ones alone, so the directions go last meanwhile. A convolution takes directions of its filters as
+more filters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrad.batching.batched_node import Step, Unstackable, Write
+from onnxgrad.batching.product_rules import conv, einsum, folded, gemm, matmul, resize, rows
+from onnxgrad.ir import Var
+
+# --- element by element ----------------------------------------------------------------------------
+
+
+def _elementwise(s: Step) -> Var:
+    rank = max(s.rank(i) for i in range(len(s.x)))
+    return s.again(*(s.lifted(i, rank) for i in range(len(s.x))))
+
+
+def _clip(s: Step) -> Var:
+    return s.again(s.only(0), *s.x[1:])
+
+
+# --- along axes ------------------------------------------------------------------------------------
+
+
+def _shifted(axes: Sequence[int], rank: int) -> list[int]:
+    """The same axes of a stack."""
+    return [axis % max(rank, 1) + 1 for axis in axes]
+
+
+def _along(default: int) -> Write:
+    """Along the axis of an attribute, which by default is `default`; only the first operand may be a stack."""
+
+    def write(s: Step) -> Any:
+        return s.again(s.only(0), *s.x[1:], axis=_shifted([s.int_attr("axis", default)], s.rank(0))[0])
+
+    return write
+
+
+def _reduce(s: Step) -> Var:
+    x = s.only(0)
+    axes = s.known(1)
+    if not axes:
+        if s.int_attr("noop_with_empty_axes", 0):
+            return x
+        axes = list(range(s.rank(0)))
+    if not axes:  # of a scalar: an axis of one element, whose reduction is that of the scalar
+        return s.again(s.b.Unsqueeze(x, [1]), [1], keepdims=0)
+    return s.again(x, _shifted(axes, s.rank(0)), keepdims=s.int_attr("keepdims", 1))
+
+
+def _transpose(s: Step) -> Var:
+    perm = s.node.attributes.get("perm")
+    axes = list(perm.as_ints()) if perm is not None else list(range(s.rank(0)))[::-1]
+    return s.b.Transpose(s.x[0], perm=[0, *(p + 1 for p in axes)])
+
+
+def _unsqueeze(s: Step) -> Var:
+    return s.b.Unsqueeze(s.only(0), _shifted(s.known(1), s.out_rank))
+
+
+def _squeeze(s: Step) -> Var:
+    axes = s.known(1)
+    if not axes:
+        value = s.values[0]
+        assert value is not None
+        if value.shape is None or not all(isinstance(d, int) for d in value.shape):
+            raise Unstackable
+        axes = [i for i, d in enumerate(value.shape) if d == 1]
+    return s.b.Squeeze(s.only(0), _shifted(axes, s.rank(0))) if axes else s.only(0)
+
+
+def _slice(s: Step) -> Var:
+    axes = s.known(3) or list(range(_length(s.x[1])))
+    return s.b.Slice(s.only(0), s.x[1], s.x[2], _shifted(axes, s.rank(0)), *s.x[4:])
+
+
+def _pad(s: Step) -> Var:
+    b, x, rank = s.b, s.only(0), s.rank(0)
+    pads, axes = s.x[1], s.known(3)
+    if axes:  # to sizes for every axis: ONNX Runtime folds a Pad that names its axes wrongly
+        given, every = s.known(1), [0] * (2 * rank)
+        for i, axis in enumerate(axes):
+            every[axis % rank], every[axis % rank + rank] = given[i], given[i + len(axes)]
+        pads = b.const(every)
+    before, after = (b.Slice(pads, [n], [m], [0]) for n, m in ((0, rank), (rank, 2 * rank)))
+    both = b.join([0], folded(b, before), [0], folded(b, after))
+    return s.again(x, both, *s.x[2:3])
+
+
+def _cumulate(s: Step) -> Var:
+    return s.again(s.only(0), s.b.const(_shifted(s.known(1), s.rank(0))[0]))
+
+
+def _tile(s: Step) -> Var:
+    return s.b.Tile(s.only(0), s.b.join([1], s.x[1]))
+
+
+def _concat(s: Step) -> Var:
+    return s.again(*(s.stack(i) for i in range(len(s.x))), axis=_shifted([s.int_attr("axis", 0)], s.rank(0))[0])
+
+
+def _compress(s: Step) -> Var:
+    if "axis" not in s.node.attributes:
+        raise Unstackable
+    return _along(0)(s)
+
+
+def _dft(s: Step) -> Var:
+    x = s.only(0)
+    if s.b.opset >= 20:  # the axis is an operand; by default it counts from the end
+        axis = [a if a < 0 else a + 1 for a in s.known(2)] or [-2]
+        return s.again(x, s.x[1] if len(s.x) > 1 else None, s.b.const(axis[0], ir.DataType.INT64))
+    return s.again(x, *s.x[1:], axis=_shifted([s.int_attr("axis", 1)], s.rank(0))[0])
+
+
+def _one_hot(s: Step) -> Var:
+    axis = s.int_attr("axis", -1)
+    return s.again(s.only(0), *s.x[1:], axis=axis if axis < 0 else axis + 1)
+
+
+# --- where elements go -----------------------------------------------------------------------------
+
+
+def shape(s: Step) -> Var:
+    """The sizes of one: they are no stack."""
+    rank = s.rank(0)
+    start, end, _ = slice(s.int_attr("start", 0), s.int_attr("end", rank)).indices(rank)
+    return s.b.Shape(s.x[0], start=start + 1, end=max(start, end) + 1)
+
+
+def size(s: Step) -> Var:
+    """The number of elements of one."""
+    return s.b.ReduceProd(s.b.Shape(s.x[0], start=1), keepdims=0)
+
+
+def _reshape(s: Step) -> Var:
+    return s.b.Reshape(s.only(0), s.b.join(s.count, s.x[1]), allowzero=s.int_attr("allowzero", 0) or None)
+
+
+def _flatten(s: Step) -> Var:
+    b, x, at = s.b, s.only(0), s.int_attr("axis", 1)
+    at = at + s.rank(0) if at < 0 else at
+    left, right = b.shape_of(x, 1, at + 1), b.shape_of(x, at + 1)
+    sides = [[1] if v.shape == (0,) else b.ReduceProd(v, keepdims=1) for v in (left, right)]
+    return b.reshape(x, b.join(s.count, *sides))
+
+
+def _expand(s: Step) -> Var:
+    s.only(0)
+    if s.x[1].shape != (s.out_rank,):
+        raise Unstackable
+    return s.b.Expand(s.lifted(0, s.out_rank), s.b.join(s.count, s.x[1]))
+
+
+def _gather(s: Step) -> Var:
+    axis = s.int_attr("axis", 0) % s.rank(0)
+    if not s.stacked[1]:
+        return s.b.Gather(s.x[0], s.x[1], axis=axis + 1)
+    s.only(1)
+    return _first(s.b.Gather(s.x[0], s.x[1], axis=axis), axis)
+
+
+def _gather_elements(s: Step) -> Var:
+    return s.again(s.stack(0), s.stack(1), axis=_shifted([s.int_attr("axis", 0)], s.rank(0))[0])
+
+
+def _gather_nd(s: Step) -> Var:
+    return s.again(s.stack(0), s.stack(1), batch_dims=s.int_attr("batch_dims", 0) + 1)
+
+
+def _scatter_elements(s: Step) -> Var:
+    axis = _shifted([s.int_attr("axis", 0)], s.rank(0))[0]
+    return s.again(s.stack(0), s.stack(1), s.stack(2), axis=axis)
+
+
+def _scatter_nd(s: Step) -> Var:
+    if s.stacked[1]:
+        raise Unstackable
+    return _first(s.again(_last(s.stack(0)), s.x[1], _last(s.stack(2))), s.rank(0))
+
+
+def _reverse_sequence(s: Step) -> Var:
+    return _first(s.again(_last(s.only(0)), s.x[1]), s.rank(0))
+
+
+def _last(x: Var) -> Var:
+    """The directions last."""
+    return x.builder.Transpose(x, perm=[*range(1, x.rank), 0])
+
+
+def _first(x: Var, at: int) -> Var:
+    """The directions, which are axis `at`, first again."""
+    return x.builder.Transpose(x, perm=[at, *(i for i in range(x.rank) if i != at)]) if at else x
+
+
+def _length(x: Var) -> int:
+    if x.shape is None or not isinstance(x.shape[0], int):
+        raise Unstackable
+    return x.shape[0]
+
+
+_ELEMENTWISE = """
+    Abs Acos Acosh Add And Asin Asinh Atan Atanh Cast Ceil Celu Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater
+    GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul
+    Neg Not Or Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh
+    ThresholdedRelu Where Xor""".split()  # noqa: SIM905
+_REDUCE = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()  # noqa: SIM905
+_LAST = "Hardmax LayerNormalization LogSoftmax LpNormalization Softmax TopK".split()  # noqa: SIM905
+_ROWS = """
+    AveragePool MaxPool LpPool GlobalAveragePool GlobalMaxPool BatchNormalization InstanceNormalization
+    LRN DepthToSpace SpaceToDepth Col2Im""".split()  # noqa: SIM905
+
+WRITE: dict[str, Write] = {
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **{f"Reduce{name}": _reduce for name in _REDUCE},
+    **dict.fromkeys(_ROWS, rows),
+    **{name: _along(-1) for name in _LAST},
+    **{name: _along(0) for name in ("ArgMax", "ArgMin", "Split")},
+    "Clip": _clip,
+    "Compress": _compress,
+    "Concat": _concat,
+    "Conv": conv,
+    "ConvTranspose": conv,
+    "CumProd": _cumulate,
+    "CumSum": _cumulate,
+    "DFT": _dft,
+    "Einsum": einsum,
+    "Expand": _expand,
+    "Flatten": _flatten,
+    "Gather": _gather,
+    "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
+    "Gemm": gemm,
+    "MatMul": matmul,
+    "OneHot": _one_hot,
+    "Pad": _pad,
+    "Reshape": _reshape,
+    "Resize": resize,
+    "ReverseSequence": _reverse_sequence,
+    "ScatterElements": _scatter_elements,
+    "ScatterND": _scatter_nd,
+    "Slice": _slice,
+    "Squeeze": _squeeze,
+    "Tile": _tile,
+    "Transpose": _transpose,
+    "Trilu": lambda s: s.again(s.only(0), *s.x[1:]),
+    "Unsqueeze": _unsqueeze,
+}
+#: What gives sizes, which are the same in all directions.
+SIZES: dict[str, Write] = {"Shape": shape, "Size": size}

@@ -1,0 +1,150 @@
+"""The stacked forms of products, and of what treats a batch row by row.
+
+A matrix that meets a stack of vectors meets a matrix; directions of a batch are more rows of it; directions of the
+filters of a convolution are more filters, and directions of both are more groups.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnxgrad.batching.batched_node import Step, Unstackable
+from onnxgrad.ir import Builder, Var
+
+
+def matmul(s: Step) -> Var:
+    """As few and as large products as the ranks allow; vectors are rows on the left and columns on the right."""
+    (a, b), (n, m) = s.x, (s.rank(0), s.rank(1))
+    if s.stacked == [True, False] and (n > 1 or m <= 2):
+        return _product(a if n == 1 else s.lifted(0, max(n, m)), b)
+    if s.stacked == [False, True] and m > 1:
+        return _product(a, s.lifted(1, max(n, m)))
+    if s.stacked == [False, True] and n <= 2:  # a column for each direction: together, the rows of a matrix
+        return _product(b, a if n == 1 else s.b.Transpose(a, perm=[1, 0]))
+    rank = max(n, m, 2)
+    sides = []
+    for i, (x, own) in enumerate(((a, n), (b, m))):
+        if own == 1:  # a row on the left, a column on the right
+            x, own = s.b.Unsqueeze(x, [-2 if i == 0 else -1]), 2
+        if s.stacked[i] and rank > own:
+            x = s.b.Unsqueeze(x, list(range(1, rank - own + 1)))
+        sides.append(x)
+    y = _product(*sides)
+    gone = [axis for axis, own in ((rank - 1, n), (rank, m)) if own == 1]
+    return s.b.Squeeze(y, gone) if gone else y
+
+
+def _product(x: Var, y: Var) -> Var:
+    """x·y. A sum over nothing is zero, but ONNX Runtime leaves a stack of such products as it found the memory."""
+    product = x @ y
+    size = (x.shape or (0,))[-1]
+    if (isinstance(size, int) and size) or max(x.rank, y.rank) < 3:
+        return product
+    b = x.builder
+    return b.Where(b.shape_of(x, x.rank - 1) > 0, product, 0)
+
+
+def gemm(s: Step) -> Var:
+    """Products, with what is transposed, scaled and added written out: Gemm takes matrices only."""
+    turned = []
+    for i, name in enumerate(("transA", "transB")):
+        perm = [0, 2, 1] if s.stacked[i] else [1, 0]
+        turned.append(s.b.Transpose(s.x[i], perm=perm) if s.int_attr(name, 0) else s.x[i])
+    alpha, beta = (1.0 if (a := s.node.attributes.get(n)) is None else a.as_float() for n in ("alpha", "beta"))
+    product = _product(*turned) if any(s.stacked[:2]) else s.b.Unsqueeze(turned[0] @ turned[1], [0])
+    y = product * alpha
+    return y if len(s.x) < 3 or s.x[2] is None else y + s.lifted(2, 2) * beta
+
+
+def einsum(s: Step) -> Var:
+    """One more letter, in the terms that are stacks and in the result."""
+    equation = s.node.attributes["equation"].as_string().replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    letter = next((c for c in "zyxwvutsrqponmlkjihgfedcba" if c not in equation), None)
+    if not arrow or letter is None:
+        raise Unstackable
+    terms = [letter + t if stacked else t for t, stacked in zip(left.split(","), s.stacked)]
+    return s.b.emit("Einsum", *s.x, equation=f"{','.join(terms)}->{letter}{right}")
+
+
+# --- rows of a batch -------------------------------------------------------------------------------
+
+
+def _merged(b: Builder, x: Var, axis: int) -> Var:
+    """`x` with axes `axis` and `axis` + 1 as one."""
+    one = b.shape_of(x, axis, axis + 1) * b.shape_of(x, axis + 1, axis + 2)
+    return b.reshape(x, b.join(b.shape_of(x, 0, axis) if axis else [], folded(b, one), b.shape_of(x, axis + 2)))
+
+
+def folded(b: Builder, x: Var) -> Var:
+    """`x` as a constant, if it is known."""
+    return x if (known := x.const) is None else b.const(known)
+
+
+def _parted(b: Builder, x: Var, axis: int, *sizes: Any) -> Var:
+    """`x` with axis `axis` as several, of these sizes."""
+    return b.reshape(x, b.join(b.shape_of(x, 0, axis) if axis else [], *sizes, b.shape_of(x, axis + 1)))
+
+
+def rows(s: Step) -> Var:
+    """The directions are more rows of the batch."""
+    b, x = s.b, s.only(0)
+    if len(s.node.outputs) != 1 or s.int_attr("training_mode", 0):
+        raise Unstackable
+    return _parted(b, s.again(_merged(b, x, 0), *s.x[1:]), 0, s.count, b.shape_of(x, 1, 2))
+
+
+def resize(s: Step) -> Var:
+    """Rows as well, where it leaves the batch axis alone."""
+    scales, axes = s.x[2] if len(s.x) > 2 else None, s.node.attributes.get("axes")
+    held = None if scales is None else scales.const
+    if held is None or not held.size or s.known(1):
+        raise Unstackable
+    at = [a % s.rank(0) for a in axes.as_ints()] if axes is not None else list(range(s.rank(0)))
+    if any(a == 0 and scale != 1 for a, scale in zip(at, held)):
+        raise Unstackable
+    return rows(s)
+
+
+def conv(s: Step) -> Var:
+    """Rows, filters or groups, by which of image and filters are stacks; for ConvTranspose as well."""
+    if s.stacked[:2] == [True, False]:
+        return rows(s)
+    if any(s.stacked[2:]) or len([x for x in s.x if x is not None]) > 2:
+        raise Unstackable
+    return _paired(s) if s.stacked[0] else _filters(s)
+
+
+def _filters(s: Step) -> Var:
+    """The directions are more filters of every group."""
+    b, w, groups = s.b, s.x[1], s.int_attr("group", 1)
+    if s.node.op_type == "ConvTranspose":  # [K, C, M/g, …]
+        each = b.shape_of(w, 2, 3)
+        w = _merged(b, _swapped(w), 1)
+    else:  # [K, M, C/g, …]
+        if groups > 1 and not isinstance((w.shape or (None, None))[1], int):
+            raise Unstackable
+        each = b.shape_of(w, 1, 2) if groups == 1 else b.const([w.shape[1] // groups])
+        if groups > 1:
+            w = _merged(b, _swapped(_parted(b, w, 1, [groups], each)), 0)  # [g·K, M/g, …]
+        w = _merged(b, w, 0)
+    y = s.again(s.x[0], w)
+    y = b.Transpose(_parted(b, y, 1, [groups], s.count, each), perm=[2, 0, 1, *range(3, s.out_rank + 2)])
+    return _merged(b, y, 2)
+
+
+def _paired(s: Step) -> Var:
+    """The directions are more groups."""
+    b, (x, w), count = s.b, s.x[:2], (s.x[0].shape or (None,))[0]
+    if not isinstance(count, int):
+        raise Unstackable
+    each = b.shape_of(w, 1, 2)
+    if s.node.op_type == "ConvTranspose":
+        each = b.shape_of(w, 2, 3) * s.int_attr("group", 1)
+    y = s.again(_merged(b, _swapped(x), 1), _merged(b, w, 0), group=count * s.int_attr("group", 1))
+    return _swapped(_parted(b, y, 1, [count], each))
+
+
+def _swapped(x: Var) -> Var:
+    """`x` with its first two axes exchanged."""
+    return x.builder.Transpose(x, perm=[1, 0, *range(2, x.rank)])

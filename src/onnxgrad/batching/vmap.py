@@ -1,0 +1,312 @@
+"""Nodes that depend on a direction, written once more for a stack of all directions: the first axis is the direction.
+
+A matrix that meets a vector in every step of a Scan meets a matrix here, which is many times faster. Each operator
+has its own stacked form (see `stacked`); If, Scan and Loop keep theirs, around stacked bodies, as long as the way they
+take does not depend on the direction. Nodes that have no stacked form become a Scan over the directions of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.batching.batched_node import Step, Unstackable, repeated
+from onnxgrad.batching.operator_rules import SIZES, WRITE
+from onnxgrad.control_flow.iteration import Iteration, Slot, loop, scan
+from onnxgrad.control_flow.subgraphs import copy_of, empty, formal, give
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.graph import reads, subgraphs
+
+
+def stack(
+    builder: Builder,
+    nodes: Sequence[ir.Node],
+    seeds: Mapping[ir.Value, Var],
+    wanted: Sequence[ir.Value],
+    count: Var | list[int],
+) -> list[Var]:
+    """The stacks of `wanted`, from those of other values (`seeds`), as `nodes` compute them.
+
+    Raises:
+        Unstackable: it takes values of unknown rank, or sequences; what was written so far is left to be pruned.
+    """
+    first = next(iter(seeds.values())).value.shape[0]  # type: ignore[index]
+    own = {v for node in nodes for v in node.outputs}
+    s = Stacking(builder, dict(seeds), {}, count, first)
+    s.sizes = _names([*seeds, *(v for node in nodes for v in reads(node) if v not in own)]) - {None}
+    s.write(nodes, wanted)
+    return [s.stack_of(v) for v in wanted]
+
+
+class Stacking:
+    """The nodes of one graph on their way into stacks.
+
+    Attributes:
+        stacks: what differs between directions, for all of them.
+        plain: what does not, but had to be written again; other values are there as they are.
+        sizes: names of dimensions that are the same in all directions.
+    """
+
+    def __init__(
+        self,
+        builder: Builder,
+        stacks: dict[ir.Value, Var],
+        plain: dict[ir.Value, Var],
+        count: Var | list[int],
+        first: int | ir.SymbolicDim,
+    ) -> None:
+        self.b, self.stacks, self.plain, self.count, self.first = builder, stacks, plain, count, first
+        self.sizes: set[str | None] = set()
+
+    def inside(self, builder: Builder) -> Stacking:
+        """The same for a graph inside a node."""
+        stacks, plain = ({v: builder.var(x.value) for v, x in held.items()} for held in (self.stacks, self.plain))
+        inner = Stacking(builder, stacks, plain, self.count, self.first)
+        inner.sizes = self.sizes
+        return inner
+
+    def plain_of(self, value: ir.Value) -> Var:
+        """`value`, which is the same in all directions."""
+        if value in self.stacks:
+            raise Unstackable
+        return self.plain.get(value, self.b.var(value))
+
+    def stack_of(self, value: ir.Value) -> Var:
+        """`value` in all directions."""
+        return self.stacks[value] if value in self.stacks else self._repeated(value)
+
+    def _repeated(self, value: ir.Value) -> Var:
+        if not isinstance(value.type, ir.TensorType):
+            raise Unstackable
+        return repeated(self.b, self.plain_of(value), self.count)
+
+    def write(self, nodes: Sequence[ir.Node], wanted: Sequence[ir.Value]) -> None:
+        """Write `nodes`, which lead to `wanted`."""
+        readers: dict[ir.Value, list[ir.Node]] = {}
+        for node in nodes:
+            for v in reads(node):
+                readers.setdefault(v, []).append(node)
+        ends, waiting = set(wanted), _Waiting()
+
+        def loops() -> None:
+            self._scan(waiting.nodes, [v for v in waiting.given if v in ends or waiting.is_read_by(readers.get(v, ()))])
+            waiting.clear()
+
+        for node in nodes:
+            operands = reads(node)
+            held = any(v in waiting.given for v in operands)
+            if not held and not any(v in self.stacks for v in operands):
+                self._again(node)
+            elif held and node.op_type not in _WRITTEN:
+                waiting.add(node)
+            else:
+                if held:
+                    loops()
+                try:
+                    self._write(node)
+                except Unstackable:
+                    waiting.add(node)
+        if waiting.nodes:
+            loops()
+
+    def _write(self, node: ir.Node) -> None:
+        if node.domain or node.op_type not in _WRITTEN:
+            raise Unstackable
+        if node.op_type == "If":
+            self._branch(node)
+        elif node.op_type in ("Scan", "Loop"):
+            self._iterate(node)
+        else:
+            step = Step(self.b, node, self.stacks, self.plain, self.count)
+            if node.op_type in SIZES:
+                self.plain[node.outputs[0]] = SIZES[node.op_type](step)
+                return
+            found = WRITE[node.op_type](step)
+            self._keep(node.outputs, [found] if isinstance(found, Var) else found)
+
+    def _keep(self, values: Iterable[ir.Value], found: Iterable[Var]) -> None:
+        """Note the stacks of `values`, and their shapes."""
+        for value, y in zip(values, found):
+            self.stacks[value] = y
+            if y.value.producer() is not None and value.shape is not None:
+                assert y.shape is None or y.rank == len(value.shape) + 1, f"{value.name}: a stack of shape {y.shape}"
+                y.value.shape = ir.Shape([self.first, *value.shape])
+
+    # --- what is the same in all directions --------------------------------------------------------
+
+    def _again(self, node: ir.Node) -> None:
+        """The same node once more."""
+        inputs = [None if v is None else self.plain_of(v).value for v in node.inputs]
+        attributes = [self._copied(a) for a in node.attributes.values()]
+        new = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
+        for value, old in zip(new.outputs, node.outputs):
+            value.type, value.shape = old.type, old.shape
+        self.plain |= zip(node.outputs, self.b.append(new))
+
+    def _copied(self, a: ir.Attr) -> ir.Attr:
+        if a.type == ir.AttributeType.GRAPH:
+            _, graph = copy_of(self.b, a.as_graph())
+            self._read_plain(graph)
+            return ir.AttrGraph(a.name, graph)
+        return a
+
+    def _read_plain(self, graph: ir.Graph) -> None:
+        """Have `graph` read what was written again, in place of the original."""
+        for node in graph:
+            for i, v in enumerate(node.inputs):
+                if v in self.plain:
+                    node.replace_input_with(i, self.plain[v].value)
+            for inner in subgraphs(node):
+                self._read_plain(inner)
+        for i, v in enumerate(graph.outputs):
+            if v in self.plain:
+                graph.outputs[i] = self.plain[v].value
+
+    # --- a loop over the directions ----------------------------------------------------------------
+
+    def _scan(self, nodes: Sequence[ir.Node], given: Sequence[ir.Value]) -> None:
+        """Run `nodes`, of which only `given` is needed, in a Scan over the directions."""
+        own = {v for node in nodes for v in node.outputs}
+        read = dict.fromkeys(v for node in nodes for v in reads(node) if v not in own and v in self.stacks)
+        if any(not isinstance(v.type, ir.TensorType) or v.shape is None for v in (*given, *read)):
+            raise Unstackable
+        if not _names(given) <= self.sizes:  # a Loop may run longer for one than for another
+            raise Unstackable
+        inner, body = empty(self.b, "directions")
+        inside = self.inside(inner)
+        inside.stacks.clear()
+        for v in read:
+            inside.plain[v] = formal(inner, v, v.name or "direction")
+            body.inputs.append(inside.plain[v].value)
+        for node in nodes:
+            inside._again(node)
+        give(inner, [inside.plain[v] for v in given])
+        pieces = [(self.stack_of(v), Slot()) for v in read]
+        self._keep(given, scan(self.b, body, [], pieces, [Slot()] * len(given)))
+
+    # --- control flow ------------------------------------------------------------------------------
+
+    def _branch(self, node: ir.Node) -> None:
+        condition = self.plain_of(node.inputs[0])  # type: ignore[arg-type]
+        branches = []
+        for name in ("then_branch", "else_branch"):
+            inner, graph = empty(self.b, name)
+            branch = node.attributes[name].as_graph()
+            inside = self.inside(inner)
+            inside._fill(branch)
+            give(inner, [inside.stack_of(v) for v in branch.outputs])
+            branches.append(ir.AttrGraph(name, graph))
+        new = ir.Node("", "If", [condition.value], branches, num_outputs=len(node.outputs))
+        self._set_shapes(new.outputs, node.outputs)
+        self._keep(node.outputs, self.b.append(new))
+
+    def _fill(self, graph: ir.Graph) -> None:
+        """Write everything that `graph` holds."""
+        for value in graph.initializers.values():
+            if value.const_value is None:
+                raise Unstackable
+            self.plain[value] = self.b.const(value.const_value.numpy())
+        self.write(list(graph), list(graph.outputs))
+
+    def _iterate(self, node: ir.Node) -> None:
+        """A Scan or Loop whose states and slices are stacks where they differ between directions."""
+        it = Iteration.of(node)
+        lead = [None if v is None else self.plain_of(v).value for v in node.inputs[: it.lead]]
+        moved = self._moved(it)
+        inner, body = empty(self.b, "body")
+        inside = self.inside(inner)
+        for value in it.body.inputs:
+            new = formal(inner, value, value.name or "state")
+            if value in moved:
+                if value.shape is None:
+                    raise Unstackable
+                new.value.shape = ir.Shape([self.first, *value.shape])
+                inside.stacks[value] = new
+            else:
+                inside.plain[value] = new
+            body.inputs.append(new.value)
+        inside._fill(it.body)
+        is_state = [False] * it.head + [True] * it.count + [False] * len(it.outs)
+        states = dict(zip(it.following, it.states))
+        stacked = [states[v] in moved if s else v in moved for v, s in zip(it.body.outputs, is_state)]
+        if any(stacked[: it.head]):
+            raise Unstackable
+        give(inner, [inside.stack_of(v) if s else inside.plain_of(v) for v, s in zip(it.body.outputs, stacked)])
+        initial = [self.stack_of(o) if s in moved else self.plain_of(o) for s, o in zip(it.states, it.initial)]
+        if it.lead:
+            found = loop(self.b, body, lead[0], lead[1], initial)
+        else:
+            pieces = [self._piece(o, slot, s in moved) for s, o, slot in zip(it.slices, it.scanned, it.ins)]
+            outs = [Slot(0, slot.backwards) for slot in it.outs]
+            found = scan(self.b, body, initial, pieces, outs)
+        for i, (value, y, is_stack) in enumerate(zip(node.outputs, found, stacked[it.head :])):
+            if i >= it.count:
+                y = self._collected(y, it.outs[i - it.count], is_stack, value)
+            if is_stack:
+                self._keep([value], [y])
+            else:
+                self.plain[value] = y
+
+    def _moved(self, it: Iteration) -> set[ir.Value]:
+        """What differs between directions inside the body, at some step."""
+        start = {i for i, o in it.formals() if o in self.stacks}
+        while True:
+            moved = start | set(self.stacks)
+            for node in it.body:
+                if node.op_type not in SIZES and any(v in moved for v in reads(node)):
+                    moved.update(node.outputs)
+            more = {s for s, after in zip(it.states, it.following) if after in moved}
+            if more <= start:
+                return moved
+            start |= more
+
+    def _piece(self, value: ir.Value, slot: Slot, is_stack: bool) -> tuple[Var, Slot]:
+        """A scan input, with its slices along the first axis."""
+        if not is_stack:
+            return self.plain_of(value), slot
+        x = self.stack_of(value)
+        at = slot.axis % (x.rank - 1) + 1
+        return self.b.Transpose(x, perm=[at, *(i for i in range(x.rank) if i != at)]), Slot(0, slot.backwards)
+
+    def _collected(self, y: Var, slot: Slot, is_stack: bool, like: ir.Value) -> Var:
+        """A scan output, whose slices lie along the first axis, as they were meant to. (A Scan can stack along any
+        axis, but ONNX Runtime dies if another is empty.)"""
+        if like.shape is None and (is_stack or slot.axis):
+            raise Unstackable
+        rank, at = len(like.shape or ()), 0 if like.shape is None else slot.axis % max(len(like.shape), 1)
+        perm = list(range(1, rank + is_stack))  # the direction, if any, and the axes of a slice
+        perm.insert(at + is_stack, 0)
+        return self.b.Transpose(y, perm=perm) if perm != list(range(len(perm))) else y
+
+    def _set_shapes(self, values: Iterable[ir.Value], likes: Iterable[ir.Value]) -> None:
+        for value, like in zip(values, likes):
+            value.type = like.type
+            value.shape = None if like.shape is None else ir.Shape([self.first, *like.shape])
+
+
+class _Waiting:
+    """Nodes without a stacked form, which will share a Scan."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.nodes: list[ir.Node] = []
+        self.given: dict[ir.Value, None] = {}
+
+    def add(self, node: ir.Node) -> None:
+        self.nodes.append(node)
+        self.given |= dict.fromkeys(node.outputs)
+
+    def is_read_by(self, nodes: Sequence[ir.Node]) -> bool:
+        """Whether any of `nodes` does not wait as well."""
+        return any(n not in self.nodes for n in nodes)
+
+
+def _names(values: Iterable[ir.Value]) -> set[str | None]:
+    """The names of the dimensions of `values`; None stands for those that have none."""
+    return {d.value for v in values for d in v.shape or () if not isinstance(d, int)}
+
+
+_WRITTEN = {*WRITE, *SIZES, "If", "Scan", "Loop"}

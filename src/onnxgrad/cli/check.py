@@ -1,0 +1,120 @@
+"""``onnxgrad check`` and ``onnxgrad ops``: what can be differentiated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import onnx_ir as ir
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from onnxgrad.check import REFUSED, operators
+from onnxgrad.check import check as check_model
+from onnxgrad.cli.console import cell, console
+from onnxgrad.cli.grad import StraightThrough
+from onnxgrad.errors import shown
+from onnxgrad.model_io import load_model, training_info
+from onnxgrad.rules.registry import registry
+from onnxgrad.training import lower_gradients
+from onnxgrad.training.spec.gradient_node import DOMAIN
+from onnxgrad.training.spec.validation import Problem, validate
+
+NOT_DIFFERENTIABLE = 1
+
+
+def check(
+    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    wrt: Annotated[
+        list[str] | None, typer.Option(help="May be repeated. Default: every float input and weight.")
+    ] = None,
+    of: Annotated[list[str] | None, typer.Option(help="May be repeated. Default: every float output.")] = None,
+    straight_through: StraightThrough = None,
+) -> None:
+    """Say of every operator between `wrt` and `of` how it is differentiated, or why it cannot be.
+
+    If the model carries training information, every rule of the specification that it violates is listed as well.
+    The exit code is 0 if the model is differentiable and its training information valid, 1 if not, 2 if it
+    cannot be read.
+    """
+    opened = load_model(model)
+    out = console()
+    problems = validate(opened)
+    own = any(n.domain == DOMAIN for g in opened.graphs() for n in g) and not problems
+    try:
+        with registry.straight_through(*straight_through or ()):
+            differentiable = _differentiability(out, lower_gradients(opened) if own else opened, wrt, of)
+    finally:
+        _training(out, opened, problems)
+    if problems or not differentiable:
+        raise typer.Exit(NOT_DIFFERENTIABLE)
+
+
+def _training(out: Console, model: ir.Model, problems: list[Problem]) -> None:
+    """The violated rules as a table; nothing for a model that has nothing to do with training."""
+    infos = training_info(model)
+    if problems:
+        table = Table(box=None, pad_edge=False)
+        for column in ("where", "rule", "what is wrong"):
+            table.add_column(column, no_wrap=column != "what is wrong")
+        for p in problems:
+            table.add_row(cell(p.where), cell(p.rule, "bold red"), cell(p.message))
+        out.print(table)
+        out.print(Text(f"not valid for training: {len(problems)} problems"))
+    elif infos:
+        entries = "entry" if len(infos) == 1 else "entries"
+        out.print(Text(f"training information: {len(infos)} {entries}, valid"))
+
+
+def _differentiability(out: Console, model: ir.Model, wrt: list[str] | None, of: list[str] | None) -> bool:
+    """Print what `check` found; whether it is differentiable."""
+    report = check_model(model, wrt=wrt or None, of=of or None)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("operator", no_wrap=True)
+    table.add_column("count", justify="right")
+    table.add_column("class", no_wrap=True)
+    table.add_column("how, or why not")
+    for row in report.rows:
+        name = f"{row.domain}::{row.op_type}" if row.domain else row.op_type
+        detail = row.detail + (f"\non the path {shown(row.path)}" if row.path else "")
+        style = "bold red" if row.status == REFUSED else ""
+        table.add_row(cell(name), str(row.count), Text(row.status, style), Text(detail))
+    out.print(table)
+    wrts = f"{len(report.wrt)} values" if len(report.wrt) > 4 else ", ".join(report.wrt)
+    if report.differentiable:
+        out.print(cell(f"differentiable: {', '.join(report.of)} with respect to {wrts}"))
+        if report.zero:
+            out.print(cell(f"but zero everywhere with respect to {', '.join(report.zero)}: no derivative leads there"))
+        return True
+    if not any(r.status == REFUSED for r in report.rows):
+        out.print(Text(report.problem))
+    out.print(cell(f"not differentiable: {', '.join(report.of)} with respect to {wrts}"))
+    return False
+
+
+def ops(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the operators and how each is differentiated."""
+    found = operators()
+    if as_json:
+        print(json.dumps([o.as_dict() for o in found], indent=1, ensure_ascii=False))
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("operator", no_wrap=True)
+    table.add_column("since", justify="right")
+    table.add_column("class", no_wrap=True)
+    table.add_column("with respect to")
+    table.add_column("formula")
+    for o in found:
+        name = f"{o.domain}::{o.op_type}" if o.domain else o.op_type
+        table.add_row(Text(name), str(o.since), o.status, ", ".join(o.inputs), Text(o.formula))
+    out = console()
+    out.print(table)
+    counts: dict[str, int] = {}
+    for o in found:
+        counts[o.status] = counts.get(o.status, 0) + 1
+    out.print(Text(", ".join(f"{n} {status}" for status, n in sorted(counts.items()))))

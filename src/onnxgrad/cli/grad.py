@@ -1,0 +1,159 @@
+"""``onnxgrad grad``: write the model with its derivative."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import onnx_ir as ir
+import typer
+from rich.table import Table
+
+from onnxgrad import transforms
+from onnxgrad.cli.console import cell, console
+from onnxgrad.cli.path_clashes import MODEL, OUTPUT, Force, check_paths
+from onnxgrad.control_flow.checkpointing import checkpointing
+from onnxgrad.custom import custom_rules
+from onnxgrad.errors import BadInput
+from onnxgrad.model_io import files_of, load_model, save_model, signature
+from onnxgrad.rules.registry import registry
+from onnxgrad.transforms import first_order
+
+
+class Mode(enum.StrEnum):
+    """What to derive."""
+
+    grad = "grad"
+    value_and_grad = "value_and_grad"
+    vjp = "vjp"
+    jvp = "jvp"
+    jacobian = "jacobian"
+    hessian = "hessian"
+    hvp = "hvp"
+
+
+Dims = Annotated[
+    list[str] | None,
+    typer.Option("--dim", help="How large a dimension is that the model leaves open, for --memory: N=64. Repeatable."),
+]
+
+
+def dims_of(texts: Sequence[str] | None) -> dict[str, int]:
+    """``N=64`` as sizes of dimensions by name."""
+    found = {}
+    for text in texts or ():
+        name, equals, number = text.rpartition("=")
+        if not equals or not name or not number.isdecimal() or not int(number):
+            raise BadInput(f"--dim {text} is not written as N=64")
+        found[name] = int(number)
+    return found
+
+
+StraightThrough = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Take this operator, which rounds (QuantizeLinear, Round, …), for what it rounds; may be repeated."
+    ),
+]
+
+
+def grad(
+    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    wrt: Annotated[list[str], typer.Option(help="Differentiate with respect to this value; may be repeated.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the derived model.")],
+    of: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Differentiate this value, or a part of it such as 'y[:,3]'; may be repeated. "
+            "Default: every float output."
+        ),
+    ] = None,
+    class_: Annotated[
+        int | None,
+        typer.Option("--class", help="Differentiate this class: 'y[:,3]' for the value y that is differentiated."),
+    ] = None,
+    mode: Annotated[
+        Mode,
+        typer.Option(
+            help="grad: gradients of the sum of `of`, nothing else. value_and_grad: the same beside the "
+            "outputs of the model. vjp: for cotangents given as inputs. jvp: tangents for given tangents. "
+            "jacobian: all derivatives of `of`. hessian: all second ones of its sum. hvp: their product "
+            "with given tangents."
+        ),
+    ] = Mode.grad,
+    straight_through: StraightThrough = None,
+    rule: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file with a derivative of your own (docs/custom-rules.md); may be repeated."),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K|sqrt",
+            help="Reverse mode through a Loop or Scan keeps the states of every K-th step only, or of √steps many "
+            "(docs/control-flow.md).",
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            help="What a run computes may take so much at a time (200MB): residuals that do not fit are computed anew."
+        ),
+    ] = None,
+    dim: Dims = None,
+    force: Force = False,
+) -> None:
+    """Write MODEL with its derivative to another file."""
+    every = int(checkpoint) if checkpoint is not None and checkpoint.isdecimal() else checkpoint
+    primal = load_model(model)
+    check_paths({MODEL: files_of(primal, model), "--rule": rule}, {OUTPUT: output}, force=force)
+    if class_ is not None:
+        of = [f"{name}[:,{class_}]" for name in of or first_order.default_of(primal.graph)]
+    with registry.straight_through(*straight_through or ()), custom_rules(*rule or ()), checkpointing(every):
+        derived = getattr(first_order if hasattr(first_order, mode.value) else transforms, mode.value)(
+            primal, wrt=wrt, of=of or None
+        )
+    plan = None
+    if memory is not None:
+        derived, plan = transforms.rematerialize(derived, memory, dims=dims_of(dim))
+    files = save_model(derived, output)
+    _summary(primal, derived, files)
+    if plan is not None:
+        console().print(f"memory: {plan}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _summary(primal: ir.Model, derived: ir.Model, files: list[Path]) -> None:
+    names = signature(derived)
+    table = Table(title=None, box=None, pad_edge=False)
+    for column in ("", "name", "type", "for"):
+        table.add_column(column)
+    values = {v.name: v for v in (*derived.graph.inputs, *derived.graph.outputs)}
+    for kind, mapping in (
+        ("input", names.cotangents),
+        ("input", names.input_tangents),
+        ("output", names.gradients),
+        ("output", names.output_tangents),
+        ("output", names.products),
+        *(("output", {f"{a}, {b}": made for b, made in row.items()}) for a, row in names.jacobians.items()),
+        *(("output", {f"{a}, {b}": made for b, made in row.items()}) for a, row in names.hessians.items()),
+    ):
+        for name, made in mapping.items():
+            table.add_row(*map(cell, (kind, made, _type(values[made]), name)))
+    out = console()
+    out.print(table)
+    before, after = (primal.graph.opset_imports.get("", 18), derived.graph.opset_imports[""])
+    raised = f", opset {before} → {after}" if before != after else ""
+    count = sum(len(g) for g in derived.graphs())
+    kept = f", and {len(derived.functions)} local functions" if derived.functions else ""
+    out.print(
+        f"{count} nodes{kept}, {count - sum(len(g) for g in primal.graphs()):+d} against the model{raised}; "
+        f"written to {', '.join(map(str, files))}",
+        markup=False,
+    )
+
+
+def _type(value: ir.Value) -> str:
+    dims = "?" if value.shape is None else ", ".join(str(d) for d in value.shape)
+    return f"{value.dtype.name.lower() if value.dtype else '?'}({dims})"

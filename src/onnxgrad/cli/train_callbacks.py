@@ -1,0 +1,61 @@
+"""Who listens to a run of ``onnxgrad train``: flags, and the callbacks that they stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training.loop.callbacks import Callback, EarlyStopping, KeepBest, Log
+from onnxgrad.training.loop.trackers import MLflow, TensorBoard
+
+MetricsFile = Annotated[Path | None, typer.Option("--metrics", help="JSON file for losses and scores.")]
+PlotFile = Annotated[Path | None, typer.Option("--plot", help="PNG file for the curves.")]
+ReportFile = Annotated[Path | None, typer.Option("--report", help="HTML file with settings, scores and curves.")]
+LogFile = Annotated[Path | None, typer.Option("--log", help="JSON lines: every step and every epoch, as they happen.")]
+TensorBoardFolder = Annotated[Path | None, typer.Option("--tensorboard", help="Folder for TensorBoard event files.")]
+MLflowExperiment = Annotated[str | None, typer.Option("--mlflow", help="Log to this MLflow experiment.")]
+Patience = Annotated[
+    int | None, typer.Option("--patience", help="Stop when --monitor has not become better for so many epochs.")
+]
+KeepBestFlag = Annotated[
+    bool, typer.Option("--keep-best", help="Save the weights of the epoch in which --monitor was best.")
+]
+Monitored = Annotated[
+    str,
+    typer.Option("--monitor", help="For --patience and --keep-best: loss, validation_loss, validation_accuracy, …"),
+]
+
+
+def listeners(
+    *,
+    log: Path | None,
+    tensorboard: Path | None,
+    mlflow: str | None,
+    patience: int | None,
+    keep_best: bool,
+    monitor: str,
+    validation: bool,
+) -> list[Callback]:
+    """The callbacks that the flags stand for.
+
+    Raises:
+        BadInput: a package that one of them needs is missing, or what it would watch is not measured.
+    """
+    if (patience is not None or keep_best) and monitor.startswith("validation") and not validation:
+        flag = "--keep-best" if keep_best else "--patience"
+        raise BadInput(f"{flag} watches {monitor}: give --validation, or --monitor loss")
+    found: list[Callback] = []
+    if patience is not None:
+        found.append(EarlyStopping(monitor, patience))
+    if keep_best:
+        found.append(KeepBest(monitor))
+    if log is not None:
+        found.append(Log(log))
+    if tensorboard is not None:
+        found.append(TensorBoard(tensorboard))
+    if mlflow is not None:
+        found.append(MLflow(mlflow))
+    return found

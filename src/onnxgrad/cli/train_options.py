@@ -1,0 +1,217 @@
+"""What ``onnxgrad train`` is told about how to train: flags, and the training information that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import typer
+
+from onnxgrad.errors import BadInput
+from onnxgrad.model_io import files_of, load_model, training_info
+from onnxgrad.training import attach
+from onnxgrad.training.build.heads import placed_head
+from onnxgrad.training.loop.callbacks import Callback, Plateau
+from onnxgrad.training.loss.losses import LOSSES
+from onnxgrad.training.loss.objective import LossTerm
+from onnxgrad.training.optim.schedules import SCHEDULES, Schedule
+from onnxgrad.training.optim.settings import RECIPES
+from onnxgrad.training.option_strings import completed, looked_up, spelled
+
+Losses = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--loss",
+        help=f"{', '.join(LOSSES)}, or LOSS.onnx. Options: huber:delta=0.5. Given several times they are added: "
+        "--loss mse --loss 0.1*l1.",
+    ),
+]
+Optimizer = Annotated[
+    str | None, typer.Option("--optimizer", help=f"{', '.join(RECIPES)}. Settings: adamw:betas=0.9,0.95,eps=1e-6.")
+]
+Prediction = Annotated[
+    str | None, typer.Option("--prediction", help="The output that meets the labels. Default: the only float output.")
+]
+Labels = Annotated[
+    str | None, typer.Option("--labels", help="The array (or model input) that holds the labels. Default: 'labels'.")
+]
+Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate. Default: that of the optimizer.")]
+Decay = Annotated[float | None, typer.Option("--weight-decay", help="Default: that of the optimizer.")]
+Momentum = Annotated[float | None, typer.Option("--momentum", help="Default: that of the optimizer.")]
+Plan = Annotated[
+    str,
+    typer.Option(
+        "--schedule",
+        help=f"{', '.join(SCHEDULES)} or plateau. Options: cosine:warmup=100; total is the whole run if not given.",
+    ),
+]
+Groups = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--group", help="Weights with settings of their own: '*.bias:decay=0', 'type:Conv:rate=1e-4'. Repeatable."
+    ),
+]
+ClipNorm = Annotated[float | None, typer.Option("--clip-norm", help="The largest norm of all gradients together.")]
+ClipValue = Annotated[float | None, typer.Option("--clip-value", help="The largest element of a gradient.")]
+Ema = Annotated[
+    float | None,
+    typer.Option("--ema", help="Save running averages of the weights, of which a step keeps this share: 0.999."),
+]
+Accumulate = Annotated[
+    int,
+    typer.Option("--accumulate", help="Cut every batch into so many parts, one after the other, to need less memory."),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        help="What a step computes may take so much at a time (200MB): what does not fit is computed anew.",
+    ),
+]
+Trainable = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--train",
+        "--trainable",
+        help="Only these weights: a name, 'head.*', type:Conv, last:2, all (also constants). Repeatable.",
+    ),
+]
+Freeze = Annotated[list[str] | None, typer.Option("--freeze", help="Not these weights; as --train. Repeatable.")]
+FreezeBn = Annotated[bool, typer.Option("--freeze-bn", help="Keep BatchNormalization in inference mode.")]
+Dropout = Annotated[
+    list[str] | None,
+    typer.Option("--dropout", help="Drop a share behind nodes of a type or name: Relu=0.1. Repeatable."),
+]
+
+Head = Annotated[
+    str | None,
+    typer.Option(
+        "--head",
+        help="Put a new linear head on the model: 10 (its outputs), in the place of the last linear layer, or "
+        "10:pooled (on the value pooled).",
+    ),
+]
+ImageMean = Annotated[
+    str | None, typer.Option("--image-mean", help="Subtracted from pictures (0 to 1): 0.5, or one per channel.")
+]
+ImageStd = Annotated[str | None, typer.Option("--image-std", help="Pictures are divided by it, likewise.")]
+
+
+def files(losses: Iterable[str]) -> list[Path]:
+    """The files that losses spelled like this read: losses that are graphs, and teachers."""
+    terms = [LossTerm.of(text) for text in losses]
+    named = [p for t in terms for p in (t.loss if t.loss.endswith(".onnx") else None, t.teacher) if p]
+    return [file for p in named for file in files_of(load_model(p), Path(p))]
+
+
+def headed(source: ir.Model, text: str) -> tuple[ir.Model, str]:
+    """`source` with the head that `text` asks for, as ``10`` or ``10:pooled``, and in words where it went."""
+    count, _, of = text.partition(":")
+    try:
+        outputs = int(count)
+    except ValueError as error:
+        raise BadInput(f"--head takes a number of outputs, and perhaps :VALUE, not {text!r}") from error
+    return placed_head(source, outputs, of=of or None)
+
+
+def normalization(mean: str | None, std: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """What the flags for pictures say, per channel."""
+
+    def numbers(flag: str, text: str) -> tuple[float, ...]:
+        try:
+            found = tuple(float(n) for n in text.split(","))
+        except ValueError as error:
+            raise BadInput(f"{flag} takes a number, or one per channel (0.5,0.5,0.5), not {text!r}") from error
+        if len(found) not in (1, 3) or not np.isfinite(found).all() or (flag == "--image-std" and 0 in found):
+            raise BadInput(f"{flag} takes a number, or one per channel (0.5,0.5,0.5), not {text!r}")
+        return found
+
+    return numbers("--image-mean", mean or "0"), numbers("--image-std", std or "1")
+
+
+#: Parameters of commands that say how to train; each has a flag of the same name.
+_FLAGS = (
+    *("loss", "optimizer", "prediction", "labels", "lr", "weight_decay", "momentum", "group", "clip_norm"),
+    *("clip_value", "ema", "train", "freeze", "freeze_bn", "dropout"),
+)
+
+
+def chosen(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """What the parameters of a command say of how to train, by flag."""
+    return {f"--{name.replace('_', '-')}": parameters[name] for name in _FLAGS}
+
+
+def with_training(
+    source: ir.Model, path: Path, flags: Mapping[str, Any], parts: int, schedule: str | None = None
+) -> onnx.ModelProto | ir.Model:
+    """`source` as it is if it carries training information, else with what the `flags` say attached.
+
+    Args:
+        source: the model.
+        path: where it came from.
+        flags: by their names on the command line.
+        parts: into how many a batch is cut.
+        schedule: to be a part of the graph.
+    """
+    given = [flag for flag, value in flags.items() if value is not None and value is not False]
+    if training_info(source):
+        if given:
+            raise BadInput(f"{path} carries training information, which is used as it is; drop {', '.join(given)}")
+        return source
+    for flag in ("--loss", "--optimizer"):
+        if flag not in given:
+            raise BadInput(f"{path} carries no training information; say which {flag[2:]} to use with {flag}")
+    return attach(
+        source,
+        loss=flags["--loss"],
+        optimizer=flags["--optimizer"],
+        output=flags["--prediction"],
+        labels=flags["--labels"],
+        learning_rate=flags["--lr"],
+        weight_decay=flags["--weight-decay"],
+        momentum=flags["--momentum"],
+        groups=flags["--group"] or (),
+        clip_norm=flags["--clip-norm"],
+        clip_value=flags["--clip-value"],
+        ema=flags["--ema"],
+        trainable=flags["--train"],
+        freeze=flags["--freeze"] or (),
+        freeze_bn=flags["--freeze-bn"],
+        dropout=_dropout(flags["--dropout"] or ()),
+        accumulate=parts > 1,
+        schedule=schedule,
+    )
+
+
+def _dropout(texts: Sequence[str]) -> dict[str, float]:
+    """``Relu=0.1`` as what to drop behind what."""
+    found = {}
+    for text in texts:
+        behind, equals, share = text.rpartition("=")
+        try:
+            found[behind] = float(share)
+        except ValueError:
+            equals = ""
+        if not equals or not behind:
+            raise BadInput(f"--dropout {text} is not written as Relu=0.1")
+    return found
+
+
+def rate_plan(text: str, validation: bool) -> tuple[str | None, list[Callback]]:
+    """The schedule spelled `text` as what `Trainer.fit` takes, and the callbacks that it needs.
+
+    Raises:
+        BadInput: there is none, or its options do not fit.
+    """
+    name, options = spelled(text)
+    looked_up("schedule", name, {**SCHEDULES, "plateau": None})
+    if name != "plateau":
+        Schedule.of(text, total=10**6)
+        return (None if text == "constant" else text), []
+    monitor = "validation_loss" if validation else "loss"
+    defaults = {"monitor": monitor, "factor": 0.1, "patience": 2, "least": 0.0}
+    return None, [Plateau(**completed("the schedule 'plateau'", defaults, options))]

@@ -1,0 +1,198 @@
+"""A training run of the command, from the first check to the last line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import typer
+
+from onnxgrad.cli import train_options
+from onnxgrad.cli.console import console, error
+from onnxgrad.errors import BadInput
+from onnxgrad.files import alone
+from onnxgrad.model_io import save_model
+from onnxgrad.runtime import Options
+from onnxgrad.training import Interrupted, Trainer
+from onnxgrad.training.loop.callbacks import Callback
+from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
+from onnxgrad.training.loop.html_report import Picture, write_report
+from onnxgrad.training.loop.progress import check_plot, measured, reporter
+
+INTERRUPTED = 130
+
+
+@dataclass
+class Job:
+    """One training run of the command, from the first check to the last line.
+
+    Attributes:
+        model: carries training information.
+        before: the file that `model` came from.
+        after: where the trained model goes.
+        checkpoint: folder.
+        save_training: where the training model goes, as it stands at the end.
+        metrics: JSON file.
+        plot: PNG file.
+        epochs: how often every row is seen.
+        batch_size: rows per step.
+        seed: decides the order of the rows.
+        schedule: of the learning rate, as it is spelled.
+        accumulate: into how many parts a batch is cut.
+        memory: how much what a step computes may take, as it is written.
+        dims: sizes of dimensions that it is for.
+        resume: go on from the checkpoint.
+        accept_changes: with other data or settings than before.
+        restart: an unfinished run may be discarded.
+        threads: of ONNX Runtime.
+        target: what it runs (see `onnxgrad.runtime.Options`).
+        checkpoint_seconds: between checkpoints within an epoch.
+        listeners: further callbacks.
+        report: HTML file.
+        log: what a listener writes.
+        pictures: what the report shows of the files before and after.
+    """
+
+    model: onnx.ModelProto | ir.Model
+    before: Path
+    after: Path
+    checkpoint: Path
+    save_training: Path | None = None
+    metrics: Path | None = None
+    plot: Path | None = None
+    epochs: int = 10
+    batch_size: int = 32
+    seed: int = 0
+    schedule: str = "constant"
+    accumulate: int = 1
+    memory: str | None = None
+    dims: Mapping[str, int] | None = None
+    resume: bool = False
+    accept_changes: bool = False
+    restart: bool = False
+    threads: int | None = None
+    target: str = "portable"
+    checkpoint_seconds: float = 60.0
+    listeners: Sequence[Callback] = ()
+    report: Path | None = None
+    log: Path | None = None
+    notes: Sequence[str] = ()
+    pictures: Callable[[Path, Path], list[Picture]] | None = None
+
+    def run(self, data: tuple[Any, str], validation: tuple[Any, str] | None) -> dict[str, Any]:
+        """Train, save, measure the saved file; data are arrays and what to call them."""
+        self._check_places()
+        schedule, lowering = train_options.rate_plan(self.schedule, validation is not None)
+        trainer = Trainer(
+            self.model,
+            options=Options(threads=self.threads, target=self.target),
+            accumulate=self.accumulate,
+            memory=self.memory,
+            batch_size=self.batch_size,
+            dims=self.dims,
+        )
+        if trainer.plan is not None:
+            console(sys.stderr).print(f"memory: {trainer.plan}", markup=False, highlight=False, soft_wrap=True)
+        rows = trainer.training_data(*data)
+        held_out = None if validation is None else trainer.data(*validation)
+        for note in self.notes:
+            console(sys.stderr).print(note, markup=False, highlight=False, soft_wrap=True)
+        before = None if held_out is None else self._before(trainer, held_out)
+        try:
+            history = trainer.fit(
+                rows,
+                epochs=self.epochs,
+                batch_size=self.batch_size,
+                validation=held_out,
+                seed=self.seed,
+                schedule=schedule,
+                checkpoint=self.checkpoint,
+                resume=self.resume,
+                accept_changes=self.accept_changes,
+                checkpoint_seconds=self.checkpoint_seconds,
+                metrics=self.metrics,
+                plot=self.plot,
+                callbacks=[*lowering, *self.listeners, reporter(console(sys.stderr))],
+            )
+        except Interrupted as e:
+            error(f"{e}\n  hint: the same command with --resume goes on from there")
+            raise typer.Exit(INTERRUPTED) from e
+        save_model(trainer.inference_model(), self.after)
+        if self.save_training is not None:
+            trainer.save_training_model(self.save_training)
+        lines = []
+        if held_out is not None and before is not None:
+            after = trainer.evaluation.file(self.after, held_out)
+            history.about |= {"before": before, "after": after}
+            lines = [_measured("before", before, self.before), _measured("after", after, self.after)]
+            if self.metrics:
+                history.write(self.metrics)
+        if self.report is not None:
+            pictures = self.pictures(self.before, self.after) if self.pictures else []
+            write_report(history, self.report, f"Training {self.before.name}", pictures)
+        for what, path in (
+            ("trained model", self.after),
+            ("training model", self.save_training),
+            ("checkpoint", self.checkpoint / FILE),
+            ("metrics", self.metrics),
+            ("plot", self.plot),
+            ("report", self.report),
+            ("log", self.log),
+        ):
+            if path is not None:
+                lines.append(f"{what:<14} {path}")
+        out = console()
+        for line in lines:
+            out.print(line, markup=False, highlight=False, soft_wrap=True)
+        return history.about
+
+    def _before(self, trainer: Trainer, held_out: Any) -> dict[str, float]:
+        """The file as it came, run by plain ONNX Runtime; if that cannot, as the trainer holds it."""
+        try:
+            return trainer.evaluation.file(self.before, held_out)
+        except BadInput:
+            return trainer.evaluate(held_out)
+
+    def _check_places(self) -> None:
+        """Everything that could fail at the end of the run, looked at before it begins."""
+        train_options.rate_plan(self.schedule, False)
+        if self.plot is not None or self.report is not None:
+            check_plot()
+            _forget_style()
+        file = self.checkpoint / FILE
+        if self.checkpoint.is_dir():
+            with alone(self.checkpoint):
+                pass
+        if file.exists() and not self.resume and not self.restart:
+            run = Checkpoint.load(file).run
+            if not run.get("finished") and run.get("epoch", 0) < _epochs(run):
+                raise BadInput(
+                    f"{file} holds an unfinished run, at step {run.get('step')}\n"
+                    "  hint: --resume goes on with it, --restart discards it"
+                )
+
+
+def _forget_style() -> None:
+    """Drop settings that matplotlib has read in the working directory: they may have it run LaTeX."""
+    import matplotlib
+
+    if not os.path.isabs(matplotlib.matplotlib_fname()):
+        matplotlib.rcdefaults()
+
+
+def _epochs(run: dict[str, Any]) -> int:
+    """How many epochs a run was to take; 0 if it does not tell."""
+    try:
+        return int(run["history"]["settings"]["epochs"])
+    except (KeyError, TypeError, ValueError):
+        return 0
+
+
+def _measured(when: str, found: dict[str, float], path: Path) -> str:
+    return f"{when:<14} {measured(found)}  {path}"

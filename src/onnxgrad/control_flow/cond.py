@@ -1,0 +1,101 @@
+"""If: only the branch that was taken computes its derivative.
+
+The derivative of an If is an If with the same condition, whose branches hold a copy of the primal branch
+and its derivative, found by the engine inside the branch. Values that a branch captures are its operands.
+What a branch does not depend on is zeros there, since both branches must return the same things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.engine import forward, reverse
+from onnxgrad.engine.activity import is_differentiable
+from onnxgrad.ir import Builder, Var, same_shape
+from onnxgrad.ir.graph import prune
+from onnxgrad.ir.names import rename_inside
+from onnxgrad.rules.op import Op
+from onnxgrad.rules.registry import Cotangents, add, rule
+
+Dims = Sequence[int | ir.SymbolicDim]
+Branch = Callable[[Builder, ir.Graph], list[Var]]
+
+
+def _if_jvp(op: Op, tangents: Cotangents) -> list[Var | None]:
+    """The taken branch pushes the tangents of what it captures."""
+    seeds = {c.value: op.tangents[c.value] for c in op.captures if c.value in op.tangents}
+    moved = [i for i, v in enumerate(op.node.outputs) if is_differentiable(v)]
+
+    def push(b: Builder, graph: ir.Graph) -> list[Var]:
+        outs = [graph.outputs[i] for i in moved]
+        found = forward(b, list(graph), {v: Var(b, t.value) for v, t in seeds.items()}, outs)
+        return [found[v] if v in found else b.zeros_like(b.var(b.now(v))) for v in outs]
+
+    pushed = _derived_if(op, push, [op.node.outputs[i] for i in moved])
+    result: list[Var | None] = [None] * len(op.node.outputs)
+    for i, t in zip(moved, pushed):
+        result[i] = t
+    return result
+
+
+@rule("If", wrt=(), jvp=_if_jvp)
+def branch(op: Op, g: object) -> dict[ir.Value, Var]:
+    """y = then(c) if condition else other(c), c captured: the taken branch pulls g back to c"""
+    given = dict(enumerate(g if isinstance(g, tuple) else (g,)))
+    wrt = [c.value for c in op.captures if c.value in op.active]
+
+    def pull(b: Builder, graph: ir.Graph) -> list[Var]:
+        seeds: dict[ir.Value, Var] = {}
+        for i, u in given.items():
+            if u is not None:
+                seed, out = _as_here(Var(b, u.value), b.var(graph.outputs[i])), graph.outputs[i]
+                seeds[out] = add([seeds[out], seed]) if out in seeds else seed
+        found = reverse(b, list(graph), seeds, wrt)
+        return [found[v] if v in found else b.zeros_like(b.var(v)) for v in wrt]
+
+    return dict(zip(wrt, _derived_if(op, pull, wrt)))
+
+
+def _as_here(g: Var, y: Var) -> Var:
+    """`g`, with what this branch knows of the shape of `y`, which may be another in the other branch."""
+    if same_shape(g, y):
+        return g
+    if _compatible(g.shape, y.shape):
+        here = g.builder.Identity(g)
+        here.value.shape = y.value.shape
+        return here
+    return g.builder.reshape(g, g.builder.shape_of(y)) if isinstance(y.value.type, ir.TensorType) else g
+
+
+def _compatible(a: Dims | None, b: Dims | None) -> bool:
+    """Whether two shapes are known and can be the same."""
+    return (
+        a is not None
+        and b is not None
+        and len(a) == len(b)
+        and not any(isinstance(i, int) and isinstance(j, int) and i != j for i, j in zip(a, b))
+    )
+
+
+def _derived_if(op: Op, derive: Branch, like: list[ir.Value]) -> list[Var]:
+    """An If on the same condition; its branches return what `derive` writes into a copy of the primal one."""
+    branches = {}
+    for name in ("then_branch", "else_branch"):
+        graph = op.node.attributes[name].as_graph().clone(allow_outer_scope_values=True)
+        rename_inside(graph, op.builder.names)
+        b = op.builder.nested(graph)
+        results = derive(b, graph)
+        graph.outputs.clear()
+        for r in results:
+            own = r.value.producer() is not None and r.value.producer().graph is graph  # type: ignore[union-attr]
+            if not own or r.value.is_graph_output():
+                r = b.append(ir.Node("", "Identity", [r.value]))[0]
+            graph.outputs.append(r.value)
+        prune(graph)
+        branches[name] = ir.AttrGraph(name, graph)
+    node = ir.Node("", "If", [op.node.inputs[0]], list(branches.values()), num_outputs=len(like))
+    for value, model in zip(node.outputs, like):
+        value.type, value.shape = model.type, model.shape
+    return list(op.builder.append(node))

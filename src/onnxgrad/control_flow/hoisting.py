@@ -1,0 +1,94 @@
+"""What a step back computes of what was kept alone, for all steps at once, before the iteration back.
+
+Slopes, such as y·(1 - y), do not depend on the cotangent. A handful of operators on stacks takes the place of as
+many in every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.control_flow.reverse_iteration import Column
+from onnxgrad.control_flow.subgraphs import formal, values_read
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.constants import constant
+from onnxgrad.ir.graph import prune
+
+#: Operators that work element by element, on operands of the same shape.
+_ELEMENTWISE = frozenset(
+    {"Abs", "Add", "Cos", "Cosh", "Div", "Equal", "Exp", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Log"}
+    | {"Mul", "Neg", "Not", "Pow", "Reciprocal", "Sigmoid", "Sign", "Sin", "Sinh", "Sqrt", "Sub", "Tanh", "Where"}
+)
+
+
+def computed_ahead(b: Builder, o: Builder, columns: Sequence[Column], own: Sequence[Var]) -> list[Column]:
+    """The columns that the body reads after some of its nodes were written once more in `o`, for stacks.
+
+    Besides stacks of one shape, these read single numbers only, so that they hold for no steps as well.
+    `own` is what the body reads besides `columns`.
+    """
+    formals = {c.inner for c in columns} | {v.value for v in own}
+    stacks = {c.inner: c for c in columns if c.outer is not None and not c.in_sequence and c.slot.axis == 0}
+    ahead: dict[ir.Node, Column] = {}
+    for node in b.graph:
+        operands = _stacked(b, o, node, stacks, formals)
+        if operands is None:
+            continue
+        stack = o.append(ir.Node("", node.op_type, [x.value for x in operands], node.attributes.values()))[0]
+        out, first = node.outputs[0], next(stacks[v] for v in node.inputs if v in stacks)
+        stacks[out] = ahead[node] = Column(out, stack.value, first.slot)
+    added = []
+    for node, column in ahead.items():
+        uses = [use for use in node.outputs[0].uses() if use.node not in ahead]
+        if uses:
+            column.inner = formal(b, node.outputs[0], "ahead").value
+            for use in uses:
+                use.node.replace_input_with(use.idx, column.inner)
+            added.append(column)
+    prune(b.graph)
+    used = values_read(b.graph)
+    return [c for c in [*columns, *added] if c.inner in used]
+
+
+def turned_ahead(b: Builder, o: Builder, columns: Sequence[Column], own: Sequence[Var]) -> None:
+    """Have what Gemms of the body read turned, and is not of the body, be turned once, in `o`: they are faster then."""
+    inside = {v for node in b.graph for v in node.outputs} | set(b.graph.initializers.values())
+    inside |= {c.inner for c in columns} | {v.value for v in own}
+    for node in b.graph:
+        if node.op_type == "Gemm" and not node.domain and node.attributes.get_int("transB"):
+            right = node.inputs[1]
+            if right is not None and right not in inside:
+                node.replace_input_with(1, o.Transpose(Var(o, right), perm=[1, 0]).value)
+                del node.attributes["transB"]
+
+
+def _stacked(
+    b: Builder, o: Builder, node: ir.Node, stacks: dict[ir.Value, Column], formals: set[ir.Value]
+) -> list[Var] | None:
+    """The operands of `node` for all steps, if it works element by element on these and on numbers."""
+    if node.op_type not in _ELEMENTWISE or node.domain or node.outputs[0].is_graph_output():
+        return None
+    shape, operands, backwards = node.outputs[0].shape, [], set()
+    for v in node.inputs:
+        if v is None or v.shape is None or shape is None:
+            return None
+        column = stacks.get(v)
+        if column is not None:
+            if tuple(v.shape) != tuple(shape) or column.outer is None:
+                return None
+            backwards.add(column.slot.backwards)
+            operands.append(Var(o, column.outer))
+            continue
+        if v in formals or len(v.shape) > len(shape) or any(d != 1 for d in v.shape):
+            return None
+        maker = v.producer()
+        if v in b.graph.initializers.values() or (maker is not None and maker.graph is b.graph):
+            number = constant(v)
+            if number is None:
+                return None
+            operands.append(o.const(number, v.dtype))
+        else:
+            operands.append(Var(o, v))
+    return operands if len(backwards) == 1 else None

@@ -1,0 +1,76 @@
+"""Slices that the steps of a Loop pick by the number of the step, as those that a Scan reads.
+
+Their cotangents are put together once, after the iteration back. As what a Gather hands back, each would be a tensor of
+zeros but for one slice, to be added up in every step: time quadratic in the number of steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgrad.control_flow.iteration import Iteration, Slot
+from onnxgrad.ir import Builder, Var
+from onnxgrad.rules.op import Op
+
+
+@dataclass
+class Pick:
+    """`out` is, in step t, the slice `start` + t of `x` (from around the Loop) along an axis."""
+
+    node: ir.Node
+    x: ir.Value
+    axis: int
+    start: ir.Value | None
+
+    @property
+    def out(self) -> ir.Value:
+        """The slice."""
+        return self.node.outputs[0]
+
+    @property
+    def slot(self) -> Slot:
+        """How the cotangents of all slices, last step first, are put together."""
+        return Slot(self.axis, backwards=True)
+
+    def whole(self, o: Builder, stack: Var) -> Var:
+        """The cotangent of `x`, given the stack of those of its slices: zeros around it."""
+        x = Var(o, self.x)
+        before = o.const([0]) if self.start is None else o.Unsqueeze(Var(o, self.start), [0])
+        size, made = o.shape_of(x, self.axis, self.axis + 1), o.Shape(stack, start=self.axis, end=self.axis + 1)
+        after = size - made - before if self.start is not None else size - made
+        rest = x.rank - self.axis - 1
+        pads = o.join([0] * self.axis, before, [0] * rest, [0] * self.axis, after, [0] * rest)
+        padded = o.Pad(stack, pads)
+        padded.value.shape = self.x.shape
+        return padded
+
+
+def picks(op: Op, body: ir.Graph) -> list[Pick]:
+    """The slices of values whose cotangents are asked for that the nodes of `body`, of a Loop, pick by step number."""
+    if not Iteration.of(op.node).lead or body.inputs[0].shape is None or len(body.inputs[0].shape):
+        return []
+    own = set(body.inputs) | set(body.initializers.values()) | {v for n in body for v in n.outputs}
+    found = []
+    for node in body:
+        if node.op_type != "Gather" or node.domain or node.inputs[0] not in op.active or node.inputs[0] in own:
+            continue
+        x, index = node.inputs
+        offset = _offset(index, body.inputs[0], own)
+        if x is not None and x.shape is not None and isinstance(x.type, ir.TensorType) and offset is not None:
+            axis = node.attributes.get_int("axis") or 0
+            found.append(Pick(node, x, axis % len(x.shape), offset[0]))
+    return found
+
+
+def _offset(index: ir.Value | None, step: ir.Value, own: set[ir.Value]) -> tuple[ir.Value | None] | None:
+    """What is added to `step` to give `index` (None inside: nothing); None if it is not that."""
+    if index is step:
+        return (None,)
+    maker = None if index is None else index.producer()
+    if maker is not None and maker.op_type == "Add" and not maker.domain and step in maker.inputs:
+        (other,) = [v for v in maker.inputs if v is not step] or [step]
+        if other is not None and other not in own and other.shape is not None and not len(other.shape):
+            return (other,)
+    return None

@@ -1,0 +1,225 @@
+"""What Scan and Loop have in common: a body that turns states and slices into the next states and slices.
+
+Also what is needed to differentiate either: which values inside depend on which, around the loop any
+number of times, and which states a body needs to give certain results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from onnxgrad.control_flow.subgraphs import copy_of
+from onnxgrad.engine.activity import active_values, is_differentiable, on_path, rule_of
+from onnxgrad.errors import NotDifferentiable
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.graph import captured, free, reads
+
+
+@dataclass(frozen=True)
+class Slot:
+    """How the slices of a scan input or output lie in it: along which axis, and last one first?"""
+
+    axis: int = 0
+    backwards: bool = False
+
+    def turned(self) -> Slot:
+        """The same slices in the opposite order."""
+        return Slot(self.axis, not self.backwards)
+
+
+@dataclass
+class Iteration:
+    """A Scan or a Loop. A Loop has two more inputs in front, and its body one more output: the condition."""
+
+    node: ir.Node
+    body: ir.Graph
+    lead: int
+    head: int
+    count: int
+    ins: list[Slot] = field(default_factory=list)
+    outs: list[Slot] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, node: ir.Node) -> Iteration:
+        """`node`, seen as an iteration."""
+        body = node.attributes["body"].as_graph()
+        if node.op_type == "Loop":
+            count = len(body.inputs) - 2
+            return cls(node, body, 2, 1, count, [], [Slot()] * (len(body.outputs) - 1 - count))
+        n = node.attributes["num_scan_inputs"].as_int()
+        count = len(body.inputs) - n
+        return cls(
+            node,
+            body,
+            0,
+            0,
+            count,
+            _slots(node, "scan_input", n),
+            _slots(node, "scan_output", len(body.outputs) - count),
+        )
+
+    def copy(self, builder: Builder) -> tuple[Builder, Iteration]:
+        """The same iteration with a copy of the body, and a builder for it."""
+        inner, body = copy_of(builder, self.body)
+        return inner, Iteration(self.node, body, self.lead, self.head, self.count, list(self.ins), list(self.outs))
+
+    @property
+    def initial(self) -> list[ir.Value]:
+        """The first states, in the outer scope."""
+        return list(self.node.inputs[self.lead : self.lead + self.count])  # type: ignore[arg-type]
+
+    @property
+    def scanned(self) -> list[ir.Value]:
+        """The scan inputs, in the outer scope."""
+        return list(self.node.inputs[self.lead + self.count :])  # type: ignore[arg-type]
+
+    @property
+    def states(self) -> list[ir.Value]:
+        """The states that a step of the body starts from."""
+        return list(self.body.inputs[self.lead : self.lead + self.count])
+
+    @property
+    def slices(self) -> list[ir.Value]:
+        """The slices that a step of the body reads."""
+        return list(self.body.inputs[self.lead + self.count :])
+
+    @property
+    def following(self) -> list[ir.Value]:
+        """The states that a step of the body gives."""
+        return list(self.body.outputs[self.head : self.head + self.count])
+
+    @property
+    def given(self) -> list[ir.Value]:
+        """The slices that a step of the body gives."""
+        return list(self.body.outputs[self.head + self.count :])
+
+    def next_like(self, i: int) -> ir.Value:
+        """A value of the type and shape that a step gives state `i`: a Scan has it keep its shape."""
+        return self.following[i] if self.lead else self.states[i]
+
+    def formals(self) -> list[tuple[ir.Value, ir.Value]]:
+        """States and slices inside, each with its value outside."""
+        return list(zip(self.states + self.slices, self.initial + self.scanned))
+
+    def moved_by(self, outside: Collection[ir.Value], builder: Builder) -> set[ir.Value]:
+        """What inside the body depends, at some step, on values `outside`."""
+        start = {i for i, o in self.formals() if o in outside and is_differentiable(i)}
+        start |= {v for v in captured_by(self.body) if v in outside}
+        while True:
+            moved = active_values(list(self.body), start, builder)
+            more = {s for s, after in zip(self.states, self.following) if after in moved and is_differentiable(s)}
+            if more <= start:
+                return moved
+            start |= more
+
+    def leading_to(self, wanted: Iterable[ir.Value], moved: set[ir.Value], builder: Builder) -> set[ir.Value]:
+        """Outputs of the body and values read on the way, through which `wanted` outputs are `moved`."""
+        ends = {v for v in wanted if v in moved}
+        while True:
+            reached = set(ends)
+            for node in on_path(list(self.body), moved, ends, builder):
+                rule = rule_of(node, builder)
+                reached.update(v for i, v in enumerate(node.inputs) if v in moved and (rule is None or rule.carries(i)))
+                reached.update(v for v in captured(node) if v in moved)
+            more = {a for s, a in zip(self.states, self.following) if s in reached and a in moved}
+            if more <= ends:
+                return reached
+            ends |= more
+
+    def states_for(self, wanted: Iterable[ir.Value]) -> list[int]:
+        """The states that must be carried for the body to give `wanted` at every step."""
+        producers = {v: n for n in self.body for v in n.outputs}
+        follows = dict(zip(self.states, self.following))
+        stack, seen = list(wanted), set()
+        while stack:
+            value = stack.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            if value in follows:
+                stack.append(follows[value])
+            elif value in producers:
+                stack.extend(reads(producers[value]))
+        return [i for i, s in enumerate(self.states) if s in seen]
+
+
+def captured_by(graph: ir.Graph) -> list[ir.Value]:
+    """Values of outer scopes that `graph` reads."""
+    return list(dict.fromkeys(free(graph)))
+
+
+def _slots(node: ir.Node, kind: str, count: int) -> list[Slot]:
+    axes, backwards = (
+        [0] * count if (a := node.attributes.get(f"{kind}_{name}")) is None else list(a.as_ints())
+        for name in ("axes", "directions")
+    )
+    return [Slot(axis, bool(back)) for axis, back in zip(axes, backwards)]
+
+
+def scan(
+    builder: Builder,
+    body: ir.Graph,
+    initial: Sequence[Var],
+    scanned: Sequence[tuple[Var, Slot]],
+    outs: Sequence[Slot],
+) -> list[Var]:
+    """Append a Scan of `body`; its last states and scan outputs.
+
+    ONNX Runtime dies of a division by zero where it stacks along another axis than the first beside an axis that is
+    empty (found in 1.31); where there might be one, slices are stacked along the first axis, which is moved then.
+
+    Raises:
+        NotDifferentiable: the rank of an output of the body is not known, which ONNX Runtime must know.
+    """
+    unknown = next((v.name for v in body.outputs if v.shape is None), None)
+    if unknown is not None:
+        raise NotDifferentiable(
+            f"its derivative is a Scan, whose step gives {unknown!r} of unknown rank\n"
+            "  hint: declare the shapes of what the body reads and gives (dimensions may stay symbolic)"
+        )
+    ins = [slot for _, slot in scanned]
+    pieces = body.outputs[len(initial) :]
+    ranks = [len(v.shape or ()) + 1 for v in pieces]
+    moved = [slot.axis % rank if _may_be_empty(v) else 0 for v, slot, rank in zip(pieces, outs, ranks)]
+    outs = [Slot(0, slot.backwards) if axis else slot for slot, axis in zip(outs, moved)]
+    attrs: list[ir.Attr] = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", len(ins))]
+    for kind, slots in (("input", ins), ("output", outs)):
+        if any(s.axis for s in slots):
+            attrs.append(ir.AttrInt64s(f"scan_{kind}_axes", [s.axis for s in slots]))
+        if any(s.backwards for s in slots):
+            attrs.append(ir.AttrInt64s(f"scan_{kind}_directions", [int(s.backwards) for s in slots]))
+    operands = [v.value for v in initial] + [v.value for v, _ in scanned]
+    node = ir.Node("", "Scan", operands, attrs, num_outputs=len(body.outputs))
+    _same(node.outputs, [v.value for v in initial])
+    results = list(builder.append(node))
+    for i, (axis, rank) in enumerate(zip(moved, ranks), start=len(initial)):
+        if axis:
+            perm = list(range(1, rank))
+            results[i] = builder.Transpose(results[i], perm=[*perm[:axis], 0, *perm[axis:]])
+    return results
+
+
+def _may_be_empty(x: ir.Value) -> bool:
+    """Whether `x` is not known to have elements."""
+    return x.shape is None or not all(isinstance(d, int) and d > 0 for d in x.shape)
+
+
+def loop(
+    builder: Builder,
+    body: ir.Graph,
+    trips: ir.Value | None,
+    condition: ir.Value | None,
+    initial: Sequence[Var],
+) -> list[Var]:
+    """Append a Loop of `body`; its last states and scan outputs."""
+    operands = [trips, condition, *(v.value for v in initial)]
+    node = ir.Node("", "Loop", operands, [ir.AttrGraph("body", body)], num_outputs=len(body.outputs) - 1)
+    return list(builder.append(node))
+
+
+def _same(values: Iterable[ir.Value], like: Iterable[ir.Value]) -> None:
+    for value, model in zip(values, like):
+        value.type, value.shape = model.type, model.shape

@@ -1,0 +1,175 @@
+"""Reverse mode of Scan and Loop: an iteration over the steps, last one first.
+
+Its states are the cotangents of the states and, added up, those of the captured values (so that these
+take the memory of one, whatever the number of steps). It reads the states that the primal iteration had
+at the start of each step, and what else it needs of a step is kept, or computed anew (see `policy`).
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import onnx_ir as ir
+
+from onnxgrad.control_flow.checkpointing import Kept, kept
+from onnxgrad.control_flow.deferred_products import Product, products
+from onnxgrad.control_flow.deferred_products import summed as sums_of
+from onnxgrad.control_flow.hoisting import computed_ahead, turned_ahead
+from onnxgrad.control_flow.indexed_slices import picks
+from onnxgrad.control_flow.iteration import Iteration, Slot
+from onnxgrad.control_flow.reverse_iteration import Backwards, Column
+from onnxgrad.control_flow.saved_states import tape
+from onnxgrad.control_flow.saved_values import written_out
+from onnxgrad.control_flow.subgraphs import formal, give, values_read
+from onnxgrad.engine import reverse
+from onnxgrad.ir import Builder, Var, same_shape
+from onnxgrad.rules.op import Op
+from onnxgrad.rules.registry import add
+
+
+def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
+    """The cotangents of initial states, scan inputs and captured values of a Scan or Loop."""
+    of = dict(enumerate(cotangents if isinstance(cotangents, tuple) else (cotangents,)))
+    of = {i: g for i, g in of.items() if g is not None}
+    o = op.builder
+    b, it = Iteration.of(op.node).copy(o)
+    body, states, slices = it.body, it.states, it.slices
+    moved = it.moved_by(op.active, b)
+    ends = [*it.following, *it.given]
+    reached = it.leading_to((ends[i] for i in of), moved, b)
+    carried = [i for i in range(it.count) if _is_carried(op, it, i, i in of, reached)]
+    read = [k for k, v in enumerate(it.given) if it.count + k in of and v in moved]
+    captures = [c.value for c in op.captures if c.value in op.active and c.value in reached]
+
+    g_states = {i: formal(b, it.next_like(i), "cotangent") for i in carried}
+    g_slices = {k: formal(b, it.given[k], "cotangent") for k in read}
+    seeds: dict[ir.Value, Var] = {}
+    pairs = [(it.following[i], g_states[i]) for i in carried] + [(it.given[k], g_slices[k]) for k in read]
+    for v, g in pairs:
+        seeds[v] = add([seeds[v], g]) if v in seeds else g
+    picked = [p for p in picks(op, body) if p.out in reached] if _is_stackable(op, it) else []
+    wrt = [*(states[i] for i in carried), *(s for s in slices if s in reached), *captures, *(p.out for p in picked)]
+    nodes = [n for n in body if n not in {p.node for p in picked}]
+    border = b.append(ir.Node("", "Constant", [], [ir.AttrInt64("value_int", 0)]))[0].value.producer()
+    found = reverse(b, nodes, seeds, wrt)
+    if not found and not carried:
+        return {}
+
+    pieces = [j for j, s in enumerate(slices) if s in found]
+    picked = [p for p in picked if p.out in found]
+    backs = [found.get(states[i]) or _nothing(b.var(states[i]), g_states[i]) for i in carried]
+    steps = [*backs, *(found[c] for c in captures if c in found), *(found[slices[j]] for j in pieces)]
+    steps += [found[p.out] for p in picked]
+    at_hand: dict[ir.Value, Column] = {}
+    if kept(op.node) is Kept.RESIDUALS:
+        primal = list(itertools.takewhile(lambda n: n is not border, body))
+        columns = written_out(op, b, primal, list(body.outputs), [s.value for s in steps])
+        instead = {v: c.inner for v, c in columns.items()}
+        backs = [Var(b, instead.get(g.value, g.value)) for g in backs]
+        found = {v: Var(b, instead.get(g.value, g.value)) for v, g in found.items()}
+        at_hand = {c.inner: c for c in columns.values()}
+    for s, x, slot in zip(slices, it.scanned, it.ins):
+        at_hand[s] = Column(s, x, slot.turned())
+    for k in read:
+        at_hand[g_slices[k].value] = Column(g_slices[k].value, of[it.count + k].value, it.outs[k].turned())
+
+    gives = [(found[slices[j]].value, it.ins[j].turned()) for j in pieces]
+    gives += [(found[p.out].value, p.slot) for p in picked]
+    later = _products(op, it, found, captures, at_hand, gives)
+    for parts in later.values():
+        gives += [(p.b, p.a.slot) for p in parts if (p.b, p.a.slot) not in gives]
+    summed = [c for c in captures if c in found and c not in later]
+    sums = [formal(b, c, "sum") for c in summed]
+    totals = [add([s, Var(b, found[c].value)]) for s, c in zip(sums, summed)]
+    give(b, [*backs, *totals, *(v for v, _ in gives)])
+    likes = [*(states[i] for i in carried), *summed, *(slices[j] for j in pieces), *(p.out for p in picked)]
+    for end, like in zip(body.outputs, likes):
+        end.type, end.shape = like.type, like.shape
+    if it.lead and body.inputs[1] in values_read(body):  # a step was made because the condition held
+        body.inputs[1].replace_all_uses_with(b.const(True).value)
+
+    used = values_read(body)
+    reads = [at_hand[v] for v in at_hand if v in used]
+    reads += [tape(op, i, states[i]) for i in range(it.count) if states[i] in used]
+    if it.lead and body.inputs[0] in used:
+        reads.append(Column(body.inputs[0], None, Slot(0, backwards=True)))
+    if kept(op.node) is Kept.RESIDUALS:
+        own = [*g_states.values(), *sums]
+        reads = computed_ahead(b, o, reads, own)
+        turned_ahead(b, o, reads, own)
+    first = [Var(o, of[i].value) if i in of else _zeros(op, it, i) for i in carried]
+    zeros = [o.zeros_like(Var(o, c)) for c in summed]
+
+    def closing(w: Builder, stacks: list[Var]) -> list[Var]:
+        """The cotangents that are found after the iteration, from what it stacked."""
+        places = {g: stacks[i] for i, g in reversed(list(enumerate(gives)))}
+        wholes = [p.whole(w, stacks[len(pieces) + i]) for i, p in enumerate(picked)]
+        rest = [sums_of(w, parts, [places[p.b, p.a.slot] for p in parts], Var(w, c)) for c, parts in later.items()]
+        return [*stacks[: len(pieces)], *wholes, *rest]
+
+    back = Backwards(op, b, reads, [*g_states.values(), *sums], [*first, *zeros], [slot for _, slot in gives], closing)
+    back.instead = [*(p.x for p in picked), *later]
+    results = back.emit()
+    pulled: dict[ir.Value, list[Var]] = {}
+    places = [*(it.initial[i] for i in carried), *summed, *(it.scanned[j] for j in pieces)]
+    places += [*(p.x for p in picked), *later]
+    for value, g in zip(places, results):
+        pulled.setdefault(value, []).append(g)
+    return {value: add(gs) for value, gs in pulled.items()}
+
+
+def _products(
+    op: Op,
+    it: Iteration,
+    found: dict[ir.Value, Var],
+    captures: list[ir.Value],
+    at_hand: dict[ir.Value, Column],
+    gives: list[tuple[ir.Value, Slot]],
+) -> dict[ir.Value, list[Product]]:
+    """The captured values whose cotangents are products of stacks, where stacks are kept and there are only stacks."""
+    if kept(op.node) is not Kept.RESIDUALS or not _is_stackable(op, it):
+        return {}
+    columns = {v: c for v, c in at_hand.items() if c.slot.axis == 0 and c.outer is not None}
+    taped = {s: None for s in it.states if s.shape is not None}
+    later = {}
+    for c in captures:
+        if c not in found:
+            continue
+        asked = {**columns, **{s: Column(s, None, Slot(0, backwards=True)) for s in taped}}
+        parts = products(found[c].value, c, asked, {v for v, _ in gives})
+        for p in parts:
+            if p.a.outer is None:
+                p.a = tape(op, it.states.index(p.a.inner), p.a.inner)
+        if parts:
+            later[c] = parts
+    return later
+
+
+def _is_stackable(op: Op, it: Iteration) -> bool:
+    """Whether all steps go through tensors of the same shapes, so that the iteration back is a Scan."""
+    return not it.lead or all(
+        isinstance(s.type, ir.TensorType) and same_shape(Var(op.builder, s), Var(op.builder, x))
+        for s, x in zip(it.states, it.initial)
+    )
+
+
+def _is_carried(op: Op, it: Iteration, i: int, asked: bool, reached: set[ir.Value]) -> bool:
+    """Whether a step back has the cotangent of state `i` to hand on.
+
+    It has where the step made the next state of something, or read this one: a state that a step resets
+    still carries what the first step read. A Loop of no steps gives its first states back as they are.
+    """
+    if it.following[i] in reached or it.states[i] in reached:
+        return True
+    return bool(it.lead) and asked and it.initial[i] in op.active
+
+
+def _nothing(state: Var, g: Var) -> Var:
+    """Zeros like `state`; like its next cotangent if that shape is the same, since that needs no tape."""
+    return state.builder.zeros_like(g if same_shape(state, g) else state)
+
+
+def _zeros(op: Op, it: Iteration, i: int) -> Var:
+    """The cotangent of a last state that nothing reads."""
+    final = op.node.outputs[i]
+    return op.zeros_like(Var(op.builder, final if final.name else it.initial[i]))

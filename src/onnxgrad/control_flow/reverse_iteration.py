@@ -1,0 +1,211 @@
+"""The iteration that runs backwards, as a Scan where it can be and as a Loop where it must be.
+
+A Scan hands each step its slices without copies, and its own derivative stays linear in the number of
+steps. It carries tensors of one shape only; everything else takes a Loop, which picks the slices itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgrad.control_flow.iteration import Iteration, Slot, loop, scan
+from onnxgrad.control_flow.subgraphs import empty, formal, give
+from onnxgrad.ir import Builder, Var, containers, same_shape
+from onnxgrad.ir.infer.loops import always_goes_on
+from onnxgrad.rules.op import Op
+
+
+@dataclass
+class Column:
+    """What a step reads as `inner`: its slice of `outer`; the number of the step if that is None.
+
+    `outer` may be a sequence of what the steps read; if that are sequences themselves or optionals, `lengths`
+    says how many of the elements belong to each step.
+    """
+
+    inner: ir.Value
+    outer: ir.Value | None
+    slot: Slot
+    in_sequence: bool = False
+    lengths: ir.Value | None = None
+
+
+@dataclass
+class Backwards:
+    """A body that gives the next `carried` values and then slices, which lie as `outs` says.
+
+    Attributes:
+        op: the primal iteration.
+        b: writes into the body.
+        columns: what a step reads.
+        carried: values in the body that its first outputs take the place of.
+        initial: what they are at first.
+        outs: how the further outputs of the body are put together.
+        closing: what becomes of these, once they are: the results after those of `carried`.
+        instead: what they are like where no step was made.
+    """
+
+    op: Op
+    b: Builder
+    columns: list[Column]
+    carried: Sequence[Var]
+    initial: Sequence[Var]
+    outs: Sequence[Slot]
+    closing: Callable[[Builder, list[Var]], list[Var]]
+    instead: Sequence[ir.Value] = ()
+
+    def emit(self) -> list[Var]:
+        """Append the iteration; what `carried` is at last, then what `closing` makes of the rest."""
+        return self._loop() if self._needs_loop() else self._scan()
+
+    def _needs_loop(self) -> bool:
+        if any(c.in_sequence for c in self.columns):
+            return True
+        if any(not isinstance(v.value.type, ir.TensorType) for v in self.initial):
+            return True
+        if any(v.shape is None for v in self.graph.outputs):  # ONNX Runtime's Scan asks for the rank of each
+            return True
+        it = Iteration.of(self.op.node)
+        return bool(it.lead) and not all(map(same_shape, self.carried, self.initial))
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The body."""
+        return self.b.graph
+
+    def steps(self) -> Var:
+        """How many steps the primal iteration made: the size of anything that it read or stacked."""
+        op, o = self.op, self.op.builder
+        it = Iteration.of(op.node)
+        for column in self.columns:
+            if column.lengths is not None:
+                return _size(Var(o, column.lengths), 0)
+            if column.in_sequence and column.outer is not None:
+                return o.SequenceLength(Var(o, column.outer))
+        if it.lead:
+            made = [v for v in op.node.outputs[it.count :] if v.name]
+            if not made:
+                from onnxgrad.control_flow.saved_states import stacked
+
+                made = [stacked(op, it.body.inputs[0])]
+            value, axis = made[0], 0
+        else:
+            value, axis = it.scanned[0], it.ins[0].axis
+        return _size(Var(o, value), axis)
+
+    # --- as a Scan ---------------------------------------------------------------------------------
+
+    def _scan(self) -> list[Var]:
+        o = self.op.builder
+        it = Iteration.of(self.op.node)
+        columns = list(self.columns)
+        if not columns:  # a Scan takes its number of steps from what it reads
+            unread = formal(self.b, it.body.inputs[0 if it.lead else it.count], "unread").value
+            columns = [Column(unread, it.scanned[0] if it.scanned else None, (*it.ins, Slot())[0].turned())]
+        steps = self.steps() if it.lead else None
+        pieces = [(o.Range(0, steps, 1).value if c.outer is None else c.outer, c.slot) for c in columns]
+        self.graph.inputs.clear()
+        self.graph.inputs.extend([*(v.value for v in self.carried), *(c.inner for c in columns)])
+
+        def emit(w: Builder) -> list[Var]:
+            first = [Var(w, v.value) for v in self.initial]
+            results = scan(w, self.graph, first, [(Var(w, x), slot) for x, slot in pieces], self.outs)
+            return [*results[: len(first)], *self.closing(w, results[len(first) :])]
+
+        if steps is None or _at_least_once(self.op.node):
+            return emit(o)
+        return _unless_none(o, steps, emit, self.initial, [Var(o, v) for v in self.instead])
+
+    # --- as a Loop ---------------------------------------------------------------------------------
+
+    def _loop(self) -> list[Var]:
+        b, o, graph = self.b, self.op.builder, self.graph
+        steps = self.steps()
+        number = formal(b, ir.Value(name="", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([])), "step")
+        goes_on = formal(b, ir.Value(name="", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([])), "goes_on")
+        last_first = Var(b, steps.value) - 1 - number
+        for c in self.columns:
+            at = last_first if c.slot.backwards else number
+            if c.outer is None:
+                value = at
+            elif c.lengths is not None:
+                lengths = Var(o, c.lengths)
+                starts = o.CumSum(lengths, o.const(0), exclusive=1)
+                start, count = b.Gather(Var(b, starts.value), at), b.Gather(Var(b, lengths.value), at)
+                value = _elements(b, c, start, count)
+            elif c.in_sequence:
+                value = b.SequenceAt(Var(b, c.outer), at)
+            else:
+                value = b.Gather(Var(b, c.outer), at, axis=c.slot.axis)
+            value.value.type, value.value.shape = c.inner.type, c.inner.shape
+            c.inner.replace_all_uses_with(value.value, replace_graph_outputs=True)
+        nexts = [b.var(v) for v in graph.outputs]
+        parts = []
+        for piece, slot in zip(nexts[len(self.carried) :], self.outs):  # put together outside, from a sequence
+            so_far = formal(b, ir.Value(name="", type=ir.SequenceType(piece.value.type)), "pieces")  # type: ignore[arg-type]
+            parts.append((so_far, b.SequenceInsert(so_far, piece, b.const(0) if slot.backwards else None)))
+        ends = [*nexts[: len(self.carried)], *(longer for _, longer in parts)]
+        kept = [v.value.shape for v in ends]
+        goes = b.Identity(goes_on)
+        graph.sort()  # the slices are picked first
+        give(b, [goes, *ends])
+        for v, shape in zip(graph.outputs[1:], kept):
+            v.shape = shape if v.shape is None else v.shape
+        graph.inputs.clear()
+        graph.inputs.extend([number.value, goes_on.value, *(v.value for v in self.carried)])
+        graph.inputs.extend([so_far.value for so_far, _ in parts])
+        empties = [o.SequenceEmpty(dtype=int(p.dtype or 0)) for p, _ in parts]
+        results = loop(o, graph, steps.value, None, [*self.initial, *empties])
+        together = [
+            o.ConcatFromSequence(r, axis=slot.axis, new_axis=1)
+            for r, slot in zip(results[len(self.carried) :], self.outs)
+        ]
+        return results[: len(self.carried)] + self.closing(o, together)
+
+
+def _elements(b: Builder, column: Column, start: Var, count: Var) -> Var:
+    """The sequence of `count` elements of `column` from `start` on; where an optional is due, the one that there is."""
+    assert column.outer is not None
+    every = Var(b, column.outer)
+    if isinstance(column.inner.type, ir.OptionalType):
+        like = Var(b, column.inner)
+        return containers.either(
+            b,
+            count > 0,
+            lambda w: w.Optional(w.SequenceAt(w.var(every.value), w.var(start.value))),
+            lambda w: containers.nothing(w, like),
+        )
+    return containers.extended(b, b.SequenceEmpty(dtype=int(column.inner.dtype or 0)), every, start, count)
+
+
+def _size(x: Var, axis: int) -> Var:
+    """How many elements `x` has along `axis`."""
+    size = x.builder.Squeeze(x.builder.Shape(x, start=axis, end=axis + 1 or None), [0])
+    size.value.shape = ir.Shape([])  # also where the rank of x is unknown
+    return size
+
+
+def _at_least_once(node: ir.Node) -> bool:
+    """Whether a Loop provably makes a step: a Scan of none fails in ONNX Runtime."""
+    trips = node.inputs[0]
+    known = None if trips is None or trips.is_graph_input() else ir.convenience.get_const_tensor(trips)
+    return known is not None and int(known.numpy().item()) > 0 and always_goes_on(node)
+
+
+def _unless_none(
+    o: Builder, steps: Var, emit: Callable[[Builder], list[Var]], initial: Sequence[Var], zeros: Sequence[Var]
+) -> list[Var]:
+    """What `emit` writes if there are any `steps`, else the `initial` states, and zeros like `zeros`."""
+    some, then = empty(o, "some_steps")
+    give(some, emit(some))
+    none, other = empty(o, "no_steps")
+    give(none, [*(Var(none, v.value) for v in initial), *(none.zeros_like(Var(none, v.value)) for v in zeros)])
+    branches = [ir.AttrGraph("then_branch", then), ir.AttrGraph("else_branch", other)]
+    likes = [*initial, *zeros]
+    node = ir.Node("", "If", [(steps > 0).value], branches, num_outputs=len(likes))
+    for value, model in zip(node.outputs, likes):
+        value.type, value.shape = model.value.type, model.value.shape
+    return list(o.append(node))

@@ -1,0 +1,97 @@
+"""What the steps of an iteration started from, written down for the way back.
+
+States that keep their shape are stacked, by the primal iteration itself. A state of a Loop whose shape
+may change from step to step goes into a sequence, which a second Loop fills; so do the elements of sequences and
+optionals.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgrad.control_flow.iteration import Iteration, Slot, loop
+from onnxgrad.control_flow.reverse_iteration import Column
+from onnxgrad.control_flow.subgraphs import formal, give
+from onnxgrad.errors import NotDifferentiable
+from onnxgrad.ir import Var, containers, same_shape
+from onnxgrad.rules.op import Op
+
+
+def tape(op: Op, i: int, inner: ir.Value) -> Column:
+    """State `i` at the start of each step, to be read, last step first, as `inner`."""
+    it = Iteration.of(op.node)
+    state, first = it.states[i], it.initial[i]
+    if isinstance(state.type, ir.OptionalType) and not isinstance(state.type.elem_type, ir.TensorType):
+        raise NotDifferentiable(
+            f"its derivative reads what the state {state.name!r} was at each step, and that is an optional sequence, "
+            "of which there are no sequences\n  hint: carry the sequence itself, or read it before the loop"
+        )
+    if not isinstance(state.type, ir.TensorType):
+        flat, lengths = _filled(op, i)
+        return Column(inner, flat, Slot(0, backwards=True), in_sequence=True, lengths=lengths)
+    if it.lead and not same_shape(op.builder.var(state), op.builder.var(first)):
+        return Column(inner, _filled(op, i)[0], Slot(0, backwards=True), in_sequence=True)
+    for k, (value, slot) in enumerate(zip(it.given, it.outs)):
+        maker = value.producer()
+        if maker is not None and maker.op_type == "Identity" and maker.inputs[0] is state and slot == Slot():
+            return Column(inner, op.node.outputs[it.count + k], Slot(0, backwards=True))
+    return Column(inner, stacked(op, state), Slot(0, backwards=True))
+
+
+def stacked(op: Op, value: ir.Value) -> ir.Value:
+    """Have the primal iteration also stack `value`, from inside its body."""
+    it = Iteration.of(op.node)
+    copy = op.builder.nested(it.body).append(ir.Node("", "Identity", [value]))[0].value
+    copy.type, copy.shape = value.type, value.shape
+    it.body.outputs.append(copy)
+    for name in ("scan_output_axes", "scan_output_directions"):
+        if name in op.node.attributes:
+            held = op.node.attributes[name].as_ints()
+            op.node.attributes[name] = ir.AttrInt64s(name, [*held, 0])
+    op.node.resize_outputs(len(op.node.outputs) + 1)
+    out = op.node.outputs[-1]
+    out.name = op.builder.names.fresh(f"{value.name}_tape")
+    out.type = value.type
+    if value.shape is not None:
+        out.shape = ir.Shape([None, *value.shape])
+    return out
+
+
+def _filled(op: Op, i: int) -> tuple[ir.Value, ir.Value | None]:
+    """The sequence of what state `i` was at the start of each step.
+
+    Where it was a sequence itself, or an optional: all the elements one after the other, and how many each step had.
+    """
+    o = op.builder
+    b, it = Iteration.of(op.node).copy(o)
+    state, body = it.states[i], it.body
+    nested = not isinstance(state.type, ir.TensorType)
+    kind = ir.SequenceType(state.type.elem_type if nested else state.type)  # type: ignore[union-attr, arg-type]
+    so_far = formal(b, ir.Value(name="", type=kind), "tape")
+    if isinstance(state.type, ir.OptionalType):
+        has = b.OptionalHasElement(b.var(state))
+        count = b.Cast(has, to=int(ir.DataType.INT64))
+        longer = containers.either(
+            b,
+            has,
+            lambda w: w.SequenceInsert(w.var(so_far.value), w.OptionalGetElement(w.var(state))),
+            lambda w: w.var(so_far.value),
+        )
+    elif nested:
+        count = b.SequenceLength(b.var(state))
+        longer = containers.extended(b, so_far, b.var(state), b.const(0), count)
+    else:
+        longer = b.SequenceInsert(so_far, b.var(state))
+    longer.value.type = kind
+    head = list(body.outputs[:1])
+    kept = it.states_for([*head, state])
+    give(b, [*head, *(it.following[k] for k in kept), longer, *([count] if nested else [])])
+    lead = list(body.inputs[:2])
+    held = [it.states[k] for k in kept]
+    body.inputs.clear()
+    body.inputs.extend([*lead, *held, so_far.value])
+    assert state.dtype is not None
+    empty = o.SequenceEmpty(dtype=int(state.dtype))
+    first = [Var(o, it.initial[k]) for k in kept]
+    results = loop(o, body, op.node.inputs[0], op.node.inputs[1], [*first, empty])
+    return results[len(kept)].value, results[-1].value if nested else None

@@ -1,0 +1,136 @@
+"""What a step back reads of the step that it undoes: written out by the primal iteration, step by step.
+
+Values that have the same shape at every step are stacked. What is only moved (a Reshape, a Transpose) is moved
+again, and what follows from what is at hand outside (captured values, the number of the step, a slice of a scan
+input) by moving alone is picked again: a stack of it would be a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.control_flow.iteration import Iteration, Slot
+from onnxgrad.control_flow.reverse_iteration import Column
+from onnxgrad.control_flow.subgraphs import copy_of, formal, give
+from onnxgrad.ir import Builder
+from onnxgrad.ir.graph import captured, reads
+from onnxgrad.rules.op import Op
+
+#: Operators that give what they read, in other shapes.
+_SHAPED = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Split"})
+#: Operators that pick elements, or make tensors of what is in one number.
+_PICKED = _SHAPED | {"Gather", "Slice", "Cast", "CastLike", "Shape", "Expand", "Concat"}
+
+
+def written_out(
+    op: Op, b: Builder, primal: Sequence[ir.Node], ends: Sequence[ir.Value], results: Iterable[ir.Value]
+) -> dict[ir.Value, Column]:
+    """Have the primal iteration stack what the nodes behind `results` read of `primal`; they read columns then.
+
+    Args:
+        op: the primal iteration.
+        b: writes into a copy of its body, of which `primal` are the nodes, and `ends` the outputs.
+        primal: what the copy had before the way back was written behind it.
+        ends: the outputs of the copy.
+        results: what the way back gives.
+
+    Returns:
+        What is stacked, with the column that took its place.
+    """
+    values = _wanted(op, b.graph, primal, list(results))
+    if not values:
+        return {}
+    it = Iteration.of(op.node)
+    given = dict(zip(ends[it.head + it.count :], range(it.count, len(op.node.outputs))))
+    stacked = [v for v in given if it.outs[given[v] - it.count] == Slot() and op.node.outputs[given[v]].name]
+    places = {v: given[v] for v in values if v in stacked}
+    new = [v for v in values if v not in places]
+    b.graph.outputs.clear()
+    b.graph.outputs.extend([*ends, *new])
+    inner, body = copy_of(op.builder, b.graph)
+    b.graph.outputs.clear()
+    give(inner, list(body.outputs))
+    for out, like in zip(body.outputs, [*ends, *new]):
+        out.type, out.shape = out.type or like.type, like.shape if out.shape is None else out.shape
+    op.node.attributes["body"] = ir.AttrGraph("body", body)
+    for name in ("scan_output_axes", "scan_output_directions"):
+        if name in op.node.attributes:
+            op.node.attributes[name] = ir.AttrInt64s(name, [*op.node.attributes[name].as_ints(), *[0] * len(new)])
+    first = len(op.node.outputs)
+    op.node.resize_outputs(first + len(new))
+    for i, (v, out) in enumerate(zip(new, op.node.outputs[first:]), start=first):
+        out.name, out.type = op.builder.names.fresh(f"{v.name}_kept"), v.type
+        places[v] = i
+    op.builder.infer(op.node)
+    columns = {}
+    for v in values:
+        inside = formal(b, v, "kept").value
+        v.replace_all_uses_with(inside)
+        columns[v] = Column(inside, op.node.outputs[places[v]], Slot(0, backwards=True))
+    return columns
+
+
+def _wanted(op: Op, body: ir.Graph, primal: Sequence[ir.Node], results: list[ir.Value]) -> list[ir.Value]:
+    """The values of `primal` to be stacked, for what is behind it to give `results`."""
+    inside = set(primal)
+    makers = {v: n for n in primal for v in n.outputs}
+    live = set(results)
+    for node in reversed(list(body)):
+        if node not in inside and any(v in live for v in node.outputs):
+            live.update(reads(node))
+    it = Iteration.of(op.node)
+    states = set(body.inputs[it.lead : it.lead + it.count])
+    varies = _following_from(primal, set(body.inputs))
+    moved = _moved(primal, states, varies)
+    sizes = _names([*op.node.inputs, *captured(op.node)])
+    stack, seen, kept = [v for v in makers if v in live], set(), []
+    while stack:
+        v = stack.pop()
+        if v in seen or v not in makers or v not in varies:
+            continue
+        seen.add(v)
+        node = makers[v]
+        if v not in moved and not _is_shaped(node) and _keeps_its_shape(v, sizes):
+            kept.append(v)
+        else:
+            stack.extend(reads(node))
+    order = {v: i for i, v in enumerate(makers)}
+    return sorted(kept, key=order.__getitem__)
+
+
+def _following_from(nodes: Iterable[ir.Node], start: set[ir.Value]) -> set[ir.Value]:
+    """What depends on `start`, in whatever way."""
+    found = set(start)
+    for node in nodes:
+        if any(v in found for v in reads(node)):
+            found.update(node.outputs)
+    return found
+
+
+def _moved(nodes: Iterable[ir.Node], states: set[ir.Value], varies: set[ir.Value]) -> set[ir.Value]:
+    """What is only picked from what is at hand outside of the iteration."""
+    own = {v for node in nodes for v in node.outputs}
+    found: set[ir.Value] = set()
+    for node in nodes:
+        picks = node.op_type in _PICKED and node.domain == ""
+        if picks and all(v in found or (v not in own and v not in states) or v not in varies for v in reads(node)):
+            found.update(node.outputs)
+    return found
+
+
+def _is_shaped(node: ir.Node) -> bool:
+    return node.op_type in _SHAPED and node.domain == ""
+
+
+def _names(values: Iterable[ir.Value | None]) -> set[str]:
+    """The names of dimensions of `values`."""
+    return {d.value for v in values if v is not None for d in v.shape or () if not isinstance(d, int) and d.value}
+
+
+def _keeps_its_shape(v: ir.Value, sizes: set[str]) -> bool:
+    """Whether `v` is a tensor that provably has the same shape at every step."""
+    if not isinstance(v.type, ir.TensorType) or v.shape is None:
+        return False
+    return all(isinstance(d, int) or d.value in sizes for d in v.shape)

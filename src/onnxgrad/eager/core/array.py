@@ -1,0 +1,291 @@
+"""Arrays that remember how they were made.
+
+An `Array` follows the Python array API standard. It is a numpy array and, where it depends on a variable of a
+transform (or an input of a program that is being recorded), the node of the tape that made it. The operators are those
+functions of the namespace that have their meaning; the namespace puts them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnxgrad.eager.core.operators import STOP, Operator, part
+from onnxgrad.eager.core.tape import Node, exporting, varies
+from onnxgrad.errors import NotDifferentiable
+
+Number = bool | int | float | complex
+
+
+class Array:
+    """An array of the Python array API standard, on the CPU.
+
+    Arrays are made by the functions of the namespace (`onnxgrad.eager.numpy`). Arithmetic is numpy's, and so are dtypes
+    and broadcasting. ``x[key] = value`` makes `x` another array: what was computed from `x` before does not change.
+    """
+
+    __slots__ = ("__weakref__", "_data", "_node")
+
+    def __init__(self, data: np.ndarray, node: Node | None = None) -> None:
+        self._data = data
+        self._node = node
+
+    # --- what it is ------------------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Element type."""
+        return self._data.dtype
+
+    @property
+    def device(self) -> str:
+        """Where it is: the CPU."""
+        return "cpu"
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return self._data.ndim
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each axis."""
+        return self._data.shape
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self._data.size
+
+    @property
+    def T(self) -> Array:
+        """The transpose of a matrix (for more axes: of all axes, as in numpy)."""
+        return self._xp().permute_dims(self, tuple(range(self.ndim))[::-1])
+
+    @property
+    def mT(self) -> Array:
+        """The transpose of a stack of matrices."""
+        return self._xp().matrix_transpose(self)
+
+    def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
+        """The module of functions on arrays."""
+        from onnxgrad.eager.xp.info import supported
+
+        return supported(api_version, self._xp())
+
+    @staticmethod
+    def _xp() -> Any:
+        from onnxgrad.eager import numpy as xp
+
+        return xp
+
+    def to_device(self, device: str, /, *, stream: Any = None) -> Array:
+        """The array itself: there is one device."""
+        if device != "cpu" or stream is not None:
+            raise ValueError(f"arrays are on the device 'cpu', without streams; not on {device!r}")
+        return self
+
+    # --- its values ------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return "Array" + np.array2string(self._data, prefix="Array(", separator=", ").join("()")
+
+    def __str__(self) -> str:
+        return str(self._data)
+
+    def __format__(self, how: str) -> str:
+        return format(self._data[()] if self.ndim == 0 else self._data, how)
+
+    def _read(self, how: str, instead: str = "use the functions of onnxgrad.eager.numpy on it") -> np.ndarray:
+        """The elements, for a value that is on no tape and would lose the derivative: refused where there is one."""
+        if self._node is not None and varies(self._node):
+            raise NotDifferentiable(
+                f"{how} of an array on the tape would lose its derivative\n"
+                f"  hint: {instead}, or say stop_gradient(x) where its value is meant as a constant"
+            )
+        return self._data
+
+    def __bool__(self) -> bool:
+        return bool(self._read("bool(x)", "compare it (x != 0), which gives what has no derivative"))
+
+    def __int__(self) -> int:
+        return int(self._read("int(x)"))
+
+    def __float__(self) -> float:
+        return float(self._read("float(x)"))
+
+    def __complex__(self) -> complex:
+        return complex(self._read("complex(x)"))
+
+    def __index__(self) -> int:
+        return self._data.__index__()
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def item(self) -> Any:
+        """The one element, as a Python number."""
+        return self._read("x.item()").item()
+
+    def tolist(self) -> Any:
+        """The elements, as nested lists of Python numbers."""
+        return self._read("x.tolist()").tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The elements as a numpy array, which would lose the derivative: refused where there is one."""
+        data = self._read("a numpy array")
+        if exporting.get() and self._node is not None and varies(self._node, discrete=True):
+            raise NotDifferentiable(
+                "a numpy array of an array on the tape would be a constant in the recorded program\n"
+                "  hint: use the functions of onnxgrad.eager.numpy on it"
+            )
+        return np.array(data, dtype=dtype, copy=copy is not False)
+
+    def __copy__(self) -> Array:
+        return Array(self._data, self._node)
+
+    def __deepcopy__(self, memo: Any) -> Array:
+        return Array(self._data, self._node)  # nothing writes into the elements of an array, and a tape is shared
+
+    def __reduce__(self) -> Any:
+        return Array, (self._read("a pickle"),)
+
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+    ) -> Any:
+        data = self.__array__()
+        data = data if data.flags.writeable else data.copy()
+        return data.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        return self._data.__dlpack_device__()
+
+    # --- numpy's functions -----------------------------------------------------------------------
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:
+        """``numpy.sin(x)`` is ``sin(x)`` of the namespace."""
+        function = getattr(self._xp(), ufunc.__name__, None)
+        if method == "__call__" and not kwargs and function is not None:
+            return function(*args)
+        return self._outside(f"numpy.{ufunc.__name__}", getattr(ufunc, method), args, kwargs)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """``numpy.sum(x)`` is ``sum(x)`` of the namespace."""
+        space = self._xp()
+        if func.__module__ in ("numpy.linalg", "numpy.fft"):
+            space = getattr(space, func.__module__.rpartition(".")[2])
+        function = getattr(space, func.__name__, None)
+        if function is not None:
+            return function(*args, **kwargs)
+        return self._outside(f"{func.__module__}.{func.__name__}", func, args, kwargs)
+
+    @staticmethod
+    def _outside(name: str, function: Any, args: Any, kwargs: Any) -> Any:
+        """What numpy makes of arrays that are on no tape, with a function that is not in the namespace."""
+        from onnxgrad.eager.xp.elementwise import opaque
+
+        return opaque(name, function, "use the functions of onnxgrad.eager.numpy")(*args, **kwargs)
+
+    # --- methods that numpy's arrays have too ----------------------------------------------------
+
+    def astype(self, dtype: Any) -> Array:
+        """As `dtype`."""
+        return self._xp().astype(self, dtype)
+
+    def reshape(self, *shape: Any) -> Array:
+        """In another shape."""
+        return self._xp().reshape(self, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+
+    def transpose(self, *axes: int) -> Array:
+        """With its axes in another order (default: the reverse)."""
+        return self._xp().permute_dims(self, axes or tuple(range(self.ndim))[::-1])
+
+    def sum(self, axis: Any = None, **how: Any) -> Array:
+        """Sum over `axis`."""
+        return self._xp().sum(self, axis=axis, **how)
+
+    def mean(self, axis: Any = None, **how: Any) -> Array:
+        """Mean over `axis`."""
+        return self._xp().mean(self, axis=axis, **how)
+
+    def max(self, axis: Any = None, **how: Any) -> Array:
+        """Largest along `axis`."""
+        return self._xp().max(self, axis=axis, **how)
+
+    def min(self, axis: Any = None, **how: Any) -> Array:
+        """Smallest along `axis`."""
+        return self._xp().min(self, axis=axis, **how)
+
+    def __iter__(self) -> Any:
+        if self.ndim == 0:
+            raise TypeError("an array without axes cannot be iterated over")
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, key: Any) -> Array:
+        return self._xp().getitem(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        made = self._xp().setitem(self, key, value)
+        self._data, self._node = made._data, made._node
+
+    def __hash__(self) -> int:
+        raise TypeError("arrays cannot be hashed")
+
+    if TYPE_CHECKING:
+
+        def __add__(self, other: Any) -> Array: ...
+        def __radd__(self, other: Any) -> Array: ...
+        def __sub__(self, other: Any) -> Array: ...
+        def __rsub__(self, other: Any) -> Array: ...
+        def __mul__(self, other: Any) -> Array: ...
+        def __rmul__(self, other: Any) -> Array: ...
+        def __truediv__(self, other: Any) -> Array: ...
+        def __rtruediv__(self, other: Any) -> Array: ...
+        def __pow__(self, other: Any) -> Array: ...
+        def __matmul__(self, other: Any) -> Array: ...
+        def __neg__(self) -> Array: ...
+
+
+def record(op: Operator, operands: Sequence[Array], value: Any) -> Array:
+    """`value`, which `op` made of `operands`; a node of the tape where it is of use."""
+    if type(value) is not np.ndarray:
+        value = np.asarray(value)
+    tracked = False
+    for x in operands:
+        if x._node is not None:
+            tracked = True
+            if x._data.dtype.kind == "c":
+                from onnxgrad.eager.xp.complexes import recorded
+
+                return recorded(op, operands, value)
+    if tracked:
+        return Array(value, Node(op, tuple([x._data if x._node is None else x._node for x in operands]), value))
+    return Array(value)
+
+
+def record_several(op: Operator, operands: Sequence[Array], values: Sequence[Any]) -> tuple[Array, ...]:
+    """As `record`, for an operator with several outputs."""
+    values = tuple(np.asarray(v) for v in values)
+    if all(x._node is None for x in operands):
+        return tuple(Array(v) for v in values)
+    node = Node(op, tuple([x._data if x._node is None else x._node for x in operands]), values)
+    return tuple(Array(v, Node(part(i), (node,), v)) for i, v in enumerate(values))
+
+
+def stop_gradient(x: Any) -> Array:
+    """`x` as a constant: derivatives do not see how it was made."""
+    x = as_array(x)
+    return record(STOP, [x], x._data) if exporting.get() else Array(x._data)
+
+
+def as_array(x: Any, like: np.dtype | None = None) -> Array:
+    """`x` as an array; a Python number takes the dtype `like` where its kind fits."""
+    if isinstance(x, Array):
+        return x
+    if isinstance(x, (bool, int, float, complex)) and like is not None:
+        return Array(np.asarray(x, np.result_type(like, x)))
+    if isinstance(x, (list, tuple)):
+        return Array._xp().asarray(x)
+    return Array(np.array(x))  # a copy: the tape must not see what the caller writes into it later

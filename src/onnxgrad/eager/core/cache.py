@@ -1,0 +1,41 @@
+"""What was made, kept by structure."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from onnxgrad.transforms.first_order import without_collection
+
+
+class Cache:
+    """What was made last, by key; safe to use from several threads."""
+
+    def __init__(self, most: int) -> None:
+        self._held: OrderedDict[Any, Any] = OrderedDict()
+        self._lock = threading.Lock()
+        self._most = most
+        self.made = 0
+
+    def get(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` gives, made once."""
+        with self._lock:
+            found = self._held.get(key)
+            if found is not None:
+                self._held.move_to_end(key)
+                return found
+        with without_collection():
+            made = make()
+        with self._lock:
+            self.made += 1
+            self._held[key] = made
+            while len(self._held) > self._most:
+                self._held.popitem(last=False)
+        return made
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._held.clear()

@@ -1,0 +1,355 @@
+"""Derivatives of programs as graphs: built once for a structure, by the rules, and run on what was recorded.
+
+The nodes of a program are written into a graph, the engine differentiates it, and then it is cut wherever the
+derivative reads a value that the tape holds: that becomes an input, and what led to it is gone. What the tape does not
+hold (the inside of an expression, of a derivative that is differentiated again) is computed again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.batching.directions import Stacked, along
+from onnxgrad.control_flow.subgraphs import copy_of
+from onnxgrad.eager.core.array import Array, record, record_several
+from onnxgrad.eager.core.cache import Cache
+from onnxgrad.eager.core.operators import OPSET, Operator
+from onnxgrad.eager.core.operators import part as pick
+from onnxgrad.eager.core.running import Run, model_of
+from onnxgrad.eager.core.tape import Node, Program, Source, exporting
+from onnxgrad.engine import forward, reverse
+from onnxgrad.errors import BadInput, NotDifferentiable, RuleError
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.cleanup import finish
+from onnxgrad.ir.constants import is_repeatable
+from onnxgrad.ir.graph import reads, subgraphs
+from onnxgrad.ir.schemas import schema_of
+
+#: Where results are in a program; None for one that is not there.
+Places = Sequence[int | None]
+#: How many graphs are kept.
+MOST_PLANS = 1024
+
+
+def new_builder(operators: Iterable[Operator]) -> Builder:
+    """A builder of an empty graph, of an opset in which `operators` mean what they were written to mean.
+
+    What has no version of its own is the same in all of them.
+    """
+    wanted = [op.versions for op in dict.fromkeys(operators) if op.versions is not None]
+    imports: dict[str, int] = {}
+    for versions, _ in wanted:
+        for domain, version in versions.items():
+            imports[domain] = max(version, imports.get(domain, 0))
+    for versions, used in wanted:
+        for domain, op_type in used:
+            if _form(domain, op_type, versions[domain]) != _form(domain, op_type, imports[domain]):
+                raise BadInput(
+                    f"{op_type} is used of the opsets {versions[domain]} and {imports[domain]}, which differ on it\n"
+                    "  hint: convert the models to one opset"
+                )
+    return Builder(ir.Graph([], [], nodes=[], name="eager", opset_imports={"": OPSET} | imports))
+
+
+@functools.cache
+def _form(domain: str, op_type: str, opset: int) -> Any:
+    """What an operator takes and gives: a version that only allows more types is the same to us."""
+    schema = schema_of(domain, op_type, opset)
+    if schema is None:
+        return None
+    attributes = frozenset((n, a.default_value.SerializeToString()) for n, a in schema.attributes.items())
+    return attributes, schema.min_input, schema.max_input, schema.min_output, schema.max_output
+
+
+def formal(b: Builder, value: np.ndarray, hint: str, shape: Sequence[Any] | None = None) -> Var:
+    """A new input of the graph, like `value`."""
+    v = ir.Value(
+        name=b.names.fresh(hint),
+        type=ir.TensorType(ir.DataType.from_numpy(value.dtype)),
+        shape=ir.Shape(value.shape if shape is None else shape),
+    )
+    b.graph.inputs.append(v)
+    return b.var(v)
+
+
+class Call(Operator):
+    """A graph as one operator: inlined where it is written."""
+
+    __slots__ = ("graph", "versions")
+
+    def __init__(self, graph: ir.Graph, versions: Any = None) -> None:
+        super().__init__("Call", id(graph))
+        self.graph = graph
+        self.versions = versions
+
+    def write(self, b: Builder, operands: Sequence[Var]) -> Any:
+        """Emit the nodes of the graph."""
+        there = dict(zip(self.graph.inputs, operands))
+        for v in self.graph.initializers.values():
+            assert v.const_value is not None
+            there[v] = b.const(v.const_value.numpy(), v.dtype)
+        for node in self.graph:
+            given = [None if v is None else there[v] for v in node.inputs]
+            attributes = {a.name: _inlined(b, a, there) for a in node.attributes.values()}
+            count = len(node.outputs)
+            made = b.emit(node.op_type, *given, domain=node.domain, outputs=count, **attributes)
+            for v, x in zip(node.outputs, made if count > 1 else (made,)):
+                there[v] = x
+                x.value.type = x.value.type or v.type
+                if v.shape is not None and (x.value.shape is None or v.shape.is_static()):
+                    x.value.shape = v.shape  # a symbol of the called graph means nothing here
+        found = tuple(there[v] for v in self.graph.outputs)
+        return found if len(found) > 1 else found[0]
+
+
+def _inlined(b: Builder, attribute: ir.Attr, there: dict[ir.Value, Var]) -> ir.Attr:
+    """`attribute`; a graph in it as a copy that reads the values which stand for those of the called graph."""
+    if attribute.type != ir.AttributeType.GRAPH:
+        return attribute
+    _, copy = copy_of(b, attribute.as_graph())
+    for node in copy.all_nodes():
+        for i, v in enumerate(node.inputs):
+            if v in there:
+                node.replace_input_with(i, there[v].value)
+    for g in (copy, *copy.subgraphs()):
+        for i, v in enumerate(g.outputs):
+            if v in there:
+                g.outputs[i] = there[v].value
+    return ir.AttrGraph(attribute.name, copy)
+
+
+@dataclass
+class Written:
+    """A program in a graph.
+
+    Attributes:
+        sources: the inputs that stand for what comes from outside.
+        values: what the nodes give.
+        recorded: for each value that the tape holds, where: a place of the program, and a part.
+        versions: the opsets, and the operators that mean just these (see `Operator.versions`).
+    """
+
+    b: Builder
+    sources: list[Var]
+    values: list[Any]
+    recorded: dict[ir.Value, tuple[int, int | None]]
+    versions: Any = None
+
+    def at(self, place: int) -> Var:
+        """The variable for a place."""
+        return self.values[place] if place >= 0 else self.sources[~place]
+
+
+def write(p: Program) -> Written:
+    """The program `p` in a new graph."""
+    b = new_builder(node.op for node in p.nodes)
+    w = Written(b, [formal(b, p.value(~k), "in") for k in range(len(p.sources))], [], {})
+    for i, (node, refs) in enumerate(zip(p.nodes, p.wiring)):
+        made = node.op.write(b, [w.at(r) for r in refs])
+        w.values.append(made)
+        several = isinstance(made, tuple)
+        for part, (var, held) in enumerate(zip(made, node.value) if several else [(made, node.value)]):
+            _fit(node.op, var, held)
+            w.recorded.setdefault(var.value, (i, part if several else None))
+    used = [node.op.versions[1] for node in p.nodes if node.op.versions is not None]
+    w.versions = (dict(b.graph.opset_imports), frozenset().union(*used)) if used else None
+    return w
+
+
+def _fit(op: Operator, var: Var, held: np.ndarray) -> None:
+    """Note the shape that was seen; what the graph computes must be what the tape holds."""
+    if var.dtype != ir.DataType.from_numpy(held.dtype):
+        raise RuleError(f"{op} gave {held.dtype}, and in ONNX it gives {var.dtype}")
+    known = var.shape
+    if known is not None and (
+        len(known) != held.ndim or any(isinstance(a, int) and a != n for a, n in zip(known, held.shape))
+    ):
+        raise RuleError(f"{op} gave the shape {held.shape}, and in ONNX it gives {known}")
+    if var.value.producer() is not None:
+        var.value.shape = ir.Shape(held.shape)
+
+
+class Plan:
+    """A derivative that is ready to run.
+
+    Attributes:
+        run: the graph.
+        places: where in a program its first inputs come from; the others are seeds.
+        given: which of the results that were asked for it gives; the others are zero.
+    """
+
+    def __init__(self, w: Written, seeds: Sequence[Var], results: Sequence[Var | None]) -> None:
+        b, graph, versions = w.b, w.b.graph, w.versions
+        self.given = [r is not None for r in results]
+        for r in results:
+            if r is not None:
+                end = b.append(ir.Node("", "Identity", [r.value]))[0].value
+                end.type, end.shape = r.value.type, r.value.shape
+                graph.outputs.append(end)
+        held = {b.now(v): place for v, place in w.recorded.items()}
+        held |= {s.value: (~k, None) for k, s in enumerate(w.sources)}
+        reads_of = _cut(b, held)
+        self.places = list(reads_of.values())
+        graph.inputs.clear()
+        graph.inputs.extend([*reads_of, *(s.value for s in seeds)])
+        finish(graph, names=b.names)
+        self._refuse_random(graph)
+        self.run = Run(model_of(graph)) if graph.outputs else None
+        self.call = Call(graph, versions)
+
+    @staticmethod
+    def _refuse_random(graph: ir.Graph) -> None:
+        for node in graph.all_nodes():
+            if not subgraphs(node) and not is_repeatable(
+                node.op_type, node.domain, graph.opset_imports.get(node.domain, 1)
+            ):
+                raise NotDifferentiable(
+                    f"the derivative would have to draw the numbers of a {node.op_type} again\n"
+                    "  hint: draw them outside, and pass them in"
+                )
+
+    def __call__(self, p: Program, seeds: Sequence[Array]) -> list[Array | None]:
+        """The results; on the tape if something they are made of is."""
+        if self.run is None:
+            return [None] * len(self.given)
+        values = [p.value(*place) for place in self.places]
+        found = self.run([*values, *(s._data for s in seeds)])
+        if p.tracked or exporting.get() or any(s._node is not None for s in seeds):
+            operands = [self._operand(p, *place) for place in self.places] + list(seeds)
+            if len(found) == 1:
+                made: Sequence[Array] = [record(self.call, operands, found[0])]
+            else:
+                made = record_several(self.call, operands, found)
+        else:
+            made = [Array(y) for y in found]
+        rest = iter(made)
+        return [next(rest) if given else None for given in self.given]
+
+    @staticmethod
+    def _operand(p: Program, place: int, part: int | None) -> Array:
+        source: Source = p.source(place)
+        if type(source) is not Node:
+            return Array(source)  # type: ignore[arg-type]
+        value = source.value if part is None else source.value[part]
+        if part is None:
+            return Array(value, source)
+        return Array(value, Node(pick(part), (source,), value))
+
+
+def _cut(b: Builder, held: dict[ir.Value, tuple[int, int | None]]) -> dict[ir.Value, tuple[int, int | None]]:
+    """Make inputs of the values of `held` that the outputs need first; the inputs with their places."""
+    found: dict[ir.Value, ir.Value] = {}
+    seen: set[ir.Node] = set()
+    stack = [v.producer() for v in b.graph.outputs]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for v in reads(node):
+            if v in held:
+                found.setdefault(v, v)
+            else:
+                stack.append(v.producer())
+    result: dict[ir.Value, tuple[int, int | None]] = {}
+    for v in found:
+        if v.is_graph_input():
+            result[v] = held[v]
+            continue
+        stand_in = ir.Value(name=b.names.fresh("held"), type=v.type, shape=v.shape)
+        v.replace_all_uses_with(stand_in)
+        result[stand_in] = held[v]
+    return dict(sorted(result.items(), key=lambda item: (item[1][0], item[1][1] or 0)))
+
+
+# --- the plans that there are ----------------------------------------------------------------------
+
+plans = Cache(MOST_PLANS)
+
+
+def pull(
+    p: Program, ends: Sequence[int | None], seeds: Sequence[Array], directions: bool = False
+) -> list[Array | None]:
+    """The cotangents of the variables of `p`, given those of the places `ends`; None for zero.
+
+    With `directions`, all have one more axis in front.
+    """
+    given = [(end, s) for end, s in zip(ends, seeds) if end is not None]
+    count = p.key[0]
+    if not given:
+        return [None] * count
+    places = tuple(end for end, _ in given)
+    kinds = tuple((s.dtype.num, s.shape[:1] if directions else None) for _, s in given)
+    key = ("pull", p.key, places, kinds, directions)
+    return plans.get(key, lambda: _plan_pull(p, given, directions))(p, [s for _, s in given])
+
+
+def _plan_pull(p: Program, given: Sequence[tuple[int, Array]], directions: bool) -> Plan:
+    w = write(p)
+    b = w.b
+    seeds = [formal(b, s._data, "cotangent") for _, s in given]
+    ends = [_own(b, w.at(end)) for end, _ in given]
+    targets = [v.value for v in w.sources[: p.key[0]]]
+
+    def emit(slices: Sequence[Var]) -> list[Var | None]:
+        terms: dict[ir.Value, Var] = {}
+        for end, s in zip(ends, slices):
+            terms[end.value] = s if end.value not in terms else terms[end.value] + s
+        found = reverse(b, list(b.graph), terms, targets)
+        return [found.get(t) for t in targets]
+
+    return Plan(w, seeds, _directed(b, seeds, emit, w.sources[: p.key[0]], directions))
+
+
+def _own(b: Builder, x: Var) -> Var:
+    """A value that a node gives: a variable itself may be asked for as a result."""
+    return b.append(ir.Node("", "Identity", [x.value]))[0] if x.value.is_graph_input() else x
+
+
+def push(
+    p: Program, ends: Sequence[int | None], seeds: Sequence[Array], directions: bool = False
+) -> list[Array | None]:
+    """The tangents of the places `ends`, given those of the variables of `p`; None for zero."""
+    key = ("push", p.key, tuple(ends), tuple((s.dtype.num, s.shape) for s in seeds), directions)
+    return plans.get(key, lambda: _plan_push(p, ends, seeds, directions))(p, seeds)
+
+
+def _plan_push(p: Program, ends: Sequence[int | None], seeds: Sequence[Array], directions: bool) -> Plan:
+    w = write(p)
+    b = w.b
+    entering = [formal(b, s._data, "tangent") for s in seeds]
+    wanted = [None if end is None else _own(b, w.at(end)) for end in ends]
+    targets = [v.value for v in w.sources[: p.key[0]]]
+
+    def emit(slices: Sequence[Var]) -> list[Var | None]:
+        found = forward(b, list(b.graph), dict(zip(targets, slices)), [y.value for y in wanted if y is not None])
+        return [None if y is None else found.get(y.value) for y in wanted]
+
+    return Plan(w, entering, _directed(b, entering, emit, wanted, directions))
+
+
+def _directed(
+    b: Builder,
+    seeds: Sequence[Var],
+    emit: Callable[[Sequence[Var]], list[Var | None]],
+    likes: Sequence[Any],
+    many: bool,
+) -> list[Var | None]:
+    """What `emit` gives for the seeds, or for each slice of them."""
+    if not many:
+        return emit(seeds)
+    which: list[bool] = []
+
+    def some(slices: Sequence[Var]) -> list[Var]:
+        found = emit(slices)
+        which[:] = [x is not None for x in found]
+        return [b.zeros_like(like) if x is None else x for x, like in zip(found, likes) if like is not None]
+
+    made = iter(along(b, seeds, some, [Stacked(like) for like in likes if like is not None]))
+    return [None if like is None else next(made) for like in likes]

@@ -1,0 +1,170 @@
+"""The tape: what was computed from what, as nodes that hold their operands and nothing else.
+
+There is no list of nodes. An array holds the node that made it, a node holds the nodes of its operands; what no
+array can be traced to is gone. Nodes never change. They are numbered in the order of creation, which is one in which
+operands come first, and in which nothing older than a variable can depend on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.eager.core.operators import LEAF, STOP, Operator
+
+_count = itertools.count().__next__
+
+#: Whether a program is being recorded as a model: then integers and booleans count, and so does what has no derivative.
+exporting: ContextVar[bool] = ContextVar("exporting", default=False)
+
+
+class Node:
+    """One operation that was executed.
+
+    Attributes:
+        op: what it did.
+        inputs: its operands, each a node, or an array that depends on no variable.
+        value: what came out, an array; a tuple of them if `op` has several outputs.
+        serial: its number.
+    """
+
+    __slots__ = ("__weakref__", "inputs", "op", "serial", "value")
+
+    def __init__(self, op: Operator, inputs: tuple[Any, ...], value: Any) -> None:
+        self.op = op
+        self.inputs = inputs
+        self.value = value
+        self.serial = _count()
+
+
+Source = Node | np.ndarray
+
+
+def leaf(value: np.ndarray, parent: Node | None = None) -> Node:
+    """A new variable; `parent` is what it is to the transforms around."""
+    return Node(LEAF, () if parent is None else (parent,), value)
+
+
+def carries_derivative(value: Any) -> bool:
+    """Whether an array (or some of a tuple) is of floats."""
+    return isinstance(value, tuple) or value.dtype.kind not in "biu"
+
+
+def history(results: Iterable[Node], leaves: Iterable[Node], discrete: bool = False) -> list[Node]:
+    """The nodes that led to `results` since the oldest of `leaves`, in order, without those.
+
+    Integers and booleans carry no derivative: they are followed only if `discrete`.
+    """
+    seen = set(leaves)
+    first = min((n.serial for n in seen), default=-1)
+    found: list[Node] = []
+    stack = list(results)
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.serial < first or not (discrete or carries_derivative(node.value)):
+            continue
+        found.append(node)
+        for p in node.inputs:
+            if type(p) is Node:
+                stack.append(p)
+    found.sort(key=_serial)
+    return found
+
+
+def varies(node: Node, discrete: bool = False) -> bool:
+    """Whether a variable moves `node`, and its value, read as a constant, would lose a derivative.
+
+    Integers and booleans have none to lose, and what was made of them alone; with `discrete` they count too.
+    """
+    seen: set[Node] = set()
+    stack = [node]
+    while stack:
+        n = stack.pop()
+        if n in seen or n.op is STOP or not (discrete or carries_derivative(n.value)):
+            continue
+        if n.op is LEAF:
+            return True
+        seen.add(n)
+        stack.extend(p for p in n.inputs if type(p) is Node)
+    return False
+
+
+def _serial(node: Node) -> int:
+    return node.serial
+
+
+@dataclass(slots=True)
+class Program:
+    """Some nodes with what they read from outside, in a form that is the same for the same structure.
+
+    Attributes:
+        key: the structure: operators, wiring, dtypes and shapes.
+        nodes: in order.
+        wiring: for each node the places of its operands: ``i`` is node i, ``~k`` is source k.
+        sources: what comes from outside; the variables first.
+        tracked: whether a source (or what a variable stands for) depends on variables of a transform around.
+    """
+
+    key: tuple[Any, ...]
+    nodes: list[Node]
+    wiring: list[tuple[int, ...]]
+    sources: list[Source]
+    tracked: bool
+
+    def source(self, place: int) -> Source:
+        """The node or array at a place."""
+        return self.nodes[place] if place >= 0 else self.sources[~place]
+
+    def value(self, place: int, part: int | None = None) -> np.ndarray:
+        """The array at a place."""
+        if place >= 0:
+            held = self.nodes[place].value
+        else:
+            source = self.sources[~place]
+            held = source.value if type(source) is Node else source
+        return held if part is None else held[part]
+
+
+def program(results: Sequence[Node], leaves: Sequence[Node], nodes: Sequence[Node] | None = None) -> Program:
+    """Those of `nodes` (default: the history of `results`) that depend on `leaves`, as a program."""
+    place: dict[Any, int] = {node: ~k for k, node in enumerate(leaves)}
+    moving = set(leaves)
+    free: set[Node] = set()  # no variable moves them, not even one of a transform around
+    sources: list[Source] = list(leaves)
+    kept: list[Node] = []
+    wiring: list[tuple[int, ...]] = []
+    operators: list[Any] = []
+    tracked = any(node.inputs for node in leaves)
+    for node in history(results, leaves) if nodes is None else nodes:
+        parents = [p for p in node.inputs if type(p) is Node]
+        if node.op is STOP or moving.isdisjoint(parents):
+            if all(p in free or not carries_derivative(p.value) for p in parents):
+                free.add(node)
+            continue
+        refs = []
+        for p in node.inputs:
+            held = p if type(p) is Node else id(p)
+            at = place.get(held)
+            if at is None:
+                at = place[held] = ~len(sources)
+                sources.append(p)
+                tracked = tracked or (type(p) is Node and p not in free and carries_derivative(p.value))
+            refs.append(at)
+        place[node] = len(kept)
+        moving.add(node)
+        kept.append(node)
+        wiring.append(tuple(refs))
+        operators.append(node.op)
+    ends = tuple(place.get(node) for node in results)
+    values = [s.value if type(s) is Node else s for s in sources]
+    kinds = [(v.dtype.num, v.shape) for v in values]  # type: ignore[union-attr]
+    key = (len(leaves), ends, tuple(operators), tuple(wiring), tuple(kinds))
+    return Program(key, kept, wiring, sources, tracked)

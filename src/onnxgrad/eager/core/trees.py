@@ -1,0 +1,116 @@
+"""Nested containers: dicts, lists, tuples, named tuples and dataclasses of arrays and numbers."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.errors import BadInput
+
+#: What containers may hold beside arrays; it stays as it is, and its derivative is None.
+_FIXED = (str, bytes, bool, type(None))
+
+
+def is_leaf(x: Any) -> bool:
+    """Whether `x` is an array or a number."""
+    return isinstance(x, (Array, np.ndarray, np.generic, int, float)) and not isinstance(x, bool)
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The arrays and numbers in `tree` with the path to each."""
+    if is_leaf(tree):
+        yield path, tree
+    else:
+        for step, child in _children(tree, path):
+            yield from leaves(child, path + step)
+
+
+def rebuilt(tree: Any, values: Sequence[Any]) -> Any:
+    """The same containers with `values` for leaves, in order."""
+    return _filled(tree, iter(values), keep_fixed=True)
+
+
+def derivative(tree: Any, values: Sequence[Any]) -> Any:
+    """As `rebuilt`, with None for what is no array."""
+    return _filled(tree, iter(values), keep_fixed=False)
+
+
+def _filled(tree: Any, rest: Iterator[Any], keep_fixed: bool) -> Any:
+    if is_leaf(tree):
+        return next(rest)
+    if isinstance(tree, _FIXED) or callable(tree):
+        return tree if keep_fixed else None
+    return _assembled(tree, [_filled(child, rest, keep_fixed) for _, child in _children(tree)])
+
+
+def _assembled(tree: Any, parts: list[Any]) -> Any:
+    """A container like `tree` of other parts."""
+    if isinstance(tree, dict):
+        return type(tree)(zip(tree, parts)) if type(tree) is dict else _like(tree, dict(zip(tree, parts)))
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*parts)
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(parts)
+    made = copy.copy(tree)
+    for field, part in zip(dataclasses.fields(tree), parts):
+        object.__setattr__(made, field.name, part)
+    return made
+
+
+def _like(tree: dict, held: dict) -> dict:
+    made = tree.copy()
+    made.update(held)
+    return made
+
+
+def _children(tree: Any, path: str = "") -> list[tuple[str, Any]]:
+    if isinstance(tree, dict):
+        return [(f"[{k!r}]", v) for k, v in tree.items()]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return [(f".{name}", v) for name, v in zip(tree._fields, tree)]
+    if isinstance(tree, (list, tuple)):
+        return [(f"[{i}]", v) for i, v in enumerate(tree)]
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        return [(f".{f.name}", getattr(tree, f.name)) for f in dataclasses.fields(tree)]
+    if isinstance(tree, _FIXED) or callable(tree):
+        return []
+    hint = "containers are dicts, lists, tuples, named tuples and dataclasses"
+    raise BadInput(f"{_of(path)}a {type(tree).__name__} is neither an array nor a container\n  hint: {hint}")
+
+
+def _of(path: str) -> str:
+    return f"{path}: " if path else ""
+
+
+def float_leaves(tree: Any, what: str) -> list[Array]:
+    """The leaves of `tree` as arrays, which must be of floats."""
+    found = []
+    for path, x in leaves(tree, what):
+        array = as_array(x)
+        if array.dtype.kind in "biu":
+            raise BadInput(
+                f"{path} is {array.dtype}; only floats have derivatives\n"
+                "  hint: write 3.0 for 3, or x.astype(float64); or leave it out with `argnums`"
+            )
+        if array.dtype.kind == "c":
+            raise BadInput(
+                f"{path} is {array.dtype}; ONNX has no complex numbers\n  hint: take real and imaginary part"
+            )
+        found.append(array)
+    return found
+
+
+def mapped(function: Callable[[Array], Any], tree: Any) -> Any:
+    """The same containers with `function` of each array; whatever is no container stays as it is."""
+    if isinstance(tree, Array):
+        return function(tree)
+    try:
+        children = [] if is_leaf(tree) else [child for _, child in _children(tree)]
+    except BadInput:
+        return tree
+    return _assembled(tree, [mapped(function, child) for child in children]) if children else tree

@@ -1,0 +1,1 @@
+"""The functions of the array namespace, one module per family."""

@@ -1,0 +1,172 @@
+"""Functions that make arrays: constants, whatever they are made like.
+
+An array that is made of others (``asarray([x, y])``) keeps their derivatives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.eager.core.tape import exporting
+from onnxgrad.eager.xp.elementwise import cast, plain, refuse_tracked, tracked
+from onnxgrad.eager.xp.shaping import stack
+
+
+def on_cpu(device: Any) -> None:
+    """Raise unless `device` is the one there is."""
+    if device not in (None, "cpu"):
+        raise ValueError(f"arrays are on the device 'cpu', not on {device!r}")
+
+
+def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Array:
+    """`obj` as an array: nested lists of numbers or arrays, or anything that numpy takes for an array."""
+    on_cpu(device)
+    if isinstance(obj, Array):
+        if copy is False and dtype is not None and obj.dtype != np.dtype(dtype):
+            raise ValueError("another dtype takes a copy")
+        x = obj if dtype is None else cast(obj, dtype)
+        return Array(x._data.copy() if copy and x._node is None else x._data, x._node) if copy else x
+    if isinstance(obj, (list, tuple)) and tracked(obj, floats=False):
+        parts = [asarray(e) for e in obj]
+        x = stack(parts)
+        return x if dtype is None else cast(x, dtype)
+    return Array(np.array(plain(obj), dtype=dtype, copy=True if copy is None and _foreign(obj) else copy))
+
+
+def _foreign(obj: Any) -> bool:
+    """Whether somebody else may write into what numpy would share."""
+    return isinstance(obj, np.ndarray)
+
+
+def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
+    """An array of whatever speaks DLPack."""
+    on_cpu(device)
+    data = np.from_dlpack(x, copy=copy) if copy is not None else np.from_dlpack(x)
+    return Array(data)
+
+
+def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Array:
+    """Evenly spaced numbers from `start` up to `stop`, which is not among them."""
+    on_cpu(device)
+    if exporting.get():
+        refuse_tracked("arange of a number that is computed", [start, stop, step], "use op.Range", floats=False)
+    first, last = (0, start) if stop is None else (start, stop)
+    values = np.arange(plain(first), plain(last), plain(step), dtype=dtype)
+    if tracked(first) or tracked(step):
+        x = as_array(first) + as_array(step) * Array(np.arange(len(values)).astype(values.dtype))
+        return cast(x, values.dtype)
+    return Array(values)
+
+
+def linspace(
+    start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True
+) -> Array:
+    """`num` evenly spaced numbers from `start` to `stop`."""
+    on_cpu(device)
+    if tracked(start) or tracked(stop):
+        start = as_array(start)
+        weights = Array(np.linspace(0.0, 1.0, num, endpoint=endpoint).astype(start.dtype))
+        return start + (as_array(stop) - start) * weights
+    return Array(np.linspace(plain(start), plain(stop), num, dtype=dtype, endpoint=endpoint))
+
+
+def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
+    """An array of zeros: nothing is gained by fewer promises."""
+    return zeros(shape, dtype=dtype, device=device)
+
+
+def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Array:
+    """Ones on the diagonal `k`, zeros elsewhere."""
+    on_cpu(device)
+    return Array(np.eye(n_rows, n_cols, k, dtype=np.float64 if dtype is None else dtype))
+
+
+def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
+    """`fill_value` everywhere."""
+    from onnxgrad.eager.xp.shaping import broadcast_to
+
+    on_cpu(device)
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    if tracked(fill_value, floats=False):
+        x = broadcast_to(fill_value, shape)
+        return x if dtype is None else cast(x, dtype)
+    return Array(np.full(shape, plain(fill_value), dtype=dtype))
+
+
+def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
+    """`fill_value` everywhere, in the shape and dtype of `x`."""
+    x = as_array(x)
+    return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=device)
+
+
+def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
+    """Zeros."""
+    on_cpu(device)
+    return Array(np.zeros(shape, np.float64 if dtype is None else dtype))
+
+
+def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
+    """Ones."""
+    on_cpu(device)
+    return Array(np.ones(shape, np.float64 if dtype is None else dtype))
+
+
+def zeros_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Array:
+    """Zeros in the shape and dtype of `x`."""
+    return full_like(x, 0, dtype=dtype, device=device)
+
+
+def ones_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Array:
+    """Ones in the shape and dtype of `x`."""
+    return full_like(x, 1, dtype=dtype, device=device)
+
+
+def empty_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Array:
+    """Zeros in the shape and dtype of `x`."""
+    return zeros_like(x, dtype=dtype, device=device)
+
+
+def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Array:
+    """`x` as `dtype`."""
+    on_cpu(device)
+    x = as_array(x)
+    made = cast(x, dtype)
+    return Array(x._data.copy(), x._node) if made is x and copy and x._node is None else made
+
+
+def can_cast(from_: Any, to: Any, /) -> bool:
+    """Whether one dtype converts to another without loss of kind, by the rules of promotion."""
+    return bool(np.can_cast(from_.dtype if isinstance(from_, Array) else from_, to))
+
+
+def result_type(*operands: Any) -> np.dtype:
+    """The dtype of what is computed from arrays, dtypes and numbers."""
+    return np.result_type(*(x.dtype if isinstance(x, Array) else x for x in operands))
+
+
+def isdtype(dtype: Any, kind: Any) -> bool:
+    """Whether `dtype` is of a kind: a dtype, or a name like "real floating", or some of these."""
+    return bool(np.isdtype(np.dtype(dtype), kind))
+
+
+def finfo(type: Any, /) -> Any:
+    """The limits of a floating-point dtype."""
+    return _Floats(np.finfo(type.dtype if isinstance(type, Array) else type))
+
+
+def iinfo(type: Any, /) -> Any:
+    """The limits of a dtype of integers."""
+    return np.iinfo(type.dtype if isinstance(type, Array) else type)
+
+
+class _Floats:
+    """What the standard asks of a floating-point dtype, in Python numbers."""
+
+    def __init__(self, info: Any) -> None:
+        self.bits = int(info.bits)
+        self.eps, self.max, self.min = float(info.eps), float(info.max), float(info.min)
+        self.smallest_normal = float(info.smallest_normal)
+        self.dtype = np.dtype(info.dtype)

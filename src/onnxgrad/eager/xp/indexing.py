@@ -1,0 +1,192 @@
+"""``x[key]``, ``x[key] = value`` and their relatives.
+
+Integers, slices, ``...`` and ``newaxis`` become a Slice with the axes that go or come. Arrays of integers along one
+axis become a Gather. Whatever else numpy understands (several arrays, masks, mixtures) becomes a Gather from the
+flattened array, of the places that numpy finds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.eager.core.array import Array, as_array, record
+from onnxgrad.eager.core.operators import macro, standard
+from onnxgrad.eager.core.tape import exporting
+from onnxgrad.eager.xp.elementwise import cast, discrete, opaque, plain, refuse_tracked
+from onnxgrad.ir import Builder, Var
+
+_BEFORE = -(2**62)
+
+
+def getitem(x: Array, key: Any) -> Array:
+    """``x[key]``."""
+    keys = key if isinstance(key, tuple) else (key,)
+    if x._node is None:
+        return Array(np.asarray(x._data[plain(key)]))
+    keys = tuple(_index(k) for k in keys)
+    if all(k is None or k is Ellipsis or isinstance(k, (int, slice)) for k in keys):
+        value = np.asarray(x._data[keys])
+        return record(macro(sliced, *_static(keys, x.shape)), [x], value)
+    arrays = [k for k in keys if isinstance(k, Array)]
+    axis = _only_axis(keys)
+    if axis is not None:
+        return take(x, arrays[0], axis=axis)
+    if exporting.get():
+        refuse_tracked("an index of several arrays, or a mask,", arrays, "use take, or where(mask, x, 0)", floats=False)
+    places = np.arange(x.size).reshape(x.shape)[tuple(plain(k) for k in keys)]
+    return record(macro(gathered_flat), [x, Array(np.ascontiguousarray(places))], x._data.reshape(-1)[places])
+
+
+def _index(k: Any) -> Any:
+    """One part of a key: an int, a slice, None, an ellipsis or an array."""
+    if k is None or k is Ellipsis or isinstance(k, slice):
+        return k
+    if isinstance(k, (bool, np.bool_, list, np.ndarray)):
+        return as_array(np.asarray(k))
+    if isinstance(k, Array):
+        scalar = k.ndim == 0 and k.dtype.kind in "iu" and (k._node is None or not exporting.get())
+        return int(k) if scalar else k
+    return int(k.__index__())
+
+
+def _only_axis(keys: tuple[Any, ...]) -> int | None:
+    """The axis that one array of integers indexes, where all others are taken whole."""
+    arrays = [i for i, k in enumerate(keys) if isinstance(k, Array)]
+    whole = all(isinstance(k, Array) or k is Ellipsis or k == slice(None) for k in keys)
+    if len(arrays) != 1 or not whole or keys[arrays[0]].dtype.kind not in "iu":
+        return None
+    if Ellipsis in [k for k in keys if not isinstance(k, Array)]:
+        dots = next(i for i, k in enumerate(keys) if k is Ellipsis)
+        return arrays[0] if arrays[0] < dots else arrays[0] - len(keys)
+    return arrays[0]
+
+
+def _static(keys: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """A key of integers, slices and new axes as bounds, axes that go, axes that come."""
+    used = sum(k is not None and k is not Ellipsis for k in keys)
+    bounds, gone, new, axis, at = [], [], [], 0, 0
+    for k in (*keys, Ellipsis) if Ellipsis not in keys else keys:
+        if k is None:
+            new.append(at)
+            at += 1
+        elif k is Ellipsis:
+            axis += len(shape) - used
+            at += len(shape) - used
+        elif isinstance(k, int):
+            start = k % shape[axis]
+            bounds.append((axis, start, start + 1, 1))
+            gone.append(axis)
+            axis += 1
+        else:
+            start, stop, step = k.indices(shape[axis])
+            if len(range(start, stop, step)) == 0:
+                start, stop, step = 0, 0, 1
+            if (start, stop, step) != (0, shape[axis], 1):
+                bounds.append((axis, start, _BEFORE if stop < 0 else stop, step))
+            axis += 1
+            at += 1
+    return tuple(bounds), tuple(gone), tuple(new)
+
+
+def sliced(
+    b: Builder, x: Var, bounds: tuple[tuple[int, int, int, int], ...], gone: tuple[int, ...], new: tuple[int, ...]
+) -> Var:
+    """Cut `bounds` (axis, start, stop, step) out of `x`; then drop axes, then add axes."""
+    if bounds:
+        axes, starts, stops, steps = (list(part) for part in zip(*bounds))
+        x = b.Slice(x, starts, stops, axes, steps)
+    x = b.Squeeze(x, list(gone)) if gone else x
+    x = b.Unsqueeze(x, list(new)) if new else x
+    return x if bounds or gone or new else b.Identity(x)
+
+
+def gathered_flat(b: Builder, x: Var, places: Var) -> Var:
+    """The elements at `places` of the flattened `x`."""
+    return b.Gather(b.Reshape(x, [-1]), places, axis=0)
+
+
+def setitem(x: Array, key: Any, value: Any) -> Array:
+    """What ``x[key] = value`` makes of `x`."""
+    value = as_array(value, x.dtype)
+    keys = tuple(plain(k) for k in key) if isinstance(key, tuple) else plain(key)
+    data = x._data.copy()
+    data[keys] = value._data
+    if x._node is None and value._node is None:
+        return Array(data)
+    if exporting.get():
+        refuse_tracked("an index that is computed", key if isinstance(key, tuple) else [key], "use where", floats=False)
+    places = np.arange(x.size).reshape(x.shape)[keys]
+    filled = np.broadcast_to(np.arange(value.size).reshape(value.shape), places.shape)
+    order = np.full(x.size, -1)
+    order[places.reshape(-1)] = filled.reshape(-1)  # of places that are named twice, the last wins
+    at = np.flatnonzero(order >= 0)
+    op = macro(put_flat)
+    return record(op, [x, Array(at), cast(value, x.dtype), Array(order[at])], data)
+
+
+def put_flat(b: Builder, x: Var, at: Var, values: Var, order: Var) -> Var:
+    """`x` with the elements `order` of the flattened `values` at the places `at` of it, flattened."""
+    updates = b.Gather(b.Reshape(values, [-1]), order, axis=0)
+    y = b.ScatterElements(b.Reshape(x, [-1]), at, updates, axis=0)
+    return b.reshape(y, b.shape_of(x))
+
+
+def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Array:
+    """The pieces of `x` at `indices` along `axis`."""
+    x, i = as_array(x), as_array(indices)
+    if axis is None:
+        if x.ndim != 1:
+            raise ValueError(f"which axis? the array has {x.ndim}")
+        axis = 0
+    value = np.take(x._data, i._data, axis=axis)
+    return record(standard("Gather", axis=axis % x.ndim), [x, _whole(i)], value)
+
+
+def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Array:
+    """For each place the element at another one on the same line along `axis`."""
+    x, i = as_array(x), as_array(indices)
+    value = np.take_along_axis(x._data, i._data, axis=axis)
+    if value.shape != i.shape or any(m != n for a, (m, n) in enumerate(zip(i.shape, x.shape)) if a != axis % x.ndim):
+        from onnxgrad.eager.xp.shaping import broadcast_to
+
+        at = axis % x.ndim
+        shape = np.broadcast_shapes(*((*s[:at], 1, *s[at + 1 :]) for s in (x.shape, i.shape)))
+        x = broadcast_to(x, (*shape[:at], x.shape[at], *shape[at + 1 :]))
+        i = broadcast_to(i, (*shape[:at], i.shape[at], *shape[at + 1 :]))
+    return record(standard("GatherElements", axis=axis % x.ndim), [x, _whole(i)], value)
+
+
+def _whole(i: Array) -> Array:
+    return i if i.dtype in (np.int32, np.int64) else cast(i, np.int64)
+
+
+def argsort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
+    """The places of the elements along `axis` in order; equal ones stay in theirs."""
+    x = as_array(x)
+    if descending:  # numpy sorts upwards only: from the end, so that equal elements stay in order
+        back = np.flip(x._data, axis)
+        value = x.shape[axis] - 1 - np.flip(np.argsort(back, axis=axis, kind="stable"), axis)
+    else:
+        value = np.argsort(x._data, axis=axis, kind="stable")
+    return record(macro(order_of, x.shape[axis], axis, descending), [x], value)
+
+
+def order_of(b: Builder, x: Var, count: int, axis: int, descending: bool) -> Var:
+    """The second output of TopK."""
+    return b.TopK(x, [count], axis=axis, largest=int(descending), outputs=2)[1]
+
+
+def sort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
+    """The elements along `axis` in order."""
+    x = as_array(x)
+    return take_along_axis(x, argsort(x, axis=axis, descending=descending), axis=axis)
+
+
+_INSTEAD = "use sort, or stop_gradient(x)"
+unique_all = opaque("unique_all", np.unique_all, _INSTEAD)
+unique_counts = opaque("unique_counts", np.unique_counts, _INSTEAD)
+unique_inverse = opaque("unique_inverse", np.unique_inverse, _INSTEAD)
+unique_values = opaque("unique_values", np.unique_values, _INSTEAD)
+isin = discrete("isin", lambda x1, x2, /, *, invert=False: np.isin(x1, x2, invert=invert))

@@ -1,0 +1,283 @@
+"""Functions of numpy that the array API standard does not have, made of those that it has: joins, splits, pads.
+
+Their derivatives follow from what they are made of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.eager.core.array import Array, as_array, record
+from onnxgrad.eager.core.operators import standard
+from onnxgrad.eager.xp import elementwise as e
+from onnxgrad.eager.xp.elementwise import where
+from onnxgrad.eager.xp.indexing import getitem, take
+from onnxgrad.eager.xp.products import diagonal
+from onnxgrad.eager.xp.reductions import axes_of, mean, sum
+from onnxgrad.eager.xp.shaping import concat, expand_dims, flip, reshape, split, swapaxes
+from onnxgrad.errors import BadInput
+
+__all__ = [
+    "angle", "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "average", "column_stack", "deg2rad", "degrees",
+    "diag", "dsplit", "dstack", "fliplr", "flipud", "fmax", "fmin", "gradient", "hsplit", "hstack", "kron",
+    "logaddexp2", "nan_to_num", "pad", "rad2deg", "radians", "rot90", "sinc", "vsplit", "vstack",
+]  # fmt: skip
+
+# --- elements --------------------------------------------------------------------------------------
+
+
+def angle(z: Any, /, deg: bool = False) -> Array:
+    """The argument of complex numbers."""
+    y = e.atan2(e.imag(z), e.real(z))
+    return y * (180 / math.pi) if deg else y
+
+
+def deg2rad(x: Any, /) -> Array:
+    """Degrees as radians."""
+    return e.multiply(x, math.pi / 180)
+
+
+def rad2deg(x: Any, /) -> Array:
+    """Radians as degrees."""
+    return e.multiply(x, 180 / math.pi)
+
+
+radians, degrees = deg2rad, rad2deg
+
+
+def fmax(x1: Any, x2: Any, /) -> Array:
+    """The larger of two, or the one that is a number."""
+    a, b = e.promoted(x1, x2)
+    return where(e.isnan(a), b, where(e.isnan(b), a, e.maximum(a, b)))
+
+
+def fmin(x1: Any, x2: Any, /) -> Array:
+    """The smaller of two, or the one that is a number."""
+    a, b = e.promoted(x1, x2)
+    return where(e.isnan(a), b, where(e.isnan(b), a, e.minimum(a, b)))
+
+
+def logaddexp2(x1: Any, x2: Any, /) -> Array:
+    """log₂(2^x1 + 2^x2)."""
+    a, b = e.promoted(x1, x2)
+    return e.logaddexp(a * math.log(2), b * math.log(2)) * (1 / math.log(2))
+
+
+def nan_to_num(x: Any, /, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Array:
+    """`x` with numbers for NaN and infinities (default: the largest ones), where the derivative is 0."""
+    x = as_array(x)
+    if x.dtype.kind != "f":
+        return x
+    most = float(np.finfo(x.dtype).max)
+    x = where(e.isnan(x), np.asarray(nan, x.dtype), x)
+    x = where(e.equal(x, np.inf), np.asarray(most if posinf is None else posinf, x.dtype), x)
+    return where(e.equal(x, -np.inf), np.asarray(-most if neginf is None else neginf, x.dtype), x)
+
+
+def sinc(x: Any, /) -> Array:
+    """sin πx / πx; near 0 its series, so that the derivatives there are right."""
+    y = e.multiply(x, math.pi)
+    near = e.less(e.abs(y), 0.01)
+    s = where(near, y, np.zeros((), y.dtype)) ** 2
+    far = where(near, np.ones((), y.dtype), y)
+    return where(near, 1.0 - s / 6 + s**2 / 120 - s**3 / 5040, e.sin(far) / far)
+
+
+# --- joins and splits ------------------------------------------------------------------------------
+
+
+def _at_least(x: Any, rank: int) -> Array:
+    x = as_array(x)
+    if rank == 3 and x.ndim == 2:
+        return expand_dims(x, axis=2)
+    if rank == 3 and x.ndim == 1:
+        return expand_dims(x, axis=(0, 2))
+    return reshape(x, (1,) * (rank - x.ndim) + x.shape) if x.ndim < rank else x
+
+
+def _each(arrays: tuple[Any, ...], rank: int) -> Any:
+    found = tuple(_at_least(x, rank) for x in arrays)
+    return found[0] if len(found) == 1 else found
+
+
+def atleast_1d(*arrays: Any) -> Any:
+    """With one axis, if there is none."""
+    return _each(arrays, 1)
+
+
+def atleast_2d(*arrays: Any) -> Any:
+    """With two axes at least: a vector becomes a row."""
+    return _each(arrays, 2)
+
+
+def atleast_3d(*arrays: Any) -> Any:
+    """With three axes at least: vectors and matrices lie in the middle."""
+    return _each(arrays, 3)
+
+
+def hstack(arrays: Sequence[Any], /) -> Array:
+    """Side by side: along the second axis, or the first of vectors."""
+    parts = [_at_least(x, 1) for x in arrays]
+    return concat(parts, axis=0 if parts[0].ndim == 1 else 1)
+
+
+def vstack(arrays: Sequence[Any], /) -> Array:
+    """One below the other; vectors are rows."""
+    return concat([_at_least(x, 2) for x in arrays], axis=0)
+
+
+def dstack(arrays: Sequence[Any], /) -> Array:
+    """Along the third axis."""
+    return concat([_at_least(x, 3) for x in arrays], axis=2)
+
+
+def column_stack(arrays: Sequence[Any], /) -> Array:
+    """Side by side; vectors are columns."""
+    parts = [as_array(x) for x in arrays]
+    return concat([x if x.ndim > 1 else reshape(x, (-1, 1)) for x in parts], axis=1)
+
+
+def array_split(x: Any, sections: int | Sequence[int], /, axis: int = 0) -> list[Array]:
+    """As `split`; parts need not be equal."""
+    x = as_array(x)
+    if isinstance(sections, int):
+        short, more = divmod(x.shape[axis], sections)
+        sections = [i * short + min(i, more) for i in range(1, sections)]
+    return split(x, sections, axis=axis)
+
+
+def hsplit(x: Any, sections: int | Sequence[int], /) -> list[Array]:
+    """Parts side by side."""
+    return split(x, sections, axis=min(as_array(x).ndim - 1, 1))
+
+
+def vsplit(x: Any, sections: int | Sequence[int], /) -> list[Array]:
+    """Parts one below the other."""
+    return split(x, sections, axis=0)
+
+
+def dsplit(x: Any, sections: int | Sequence[int], /) -> list[Array]:
+    """Parts along the third axis."""
+    return split(x, sections, axis=2)
+
+
+# --- places ----------------------------------------------------------------------------------------
+
+
+def fliplr(x: Any, /) -> Array:
+    """The columns in reverse order."""
+    return flip(x, axis=1)
+
+
+def flipud(x: Any, /) -> Array:
+    """The rows in reverse order."""
+    return flip(x, axis=0)
+
+
+def rot90(x: Any, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
+    """Turned by `k` right angles, from the first of `axes` towards the second."""
+    x = as_array(x)
+    first, second = axes_of(tuple(axes), x.ndim)
+    if k % 4 == 2:
+        return flip(x, axis=(first, second))
+    if k % 4 == 1:
+        return swapaxes(flip(x, axis=second), first, second)
+    return flip(swapaxes(x, first, second), axis=second) if k % 4 else x
+
+
+def diag(x: Any, /, k: int = 0) -> Array:
+    """A matrix with a vector on its diagonal `k`, or the diagonal `k` of a matrix."""
+    x = as_array(x)
+    if x.ndim == 2:
+        return diagonal(x, offset=k)
+    if x.ndim != 1:
+        raise BadInput(f"diag takes a vector or a matrix, not an array of {x.ndim} axes")
+    square = where(np.eye(x.size, dtype=bool), x, np.zeros((), x.dtype))
+    return pad(square, ((max(-k, 0), max(k, 0)), (max(k, 0), max(-k, 0))))
+
+
+def pad(x: Any, width: Any, /, mode: str = "constant", *, constant_values: float = 0) -> Array:
+    """With more elements before and after those along each axis.
+
+    Args:
+        x: an array.
+        width: how many: a number, a pair (before, after), or a pair for each axis.
+        mode: "constant", or as in numpy "edge", "reflect", "symmetric", "wrap".
+        constant_values: the elements of the mode "constant", one number.
+    """
+    x = as_array(x)
+    widths = [(int(a), int(b)) for a, b in np.broadcast_to(width, (x.ndim, 2))]
+    if mode == "constant":
+        value = np.pad(x._data, widths, constant_values=constant_values)
+        pads = tuple(a for a, _ in widths) + tuple(b for _, b in widths)
+        statics = ((1, pads), (2, float(constant_values))) if constant_values else ((1, pads),)
+        if x.dtype.kind == "c" and constant_values:
+            raise BadInput("complex numbers are padded with zeros")
+        return record(standard("Pad", statics), [x], value)
+    if mode not in ("edge", "reflect", "symmetric", "wrap"):
+        raise BadInput(f"mode is 'constant', 'edge', 'reflect', 'symmetric' or 'wrap', not {mode!r}")
+    for axis, pair in enumerate(widths):
+        if any(pair):
+            x = take(x, Array(np.pad(np.arange(x.shape[axis]), pair, mode=mode)), axis=axis)  # type: ignore[call-overload]
+    return x
+
+
+def kron(x1: Any, x2: Any, /) -> Array:
+    """The Kronecker product: each element of `x1` times all of `x2`."""
+    a, b = e.promoted(x1, x2)
+    rank = max(a.ndim, b.ndim)
+    a, b = reshape(a, (1,) * (rank - a.ndim) + a.shape), reshape(b, (1,) * (rank - b.ndim) + b.shape)
+    apart = expand_dims(a, axis=tuple(range(1, 2 * rank, 2))) * expand_dims(b, axis=tuple(range(0, 2 * rank, 2)))
+    return reshape(apart, tuple(m * n for m, n in zip(a.shape, b.shape)))
+
+
+# --- along an axis ---------------------------------------------------------------------------------
+
+
+def average(x: Any, /, axis: Any = None, weights: Any = None) -> Array:
+    """The mean, weighted by `weights` of the same shape, or one for each element along `axis`."""
+    x = as_array(x)
+    if weights is None:
+        return mean(x, axis=axis)
+    w = as_array(weights)
+    if w.shape != x.shape:
+        if w.ndim != 1 or not isinstance(axis, int) or w.size != x.shape[axis]:
+            raise BadInput(f"weights of shape {w.shape} for an array of shape {x.shape} and the axis {axis}")
+        at = axes_of(axis, x.ndim)[0]
+        w = reshape(w, tuple(w.size if a == at else 1 for a in range(x.ndim)))
+    total = sum(w, axis=axis) if w.shape == x.shape else sum(w)
+    return sum(x * w, axis=axis) / total
+
+
+def gradient(x: Any, /, *spacing: float, axis: Any = None) -> Any:
+    """Differences along each axis: central ones, and one-sided at the ends.
+
+    Args:
+        x: an array of at least two elements along each axis.
+        spacing: the distance of elements: none (1), one number, or one for each axis.
+        axis: the axes. Default: all.
+
+    Returns:
+        An array, or a tuple with one for each axis.
+    """
+    x = as_array(x)
+    axes = axes_of(axis, x.ndim)
+    steps = spacing if len(spacing) == len(axes) else (spacing or (1.0,)) * len(axes)
+    if len(steps) != len(axes) or any(np.ndim(h) for h in steps):
+        raise BadInput("`spacing` is one number, or one number for each axis")
+    found = []
+    for at, h in zip(axes, steps):
+        if x.shape[at] < 2:
+            raise BadInput(f"gradient needs two elements along axis {at}, not {x.shape[at]}")
+
+        def cut(start: int | None, stop: int | None, at: int = at) -> Array:
+            return getitem(x, (slice(None),) * at + (slice(start, stop),))
+
+        inner = (cut(2, None) - cut(None, -2)) / (2.0 * h)
+        ends = (cut(1, 2) - cut(None, 1)) / h, (cut(-1, None) - cut(-2, -1)) / h
+        found.append(concat([ends[0], inner, ends[1]], axis=at))
+    return found[0] if len(found) == 1 else tuple(found)

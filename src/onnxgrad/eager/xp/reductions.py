@@ -1,0 +1,189 @@
+"""Functions that take a whole axis to a number: sums, means, extrema, counts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.eager.core.array import Array, as_array, record
+from onnxgrad.eager.core.operators import standard
+from onnxgrad.eager.xp import elementwise as e
+from onnxgrad.eager.xp.elementwise import cast, discrete
+
+Axis = int | tuple[int, ...] | None
+
+
+def axes_of(axis: Axis, ndim: int) -> tuple[int, ...]:
+    """The axes that `axis` names, each from 0 on."""
+    if axis is None:
+        return tuple(range(ndim))
+    return tuple(int(a) % ndim if -ndim <= a < ndim else _no_axis(a, ndim) for a in np.atleast_1d(axis).astype(int))
+
+
+def _no_axis(axis: int, ndim: int) -> int:
+    raise IndexError(f"axis {axis} of an array with {ndim} axes")
+
+
+def _reduced(op_type: str, kernel: Any, x: Array, axis: Axis, keepdims: bool) -> Array:
+    axes = axes_of(axis, x.ndim)
+    value = np.asarray(kernel(x._data, axis=axes, keepdims=keepdims), x.dtype)
+    if x._node is None:
+        return Array(value)
+    op = standard(op_type, ((1, axes),), keepdims=int(keepdims)) if axes else standard("Identity")
+    return record(op, [x], value)
+
+
+def _widened(x: Any, dtype: Any) -> Array:
+    """`x` in the dtype that its elements are added up in."""
+    x = as_array(x)
+    return cast(x, np.sum(x._data[..., :0]).dtype if dtype is None and x.ndim else dtype or np.sum(x._data).dtype)
+
+
+def sum(x: Any, /, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
+    """The sum of the elements along `axis`."""
+    return _reduced("ReduceSum", np.sum, _widened(x, dtype), axis, keepdims)
+
+
+def prod(x: Any, /, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
+    """The product of the elements along `axis`."""
+    return _reduced("ReduceProd", np.prod, _widened(x, dtype), axis, keepdims)
+
+
+def mean(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
+    """The mean of the elements along `axis`."""
+    x = as_array(x)
+    return _reduced("ReduceMean", np.mean, x if x.dtype.kind in "fc" else cast(x, np.float64), axis, keepdims)
+
+
+def max(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
+    """The largest element along `axis`; several share the derivative."""
+    return _reduced("ReduceMax", np.max, as_array(x), axis, keepdims)
+
+
+def min(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
+    """The smallest element along `axis`; several share the derivative."""
+    return _reduced("ReduceMin", np.min, as_array(x), axis, keepdims)
+
+
+def var(x: Any, /, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
+    """The mean squared distance from the mean, over the number of elements less `correction`."""
+    x = as_array(x)
+    if x._node is None:
+        return Array(np.asarray(np.var(x._data, axis=axis, ddof=correction, keepdims=keepdims)))
+    count = math.prod(x.shape[a] for a in axes_of(axis, x.ndim))
+    distance = e.subtract(x, mean(x, axis=axis, keepdims=True))
+    distance = e.abs(distance) if x.dtype.kind == "c" else distance
+    return e.divide(sum(e.square(distance), axis=axis, keepdims=keepdims), float(count - correction))
+
+
+def std(x: Any, /, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
+    """The square root of `var`."""
+    return e.sqrt(var(x, axis=axis, correction=correction, keepdims=keepdims))
+
+
+def cumulative_sum(x: Any, /, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
+    """The sums of the first elements along `axis`."""
+    x, at = _running(_widened(x, dtype), axis)
+    y = record(standard("CumSum", ((1, at),)), [x], np.cumsum(x._data, axis=at, dtype=x.dtype))
+    return _after(0, y, at) if include_initial else y
+
+
+def cumulative_prod(x: Any, /, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
+    """The products of the first elements along `axis`."""
+    from onnxgrad.eager.xp.shaping import expand_dims, stack, unstack
+
+    x, at = _running(_widened(x, dtype), axis)
+    if x._node is None:
+        y = Array(np.cumprod(x._data, axis=at, dtype=x.dtype))
+    elif x.shape[at] == 0:
+        y = x
+    else:
+        so_far: list[Array] = []
+        for piece in unstack(x, axis=at):
+            so_far.append(e.multiply(so_far[-1], piece) if so_far else piece)
+        y = stack(so_far, axis=at) if len(so_far) > 1 else expand_dims(so_far[0], axis=at)
+    return _after(1, y, at) if include_initial else y
+
+
+def _running(x: Array, axis: int | None) -> tuple[Array, int]:
+    if axis is None:
+        if x.ndim != 1:
+            raise ValueError(f"which axis? the array has {x.ndim}")
+        axis = 0
+    return x, axes_of(axis, x.ndim)[0]
+
+
+def _after(first: int, y: Array, axis: int) -> Array:
+    from onnxgrad.eager.xp.shaping import concat
+
+    shape = tuple(1 if a == axis else n for a, n in enumerate(y.shape))
+    return concat([Array(np.full(shape, first, y.dtype)), y], axis=axis)
+
+
+def diff(x: Any, /, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Array:
+    """The `n`-th differences of neighbours along `axis`, after `prepend` and `append` are put to its ends."""
+    from onnxgrad.eager.xp.indexing import getitem
+    from onnxgrad.eager.xp.shaping import concat
+
+    x = as_array(x)
+    at = axes_of(axis, x.ndim)[0]
+    parts = [as_array(p) for p in (prepend, x, append) if p is not None]
+    x = concat(parts, axis=at) if len(parts) > 1 else x
+    for _ in range(n):
+        ends = [(slice(None),) * at + (s,) for s in (slice(1, None), slice(None, -1))]
+        x = (e.not_equal if x.dtype == bool else e.subtract)(getitem(x, ends[0]), getitem(x, ends[1]))
+    return x
+
+
+def _counted(op_type: str, kernel: Any, x: Any, axis: int | None, keepdims: bool) -> Array:
+    x = as_array(x)
+    value = kernel(x._data, axis=axis, keepdims=keepdims)
+    if x._node is None:
+        return Array(np.asarray(value))
+    if axis is None:
+        from onnxgrad.eager.xp.shaping import reshape
+
+        flat = _counted(op_type, kernel, reshape(x, (-1,)), 0, False)
+        return reshape(flat, (1,) * x.ndim) if keepdims else flat
+    return record(standard(op_type, axis=int(axis), keepdims=int(keepdims)), [x], np.asarray(value, np.int64))
+
+
+def argmax(x: Any, /, axis: int | None = None, keepdims: bool = False) -> Array:
+    """Where the largest element along `axis` is (the first of several)."""
+    return _counted("ArgMax", np.argmax, x, axis, keepdims)
+
+
+def argmin(x: Any, /, axis: int | None = None, keepdims: bool = False) -> Array:
+    """Where the smallest element along `axis` is (the first of several)."""
+    return _counted("ArgMin", np.argmin, x, axis, keepdims)
+
+
+def _logical(op_type: str, kernel: Any, x: Any, axis: Axis, keepdims: bool) -> Array:
+    x = as_array(x)
+    if x._node is None:
+        return Array(np.asarray(kernel(x._data, axis=axis, keepdims=keepdims)))
+    ones = cast(x if x.dtype == bool else e.not_equal(x, 0), np.int64)
+    return cast(_reduced(op_type, getattr(np, op_type[6:].lower()), ones, axis, keepdims), bool)
+
+
+def all(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
+    """Whether all elements along `axis` are true."""
+    return _logical("ReduceMin", np.all, x, axis, keepdims)
+
+
+def any(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
+    """Whether some element along `axis` is true."""
+    return _logical("ReduceMax", np.any, x, axis, keepdims)
+
+
+def count_nonzero(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
+    """How many elements along `axis` are not 0."""
+    return sum(cast(e.not_equal(x, 0), np.int64), axis=axis, keepdims=keepdims)
+
+
+nonzero = discrete("nonzero", np.nonzero)
+searchsorted = discrete(
+    "searchsorted", lambda x1, x2, /, *, side="left", sorter=None: np.searchsorted(x1, x2, side, sorter)
+)

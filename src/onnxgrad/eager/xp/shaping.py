@@ -1,0 +1,194 @@
+"""Functions that move elements: shapes, axes, joins and repetitions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.eager.core.array import Array, as_array, record
+from onnxgrad.eager.core.operators import standard
+from onnxgrad.eager.core.tape import exporting
+from onnxgrad.eager.xp import elementwise as e
+from onnxgrad.eager.xp.indexing import getitem, take
+from onnxgrad.eager.xp.reductions import axes_of
+
+
+def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Array:
+    """The elements in order, in another shape; one length may be -1: what is left."""
+    x = as_array(x)
+    shape = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+    data = np.reshape(x._data, shape, copy=copy)
+    if x._node is None:
+        return Array(data)
+    return record(standard("Reshape", ((1, data.shape),), **({"allowzero": 1} if 0 in data.shape else {})), [x], data)
+
+
+def permute_dims(x: Any, /, axes: Sequence[int]) -> Array:
+    """The axes in another order."""
+    x = as_array(x)
+    axes = axes_of(tuple(axes), x.ndim)
+    data = np.transpose(x._data, axes)
+    return record(standard("Transpose", perm=axes), [x], data) if x.ndim else record(standard("Identity"), [x], data)
+
+
+def matrix_transpose(x: Any, /) -> Array:
+    """The last two axes swapped."""
+    x = as_array(x)
+    if x.ndim < 2:
+        raise ValueError(f"a matrix has two axes, and this array {x.ndim}")
+    return permute_dims(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
+
+
+def moveaxis(x: Any, source: int | tuple[int, ...], destination: int | tuple[int, ...], /) -> Array:
+    """The axes `source` at the places `destination`."""
+    x = as_array(x)
+    order = np.moveaxis(np.empty((1,) * x.ndim), source, destination)  # for its checks
+    places, targets = axes_of(source, x.ndim), axes_of(destination, x.ndim)
+    rest = iter(a for a in range(order.ndim) if a not in places)
+    moved = dict(zip(targets, places))
+    return permute_dims(x, [moved[a] if a in moved else next(rest) for a in range(x.ndim)])
+
+
+def swapaxes(x: Any, axis1: int, axis2: int, /) -> Array:
+    """Two axes swapped."""
+    order = list(range(as_array(x).ndim))
+    order[axis1], order[axis2] = order[axis2], order[axis1]
+    return permute_dims(x, order)
+
+
+def expand_dims(x: Any, /, axis: int | tuple[int, ...] = 0) -> Array:
+    """With axes of length 1 at `axis`."""
+    x = as_array(x)
+    data = np.expand_dims(x._data, axis)
+    return record(standard("Unsqueeze", ((1, axes_of(axis, data.ndim)),)), [x], data)
+
+
+def squeeze(x: Any, /, axis: int | tuple[int, ...] | None = None) -> Array:
+    """Without the axes `axis`, whose length is 1."""
+    x = as_array(x)
+    axes = axes_of(axis, x.ndim) if axis is not None else tuple(a for a, n in enumerate(x.shape) if n == 1)
+    op = standard("Squeeze", ((1, axes),)) if axes else standard("Identity")
+    return record(op, [x], np.squeeze(x._data, axes))
+
+
+def broadcast_to(x: Any, /, shape: Sequence[int]) -> Array:
+    """Repeated along axes of length 1, and along new ones in front."""
+    x = as_array(x)
+    return record(standard("Expand", ((1, tuple(shape)),)), [x], np.broadcast_to(x._data, tuple(shape)))
+
+
+def broadcast_arrays(*arrays: Any) -> tuple[Array, ...]:
+    """All in the shape that they broadcast to together."""
+    shape = np.broadcast_shapes(*(as_array(x).shape for x in arrays))
+    return tuple(broadcast_to(x, shape) for x in arrays)
+
+
+def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Array:
+    """One after the other along `axis` (None: of the flattened arrays)."""
+    parts = [as_array(x) for x in arrays]
+    if axis is None:
+        parts, axis = [reshape(x, (-1,)) for x in parts], 0
+    dtype = np.result_type(*(x._data.dtype for x in parts))
+    parts = [e.cast(x, dtype) for x in parts]
+    data = np.concatenate([x._data for x in parts], axis=axis)
+    return record(standard("Concat", axis=axes_of(axis, data.ndim)[0]), parts, data)
+
+
+def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Array:
+    """One after the other along a new axis."""
+    return concat([expand_dims(x, axis=axis) for x in arrays], axis=axis)
+
+
+def unstack(x: Any, /, *, axis: int = 0) -> tuple[Array, ...]:
+    """The pieces along `axis`, without it."""
+    x = as_array(x)
+    at = (slice(None),) * axes_of(axis, x.ndim)[0]
+    return tuple(getitem(x, (*at, i)) for i in range(x.shape[axis]))
+
+
+def split(x: Any, sections: int | Sequence[int], /, *, axis: int = 0) -> list[Array]:
+    """The pieces along `axis`: so many equal ones, or those between the places given."""
+    x = as_array(x)
+    at, length = (slice(None),) * axes_of(axis, x.ndim)[0], x.shape[axis]
+    if isinstance(sections, int) and length % sections:
+        raise ValueError(f"{length} elements do not split into {sections} equal parts")
+    places = range(0, length, length // sections)[1:] if isinstance(sections, int) else sections
+    return [getitem(x, (*at, slice(a, b))) for a, b in zip([0, *places], [*places, length])]
+
+
+def flip(x: Any, /, *, axis: int | tuple[int, ...] | None = None) -> Array:
+    """In reverse order along `axis`."""
+    x = as_array(x)
+    axes = axes_of(axis, x.ndim)
+    return getitem(x, tuple(slice(None, None, -1) if a in axes else slice(None) for a in range(x.ndim)))
+
+
+def roll(x: Any, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...] | None = None) -> Array:
+    """Moved by `shift` along `axis`, round the end."""
+    x = as_array(x)
+    if axis is None:
+        return reshape(roll(reshape(x, (-1,)), shift, axis=0), x.shape)
+    for by, at in np.broadcast(shift, axis):
+        at, length = axes_of(int(at), x.ndim)[0], x.shape[int(at)]
+        x = take(x, Array((np.arange(length) - int(by)) % max(length, 1)), axis=at)
+    return x
+
+
+def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Array:
+    """Every element along `axis` (default: of the flattened array) repeated."""
+    x = as_array(x)
+    if axis is None:
+        x, axis = reshape(x, (-1,)), 0
+    if exporting.get():
+        e.refuse_tracked("repeat by numbers that are computed", [repeats], "use tile", floats=False)
+    return take(x, Array(np.repeat(np.arange(x.shape[axis]), np.asarray(e.plain(repeats)))), axis=axis)
+
+
+def tile(x: Any, repetitions: Sequence[int], /) -> Array:
+    """The whole array repeated along each axis."""
+    x = as_array(x)
+    counts = (repetitions,) if isinstance(repetitions, int) else tuple(repetitions)
+    rank = max(len(counts), x.ndim)
+    x = reshape(x, (1,) * (rank - x.ndim) + x.shape)
+    counts = (1,) * (rank - len(counts)) + counts
+    return record(standard("Tile", ((1, counts),)), [x], np.tile(x._data, counts))
+
+
+def meshgrid(*arrays: Any, indexing: str = "xy") -> tuple[Array, ...]:
+    """Coordinate arrays of the grid that vectors span."""
+    parts, rank = [as_array(x) for x in arrays], len(arrays)
+    if indexing not in ("xy", "ij"):
+        raise ValueError(f"indexing is 'xy' or 'ij', not {indexing!r}")
+    places = list(range(rank))
+    if indexing == "xy" and rank > 1:
+        places[:2] = 1, 0
+    return broadcast_arrays(
+        *(reshape(x, tuple(x.size if a == at else 1 for a in range(rank))) for x, at in zip(parts, places))
+    )
+
+
+def tril(x: Any, /, *, k: int = 0) -> Array:
+    """The elements on and below the diagonal `k`, zeros above."""
+    return _triangle(np.tril, 0, as_array(x), k)
+
+
+def triu(x: Any, /, *, k: int = 0) -> Array:
+    """The elements on and above the diagonal `k`, zeros below."""
+    return _triangle(np.triu, 1, as_array(x), k)
+
+
+def _triangle(kernel: Any, upper: int, x: Array, k: int) -> Array:
+    return record(standard("Trilu", ((1, int(k)),), upper=upper), [x], kernel(x._data, k))
+
+
+def ravel(x: Any, /) -> Array:
+    """As a vector."""
+    return reshape(x, (-1,))
+
+
+def size_of(shape: Sequence[int]) -> int:
+    """How many elements an array of `shape` has."""
+    return math.prod(shape)

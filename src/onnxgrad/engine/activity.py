@@ -1,0 +1,204 @@
+"""Which values and nodes lie between `wrt` and `of`, and what stands in the way there."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.errors import NoDerivative, NoRule, NotDifferentiable
+from onnxgrad.ir.builder import FLOATS, Builder
+from onnxgrad.ir.graph import captured, reads
+from onnxgrad.ir.names import described
+from onnxgrad.lower import expand
+from onnxgrad.rules.registry import Rule, registry
+
+
+def rule_of(node: ir.Node, builder: Builder) -> Rule | None:
+    """The rule that applies to `node` at the opset of the model."""
+    functions = builder.functions
+    if functions is not None and node in functions:
+        return registry.custom(node.domain, node.op_type) or functions.rule
+    return registry.get(node.domain, node.op_type, builder.infer.context.get_opset_version(node.domain))
+
+
+#: Types whose values are counts, places or conditions, never quantized numbers.
+_DISCRETE = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL, ir.DataType.STRING})
+
+
+def is_differentiable(value: ir.Value) -> bool:
+    """Whether a value can carry a tangent: floats, containers of floats, and values of unknown type."""
+    held = value.type
+    while isinstance(held, (ir.SequenceType, ir.OptionalType)):
+        held = held.elem_type
+    if held is None or not isinstance(held, ir.TensorType):
+        return held is None
+    return held.dtype in FLOATS or _is_estimated(value)
+
+
+def _is_estimated(value: ir.Value) -> bool:
+    """Whether a quantized number has a straight-through tangent, which is a float: from its producer, or
+    through operators that only move numbers of its type."""
+    node = value.producer()
+    if not registry.estimating or node is None or value.dtype is None or value.dtype in _DISCRETE:
+        return False
+    if registry.estimates(node.domain, node.op_type):
+        return True
+    return any(v is not None and v.dtype == value.dtype and _is_estimated(v) for v in node.inputs)
+
+
+def moved_by(node: ir.Node, rule: Rule | None, active: Collection[ir.Value]) -> bool:
+    """Whether `node` has a derivative with respect to some value of `active`."""
+    if rule is not None and rule.kind == "zero":
+        return False
+    if any(v in active and (rule is None or rule.carries(i)) for i, v in enumerate(node.inputs)):
+        return True
+    return any(v in active for v in captured(node))
+
+
+def active_values(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], builder: Builder) -> set[ir.Value]:
+    """The values that depend, differentiably, on `wrt`."""
+    active = set(wrt)
+    for node in nodes:
+        if moved_by(node, rule_of(node, builder), active):
+            active.update(v for v in node.outputs if is_differentiable(v))
+    return active
+
+
+def on_path(
+    nodes: Sequence[ir.Node], wrt: Iterable[ir.Value], of: Iterable[ir.Value], builder: Builder
+) -> list[ir.Node]:
+    """The nodes through which `of` depends on `wrt`, in order."""
+    active = active_values(nodes, wrt, builder)
+    wanted = set(of)
+    path: list[ir.Node] = []
+    for node in reversed(nodes):
+        rule = rule_of(node, builder)
+        if any(v in wanted and v in active for v in node.outputs) and moved_by(node, rule, active):
+            path.append(node)
+            wanted.update(v for i, v in enumerate(node.inputs) if v is not None and (rule is None or rule.carries(i)))
+            wanted.update(captured(node))
+    return path[::-1]
+
+
+def stoppers(nodes: Sequence[ir.Node], wrt: Iterable[ir.Value], of: Iterable[ir.Value], builder: Builder) -> list[str]:
+    """The types of the operators before `of` that read what depends on `wrt`, and whose derivative is zero."""
+    active, wanted = active_values(nodes, wrt, builder), set(of)
+    found: dict[str, None] = {}
+    for node in reversed(nodes):
+        if any(v in wanted for v in node.outputs):
+            wanted.update(v for v in reads(node) if v is not None)
+            if not any(v in active for v in node.outputs) and any(v in active for v in reads(node)):
+                found[node.op_type] = None
+    return list(found)[::-1]
+
+
+def prepare(
+    nodes: Sequence[ir.Node],
+    wrt: Sequence[ir.Value],
+    of: Sequence[ir.Value],
+    builder: Builder,
+    reverse: bool = False,
+) -> list[ir.Node]:
+    """The nodes to differentiate: those on the path, each with a rule.
+
+    An operator without a rule is replaced, in its graph, by the specification's own function body; for reverse
+    mode, one with a rule by what the rule has instead of it.
+    Raises NoRule or NoDerivative, before anything is written, naming every obstacle.
+    """
+    nodes = list(nodes)
+    while True:
+        wrt, of = [builder.now(v) for v in wrt], [builder.now(v) for v in of]
+        path = on_path(nodes, wrt, of, builder)
+        bodies = {node: body for node in path if (body := _instead(node, builder, of if reverse else None))}
+        if not bodies:
+            break
+        nodes = [n for node in nodes for n in bodies.get(node, [node])]
+    refuse([n for n in path if obstacle(n, builder)], path, wrt, of, builder)
+    return path
+
+
+def _instead(node: ir.Node, builder: Builder, of: Sequence[ir.Value] | None) -> list[ir.Node] | None:
+    """The nodes that took the place of `node`, if any did; `of`: what has a cotangent, in reverse mode."""
+    rule = rule_of(node, builder)
+    if rule is None:
+        return expand(builder, node)
+    return None if of is None or rule.rewrite is None else rule.rewrite(builder, node, of)
+
+
+def obstacle(node: ir.Node, builder: Builder) -> str:
+    """Why `node` cannot be differentiated; empty if it can."""
+    rule = rule_of(node, builder)
+    if rule is None:
+        return "onnxgrad has no rule for it, and the specification gives it no function body"
+    return rule.reason if rule.kind == "undefined" else ""
+
+
+def refuse(
+    nodes: Sequence[ir.Node],
+    among: Sequence[ir.Node],
+    wrt: Sequence[ir.Value],
+    of: Sequence[ir.Value],
+    builder: Builder,
+) -> None:
+    """Raise one error that names all of `nodes` with the path that needs each; nothing if there are none."""
+    if not nodes:
+        return
+    lines = []
+    for node in nodes[:5]:
+        opset = builder.infer.context.get_opset_version(node.domain)
+        lines.append(f"  {described(node)} ({node.domain or 'ai.onnx'}, opset {opset}): {obstacle(node, builder)}")
+        lines.append(f"    on the path {describe_path(node, among, wrt, of)}")
+    if len(nodes) > 5:
+        lines.append(f"  … and {len(nodes) - 5} more")
+    hint = "take `wrt` after, or `of` before, the node"
+    missing = any(rule_of(n, builder) is None for n in nodes)
+    if missing:
+        hint += "; or register a rule for the operator (docs/add-an-operator.md)"
+    error: type[NotDifferentiable] = NoRule if missing else NoDerivative
+    raise error("cannot differentiate\n" + "\n".join(lines) + f"\n  hint: {hint}")
+
+
+def describe_path(node: ir.Node, among: Sequence[ir.Node], wrt: Sequence[ir.Value], of: Sequence[ir.Value]) -> str:
+    """A path from a `wrt` through `node` to an `of`, as ``x → Conv → … → y``."""
+    producers = {v: n for n in among for v in n.outputs}
+    users: dict[ir.Value, list[ir.Node]] = {}
+    for n in among:
+        for v in reads(n):
+            users.setdefault(v, []).append(n)
+    before = _walk(node, lambda n: [producers[v] for v in reads(n) if v in producers], reads, set(wrt))
+    after = _walk(node, lambda n: [u for v in n.outputs for u in users.get(v, ())], lambda n: n.outputs, set(of))
+    (start, middle), (end, last) = before, after
+    chain = [n.op_type for n in reversed(middle)] + [f"[{node.op_type}]"] + [n.op_type for n in last]
+    if len(chain) > 9:
+        at = len(middle)
+        chain = [*chain[: min(3, at)], "…", chain[at], "…", *chain[-2:]] if 3 < at < len(chain) - 3 else chain
+        chain = chain if len(chain) < 20 else [*chain[:6], "…", *chain[-6:]]
+    return " → ".join([start, *chain, end])
+
+
+def _walk(
+    node: ir.Node,
+    onward: Callable[[ir.Node], Iterable[ir.Node]],
+    touches: Callable[[ir.Node], Iterable[ir.Value]],
+    goal: Collection[ir.Value],
+) -> tuple[str, list[ir.Node]]:
+    """From `node` to the nearest node that touches a value of `goal`: the value, and the nodes in between."""
+    came: dict[ir.Node, ir.Node | None] = {node: None}
+    queue = deque([node])
+    while queue:
+        current = queue.popleft()
+        found = next((v.name or "?" for v in touches(current) if v in goal), None)
+        if found is not None:
+            trail: list[ir.Node] = []
+            back: ir.Node | None = current
+            while back is not None and back is not node:
+                trail.append(back)
+                back = came[back]
+            return found, trail[::-1]
+        for n in onward(current):
+            if n not in came:
+                came[n] = current
+                queue.append(n)
+    return "?", []

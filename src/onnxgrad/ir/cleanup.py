@@ -1,0 +1,127 @@
+"""The last pass over a derived graph: what nobody needs goes, and what ONNX Runtime misreads is written otherwise.
+
+A Pad that names its axes, next to a Transpose, is misread by ONNX Runtime's transpose optimizer (found in
+1.31): it permutes the pads as if there were one pair for each axis, so that the model fails to run or, where the
+numbers happen to fit, pads the wrong axes. Derivatives put Transposes next to everything, so every Pad is made
+to name none.
+
+Its fusion of MatMul with a Transpose on the left forgets the transposition where the right operand is a vector (1.31
+and 1.32, level "extended"): so a vector becomes a matrix of one column there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir.constants import constant
+from onnxgrad.ir.graph import prune
+from onnxgrad.ir.infer.inference import forget_values
+from onnxgrad.ir.names import Names
+
+
+def finish(graph: ir.Graph, keep: Iterable[ir.Value] = (), names: Names | None = None) -> None:
+    """Clean up a derived `graph`, in place; values of `keep` stay even if no output needs them."""
+    for g in (graph, *graph.subgraphs()):
+        for node in list(g):
+            if node.op_type == "Pad" and node.domain == "" and len(node.inputs) > 3 and node.inputs[3] is not None:
+                names = names or Names.of_graph(graph)
+                _Rewriting(g, node, names).name_no_axes()
+    if has_transpose(graph):
+        for node in vector_products(graph):
+            if node.inputs[1] is not None and node.inputs[1].shape is not None:
+                names = names or Names.of_graph(graph)
+                _Rewriting(node.graph, node, names).make_a_column()  # type: ignore[arg-type]
+    prune(graph, keep)
+    forget_values(graph)
+
+
+def has_transpose(graph: ir.Graph) -> bool:
+    """Whether a node anywhere in `graph` exchanges axes."""
+    return any(node.op_type == "Transpose" for g in (graph, *graph.subgraphs()) for node in g)
+
+
+def vector_products(graph: ir.Graph) -> list[ir.Node]:
+    """Each MatMul anywhere in `graph` whose right operand is a vector, or is not known not to be one."""
+    return [
+        node
+        for g in (graph, *graph.subgraphs())
+        for node in g
+        if node.op_type == "MatMul"
+        and node.domain == ""
+        and _rank(node.inputs[0]) not in (0, 1)
+        and _rank(node.inputs[1]) in (None, 1)
+    ]
+
+
+def _rank(value: ir.Value | None) -> int | None:
+    return None if value is None or value.shape is None else len(value.shape)
+
+
+class _Rewriting:
+    """One node that ONNX Runtime misreads."""
+
+    def __init__(self, graph: ir.Graph, node: ir.Node, names: Names) -> None:
+        self.graph, self.node, self.names = graph, node, names
+
+    def make_a_column(self) -> None:
+        """Have a product of a matrix with a vector be one with a matrix of one column."""
+        a, x = self.node.inputs
+        (out,) = self.node.outputs
+        assert x is not None
+        assert x.shape is not None
+        axis = self.constant(np.array([-1], np.int64))
+        column = self.emit("Unsqueeze", x, axis)
+        product = self.emit("MatMul", a, column)
+        for value, like in ((column, x), (product, out)):
+            value.type = like.type
+            value.shape = None if like.shape is None else ir.Shape([*like.shape, 1])
+        self.node.op_type = "Squeeze"
+        self.node.replace_input_with(0, product)
+        self.node.replace_input_with(1, axis)
+
+    def name_no_axes(self) -> None:
+        """Give a Pad a pair of pads for every axis, where the rank is known."""
+        x, pads, _, axes = self.node.inputs[:4]
+        assert x is not None
+        assert pads is not None
+        assert axes is not None
+        if x.shape is None:
+            return
+        rank = len(x.shape)
+        named, amounts = constant(axes), constant(pads)
+        places = None if named is None else np.concatenate([named % rank, named % rank + rank]).astype(np.int64)
+        whole = np.zeros(2 * rank, np.int64)
+        if places is not None and amounts is not None:
+            whole[places] = amounts
+            new = self.constant(whole)
+        else:
+            at = self.places(axes, rank) if places is None else self.constant(places)
+            new = self.emit("ScatterElements", self.constant(whole), at, pads, axis=0)
+        self.node.replace_input_with(1, new)
+        self.node.resize_inputs(3)
+
+    def places(self, axes: ir.Value, rank: int) -> ir.Value:
+        """Where the pads of `axes` belong; an axis below 0 counts from the end."""
+        count = self.constant(np.array(rank, np.int64))
+        first = self.emit("Mod", self.emit("Cast", axes, to=int(ir.DataType.INT64)), count)
+        return self.emit("Concat", first, self.emit("Add", first, count), axis=0)
+
+    def constant(self, array: np.ndarray) -> ir.Value:
+        tensor = ir.tensor(array, name=self.names.fresh("const"))
+        value = ir.Value(
+            name=tensor.name, const_value=tensor, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype)
+        )
+        self.graph.register_initializer(value)
+        return value
+
+    def emit(self, op_type: str, *inputs: ir.Value | None, **attributes: int) -> ir.Value:
+        node = ir.Node("", op_type, inputs, [ir.AttrInt64(name, number) for name, number in attributes.items()])
+        (value,) = node.outputs
+        value.name = node.name = self.names.fresh(f"d_{op_type}")
+        value.type = ir.TensorType(ir.DataType.INT64)
+        value.shape = ir.Shape([None])
+        self.graph.insert_before(self.node, node)
+        return value

@@ -1,0 +1,104 @@
+"""Values that no input can change: constants, and what small arithmetic on constants comes to.
+
+Each node is evaluated by the onnx package's reference evaluator.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.schemas import schema_of
+
+#: What is computed is a shape or a parameter; larger tensors are data.
+MOST_ELEMENTS = 256
+
+
+def constant(value: ir.Value) -> np.ndarray | None:
+    """What `value` holds if it is a constant, or an initializer that is no input; else None."""
+    tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def known_value(value: ir.Value, opset: int, depth: int = 16) -> np.ndarray | None:
+    """`constant`, or what at most `depth` nodes compute from constants; else None."""
+    held = constant(value)
+    node = value.producer()
+    if held is not None or node is None or not depth or len(node.outputs) != 1 or not node.inputs:
+        return held
+    feeds = {}
+    for operand in node.inputs:
+        if operand is not None:
+            array = known_value(operand, opset, depth - 1)
+            if array is None:
+                return None
+            feeds[operand] = array
+    return evaluate(node, feeds, opset)
+
+
+def evaluate(node: ir.Node, feeds: Mapping[ir.Value, np.ndarray], opset: int) -> np.ndarray | None:
+    """The one output of a deterministic standard `node` on small operands; None if it cannot be had."""
+    small = all(a.size <= MOST_ELEMENTS for a in feeds.values())
+    if node.domain or not small or not is_repeatable(node.op_type, "", opset) or node.outputs[0].dtype is None:
+        return None
+    try:
+        if _size(node, feeds) > MOST_ELEMENTS or subgraphs(node):
+            return None
+        proto = ir.to_proto(node)
+        named = {v.name or "": a for v, a in feeds.items()}
+        result: Any = ReferenceEvaluator(proto, opsets={"": opset}).run(None, named)
+        result = result[0]
+    except Exception:  # the reference does not know the operator, or the node is wrong: nothing is known
+        return None
+    if not isinstance(result, (np.ndarray, np.generic)) or result.size > MOST_ELEMENTS:
+        return None
+    return np.asarray(result).astype(node.outputs[0].dtype.numpy())
+
+
+def _size(node: ir.Node, feeds: Mapping[ir.Value, np.ndarray]) -> float:
+    """How many elements `node` makes of small operands, where its operator can make many of few; else 0.
+
+    What a model can ask for by one number must not be made to see that it is large.
+    """
+    shape = node.outputs[0].shape
+    if shape is not None and all(isinstance(d, int) for d in shape):
+        return math.prod(d for d in shape if isinstance(d, int))
+    if node.op_type not in GROWING:
+        return 0
+    arrays = [feeds[v].astype(np.float64).ravel() for v in node.inputs if v is not None]
+    if node.op_type == "Range":
+        start, limit, step = (a[0] for a in arrays)
+        return abs(limit - start) / abs(step) if step else math.inf
+    data, numbers = (np.empty(1), arrays) if node.op_type == "ConstantOfShape" else (arrays[0], arrays[1:2])
+    return data.size * float(np.prod([np.maximum(np.abs(n), 1).prod() for n in numbers]))
+
+
+#: Operators that make large tensors of small numbers.
+GROWING = frozenset({"ConstantOfShape", "Expand", "Tile", "Range", "Pad", "OneHot", "CenterCropPad"})
+
+
+@functools.cache
+def is_repeatable(op_type: str, domain: str, opset: int) -> bool:
+    """Whether equal operands give equal results (false for random operators and unknown ones)."""
+    schema = schema_of(domain, op_type, opset)
+    if schema is None:
+        return False
+    determinism = schema.node_determinism  # type: ignore[attr-defined]
+    return determinism != onnx.defs.OpSchema.NodeDeterminism.NonDeterministic
+
+
+def sliced(size: int, start: int, end: int, step: int) -> range:
+    """The places that a Slice takes along an axis of `size`.
+
+    As Python's, but for a negative step from before the first element: that is clamped to the first, and taken.
+    """
+    first, last, stride = slice(start, end, step).indices(size)
+    return range(max(first, 0) if size else first, last, stride)

@@ -1,0 +1,114 @@
+"""The order in which ONNX Runtime runs the nodes of a graph, and orders by which memory is given back soon."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.ir.graph import reads
+
+#: What a layer has one or two of; the rest of a step (activations, optimizers) has many operators or few.
+PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
+
+
+def execution_order(graph: ir.Graph) -> list[ir.Node]:
+    """The nodes of `graph` as ONNX Runtime runs them, one after the other.
+
+    It walks back from the nodes that no other reads, depth first; of several, from the last one in the graph.
+    """
+    place = {node: i for i, node in enumerate(graph)}
+    before: dict[ir.Node, list[ir.Node]] = {}
+    for node in place:
+        made = {p for v in reads(node) if (p := v.producer()) is not None and p in place}
+        before[node] = sorted(made, key=place.__getitem__)
+    read = {p for nodes in before.values() for p in nodes}
+    order: list[ir.Node] = []
+    seen: set[ir.Node] = set()
+    stack = [(node, False) for node in place if node not in read]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack += [(p, False) for p in before[node] if p not in seen]
+    return order
+
+
+def orders(graph: ir.Graph) -> list[list[ir.Node]]:
+    """Orders of the nodes of `graph`, for which ONNX Runtime reads and gives back in another order what it computed.
+
+    Of the nodes that no other reads (the updates of weights, in a step), and of those that one reads (all gradients,
+    where their norm is taken), the runtime computes the last one first, with all that it needs. That should be what
+    needs least: then each gradient is computed when its cotangent is there, and not after all cotangents. How much a
+    node needs is counted in products, which every layer has, and only then in nodes, of which an optimizer has more
+    than many a layer.
+
+    1. The order that they have.
+    2. The same, but those that no other reads behind all others, those first that need most.
+    3. The same, but the last of those first: a run in the order that the nodes have.
+    4. Everything by how far it leads, then by how much it needs, as far as a node goes behind what it reads.
+    """
+    nodes = list(graph)
+    before, after = _edges(nodes)
+    depth = _steps(nodes, before)
+    height = _steps(nodes[::-1], after)
+    place = {node: i for i, node in enumerate(nodes)}
+    last = sorted((n for n in nodes if not after[n]), key=lambda n: (depth[n], -place[n]), reverse=True)
+    inner = [n for n in nodes if after[n]]
+
+    def key(node: ir.Node) -> tuple[int, ...]:
+        (far, farther), (much, more) = height[node], depth[node]
+        return -far, -much, -farther, -more, place[node]
+
+    missing = {n: len(before[n]) for n in nodes}
+    ready = [(key(n), n) for n in nodes if not missing[n]]
+    heapq.heapify(ready)
+    fourth = []
+    while ready:
+        node = heapq.heappop(ready)[1]
+        fourth.append(node)
+        for reader in after[node]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(ready, (key(reader), reader))
+    return [nodes, inner + last, inner + [n for n in reversed(nodes) if not after[n]], fourth]
+
+
+def run_as(graph: ir.Graph, like: ir.Graph) -> None:
+    """Reorder `graph`, which was made of `like`, so that the runtime gives values of the same names in the same order.
+
+    That holds for nodes that no other reads: they come when the last of what they give, or else read, came in `like`.
+    """
+    place = {v.name: i for i, node in enumerate(execution_order(like)) for v in node.outputs}
+
+    def when(node: ir.Node) -> int:
+        made = [place[v.name] for v in node.outputs if v.name in place]
+        return max(made or [place.get(v.name, 0) for v in node.inputs if v is not None], default=0)
+
+    last = [node for node in graph if not any(v.uses() for v in node.outputs)]
+    graph.remove(last)
+    graph.extend(sorted(last, key=when, reverse=True))
+
+
+def _edges(nodes: Sequence[ir.Node]) -> tuple[dict[ir.Node, list[ir.Node]], dict[ir.Node, list[ir.Node]]]:
+    """What each node reads from, and what reads from it."""
+    before: dict[ir.Node, list[ir.Node]] = {}
+    after: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
+    for node in nodes:
+        before[node] = list(dict.fromkeys(p for v in reads(node) if (p := v.producer()) is not None and p in after))
+        for p in before[node]:
+            after[p].append(node)
+    return before, after
+
+
+def _steps(nodes: Sequence[ir.Node], before: Mapping[ir.Node, Sequence[ir.Node]]) -> dict[ir.Node, tuple[int, int]]:
+    """The most products, and the most nodes, on a way through `before` from each node on."""
+    found: dict[ir.Node, tuple[int, int]] = {}
+    for node in nodes:
+        products = max((found[p][0] for p in before[node]), default=0) + (node.op_type in PRODUCTS)
+        found[node] = products, 1 + max((found[p][1] for p in before[node]), default=0)
+    return found

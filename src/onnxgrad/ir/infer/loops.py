@@ -1,0 +1,265 @@
+"""Types and shapes of Loop and Scan, by induction over the steps; and of If, by what its branches share.
+
+A state has the shape of its initial value at every step if the body, given that shape, returns it again.
+Dimensions for which that cannot be shown are unknown inside the body and after it. The library takes the
+body's word for the shape after the last step, and the trip count for the number of steps, whatever the
+condition says; and of an If with one branch of unknown shape it takes that of the other. A gradient that
+trusted any of these could be silently wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+import onnx_shape_inference as osi
+
+from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.infer.onnx_fallback import ask_onnx
+
+Dim = int | ir.SymbolicDim
+
+#: where a value of a body keeps the shape that the model declares for it
+DECLARED = "onnxgrad.declared"
+
+
+def remember_declared(graph: ir.Graph) -> None:
+    """Note what the bodies in `graph` declare of their values, before inference writes there what it finds."""
+    for inner in graph.subgraphs():
+        for value in (*inner.inputs, *(v for node in inner for v in node.outputs)):
+            declared(value)
+
+
+def declared(value: ir.Value) -> ir.Shape | None:
+    """The shape that `value` had before any inference."""
+    return value.meta.setdefault(DECLARED, value.shape)
+
+
+def infer_if(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    """Types and shapes of the outputs of an If: what is true in both branches."""
+    then, other = (node.attributes[name].as_graph().outputs for name in ("then_branch", "else_branch"))
+    for out, a, b in zip(node.outputs, then, other):
+        out.type = out.type or a.type or b.type
+        if out.shape is None:
+            out.shape = in_common(a.shape, b.shape, ctx.new_symbolic_dim)
+
+
+def in_common(a: ir.Shape | None, b: ir.Shape | None, unknown: Callable[[], Dim | None]) -> ir.Shape | None:
+    """What holds of both shapes; `unknown()` where they may differ."""
+    if a is None or b is None or len(a) != len(b):
+        return None
+    return ir.Shape([i if same(i, j) else unknown() for i, j in zip(a, b)])
+
+
+def infer_loop(ctx: osi.ShapeInferenceContext, node: ir.Node, force: bool = False) -> None:
+    """Types and shapes of the outputs of a Loop, and of everything in its body."""
+    body = node.attributes["body"].as_graph()
+    initial = list(node.inputs[2:])
+    for formal, dtype in zip(body.inputs, (ir.DataType.INT64, ir.DataType.BOOL)):
+        formal.type = formal.type or ir.TensorType(dtype)
+        formal.shape = formal.shape if formal.shape is not None else ir.Shape([])
+    states, following = list(body.inputs[2:]), list(body.outputs[1 : 1 + len(initial)])
+    _settle(ctx, body, states, initial, following, force)
+    steps: Dim | None = None
+    if node.inputs[0] is not None and always_goes_on(node):
+        const = ir.convenience.get_const_tensor(node.inputs[0])
+        known = ctx.get_symbolic_value(node.inputs[0]) if const is None else [int(const.numpy().item())]
+        steps = known[0] if known is not None and len(known) == 1 else None
+    stacked = list(zip(body.outputs[1 + len(initial) :], [0] * len(body.outputs)))
+    _results(node, states, initial, following, stacked, steps if steps is not None else ctx.new_symbolic_dim())
+
+
+def always_goes_on(node: ir.Node) -> bool:
+    """Whether a Loop provably makes as many steps as its trip count says."""
+    body = node.attributes["body"].as_graph()
+    if node.inputs[1] is not None and not _is_true(node.inputs[1]):
+        return False
+    last: ir.Value | None = body.outputs[0]
+    while last is not None and (maker := last.producer()) is not None and maker.op_type == "Identity":
+        last = maker.inputs[0]
+    return last is not None and (last is body.inputs[1] or last is node.inputs[1] or _is_true(last))
+
+
+def _is_true(value: ir.Value) -> bool:
+    tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
+    return tensor is not None and bool(tensor.numpy().all())
+
+
+def infer_scan(ctx: osi.ShapeInferenceContext, node: ir.Node, force: bool = False) -> None:
+    """Types and shapes of the outputs of a Scan, and of everything in its body."""
+    body = node.attributes["body"].as_graph()
+    count = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
+    reads = _axes(node, "scan_input_axes", len(node.inputs) - count)
+    writes = _axes(node, "scan_output_axes", len(body.outputs) - count)
+    steps: Dim | None = None
+    for formal, x, axis in zip(body.inputs[count:], node.inputs[count:], reads):
+        if x is None:
+            continue
+        if formal.type is None and x.dtype is not None:
+            formal.type = ir.TensorType(x.dtype)
+        if x.shape is not None:
+            dims = list(x.shape)
+            along = dims.pop(axis)
+            steps = along if steps is None or isinstance(along, int) else steps
+            shape = refined(declared(formal), dims)
+            force |= shape != formal.shape
+            formal.shape = shape
+    states, following = list(body.inputs[:count]), list(body.outputs[:count])
+    initial = list(node.inputs[:count])
+    for state, first, after in zip(states, initial, following):
+        if state.shape is None and (first is None or first.shape is None):  # ONNX has it keep its shape
+            state.shape = after.shape
+    _settle(ctx, body, states, initial, following, force)
+    stacked = list(zip(body.outputs[count:], writes))
+    _results(node, states, initial, following, stacked, steps if steps is not None else ctx.new_symbolic_dim())
+
+
+def _axes(node: ir.Node, name: str, count: int) -> list[int]:
+    given = node.attributes.get(name)
+    return [0] * count if given is None else list(given.as_ints())
+
+
+def refined(declared: ir.Shape | None, dims: Sequence[Dim]) -> ir.Shape:
+    """`dims`, but sizes where the body declares them."""
+    if declared is None or len(declared) != len(dims):
+        return ir.Shape(dims)
+    return ir.Shape([d if isinstance(d, int) and not isinstance(g, int) else g for d, g in zip(declared, dims)])
+
+
+def _is_tensor(value: ir.Value) -> bool:
+    return value.type is None or isinstance(value.type, ir.TensorType)
+
+
+def _settle(
+    ctx: osi.ShapeInferenceContext,
+    body: ir.Graph,
+    states: Sequence[ir.Value],
+    initial: Sequence[ir.Value | None],
+    following: Sequence[ir.Value],
+    force: bool,
+) -> None:
+    """Give the states shapes that hold at every step, and infer the body with them."""
+    mistaken: dict[ir.Value, ir.TypeProtocol | None] = {}
+    for state, first in zip(states, initial):
+        if first is None:
+            continue
+        if _is_tensor(state) and not _is_tensor(first):  # the library takes a state without a type for a tensor
+            state.type, force = None, True
+            mistaken = {v: v.type for g in (body, *body.subgraphs()) for node in g for v in node.outputs}
+        state.type = state.type or first.type
+        if _is_tensor(state) and first.shape is not None:
+            shape = refined(declared(state), list(first.shape))
+            force |= shape != state.shape
+            state.shape = shape
+    for value in mistaken:
+        value.type = None
+    varies: set[tuple[ir.Value, int]] = set()
+    while True:
+        if force:
+            infer_graph(ctx, body)
+        force = False
+        for state, after in zip(states, following):
+            agreed = _common(ctx, state, after, varies) if _is_tensor(state) else state.shape
+            if agreed is not state.shape:
+                state.shape, force = agreed, True
+        if not force:
+            break
+    for value, held in mistaken.items():
+        value.type = value.type or held
+
+
+def _common(
+    ctx: osi.ShapeInferenceContext, state: ir.Value, after: ir.Value, varies: set[tuple[ir.Value, int]]
+) -> ir.Shape | None:
+    """The shape of `state` where the next one provably agrees, with new symbols where not."""
+    if state.shape is None:
+        return None
+    if after.shape is None:  # the body may still declare a rank and sizes, which hold at every step
+        said = declared(state)
+        if said is None:
+            return None
+        if all(isinstance(d, int) or (state, axis) in varies for axis, d in enumerate(said)):
+            return state.shape
+        varies.update((state, axis) for axis in range(len(said)))
+        return ir.Shape([d if isinstance(d, int) else ctx.new_symbolic_dim() for d in said])
+    if len(state.shape) != len(after.shape):
+        return None
+    dims: list[Dim] = list(state.shape)
+    for axis, (before, later) in enumerate(zip(state.shape, after.shape)):
+        if not same(before, later) and (state, axis) not in varies:
+            varies.add((state, axis))
+            dims[axis] = ctx.new_symbolic_dim()
+    return ir.Shape(dims) if any(a is not b for a, b in zip(dims, state.shape)) else state.shape
+
+
+def same(a: Dim, b: Dim) -> bool:
+    """Whether two dimensions are provably equal."""
+    return a == b and (isinstance(a, int) or a.value is not None)
+
+
+def infer_graph(ctx: osi.ShapeInferenceContext, graph: ir.Graph) -> None:
+    """Infer every value of `graph` anew; what the model or a rule said stays where nothing can be inferred."""
+    for node in graph:
+        known = [declared(v) for v in node.outputs]
+        for value in node.outputs:
+            forget(ctx, value)
+            value.shape = None
+        try:
+            infer = osi.registry.get(node.domain, node.op_type, ctx.get_opset_version(node.domain))
+            if infer in (infer_loop, infer_scan):
+                infer(ctx, node, force=True)
+            else:
+                for inner in subgraphs(node):
+                    infer_graph(ctx, inner)
+                if infer is not None:
+                    infer(ctx, node)
+                else:
+                    ask_onnx(node, ctx.get_opset_version(node.domain))
+                    for value in node.outputs:
+                        ctx.name_anonymous_dims(value)
+        except Exception:
+            logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
+        for value, shape in zip(node.outputs, known):
+            value.shape = value.shape if value.shape is not None else shape
+
+
+def forget(ctx: osi.ShapeInferenceContext, value: ir.Value) -> None:
+    """Drop what the library noted about the elements of `value`: it held for other shapes."""
+    value.metadata_props.pop(osi.SYM_DATA_KEY, None)
+    value.const_value = None
+    ctx._symbolic_values.pop(value, None)  # the library has no public way
+
+
+def _results(
+    node: ir.Node,
+    states: Sequence[ir.Value],
+    initial: Sequence[ir.Value | None],
+    following: Sequence[ir.Value],
+    stacked: Sequence[tuple[ir.Value, int]],
+    steps: Dim,
+) -> None:
+    """Types and shapes of the outputs of `node`; declared shapes stay."""
+    for out, state, first, after in zip(node.outputs, states, initial, following):
+        out.type = out.type or state.type or after.type
+        if out.shape is None and _is_tensor(out) and state.shape is not None:
+            begin = [None] * len(state.shape) if first is None or first.shape is None else list(first.shape)
+            out.shape = ir.Shape(
+                [
+                    d if isinstance(d, int) or (f is not None and same(d, f)) else None
+                    for d, f in zip(state.shape, begin)
+                ]
+            )
+    for out, (each, axis) in zip(node.outputs[len(states) :], stacked):
+        out.type = out.type or each.type
+        if out.shape is None and each.shape is not None:
+            dims: list[Dim] = list(each.shape)
+            dims.insert(axis if axis >= 0 else axis + len(dims) + 1, steps)
+            out.shape = ir.Shape(dims)
+
+
+def register() -> None:
+    """Put these in the place of what the library has."""
+    osi.registry.register("", "If", 1)(infer_if)
+    osi.registry.register("", "Loop", 1)(infer_loop)
+    osi.registry.register("", "Scan", 9)(infer_scan)

@@ -1,0 +1,208 @@
+"""Replace a node by the function body that the ONNX specification gives for its operator.
+
+This is what makes an operator without a rule differentiable (Relay's "default behaviour"). Two traps
+lie here: a body may leave default attributes to whoever inlines it, and it may be written for an older
+opset than the model's, in which one of its operators means something else. The first are filled in
+before the specification is asked; in the second case there is no body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.ir import Builder
+from onnxgrad.ir.graph import subgraphs
+
+
+def with_defaults(node: ir.Node, schema: onnx.defs.OpSchema) -> dict[str, ir.Attr]:
+    """The attributes of `node`, those that it leaves to their defaults included."""
+    attrs = dict(node.attributes)
+    for name, spec in schema.attributes.items():
+        if name not in attrs and spec.default_value.name:
+            attrs[name] = ir.from_proto(spec.default_value)  # type: ignore[assignment]
+    return attrs
+
+
+def body_of(node: ir.Node, opset: int, standard: int | None = None) -> ir.Function | None:
+    """The function body of `node`'s operator for its attributes and operand types, or None.
+
+    `opset` is the version of the domain of the node, `standard` that of the standard operators (the same for them).
+    """
+    try:
+        schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    except onnx.defs.SchemaError:
+        return None
+    proto = onnx.FunctionProto()
+    if schema.has_context_dependent_function:
+        raw = _asked(node, schema, opset)
+        if not raw:
+            return None
+        proto.ParseFromString(raw)
+    elif schema.has_function:
+        version = max((v for v in schema.function_opset_versions if v <= opset), default=0)
+        found = schema.get_function_with_opset_version(version)
+        if not found:
+            return None
+        proto.ParseFromString(found)
+    else:
+        return None
+    computed = {name for n in proto.node for name in n.output} | set(proto.input)
+    for i, name in enumerate(proto.output):
+        if name not in computed:  # an output that nobody asks for may be declared, but not computed
+            if i < len(node.outputs) and node.outputs[i].name:
+                return None
+            proto.output[i] = proto.input[0]
+    function: ir.Function = ir.from_proto(proto)  # type: ignore[assignment]
+    written_for = {d or "": v for d, v in function.opset_imports.items()}
+    # a domain other than the operator's own has one version per model, which is not known here
+    if any(d not in (node.domain, "") for d in written_for) or not _same_meaning(
+        function, written_for, {node.domain: opset, "": opset if standard is None else standard}
+    ):
+        return None
+    return function
+
+
+def _asked(node: ir.Node, schema: Any, opset: int) -> bytes:
+    """The body that the specification writes for this very node; empty if it writes none."""
+    proto = ir.to_proto(node)
+    given = {a.name for a in proto.attribute}
+    proto.attribute.extend(ir.to_proto(a) for n, a in with_defaults(node, schema).items() if n not in given)
+    types = [
+        onnx.TypeProto().SerializeToString() if v is None else ir.to_proto(v).type.SerializeToString()
+        for v in node.inputs
+    ]
+    version = max((v for v in schema.context_dependent_function_opset_versions if v <= opset), default=0)
+    if not version:
+        return b""
+    return schema.get_context_dependent_function_with_opset_version(version, proto.SerializeToString(), types)
+
+
+def _same_meaning(nodes: Iterable[ir.Node], written_for: Mapping[str, int], opsets: Mapping[str, int]) -> bool:
+    """Whether all of `nodes`, written for older opsets, mean the same at `opsets`."""
+    for node in nodes:
+        opset = opsets[node.domain]
+        try:
+            old = onnx.defs.get_schema(node.op_type, written_for.get(node.domain, opset), node.domain)
+            new = onnx.defs.get_schema(node.op_type, opset, node.domain)
+        except onnx.defs.SchemaError:
+            return False
+        if old.since_version != new.since_version and not _accepts(new, old, node):
+            return False
+        if not all(_same_meaning(graph, written_for, opsets) for graph in subgraphs(node)):
+            return False
+    return True
+
+
+def _accepts(new: onnx.defs.OpSchema, old: onnx.defs.OpSchema, node: ir.Node) -> bool:
+    """Whether `new` takes the operands and attributes of `node`, and gives the rest the defaults of `old`."""
+    if len(node.inputs) > new.max_input or not set(node.attributes) <= set(new.attributes):
+        return False
+    left = [name for name in old.attributes if name not in node.attributes]
+    return all(
+        old.attributes[name].default_value == new.attributes[name].default_value
+        if name in new.attributes
+        else not old.attributes[name].default_value.name  # it became an input, and the node has neither
+        for name in left
+    )
+
+
+class _Copy:
+    """A copy of the nodes of a function, with operands for its inputs and values for its attributes."""
+
+    def __init__(self, builder: Builder, prefix: str, attrs: Mapping[str, ir.Attr]) -> None:
+        self.builder, self.prefix, self.attrs = builder, prefix, attrs
+        self.values: dict[ir.Value, ir.Value | None] = {}
+
+    def node(self, node: ir.Node) -> ir.Node:
+        copy = ir.Node(
+            node.domain,
+            node.op_type,
+            [None if v is None else self.values.get(v, v) for v in node.inputs],
+            list(self._attributes(node)),
+            num_outputs=len(node.outputs),
+            name=self.builder.names.fresh(f"{self.prefix}_{node.op_type}"),
+        )
+        for old, new in zip(node.outputs, copy.outputs):
+            new.name = self.builder.names.fresh(f"{self.prefix}_{node.op_type}") if old.name else ""
+            new.type, new.shape = old.type, old.shape
+            self.values[old] = new
+        return copy
+
+    def _attributes(self, node: ir.Node) -> Iterator[ir.Attr]:
+        for a in node.attributes.values():
+            if a.is_ref():
+                held = self.attrs.get(a.ref_attr_name or "")
+                if held is not None:
+                    yield ir.Attr(a.name, held.type, held.value)
+            elif a.type == ir.AttributeType.GRAPH:
+                yield ir.Attr(a.name, a.type, self._graph(a.as_graph()))
+            elif a.type == ir.AttributeType.GRAPHS:
+                yield ir.Attr(a.name, a.type, [self._graph(g) for g in a.as_graphs()])
+            else:
+                yield a
+
+    def _graph(self, graph: ir.Graph) -> ir.Graph:
+        names = self.builder.names
+        for old in (*graph.inputs, *graph.initializers.values()):
+            name = names.fresh(f"{self.prefix}_{old.name}")
+            self.values[old] = ir.Value(name=name, type=old.type, shape=old.shape, const_value=old.const_value)
+        inputs = [self.values[v] for v in graph.inputs]
+        held = [self.values[v] for v in graph.initializers.values()]
+        nodes = [self.node(n) for n in graph]
+        outputs = [self.values.get(v, v) for v in graph.outputs]
+        return ir.Graph(
+            inputs,  # type: ignore[arg-type]
+            outputs,  # type: ignore[arg-type]
+            nodes=nodes,
+            initializers=held,  # type: ignore[arg-type]
+            opset_imports=dict(self.builder.graph.opset_imports),
+            name=names.fresh(graph.name or self.prefix),
+        )
+
+
+def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
+    """Replace `node`, in its graph, by its function body; the new nodes, or None if it has none."""
+    opset = builder.infer.context.get_opset_version(node.domain)
+    function = body_of(node, opset, builder.opset)
+    graph = node.graph
+    if function is None or not isinstance(graph, ir.Graph):
+        return None
+    copy = _Copy(builder, node.op_type, with_defaults(node, onnx.defs.get_schema(node.op_type, opset, node.domain)))
+    formals = list(function.inputs)
+    copy.values.update(zip(formals, [*node.inputs, *[None] * len(formals)]))
+    new = [copy.node(inner) for inner in function]
+    taken: set[ir.Value] = set()
+    for i, (formal, actual) in enumerate(zip(list(function.outputs), node.outputs)):
+        if not actual.name:
+            continue
+        produced = copy.values[formal]
+        if produced is None or produced in taken or not any(produced is v for n in new for v in n.outputs):
+            # the body hands an operand through, or gives one value twice: the output needs one of its own
+            through = ir.Node("", "Identity", [produced], name=builder.names.fresh(f"{node.op_type}_Identity"))
+            through.outputs[0].name = builder.names.fresh(f"{node.op_type}_out{i}")
+            new.append(through)
+            produced = through.outputs[0]
+        taken.add(produced)
+        copy.values[formal] = produced
+    graph.insert_before(node, new)
+    for inner in new:
+        builder.infer(inner)
+    for formal, actual in zip(list(function.outputs), node.outputs):
+        if actual.name:
+            _take_place(builder, actual, copy.values[formal])
+    graph.remove(node, safe=True)
+    return new
+
+
+def _take_place(builder: Builder, actual: ir.Value, produced: ir.Value | None) -> None:
+    """Let `produced` stand wherever `actual` stood, under its name."""
+    assert produced is not None
+    name, produced.type = actual.name, actual.type or produced.type
+    produced.shape = actual.shape if actual.shape is not None else produced.shape
+    actual.replace_all_uses_with(produced, replace_graph_outputs=True)
+    actual.name, produced.name = None, name
+    builder.moved[actual] = produced

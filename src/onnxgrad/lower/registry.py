@@ -1,0 +1,83 @@
+"""Operators that are written out by hand: in terms of others, with every weight an operand.
+
+A lowering is a function of a builder and the node that returns what the outputs of the node become
+(``None`` for one that is not there). What it writes takes the place of the node in its graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.errors import NotDifferentiable
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.names import described
+from onnxgrad.lower.function_bodies import _take_place
+
+Lowering = Callable[[Builder, ir.Node], Sequence[Var | None]]
+_table: dict[tuple[str, str], Lowering] = {}
+
+
+def lowering(*names: str, domain: str = "") -> Callable[[Lowering], Lowering]:
+    """Register a function as what operators of the specification become."""
+
+    def register(function: Lowering) -> Lowering:
+        for name in names:
+            _table[domain, name] = function
+        return function
+
+    return register
+
+
+def written_out(op_type: str, domain: str = "") -> Lowering | None:
+    """What is written here for an operator, or None."""
+    return _table.get(("" if domain == "ai.onnx" else domain, op_type))
+
+
+def attribute(b: Builder, node: ir.Node, name: str) -> Any:
+    """The attribute `name` of a node of a standard operator: as given, else the default, else None."""
+    given = node.attributes.get(name)
+    if given is None:
+        schema = onnx.defs.get_schema(node.op_type, b.infer.context.get_opset_version(node.domain), node.domain)
+        spec = schema.attributes.get(name)  # None: an attribute that only a newer version has
+        if spec is not None and spec.default_value.name:
+            given = ir.from_proto(spec.default_value)  # type: ignore[assignment]
+    if given is None:
+        return None
+    return list(given.value) if isinstance(given.value, (tuple, list)) else given.value
+
+
+def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
+    """Replace `node`, in its graph, by what is written here for it; the new nodes, or None if nothing is."""
+    lower = written_out(node.op_type, node.domain)
+    return None if lower is None else replace(builder, node, lower)
+
+
+def replace(builder: Builder, node: ir.Node, lower: Lowering) -> list[ir.Node] | None:
+    """Replace `node`, in its graph, by what `lower` writes (which may leave out what nothing reads); the new nodes."""
+    graph = node.graph
+    if not isinstance(graph, ir.Graph):
+        return None
+    b = builder.nested(graph)
+    taken: set[ir.Value] = set()
+    results: list[ir.Value | None] = []
+    with b.record() as new:
+        try:
+            found = list(lower(b, node))
+        except NotDifferentiable as e:
+            raise type(e)(f"{described(node)}: {e}") from e
+        for r in found:
+            if r is not None and (r.value in taken or r.value.producer() not in new):
+                r = b.append(ir.Node("", "Identity", [r.value]))[0]
+            taken.update([] if r is None else [r.value])
+            results.append(None if r is None else r.value)
+    graph.remove(new)
+    graph.insert_before(node, new)
+    for actual, produced in zip(node.outputs, results):
+        if actual.name and (produced is not None or actual.uses()):
+            _take_place(builder, actual, produced)
+    graph.remove(node, safe=True)
+    return new

@@ -1,0 +1,256 @@
+"""What the tensors of a message declare, held against what they hold, before anything is allocated for them.
+
+A file of a hundred bytes can declare a weight of a terabyte, a reference to a file elsewhere, or a thousand million
+calls of functions in functions. Here it is refused by what it is, which takes no memory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
+
+from onnxgrad.errors import BadInput
+from onnxgrad.ir.infer.limits import MOST_AXES
+
+#: Bytes of a sparse weight that is written out: as many as one message can hold.
+MOST_DENSE = 2**31 - 2**20
+#: Nodes after all functions are inlined: at most the one, and at most the others, with the nodes that are written.
+MOST_NODES, FREE_NODES, MOST_PER_NODE = 5_000_000, 20_000, 500
+#: Bytes of everything in a message that is no tensor and no structure: notes and documentation.
+MOST_NOTES = 1 << 26
+
+
+def check_tensors(proto: onnx.ModelProto, what: str) -> None:
+    """Raise BadInput unless every tensor in `proto` holds as many elements as its dimensions say."""
+    for tensor in _tensors(_graphs(proto), proto.functions):
+        why = _complaint(tensor)
+        if why:
+            raise BadInput(f"{what} is not a valid ONNX model: the tensor {_called(tensor)} {why}")
+    for sparse in _sparse(_graphs(proto), proto.functions):
+        why = _sparse_complaint(sparse)
+        if why:
+            raise BadInput(f"{what} is not a valid ONNX model: the sparse tensor {_called(sparse.values)} {why}")
+
+
+def check_strings(proto: onnx.ModelProto, what: str) -> None:
+    """Raise BadInput if a string in `proto` is no text: the package protobuf then gives bytes, without a word."""
+    stack: list[Any] = [proto]
+    notes = 0
+    while stack:
+        message = stack.pop()
+        if isinstance(message, onnx.StringStringEntryProto):
+            notes += message.ByteSize()  # without making text of it
+            if notes > MOST_NOTES:
+                raise BadInput(f"{what} carries more than {MOST_NOTES >> 20} MiB of metadata, which are not read")
+        if isinstance(message, onnx.TensorShapeProto) and len(message.dim) > MOST_AXES:
+            raise BadInput(
+                f"{what} is not a valid ONNX model: it declares a value of {len(message.dim)} axes; "
+                f"{MOST_AXES} are the most"
+            )
+        for field, value in message.ListFields():
+            if field.type == FieldDescriptor.TYPE_MESSAGE:
+                stack.extend(value if field.is_repeated else (value,))
+                continue
+            if field.type != FieldDescriptor.TYPE_STRING:
+                continue
+            if any(isinstance(s, bytes) for s in (value if field.is_repeated else (value,))):
+                name = field.full_name.split(".", 1)[1]
+                raise BadInput(f"{what} is not a valid ONNX model: its {name} is no text")
+    for a in _attributes(_graphs(proto), proto.functions):
+        if isinstance(a, onnx.AttributeProto):
+            _check_attribute(a, what)
+
+
+def _check_attribute(a: onnx.AttributeProto, what: str) -> None:
+    """Raise BadInput if `a` lacks what its type promises, or holds text that is none."""
+    held = {onnx.AttributeProto.GRAPH: "g", onnx.AttributeProto.TENSOR: "t"}.get(a.type)
+    if a.ref_attr_name and a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS):
+        raise BadInput(f"{what} has a graph {a.name!r} that is an attribute of a function, which is not supported")
+    if held and not a.ref_attr_name and not a.HasField(held):
+        raise BadInput(f"{what} is not a valid ONNX model: the attribute {a.name!r} holds nothing")
+    try:
+        for s in (a.s, *a.strings):
+            s.decode()
+    except UnicodeDecodeError as e:
+        raise BadInput(f"{what} is not a valid ONNX model: the attribute {a.name!r} holds text that is none") from e
+
+
+def location_complaint(location: str) -> str:
+    """What is wrong with where external data are said to be: only in the model's folder, and below, may they be."""
+    if not location or "\0" in location:
+        return "is in external data without a place"
+    parts = location.replace("\\", "/").split("/")
+    if os.path.isabs(location) or location.startswith(("/", "\\")) or ":" in parts[0]:
+        return f"is in external data at {location!r}; only places in the folder of the model are read"
+    if ".." in parts:
+        return f"is in external data at {location!r}, outside the folder of the model"
+    return ""
+
+
+def check_calls(model: ir.Model) -> None:
+    """Raise BadInput if functions of `model` call each other in a circle, or come to too many nodes."""
+    counts: dict[ir.OperatorIdentifier, int] = {}
+    stack: list[tuple[ir.OperatorIdentifier, bool]] = [(name, False) for name in model.functions]
+    open_: set[ir.OperatorIdentifier] = set()
+    while stack:
+        name, done = stack.pop()
+        if done:
+            open_.discard(name)
+            counts[name] = _count(model.functions[name].all_nodes(), counts)
+        elif name not in counts:
+            if name in open_:
+                raise BadInput(f"cannot inline the local functions of the model: {'::'.join(name[:2])} calls itself")
+            open_.add(name)
+            stack.append((name, True))
+            for node in model.functions[name].all_nodes():
+                called = node.op_identifier()
+                if called in open_:
+                    raise BadInput(
+                        f"cannot inline the local functions of the model: {'::'.join(called[:2])} calls itself"
+                    )
+                if called in model.functions and called not in counts:
+                    stack.append((called, False))
+    total = _count(model.graph.all_nodes(), counts)
+    written = len(list(model.graph.all_nodes())) + sum(len(list(f.all_nodes())) for f in model.functions.values())
+    most = min(MOST_NODES, FREE_NODES + MOST_PER_NODE * written)
+    if total > most and model.functions:
+        raise BadInput(
+            f"the functions of the model come to {total} nodes; of {written} that are written, {most} are the most"
+        )
+
+
+def _count(nodes: Iterable[ir.Node], counts: dict[ir.OperatorIdentifier, int]) -> int:
+    return sum(counts.get(n.op_identifier(), 1) for n in nodes)
+
+
+# --- tensors ----------------------------------------------------------------------------------------
+
+
+def _complaint(tensor: onnx.TensorProto) -> str:
+    try:
+        dtype = ir.DataType(tensor.data_type)
+    except ValueError:
+        return f"has the unknown type {tensor.data_type}"
+    if dtype == ir.DataType.UNDEFINED:
+        return "has no type"
+    if len(tensor.dims) > MOST_AXES:
+        return f"has {len(tensor.dims)} axes; {MOST_AXES} are the most"
+    if any(d < 0 for d in tensor.dims):
+        return f"has the dimensions {list(tensor.dims)}"
+    if tensor.HasField("segment"):
+        return "is a segment of another, which nobody reads"
+    count = math.prod(tensor.dims)
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        entries = {e.key: e.value for e in tensor.external_data}
+        return _external_complaint(entries, dtype, count)
+    if dtype == ir.DataType.STRING:
+        held, wanted, unit = len(tensor.string_data), count, "strings"
+    elif tensor.HasField("raw_data"):
+        held, wanted, unit = len(tensor.raw_data), -(-count * dtype.bitwidth // 8), "bytes"
+    else:
+        field = onnx.helper.tensor_dtype_to_field(tensor.data_type)
+        held, wanted, unit = len(getattr(tensor, field)), count, "elements"
+        if dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128):
+            wanted *= 2
+        elif dtype.bitwidth < 8:
+            wanted = -(-count * dtype.bitwidth // 8)
+    return "" if held == wanted else f"declares {list(tensor.dims)}, which are {wanted} {unit}, and holds {held}"
+
+
+def _external_complaint(entries: dict[str, str], dtype: ir.DataType, count: int) -> str:
+    why = location_complaint(entries.get("location", ""))
+    if why:
+        return why
+    if dtype == ir.DataType.STRING:
+        return "holds strings in external data"
+    try:
+        offset, length = int(entries.get("offset") or 0), int(entries.get("length") or 0)
+    except ValueError:
+        return "says in no number where in its external data it is"
+    size = -(-count * dtype.bitwidth // 8)
+    if offset < 0 or length < 0 or (length and length != size):
+        return f"takes {size} bytes, and its external data {length} from {offset} on"
+    return ""
+
+
+def _sparse_complaint(sparse: onnx.SparseTensorProto) -> str:
+    dims, held, at = list(sparse.dims), list(sparse.values.dims), list(sparse.indices.dims)
+    if len(dims) > MOST_AXES:
+        return f"has {len(dims)} axes; {MOST_AXES} are the most"
+    if any(d < 0 for d in dims):
+        return f"has the dimensions {dims}"
+    for tensor in (sparse.values, sparse.indices):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            return "is in external data"
+    if sparse.indices.data_type != onnx.TensorProto.INT64 or sparse.values.data_type == onnx.TensorProto.STRING:
+        return "has indices that are no int64, or values that are no numbers"
+    if len(held) != 1 or at not in ([held[0]], [held[0], len(dims)]):
+        return f"has values of shape {held} and indices of shape {at}"
+    size = math.prod(dims) * ir.DataType(sparse.values.data_type).bitwidth // 8
+    if size > MOST_DENSE:
+        return f"declares {dims}, which are {size / 1e9:.1f} GB written out"
+    indices = onnx.numpy_helper.to_array(sparse.indices)
+    bounds = dims if indices.ndim == 2 else [math.prod(dims)]
+    columns = indices.T if indices.ndim == 2 else [indices]
+    if any(((c < 0) | (c >= n)).any() for c, n in zip(columns, bounds)):
+        return f"has an index outside of {dims}"
+    return ""
+
+
+def _called(tensor: onnx.TensorProto) -> str:
+    return repr(tensor.name) if tensor.name else "without a name"
+
+
+def _graphs(proto: onnx.ModelProto) -> list[onnx.GraphProto]:
+    return [proto.graph, *(g for i in proto.training_info for g in (i.algorithm, i.initialization))]
+
+
+def _attributes(
+    graphs: Iterable[onnx.GraphProto], functions: Iterable[onnx.FunctionProto]
+) -> Iterator[onnx.GraphProto | onnx.FunctionProto | onnx.AttributeProto]:
+    """The graphs and functions, the graphs in them, and every attribute."""
+    stack: list[onnx.GraphProto | onnx.FunctionProto] = [*graphs, *functions]
+    while stack:
+        top = stack.pop()
+        yield top
+        if isinstance(top, onnx.GraphProto):
+            held: list[onnx.AttributeProto] = []
+        else:
+            held = list(top.attribute_proto)
+        held += [a for node in top.node for a in node.attribute]
+        for a in held:
+            yield a
+            if a.HasField("g"):
+                stack.append(a.g)
+            stack.extend(a.graphs)
+
+
+def _tensors(graphs: Iterable[onnx.GraphProto], functions: Iterable[onnx.FunctionProto]) -> Iterator[onnx.TensorProto]:
+    for held in _attributes(graphs, functions):
+        if isinstance(held, onnx.GraphProto):
+            yield from held.initializer
+        elif isinstance(held, onnx.AttributeProto):
+            if held.HasField("t"):
+                yield held.t
+            yield from held.tensors
+    for sparse in _sparse(graphs, functions):
+        yield sparse.values
+        yield sparse.indices
+
+
+def _sparse(
+    graphs: Iterable[onnx.GraphProto], functions: Iterable[onnx.FunctionProto]
+) -> Iterator[onnx.SparseTensorProto]:
+    for held in _attributes(graphs, functions):
+        if isinstance(held, onnx.GraphProto):
+            yield from held.sparse_initializer
+        elif isinstance(held, onnx.AttributeProto):
+            if held.HasField("sparse_tensor"):
+                yield held.sparse_tensor
+            yield from held.sparse_tensors

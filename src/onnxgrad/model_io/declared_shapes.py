@@ -1,0 +1,36 @@
+"""A model without what it declares about results, to tell declarations that contradict its operators.
+
+What a model says about the shapes of results is believed where inference cannot tell, and only a derivation shows that
+it cannot be so: a rule then gives a cotangent of another shape. If the same derivation succeeds without the
+declarations, they are wrong, and the rule is not.
+"""
+
+from __future__ import annotations
+
+import os
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.errors import OnnxGradError
+from onnxgrad.model_io.read import load_model, read_proto
+
+
+def undeclared(model: object) -> ir.Model | None:
+    """A copy of `model` that declares the shapes of its inputs and weights alone; None if it cannot be had."""
+    try:
+        if isinstance(model, ir.Model):
+            copy = model.clone()
+        elif isinstance(model, onnx.ModelProto):
+            copy = read_proto(model)
+        elif isinstance(model, (str, os.PathLike)):
+            copy = load_model(model)
+        else:
+            return None
+    except OnnxGradError:
+        return None
+    for graph in copy.graphs():
+        for node in graph:
+            for value in node.outputs:
+                value.shape = None
+    return copy

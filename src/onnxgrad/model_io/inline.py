@@ -1,0 +1,115 @@
+"""Put the bodies of local functions in the place of their calls.
+
+``onnx_ir`` does the work. Around it: a function may be written for another opset than the model
+(its nodes carry theirs, and are raised later), may hand an input through as an output (which would
+rename the caller's value), and may bring nested graphs whose names an outer scope has too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
+
+from onnxgrad.errors import BadInput
+from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.names import Names
+from onnxgrad.model_io.local_functions import nodes_of, unshadow
+
+
+class _Inliner(InlinePass):
+    """The pass, in time that is linear in the number of nodes: the library counts up from 2 for every name anew."""
+
+    def _instantiate_call(self, node: ir.Node, call_site_id: str) -> Any:
+        used = self._used_node_names, self._used_value_names
+        self._used_node_names, self._used_value_names = set(), set()
+        try:
+            nodes, values = super()._instantiate_call(node, call_site_id)
+        finally:
+            self._used_node_names, self._used_value_names = used
+        for made in nodes:
+            for n in (made, *(n for graph in subgraphs(made) for n in nodes_of(graph))):
+                n.name = self._unique(n.name or "node", used[0])
+                for value in n.outputs:
+                    value.name = self._unique(value.name or "val", used[1])
+        return nodes, values
+
+    def _unique(self, name: str, used: set[str]) -> str:
+        counts = self.__dict__.setdefault("_onnxgrad_counts", {})
+        candidate, count = name, counts.get((id(used), name), 1)
+        while candidate in used:
+            count += 1
+            candidate = f"{name}_{count}"
+        counts[id(used), name] = count
+        used.add(candidate)
+        return candidate
+
+
+def inline_functions(model: ir.Model, keep: Collection[ir.OperatorIdentifier] = ()) -> None:
+    """Inline the local functions of `model`, in place, but those of `keep`, and drop those that nothing calls."""
+    if not model.functions:
+        return
+    imports = model.graph.opset_imports
+    for function in model.functions.values():
+        if function.identifier() not in keep:
+            _carry_versions(function, imports)
+        _separate_outputs(function)
+        for node in function:  # what the library names a node without a name tells nothing
+            node.name = node.name or next((v.name for v in node.outputs if v.name), None)
+    _complete_calls(model, keep)
+    try:
+        _Inliner(lambda function: function.identifier() not in keep)(model)
+    except Exception as e:
+        reason = str(e.__cause__ or e).strip().splitlines()[0]
+        raise BadInput(f"cannot inline the local functions of the model: {reason}") from e
+    own = {name[0] for name in model.functions} | set(imports)
+    for name in [name for name in model.functions if name not in keep]:
+        del model.functions[name]
+    used = {n.domain for g in (model.graph, *(f.graph for f in model.functions.values())) for n in nodes_of(g)}
+    for domain in own - used - {""}:
+        imports.pop(domain, None)
+    unshadow(model.graph, set(), Names.of(model))
+
+
+def _carry_versions(function: ir.Function, imports: dict[str, int]) -> None:
+    """Note on each node which opset it was written for, where that is not the model's."""
+    for domain, version in list(function.opset_imports.items()):
+        wanted = imports.setdefault(domain, version)
+        if version != wanted:
+            if domain != "":
+                continue  # InlinePass refuses it
+            for node in function.all_nodes():
+                if node.domain == domain:
+                    node.version = version
+            function.opset_imports[domain] = wanted
+
+
+def _complete_calls(model: ir.Model, keep: Collection[ir.OperatorIdentifier]) -> None:
+    """Have every call give all results of its function, those too that nobody reads: ``onnx_ir`` wants it to inline
+    one, and the onnx package to check one inside a function."""
+    for graph in (model.graph, *(f.graph for f in model.functions.values())):
+        names = None
+        for node in nodes_of(graph):
+            function = model.functions.get(node.op_identifier())
+            if function is None or len(node.outputs) >= len(function.outputs):
+                continue
+            have = len(node.outputs)
+            node.resize_outputs(len(function.outputs))
+            if node.op_identifier() in keep:
+                names = names or Names.of_graph(graph)
+                for value in node.outputs[have:]:
+                    value.name = names.fresh(f"{node.op_type}_unread")
+
+
+def _separate_outputs(function: ir.Function) -> None:
+    """Give each output a producer of its own."""
+    seen: set[ir.Value] = set()
+    for i, value in enumerate(function.outputs):
+        if value.producer() is None or value in seen:
+            copy = ir.Node("", "Identity", [value], num_outputs=1)
+            copy.outputs[0].name = f"{value.name}_out{i}"
+            function.append(copy)
+            function.outputs[i] = value = copy.outputs[0]
+        seen.add(value)

@@ -1,0 +1,335 @@
+"""Local functions that stay functions: when, and what the body of one is for a given call.
+
+A function is kept where calls of it share much (`worth_keeping`); the rest, among them the tiny functions that
+exporters write by the hundred, is inlined, which gives the smallest derivatives.
+
+A function of ONNX is generic: it takes operands of any type and rank, and attributes. What is differentiated is its
+body for one kind of call, in which the attributes are filled in, small whole-number constants (axes, shapes) stand in
+the place of their formals, and every formal has a type and a shape. Sizes that have names outside have names inside,
+the same where they are the same. So calls that look alike, as those of the layers of a network do, share one body,
+and a body knows as much as if it had been inlined.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Hashable, Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import onnx_shape_inference as osi
+from onnx_ir.passes.common import InlinePass
+
+from onnxgrad.ir.constants import MOST_ELEMENTS, constant
+from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.infer import calls
+from onnxgrad.ir.names import Names, identifier
+from onnxgrad.model_io.fold_shapes import infer_and_fold
+
+Identifier = tuple[str, str, str]
+
+#: A function of fewer nodes than this is inlined: a call, with its residuals, would be no smaller.
+SMALLEST = 12
+#: A function is kept only if inlining it would write at least so many nodes more.
+SAVES = 100
+
+_WHOLE = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
+
+
+@dataclass
+class Body:
+    """The body of a function for one kind of call.
+
+    Attributes:
+        key: what distinguishes the kinds of calls.
+        graph: typed; its inputs stand for those inputs of the call that `places` lists, in this order.
+        places: the inputs that are neither left out nor filled in.
+    """
+
+    key: Hashable
+    graph: ir.Graph
+    places: list[int]
+
+
+class Functions:
+    """The local functions of a model that stay functions, those that derivatives add among them."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.table: MutableMapping[Identifier, ir.Function] = model.functions
+        self.imports = model.graph.opset_imports
+        #: the rule of a call (the engine puts it here), and what was derived from which kind of call
+        self.rule: Any = None
+        self.derived: dict[Hashable, Any] = {}
+        self._bodies: dict[Hashable, Body] = {}
+        for domain, name, _ in self.table:
+            calls.register(domain, name)
+
+    def __contains__(self, node: ir.Node) -> bool:
+        return bool(self.table) and node.op_identifier() in self.table
+
+    def add(self, domain: str, name: str, graph: ir.Graph) -> ir.Function:
+        """A new function with `graph` for its body, whose name starts with `name`."""
+        unique = _unique(self.table, domain, name)
+        function = ir.Function(domain, unique, graph=graph, attributes=[])
+        self.table[function.identifier()] = function
+        calls.register(domain, unique)
+        return function
+
+    def body(self, node: ir.Node) -> Body:
+        """The body that the call `node` means."""
+        operands = list(node.inputs)
+        while operands and operands[-1] is None:
+            operands.pop()
+        symbols: dict[str, str] = {}
+        kinds = tuple(_kind(v, symbols) for v in operands)
+        attributes = tuple(sorted((a.name, _attribute_key(a)) for a in node.attributes.values()))
+        key = (node.op_identifier(), attributes, kinds)
+        found = self._bodies.get(key)
+        if found is None:
+            found = self._bodies[key] = self._make(key, node, operands, symbols)
+        return found
+
+    def _make(self, key: Hashable, node: ir.Node, operands: list[ir.Value | None], symbols: dict[str, str]) -> Body:
+        function = self.table[node.op_identifier()]
+        values: list[ir.Value | None] = []
+        held, places = [], []
+        for i, (formal, v) in enumerate(zip(function.inputs, operands)):
+            value = None
+            if v is not None and (known := _filled_in(v)) is not None:
+                value = ir.Value(name=formal.name, type=v.type, shape=ir.Shape(known.shape))
+                value.const_value = ir.tensor(known, dtype=v.dtype, name=formal.name)
+                held.append(value)
+            elif v is not None:
+                shape = None if v.shape is None else ir.Shape([_inside(d, symbols) for d in v.shape])
+                value = ir.Value(name=formal.name, type=v.type, shape=shape)
+                places.append(i)
+            values.append(value)
+        attributes = [ir.Attr(a.name, a.type, a.value) for a in node.attributes.values()]
+        call = ir.Node(
+            function.domain, function.name, values, attributes, overload=function.overload,
+            num_outputs=len(function.outputs),
+        )  # fmt: skip
+        for out, formal in zip(call.outputs, function.outputs):
+            out.name = f"{formal.name}_of_call"
+        graph = ir.Graph(
+            [v for v in values if v is not None and v not in held],
+            list(call.outputs),
+            nodes=[call],
+            initializers=held,
+            opset_imports=dict(self.imports),
+            name=function.name,
+        )
+        copy = function.clone()
+        copy.opset_imports.update({d: v for d, v in self.imports.items() if d in copy.opset_imports})
+        model = ir.Model(graph, ir_version=10, functions=[copy])
+        InlinePass()(model)
+        _forget_declared(graph)
+        unshadow(graph, set(), Names.of(model))
+        infer_and_fold(model, self)
+        return Body(key, graph, places)
+
+    def infer(self, ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+        """Set types and shapes of what the call `node` gives."""
+        try:
+            body = self.body(node)
+        except Exception:  # as any inference that fails: the types stay unknown
+            logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
+            return
+        symbols: dict[str, str] = {}
+        for v in node.inputs:
+            if v is not None and v.shape is not None and _filled_in(v) is None:
+                for d in v.shape:
+                    _inside(d, symbols)
+        outside = {inner: outer for outer, inner in symbols.items()}
+        fresh: dict[str, ir.SymbolicDim] = {}
+        for value, result in zip(node.outputs, body.graph.outputs):
+            value.type = value.type or result.type
+            if result.shape is None:
+                continue
+            declared = value.shape if value.shape is not None and len(value.shape) == len(result.shape) else None
+            dims = [_outside(d, outside, fresh, ctx) for d in result.shape]
+            if declared is not None:
+                dims = [a if isinstance(a, int) and not isinstance(d, int) else d for a, d in zip(declared, dims)]
+            value.shape = ir.Shape(dims)
+
+
+def _unique(table: Collection[Identifier], domain: str, name: str) -> str:
+    """`name`, with a number where another function has it."""
+    taken = {n for d, n, _ in table if d == domain}
+    unique, count = name, 1
+    while unique in taken:
+        count += 1
+        unique = f"{name}_{count}"
+    return unique
+
+
+def rename_overloads(model: ir.Model, but: Collection[Identifier] = ()) -> None:
+    """Give every function, but some, a name of its own: ONNX Runtime 1.31 loads none that calls one of its own name."""
+    table = model.functions
+    renamed: dict[Identifier, str] = {}
+    for function in [f for f in table.values() if f.overload and f.identifier() not in but]:
+        old = function.identifier()
+        renamed[old] = _unique(table, function.domain, identifier(f"{function.name}_{function.overload}"))
+        del table[old]
+        function.name, function.overload = renamed[old], ""
+        table[function.identifier()] = function
+    if renamed:
+        for graph in (model.graph, *(f.graph for f in table.values())):
+            for node in nodes_of(graph):
+                if (name := renamed.get(node.op_identifier())) is not None:
+                    node.op_type, node.overload = name, ""
+
+
+def fill_defaults(model: ir.Model) -> None:
+    """Write the attributes that calls leave to their defaults out, so that a rule finds them."""
+    for graph in (model.graph, *(f.graph for f in model.functions.values())):
+        for node in nodes_of(graph):
+            function = model.functions.get(node.op_identifier())
+            for a in () if function is None else function.attributes.values():
+                if a.value is not None and a.name not in node.attributes:
+                    node.attributes[a.name] = a
+
+
+def drop_unused(model: ir.Model) -> None:
+    """Remove the functions that nothing calls."""
+    table = model.functions
+    used: set[Identifier] = set()
+    stack = list(nodes_of(model.graph)) if table else []
+    while stack:
+        name = stack.pop().op_identifier()
+        if name in table and name not in used:
+            used.add(name)
+            stack.extend(nodes_of(table[name].graph))
+    for name in [n for n in table if n not in used]:
+        del table[name]
+
+
+def _filled_in(value: ir.Value) -> Any:
+    """What a small whole-number constant holds; else None."""
+    if value.dtype not in _WHOLE:
+        return None
+    held = constant(value)
+    return held if held is not None and held.size <= MOST_ELEMENTS else None
+
+
+def _kind(value: ir.Value | None, symbols: dict[str, str]) -> Hashable:
+    if value is None:
+        return None
+    held = _filled_in(value)
+    if held is not None:
+        return held.dtype.str, held.shape, held.tobytes()
+    dims = None if value.shape is None else tuple(_inside(d, symbols) for d in value.shape)
+    return repr(value.type), dims
+
+
+def _inside(dim: int | ir.SymbolicDim, symbols: dict[str, str]) -> int | str | None:
+    """A dimension of an operand as the body has it; `symbols` holds the names that were met."""
+    if isinstance(dim, int):
+        return dim
+    return None if dim.value is None else symbols.setdefault(dim.value, f"call_dim_{len(symbols)}")
+
+
+def _outside(
+    dim: int | ir.SymbolicDim,
+    outside: dict[str, str],
+    fresh: dict[str, ir.SymbolicDim],
+    ctx: osi.ShapeInferenceContext,
+) -> int | ir.SymbolicDim:
+    """A dimension of a result as the caller has it; one that the body makes up is new for each call."""
+    if isinstance(dim, int):
+        return dim
+    if dim.value is None:
+        return ctx.new_symbolic_dim()
+    if dim.value in outside:
+        return ir.SymbolicDim(outside[dim.value])
+    met = re.findall(r"[A-Za-z_][A-Za-z_0-9.]*", dim.value)
+    if met and all(m in outside for m in met):
+        return ir.SymbolicDim(re.sub(r"call_dim_\d+", lambda m: f"({outside[m.group()]})", dim.value))
+    if dim.value not in fresh:
+        fresh[dim.value] = ctx.new_symbolic_dim()
+    return fresh[dim.value]
+
+
+def _attribute_key(a: ir.Attr) -> Hashable:
+    if a.type == ir.AttributeType.TENSOR:
+        tensor = a.as_tensor()
+        return str(tensor.dtype), tuple(tensor.shape.numpy()), tensor.tobytes()
+    return str(a.type), repr(a.value)
+
+
+def _forget_declared(graph: ir.Graph) -> None:
+    """Drop the names of sizes that the function declares inside: in one call they are those of another."""
+    for g in (graph, *graph.subgraphs()):
+        inner = [] if g is graph else list(g.inputs)
+        for value in (*inner, *(v for node in g for v in node.outputs)):
+            if value.shape is not None:
+                value.shape = ir.Shape([d if isinstance(d, int) else None for d in value.shape])
+
+
+def nodes_of(graph: ir.Graph) -> Iterator[ir.Node]:
+    """Every node of `graph` and its nested graphs."""
+    for g in (graph, *graph.subgraphs()):
+        yield from g
+
+
+def unshadow(graph: ir.Graph, outer: set[str], names: Names) -> None:
+    """Rename what a nested graph defines under a name that an outer scope has."""
+    own = [*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs)]
+    for value in dict.fromkeys(own):
+        if value.name and value.name in outer:
+            if value.const_value is not None:  # renaming would go through to the caller's tensor
+                value.const_value = ir.Tensor(value.const_value.numpy(), dtype=value.const_value.dtype)
+            value.name = names.fresh(value.name)
+    inner = outer | {v.name for v in own if v.name}
+    for node in graph:
+        for nested in subgraphs(node):
+            unshadow(nested, inner, names)
+
+
+# --- which ones ------------------------------------------------------------------------------------
+
+
+def worth_keeping(model: ir.Model) -> set[Identifier]:
+    """The functions that shall stay functions: those that are large, and called often enough.
+
+    A function that only an inlined function calls counts as called from wherever that lands.
+    """
+    functions = model.functions
+    calls = {name: [n.op_identifier() for n in nodes_of(f.graph)] for name, f in functions.items()}
+    order = _callers_first(calls)
+    if order is None:  # a cycle: inlining says so
+        return set()
+    size: dict[Identifier, int] = {}
+    for name in reversed(order):
+        size[name] = sum(size.get(called, 1) for called in calls[name])
+    sites = dict.fromkeys(functions, 0)
+    for node in nodes_of(model.graph):
+        if node.op_identifier() in sites:
+            sites[node.op_identifier()] += 1
+    kept = set()
+    for name in order:
+        if name[0] != "" and size[name] >= SMALLEST and (sites[name] - 1) * size[name] >= SAVES:
+            kept.add(name)
+        for called in calls[name]:
+            if called in sites:
+                sites[called] += 1 if name in kept else sites[name]
+    return kept
+
+
+def _callers_first(calls: dict[Identifier, list[Identifier]]) -> list[Identifier] | None:
+    """The functions, each before those that it calls; None if they call one another in a circle."""
+    waiting = dict.fromkeys(calls, 0)
+    for those in calls.values():
+        for name in those:
+            if name in waiting:
+                waiting[name] += 1
+    order = [name for name, count in waiting.items() if not count]
+    for name in order:
+        for called in calls[name]:
+            if called in waiting:
+                waiting[called] -= 1
+                if not waiting[called]:
+                    order.append(called)
+    return order if len(order) == len(calls) else None

@@ -1,0 +1,147 @@
+"""Sub-graphs that a user has a derivative for: each is cut out and becomes a local function, and a call of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.ir.graph import prune, reads, subgraphs
+from onnxgrad.ir.names import Names, identifier
+from onnxgrad.ir.outline import part_of
+from onnxgrad.model_io.local_functions import nodes_of
+
+#: The domain of the functions that cut-out sub-graphs become.
+CUT_DOMAIN = "onnxgrad.custom"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The sub-graph that computes the values `outputs` from the values `inputs`."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """That of the function which it becomes."""
+        return identifier("__".join(["_".join(self.outputs), "of", "_".join(self.inputs)]))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What has a rule of the user's: local functions, by domain and name, and sub-graphs."""
+
+    functions: frozenset[tuple[str, str]] = frozenset()
+    cuts: tuple[Cut, ...] = ()
+
+
+_wanted: ContextVar[Wanted] = ContextVar("wanted", default=Wanted())  # noqa: B039
+
+
+def wanted() -> Wanted:
+    """What has a rule of the user's now."""
+    return _wanted.get()
+
+
+@contextmanager
+def leaving(functions: frozenset[tuple[str, str]], cuts: Sequence[Cut]) -> Iterator[None]:
+    """Within the ``with`` block, every model that is opened keeps these `functions`, and has `cuts` cut out."""
+    now = _wanted.get()
+    named = frozenset((CUT_DOMAIN, c.name) for c in cuts)
+    token = _wanted.set(Wanted(now.functions | functions | named, (*now.cuts, *cuts)))
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def cut_out(model: ir.Model, cut: Cut, *, required: bool) -> None:
+    """Make the sub-graph `cut` of `model` a function, in place; what it reads beside `inputs` become operands too.
+
+    A model that lacks the values is left as it is unless they are `required`.
+
+    Raises:
+        UnknownName: the model lacks a value.
+        BadInput: the values do not bound a sub-graph.
+    """
+    graph = model.graph
+    values = {v.name or "": v for v in (*graph.inputs, *graph.initializers.values())}
+    values |= {v.name: v for node in graph for v in node.outputs if v.name}
+    for name in (*cut.inputs, *cut.outputs):
+        if name not in values:
+            if required:
+                raise UnknownName(name, values, "value")
+            return
+    inputs, outputs = [values[n] for n in cut.inputs], [values[n] for n in cut.outputs]
+    function = (CUT_DOMAIN, cut.name, "")
+    makers = [v.producer() for v in outputs]
+    if function in model.functions and all(m is not None and m.op_identifier() == function for m in makers):
+        return  # it was cut out before: this model is a derivative
+    inside, beside = _inside(graph, inputs, outputs)
+    names = Names.of(model)
+    operands = [*inputs, *beside]
+    body = part_of(graph, operands, outputs, names)
+    call = ir.Node(CUT_DOMAIN, cut.name, operands, num_outputs=len(outputs), name=names.fresh(cut.name))
+    own = {n for node in inside for n in (node, *(m for g in subgraphs(node) for m in nodes_of(g)))}
+    for old, new in zip(outputs, call.outputs):
+        new.type, new.shape = old.type, old.shape
+        kept = [(node, i) for node, i in old.uses() if node in own]
+        outer_name = old.name
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        for node, i in kept:
+            node.replace_input_with(i, old)
+        old.name, new.name = names.fresh(f"{outer_name}_before"), outer_name
+    graph.append(call)
+    try:
+        graph.sort()
+    except ValueError as e:
+        raise BadInput(f"{_described(cut)} is no sub-graph: its inputs depend on its outputs") from e
+    prune(graph)
+    graph.opset_imports[CUT_DOMAIN] = 1
+    model.functions[function] = ir.Function(CUT_DOMAIN, cut.name, graph=body, attributes=[])
+
+
+def _inside(
+    graph: ir.Graph, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
+) -> tuple[list[ir.Node], list[ir.Value]]:
+    """The nodes between `inputs` and `outputs`, and what else they read."""
+    cut = Cut(tuple(v.name or "" for v in inputs), tuple(v.name or "" for v in outputs))
+    depends: set[ir.Value] = set(inputs)
+    later: set[ir.Node] = set()
+    for node in graph:
+        if any(v in depends for v in reads(node)):
+            later.add(node)
+            depends.update(node.outputs)
+    for v in outputs:
+        if v in inputs or v not in depends:
+            raise BadInput(f"{_described(cut)} is no sub-graph: {v.name!r} is not computed from its inputs")
+    inside: dict[ir.Node, None] = {}
+    beside: dict[ir.Value, None] = {}
+    used: set[ir.Value] = set()
+    stack, seen = list(outputs), set()
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        maker = value.producer()
+        if value in inputs:
+            used.add(value)
+        elif maker is not None and maker in later:
+            inside.setdefault(maker)
+            stack.extend(reads(maker))
+        elif maker is None or maker.op_type != "Constant" or maker.domain:
+            beside.setdefault(value)
+    for v in inputs:
+        if v not in used:
+            raise BadInput(f"{_described(cut)} is no sub-graph: it does not read {v.name!r}")
+    return list(inside), list(beside)
+
+
+def _described(cut: Cut) -> str:
+    return f"from {', '.join(map(repr, cut.inputs))} to {', '.join(map(repr, cut.outputs))}"

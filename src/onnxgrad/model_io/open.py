@@ -1,0 +1,238 @@
+"""What comes in and goes out: one private, raised, inlined, typed copy of the caller's model."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput, shown
+from onnxgrad.ir.opset_floor import settle_opset
+from onnxgrad.model_io.checks.declared_sizes import check_calls
+from onnxgrad.model_io.checks.nodes import check_nodes
+from onnxgrad.model_io.fold_shapes import infer_and_fold
+from onnxgrad.model_io.inline import inline_functions
+from onnxgrad.model_io.local_functions import Functions, Identifier, drop_unused, fill_defaults, rename_overloads
+from onnxgrad.model_io.match_subgraphs import cut_out, wanted
+from onnxgrad.model_io.optional_returns import settle_unbinding
+from onnxgrad.model_io.read import (
+    TRAINING,
+    check_scopes,
+    external_tensors,
+    is_ordered,
+    load_model,
+    read_proto,
+    training_info,
+)
+from onnxgrad.model_io.save import PROTOBUF_LIMIT, gathered, to_proto, weight_bytes
+from onnxgrad.model_io.signature import KEY
+from onnxgrad.model_io.symbolic_dims import settle_dims
+from onnxgrad.model_io.upgrade import LOWEST_RULES, raise_opset, raised_functions
+from onnxgrad.model_io.validity import blamed
+
+Model = TypeVar("Model", onnx.ModelProto, ir.Model)
+Keep = Callable[[ir.Model], set[Identifier]]
+AnyModel = str | os.PathLike | onnx.ModelProto | ir.Model
+
+
+#: Tensors up to this many bytes may be looked into (shapes, axes, bounds).
+READ_BELOW = 1024
+
+
+def nothing(model: ir.Model) -> set[Identifier]:
+    """Inline every function."""
+    return set()
+
+
+@dataclass
+class Opened:
+    """A model that the library may change, and the way back to the caller's kind.
+
+    Attributes:
+        model: private; nothing in it that can change is shared with the caller's.
+        kind: `onnx.ModelProto` or `onnx_ir.Model`, what `close` gives.
+        functions: the local functions that stay functions; None if there are none.
+        from_path: whether it was read from a file (external data is then gathered on the way out).
+        opset_in: the opset that the caller's model had.
+        training: names of values that the model's training information refers to.
+    """
+
+    model: ir.Model
+    kind: type
+    functions: Functions | None = None
+    from_path: bool = False
+    opset_in: int = LOWEST_RULES
+    training: frozenset[str] = field(default_factory=frozenset)
+
+    def close(self) -> onnx.ModelProto | ir.Model:
+        """The model in the kind that came in (a path gives a ModelProto)."""
+        if self.functions is not None:
+            drop_unused(self.model)
+        self._settle_training()
+        if not self.model.meta[TRAINING]:
+            settle_opset(self.model)
+        if self.kind is ir.Model:
+            return self.model
+        return gathered(self.model) if self.from_path else to_proto(self.model)
+
+    def _settle_training(self) -> None:
+        """Drop, with a warning, training information about values that the model no longer has."""
+        graph = self.model.graph
+        have = {v.name for v in graph.inputs} | set(graph.initializers) | {v.name for n in graph for v in n.outputs}
+        kept = []
+        for info in training_info(self.model):
+            missing = sorted(outside_names(info) - {n for n in have if n})
+            if missing:
+                warnings.warn(
+                    f"training information dropped: it refers to {shown(', '.join(missing))}, "
+                    "which the derived model does not have",
+                    stacklevel=4,
+                )
+            else:
+                kept.append(info)
+        self.model.meta[TRAINING] = kept
+
+
+def open_model(model: AnyModel, first: Callable[[ir.Model], None] | None = None, *, keep: Keep = nothing) -> Opened:
+    """A private copy of `model`, ready to be differentiated.
+
+    Local functions are inlined, but those that `keep` chooses; nodes below opset 18 are raised, types and shapes
+    inferred, arithmetic on known shapes is folded. What must see the model as it was written is done by `first`, in
+    place, before that.
+
+    Raises:
+        BadInput: it cannot be read, is no valid model, or cannot be raised.
+    """
+    with blamed(model):
+        return _opened(model, first, keep)
+
+
+def _opened(model: AnyModel, first: Callable[[ir.Model], None] | None, keep: Keep) -> Opened:
+    if isinstance(model, ir.Model):
+        opened = Opened(_private(model), ir.Model)
+    elif isinstance(model, onnx.ModelProto):
+        opened = Opened(read_proto(model), onnx.ModelProto)
+        _refuse_lost_data(opened.model)
+    elif isinstance(model, (str, os.PathLike)):
+        opened = Opened(load_model(model), onnx.ModelProto, from_path=True)
+        size = weight_bytes(opened.model)
+        if size > PROTOBUF_LIMIT:
+            raise BadInput(
+                f"{os.fspath(model)} holds {size / 1e9:.1f} GB of weights, and what comes out for a path "
+                "is one ModelProto, which cannot\n"
+                "  hint: pass onnx_ir.load(path); what comes out is then an onnx_ir.Model"
+            )
+    else:
+        raise BadInput(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not a {type(model).__name__}")
+    private = opened.model
+    if first is not None:
+        first(private)
+    check_scopes(private)
+    imports = private.graph.opset_imports
+    opened.opset_in = imports.setdefault("", imports.pop("ai.onnx", LOWEST_RULES))
+    infos = training_info(private)
+    _refuse_old_training(infos, opened.opset_in)
+    opened.training = frozenset().union(*(all_names(i) for i in infos)) if infos else frozenset()
+    settle_dims(private)
+    check_calls(private)
+    ruled = wanted()
+    own = {name for name in private.functions if name[:2] in ruled.functions}
+    kept = raised_functions(private, keep(private) | own)
+    if own - kept:
+        name = "::".join(min(own - kept)[:2])
+        raise BadInput(
+            f"the function {name}, which has a rule of its own, is not written for opset {LOWEST_RULES} or newer, "
+            "or not for that of the model\n  hint: export the model again"
+        )
+    inline_functions(private, kept)
+    settle_unbinding(private)
+    raise_opset(private)
+    if private.functions:
+        rename_overloads(private, own)
+        fill_defaults(private)
+        opened.functions = Functions(private)
+    infer_and_fold(private, opened.functions)
+    check_nodes(private)
+    for cut in ruled.cuts:
+        cut_out(private, cut, required=KEY not in private.metadata_props)
+    if private.functions:
+        opened.functions = opened.functions or Functions(private)
+    return opened
+
+
+def _private(model: ir.Model) -> ir.Model:
+    """A copy that shares only weights and attribute values, which nobody changes."""
+    if not is_ordered(model.graph):
+        raise BadInput("a node of the model comes before one whose output it reads\n  hint: model.graph.sort()")
+    copy = model.clone()
+    for graph in copy.graphs():
+        for value in (*graph.inputs, *graph.initializers.values(), *(v for n in graph for v in n.outputs)):
+            if isinstance(value.type, ir.TensorType):
+                value.type = ir.TensorType(value.type.dtype, denotation=value.type.denotation)
+    held = model.meta.get(TRAINING, ())
+    copy.meta[TRAINING] = [onnx.TrainingInfoProto.FromString(i.SerializeToString()) for i in held]
+    return copy
+
+
+def _refuse_lost_data(model: ir.Model) -> None:
+    """Large weights may stay behind a reference; small tensors are read, so they must be found."""
+    for tensor in external_tensors(model):
+        if tensor.nbytes <= READ_BELOW and not os.path.isfile(tensor.path):
+            raise BadInput(
+                f"{tensor.name!r} is in external data ({tensor.location}), but it is not known where\n"
+                "  hint: pass the path of the model, or load it with its external data"
+            )
+
+
+# --- training information --------------------------------------------------------------------------
+
+
+def outside_names(info: onnx.TrainingInfoProto) -> set[str]:
+    """The values of the model that `info` refers to: what it reads, binds and differentiates."""
+    own: set[str] = set()
+    read: set[str] = set()
+    for graph in (info.algorithm, info.initialization):
+        own |= {v.name for v in graph.input} | {t.name for t in graph.initializer}
+        own |= {name for node in graph.node for name in node.output}
+    for node in info.algorithm.node:
+        read |= {name for name in node.input if name}
+        if node.op_type == "Gradient":
+            for a in node.attribute:
+                read |= {s.decode() for s in a.strings} if a.name in ("xs", "zs") else {a.s.decode()}
+    read |= {v.name for v in info.algorithm.output}
+    for binding in (*info.initialization_binding, *info.update_binding):
+        read |= {binding.key, binding.value}
+    return {name for name in read - own if name}
+
+
+def all_names(info: onnx.TrainingInfoProto) -> set[str]:
+    """Every name in `info`: new values of the model must not take one (the graphs will be joined)."""
+    names = outside_names(info)
+    for graph in (info.algorithm, info.initialization):
+        names |= {v.name for v in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}
+        names |= {name for node in graph.node for name in (*node.input, *node.output, node.name)}
+    return names
+
+
+def _refuse_old_training(infos: list[onnx.TrainingInfoProto], opset: int) -> None:
+    """Training information shares the model's opset: refuse where raising that would change it."""
+    if opset >= LOWEST_RULES:
+        return
+    for info in infos:
+        for node in (*info.algorithm.node, *info.initialization.node):
+            if node.domain not in ("", "ai.onnx"):
+                continue
+            try:
+                versions = {onnx.defs.get_schema(node.op_type, v, "").since_version for v in (opset, LOWEST_RULES)}
+            except onnx.defs.SchemaError:
+                versions = set()
+            if len(versions) != 1:
+                raise BadInput(
+                    f"the model has opset {opset} and training information that uses {node.op_type}, "
+                    f"which newer opsets define anew\n  hint: write both for opset {LOWEST_RULES} or newer"
+                )

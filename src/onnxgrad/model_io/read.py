@@ -1,0 +1,195 @@
+"""Read a model file or message; whatever is wrong with it is one BadInput.
+
+``onnx_ir`` drops two things that must not get lost: ``training_info`` is kept beside the model (see
+`training_info`), and sparse initializers are written out as dense ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.files import open_ordinary
+from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.names import described
+from onnxgrad.model_io.checks.declared_sizes import check_strings, check_tensors
+from onnxgrad.model_io.external_data import settle_external
+from onnxgrad.model_io.map_outputs import without_maps
+
+TRAINING = "onnxgrad.training_info"
+
+
+def load_model(path: str | os.PathLike) -> ir.Model:
+    """The model in a file; weights in external data stay on disk until they are needed.
+
+    Raises:
+        BadInput: there is no such file, or it is not a whole ONNX model.
+    """
+    path = Path(path)
+    proto = parse(path)
+    _check(proto, str(path))
+    external = settle_external(proto, path)
+    model = _read(proto, str(path))
+    external.hold(model)
+    return model
+
+
+def in_memory(tensor: ir.ExternalTensor) -> ir.Tensor:
+    """`tensor`, read from its file."""
+    return ir.Tensor(
+        tensor.numpy(), dtype=tensor.dtype, shape=tensor.shape, name=tensor.name, doc_string=tensor.doc_string
+    )
+
+
+def read_proto(proto: onnx.ModelProto, what: str = "the model") -> ir.Model:
+    """An ``ir.Model`` of its own for `proto` (weights are shared; they are never written to)."""
+    _check(proto, what)
+    return _read(proto, what)
+
+
+def _check(proto: onnx.ModelProto, what: str) -> None:
+    """Everything that can be told before anything is made of `proto`."""
+    if not proto.HasField("graph") or not (proto.opset_import or proto.ir_version < 3):
+        raise BadInput(f"{what} is not a whole ONNX model\n  hint: was it cut off, or written by something else?")
+    for opset in (*proto.opset_import, *(o for f in proto.functions for o in f.opset_import)):
+        if not 0 < opset.version < 2**31:
+            raise BadInput(f"{what} is not a valid ONNX model: it imports opset {opset.version}")
+    check_strings(proto, what)
+    check_tensors(proto, what)
+
+
+def _read(proto: onnx.ModelProto, what: str) -> ir.Model:
+    proto = without_maps(proto, what)
+    if _has_sparse(proto.graph):
+        dense = onnx.ModelProto()
+        dense.CopyFrom(proto)
+        _densify(dense.graph)
+        proto = dense
+    level = logging.getLogger("onnx_ir").level
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # what it warns of is refused below
+    try:
+        model = ir.from_proto(proto)
+    except Exception as e:
+        reason = str(e.__cause__ or e).strip().splitlines()[-1]
+        raise BadInput(f"{what} is not a valid ONNX model: {reason}") from e
+    finally:
+        logging.getLogger("onnx_ir").setLevel(level)
+    model.meta[TRAINING] = [_copied(t) for t in proto.training_info]
+    return model
+
+
+def training_info(model: ir.Model) -> list[onnx.TrainingInfoProto]:
+    """The training information of `model` (it travels in ``model.meta``), to read or to change."""
+    return model.meta.setdefault(TRAINING, [])
+
+
+def external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
+    """The weights of `model` that are in external data."""
+    held = (v.const_value for g in model.graphs() for v in g.initializers.values())
+    return [t for t in held if isinstance(t, ir.ExternalTensor)]
+
+
+def check_scopes(model: ir.Model) -> None:
+    """Refuse graphs that read what nothing gives; sort those whose nodes are out of order."""
+    try:
+        if not is_ordered(model.graph):
+            model.graph.sort()
+            is_ordered(model.graph)
+    except BadInput:
+        raise
+    except ValueError as e:
+        raise BadInput(f"the nodes of the model form a cycle: {e}") from e
+
+
+def is_ordered(graph: ir.Graph, outer: Collection[ir.Value] = ()) -> bool:
+    """Whether every value is made before it is read. Raises BadInput for one that is never made."""
+    known = set(outer) | set(graph.inputs) | set(graph.initializers.values())
+    ordered = True
+    for node in graph:
+        for value in node.inputs:
+            if value is not None and value not in known:
+                if value.producer() is None:
+                    raise BadInput(
+                        f"{described(node)} reads {value.name!r}, "
+                        "which is no input, no initializer and no output of a node"
+                    )
+                ordered = False
+        for inner in subgraphs(node):
+            ordered &= is_ordered(inner, known)
+        known.update(node.outputs)
+    for value in graph.outputs:
+        if value not in known:
+            raise BadInput(f"output {value.name!r} of the model is given by no node")
+    return ordered
+
+
+def parse(path: Path) -> onnx.ModelProto:
+    """The message in a file, as it is.
+
+    Raises:
+        BadInput: there is no such file, or no message in it.
+    """
+    if path.is_dir():
+        raise BadInput(f"{path} is a directory, not a model file")
+    try:
+        with open_ordinary(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size:
+                raise BadInput(f"{path} is empty")
+            return onnx.load(file, load_external_data=False)
+    except FileNotFoundError as e:
+        raise BadInput(f"there is no file {path}") from e
+    except OSError as e:
+        raise BadInput(f"cannot read {path}: {e.strerror or e}") from e
+    except BadInput:
+        raise
+    except Exception as e:
+        hint = "was it cut off, or is it no ONNX file?"
+        if size >= 2**31:
+            hint = "a single file cannot hold 2 GB or more: save the model with external data"
+        raise BadInput(f"{path} is not a readable ONNX model\n  hint: {hint}") from e
+
+
+def _copied(info: onnx.TrainingInfoProto) -> onnx.TrainingInfoProto:
+    """A copy of its own, with sparse initializers written out as those of the model are."""
+    copy = onnx.TrainingInfoProto()
+    copy.CopyFrom(info)
+    for graph in (copy.algorithm, copy.initialization):
+        if _has_sparse(graph):
+            _densify(graph)
+    return copy
+
+
+def _inner(graph: onnx.GraphProto) -> Iterable[onnx.GraphProto]:
+    for node in graph.node:
+        for a in node.attribute:
+            if a.type == onnx.AttributeProto.GRAPH:
+                yield a.g
+            yield from a.graphs
+
+
+def _has_sparse(graph: onnx.GraphProto) -> bool:
+    return bool(graph.sparse_initializer) or any(map(_has_sparse, _inner(graph)))
+
+
+def _densify(graph: onnx.GraphProto) -> None:
+    """Write the sparse initializers of `graph` out."""
+    for sparse in graph.sparse_initializer:
+        values = onnx.numpy_helper.to_array(sparse.values)
+        at = onnx.numpy_helper.to_array(sparse.indices)
+        dense = np.zeros(tuple(sparse.dims), values.dtype)
+        if at.ndim == 2:
+            dense[tuple(at.T)] = values
+        else:
+            dense.reshape(-1)[at] = values
+        graph.initializer.append(onnx.numpy_helper.from_array(dense, sparse.values.name))
+    graph.ClearField("sparse_initializer")
+    for inner in _inner(graph):
+        _densify(inner)

@@ -1,0 +1,104 @@
+"""Write a model so that at every moment the file is the old one or the new one, never a half.
+
+Everything is written into a temporary directory beside the target and then renamed. Weights go to
+external data when they came from there, or when one protobuf would grow too large; they are copied
+from file to file, never gathered in memory.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.files import check_ordinary, flush, scratch
+from onnxgrad.model_io.read import external_tensors, in_memory, training_info
+
+#: Weights of more bytes than this are written to external data. A protobuf ends at 2 GiB.
+EXTERNAL_FROM = 1_500_000_000
+PROTOBUF_LIMIT = 2**31 - 2**20
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """The size of all initializers and tensor attributes."""
+    total = sum(
+        v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value is not None
+    )
+    for graph in model.graphs():
+        for node in graph:
+            total += sum(
+                a.value.nbytes for a in node.attributes.values() if a.type == ir.AttributeType.TENSOR and not a.is_ref()
+            )
+    return total
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """`model` as one message, its training information included."""
+    proto = ir.to_proto(model)
+    proto.training_info.extend(training_info(model))
+    return proto
+
+
+def gathered(model: ir.Model) -> onnx.ModelProto:
+    """`model` as one message that holds all of its weights.
+
+    Raises:
+        BadInput: they are more than one message can hold.
+    """
+    size = weight_bytes(model)
+    if size > PROTOBUF_LIMIT:
+        raise BadInput(
+            f"the model holds {size / 1e9:.1f} GB of weights, more than one ModelProto can\n"
+            "  hint: pass onnx_ir.load(path) instead; what comes out is then an onnx_ir.Model"
+        )
+    held = [(v, v.const_value) for g in model.graphs() for v in g.initializers.values()]
+    try:
+        for value, tensor in held:
+            if isinstance(tensor, ir.ExternalTensor):
+                value.const_value = in_memory(tensor)
+        return to_proto(model)
+    finally:
+        for value, tensor in held:
+            value.const_value = tensor
+
+
+def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike) -> list[Path]:
+    """Write `model` to `path`; large or already external weights to ``{path}.data``. Returns the files.
+
+    Raises:
+        BadInput: it cannot be written there; nothing was changed then.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise BadInput(f"{path} is a directory, not a file to write to")
+    check_ordinary(path)
+    try:
+        with scratch(path) as folder:
+            written = _write(model, folder, path.name)
+            for name in written:  # the data first, so that a new model never meets old data
+                flush(folder / name)
+                os.replace(folder / name, path.parent / name)
+    except OSError as e:
+        raise BadInput(f"cannot write {path}: {e.strerror or e}") from e
+    return [path.parent / name for name in reversed(written)]
+
+
+def _write(model: onnx.ModelProto | ir.Model, folder: Path, name: str) -> list[str]:
+    if isinstance(model, onnx.ModelProto):
+        onnx.save(model, folder / name)
+        return [name]
+    if not external_tensors(model) and weight_bytes(model) <= EXTERNAL_FROM:
+        onnx.save(to_proto(model), folder / name)
+        return [name]
+    data = f"{name}.data"
+    held = [(v, v.const_value) for g in model.graphs() for v in g.initializers.values()]
+    try:
+        ir.external_data.unload_from_model(model, folder, data, size_threshold_bytes=1024)
+        onnx.save(to_proto(model), folder / name)
+    finally:
+        for value, tensor in held:
+            value.const_value = tensor
+    return [data, name] if (folder / data).exists() else [name]

@@ -1,0 +1,233 @@
+"""Raise every node of a model to an opset that the rules speak (18), where that can be done rightly.
+
+Node by node, so that weights, metadata, docs and symbols of the rest are never touched and an error
+can name its node: an operator whose definition did not change stays as it is, one whose form changed
+goes alone through ``onnx.version_converter``. Where that converter is wrong (it forgets that the old
+Resize was asymmetric, clips float64 with a float32 bound, keeps the axis of a Hardmax although it
+changed its meaning, …) a fix of our own takes its place (see `old_forms`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
+
+from onnxgrad.errors import BadInput
+from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.names import Names, described
+from onnxgrad.ir.schemas import schema_of
+from onnxgrad.model_io.upgrade_forms import FIXES, CannotRaiseError, Site
+
+LOWEST_READ, LOWEST_RULES = 7, 18
+
+#: Operators whose newer versions only allow more types.
+_SAME_FORM = frozenset({"If", "Loop", "Constant"})
+
+#: Operators that may give a sequence or an optional.
+_HELD = frozenset(
+    {"SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SequenceMap", "SplitToSequence"}
+    | {"Optional", "OptionalGetElement", "If", "Loop", "Identity"}
+)
+
+#: Passes of inference, each of which starts from the ranks that the last one found.
+_ROUNDS = 4
+
+
+def _since(op_type: str, opset: int) -> int | None:
+    schema = schema_of("", op_type, opset)
+    return None if schema is None else schema.since_version
+
+
+def _changes(op_type: str, source: int, target: int) -> bool:
+    since = _since(op_type, source)
+    return since is None or since != _since(op_type, target)
+
+
+def raised_functions(model: ir.Model, wanted: Collection[ir.OperatorIdentifier]) -> set[ir.OperatorIdentifier]:
+    """Those of the `wanted` functions that mean the same at the opset that `raise_opset` will reach; raised to it.
+
+    The others have to be inlined: what replaces a node may depend on types and attributes, which differ from call to
+    call.
+    """
+    opset = model.graph.opset_imports.get("", LOWEST_RULES)
+    target = max(LOWEST_RULES, opset)
+    if not wanted or any(f.opset_imports.get("", 0) > target for f in model.functions.values()):
+        return set()
+    same = set()
+    for name in wanted:
+        function = model.functions[name]
+        source = function.opset_imports.get("", opset)
+        inner = [n for n in function.all_nodes() if n.domain == ""]
+        if source >= LOWEST_READ and not any(
+            n.op_type not in _SAME_FORM and _changes(n.op_type, source, target) for n in inner
+        ):
+            function.opset_imports[""] = target
+            same.add(name)
+    return same
+
+
+def raise_opset(model: ir.Model) -> None:
+    """Bring `model` to opset 18 or the newest that any of its nodes has, in place.
+
+    A node whose ``version`` is set was written for that opset (an inlined function's), the others for
+    the model's. Raises BadInput, naming the node, where one cannot be raised; the model is then spoiled.
+    """
+    imports = model.graph.opset_imports
+    nodes = [n for g in (model.graph, *model.graph.subgraphs()) for n in g if n.domain == ""]
+    opset = imports.get("", LOWEST_RULES)
+    known = onnx.defs.onnx_opset_version()
+    if opset > known:
+        raise BadInput(
+            f"the model has opset {opset}; the installed onnx package knows up to {known}\n  hint: pip install -U onnx"
+        )
+    if opset < LOWEST_READ:
+        raise BadInput(
+            f"the model has opset {opset}; models from opset {LOWEST_READ} on can be read\n"
+            f"  hint: export it again with opset {LOWEST_RULES} or newer"
+        )
+    target = max(LOWEST_RULES, opset, *(n.version or 0 for n in nodes), 0)
+    stale = [n for n in nodes if (n.version or opset) < target and _changes(n.op_type, n.version or opset, target)]
+    mistakable = _mistakable(model) if stale else []
+    if stale:
+        _infer(model)
+    names = Names.of(model)
+    same: set[object] = set()  # what the converter was seen to leave alone
+    for node in stale:
+        source = node.version or opset
+        try:
+            key = source, _form(node)
+            if key not in same and _raise_node(node, source, target, names):
+                same.add(key)
+        except CannotRaiseError as e:
+            raise BadInput(
+                f"cannot raise {described(node)} from opset {source} "
+                f"to {target}: {e}\n  hint: export the model again with opset {LOWEST_RULES} or newer"
+            ) from e
+    for value in mistakable:
+        value.type = value.shape = None
+    for node in nodes:
+        node.version = None
+    _fill_defaults(model, target)
+    imports[""] = target
+    model.ir_version = max(model.ir_version or 0, 8)
+
+
+def _mistakable(model: ir.Model) -> list[ir.Value]:
+    """Values without a type that may be sequences or optionals, which `_infer` takes for the tensors they hold."""
+    formals = [v for g in model.graph.subgraphs() for v in g.inputs]
+    made = [v for g in model.graphs() for n in g if n.op_type in _HELD and n.domain == "" for v in n.outputs]
+    return [v for v in (*formals, *made) if v.type is None]
+
+
+def _infer(model: ir.Model) -> None:
+    """Types and ranks, in place. The onnx package loses the rank at a Reshape to a shape that is computed."""
+    level = logging.getLogger("onnx_ir").level
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)
+    try:
+        for _ in range(_ROUNDS):
+            ShapeInferencePass(check_type=False, strict_mode=False)(model)
+            found = False
+            for node in model.graph:
+                if node.op_type == "Reshape" and node.domain == "" and node.outputs[0].shape is None:
+                    wanted = node.inputs[1].shape if len(node.inputs) > 1 and node.inputs[1] is not None else None
+                    if wanted is not None and len(wanted) == 1 and isinstance(wanted[0], int):
+                        node.outputs[0].shape = ir.Shape([None] * wanted[0])
+                        found = True
+            if not found:
+                break
+    finally:
+        logging.getLogger("onnx_ir").setLevel(level)
+
+
+def _fill_defaults(model: ir.Model, opset: int) -> None:
+    """Write out the default attributes of operators that are defined by a function body.
+
+    The onnx package forgets them when it expands the body, and then refuses the model in a full check.
+    """
+    for graph in model.graphs():
+        for node in graph:
+            schema = schema_of("", node.op_type, opset) if node.domain == "" else None
+            if schema is not None and schema.has_function:  # type: ignore[attr-defined]
+                for name, spec in schema.attributes.items():
+                    if name not in node.attributes and spec.default_value.name:
+                        node.attributes[name] = ir.serde.deserialize_attribute(spec.default_value)
+
+
+def _form(node: ir.Node) -> object:
+    """All of `node` that decides what becomes of it."""
+    attrs = tuple(sorted((a.name, repr(a.value)) for a in node.attributes.values()))
+    types = tuple(v and (v.dtype, None if v.shape is None else len(v.shape)) for v in node.inputs)
+    return node.op_type, attrs, types, tuple(bool(v.name) for v in node.outputs)
+
+
+def _raise_node(node: ir.Node, source: int, target: int, names: Names) -> bool:
+    """Replace `node` by what it is at opset `target`; true if it is the same there."""
+    if _since(node.op_type, source) is None:
+        raise CannotRaiseError("the specification has no such operator")
+    if node.op_type in _SAME_FORM or (node.op_type == "Scan" and source >= 9):
+        return True
+    if subgraphs(node) and node.op_type not in FIXES:
+        raise CannotRaiseError("its form has changed")
+    until, fix = FIXES.get(node.op_type, (0, None))
+    if fix is not None and source < until:
+        site = Site(node, source, target, names)
+        values = fix(site)
+        if values is not None:
+            site.replace_by(values)
+            return False
+    return _convert(node, source, target, names)
+
+
+# --- by the onnx package ---------------------------------------------------------------------------
+
+
+def _convert(node: ir.Node, source: int, target: int, names: Names) -> bool:
+    """Send `node` alone through the onnx package's converter; put what comes back in its place."""
+    values = {v.name: v for v in node.inputs if v is not None}
+    inputs, constants = [], []
+    for name, value in values.items():
+        tensor = value.const_value
+        if tensor is not None and tensor.nbytes <= 1024 and not isinstance(tensor, ir.ExternalTensor):
+            constants.append(onnx.numpy_helper.from_array(tensor.numpy(), name))
+        else:
+            inputs.append(ir.to_proto(value))
+    outputs = [ir.to_proto(v) for v in node.outputs if v.name]
+    graph = onnx.helper.make_graph([ir.to_proto(node)], "node", inputs, outputs, constants)
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", source)], ir_version=8)
+    try:
+        converted = onnx.version_converter.convert_version(proto, target)
+    except Exception as e:
+        reason = str(e).splitlines()[0].rsplit("failed: ", 1)[-1]
+        raise CannotRaiseError(f"the onnx version converter says: {reason}") from e
+    after = converted.graph.node
+    if len(after) == 1 and after[0].SerializeToString() == _normal(graph.node[0]).SerializeToString():
+        return True
+    site = Site(node, source, target, names)
+    known: dict[str, ir.Value | None] = {"": None, **values}  # type: ignore[dict-item]
+    known |= {
+        t.name: site.const(onnx.numpy_helper.to_array(t)) for t in converted.graph.initializer if t.name not in values
+    }
+    for made in after:
+        attrs = {a.name: ir.from_proto(a) for a in made.attribute}
+        results = site.emit(made.op_type, *[known[name] for name in made.input], outputs=len(made.output), **attrs)
+        known.update((name, value) for name, value in zip(made.output, results))
+        for name, value in zip(made.output, results):
+            if not name:
+                value.name = ""
+    site.replace_by([known.get(v.name or "") for v in node.outputs])
+    return False
+
+
+def _normal(node: onnx.NodeProto) -> onnx.NodeProto:
+    """`node` as the converter writes it when it changes nothing."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.ClearField("metadata_props")
+    for field in ("domain", "doc_string", "name"):
+        if not getattr(copy, field):
+            copy.ClearField(field)
+    return copy

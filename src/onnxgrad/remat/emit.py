@@ -1,0 +1,235 @@
+"""A schedule in which nodes run twice, written as a graph.
+
+A runtime computes equal nodes once, and what can be computed early may be computed early: then nothing is saved. So
+what is computed anew reads what is kept through a gate: a Reshape to its own shape, to which an empty slice of
+whatever has to be done before is appended. A Reshape copies nothing and an empty slice holds nothing; but nobody can
+know that it is empty of numbers, or run what is behind the gate before what it waits for.
+
+What it waits for: all that gives memory back since the last gate, so that what is computed for one part of the
+way back is gone before what the next one needs is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir.graph import captured, prune, reads, subgraphs
+from onnxgrad.ir.names import Names
+from onnxgrad.remat.choose import Again, statistics
+from onnxgrad.remat.schedule import is_view, settle
+
+#: From which share of the peak on a gate waits for a value to be given back.
+WORTH_WAITING = 0.005
+
+
+class Rewriter:
+    """Writes one schedule into a graph.
+
+    Args:
+        graph: whose nodes the schedule has; it is changed.
+        size: bytes of values; those of new ones are added.
+        turn: the place of the last node of the way forward in the schedule.
+        peak: bytes at the fullest step of the schedule.
+    """
+
+    def __init__(self, graph: ir.Graph, size: dict[ir.Value, int], turn: int, peak: int) -> None:
+        self.graph, self.size, self.turn = graph, size, turn
+        self.names = Names.of_graph(graph)
+        self.least = peak * WORTH_WAITING
+        self.anew: dict[ir.Value, ir.Value] = {}
+        self.plan: list[ir.Node] = []
+        self.group: dict[ir.Node, int] = {}
+        self.nodes: list[ir.Node] = []
+        self.gates: dict[ir.Value, ir.Value] = {}
+        self.behind: dict[ir.Node, list[ir.Node]] = {}
+        self.waits: dict[ir.Value, ir.Value] = {}
+        self.constants: dict[int, ir.Value] = {}
+
+    def write(self, line: Sequence[ir.Node | Again], dropped: frozenset[ir.Value]) -> int:
+        """Make the graph what `line` says, where values of `dropped` are made again; bytes that it takes."""
+        original = list(self.graph)
+        number, open_ = 0, False
+        for i, item in enumerate(line):
+            if isinstance(item, Again):
+                number += not open_
+                open_ = True
+                for copy in self._copies(item.node, dropped):
+                    self.plan.append(copy)
+                    self.group[copy] = number
+            else:
+                open_ = False
+                if i > self.turn:
+                    self._redirect(item)
+                self.plan.append(item)
+        self._lay_out()
+        self.graph.remove(original)
+        self.graph.extend(self.nodes)
+        prune(self.graph)
+        return settle(self.graph, self.size)
+
+    # --- nodes that run again --------------------------------------------------------------------
+
+    def _copies(self, node: ir.Node, dropped: frozenset[ir.Value]) -> list[ir.Node]:
+        """A copy of `node` that reads what was made anew, behind copies of what must be its own."""
+        new = self._copy(node)
+        self.anew |= {old: out for old, out in zip(node.outputs, new.outputs) if old in dropped}
+        own = []
+        for i, v in enumerate(node.inputs):
+            producer = None if v is None else v.producer()
+            if v in statistics(node) and v is not None and producer is not None:
+                own.append(self._copy(producer))
+                new.replace_input_with(i, own[-1].outputs[v.index() or 0])
+        return [*own, new]
+
+    def _copy(self, node: ir.Node) -> ir.Node:
+        new = ir.Node(
+            node.domain,
+            node.op_type,
+            [None if v is None else self.anew.get(v, v) for v in node.inputs],
+            list(node.attributes.values()),
+            overload=node.overload,
+            num_outputs=len(node.outputs),
+            name=self.names.fresh(f"again_{node.name or node.op_type}"),
+        )
+        for old, out in zip(node.outputs, new.outputs):
+            out.name = self.names.fresh(f"again_{old.name}") if old.name else ""
+            out.type, out.shape = old.type, old.shape
+            self.size[out] = self.size.get(old, 0)
+        return new
+
+    def _redirect(self, node: ir.Node) -> None:
+        """Have `node`, and graphs inside it, read what was made anew."""
+        for i, v in enumerate(node.inputs):
+            if v is not None and v in self.anew:
+                node.replace_input_with(i, self.anew[v])
+        inside = {n for graph in subgraphs(node) for n in graph.all_nodes()}
+        for v in captured(node):
+            if v in self.anew:
+                for use in list(v.uses()):
+                    if use.node in inside:
+                        use.node.replace_input_with(use.idx, self.anew[v])
+
+    # --- gates -----------------------------------------------------------------------------------
+
+    def _lay_out(self) -> None:
+        """All nodes in order, gates between them."""
+        place = {node: i for i, node in enumerate(self.plan)}
+        ends = self._ends()
+        before: dict[ir.Node, int] = {}  # of late nodes, the late nodes that each needs, as bits
+        since, group = self.turn + 1, 0
+        waits: list[ir.Value] = []
+        for i, node in enumerate(self.plan):
+            number = self.group.get(node, 0)
+            if number > group:
+                group, self.gates = number, {}
+                trigger = next(n for n in self.plan[i:] if n not in self.group)
+                told = [j for j in range(since, i) if ends.get(j, 0) >= self.least]
+                told += [place[p] for v in reads(trigger) if (p := v.producer()) in before and place[p] < i]
+                waits = self._results(told or range(i), before, first=bool(told))
+                since = i
+            if number:
+                self._delay(node, waits, number)
+            bits = 0
+            for p in (v.producer() for v in reads(node)):
+                for q in self.behind.get(p, [p]) if p is not None else ():
+                    if q in before:
+                        bits |= before[q] | 1 << place[q]
+            if i > self.turn:
+                before[node] = bits
+            self.nodes.append(node)
+
+    def _ends(self) -> dict[int, int]:
+        """How many bytes are given back after each node, by its place."""
+        root: dict[ir.Value, ir.Value] = {}
+        last: dict[ir.Value, int] = {}
+        for i, node in enumerate(self.plan):
+            if is_view(node) and node.inputs[0] is not None:
+                root[node.outputs[0]] = root.get(node.inputs[0], node.inputs[0])
+            last |= {root.get(v, v): i for v in reads(node)}
+        ends: dict[int, int] = {}
+        for node in self.plan:
+            for v in node.outputs:
+                if v not in root and v in last and not v.is_graph_output():
+                    ends[last[v]] = ends.get(last[v], 0) + self.size.get(v, 0)
+        # what nobody reads (the update of a weight) comes in its turn only as long as nobody does
+        return {i: size for i, size in ends.items() if any(v.uses() for v in self.plan[i].outputs)}
+
+    def _results(self, places: Sequence[int], before: Mapping[ir.Node, int], first: bool) -> list[ir.Value]:
+        """What tells that the nodes at `places` are done, without those that others of them need."""
+        found = {i: v for i in places if (v := _result(self.plan[i])) is not None}
+        if not first:
+            return list(found.values())[-1:]
+        implied = 0
+        for i in found:
+            implied |= before.get(self.plan[i], 0)
+        return [v for i, v in found.items() if not implied >> i & 1]
+
+    def _delay(self, node: ir.Node, waits: Sequence[ir.Value], number: int) -> None:
+        """Have `node`, which runs again, read something that a gate of its group holds back.
+
+        A view takes nothing, and stays where it is; next to a gate the runtime might make one Reshape of both.
+        """
+        producers = (v.producer() for v in node.inputs if v is not None)
+        if is_view(node) or any(self.group.get(p) == number for p in producers if p is not None):
+            return
+        varying = [v for v in node.inputs if v is not None and v.const_value is None]
+        if not varying:
+            return
+        value = max(varying, key=lambda v: self.size.get(v, 0))
+        if value not in self.gates:
+            self.gates[value] = self._gate(value, waits)
+        for i, v in enumerate(node.inputs):
+            if v is value:
+                node.replace_input_with(i, self.gates[value])
+
+    def _gate(self, value: ir.Value, waits: Sequence[ir.Value]) -> ir.Value:
+        """`value`, once the values of `waits` are there."""
+        tokens = [self._wait(v) for v in waits if v is not value]
+        shape = self._emit("Concat", self._emit("Shape", value), *tokens, axis=0)
+        gate = self._emit("Reshape", value, shape)
+        # a Reshape to a shape that is known may be taken for one to a constant, so it must not be known
+        gate.shape = None if value.shape is None else ir.Shape([None] * len(value.shape))
+        node = gate.producer()
+        assert node is not None
+        self.behind[node] = [p for v in (value, *waits) if (p := v.producer()) is not None]
+        return gate
+
+    def _wait(self, value: ir.Value) -> ir.Value:
+        """No integers, as soon as `value` is there."""
+        if value not in self.waits:
+            flat = self._emit("Reshape", value, self._integer(-1))
+            none = self._emit("Slice", flat, self._integer(0), self._integer(0))
+            self.waits[value] = self._emit("Cast", none, to=int(ir.DataType.INT64))
+        return self.waits[value]
+
+    def _emit(self, op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+        attrs = [ir.AttrInt64(name, number) for name, number in attributes.items()]
+        node = ir.Node("", op_type, inputs, attrs, num_outputs=1, name=self.names.fresh(f"gate_{op_type}"))
+        (value,) = node.outputs
+        value.name = node.name
+        is_same = op_type in ("Reshape", "Slice")
+        value.type = inputs[0].type if is_same else ir.TensorType(ir.DataType.INT64)
+        value.shape = ir.Shape([None])
+        self.nodes.append(node)
+        return value
+
+    def _integer(self, number: int) -> ir.Value:
+        if number not in self.constants:
+            tensor = ir.tensor(np.array([number], np.int64), name=self.names.fresh("gate_const"))
+            value = ir.Value(
+                name=tensor.name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape([1])
+            )
+            self.graph.register_initializer(value)
+            self.constants[number] = value
+        return self.constants[number]
+
+
+def _result(node: ir.Node) -> ir.Value | None:
+    """A result of `node` that is a tensor of numbers."""
+    for v in node.outputs:
+        if v.name and isinstance(v.type, ir.TensorType) and v.dtype not in (None, ir.DataType.STRING):
+            return v
+    return None

@@ -1,0 +1,1 @@
+"""Pooling: its rules, and sums over windows read backwards."""

@@ -1,0 +1,1 @@
+"""Resize: its rule, and the coordinates at which it interpolates."""

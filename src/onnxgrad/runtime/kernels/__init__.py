@@ -1,0 +1,31 @@
+"""Kernels in C for what standard operators say slowly: an optional library, built on demand by the C compiler at hand.
+
+A derived graph holds standard operators, and runs as it is. Where the code that wrote it has also *named* a part
+(`onnxgrad.ir.composites`), a session with ``Options(target="native")`` puts one call of a kernel of that name in
+its place, in a copy of the graph. So the graph, its state and its files are the same for both targets, the operators
+are the oracle of every kernel, and what has no kernel runs as operators.
+
+How a kernel is added, here and elsewhere:
+
+1. **Name the part** where it is emitted, after it was emitted: ``b.named("ReluGrad", [dx], of=[x, dy])``. Everything
+   that `dx` is computed from must be in ``of``, a constant, or a shape. Attributes that the kernel needs go by name:
+   ``b.named(…, strides=[2, 2], alpha=0.9)``.
+2. **Write the kernel** in ``source/*.c`` (see ``source/kernel.h``, whose head shows a whole one). A new file names
+   its table in ``source/library.c``.
+3. **Say when it fits** in a module ``*_kernels.py`` (a new one is named in `substitute`): a function from the `Site`
+   where the part was found to a `Call`, or None where the kernel does not fit (its type, its rank, its size)::
+
+       @kernel("ReluGrad")
+       def relu_grad(site: Site) -> Call | None:
+           return Call("ReluGrad", site.inputs) if site.all_float32 else None
+
+4. **Test it** in ``tests/native``: the same model with both targets, over shapes of 0, 1, odd and large sizes, NaN and
+   infinities, one and two threads (``compare`` of ``tests/native/twins.py``).
+
+Modules: `build` (source files to a shared library), `substitute` (parts to calls), ``*_kernels`` (what fits where).
+"""
+
+from onnxgrad.runtime.kernels.build import library
+from onnxgrad.runtime.kernels.substitute import with_kernels
+
+__all__ = ["library", "with_kernels"]

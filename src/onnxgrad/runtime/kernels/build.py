@@ -1,0 +1,166 @@
+"""The shared library, made from its sources by the C compiler of the machine when it is first asked for, and kept.
+
+Its name in the cache is made of the sources, the flags and what the compiler says of itself and the processor, so
+that another compiler, another machine with the same home, or another version of this package has its own. What is
+loaded runs as part of this process, so a file is only taken if nobody else can have written it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnxgrad import subprocesses
+from onnxgrad.errors import BadInput
+from onnxgrad.files import cache, flush, scratch
+
+SOURCES = Path(__file__).parent / "source"
+
+#: NaN and infinities mean what they mean in the graph, so not -ffast-math; sqrt sets no errno, or it is no instruction.
+_FLAGS = (
+    *("-std=c11", "-O3", "-fno-math-errno", "-fno-trapping-math"),
+    *("-fPIC", "-shared", "-fvisibility=hidden"),
+)
+#: What the compiler is asked to do for this processor, the first that it understands.
+_PROCESSOR = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ("-mcpu=native",), ())
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def library() -> Path:
+    """The shared library for this machine, built if it is not in the cache yet (one or two seconds).
+
+    ``CC`` names the compiler (default: cc, gcc or clang, whichever is there), ``ONNXGRAD_CACHE`` the cache.
+
+    Raises:
+        BadInput: there is no C compiler, it fails, this is a system that the library is not made for, or what is in
+            the cache is not this user's alone.
+    """
+    recipe = _recipe(os.environ.get("CC", ""))
+    place = cache() / "native" / recipe.name
+    if not os.path.lexists(place):
+        recipe.build(place)
+    _check_own(place)
+    return place
+
+
+def _check_own(place: Path) -> None:
+    """See that nobody but this user and root can have written a file, or can put another one in its place."""
+    try:
+        handle = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            file = os.fstat(handle)
+        finally:
+            os.close(handle)
+        folder = place.parent.stat()
+    except OSError as error:
+        raise _refused(place, f"it cannot be opened as a file ({error.strerror or error})") from error
+    if not stat.S_ISREG(file.st_mode):
+        raise _refused(place, "it is no ordinary file")
+    for status, what in ((file, "it"), (folder, "its folder")):
+        if status.st_uid not in (os.geteuid(), 0):
+            raise _refused(place, f"{what} belongs to another user ({status.st_uid})")
+        if status.st_mode & _OTHERS_WRITE:
+            raise _refused(place, f"other users may write {what}")
+
+
+def _refused(place: Path, why: str) -> BadInput:
+    return BadInput(
+        f"the kernels of target 'native' in {str(place)!r} are not taken: {why}\n"
+        "  hint: remove it, or have ONNXGRAD_CACHE name a folder of your own"
+    )
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """How the library is built, and what it is called."""
+
+    command: tuple[str, ...]
+    name: str
+
+    def build(self, place: Path) -> None:
+        """Build it, all or nothing, where nobody else can write: who also builds it at this moment makes the same."""
+        try:
+            place.parent.parent.mkdir(parents=True, exist_ok=True)
+            place.parent.mkdir(mode=0o700, exist_ok=True)
+            if (found := place.parent.stat()).st_uid == os.geteuid():
+                place.parent.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE)
+            with scratch(place) as folder:
+                self._compile(folder / place.name)
+                (folder / place.name).chmod(0o600)
+                flush(folder / place.name)
+                (folder / place.name).replace(place)
+                flush(place.parent)
+        except OSError as error:
+            raise BadInput(f"cannot write {str(place)!r}: {error.strerror or error}") from error
+
+    def _compile(self, file: Path) -> None:
+        sources = [str(p) for p in _files() if p.suffix == ".c"]
+        done = _run([*self.command, *sources, "-lm", "-o", str(file)])
+        if done.returncode:
+            said = done.stderr.splitlines() or ["it does not say why"]
+            reason = next((line for line in said if "error" in line), said[0])
+            compiler = Path(self.command[0]).name
+            raise BadInput(f"{compiler} cannot build the kernels of target 'native': {reason}\n{_HINT}")
+
+
+def _files() -> list[Path]:
+    return sorted(p for p in SOURCES.iterdir() if p.suffix in (".c", ".h"))
+
+
+@functools.cache
+def _recipe(asked: str) -> _Recipe:
+    compiler = _compiler(asked)
+    processor, known = _ask(compiler)
+    contract = "fast-honor-pragmas" if "__clang__" in known else "fast"  # a kernel may forbid a·b + c in one rounding
+    flags = [*_FLAGS, f"-ffp-contract={contract}", *processor]
+    digest = hashlib.sha256("\0".join((*compiler, *flags, known)).encode())
+    for file in _files():
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    return _Recipe((*compiler, *flags), f"onnxgrad-{digest.hexdigest()[:24]}.{suffix}")
+
+
+_HINT = "  hint: target 'portable' needs no compiler; the environment variable CC names another one"
+
+
+def _compiler(asked: str) -> list[str]:
+    """The command of the compiler."""
+    if sys.platform not in ("linux", "darwin"):
+        raise BadInput(f"target 'native' is for Linux and macOS, not {sys.platform}; use target 'portable'")
+    try:
+        given = shlex.split(asked)
+    except ValueError as error:
+        raise BadInput(f"CC is {asked!r}, which is no command: {error}\n{_HINT}") from error
+    for words in (given,) if given else (["cc"], ["gcc"], ["clang"]):
+        if shutil.which(words[0]):
+            return words
+    missing = f"CC is {asked!r}, which is not there" if given else "there is none (cc, gcc, clang)"
+    raise BadInput(
+        f"target 'native' needs a C compiler, and {missing}\n"
+        "  hint: install one (Debian, Ubuntu: apt install gcc; macOS: xcode-select --install; anywhere: "
+        "pip install ziglang, then CC='python -m ziglang cc'), or use target 'portable'"
+    )
+
+
+def _ask(compiler: list[str]) -> tuple[tuple[str, ...], str]:
+    """The flags for this processor, and all that the compiler defines with them: its version, and what it may use."""
+    for processor in _PROCESSOR:
+        done = _run([*compiler, *processor, "-x", "c", "-dM", "-E", os.devnull])
+        if done.returncode == 0:
+            return processor, done.stdout
+    raise BadInput(f"{shlex.join(compiler)} is no C compiler: {(done.stderr.splitlines() or ['?'])[0]}\n{_HINT}")
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocesses.run(command, text=True, errors="replace")
+    except OSError as error:
+        raise BadInput(f"{command[0]} cannot be run: {error.strerror or error}\n{_HINT}") from error

@@ -1,0 +1,59 @@
+"""Kernels of ``source/convolution.c`` and ``source/spreading.c``: the cotangents of the operands of a convolution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onnxgrad.runtime.kernels.substitute import Call, Site, kernel
+
+#: Fewest pixels of the small side, without groups: with less, its rows are too short for vectors, and of few pictures
+#: most is weights (ResNet-50 on one picture of 64×64 takes 1.4 times as long with kernels for all of its convolutions).
+FEWEST_PIXELS = 64
+
+#: No attribute is as large, no window reaches as far, and none has more taps (``source/windows.h``).
+_FAR, _MOST_TAPS = 1 << 24, 1 << 20
+
+
+def within_reach(taps: Sequence[int], attributes: Mapping[str, Any]) -> bool:
+    """Whether the kernels know what to do with such windows."""
+    far = [n for key in ("strides", "dilations", "pads", "size") for n in attributes.get(key, ())]
+    reach = [(n - 1) * d for n, d in zip(taps, attributes["dilations"])]
+    return math.prod(taps) <= _MOST_TAPS and all(abs(n) < _FAR for n in (*far, *reach))
+
+
+@kernel("ConvWeightGrad")
+def conv_weight_grad(site: Site) -> Call | None:
+    """[big side, small side] → [weights], float32; kernel, strides, dilations, padding before, and groups are known."""
+    sizes = site.sizes(1)
+    if not site.all_float32 or sizes is None:
+        return None
+    if not within_reach(site.attributes["kernel"], site.attributes):
+        return None
+    pixels = [n for n in sizes[2:] if n is not None]
+    if site.attributes["group"] == 1 and len(pixels) == len(sizes[2:]) and math.prod(pixels) < FEWEST_PIXELS:
+        return None
+    return Call("ConvWeightGrad", site.inputs, site.attributes)
+
+
+#: Most channels of the small side, in one group, for which a kernel is quicker than ONNX Runtime's ConvTranspose.
+_MOST_SUMMED = 32
+
+
+@kernel("ConvInputGrad")
+def conv_input_grad(site: Site) -> Call | None:
+    """[small side, weights] → [big side], float32, where windows are more than one apart and sums are short.
+
+    Where windows are one apart it is a convolution, and with one tap a product of matrices: ONNX Runtime is as quick.
+    """
+    sizes = site.sizes(1)
+    if not site.all_float32 or sizes is None or max(site.attributes["strides"]) == 1:
+        return None
+    outer, _, *taps = sizes
+    if outer is None or taps == [1, 1] or outer // site.attributes["group"] > _MOST_SUMMED:
+        return None
+    known = [n for n in taps if n is not None]
+    if len(known) < len(taps) or not within_reach(known, site.attributes):
+        return None
+    return Call("ConvInputGrad", site.inputs, site.attributes)

@@ -1,0 +1,73 @@
+"""Kernels of ``source/optimizers.c``: updates of one tensor, in float32 and float64, the same to the last bit.
+
+Operands of all of them: X, G and the states; scalars, left out where they are 1; a vector of the constants. Products
+of X or G with a scalar (decay of weights, clipping of gradients) are taken into the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.runtime.kernels.substitute import Call, Fits, Site, kernel
+
+#: What kernels are called for a type, after their names.
+_SUFFIX = {ir.DataType.FLOAT: "", ir.DataType.DOUBLE: "Double"}
+
+
+def _optimizer(name: str, states: int, scalars: int, constants: Sequence[str]) -> Fits:
+    """The kernel `name` for parts [X, G, states, rate, further scalars] → [X', states'] with these attributes."""
+
+    @kernel(name)
+    def fits(site: Site) -> Call | None:
+        tensors = [v for v in site.inputs[: 2 + states] if v is not None]
+        rates = site.inputs[2 + states :]
+        numbers = [site.attributes.get(c) for c in constants]
+        if len(tensors) != 2 + states or len(rates) != scalars or len(site.outputs) != 1 + states:
+            return None
+        x, dtype = tensors[0], tensors[0].dtype
+        if dtype is None or dtype not in _SUFFIX or not site.all_of(dtype) or None in site.outputs:
+            return None
+        if not all(_same_shape(v, x) for v in tensors) or not all(v is None or _is_scalar(v) for v in rates):
+            return None
+        if not all(isinstance(n, (int, float)) for n in numbers):
+            return None
+        (x, shrink), (g, clip) = map(_scaled, tensors[:2])
+        vector = site.constant(np.array(numbers, dtype.numpy()))
+        return Call(f"{name}{_SUFFIX[dtype]}", [x, g, *tensors[2:], rates[0], shrink, clip, *rates[1:], vector])
+
+    return fits
+
+
+def _is_scalar(value: ir.Value) -> bool:
+    return value.shape is not None and len(value.shape) == 0
+
+
+def _same_shape(value: ir.Value, like: ir.Value) -> bool:
+    """Whether two values provably have one shape, all of it known."""
+    shapes = (value.shape, like.shape)
+    return all(s is not None and s.is_static() for s in shapes) and shapes[0] == shapes[1]
+
+
+def _scaled(value: ir.Value) -> tuple[ir.Value, ir.Value | None]:
+    """`value` as a tensor and a scalar that it is the product of; None for no scalar."""
+    node = value.producer()
+    if node is not None and node.op_type == "Mul" and node.domain == "" and value.dtype is not None:
+        for tensor, scalar in (node.inputs, node.inputs[::-1]):
+            if scalar is not None and tensor is not None and _is_scalar(scalar) and _same_shape(tensor, value):
+                return tensor, scalar
+    return value, None
+
+
+_MOMENTS = ("alpha", "alpha_rest", "beta", "beta_rest", "epsilon")
+
+_optimizer("Sgd", 0, 1, ("norm",))
+_optimizer("Momentum", 1, 2, ("norm", "alpha", "nesterov"))
+_optimizer("Adam", 2, 2, ("norm", *_MOMENTS, "post"))
+_optimizer("NAdam", 2, 3, ("norm", *_MOMENTS))
+_optimizer("Adagrad", 1, 1, ("norm", "epsilon"))
+for name, states in {"RMSProp": 1, "RMSPropMoving": 2, "RMSPropCentered": 2, "RMSPropCenteredMoving": 3}.items():
+    _optimizer(name, states, 1, ("norm", "alpha", "alpha_rest", "epsilon", "momentum"))
+_optimizer("Lion", 1, 1, ("norm", "now", "now_rest", "later", "later_rest"))

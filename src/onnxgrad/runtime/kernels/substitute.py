@@ -1,0 +1,237 @@
+"""Named parts of a graph to calls of kernels, in a copy; the original stays.
+
+Passes rewire graphs after a part was named. A call only takes its place where the outputs are still the same
+expressions of the inputs (`Part.holds`), and where nothing that the call reads waits for what it gives. What does not
+pass stays as operators.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir.composites import Part, named_parts
+from onnxgrad.ir.graph import prune, reads
+
+DOMAIN = "onnxgrad.native"
+
+#: Modules that say which kernels there are.
+_MODULES = ("optimizer_kernels", "conv_kernels", "norm_kernels", "row_kernels")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A named part as it was found in a graph.
+
+    Attributes:
+        name: of the part.
+        inputs: its inputs, None for those that it was named without.
+        outputs: its outputs, None for those that nobody reads.
+        attributes: its attributes.
+        constant: makes a constant of an array, to be an input of a call.
+    """
+
+    name: str
+    inputs: Sequence[ir.Value | None]
+    outputs: Sequence[ir.Value | None]
+    attributes: Mapping[str, Any]
+    constant: Callable[[np.ndarray], ir.Value]
+
+    def all_of(self, dtype: ir.DataType) -> bool:
+        """Whether all inputs and outputs are tensors of `dtype`."""
+        return all(v is None or v.dtype == dtype for v in (*self.inputs, *self.outputs))
+
+    @property
+    def all_float32(self) -> bool:
+        """Whether all inputs and outputs are tensors of float32."""
+        return self.all_of(ir.DataType.FLOAT)
+
+    def sizes(self, index: int) -> tuple[int | None, ...] | None:
+        """The dimensions of an input, None for one that only a run tells; None if its rank is not known."""
+        value = self.inputs[index]
+        if value is None or value.shape is None:
+            return None
+        return tuple(d if isinstance(d, int) else None for d in value.shape)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a kernel that gives the outputs of a site, in order.
+
+    Attributes:
+        kernel: its name in the library.
+        inputs: what it reads, None for an operand that is left out. It may read what the inputs of the site are
+            computed from, in their place.
+        attributes: floats, ints, and lists of ints.
+    """
+
+    kernel: str
+    inputs: Sequence[ir.Value | None]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def before(site: Site, index: int, name: str) -> ir.Node | None:
+    """The call of the kernel `name` that gives an input of `site`, if nobody but `site` reads that."""
+    value = site.inputs[index]
+    node = None if value is None else value.producer()
+    if value is None or node is None or (node.domain, node.op_type) != (DOMAIN, name) or value.is_graph_output():
+        return None
+    inside, todo = set(), [v for v in site.outputs if v is not None]
+    given = {v for v in site.inputs if v is not None}
+    while todo:
+        here = todo.pop()
+        writer = here.producer()
+        if here not in given and writer is not None and writer not in inside:
+            inside.add(writer)
+            todo.extend(reads(writer))
+    return node if all(user in inside for user in value.consumers()) else None
+
+
+Fits = Callable[[Site], Call | None]
+_KERNELS: dict[str, Fits] = {}
+
+
+def kernel(name: str) -> Callable[[Fits], Fits]:
+    """Register a function that tells how a kernel is called for parts called `name`, or None where it does not fit."""
+
+    def registered(fits: Fits) -> Fits:
+        assert name not in _KERNELS, name
+        _KERNELS[name] = fits
+        return fits
+
+    return registered
+
+
+@functools.cache
+def kernels() -> Mapping[str, Fits]:
+    """All that are registered, by the name of the part."""
+    for module in _MODULES:
+        importlib.import_module(f"onnxgrad.runtime.kernels.{module}")
+    return _KERNELS
+
+
+def with_kernels(model: ir.Model) -> ir.Model:
+    """A copy of `model` with kernels in the place of named parts of its main graph; `model` itself if none fits."""
+    known = kernels()
+    if not any(part.name in known for part in named_parts(model.graph)):
+        return model
+    copy = model.clone()
+    try:
+        if not _Swapping(copy.graph).all_parts(known):
+            return model
+    except ValueError:  # calls of several results that wait for each other
+        return model
+    copy.opset_imports[DOMAIN] = 1
+    return copy
+
+
+class _Swapping:
+    """Puts calls into one graph."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.graph = graph
+        self.places = {node: i for i, node in enumerate(graph)}
+        made = (v for node in graph for v in node.outputs)
+        self.values = {v.name or "": v for v in (*graph.inputs, *graph.initializers.values(), *made) if v.name}
+        self.constants: dict[Any, ir.Value] = {}
+        self.count = 0
+
+    def all_parts(self, known: Mapping[str, Fits]) -> int:
+        """Put calls wherever a kernel fits; how many."""
+        for part in [p for p in named_parts(self.graph) if self._is_here(p)]:  # before calls hide what is computed
+            fits, site = known.get(part.name), self._site(part)
+            call = fits(site) if fits is not None and site is not None else None
+            if site is not None and call is not None and self._can_be_called(site, call):
+                self._write(site, call)
+        if self.count:
+            self.graph.sort()
+            prune(self.graph)
+        return self.count
+
+    def _is_here(self, part: Part) -> bool:
+        """Whether all inputs of `part` and some outputs are in the graph, and are what they were."""
+        inputs, outputs = self._ends(part)
+        lost = any(v is None and old is not None for v, old in zip(inputs, part.inputs))
+        return not lost and any(v is not None for v in outputs) and part.holds(inputs, outputs)
+
+    def _site(self, part: Part) -> Site | None:
+        """`part` as it is by now; None if kernels give all its outputs already."""
+        inputs, outputs = self._ends(part)
+        if all(v is None for v in outputs):
+            return None
+        return Site(part.name, inputs, outputs, part.attributes, self._constant)
+
+    def _ends(self, part: Part) -> tuple[list[ir.Value | None], list[ir.Value | None]]:
+        """The values of this graph that are the inputs of `part`, and those of its outputs that no kernel gives."""
+        inputs, outputs = (
+            [None if v is None else self.values.get(v.name or "") for v in vs] for vs in (part.inputs, part.outputs)
+        )
+        return inputs, [v if v is not None and self._is_open(v) else None for v in outputs]
+
+    def _is_open(self, value: ir.Value) -> bool:
+        """Whether `value` is computed, and not by a kernel already: equal sums are one, in two parts perhaps."""
+        node = value.producer()
+        return node is not None and node.domain != DOMAIN
+
+    def _can_be_called(self, site: Site, call: Call) -> bool:
+        """Whether nothing that the call reads is computed from what it gives."""
+        results = {v for v in site.outputs if v is not None}
+        first = min(self._place(v) for v in results)
+        late = [v for v in call.inputs if v is not None and self._place(v) >= first]
+        return results.isdisjoint(self._computed(late, from_place=first))
+
+    def _place(self, value: ir.Value) -> int:
+        node = value.producer()
+        return -1 if node is None else self.places.get(node, -1)
+
+    def _computed(self, values: Iterable[ir.Value], from_place: int) -> set[ir.Value]:
+        """What `values` are computed from, as far back as `from_place`."""
+        seen: set[ir.Value] = set()
+        todo = list(values)
+        while todo:
+            value = todo.pop()
+            node = value.producer()
+            if value not in seen and node is not None and self.places.get(node, -1) >= from_place:
+                seen.add(value)
+                todo.extend(reads(node))
+        return seen
+
+    def _write(self, site: Site, call: Call) -> None:
+        """Replace the outputs of `site` by those of `call`."""
+        outputs = list(site.outputs)
+        while outputs[-1] is None:
+            outputs.pop()
+        attributes = ir.convenience.convert_attributes(dict(call.attributes))
+        name = f"native.{call.kernel}.{self.count}"
+        node = ir.Node(DOMAIN, call.kernel, call.inputs, attributes, num_outputs=len(outputs), name=name)
+        self.count += 1
+        made = [n for v in outputs if v is not None and (n := v.producer()) is not None]
+        last = max(made, key=self.places.__getitem__)
+        self.places[node] = self.places[last]
+        self.graph.insert_after(last, node)
+        for i, (old, new) in enumerate(zip(outputs, node.outputs)):
+            new.name = "" if old is None else f"{name}.{i}"
+            if old is None:
+                continue
+            new.type, new.shape = old.type, old.shape
+            old.replace_all_uses_with(new, replace_graph_outputs=True)
+            new.name, old.name = old.name, new.name
+            self.values[new.name or ""] = new
+
+    def _constant(self, array: np.ndarray) -> ir.Value:
+        """An initializer that holds `array`; equal ones are one."""
+        array = np.asarray(array)
+        key = (array.dtype, array.shape, array.tobytes())
+        if key not in self.constants:
+            tensor = ir.tensor(array, name=f"native.const.{len(self.constants)}")
+            value = ir.Value(name=tensor.name, const_value=tensor, shape=ir.Shape(array.shape))
+            value.type = ir.TensorType(tensor.dtype)
+            self.graph.register_initializer(value)
+            self.constants[key] = value
+        return self.constants[key]

@@ -1,0 +1,50 @@
+"""A graph as ONNX Runtime's CPU kernels like it best: the same numbers, other operators. The original stays.
+
+Each rewrite is a module that says what it gains and a `Rewrite` with a name, by which `Options(without=…)` leaves it
+out; ``python -m benchmarks.rewrites`` measures each of them by that switch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+from onnxgrad.ir.execution_order import run_as
+from onnxgrad.ir.graph import prune
+from onnxgrad.runtime.rewrites.batched_updates import BATCHED_UPDATES, compute_soon
+from onnxgrad.runtime.rewrites.blocked_layout import BLOCKED_LAYOUT
+from onnxgrad.runtime.rewrites.depthwise_weight import DEPTHWISE_WEIGHT
+from onnxgrad.runtime.rewrites.joined_slices import JOINED_SLICES
+from onnxgrad.runtime.rewrites.maxpool_ties import MAXPOOL_TIES
+from onnxgrad.runtime.rewrites.rewrite import Rewrite
+from onnxgrad.runtime.rewrites.scattered_rows import SCATTERED_ROWS
+from onnxgrad.runtime.rewrites.strided_blocks import STRIDED_BLOCKS
+
+#: In the order in which they are applied.
+REWRITES: tuple[Rewrite, ...] = (
+    BLOCKED_LAYOUT,
+    DEPTHWISE_WEIGHT,
+    STRIDED_BLOCKS,
+    MAXPOOL_TIES,
+    JOINED_SLICES,
+    SCATTERED_ROWS,
+    BATCHED_UPDATES,
+)
+
+
+def optimized(model: ir.Model, without: Collection[str] = ()) -> ir.Model:
+    """`model`, or a copy with every rewrite that finds something, but for those of the names in `without`."""
+    changed = model
+    for rewrite in REWRITES:
+        if rewrite.name not in without and rewrite.applies(changed.graph):
+            changed = model.clone() if changed is model else changed
+            rewrite.apply(changed.graph)
+            prune(changed.graph)
+    if changed is not model:
+        compute_soon(changed.graph)
+        run_as(changed.graph, model.graph)
+    return changed
+
+
+__all__ = ["REWRITES", "Rewrite", "optimized"]

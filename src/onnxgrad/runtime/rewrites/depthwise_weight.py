@@ -1,0 +1,192 @@
+"""The cotangent of depthwise weights, found again among the operators that a derived graph says it with.
+
+It is written as products of rows with rows, of which a 0/1 mask picks the diagonals (`rules/conv/weight.py`): the
+quickest among standard operators. Where channels lie in blocks there is something quicker, which needs to know
+the convolution; so here it is read off the operators, and written as one depthwise convolution.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.runtime.rewrites.blocked_layout import DOMAIN, Blocks, block_size
+from onnxgrad.runtime.rewrites.rewrite import Rewrite, known, made, put
+
+
+@dataclass(frozen=True)
+class RowProducts:
+    """W̄[c, i, j] = Σ small[n, c, p, q]·big[n, c, p·s + i·d - head, …], by rows and columns.
+
+    The windows lie flush with the padded `big`: no row or column of it is beyond the last one.
+    """
+
+    big: ir.Value
+    small: ir.Value
+    taps: tuple[int, int]
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    head: tuple[int, int]
+    sizes: tuple[tuple[int, int, int], tuple[int, int, int]]
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """From the first to the last tap."""
+        return (self.taps[0] - 1) * self.dilations[0], (self.taps[1] - 1) * self.dilations[1]
+
+    @classmethod
+    def ending_in(cls, node: ir.Node, block: int) -> RowProducts | None:
+        """What `node` is the last operator of; None if it is that of something else, or of too ragged windows."""
+        path = ("Reshape", "MatMul", "Reshape", "MatMul", "Transpose", "Reshape", "Transpose", "Concat")
+        chain = _up(node, *path)
+        columns = chain and _up(chain[3].inputs[1], "Reshape", "Transpose")
+        if not chain or not columns:
+            return None
+        masks, small, out = known(chain[1].inputs[1]), columns[1].inputs[0], known(node.inputs[1])
+        slices = [cut for v in chain[7].inputs if (cut := made(v, "Slice")) is not None]
+        if masks is None or out is None or len(out) != 4 or len(slices) != len(chain[7].inputs):
+            return None
+        cuts = [_row_cut(cut) for cut in slices]
+        big, above, below = _unpadded(slices[0].inputs[0])
+        sizes, small_sizes = _sizes(big), _sizes(small)
+        if big is None or small is None or sizes is None or small_sizes is None or sizes[0] % block:
+            return None
+        if any(_unpadded(cut.inputs[0])[0] is not big for cut in slices):
+            return None
+        starts, strides = [c[0] for c in cuts if c], {c[1] for c in cuts if c}
+        if None in cuts or len(strides) > 1:
+            return None
+        stride = strides.pop()
+        across = masks.shape[1]
+        dilation = starts[1] - starts[0] if len(starts) > 1 else 1
+        if starts != [i * dilation for i in range(len(starts))] or tuple(out[1:]) != (1, len(starts), across):
+            return None
+        found = _decoded(masks, sizes[2], small_sizes[2])
+        if found is None:
+            return None
+        s, d, head = found
+        this = cls(big, small, (len(starts), across), (stride, s), (dilation, d), (above, head), (sizes, small_sizes))
+        flush = sizes[1] + above + below == (small_sizes[1] - 1) * stride + this.reach[0] + 1
+        return this if flush and this.reach[0] + 1 >= stride else None
+
+
+def _up(start: ir.Node | ir.Value | None, *kinds: str) -> list[ir.Node] | None:
+    """The nodes of those kinds, each making the first input of the one before, and read by it alone."""
+    node = start if isinstance(start, ir.Node) else made(start, kinds[0])
+    found = []
+    for i, kind in enumerate(kinds):
+        if node is None or node.op_type != kind or node.domain != "":
+            return None
+        if i and len(list(node.outputs[0].uses())) > 1:
+            return None
+        found.append(node)
+        first = node.inputs[0] if node.inputs else None
+        node = first.producer() if first is not None else None
+    return found
+
+
+def _row_cut(node: ir.Node) -> tuple[int, int] | None:
+    """Where a Slice of rows starts, and its step."""
+    numbers = [known(v) for v in node.inputs[1:]]
+    single = [int(n[0]) for n in numbers if n is not None and n.size == 1]
+    return (single[0], single[3]) if len(single) == 4 and single[2] == 2 else None
+
+
+def _sizes(value: ir.Value | None) -> tuple[int, int, int] | None:
+    """Channels, rows and columns, if they are known."""
+    if value is None or value.shape is None or len(value.shape) != 4:
+        return None
+    sizes = list(value.shape)[1:]
+    return tuple(sizes) if all(isinstance(n, int) for n in sizes) else None  # type: ignore[return-value]
+
+
+def _unpadded(value: ir.Value | None) -> tuple[ir.Value | None, int, int]:
+    """What `value` is with rows of zeros above and below it, and how many."""
+    pad = made(value, "Pad")
+    pads = known(pad.inputs[1]) if pad is not None else None
+    if pad is None or pads is None or len(pads) != 8 or any(np.delete(pads, [2, 6])) or len(pad.inputs) > 2:
+        return value, 0, 0
+    return pad.inputs[0], int(pads[2]), int(pads[6])
+
+
+def _decoded(mask: np.ndarray, width: int, narrow: int) -> tuple[int, int, int] | None:
+    """Stride, dilation and head of a mask [width·narrow, taps] that is 1 where a column meets a tap."""
+    across = mask.shape[1]
+    if mask.shape[0] != width * narrow:
+        return None
+    given = mask.reshape(width, narrow, across)
+    at = np.arange(width)[:, None, None]
+    for head, s, d in itertools.product(range(8), range(1, 5), range(1, 5)):
+        if (narrow - 1) * s + (across - 1) * d + 1 - head < width - s + 1:
+            continue
+        wanted = at + head == np.arange(narrow)[:, None] * s + np.arange(across) * d
+        if (wanted == given).all() and (narrow - 1) * s + (across - 1) * d + 1 - head >= width:
+            return s, d, head
+    return None
+
+
+class _Correlations(Blocks):
+    def correlate(self, node: ir.Node, found: RowProducts) -> None:
+        """Replace what `node` is the last operator of.
+
+        The images are laid one below the other, with as many rows of zeros between them as a window reaches over;
+        the cotangents likewise. Then one depthwise convolution has them all, and Σ over the batch is inside it.
+        """
+        self.at = node
+        (channels, height, width), (_, rows, columns) = found.sizes
+        (stride, stride_across), (above, before), reach = found.strides, found.head, found.reach
+        pitch = max(above + height, (rows - 1) * stride + reach[0] + 1 - above)
+        pitch += -pitch % stride
+        big = self._stacked(found.big, found.sizes[0], above, pitch)
+        small = self._stacked(found.small, found.sizes[1], 0, pitch // stride)
+        after = (columns - 1) * stride_across + reach[1] + 1 - before - width
+        y = self.emit(
+            "Conv",
+            self.view(big, 1, channels, -1, width),
+            self.view(small, channels, 1, -1, columns),
+            domain=DOMAIN,
+            group=channels,
+            strides=list(found.dilations),
+            dilations=list(found.strides),
+            pads=[0, before, reach[0] + 1 - stride, after],
+        )
+        y = self.emit("ReorderOutput", y, domain=DOMAIN, channels=channels)
+        put(self.view(y, channels, 1, *found.taps), node.outputs[0])
+
+    def _stacked(self, x: ir.Value, sizes: tuple[int, int, int], above: int, pitch: int) -> ir.Value:
+        """`x` in blocks, its images one below the other: `above` rows of zeros, the image, zeros up to `pitch` rows."""
+        channels, height, width = sizes
+        line = width * self.block
+        images = self.view(self.once(x, "operand"), -1, channels // self.block, height * line)
+        if pitch > height:
+            below = pitch - height - above
+            images = self.emit("Pad", images, self.ints(0, 0, above * line, 0, 0, below * line))
+        return self.emit("Transpose", images, perm=[1, 0, 2])
+
+
+def _found(graph: ir.Graph, block: int) -> dict[ir.Node, RowProducts]:
+    return {node: found for node in graph if (found := RowProducts.ending_in(node, block)) is not None}
+
+
+def _applies(graph: ir.Graph) -> bool:
+    """Whether there is any; only then does the processor have to be tried."""
+    return bool(_found(graph, 8)) and block_size() > 0 and bool(_found(graph, block_size()))
+
+
+def _write(graph: ir.Graph) -> None:
+    graph.opset_imports[DOMAIN] = 1
+    writer = _Correlations(graph, block_size(), "depthwise_weight")
+    for node, found in _found(graph, block_size()).items():
+        writer.correlate(node, found)
+
+
+DEPTHWISE_WEIGHT = Rewrite(
+    "depthwise_weight",
+    "the cotangent of depthwise weights as one depthwise convolution in blocks",
+    "windows that end with the padded operand, whole blocks",
+    _applies,
+    _write,
+)

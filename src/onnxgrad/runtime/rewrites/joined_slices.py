@@ -1,0 +1,114 @@
+"""Cotangents of slices that cover a tensor: one Concat in place of a Pad for each and their sum.
+
+What a tensor gets back from its slices is each cotangent with zeros around it, added up. Where the slices lie side
+by side, as when queries, keys and values are cut from one product, that is the cotangents side by side: one
+pass over memory that runs on all threads, in place of five (2 % of the step of a transformer on one thread).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.runtime.rewrites.rewrite import Rewrite, is_op, made, put
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A tensor with zeros before and after it along one axis."""
+
+    value: ir.Value
+    axis: int
+    before: int
+    length: int
+    after: int
+
+
+def concatenations(graph: ir.Graph) -> dict[ir.Node, list[_Piece]]:
+    """The sums in `graph` whose terms lie side by side: the last Add of each, and its terms in order."""
+    found = {}
+    for node in graph:
+        if is_op(node, "Add") and not _continues(node):
+            pieces = _ordered([_piece(v) for v in _terms(node)])
+            if pieces:
+                found[node] = pieces
+    return found
+
+
+def concatenate(graph: ir.Graph) -> int:
+    """Write every such sum as a Concat, in place; how many there were. What it leaves unread is not removed."""
+    found = concatenations(graph)
+    for node, pieces in found.items():
+        old = node.outputs[0]
+        axis = ir.AttrInt64("axis", pieces[0].axis)
+        new = ir.Node("", "Concat", [p.value for p in pieces], [axis], num_outputs=1, name=f"tiles.{old.name}")
+        new.outputs[0].name = f"tiles.{old.name}.sum"
+        graph.insert_before(node, new)
+        put(new.outputs[0], old)
+        graph.remove(node, safe=True)
+    return len(found)
+
+
+def _continues(node: ir.Node) -> bool:
+    """Whether the sum goes on: another Add alone reads it."""
+    users = [user for user, _ in node.outputs[0].uses()]
+    return len(users) == 1 and is_op(users[0], "Add") and not node.outputs[0].is_graph_output()
+
+
+def _terms(node: ir.Node) -> list[ir.Value]:
+    """What is added up, through every Add that nothing else reads; more than a few are not looked at."""
+    terms: list[ir.Value] = []
+    waiting = list(node.inputs)
+    while waiting and len(terms) < 16:
+        value = waiting.pop()
+        if value is None:
+            continue
+        maker = value.producer()
+        if maker is not None and is_op(maker, "Add") and _continues(maker):
+            waiting.extend(maker.inputs)
+        else:
+            terms.append(value)
+    return [] if waiting else terms
+
+
+def _piece(value: ir.Value) -> _Piece | None:
+    pad = made(value, "Pad")
+    if pad is None or any(v is not None for v in pad.inputs[2:]) or value.is_graph_output():
+        return None
+    mode, x = pad.attributes.get("mode"), pad.inputs[0]
+    tensor = ir.convenience.get_const_tensor(pad.inputs[1]) if pad.inputs[1] is not None else None
+    if (mode is not None and mode.as_string() != "constant") or tensor is None or x is None or x.shape is None:
+        return None
+    around = tensor.numpy().reshape(2, -1)
+    axes = np.flatnonzero(around.any(axis=0))
+    if len(axes) != 1 or len(x.shape) != around.shape[1] or around.min() < 0:
+        return None
+    axis = int(axes[0])
+    length = x.shape[axis]
+    return _Piece(x, axis, int(around[0, axis]), length, int(around[1, axis])) if isinstance(length, int) else None
+
+
+def _ordered(pieces: list[_Piece | None]) -> list[_Piece]:
+    """`pieces` from first to last if they cover an axis without gap or overlap; else none."""
+    known = [p for p in pieces if p is not None]
+    if len(known) != len(pieces) or len(known) < 2 or len({p.axis for p in known}) > 1:
+        return []
+    known.sort(key=lambda p: p.before)
+    total = known[0].before + known[0].length + known[0].after
+    at = 0
+    for p in known:
+        if p.before != at or p.before + p.length + p.after != total or not p.length:
+            return []
+        at += p.length
+    return known if at == total else []
+
+
+JOINED_SLICES = Rewrite(
+    "joined_slices",
+    "slices side by side come back as a Concat",
+    "sums of Pads that cover an axis",
+    lambda graph: bool(concatenations(graph)),
+    concatenate,
+)

@@ -1,0 +1,291 @@
+"""Sessions of stock ONNX Runtime: options that were measured, errors that read as one line."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import gc
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+
+from onnxgrad.errors import BadInput
+from onnxgrad.ir.cleanup import has_transpose, vector_products
+from onnxgrad.ir.opset_floor import loadable
+from onnxgrad.runtime.feeds import feed
+from onnxgrad.runtime.kernels import library, with_kernels
+from onnxgrad.runtime.rewrites import REWRITES, optimized
+
+#: Models with more bytes of constants go to the runtime through a file, which it maps into memory: as a message they
+#: are held four times meanwhile (a ResNet-50 with its way back takes 930 MB so, and 700 through a file).
+_LARGE = 1 << 25
+
+#: A protobuf message must stay below 2 GiB.
+_MESSAGE_LIMIT = 2_000_000_000
+
+
+#: Types of tensors that numpy has itself.
+_OF_NUMPY = frozenset(
+    f"tensor({n})"
+    for n in "float double float16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split()  # noqa: SIM905
+)
+
+
+#: What the runtime writes around the type of the tensors in a sequence or an optional.
+_HELD = re.compile(r"optional\(|seq\(|(?<=\))\)")
+
+#: A model in memory, serialized, or where it is kept.
+AnyModel = ir.Model | onnx.ModelProto | bytes | str | Path
+
+
+@dataclass(frozen=True)
+class Options:
+    """How ONNX Runtime runs a graph.
+
+    Attributes:
+        threads: threads inside an operator; ``None`` leaves it to the runtime (one per physical core).
+        spinning: waiting threads spin. Off costs 2-20 % of a step, and spares the other processes.
+        arena: memory comes from the runtime's arena. Off costs 1.6-2.9 times the step time, and lowers
+            the memory that stays reserved after a peak.
+        level: graph optimization: "none", "basic", "extended" or "all"; ``None``: "all" if the graph has a
+            Conv with constant weights, whose layout "all" improves, else "extended". (Where all weights change,
+            "all" only reorders what pooling reads: 5-9 % of the step of a small CNN.) Creating a session
+            of 10,000 nodes takes 2 s with "all" and 0.8 s with "none".
+        providers: execution providers, in order of preference.
+        layout: "auto" gives the CPU provider a copy of the graph with the rewrites of `runtime.rewrites`, which
+            may use operators that are ONNX Runtime's own, where a trial in this process gives the right numbers;
+            "plain" has the runtime run the operators that are in the graph.
+        without: names of rewrites that "auto" leaves out.
+        pattern: from the second run on, memory comes as one block laid out by what the first run asked for. On
+            takes 0-2 % off a step, and holds that block beside what the first run took: 30 to 40 MB for steps of 40.
+        reuse: a result takes the memory of an earlier one of its shape, which is then held from the one to the other.
+            From the forward to the backward pass that is long: on adds 15 to 50 % to the peak of a step, and no speed.
+        profile: where the runtime writes a profile, as the beginning of the name of a file; empty: nowhere.
+        target: "portable" runs standard operators alone; "native" has kernels in C in the place of those parts of the
+            graph that there is a kernel for, on the CPU (see `onnxgrad.native`; it needs a C compiler).
+    """
+
+    threads: int | None = None
+    spinning: bool = True
+    arena: bool = True
+    level: str | None = None
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    layout: str = "auto"
+    without: tuple[str, ...] = ()
+    pattern: bool = False
+    reuse: bool = False
+    profile: str = ""
+    target: str = "portable"
+
+    def native(self) -> onnxruntime.SessionOptions:
+        """The same as ONNX Runtime wants it."""
+        level = self.level or "all"
+        if self.threads is not None and self.threads < 1:
+            raise BadInput(f"threads must be at least 1, not {self.threads}")
+        if self.layout not in ("auto", "plain"):
+            raise BadInput(f"layout must be 'auto' or 'plain', not {self.layout!r}")
+        if self.target not in ("portable", "native"):
+            raise BadInput(f"target must be 'portable' or 'native', not {self.target!r}")
+        names = [rewrite.name for rewrite in REWRITES]
+        if unknown := [name for name in self.without if name not in names]:
+            raise BadInput(f"there is no rewrite {unknown[0]!r}; there are {', '.join(names)}")
+        levels = {
+            "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+            "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+            "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+            "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+        }
+        if level not in levels:
+            raise BadInput(f"level must be one of {', '.join(levels)}, not {level!r}")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self.threads or 0
+        options.graph_optimization_level = levels[level]
+        options.enable_cpu_mem_arena = self.arena
+        options.enable_mem_pattern = self.pattern
+        options.enable_mem_reuse = self.reuse
+        options.enable_profiling = bool(self.profile)
+        if self.profile:
+            options.profile_file_prefix = self.profile
+        options.log_severity_level = 4  # what goes wrong comes back as an exception; do not print it as well
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self.spinning else "0")
+        if self.target == "native":
+            place = library()
+            try:
+                options.register_custom_ops_library(str(place))
+            except Exception as error:
+                raise BadInput(f"ONNX Runtime cannot load the kernels in {place}: {one_line(error)}") from error
+        return options
+
+
+def create(model: AnyModel, options: Options) -> onnxruntime.InferenceSession:
+    """A session of ONNX Runtime for `model`, which may be larger than a protobuf message.
+
+    Raises:
+        BadInput: ONNX Runtime cannot load it.
+    """
+    if isinstance(model, onnx.ModelProto):
+        model = ir.from_proto(model)
+    misread = {"disabled_optimizers": ["MatmulTransposeFusion"]} if _is_misread(model) else {}
+    if isinstance(model, ir.Model):
+        model = loadable(model)
+    if isinstance(model, ir.Model) and options.level is None:
+        options = dataclasses.replace(options, level="all" if _has_constant_filters(model) else "extended")
+    native = options.native()
+    if isinstance(model, ir.Model) and options.providers[:1] == ("CPUExecutionProvider",):
+        if options.target == "native":
+            model = with_kernels(model)
+        if options.layout == "auto":
+            model = optimized(model, options.without)
+
+    def session(source: bytes | str) -> onnxruntime.InferenceSession:
+        return onnxruntime.InferenceSession(source, native, providers=list(options.providers), **misread)
+
+    try:
+        if not isinstance(model, ir.Model):
+            return session(model if isinstance(model, bytes) else str(model))
+        weight = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+        found = None if weight < _LARGE else _through_a_file(model, session, weight < _MESSAGE_LIMIT)
+        return session(ir.to_proto(model).SerializeToString()) if found is None else found
+    except BadInput:
+        raise
+    except Exception as error:  # ONNX Runtime's exceptions share no base but this one
+        raise BadInput(f"ONNX Runtime cannot load the model: {one_line(error)}") from error
+
+
+def _through_a_file(
+    model: ir.Model, session: Callable[[str], onnxruntime.InferenceSession], may_fail: bool
+) -> onnxruntime.InferenceSession | None:
+    """A session whose constants come from a file that is gone from its folder; None if there is no room for one."""
+    with tempfile.TemporaryDirectory(prefix="onnxgrad-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder, "model.onnx")
+        try:
+            ir.save(model, path, external_data="model.data")
+        except OSError:
+            if not may_fail:
+                raise
+            return None
+        found = session(str(path))
+    give_back()
+    return found
+
+
+def _is_misread(model: ir.Model | bytes | str | Path) -> bool:
+    """Whether the fusion of MatMul and Transpose may forget a transposition in `model` (see `onnxgrad.ir.cleanup`)."""
+    if not isinstance(model, ir.Model):
+        try:
+            content = model if isinstance(model, bytes) else Path(model).read_bytes()
+            if b"Transpose" not in content or b"MatMul" not in content:
+                return False
+            read = ir.from_proto(onnx.ModelProto.FromString(content))
+        except Exception:  # what cannot be read, the runtime tells
+            return False
+    else:
+        read = model
+    graphs = [read.graph, *(f.graph for f in read.functions.values())]
+    return any(map(has_transpose, graphs)) and any(map(vector_products, graphs))
+
+
+def give_back() -> None:
+    """Return to the system what building graphs and sessions has freed (where the C library can; 11 to 36 MB).
+
+    Graphs are full of cycles, so what was built on the way is there until it is collected.
+    """
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
+def _has_constant_filters(model: ir.Model) -> bool:
+    """Whether a Conv anywhere in `model` has weights that no input changes."""
+    convolutions = (n for g in model.graphs() for n in g if n.op_type == "Conv" and n.domain == "")
+    return any(w.is_initializer() and not w.is_graph_input() for n in convolutions if (w := n.inputs[1]) is not None)
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error of ONNX Runtime as one line, without its preamble."""
+    text = " ".join(str(error).split())
+    return text.partition("Status Message: ")[2] or text
+
+
+def ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
+    """`array` as a tensor of the runtime that shares its memory (also for types that numpy lacks).
+
+    Of types with less than eight bits, of which the runtime has several in a byte, it is a copy.
+    """
+    if array.dtype == object:
+        raise BadInput("text cannot be bound to an input of numbers")
+    dtype = ir.DataType.from_numpy(array.dtype)
+    if dtype.bitwidth < 8:
+        packed = np.frombuffer(ir.tensor(array).tobytes(), np.uint8)
+        array = np.zeros(array.shape, np.uint8)  # as many bytes as elements: more than the runtime reads
+        array.reshape(-1)[: len(packed)] = packed
+    try:
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, int(dtype))
+    except RuntimeError as error:
+        raise BadInput(f"ONNX Runtime takes no tensor of {array.dtype}: {one_line(error)}") from error
+
+
+def array_of(value: onnxruntime.OrtValue) -> np.ndarray:
+    """A tensor of the runtime as an array, of a type of ml_dtypes where numpy lacks it."""
+    dtype = ir.DataType(value.element_type())
+    if dtype.numpy().isbuiltin != 2:  # numpy's own
+        return value.numpy()
+    raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    held = onnx.TensorProto(data_type=int(dtype), dims=value.shape(), raw_data=raw)
+    return onnx.numpy_helper.to_array(held).copy()
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An array whose memory starts on a cache line, as the runtime's own tensors do."""
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    room = np.zeros(size + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    return room[start : start + size].view(dtype).reshape(shape)
+
+
+def _fed(name: str, held: Any) -> Any:
+    """`feed` of each array in a sequence, which is a list; an optional without a value is None."""
+    if isinstance(held, list):
+        return [_fed(name, each) for each in held]
+    return None if held is None else feed(name, held)
+
+
+class Session:
+    """A model on plain ONNX Runtime: feeds in, outputs by name out."""
+
+    def __init__(self, model: AnyModel, options: Options | None = None) -> None:
+        self.native = create(model, options or Options())
+        self.inputs = [v.name for v in self.native.get_inputs()]
+        self.outputs = [v.name for v in self.native.get_outputs()]
+        ends = (*self.native.get_inputs(), *self.native.get_outputs())
+        self._is_numpy = all(_HELD.sub("", v.type) in _OF_NUMPY for v in ends)
+
+    def run(self, feeds: Mapping[str, np.ndarray], outputs: list[str] | None = None) -> dict[str, np.ndarray]:
+        """Evaluate `outputs` (default: all).
+
+        Raises:
+            BadInput: ONNX Runtime refuses the feeds or fails on them, or would misread them (see `feed`).
+        """
+        names = self.outputs if outputs is None else outputs
+        feeds = {name: _fed(name, held) for name, held in feeds.items()}
+        if self._is_numpy:  # a third of the time that values of the runtime take
+            try:
+                return dict(zip(names, self.native.run(names, feeds)))
+            except Exception as error:
+                raise BadInput(f"ONNX Runtime failed: {one_line(error)}") from error
+        values = {k: ort_value(np.ascontiguousarray(v)) if v.ndim else ort_value(v) for k, v in feeds.items()}
+        try:
+            found: list[Any] = self.native.run_with_ort_values(names, values)
+        except Exception as error:
+            raise BadInput(f"ONNX Runtime failed: {one_line(error)}") from error
+        return {name: array_of(value) for name, value in zip(names, found)}

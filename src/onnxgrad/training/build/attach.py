@@ -1,0 +1,337 @@
+"""Attach a loss and an optimizer to an inference model, as a TrainingInfoProto.
+
+The algorithm reads the inference graph and adds: the labels, the loss, one Gradient node, the optimizer
+and its state, a counter of steps, the learning rate. Where the network behaves differently in training
+(BatchNormalization, Dropout), the algorithm has a copy of that part of it (see `trainmode`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrad import control_flow, rules  # noqa: F401  (they fill the registry)
+from onnxgrad.model_io import AnyModel, open_model, training_info
+from onnxgrad.engine.activity import on_path
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.ir import Builder, Var, identifier
+from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.infer.inference import forget_values
+from onnxgrad.ir.composites import spell_notes
+from onnxgrad.ir.graph import prune, reads
+from onnxgrad.training.optim.averages import AVERAGE
+from onnxgrad.training.graph.exported_constants import INFINITE, Sorted, sort_out
+from onnxgrad.training.spec.training_info import CONVENTION, DOMAIN, FED, MASKS, SCHEDULED, TAKEN_OF, TRAINS
+from onnxgrad.training.loss.step_metrics import check_measures
+from onnxgrad.training.loss.objective import LossTerm, Objective, terms_of
+from onnxgrad.training.optim.settings import in_full
+from onnxgrad.training.optim.schedules import Schedule
+from onnxgrad.training.graph.trainable import EVERYTHING, is_pattern, matching, without
+from onnxgrad.training.option_strings import spelled
+from onnxgrad.training.graph.training_mode import Mode, ancestors, statistics, switch
+from onnxgrad.training.optim.update import Group, Plan, State, Update
+from onnxgrad.training.graph.lift_weights import initializer, own_weights
+
+
+def attach(
+    model: AnyModel,
+    *,
+    loss: Any = "cross_entropy",
+    optimizer: str = "adam",
+    output: str | None = None,
+    labels: str | None = None,
+    learning_rate: float | None = None,
+    weight_decay: float | None = None,
+    momentum: float | None = None,
+    betas: tuple[float, float] | None = None,
+    eps: float | None = None,
+    convention: str | None = None,
+    optimizer_options: Mapping[str, Any] | None = None,
+    groups: Sequence[Group | str] = (),
+    schedule: Schedule | str | None = None,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    ema: float | None = None,
+    trainable: Sequence[str] | None = None,
+    freeze: Sequence[str] = (),
+    train_mode: bool = True,
+    freeze_bn: bool | Sequence[str] = False,
+    dropout: Mapping[str, float] | None = None,
+    loss_options: Mapping[str, Any] | None = None,
+    metrics: Sequence[str] = (),
+    accumulate: bool = False,
+) -> onnx.ModelProto:
+    """The model with training information.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. It stays a valid inference model;
+            weights in Constant nodes, in branches and bodies, or shared by chance, become initializers of their own
+            (see `weights`), and opsets below 18 are raised. Training information that it has is replaced.
+        loss: a name (see `losses`), also spelled with options as ``0.5*kl:temperature=2``; a graph that computes a
+            scalar (an ONNX model or its path, a FunctionProto, an onnxscript function); a `LossTerm`; or several
+            of these, which are added. If the model ends in the Softmax (Sigmoid) that a loss contains, the loss is
+            taken of what goes into it.
+        optimizer: a name (see `recipes`), also spelled with settings as ``adamw:betas=0.9,0.95``.
+        output: the value that meets the labels; default: the model's only float output.
+        labels: name of the label input: a new one, or an input that the model has. Default: ``labels``.
+        learning_rate, weight_decay, momentum, betas, eps, convention: settings of the optimizer; default: its own.
+            The `convention` of adam and adamw is where ε stands: "onnx" (default) is the operator of the
+            specification, which divides by √H + ε and corrects the bias afterwards; "torch" corrects H first, as
+            PyTorch does, and is written out in standard operators. The metadata of the algorithm say which it is.
+        optimizer_options: further settings by name.
+        groups: parameters with settings of their own, as `Group` or ``pattern:rate=…,decay=…,frozen=true``.
+        schedule: scales the learning rate in the graph, as a function of the number of steps (see `schedules`).
+        clip_norm, clip_value: the largest norm of all gradients together, the largest element of a gradient.
+        ema: the share that a step keeps of the average of each weight; the averages are state, ``{weight}_average``.
+        trainable: what to train: names of initializers (or of outputs of Constant nodes), globs, ``type:Conv``,
+            ``last:2``, ``all``. Default: every float initializer that the loss depends on and that is used as a weight
+            (see `constants`: not running statistics, masks, tables of sines, grids, normalization of the input, most
+            scalars); Constants count where the model has no float initializers of rank 2 or more. ``all`` trains
+            everything but running statistics and infinities.
+        freeze: patterns of what not to train.
+        train_mode: run BatchNormalization (updating its running statistics) and Dropout as in training.
+        freeze_bn: keep every BatchNormalization, or those with these names (globs), in inference mode.
+        dropout: shares to drop behind nodes, by type or by a glob over their names or outputs: ``{"Relu": 0.1}``.
+        loss_options: ``reduction`` ("mean" or "sum") and those of the loss: ``axis`` of the classes (1),
+            ``ignore_index``, ``weight`` per class, ``delta``, …
+        metrics: further results of the algorithm: accuracy, top5, mse, mae, gradient_norm.
+        accumulate: also compute ``batch_weight``, by which gradients of parts of a batch are weighted.
+
+    Raises:
+        UnknownName, BadInput: a name that the model does not have, or an option that does not fit.
+    """
+    terms = terms_of(loss, loss_options or {}, output, labels)
+    for term in terms:
+        term.check()
+    named: dict[str, Any] = {
+        "learning_rate": learning_rate,
+        "weight_decay": weight_decay,
+        "momentum": momentum,
+        "betas": betas,
+    }
+    named |= {"eps": eps, "convention": convention, **in_full(optimizer_options or {})}
+    name, spelled_out = spelled(optimizer)
+    settings = {**in_full(spelled_out), **{key: value for key, value in named.items() if value is not None}}
+    plan = Plan(
+        name,
+        settings,
+        [g if isinstance(g, Group) else Group.of(g) for g in groups],
+        Schedule.of(schedule) if isinstance(schedule, str) else schedule,
+        clip_norm,
+        clip_value,
+        ema,
+    )
+    plan.check()
+    check_measures(metrics)
+    frozen = ["*"] if freeze_bn is True else list(freeze_bn or ())
+    mode = Mode(train_mode, frozen, dropout or {})
+    return _Attachment(model, trainable, freeze).attach(terms, plan, mode, metrics, accumulate)
+
+
+class _Attachment:
+    """One model to which an algorithm is attached: written behind the inference graph, then cut off it."""
+
+    def __init__(self, model: AnyModel, trainable: Sequence[str] | None, freeze: Sequence[str]) -> None:
+        self.model = open_model(model).model
+        self.graph = self.model.graph
+        ir.external_data.load_to_model(self.model)
+        training_info(self.model).clear()
+        self.model.metadata_props.pop(MASKS, None)
+        self.trainable, self.freeze = trainable, freeze
+        own_weights(self.graph, trainable or ())
+        for value in list(self.graph.inputs):
+            if value.is_initializer():  # an input with a default value is a weight
+                self.graph.inputs.remove(value)
+        self.model.opset_imports.setdefault(DOMAIN, 1)
+        self.builder = Builder(self.graph)
+        self.nodes = list(self.graph)
+        self.held = set(self.graph.initializers)
+        self.inputs = list(self.graph.inputs)
+        self.bindings: dict[str, str] = {}
+        self.told = ""
+
+    def attach(
+        self, terms: Sequence[LossTerm], plan: Plan, mode: Mode, metrics: Sequence[str], accumulate: bool
+    ) -> onnx.ModelProto:
+        """Write everything; the model with its training information."""
+        mode.check(self.nodes)
+        objective = Objective(self.builder, terms, self._output)
+        updates: dict[ir.Value, ir.Value] = {}
+        copies: dict[ir.Value, ir.Value] = {}
+        if mode.on:
+            copies, updates = switch(self.builder, self.nodes, objective.predictions(), mode)
+        loss = objective.write(copies, metrics, accumulate)
+        parameters, owners = self._parameters(loss.value, plan)
+        for statistic, new in updates.items():
+            self.bindings[statistic.name or ""] = new.name or ""
+        gradients = self._gradient(loss.value, parameters)
+        update = Update(plan, State(self.builder, self._held, self._bind))
+        update.write(parameters, gradients, owners, "gradient_norm" in metrics)
+        for held in self.graph.initializers.values() if plan.schedule is not None else ():
+            if FED in held.metadata_props:
+                held.metadata_props[SCHEDULED] = str(plan.schedule)
+        if "gradient_norm" in metrics and update.norm is not None:
+            update.norm.value.name = self.builder.names.exactly("gradient_norm")
+            objective.measures["gradient_norm"] = update.norm
+        proto = self._cut(loss.name, [v.name for v in objective.measures.values()])
+        self._say_convention(proto, plan)
+        notes = {TAKEN_OF: "; ".join(objective.notes), TRAINS: self.told}
+        for key, value in notes.items():
+            if value:
+                proto.training_info[0].algorithm.metadata_props.add(key=key, value=value)
+        return proto
+
+    @staticmethod
+    def _say_convention(proto: onnx.ModelProto, plan: Plan) -> None:
+        if plan.optimizer in ("adam", "adamw"):
+            torch = plan.settings.get("convention") == "torch"
+            said = "after the correction of bias (PyTorch)" if torch else "before it (ONNX)"
+            props = proto.training_info[0].algorithm.metadata_props
+            props.add(key=CONVENTION, value=f"Adam adds its epsilon {said}")
+
+    def _output(self, name: str | None) -> ir.Value:
+        values = {v.name or "": v for v in self.graph.outputs}
+        if name is not None:
+            values |= {v.name: v for node in self.nodes for v in node.outputs if v.name}
+            if name not in values:
+                raise UnknownName(name, values, "value")
+            if values[name].dtype not in FLOATS:
+                raise BadInput(f"{name!r} is a tensor of {values[name].dtype}; a loss is taken of floats")
+            return values[name]
+        floats = [v for v in self.graph.outputs if v.dtype in FLOATS]
+        if len(floats) != 1:
+            found = ", ".join(repr(v.name) for v in floats) or "none"
+            raise BadInput(f"name the output that meets the labels with `output`; float outputs: {found}")
+        return floats[0]
+
+    def _parameters(self, loss: ir.Value, plan: Plan) -> tuple[list[ir.Value], dict[str, int | None]]:
+        """The initializers to train, and the number of the group that each belongs to."""
+        initializers = {n: v for n, v in self.graph.initializers.items() if n in self.held}
+        nodes = list(self.graph)
+        running = statistics(nodes)
+        floats = [v for v in initializers.values() if v.dtype in FLOATS]
+        reached = {v for node in on_path(nodes, floats, [loss], self.builder) for v in reads(node)}
+        candidates = {v.name or "": v for v in floats if v in reached and v not in running}
+        sorted_out = sort_out(candidates, nodes)
+        usual = sorted_out.weights
+        if self.trainable is None:
+            if not usual:
+                raise BadInput(
+                    "the loss depends on no float initializer that looks like a weight: there is nothing to train"
+                )
+            found = dict(usual)
+        else:
+            found = {}
+            for text in dict.fromkeys(self.trainable):
+                if text == EVERYTHING and text not in initializers:
+                    found |= {n: v for n, v in candidates.items() if sorted_out.constants.get(n) != INFINITE}
+                    continue
+                for name in matching(text, usual, self.nodes) if is_pattern(text) else [text]:
+                    found[name] = self._trained(name, initializers, reached, running)
+            if not found:
+                raise BadInput("`trainable` is empty: there is nothing to train")
+        owners = plan.owners(found, self.nodes)
+        names = without(owners, self.freeze, found, self.nodes)
+        if not names:
+            raise BadInput("every weight is frozen: there is nothing to train")
+        if self.trainable is not None:
+            sorted_out = Sorted(usual, {})
+        self.told = sorted_out.told(names, found)
+        return [found[name] for name in names], owners
+
+    @staticmethod
+    def _trained(
+        name: str, initializers: Mapping[str, ir.Value], reached: set[ir.Value], running: set[ir.Value]
+    ) -> ir.Value:
+        """The initializer that was asked for by `name`."""
+        if name not in initializers:
+            raise UnknownName(name, initializers, "initializer")
+        value = initializers[name]
+        if value.dtype not in FLOATS:
+            raise BadInput(f"{name!r} is a tensor of {value.dtype}; only floats can be trained")
+        if value not in reached:
+            raise BadInput(f"the loss does not depend on {name!r}: it cannot be trained")
+        if value in running:
+            raise BadInput(f"{name!r} is a running statistic, which is not trained by its gradient")
+        return value
+
+    def _gradient(self, loss: ir.Value, parameters: list[ir.Value]) -> list[Var]:
+        needed = {v for node in ancestors(list(self.graph), loss) for v in reads(node)}
+        others = [v for v in self.graph.inputs if v in needed]
+        node = ir.Node(
+            DOMAIN,
+            "Gradient",
+            [*parameters, *others],
+            [
+                ir.AttrStrings("xs", [v.name or "" for v in parameters]),
+                *([ir.AttrStrings("zs", [v.name or "" for v in others])] if others else []),
+                ir.AttrString("y", loss.name or ""),
+            ],
+            num_outputs=len(parameters),
+            name=self.builder.names.exactly("gradient"),
+        )
+        for value, like in zip(node.outputs, parameters):
+            value.name = self.builder.names.exactly(identifier(f"{like.name}_grad"))
+            value.type, value.shape = like.type, like.shape
+        return list(self.builder.append(node))
+
+    def _held(
+        self, name: str, array: np.ndarray, dtype: ir.DataType, fed: bool = False, average: str | None = None
+    ) -> Var:
+        """A new initializer of its own (constants of the builder are shared)."""
+        tensor = ir.tensor(array.astype(dtype.numpy()), name=self.builder.names.exactly(identifier(name)))
+        value = initializer(tensor)
+        if fed:
+            value.metadata_props[FED] = "rate"
+        if average is not None:
+            value.metadata_props[AVERAGE] = average
+        self.graph.register_initializer(value)
+        return Var(self.builder, value)
+
+    def _bind(self, held: ir.Value, new: Var) -> None:
+        if new.value.producer() is None or new.name in self.bindings.values():
+            (new,) = self.builder.append(ir.Node("", "Identity", [new.value]))
+        new.value.name = self.builder.names.exactly(identifier(f"{held.name}_next"))
+        self.bindings[held.name or ""] = new.name
+
+    def _cut(self, loss: str, measures: Sequence[str]) -> onnx.ModelProto:
+        """The inference model as it was, and what was added to it as a training entry."""
+        own = {v.name for v in self.graph.inputs if v not in self.inputs}
+        named = {v.name: v for node in self.graph for v in node.outputs}
+        ends = [loss, *measures, *self.bindings.values()]
+        prune(self.graph, [*(v for n in self.nodes for v in n.outputs), *self._kept(), *(named[name] for name in ends)])
+        forget_values(self.graph)
+        spell_notes(self.graph)
+        proto = ir.to_proto(self.model)
+        info = proto.training_info.add()
+        algorithm = info.algorithm
+        algorithm.name = "training"
+        full, inference = proto.graph, len(self.nodes)
+        made = {o for node in full.node[inference:] for o in node.output}
+        algorithm.node.extend(full.node[inference:])
+        algorithm.input.extend(v for v in full.input if v.name in own)
+        algorithm.initializer.extend(t for t in full.initializer if t.name not in self.held)
+        algorithm.value_info.extend(v for v in full.value_info if v.name in made)
+        for name in dict.fromkeys(ends):
+            algorithm.output.append(ir.to_proto(named[name]))
+        added = made | own | {t.name for t in algorithm.initializer}
+        del full.node[inference:]
+        for field in (full.input, full.initializer, full.value_info):
+            for i in reversed(range(len(field))):
+                if field[i].name in added:
+                    del field[i]
+        for tensor in algorithm.initializer:
+            props = self.graph.initializers[tensor.name].metadata_props
+            for key, value in props.items():
+                tensor.metadata_props.add(key=key, value=value)
+        for key, value in self.bindings.items():
+            info.update_binding.add(key=key, value=value)
+        return proto
+
+    def _kept(self) -> list[ir.Value]:
+        """Initializers that stay, read or not."""
+        return [v for n, v in self.graph.initializers.items() if n in self.held]

@@ -1,0 +1,291 @@
+"""Which float initializers are weights, and which are constants that an exporter has made initializers of.
+
+A tensor is what it is used as. The rows of the table below are tried in this order, and the first that holds decides;
+the names that exporters give decide only where use does not. What is left out is told (`Sorted.told`), and
+``trainable=["all"]`` trains it nevertheless.
+
+| tensor | is |
+|---|---|
+| infinities, numbers beyond 1e8 | a constant |
+| the name that PyTorch models give a buffer (``inv_freq``, ``cos_cached``, ``pixel_mean``, …) | a constant |
+| only meets sine and cosine, as factor | a constant: frequencies |
+| varies along one axis, and is read by a layer (next row but one) or added to what one gives | a weight |
+| sines and cosines of positions, an even or geometric grid | a constant |
+| read by a product, a convolution, a normalization, an embedding, a recurrent layer, another domain | a weight |
+| bound, exponent, fill value, size | a constant |
+| one number: goes (or went) through Exp, Softplus, Sigmoid, Tanh; a bias; ``logit_scale``, ``a.b`` | a weight |
+| one number otherwise | a constant |
+| 0 and one large number, or 0 and 1 in several axes; three or more whole and half numbers | a constant: mask, anchors |
+| added to the input, or multiplied with it, before the first weight | a constant: mean and deviation |
+| varies along several axes, and has a name that the exporter made up among names of modules | a constant |
+| anything else | a weight |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.graph import reads
+
+_LAYERS = {
+    *("MatMul", "Gemm", "Conv", "ConvTranspose", "DeformConv", "Einsum", "LSTM", "GRU", "RNN", "Attention", "PRelu"),
+    *("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization", "RMSNormalization"),
+    *("Gather", "EmbedLayerNormalization", "LinearAttention", "CausalConvWithState"),
+}
+_ELEMENTWISE = {"Add", "Sub", "Mul", "Div", "Sum", "Where", "Concat"}
+_SETTINGS = {
+    *("Pow", "Clip", "Min", "Max", "Mod", "Pad", "Resize", "Range", "OneHot", "Dropout", "QuantizeLinear"),
+    *("DequantizeLinear", "TopK", "Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual", "ThresholdedRelu"),
+}
+_GATES = {"Exp", "Softplus", "Sigmoid", "Tanh"}
+_MOVES = {
+    *("Identity", "Cast", "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Tile", "Slice", "Neg"),
+    *("Split", "CastLike"),
+}
+_BUFFERS = {
+    *(
+        "inv_freq",
+        "original_inv_freq",
+        "cos_cached",
+        "sin_cached",
+        "freqs_cis",
+        "position_ids",
+        "relative_coords_table",
+    ),
+    *("anchors", "anchor_grid", "pixel_mean", "pixel_std", "image_mean", "image_std", "attn_mask", "causal_mask"),
+}
+_NUMBERS = {"logit_scale", "logit_bias", "temperature", "log_temperature"}
+#: Names that exporters make up: ``onnx::Mul_12``, ``val_7``, ``_to_copy``, ``/layer/Constant_output_0``, …
+_MADE_UP = re.compile(r"^(onnx::.*|_?val_\d+|\d+|.*_output_\d+|.*[Cc]onstant.*|_to_copy.*|.*lifted_tensor.*|clone.*)$")
+#: Names of what an exporter has computed from a parameter in advance: exp(logit_scale), for instance.
+_FOLDED = re.compile(r"^(exp|softplus|sigmoid|tanh)(_\d+)?$")
+_SAMPLE = 64
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """The initializers that train by default, and why each of the others does not."""
+
+    weights: dict[str, ir.Value]
+    constants: dict[str, str]
+
+    def told(self, trained: Iterable[str], values: Mapping[str, ir.Value]) -> str:
+        """In words: what trains, and what looks like a constant."""
+        names = list(trained)
+        count = sum(t.size for n in names if (t := values[n].const_value) is not None)
+        odd = [n for n in names if n not in self.weights or values[n].shape is None or not len(values[n].shape or ())]
+        line = f"trains {len(names)} tensors, {count:,} numbers" + (f", among them {_some(odd)}" if odd else "")
+        groups: dict[str, list[str]] = {}
+        for name, why in self.constants.items():
+            if name not in names:
+                groups.setdefault(why, []).append(name)
+        if groups:
+            line += "; left out as constants: " + ", ".join(f"{_some(n)} ({why})" for why, n in groups.items())
+            line += "; --train all trains these, too"
+        return line
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def sort_out(candidates: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> Sorted:
+    """Tell weights from constants among `candidates`, float initializers that a loss depends on.
+
+    Args:
+        candidates: by name.
+        nodes: of the graph, in order.
+    """
+    named = any("." in name and not _MADE_UP.match(name) for name in candidates)
+    first = _before_the_first_weight(candidates, nodes)
+    circles = _circles(candidates)
+    weights: dict[str, ir.Value] = {}
+    constants: dict[str, str] = {}
+    for name, value in candidates.items():
+        why = _constant(name, value, named, first, circles)
+        if why:
+            constants[name] = why
+        else:
+            weights[name] = value
+    if not weights:  # then what there is is what was meant
+        usual = {n: v for n, v in candidates.items() if n not in constants or constants[n] in (_ONE, _INPUT, _GRID)}
+        ranked = {n: v for n, v in usual.items() if v.shape is not None and len(v.shape)}
+        weights = ranked
+        constants = {n: why for n, why in constants.items() if n not in weights}
+    return Sorted(weights, constants)
+
+
+INFINITE = "infinities"
+_ONE = "a single number"
+_INPUT = "mean or deviation of the input"
+_GRID = "a grid or anchors"
+
+
+def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], circles: set[ir.Value]) -> str:
+    """Why `value` is a constant; nothing if it is a weight."""
+    assert value.const_value is not None
+    array = value.const_value.numpy()
+    limit = min(1e8, 0.99 * float(ml_dtypes.finfo(array.dtype).max))
+    if not np.abs(array.astype(np.float64)).max(initial=0) < limit:  # nan, too
+        return INFINITE
+    if re.split(r"[./]", name)[-1] in _BUFFERS:
+        return "a buffer by its name"
+    if _along(array) <= 1 and array.size > 1 and _only_angles(value):
+        return "frequencies"
+    uses = list(_meetings(value))
+    bias = any(node.op_type in ("Add", "Sub") and _behind_layer(node, at) for node, at, _ in uses)
+    layer = any(node.op_type in _LAYERS or node.domain not in ("", "ai.onnx") for node, _, _ in uses)
+    if array.size > 1 and _along(array) == 1 and (bias or layer):
+        return ""
+    if value in circles or _regular(array):
+        return "a table of sines, or a regular grid"
+    if array.size > 1 and layer:
+        return ""
+    if uses and all(node.op_type in _SETTINGS for node, _, _ in uses):
+        return "a bound, an exponent or a setting"
+    if array.size == 1:
+        layer = any(node.op_type in _LAYERS - {"MatMul"} and at > 0 for node, at, _ in uses) or (
+            bias and array.ndim > 0
+        )
+        gate = any(_GATES & set(through) or node.op_type in _GATES for node, _, through in uses)
+        module = "." in name and not _MADE_UP.match(name) and any(n.op_type in _ELEMENTWISE for n, _, _ in uses)
+        return "" if layer or gate or module or name in _NUMBERS or _FOLDED.match(name) else _ONE
+    values = np.unique(array.astype(np.float64)) if array.size <= 1 << 20 else np.array([0.1])
+    if len(values) == 2 and 0 in values and (np.abs(values).max() >= 50 or (1 in values and _along(array) > 1)):
+        return "a mask"
+    if len(values) > 2 and not np.any(np.mod(2 * values, 1)):
+        return _GRID
+    if value in first:
+        return _INPUT
+    if named and _MADE_UP.match(name) and _along(array) > 1:
+        return "made by the exporter"
+    return ""
+
+
+def _along(array: np.ndarray) -> int:
+    """Along how many axes it has more than one entry."""
+    return sum(n > 1 for n in array.shape)
+
+
+def _meetings(value: ir.Value, through: tuple[str, ...] = ()) -> Iterable[tuple[ir.Node, int, tuple[str, ...]]]:
+    """The nodes in which `value` meets something else, at which input, and through what it came there."""
+    for node, at in value.uses():
+        own = node.op_type in _MOVES | _GATES or (node.op_type in ("Clip", "Min", "Max") and bool(through or at == 0))
+        if node.domain in ("", "ai.onnx") and own and at == 0 and len(through) < 8:
+            found = [m for out in node.outputs for m in _meetings(out, (*through, node.op_type))]
+            if found:
+                yield from found
+                continue
+        yield node, at, through
+
+
+def _behind_layer(node: ir.Node, at: int) -> bool:
+    """Whether the other operand of an addition is what a layer gives."""
+    others = [v for i, v in enumerate(node.inputs) if i != at and v is not None]
+    maker = others[0].producer() if len(others) == 1 else None
+    while maker is not None and maker.op_type in _MOVES and maker.inputs[0] is not None:
+        maker = maker.inputs[0].producer()
+    return maker is not None and maker.op_type in _LAYERS - {"Gather"}
+
+
+def _only_angles(value: ir.Value) -> bool:
+    """Whether all that is made of `value`, by products and moves, are angles: what Sin and Cos read."""
+    ends: set[str] = set()
+    seen = {value}
+    queue = [value]
+    while queue:
+        for node, _ in queue.pop().uses():
+            if node.op_type in _MOVES | {"MatMul", "Mul", "Div", "Einsum", "Concat"}:
+                queue += [v for v in node.outputs if v not in seen]
+                seen |= set(node.outputs)
+            else:
+                ends.add(node.op_type)
+    return ends == {"Sin", "Cos"}
+
+
+def _before_the_first_weight(candidates: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> set[ir.Value]:
+    """What is added to inputs of the model, or multiplied with them, before anything else is."""
+    held = set(candidates.values())
+    raw: set[ir.Value] = {v for node in nodes for v in reads(node) if v.is_graph_input()}
+    found: set[ir.Value] = set()
+    for node in nodes:
+        data = [v for v in reads(node) if v in raw]
+        own = [v for v in reads(node) if v in held]
+        if not data or any(v not in raw and v not in held and v.const_value is None for v in reads(node)):
+            continue
+        if not own and node.op_type in _MOVES | {"Div", "Mul", "Sub", "Add", "Resize", "Pad"}:
+            raw |= set(node.outputs)
+        elif len(own) == 1 and len(data) == 1 and node.op_type in ("Add", "Sub", "Mul", "Div"):
+            found |= set(own)
+            raw |= set(node.outputs)
+    return found
+
+
+def _sample(array: np.ndarray) -> np.ndarray:
+    return np.squeeze(array)[tuple(slice(0, _SAMPLE) for _ in np.squeeze(array).shape)].astype(np.float64)
+
+
+def _regular(array: np.ndarray) -> bool:
+    """Whether x[t + 1] + x[t - 1] = c·x[t] along an axis, with a c for each column: sines, lines, geometric sequences;
+    or two halves of the last axis, or neighbours there, are sines and cosines of the same angles."""
+    x = _sample(array)
+    for axis in range(x.ndim):
+        if x.shape[axis] < 8:
+            continue
+        rows = np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1)
+        middle, ends = rows[1:-1], rows[2:] + rows[:-2]
+        weight = (middle * middle).sum(0)
+        c = (middle * ends).sum(0) / np.where(weight, weight, 1)
+        changing = np.ptp(rows, axis=0) > 0
+        scale = np.abs(rows).max()
+        if changing.any() and scale and np.abs(ends - c * middle).max() < 1e-4 * scale:
+            return True
+        steps = np.diff(rows, axis=0)
+        if changing.any() and np.ptp(steps, axis=0).max() < 1e-5 * scale:
+            return True
+    table = np.squeeze(array)
+    table = table[:_SAMPLE].astype(np.float64) if table.ndim > 1 else table
+    if table.ndim < 2 or min(table.shape[0], table.shape[-1]) < 2 or table.size < 16:
+        return False
+    n = table.shape[-1]
+    pairs = [(table[..., ::2], table[..., 1::2])] if n % 2 == 0 else []
+    for parts in (2, 4):
+        if n % parts == 0:
+            cut = np.split(table, parts, axis=-1)
+            pairs.append((np.concatenate(cut[::2], -1), np.concatenate(cut[1::2], -1)))
+    return any(_on_a_circle(a, b) for a, b in pairs)
+
+
+def _on_a_circle(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether a² + b² is the same number everywhere, for a and b that vary."""
+    if not np.any(np.mod(a, 1)):  # rows of an identity are no angles
+        return False
+    radius = a * a + b * b
+    return bool(radius.max() > 0 and np.ptp(radius) < 1e-3 * radius.max() and np.ptp(a) > 0.1 and np.ptp(b) > 1e-3)
+
+
+def _circles(candidates: Mapping[str, ir.Value]) -> set[ir.Value]:
+    """Pairs of tables of the same shape that are the cosines and sines of the same angles."""
+    by_shape: dict[tuple[object, ...], list[ir.Value]] = {}
+    for value in candidates.values():
+        if value.shape is not None and len(value.shape) > 1 and value.dtype in FLOATS:
+            by_shape.setdefault(tuple(value.shape), []).append(value)
+    found: set[ir.Value] = set()
+    for group in by_shape.values():
+        tables = [
+            (v, _sample(v.const_value.numpy()))
+            for v in group[:64]
+            if v.const_value is not None and all(n.op_type not in ("Conv", "Gemm", "MatMul") for n, _ in v.uses())
+        ]
+        for i, (v, a) in enumerate(tables):
+            for w, b in tables[i + 1 :]:
+                if a.size >= 8 and (_on_a_circle(a, b) or _on_a_circle(b, a)):
+                    found |= {v, w}
+    return found

@@ -1,0 +1,93 @@
+"""Which weights train: names, globs, kinds and depth.
+
+A pattern is the name of a tensor, a glob over the names of weights (``*.bias``), ``type:Conv`` (what nodes of a type
+read), or ``last:2`` / ``first:2``: by depth. A layer begins where the network first reads a weight of rank 2 or more
+(a matrix, a kernel); biases, scales and shifts that follow belong to it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.ir.graph import reads
+
+#: In the place of a pattern: everything that could train.
+EVERYTHING = "all"
+
+
+def is_pattern(text: str) -> bool:
+    """Whether `text` stands for several weights, and is no name."""
+    return any(c in text for c in "*?[") or text.partition(":")[0] in ("type", "last", "first")
+
+
+def matching(pattern: str, weights: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> list[str]:
+    """The names of the `weights` that `pattern` stands for, in their order.
+
+    Raises:
+        UnknownName, BadInput: none, or a pattern that is not understood.
+    """
+    kind, _, rest = pattern.partition(":")
+    if kind in ("last", "first"):
+        found = _by_depth(kind, rest, weights, nodes)
+    elif kind == "type":
+        found = _by_type(rest, weights, nodes)
+    elif any(c in pattern for c in "*?["):
+        found = [name for name in weights if fnmatch.fnmatchcase(name, pattern)]
+    else:
+        found = [name for name in weights if name == pattern]
+    if not found:
+        raise UnknownName(pattern, weights, "weight")
+    return found
+
+
+def _by_type(op_type: str, weights: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> list[str]:
+    at = _readers(weights, nodes)
+    found = [name for name in weights if any(nodes[i].op_type == op_type for i in at[name])]
+    if not found:
+        types = sorted({nodes[i].op_type for readers in at.values() for i in readers})
+        raise BadInput(f"no {op_type!r} node reads a weight; these do: {', '.join(types)}")
+    return found
+
+
+def _by_depth(kind: str, count: str, weights: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> list[str]:
+    if not count.isdecimal() or not int(count):
+        raise BadInput(f"{kind}:{count} must end in a number of layers, as {kind}:2 does")
+    at = {name: min(readers, default=0) for name, readers in _readers(weights, nodes).items()}
+    layers = sorted({at[name] for name, v in weights.items() if v.shape is not None and len(v.shape) > 1})
+    n = int(count)
+    if n >= len(layers):
+        return list(weights)
+    if kind == "last":
+        return [name for name in weights if at[name] >= layers[-n]]
+    return [name for name in weights if at[name] < layers[n]]
+
+
+def _readers(weights: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> dict[str, list[int]]:
+    """Where each weight meets something else, as indices of nodes: behind a Transpose, a Reshape, … of its own."""
+    found: dict[str, list[int]] = {name: [] for name in weights}
+    owner: dict[ir.Value, str] = {value: name for name, value in weights.items()}
+    for i, node in enumerate(nodes):
+        read = [v for v in reads(node) if not _is_constant(v)]
+        own = {owner[v] for v in read if v in owner}
+        if len(own) == 1 and all(v in owner for v in read):
+            owner.update(dict.fromkeys(node.outputs, own.pop()))
+            continue
+        for name in own:
+            found[name].append(i)
+    return found
+
+
+def _is_constant(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type == "Constant"
+
+
+def without(names: Iterable[str], patterns: Sequence[str], weights: Mapping[str, ir.Value],
+            nodes: Sequence[ir.Node]) -> list[str]:  # fmt: skip
+    """`names` that none of the `patterns` stands for."""
+    frozen = {name for pattern in patterns for name in matching(pattern, weights, nodes)}
+    return [name for name in names if name not in frozen]

@@ -1,0 +1,213 @@
+"""The part of a network that behaves differently in training, copied in training mode.
+
+Exported models have BatchNormalization and Dropout in inference mode, and stay as they are. What depends on
+such a node is copied into the algorithm, where BatchNormalization normalizes with the statistics of the
+batch and moves its running statistics, ``running = momentum·running + (1 - momentum)·batch`` with the
+population variance, as ONNX defines it; and Dropout drops. The copies read the same initializers.
+
+Many exporters leave Dropout out altogether, so it can be put back behind nodes by name or type; and a
+BatchNormalization can be kept in inference mode (frozen). One that an exporter has folded into the weights of the
+layer before it is not there any more: that layer simply has the folded weights.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.ir import Builder, Var, identifier
+from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.graph import reads, subgraphs
+from onnxgrad.ir.names import described
+
+Values = dict[ir.Value, ir.Value]
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What training does differently.
+
+    Attributes:
+        on: whether anything; if not, the network trains in inference mode.
+        frozen: globs over the names of BatchNormalization nodes that stay in inference mode.
+        dropout: the share that is dropped behind nodes: by type, or by a glob over their names or outputs.
+    """
+
+    on: bool = True
+    frozen: Sequence[str] = ()
+    dropout: Mapping[str, float] = field(default_factory=dict)
+
+    def check(self, nodes: Sequence[ir.Node]) -> None:
+        """Raise BadInput for a pattern that no node matches, or a share that is none."""
+        norms = [n for n in nodes if _standard(n, "BatchNormalization")]
+        for pattern in self.frozen:
+            if not norms:
+                raise BadInput(
+                    "there is no BatchNormalization to freeze: the model has none, or its exporter has folded them "
+                    "into the weights before them"
+                )
+            if not any(_named(n, pattern) for n in norms):
+                raise BadInput(f"no BatchNormalization matches {pattern!r}; there are: {_names(norms)}")
+        for pattern, share in self.dropout.items():
+            if isinstance(share, (str, bool)) or not 0 <= share < 1:
+                raise BadInput(f"dropout behind {pattern!r} must be in [0, 1), not {share}")
+            if not any(self._behind(n, pattern) for n in nodes):
+                types = sorted({n.op_type for n in nodes if n.outputs and n.outputs[0].dtype in FLOATS})
+                raise BadInput(
+                    f"no node with a float output is called {pattern!r} or of that type; types: {', '.join(types)}"
+                )
+
+    def switches(self, node: ir.Node) -> bool:
+        """Whether `node` runs in inference mode and should not."""
+        return _off(node) and not any(_named(node, p) for p in self.frozen if _standard(node, "BatchNormalization"))
+
+    def dropped(self, node: ir.Node) -> float:
+        """The share that is dropped of the output of `node`."""
+        return next((share for p, share in self.dropout.items() if share and self._behind(node, p)), 0.0)
+
+    @staticmethod
+    def _behind(node: ir.Node, pattern: str) -> bool:
+        if not node.outputs or node.outputs[0].dtype not in FLOATS or node.op_type == "Constant":
+            return False
+        return node.op_type == pattern or _named(node, pattern)
+
+
+def _named(node: ir.Node, pattern: str) -> bool:
+    names = [node.name, *(v.name for v in node.outputs[:1])]
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names if name)
+
+
+def _names(nodes: Sequence[ir.Node]) -> str:
+    shown = [n.name or n.outputs[0].name or "" for n in nodes[:6]]
+    return ", ".join(shown) + (", …" if len(nodes) > len(shown) else "")
+
+
+def _standard(node: ir.Node, op_type: str) -> bool:
+    return node.op_type == op_type and node.domain in ("", "ai.onnx")
+
+
+def _off(node: ir.Node) -> bool:
+    """Whether `node` is a BatchNormalization or Dropout that runs in inference mode."""
+    if _standard(node, "BatchNormalization"):
+        mode = node.attributes.get("training_mode")
+        return mode is None or not mode.as_int()
+    if _standard(node, "Dropout"):
+        given = node.inputs[2] if len(node.inputs) > 2 else None
+        if given is None:
+            return True
+        known = ir.convenience.get_const_tensor(given)
+        return known is not None and not known.numpy().any()
+    return False
+
+
+def statistics(nodes: Sequence[ir.Node]) -> set[ir.Value]:
+    """The running statistics of every BatchNormalization of `nodes`."""
+    return {v for n in nodes if _standard(n, "BatchNormalization") for v in list(n.inputs)[3:5] if v is not None}
+
+
+def ancestors(nodes: Sequence[ir.Node], *values: ir.Value) -> list[ir.Node]:
+    """Those of `nodes` (in order) that `values` depend on."""
+    live = set(values)
+    found = []
+    for node in reversed(nodes):
+        if any(v in live for v in node.outputs):
+            live.update(reads(node))
+            found.append(node)
+    return found[::-1]
+
+
+def switch(builder: Builder, nodes: Sequence[ir.Node], ys: Sequence[ir.Value], mode: Mode) -> tuple[Values, Values]:
+    """Append a copy, in training mode, of what `ys` depend on and training changes.
+
+    Returns:
+        The copy of each value that has one, and the next value of each running statistic.
+    """
+    copies: Values = {}
+    updates: Values = {}
+    for node in ancestors(nodes, *ys):
+        for inner in (n for g in subgraphs(node) for n in g.all_nodes() if mode.switches(n)):
+            raise BadInput(
+                f"{described(inner)} is inside a branch or loop body of {described(node)}, "
+                f"where training mode is not supported; attach with train_mode=False"
+            )
+        if mode.switches(node) or any(v in copies for v in reads(node)):
+            copies |= _copied(builder, node, copies, updates, mode.switches(node))
+        share = mode.dropped(node)
+        if share:
+            behind = node.outputs[0]
+            kept = Var(builder, copies.get(behind, behind))
+            ratio = builder.const(np.float32(share))
+            dropped = builder.Dropout(kept, ratio, builder.const(np.array(True)))
+            dropped.value.name = builder.names.exactly(identifier(f"dropped_{behind.name}"))
+            copies[behind] = dropped.value
+    return copies, updates
+
+
+def _copied(builder: Builder, node: ir.Node, copies: Values, updates: Values, switched: bool) -> Values:
+    """Append a copy of `node` that reads copies, in training mode if it is `switched`; what its outputs became."""
+    inputs = [None if v is None else copies.get(v, v) for v in node.inputs]
+    attributes = {a.name: a for a in node.attributes.values()}
+    count = len(node.outputs)
+    statistic: list[ir.Value] = []
+    if switched and _standard(node, "BatchNormalization"):
+        statistic = _running(node)
+        inputs[3:5] = [updates.get(v, v) for v in statistic]
+        attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
+        count = 3
+    elif switched:
+        inputs += [None] * (3 - len(inputs))
+        inputs[2] = builder.const(np.array(True)).value
+    copy = ir.Node(
+        node.domain,
+        node.op_type,
+        inputs,
+        [rewired(a, copies) for a in attributes.values()],
+        num_outputs=count,
+        name=builder.names.exactly(identifier(f"train_{node.name or node.op_type}")),
+    )
+    made: Values = {}
+    for old, new in zip(node.outputs, copy.outputs):
+        new.name = builder.names.exactly(identifier(f"train_{old.name}")) if old.name else ""
+        made[old] = new
+    for running, new in zip(statistic, copy.outputs[1:]):
+        new.name = builder.names.fresh(identifier(f"{running.name}_next"))
+        updates[running] = new
+    builder.append(copy)
+    return made
+
+
+def _running(node: ir.Node) -> list[ir.Value]:
+    found = [v for v in list(node.inputs)[3:5] if v is not None]
+    for v in found:
+        if not v.is_initializer() or v.is_graph_input():
+            raise BadInput(
+                f"{described(node)}: its running statistic {v.name!r} is no initializer, "
+                "so training cannot update it; attach with train_mode=False"
+            )
+    return found
+
+
+def rewired(attribute: ir.Attr, copies: Mapping[ir.Value, ir.Value]) -> ir.Attr:
+    """`attribute`; a graph in it as a clone that reads copies where there are some."""
+    if attribute.type == ir.AttributeType.GRAPH:
+        return ir.AttrGraph(attribute.name, _clone(attribute.as_graph(), copies))
+    if attribute.type == ir.AttributeType.GRAPHS:
+        return ir.AttrGraphs(attribute.name, [_clone(g, copies) for g in attribute.as_graphs()])
+    return attribute
+
+
+def _clone(graph: ir.Graph, copies: Mapping[ir.Value, ir.Value]) -> ir.Graph:
+    clone = graph.clone(allow_outer_scope_values=True)
+    for node in clone.all_nodes():
+        for i, value in enumerate(node.inputs):
+            if value is not None and value in copies:
+                node.replace_input_with(i, copies[value])
+    for i, value in enumerate(clone.outputs):
+        if value in copies:
+            clone.outputs[i] = copies[value]
+    return clone

@@ -1,0 +1,1 @@
+"""The loop around a step: the Trainer, its runs, callbacks, checkpoints, scores and reports."""

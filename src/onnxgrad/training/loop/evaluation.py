@@ -1,0 +1,315 @@
+"""Measuring held-out data: the inference model as it is saved, and behind it the loss alone.
+
+The algorithm of a training entry is taken apart. Training-mode copies (BatchNormalization, Dropout) are put
+back into inference mode, which makes them equal to the nodes they were copied from; what then remains
+between the inference graph and the loss is the *tail*: a small graph of its own, whose inputs are values of
+the inference graph and the labels. The same tail measures the weights in memory after every epoch and the
+file that was saved, and neither measurement sees anything of training.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass
+
+from onnxgrad.errors import BadInput
+from onnxgrad.ir.graph import prune, reads
+from onnxgrad.ir.infer.inference import infer_model
+from onnxgrad.model_io import load_model
+from onnxgrad.runtime import Options, Session
+from onnxgrad.training.data import Data, Field
+from onnxgrad.training.loop.scores import Binary, Classes, Numbers, Score, Sequences
+from onnxgrad.training.loss.ctc import METADATA
+from onnxgrad.training.optim.averages import averaged
+from onnxgrad.training.spec.training_info import Merged, Source, bindings, merge, named_values
+from onnxgrad.training.step.compile import Step
+
+_CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+
+
+def plain_session(path: str | os.PathLike) -> onnxruntime.InferenceSession:
+    """A file in ONNX Runtime as it is, with its defaults, but that it prints no warnings."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(os.fspath(path), options)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is compared with labels, and how.
+
+    Attributes:
+        value: name of the value in the tail.
+        label: name of the array of labels.
+        score: makes the running score.
+        classes: number of classes, if known.
+        ignored: label that does not count.
+    """
+
+    value: str
+    label: str
+    score: Callable[[], Score]
+    classes: int | None = None
+    ignored: int | None = None
+
+
+@dataclass
+class Evaluation:
+    """How a training entry is measured.
+
+    Attributes:
+        source: the training model.
+        tail: the graph from values of the inference graph and labels to the loss, and to what is compared;
+            none where the inference graph computes the loss itself.
+        loss: output of the tail.
+        boundary: inputs of the tail that the inference graph computes.
+        labels: batch inputs that the inference graph does not read.
+        predictions: what scores are taken of.
+    """
+
+    source: Source
+    tail: ir.Model | None
+    loss: str
+    boundary: list[str]
+    labels: set[str]
+    predictions: list[Prediction]
+    state: list[str] = field(default_factory=list)
+    options: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        self._tail = None if self.tail is None else Session(self.tail, self.options)
+        self._head: Session | None = None
+
+    @classmethod
+    def of(cls, step: Step, options: Options | None = None) -> Evaluation:
+        """The evaluation that belongs to a compiled step.
+
+        Raises:
+            BadInput: the loss depends on something that has no value outside of training.
+        """
+        if step.source is None:
+            raise BadInput("a step without the model that it was compiled from cannot be evaluated")
+        source = step.source
+        model, own = measuring_graph(source, step)
+        (loss,) = model.graph.outputs
+        inference = {v.name or "" for n in source.model.graph for v in n.outputs}
+        nodes = _tail_nodes(model.graph, loss, inference)
+        state = list(step.state)
+        options = options or Options()
+        if not nodes:
+            return cls(source, None, step.loss, [step.loss], set(), [], state, options)
+        boundary = _cut(model.graph, nodes, loss, own - step.state.keys())
+        head = source.inference().graph
+        given = {v.name or "" for v in head.inputs} - set(head.initializers)
+        read = {v.name for n in head for v in reads(n)}
+        tail_inputs = {v.name for v in model.graph.inputs}
+        labels = {n for n in step.batch if n not in given or (n not in read and n in tail_inputs)}
+        predictions = _predictions(nodes, labels)
+        return cls(source, model, loss.name or "", boundary, labels, predictions, state, options)
+
+    def field(self, value: ir.Value) -> Field:
+        """What data must look like to feed the batch input `value`."""
+        name = value.name or ""
+        found = Field.of(value, label=name in self.labels)
+        for p in self.predictions:
+            if p.label == name and p.classes is not None:
+                return Field(**{**found.__dict__, "classes": p.classes, "ignored": p.ignored})
+        return found
+
+    def __call__(self, state: Mapping[str, np.ndarray], data: Data, batch_size: int = 256) -> dict[str, float]:
+        """Loss and scores of the inference model with the weights of `state` (with their averages, if it has them)."""
+        if self._head is None:
+            self._head = Session(self._open_head(), self.options)
+        return self._measure(self._head, data, batch_size, averaged(self.source, state))
+
+    def file(self, path: str | os.PathLike, data: Data, batch_size: int = 256) -> dict[str, float]:
+        """Loss and scores of a saved inference model, run as it is by plain ONNX Runtime.
+
+        If the loss is taken of a value that is no output of the file (the logits before a final Softmax), the
+        run asks for that value as well.
+        """
+        try:
+            with_outputs = {v.name for v in plain_session(path).get_outputs()}
+        except Exception as error:
+            raise BadInput(f"ONNX Runtime cannot load {os.fspath(path)!r}: {error}") from error
+        if set(self.boundary) <= with_outputs:
+            return self._measure(Session(os.fspath(path), self.options), data, batch_size, {})
+        model = load_model(path)
+        _add_outputs(model.graph, self.boundary)
+        return self._measure(Session(model, self.options), data, batch_size, {})
+
+    def _open_head(self) -> ir.Model:
+        """The inference graph with its weights as inputs, so that one session serves all epochs."""
+        model = self.source.inference()
+        graph = model.graph
+        for name in self.state:
+            value = graph.initializers.pop(name, None)
+            if value is not None:
+                value.const_value = None
+                if value not in graph.inputs:
+                    graph.inputs.append(value)
+        infer_model(model)
+        outputs = _add_outputs(graph, self.boundary)
+        graph.outputs[:] = outputs
+        prune(graph)
+        return model
+
+    def _measure(self, head: Session, data: Data, batch_size: int, state: Mapping[str, np.ndarray]) -> dict[str, float]:
+        fixed = data.fixed
+        size = fixed or batch_size
+        rows = np.arange(len(data) // fixed * fixed if fixed else len(data))
+        if not len(rows):
+            raise BadInput(f"the model takes batches of exactly {fixed} rows, and there are {len(data)}")
+        tail_inputs = [] if self._tail is None else self._tail.inputs
+        known = {k: v for k, v in state.items() if k in head.inputs or k in tail_inputs}
+        weights = self.source.model.graph.initializers
+        for name in set(tail_inputs) - {*self.boundary, *data.names, *known}:
+            known[name] = weights[name].const_value.numpy()  # type: ignore[union-attr]
+        total = 0.0
+        scores = [p.score() for p in self.predictions]
+        for batch in data.batches(size, rows):
+            feeds = batch | known
+            if self.boundary:
+                feeds |= head.run({n: feeds[n] for n in head.inputs}, self.boundary)
+            found = feeds if self._tail is None else self._tail.run({n: feeds[n] for n in tail_inputs})
+            total += float(found[self.loss]) * data.count(batch)
+            for p, score in zip(self.predictions, scores):
+                score.add(found[p.value], batch[p.label])
+        measured = {"loss": total / len(rows)}
+        for score in scores:
+            measured |= {k: v for k, v in score.result().items() if k not in measured}
+        return measured
+
+
+def measuring_graph(source: Source, step: Step) -> tuple[ir.Model, set[str]]:
+    """Inference graph and algorithm up to the loss, all of it in inference mode; names of what the algorithm holds."""
+    merged, values = _entry_with(source, step)
+    model = merged.model
+    infer_model(model)
+    _inference_mode(model.graph)
+    model.graph.outputs[:] = [values[step.loss]]
+    CommonSubexpressionEliminationPass()(model)
+    return model, set(merged.own)
+
+
+def _entry_with(source: Source, step: Step) -> tuple[Merged, dict[str, ir.Value]]:
+    """The executed graph of the entry that computes the loss of `step`, and its values by name."""
+    for index in range(len(source.infos)):
+        if bindings(source, [index])[index].keys() <= step.state.keys():
+            merged = merge(source, index, {}, set())
+            values = named_values(merged.model.graph)
+            if step.loss in values:
+                return merged, values
+    raise BadInput(f"the loss {step.loss!r} is no value of the training entry, so it cannot be evaluated")
+
+
+def _inference_mode(graph: ir.Graph) -> None:
+    """Put every BatchNormalization and Dropout of `graph` into inference mode, in place."""
+    for node in graph:
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type == "BatchNormalization":
+            node.attributes.pop("training_mode", None)
+            for value, running in zip(node.outputs[1:], node.inputs[3:5]):
+                if running is not None:
+                    value.replace_all_uses_with(running, replace_graph_outputs=True)
+            node.resize_outputs(1)
+        elif node.op_type == "Dropout" and len(node.inputs) > 2:
+            node.resize_inputs(2)
+
+
+def _tail_nodes(graph: ir.Graph, loss: ir.Value, inference: set[str]) -> list[ir.Node]:
+    """The nodes, in order, between the inference graph and `loss`."""
+    live = {loss}
+    found = []
+    for node in reversed(graph):
+        if any(v in live for v in node.outputs) and not any(v.name in inference for v in node.outputs):
+            live.update(reads(node))
+            found.append(node)
+    return found[::-1]
+
+
+def _cut(graph: ir.Graph, nodes: list[ir.Node], loss: ir.Value, constants: set[str]) -> list[str]:
+    """Leave only `nodes` in `graph`; what they read of the rest becomes inputs. Those that nodes compute."""
+    inside = {v for n in nodes for v in n.outputs}
+    boundary = []
+    inputs: dict[ir.Value, ir.Value] = {}
+    for node in nodes:
+        for value in reads(node):
+            if value in inside or value in inputs or (value.is_initializer() and value.name in constants):
+                continue
+            if any(value in reads(n) and value not in n.inputs for n in nodes):
+                raise BadInput(f"the loss reads {value.name!r} inside a branch or loop body; it cannot be evaluated")
+            if value.producer() is not None:
+                boundary.append(value.name or "")
+            inputs[value] = ir.Value(name=value.name, type=value.type, shape=value.shape)
+    for node in nodes:
+        for i, old in enumerate(node.inputs):
+            if old is not None and old in inputs:
+                node.replace_input_with(i, inputs[old])
+    graph.remove([n for n in graph if n not in set(nodes)], safe=False)
+    for value in inputs:
+        if value.is_initializer():
+            graph.initializers.pop(value.name or "", None)
+    graph.inputs[:] = list(inputs.values())
+    graph.outputs[:] = [loss]
+    prune(graph)
+    return boundary
+
+
+def _predictions(nodes: list[ir.Node], labels: set[str]) -> list[Prediction]:
+    """What the tail compares with labels, where it is known how predictions are told right from wrong."""
+    graph = nodes[0].graph
+    assert isinstance(graph, ir.Graph)
+    found = [p for node in nodes if (p := _prediction(node, labels)) is not None]
+    shown = {v.name for v in graph.outputs}
+    _add_outputs(graph, [p.value for p in found if p.value not in shown])
+    return found
+
+
+def _prediction(node: ir.Node, labels: set[str]) -> Prediction | None:
+    """What `node` of the tail compares with labels."""
+    if METADATA in node.metadata_props:
+        label, blank, time = node.metadata_props[METADATA].split(" ")
+        score = partial(Sequences, int(blank), int(time))
+        return Prediction(node.outputs[0].name or "", label, score) if label in labels else None
+    y, other = (*node.inputs, None, None)[:2]
+    if y is None or other is None:
+        return None
+    if y.name in labels:
+        y, other = other, y
+    label = other.name or ""
+    if label not in labels:
+        return None
+    if node.op_type in _CLASS_LOSSES and y is node.inputs[0]:
+        classes = y.shape[1] if y.shape is not None and len(y.shape) > 1 else None
+        given = node.attributes.get("ignore_index")
+        ignored = None if given is None else given.as_int()
+        known = classes if isinstance(classes, int) else None
+        return Prediction(y.name or "", label, partial(Classes, 1, ignored), known, ignored)
+    if node.op_type == "Mul" and any(u.op_type == "Softplus" for u, _ in y.uses()):
+        return Prediction(y.name or "", label, Binary)  # y·t beside Softplus(y): binary cross entropy with logits
+    if node.op_type == "Sub":
+        return Prediction(y.name or "", label, Numbers)
+    return None
+
+
+def _add_outputs(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:
+    """Make the values of these `names` outputs as well."""
+    values = named_values(graph)
+    outputs = []
+    for name in names:
+        if name not in values:
+            raise BadInput(f"the model has no value {name!r}, of which the loss is taken")
+        value = values[name]
+        if not value.is_graph_output():
+            graph.outputs.append(value)
+        outputs.append(value)
+    return outputs

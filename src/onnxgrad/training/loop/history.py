@@ -1,0 +1,91 @@
+"""What a run has measured: the loss along the way, a record per epoch, one JSON document."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onnxgrad.training.loop.checkpoint import replacing
+
+
+@dataclass
+class Curve:
+    """Means of the training loss over equal runs of steps; at most `limit` of them, however long the run.
+
+    When it is full, neighbours are merged and the runs get twice as long. So a curve of a million steps
+    costs as much as one of a thousand, and none of them is lost in the means.
+    """
+
+    limit: int = 512
+    width: int = 1
+    means: list[float] = field(default_factory=list)
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, loss: float) -> None:
+        """Take in the loss of one step."""
+        self.total += loss
+        self.count += 1
+        if self.count == self.width:
+            self.means.append(self.total / self.width)
+            self.total, self.count = 0.0, 0
+            if len(self.means) == self.limit:
+                pairs = zip(self.means[::2], self.means[1::2])
+                self.means = [(a + b) / 2 for a, b in pairs]
+                self.width *= 2
+
+    @property
+    def steps(self) -> list[int]:
+        """The last step of each run."""
+        return [(i + 1) * self.width for i in range(len(self.means))]
+
+
+@dataclass
+class History:
+    """All that is known about a run; `epochs` holds one record per finished epoch."""
+
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    curve: Curve = field(default_factory=Curve)
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data (with the state of the curve, so that `of_json` goes on where this stopped)."""
+        return {"epochs": self.epochs, "curve": asdict(self.curve), **self.about}
+
+    @classmethod
+    def of_json(cls, data: Mapping[str, Any]) -> History:
+        """The history that `to_json` wrote. Raises KeyError, TypeError or ValueError for what it did not write."""
+        about = {k: v for k, v in data.items() if k not in ("epochs", "curve")}
+        curve = Curve(**data["curve"])
+        numbers = [curve.limit, curve.width, curve.total, curve.count, *curve.means]
+        if (
+            not all(isinstance(n, (int, float)) for n in numbers)
+            or curve.width < 1
+            or not isinstance(curve.means, list)
+        ):
+            raise TypeError("the curve consists of numbers")
+        if not all(isinstance(record, dict) for record in data["epochs"]):
+            raise TypeError("the record of an epoch holds entries by name")
+        return cls(list(data["epochs"]), curve, about)
+
+    def write(self, path: Path) -> None:
+        """Write the metrics file, all or nothing."""
+        document = self.about | {
+            "epochs": self.epochs,
+            "training_loss": {"step": self.curve.steps, "loss": self.curve.means},
+        }
+        with replacing(path) as file:
+            file.write_text(json.dumps(plain(document), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def plain(value: Any) -> Any:
+    """`value` with None for numbers that JSON has no words for."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

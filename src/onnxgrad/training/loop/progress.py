@@ -1,0 +1,194 @@
+"""What a run shows while it goes: a progress bar on a terminal, plain lines elsewhere; and its plot."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training.loop.callbacks import Callback
+from onnxgrad.training.loop.checkpoint import replacing
+from onnxgrad.training.loop.history import History
+
+if TYPE_CHECKING:
+    from onnxgrad.training.loop.run import Run
+
+
+class Bar(Callback):
+    """A progress bar with epoch, loss, steps per second and the time that is left."""
+
+    PERIOD = 0.1  # seconds between updates: what it costs must not depend on how fast steps are
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}"),
+            _Speed(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._next = 0.0
+
+    def start(self, run: Run) -> None:
+        """Show the bar."""
+        where = f"{run.epoch + 1}/{run.epochs}"
+        self.task = self.progress.add_task("", total=run.steps, completed=run.step_count, epoch=where, loss="-")
+        self.progress.start()
+
+    def step(self, run: Run, loss: float) -> None:
+        """Move the bar."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self.PERIOD
+            where = f"{run.epoch + 1}/{run.epochs}"
+            self.progress.update(self.task, completed=run.step_count, epoch=where, loss=number(loss))
+
+    def epoch(self, run: Run, record: dict[str, Any]) -> None:
+        """Leave a line above the bar."""
+        self.progress.update(self.task, completed=record["step"])
+        self.console.print(epoch_line(record, run.epochs), highlight=False)
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        self.progress.stop()
+
+
+class _Speed(ProgressColumn):
+    def render(self, task: Any) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:.0f} steps/s")
+
+
+class Lines(Callback):
+    """One line per epoch, and one every few seconds while an epoch lasts."""
+
+    PERIOD = 10.0
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def start(self, run: Run) -> None:
+        """Remember when it began."""
+        self._done = run.step_count
+        self._begin = time.monotonic()
+        self._next = self._begin + self.PERIOD
+
+    def step(self, run: Run, loss: float) -> None:
+        """Print a line if the last one is old."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + self.PERIOD
+        speed = (run.step_count - self._done) / (now - self._begin)
+        left = (run.steps - run.step_count) / speed
+        self._print(
+            f"epoch {run.epoch + 1}/{run.epochs}  step {run.step_count}/{run.steps}  loss {number(loss)}  "
+            f"{speed:.0f} steps/s  {left:.0f} s left"
+        )
+
+    def epoch(self, run: Run, record: dict[str, Any]) -> None:
+        """Print its line."""
+        self._next = time.monotonic() + self.PERIOD
+        self._print(epoch_line(record, run.epochs))
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True)
+
+
+def number(loss: float) -> str:
+    """A loss in a few characters."""
+    return f"{loss:.4f}" if 1e-3 <= abs(loss) < 1e5 or not loss else f"{loss:.3g}"
+
+
+#: Scores that are shares, and shown in percent.
+SHARES = ("accuracy", "f1", "top5", "exact", "cer")
+
+
+def measured(found: Mapping[str, Any]) -> str:
+    """Scores in words, the loss last."""
+    scores = [f"{k} {v:7.2%}" if k in SHARES else f"{k} {number(v)}" for k, v in found.items() if k != "loss"]
+    return "  ".join([*scores, f"loss {number(found['loss'])}"])
+
+
+def epoch_line(record: dict[str, Any], epochs: int) -> str:
+    """One epoch in words."""
+    parts = [f"epoch {record['epoch']}/{epochs}", f"loss {number(record['loss'])}"]
+    held_out = {k.removeprefix("validation_"): v for k, v in record.items() if k.startswith("validation_")}
+    if held_out:
+        parts.append(f"validation loss {number(held_out.pop('loss'))}")
+        parts += [f"{k} {v:.2%}" if k in SHARES else f"{k} {number(v)}" for k, v in held_out.items()]
+    return "  ".join([*parts, f"{record['steps_per_second']:.0f} steps/s"])
+
+
+def reporter(console: Console | None = None) -> Callback:
+    """A bar on a terminal, lines elsewhere; on standard error, which keeps standard output for results."""
+    console = console or Console(stderr=True, markup=False, emoji=False)
+    return Bar(console) if console.is_terminal else Lines(console)
+
+
+def check_plot() -> None:
+    """Raise BadInput if plots cannot be drawn, before any work is done."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise BadInput("plots need the package matplotlib: pip install 'onnxgrad[train]'") from error
+
+
+def curves(history: History, title: str = "") -> Any:
+    """A figure of the loss, and of whatever else was measured of the validation data, over the steps.
+
+    Raises:
+        BadInput: the package matplotlib is missing.
+    """
+    check_plot()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    ends = [e["step"] for e in history.epochs]
+    measured = dict.fromkeys(k for e in history.epochs for k in e if k.startswith("validation_"))
+    panels = [("loss", "validation_loss"), *((k[11:], k) for k in measured if k != "validation_loss")]
+    figure = Figure(figsize=(5 * min(len(panels), 3), 3.6 * -(-len(panels) // 3)), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(-(-len(panels) // 3), min(len(panels), 3), squeeze=False).ravel()
+    for axes in grid[len(panels) :]:
+        axes.set_visible(False)
+    for axes, (what, key) in zip(grid, panels):
+        if what == "loss":
+            axes.plot(history.curve.steps, history.curve.means, color="0.75", label="training, per step")
+            axes.plot(ends, [e["loss"] for e in history.epochs], label="training, per epoch")
+        points = [(e["step"], e[key]) for e in history.epochs if key in e]
+        if points:
+            axes.plot(*zip(*points), label="validation", marker="o" if len(points) == 1 else None)
+        if what == "loss" and min(history.curve.means, default=0) > 0:
+            axes.set_yscale("log")
+        axes.set_xlabel("step")
+        axes.set_ylabel(what.replace("_", " "))
+        axes.grid(alpha=0.3)
+        axes.legend()
+    if title:
+        figure.suptitle(title)
+    return figure
+
+
+def plot(history: History, path: Path, title: str = "") -> None:
+    """Draw `curves` into a PNG file, all or nothing."""
+    figure = curves(history, title)
+    with replacing(path) as file:
+        figure.savefig(file, format="png", dpi=120)

@@ -1,0 +1,305 @@
+"""The trainer: a step with its state, measured and run over data."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.model_io import load_model, save_model, training_info
+from onnxgrad.remat import Plan
+from onnxgrad.runtime import Options, StepRunner
+from onnxgrad.training.build.attach import attach
+from onnxgrad.training.data import Data, Field
+from onnxgrad.training.data.axes import first_dim
+from onnxgrad.training.loop.callbacks import AtEnd, Callback, Metrics
+from onnxgrad.training.loop.checkpoint import fingerprint
+from onnxgrad.training.loop.evaluation import Evaluation
+from onnxgrad.training.loop.history import History
+from onnxgrad.training.loop.progress import check_plot
+from onnxgrad.training.loop.progress import plot as draw
+from onnxgrad.training.loop.run import Interrupted, Run, Schedule
+from onnxgrad.training.optim.averages import averaged
+from onnxgrad.training.spec.training_info import CLASSES, AnyTrainingModel
+from onnxgrad.training.step.accumulate import Accumulating, split_step
+from onnxgrad.training.step.compile import Step, compile_step
+from onnxgrad.training.step.memory_budget import within_memory
+from onnxgrad.training.step.snapshot import training_model
+
+__all__ = ["AnyData", "Interrupted", "Schedule", "Trainer"]
+
+#: What `onnxgrad.training.data.open_data` can open, or data that were opened.
+AnyData = Any
+
+
+def _with_training(model: AnyTrainingModel | Step, asked: dict[str, Any], parts: int) -> AnyTrainingModel | Step:
+    """`model` as it is if it carries training information, else with what is `asked` for attached."""
+    if isinstance(model, (str, os.PathLike)):
+        model = load_model(model)
+    if not isinstance(model, (onnx.ModelProto, ir.Model, Step)):
+        raise BadInput(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not a {type(model).__name__}")
+    if isinstance(model, Step):
+        carries = "a compiled step carries its training information"
+    elif model.training_info if isinstance(model, onnx.ModelProto) else training_info(model):
+        carries = "the model carries training information"
+    elif "loss" in asked:
+        return attach(model, **{"accumulate": parts > 1, **asked})
+    else:
+        raise BadInput("the model carries no training information; say which loss to minimize, as in loss='mse'")
+    if asked:
+        raise BadInput(f"{carries}, which is used as it is; drop {', '.join(asked)}")
+    return model
+
+
+def _classes(step: Step) -> tuple[str, ...] | None:
+    """The names of classes that the model of `step` carries."""
+    text = "" if step.source is None else step.source.model.metadata_props.get(CLASSES, "")
+    if not text:
+        return None
+    try:
+        names = json.loads(text)
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
+            raise ValueError
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"the model's metadata {CLASSES!r} are no list of names: {text[:60]}") from error
+    return tuple(names)
+
+
+class Trainer:
+    """Trains a model: with a loss and an optimizer, or as the training information that it carries says.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``, bare or with a TrainingInfoProto (see `attach`);
+            or a compiled `Step`.
+        loss: what to minimize, attached to a bare model: a name, a graph, or several of them (see `attach`).
+        optimizer: its name (see `attach`); default: adam.
+        entry: which of its training entries, if it has several.
+        evaluation: how to measure validation data; default: what the training information says.
+        options: how ONNX Runtime runs the step.
+        accumulate: into how many parts a batch is cut, one after the other (see `accumulate`); the memory is that of a
+            part, the step that of the batch. Needs a bare model, or one from ``attach(…, accumulate=True)``.
+        memory: how much what a step computes may take at a time, as ``"200MB"``; what does not fit is computed anew
+            (see `within_memory`). With `accumulate`, it is what a part may take.
+        batch_size: the most rows of a batch that `memory` is for.
+        dims: sizes of other symbolic dimensions that it is for, by name.
+        attached: further arguments of `attach`: ``learning_rate``, ``freeze``, ``groups``, …
+
+    Raises:
+        BadInput: a bare model without a loss, a loss for a model that carries training information, or what
+            `attach`, `compile_step` and `within_memory` refuse.
+
+    Attributes:
+        machine: the step with its state.
+        step_count: steps taken so far.
+        initial: the state before the first step.
+        fingerprint: a digest of the step graph.
+        history: what was measured so far.
+        accumulate: into how many parts a batch is cut.
+        classes: the names of the classes in the order of their numbers, where the model or its training data say them.
+        plan: what is kept and what is computed anew, with `memory`.
+    """
+
+    def __init__(
+        self,
+        model: AnyTrainingModel | Step,
+        *,
+        loss: Any = None,
+        optimizer: str | None = None,
+        entry: int | None = None,
+        evaluation: Evaluation | None = None,
+        options: Options | None = None,
+        accumulate: int = 1,
+        memory: int | str | None = None,
+        batch_size: int | None = None,
+        dims: Mapping[str, int] | None = None,
+        **attached: Any,
+    ) -> None:
+        if accumulate < 1:
+            raise BadInput(f"a batch is cut into at least 1 part, not {accumulate}")
+        asked = {"loss": loss, "optimizer": optimizer, **attached}
+        model = _with_training(model, {k: v for k, v in asked.items() if v is not None}, accumulate)
+        self.step = model if isinstance(model, Step) else compile_step(model, entry=entry)
+        if not self.step.loss:
+            raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
+        self.options, self.accumulate = options or Options(), accumulate
+        self.fingerprint = fingerprint(self.step.model)  # of what is computed, not of the plan for its memory
+        self.machine: StepRunner | Accumulating
+        self.plan: Plan | None = None
+        self._planned = batch_size if memory is not None else None
+        if accumulate == 1:
+            if memory is not None:
+                self.step = within_memory(self.step, memory, batch_size, dims)
+            self.plan = self.step.plan
+            self.machine = StepRunner(self.step, options=self.options)
+        elif isinstance(model, Step):
+            raise BadInput("a compiled step cannot be cut into parts; hand in the model that it was compiled from")
+        else:
+            split = split_step(model)
+            if memory is not None:
+                rows = None if batch_size is None else -(-batch_size // accumulate)
+                split.gradient = within_memory(split.gradient, memory, rows, dims)
+            self.plan = split.gradient.plan
+            self.machine = Accumulating(split, accumulate, options=self.options)
+        self._why_not = ""
+        self._evaluation = evaluation or self._default_evaluation()
+        self.step_count = 0
+        self.history = History()
+        inputs = {v.name: v for v in self.step.model.graph.inputs}
+        field = self._evaluation.field if self._evaluation else Field.of
+        fields = [field(inputs[name]) for name in self.step.batch]
+        outputs = [] if self.step.source is None else [first_dim(v) for v in self.step.source.model.graph.outputs]
+        self.fields = [
+            replace(f, batch=f.batch and f.batch * accumulate, shares=first_dim(inputs[f.name]) in outputs)
+            for f in fields
+        ]
+        self.classes = _classes(self.step)
+        self.initial = {name: t.initial.numpy() for name, t in self.step.state.items()}
+
+    def _default_evaluation(self) -> Evaluation | None:
+        try:
+            return Evaluation.of(self.step, self.options)
+        except BadInput as error:  # which matters only to those who want to evaluate
+            self._why_not = str(error)
+            return None
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """How validation data are measured. Raises BadInput if they cannot be."""
+        if self._evaluation is None:
+            raise BadInput(self._why_not)
+        return self._evaluation
+
+    # --- what the caller may ask for -----------------------------------------------------------
+
+    def data(self, data: AnyData, what: str = "the data") -> Data:
+        """`data` as rows for this step. Raises BadInput if they do not fit."""
+        if isinstance(data, Data):
+            if self.classes:
+                data.number(self.classes)
+            return data
+        name = repr(os.fspath(data)) if isinstance(data, (str, os.PathLike)) else what
+        return Data(data, self.fields, name, classes=self.classes)
+
+    def training_data(self, data: AnyData, what: str = "the training data") -> Data:
+        """The same of data to train on: the names of their classes are those of the model, if it has none yet."""
+        rows = self.data(data, what)
+        self.classes = self.classes or rows.classes
+        return rows
+
+    def state(self) -> dict[str, np.ndarray]:
+        """A copy of every tensor of state."""
+        return self.machine.state()
+
+    def inference_model(self) -> Any:
+        """The inference model with the weights as they are now, an ``onnx_ir.Model``.
+
+        If the training information keeps averages of weights, with these (``step.inference_model(state())`` has the
+        weights themselves).
+        """
+        return self._named(self.step.inference_model(averaged(self.step.source, self.machine.state())))
+
+    def _named(self, model: ir.Model) -> ir.Model:
+        if self.classes:
+            model.metadata_props[CLASSES] = json.dumps(self.classes, ensure_ascii=False)
+        return model
+
+    def training_model(self) -> Any:
+        """The training model as it stands, an ``onnx_ir.Model``: present weights, counters, moments and averages.
+
+        ``Trainer(trainer.training_model())`` goes on with the same bits, given the same batches.
+        """
+        source = self.step.source
+        if source is None:
+            raise BadInput("a step without the model that it was compiled from cannot be saved as a training model")
+        return self._named(training_model(source, self.machine.state()))
+
+    def save_training_model(self, path: str | os.PathLike) -> None:
+        """Write `training_model` to `path`, an ``.onnx`` file with a TrainingInfoProto.
+
+        Raises:
+            BadInput: it cannot be written there.
+        """
+        save_model(self.training_model(), path)
+
+    def evaluate(self, data: AnyData, batch_size: int = 256) -> dict[str, float]:
+        """Loss and accuracy of the inference model, with the weights as they are now, over `data`."""
+        rows = self.data(data, "the validation data")
+        return self.evaluation(self.machine.state(), rows, batch_size)
+
+    def fit(
+        self,
+        data: AnyData,
+        *,
+        epochs: int = 1,
+        batch_size: int = 32,
+        validation: AnyData | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        schedule: Schedule | str | None = None,
+        checkpoint: str | os.PathLike | None = None,
+        resume: bool = False,
+        checkpoint_seconds: float = 60.0,
+        metrics: str | os.PathLike | None = None,
+        plot: str | os.PathLike | None = None,
+        callbacks: Sequence[Callback] = (),
+        accept_changes: bool = False,
+    ) -> History:
+        """Train for `epochs` epochs.
+
+        Args:
+            data: arrays by name, rows that are dicts, or a path (see `onnxgrad.training.data.sources`).
+            epochs: how often every row is seen, counted from the beginning of the run, also when it resumes.
+            batch_size: rows per step; the last step of an epoch takes what is left. A model with a fixed
+                batch size takes that one, and leaves the rest out (other rows in every epoch).
+            validation: held-out data, measured after every epoch.
+            seed: decides the order of the rows.
+            shuffle: whether the rows are drawn in a new random order in every epoch.
+            schedule: see `Schedule`; also spelled, as ``cosine:warmup=100``. Default: the same rate all the time.
+            checkpoint: folder for the checkpoint, which is replaced after every epoch, at every
+                `checkpoint_seconds`, and when the run is interrupted.
+            resume: go on from the checkpoint in that folder, exactly.
+            metrics: JSON file to write after every epoch.
+            plot: PNG file with the curves, written at the end.
+            accept_changes: resume although the data, or what decides the numbers, are not those of the checkpoint; if
+                the batches are others, the epoch at hand begins anew.
+            callbacks: hear what the run does, and may interfere (see `onnxgrad.training.loop.callbacks`).
+
+        Raises:
+            BadInput: data, options or a checkpoint that do not fit.
+            TrainingError: the loss or the weights are no longer finite; the last checkpoint is good.
+            Interrupted: Ctrl-C, SIGTERM or SIGHUP; the state was kept.
+        """
+        for what, n, least in (("epochs", epochs, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
+            if n < least:
+                raise BadInput(f"{what} must be at least {least}, not {n}")
+        if self._planned is not None and batch_size > self._planned:
+            raise BadInput(f"memory was planned for batches of at most {self._planned} rows, not {batch_size}")
+        if validation is not None and self._evaluation is None:
+            raise BadInput(self._why_not)
+        notes: list[Callback] = [] if metrics is None else [Metrics(Path(metrics))]
+        if plot is not None:
+            check_plot()
+            notes.append(AtEnd(draw, Path(plot)))
+        run = Run(
+            self,
+            self.training_data(data),
+            None if validation is None else self.data(validation, "the validation data"),
+            epochs=epochs,
+            batch_size=batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            schedule=schedule,
+            folder=None if checkpoint is None else Path(checkpoint),
+            checkpoint_seconds=checkpoint_seconds,
+            callbacks=[*callbacks, *notes],
+            accept_changes=accept_changes,
+        )
+        return run(resume)

@@ -1,0 +1,246 @@
+"""What stands before the activation that a prediction ends in: the logits of probabilities.
+
+Networks that are exported for inference end in probabilities, and the last node is seldom the activation itself: an
+Identity that renames it, a Cast, a Reshape, a Clip against log 0, ``Concat(1 - p, p)`` for two classes, a row divided
+by its sum. A loss that contains the activation is taken of the logits behind all that: the nodes in between that only
+move numbers are written again, on the logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.constants import constant
+from onnxgrad.training.graph.bounds import share_of, spared, unguarded
+
+Get = Callable[[ir.Value], Var]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Numbers that a prediction is an activation of.
+
+    Attributes:
+        leaves: the values of the model that they are computed from.
+        write: emits them, given a builder and what stands for a leaf.
+    """
+
+    leaves: tuple[ir.Value, ...]
+    write: Callable[[Builder, Get], Var]
+
+    def then(self, write: Callable[[Builder, Var], Var]) -> Ending:
+        """The numbers after one more step."""
+        before = self.write
+        return Ending(self.leaves, lambda b, get: write(b, before(b, get)))
+
+
+#: Nodes that move numbers, element by element, to where they are in the result.
+_MOVES = frozenset(["Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"])
+#: And those that leave some out.
+_PICKS = frozenset(["Slice", "Gather"])
+
+
+def scores(value: ir.Value, axis: int) -> Ending | None:
+    """The s of which `value` is the softmax, or its logarithm, along `axis`; None where none are found."""
+    node = value.producer()
+    if node is None:
+        return None
+    if value.shape is None:  # no axis can be told from another; a plain activation is taken at its word
+        known = node.op_type in ("Softmax", "LogSoftmax") and node.domain == "" and node.inputs[0] is not None
+        return _leaf(node.inputs[0]) if known and node.inputs[0] is not None else None
+    if not -len(value.shape) <= axis < len(value.shape):
+        return None
+    axis %= len(value.shape)
+    if (inner := spared(node)) is not None:
+        return scores(inner, axis)
+    first = node.inputs[0] if node.inputs else None
+    if first is None or node.domain not in ("", "ai.onnx", "ai.onnx.ml"):
+        return None
+    of = node.op_type
+    if of in ("Softmax", "LogSoftmax"):
+        return _leaf(first) if _int(node, "axis", -1) % len(value.shape) == axis else None
+    if of == "Log":
+        return scores(first, axis)
+    if of in _MOVES:
+        before = _axis_before(node, axis)
+        found = None if before is None else scores(first, before)
+        return None if found is None else _moved(node, found)
+    if of == "Concat" and _int(node, "axis", 0) % len(value.shape) == axis:
+        return _pair(node, axis)
+    share = share_of(node)
+    if share is not None and share[1] % len(value.shape) == axis:
+        return scores(share[0], axis) or logarithm(share[0])
+    if of == "Normalizer" and _text(node, "norm") == "L1" and axis == len(value.shape) - 1:
+        return scores(first, axis) or logarithm(unguarded(first))
+    return None
+
+
+def logit(value: ir.Value) -> Ending | None:
+    """The s of which `value` is the sigmoid, element by element; None where none are found."""
+    node = value.producer()
+    if node is None:
+        return None
+    if (inner := spared(node)) is not None:
+        return logit(inner)
+    first = node.inputs[0] if node.inputs else None
+    if first is None or node.domain not in ("", "ai.onnx", "ai.onnx.ml"):
+        return None
+    if node.op_type == "Sigmoid":
+        return _leaf(first)
+    if (exponent := _by_hand(node)) is not None:
+        return _leaf(exponent).then(lambda b, x: -x)
+    if (other := _complement(node)) is not None:
+        found = logit(other)
+        return None if found is None else found.then(lambda b, x: -x)
+    if node.op_type in _MOVES | _PICKS:
+        found = logit(first)
+        return None if found is None else _moved(node, found)
+    if node.op_type == "Concat":
+        return _joined(node, logit)
+    return _of_two(value)
+
+
+def logarithm(value: ir.Value) -> Ending | None:
+    """log `value`, without overflow, for what is positive by an activation; None where that is not known."""
+    node = value.producer()
+    if node is None:
+        return None
+    if (inner := spared(node)) is not None:
+        return logarithm(inner)
+    first = node.inputs[0] if node.inputs else None
+    if first is None:
+        return None
+    if node.op_type == "Exp" and node.domain == "":
+        return _leaf(first)
+    if (found := logit(value)) is not None:
+        return found.then(lambda b, x: -b.Softplus(-x))
+    if node.op_type in _MOVES | _PICKS and node.domain == "":
+        found = logarithm(first)
+        return None if found is None else _moved(node, found)
+    return _joined(node, logarithm) if node.op_type == "Concat" and node.domain == "" else None
+
+
+def _leaf(value: ir.Value) -> Ending:
+    return Ending((value,), lambda b, get: get(value))
+
+
+def _pair(node: ir.Node, axis: int) -> Ending | None:
+    """(1 - p, p) or (p, 1 - p) along `axis`: the softmax of (0, s) or (s, 0)."""
+    if len(node.inputs) != 2:
+        return None
+    values = [v for v in node.inputs if v is not None]
+    sides = [None if (n := v.producer()) is None else _complement(n) for v in values]
+    plain = [None if side is None else unguarded(side) for side in sides]
+    for k in (0, 1):
+        if plain[k] is unguarded(values[1 - k]):
+            found = logit(values[1 - k])
+            if found is not None:
+                return found.then(partial(_beside_zero, first=bool(k), axis=axis))
+    return None
+
+
+def _of_two(value: ir.Value) -> Ending | None:
+    """Of a softmax over two classes, the difference to the other class."""
+    rank = 0 if value.shape is None else len(value.shape)
+    for axis in range(rank):
+        if value.shape is not None and value.shape[axis] == 2 and (found := scores(value, axis)) is not None:
+            return found.then(partial(_less_the_other, axis=axis))
+    return None
+
+
+def _beside_zero(b: Builder, x: Var, first: bool, axis: int) -> Var:
+    pair = (x, b.zeros_like(x)) if first else (b.zeros_like(x), x)
+    return b.Concat(*pair, axis=axis)
+
+
+def _less_the_other(b: Builder, x: Var, axis: int) -> Var:
+    return x - b.Gather(x, [1, 0], axis=axis)
+
+
+def _joined(node: ir.Node, of: Callable[[ir.Value], Ending | None]) -> Ending | None:
+    parts = [of(v) for v in node.inputs if v is not None]
+    found = [p for p in parts if p is not None]
+    if len(found) != len(parts) or not found:
+        return None
+    axis = _int(node, "axis", 0)
+    leaves = tuple(dict.fromkeys(v for p in found for v in p.leaves))
+    return Ending(leaves, lambda b, get: b.Concat(*(p.write(b, get) for p in found), axis=axis))
+
+
+def _moved(node: ir.Node, before: Ending) -> Ending:
+    """`node`, which only moves numbers, on the logits instead of the probabilities."""
+    attributes: dict[str, Any] = dict(node.attributes.items())
+    return before.then(lambda b, x: b.emit(node.op_type, x, *(v and b.var(v) for v in node.inputs[1:]), **attributes))
+
+
+def _complement(node: ir.Node) -> ir.Value | None:
+    """The p of 1 - p."""
+    if node.op_type != "Sub" or node.domain not in ("", "ai.onnx") or len(node.inputs) != 2 or node.inputs[0] is None:
+        return None
+    return node.inputs[1] if _number(node.inputs[0]) == 1 else None
+
+
+def _by_hand(node: ir.Node) -> ir.Value | None:
+    """The x of 1/(1 + exp x)."""
+    below = node.inputs[0] if node.op_type == "Reciprocal" else None
+    if node.op_type == "Div" and node.inputs[0] is not None and _number(node.inputs[0]) == 1:
+        below = node.inputs[1]
+    add = None if below is None else below.producer()
+    if add is None or add.op_type != "Add":
+        return None
+    for this, other in (add.inputs, add.inputs[::-1]):
+        if this is not None and other is not None and _number(other) == 1:
+            exp = this.producer()
+            return exp.inputs[0] if exp is not None and exp.op_type == "Exp" else None
+    return None
+
+
+def _axis_before(node: ir.Node, axis: int) -> int | None:
+    """Which axis of its operand `node` has made `axis`; None where that is not known."""
+    source, result = node.inputs[0], node.outputs[0]
+    if source is None or source.shape is None or result.shape is None:
+        return None
+    if node.op_type == "Cast":
+        return axis if source.dtype in FLOATS and result.dtype in FLOATS else None
+    if node.op_type == "Transpose":
+        given = node.attributes.get("perm")
+        order = list(given.as_ints()) if given is not None else list(reversed(range(len(source.shape))))
+        return int(order[axis])
+    before, after = list(source.shape), list(result.shape)
+    wanted = _volume(after[axis + 1 :])
+    same = [
+        i for i, d in enumerate(before) if _volume([d]) == _volume([after[axis]]) and _volume(before[i + 1 :]) == wanted
+    ]
+    return same[0] if same and wanted is not None and _volume([after[axis]]) is not None else None
+
+
+def _volume(dims: list[int | ir.SymbolicDim]) -> tuple[int, tuple[str, ...]] | None:
+    """A product of sizes, as a number and names; None if one is unknown."""
+    if any(not isinstance(d, int) and not d.value for d in dims):
+        return None
+    names = tuple(sorted(str(d.value) for d in dims if not isinstance(d, int)))
+    return math.prod(d for d in dims if isinstance(d, int)), names
+
+
+def _number(value: ir.Value) -> float | None:
+    held = constant(value)
+    return float(held.flat[0]) if held is not None and np.size(held) == 1 and held.dtype.kind == "f" else None
+
+
+def _int(node: ir.Node, name: str, default: int) -> int:
+    given = node.attributes.get(name)
+    return default if given is None else given.as_int()
+
+
+def _text(node: ir.Node, name: str) -> str:
+    given = node.attributes.get(name)
+    return "MAX" if given is None else given.as_string()

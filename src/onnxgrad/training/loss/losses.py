@@ -1,0 +1,410 @@
+"""Losses, as operators: scalars of a prediction and its labels.
+
+A loss is a function of a builder, the prediction, its labels and its options; its docstring is its formula. Labels
+have the type and shape of the prediction, or are class numbers (int64) without its class axis, or what `labels` of
+the loss says. Where a model ends in the very activation that a loss contains, the loss is taken of what
+goes into it (see `endings`): the value is the same, and nothing overflows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.ir import Builder, Var
+from onnxgrad.training.graph.bounds import bounds
+from onnxgrad.training.loss.ctc import ctc_rows
+from onnxgrad.training.loss.logits import Ending, logit, scores
+from onnxgrad.training.option_strings import completed, looked_up, one_of
+
+Dims = tuple[int | ir.SymbolicDim, ...]
+#: Type and shape of each label input, by what its name has more than that of the first.
+Labels = dict[str, tuple[ir.DataType, Dims | None]]
+INT64 = ir.DataType.INT64
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One loss.
+
+    Attributes:
+        write: emits it, given prediction, labels and options.
+        options: its options with their defaults.
+        labels: what its label inputs are, given the prediction and the options.
+        contains: the activations that it contains, which are stripped off the prediction.
+        mean: what its mean is taken over: "elements" of the prediction, "labels" that count, their "weights", or
+            "rows" of the batch; "batch" where examples of a batch are compared with each other.
+        compares: what accuracy compares: "classes" (scores with class numbers), "binary" (logits with 0 or 1), or "".
+    """
+
+    write: Callable[..., Var]
+    options: Mapping[str, Any]
+    labels: Callable[[ir.Value, Mapping[str, Any]], Labels]
+    contains: tuple[str, ...] = ()
+    mean: str = "elements"
+    compares: str = ""
+
+    @property
+    def takes(self) -> str:
+        """What it is taken of, where that is not any numbers."""
+        return "logits" if self.contains else "log-probabilities" if self.compares == "classes" else ""
+
+    def count(self, b: Builder, y: Var, labels: list[Var], options: Mapping[str, Any]) -> Var | None:
+        """Over how much the mean of a batch is taken (or a multiple of that), a float scalar.
+
+        None where examples are compared with each other, so that parts of a batch do not add up to it.
+        """
+        if options.get("reduction", "mean") == "sum":
+            return b.const(1.0, y.dtype)
+        if self.mean in ("labels", "weights"):
+            weight = options["weight"] if self.mean == "weights" else None
+            return _total(b, _counted(b, labels[0], y, options["ignore_index"], weight))
+        if self.mean == "elements":
+            return b.cast_like(b.Size(y), y)
+        if self.mean == "rows":
+            return b.cast_like(b.Squeeze(b.shape_of(labels[0], 0, 1), [0]), y)
+        return None
+
+
+LOSSES: dict[str, Loss] = {}
+
+
+def _as_prediction(y: ir.Value, options: Mapping[str, Any]) -> Labels:
+    return {"": (y.dtype or ir.DataType.FLOAT, None if y.shape is None else tuple(y.shape))}
+
+
+def _classes(y: ir.Value, options: Mapping[str, Any]) -> Labels:
+    dims = None if y.shape is None else tuple(y.shape)
+    if dims is not None:
+        if len(dims) < 2:
+            raise BadInput(f"{y.name!r} has shape {list(dims)}; classes need an axis beside that of the batch")
+        axis = options["axis"] % len(dims)
+        dims = dims[:axis] + dims[axis + 1 :]
+    return {"": (INT64, dims)}
+
+
+def _one_per_row(y: ir.Value, options: Mapping[str, Any]) -> Labels:
+    if y.shape is not None and len(y.shape) != 2:
+        raise BadInput(f"{y.name!r} has shape {list(y.shape)}; this loss compares rows of [batch, features]")
+    return {"": (INT64, None if y.shape is None else (y.shape[0],))}
+
+
+def _sequences(y: ir.Value, options: Mapping[str, Any]) -> Labels:
+    if y.shape is not None and len(y.shape) != 3:
+        raise BadInput(f"{y.name!r} has shape {list(y.shape)}; ctc takes scores [batch, time, classes]")
+    one_of("ctc: time", options["time"], (0, 1))
+    n = None if y.shape is None else y.shape[1 - options["time"]]
+    found: Labels = {"": (INT64, (_dim(n), ir.SymbolicDim("label_length")))}
+    for name in ("label_lengths", "input_lengths"):
+        if options[name]:
+            found[f"_{name}"] = (INT64, (_dim(n),))
+    return found
+
+
+def _dim(n: int | ir.SymbolicDim | None) -> int | ir.SymbolicDim:
+    return ir.SymbolicDim(None) if n is None else n
+
+
+def _loss(name: str, labels: Any = _as_prediction, contains: Any = (), mean: str = "elements", compares: str = "",
+          **options: Any) -> Callable[[Any], Any]:  # fmt: skip
+    def register(function: Callable[..., Var]) -> Callable[..., Var]:
+        LOSSES[name] = Loss(function, {"reduction": "mean", **options}, labels, contains, mean, compares)
+        return function
+
+    return register
+
+
+def _reduce(b: Builder, x: Var, reduction: str) -> Var:
+    return (b.ReduceMean if reduction == "mean" else b.ReduceSum)(x, keepdims=0)
+
+
+def _total(b: Builder, x: Var) -> Var:
+    return b.ReduceSum(x, keepdims=0)
+
+
+def _classes_second(b: Builder, x: Var, axis: int) -> Var:
+    """`x` with its class axis second, where the operators expect it."""
+    axis %= x.rank
+    if axis == 1:
+        return x
+    others = [a for a in range(x.rank) if a != axis]
+    return b.Transpose(x, perm=[others[0], axis, *others[1:]])
+
+
+def _rows(b: Builder, y: Var, labels: Var) -> tuple[Var, Var]:
+    """Scores [N, C, …] and their labels, as rows of scores [M, C] and as many labels where that moves nothing.
+
+    It does where the class axis was last and a Transpose has made it second: without it, and its way back, a softmax
+    runs along memory (3 % of the step of a small language model).
+    """
+    moved = y.value.producer()
+    if y.rank < 3 or moved is None or moved.op_type != "Transpose" or moved.domain != "":
+        return y, labels
+    perm, x = moved.attributes.get("perm"), moved.inputs[0]
+    if x is None or perm is None or list(perm.as_ints()) != [0, y.rank - 1, *range(1, y.rank - 1)]:
+        return y, labels
+    return b.Flatten(Var(b, x), axis=y.rank - 1), b.Reshape(labels, [-1])
+
+
+def _weight(b: Builder, weight: Any, like: Var) -> Var | None:
+    return None if weight is None else b.const(np.atleast_1d(np.asarray(weight, np.float64)), like.dtype)
+
+
+def _counted(b: Builder, labels: Var, like: Var, ignore_index: Any, weight: Any) -> Var:
+    """How much each label counts: the weight of its class (1 without weights), 0 where it is ignored."""
+    ignored = None if ignore_index is None else b.Equal(labels, b.const(ignore_index, labels.dtype))
+    if weight is None:
+        counts = b.full_like(b.cast_like(labels, like), 1.0)
+    else:
+        known = labels if ignored is None else b.Where(ignored, b.const(0, labels.dtype), labels)
+        counts = b.Gather(_weight(b, weight, like), known)
+    return counts if ignored is None else b.Where(ignored, 0.0, counts)
+
+
+def _positive(what: str, value: float) -> None:
+    if not value > 0:
+        raise BadInput(f"{what} must be positive, not {value}")
+
+
+@_loss("cross_entropy", _classes, ("Softmax", "LogSoftmax"), "weights", "classes",
+       axis=1, ignore_index=None, weight=None, label_smoothing=0.0)  # fmt: skip
+def cross_entropy(b, y, labels, reduction, axis, ignore_index, weight, label_smoothing):  # type: ignore[no-untyped-def]
+    """-log softmax(y)[t], of which label smoothing ε puts the share ε/C on each of the C classes"""
+    if not 0 <= label_smoothing <= 1:
+        raise BadInput(f"cross_entropy: label_smoothing must be between 0 and 1, not {label_smoothing}")
+    y, weights = _classes_second(b, y, axis), _weight(b, weight, y)
+    if not label_smoothing:
+        y, labels = _rows(b, y, labels)
+        return b.SoftmaxCrossEntropyLoss(y, labels, weights, reduction=reduction, ignore_index=ignore_index)
+    log_p = b.LogSoftmax(y, axis=1)
+    sharp = b.NegativeLogLikelihoodLoss(log_p, labels, weights, reduction=reduction, ignore_index=ignore_index)
+    if weights is not None:
+        log_p = log_p * b.reshape(weights, [-1] + [1] * (y.rank - 2))
+    even = -b.ReduceMean(log_p, [1], keepdims=0)
+    if ignore_index is not None:
+        even = b.Where(b.Equal(labels, b.const(ignore_index, labels.dtype)), 0.0, even)
+    if reduction == "sum":
+        even = _total(b, even)
+    elif weights is None and ignore_index is None:
+        even = b.ReduceMean(even, keepdims=0)
+    else:
+        even = _total(b, even) / b.Max(_total(b, _counted(b, labels, y, ignore_index, weight)), 1e-12)
+    return b.Mul(sharp, 1 - label_smoothing) + b.Mul(even, label_smoothing)
+
+
+@_loss("nll", _classes, (), "weights", "classes", axis=1, ignore_index=None, weight=None)
+def nll(b, y, labels, reduction, axis, ignore_index, weight):  # type: ignore[no-untyped-def]
+    """-y[t] for log-probabilities y"""
+    y, weight = _classes_second(b, y, axis), _weight(b, weight, y)
+    return b.NegativeLogLikelihoodLoss(y, labels, weight, reduction=reduction, ignore_index=ignore_index)
+
+
+@_loss("focal", _classes, ("Softmax", "LogSoftmax"), "labels", "classes", axis=1, gamma=2.0, ignore_index=None,
+       weight=None)  # fmt: skip
+def focal(b, y, labels, reduction, axis, gamma, ignore_index, weight):  # type: ignore[no-untyped-def]
+    """-w[t]·(1 - p)^γ·log p for p = softmax(y)[t]"""
+    y = _classes_second(b, y, axis)
+    nll = b.SoftmaxCrossEntropyLoss(y, labels, reduction="none", ignore_index=ignore_index)
+    rows = _power(b, b.Sub(1.0, b.Exp(-nll)), gamma) * nll
+    if weight is not None:
+        rows = rows * _counted(b, labels, y, ignore_index, weight)
+    if reduction == "sum" or ignore_index is None:
+        return _reduce(b, rows, reduction)
+    return _total(b, rows) / b.Max(_total(b, _counted(b, labels, y, ignore_index, None)), 1.0)
+
+
+def _power(b: Builder, x: Var, gamma: float) -> Var:
+    """xᵞ for x ≥ 0; away from 0 where its derivative there would be infinite."""
+    if gamma < 0:
+        raise BadInput(f"gamma must not be negative, but is {gamma}")
+    return b.Pow(b.Max(x, 1e-12) if 0 < gamma < 1 else x, float(gamma))
+
+
+@_loss("mse")
+def mse(b, y, labels, reduction):  # type: ignore[no-untyped-def]
+    """(y - t)²"""
+    d = y - labels
+    return _reduce(b, d * d, reduction)
+
+
+@_loss("l1")
+def l1(b, y, labels, reduction):  # type: ignore[no-untyped-def]
+    """|y - t|"""
+    return _reduce(b, b.Abs(y - labels), reduction)
+
+
+@_loss("huber", delta=1.0)
+def huber(b, y, labels, reduction, delta):  # type: ignore[no-untyped-def]
+    """d²/2 where |d| ≤ δ, else δ(|d| - δ/2), for d = y - t: c·(d - c/2) with c = d clipped to ±δ"""
+    _positive("huber: delta", delta)
+    d = y - labels
+    c = b.Clip(d, -float(delta), float(delta))
+    return _reduce(b, c * (d - b.Mul(c, 0.5)), reduction)
+
+
+@_loss("smooth_l1", beta=1.0)
+def smooth_l1(b, y, labels, reduction, beta):  # type: ignore[no-untyped-def]
+    """d²/(2β) where |d| ≤ β, else |d| - β/2, for d = y - t: Huber's with δ = β, divided by β"""
+    _positive("smooth_l1: beta", beta)
+    return b.Div(huber(b, y, labels, reduction, beta), float(beta))
+
+
+@_loss("bce_with_logits", contains=("Sigmoid",), compares="binary")
+def bce_with_logits(b, y, labels, reduction):  # type: ignore[no-untyped-def]
+    """-t·log σ(y) - (1 - t)·log(1 - σ(y)) = softplus(y) - t·y, which no y overflows"""
+    return _reduce(b, b.Softplus(y) - labels * y, reduction)
+
+
+@_loss("binary_focal", contains=("Sigmoid",), compares="binary", gamma=2.0, alpha=0.25)
+def binary_focal(b, y, labels, reduction, gamma, alpha):  # type: ignore[no-untyped-def]
+    """α_t·(1 - p_t)^γ·bce for p_t = t·p + (1 - t)(1 - p), α_t = t·α + (1 - t)(1 - α); for α < 0, α_t = 1"""
+    p = b.Sigmoid(y)
+    wrong = p + labels - b.Mul(p * labels, 2.0)  # 1 - p_t
+    rows = _power(b, wrong, gamma) * (b.Softplus(y) - labels * y)
+    if alpha >= 0:
+        rows = rows * b.Add(b.Mul(labels, 2 * alpha - 1), 1 - alpha)
+    return _reduce(b, rows, reduction)
+
+
+@_loss("cosine", axis=-1)
+def cosine(b, y, labels, reduction, axis):  # type: ignore[no-untyped-def]
+    """1 - ⟨y, t⟩/(‖y‖·‖t‖) along `axis`"""
+    dot = b.ReduceSum(_unit(b, y, axis) * _unit(b, labels, axis), [axis], keepdims=0)
+    return _reduce(b, b.Sub(1.0, dot), reduction)
+
+
+def _unit(b: Builder, x: Var, axis: int) -> Var:
+    """`x` with norm 1 along `axis`; a row of zeros stays one, and its derivative finite."""
+    return x / b.Sqrt(b.Max(b.ReduceSumSquare(x, [axis], keepdims=1), 1e-16))
+
+
+@_loss("kl", contains=("Softmax", "LogSoftmax"), axis=1, temperature=1.0,
+       targets="logits")  # fmt: skip
+def kl(b, y, labels, reduction, axis, temperature, targets):  # type: ignore[no-untyped-def]
+    """τ²·Σ p·(log p - log q) along `axis`, for q = softmax(y/τ) and p = softmax(t/τ), or softmax((log t)/τ)"""
+    _positive("kl: temperature", temperature)
+    one_of("kl: targets", targets, ("logits", "probabilities"))
+    if targets == "probabilities":
+        labels = b.Log(b.Max(labels, 1e-30))
+    heat = float(temperature)
+    log_q, log_p = (b.LogSoftmax(b.Div(x, heat) if heat != 1 else x, axis=axis) for x in (y, labels))
+    rows = b.ReduceSum(b.Exp(log_p) * (log_p - log_q), [axis], keepdims=0)
+    return b.Mul(_reduce(b, rows, reduction), heat * heat)
+
+
+@_loss("triplet", _one_per_row, mean="batch", margin=1.0, mining="all")
+def triplet(b, y, labels, reduction, margin, mining):  # type: ignore[no-untyped-def]
+    """max(0, ‖a - p‖ - ‖a - n‖ + margin) over all triplets of a batch where a and p have the same label, n another
+
+    With hard mining one triplet per anchor: the farthest p and the nearest n (Hermans et al. 2017).
+    """
+    one_of("triplet: mining", mining, ("all", "hard"))
+    same, apart = _pairs(b, labels)
+    d = b.Unsqueeze(y, [1]) - b.Unsqueeze(y, [0])
+    distance = b.ReduceL2(b.Add(d, 1e-6), [2], keepdims=0)  # PyTorch's small shift keeps its derivative finite
+    if mining == "all":
+        rows = b.Relu(b.Add(b.Unsqueeze(distance, [2]) - b.Unsqueeze(distance, [1]), float(margin)))
+        counts = b.And(b.Unsqueeze(same, [2]), b.Unsqueeze(apart, [1]))
+    else:
+        far = b.ReduceMax(b.Where(same, distance, -1e30), [1], keepdims=0)
+        near = b.ReduceMin(b.Where(apart, distance, 1e30), [1], keepdims=0)
+        both = (b.ReduceMax(b.Cast(x, to=int(ir.DataType.INT32)), [1], keepdims=0) for x in (same, apart))
+        counts = b.And(*(b.Cast(x, to=int(ir.DataType.BOOL)) for x in both))
+        rows = b.Relu(b.Add(b.Where(counts, far - near, -float(margin)), float(margin)))
+    return _mean_where(b, rows, counts, reduction)
+
+
+@_loss("info_nce", _one_per_row, mean="batch", temperature=0.1)
+def info_nce(b, y, labels, reduction, temperature):  # type: ignore[no-untyped-def]
+    """-log softmax of the cosines/τ of each row to the others, at the rows with the same label
+
+    The mean over these of a row, then over the rows that have any (Khosla et al. 2020); in pairs it is NT-Xent.
+    """
+    _positive("info_nce: temperature", temperature)
+    same, _ = _pairs(b, labels)
+    z = _unit(b, y, 1)
+    itself = b.Equal(*_indices(b, labels))
+    cosines = b.Div(z @ b.Transpose(z, perm=[1, 0]), float(temperature))
+    log_p = b.LogSoftmax(b.Where(itself, -1e30, cosines), axis=1)
+    positive = b.cast_like(same, y)
+    count = b.ReduceSum(positive, [1], keepdims=0)
+    rows = -b.ReduceSum(b.Where(same, log_p, 0.0), [1], keepdims=0) / b.Max(count, 1.0)
+    return _mean_where(b, rows, count > 0.0, reduction)
+
+
+def _indices(b: Builder, labels: Var) -> tuple[Var, Var]:
+    """The numbers of the rows, as a column and as a row."""
+    index = b.Range(0, b.Squeeze(b.shape_of(labels, 0, 1), [0]), 1)
+    return b.Unsqueeze(index, [1]), b.Unsqueeze(index, [0])
+
+
+def _pairs(b: Builder, labels: Var) -> tuple[Var, Var]:
+    """Which pairs of different rows have the same label, and which have not: [N, N]."""
+    equal = b.Equal(b.Unsqueeze(labels, [1]), b.Unsqueeze(labels, [0]))
+    return b.And(equal, b.Not(b.Equal(*_indices(b, labels)))), b.Not(equal)
+
+
+def _mean_where(b: Builder, x: Var, counts: Var, reduction: str) -> Var:
+    """The sum or mean of `x` where it counts; 0 where nothing does."""
+    kept = _total(b, b.Where(counts, x, 0.0))
+    return kept if reduction == "sum" else kept / b.Max(_total(b, b.cast_like(counts, x)), 1.0)
+
+
+@_loss("ctc", _sequences, ("Softmax", "LogSoftmax"), "rows", blank=0, time=1, axis=-1, zero_infinity=False,
+       label_lengths=False, input_lengths=False)  # fmt: skip
+def ctc(  # type: ignore[no-untyped-def]
+    b, y, *labels, reduction, blank, time, axis, zero_infinity, label_lengths, input_lengths
+):
+    """-log of the sum over all alignments of the probability of the labels; a mean divides each by its label length"""
+    one_of("ctc: axis", axis, (-1, 2))
+    target, *lengths = labels
+    given = {name: lengths.pop(0) if asked else None
+             for name, asked in (("label", label_lengths), ("input", input_lengths))}  # fmt: skip
+    rows, count = ctc_rows(b, y, target, given["label"], given["input"], blank, time)
+    if zero_infinity:
+        rows = b.Where(rows > 1e29, 0.0, rows)
+    if reduction == "mean":
+        rows = rows / b.cast_like(b.Max(count, [1]), rows)
+    return b.cast_like(_reduce(b, rows, reduction), y)
+
+
+def loss_named(name: str, options: Mapping[str, Any]) -> tuple[Loss, dict[str, Any]]:
+    """The loss called `name` and all of its options; BadInput for a name or an option there is not."""
+    loss = looked_up("loss", name, LOSSES)
+    chosen = completed(f"the loss {name!r}", loss.options, options)
+    if chosen["reduction"] not in ("mean", "sum"):
+        raise BadInput(f"reduction must be 'mean' or 'sum' (a loss is a scalar), not {chosen['reduction']!r}")
+    return loss, chosen
+
+
+def prediction(loss: Loss, value: ir.Value, options: Mapping[str, Any], what: str) -> Ending:
+    """What the loss called `what` is taken of where `value` is given: the logits, if it contains the activation.
+
+    Raises:
+        BadInput: the values are probabilities, which the loss does not take, and their logits are not known.
+    """
+    found = None
+    if loss.contains == ("Sigmoid",):
+        found = logit(value)
+    elif loss.contains:
+        found = scores(value, options["axis"])
+    if found is not None:
+        return found
+    low, high = bounds(value) if loss.takes else (-math.inf, math.inf)
+    if low >= 0 and high <= 1:
+        axis = f" along axis {options['axis']}" if "axis" in options else ""
+        why, hint = "", "cross_entropy finds the logits"
+        if loss.contains:
+            why = f" and is not known to be their {loss.contains[0]}: the activation would be applied twice"
+            hint = "name the value before the activation with `output` (--prediction)"
+        raise BadInput(
+            f"the loss {what!r} takes {loss.takes}{axis}, but {value.name!r} holds numbers between 0 and 1{why}\n"
+            f"  hint: {hint}"
+        )
+    return Ending((value,), lambda b, get: get(value))

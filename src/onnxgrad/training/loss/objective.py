@@ -1,0 +1,292 @@
+"""What is minimized: one loss, or a weighted sum of several, each of a prediction and its labels.
+
+A term is a loss of this package by name, or any graph that computes a scalar: an ONNX model, a FunctionProto, an
+onnxscript function. Labels are inputs of the algorithm, or outputs of a teacher, a model that becomes a part
+of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.ir import Builder, Var, identifier
+from onnxgrad.ir.builder import FLOATS
+from onnxgrad.training.graph.inline_graphs import Inlined, is_graph
+from onnxgrad.training.loss.logits import Ending
+from onnxgrad.training.loss.losses import Labels, Loss, loss_named, prediction
+from onnxgrad.training.loss.step_metrics import measured
+from onnxgrad.training.option_strings import spelled, weighted
+
+#: In words, what a mean is taken over where none is taken.
+SUMMED = "nothing"
+
+
+@dataclass(frozen=True)
+class LossTerm:
+    """One term of what is minimized.
+
+    Attributes:
+        loss: a name, or a graph: its first input takes the prediction unless it has the name of a value of the
+            model; inputs with such names take those values; the others become inputs for data.
+        factor: what it is multiplied by.
+        options: of a loss by name.
+        output: the value of the model that it is taken of; default: the model's only float output.
+        labels: name of the label input; default: ``labels``. Terms that give the same name share it.
+        teacher: a model with the inputs of the model, whose output takes the place of the labels.
+    """
+
+    loss: Any = "cross_entropy"
+    factor: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    output: str | None = None
+    labels: str | None = None
+    teacher: Any = None
+
+    @classmethod
+    def of(cls, text: str) -> LossTerm:
+        """The term spelled ``factor*name:option=…,output=…,labels=…,teacher=…``; ``….onnx`` is a loss of one's own."""
+        factor, rest = weighted(text)
+        if rest.endswith(".onnx"):
+            return cls(os.fspath(rest), factor)
+        name, options = spelled(rest)
+        own = {key: str(options.pop(key)) for key in ("output", "labels", "teacher") if key in options}
+        return cls(name, factor, options, **own)
+
+    @property
+    def name(self) -> str:
+        """What the term is called."""
+        if isinstance(self.loss, str) and not self.loss.endswith(".onnx"):
+            return self.loss
+        if isinstance(self.loss, (str, os.PathLike)):
+            return identifier(os.path.splitext(os.path.basename(self.loss))[0])
+        return identifier(getattr(self.loss, "name", None) or "custom")
+
+    def check(self) -> tuple[Loss, dict[str, Any]] | None:
+        """The loss and all of its options; None for a graph. Raises BadInput for what does not fit."""
+        if not np.isfinite(self.factor):
+            raise BadInput(f"the factor of a loss must be finite, not {self.factor}")
+        if not isinstance(self.loss, str) or self.loss.endswith(".onnx"):
+            if not isinstance(self.loss, str) and not is_graph(self.loss):
+                raise BadInput(f"a loss is a name, a model or a function, not a {type(self.loss).__name__}")
+            if self.options or self.teacher is not None:
+                raise BadInput(f"the loss {self.name!r} is a graph, which takes no options and no teacher")
+            return None
+        return loss_named(self.loss, self.options)
+
+
+def terms_of(loss: Any, options: Mapping[str, Any], output: str | None, labels: str | None) -> list[LossTerm]:
+    """What `attach` was given as a loss, as terms; `options`, `output` and `labels` belong to a single one."""
+    listed = list(loss) if isinstance(loss, Sequence) and not isinstance(loss, str) else [loss]
+    if not listed:
+        raise BadInput("there is no loss to minimize")
+    terms = [t if isinstance(t, LossTerm) else LossTerm.of(t) if isinstance(t, str) else LossTerm(t) for t in listed]
+    if options and len(terms) > 1:
+        raise BadInput("with several losses, options belong to the terms: LossTerm('kl', options={…})")
+    return [
+        LossTerm(t.loss, t.factor, {**t.options, **options}, t.output or output, t.labels or labels, t.teacher)
+        for t in terms
+    ]
+
+
+class Objective:
+    """The terms, being written.
+
+    Args:
+        builder: writes behind the inference graph.
+        terms: what is summed.
+        output: finds the value of the model that a name stands for (None: the only float output).
+    """
+
+    def __init__(self, builder: Builder, terms: Sequence[LossTerm], output: Callable[[str | None], ir.Value]) -> None:
+        self.b, self.terms, self.output = builder, terms, output
+        self.losses = [t.check() for t in terms]
+        self.graphs = {
+            k: Inlined(t.loss, f"the loss {t.name!r}") for k, t in enumerate(terms) if self.losses[k] is None
+        }
+        self.inputs = list(builder.graph.inputs)
+        self.measures: dict[str, Var] = {}
+        self.notes: dict[str, None] = {}
+        self._values = {v.name or "": v for v in builder.graph.inputs}
+        self._values |= {v.name: v for node in builder.graph for v in node.outputs if v.name}
+
+    def predictions(self) -> list[ir.Value]:
+        """Every value of the model that a term reads."""
+        found: dict[ir.Value, None] = {}
+        for k, kind in enumerate(self.losses):
+            if kind is not None:
+                found |= dict.fromkeys(self._ending(k).leaves)
+            else:
+                found |= dict.fromkeys(v for v in self._read(k) if v is not None)
+        return list(found)
+
+    def _ending(self, k: int) -> Ending:
+        """What term `k`, a loss by name, is taken of."""
+        term, kind = self.terms[k], self.losses[k]
+        assert kind is not None
+        value = self.output(term.output)
+        found = prediction(kind[0], value, kind[1], term.name)
+        if found.leaves != (value,):
+            names = " and ".join(repr(v.name) for v in found.leaves)
+            self.notes[f"{term.name} is taken of the logits {names} of the probabilities {value.name!r}"] = None
+        return found
+
+    def _read(self, k: int) -> list[ir.Value | None]:
+        """What the inputs of a loss that is a graph take of the model; None where data are wanted."""
+        names = self.graphs[k].inputs
+        values = [self._values.get(name) for name in names]
+        if names and values[0] is None:
+            values[0] = self.output(self.terms[k].output)
+        return values
+
+    def write(self, copies: Mapping[ir.Value, ir.Value], metrics: Sequence[str] = (), count: bool = False) -> Var:
+        """Append all terms; the scalar that is minimized. What else there is to see is in `measures`.
+
+        Args:
+            copies: what the values of the model are in training.
+            metrics: names of measures, taken of the first term's prediction and labels.
+            count: also write ``batch_weight``, over how much the mean of a batch is taken (``batch_sum`` if losses are
+                summed).
+        """
+        b = self.b
+        total: Var | None = None
+        counts: list[tuple[str, Var | None]] = []
+        for k, term in enumerate(self.terms):
+            kind = self.losses[k]
+            if kind is None:
+                value, how_much = self._graph(k, copies), None
+                operands: tuple[Var, list[Var]] | None = None
+            else:
+                operands = self._operands(k, copies)
+                y, labels = operands
+                value = kind[0].write(b, y, *labels, **kind[1])
+                how_much = kind[0].count(b, y, labels, kind[1]) if count else None
+                counts.append((self._counted(*kind), how_much))
+            if k == 0 and metrics:
+                self.measures |= measured(b, metrics, kind, operands)
+            if count and how_much is None:
+                raise BadInput(
+                    f"the loss {term.name!r} does not say over how much its mean is taken, or compares the examples "
+                    "of a batch with each other; it cannot be accumulated over parts of a batch"
+                )
+            value = b.Mul(value, float(term.factor)) if term.factor != 1 else value
+            if len(self.terms) > 1:
+                value = self._named(value, f"loss_{term.name}")
+                self.measures[value.name] = value
+            total = value if total is None else total + b.cast_like(value, total)
+        assert total is not None
+        if count:
+            self._weigh(counts)
+        return self._named(total, "loss")
+
+    def _named(self, value: Var, name: str) -> Var:
+        """`value` under a name of its own."""
+        if value.value.producer() is None or value.name in self.measures or value.name == "loss":
+            (value,) = self.b.append(ir.Node("", "Identity", [value.value]))
+        value.value.name = self.b.names.exactly(name)
+        return value
+
+    def _weigh(self, counts: list[tuple[str, Var | None]]) -> None:
+        if len({what for what, _ in counts}) > 1:
+            found = " and ".join(sorted({what for what, _ in counts}))
+            raise BadInput(f"the losses take their means over {found}; such a sum cannot be accumulated exactly")
+        _, value = counts[0]
+        assert value is not None
+        value = self.b.cast_like(value, self.b.const(np.float32(0)))
+        name = "batch_sum" if counts[0][0] == SUMMED else "batch_weight"
+        self.measures[name] = self._named(value, name)
+
+    @staticmethod
+    def _counted(loss: Loss, options: Mapping[str, Any]) -> str:
+        """In words: what two losses must share for their sum to be accumulated."""
+        if options["reduction"] == "sum":
+            return SUMMED
+        extra = [f"{key} {options[key]}" for key in ("ignore_index", "weight") if options.get(key) is not None]
+        what = "rows" if loss.mean in ("elements", "labels", "weights") and not extra else loss.mean
+        return " with ".join([what, *extra])
+
+    def _operands(self, k: int, copies: Mapping[ir.Value, ir.Value]) -> tuple[Var, list[Var]]:
+        term, kind = self.terms[k], self.losses[k]
+        assert kind is not None
+        loss, options = kind
+        y = self._ending(k).write(self.b, lambda v: Var(self.b, copies.get(v, v)))
+        wanted = loss.labels(y.value, options)
+        if term.teacher is not None:
+            return y, [self._taught(term, loss, options, wanted)]
+        base = term.labels or "labels"
+        return y, [
+            self.label(f"{base}{suffix}", *what, named=term.labels is not None) for suffix, what in wanted.items()
+        ]
+
+    def label(self, wanted: str, dtype: ir.DataType, dims: Any, named: bool = True) -> Var:
+        """The label input: one that the model or another term has, or a new one."""
+        for value in self.b.graph.inputs:
+            if value.name == wanted:
+                allowed = {ir.DataType.INT32, ir.DataType.INT64} if dtype == ir.DataType.INT64 else {dtype}
+                if value.dtype not in allowed:
+                    hint = "" if value in self.inputs else "\n  hint: give the labels of each loss a name, with labels="
+                    raise BadInput(f"the label input {wanted!r} is a tensor of {value.dtype}, not of {dtype}{hint}")
+                return Var(self.b, value)
+        value = ir.Value(
+            name=self.b.names.exactly(wanted),
+            type=ir.TensorType(dtype),
+            shape=None if dims is None else ir.Shape(dims),
+        )
+        if named and value.name != wanted:
+            raise BadInput(f"{wanted!r} is a value of the model, but no input: choose another name for `labels`")
+        self.b.graph.inputs.append(value)
+        return Var(self.b, value)
+
+    def _taught(self, term: LossTerm, loss: Loss, options: Mapping[str, Any], wanted: Labels) -> Var:
+        """The output of the teacher in the place of the labels."""
+        if wanted[""][0] == ir.DataType.INT64:
+            raise BadInput(f"the loss {term.name!r} takes class numbers, which a teacher does not give; use kl or mse")
+        taught = Inlined(term.teacher, "the teacher")
+        sources = {v.name: v for v in self.inputs}
+        if len(taught.inputs) == len(sources) == 1:
+            operands = list(sources.values())
+        else:
+            missing = [n for n in taught.inputs if n not in sources]
+            if missing:
+                has = ", ".join(map(repr, sources))
+                raise BadInput(f"the teacher has the input {missing[0]!r}, which the model has not; it has: {has}")
+            operands = [sources[n] for n in taught.inputs]
+        outputs = [v for v in taught.write(self.b, [Var(self.b, v) for v in operands]) if v.dtype in FLOATS]
+        if len(outputs) != 1:
+            raise BadInput(f"the teacher has {len(outputs)} float outputs; it must have one")
+        logits = options.get("targets", "logits") == "logits"
+        if not logits:
+            return outputs[0]
+        return prediction(loss, outputs[0].value, options, term.name).write(self.b, self.b.var)
+
+    def _graph(self, k: int, copies: Mapping[ir.Value, ir.Value]) -> Var:
+        """A loss that is a graph: its first output; the others are measures."""
+        loss, b = self.graphs[k], self.b
+        operands = []
+        first = None
+        for name, value in zip(loss.inputs, self._read(k)):
+            if value is None:
+                declared = loss.typed.get(name)
+                if declared is not None and declared.dtype is not None:
+                    found = self.label(name, declared.dtype, None if declared.shape is None else tuple(declared.shape))
+                else:
+                    assert first is not None
+                    dims = None if first.shape is None else tuple(first.shape)
+                    found = self.label(name, first.dtype or ir.DataType.FLOAT, dims)
+            else:
+                found = Var(b, copies.get(value, value))
+            first = first or found
+            operands.append(found)
+        result, *others = loss.write(b, operands)
+        for other in others:
+            self.measures[other.name] = other
+        if result.dtype not in FLOATS or (result.shape is not None and result.shape not in ((), (1,))):
+            what = "unknown type" if result.dtype is None else f"{result.dtype}{list(result.shape or ())}"
+            raise BadInput(f"the loss {self.terms[k].name!r} gives a tensor of {what}; a loss is a float scalar")
+        return result if result.shape == () else b.reshape(result, np.array([], np.int64))

@@ -1,0 +1,35 @@
+"""Averages of weights: which state holds the average of which weight, and states with averages in place of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from onnxgrad.training.spec.training_info import Source
+
+#: Metadata of an initializer that is the average of a weight: the name of the weight.
+AVERAGE = "onnxgrad.average"
+
+
+def averages(source: Source) -> dict[str, str]:
+    """The name of the average of each weight that has one."""
+    return {
+        prop.value: tensor.name
+        for info in source.infos
+        for tensor in info.algorithm.initializer
+        for prop in tensor.metadata_props
+        if prop.key == AVERAGE
+    }
+
+
+def averaged(source: Source | None, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """`state` with the averages of weights in the place of the weights, where there are any.
+
+    Before the first step, and without averages, it is `state` itself.
+    """
+    found = dict(state)
+    for weight, average in ({} if source is None else averages(source)).items():
+        if average in state and weight in state:
+            found[weight] = state[average].astype(state[weight].dtype, copy=False)
+    return found

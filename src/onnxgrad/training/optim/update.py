@@ -1,0 +1,247 @@
+"""From gradients to the next weights: groups of parameters, clipping, the optimizer, averages.
+
+Everything that tensors share (rates, corrections, the norm of all gradients) is one scalar for all of them: a builder
+remembers what it has emitted. Parameters of a group and a type that an operator of the training domain updates
+share one node of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.ir import Builder, Var
+from onnxgrad.training.graph.trainable import matching
+from onnxgrad.training.optim.formulas import Formula
+from onnxgrad.training.optim.schedules import Schedule
+from onnxgrad.training.optim.settings import RECIPES, Operator, Settings, in_full, recipe_named, settled
+from onnxgrad.training.option_strings import spelled
+from onnxgrad.training.spec.training_info import DOMAIN
+
+FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
+HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters with settings of their own.
+
+    Attributes:
+        pattern: which weights (see `selection`).
+        settings: what differs from those of all: ``learning_rate``, ``weight_decay``, or any other.
+        frozen: they are not trained at all.
+    """
+
+    pattern: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    frozen: bool = False
+
+    @classmethod
+    def of(cls, text: str) -> Group:
+        """The group spelled ``pattern:rate=…,decay=…,frozen=true``; ``rate`` and ``decay`` are short names."""
+        head, colon, tail = text.rpartition(":")
+        pattern, given = (head, spelled(f":{tail}")[1]) if colon and "=" in tail else (text, {})
+        if not given:
+            raise BadInput(f"{text!r} is not written as pattern:rate=0.001,decay=0 or pattern:frozen=true")
+        frozen = given.pop("frozen", False)
+        if not isinstance(frozen, bool):
+            raise BadInput(f"{text!r}: frozen must be true or false, not {frozen!r}")
+        return cls(pattern, in_full(given), frozen)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How gradients become weights.
+
+    Attributes:
+        optimizer: its name.
+        settings: those that were asked for; None stands for the default.
+        groups: parameters with other settings; the first that matches counts.
+        schedule: scales the learning rates.
+        clip_norm: the largest norm of all gradients together.
+        clip_value: the largest element of a gradient.
+        ema: the share of the average of weights that a step keeps; None: no averages.
+    """
+
+    optimizer: str
+    settings: Settings = field(default_factory=dict)
+    groups: Sequence[Group] = ()
+    schedule: Schedule | None = None
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    ema: float | None = None
+
+    def check(self) -> None:
+        """Raise BadInput where a setting does not fit, before anything is written."""
+        recipe_named(self.optimizer, self.settings)
+        for group in self.groups:
+            settled(self.optimizer, {**self.settings, **group.settings})
+        for name in ("clip_norm", "clip_value"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise BadInput(f"{name} must be positive, not {value}")
+        if self.ema is not None and not 0 <= self.ema < 1:
+            raise BadInput(f"ema must be in [0, 1), not {self.ema}")
+
+    def owners(self, weights: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> dict[str, int | None]:
+        """The number of the group that each weight belongs to; without those of frozen groups."""
+        owners: dict[str, int | None] = dict.fromkeys(weights)
+        for k, group in reversed(list(enumerate(self.groups))):
+            owners.update(dict.fromkeys(matching(group.pattern, weights, nodes), k))
+        return {name: k for name, k in owners.items() if k is None or not self.groups[k].frozen}
+
+
+class State:
+    """Where an algorithm keeps what it updates: what `attach` provides.
+
+    Attributes:
+        held: makes an initializer: ``held(name, array, dtype, fed=False)``.
+        bind: makes a value the next one of an initializer.
+    """
+
+    def __init__(self, builder: Builder, held: Callable[..., Var], bind: Callable[[ir.Value, Var], None]) -> None:
+        self.builder, self.held, self.bind = builder, held, bind
+        self._count: tuple[Var, Var] | None = None
+
+    def count(self) -> tuple[Var, Var]:
+        """The numbers of steps without and with this one."""
+        if self._count is None:
+            finished = self.held("steps", np.array(0), ir.DataType.INT64)
+            present = self.builder.Add(finished, self.builder.const(np.int64(1)))
+            self.bind(finished.value, present)
+            self._count = finished, present
+        return self._count
+
+
+class Update:
+    """The update of all parameters, written into a graph."""
+
+    def __init__(self, plan: Plan, state: State) -> None:
+        self.plan, self.state, self.b = plan, state, state.builder
+        self.norm: Var | None = None
+
+    def write(
+        self,
+        parameters: Sequence[ir.Value],
+        gradients: Sequence[Var],
+        owners: Mapping[str, int | None],
+        norm: bool = False,
+    ) -> None:
+        """Bind the next value of every parameter and of all state; `norm`: also compute that of all gradients."""
+        gradients = self._clipped(list(gradients), norm)
+        factor = None if self.plan.schedule is None else self.plan.schedule.write(self.b, self.state.count()[0])
+        for k in (None, *range(len(self.plan.groups))):
+            chosen = [(x, g) for x, g in zip(parameters, gradients) if owners[x.name or ""] == k]
+            if chosen:
+                own = {} if k is None else self.plan.groups[k].settings
+                settings = settled(self.plan.optimizer, {**self.plan.settings, **own})
+                self._group(settings, self._rate(settings, factor), *map(list, zip(*chosen)))
+
+    def _rate(self, settings: Settings, factor: Var | None) -> Var:
+        """The learning rate of a group: fed, and scaled by the schedule."""
+        rate = self.state.held("learning_rate", np.array(settings["learning_rate"]), FLOAT, fed=True)
+        if factor is None:
+            return rate
+        return self.b.Cast(self.b.Cast(rate, to=int(DOUBLE)) * factor, to=int(FLOAT))
+
+    # --- clipping ------------------------------------------------------------------------------
+
+    def _clipped(self, gradients: list[Var], norm: bool) -> list[Var]:
+        """Elements first, then the norm: min(1, c/(‖all G‖ + 10⁻⁶))·G, as PyTorch has it."""
+        b = self.b
+        if self.plan.clip_value is not None:
+            bound = float(self.plan.clip_value)
+            gradients = [b.Clip(g, -bound, bound) for g in gradients]
+        if self.plan.clip_norm is not None or norm:
+            wide = [b.Cast(g, to=int(FLOAT)) if g.dtype != FLOAT else g for g in gradients]
+            squares = [b.ReduceSumSquare(g, keepdims=0) for g in wide]
+            self.norm = b.Sqrt(squares[0] if len(squares) == 1 else b.Sum(*squares))
+        if self.plan.clip_norm is not None:
+            assert self.norm is not None
+            factor = b.Min(b.Div(float(self.plan.clip_norm), b.Add(self.norm, 1e-6)), 1.0)
+            gradients = [g * b.cast_like(factor, g) for g in gradients]
+        return gradients
+
+    # --- the optimizer -------------------------------------------------------------------------
+
+    def _group(self, settings: Settings, rate: Var, xs: list[ir.Value], gs: list[Var]) -> None:
+        recipe = RECIPES[self.plan.optimizer]
+        operator = recipe.operator(settings)
+        self._kept: dict[str, Var] = {}
+        if operator is None:
+            for x, g in zip(xs, gs):
+                self._formula(settings, rate, Var(self.b, x), g)
+            return
+        for x in xs:
+            if x.dtype in HALVES:
+                raise BadInput(
+                    f"{x.name!r} is a tensor of {x.dtype}, which the operator {operator.type} does not update; "
+                    f"sgd, rmsprop, nadam, lion, lamb, adafactor and muon do, and adam with convention 'torch'"
+                )
+        for dtype in dict.fromkeys(x.dtype for x in xs):
+            chosen = [(Var(self.b, x), g) for x, g in zip(xs, gs) if x.dtype == dtype]
+            self._operator(operator, settings, rate, *map(list, zip(*chosen)))
+
+    def _states(self, settings: Settings, x: Var, dtype: ir.DataType) -> list[Var]:
+        shape = tuple(int(d) for d in x.shape or ())  # type: ignore[arg-type]
+        wanted = RECIPES[self.plan.optimizer].states(settings, shape)
+        return [self.state.held(f"{x.name}_{suffix}", np.zeros(dims), dtype) for suffix, dims in wanted.items()]
+
+    def _operator(self, operator: Operator, settings: Settings, rate: Var, xs: list[Var], gs: list[Var]) -> None:
+        b = self.b
+        count = self.state.count()[1 if operator.present else 0]
+        per_tensor = [self._states(settings, x, x.dtype or FLOAT) for x in xs]
+        states = [list(group) for group in zip(*per_tensor)]
+        old = xs
+        if operator.shrinks:
+            shrink = b.Sub(1.0, b.Mul(rate, settings["weight_decay"]))
+            xs = [x * b.cast_like(shrink, x) for x in xs]
+        outputs = b.emit(
+            operator.type, rate, count, *xs, *gs, *(s for group in states for s in group),
+            domain=DOMAIN, outputs=len(xs) * (1 + len(states)), **operator.attributes,
+        )  # fmt: skip
+        held = [x for group in (old, *states) for x in group]
+        for out, like in zip(outputs, held):
+            out.value.type, out.value.shape = like.value.type, like.value.shape
+        for k, out in enumerate(outputs):
+            self._bind(held[k], out, average=k < len(xs))
+
+    def _formula(self, settings: Settings, rate: Var, x: Var, g: Var) -> None:
+        """One tensor by the formula; half precision is computed, and has its state, in float."""
+        b, dtype = self.b, FLOAT if x.dtype in HALVES else x.dtype or FLOAT
+        o = Formula(b, settings, rate, lambda: self.state.count()[1], dtype, self._keep)
+        wide = [v if v.dtype == dtype else b.Cast(v, to=int(dtype)) for v in (x, g)]
+        states = self._states(settings, x, dtype)
+        new = RECIPES[self.plan.optimizer].update(o, *wide, *states)
+        self._bind(x, b.cast_like(new[0], x), average=True)
+        for old, value in zip(states, new[1:], strict=True):
+            self._bind(old, value)
+
+    def _keep(self, name: str, initial: float, following: Callable[[Var], Var]) -> Var:
+        """A double that all tensors of a group share: its next value, made and bound once."""
+        if name not in self._kept:
+            held = self.state.held(name, np.array(initial), DOUBLE)
+            self._kept[name] = following(held)
+            self.state.bind(held.value, self._kept[name])
+        return self._kept[name]
+
+    # --- what comes after ----------------------------------------------------------------------
+
+    def _bind(self, old: Var, new: Var, average: bool = False) -> None:
+        """The next value of `old`; of a parameter also the average: first a copy, then share·old + (1 - share)·new."""
+        share = self.plan.ema if average else None
+        if share is not None:
+            b = self.b
+            assert old.value.const_value is not None
+            wide = new if new.dtype not in HALVES else b.Cast(new, to=int(FLOAT))
+            start = old.value.const_value.numpy()
+            held = self.state.held(f"{old.name}_average", start, wide.dtype or FLOAT, average=old.name)
+            first = b.Equal(self.state.count()[0], b.const(np.int64(0)))
+            kept = b.cast_like(b.Where(first, b.const(np.float64(0)), b.const(np.float64(share))), wide)
+            self.state.bind(held.value, held * kept + wide * b.Sub(1.0, kept))
+        self.state.bind(old.value, new)

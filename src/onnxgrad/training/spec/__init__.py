@@ -1,0 +1,1 @@
+"""The training specification of ONNX: training information, Gradient nodes, GraphCall, optimizer operators."""

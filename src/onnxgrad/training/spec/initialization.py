@@ -1,0 +1,107 @@
+"""The initialization of a training entry: a graph without inputs whose outputs some initializers take.
+
+The specification has those of all entries evaluated, in order, when a training process starts. That is when the
+step is compiled: its state then starts from what the graphs give, which may be random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.runtime import Session
+from onnxgrad.training.spec.gradient_node import DOMAIN
+from onnxgrad.training.spec.lowering import lower_gradients
+from onnxgrad.training.spec.training_info import Source
+
+
+def initialized(source: Source, seed: int | None = None) -> Source:
+    """`source` with the initializations of all entries done, in order; itself if there are none.
+
+    Random operators that have no seed get one, by `seed`; default: others every time.
+    """
+    if not any(info.initialization_binding for info in source.infos):
+        return source
+    model, infos = source.model.clone(), [_copied(info) for info in source.infos]
+    draws = np.random.default_rng(seed)
+    for index, info in enumerate(infos):
+        values = _evaluated(source.model, info.initialization, index, draws)
+        for binding in info.initialization_binding:
+            where = f"training entry {index}, initialization binding {binding.key!r} ← {binding.value!r}"
+            array = values[binding.value]
+            # a state variable that several algorithms declare is one
+            declared = [t for i in infos for t in i.algorithm.initializer if t.name == binding.key]
+            for tensor in declared:
+                _check_fits(where, array, ir.serde.deserialize_tensor(tensor))
+                tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+            if not declared:
+                held = model.graph.initializers[binding.key]
+                assert held.const_value is not None
+                _check_fits(where, array, held.const_value)
+                held.const_value = ir.tensor(array, name=binding.key)
+    return Source(model, infos)
+
+
+def _evaluated(
+    model: ir.Model, graph: onnx.GraphProto, index: int, draws: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """The outputs of an initialization graph."""
+    if not graph.output:
+        return {}
+    proto = as_model(model, graph)
+    try:
+        if proto.functions or trains(graph.node):
+            proto = lower_gradients(proto)
+        seed_all(proto.graph.node, draws)
+        return Session(ir.from_proto(proto)).run({})
+    except BadInput as e:
+        raise BadInput(f"training entry {index}: its initialization cannot be evaluated: {e}") from e
+
+
+def seed_all(nodes: Iterable[onnx.NodeProto], draws: np.random.Generator) -> None:
+    """Give every random operator that has no seed one, in place.
+
+    The specification has it generated. ONNX Runtime generates one per process, with which every session begins.
+    """
+    for node in nodes:
+        for inner in (g for a in node.attribute for g in (a.g, *a.graphs)):
+            seed_all(inner.node, draws)
+        random = node.op_type in _RANDOM and node.domain in ("", "ai.onnx")
+        if random and not any(a.name == "seed" for a in node.attribute):
+            seed = int(draws.integers(1 << 24))  # a float32 holds it
+            node.attribute.append(
+                onnx.helper.make_attribute("seed", seed if node.op_type == "Dropout" else float(seed))
+            )
+
+
+_RANDOM = {s.name for s in onnx.defs.get_all_schemas() if s.domain == "" and "seed" in s.attributes}
+
+
+def as_model(model: ir.Model, graph: onnx.GraphProto) -> onnx.ModelProto:
+    """An initialization graph as a model of its own, in the opsets of `model`."""
+    proto = onnx.ModelProto(ir_version=max(8, model.ir_version), graph=graph)
+    proto.graph.name = graph.name or "initialization"
+    proto.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items())
+    proto.functions.extend(ir.to_proto(f) for f in model.functions.values())
+    return proto
+
+
+def trains(nodes: Iterable[onnx.NodeProto]) -> bool:
+    """Whether any of `nodes`, or of those inside them, belongs to the training domain."""
+    return any(n.domain == DOMAIN or any(trains(g.node) for a in n.attribute for g in (a.g, *a.graphs)) for n in nodes)
+
+
+def _check_fits(where: str, array: np.ndarray, like: ir.TensorProtocol) -> None:
+    new = ir.tensor(array)
+    if (new.dtype, new.shape) != (like.dtype, like.shape):
+        raise BadInput(f"{where}: a tensor of {like.dtype}{like.shape} cannot take one of {new.dtype}{new.shape}")
+
+
+def _copied(info: onnx.TrainingInfoProto) -> onnx.TrainingInfoProto:
+    copy = onnx.TrainingInfoProto()
+    copy.CopyFrom(info)
+    return copy

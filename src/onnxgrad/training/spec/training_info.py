@@ -1,0 +1,278 @@
+"""TrainingInfoProto: its entries, its bindings, and the graph that it says is executed.
+
+An entry holds an *algorithm*, a graph that goes on where the inference graph ends: the executed graph is
+the concatenation of both. Its *update bindings* say which initializer (of either graph) takes which
+output when the step is over. ``onnx.checker`` looks at none of this: `validation` does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.model_io import load_model, training_info
+from onnxgrad.model_io.read import is_ordered, read_proto
+from onnxgrad.training.spec.gradient_node import DOMAIN
+from onnxgrad.training.spec.graph_call import without_calls
+
+#: Metadata of an initializer that the host may feed at every step, such as the learning rate.
+FED = "onnxgrad.fed"
+#: Metadata of such an initializer that the algorithm scales by a schedule of its own: how that is spelled.
+SCHEDULED = "onnxgrad.schedule"
+#: Metadata of a model that tells classes apart: their names in the order of their numbers, as JSON.
+CLASSES = "onnxgrad.classes"
+#: Metadata of a training model that was saved on its way: where the masks of Dropout stand (see `dropping`).
+MASKS = "onnxgrad.dropout_step"
+#: Metadata of an algorithm that says in words where Adam adds its epsilon.
+CONVENTION = "onnxgrad.adam"
+#: Metadata of an algorithm that says in words of which logits a loss is taken, where a model ends in probabilities.
+TAKEN_OF = "onnxgrad.loss"
+#: Metadata of an algorithm that says in words what trains, and what does not and why.
+TRAINS = "onnxgrad.trains"
+
+AnyTrainingModel = str | os.PathLike | onnx.ModelProto | ir.Model
+Bindings = dict[str, str]
+
+
+@dataclass
+class Source:
+    """An inference model and its training entries; neither is ever changed."""
+
+    model: ir.Model
+    infos: list[onnx.TrainingInfoProto]
+
+    def inference(self) -> ir.Model:
+        """A copy of the inference model, weights shared, without traces of training."""
+        copy = self.model.clone()
+        copy.metadata_props.pop(MASKS, None)
+        if not any(node.domain == DOMAIN for graph in copy.graphs() for node in graph):
+            copy.opset_imports.pop(DOMAIN, None)
+        return copy
+
+
+def read(model: AnyTrainingModel) -> Source:
+    """`model` with its training information; external data stays where it is."""
+    if isinstance(model, (onnx.ModelProto, ir.Model)):
+        found = read_proto(model) if isinstance(model, onnx.ModelProto) else model
+    else:
+        found = load_model(model)
+    is_ordered(found.graph)  # or it says what is read that nothing gives
+    return Source(found, [without_calls(found, info, i) for i, info in enumerate(training_info(found))])
+
+
+def told(model: onnx.ModelProto | ir.Model) -> list[str]:
+    """What the algorithms of `model` say in words of how they were made."""
+    infos = training_info(model) if isinstance(model, ir.Model) else model.training_info
+    props = [p for info in infos for p in info.algorithm.metadata_props]
+    return [p.value for key in (TAKEN_OF, TRAINS) for p in props if p.key == key]
+
+
+def chosen_entries(source: Source, entry: int | None) -> list[int]:
+    """The indices of the entries to run: one, or all in sequence."""
+    count = len(source.infos)
+    if not count:
+        raise BadInput("the model carries no training information\n  hint: attach a loss and an optimizer first")
+    if entry is None:
+        return list(range(count))
+    if not 0 <= entry < count:
+        raise BadInput(f"there is no training entry {entry}: the model has {count}, counted from 0")
+    return [entry]
+
+
+def bindings(source: Source, chosen: Sequence[int]) -> dict[int, Bindings]:
+    """The update bindings of the `chosen` entries: per entry, from initializer to the output it takes."""
+    return {i: {b.key: b.value for b in source.infos[i].update_binding} for i in chosen}
+
+
+@dataclass
+class Merged:
+    """The executed graph of one entry, with what the host holds turned from initializers into inputs.
+
+    Attributes:
+        model: inference graph, then algorithm; the initializers of `hosted` and `fed` are graph inputs.
+        hosted: value in the model of each initializer that an update binding (of any entry) changes.
+        fed: the same of those that the host may feed at every step (learning rates).
+        own: names of the initializers that belong to the algorithm.
+    """
+
+    model: ir.Model
+    hosted: dict[str, ir.TensorProtocol]
+    fed: dict[str, ir.TensorProtocol]
+    own: set[str]
+
+
+def merge(source: Source, index: int, bound: Mapping[str, str], others: set[str]) -> Merged:
+    """Concatenate the inference graph and the algorithm of entry `index`.
+
+    It updates what is `bound`; it may read the state of `others`, which change as well.
+    """
+    algorithm = source.infos[index].algorithm
+    model, _ = concatenated(source, index)
+    graph = model.graph
+    names = [*bound, *sorted(n for n in others - bound.keys() if n in graph.initializers)]
+    hosted = {name: _into_input(graph, name) for name in names}
+    rates = {name: _into_input(graph, name) for name in sorted(fed(algorithm) - hosted.keys())}
+    return Merged(model, hosted, rates, {t.name for t in algorithm.initializer})
+
+
+def concatenated(source: Source, index: int) -> tuple[ir.Model, list[ir.Node]]:
+    """The graph that the specification has executed for entry `index`: the inference graph, then the algorithm.
+
+    Whether each name is defined once, and before it is read, must be known already (see `validate`).
+    The second part of what is returned are the nodes of the algorithm. Its outputs are not listed as outputs.
+    Initializers that are listed as inputs as well are initializers only.
+    """
+    algorithm = source.infos[index].algorithm
+    model = source.model.clone()
+    graph = model.graph
+    for value in list(graph.inputs):
+        if value.is_initializer():  # an input with a default value: a weight
+            graph.inputs.remove(value)
+    _declare_shared(source, index, graph)
+    known = named_values(graph)
+    added = _deserialized(algorithm, known)
+    nodes, initializers = list(added), list(added.initializers.values())
+    inputs = [v for v in added.inputs if not v.is_initializer()]
+    added.remove(nodes)
+    added.inputs.clear()
+    added.initializers.clear()
+    graph.extend(nodes)
+    graph.inputs.extend(inputs)
+    for value in initializers:
+        graph.register_initializer(value)
+    return model, nodes
+
+
+def _declare_shared(source: Source, index: int, graph: ir.Graph) -> None:
+    """State variables that the algorithms of other entries declare are visible in every graph: those that it reads."""
+    algorithm = source.infos[index].algorithm
+    wanted = (set(_mentioned(algorithm)) & mutable(source.infos)) - graph.initializers.keys() - own_names(algorithm)
+    for info in source.infos:
+        for tensor in (t for t in info.algorithm.initializer if t.name in wanted and t.name not in graph.initializers):
+            held = ir.serde.deserialize_tensor(tensor)
+            shape = ir.Shape(held.shape)  # type: ignore[arg-type]
+            value = ir.Value(name=tensor.name, const_value=held, type=ir.TensorType(held.dtype), shape=shape)
+            graph.register_initializer(value)
+
+
+def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
+    """Every value of `graph` (not of graphs inside it) by name."""
+    values = {v.name or "": v for v in graph.inputs} | dict(graph.initializers)
+    return values | {v.name: v for node in graph for v in node.outputs if v.name}
+
+
+def own_names(algorithm: onnx.GraphProto) -> set[str]:
+    """What the algorithm of an entry defines."""
+    fixed = {v.name for v in algorithm.input} | {t.name for t in algorithm.initializer}
+    return fixed | {name for node in algorithm.node for name in node.output if name}
+
+
+def _deserialized(algorithm: onnx.GraphProto, known: dict[str, ir.Value]) -> ir.Graph:
+    """The graph of `algorithm`; where it names values of the inference graph, it reads those."""
+    proto = onnx.GraphProto()
+    proto.CopyFrom(algorithm)
+    del proto.output[:]
+    outside = sorted(set(_mentioned(algorithm)) & known.keys())
+    proto.input.extend(onnx.ValueInfoProto(name=name) for name in outside)
+    graph: ir.Graph = ir.from_proto(proto)  # type: ignore[assignment]
+    for value in list(graph.inputs):
+        if value.name in known:
+            graph.inputs.remove(value)
+            value.replace_all_uses_with(known[value.name], replace_graph_outputs=True)
+    return graph
+
+
+def _into_input(graph: ir.Graph, name: str) -> ir.TensorProtocol:
+    """Turn an initializer into a graph input; its value."""
+    value = graph.initializers.pop(name)
+    tensor = value.const_value
+    assert tensor is not None
+    value.const_value = None
+    value.type = ir.TensorType(tensor.dtype)
+    value.shape = ir.Shape(tensor.shape)  # type: ignore[arg-type]
+    if value not in graph.inputs:
+        graph.inputs.append(value)
+    return tensor
+
+
+def updated(infos: Iterable[onnx.TrainingInfoProto]) -> set[str]:
+    """The initializers that an update binding of any entry changes."""
+    return {b.key for info in infos for b in info.update_binding}
+
+
+def mutable(infos: Iterable[onnx.TrainingInfoProto]) -> set[str]:
+    """The initializers that training may change: keys of bindings, and rates that the host feeds."""
+    keys = {b.key for i in infos for b in (*i.update_binding, *i.initialization_binding)}
+    return keys.union(*(fed(i.algorithm) for i in infos))
+
+
+def conflicts(infos: Sequence[onnx.TrainingInfoProto]) -> Iterator[str]:
+    """State that several algorithms declare is one variable: so they must declare the same."""
+    keys = {b.key for i in infos for b in (*i.update_binding, *i.initialization_binding)}
+    declared: dict[str, tuple[int, onnx.TensorProto]] = {}
+    for index, info in enumerate(infos):
+        for tensor in (t for t in info.algorithm.initializer if t.name in keys):
+            first, same = declared.setdefault(tensor.name, (index, tensor))
+            if first != index and not _equal(same, tensor):
+                yield (
+                    f"training entries {first} and {index} declare the state {tensor.name!r}, which is one variable, "
+                    "with different values"
+                )
+
+
+def _equal(a: onnx.TensorProto, b: onnx.TensorProto) -> bool:
+    one, other = ir.serde.deserialize_tensor(a), ir.serde.deserialize_tensor(b)
+    same = (one.dtype, one.shape) == (other.dtype, other.shape)
+    return same and one.numpy().tobytes() == other.numpy().tobytes()
+
+
+class Unfolded:
+    """Mutable initializers as graph inputs, for as long as nothing may take them to be constants."""
+
+    def __init__(self, graph: ir.Graph, names: Iterable[str]) -> None:
+        self.order = list(graph.initializers)
+        self.listed = [v.name for v in graph.inputs]
+        self.held = {n: _into_input(graph, n) for n in sorted(set(names) & graph.initializers.keys())}
+
+    def restore(self, graph: ir.Graph) -> None:
+        """Make them initializers again, in their old places."""
+        for value in [v for v in graph.inputs if v.name in self.held]:
+            if value.name not in self.listed:
+                graph.inputs.remove(value)
+            value.const_value = self.held[value.name or ""]
+            graph.initializers[value.name or ""] = value
+        places = {name: i for i, name in enumerate(self.order)}
+        values = sorted(graph.initializers.values(), key=lambda v: places.get(v.name or "", len(places)))
+        graph.initializers.clear()
+        for value in values:
+            graph.initializers[value.name or ""] = value
+
+
+def fed(algorithm: onnx.GraphProto) -> set[str]:
+    """Initializers that are marked as fed, and those that an optimizer operator takes as its rate."""
+    own = {t.name for t in algorithm.initializer}
+    marked = {t.name for t in algorithm.initializer if any(p.key == FED for p in t.metadata_props)}
+    rates = {n.input[0] for n in algorithm.node if n.domain == DOMAIN and n.op_type != "Gradient" and n.input}
+    return marked | (rates & own)
+
+
+def read_outside(algorithm: onnx.GraphProto) -> set[str]:
+    """What `algorithm` has from elsewhere: what its nodes read, what a Gradient names, what it gives as it is."""
+    return {*_mentioned(algorithm), *(v.name for v in algorithm.output)} - own_names(algorithm) - {""}
+
+
+def _mentioned(graph: onnx.GraphProto) -> Iterator[str]:
+    """The names that nodes of `graph`, and graphs inside it, read; those in a Gradient included."""
+    for node in graph.node:
+        yield from node.input
+        for attribute in node.attribute:
+            if node.domain == DOMAIN and node.op_type == "Gradient":
+                yield from (s.decode() for s in (*attribute.strings, attribute.s))
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _mentioned(inner)
+                yield from (v.name for v in inner.output)

@@ -1,0 +1,248 @@
+"""A step in two halves, for batches that do not fit: gradients of parts into one flat bucket, then one update from it.
+
+The step graph is cut at its gradients. The first half computes them for a part of a batch and adds them, times the
+weight of the part, to the bucket; running statistics move with every part. The second half divides by the sum of the
+weights and updates. The weight of a part is what the mean of its loss was taken over (``batch_weight``, see `attach`),
+so the parts add up to the whole batch: with ignored labels and weighted classes, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.cleanup import finish
+from onnxgrad.ir.graph import reads
+from onnxgrad.runtime import Options, StepRunner, share
+from onnxgrad.training.spec.training_info import AnyTrainingModel, named_values, own_names, read
+from onnxgrad.training.step.compile import StateTensor, Step, compile_step
+from onnxgrad.training.step.memory_budget import in_good_order
+
+BUCKET, TOTAL, KEEP = "gradient_bucket", "gradient_total", "gradient_keep"
+WEIGHT, SUM = "batch_weight", "batch_sum"
+
+
+@dataclass
+class SplitStep:
+    """The two halves of a step.
+
+    Attributes:
+        gradient: batch → the bucket (state), results of the loss; reads the parameters. Its rate ``gradient_keep`` is
+            0 for the first part of a batch and 1 for the others.
+        update: the bucket → the next parameters and state of the optimizer; the learning rates are its rates.
+        summed: the loss is the sum over a batch, so parts are added and not averaged.
+    """
+
+    gradient: Step
+    update: Step
+    summed: bool = False
+
+
+def split_step(model: AnyTrainingModel, *, outputs: Sequence[str] = ()) -> SplitStep:
+    """The step of `model`, which has one training entry, in two halves.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``, from ``attach(…, accumulate=True)``.
+        outputs: names of further values to have as results, of the half that computes them.
+
+    Raises:
+        BadInput: it does not say over how much a batch is averaged, or its update reads the batch.
+    """
+    source = read(model)
+    infos = [i for i in source.infos if i.update_binding]
+    found = [n for i in infos for n in i.algorithm.node if n.op_type == "Gradient"]
+    if len(infos) != 1 or len(found) != 1:
+        raise BadInput(f"a step in two halves has one entry with one Gradient; there are {len(infos)} and {len(found)}")
+    weight = next((name for name in (WEIGHT, SUM) if name in own_names(infos[0].algorithm)), None)
+    if weight is None:
+        raise BadInput(
+            "the training information does not say over how much the loss of a batch is averaged\n"
+            "  hint: attach the loss with accumulate=True"
+        )
+    gradients = [name for name in found[0].output if name]
+    step = compile_step(model, outputs=[*gradients, weight, *outputs])
+    asked = dict(zip([step.loss, *dict.fromkeys([*gradients, weight, *outputs])], step.results, strict=True))
+    return _Cut(step, [asked[name] for name in gradients], asked[weight], weight == SUM).halves()
+
+
+class _Cut:
+    """A step, and where it is cut."""
+
+    def __init__(self, step: Step, gradients: Sequence[str], weight: str, summed: bool) -> None:
+        self.step, self.gradients, self.weight, self.summed = step, list(gradients), weight, summed
+        graph = step.model.graph
+        values = named_values(graph)
+        after = {values[name] for name in gradients}
+        for node in graph:
+            if any(v in after for v in reads(node)):
+                after.update(node.outputs)
+        self.behind = {v.name for v in after}
+        held = [values[name] for name in gradients]
+        self.dtype = ir.DataType.DOUBLE if any(v.dtype == ir.DataType.DOUBLE for v in held) else ir.DataType.FLOAT
+        self.shapes = [tuple(int(d) for d in v.shape or ()) for v in held]  # type: ignore[arg-type]
+        self.sizes = [int(np.prod(s)) for s in self.shapes]
+
+    def halves(self) -> SplitStep:
+        """Both."""
+        step = self.step
+        early = {n: t for n, t in step.state.items() if t.kind == "statistic" and t.output not in self.behind}
+        late = {n: t for n, t in step.state.items() if n not in early}
+        results = [n for n in step.results if n not in self.gradients]
+        return SplitStep(
+            self._gradient(early, [n for n in results if n not in self.behind]),
+            self._update(late, [n for n in results if n in self.behind]),
+            self.summed,
+        )
+
+    def _gradient(self, state: dict[str, StateTensor], results: list[str]) -> Step:
+        model = self.step.model.clone()
+        graph = model.graph
+        values = named_values(graph)
+        b = Builder(graph)
+        bucket, total = self._input(b, BUCKET, [sum(self.sizes)]), self._input(b, TOTAL, [])
+        keep = self._input(b, KEEP, [])
+        weight = b.Cast(Var(b, values[self.weight]), to=int(self.dtype))
+        flat = []
+        for name in self.gradients:
+            g = b.Reshape(Var(b, values[name]), [-1])
+            flat.append(g if g.dtype == self.dtype else b.Cast(g, to=int(self.dtype)))
+        joined = flat[0] if len(flat) == 1 else b.Concat(*flat, axis=0)
+        if self.summed:
+            held = {BUCKET: bucket * keep + joined, TOTAL: b.Max(total, weight)}
+        else:
+            held = {BUCKET: bucket * keep + joined * weight, TOTAL: total * keep + weight}
+        for name, var in held.items():
+            var.value.name = b.names.exactly(f"{name}_next")
+        own = {name: StateTensor(name, name, var.name, self._zeros(name), "optimizer") for name, var in held.items()}
+        ends = [values[t.output] for t in state.values()] + [v.value for v in held.values()]
+        self._close(b, [*ends, *(values[name] for name in results)])
+        rate = {KEEP: self._zeros(KEEP)}
+        return self._step(model, state | own, list(self.step.batch), results, self.step.loss, rate)
+
+    def _update(self, state: dict[str, StateTensor], results: list[str]) -> Step:
+        model = self.step.model.clone()
+        graph = model.graph
+        values = named_values(graph)
+        b = Builder(graph)
+        bucket, total = self._input(b, BUCKET, [sum(self.sizes)]), self._input(b, TOTAL, [])
+        before = list(graph)
+        mean = bucket / total
+        parts = [mean]
+        if len(self.sizes) > 1:
+            parts = list(b.emit("Split", mean, self.sizes, axis=0, outputs=len(self.sizes)))
+        for name, shape, part in zip(self.gradients, self.shapes, parts):
+            old = values[name]
+            new = b.cast_like(b.Reshape(part, np.array(shape, np.int64)), Var(b, old))
+            new.value.shape = ir.Shape(shape)
+            old.replace_all_uses_with(new.value, replace_graph_outputs=True)
+            new.value.name, old.name = old.name, new.value.name
+        made = list(graph)[len(before) :]
+        graph.remove(made)
+        graph.insert_before(graph[0], made)
+        outputs = [values[t.output] for t in state.values()] + [values[name] for name in results]
+        self._close(b, outputs)
+        batch = [name for name in self.step.batch if any(v.name == name for n in graph for v in reads(n))]
+        if batch:
+            raise BadInput(f"the update reads {batch[0]!r} of the batch beside the gradients, so it cannot be put off")
+        return self._step(model, state, [], results, "", dict(self.step.rates))
+
+    def _input(self, b: Builder, name: str, shape: Sequence[int]) -> Var:
+        value = ir.Value(name=b.names.exactly(name), type=ir.TensorType(self.dtype), shape=ir.Shape(shape))
+        b.graph.inputs.append(value)
+        return Var(b, value)
+
+    def _zeros(self, name: str) -> ir.TensorProtocol:
+        shape = (sum(self.sizes),) if name == BUCKET else ()
+        return ir.tensor(np.zeros(shape, self.dtype.numpy()), name=name)
+
+    def _close(self, b: Builder, outputs: Sequence[ir.Value]) -> None:
+        b.graph.outputs.clear()
+        b.graph.outputs.extend(dict.fromkeys(outputs))
+        finish(b.graph)
+
+    def _step(
+        self, model: ir.Model, state: dict[str, StateTensor], batch: list[str], results: list[str], loss: str,
+        rates: dict[str, ir.TensorProtocol],
+    ) -> Step:  # fmt: skip
+        """A half, its inputs in order; state that the other half updates is only read."""
+        graph = model.graph
+        used = {v for n in graph for v in reads(n)} | set(graph.outputs)
+        inputs = {v.name or "": v for v in graph.inputs}
+        batch = [name for name in batch if inputs[name] in used]
+        rates = {name: t for name, t in rates.items() if inputs[name] in used}
+        others = {n: t.initial for n, t in self.step.state.items()} | {n: self._zeros(n) for n in (BUCKET, TOTAL)}
+        others |= self.step.reads
+        mine = {t.input for t in state.values()}
+        known = {n: t for n, t in others.items() if n in inputs and n not in mine and inputs[n] in used}
+        graph.inputs.clear()
+        graph.inputs.extend(inputs[n] for n in [*batch, *(t.input for t in state.values()), *known, *rates])
+        in_good_order(model)
+        return replace(
+            self.step, model=model, state=state, batch=batch, results=results, loss=loss, rates=rates, reads=known
+        )
+
+
+class Accumulating:
+    """The machine of a step in two halves (see `onnxgrad.runtime.Machine`): parts of a batch, then one update.
+
+    Args:
+        split: the step.
+        parts: into how many parts a batch is cut; a batch of fewer rows into as many as it has.
+        options: how ONNX Runtime runs both halves.
+
+    Attributes:
+        held: the learning rates, to write into.
+    """
+
+    def __init__(self, split: SplitStep, parts: int, *, options: Options | None = None) -> None:
+        if parts < 1:
+            raise BadInput(f"a batch is cut into at least 1 part, not {parts}")
+        self.parts, self.summed = parts, split.summed
+        self.gradient = StepRunner(split.gradient, options=options)
+        self.update = StepRunner(split.update, options=options)
+        share(self.gradient, self.update)
+        self.held = self.update.held
+        self.results = [*split.gradient.results, *split.update.results]
+
+    def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """One update from the gradients of all parts; results are means over the parts, weighted as the gradients."""
+        found: dict[str, np.ndarray] = {}
+        total = 0.0
+        for k, part in enumerate(self._cut(batch)):
+            self.gradient.held[KEEP][...] = float(k > 0)
+            results = self.gradient.step(part)
+            weight = float(results[SUM if self.summed else WEIGHT])
+            total += weight
+            for name in self.gradient.results:
+                value = np.asarray(results[name], np.float64) * (1.0 if name == WEIGHT else weight)
+                if weight:  # a mean over nothing is no number
+                    found[name] = found[name] + value if name in found else value
+        for name in found.keys() - {WEIGHT, SUM}:
+            found[name] = np.asarray(found[name] / (1.0 if self.summed else total))
+        if not found:
+            found = {name: np.asarray(np.nan) for name in self.gradient.results}
+        return found | self.update.step({})
+
+    def _cut(self, batch: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+        rows = len(next(iter(batch.values())))
+        size = -(-rows // min(self.parts, rows)) if rows else 1
+        for low in range(0, rows, size):
+            yield {name: array[low : low + size] for name, array in batch.items()}
+
+    def state(self) -> dict[str, np.ndarray]:
+        """A copy of every tensor of state; the bucket is none between steps."""
+        return {n: a for n, a in (self.gradient.state() | self.update.state()).items() if n not in (BUCKET, TOTAL)}
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Replace every tensor of state by a copy of the one given."""
+        inner = self.gradient.state()
+        known = self.state()
+        for name in sorted(state.keys() ^ known.keys()):
+            raise BadInput(f"state {name!r} is {'unknown here' if name in state else 'missing'}")
+        self.update.load_state({n: state[n] for n in self.update.state()})
+        self.gradient.load_state({n: state.get(n, inner[n]) for n in inner})

@@ -1,0 +1,301 @@
+"""A training entry compiled to one step graph: a pure function (state, batch) → (state', results).
+
+The step holds standard operators only, so stock ONNX Runtime runs it; a trainer is a loop around it.
+State is whatever an update binding changes: it enters by a graph input with the name of the initializer
+and leaves by a graph output.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.ir.cleanup import finish
+from onnxgrad.ir.composites import read_notes
+from onnxgrad.ir.graph import reads
+from onnxgrad.remat import Plan
+from onnxgrad.training.graph.dropout_masks import drop_by_count, kept_count
+from onnxgrad.training.graph.pool_order import pool_first
+from onnxgrad.training.optim.named_formulas import Rewriting
+from onnxgrad.training.spec.gradient_node import is_gradient, strings, target_name
+from onnxgrad.training.spec.initialization import initialized
+from onnxgrad.training.spec.lowering import Lowered, open_bound
+from onnxgrad.training.spec.training_info import (
+    DOMAIN,
+    AnyTrainingModel,
+    Merged,
+    Source,
+    bindings,
+    chosen_entries,
+    merge,
+    named_values,
+    own_names,
+    read,
+    updated,
+)
+from onnxgrad.training.spec.validation import refuse_invalid
+from onnxgrad.training.step.memory_budget import in_good_order, within_memory
+from onnxgrad.training.step.sequence import in_sequence
+
+
+@dataclass
+class StateTensor:
+    """One tensor that a step reads and replaces.
+
+    Attributes:
+        name: the initializer of the training model that it is.
+        input: the graph input of the step by which it enters.
+        output: the graph output by which its next value leaves; never the same value as an input.
+        initial: what the training model says it is at first.
+        kind: ``parameter`` (a Gradient is taken with respect to it), ``statistic`` (another tensor of the
+            inference graph, or the count of `dropping`: it moves with every batch), ``optimizer`` (a float of the
+            algorithm) or ``counter`` (an integer of it).
+    """
+
+    name: str
+    input: str
+    output: str
+    initial: ir.TensorProtocol
+    kind: str
+
+
+@dataclass
+class Step:
+    """A step graph and what its inputs and outputs mean.
+
+    Attributes:
+        model: inputs: `batch`, one per state tensor, `rates`; outputs: one per state tensor, then those
+            of `results` that are not state as well.
+        state: every tensor that is updated, by the name of its initializer in the training model.
+        batch: the graph inputs that are fed with data: inputs and labels of the model that the step reads.
+        results: graph outputs to look at: the loss first, then the extra outputs that were asked for; the
+            same again for every further entry.
+        loss: the result that is minimized; empty if the algorithm has none.
+        rates: further graph inputs, scalars to feed at every step (learning rates), with the values that
+            the training model gives them; a schedule feeds others.
+        reads: further graph inputs, the state that the step reads and that only other entries update, with
+            what the training model says it is at first.
+        plan: what is kept and what is computed anew, where the step has a budget of memory.
+    """
+
+    model: ir.Model
+    state: dict[str, StateTensor]
+    batch: list[str]
+    results: list[str]
+    loss: str
+    rates: dict[str, ir.TensorProtocol] = field(default_factory=dict)
+    reads: dict[str, ir.TensorProtocol] = field(default_factory=dict)
+    plan: Plan | None = None
+    source: Source | None = field(default=None, repr=False)
+
+    def inference_model(self, state: Mapping[str, np.ndarray]) -> ir.Model:
+        """The inference model, with the tensors of `state` in it; others keep their values.
+
+        Tensors that belong to an algorithm (of the optimizer) are ignored, so a whole training state may
+        be given, that of other entries included.
+
+        Raises:
+            BadInput: a tensor that the step does not have, or one of another dtype or shape.
+        """
+        assert self.source is not None, "the step was not compiled from a training model"
+        model, known = self.source.inference(), updated(self.source.infos)
+        for name, array in state.items():
+            if name not in known and name in self.state:
+                continue  # the count of `dropping`, which no model holds
+            if name not in known:
+                raise UnknownName(name, known, "state tensor")
+            held = model.graph.initializers.get(name)
+            if held is None or held.const_value is None:
+                continue
+            old, new = held.const_value, ir.tensor(np.ascontiguousarray(array), name=name)
+            if (new.dtype, new.shape) != (old.dtype, old.shape):
+                raise BadInput(f"{name!r} is a tensor of {old.dtype}{old.shape}, not {new.dtype}{new.shape}")
+            held.const_value = new
+        return model
+
+
+def compile_step(
+    model: AnyTrainingModel,
+    *,
+    entry: int | None = None,
+    outputs: Sequence[str] = (),
+    seed: int | None = None,
+    memory: int | str | None = None,
+    batch_size: int | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> Step:
+    """Compile the training information of `model` to a step graph.
+
+    Its state starts from the initializers of the model and, if there are any, from the initializations of all
+    entries, in order.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` with a TrainingInfoProto.
+        entry: which of its entries; default: all, one after the other: each goes on from what the one
+            before has updated.
+        outputs: names of further values (of the inference graph or the algorithm) to have as results.
+        seed: of those random operators of initializations that have none; default: other numbers every time.
+        memory: how much what is computed may take at a time, as ``"200MB"``; what does not fit is computed anew where
+            the way back reads it (see `within_memory`). The `plan` of the step says what that is.
+        batch_size: rows of a batch that `memory` is for.
+        dims: sizes of other symbolic dimensions that it is for, by name.
+
+    Raises:
+        BadInput: there is no such entry, its graph or bindings are not what the specification demands, or it cannot
+            be done within `memory`.
+        NotDifferentiable: an operator between a parameter and the loss has no rule or no derivative.
+    """
+    source = read(model)
+    refuse_invalid(source.model)
+    chosen = chosen_entries(source, entry)
+    step = _compiled(initialized(source, seed), chosen, outputs)
+    return step if memory is None else within_memory(step, memory, batch_size, dims)
+
+
+def compile_entries(
+    model: AnyTrainingModel, *, outputs: Sequence[str] = (), seed: int | None = None
+) -> dict[int, Step]:
+    """A step for each entry of `model` that updates anything, by its number: to be taken in any order.
+
+    All start from one initialization. What one of them reads and another one updates is in its `reads`;
+    ``onnxgrad.runtime.share`` has it read where the other one holds it.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` with a TrainingInfoProto.
+        outputs: names of further values to have as results; each entry gives those that it has.
+        seed: as in `compile_step`.
+
+    Raises:
+        BadInput: graphs or bindings are not what the specification demands.
+        NotDifferentiable: an operator between a parameter and the loss has no rule or no derivative.
+    """
+    source = read(model)
+    refuse_invalid(source.model)
+    chosen = [i for i in chosen_entries(source, None) if source.infos[i].update_binding]
+    source = initialized(source, seed)
+    wanted = _wanted(source, chosen, outputs)
+    return {i: _compiled(source, [i], wanted[i]) for i in chosen}
+
+
+def _compiled(source: Source, chosen: Sequence[int], outputs: Sequence[str]) -> Step:
+    """The step that runs the `chosen` entries of a source that is initialized."""
+    bound = bindings(source, chosen)
+    if not any(bound.values()):
+        raise BadInput(f"training entry {chosen[0]} has no update bindings: a step would change nothing")
+    wanted = _wanted(source, chosen, outputs)
+    steps = [_compile_entry(source, i, bound[i], wanted[i]) for i in chosen]
+    step = functools.reduce(in_sequence, steps)
+    in_good_order(step.model)
+    step.source = source
+    return step
+
+
+def _wanted(source: Source, chosen: Sequence[int], outputs: Sequence[str]) -> dict[int, list[str]]:
+    """Which of the extra `outputs` each entry can give. Raises UnknownName for one that none can."""
+    known = {i: named_values(source.model.graph).keys() | own_names(source.infos[i].algorithm) for i in chosen}
+    for name in outputs:
+        if not any(name in names for names in known.values()):
+            raise UnknownName(name, set().union(*known.values()), "value")
+    return {i: [name for name in outputs if name in known[i]] for i in chosen}
+
+
+def _compile_entry(source: Source, index: int, bound: Mapping[str, str], outputs: Sequence[str]) -> Step:
+    """The step of one entry."""
+    merged = merge(source, index, bound, updated(source.infos))
+    data = [v.name or "" for v in merged.model.graph.inputs if v.name not in {*merged.hosted, *merged.fed}]
+    trained, loss = _gradient_names(merged.model, source.infos[index].algorithm, bound)
+    opened = open_bound(merged.model, constants={*merged.hosted, *merged.fed}).model
+    pool_first(opened.graph, keep=[*bound.values(), loss, *outputs])
+    counting = drop_by_count(opened.graph, {*data, *merged.hosted, *merged.fed})
+    lowered = Lowered(opened)
+    read_notes(lowered.graph, lambda name: lowered[name] if name in lowered.values else None, Rewriting())
+    state = {
+        name: StateTensor(name, name, value, merged.hosted[name], _kind(name, merged, trained))
+        for name, value in bound.items()
+    }
+    if counting:
+        start = ir.tensor(kept_count(source.model), name=counting)
+        state[counting] = StateTensor(counting, counting, f"{counting}_next", start, "statistic")
+    asked = dict.fromkeys(name for name in [loss, *outputs] if name)
+    results = _wire(lowered, list(state.values()), list(asked), index)
+    graph = lowered.graph
+    read_by = {v for node in graph for v in reads(node)}
+    inputs = {v.name or "": v for v in graph.inputs}
+    batch = [name for name in data if inputs[name] in read_by]
+    only_read = {n: t for n, t in merged.hosted.items() if n not in state and inputs[n] in read_by}
+    graph.inputs.clear()
+    graph.inputs.extend(inputs[name] for name in [*batch, *state, *only_read, *merged.fed])
+    step = lowered.model
+    step.opset_imports.pop(DOMAIN, None)
+    step.metadata_props.clear()
+    return Step(step, state, batch, results, results[0] if loss else "", merged.fed, only_read)
+
+
+def _gradient_names(model: ir.Model, algorithm: onnx.GraphProto, bound: Mapping[str, str]) -> tuple[set[str], str]:
+    """What Gradient nodes are taken with respect to, and the loss.
+
+    The loss is what the first Gradient is taken of; without one, the first output of the algorithm that
+    updates nothing; if there is none of these, nothing is called the loss.
+    """
+    gradients = [n for n in model.graph if is_gradient(n)]
+    trained = {x for n in gradients for x in strings(n, "xs")}
+    targets = [y for n in gradients if (y := target_name(n))]
+    free = [v.name for v in algorithm.output if v.name not in bound.values()]
+    return trained, (targets or free or [""])[0]
+
+
+def _kind(name: str, merged: Merged, trained: set[str]) -> str:
+    if name in trained:
+        return "parameter"
+    if name not in merged.own:
+        return "statistic"
+    return "optimizer" if merged.hosted[name].dtype.is_floating_point() else "counter"
+
+
+def _wire(lowered: Lowered, state: Sequence[StateTensor], results: Sequence[str], index: int) -> list[str]:
+    """Make the graph's outputs: one per state tensor, then the results; the names of the results."""
+    graph = lowered.graph
+    graph.outputs.clear()
+    ends: list[ir.Value] = []
+    for tensor in state:
+        value = lowered.expose(tensor.output)
+        _check_fits(
+            value,
+            tensor.initial,
+            f"training entry {index}, update binding {tensor.name!r} ← {tensor.output!r}",
+        )
+        tensor.output = value.name or ""
+        ends.append(value)
+    names = []
+    for name in results:
+        value = lowered[name]
+        if value not in ends or value.name != name:  # two names of one value are two results
+            value = lowered.expose(name)
+            ends.append(value)
+        if value.dtype is None:
+            raise BadInput(f"the type of {name!r} is not known; declare it in the model")
+        names.append(value.name or "")
+    graph.outputs.extend(ends)
+    finish(graph)
+    return names
+
+
+def _check_fits(value: ir.Value, like: ir.TensorProtocol, where: str) -> None:
+    """The next value of a state tensor has its type and shape: refuse what provably has not."""
+    shape = [int(d) for d in like.shape]  # type: ignore[arg-type]
+    if value.dtype is not None and value.dtype != like.dtype:
+        raise BadInput(f"{where}: a tensor of {like.dtype.name} cannot take one of {value.dtype.name}")
+    if value.shape is not None:
+        fits = len(value.shape) == len(shape) and all(
+            not isinstance(d, int) or d == n for d, n in zip(value.shape, shape)
+        )
+        if not fits:
+            raise BadInput(f"{where}: a tensor of shape {shape} cannot take one of shape {list(value.shape)}")
+    value.type = ir.TensorType(like.dtype)
+    value.shape = ir.Shape(shape)

@@ -1,0 +1,181 @@
+"""Training for a host that has nothing but an ONNX runtime: models, the first state, and a contract that explains them.
+
+| file | inputs | outputs |
+|---|---|---|
+| ``train.onnx`` | batch, state, rates | next state, results |
+| ``gradient.onnx`` | batch, parameters, bucket and its total, ``gradient_keep`` | next bucket and total, results |
+| ``update.onnx`` | state, bucket and its total, rates | next state |
+| ``evaluate.onnx`` | batch, parameters | loss, predictions |
+| ``infer.onnx`` | inputs of the model, parameters | outputs of the model |
+| ``state.npz`` | | the first state, by name |
+| ``contract.json`` | | which inputs and outputs of each file are what |
+| ``host.py`` | | a host in Python: onnxruntime and numpy, nothing else |
+
+A host keeps the state as tensors by name. To take a step it feeds a batch, the state and the rates to ``train.onnx``,
+and takes each next value for the value. To train with less memory, or on several devices, it feeds parts of a batch to
+``gradient.onnx`` (``gradient_keep`` 0 for the first and 1 for the others), and then the bucket to ``update.onnx``;
+buckets and totals of several devices may be added up in between.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.ir.graph import prune, reads
+from onnxgrad.ir.infer.inference import infer_model
+from onnxgrad.model_io import save_model
+from onnxgrad.training.loop.checkpoint import replacing
+from onnxgrad.training.loop.evaluation import Evaluation, measuring_graph
+from onnxgrad.training.spec.training_info import AnyTrainingModel
+from onnxgrad.training.step.accumulate import split_step
+from onnxgrad.training.step.compile import Step, compile_step
+
+VERSION = 1
+HOST = Path(__file__).with_name("host.py")
+
+
+def files_in(folder: Path) -> list[Path]:
+    """What `export_step` may write into `folder`."""
+    models = [f"{name}.onnx" for name in ("train", "gradient", "update", "evaluate", "infer")]
+    return [folder / n for n in (*models, *(f"{n}.data" for n in models), "state.npz", "contract.json", "host.py")]
+
+
+def export_step(
+    model: AnyTrainingModel, folder: str | Path, *, entry: int | None = None, outputs: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Write everything that a host needs into `folder`; the contract.
+
+    The halves ``gradient.onnx`` and ``update.onnx`` are written if the training information says over how much the
+    loss of a batch is averaged (``attach(…, accumulate=True)``), ``evaluate.onnx`` if the loss has a value outside of
+    training.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` with training information.
+        folder: is made; files in it are replaced.
+        entry: which of its training entries; default: all.
+        outputs: names of further values to have as results, as in `compile_step`.
+
+    Raises:
+        BadInput: what `compile_step` refuses, or a place that cannot be written.
+    """
+    step = compile_step(model, entry=entry, outputs=outputs)
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"cannot write to {str(folder)!r}: {error.strerror or error}") from error
+    state = {name: t.initial.numpy() for name, t in step.state.items()}
+    models: dict[str, tuple[ir.Model, dict[str, Any]]] = {"train": (step.model, _ends(step))}
+    try:
+        halves = split_step(model, outputs=outputs) if entry is None else None
+    except BadInput:
+        halves = None
+    if halves is not None:
+        for name, half in (("gradient", halves.gradient), ("update", halves.update)):
+            models[name] = (half.model, _ends(half))
+            own = {n: t.initial.numpy() for n, t in half.state.items() if n not in state}
+            own |= {n: t.numpy() for n, t in half.reads.items() if n not in state}
+            state |= own
+    measured = _evaluation(step)
+    if measured is not None:
+        models["evaluate"] = measured
+    models["infer"] = _inference(step)
+    contract = {
+        "version": VERSION,
+        "loss": step.loss,
+        "state": {name: _about(array) for name, array in state.items()},
+        "rates": {name: float(t.numpy()) for name, t in step.rates.items()},
+        "models": {name: {"file": f"{name}.onnx", **ends} for name, (_, ends) in models.items()},
+    }
+    for name, (found, _) in models.items():
+        save_model(found, folder / f"{name}.onnx")
+    with replacing(folder / "state.npz") as file, file.open("wb") as target:
+        np.savez(target, **state)  # type: ignore[arg-type]
+    with replacing(folder / "host.py") as file:
+        shutil.copyfile(HOST, file)
+    with replacing(folder / "contract.json") as file:
+        file.write_text(json.dumps(contract, indent=1) + "\n", encoding="utf-8")
+    return contract
+
+
+def _about(array: np.ndarray) -> dict[str, Any]:
+    return {"dtype": str(array.dtype), "shape": list(array.shape)}
+
+
+def _ends(step: Step) -> dict[str, Any]:
+    """What the inputs and outputs of a step are, by name."""
+    return {
+        "batch": list(step.batch),
+        "state": {name: {"input": t.input, "output": t.output} for name, t in step.state.items()},
+        "reads": list(step.reads),
+        "rates": list(step.rates),
+        "results": list(step.results),
+    }
+
+
+def _evaluation(step: Step) -> tuple[ir.Model, dict[str, Any]] | None:
+    """The loss and the predictions of the model as it would be saved; None if the loss has no value then."""
+    try:
+        evaluation = Evaluation.of(step)
+    except BadInput:
+        return None
+    assert step.source is not None
+    model, _ = measuring_graph(step.source, step)
+    graph = model.graph
+    values = {v.name: v for v in (*graph.inputs, *(o for n in graph for o in n.outputs))}
+    shown = [values[n] for n in evaluation.boundary if n in values and values[n] not in graph.outputs]
+    graph.outputs.extend(shown)
+    return _fed(model, step, [v.name or "" for v in graph.outputs])
+
+
+def _inference(step: Step) -> tuple[ir.Model, dict[str, Any]]:
+    """The inference model, its parameters as inputs."""
+    assert step.source is not None
+    model = step.source.inference()
+    return _fed(model, step, [v.name or "" for v in model.graph.outputs])
+
+
+def _fed(model: ir.Model, step: Step, results: list[str]) -> tuple[ir.Model, dict[str, Any]]:
+    """`model` with what of the state it reads as inputs."""
+    graph = model.graph
+    prune(graph)
+    read = []
+    used = {v for g in (graph, *graph.subgraphs()) for n in g for v in reads(n)} | set(graph.outputs)
+    for name in step.state:
+        value = graph.initializers.get(name)
+        if value is None or value not in used:
+            continue
+        graph.initializers.pop(name)
+        value.const_value = None
+        if value not in graph.inputs:
+            graph.inputs.append(value)
+        read.append(name)
+    inputs = [v for v in graph.inputs if v.name not in read and v.name not in graph.initializers]
+    graph.inputs[:] = [*(v for v in inputs if v in used), *(v for v in graph.inputs if v.name in read)]
+    infer_model(model)
+    batch = [v.name or "" for v in graph.inputs if v.name not in read]
+    return model, {"batch": batch, "state": {}, "reads": read, "rates": [], "results": results}
+
+
+def load_contract(folder: str | Path) -> Mapping[str, Any]:
+    """The contract in `folder`.
+
+    Raises:
+        BadInput: there is none, or it is of another version.
+    """
+    path = Path(folder) / "contract.json"
+    try:
+        contract = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot read {str(path)!r}: {error}") from error
+    if contract.get("version") != VERSION:
+        raise BadInput(f"{str(path)!r} has version {contract.get('version')}; this onnxgrad reads {VERSION}")
+    return contract

@@ -1,0 +1,218 @@
+"""The derivative at a point as a model of its own: the primal runs once, the linear map as often as wanted.
+
+A derived graph is cut where its linear part, which depends on a tangent or cotangent, reads the rest. What crosses
+the cut are the residuals. What depends on weights only (a transposed matrix) stays with the linear part: there it
+is a constant, which a runtime folds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.cleanup import finish
+from onnxgrad.ir.constants import is_repeatable
+from onnxgrad.ir.graph import prune, reads, subgraphs
+from onnxgrad.model_io import AnyModel, Signature
+from onnxgrad.model_io.read import TRAINING
+from onnxgrad.transforms.first_order import Derivation, Names, keeping_functions, without_collection
+
+
+class Split(NamedTuple):
+    """Two models: the primal with residuals as further outputs, and a linear map that takes them as inputs."""
+
+    forward: Any
+    linear: Any
+
+
+@without_collection()
+@keeping_functions
+def linearize(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
+    """The primal and, as a model of its own, its Jacobian at that point as a linear map of tangents.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
+        wrt: names of graph inputs, initializers or intermediate float values.
+        of: names of float values; default: every float output.
+
+    Returns:
+        `forward`: the model with the residuals as further outputs. `linear`: a model of the residuals, of those
+        inputs of the primal that it reads, and of ``{wrt}_tangent``; its outputs are ``{of}_tangent``. Residuals have
+        the same names in both, and ``signature(…).residuals`` lists them in both.
+
+    Raises:
+        BadInput: the type or the rank of a residual is not known.
+        OnnxGradError: as `vjp`.
+    """
+    d = Derivation(model, wrt, of)
+    return _cut(d, d.push_tangents())
+
+
+@without_collection()
+@keeping_functions
+def split_vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
+    """The primal and, as a model of its own, the backward pass: as `linearize`, for cotangents.
+
+    Returns:
+        `forward`: the model with the residuals as further outputs. `linear`: a model of the residuals, of those
+        inputs of the primal that it reads, and of ``{of}_cotangent``; its outputs are ``{wrt}_grad``.
+
+    Raises:
+        OnnxGradError: as `linearize`.
+    """
+    d = Derivation(model, wrt, of)
+    return _cut(d, d.pull_cotangents())
+
+
+@without_collection()
+def transpose(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
+    """The transpose of a model that is linear in its inputs `wrt`: cotangents of `of` in, those of `wrt` out.
+
+    Unlike that of a `vjp`, the graph has no inputs for `wrt` and does not compute `of`. What does not depend on
+    `wrt` (the bias of an affine map) plays no part.
+
+    Raises:
+        BadInput: `of` is not linear in `wrt`, or a shape is known from `wrt` only.
+    """
+    d = Derivation(model, wrt, of)
+    d.graph.outputs.clear()
+    d.pull_cotangents()
+    finish(d.graph)
+    dropped = list(d.wrt.values())
+    for name, value in d.wrt.items():
+        if not value.is_graph_input():
+            raise BadInput(f"`wrt` {name!r} is no input of the model, which a transpose takes the place of")
+    _take_shapes_elsewhere(d, dropped)
+    prune(d.graph)
+    for name, value in d.wrt.items():
+        if value.uses():
+            raise BadInput(f"the model is not linear in {name!r}: its transpose depends on it")
+        d.graph.inputs.remove(value)
+    return d.close()
+
+
+def _cut(d: Derivation, seeds: list[Var]) -> Split:
+    """The two halves of the derived graph of `d`."""
+    graph, made = d.graph, d.signature
+    finish(graph, [v for n, v in graph.initializers.items() if n in d.opened.training], d.builder.names)
+    results = {*made.gradients.values(), *made.output_tangents.values()}
+    moving = _leading_from({s.value for s in seeds}, graph)
+    drawn = {v for node in graph if _is_random(node, d.builder) for v in node.outputs}
+    given = _leading_from({*graph.inputs, *drawn} - {s.value for s in seeds}, graph)
+    moving |= {_handed_through(d, i) for i, v in enumerate(graph.outputs) if v.name in results and v not in moving}
+    needed = _needed_for([v for v in graph.outputs if v.name in results], moving, given)
+    residuals = [v for v in needed if not v.is_graph_input()]
+    for v in residuals:
+        if v.shape is None or v.type is None:
+            hint = "declare it in the model's value_info"
+            raise BadInput(f"the type or rank of the residual {v.name!r} is not known\n  hint: {hint}")
+    names = [v.name or "" for v in residuals]
+    read = {v.name for v in needed if v.is_graph_input()}
+
+    linear = replace(d.opened, model=d.opened.model.clone(), training=frozenset())
+    linear.model.meta[TRAINING] = []
+    _keep_linear(linear.model.graph, results, names, {*read, *(s.name for s in seeds)})
+    replace(made, residuals=names).store(linear.model)
+
+    for v in [v for v in graph.outputs if v.name in results]:
+        graph.outputs.remove(v)
+    graph.outputs.extend(v for v in residuals if not v.is_graph_output())
+    for s in seeds:
+        graph.inputs.remove(s.value)
+    d.signature = Signature(residuals=names)
+    return Split(d.close(), linear.close())
+
+
+def _handed_through(d: Derivation, i: int) -> ir.Value:
+    """Output `i`, which depends on no tangent, as something that the linear half makes of a residual."""
+    value, name = d.graph.outputs[i], d.graph.outputs[i].name
+    value.name = d.builder.names.fresh("residual")
+    out = d.builder.append(ir.Node("", "Identity", [value]))[0].value
+    out.name, out.type, out.shape = name, value.type, value.shape
+    d.graph.outputs[i] = out
+    return out
+
+
+def _is_random(node: ir.Node, builder: Builder) -> bool:
+    """Whether `node`, or one inside it, may give another result a second time: both halves need the same one."""
+    opset = builder.infer.context.get_opset_version(node.domain)
+    return not is_repeatable(node.op_type, node.domain, opset) or any(
+        _is_random(inner, builder) for graph in subgraphs(node) for inner in graph
+    )
+
+
+def _leading_from(values: set[ir.Value], graph: ir.Graph) -> set[ir.Value]:
+    """`values`, and everything that depends on them."""
+    found = set(values)
+    for node in graph:
+        if any(v in found for v in reads(node)):
+            found.update(node.outputs)
+    return found
+
+
+def _needed_for(outputs: list[ir.Value], moving: set[ir.Value], given: set[ir.Value]) -> list[ir.Value]:
+    """What `outputs` need of values that depend on inputs and on no seed: the cut."""
+    cut: dict[ir.Value, None] = {}
+    stack, seen = list(outputs), set()
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value in given and value not in moving:
+            cut.setdefault(value)
+        elif (node := value.producer()) is not None:
+            stack.extend(reads(node))
+    return list(cut)
+
+
+def _keep_linear(graph: ir.Graph, results: set[str], residuals: list[str], inputs: set[str | None]) -> None:
+    """Make what is on the far side of the cut of the whole of `graph`."""
+    values = {v.name: v for node in graph for v in node.outputs}
+    outputs = [v for v in graph.outputs if v.name in results]
+    graph.outputs.clear()
+    graph.outputs.extend(outputs)
+    first = [v for v in graph.inputs if v.name in inputs]
+    graph.inputs.clear()
+    graph.inputs.extend(first)
+    for name in residuals:
+        held = values[name]
+        value = ir.Value(name=name, type=held.type, shape=held.shape)
+        held.replace_all_uses_with(value, replace_graph_outputs=True)
+        held.name = f"{name}_computed"  # its node goes
+        graph.inputs.append(value)
+    prune(graph)
+
+
+def _take_shapes_elsewhere(d: Derivation, dropped: list[ir.Value]) -> None:
+    """Take the sizes that are read off values which depend on `dropped` inputs from other inputs."""
+    builder = Builder(d.graph, d.builder.names, d.builder.infer)
+    sizes: dict[str, tuple[ir.Value, int]] = {}
+    for v in d.graph.inputs:
+        if v not in dropped:
+            for axis, dim in enumerate(v.shape or ()):
+                if not isinstance(dim, int) and dim.value:
+                    sizes.setdefault(dim.value, (v, axis))
+    moving = _leading_from(set(dropped), d.graph)
+    for node in [n for n in d.graph if n.op_type == "Shape" and n.domain == "" and n.inputs[0] in moving]:
+        value = node.inputs[0]
+        if value is None or value.shape is None:
+            continue
+        start, end = (a.as_int() if (a := node.attributes.get(k)) else None for k in ("start", "end"))
+        dims = list(value.shape)[start:end]
+        if all(isinstance(n, int) or n.value in sizes for n in dims):
+            parts: list[Any] = []
+            for n in dims:
+                if isinstance(n, int):
+                    parts.append([n])
+                else:
+                    other, axis = sizes[n.value]  # type: ignore[index]
+                    parts.append(builder.shape_of(builder.var(other), axis, axis + 1))
+            whole = builder.join(*parts) if parts else builder.const(np.zeros(0, np.int64))
+            node.outputs[0].replace_all_uses_with(whole.value)
+    d.graph.sort()

@@ -1,0 +1,59 @@
+"""A derived model within a budget of memory: residuals that do not fit are computed anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+
+from onnxgrad.model_io import AnyModel, open_model, signature
+from onnxgrad.model_io.signature import KEY
+from onnxgrad.remat import Plan, amount, within
+
+
+class Rematerialized(NamedTuple):
+    """A model within a budget, and what it keeps and computes anew."""
+
+    model: Any
+    plan: Plan
+
+
+def rematerialize(model: AnyModel, memory: int | str, *, dims: Mapping[str, int] | None = None) -> Rematerialized:
+    """A model of the same outputs, whose results take at most `memory` at a time while it runs.
+
+    ::
+
+        derived, plan = rematerialize(grad(model, wrt="w"), "200MB", dims={"N": 64})
+
+    What a derivative reads of the primal computation is kept as far as it fits. The rest is computed anew, behind
+    gates of standard operators that no runtime looks through, so it holds for every runtime that runs a graph in an
+    order by its dependencies and gives memory back. Counted are the results of nodes; not inputs, outputs and
+    initializers. `checkpointing` does the same for the steps of a Loop or Scan, which are single nodes here.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``, from `vjp`, `grad`, …; it is not changed.
+        memory: a number of bytes, or an amount as ``"200MB"`` or ``"1.5GiB"``.
+        dims: sizes of symbolic dimensions of the inputs, by name.
+
+    Returns:
+        The model, of the kind that came in (a path gives a ModelProto), and the plan.
+
+    Raises:
+        BadInput: it cannot be done (the message says what can), or depends on a dimension whose size was not given.
+    """
+    budget = amount(memory)
+    opened = open_model(model)
+    plan = within(opened.model, budget, dict(dims or {}), _forward(opened.model))
+    return Rematerialized(opened.close(), plan)
+
+
+def _forward(model: ir.Model) -> list[str]:
+    """The outputs of the primal, from which the way back starts; none if there are none, or no way back."""
+    if KEY not in model.metadata_props:
+        return []
+    names = signature(model)
+    if not names.gradients:
+        return []
+    made = {*names.gradients.values(), *names.products.values(), *names.output_tangents.values()}
+    return [v.name or "" for v in model.graph.outputs if v.name not in made]

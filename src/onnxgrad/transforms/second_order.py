@@ -1,0 +1,87 @@
+"""Products of second derivatives with vectors, at the price of a few gradients: no matrix is formed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnxgrad.engine import forward, reverse
+from onnxgrad.errors import BadInput
+from onnxgrad.ir import Var
+from onnxgrad.model_io import AnyModel
+from onnxgrad.transforms.first_order import (
+    Derivation,
+    Names,
+    float_values,
+    keeping_functions,
+    named_values,
+    without_collection,
+)
+from onnxgrad.transforms.jacobians import gradients_of
+
+
+@without_collection()
+@keeping_functions
+def hvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
+    """The model with the product of the Hessian of the sum of `of` and a vector: forward mode over the gradient.
+
+    Returns:
+        A model of the kind that came in, with the primal inputs and outputs as they are, one more input
+        ``{wrt}_tangent`` and one more output ``{wrt}_hvp`` (both of the shape and dtype of `wrt`) for each `wrt`:
+        ``hvp_a = Σ_b ∂²(Σ of)/∂a∂b · tangent_b``. ``signature(derived)`` has the exact names in `input_tangents` and
+        `products`.
+
+    Raises:
+        OnnxGradError: as `vjp`.
+    """
+    d = Derivation(model, wrt, of)
+    gradients = gradients_of(d)
+    seeds = {}
+    for name, value in d.wrt.items():
+        seeds[value] = d.input(value, f"{name}_tangent")
+        d.signature.input_tangents[name] = seeds[value].name
+    found = forward(d.builder, list(d.graph), seeds, list(gradients.values()))
+    for name, value in d.wrt.items():
+        t = found.get(gradients[name])
+        d.signature.products[name] = d.output(d.zeros(value) if t is None else t, f"{name}_hvp", value)
+    return d.close()
+
+
+@without_collection()
+@keeping_functions
+def gauss_newton_vp(model: AnyModel, *, wrt: Names, of: Names | None = None, loss: str | None = None) -> Any:
+    """The model with the product of the Gauss-Newton matrix and a vector: Jᵀ·H·J·v.
+
+    J is the Jacobian of `of` with respect to `wrt`; H is the Hessian of the sum of the value `loss` with respect to
+    `of`, or the identity if no `loss` is named (least squares, ½‖of‖²). Where `loss` is convex in `of` the matrix is
+    positive semidefinite. No `of` may depend on another.
+
+    Returns:
+        As `hvp`, with outputs ``{wrt}_gnvp``.
+
+    Raises:
+        UnknownName: there is no value `loss`.
+        BadInput: `loss` is also an `of`.
+        OnnxGradError: as `vjp`.
+    """
+    d = Derivation(model, wrt, of)
+    of_values = list(d.of.values())
+    seeds = {}
+    for name, value in d.wrt.items():
+        seeds[value] = d.input(value, f"{name}_tangent")
+        d.signature.input_tangents[name] = seeds[value].name
+    pushed = forward(d.builder, d.nodes, seeds, of_values)
+    if loss is None:
+        curved = pushed
+    else:
+        (target,) = float_values(loss, named_values(d.graph), "loss").values()
+        if target in of_values:
+            raise BadInput(f"`loss` {loss!r} is also `of`; name the values that the loss is a function of")
+        ones = {target: d.builder.full_like(Var(d.builder, d.builder.now(target)), 1)}
+        slopes = reverse(d.builder, list(d.graph), ones, of_values)
+        bent = forward(d.builder, list(d.graph), pushed, [g.value for g in slopes.values()])
+        curved = {v: bent[g.value] for v, g in slopes.items() if g.value in bent}
+    found = reverse(d.builder, list(d.graph), curved, list(d.wrt.values())) if curved else {}
+    for name, value in d.wrt.items():
+        g = found.get(value)
+        d.signature.products[name] = d.output(d.zeros(value) if g is None else g, f"{name}_gnvp", value)
+    return d.close()

@@ -1,0 +1,57 @@
+"""Rows added to a table number by number: the same sums, ids that repeat or count from the end included."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper
+
+from onnxgrad import signature, vjp
+from onnxgrad.errors import BadInput
+from onnxgrad.runtime import Options, Session
+from onnxgrad.runtime.rewrites import optimized
+
+
+def _embedding(table=(5, 4), ids=("N", 3), axis=0):
+    inputs = [
+        helper.make_tensor_value_info("table", TensorProto.FLOAT, table),
+        helper.make_tensor_value_info("ids", TensorProto.INT64, ids),
+    ]
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "ids"], ["y"], axis=axis)], "g", inputs,
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    return vjp(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), wrt="table")
+
+
+def _run(derived, ids, how, rows=5):
+    names = signature(derived)
+    rng = np.random.default_rng(1)
+    feeds = {"table": np.zeros((rows, 4), np.float32), "ids": np.array(ids)}
+    feeds[names.cotangents["y"]] = rng.standard_normal((*np.shape(ids), 4)).astype(np.float32)
+    (output,) = names.gradients.values()
+    session = Session(ir.from_proto(derived), Options(layout=how, threads=2))
+    return session.run({k: v for k, v in feeds.items() if k in session.inputs}, [output])[output]
+
+
+@pytest.mark.parametrize("ids", [[[0, 1, 2]], [[4, 4, 4], [0, 4, -1]], [[-5, -1, 0]], np.zeros((0, 3), int)])
+def test_same_numbers(ids):
+    derived = _embedding()
+    model = ir.from_proto(derived)
+    assert any(n.op_type == "ScatterElements" for n in model.graph)
+    (scatter,) = [n for n in optimized(model).graph if n.op_type == "ScatterElements"]
+    assert scatter.name.startswith("scattered_rows")
+    np.testing.assert_array_equal(_run(derived, ids, "auto"), _run(derived, ids, "plain"))
+
+
+@pytest.mark.parametrize("id_", [5, -6])
+def test_an_id_beyond_the_table_is_still_an_error(id_):
+    with pytest.raises(BadInput):
+        _run(_embedding(), [[0, 1, id_]], "auto")
+
+
+@pytest.mark.parametrize("how", [{"axis": 1}, {"table": ("V", 4)}, {"table": (5, "W")}, {"table": (5, 4, 2)}])
+def test_others_are_left_alone(how):
+    model = ir.from_proto(_embedding(**how))
+    assert optimized(model) is model
