@@ -19,6 +19,7 @@ from onnxgrad.errors import BadInput, NotDifferentiable, ZeroDerivative
 from onnxgrad.ir import Builder
 from onnxgrad.ir.graph import reads, subgraphs
 from onnxgrad.lower import expand
+from onnxgrad.lower.contrib import formals
 from onnxgrad.lower.function_bodies import body_of
 from onnxgrad.lower.registry import written_out
 from onnxgrad.model_io import AnyModel, Opened, open_model
@@ -183,7 +184,7 @@ class Operator:
 
 
 def operators() -> list[Operator]:
-    """Every rule of the registry, then the standard operators without one: written out, by body, or not at all."""
+    """Every rule of the registry, then the operators without one: written out, by body, or not at all."""
     table = [_described(*entry) for entry in registry.items()]
     known = {(o.domain, o.op_type) for o in table}
     for schema in sorted(onnx.defs.get_all_schemas(), key=lambda s: s.name):
@@ -199,6 +200,9 @@ def operators() -> list[Operator]:
         else:
             status = BODY if _closed(schema.name) else NO_RULE
             table.append(Operator("", schema.name, schema.since_version, status, [], ""))
+    for (domain, name), inputs in sorted(formals.items()):  # no package specifies these
+        formula = (inspect.getdoc(written_out(name, domain)) or "").partition("\n")[0]
+        table.append(Operator(domain, name, 1, LOWERING, [i for i, may in inputs if may], formula))
     return table
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import onnx
 
 from onnxgrad.check import BODY, LOWERING, Operator, may_be_float, operators
+from onnxgrad.lower.contrib import formals
 from onnxgrad.rules.registry import registry
 from tests.nodes import results
 from tests.nodes.__main__ import PROVEN
@@ -81,11 +82,12 @@ def cell(text: str) -> str:
 def fates(o: Operator) -> Iterator[tuple[str, str]]:
     """Each input of an operator, and what becomes of its derivative."""
     try:
-        formals = onnx.defs.get_schema(o.op_type, o.domain).inputs
+        inputs = onnx.defs.get_schema(o.op_type, o.domain).inputs
     except onnx.defs.SchemaError:
+        yield from ((i, "differentiable" if may else "discrete") for i, may in formals.get((o.domain, o.op_type), ()))
         return
     rule = registry.get(o.domain, o.op_type, onnx.defs.onnx_opset_version())
-    for i, formal in enumerate(formals):
+    for i, formal in enumerate(inputs):
         if not may_be_float(formal.types):
             yield formal.name, "discrete"
         elif rule is not None and rule.kind == "undefined":

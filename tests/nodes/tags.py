@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from onnxgrad.check import may_be_float, operators
+from onnxgrad.check import Operator, may_be_float, operators
+from onnxgrad.lower.contrib import formals
 from tests.nodes.table import cell, fates
 from tests.nodes.tag_examples import EXAMPLES
 
@@ -74,10 +75,16 @@ def tag(formal: onnx.defs.OpSchema.FormalParameter) -> str:
     return said.get(formal.differentiation_category, "none")
 
 
+def specified() -> list[Operator]:
+    """The standard operators, by name."""
+    found = {o.op_type: o for o in operators() if o.domain == "" and (o.domain, o.op_type) not in formals}
+    return [found[name] for name in sorted(found)]
+
+
 def compared() -> Iterator[tuple[str, str, str, str]]:
     """(operator, input, tag, what the rule says) for each float input of a standard operator."""
-    for o in sorted({(o.domain, o.op_type): o for o in operators()}.values(), key=lambda o: o.op_type):
-        if o.domain == "" and o.status != "no rule":
+    for o in specified():
+        if o.status != "no rule":
             formals = {f.name: f for f in onnx.defs.get_schema(o.op_type).inputs}
             for name, fate in fates(o):
                 if fate != "discrete":
@@ -86,8 +93,8 @@ def compared() -> Iterator[tuple[str, str, str, str]]:
 
 def denied_outputs() -> Iterator[tuple[str, str]]:
     """(operator, output) of each float output that is tagged as without a derivative, of operators that have one."""
-    for o in sorted({(o.domain, o.op_type): o for o in operators()}.values(), key=lambda o: o.op_type):
-        if o.domain == "" and o.status not in ("zero", "undefined", "no rule"):
+    for o in specified():
+        if o.status not in ("zero", "undefined", "no rule"):
             for formal in onnx.defs.get_schema(o.op_type).outputs:
                 if may_be_float(formal.types) and tag(formal) == "non-differentiable":
                     yield o.op_type, formal.name

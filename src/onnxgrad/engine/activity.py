@@ -12,6 +12,7 @@ from onnxgrad.ir.builder import FLOATS, Builder
 from onnxgrad.ir.graph import captured, reads
 from onnxgrad.ir.names import described
 from onnxgrad.lower import expand
+from onnxgrad.lower.written import written_out
 from onnxgrad.rules.registry import Rule, registry
 
 
@@ -39,13 +40,23 @@ def is_differentiable(value: ir.Value) -> bool:
 
 def _is_estimated(value: ir.Value) -> bool:
     """Whether a quantized number has a straight-through tangent, which is a float: from its producer, or
-    through operators that only move numbers of its type."""
-    node = value.producer()
-    if not registry.estimating or node is None or value.dtype is None or value.dtype in _DISCRETE:
+    through operators that only move numbers of its type, or that are written out."""
+    if not registry.estimating:
         return False
-    if registry.estimates(node.domain, node.op_type):
-        return True
-    return any(v is not None and v.dtype == value.dtype and _is_estimated(v) for v in node.inputs)
+    stack, seen = [value], {value}
+    while stack:
+        value = stack.pop()
+        node = value.producer()
+        if node is None or value.dtype is None or value.dtype in _DISCRETE:
+            continue
+        if registry.estimates(node.domain, node.op_type):
+            return True
+        written = written_out(node.op_type, node.domain) is not None
+        for v in node.inputs:
+            if v is not None and v not in seen and (v.dtype == value.dtype or (written and v.dtype not in FLOATS)):
+                seen.add(v)
+                stack.append(v)
+    return False
 
 
 def moved_by(node: ir.Node, rule: Rule | None, active: Collection[ir.Value]) -> bool:

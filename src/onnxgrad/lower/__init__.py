@@ -7,6 +7,10 @@ import onnx_ir as ir
 from onnxgrad.ir import Builder
 from onnxgrad.lower import (  # noqa: F401  (they fill the registry)
     attention,
+    contrib_attention,
+    contrib_blocks,
+    contrib_products,
+    contrib_quantized,
     deform,
     function_bodies,
     optimizers,

@@ -28,15 +28,23 @@ def rotary_embedding(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     c, s = (b.Unsqueeze(t if places is None else b.Gather(t, places), [2 if flat else 1]) for t in (cos, sin))
     if turned:
         z, rest = b.Split(z, b.join([turned], b.Sub(b.shape_of(z, 3), [turned])), axis=-1, outputs=2)
+    y = rotated(b, z, c, s, half, paired)
+    y = y if rest is None else b.Concat(y, rest, axis=-1)
+    return [reshape_to(y, x) if flat else y]
+
+
+def rotated(b: Builder, z: Var, c: Var, s: Var, half: Var, paired: bool) -> Var:
+    """The last axis of `z`, of `half` pairs, turned by the angles of cosine `c` and sine `s`.
+
+    The two of a pair are neighbours if `paired`, else in one half each.
+    """
     if paired:
         c, s = b.Unsqueeze(c, [-1]), b.Unsqueeze(s, [-1])
         u, v = b.Split(b.Reshape(z, [0, 0, 0, -1, 2]), [1, 1], axis=-1, outputs=2)
     else:
         u, v = b.Split(z, b.join(half, half), axis=-1, outputs=2)
     y = b.Concat(u * c - v * s, v * c + u * s, axis=-1)
-    y = reshape_to(y, z) if paired else y
-    y = y if rest is None else b.Concat(y, rest, axis=-1)
-    return [reshape_to(y, x) if flat else y]
+    return reshape_to(y, z) if paired else y
 
 
 @lowering("CausalConvWithState")

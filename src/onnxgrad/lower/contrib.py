@@ -1,0 +1,113 @@
+"""Operators of ONNX Runtime itself (domain ``com.microsoft``), which its tools leave in files: how one is registered.
+
+No package specifies them, so three things follow here from the one function that writes an operator out: its
+derivative, as that of any lowering; the types and shapes of its results, which are those of what it writes; and its row
+in the table of operators, the inputs being the parameters of the function.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import onnx_shape_inference as osi
+
+from onnxgrad.errors import NotDifferentiable
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.infer import Inference
+from onnxgrad.ir.names import Names
+from onnxgrad.lower.written import Lowering, lowering
+
+MICROSOFT = "com.microsoft"
+Writer = Callable[..., Sequence[Var | None]]
+#: The inputs of each operator, by (domain, name), and whether each may be a float.
+formals: dict[tuple[str, str], list[tuple[str, bool]]] = {}
+
+
+def contrib(*names: str, domain: str = MICROSOFT, whole: Collection[str] = ()) -> Callable[[Writer], Writer]:
+    """Register ``f(b, node, *operands)``, with an operand or None for each parameter, as what operators become.
+
+    The parameters bear the names of the inputs; those named in `whole` are never floats.
+    """
+
+    def register(writer: Writer) -> Writer:
+        inputs = list(inspect.signature(writer).parameters)[2:]
+        spread = inspect.signature(writer).parameters[inputs[-1]].kind is inspect.Parameter.VAR_POSITIONAL
+
+        @functools.wraps(writer)
+        def lower(b: Builder, node: ir.Node) -> Sequence[Var | None]:
+            given = [None if v is None else b.var(v) for v in node.inputs]
+            if len(given) > len(inputs) and not spread:
+                raise NotDifferentiable(f"it has {len(given)} operands, and takes {len(inputs)}")
+            missing = [None] * (len(inputs) - spread - len(given))
+            return writer(b, node, *given, *missing)
+
+        lowering(*names, domain=domain)(lower)
+        for name in names:
+            formals[domain, name] = [(i, i not in whole) for i in inputs]
+            osi.registry.register(domain, name, 1)(_as_written(lower))
+        return writer
+
+    return register
+
+
+def _as_written(lower: Lowering) -> Callable[[osi.ShapeInferenceContext, ir.Node], None]:
+    """Inference that writes the operator out, in a graph that is thrown away, and looks at what came of it."""
+
+    def infer(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+        copies: list[ir.Value | None] = []
+        for i, v in enumerate(node.inputs):
+            known = None if v is None else ir.Value(name=f"x{i}", type=v.type, shape=v.shape, const_value=v.const_value)
+            copies.append(known)
+        attributes = list(node.attributes.values())
+        outputs = [ir.Value(name=f"y{i}" if v.name else "") for i, v in enumerate(node.outputs)]
+        copy = ir.Node(node.domain, node.op_type, copies, attributes, outputs=outputs)
+        inputs = [v for v in copies if v is not None]
+        graph = ir.Graph(inputs, [], nodes=[], opset_imports=dict(ctx.opset_imports))
+        inference = Inference.__new__(Inference)
+        inference.context, inference.calls = ctx, None
+        try:
+            results = lower(Builder(graph, Names.of_graph(graph), inference), copy)
+        except NotDifferentiable:  # which is said where a derivative is asked for
+            first, out = node.inputs[0], node.outputs[0]
+            if first is not None and out.type is None:
+                out.type = first.type
+                out.shape = None if first.shape is None else ir.Shape([ctx.new_symbolic_dim() for _ in first.shape])
+            return
+        for out, found in zip(node.outputs, results):
+            if found is not None and found.dtype is not None:
+                out.type = out.type or ir.TensorType(found.dtype)
+                out.shape = out.shape if out.shape is not None or found.shape is None else ir.Shape(found.shape)
+
+    return infer
+
+
+def refuse(node: ir.Node, attribute: str, *allowed: Any, hint: str = "export the model without it") -> None:
+    """Raise NotDifferentiable where `attribute` is there and none of `allowed`."""
+    given = node.attributes.get(attribute)
+    if given is not None and given.value not in allowed:
+        raise NotDifferentiable(f"its attribute {attribute} is {given.value}, which is not supported\n  hint: {hint}")
+
+
+def refuse_operand(x: Var | None, name: str, hint: str = "export the model without it") -> None:
+    """Raise NotDifferentiable where an optional operand is there."""
+    if x is not None:
+        raise NotDifferentiable(f"its input {name} ({x.name!r}) is not supported\n  hint: {hint}")
+
+
+def needed(x: Var | None, name: str) -> Var:
+    """An operand that every node must have."""
+    if x is None:
+        raise NotDifferentiable(f"its input {name} is left out\n  hint: export the model again")
+    return x
+
+
+def attribute(node: ir.Node, name: str, default: Any) -> Any:
+    """An attribute of a node, or what ONNX Runtime takes where it is left out."""
+    given = node.attributes.get(name)
+    if given is None:
+        return default
+    return list(given.value) if isinstance(given.value, (tuple, list)) else given.value
