@@ -378,3 +378,27 @@ def test_check_says_how() -> None:
     row = next(r for r in report.rows if r.op_type == "Gelu")
     assert (row.domain, row.status) == (MICROSOFT, LOWERING)
     assert "Erf" in row.detail
+
+
+@pytest.mark.parametrize("opset", [13, 17, 21])
+def test_simplified_layer_norm_at_every_opset(opset: int) -> None:
+    """It stands in the standard domain, of which no version specifies it."""
+    nodes = [
+        helper.make_node("SimplifiedLayerNormalization", ["x", "s"], ["h"]),
+        helper.make_node("ReduceSum", ["h", "axes"], ["y"], keepdims=0),
+    ]
+    infos = [helper.make_tensor_value_info("x", 1, ["n", 4]), helper.make_tensor_value_info("s", 1, [4])]
+    axes = onnx.numpy_helper.from_array(np.array([0, 1]), "axes")
+    graph = helper.make_graph(nodes, "g", infos, [helper.make_tensor_value_info("y", 1, [])], [axes])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    (gradient,) = session(grad(model, wrt="s")).run(None, {"x": x, "s": np.ones(4, np.float32)})
+    np.testing.assert_allclose(gradient, (x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5)).sum(0), rtol=1e-5)
+
+
+def test_an_operand_that_must_be_there() -> None:
+    info, out = (helper.make_tensor_value_info(n, 1, ["n", 4]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("BiasGelu", ["x"], ["y"], domain=MICROSOFT)], "g", [info], [out])
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(MICROSOFT, 1)]
+    with pytest.raises(NotDifferentiable, match="its input B is left out"):
+        grad(helper.make_model(graph, opset_imports=opsets, ir_version=9), wrt="x")

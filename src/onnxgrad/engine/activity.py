@@ -12,7 +12,7 @@ from onnxgrad.ir.builder import FLOATS, Builder
 from onnxgrad.ir.graph import captured, reads
 from onnxgrad.ir.names import described
 from onnxgrad.lower import expand
-from onnxgrad.lower.written import written_out
+from onnxgrad.lower.registry import written_out
 from onnxgrad.rules.registry import Rule, registry
 
 

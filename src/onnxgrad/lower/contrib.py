@@ -17,9 +17,9 @@ import onnx_shape_inference as osi
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.infer import Inference
+from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.names import Names
-from onnxgrad.lower.written import Lowering, lowering
+from onnxgrad.lower.registry import Lowering, lowering
 
 MICROSOFT = "com.microsoft"
 Writer = Callable[..., Sequence[Var | None]]
@@ -34,16 +34,21 @@ def contrib(*names: str, domain: str = MICROSOFT, whole: Collection[str] = ()) -
     """
 
     def register(writer: Writer) -> Writer:
-        inputs = list(inspect.signature(writer).parameters)[2:]
-        spread = inspect.signature(writer).parameters[inputs[-1]].kind is inspect.Parameter.VAR_POSITIONAL
+        parameters = list(inspect.signature(writer).parameters.values())[2:]
+        inputs = [p.name for p in parameters]
+        spread = parameters[-1].kind is inspect.Parameter.VAR_POSITIONAL
+        required = [p.annotation == "Var" for p in parameters]
 
         @functools.wraps(writer)
         def lower(b: Builder, node: ir.Node) -> Sequence[Var | None]:
             given = [None if v is None else b.var(v) for v in node.inputs]
             if len(given) > len(inputs) and not spread:
                 raise NotDifferentiable(f"it has {len(given)} operands, and takes {len(inputs)}")
-            missing = [None] * (len(inputs) - spread - len(given))
-            return writer(b, node, *given, *missing)
+            given += [None] * (len(inputs) - spread - len(given))
+            for x, name, must in zip(given, inputs, required):
+                if must:
+                    needed(x, name)
+            return writer(b, node, *given)
 
         lowering(*names, domain=domain)(lower)
         for name in names:

@@ -19,7 +19,7 @@ from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
 from onnxgrad.lower.contrib import attribute, contrib, needed
 from onnxgrad.lower.contrib_attention import projected
-from onnxgrad.lower.written import written_out
+from onnxgrad.lower.registry import written_out
 
 
 def _scalar(b: Builder, x: Var | None) -> Var | None:

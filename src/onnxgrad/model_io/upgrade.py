@@ -18,6 +18,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.infer.inference import is_unversioned
 from onnxgrad.ir.names import Names, described
 from onnxgrad.ir.schemas import schema_of
 from onnxgrad.model_io.upgrade_forms import FIXES, CannotRaiseError, Site
@@ -167,6 +168,8 @@ def _form(node: ir.Node) -> object:
 def _raise_node(node: ir.Node, source: int, target: int, names: Names) -> bool:
     """Replace `node` by what it is at opset `target`; true if it is the same there."""
     if _since(node.op_type, source) is None:
+        if is_unversioned(node.op_type):
+            return True
         raise CannotRaiseError("the specification has no such operator")
     if node.op_type in _SAME_FORM or (node.op_type == "Scan" and source >= 9):
         return True

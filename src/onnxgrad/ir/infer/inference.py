@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+import onnx
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
@@ -22,6 +23,7 @@ from onnxgrad.ir.infer import classical, limits, loops, ranks, sequences
 from onnxgrad.ir.infer.calls import Calls, calls_known
 from onnxgrad.ir.infer.limits import check_asked, check_shapes
 from onnxgrad.ir.infer.onnx_fallback import ask_onnx
+from onnxgrad.ir.schemas import schema_of
 
 Dim = int | ir.SymbolicDim
 Infer = Callable[[osi.ShapeInferenceContext, ir.Node], None]
@@ -303,6 +305,15 @@ def _register() -> None:
 
 _register()
 logging.getLogger("onnx_shape_inference").setLevel(logging.ERROR)
+
+
+def is_unversioned(op_type: str) -> bool:
+    """Whether an operator of the standard domain is known to inference and to no version of the specification.
+
+    ONNX Runtime keeps one there (SimplifiedLayerNormalization), which means the same at every opset.
+    """
+    unknown = schema_of("", op_type, onnx.defs.onnx_opset_version()) is None
+    return unknown and osi.registry.get("", op_type, 1) is not None
 
 
 def forget_values(graph: ir.Graph) -> None:
