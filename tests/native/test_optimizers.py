@@ -9,7 +9,7 @@ from onnxgrad.runtime import Options, Session, StepRunner
 from onnxgrad.runtime.kernels import with_kernels
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from onnxgrad.training import attach, compile_step
-from onnxgrad.training.spec.lowering import lower_gradients
+from onnxgrad.training.spec.lower_model import lower_gradients
 from tests.native.twins import calls, needs_compiler
 from tests.training.test_optimizers import optimizer_model
 

@@ -120,7 +120,7 @@ def test_second_order_of_a_linear_model():
 def test_the_page_names_what_exists():
     """Every module, function, test and case that the page cites."""
     page = (ROOT / "docs" / "training-specification.md").read_text()
-    sources = {f.name: f.read_text() for f in (ROOT / "src" / "onnxgrad" / "training").glob("*.py")}
+    sources = {f.name: f.read_text() for f in (ROOT / "src" / "onnxgrad" / "training").rglob("*.py")}
     own = (ROOT / "tests" / "training").glob("test_*.py")  # where no folder is named; names repeat in others
     tests = {f.name: f.read_text() for f in (*(ROOT / "tests").rglob("test_*.py"), *own)}
     cited = 0

@@ -12,7 +12,7 @@ from onnxgrad.training.optim.as_functions import OptimizerFunctions, optimizer_f
 from onnxgrad.training.optim.schedules import Schedule
 from onnxgrad.training.optim.update import Group
 from onnxgrad.training.spec.interchange import carry_training_info, renamed
-from onnxgrad.training.spec.lowering import lower_gradients
+from onnxgrad.training.spec.lower_model import lower_gradients
 from onnxgrad.training.spec.optimizer_bodies import optimizer_function, with_optimizer_functions
 from onnxgrad.training.spec.reference_training import ReferenceTraining
 from onnxgrad.training.spec.validation import Problem, validate

@@ -15,26 +15,26 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad import control_flow, rules  # noqa: F401  (they fill the registry)
-from onnxgrad.model_io import AnyModel, open_model, training_info
 from onnxgrad.engine.activity import on_path
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.infer.inference import forget_values
 from onnxgrad.ir.composites import spell_notes
 from onnxgrad.ir.graph import prune, reads
-from onnxgrad.training.optim.averages import AVERAGE
+from onnxgrad.ir.infer.inference import forget_values
+from onnxgrad.model_io import AnyModel, open_model, training_info
 from onnxgrad.training.graph.exported_constants import INFINITE, Sorted, sort_out
-from onnxgrad.training.spec.training_info import CONVENTION, DOMAIN, FED, MASKS, SCHEDULED, TAKEN_OF, TRAINS
-from onnxgrad.training.loss.step_metrics import check_measures
-from onnxgrad.training.loss.objective import LossTerm, Objective, terms_of
-from onnxgrad.training.optim.settings import in_full
-from onnxgrad.training.optim.schedules import Schedule
-from onnxgrad.training.graph.trainable import EVERYTHING, is_pattern, matching, without
-from onnxgrad.training.option_strings import spelled
-from onnxgrad.training.graph.training_mode import Mode, ancestors, statistics, switch
-from onnxgrad.training.optim.update import Group, Plan, State, Update
 from onnxgrad.training.graph.lift_weights import initializer, own_weights
+from onnxgrad.training.graph.trainable import EVERYTHING, is_pattern, matching, without
+from onnxgrad.training.graph.training_mode import Mode, ancestors, statistics, switch
+from onnxgrad.training.loss.objective import LossTerm, Objective, terms_of
+from onnxgrad.training.loss.step_metrics import check_measures
+from onnxgrad.training.metadata import AVERAGE, CONVENTION, FED, MASKS, SCHEDULED, TAKEN_OF, TRAINS
+from onnxgrad.training.optim.schedules import Schedule
+from onnxgrad.training.optim.settings import in_full
+from onnxgrad.training.optim.update import Group, Plan, State, Update
+from onnxgrad.training.option_strings import spelled
+from onnxgrad.training.spec.gradient_node import DOMAIN
 
 
 def attach(

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.names import described
 from onnxgrad.ir.graph import prune
+from onnxgrad.ir.names import described
+from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.training.graph.bounds import bounds, spared
-from onnxgrad.training.spec.training_info import CLASSES
+from onnxgrad.training.metadata import CLASSES
 
 
 def with_head(model: AnyModel, outputs: int, *, of: str | None = None, name: str = "logits", seed: int = 0) -> Any:

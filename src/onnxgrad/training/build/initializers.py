@@ -21,7 +21,7 @@ from onnx import helper, parser
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Names, identifier
-from onnxgrad.training.spec.validation import model_proto
+from onnxgrad.training.spec.training_info import model_proto
 
 #: Newton's steps after which the inverse of Erf is exact in float32, within two standard deviations.
 _NEWTON = 9

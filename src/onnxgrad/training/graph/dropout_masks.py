@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.constants import constant
-from onnxgrad.training.spec.training_info import MASKS
+from onnxgrad.training.metadata import MASKS
 
 #: Name of the state.
 COUNT = "dropout_step"

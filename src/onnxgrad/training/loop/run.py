@@ -26,8 +26,8 @@ from onnxgrad.training.graph.dropout_masks import COUNT, first_count
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint, check_state_fits
 from onnxgrad.training.loop.history import History
+from onnxgrad.training.metadata import SCHEDULED
 from onnxgrad.training.optim.schedules import Schedule as StepSchedule
-from onnxgrad.training.spec.training_info import SCHEDULED
 
 if TYPE_CHECKING:
     from onnxgrad.training.loop.trainer import Trainer

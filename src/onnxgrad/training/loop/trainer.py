@@ -27,8 +27,9 @@ from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.progress import check_plot
 from onnxgrad.training.loop.progress import plot as draw
 from onnxgrad.training.loop.run import Interrupted, Run, Schedule
+from onnxgrad.training.metadata import CLASSES
 from onnxgrad.training.optim.averages import averaged
-from onnxgrad.training.spec.training_info import CLASSES, AnyTrainingModel
+from onnxgrad.training.spec.training_info import AnyTrainingModel
 from onnxgrad.training.step.accumulate import Accumulating, split_step
 from onnxgrad.training.step.compile import Step, compile_step
 from onnxgrad.training.step.memory_budget import within_memory

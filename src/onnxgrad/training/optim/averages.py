@@ -6,10 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from onnxgrad.training.metadata import AVERAGE
 from onnxgrad.training.spec.training_info import Source
-
-#: Metadata of an initializer that is the average of a weight: the name of the weight.
-AVERAGE = "onnxgrad.average"
 
 
 def averages(source: Source) -> dict[str, str]:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Session
 from onnxgrad.training.spec.gradient_node import DOMAIN
-from onnxgrad.training.spec.lowering import lower_gradients
+from onnxgrad.training.spec.lowering import lowered_graph
 from onnxgrad.training.spec.training_info import Source
 
 
@@ -55,7 +55,7 @@ def _evaluated(
     proto = as_model(model, graph)
     try:
         if proto.functions or trains(graph.node):
-            proto = lower_gradients(proto)
+            proto = lowered_graph(proto)
         seed_all(proto.graph.node, draws)
         return Session(ir.from_proto(proto)).run({})
     except BadInput as e:

@@ -13,7 +13,8 @@ import onnx
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.spec.graph_call import defined_inside, rename_in_node
-from onnxgrad.training.spec.validation import model_proto, validate
+from onnxgrad.training.spec.training_info import model_proto
+from onnxgrad.training.spec.validation import validate
 
 AnyProto = str | os.PathLike | onnx.ModelProto
 

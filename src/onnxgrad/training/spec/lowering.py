@@ -10,11 +10,10 @@ a rule has emitted it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 
 from onnxgrad import control_flow, rules  # noqa: F401  (they fill the registry)
@@ -25,15 +24,12 @@ from onnxgrad.ir import Builder, Var, same_shape
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.graph import prune, reads, subgraphs
 from onnxgrad.ir.names import described, rename_inside
-from onnxgrad.model_io import AnyModel, Opened, open_model, training_info
-from onnxgrad.model_io.open import all_names
+from onnxgrad.model_io import AnyModel, Opened, open_model
 from onnxgrad.training.graph.batchnorm import trains, with_private_statistics
 from onnxgrad.training.graph.training_mode import rewired
 from onnxgrad.training.spec.gradient_node import DOMAIN, Bound, between, bind, strings
-from onnxgrad.training.spec.graph_call import without_calls
 from onnxgrad.training.spec.optimizer_operators import OPTIMIZERS
-from onnxgrad.training.spec.training_info import Unfolded, mutable, named_values, read_outside
-from onnxgrad.training.spec.validation import refuse_invalid
+from onnxgrad.training.spec.training_info import MutableInputs, named_values
 
 
 def open_bound(model: AnyModel, constants: Collection[str] = ()) -> Opened:
@@ -257,59 +253,54 @@ def _trains_inside(node: ir.Node) -> bool:
     return node.domain == DOMAIN or any(n.domain == DOMAIN for g in subgraphs(node) for n in g.all_nodes())
 
 
-def lower_gradients(model: AnyModel, *, variables: Collection[str] = ()) -> Any:
-    """`model` with its Gradient nodes and optimizer operators written out as standard operators.
-
-    Wherever they are: in the main graph, in branches and bodies, in local functions (which are inlined), and in the
-    algorithms of its training information, which stay entries of their own with the same inputs, outputs and
-    bindings. A GraphCall becomes what newer versions write in its place.
+class Opening:
+    """A model being opened for `write_out`: its Gradients are bound, what training may change is no constant.
 
     Args:
-        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
-        variables: initializers whose values may be replaced later, so that nothing is computed from them in
-            advance; those that bindings of the training information name are anyway.
-
-    Returns:
-        A model of the kind that came in (a path gives a ModelProto), with the same inputs and outputs.
-
-    Raises:
-        BadInput: a node, or training information, that the specification does not allow.
-        NotDifferentiable: no way from `xs` to `y`, or an operator without a rule on it.
+        model: what `open_model` takes.
+        variables: names of further initializers that are no constants.
+        first: what else sees the model as it was written, before anything is done with it; gives further `variables`.
     """
-    unfolded: list[Unfolded] = []
-    infos: list[onnx.TrainingInfoProto] = []
-    read: set[str] = set()
 
-    def first(private: ir.Model) -> None:
-        if training_info(private):
-            refuse_invalid(private)
-        read.update(*(read_outside(without_calls(private, i).algorithm) for i in training_info(private)))
-        names = mutable(training_info(private)) | set(variables)
-        bind(private, names)
-        unfolded.append(Unfolded(private.graph, names))
-        infos.extend(training_info(private))  # they are raised and lowered below, so the door need not look at them
-        training_info(private).clear()
+    def __init__(
+        self,
+        model: AnyModel,
+        variables: Collection[str] = (),
+        first: Callable[[ir.Model], Collection[str]] = lambda private: (),
+    ) -> None:
+        def prepare(private: ir.Model) -> None:
+            names = {*variables, *first(private)}
+            bind(private, names)
+            self._inputs = MutableInputs(private.graph, names)
 
-    opened = open_model(model, first)
-    training = set().union(*map(all_names, infos))
-    graph = opened.model.graph
-    names = [v.name or "" for v in graph.outputs]
-    declared = [(v.type, v.shape) for v in graph.outputs]
-    lowered = Lowered(opened.model)
-    lowered.builder.names.reserve(training)
-    graph.outputs.clear()
-    for name, (held, shape) in zip(names, declared):
-        value = lowered.named(name)  # an input may be an output as it is
-        value.type, value.shape = value.type or held, shape if value.shape is None else value.shape
-        graph.outputs.append(value)
-    kept = [
-        lowered.named(name) for name in sorted(read & lowered.values.keys())
-    ]  # algorithms may read what is dead here
-    finish(graph, kept)
-    unfolded[0].restore(graph)
-    if infos:
-        from onnxgrad.training.spec.entries import lower_entries  # which lowers by the class above
+        self.opened = open_model(model, prepare)
 
-        opened.model = lower_entries(opened.model, model)
-    opened.model.opset_imports.pop(DOMAIN, None)
-    return opened.close()
+    def write_out(self, reserved: Collection[str] = (), read: Collection[str] = ()) -> None:
+        """Lower the main graph in place; it keeps its outputs under their names, and the values called `read`.
+
+        No new value gets a `reserved` name.
+        """
+        graph = self.opened.model.graph
+        names = [v.name or "" for v in graph.outputs]
+        declared = [(v.type, v.shape) for v in graph.outputs]
+        lowered = Lowered(self.opened.model)
+        lowered.builder.names.reserve(reserved)
+        graph.outputs.clear()
+        for name, (held, shape) in zip(names, declared):
+            value = lowered.named(name)  # an input may be an output as it is
+            value.type, value.shape = value.type or held, shape if value.shape is None else value.shape
+            graph.outputs.append(value)
+        finish(graph, [lowered.named(name) for name in sorted({*read} & lowered.values.keys())])
+        self._inputs.restore(graph)
+
+    def close(self) -> Any:
+        """The model in the kind that came in."""
+        self.opened.model.opset_imports.pop(DOMAIN, None)
+        return self.opened.close()
+
+
+def lowered_graph(model: AnyModel) -> Any:
+    """`model`, which has no training information, with its training operators written out."""
+    opening = Opening(model)
+    opening.write_out()
+    return opening.close()

@@ -16,7 +16,7 @@ from onnx import parser
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.names import described
 from onnxgrad.training.spec.gradient_node import DOMAIN
-from onnxgrad.training.spec.validation import model_proto
+from onnxgrad.training.spec.training_info import model_proto
 
 #: The lowest opsets in which the bodies mean what they say. Momentum compares strings (its mode).
 LOWEST = {"Adagrad": 15, "Adam": 15, "Momentum": 19}

@@ -22,9 +22,9 @@ from onnxgrad.runtime.reference import ReferenceSession
 from onnxgrad.training.spec.gradient_node import DOMAIN
 from onnxgrad.training.spec.graph_call import without_calls
 from onnxgrad.training.spec.initialization import seed_all
-from onnxgrad.training.spec.lowering import lower_gradients
-from onnxgrad.training.spec.training_info import AnyTrainingModel, mutable
-from onnxgrad.training.spec.validation import model_proto, refuse_invalid
+from onnxgrad.training.spec.lower_model import lower_gradients
+from onnxgrad.training.spec.training_info import AnyTrainingModel, model_proto, mutable
+from onnxgrad.training.spec.validation import refuse_invalid
 
 Arrays = dict[str, np.ndarray]
 

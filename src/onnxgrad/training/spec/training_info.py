@@ -17,23 +17,10 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import load_model, training_info
 from onnxgrad.model_io.read import is_ordered, read_proto
+from onnxgrad.model_io.save import gathered
+from onnxgrad.training.metadata import FED, MASKS, TAKEN_OF, TRAINS
 from onnxgrad.training.spec.gradient_node import DOMAIN
 from onnxgrad.training.spec.graph_call import without_calls
-
-#: Metadata of an initializer that the host may feed at every step, such as the learning rate.
-FED = "onnxgrad.fed"
-#: Metadata of such an initializer that the algorithm scales by a schedule of its own: how that is spelled.
-SCHEDULED = "onnxgrad.schedule"
-#: Metadata of a model that tells classes apart: their names in the order of their numbers, as JSON.
-CLASSES = "onnxgrad.classes"
-#: Metadata of a training model that was saved on its way: where the masks of Dropout stand (see `dropping`).
-MASKS = "onnxgrad.dropout_step"
-#: Metadata of an algorithm that says in words where Adam adds its epsilon.
-CONVENTION = "onnxgrad.adam"
-#: Metadata of an algorithm that says in words of which logits a loss is taken, where a model ends in probabilities.
-TAKEN_OF = "onnxgrad.loss"
-#: Metadata of an algorithm that says in words what trains, and what does not and why.
-TRAINS = "onnxgrad.trains"
 
 AnyTrainingModel = str | os.PathLike | onnx.ModelProto | ir.Model
 Bindings = dict[str, str]
@@ -63,6 +50,13 @@ def read(model: AnyTrainingModel) -> Source:
         found = load_model(model)
     is_ordered(found.graph)  # or it says what is read that nothing gives
     return Source(found, [without_calls(found, info, i) for i, info in enumerate(training_info(found))])
+
+
+def model_proto(model: AnyTrainingModel) -> onnx.ModelProto:
+    """`model` as one message that holds all of its weights; the caller's own if it is one."""
+    if isinstance(model, onnx.ModelProto):
+        return model
+    return gathered(load_model(model) if isinstance(model, (str, os.PathLike)) else model)
 
 
 def told(model: onnx.ModelProto | ir.Model) -> list[str]:
@@ -231,7 +225,7 @@ def _equal(a: onnx.TensorProto, b: onnx.TensorProto) -> bool:
     return same and one.numpy().tobytes() == other.numpy().tobytes()
 
 
-class Unfolded:
+class MutableInputs:
     """Mutable initializers as graph inputs, for as long as nothing may take them to be constants."""
 
     def __init__(self, graph: ir.Graph, names: Iterable[str]) -> None:

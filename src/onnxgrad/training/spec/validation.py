@@ -6,7 +6,6 @@ mistake does not hide the next; what a Gradient says is checked on the graph tha
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.names import described
 from onnxgrad.model_io import training_info
 from onnxgrad.model_io.read import is_ordered, load_model, read_proto
-from onnxgrad.model_io.save import gathered
 from onnxgrad.model_io.symbolic_dims import settle_dims
 from onnxgrad.training.spec.gradient_node import DOMAIN, is_gradient, scopes
 from onnxgrad.training.spec.graph_call import calls, without_calls
@@ -124,13 +122,6 @@ def refuse_invalid(model: AnyTrainingModel) -> None:
         if len(problems) > MOST:
             listed.append(f"  … and {len(problems) - MOST} more, which validate (onnxgrad check) lists")
         raise BadInput("\n".join(["the training information is not valid", *listed]))
-
-
-def model_proto(model: AnyTrainingModel) -> onnx.ModelProto:
-    """`model` as one message that holds all of its weights; the caller's own if it is one."""
-    if isinstance(model, onnx.ModelProto):
-        return model
-    return gathered(load_model(model) if isinstance(model, (str, os.PathLike)) else model)
 
 
 def _all_graphs(model: ir.Model) -> Iterator[Iterable[ir.Node]]:

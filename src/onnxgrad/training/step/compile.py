@@ -23,11 +23,10 @@ from onnxgrad.remat import Plan
 from onnxgrad.training.graph.dropout_masks import drop_by_count, kept_count
 from onnxgrad.training.graph.pool_order import pool_first
 from onnxgrad.training.optim.named_formulas import Rewriting
-from onnxgrad.training.spec.gradient_node import is_gradient, strings, target_name
+from onnxgrad.training.spec.gradient_node import DOMAIN, is_gradient, strings, target_name
 from onnxgrad.training.spec.initialization import initialized
 from onnxgrad.training.spec.lowering import Lowered, open_bound
 from onnxgrad.training.spec.training_info import (
-    DOMAIN,
     AnyTrainingModel,
     Merged,
     Source,

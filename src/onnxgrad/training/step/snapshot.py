@@ -14,7 +14,8 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.model_io import training_info
-from onnxgrad.training.spec.training_info import MASKS, Source, updated
+from onnxgrad.training.metadata import MASKS
+from onnxgrad.training.spec.training_info import Source, updated
 
 
 def training_model(source: Source, state: Mapping[str, np.ndarray]) -> ir.Model:

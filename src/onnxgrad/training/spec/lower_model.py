@@ -1,13 +1,14 @@
-"""The algorithms of training information lowered in their place: entries stay entries, of standard operators.
+"""Models without operators of the training domain: main graph, branches, functions and training entries.
 
-Each algorithm is written behind the inference graph, as the specification has it executed, lowered there, and
-cut off again. What the derivative asks of the inference graph in addition (a further output of a node, a function
-body in place of its node) stays in that graph; its outputs do not change.
+Entries stay entries. Each algorithm is written behind the inference graph, as the specification has it executed,
+lowered there, and cut off again. What the derivative asks of the inference graph in addition (a further output of a
+node, a function body in place of its node) stays in that graph; its outputs do not change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,23 +17,65 @@ import onnx_ir as ir
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.graph import reads, subgraphs
 from onnxgrad.model_io import AnyModel, training_info
+from onnxgrad.model_io.open import all_names
+from onnxgrad.training.metadata import FED
 from onnxgrad.training.spec.gradient_node import DOMAIN
 from onnxgrad.training.spec.initialization import as_model, trains
-from onnxgrad.training.spec.lowering import Lowered, lower_gradients, open_bound
-from onnxgrad.training.spec.training_info import FED, Source, Unfolded, concatenated, fed, mutable, read
+from onnxgrad.training.spec.lowering import Lowered, Opening, lowered_graph, open_bound
+from onnxgrad.training.spec.training_info import MutableInputs, Source, concatenated, fed, mutable, read, read_outside
+from onnxgrad.training.spec.validation import refuse_invalid
 
 #: A node between the two parts; its name is one that no model has.
 _END = "onnxgrad.end_of_inference"
 
 
-def lower_entries(model: ir.Model, original: AnyModel) -> ir.Model:
-    """`model`, which is `original` with its main graph lowered, with its training entries lowered as well."""
-    source = read(original)
-    infos = list(source.infos)
+def lower_gradients(model: AnyModel, *, variables: Collection[str] = ()) -> Any:
+    """`model` with its Gradient nodes and optimizer operators written out as standard operators.
+
+    Wherever they are: in the main graph, in branches and bodies, in local functions (which are inlined), and in the
+    algorithms of its training information, which stay entries of their own with the same inputs, outputs and
+    bindings. A GraphCall becomes what newer versions write in its place.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
+        variables: initializers whose values may be replaced later, so that nothing is computed from them in
+            advance; those that bindings of the training information name are anyway.
+
+    Returns:
+        A model of the kind that came in (a path gives a ModelProto), with the same inputs and outputs.
+
+    Raises:
+        BadInput: a node, or training information, that the specification does not allow.
+        NotDifferentiable: no path from `xs` to `y`, or an operator on it has no rule.
+    """
+    original: Source | None = None
+
+    def take_entries(private: ir.Model) -> set[str]:
+        nonlocal original
+        infos = training_info(private)
+        if infos:
+            refuse_invalid(private)
+            original = Source(private.clone(), read(private).infos)
+        names = mutable(infos)
+        infos.clear()  # entries are lowered below: opening need not raise them
+        return names
+
+    opening = Opening(model, variables, take_entries)
+    infos = [] if original is None else original.infos
+    reads = set().union(*(read_outside(i.algorithm) for i in infos))  # also of what is dead in the main graph
+    opening.write_out(set().union(*map(all_names, infos)), reads)
+    if original is not None:
+        opening.opened.model = _with_entries(opening.opened.model, original)
+    return opening.close()
+
+
+def _with_entries(model: ir.Model, original: Source) -> ir.Model:
+    """`model`, the lowered main graph of `original`, with the training entries lowered as well."""
+    infos = list(original.infos)
     for index, info in enumerate(infos):
-        infos[index] = _with_initialization(info, source.model, model)
+        infos[index] = _with_initialization(info, original.model, model)
         if info.algorithm.node:
-            model, infos[index] = _lowered(model, infos, index, source.model.clone())
+            model, infos[index] = _lowered(model, infos, index, original.model.clone())
     training_info(model)[:] = infos
     return model
 
@@ -54,7 +97,7 @@ def _lowered(
     joined.graph.insert_before(nodes[0], _end())
     listed = [v.name for v in model.graph.inputs]
     names = mutable(infos)
-    unfolded = Unfolded(joined.graph, names)
+    unfolded = MutableInputs(joined.graph, names)
     made = {v.name: v for node in nodes for v in node.outputs}
     outputs = len(joined.graph.outputs)  # further ones only for as long as what they are must not be folded
     joined.graph.outputs.extend(made[o.name] for o in infos[index].algorithm.output if o.name in made)
@@ -78,7 +121,7 @@ def _with_initialization(info: onnx.TrainingInfoProto, source: ir.Model, model: 
         return info
     copy = onnx.TrainingInfoProto()
     copy.CopyFrom(info)
-    copy.initialization.CopyFrom(lower_gradients(as_model(source, info.initialization)).graph)
+    copy.initialization.CopyFrom(lowered_graph(as_model(source, info.initialization)).graph)
     return copy
 
 

@@ -1,0 +1,1 @@
+"""Attaching losses, optimizers, heads and initializers to models."""

@@ -1,0 +1,18 @@
+"""Keys of the metadata that onnxgrad writes into training models, and what their values say."""
+
+#: Of an initializer that the host may feed at every step, such as the learning rate: ``rate``.
+FED = "onnxgrad.fed"
+#: Of such an initializer that the algorithm scales by a schedule of its own: how the schedule is spelled.
+SCHEDULED = "onnxgrad.schedule"
+#: Of an initializer that is the average of a weight: the name of the weight.
+AVERAGE = "onnxgrad.average"
+#: Of a model that tells classes apart: their names in the order of their numbers, as JSON.
+CLASSES = "onnxgrad.classes"
+#: Of a training model that was saved during a run: the count that the masks of Dropout are drawn from.
+MASKS = "onnxgrad.dropout_step"
+#: Of an algorithm: where Adam adds its epsilon, in words.
+CONVENTION = "onnxgrad.adam"
+#: Of an algorithm: the logits that a loss is computed from where the model ends in probabilities, in words.
+TAKEN_OF = "onnxgrad.loss"
+#: Of an algorithm: what is trained, and what is not and why, in words.
+TRAINS = "onnxgrad.trains"
