@@ -159,6 +159,20 @@ def operand(b: Builder, node: ir.Node, i: int) -> Var | None:
     return None if value is None else b.var(value)
 
 
+def unnormalized(b: Builder, at: Var, size: Size, corners: bool, plane: bool) -> Var:
+    """The coordinate among `size` elements of a point that is `at`, 0 … 2, in the order in which PyTorch rounds.
+
+    In the plane PyTorch's vectorized kernel rounds at·size/2 - ½ once, a fused multiply-add: the detour through float64,
+    in which both steps are exact, rounds once too. In space it rounds each step.
+    """
+    if corners:
+        return at / 2.0 * (real(b, size, at) - 1.0)
+    if plane and at.dtype == ir.DataType.FLOAT:
+        wide = b.Cast(at, to=int(ir.DataType.DOUBLE))
+        return b.Cast(wide * (real(b, size, wide) * 0.5) - 0.5, to=int(ir.DataType.FLOAT))
+    return (at * real(b, size, at) - 1.0) / 2.0
+
+
 @lowering("GridSample")
 def grid_sample(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     """y[n, c, o] = Σ w·x[n, c, i] over the taps around the point that the grid holds for o"""
@@ -175,8 +189,7 @@ def grid_sample(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     for axis in range(2, x.rank):  # the grid names the last axis first
         at = b.Gather(grid, b.const(x.rank - 1 - axis), axis=-1) + 1.0
         size = size_of(b, x, axis)
-        length = real(b, size, x)
-        point = at / 2.0 * (length - 1.0) if corners else (at * length - 1.0) / 2.0
+        point = unnormalized(b, at, size, corners, plane=x.rank == 4)
         along.append(taps(b, point, size, KERNELS[mode], padding, corners))
     first, strides = first_rows(b, x, size_of(b, x, 0))
     first = b.Unsqueeze(first, list(range(1, x.rank - 1)))
