@@ -47,6 +47,7 @@ class Packaged:
 
 
 VOICE = {"input": (1, 512), "state": (2, 1, 128)}
+FOURTH = {"input": (3, 1536), "h": (2, 3, 64), "c": (2, 3, 64)}  # Ifs in Ifs, Slices of what has no rank there
 SEQUENCE = {"input": (3, 576), "h": (1, 1, 128), "c": (1, 1, 128)}
 MODELS = [
     Packaged("silero_vad", "data/silero_vad.onnx", VOICE, {"sr": RATE}, trains=False),  # weights inside its branches
@@ -55,6 +56,7 @@ MODELS = [
     Packaged(
         "silero_vad", "data/silero_vad_16k_sequence.onnx", {"input": (3, 576), "h": (1, 1, 128), "c": (1, 1, 128)}
     ),
+    Packaged("faster_whisper", "assets/silero_vad.onnx", FOURTH, {"sr": RATE}, trains=False),
     Packaged("rapidocr_onnxruntime", "models/ch_PP-OCRv4_rec_infer.onnx", {"x": (1, 3, 48, 64)}),
     Packaged("rapidocr_onnxruntime", "models/ch_ppocr_mobile_v2.0_cls_infer.onnx", {"x": (2, 3, 48, 192)}),
     Packaged("basic_pitch", "saved_models/icassp_2022/nmp.onnx", {"serving_default_input_2:0": (1, 43844, 1)}),
@@ -62,7 +64,7 @@ MODELS = [
 
 
 def each(models: list[Packaged]):
-    return pytest.mark.parametrize("packaged", models, ids=[Path(m.file).stem for m in models])
+    return pytest.mark.parametrize("packaged", models, ids=[f"{m.package}-{Path(m.file).stem}" for m in models])
 
 
 @each(MODELS)
