@@ -162,8 +162,8 @@ def operand(b: Builder, node: ir.Node, i: int) -> Var | None:
 def unnormalized(b: Builder, at: Var, size: Size, corners: bool, plane: bool) -> Var:
     """The coordinate among `size` elements of a point that is `at`, 0 … 2, in the order in which PyTorch rounds.
 
-    In the plane PyTorch's vectorized kernel rounds at·size/2 - ½ once, a fused multiply-add: the detour through float64,
-    in which both steps are exact, rounds once too. In space it rounds each step.
+    In the plane PyTorch's vectorized kernel rounds at·size/2 - ½ once, a fused multiply-add: so does the detour by
+    float64, in which both steps are exact. In space it rounds each step.
     """
     if corners:
         return at / 2.0 * (real(b, size, at) - 1.0)
