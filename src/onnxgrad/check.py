@@ -17,15 +17,16 @@ from onnxgrad import control_flow, rules  # noqa: F401  (they fill the registry)
 from onnxgrad.engine.activity import active_values, describe_path, obstacle, on_path, rule_of
 from onnxgrad.errors import BadInput, NotDifferentiable, ZeroDerivative
 from onnxgrad.ir import Builder
-from onnxgrad.ir.graph import reads, subgraphs
+from onnxgrad.ir.graph import named_values, reads, subgraphs
 from onnxgrad.lower import expand
 from onnxgrad.lower.contrib import formals
 from onnxgrad.lower.function_bodies import body_of
 from onnxgrad.lower.registry import written_out
-from onnxgrad.model_io import AnyModel, Opened, open_model
+from onnxgrad.model_io import AnyModel, Opened
 from onnxgrad.model_io.validity import blamed
 from onnxgrad.rules.registry import Rule, registry
-from onnxgrad.transforms.first_order import Names, default_of, float_values, is_float, named_values, of_values, vjp
+from onnxgrad.transforms.first_order import Names, default_of, float_values, is_float, of_values, vjp
+from onnxgrad.transforms.gradient_lowering import open_lowered
 
 BODY, LOWERING, REFUSED, NO_RULE = "function body", "lowering", "refused", "no rule"
 
@@ -73,14 +74,15 @@ def check(model: AnyModel, *, wrt: Names | None = None, of: Names | None = None)
         BadInput: the model cannot be read, or a name in it is wrong.
     """
     with blamed(model):
-        return _checked(open_model(model), wrt, of)
+        return _checked(open_lowered(model), wrt, of)
 
 
 def _checked(opened: Opened, wrt: Names | None, of: Names | None) -> Report:
     graph = opened.model.graph
     values = named_values(graph)
     if wrt is None:
-        sources = {n: v for n, v in values.items() if v.producer() is None and is_float(v, containers=True)}
+        leaves = {n: v for n, v in values.items() if v.producer() is None and n not in opened.constants}
+        sources = {n: v for n, v in leaves.items() if is_float(v, containers=True)}
         if not sources:
             raise BadInput("the model has no float input and no float weight\n  hint: name a value with `wrt`")
     else:

@@ -18,11 +18,12 @@ import onnx_ir as ir
 from onnxgrad import transforms
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.graph import prune, subgraphs
-from onnxgrad.model_io import AnyModel, load_model, open_model, signature
+from onnxgrad.model_io import AnyModel, load_model, signature
 from onnxgrad.runtime import Options, Session
 from onnxgrad.runtime.feeds import feed
 from onnxgrad.transforms import first_order
 from onnxgrad.transforms.first_order import Names
+from onnxgrad.transforms.gradient_lowering import needs_lowering, open_lowered
 
 #: Names of outputs, by what they are of: ``{"x": "x_grad"}``, ``{"y": {"x": "y_x_jacobian"}}``.
 Results = Mapping[str, Any]
@@ -78,6 +79,8 @@ class Function:
             self.model = model
         else:
             self.model = ir.from_proto(model) if isinstance(model, onnx.ModelProto) else load_model(model)
+        if needs_lowering(self.model):
+            self.model = open_lowered(self.model).model
         if outputs is not None:
             self.model = _with_outputs(model, outputs)
         self.options = options or Options(threads=threads, providers=tuple(providers))
@@ -266,7 +269,7 @@ class Function:
 
 def _with_outputs(model: AnyModel, names: Names) -> ir.Model:
     """A copy of `model` that gives the values `names`, and computes no more than these need."""
-    opened = open_model(model).model
+    opened = open_lowered(model).model
     values = {v.name: v for node in opened.graph for v in node.outputs if v.name}
     opened.graph.outputs.clear()
     for name in dict.fromkeys([names] if isinstance(names, str) else names):

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training import ReferenceTraining, attach, compile_step, lower_gradients, validate
-from onnxgrad.training.spec.gradient_node import DOMAIN
+from onnxgrad.transforms.gradient_node import DOMAIN
 from tests.training.nets import initial, mlp, run, train
 from tests.training.test_step_entries import entry
 

@@ -10,7 +10,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training import attach, lower_gradients, optimizer_function, with_optimizer_functions
-from onnxgrad.training.spec.gradient_node import DOMAIN
+from onnxgrad.transforms.gradient_node import DOMAIN
 from tests.training.nets import mlp, run
 from tests.training.test_optimizers import CASES, STANDARD, _backend_cases, optimizer_model, written_out
 

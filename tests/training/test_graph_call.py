@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper, parser
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training import compile_step, lower_gradients
-from onnxgrad.training.spec.gradient_node import DOMAIN
+from onnxgrad.transforms.gradient_node import DOMAIN
 from tests.training.nets import session, train
 from tests.training.test_entries import RNG
 

@@ -9,8 +9,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxgrad.errors import BadInput, NoRule
-from onnxgrad.training.spec.gradient_node import DOMAIN
 from onnxgrad.training.spec.lower_model import lower_gradients
+from onnxgrad.transforms.gradient_node import DOMAIN
 from tests.training.nets import run, session
 
 node = helper.make_node

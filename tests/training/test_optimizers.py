@@ -12,9 +12,9 @@ from onnx import TensorProto, helper
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.build.attach import attach
-from onnxgrad.training.spec.gradient_node import DOMAIN
 from onnxgrad.training.spec.lower_model import lower_gradients
 from onnxgrad.training.step.compile import compile_step
+from onnxgrad.transforms.gradient_node import DOMAIN
 from tests.training.nets import mlp, run, train
 
 STANDARD = [

@@ -18,7 +18,7 @@ from onnxgrad.training import (
     lower_gradients,
     validate,
 )
-from onnxgrad.training.spec.gradient_node import DOMAIN
+from onnxgrad.transforms.gradient_node import DOMAIN
 from tests.training.nets import mlp, run, train
 from tests.training.test_entries import BATCHES, norm_net
 from tests.training.test_graph_call import called

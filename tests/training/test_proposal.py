@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper, parser
 
 from onnxgrad.runtime import StepRunner, share
 from onnxgrad.training import ReferenceTraining, compile_entries, compile_step, lower_gradients, validate
-from onnxgrad.training.spec.gradient_node import DOMAIN
+from onnxgrad.transforms.gradient_node import DOMAIN
 from tests.training.nets import run, train
 
 RNG = np.random.default_rng(3)

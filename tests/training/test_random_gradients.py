@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxgrad.training import lower_gradients
-from onnxgrad.training.spec.gradient_node import DOMAIN
+from onnxgrad.transforms.gradient_node import DOMAIN
 from tests.training.nets import run
 
 UNARY = ("Sin", "Tanh", "Sigmoid", "Neg")

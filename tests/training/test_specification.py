@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad.training import ReferenceTraining, attach, compile_step, lower_gradients, validate
-from onnxgrad.training.spec.gradient_node import DOMAIN
+from onnxgrad.transforms.gradient_node import DOMAIN
 from tests.training.nets import mlp, run, train
 from tests.training.test_gradient import model
 
@@ -120,7 +120,8 @@ def test_second_order_of_a_linear_model():
 def test_the_page_names_what_exists():
     """Every module, function, test and case that the page cites."""
     page = (ROOT / "docs" / "training-specification.md").read_text()
-    sources = {f.name: f.read_text() for f in (ROOT / "src" / "onnxgrad" / "training").rglob("*.py")}
+    rooms = [ROOT / "src" / "onnxgrad" / room for room in ("transforms", "training")]
+    sources = {f.name: f.read_text() for room in rooms for f in room.rglob("*.py")}
     own = (ROOT / "tests" / "training").glob("test_*.py")  # where no folder is named; names repeat in others
     tests = {f.name: f.read_text() for f in (*(ROOT / "tests").rglob("test_*.py"), *own)}
     cited = 0

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training import ReferenceTraining, attach, compile_entries, compile_step, lower_gradients
-from onnxgrad.training.spec.gradient_node import DOMAIN
+from onnxgrad.transforms.gradient_node import DOMAIN
 from tests.training.nets import initial, mlp, session, train
 from tests.training.test_step import batch_of, described, node
 

@@ -10,8 +10,8 @@ from onnx import helper, numpy_helper, parser
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training import ReferenceTraining, attach, compile_step, lower_gradients, validate
-from onnxgrad.training.spec.gradient_node import DOMAIN
 from onnxgrad.training.spec.validation import RULES
+from onnxgrad.transforms.gradient_node import DOMAIN
 from tests.training.nets import mlp
 from tests.training.test_graph_call import called
 from tests.training.test_step_entries import BAD, spoiled, two_entries, with_initialization

@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper, parser
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training import ReferenceTraining, compile_step, lower_gradients, validate
-from onnxgrad.training.spec.gradient_node import DOMAIN
+from onnxgrad.transforms.gradient_node import DOMAIN
 from tests.training.nets import train
 from tests.training.test_entries import BATCHES
 from tests.training.test_lower_cli import command

@@ -20,8 +20,8 @@ from onnxgrad.errors import shown
 from onnxgrad.model_io import load_model, training_info
 from onnxgrad.rules.registry import registry
 from onnxgrad.training import lower_gradients
-from onnxgrad.training.spec.gradient_node import DOMAIN
 from onnxgrad.training.spec.validation import Problem, validate
+from onnxgrad.transforms.gradient_node import DOMAIN
 
 NOT_DIFFERENTIABLE = 1
 

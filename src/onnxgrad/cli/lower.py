@@ -12,7 +12,7 @@ from onnxgrad.cli.console import console
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, Force, check_paths
 from onnxgrad.model_io import files_of, load_model, save_model, training_info
 from onnxgrad.training import lower_gradients
-from onnxgrad.training.spec.gradient_node import DOMAIN
+from onnxgrad.transforms.gradient_node import DOMAIN
 
 
 def lower(

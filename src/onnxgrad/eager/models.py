@@ -20,9 +20,10 @@ from onnxgrad.eager.xp.elementwise import cast
 from onnxgrad.errors import BadInput, NotDifferentiable, UnknownName
 from onnxgrad.function import Function
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.model_io import AnyModel, open_model
+from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms import split_vjp
 from onnxgrad.transforms.first_order import without_collection
+from onnxgrad.transforms.gradient_lowering import open_lowered
 
 
 class EagerModel:
@@ -38,7 +39,7 @@ class EagerModel:
     """
 
     def __init__(self, model: AnyModel | Function) -> None:
-        opened = open_model(model.model if isinstance(model, Function) else model)
+        opened = open_lowered(model.model if isinstance(model, Function) else model)
         self._model = opened.model
         graph = self._model.graph
         self.inputs = [v.name or "" for v in graph.inputs if not v.is_initializer()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -62,3 +62,30 @@ def prune(graph: ir.Graph, keep: Iterable[ir.Value] = ()) -> int:
         if value not in live and not value.is_graph_input():
             del graph.initializers[name]
     return len(dead)
+
+
+def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
+    """Every value of `graph` (not of graphs inside it) by name: inputs, initializers and what the nodes give."""
+    values = {v.name or "": v for v in graph.inputs} | dict(graph.initializers)
+    return values | {v.name: v for node in graph for v in node.outputs if v.name}
+
+
+def rewired(attribute: ir.Attr, copies: Mapping[ir.Value, ir.Value]) -> ir.Attr:
+    """`attribute`; a graph in it as a clone that reads copies where there are some."""
+    if attribute.type == ir.AttributeType.GRAPH:
+        return ir.AttrGraph(attribute.name, _clone(attribute.as_graph(), copies))
+    if attribute.type == ir.AttributeType.GRAPHS:
+        return ir.AttrGraphs(attribute.name, [_clone(g, copies) for g in attribute.as_graphs()])
+    return attribute
+
+
+def _clone(graph: ir.Graph, copies: Mapping[ir.Value, ir.Value]) -> ir.Graph:
+    clone = graph.clone(allow_outer_scope_values=True)
+    for node in clone.all_nodes():
+        for i, value in enumerate(node.inputs):
+            if value is not None and value in copies:
+                node.replace_input_with(i, copies[value])
+    for i, value in enumerate(clone.outputs):
+        if value in copies:
+            clone.outputs[i] = copies[value]
+    return clone

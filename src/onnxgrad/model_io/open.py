@@ -60,6 +60,7 @@ class Opened:
         from_path: whether it was read from a file (external data is then gathered on the way out).
         opset_in: the opset that the caller's model had.
         training: names of values that the model's training information refers to.
+        constants: names of initializers that lowering has added to those of the caller's model.
     """
 
     model: ir.Model
@@ -68,6 +69,7 @@ class Opened:
     from_path: bool = False
     opset_in: int = LOWEST_RULES
     training: frozenset[str] = field(default_factory=frozenset)
+    constants: frozenset[str] = field(default_factory=frozenset)
 
     def close(self) -> onnx.ModelProto | ir.Model:
         """The model in the kind that came in (a path gives a ModelProto)."""

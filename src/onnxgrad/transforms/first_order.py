@@ -25,15 +25,17 @@ from onnxgrad.errors import BadInput, NotDifferentiable, RuleError, UnknownName,
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.cleanup import finish
+from onnxgrad.ir.graph import named_values
 from onnxgrad.ir.index_expressions import with_parts
 from onnxgrad.ir.infer.inference import Inference
-from onnxgrad.model_io import AnyModel, Opened, Signature, open_model
+from onnxgrad.model_io import AnyModel, Opened, Signature
 from onnxgrad.model_io.declared_shapes import undeclared
 from onnxgrad.model_io.local_functions import worth_keeping
 from onnxgrad.model_io.open import nothing
 from onnxgrad.model_io.validity import blamed
 from onnxgrad.rules.constant_sums import constant_total
 from onnxgrad.rules.registry import registry
+from onnxgrad.transforms.gradient_lowering import open_lowered
 
 Names = str | Sequence[str]
 Path = str | os.PathLike
@@ -53,7 +55,7 @@ class Derivation:
     ) -> None:
         """Open `model`; with `containers`, `wrt` and `of` may be sequences and optionals of float tensors."""
         keeps = _keeping.get() and not registry.estimating  # an estimator looks at what made a quantized number
-        self.opened: Opened = open_model(model, first, keep=worth_keeping if keeps else nothing)
+        self.opened: Opened = open_lowered(model, first, keep=worth_keeping if keeps else nothing)
         functions = self.opened.functions
         if functions is not None:
             functions.rule = CALL
@@ -368,13 +370,6 @@ def grad(model: AnyModel, *, wrt: Names, of: Names | None = None, rules: Sequenc
 
 
 # --- names -----------------------------------------------------------------------------------------
-
-
-def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Every value that `wrt` and `of` may name: inputs, initializers and what the nodes give."""
-    values = {v.name: v for v in graph.inputs} | dict(graph.initializers)
-    values |= {v.name: v for node in graph for v in node.outputs if v.name}
-    return values  # type: ignore[return-value]
 
 
 def float_values(

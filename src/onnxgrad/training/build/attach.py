@@ -34,7 +34,7 @@ from onnxgrad.training.optim.schedules import Schedule
 from onnxgrad.training.optim.settings import in_full
 from onnxgrad.training.optim.update import Group, Plan, State, Update
 from onnxgrad.training.option_strings import spelled
-from onnxgrad.training.spec.gradient_node import DOMAIN
+from onnxgrad.transforms.gradient_node import DOMAIN
 
 
 def attach(

@@ -22,7 +22,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.graph import reads, subgraphs
+from onnxgrad.ir.graph import reads, rewired, subgraphs
 from onnxgrad.ir.names import described
 
 Values = dict[ir.Value, ir.Value]
@@ -190,24 +190,3 @@ def _running(node: ir.Node) -> list[ir.Value]:
                 "so training cannot update it; attach with train_mode=False"
             )
     return found
-
-
-def rewired(attribute: ir.Attr, copies: Mapping[ir.Value, ir.Value]) -> ir.Attr:
-    """`attribute`; a graph in it as a clone that reads copies where there are some."""
-    if attribute.type == ir.AttributeType.GRAPH:
-        return ir.AttrGraph(attribute.name, _clone(attribute.as_graph(), copies))
-    if attribute.type == ir.AttributeType.GRAPHS:
-        return ir.AttrGraphs(attribute.name, [_clone(g, copies) for g in attribute.as_graphs()])
-    return attribute
-
-
-def _clone(graph: ir.Graph, copies: Mapping[ir.Value, ir.Value]) -> ir.Graph:
-    clone = graph.clone(allow_outer_scope_values=True)
-    for node in clone.all_nodes():
-        for i, value in enumerate(node.inputs):
-            if value is not None and value in copies:
-                node.replace_input_with(i, copies[value])
-    for i, value in enumerate(clone.outputs):
-        if value in copies:
-            clone.outputs[i] = copies[value]
-    return clone

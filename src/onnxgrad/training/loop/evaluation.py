@@ -20,7 +20,7 @@ import onnxruntime
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.graph import prune, reads
+from onnxgrad.ir.graph import named_values, prune, reads
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.model_io import load_model
 from onnxgrad.runtime import Options, Session
@@ -28,7 +28,7 @@ from onnxgrad.training.data import Data, Field
 from onnxgrad.training.loop.scores import Binary, Classes, Numbers, Score, Sequences
 from onnxgrad.training.loss.ctc import METADATA
 from onnxgrad.training.optim.averages import averaged
-from onnxgrad.training.spec.training_info import Merged, Source, bindings, merge, named_values
+from onnxgrad.training.spec.training_info import Merged, Source, bindings, merge
 from onnxgrad.training.step.compile import Step
 
 _CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")

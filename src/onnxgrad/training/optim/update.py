@@ -21,7 +21,7 @@ from onnxgrad.training.optim.formulas import Formula
 from onnxgrad.training.optim.schedules import Schedule
 from onnxgrad.training.optim.settings import RECIPES, Operator, Settings, in_full, recipe_named, settled
 from onnxgrad.training.option_strings import spelled
-from onnxgrad.training.spec.gradient_node import DOMAIN
+from onnxgrad.transforms.gradient_node import DOMAIN
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

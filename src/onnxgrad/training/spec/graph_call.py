@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Names
 from onnxgrad.ir.names import described
-from onnxgrad.training.spec.gradient_node import DOMAIN
+from onnxgrad.transforms.gradient_node import DOMAIN
 
 
 def calls(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:

@@ -14,9 +14,9 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Session
-from onnxgrad.training.spec.gradient_node import DOMAIN
 from onnxgrad.training.spec.lowering import lowered_graph
 from onnxgrad.training.spec.training_info import Source
+from onnxgrad.transforms.gradient_node import DOMAIN
 
 
 def initialized(source: Source, seed: int | None = None) -> Source:

@@ -19,11 +19,11 @@ from onnxgrad.ir.graph import reads, subgraphs
 from onnxgrad.model_io import AnyModel, training_info
 from onnxgrad.model_io.open import all_names
 from onnxgrad.training.metadata import FED
-from onnxgrad.training.spec.gradient_node import DOMAIN
 from onnxgrad.training.spec.initialization import as_model, trains
 from onnxgrad.training.spec.lowering import Lowered, Opening, lowered_graph, open_bound
 from onnxgrad.training.spec.training_info import MutableInputs, Source, concatenated, fed, mutable, read, read_outside
 from onnxgrad.training.spec.validation import refuse_invalid
+from onnxgrad.transforms.gradient_node import DOMAIN
 
 #: A node between the two parts; its name is one that no model has.
 _END = "onnxgrad.end_of_inference"

@@ -1,8 +1,5 @@
 """Training operators written out: Gradient by reverse mode, optimizers by their formulas.
 
-The graph is written once more, node by node in its own order; a node of the training domain is replaced
-when its turn comes, in branches and bodies too. So what a Gradient emits stands before everything that reads it,
-a second Gradient can differentiate what the first has emitted, and types are known downstream.
 BatchNormalization in training mode is given private statistics on the way (see `batchnorm`), also where
 a rule has emitted it.
 """
@@ -10,26 +7,21 @@ a rule has emitted it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad import control_flow, rules  # noqa: F401  (they fill the registry)
-from onnxgrad.engine import reverse
-from onnxgrad.engine.activity import is_differentiable, prepare
-from onnxgrad.errors import BadInput, UnknownName
-from onnxgrad.ir import Builder, Var, same_shape
+from onnxgrad.errors import BadInput
+from onnxgrad.ir import Var
 from onnxgrad.ir.cleanup import finish
-from onnxgrad.ir.graph import prune, reads, subgraphs
-from onnxgrad.ir.names import described, rename_inside
+from onnxgrad.ir.names import described
 from onnxgrad.model_io import AnyModel, Opened, open_model
 from onnxgrad.training.graph.batchnorm import trains, with_private_statistics
-from onnxgrad.training.graph.training_mode import rewired
-from onnxgrad.training.spec.gradient_node import DOMAIN, Bound, between, bind, strings
 from onnxgrad.training.spec.optimizer_operators import OPTIMIZERS
-from onnxgrad.training.spec.training_info import MutableInputs, named_values
+from onnxgrad.training.spec.training_info import MutableInputs
+from onnxgrad.transforms.gradient_lowering import WithoutGradients
+from onnxgrad.transforms.gradient_node import DOMAIN, bind, is_gradient
 
 
 def open_bound(model: AnyModel, constants: Collection[str] = ()) -> Opened:
@@ -37,220 +29,34 @@ def open_bound(model: AnyModel, constants: Collection[str] = ()) -> Opened:
     return open_model(model, first=functools.partial(bind, constants=constants))
 
 
-class Lowered:
+class Lowered(WithoutGradients):
     """A graph without operators of the training domain, and what became of the values it had."""
 
     def __init__(self, model: ir.Model) -> None:
-        self.model = model
-        self.graph = model.graph
-        self.builder = Builder(self.graph)
-        self.values = named_values(self.graph)
-        nodes = list(self.graph)
-        #: the graphs that are being written, the outermost first
-        self._open: list[ir.Graph] = [self.graph]
-        self._exposed: set[ir.Value] = set()
         #: the BatchNormalization nodes whose statistics are their own
         self._private: set[ir.Node] = set()
-        while any(_trains_inside(n) or (trains(n) and n not in self._private) for n in nodes):
-            self.graph.remove(nodes)
-            for node in nodes:
-                self._write(node)
-            nodes = list(self.graph)
-            self._renew()
+        super().__init__(model)
 
-    def __getitem__(self, name: str) -> ir.Value:
-        """The value that now stands for the one that was called `name`."""
-        if name not in self.values:
-            raise UnknownName(name, self.values, "value")
-        return self.now(self.values[name])
+    def _belongs(self, node: ir.Node) -> bool:
+        return node.domain == DOMAIN
 
-    def expose(self, name: str) -> ir.Value:
-        """A value fit to be the graph output `name`: made by a node of the graph, and exposed once.
+    def _is_due(self, node: ir.Node) -> bool:
+        return self._holds(node) or self._shares_statistics(node)
 
-        The value called `name` itself if it is fit, else a copy; the copy of a graph input, or the second
-        one of a value, cannot have that name and gets a fresh one.
-        """
-        value = self[name]
-        if value.producer() is None or value in self._exposed:
-            taken = value.name == name
-            (copy,) = self.builder.append(ir.Node("", "Identity", [value]))
-            value = copy.value
-            value.name = self.builder.names.fresh(name) if taken else name
-        else:
-            value.name = name
-        self._exposed.add(value)
-        return value
+    def _shares_statistics(self, node: ir.Node) -> bool:
+        return trains(node) and node not in self._private
 
-    def named(self, name: str) -> ir.Value:
-        """A value that is called `name`: what stands for it if that still is, else one that is exposed."""
-        value = self[name]
-        if value.name != name:
-            return self.expose(name)
-        self._exposed.add(value)
-        return value
-
-    def now(self, value: ir.Value) -> ir.Value:
-        """What stands for `value`, however often it was replaced."""
-        while value in self.builder.moved:
-            value = self.builder.moved[value]
-        return value
-
-    def _renew(self) -> None:
-        """Have a builder that shares nothing with nodes that another round will move."""
-        moved, self.builder = self.builder.moved, self.builder.nested(self.graph)
-        self.builder.moved = moved
-
-    @contextmanager
-    def _inside(self, graph: ir.Graph) -> Iterator[None]:
-        """Write into `graph`, which is inside the one that is being written."""
-        outer, self.builder = self.builder, self.builder.nested(graph)
-        self.builder.moved = outer.moved
-        self._open.append(graph)
-        try:
-            yield
-        finally:
-            self._open.pop()
-            self.builder = outer
-
-    def _write_inside(self, graph: ir.Graph) -> None:
-        """Write a branch or a body anew."""
-        with self._inside(graph):
-            nodes = list(graph)
-            graph.remove(nodes)
-            for node in nodes:
-                self._write(node)
-            taken: set[ir.Value] = set()
-            for i, value in enumerate(graph.outputs):
-                maker = value.producer()
-                if maker is None or maker.graph is not graph or value in taken:  # an output is made here, and once
-                    graph.outputs[i] = value = self.builder.append(ir.Node("", "Identity", [value]))[0].value
-                taken.add(value)
-        prune(graph)
-
-    def _write(self, node: ir.Node) -> None:
-        new: Sequence[Var | None]
-        for inner in subgraphs(node):
-            if any(map(_trains_inside, inner)):
-                self._write_inside(inner)
-        if trains(node) and node not in self._private:
+    def _replacement(self, node: ir.Node) -> Sequence[Var | None] | None:
+        if self._shares_statistics(node):
             with self.builder.record() as written:
                 new = with_private_statistics(self.builder, node, len(self._private))
             self._private.update(n for n in written if trains(n))
-        elif node.domain != DOMAIN:
-            self._open[-1].append(node)
-            if any(v.name and (v.type is None or v.shape is None) for v in node.outputs):
-                self.builder.infer(node)
-            return
-        elif node.op_type == "Gradient":
-            new = self._gradient(node)
-        elif node.op_type in OPTIMIZERS:
-            new = [x for kind in OPTIMIZERS[node.op_type](self.builder, node) for x in kind]
-        else:
+            return new
+        if node.domain == DOMAIN and node.op_type in OPTIMIZERS:
+            return [x for kind in OPTIMIZERS[node.op_type](self.builder, node) for x in kind]
+        if node.domain == DOMAIN and not is_gradient(node):
             raise BadInput(f"{described(node)}: there is no operator {node.op_type!r} in {DOMAIN}")
-        if len(node.outputs) > len(new):
-            has = f"{described(node)} has {len(node.outputs)} outputs"
-            raise BadInput(f"{has}, but only {len(new)} tensors to put there")
-        for old, var in zip(node.outputs, new):
-            if var is not None:
-                old.replace_all_uses_with(var.value, replace_graph_outputs=True)
-                self.builder.moved[old] = var.value
-
-    def _gradient(self, node: ir.Node) -> list[Var | None]:
-        """∂(Σy)/∂x for each x of `xs` that is asked for; zeros where y does not depend on x."""
-        where = described(node)
-        bound = Bound.of(node)
-        xs, zs, y = [self.now(v) for v in bound.xs], [self.now(v) for v in bound.zs], self.now(bound.y)
-        names = strings(node, "xs")
-        for name, x in zip([*names, "y"], [*xs, y]):
-            if not is_differentiable(x):
-                raise BadInput(f"{where}: {name!r} is a tensor of {x.dtype}; only floats have derivatives")
-        nodes = between([n for graph in self._open for n in graph], y, {*xs, *zs})
-        fed = dict(zip([*xs, *zs], map(self.now, bound.fed)))
-        if any(value is not named for named, value in fed.items()):
-            at = self._substituted(nodes, fed, where)
-            nodes = [at.nodes.get(n, n) for n in nodes]
-            xs, y = [at.values.get(x, x) for x in xs], at.values.get(y, y)
-        asked = [x for x, out in zip(xs, node.outputs) if out.name]
-        if y.dtype is None:
-            prepare(nodes, asked, [y], self.builder)  # the reason, if it is there
-            raise BadInput(f"{where}: the type of {y.name!r} is not known; declare it in the model")
-        seed = self.builder.full_like(Var(self.builder, y), 1)
-        found = reverse(self.builder, nodes, {y: seed}, asked)
-        return [
-            (found.get(x) or self.builder.zeros_like(Var(self.builder, self.now(x)))) if out.name else None
-            for x, out in zip(xs, node.outputs)
-        ]
-
-    def _substituted(self, nodes: Sequence[ir.Node], fed: Mapping[ir.Value, ir.Value], where: str) -> _Copies:
-        """`nodes` evaluated at the values that are fed: what depends on those that differ is written once more."""
-        same = all(v is n or same_shape(Var(self.builder, n), Var(self.builder, v)) for n, v in fed.items())
-        copies = _Copies(self.builder, same)
-        for named, value in fed.items():
-            if value is not named:
-                if named.dtype is not None and value.dtype is not None and named.dtype != value.dtype:
-                    raise BadInput(
-                        f"{where}: {named.name!r} is a tensor of {named.dtype}, and {value.name!r}, which is fed "
-                        f"for it, one of {value.dtype}"
-                    )
-                copies.variable(named, value)
-        for node in nodes:
-            copies.write(node)
-        return copies
-
-
-class _Copies:
-    """Copies of nodes that read other values than the originals.
-
-    Attributes:
-        values: what stands for a value, where there is a copy of it.
-        nodes: the copy of each node that has one.
-    """
-
-    def __init__(self, builder: Builder, same_shapes: bool) -> None:
-        self.builder = builder
-        self.same_shapes = same_shapes
-        self.values: dict[ir.Value, ir.Value] = {}
-        self.nodes: dict[ir.Node, ir.Node] = {}
-
-    def variable(self, named: ir.Value, value: ir.Value) -> None:
-        """Let a copy of `value` stand for `named`: a variable of its own, even if others are fed with `value`."""
-        copy = ir.Node("", "Identity", [value])
-        copy.outputs[0].type = value.type or named.type
-        (var,) = self.builder.append(copy)
-        self.values[named] = var.value
-
-    def write(self, node: ir.Node) -> None:
-        """Copy `node` if it reads anything that has a copy."""
-        if not any(v in self.values for v in reads(node)):
-            return
-        copy = ir.Node(
-            node.domain,
-            node.op_type,
-            [None if v is None else self.values.get(v, v) for v in node.inputs],
-            [rewired(a, self.values) for a in node.attributes.values()],
-            num_outputs=len(node.outputs),
-            overload=node.overload,
-        )
-        for inner in subgraphs(copy):
-            rename_inside(inner, self.builder.names)
-        for old, new in zip(node.outputs, copy.outputs):
-            new.name, new.type = (None if old.name else ""), old.type
-            if self.same_shapes:
-                new.shape = old.shape
-            self.values[old] = new
-        self.nodes[node] = copy
-        self._append(copy)
-
-    def _append(self, copy: ir.Node) -> None:
-        skipped = [v for v in copy.outputs if v.name == ""]
-        self.builder.append(copy)
-        for value in skipped:
-            value.name = ""
-
-
-def _trains_inside(node: ir.Node) -> bool:
-    """Whether `node`, or one inside it, belongs to the training domain."""
-    return node.domain == DOMAIN or any(n.domain == DOMAIN for g in subgraphs(node) for n in g.all_nodes())
+        return super()._replacement(node)
 
 
 class Opening:

@@ -15,8 +15,8 @@ from onnx import parser
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.names import described
-from onnxgrad.training.spec.gradient_node import DOMAIN
 from onnxgrad.training.spec.training_info import model_proto
+from onnxgrad.transforms.gradient_node import DOMAIN
 
 #: The lowest opsets in which the bodies mean what they say. Momentum compares strings (its mode).
 LOWEST = {"Adagrad": 15, "Adam": 15, "Momentum": 19}

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.names import described
-from onnxgrad.training.spec.gradient_node import DOMAIN
+from onnxgrad.transforms.gradient_node import DOMAIN
 
 Grouped = list[list[Var]]
 DOUBLE = int(ir.DataType.DOUBLE)

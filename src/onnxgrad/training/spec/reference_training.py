@@ -19,12 +19,12 @@ from onnxgrad.errors import BadInput
 from onnxgrad.model_io import training_info
 from onnxgrad.model_io.read import read_proto
 from onnxgrad.runtime.reference import ReferenceSession
-from onnxgrad.training.spec.gradient_node import DOMAIN
 from onnxgrad.training.spec.graph_call import without_calls
 from onnxgrad.training.spec.initialization import seed_all
 from onnxgrad.training.spec.lower_model import lower_gradients
 from onnxgrad.training.spec.training_info import AnyTrainingModel, model_proto, mutable
 from onnxgrad.training.spec.validation import refuse_invalid
+from onnxgrad.transforms.gradient_node import DOMAIN
 
 Arrays = dict[str, np.ndarray]
 

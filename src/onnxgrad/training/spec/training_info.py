@@ -15,12 +15,13 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.graph import named_values
 from onnxgrad.model_io import load_model, training_info
 from onnxgrad.model_io.read import is_ordered, read_proto
 from onnxgrad.model_io.save import gathered
 from onnxgrad.training.metadata import FED, MASKS, TAKEN_OF, TRAINS
-from onnxgrad.training.spec.gradient_node import DOMAIN
 from onnxgrad.training.spec.graph_call import without_calls
+from onnxgrad.transforms.gradient_node import DOMAIN
 
 AnyTrainingModel = str | os.PathLike | onnx.ModelProto | ir.Model
 Bindings = dict[str, str]
@@ -152,12 +153,6 @@ def _declare_shared(source: Source, index: int, graph: ir.Graph) -> None:
             shape = ir.Shape(held.shape)  # type: ignore[arg-type]
             value = ir.Value(name=tensor.name, const_value=held, type=ir.TensorType(held.dtype), shape=shape)
             graph.register_initializer(value)
-
-
-def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Every value of `graph` (not of graphs inside it) by name."""
-    values = {v.name or "": v for v in graph.inputs} | dict(graph.initializers)
-    return values | {v.name: v for node in graph for v in node.outputs if v.name}
 
 
 def own_names(algorithm: onnx.GraphProto) -> set[str]:

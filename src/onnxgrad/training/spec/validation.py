@@ -20,7 +20,6 @@ from onnxgrad.ir.names import described
 from onnxgrad.model_io import training_info
 from onnxgrad.model_io.read import is_ordered, load_model, read_proto
 from onnxgrad.model_io.symbolic_dims import settle_dims
-from onnxgrad.training.spec.gradient_node import DOMAIN, is_gradient, scopes
 from onnxgrad.training.spec.graph_call import calls, without_calls
 from onnxgrad.training.spec.operands import misfits, misuses, underivable
 from onnxgrad.training.spec.training_info import (
@@ -31,6 +30,7 @@ from onnxgrad.training.spec.training_info import (
     mutable,
     named_values,
 )
+from onnxgrad.transforms.gradient_node import DOMAIN, is_gradient, scopes
 
 #: The rules, by the names that problems carry, and where the specification states them.
 RULES = {

@@ -17,9 +17,9 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.cleanup import finish
-from onnxgrad.ir.graph import reads
+from onnxgrad.ir.graph import named_values, reads
 from onnxgrad.runtime import Options, StepRunner, share
-from onnxgrad.training.spec.training_info import AnyTrainingModel, named_values, own_names, read
+from onnxgrad.training.spec.training_info import AnyTrainingModel, own_names, read
 from onnxgrad.training.step.compile import StateTensor, Step, compile_step
 from onnxgrad.training.step.memory_budget import in_good_order
 

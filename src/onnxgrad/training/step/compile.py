@@ -23,7 +23,6 @@ from onnxgrad.remat import Plan
 from onnxgrad.training.graph.dropout_masks import drop_by_count, kept_count
 from onnxgrad.training.graph.pool_order import pool_first
 from onnxgrad.training.optim.named_formulas import Rewriting
-from onnxgrad.training.spec.gradient_node import DOMAIN, is_gradient, strings, target_name
 from onnxgrad.training.spec.initialization import initialized
 from onnxgrad.training.spec.lowering import Lowered, open_bound
 from onnxgrad.training.spec.training_info import (
@@ -41,6 +40,7 @@ from onnxgrad.training.spec.training_info import (
 from onnxgrad.training.spec.validation import refuse_invalid
 from onnxgrad.training.step.memory_budget import in_good_order, within_memory
 from onnxgrad.training.step.sequence import in_sequence
+from onnxgrad.transforms.gradient_node import DOMAIN, is_gradient, strings, target_name
 
 
 @dataclass
