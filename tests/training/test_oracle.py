@@ -280,7 +280,8 @@ def test_every_initialization_draws_anew():
     first, second, third = (list(drawn(seed)) for seed in (None, 3, 3))
     for name in ("w1", "w2"):
         assert len({held[name].tobytes() for held in first}) == 4
-        assert len({held[name].tobytes() for held in second[:3]}) == 1  # the reference has another generator
+        for held in second[1:3]:  # the reference has another generator; kernels may sum in another order
+            np.testing.assert_allclose(held[name], second[0][name], rtol=0, atol=1e-6)
         for a, b in zip(second, third):
             np.testing.assert_array_equal(a[name], b[name])
 

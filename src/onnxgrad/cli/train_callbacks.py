@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from onnxgrad.cli.console import console
 from onnxgrad.errors import BadInput
 from onnxgrad.training.loop.callbacks import Callback, EarlyStopping, KeepBest, Log
+from onnxgrad.training.loop.run import Run
 from onnxgrad.training.loop.trackers import MLflow, TensorBoard
 
 MetricsFile = Annotated[Path | None, typer.Option("--metrics", help="JSON file for losses and scores.")]
@@ -27,6 +31,18 @@ Monitored = Annotated[
     str,
     typer.Option("--monitor", help="For --patience and --keep-best: loss, validation_loss, validation_accuracy, …"),
 ]
+
+
+class Notes(Callback):
+    """Prints `lines` on stderr when the run begins: nothing precedes the error of a run that cannot."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.lines = lines
+
+    def start(self, run: Run) -> None:
+        """Print them."""
+        for line in self.lines:
+            console(sys.stderr).print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def listeners(

@@ -15,6 +15,7 @@ import typer
 
 from onnxgrad.cli import train_options
 from onnxgrad.cli.console import console, error
+from onnxgrad.cli.train_callbacks import Notes
 from onnxgrad.errors import BadInput
 from onnxgrad.files import alone
 from onnxgrad.model_io import save_model
@@ -97,12 +98,9 @@ class Job:
             batch_size=self.batch_size,
             dims=self.dims,
         )
-        if trainer.plan is not None:
-            console(sys.stderr).print(f"memory: {trainer.plan}", markup=False, highlight=False, soft_wrap=True)
+        notes = self.notes if trainer.plan is None else [f"memory: {trainer.plan}", *self.notes]
         rows = trainer.training_data(*data)
         held_out = None if validation is None else trainer.data(*validation)
-        for note in self.notes:
-            console(sys.stderr).print(note, markup=False, highlight=False, soft_wrap=True)
         before = None if held_out is None else self._before(trainer, held_out)
         try:
             history = trainer.fit(
@@ -118,7 +116,7 @@ class Job:
                 checkpoint_seconds=self.checkpoint_seconds,
                 metrics=self.metrics,
                 plot=self.plot,
-                callbacks=[*lowering, *self.listeners, reporter(console(sys.stderr))],
+                callbacks=[*lowering, *self.listeners, Notes(notes), reporter(console(sys.stderr))],
             )
         except Interrupted as e:
             error(f"{e}\n  hint: the same command with --resume goes on from there")
