@@ -6,6 +6,7 @@ python3 run.py demo handwriting  teach a pretrained text recogniser handwriting 
 python3 run.py demo reviews      teach a pretrained sentence encoder praise and blame (fetches 149 MB)
 python3 run.py test [OPTIONS]    run the tests (options go to pytest)
 python3 run.py lint              ruff, mypy and import-linter
+python3 run.py docs              build the documentation as a site, in out/docs; any warning is an error
 python3 run.py setup             only set up the development environment
 """
 
@@ -20,7 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ENV = HERE / ".venv"
 BIN = ENV / ("Scripts" if os.name == "nt" else "bin")
-EXTRAS = {"demo": "demo", "test": "dev", "lint": "dev", "setup": "dev"}
+EXTRAS = {"demo": "demo", "test": "dev", "lint": "dev", "docs": "docs", "setup": "dev"}
 
 
 def set_up(extra: str) -> None:
@@ -52,6 +53,7 @@ def commands(job: str, options: list[str]) -> list[list[str]]:
             [python, "-m", "mypy"],
             [str(BIN / "lint-imports")],
         ],
+        "docs": [[python, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", "out/docs"]],
         "setup": [],
     }[job]
 

@@ -38,3 +38,12 @@ def test_links_between_pages_lead_somewhere():
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_files_of_the_source_that_pages_name_exist():
+    """As ``engine/reverse.py``, below the package."""
+    source = ROOT / "src" / "onnxgrad"
+    rooms = "|".join(p.name for p in source.iterdir() if p.is_dir())
+    for page in (ROOT / "docs").glob("*.md"):
+        for path in re.findall(rf"`((?:{rooms})/[\w/]*(?:\.py)?)`", page.read_text()):
+            assert (source / path).exists(), f"{page.name} names {path}"

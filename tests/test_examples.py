@@ -159,3 +159,7 @@ def test_every_example_is_tested_and_shown():
         assert f"examples/{name}.py" in gallery
         draws = "picture" in (EXAMPLES / f"{name}.py").read_text()
         assert (EXAMPLES.parent / "docs" / "images" / f"{name}.png").exists() == draws
+
+
+def test_draw_graph(example, picture):
+    assert example("draw_graph").main(picture) == (2, 7)

@@ -115,11 +115,13 @@ def test_flags_that_the_pages_name_exist():
         assert named <= known, page
 
 
-def test_every_page_is_linked_from_the_readme_or_the_design():
+def test_every_page_is_linked_from_the_readme_or_the_design_and_has_a_place_in_the_site():
+    site = (DOCS / "index.md").read_text().split()
     linked = {
         (start.parent / target).resolve()
         for start in (DOCS.parent / "README.md", DOCS / "design.md")
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", start.read_text())
     }
     for page in DOCS.glob("*.md"):
-        assert page.name == "design.md" or page in linked, page.name
+        assert page.stem in site or page.stem == "index", page.name
+        assert page.stem in ("design", "index", "security") or page in linked, page.name
