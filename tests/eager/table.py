@@ -15,9 +15,9 @@ import numpy as onp
 import onnxgrad.eager.numpy as np
 from onnxgrad import BadInput, NotDifferentiable
 from onnxgrad.eager.core.array import Array
-from onnxgrad.eager.core.operators import Macro, Operator
+from onnxgrad.eager.core.primitives import Macro, Primitive
+from onnxgrad.eager.core.recording import COMPLEX, of_pairs
 from onnxgrad.eager.core.tape import Node, history, leaf
-from onnxgrad.eager.xp.complexes import COMPLEX, of_pairs
 
 STANDARD = Path(__file__).parent / "standard.txt"
 PAGE = Path(__file__).parents[2] / "docs" / "array-api.md"
@@ -120,7 +120,7 @@ def assigned(x: Array) -> Array:
     return y
 
 
-def names_of(op: Operator) -> str:
+def names_of(op: Primitive) -> str:
     """How the page names what is on the tape."""
     if op.opaque:
         return "*own derivative*"

@@ -15,11 +15,22 @@ the same rules that differentiate models differentiate the tape. docs/eager.md t
 
 from onnxgrad.eager import numpy, op
 from onnxgrad.eager.checking import GradientMismatch, check_grads
-from onnxgrad.eager.core.array import Array, stop_gradient
-from onnxgrad.eager.custom import checkpoint, custom_vjp
+from onnxgrad.eager.core.array import Array
+from onnxgrad.eager.core.custom_derivatives import custom_vjp
+from onnxgrad.eager.core.recording import stop_gradient
 from onnxgrad.eager.exporting import export
 from onnxgrad.eager.models import EagerModel, from_onnx
-from onnxgrad.eager.transforms import elementwise_grad, grad, hessian, hvp, jacobian, jvp, value_and_grad, vjp
+from onnxgrad.eager.transforms import (
+    checkpoint,
+    elementwise_grad,
+    grad,
+    hessian,
+    hvp,
+    jacobian,
+    jvp,
+    value_and_grad,
+    vjp,
+)
 
 __all__ = [
     "Array",

@@ -18,8 +18,8 @@ import onnx_ir as ir
 
 from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array
-from onnxgrad.eager.core.operators import Macro, Operator, Standard
 from onnxgrad.eager.core.plans import formal, new_builder
+from onnxgrad.eager.core.primitives import Macro, Primitive, StandardOp
 from onnxgrad.eager.core.running import Run, model_of
 from onnxgrad.eager.core.tape import Node, exporting, history, leaf
 from onnxgrad.errors import BadInput
@@ -211,7 +211,7 @@ class _Sizes:
         raise BadInput(f"{where} does something else at other sizes")
 
 
-def _shape_of(op: Operator) -> Any:
+def _shape_of(op: Primitive) -> Any:
     return op.key[0]
 
 
@@ -263,7 +263,7 @@ def _model(r: _Recording, table: _Sizes, dims: Mapping[tuple[str, int], str]) ->
             for k, p in enumerate(node.inputs)
         ]
         op = node.op
-        if dims and isinstance(op, (Standard, Macro)):
+        if dims and isinstance(op, (StandardOp, Macro)):
             op = type(op)(*table.operator(i))
         elif dims and any(r.nodes[i].op.key != other.nodes[i].op.key for other in table.recordings):
             raise BadInput(

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager.core.array import Array, as_array, record, record_several
+from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.cache import Cache
 from onnxgrad.eager.core.plans import Call
+from onnxgrad.eager.core.recording import record, record_several
 from onnxgrad.eager.core.running import Run
 from onnxgrad.eager.core.tape import exporting
-from onnxgrad.eager.xp.elementwise import cast
+from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.errors import BadInput, NotDifferentiable, UnknownName
 from onnxgrad.function import Function
 from onnxgrad.ir.builder import FLOATS

@@ -4,32 +4,31 @@ Values are numpy's. Where an operand depends on a variable, the operation is not
 (or a small expression of operators) that has its meaning; docs/array-api.md lists which function has which.
 """
 
+import sys as _sys
+
 import numpy as _np
 
-from onnxgrad.eager.core.array import Array, stop_gradient
+from onnxgrad.eager.core.array import Array
+from onnxgrad.eager.core.methods import attach as _attach
+from onnxgrad.eager.core.recording import stop_gradient
 from onnxgrad.eager.xp import fft, linalg
-from onnxgrad.eager.xp.creation import (  # fmt: skip
+from onnxgrad.eager.xp.creation import (
     arange,
     asarray,
-    astype,
-    can_cast,
     empty,
     empty_like,
     eye,
-    finfo,
     from_dlpack,
     full,
     full_like,
-    iinfo,
-    isdtype,
     linspace,
     ones,
     ones_like,
-    result_type,
     zeros,
     zeros_like,
 )
-from onnxgrad.eager.xp.elementwise import (  # fmt: skip
+from onnxgrad.eager.xp.dtypes import astype, can_cast, finfo, iinfo, isdtype, result_type
+from onnxgrad.eager.xp.elementwise import (
     abs,
     acos,
     acosh,
@@ -100,20 +99,31 @@ from onnxgrad.eager.xp.elementwise import (  # fmt: skip
     trunc,
     where,
 )
-from onnxgrad.eager.xp.indexing import (  # fmt: skip
-    argsort,
-    getitem,
-    isin,
-    setitem,
-    sort,
-    take,
-    take_along_axis,
-    unique_all,
-    unique_counts,
-    unique_inverse,
-    unique_values,
-)
+from onnxgrad.eager.xp.indexing import getitem, setitem, take
 from onnxgrad.eager.xp.info import __array_namespace_info__
+from onnxgrad.eager.xp.manipulation import (
+    broadcast_arrays,
+    broadcast_to,
+    concat,
+    expand_dims,
+    flip,
+    matrix_transpose,
+    meshgrid,
+    moveaxis,
+    permute_dims,
+    ravel,
+    repeat,
+    reshape,
+    roll,
+    split,
+    squeeze,
+    stack,
+    swapaxes,
+    tile,
+    tril,
+    triu,
+    unstack,
+)
 from onnxgrad.eager.xp.numpy_names import (  # fmt: skip
     angle,
     array_split,
@@ -145,59 +155,35 @@ from onnxgrad.eager.xp.numpy_names import (  # fmt: skip
     vsplit,
     vstack,
 )
-from onnxgrad.eager.xp.products import (  # fmt: skip
-    cross,
-    diagonal,
-    dot,
-    einsum,
-    inner,
-    matmul,
-    outer,
-    tensordot,
-    trace,
-    vecdot,
-)
-from onnxgrad.eager.xp.reductions import (  # fmt: skip
+from onnxgrad.eager.xp.products import cross, diagonal, dot, einsum, inner, matmul, outer, tensordot, trace, vecdot
+from onnxgrad.eager.xp.reductions import (
     all,
     any,
-    argmax,
-    argmin,
-    count_nonzero,
     cumulative_prod,
     cumulative_sum,
     diff,
     max,
     mean,
     min,
-    nonzero,
     prod,
-    searchsorted,
     std,
     sum,
     var,
 )
-from onnxgrad.eager.xp.shaping import (  # fmt: skip
-    broadcast_arrays,
-    broadcast_to,
-    concat,
-    expand_dims,
-    flip,
-    matrix_transpose,
-    meshgrid,
-    moveaxis,
-    permute_dims,
-    ravel,
-    repeat,
-    reshape,
-    roll,
-    split,
-    squeeze,
-    stack,
-    swapaxes,
-    tile,
-    tril,
-    triu,
-    unstack,
+from onnxgrad.eager.xp.searching import (
+    argmax,
+    argmin,
+    argsort,
+    count_nonzero,
+    isin,
+    nonzero,
+    searchsorted,
+    sort,
+    take_along_axis,
+    unique_all,
+    unique_counts,
+    unique_inverse,
+    unique_values,
 )
 
 __array_api_version__ = "2025.12"
@@ -228,6 +214,8 @@ def transpose(x, /, axes=None):  # type: ignore[no-untyped-def]
     x = asarray(x)
     return permute_dims(x, tuple(range(x.ndim))[::-1] if axes is None else axes)
 
+
+_attach(_sys.modules[__name__])
 
 # what type checkers go by
 __all__ = [

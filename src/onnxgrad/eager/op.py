@@ -18,12 +18,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.eager.core.array import Array, as_array, record, record_several
+from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.cache import Cache
-from onnxgrad.eager.core.operators import OPSET, Named, Operator
 from onnxgrad.eager.core.plans import formal, new_builder
+from onnxgrad.eager.core.primitives import OPSET, Primitive, VersionedOp
+from onnxgrad.eager.core.recording import record, record_several
 from onnxgrad.eager.core.running import Run, model_of
-from onnxgrad.eager.xp.elementwise import cast
+from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.schemas import schema_of
 
@@ -112,13 +113,13 @@ def _asks_for_shape(op_type: str, i: int) -> bool:
 
 
 @functools.lru_cache(4096)
-def _operator(*key: Any) -> Named:
+def _operator(*key: Any) -> VersionedOp:
     op_type, attributes, _, domain, _, opset = key
     schema = schema_of(domain, op_type, opset)
     unknown = [name for name, _ in attributes if schema is not None and name not in schema.attributes]
     if unknown:
         raise UnknownName(unknown[0], schema.attributes if schema else (), f"attribute of {op_type}")
-    return Named(*key)
+    return VersionedOp(*key)
 
 
 @functools.cache
@@ -138,7 +139,7 @@ def version_of(op_type: str) -> int:
     return max(OPSET, names()[op_type])
 
 
-def run(op: Operator, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+def run(op: Primitive, values: Sequence[np.ndarray]) -> list[np.ndarray]:
     """What `op` gives on `values`, by a session for its kind of operands."""
     key = (op, tuple((v.dtype.num, v.ndim) for v in values))
 

@@ -14,8 +14,10 @@ import numpy as np
 
 from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.eager.core.custom_derivatives import opaque_call
 from onnxgrad.eager.core.tape import carries_derivative
 from onnxgrad.eager.core.tracing import Argnums, Function, Traced, pull_through
+from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.errors import BadInput
 
 
@@ -131,8 +133,6 @@ def _seeds(given: Any, like: Any, arrays: Sequence[Array], what: str) -> list[Ar
         raise BadInput(f"{len(parts)} arrays of {what}s for {len(arrays)} arrays")
     found = []
     for x, y in zip(parts, arrays):
-        from onnxgrad.eager.xp.elementwise import cast
-
         s = cast(as_array(x), y.dtype if carries_derivative(y._data) else np.float64)
         if s.shape != y.shape:
             raise BadInput(f"a {what} of shape {s.shape} for an array of shape {y.shape}")
@@ -220,5 +220,22 @@ def hvp(f: Function, argnums: Argnums = 0) -> Function:
         t = Traced(lambda *a: gradient(*a, **kwargs), primals, {}, argnums)
         pushed = t.push_forward(_seeds(vector, t.chosen, t.variables, "vector"))
         return trees.derivative(t.output, pushed)
+
+    return wrapped
+
+
+def checkpoint(f: Function) -> Function:
+    """`f`, but nothing inside it is kept for the backward pass, which calls it again.
+
+    It trades time for memory. `f` must give the same result twice, and reach variables through its arguments only.
+    """
+
+    @functools.wraps(f)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        def backward(arguments: tuple, result: Any, cotangent: Any) -> Any:
+            pulled = vjp(functools.partial(f, **kwargs), *arguments)[1](cotangent)
+            return (pulled,) if len(arguments) == 1 else pulled
+
+        return opaque_call(f, args, backward, kwargs)
 
     return wrapped

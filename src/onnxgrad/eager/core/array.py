@@ -7,16 +7,15 @@ functions of the namespace that have their meaning; the namespace puts them here
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from onnxgrad.eager.core.operators import STOP, Operator, part
 from onnxgrad.eager.core.tape import Node, exporting, varies
-from onnxgrad.errors import NotDifferentiable
+from onnxgrad.errors import BadInput, NotDifferentiable
 
-Number = bool | int | float | complex
+#: The versions of the array API standard that arrays and their namespace follow.
+VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
 
 
 class Array:
@@ -27,6 +26,9 @@ class Array:
     """
 
     __slots__ = ("__weakref__", "_data", "_node")
+
+    #: The namespace, whose functions the methods are; it puts itself here when it is imported.
+    _xp: ClassVar[Any]
 
     def __init__(self, data: np.ndarray, node: Node | None = None) -> None:
         self._data = data
@@ -62,24 +64,18 @@ class Array:
     @property
     def T(self) -> Array:
         """The transpose of a matrix (for more axes: of all axes, as in numpy)."""
-        return self._xp().permute_dims(self, tuple(range(self.ndim))[::-1])
+        return self._xp.permute_dims(self, tuple(range(self.ndim))[::-1])
 
     @property
     def mT(self) -> Array:
         """The transpose of a stack of matrices."""
-        return self._xp().matrix_transpose(self)
+        return self._xp.matrix_transpose(self)
 
     def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
         """The module of functions on arrays."""
-        from onnxgrad.eager.xp.info import supported
-
-        return supported(api_version, self._xp())
-
-    @staticmethod
-    def _xp() -> Any:
-        from onnxgrad.eager import numpy as xp
-
-        return xp
+        if api_version is not None and api_version not in VERSIONS:
+            raise ValueError(f"the array API of {api_version} is not among those supported: {', '.join(VERSIONS)}")
+        return self._xp
 
     def to_device(self, device: str, /, *, stream: Any = None) -> Array:
         """The array itself: there is one device."""
@@ -166,14 +162,14 @@ class Array:
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:
         """``numpy.sin(x)`` is ``sin(x)`` of the namespace."""
-        function = getattr(self._xp(), ufunc.__name__, None)
+        function = getattr(self._xp, ufunc.__name__, None)
         if method == "__call__" and not kwargs and function is not None:
             return function(*args)
         return self._outside(f"numpy.{ufunc.__name__}", getattr(ufunc, method), args, kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """``numpy.sum(x)`` is ``sum(x)`` of the namespace."""
-        space = self._xp()
+        space = self._xp
         if func.__module__ in ("numpy.linalg", "numpy.fft"):
             space = getattr(space, func.__module__.rpartition(".")[2])
         function = getattr(space, func.__name__, None)
@@ -184,39 +180,38 @@ class Array:
     @staticmethod
     def _outside(name: str, function: Any, args: Any, kwargs: Any) -> Any:
         """What numpy makes of arrays that are on no tape, with a function that is not in the namespace."""
-        from onnxgrad.eager.xp.elementwise import opaque
-
-        return opaque(name, function, "use the functions of onnxgrad.eager.numpy")(*args, **kwargs)
+        refuse_tracked(name, [*args, *kwargs.values()], "use the functions of onnxgrad.eager.numpy")
+        return wrapped(function(*map(plain, args), **{k: plain(v) for k, v in kwargs.items()}))
 
     # --- methods that numpy's arrays have too ----------------------------------------------------
 
     def astype(self, dtype: Any) -> Array:
         """As `dtype`."""
-        return self._xp().astype(self, dtype)
+        return self._xp.astype(self, dtype)
 
     def reshape(self, *shape: Any) -> Array:
         """In another shape."""
-        return self._xp().reshape(self, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+        return self._xp.reshape(self, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
 
     def transpose(self, *axes: int) -> Array:
         """With its axes in another order (default: the reverse)."""
-        return self._xp().permute_dims(self, axes or tuple(range(self.ndim))[::-1])
+        return self._xp.permute_dims(self, axes or tuple(range(self.ndim))[::-1])
 
     def sum(self, axis: Any = None, **how: Any) -> Array:
         """Sum over `axis`."""
-        return self._xp().sum(self, axis=axis, **how)
+        return self._xp.sum(self, axis=axis, **how)
 
     def mean(self, axis: Any = None, **how: Any) -> Array:
         """Mean over `axis`."""
-        return self._xp().mean(self, axis=axis, **how)
+        return self._xp.mean(self, axis=axis, **how)
 
     def max(self, axis: Any = None, **how: Any) -> Array:
         """Largest along `axis`."""
-        return self._xp().max(self, axis=axis, **how)
+        return self._xp.max(self, axis=axis, **how)
 
     def min(self, axis: Any = None, **how: Any) -> Array:
         """Smallest along `axis`."""
-        return self._xp().min(self, axis=axis, **how)
+        return self._xp.min(self, axis=axis, **how)
 
     def __iter__(self) -> Any:
         if self.ndim == 0:
@@ -224,10 +219,10 @@ class Array:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, key: Any) -> Array:
-        return self._xp().getitem(self, key)
+        return self._xp.getitem(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        made = self._xp().setitem(self, key, value)
+        made = self._xp.setitem(self, key, value)
         self._data, self._node = made._data, made._node
 
     def __hash__(self) -> int:
@@ -248,38 +243,6 @@ class Array:
         def __neg__(self) -> Array: ...
 
 
-def record(op: Operator, operands: Sequence[Array], value: Any) -> Array:
-    """`value`, which `op` made of `operands`; a node of the tape where it is of use."""
-    if type(value) is not np.ndarray:
-        value = np.asarray(value)
-    tracked = False
-    for x in operands:
-        if x._node is not None:
-            tracked = True
-            if x._data.dtype.kind == "c":
-                from onnxgrad.eager.xp.complexes import recorded
-
-                return recorded(op, operands, value)
-    if tracked:
-        return Array(value, Node(op, tuple([x._data if x._node is None else x._node for x in operands]), value))
-    return Array(value)
-
-
-def record_several(op: Operator, operands: Sequence[Array], values: Sequence[Any]) -> tuple[Array, ...]:
-    """As `record`, for an operator with several outputs."""
-    values = tuple(np.asarray(v) for v in values)
-    if all(x._node is None for x in operands):
-        return tuple(Array(v) for v in values)
-    node = Node(op, tuple([x._data if x._node is None else x._node for x in operands]), values)
-    return tuple(Array(v, Node(part(i), (node,), v)) for i, v in enumerate(values))
-
-
-def stop_gradient(x: Any) -> Array:
-    """`x` as a constant: derivatives do not see how it was made."""
-    x = as_array(x)
-    return record(STOP, [x], x._data) if exporting.get() else Array(x._data)
-
-
 def as_array(x: Any, like: np.dtype | None = None) -> Array:
     """`x` as an array; a Python number takes the dtype `like` where its kind fits."""
     if isinstance(x, Array):
@@ -287,5 +250,37 @@ def as_array(x: Any, like: np.dtype | None = None) -> Array:
     if isinstance(x, (bool, int, float, complex)) and like is not None:
         return Array(np.asarray(x, np.result_type(like, x)))
     if isinstance(x, (list, tuple)):
-        return Array._xp().asarray(x)
+        return Array._xp.asarray(x)
     return Array(np.array(x))  # a copy: the tape must not see what the caller writes into it later
+
+
+def plain(x: Any) -> Any:
+    """The numpy array in `x`, also in lists."""
+    if isinstance(x, Array):
+        return x._data
+    return type(x)(map(plain, x)) if type(x) in (list, tuple) else x
+
+
+def wrapped(y: Any) -> Any:
+    """`y` with arrays in place of numpy's, also in tuples."""
+    if isinstance(y, (np.ndarray, np.generic)):
+        return Array(np.asarray(y))
+    if isinstance(y, tuple) and hasattr(y, "_fields"):
+        return type(y)(*map(wrapped, y))
+    return type(y)(map(wrapped, y)) if type(y) in (list, tuple) else y
+
+
+def tracked(x: Any, floats: bool = True) -> bool:
+    """Whether `x`, or something in it, is on the tape (by default: with a derivative)."""
+    if isinstance(x, Array):
+        return x._node is not None and (not floats or x._data.dtype.kind not in "biu")
+    return isinstance(x, (list, tuple)) and any(tracked(e, floats) for e in x)
+
+
+def refuse_tracked(name: str, operands: Any, instead: str, floats: bool = True) -> None:
+    """Raise if one of `operands` is on the tape."""
+    if any(tracked(x, floats) for x in operands):
+        if exporting.get():
+            raise BadInput(f"{name} cannot be recorded as ONNX{': ' + instead if instead else ''}")
+        hint = f"\n  hint: {instead or 'use stop_gradient(x) if it is meant as a constant'}"
+        raise NotDifferentiable(f"{name} has no derivative in onnxgrad.eager{hint}")

@@ -17,10 +17,12 @@ import onnx_ir as ir
 
 from onnxgrad.batching.directions import Stacked, along
 from onnxgrad.control_flow.subgraphs import copy_of
-from onnxgrad.eager.core.array import Array, record, record_several
+from onnxgrad.eager.core.array import Array
 from onnxgrad.eager.core.cache import Cache
-from onnxgrad.eager.core.operators import OPSET, Operator
-from onnxgrad.eager.core.operators import part as pick
+from onnxgrad.eager.core.primitives import OPSET
+from onnxgrad.eager.core.primitives import Primitive as Operator
+from onnxgrad.eager.core.primitives import output as pick
+from onnxgrad.eager.core.recording import record, record_several
 from onnxgrad.eager.core.running import Run, model_of
 from onnxgrad.eager.core.tape import Node, Program, Source, exporting
 from onnxgrad.engine import forward, reverse

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager.core.operators import LEAF, STOP, Operator
+from onnxgrad.eager.core.primitives import LEAF, STOP, Primitive
 
 _count = itertools.count().__next__
 
@@ -35,7 +35,7 @@ class Node:
 
     __slots__ = ("__weakref__", "inputs", "op", "serial", "value")
 
-    def __init__(self, op: Operator, inputs: tuple[Any, ...], value: Any) -> None:
+    def __init__(self, op: Primitive, inputs: tuple[Any, ...], value: Any) -> None:
         self.op = op
         self.inputs = inputs
         self.value = value

@@ -136,16 +136,18 @@ class Traced:
         (Townsend 2017, "A new trick for calculating Jacobian vector products".)
         """
         if directions:
-            from onnxgrad.eager.xp.shaping import stack
-
             rows = [self._push_by_pulling([t[i] for t in tangents], False) for i in range(len(tangents[0]))]
-            return [None if column[0] is None else stack(column) for column in zip(*rows)]
+            return [None if column[0] is None else _stacked(column) for column in zip(*rows)]
         zeros = [np.zeros(y.shape, y.dtype) for y in self.ends]
         probes = [Array(z, leaf(z)) for z in zeros]
         pulled = pull_through(self.program, self._places, probes)
         moved = [(g._node, t) for g, t in zip(pulled, tangents) if g is not None and g._node is not None]
         p = program([n for n, _ in moved], [q._node for q in probes if q._node is not None])
         return pull_through(p, p.key[1], [t for _, t in moved])
+
+
+def _stacked(slices: Sequence[Any]) -> Array:
+    return slices[0].__array_namespace__().stack(slices)
 
 
 def pull_through(
@@ -155,10 +157,8 @@ def pull_through(
     if not any(n.op.opaque for n in p.nodes):
         return pull(p, places, seeds, directions)
     if directions:
-        from onnxgrad.eager.xp.shaping import stack
-
         rows = [pull_through(p, places, [s[i] for s in seeds]) for i in range(len(seeds[0]))]
-        return [None if column[0] is None else stack(column) for column in zip(*rows)]
+        return [None if column[0] is None else _stacked(column) for column in zip(*rows)]
     given = [(p.source(at), s) for at, s in zip(places, seeds) if at is not None]
     return _pull_in_stretches(p, given)  # type: ignore[arg-type]
 

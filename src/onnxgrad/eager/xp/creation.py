@@ -9,21 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.eager.core.array import Array, as_array, plain, refuse_tracked, tracked
 from onnxgrad.eager.core.tape import exporting
-from onnxgrad.eager.xp.elementwise import cast, plain, refuse_tracked, tracked
-from onnxgrad.eager.xp.shaping import stack
-
-
-def on_cpu(device: Any) -> None:
-    """Raise unless `device` is the one there is."""
-    if device not in (None, "cpu"):
-        raise ValueError(f"arrays are on the device 'cpu', not on {device!r}")
+from onnxgrad.eager.xp.dtypes import cast
+from onnxgrad.eager.xp.info import check_device
+from onnxgrad.eager.xp.manipulation import broadcast_to, stack
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Array:
     """`obj` as an array: nested lists of numbers or arrays, or anything that numpy takes for an array."""
-    on_cpu(device)
+    check_device(device)
     if isinstance(obj, Array):
         if copy is False and dtype is not None and obj.dtype != np.dtype(dtype):
             raise ValueError("another dtype takes a copy")
@@ -43,14 +38,14 @@ def _foreign(obj: Any) -> bool:
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
     """An array of whatever speaks DLPack."""
-    on_cpu(device)
+    check_device(device)
     data = np.from_dlpack(x, copy=copy) if copy is not None else np.from_dlpack(x)
     return Array(data)
 
 
 def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Array:
     """Evenly spaced numbers from `start` up to `stop`, which is not among them."""
-    on_cpu(device)
+    check_device(device)
     if exporting.get():
         refuse_tracked("arange of a number that is computed", [start, stop, step], "use op.Range", floats=False)
     first, last = (0, start) if stop is None else (start, stop)
@@ -65,7 +60,7 @@ def linspace(
     start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True
 ) -> Array:
     """`num` evenly spaced numbers from `start` to `stop`."""
-    on_cpu(device)
+    check_device(device)
     if tracked(start) or tracked(stop):
         start = as_array(start)
         weights = Array(np.linspace(0.0, 1.0, num, endpoint=endpoint).astype(start.dtype))
@@ -80,15 +75,13 @@ def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
 
 def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Array:
     """Ones on the diagonal `k`, zeros elsewhere."""
-    on_cpu(device)
+    check_device(device)
     return Array(np.eye(n_rows, n_cols, k, dtype=np.float64 if dtype is None else dtype))
 
 
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
     """`fill_value` everywhere."""
-    from onnxgrad.eager.xp.shaping import broadcast_to
-
-    on_cpu(device)
+    check_device(device)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if tracked(fill_value, floats=False):
         x = broadcast_to(fill_value, shape)
@@ -104,13 +97,13 @@ def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = No
 
 def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
     """Zeros."""
-    on_cpu(device)
+    check_device(device)
     return Array(np.zeros(shape, np.float64 if dtype is None else dtype))
 
 
 def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
     """Ones."""
-    on_cpu(device)
+    check_device(device)
     return Array(np.ones(shape, np.float64 if dtype is None else dtype))
 
 
@@ -127,46 +120,3 @@ def ones_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Array:
 def empty_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Array:
     """Zeros in the shape and dtype of `x`."""
     return zeros_like(x, dtype=dtype, device=device)
-
-
-def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Array:
-    """`x` as `dtype`."""
-    on_cpu(device)
-    x = as_array(x)
-    made = cast(x, dtype)
-    return Array(x._data.copy(), x._node) if made is x and copy and x._node is None else made
-
-
-def can_cast(from_: Any, to: Any, /) -> bool:
-    """Whether one dtype converts to another without loss of kind, by the rules of promotion."""
-    return bool(np.can_cast(from_.dtype if isinstance(from_, Array) else from_, to))
-
-
-def result_type(*operands: Any) -> np.dtype:
-    """The dtype of what is computed from arrays, dtypes and numbers."""
-    return np.result_type(*(x.dtype if isinstance(x, Array) else x for x in operands))
-
-
-def isdtype(dtype: Any, kind: Any) -> bool:
-    """Whether `dtype` is of a kind: a dtype, or a name like "real floating", or some of these."""
-    return bool(np.isdtype(np.dtype(dtype), kind))
-
-
-def finfo(type: Any, /) -> Any:
-    """The limits of a floating-point dtype."""
-    return _Floats(np.finfo(type.dtype if isinstance(type, Array) else type))
-
-
-def iinfo(type: Any, /) -> Any:
-    """The limits of a dtype of integers."""
-    return np.iinfo(type.dtype if isinstance(type, Array) else type)
-
-
-class _Floats:
-    """What the standard asks of a floating-point dtype, in Python numbers."""
-
-    def __init__(self, info: Any) -> None:
-        self.bits = int(info.bits)
-        self.eps, self.max, self.min = float(info.eps), float(info.max), float(info.min)
-        self.smallest_normal = float(info.smallest_normal)
-        self.dtype = np.dtype(info.dtype)

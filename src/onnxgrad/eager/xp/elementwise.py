@@ -5,170 +5,18 @@ Where ONNX has no such operator, the tape gets the shortest expression of operat
 
 from __future__ import annotations
 
-import inspect
-import types
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
-from onnxgrad.eager.core.array import Array, as_array, record
-from onnxgrad.eager.core.buffers import LARGE, computed
-from onnxgrad.eager.core.operators import Operator, macro, standard
-from onnxgrad.eager.core.tape import Node, exporting
+from onnxgrad.eager.core.array import Array, as_array, tracked
+from onnxgrad.eager.core.primitives import macro, standard
+from onnxgrad.eager.core.recording import parts_of, record
 from onnxgrad.eager.xp import complexes, expressions
-from onnxgrad.errors import BadInput, NotDifferentiable
+from onnxgrad.eager.xp.dtypes import cast, promoted
+from onnxgrad.eager.xp.ufuncs import binary, nondifferentiable, unary
 
-Function = Callable[..., Any]
-_new_array = Array
-_SMALL = LARGE // 8
-_ndarray = np.ndarray
-
-
-def cast(x: Array, dtype: Any) -> Array:
-    """`x` as `dtype`; itself if it has it."""
-    dtype = np.dtype(dtype)
-    if x._data.dtype == dtype:
-        return x
-    if dtype.kind == "c" and x._node is not None:
-        return complexes.converted(x, dtype)
-    with np.errstate(invalid="ignore"):
-        data = x._data.astype(dtype)
-    if x._node is None:
-        return Array(data)
-    return record(standard("Cast", to=onnx_type(dtype)), [x], data)
-
-
-def onnx_type(dtype: np.dtype) -> int:
-    """The number of an element type in ONNX."""
-    if dtype.kind == "c":
-        raise NotDifferentiable(f"ONNX computes nothing with {dtype}, so a derivative cannot pass it")
-    return int(ir.DataType.from_numpy(dtype))
-
-
-def promoted(x1: Any, x2: Any) -> tuple[Array, Array]:
-    """Both as arrays of one dtype, by numpy's rules: a Python number adapts to the array beside it."""
-    a = as_array(x1, x2.dtype if isinstance(x2, (Array, np.ndarray, np.generic)) else None)
-    b = as_array(x2, a.dtype)
-    if a._data.dtype == b._data.dtype:
-        return a, b
-    dtype = np.result_type(a._data.dtype, b._data.dtype)
-    return cast(a, dtype), cast(b, dtype)
-
-
-def _named(function: Function, name: str, kernel: Any, mathematics: str = "") -> Function:
-    function.__name__ = function.__qualname__ = name
-    if isinstance(kernel, types.FunctionType) and kernel.__module__.startswith(__package__ or ""):
-        function.__signature__ = inspect.signature(kernel)  # type: ignore[attr-defined]
-    summary = (kernel.__doc__ or "").strip().split("\n\n")
-    text = next((p for p in summary if p and "(x" not in p.split("\n")[0]), name)
-    function.__doc__ = mathematics or " ".join(text.split())
-    return function
-
-
-def unary(name: str, op: Operator, kernel: Any, floats: Operator | None = None) -> Function:
-    """A function of one operand; `floats` is the operator for floats if `op` is not."""
-
-    def function(x: Any, /) -> Array:
-        if type(x) is not _new_array:
-            x = as_array(x)
-        node = x._node
-        if node is None:
-            return _new_array(np.asarray(kernel(x._data)))
-        if x._data.dtype.kind == "c":
-            return complexes.elementwise(name, kernel, x)
-        y = kernel(x._data) if x._data.size < _SMALL else computed(kernel, x._data)
-        if type(y) is not _ndarray:
-            y = np.asarray(y)
-        used = op if floats is None or x._data.dtype.kind in "biu" else floats
-        if x._data.dtype.kind == "b" and name == "bitwise_invert":
-            used = _NOT
-        return _new_array(y, Node(used, (node,), y))
-
-    return _named(function, name, kernel)
-
-
-def binary(name: str, op: Operator, kernel: Any, booleans: Operator | None = None, ints: Operator | None = None) -> Any:
-    """A function of two operands that broadcast; `booleans` and `ints` are the operators for those, if not `op`."""
-
-    def function(x1: Any, x2: Any, /) -> Array:
-        if type(x1) is not _new_array or type(x2) is not _new_array or x1._data.dtype != x2._data.dtype:
-            x1, x2 = promoted(x1, x2)
-        a, b = x1._data, x2._data
-        m, n = x1._node, x2._node
-        if m is None and n is None:
-            return _new_array(np.asarray(kernel(a, b)))
-        if a.dtype.kind == "c":
-            return complexes.elementwise(name, kernel, x1, x2)
-        y = kernel(a, b) if a.size < _SMALL and b.size < _SMALL else computed(kernel, a, b)
-        if type(y) is not _ndarray:
-            y = np.asarray(y)
-        used = op
-        if booleans is not None and x1._data.dtype.kind == "b":
-            used = booleans
-        elif ints is not None and x1._data.dtype.kind in "iu":
-            used = ints
-        return _new_array(y, Node(used, (a if m is None else m, b if n is None else n), y))
-
-    return _named(function, name, kernel)
-
-
-def opaque(name: str, kernel: Any, instead: str = "") -> Function:
-    """A function without derivative here: refused on the path of one. `instead` says what to do."""
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        refuse_tracked(name, [*args, *kwargs.values()], instead)
-        return wrapped(kernel(*map(plain, args), **{k: plain(v) for k, v in kwargs.items()}))
-
-    return _named(function, name, kernel)
-
-
-def discrete(name: str, kernel: Any) -> Function:
-    """A function whose results are integers, booleans or facts: constant under differentiation."""
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        if exporting.get():
-            refuse_tracked(name, [*args, *kwargs.values()], "it has no form in ONNX", floats=False)
-        return wrapped(kernel(*map(plain, args), **{k: plain(v) for k, v in kwargs.items()}))
-
-    return _named(function, name, kernel)
-
-
-def plain(x: Any) -> Any:
-    """The numpy array in `x`, also in lists."""
-    if isinstance(x, Array):
-        return x._data
-    return type(x)(map(plain, x)) if type(x) in (list, tuple) else x
-
-
-def wrapped(y: Any) -> Any:
-    """`y` with arrays in place of numpy's, also in tuples."""
-    if isinstance(y, (np.ndarray, np.generic)):
-        return Array(np.asarray(y))
-    if isinstance(y, tuple) and hasattr(y, "_fields"):
-        return type(y)(*map(wrapped, y))
-    return type(y)(map(wrapped, y)) if type(y) in (list, tuple) else y
-
-
-def tracked(x: Any, floats: bool = True) -> bool:
-    """Whether `x`, or something in it, is on the tape (by default: with a derivative)."""
-    if isinstance(x, Array):
-        return x._node is not None and (not floats or x._data.dtype.kind not in "biu")
-    return isinstance(x, (list, tuple)) and any(tracked(e, floats) for e in x)
-
-
-def refuse_tracked(name: str, operands: Any, instead: str, floats: bool = True) -> None:
-    """Raise if one of `operands` is on the tape."""
-    if any(tracked(x, floats) for x in operands):
-        if exporting.get():
-            raise BadInput(f"{name} cannot be recorded as ONNX{': ' + instead if instead else ''}")
-        hint = f"\n  hint: {instead or 'use stop_gradient(x) if it is meant as a constant'}"
-        raise NotDifferentiable(f"{name} has no derivative in onnxgrad.eager{hint}")
-
-
-def _op(op_type: str) -> Operator:
-    return standard(op_type)
+_op = standard
 
 
 def _floor_divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -179,7 +27,7 @@ def _floor_divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.where(np.isinf(x) | np.isinf(y), np.floor(np.divide(x, y)), whole)
 
 
-_SAME, _NOT = _op("Identity"), _op("Not")
+_SAME, _NOT = standard("Identity"), standard("Not")
 
 # --- one operand -----------------------------------------------------------------------------------
 
@@ -249,7 +97,7 @@ logical_xor = binary("logical_xor", _op("Xor"), np.logical_xor)
 maximum = binary("maximum", _op("Max"), np.maximum)
 minimum = binary("minimum", _op("Min"), np.minimum)
 multiply = binary("multiply", _op("Mul"), np.multiply)
-nextafter = opaque("nextafter", np.nextafter)
+nextafter = nondifferentiable("nextafter", np.nextafter)
 not_equal = binary("not_equal", macro(expressions.differ_of), np.not_equal)
 _power = binary("pow", _op("Pow"), np.power)
 remainder = binary("remainder", macro(expressions.remainder_of), np.remainder, ints=_op("Mod"))
@@ -286,13 +134,13 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Array:
 def real(x: Any, /) -> Array:
     """The real part."""
     x = as_array(x)
-    return x if x._data.dtype.kind != "c" else complexes.parts(x)[0]
+    return x if x._data.dtype.kind != "c" else parts_of(x)[0]
 
 
 def imag(x: Any, /) -> Array:
     """The imaginary part."""
     x = as_array(x)
-    return Array(np.zeros(x.shape, x.dtype)) if x._data.dtype.kind != "c" else complexes.parts(x)[1]
+    return Array(np.zeros(x.shape, x.dtype)) if x._data.dtype.kind != "c" else parts_of(x)[1]
 
 
 def conj(x: Any, /) -> Array:
@@ -307,43 +155,3 @@ def where(condition: Any, x1: Any, x2: Any, /) -> Array:
     """Elements of `x1` where `condition` holds, else of `x2`. Only the chosen ones get a derivative."""
     c, (a, b) = as_array(condition), promoted(x1, x2)
     return record(_op("Where"), [c if c.dtype == bool else cast(c, bool), a, b], np.where(c._data, a._data, b._data))
-
-
-_OPERATORS = {
-    "add": add, "sub": subtract, "mul": multiply, "truediv": divide, "floordiv": floor_divide, "mod": remainder,
-    "pow": pow, "and": bitwise_and, "or": bitwise_or, "xor": bitwise_xor, "lshift": bitwise_left_shift,
-    "rshift": bitwise_right_shift,
-}  # fmt: skip
-_COMPARISONS = {
-    "eq": equal, "ne": not_equal, "lt": less, "le": less_equal, "gt": greater, "ge": greater_equal,
-}  # fmt: skip
-_OPERANDS = (Array, np.ndarray, np.generic, bool, int, float, complex)
-
-
-def install(name: str, function: Function) -> None:
-    """Make `function` the operator `name` of arrays, reflected and in-place too."""
-
-    def forward(self: Array, other: Any) -> Any:
-        return function(self, other) if isinstance(other, _OPERANDS) else NotImplemented
-
-    def reflected(self: Array, other: Any) -> Any:
-        return function(other, self) if isinstance(other, _OPERANDS) else NotImplemented
-
-    def in_place(self: Array, other: Any) -> Any:
-        if not isinstance(other, _OPERANDS):
-            return NotImplemented
-        made = function(self, other)
-        if made.shape != self.shape or made.dtype != self.dtype:
-            raise ValueError(f"{self.dtype}{list(self.shape)} cannot hold {made.dtype}{list(made.shape)} in place")
-        return made
-
-    setattr(Array, f"__{name}__", forward)
-    if name not in _COMPARISONS:
-        setattr(Array, f"__r{name}__", reflected)
-        setattr(Array, f"__i{name}__", in_place)
-
-
-for _name, _function in (_OPERATORS | _COMPARISONS).items():
-    install(_name, _function)
-for _name, _function in {"neg": negative, "pos": positive, "abs": abs, "invert": bitwise_invert}.items():
-    setattr(Array, f"__{_name}__", (lambda f: lambda self: f(self))(_function))

@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnxgrad.eager.core.array import Array, as_array
-from onnxgrad.eager.core.operators import Operator
+from onnxgrad.eager.core.array import Array, as_array, plain, tracked, wrapped
+from onnxgrad.eager.core.custom_derivatives import custom_vjp
+from onnxgrad.eager.core.primitives import Primitive
 from onnxgrad.eager.core.tape import Node
-from onnxgrad.eager.custom import custom_vjp
-from onnxgrad.eager.xp.elementwise import plain, tracked, wrapped
 from onnxgrad.eager.xp.indexing import getitem
+from onnxgrad.eager.xp.inverses import inv, solve
+from onnxgrad.eager.xp.manipulation import concat, expand_dims, matrix_transpose, tril
 from onnxgrad.eager.xp.products import matmul
-from onnxgrad.eager.xp.shaping import concat, expand_dims, matrix_transpose, tril
 from onnxgrad.errors import BadInput, NotDifferentiable
 
 
@@ -93,8 +93,6 @@ def _cholesky(x: Any, /) -> Array:
 @_cholesky.defvjp
 def _cholesky_vjp(arguments: Any, y: Any, g: Any) -> Any:
     """X = L·Lᵀ: with P = Φ(Lᵀ·G), where Φ takes the lower half and half the diagonal: sym(L⁻ᵀ·P·L⁻¹)."""
-    from onnxgrad.eager.xp.linalg import inv
-
     low = _cholesky(arguments[0])
     product = tril(matmul(matrix_transpose(low), g))
     product = product - product * (0.5 * _unit(low.shape[-1], low.dtype))
@@ -207,7 +205,7 @@ def svd(x: Any, /, full_matrices: bool = True, compute_uv: bool = True) -> Any:
     return SVDResult(u, s, vh)
 
 
-class _Refused(Operator):
+class _Refused(Primitive):
     """Part of a result that no derivative can pass."""
 
     __slots__ = ()
@@ -261,14 +259,8 @@ def _qr_vjp(arguments: Any, y: Any, g: Any) -> Any:
         r, gr = getitem(r, (Ellipsis, slice(count))), getitem(gr, (Ellipsis, slice(count)))
     m = tril(matmul(r, matrix_transpose(gr)) - matmul(matrix_transpose(gq), q))
     m = m + matrix_transpose(m) - m * _unit(count, m.dtype)
-    at_x = matrix_transpose(_solved(r, matrix_transpose(gq + matmul(q, m))))
+    at_x = matrix_transpose(solve(r, matrix_transpose(gq + matmul(q, m))))
     return concat([at_x, matmul(q, beyond)], axis=-1) if wide else at_x
-
-
-def _solved(a: Any, b: Any) -> Any:
-    from onnxgrad.eager.xp.linalg import solve
-
-    return solve(a, b)
 
 
 _numpys_qr: Any = np.linalg.qr  # whose types say that the mode is a constant

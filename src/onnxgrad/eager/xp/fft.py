@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager.core.array import Array, as_array, record
-from onnxgrad.eager.core.operators import macro
-from onnxgrad.eager.custom import opaque_call
-from onnxgrad.eager.xp.complexes import as_complex, conjugate, filled_up, of_pairs, pairs_of
-from onnxgrad.eager.xp.creation import on_cpu
-from onnxgrad.eager.xp.elementwise import conj, plain, real, tracked, wrapped
+from onnxgrad.eager.core.array import Array, as_array, plain, tracked, wrapped
+from onnxgrad.eager.core.custom_derivatives import opaque_call
+from onnxgrad.eager.core.primitives import macro
+from onnxgrad.eager.core.recording import of_pairs, pairs_of, record, zero_padded
+from onnxgrad.eager.xp.complexes import conjugate
+from onnxgrad.eager.xp.dtypes import as_complex
+from onnxgrad.eager.xp.elementwise import conj, real
 from onnxgrad.eager.xp.indexing import getitem
-from onnxgrad.eager.xp.reductions import axes_of
-from onnxgrad.eager.xp.shaping import roll
+from onnxgrad.eager.xp.info import check_device
+from onnxgrad.eager.xp.manipulation import axes_of, roll
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 
@@ -67,7 +68,7 @@ def _fitted(x: Array, want: int, axis: int) -> Array:
     have = x.shape[axis]
     if want <= have:
         return x if want == have else getitem(x, (slice(None),) * axis + (slice(want),))
-    return filled_up(x, want - have, axis)
+    return zero_padded(x, want - have, axis)
 
 
 def _transform(x: Array, n: int | None, axis: int, norm: str, direction: int) -> Array:
@@ -179,11 +180,11 @@ def ifftshift(x: Any, /, *, axes: int | tuple[int, ...] | None = None) -> Array:
 
 def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Array:
     """The frequencies of the bins of `fft`."""
-    on_cpu(device)
+    check_device(device)
     return Array(np.fft.fftfreq(n, d).astype(np.float64 if dtype is None else dtype))
 
 
 def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Array:
     """The frequencies of the bins of `rfft`."""
-    on_cpu(device)
+    check_device(device)
     return Array(np.fft.rfftfreq(n, d).astype(np.float64 if dtype is None else dtype))

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager.core.array import Array, as_array, record
-from onnxgrad.eager.core.operators import macro, standard
+from onnxgrad.eager.core.array import Array, as_array, plain, refuse_tracked
+from onnxgrad.eager.core.primitives import macro, standard
+from onnxgrad.eager.core.recording import record
 from onnxgrad.eager.core.tape import exporting
-from onnxgrad.eager.xp.elementwise import cast, discrete, opaque, plain, refuse_tracked
+from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.ir import Builder, Var
 
 _BEFORE = -(2**62)
@@ -141,52 +142,9 @@ def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Array:
             raise ValueError(f"which axis? the array has {x.ndim}")
         axis = 0
     value = np.take(x._data, i._data, axis=axis)
-    return record(standard("Gather", axis=axis % x.ndim), [x, _whole(i)], value)
+    return record(standard("Gather", axis=axis % x.ndim), [x, as_index(i)], value)
 
 
-def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Array:
-    """For each place the element at another one on the same line along `axis`."""
-    x, i = as_array(x), as_array(indices)
-    value = np.take_along_axis(x._data, i._data, axis=axis)
-    if value.shape != i.shape or any(m != n for a, (m, n) in enumerate(zip(i.shape, x.shape)) if a != axis % x.ndim):
-        from onnxgrad.eager.xp.shaping import broadcast_to
-
-        at = axis % x.ndim
-        shape = np.broadcast_shapes(*((*s[:at], 1, *s[at + 1 :]) for s in (x.shape, i.shape)))
-        x = broadcast_to(x, (*shape[:at], x.shape[at], *shape[at + 1 :]))
-        i = broadcast_to(i, (*shape[:at], i.shape[at], *shape[at + 1 :]))
-    return record(standard("GatherElements", axis=axis % x.ndim), [x, _whole(i)], value)
-
-
-def _whole(i: Array) -> Array:
+def as_index(i: Array) -> Array:
+    """`i` as indices of ONNX, which are int32 or int64."""
     return i if i.dtype in (np.int32, np.int64) else cast(i, np.int64)
-
-
-def argsort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
-    """The places of the elements along `axis` in order; equal ones stay in theirs."""
-    x = as_array(x)
-    if descending:  # numpy sorts upwards only: from the end, so that equal elements stay in order
-        back = np.flip(x._data, axis)
-        value = x.shape[axis] - 1 - np.flip(np.argsort(back, axis=axis, kind="stable"), axis)
-    else:
-        value = np.argsort(x._data, axis=axis, kind="stable")
-    return record(macro(order_of, x.shape[axis], axis, descending), [x], value)
-
-
-def order_of(b: Builder, x: Var, count: int, axis: int, descending: bool) -> Var:
-    """The second output of TopK."""
-    return b.TopK(x, [count], axis=axis, largest=int(descending), outputs=2)[1]
-
-
-def sort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
-    """The elements along `axis` in order."""
-    x = as_array(x)
-    return take_along_axis(x, argsort(x, axis=axis, descending=descending), axis=axis)
-
-
-_INSTEAD = "use sort, or stop_gradient(x)"
-unique_all = opaque("unique_all", np.unique_all, _INSTEAD)
-unique_counts = opaque("unique_counts", np.unique_counts, _INSTEAD)
-unique_inverse = opaque("unique_inverse", np.unique_inverse, _INSTEAD)
-unique_values = opaque("unique_values", np.unique_values, _INSTEAD)
-isin = discrete("isin", lambda x1, x2, /, *, invert=False: np.isin(x1, x2, invert=invert))

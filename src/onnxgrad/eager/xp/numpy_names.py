@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager.core.array import Array, as_array, record
-from onnxgrad.eager.core.operators import standard
+from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.eager.core.primitives import standard
+from onnxgrad.eager.core.recording import record
 from onnxgrad.eager.xp import elementwise as e
+from onnxgrad.eager.xp.dtypes import promoted
 from onnxgrad.eager.xp.elementwise import where
 from onnxgrad.eager.xp.indexing import getitem, take
+from onnxgrad.eager.xp.manipulation import axes_of, concat, expand_dims, flip, reshape, split, swapaxes
 from onnxgrad.eager.xp.products import diagonal
-from onnxgrad.eager.xp.reductions import axes_of, mean, sum
-from onnxgrad.eager.xp.shaping import concat, expand_dims, flip, reshape, split, swapaxes
+from onnxgrad.eager.xp.reductions import mean, sum
 from onnxgrad.errors import BadInput
 
 __all__ = [
@@ -51,19 +53,19 @@ radians, degrees = deg2rad, rad2deg
 
 def fmax(x1: Any, x2: Any, /) -> Array:
     """The larger of two, or the one that is a number."""
-    a, b = e.promoted(x1, x2)
+    a, b = promoted(x1, x2)
     return where(e.isnan(a), b, where(e.isnan(b), a, e.maximum(a, b)))
 
 
 def fmin(x1: Any, x2: Any, /) -> Array:
     """The smaller of two, or the one that is a number."""
-    a, b = e.promoted(x1, x2)
+    a, b = promoted(x1, x2)
     return where(e.isnan(a), b, where(e.isnan(b), a, e.minimum(a, b)))
 
 
 def logaddexp2(x1: Any, x2: Any, /) -> Array:
     """log₂(2^x1 + 2^x2)."""
-    a, b = e.promoted(x1, x2)
+    a, b = promoted(x1, x2)
     return e.logaddexp(a * math.log(2), b * math.log(2)) * (1 / math.log(2))
 
 
@@ -228,7 +230,7 @@ def pad(x: Any, width: Any, /, mode: str = "constant", *, constant_values: float
 
 def kron(x1: Any, x2: Any, /) -> Array:
     """The Kronecker product: each element of `x1` times all of `x2`."""
-    a, b = e.promoted(x1, x2)
+    a, b = promoted(x1, x2)
     rank = max(a.ndim, b.ndim)
     a, b = reshape(a, (1,) * (rank - a.ndim) + a.shape), reshape(b, (1,) * (rank - b.ndim) + b.shape)
     apart = expand_dims(a, axis=tuple(range(1, 2 * rank, 2))) * expand_dims(b, axis=tuple(range(0, 2 * rank, 2)))

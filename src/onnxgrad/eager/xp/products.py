@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager.core.array import Array, as_array, record
-from onnxgrad.eager.core.operators import standard
+from onnxgrad.eager.core.array import Array, as_array, tracked
+from onnxgrad.eager.core.primitives import standard
+from onnxgrad.eager.core.recording import record
 from onnxgrad.eager.xp import elementwise as e
-from onnxgrad.eager.xp.complexes import product
-from onnxgrad.eager.xp.elementwise import install, promoted
-from onnxgrad.eager.xp.reductions import axes_of, sum
-from onnxgrad.eager.xp.shaping import expand_dims, moveaxis
+from onnxgrad.eager.xp.complexes import bilinear
+from onnxgrad.eager.xp.dtypes import cast, promoted
+from onnxgrad.eager.xp.indexing import getitem
+from onnxgrad.eager.xp.manipulation import axes_of, expand_dims, moveaxis, stack, unstack
+from onnxgrad.eager.xp.reductions import sum
 
 _MATMUL = standard("MatMul")
 
@@ -23,7 +25,7 @@ def matmul(x1: Any, x2: Any, /) -> Array:
     """The matrix product, of stacks of matrices and of vectors too."""
     a, b = promoted(x1, x2)
     if a._data.dtype.kind == "c" and (a._node is not None or b._node is not None):
-        return product(matmul, a, b)
+        return bilinear(matmul, a, b)
     return record(_MATMUL, [a, b], np.matmul(a._data, b._data))
 
 
@@ -31,9 +33,9 @@ def einsum(equation: str, /, *operands: Any) -> Array:
     """The sum of products that `equation` describes (Einstein's notation, as in numpy)."""
     parts = [as_array(x) for x in operands]
     dtype = np.result_type(*(x._data.dtype for x in parts))
-    parts = [e.cast(x, dtype) for x in parts]
-    if dtype.kind == "c" and len(parts) == 2 and e.tracked(parts):
-        return product(lambda x, y: einsum(equation, x, y), *parts)
+    parts = [cast(x, dtype) for x in parts]
+    if dtype.kind == "c" and len(parts) == 2 and tracked(parts):
+        return bilinear(lambda x, y: einsum(equation, x, y), *parts)
     value = np.einsum(equation, *(x._data for x in parts), optimize=len(parts) > 2)
     return record(standard("Einsum", equation=equation.replace(" ", "")), parts, value)
 
@@ -91,8 +93,6 @@ def inner(x1: Any, x2: Any, /) -> Array:
 
 def diagonal(x: Any, /, *, offset: int = 0) -> Array:
     """The elements on a diagonal of a stack of matrices."""
-    from onnxgrad.eager.xp.indexing import getitem
-
     x = as_array(x)
     rows, columns = x.shape[-2:]
     count = max(min(rows + min(offset, 0), columns - max(offset, 0)), 0)
@@ -112,12 +112,7 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
         raise ValueError("the vector product is of vectors of three elements")
     if a._node is None and b._node is None:
         return Array(np.cross(a._data, b._data, axis=axis))
-    from onnxgrad.eager.xp.shaping import stack, unstack
-
     (a1, a2, a3), (b1, b2, b3) = unstack(moveaxis(a, axis, -1), axis=-1), unstack(moveaxis(b, axis, -1), axis=-1)
     products = [(a2, b3, a3, b2), (a3, b1, a1, b3), (a1, b2, a2, b1)]
     parts = [e.subtract(e.multiply(p, q), e.multiply(r, s)) for p, q, r, s in products]
     return moveaxis(stack(parts, axis=-1), -1, axis)
-
-
-install("matmul", matmul)

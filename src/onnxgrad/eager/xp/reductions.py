@@ -7,23 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager.core.array import Array, as_array, record
-from onnxgrad.eager.core.operators import standard
+from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.eager.core.primitives import standard
+from onnxgrad.eager.core.recording import record
 from onnxgrad.eager.xp import elementwise as e
-from onnxgrad.eager.xp.elementwise import cast, discrete
-
-Axis = int | tuple[int, ...] | None
-
-
-def axes_of(axis: Axis, ndim: int) -> tuple[int, ...]:
-    """The axes that `axis` names, each from 0 on."""
-    if axis is None:
-        return tuple(range(ndim))
-    return tuple(int(a) % ndim if -ndim <= a < ndim else _no_axis(a, ndim) for a in np.atleast_1d(axis).astype(int))
-
-
-def _no_axis(axis: int, ndim: int) -> int:
-    raise IndexError(f"axis {axis} of an array with {ndim} axes")
+from onnxgrad.eager.xp.dtypes import cast
+from onnxgrad.eager.xp.indexing import getitem
+from onnxgrad.eager.xp.manipulation import Axis, axes_of, concat, expand_dims, stack, unstack
 
 
 def _reduced(op_type: str, kernel: Any, x: Array, axis: Axis, keepdims: bool) -> Array:
@@ -92,8 +82,6 @@ def cumulative_sum(x: Any, /, axis: int | None = None, dtype: Any = None, includ
 
 def cumulative_prod(x: Any, /, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
     """The products of the first elements along `axis`."""
-    from onnxgrad.eager.xp.shaping import expand_dims, stack, unstack
-
     x, at = _running(_widened(x, dtype), axis)
     if x._node is None:
         y = Array(np.cumprod(x._data, axis=at, dtype=x.dtype))
@@ -116,17 +104,12 @@ def _running(x: Array, axis: int | None) -> tuple[Array, int]:
 
 
 def _after(first: int, y: Array, axis: int) -> Array:
-    from onnxgrad.eager.xp.shaping import concat
-
     shape = tuple(1 if a == axis else n for a, n in enumerate(y.shape))
     return concat([Array(np.full(shape, first, y.dtype)), y], axis=axis)
 
 
 def diff(x: Any, /, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Array:
     """The `n`-th differences of neighbours along `axis`, after `prepend` and `append` are put to its ends."""
-    from onnxgrad.eager.xp.indexing import getitem
-    from onnxgrad.eager.xp.shaping import concat
-
     x = as_array(x)
     at = axes_of(axis, x.ndim)[0]
     parts = [as_array(p) for p in (prepend, x, append) if p is not None]
@@ -135,29 +118,6 @@ def diff(x: Any, /, axis: int = -1, n: int = 1, prepend: Any = None, append: Any
         ends = [(slice(None),) * at + (s,) for s in (slice(1, None), slice(None, -1))]
         x = (e.not_equal if x.dtype == bool else e.subtract)(getitem(x, ends[0]), getitem(x, ends[1]))
     return x
-
-
-def _counted(op_type: str, kernel: Any, x: Any, axis: int | None, keepdims: bool) -> Array:
-    x = as_array(x)
-    value = kernel(x._data, axis=axis, keepdims=keepdims)
-    if x._node is None:
-        return Array(np.asarray(value))
-    if axis is None:
-        from onnxgrad.eager.xp.shaping import reshape
-
-        flat = _counted(op_type, kernel, reshape(x, (-1,)), 0, False)
-        return reshape(flat, (1,) * x.ndim) if keepdims else flat
-    return record(standard(op_type, axis=int(axis), keepdims=int(keepdims)), [x], np.asarray(value, np.int64))
-
-
-def argmax(x: Any, /, axis: int | None = None, keepdims: bool = False) -> Array:
-    """Where the largest element along `axis` is (the first of several)."""
-    return _counted("ArgMax", np.argmax, x, axis, keepdims)
-
-
-def argmin(x: Any, /, axis: int | None = None, keepdims: bool = False) -> Array:
-    """Where the smallest element along `axis` is (the first of several)."""
-    return _counted("ArgMin", np.argmin, x, axis, keepdims)
 
 
 def _logical(op_type: str, kernel: Any, x: Any, axis: Axis, keepdims: bool) -> Array:
@@ -176,14 +136,3 @@ def all(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
 def any(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
     """Whether some element along `axis` is true."""
     return _logical("ReduceMax", np.any, x, axis, keepdims)
-
-
-def count_nonzero(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
-    """How many elements along `axis` are not 0."""
-    return sum(cast(e.not_equal(x, 0), np.int64), axis=axis, keepdims=keepdims)
-
-
-nonzero = discrete("nonzero", np.nonzero)
-searchsorted = discrete(
-    "searchsorted", lambda x1, x2, /, *, side="left", sorter=None: np.searchsorted(x1, x2, side, sorter)
-)

@@ -21,7 +21,7 @@ OPSET = 21
 Static = tuple[int, ...] | int | float | None
 
 
-class Operator:
+class Primitive:
     """Writes itself into a graph; compares and hashes by `key`."""
 
     __slots__ = ("_hash", "key")
@@ -49,7 +49,7 @@ class Operator:
         raise NotImplementedError
 
 
-class Standard(Operator):
+class StandardOp(Primitive):
     """One operator of ONNX: its type, attributes, static operands by position, domain and number of outputs."""
 
     __slots__ = ()
@@ -63,7 +63,7 @@ class Standard(Operator):
         return b.emit(op_type, *inputs, domain=domain, outputs=outputs, **dict(attributes))  # type: ignore[arg-type, call-overload]
 
 
-class Named(Standard):
+class VersionedOp(StandardOp):
     """An operator that the user asked for by its name, as a certain opset defines it."""
 
     __slots__ = ()
@@ -81,7 +81,7 @@ def _operand(static: Static) -> Any:
     return np.array(static, np.int64) if isinstance(static, int) else static
 
 
-class Macro(Operator):
+class Macro(Primitive):
     """A small expression of operators that is one node of the tape: ``writer(b, *operands, *parameters)``."""
 
     __slots__ = ()
@@ -92,7 +92,7 @@ class Macro(Operator):
         return writer(b, *operands, *parameters)  # type: ignore[operator, misc]
 
 
-class Part(Operator):
+class Output(Primitive):
     """One output of a node that has several."""
 
     __slots__ = ()
@@ -109,9 +109,9 @@ def standard(
     domain: str = "",
     outputs: int = 1,
     **attributes: Any,
-) -> Standard:
+) -> StandardOp:
     """The operator `op_type`; each of `statics` is the position and the value of an operand that is part of it."""
-    return Standard(op_type, tuple(sorted(attributes.items())), statics, domain, outputs)
+    return StandardOp(op_type, tuple(sorted(attributes.items())), statics, domain, outputs)
 
 
 @functools.lru_cache(4096)
@@ -121,9 +121,9 @@ def macro(writer: Callable[..., Var], *parameters: Hashable) -> Macro:
 
 
 @functools.lru_cache(64)
-def part(i: int) -> Part:
+def output(i: int) -> Output:
     """Output `i`."""
-    return Part("Part", i)
+    return Output("Part", i)
 
 
 #: What a variable of a transform is to the transforms around it.

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager.core.array import Array, as_array, record
-from onnxgrad.eager.core.operators import standard
+from onnxgrad.eager.core.array import Array, as_array, plain, refuse_tracked
+from onnxgrad.eager.core.primitives import standard
+from onnxgrad.eager.core.recording import record
 from onnxgrad.eager.core.tape import exporting
-from onnxgrad.eager.xp import elementwise as e
+from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.eager.xp.indexing import getitem, take
-from onnxgrad.eager.xp.reductions import axes_of
+
+Axis = int | tuple[int, ...] | None
+
+
+def axes_of(axis: Axis, ndim: int) -> tuple[int, ...]:
+    """The axes that `axis` names, each from 0 on."""
+    if axis is None:
+        return tuple(range(ndim))
+    return tuple(int(a) % ndim if -ndim <= a < ndim else _no_axis(a, ndim) for a in np.atleast_1d(axis).astype(int))
+
+
+def _no_axis(axis: int, ndim: int) -> int:
+    raise IndexError(f"axis {axis} of an array with {ndim} axes")
 
 
 def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Array:
@@ -92,7 +104,7 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Array:
     if axis is None:
         parts, axis = [reshape(x, (-1,)) for x in parts], 0
     dtype = np.result_type(*(x._data.dtype for x in parts))
-    parts = [e.cast(x, dtype) for x in parts]
+    parts = [cast(x, dtype) for x in parts]
     data = np.concatenate([x._data for x in parts], axis=axis)
     return record(standard("Concat", axis=axes_of(axis, data.ndim)[0]), parts, data)
 
@@ -143,8 +155,8 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Array:
     if axis is None:
         x, axis = reshape(x, (-1,)), 0
     if exporting.get():
-        e.refuse_tracked("repeat by numbers that are computed", [repeats], "use tile", floats=False)
-    return take(x, Array(np.repeat(np.arange(x.shape[axis]), np.asarray(e.plain(repeats)))), axis=axis)
+        refuse_tracked("repeat by numbers that are computed", [repeats], "use tile", floats=False)
+    return take(x, Array(np.repeat(np.arange(x.shape[axis]), np.asarray(plain(repeats)))), axis=axis)
 
 
 def tile(x: Any, repetitions: Sequence[int], /) -> Array:
@@ -187,8 +199,3 @@ def _triangle(kernel: Any, upper: int, x: Array, k: int) -> Array:
 def ravel(x: Any, /) -> Array:
     """As a vector."""
     return reshape(x, (-1,))
-
-
-def size_of(shape: Sequence[int]) -> int:
-    """How many elements an array of `shape` has."""
-    return math.prod(shape)

@@ -13,17 +13,16 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.eager.core import trees
-from onnxgrad.eager.core.array import Array, as_array
-from onnxgrad.eager.core.operators import Operator, Part
+from onnxgrad.eager.core.array import Array, as_array, tracked
+from onnxgrad.eager.core.primitives import Output, Primitive
 from onnxgrad.eager.core.tape import Node, exporting
-from onnxgrad.eager.xp.elementwise import tracked
 from onnxgrad.errors import BadInput, NotDifferentiable
 
 Function = Callable[..., Any]
 _PARTS = "hand real and imaginary part over, and put them together inside: real(z), imag(z), x + 1j * y"
 
 
-class Opaque(Operator):
+class OpaqueCall(Primitive):
     """A call of a Python function that has its own derivative.
 
     Attributes:
@@ -45,7 +44,7 @@ class Opaque(Operator):
         return self.backward(whole)
 
 
-class _Output(Part):
+class _OpaqueOutput(Output):
     """One output of an opaque node: its cotangent waits for those of the others."""
 
     __slots__ = ()
@@ -88,9 +87,11 @@ def opaque_call(
         found = backward(tuple(given), result, trees.rebuilt(result, cotangents))
         return _matched(found, args, arrays, name)
 
-    op = Opaque(pull_back, [(y.dtype, y.shape) for y in ends])
+    op = OpaqueCall(pull_back, [(y.dtype, y.shape) for y in ends])
     node = Node(op, tuple(x._data if x._node is None else x._node for x in arrays), tuple(y._data for y in ends))
-    outputs = [Array(y._data, Node(_Output("Output", i, len(ends)), (node,), y._data)) for i, y in enumerate(ends)]
+    outputs = [
+        Array(y._data, Node(_OpaqueOutput("Output", i, len(ends)), (node,), y._data)) for i, y in enumerate(ends)
+    ]
     return trees.rebuilt(result, outputs)
 
 
@@ -145,21 +146,3 @@ class custom_vjp:  # noqa: N801  (a decorator)
         if self.backward is None:
             raise BadInput(f"{name} has no derivative yet\n  hint: give it one with @{name}.defvjp")
         return opaque_call(self.f, args, self.backward, kwargs)
-
-
-def checkpoint(f: Function) -> Function:
-    """`f`, but nothing inside it is kept for the backward pass, which calls it again.
-
-    It trades time for memory. `f` must give the same result twice, and reach variables through its arguments only.
-    """
-    from onnxgrad.eager.transforms import vjp
-
-    @functools.wraps(f)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        def backward(arguments: tuple, result: Any, cotangent: Any) -> Any:
-            pulled = vjp(functools.partial(f, **kwargs), *arguments)[1](cotangent)
-            return (pulled,) if len(arguments) == 1 else pulled
-
-        return opaque_call(f, args, backward, kwargs)
-
-    return wrapped

@@ -1,0 +1,53 @@
+"""Attaching a namespace to arrays: its functions are their methods and operators (``x + y`` is ``add(x, y)``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.eager.core.array import Array
+
+_BINARY = {
+    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide",
+    "mod": "remainder", "pow": "pow", "matmul": "matmul", "and": "bitwise_and", "or": "bitwise_or",
+    "xor": "bitwise_xor", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
+}  # fmt: skip
+_COMPARISONS = {
+    "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
+}  # fmt: skip
+_UNARY = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
+_OPERANDS = (Array, np.ndarray, np.generic, bool, int, float, complex)
+
+
+def attach(namespace: Any) -> None:
+    """Make `namespace` the one that arrays dispatch to."""
+    Array._xp = namespace
+    for name, function in _UNARY.items():
+        setattr(Array, f"__{name}__", getattr(namespace, function))
+    for name, function in (_BINARY | _COMPARISONS).items():
+        _define(name, getattr(namespace, function))
+
+
+def _define(name: str, function: Callable[[Any, Any], Array]) -> None:
+    """Define the binary operator `name` of arrays; if it is no comparison, reflected and in place too."""
+
+    def forward(self: Array, other: Any) -> Any:
+        return function(self, other) if isinstance(other, _OPERANDS) else NotImplemented
+
+    def reflected(self: Array, other: Any) -> Any:
+        return function(other, self) if isinstance(other, _OPERANDS) else NotImplemented
+
+    def in_place(self: Array, other: Any) -> Any:
+        if not isinstance(other, _OPERANDS):
+            return NotImplemented
+        made = function(self, other)
+        if made.shape != self.shape or made.dtype != self.dtype:
+            raise ValueError(f"{self.dtype}{list(self.shape)} cannot hold {made.dtype}{list(made.shape)} in place")
+        return made
+
+    setattr(Array, f"__{name}__", forward)
+    if name not in _COMPARISONS:
+        setattr(Array, f"__r{name}__", reflected)
+        setattr(Array, f"__i{name}__", in_place)

@@ -1,0 +1,92 @@
+"""Sorting, searching and sets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.eager.core.primitives import macro, standard
+from onnxgrad.eager.core.recording import record
+from onnxgrad.eager.xp import elementwise as e
+from onnxgrad.eager.xp.dtypes import cast
+from onnxgrad.eager.xp.indexing import as_index
+from onnxgrad.eager.xp.manipulation import Axis, broadcast_to, reshape
+from onnxgrad.eager.xp.reductions import sum
+from onnxgrad.eager.xp.ufuncs import discrete, nondifferentiable
+from onnxgrad.ir import Builder, Var
+
+
+def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Array:
+    """For each place the element at another one on the same line along `axis`."""
+    x, i = as_array(x), as_array(indices)
+    value = np.take_along_axis(x._data, i._data, axis=axis)
+    if value.shape != i.shape or any(m != n for a, (m, n) in enumerate(zip(i.shape, x.shape)) if a != axis % x.ndim):
+        at = axis % x.ndim
+        shape = np.broadcast_shapes(*((*s[:at], 1, *s[at + 1 :]) for s in (x.shape, i.shape)))
+        x = broadcast_to(x, (*shape[:at], x.shape[at], *shape[at + 1 :]))
+        i = broadcast_to(i, (*shape[:at], i.shape[at], *shape[at + 1 :]))
+    return record(standard("GatherElements", axis=axis % x.ndim), [x, as_index(i)], value)
+
+
+def argsort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
+    """The places of the elements along `axis` in order; equal ones stay in theirs."""
+    x = as_array(x)
+    if descending:  # numpy sorts upwards only: from the end, so that equal elements stay in order
+        back = np.flip(x._data, axis)
+        value = x.shape[axis] - 1 - np.flip(np.argsort(back, axis=axis, kind="stable"), axis)
+    else:
+        value = np.argsort(x._data, axis=axis, kind="stable")
+    return record(macro(order_of, x.shape[axis], axis, descending), [x], value)
+
+
+def order_of(b: Builder, x: Var, count: int, axis: int, descending: bool) -> Var:
+    """The second output of TopK."""
+    return b.TopK(x, [count], axis=axis, largest=int(descending), outputs=2)[1]
+
+
+def sort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
+    """The elements along `axis` in order."""
+    x = as_array(x)
+    return take_along_axis(x, argsort(x, axis=axis, descending=descending), axis=axis)
+
+
+_INSTEAD = "use sort, or stop_gradient(x)"
+unique_all = nondifferentiable("unique_all", np.unique_all, _INSTEAD)
+unique_counts = nondifferentiable("unique_counts", np.unique_counts, _INSTEAD)
+unique_inverse = nondifferentiable("unique_inverse", np.unique_inverse, _INSTEAD)
+unique_values = nondifferentiable("unique_values", np.unique_values, _INSTEAD)
+isin = discrete("isin", lambda x1, x2, /, *, invert=False: np.isin(x1, x2, invert=invert))
+
+
+def _counted(op_type: str, kernel: Any, x: Any, axis: int | None, keepdims: bool) -> Array:
+    x = as_array(x)
+    value = kernel(x._data, axis=axis, keepdims=keepdims)
+    if x._node is None:
+        return Array(np.asarray(value))
+    if axis is None:
+        flat = _counted(op_type, kernel, reshape(x, (-1,)), 0, False)
+        return reshape(flat, (1,) * x.ndim) if keepdims else flat
+    return record(standard(op_type, axis=int(axis), keepdims=int(keepdims)), [x], np.asarray(value, np.int64))
+
+
+def argmax(x: Any, /, axis: int | None = None, keepdims: bool = False) -> Array:
+    """Where the largest element along `axis` is (the first of several)."""
+    return _counted("ArgMax", np.argmax, x, axis, keepdims)
+
+
+def argmin(x: Any, /, axis: int | None = None, keepdims: bool = False) -> Array:
+    """Where the smallest element along `axis` is (the first of several)."""
+    return _counted("ArgMin", np.argmin, x, axis, keepdims)
+
+
+def count_nonzero(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
+    """How many elements along `axis` are not 0."""
+    return sum(cast(e.not_equal(x, 0), np.int64), axis=axis, keepdims=keepdims)
+
+
+nonzero = discrete("nonzero", np.nonzero)
+searchsorted = discrete(
+    "searchsorted", lambda x1, x2, /, *, side="left", sorter=None: np.searchsorted(x1, x2, side, sorter)
+)

@@ -1,0 +1,103 @@
+"""Functions of the namespace made from numpy's: the value is numpy's, and a node notes what the tape gets."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.eager.core.array import Array, as_array, plain, refuse_tracked, wrapped
+from onnxgrad.eager.core.buffers import LARGE, computed
+from onnxgrad.eager.core.primitives import Primitive, standard
+from onnxgrad.eager.core.tape import Node, exporting
+from onnxgrad.eager.xp import complexes
+from onnxgrad.eager.xp.dtypes import promoted
+
+Function = Callable[..., Any]
+_new_array = Array
+_SMALL = LARGE // 8
+_ndarray = np.ndarray
+_NOT = standard("Not")
+
+
+def _named(function: Function, name: str, kernel: Any) -> Function:
+    function.__name__ = function.__qualname__ = name
+    if isinstance(kernel, types.FunctionType) and kernel.__module__.startswith(__package__ or ""):
+        function.__signature__ = inspect.signature(kernel)  # type: ignore[attr-defined]
+    summary = (kernel.__doc__ or "").strip().split("\n\n")
+    text = next((p for p in summary if p and "(x" not in p.split("\n")[0]), name)
+    function.__doc__ = " ".join(text.split())
+    return function
+
+
+def unary(name: str, op: Primitive, kernel: Any, floats: Primitive | None = None) -> Function:
+    """A function of one operand; `floats` is the operator for floats if `op` is not."""
+
+    def function(x: Any, /) -> Array:
+        if type(x) is not _new_array:
+            x = as_array(x)
+        node = x._node
+        if node is None:
+            return _new_array(np.asarray(kernel(x._data)))
+        if x._data.dtype.kind == "c":
+            return complexes.elementwise(name, kernel, x)
+        y = kernel(x._data) if x._data.size < _SMALL else computed(kernel, x._data)
+        if type(y) is not _ndarray:
+            y = np.asarray(y)
+        used = op if floats is None or x._data.dtype.kind in "biu" else floats
+        if x._data.dtype.kind == "b" and name == "bitwise_invert":
+            used = _NOT
+        return _new_array(y, Node(used, (node,), y))
+
+    return _named(function, name, kernel)
+
+
+def binary(
+    name: str, op: Primitive, kernel: Any, booleans: Primitive | None = None, ints: Primitive | None = None
+) -> Any:
+    """A function of two operands that broadcast; `booleans` and `ints` are the operators for those, if not `op`."""
+
+    def function(x1: Any, x2: Any, /) -> Array:
+        if type(x1) is not _new_array or type(x2) is not _new_array or x1._data.dtype != x2._data.dtype:
+            x1, x2 = promoted(x1, x2)
+        a, b = x1._data, x2._data
+        m, n = x1._node, x2._node
+        if m is None and n is None:
+            return _new_array(np.asarray(kernel(a, b)))
+        if a.dtype.kind == "c":
+            return complexes.elementwise(name, kernel, x1, x2)
+        y = kernel(a, b) if a.size < _SMALL and b.size < _SMALL else computed(kernel, a, b)
+        if type(y) is not _ndarray:
+            y = np.asarray(y)
+        used = op
+        if booleans is not None and x1._data.dtype.kind == "b":
+            used = booleans
+        elif ints is not None and x1._data.dtype.kind in "iu":
+            used = ints
+        return _new_array(y, Node(used, (a if m is None else m, b if n is None else n), y))
+
+    return _named(function, name, kernel)
+
+
+def nondifferentiable(name: str, kernel: Any, instead: str = "") -> Function:
+    """A function without derivative here: refused on the path of one. `instead` says what to do."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        refuse_tracked(name, [*args, *kwargs.values()], instead)
+        return wrapped(kernel(*map(plain, args), **{k: plain(v) for k, v in kwargs.items()}))
+
+    return _named(function, name, kernel)
+
+
+def discrete(name: str, kernel: Any) -> Function:
+    """A function whose results are integers, booleans or facts: constant under differentiation."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if exporting.get():
+            refuse_tracked(name, [*args, *kwargs.values()], "it has no form in ONNX", floats=False)
+        return wrapped(kernel(*map(plain, args), **{k: plain(v) for k, v in kwargs.items()}))
+
+    return _named(function, name, kernel)
