@@ -273,8 +273,18 @@ def test_float32_operators():
     close(a @ np.arange(15.0), j @ np.arange(15.0, dtype=np.float32), 1e-4)
 
 
+def test_every_public_name_is_there_when_asked_for():
+    assert len(set(onnxgrad.__all__)) == len(onnxgrad.__all__)
+    for name in onnxgrad.__all__:
+        assert getattr(onnxgrad, name).__name__ == name
+        assert name in dir(onnxgrad)
+    assert onnxgrad.Trainer is onnxgrad.training.Trainer
+    assert onnxgrad.Session is onnxgrad.runtime.Session
+
+
 def test_importing_the_package_imports_neither_runtime_nor_scipy():
-    code = "import sys, onnxgrad; assert not {'onnxruntime', 'scipy'} & set(sys.modules), sys.modules.keys()"
+    heavy = {"onnxruntime", "scipy", "rich", "onnxgrad.runtime", "onnxgrad.training"}
+    code = f"import sys, onnxgrad; assert not {heavy} & set(sys.modules), sys.modules.keys()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     code = (

@@ -45,6 +45,8 @@ from onnxgrad.transforms.first_order import grad, jvp, value_and_grad, vjp
 if TYPE_CHECKING:
     from onnxgrad.function import Function
     from onnxgrad.linear_operator import linear_operator
+    from onnxgrad.runtime import Options, Session, StepRunner
+    from onnxgrad.training import Schedule, Trainer, attach, compile_step, export_step
 
 __version__ = "0.1.0"
 
@@ -56,14 +58,22 @@ __all__ = [
     "NoRule",
     "NotDifferentiable",
     "OnnxGradError",
+    "Options",
+    "Schedule",
+    "Session",
     "Signature",
     "Split",
+    "StepRunner",
+    "Trainer",
     "UnknownName",
     "ZeroDerivative",
+    "attach",
     "checkpointing",
+    "compile_step",
     "custom_jvp",
     "custom_rules",
     "custom_vjp",
+    "export_step",
     "gauss_newton_vp",
     "grad",
     "hessian",
@@ -84,7 +94,12 @@ __all__ = [
 ]
 
 #: What needs a runtime, which differentiating does not: imported when first asked for.
-_LATER = {"Function": "onnxgrad.function", "linear_operator": "onnxgrad.linear_operator"}
+_LATER = {
+    "Function": "onnxgrad.function",
+    "linear_operator": "onnxgrad.linear_operator",
+    **dict.fromkeys(("Options", "Session", "StepRunner"), "onnxgrad.runtime"),
+    **dict.fromkeys(("Schedule", "Trainer", "attach", "compile_step", "export_step"), "onnxgrad.training"),
+}
 
 
 def __dir__() -> list[str]:

@@ -123,7 +123,18 @@ def test_what_is_no_policy_is_refused(wrong):
 def test_the_command(tmp_path):
     source, target = tmp_path / "m.onnx", tmp_path / "g.onnx"
     onnx.save(model(test_loop.COUNTED), source)
-    command = [sys.executable, "-m", "onnxgrad", "grad", str(source), "--wrt", "W", "-o", str(target), "--checkpoint"]
+    command = [
+        sys.executable,
+        "-m",
+        "onnxgrad",
+        "grad",
+        str(source),
+        "--wrt",
+        "W",
+        "-o",
+        str(target),
+        "--checkpointing",
+    ]
     subprocess.run([*command, "sqrt"], check=True, capture_output=True)
     assert subprocess.run([*command, "often"], capture_output=True).returncode == 2
     loops = [n for n in onnx.load(target).graph.node if n.op_type == "Loop"]

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxgrad.training.step.compile import Step
+from onnxgrad.training.step.step import Step
 
 Arrays = dict[str, np.ndarray]
 

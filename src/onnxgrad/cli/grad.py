@@ -14,7 +14,7 @@ from rich.table import Table
 from onnxgrad import transforms
 from onnxgrad.cli.console import cell, console
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, Force, check_paths
-from onnxgrad.control_flow.checkpointing import checkpointing
+from onnxgrad.control_flow.checkpointing import Every, checkpointing
 from onnxgrad.custom import custom_rules
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import files_of, load_model, save_model, signature
@@ -88,9 +88,10 @@ def grad(
         list[Path] | None,
         typer.Option(help="A file with a derivative of your own (docs/custom-rules.md); may be repeated."),
     ] = None,
-    checkpoint: Annotated[
+    every: Annotated[
         str | None,
         typer.Option(
+            "--checkpointing",
             metavar="K|sqrt",
             help="Reverse mode through a Loop or Scan keeps the states of every K-th step only, or of √steps many "
             "(docs/control-flow.md).",
@@ -106,12 +107,11 @@ def grad(
     force: Force = False,
 ) -> None:
     """Write MODEL with its derivative to another file."""
-    every = int(checkpoint) if checkpoint is not None and checkpoint.isdecimal() else checkpoint
     primal = load_model(model)
     check_paths({MODEL: files_of(primal, model), "--rule": rule}, {OUTPUT: output}, force=force)
     if class_ is not None:
         of = [f"{name}[:,{class_}]" for name in of or first_order.default_of(primal.graph)]
-    with registry.straight_through(*straight_through or ()), custom_rules(*rule or ()), checkpointing(every):
+    with registry.straight_through(*straight_through or ()), custom_rules(*rule or ()), checkpointing(_period(every)):
         derived = getattr(first_order if hasattr(first_order, mode.value) else transforms, mode.value)(
             primal, wrt=wrt, of=of or None
         )
@@ -122,6 +122,10 @@ def grad(
     _summary(primal, derived, files)
     if plan is not None:
         console().print(f"memory: {plan}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _period(text: str | None) -> Every:
+    return int(text) if text is not None and text.isdecimal() else text
 
 
 def _summary(primal: ir.Model, derived: ir.Model, files: list[Path]) -> None:

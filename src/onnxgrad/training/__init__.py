@@ -17,9 +17,10 @@ from onnxgrad.training.spec.optimizer_bodies import optimizer_function, with_opt
 from onnxgrad.training.spec.reference_training import ReferenceTraining
 from onnxgrad.training.spec.validation import Problem, validate
 from onnxgrad.training.step.accumulate import Accumulating, SplitStep, split_step
-from onnxgrad.training.step.compile import StateTensor, Step, compile_entries, compile_step
+from onnxgrad.training.step.compile import compile_entries, compile_step
 from onnxgrad.training.step.export import export_step
 from onnxgrad.training.step.memory_budget import within_memory
+from onnxgrad.training.step.step import StateTensor, Step
 
 __all__ = [
     "Accumulating",

@@ -29,7 +29,7 @@ from onnxgrad.training.loop.scores import Binary, Classes, Numbers, Score, Seque
 from onnxgrad.training.loss.ctc import METADATA
 from onnxgrad.training.optim.averages import averaged
 from onnxgrad.training.spec.training_info import Merged, Source, bindings, merge
-from onnxgrad.training.step.compile import Step
+from onnxgrad.training.step.step import Step
 
 _CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 

@@ -31,9 +31,10 @@ from onnxgrad.training.metadata import CLASSES
 from onnxgrad.training.optim.averages import averaged
 from onnxgrad.training.spec.training_info import AnyTrainingModel
 from onnxgrad.training.step.accumulate import Accumulating, split_step
-from onnxgrad.training.step.compile import Step, compile_step
+from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.memory_budget import within_memory
 from onnxgrad.training.step.snapshot import training_model
+from onnxgrad.training.step.step import Step
 
 __all__ = ["AnyData", "Interrupted", "Schedule", "Trainer"]
 

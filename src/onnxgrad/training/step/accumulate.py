@@ -20,8 +20,9 @@ from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.graph import named_values, reads
 from onnxgrad.runtime import Options, StepRunner, share
 from onnxgrad.training.spec.training_info import AnyTrainingModel, own_names, read
-from onnxgrad.training.step.compile import StateTensor, Step, compile_step
+from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.memory_budget import in_good_order
+from onnxgrad.training.step.step import StateTensor, Step
 
 BUCKET, TOTAL, KEEP = "gradient_bucket", "gradient_total", "gradient_keep"
 WEIGHT, SUM = "batch_weight", "batch_sum"

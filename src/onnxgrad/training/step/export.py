@@ -36,7 +36,8 @@ from onnxgrad.training.loop.checkpoint import replacing
 from onnxgrad.training.loop.evaluation import Evaluation, measuring_graph
 from onnxgrad.training.spec.training_info import AnyTrainingModel
 from onnxgrad.training.step.accumulate import split_step
-from onnxgrad.training.step.compile import Step, compile_step
+from onnxgrad.training.step.compile import compile_step
+from onnxgrad.training.step.step import Step
 
 VERSION = 1
 HOST = Path(__file__).with_name("host.py")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.execution_order import orders
 from onnxgrad.remat import amount, settle, sizes, within
-
-if TYPE_CHECKING:
-    from onnxgrad.training.step.compile import Step
+from onnxgrad.training.step.step import Step
 
 #: As large as dimensions that are not known are taken to be, where only a comparison depends on them.
 USUAL = 64

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from onnxgrad.ir import Names
 from onnxgrad.ir.graph import prune
-
-if TYPE_CHECKING:
-    from onnxgrad.training.step.compile import Step
+from onnxgrad.training.step.step import Step
 
 
 def in_sequence(first: Step, second: Step) -> Step:

@@ -1,0 +1,89 @@
+"""A step graph and what its inputs and outputs mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.remat import Plan
+from onnxgrad.training.spec.training_info import Source, updated
+
+
+@dataclass
+class StateTensor:
+    """One tensor that a step reads and replaces.
+
+    Attributes:
+        name: the initializer of the training model that it is.
+        input: the graph input of the step by which it enters.
+        output: the graph output by which its next value leaves; never the same value as an input.
+        initial: what the training model says it is at first.
+        kind: ``parameter`` (a Gradient is taken with respect to it), ``statistic`` (another tensor of the
+            inference graph, or the count of `dropping`: it moves with every batch), ``optimizer`` (a float of the
+            algorithm) or ``counter`` (an integer of it).
+    """
+
+    name: str
+    input: str
+    output: str
+    initial: ir.TensorProtocol
+    kind: str
+
+
+@dataclass
+class Step:
+    """A step graph and what its inputs and outputs mean.
+
+    Attributes:
+        model: inputs: `batch`, one per state tensor, `rates`; outputs: one per state tensor, then those
+            of `results` that are not state as well.
+        state: every tensor that is updated, by the name of its initializer in the training model.
+        batch: the graph inputs that are fed with data: inputs and labels of the model that the step reads.
+        results: graph outputs to look at: the loss first, then the extra outputs that were asked for; the
+            same again for every further entry.
+        loss: the result that is minimized; empty if the algorithm has none.
+        rates: further graph inputs, scalars to feed at every step (learning rates), with the values that
+            the training model gives them; a schedule feeds others.
+        reads: further graph inputs, the state that the step reads and that only other entries update, with
+            what the training model says it is at first.
+        plan: what is kept and what is computed anew, where the step has a budget of memory.
+    """
+
+    model: ir.Model
+    state: dict[str, StateTensor]
+    batch: list[str]
+    results: list[str]
+    loss: str
+    rates: dict[str, ir.TensorProtocol] = field(default_factory=dict)
+    reads: dict[str, ir.TensorProtocol] = field(default_factory=dict)
+    plan: Plan | None = None
+    source: Source | None = field(default=None, repr=False)
+
+    def inference_model(self, state: Mapping[str, np.ndarray]) -> ir.Model:
+        """The inference model, with the tensors of `state` in it; others keep their values.
+
+        Tensors that belong to an algorithm (of the optimizer) are ignored, so a whole training state may
+        be given, that of other entries included.
+
+        Raises:
+            BadInput: a tensor that the step does not have, or one of another dtype or shape.
+        """
+        assert self.source is not None, "the step was not compiled from a training model"
+        model, known = self.source.inference(), updated(self.source.infos)
+        for name, array in state.items():
+            if name not in known and name in self.state:
+                continue  # the count of `dropping`, which no model holds
+            if name not in known:
+                raise UnknownName(name, known, "state tensor")
+            held = model.graph.initializers.get(name)
+            if held is None or held.const_value is None:
+                continue
+            old, new = held.const_value, ir.tensor(np.ascontiguousarray(array), name=name)
+            if (new.dtype, new.shape) != (old.dtype, old.shape):
+                raise BadInput(f"{name!r} is a tensor of {old.dtype}{old.shape}, not {new.dtype}{new.shape}")
+            held.const_value = new
+        return model
