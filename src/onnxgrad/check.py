@@ -24,7 +24,8 @@ from onnxgrad.lower.function_bodies import body_of
 from onnxgrad.lower.registry import written_out
 from onnxgrad.model_io import AnyModel, Opened
 from onnxgrad.model_io.validity import blamed
-from onnxgrad.rules.registry import Rule, registry
+from onnxgrad.rules.registry import registry
+from onnxgrad.rules.rule import Rule, Undefined, Zero
 from onnxgrad.transforms.first_order import Names, default_of, float_values, is_float, of_values, vjp
 from onnxgrad.transforms.gradient_lowering import open_lowered
 
@@ -142,7 +143,7 @@ def _tabulate(report: Report, graph: ir.Graph, wrt: list[ir.Value], of: list[ir.
             note(node, rule.kind if rule else "?", first_line(rule))
             for inner in (n for graph in subgraphs(node) for g in (graph, *graph.subgraphs()) for n in g):
                 note(inner, *_inner_status(inner, node, builder))
-        elif rule is not None and rule.kind == "zero" and any(v in active for v in reads(node)):
+        elif isinstance(rule, Zero) and any(v in active for v in reads(node)):
             note(node, "zero", rule.reason)
     report.rows = sorted(rows.values(), key=lambda r: (r.status != REFUSED, r.domain, r.op_type, r.status))
     refused = [r for r in report.rows if r.status == REFUSED]
@@ -217,7 +218,7 @@ def _described(domain: str, op_type: str, since: int, rule: Rule) -> Operator:
         names = [
             p.name
             for i, p in enumerate(schema.inputs)
-            if rule.kind not in ("zero", "undefined") and rule.carries(i) and may_be_float(p.types)
+            if not isinstance(rule, (Zero, Undefined)) and rule.carries(i) and may_be_float(p.types)
         ]
     return Operator(domain, op_type, since, rule.kind, names, first_line(rule))
 
@@ -242,6 +243,6 @@ def _closed(op_type: str) -> bool:
         rule = registry.get(node.domain, node.op_type, onnx.defs.onnx_opset_version())
         if rule is None and not written_out(node.op_type, node.domain) and not _closed(node.op_type):
             return False
-        if rule is not None and rule.kind == "undefined":
+        if isinstance(rule, Undefined):
             return False
     return True

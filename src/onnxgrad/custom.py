@@ -19,6 +19,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.context import changed, current
 from onnxgrad.control_flow.iteration import loop
 from onnxgrad.control_flow.subgraphs import empty, give
 from onnxgrad.engine import reverse
@@ -27,10 +28,11 @@ from onnxgrad.errors import BadInput, NotDifferentiable, RuleError
 from onnxgrad.ir import Builder, Var
 from onnxgrad.lower.function_bodies import _Copy, _same_meaning
 from onnxgrad.model_io import load_model, open_model, save_model
-from onnxgrad.model_io.match_subgraphs import CUT_DOMAIN, Cut, leaving
+from onnxgrad.model_io.match_subgraphs import CUT_DOMAIN, Cut
 from onnxgrad.model_io.save import to_proto
 from onnxgrad.rules.op import Op
-from onnxgrad.rules.registry import Cotangents, Function, Rule, _listed, _parameters, add, registry
+from onnxgrad.rules.registry import registry
+from onnxgrad.rules.rule import Cotangents, Function, Parts, Rule, add, listed, parameters
 
 #: Metadata of a rule that is kept in a file.
 RULE = "onnxgrad.rule"
@@ -167,12 +169,8 @@ def _made(
     places = None if wrt is None else tuple(wrt)
     if cut is not None and places is None:
         places = tuple(range(len(cut.inputs)))
-    own = _Custom(kind="rule", wrt=places)
-    own.count = None if cut is None else len(cut.inputs)
-    if mode == "vjp":
-        own.function, own.jvp_function = function, jvp
-    else:
-        own.jvp_function = function
+    count = None if cut is None else len(cut.inputs)
+    own = _Custom(*((function, jvp) if mode == "vjp" else (None, function)), wrt=places, count=count)
     return CustomRule(named, cut, own, mode, graph)
 
 
@@ -191,8 +189,7 @@ def custom_rules(*rules: CustomRule | str | os.PathLike) -> Iterator[None]:
     that a rule is for must be in every model that is opened there, but for those that are derivatives themselves.
     """
     table: dict[tuple[str, str], Rule] = {}
-    functions: set[tuple[str, str]] = set()
-    cuts = []
+    cuts: list[Cut] = []
     for given in rules:
         custom = load_rule(given) if isinstance(given, (str, os.PathLike)) else given
         if not isinstance(custom, CustomRule):
@@ -203,24 +200,40 @@ def custom_rules(*rules: CustomRule | str | os.PathLike) -> Iterator[None]:
         else:
             assert custom.operator is not None
             table[custom.operator] = custom.rule
-            functions.add(custom.operator)
-    with registry.using(table), leaving(frozenset(functions), cuts):
+    now = current()
+    with changed(rules={**now.rules, **table}, subgraphs=(*now.subgraphs, *cuts)):
         yield
 
 
 class _Custom(Rule):
-    """A user's rule: either mode follows from the other by transposition."""
+    """A user's rule: either mode follows from the other by transposition.
 
-    #: of a sub-graph: how many operands are its inputs; the others count as constant
-    count: int | None = None
+    `count`, of a sub-graph: how many operands are its inputs; the others count as constant.
+    """
+
+    kind = "rule"
+
+    def __init__(
+        self, function: Function | None, jvp: Function | None, *, wrt: tuple[int, ...] | None, count: int | None
+    ) -> None:
+        self.function = function
+        self.jvp_function = jvp
+        self.has_jvp = jvp is not None
+        self.wrt = wrt
+        self.count = count
+
+    @property
+    def doc(self) -> str:
+        """The mathematical form, from the docstring of the pullback, if it has one."""
+        return inspect.getdoc(self.function) or "" if self.function else ""
 
     def _call(self, function: Function, op: Op, g: Any) -> list[Any]:
         operands = op.inputs if self.count is None else op.inputs[: self.count]
         given = [*operands, *op.outputs]
         if any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(function).parameters.values()):
-            return _listed(function(op, g, *given))
-        arity = _parameters(function) - 2
-        return _listed(function(op, g, *[*given, *[None] * arity][:arity]))
+            return listed(function(op, g, *given))
+        arity = parameters(function) - 2
+        return listed(function(op, g, *[*given, *[None] * arity][:arity]))
 
     def _refuse_hidden(self, op: Op, moved: Callable[[ir.Value], bool]) -> None:
         for v in op.node.inputs[self.count :] if self.count is not None else ():
@@ -247,10 +260,9 @@ class _Custom(Rule):
             raise RuleError(f"a value for each input is due, None where there is none, but {len(parts)} came")
         return [*parts, *[None] * (len(op.inputs) - len(parts))]
 
-    def jvp(self, op: Op, tangents: Cotangents) -> list[Var | None] | None:
-        """The pushforward as given; None: to be derived from the pullback."""
+    def _jvp(self, op: Op, tangents: Cotangents) -> Parts | None:
         self._refuse_hidden(op, lambda v: v in op.tangents)
-        if self.jvp_function is None or self.derive_jvp:
+        if self.jvp_function is None:
             return None
         return self._call(self.jvp_function, op, tuple(tangents[: self.count]))
 
@@ -357,7 +369,7 @@ def pullback(function: Callable[..., Any], *xs: Var) -> tuple[Any, Callable[...,
             start.value.type, start.value.shape = x.value.type, x.value.shape
         results = function(*starts)
     wrt = [s.value for s in starts]
-    ys = [y.value for y in _listed(results)]
+    ys = [y.value for y in listed(results)]
     path = prepare(emitted, wrt, ys, b, reverse=True)
     ys = [b.now(y) for y in ys]
 

@@ -27,6 +27,7 @@ from onnx.reference import ReferenceEvaluator
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.model_io import signature
 from onnxgrad.rules.registry import registry
+from onnxgrad.rules.rule import Undefined, Zero
 from onnxgrad.transforms.first_order import jvp, vjp
 
 Arrays = dict[str, np.ndarray]
@@ -273,7 +274,7 @@ def _derived_jvp(
 ) -> None:
     """Take the rule's own forward mode away and derive it from the VJP; both must agree."""
     rule = registry.get(case.domain, case.op, case.opset)
-    if rule is None or rule.kind in ("zero", "undefined") or (rule.kind == "rule" and rule.jvp_function is None):
+    if rule is None or isinstance(rule, (Zero, Undefined)) or not rule.has_jvp:
         return
     with rule.without_jvp():
         derived = jvp(primal, wrt=wrt, of=of)

@@ -18,6 +18,7 @@ import onnx
 from onnxgrad.check import BODY, LOWERING, Operator, may_be_float, operators
 from onnxgrad.lower.contrib import formals
 from onnxgrad.rules.registry import registry
+from onnxgrad.rules.rule import General, Undefined, Zero
 from tests.nodes import results
 from tests.nodes.__main__ import PROVEN
 from tests.nodes.__main__ import main as run_node_tests
@@ -90,11 +91,11 @@ def fates(o: Operator) -> Iterator[tuple[str, str]]:
     for i, formal in enumerate(inputs):
         if not may_be_float(formal.types):
             yield formal.name, "discrete"
-        elif rule is not None and rule.kind == "undefined":
+        elif isinstance(rule, Undefined):
             yield formal.name, "undefined"
         else:
             by_body = rule is None and o.status in (LOWERING, BODY) and (o.op_type, formal.name) not in ROUNDED
-            carried = by_body or (rule is not None and rule.kind != "zero" and rule.carries(i))
+            carried = by_body or (rule is not None and rule.carries(i))
             yield formal.name, "differentiable" if carried else "zero"
 
 
@@ -109,9 +110,11 @@ def opsets(o: Operator) -> str:
 def forward(o: Operator) -> str:
     """Where forward mode comes from."""
     rule = registry.get(o.domain, o.op_type, onnx.defs.onnx_opset_version())
-    if rule is None or rule.kind in ("zero", "undefined"):
+    if rule is None or isinstance(rule, (Zero, Undefined)):
         return "" if rule is not None or o.status not in (LOWERING, BODY) else "of its parts"
-    return "written" if rule.jvp_function is not None else "derived" if rule.kind == "rule" else "class"
+    if not isinstance(rule, General):
+        return "class"
+    return "written" if rule.has_jvp else "derived"
 
 
 def facts(o: Operator) -> tuple[str, ...]:

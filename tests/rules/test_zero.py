@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 from onnxgrad import NoDerivative, grad
 from onnxgrad.ir.schemas import schema_of
 from onnxgrad.rules import registry
+from onnxgrad.rules.rule import Undefined, Zero
 from onnxgrad.testing import Case, reference
 from tests.rules.ladder import ladder
 
@@ -17,8 +18,8 @@ X = np.array([[-1.3, 0.4, 2.1], [0.9, -0.6, 1.7]])
 CASES = [Case(op, [X]) for op in ("Ceil", "Floor", "Round", "Sign", "Hardmax", "EyeLike")]
 test_rule = ladder("zero", CASES)
 
-ZEROS = [(d, o, r) for d, o, _, r in registry.items() if r.kind == "zero"]
-REFUSALS = [(d, o, r) for d, o, _, r in registry.items() if r.kind == "undefined"]
+ZEROS = [(d, o, r) for d, o, _, r in registry.items() if isinstance(r, Zero)]
+REFUSALS = [(d, o, r) for d, o, _, r in registry.items() if isinstance(r, Undefined)]
 
 
 def of_x_and(op: str, takes: int) -> onnx.ModelProto:

@@ -17,7 +17,8 @@ from onnxgrad.ir import Builder, Var, same_shape
 from onnxgrad.ir.graph import prune
 from onnxgrad.ir.names import rename_inside
 from onnxgrad.rules.op import Op
-from onnxgrad.rules.registry import Cotangents, add, rule
+from onnxgrad.rules.registry import rule
+from onnxgrad.rules.rule import Cotangents, add
 
 Dims = Sequence[int | ir.SymbolicDim]
 Branch = Callable[[Builder, ir.Graph], list[Var]]

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxgrad.control_flow.reverse_iteration import Column
 from onnxgrad.ir import Builder, Var, reshape_to
-from onnxgrad.rules.registry import add
+from onnxgrad.rules.rule import add
 
 
 @dataclass

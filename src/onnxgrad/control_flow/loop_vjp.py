@@ -24,7 +24,7 @@ from onnxgrad.control_flow.subgraphs import formal, give, values_read
 from onnxgrad.engine import reverse
 from onnxgrad.ir import Builder, Var, same_shape
 from onnxgrad.rules.op import Op
-from onnxgrad.rules.registry import add
+from onnxgrad.rules.rule import add
 
 
 def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:

@@ -11,7 +11,8 @@ from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var, containers
 from onnxgrad.rules.op import Op
-from onnxgrad.rules.registry import add, rule
+from onnxgrad.rules.registry import rule
+from onnxgrad.rules.rule import add
 
 
 def _map(op: Op, b: Builder, columns: Sequence[tuple[ir.Value, ir.Value]]) -> list[Var]:

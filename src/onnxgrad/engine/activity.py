@@ -13,7 +13,8 @@ from onnxgrad.ir.graph import captured, reads
 from onnxgrad.ir.names import described
 from onnxgrad.lower import expand
 from onnxgrad.lower.registry import written_out
-from onnxgrad.rules.registry import Rule, registry
+from onnxgrad.rules.registry import registry
+from onnxgrad.rules.rule import Rule, Undefined, Zero
 
 
 def rule_of(node: ir.Node, builder: Builder) -> Rule | None:
@@ -61,7 +62,7 @@ def _is_estimated(value: ir.Value) -> bool:
 
 def moved_by(node: ir.Node, rule: Rule | None, active: Collection[ir.Value]) -> bool:
     """Whether `node` has a derivative with respect to some value of `active`."""
-    if rule is not None and rule.kind == "zero":
+    if isinstance(rule, Zero):
         return False
     if any(v in active and (rule is None or rule.carries(i)) for i, v in enumerate(node.inputs)):
         return True
@@ -143,7 +144,7 @@ def obstacle(node: ir.Node, builder: Builder) -> str:
     rule = rule_of(node, builder)
     if rule is None:
         return "onnxgrad has no rule for it, and the specification gives it no function body"
-    return rule.reason if rule.kind == "undefined" else ""
+    return rule.reason if isinstance(rule, Undefined) else ""
 
 
 def refuse(

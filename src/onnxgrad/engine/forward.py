@@ -18,7 +18,7 @@ from onnxgrad.ir import Builder, Var, containers
 from onnxgrad.ir.graph import captured
 from onnxgrad.ir.names import described
 from onnxgrad.rules.op import Op
-from onnxgrad.rules.registry import add
+from onnxgrad.rules.rule import add
 
 
 def forward(

@@ -23,7 +23,7 @@ from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.outline import part_of
 from onnxgrad.model_io.local_functions import Body, Functions
 from onnxgrad.rules.op import Op
-from onnxgrad.rules.registry import Cotangents, Rule, add
+from onnxgrad.rules.rule import Cotangents, Rule, add
 
 Mode = Literal["backward", "tangent"]
 #: An operand, a result, a residual or a seed of a call, or a result of the linear part; by its place.
@@ -53,6 +53,8 @@ class Derived:
 class CallRule(Rule):
     """The rule of every call."""
 
+    kind = "call"
+
     def vjp(self, op: Op, cotangents: Cotangents) -> dict[ir.Value, Var]:
         """Cotangents of the operands."""
         operands = list(op.node.inputs)
@@ -65,8 +67,7 @@ class CallRule(Rule):
             totals[value] = add([totals[value], g]) if value in totals else g
         return totals
 
-    def jvp(self, op: Op, tangents: Cotangents) -> list[Var | None]:
-        """Tangents of the results."""
+    def _jvp(self, op: Op, tangents: Cotangents) -> list[Var | None]:
         count = len(op.node.outputs)
         moved = tuple(t is not None for t in tangents[: len(op.node.inputs)])
         found = _call(op, "tangent", moved, tangents)
@@ -219,4 +220,4 @@ def _cut(results: Sequence[ir.Value], late: set[ir.Node], seeds: set[ir.Value]) 
 
 
 #: The rule of every call of a local function that stays one.
-CALL = CallRule(kind="call")
+CALL = CallRule()

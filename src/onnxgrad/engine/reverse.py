@@ -16,7 +16,7 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.names import described
 from onnxgrad.rules.op import Op
-from onnxgrad.rules.registry import add
+from onnxgrad.rules.rule import add
 
 
 def reverse(

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import containers
 from onnxgrad.ir.composites import Part
 from onnxgrad.ir.constants import is_repeatable, known_value
@@ -61,8 +62,6 @@ class Var:
     def rank(self) -> int:
         """Number of dimensions. Raises BadInput if it is unknown."""
         if self.value.shape is None:
-            from onnxgrad.errors import NotDifferentiable
-
             raise NotDifferentiable(
                 f"the rank of {self.name!r} is not known, and a rule needs it; declare its shape in the "
                 "model (dimensions may stay symbolic)"
@@ -157,14 +156,18 @@ class Builder:
         self._recordings: list[list[ir.Node]] = []
         self._own: set[ir.Node] = set()
 
-    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+    def operator(self, op_type: str) -> Callable[..., Any]:
+        """What writes a node `op_type`: ``builder.Add(x, y)`` is ``builder.operator("Add")(x, y)``."""
         if not op_type[:1].isupper():
             raise AttributeError(op_type)
-        return functools.partial(self.emit, op_type)
+        return self.transpose if op_type == "Transpose" else functools.partial(self.emit, op_type)
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        return self.operator(op_type)
 
     @property
     def functions(self) -> Any:
-        """The local functions of the model that stay functions (see `door.functions`), or None."""
+        """The local functions of the model that stay functions (see `model_io.local_functions`), or None."""
         return self.infer.calls
 
     def nested(self, graph: ir.Graph) -> Builder:
@@ -251,7 +254,7 @@ class Builder:
                 self._emitted[key] = results
         return results[0] if outputs == 1 else results
 
-    def Transpose(self, x: Var, *, perm: Sequence[int] | None = None) -> Var:
+    def transpose(self, x: Var, *, perm: Sequence[int] | None = None) -> Var:
         """`x` with its axes in the order `perm` (default: reversed).
 
         There and back is nothing. Of two in a row that were both written here, one is left; but after one of the
@@ -304,7 +307,7 @@ class Builder:
         self._shapes = {k: held for k, held in self._shapes.items() if held.value.producer() not in gone}
 
     def named(self, name: str, outputs: Sequence[Var | None], *, of: Sequence[Var | None], **attributes: Any) -> None:
-        """Note that `outputs` are the function `name` of `of`: a runtime may have a kernel for it (see `ir.named`).
+        """Note that `outputs` are the function `name` of `of`, for which a runtime may have a kernel: `ir.composites`.
 
         Nothing is emitted. Every other value that `outputs` are computed from is a constant, or the shape of
         something; an output that nobody asked for may be None.
@@ -340,8 +343,6 @@ class Builder:
     def full_like(self, x: Var, number: float) -> Var:
         """A tensor of `number` with the shape and dtype of `x`; for a sequence or an optional, one of them."""
         if x.dtype is None:
-            from onnxgrad.errors import NotDifferentiable
-
             raise NotDifferentiable(f"the type of {x.name!r} is not known; declare it in the model's value_info")
         if containers.is_sequence(x):
             return containers.each(self, lambda e: e.builder.full_like(e, number), x)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -30,34 +28,6 @@ class Cut:
     def name(self) -> str:
         """That of the function which it becomes."""
         return identifier("__".join(["_".join(self.outputs), "of", "_".join(self.inputs)]))
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What has a rule of the user's: local functions, by domain and name, and sub-graphs."""
-
-    functions: frozenset[tuple[str, str]] = frozenset()
-    cuts: tuple[Cut, ...] = ()
-
-
-_wanted: ContextVar[Wanted] = ContextVar("wanted", default=Wanted())  # noqa: B039
-
-
-def wanted() -> Wanted:
-    """What has a rule of the user's now."""
-    return _wanted.get()
-
-
-@contextmanager
-def leaving(functions: frozenset[tuple[str, str]], cuts: Sequence[Cut]) -> Iterator[None]:
-    """Within the ``with`` block, every model that is opened keeps these `functions`, and has `cuts` cut out."""
-    now = _wanted.get()
-    named = frozenset((CUT_DOMAIN, c.name) for c in cuts)
-    token = _wanted.set(Wanted(now.functions | functions | named, (*now.cuts, *cuts)))
-    try:
-        yield
-    finally:
-        _wanted.reset(token)
 
 
 def cut_out(model: ir.Model, cut: Cut, *, required: bool) -> None:

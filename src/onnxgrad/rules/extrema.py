@@ -6,7 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.rules.masks import HALF, STEEP, comparable, heaviside
-from onnxgrad.rules.registry import add, elementwise
+from onnxgrad.rules.registry import elementwise
+from onnxgrad.rules.rule import add
 
 
 @elementwise("Abs")

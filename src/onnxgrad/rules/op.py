@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -40,6 +40,15 @@ class Op:
         self.inputs: list[Var | None] = [None if v is None else Var(builder, v) for v in node.inputs]
         if self.schema is not None and self.schema.max_input <= 64:
             self.inputs += [None] * (self.schema.max_input - len(self.inputs))
+        #: what rules write with, besides the operators: see `Builder`
+        self.emit, self.named = builder.emit, builder.named
+        self.const, self.join, self.reshape, self.shape_of = (
+            builder.const,
+            builder.join,
+            builder.reshape,
+            builder.shape_of,
+        )
+        self.full_like, self.zeros_like, self.cast_like = builder.full_like, builder.zeros_like, builder.cast_like
         #: for rules of nodes that capture values: in reverse mode, the values whose cotangents are asked for;
         self.active: Collection[ir.Value] = ()
         #: in forward mode, the tangents that there are
@@ -47,8 +56,8 @@ class Op:
         #: per input: does anything ask for its cotangent?
         self.needs = [*needs, *[False] * (len(self.inputs) - len(needs))] if needs else [True] * len(self.inputs)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.builder, name)
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        return self.builder.operator(op_type)
 
     @property
     def outputs(self) -> list[Var | None]:

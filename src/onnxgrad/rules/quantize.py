@@ -15,7 +15,7 @@ import numpy as np
 
 from onnxgrad.ir import sum_to
 from onnxgrad.rules.op import Op
-from onnxgrad.rules.registry import estimator, rule
+from onnxgrad.rules.registry import elementwise, rule
 
 
 def _shared(scale):
@@ -78,13 +78,13 @@ def _sum_blocks(op, z, scale, axis, size):
 # --- estimators ------------------------------------------------------------------------------------
 
 
-@estimator("Round", "Floor", "Ceil", kind="elementwise")
+@elementwise("Round", "Floor", "Ceil", wrt=(0,), estimates=True)
 def round_(op, g, x):
     """y = x, rounded: g"""
     return g
 
 
-@estimator("Sign", kind="elementwise")
+@elementwise("Sign", wrt=(0,), estimates=True)
 def sign(op, g, x):
     """y = clip(x, -1, 1), rounded away from 0: g·[|x| ≤ 1]"""
     return op.Where(op.Abs(x) <= 1.0, g, 0.0)
@@ -110,7 +110,7 @@ def _quantize_jvp(op, tangents, x, scale, zero_point, q):
     return op.Where(inside, sum(terms[1:], terms[0]), 0.0)
 
 
-@estimator("QuantizeLinear", wrt=(0, 1), jvp=_quantize_jvp)
+@rule("QuantizeLinear", wrt=(0, 1), jvp=_quantize_jvp, estimates=True)
 def quantize_linear(op, g, x, scale, zero_point, q):
     """q = x/s + z, rounded and saturated: (g/s, Σ -g·x/s²) where q is not saturated, 0 elsewhere"""
     s, inside = _unsaturated(op, x, scale, zero_point, q)

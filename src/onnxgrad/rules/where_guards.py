@@ -8,6 +8,7 @@ spare themselves the nodes: who reads a result is known while the graph is writt
 from __future__ import annotations
 
 from onnxgrad.rules.registry import registry
+from onnxgrad.rules.rule import Elementwise
 
 _FAR = 6  # operators; a Where that is farther away is not looked for
 
@@ -25,7 +26,7 @@ def may_be_discarded(op, value) -> bool:
                 continue
             rule = registry.get(node.domain, node.op_type, op.opset)
             passed = rule is not None and (
-                rule.kind == "elementwise" or node.op_type in ("Cast", "CastLike", "Identity")
+                isinstance(rule, Elementwise) or node.op_type in ("Cast", "CastLike", "Identity")
             )
             if passed and node.outputs[0] not in seen:
                 seen.add(node.outputs[0])

@@ -120,7 +120,7 @@ def _filled(op: Op, kernel: Var) -> Var:
     same.value.shape = kernel.value.shape
     node = same.value.producer()
     assert node is not None
-    node.name = op.names.fresh("no_weight_gradient_of_an_empty_batch")
+    node.name = op.builder.names.fresh("no_weight_gradient_of_an_empty_batch")
     return same
 
 

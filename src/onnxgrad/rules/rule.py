@@ -1,0 +1,287 @@
+"""The classes of rules: what each makes of one function, in reverse and in forward mode.
+
+A rule is a function ``f(op, g, *inputs, *outputs)`` that returns the cotangent of each input given the
+cotangent `g` of the output. It names as many formal inputs and outputs as it uses; an optional one
+that the node leaves out is ``None``. `g` is a tuple where several outputs can carry a cotangent
+(``None`` for those that do not). An input without derivative returns ``None``.
+
+The classes differ in what follows from the function:
+
+==============  ============================================  =====================================
+class           the function gives                            forward mode
+==============  ============================================  =====================================
+`Elementwise`   g·∂y/∂xᵢ, in the shape of the output: the     the same products with tangents, summed
+                engine sums to the shape of xᵢ
+`Symmetric`     g·J, and J = Jᵀ                               the same function
+`Linear`        the transpose                                 the operator itself, on tangents
+`General`       the VJP                                       given, or the transpose of the VJP
+`Zero`          nothing: the derivative is zero               zero
+`Undefined`     nothing: there is no derivative               refused
+==============  ============================================  =====================================
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import onnx_ir as ir
+
+from onnxgrad.errors import NoDerivative, RuleError
+from onnxgrad.ir import Builder, Var, containers, expand_to, sum_to
+from onnxgrad.rules.op import Op
+
+Cotangents = Sequence[Var | None]
+Parts = list[Var | None]
+Function = Callable[..., Any]
+Rewrite = Callable[[Builder, ir.Node, Sequence[ir.Value]], list[ir.Node] | None]
+
+
+@functools.cache
+def parameters(function: Function) -> int:
+    """How many parameters `function` names."""
+    return len(inspect.signature(function).parameters)
+
+
+def listed(result: Any) -> list[Any]:
+    """What a rule returned, as a list."""
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def add(terms: Sequence[Var]) -> Var:
+    """The sum of `terms`, as a chain of Adds (Sum runs on one thread in ONNX Runtime); of sequences, by element."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term if containers.is_tensor(total) else containers.total(total.builder, total, term)
+    return total
+
+
+class Rule(ABC):
+    """One operator's derivative."""
+
+    #: the word for the class in tables and reports
+    kind: ClassVar[str]
+    #: the inputs that have a derivative; None: every float input
+    wrt: tuple[int, ...] | None = None
+    #: why no derivative passes, where none does
+    reason: str = ""
+    #: whether forward mode follows from the class, or was given; else it is derived from the VJP
+    has_jvp: bool = True
+    #: asked before reverse mode from values `of`: ``f(builder, node, of)`` may put other nodes, of the same value, in
+    #: the place of `node`, and returns them, or None; outputs that nothing reads, not even `of`, may be left out
+    rewrite: Rewrite | None = None
+    _derive_jvp = False
+
+    @property
+    def doc(self) -> str:
+        """The mathematical form, or the reason why there is none."""
+        return self.reason
+
+    def carries(self, i: int) -> bool:
+        """Whether input `i` can have a derivative."""
+        return self.wrt is None or i in self.wrt
+
+    @abstractmethod
+    def vjp(self, op: Op, cotangents: Cotangents) -> Parts | dict[ir.Value, Var]:
+        """Cotangents of the inputs (a list, or a dict from value to cotangent) given those of the outputs."""
+
+    def jvp(self, op: Op, tangents: Cotangents) -> Parts | None:
+        """Tangents of the outputs given those of the inputs; None: to be derived from the VJP."""
+        return None if self._derive_jvp else self._jvp(op, tangents)
+
+    @abstractmethod
+    def _jvp(self, op: Op, tangents: Cotangents) -> Parts | None:
+        """As `jvp`, where nobody asks for the derived form."""
+
+    @contextmanager
+    def without_jvp(self) -> Iterator[None]:
+        """Have forward mode derived from the VJP, to check what the class gives against it."""
+        self._derive_jvp = True
+        try:
+            yield
+        finally:
+            self._derive_jvp = False
+
+
+class Zero(Rule):
+    """A derivative that is zero wherever it exists: nothing passes."""
+
+    kind = "zero"
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def carries(self, i: int) -> bool:
+        """No input."""
+        return False
+
+    def vjp(self, op: Op, cotangents: Cotangents) -> Parts:
+        """Nothing."""
+        return []
+
+    def _jvp(self, op: Op, tangents: Cotangents) -> Parts:
+        return [None] * len(op.node.outputs)
+
+
+class Undefined(Rule):
+    """No derivative: a path through the operator is refused with the `reason`."""
+
+    kind = "undefined"
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def vjp(self, op: Op, cotangents: Cotangents) -> Parts:
+        """Raises NoDerivative."""
+        raise NoDerivative(self.reason)
+
+    def _jvp(self, op: Op, tangents: Cotangents) -> Parts:
+        raise NoDerivative(self.reason)
+
+
+class FunctionRule(Rule):
+    """What a function says: its classes differ in what they make of it."""
+
+    def __init__(self, function: Function, wrt: tuple[int, ...] | None = None) -> None:
+        self.function = function
+        self.wrt = wrt
+
+    @property
+    def doc(self) -> str:
+        """The mathematical form, from the docstring of the function."""
+        return inspect.getdoc(self.function) or ""
+
+    def vjp(self, op: Op, cotangents: Cotangents) -> Parts | dict[ir.Value, Var]:
+        """What the function returns, a part for each input."""
+        only = next((g for g in cotangents if g is not None), None)  # not always the first: of labels and scores
+        result = _apply(self.function, op, only if op.single else tuple(cotangents))
+        if isinstance(result, dict):
+            return result
+        parts = listed(result)
+        if any(op.needs[len(parts) :]):
+            raise RuleError(f"a value for each input is due, None where there is none, but {len(parts)} came")
+        return parts
+
+
+def _apply(function: Function, op: Op, g: Any) -> Any:
+    """Call `function` with as many formal inputs and outputs as it names."""
+    arity = parameters(function) - 2
+    return function(op, g, *[*op.inputs, *op.outputs, *[None] * arity][:arity])
+
+
+class Elementwise(FunctionRule):
+    """The function gives g·∂y/∂xᵢ in the shape of y, which is the same product for a tangent."""
+
+    kind = "elementwise"
+
+    def vjp(self, op: Op, cotangents: Cotangents) -> Parts:
+        """Each product, summed to the shape of its input."""
+        parts = super().vjp(op, cotangents)
+        assert isinstance(parts, list)
+        return [
+            sum_to(part, x) if part is not None and x is not None and need else None
+            for part, x, need in zip(parts, op.inputs, op.needs)
+        ]
+
+    def _jvp(self, op: Op, tangents: Cotangents) -> Parts:
+        terms = []
+        for i, tangent in enumerate(tangents):
+            if tangent is not None and self.carries(i):
+                terms.append(listed(_apply(self.function, op, tangent))[i])
+        terms = [t for t in terms if t is not None]
+        y = op.outputs[0]
+        return [expand_to(add(terms), y) if terms and y is not None else None]
+
+
+class Symmetric(FunctionRule):
+    """The function gives g·J of an operator of one operand whose Jacobian equals its transpose."""
+
+    kind = "symmetric"
+
+    def _jvp(self, op: Op, tangents: Cotangents) -> Parts:
+        return listed(_apply(self.function, op, tangents[0]))[:1]
+
+
+class Linear(FunctionRule):
+    """The function gives the transpose; the operator itself is its own tangent.
+
+    Linear in each operand of `wrt` with the others fixed (MatMul), or, if `joint`, in all of them together (Concat).
+    `bias` is one of them that is added to the rest.
+    """
+
+    kind = "linear"
+
+    def __init__(
+        self,
+        function: Function,
+        wrt: tuple[int, ...] | None = None,
+        *,
+        joint: bool = False,
+        bias: int | None = None,
+    ) -> None:
+        super().__init__(function, wrt if bias is None else (*(wrt or ()), bias))
+        self.joint = joint
+        self.bias = bias
+
+    def _jvp(self, op: Op, tangents: Cotangents) -> Parts:
+        calls = self._joint_calls(op, tangents) if self.joint else self._calls(op, tangents)
+        results = [listed(op.replay(*operands)) for operands in calls]
+        return [add([r[k] for r in results]) for k in range(len(op.node.outputs))] if results else []
+
+    def _factors(self, op: Op) -> list[int]:
+        return [i for i in range(len(op.inputs)) if self.carries(i) and i != self.bias]
+
+    def _joint_calls(self, op: Op, tangents: Cotangents) -> list[Parts]:
+        """One call with every tangent in its place, and zeros where an operand does not move."""
+        operands = list(op.inputs)
+        for i in self._factors(op):
+            x = op.inputs[i]
+            if x is not None:
+                operands[i] = tangents[i] if tangents[i] is not None else op.zeros_like(x)
+        return [operands]
+
+    def _calls(self, op: Op, tangents: Cotangents) -> list[Parts]:
+        """A call for each operand that moves, with its tangent in its place."""
+        factors = self._factors(op)
+        moved = None if self.bias is None else tangents[self.bias]
+        calls: list[Parts] = []
+        for i in factors:
+            if tangents[i] is not None:
+                operands = list(op.inputs)
+                operands[i] = tangents[i]
+                if self.bias is not None:  # the bias enters once, beside the first factor that moves
+                    operands[self.bias] = None if calls else moved
+                calls.append(operands)
+        if not calls and self.bias is not None and moved is not None:
+            operands = list(op.inputs)
+            first = op.inputs[factors[0]]
+            assert first is not None
+            operands[factors[0]], operands[self.bias] = op.zeros_like(first), moved
+            calls.append(operands)
+        return calls
+
+
+class General(FunctionRule):
+    """The function gives the VJP; forward mode is `jvp_function`, ``f(op, tangents, *xs, *ys)``, else derived."""
+
+    kind = "rule"
+
+    def __init__(
+        self,
+        function: Function,
+        wrt: tuple[int, ...] | None = None,
+        *,
+        jvp: Function | None = None,
+        rewrite: Rewrite | None = None,
+    ) -> None:
+        super().__init__(function, wrt)
+        self.jvp_function = jvp
+        self.rewrite = rewrite
+        self.has_jvp = jvp is not None
+
+    def _jvp(self, op: Op, tangents: Cotangents) -> Parts | None:
+        return None if self.jvp_function is None else listed(_apply(self.jvp_function, op, tuple(tangents)))
