@@ -37,3 +37,11 @@ def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Co
         terminalreporter.line(f"{count:5d}  {reason}")
     if hasattr(config, "cache") and not config.getoption("collectonly"):
         config.cache.set(SKIPPED, sorted({report.nodeid for report in skipped}))
+
+
+@pytest.fixture(params=["stack", "scan"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both forms that many directions take: a stack, and a Scan."""
+    if request.param == "scan":
+        monkeypatch.setattr("onnxgrad.batching.directions.MOST_ELEMENTS", -1)
+    return request.param

@@ -17,7 +17,7 @@ from typing import Any
 
 def sizes() -> dict[str, str]:
     """Nodes that differentiation adds."""
-    from tests.zoo import float_weights, gpt, resnet50
+    from tests.large_models import float_weights, gpt, resnet50
 
     from onnxgrad import vjp
 
@@ -38,8 +38,8 @@ def sizes() -> dict[str, str]:
 
 def seconds() -> dict[str, str]:
     """Time to derive, and to create the session."""
+    from tests.large_models import float_weights, gpt
     from tests.models import chain
-    from tests.zoo import float_weights, gpt
 
     from onnxgrad import vjp
     from onnxgrad.runtime import Session

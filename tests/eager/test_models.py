@@ -14,7 +14,7 @@ import onnxgrad.eager as og
 import onnxgrad.eager.numpy as np
 from onnxgrad import BadInput, Function, NotDifferentiable, UnknownName
 from onnxgrad.eager.core.plans import plans
-from tests.eager.test_derivatives import FUNCTIONS
+from tests.eager.test_transforms import FUNCTIONS
 
 rng = onp.random.default_rng(0)
 X = rng.standard_normal((3, 4))

@@ -22,7 +22,7 @@ from onnxgrad.transforms import first_order
 
 RESULTS = Path(__file__).parent / "results.json"
 TESTS = Path(__file__).parents[1]
-SUITES = ("rules", "flow", "oracles")
+SUITES = ("rules", "control_flow", "oracles")
 #: tests that break rules on purpose
 ASIDE = ("test_mutations.py",)
 

@@ -34,9 +34,9 @@ MARKS = {"differentiable": "**{}**", "zero": "{} 0", "undefined": "{} ✗", "dis
 ROUNDED = {("MaxRoiPool", "rois")}
 #: What stands for a proof where a map is on one side, which no derivative has.
 MAPS = {
-    "ZipMap": "its operand takes its place: `tests/test_maps.py`",
-    "CastMap": "a map that comes in is refused: `tests/test_maps.py`",
-    "DictVectorizer": "a map that comes in is refused: `tests/test_maps.py`",
+    "ZipMap": "its operand takes its place: `tests/model_io/test_map_outputs.py`",
+    "CastMap": "a map that comes in is refused: `tests/model_io/test_map_outputs.py`",
+    "DictVectorizer": "a map that comes in is refused: `tests/model_io/test_map_outputs.py`",
 }
 INTRO = """# Operators
 

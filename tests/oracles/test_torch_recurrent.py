@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxgrad
-from tests.flow.compare import close, run
+from tests.control_flow.compare import close, run
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

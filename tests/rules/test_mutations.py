@@ -80,8 +80,8 @@ def _is_red(case: Case) -> bool:
 
 
 def test_every_rule_has_a_case():
-    """But those of graphs and sequences (tests/flow), and what computes in float32 alone, tested apart."""
+    """But those of graphs and sequences (tests/control_flow), and what computes in float32 alone, tested apart."""
     rules = {(d, op): rule.function for d, op, _, rule in registry.items() if isinstance(rule, FunctionRule)}
     narrow = {("", op) for op in ("Celu", "DequantizeLinear", "MeanVarianceNormalization")}
-    apart = {key for key, function in rules.items() if ".flow." in function.__module__} | narrow
+    apart = {key for key, function in rules.items() if ".control_flow." in function.__module__} | narrow
     assert not rules.keys() - apart - OPERATORS.keys()

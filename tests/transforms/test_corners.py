@@ -22,6 +22,8 @@ from onnxgrad.demo import MODEL
 from tests.models import assert_sound, chain, model, nodes_of, value
 from tests.transforms.numbers import differences, net, session
 
+pytestmark = pytest.mark.usefixtures("form")  # everything here holds of both forms of many directions
+
 rng = np.random.default_rng(12)
 SOURCE = net([3, 4, 2])
 X = rng.standard_normal((5, 3))

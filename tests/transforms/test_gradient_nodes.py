@@ -10,6 +10,8 @@ from onnx import parser
 from onnxgrad import BadInput, Function, grad, jacobian, jvp, split_vjp, vjp
 from onnxgrad.check import check
 
+pytestmark = pytest.mark.usefixtures("form")  # everything here holds of both forms of many directions
+
 HEAD = '<ir_version: 10, opset_import: ["": 21, "ai.onnx.preview.training": 1, "local": 1]>'
 #: s(x, w) as text, and in numpy.
 MODELS = {

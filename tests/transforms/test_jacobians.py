@@ -11,6 +11,8 @@ from onnxgrad import BadInput, UnknownName, grad, hessian, jacobian, jvp, signat
 from tests.models import assert_sound, mlp, model, nodes_of, value
 from tests.transforms.numbers import differences, net, session
 
+pytestmark = pytest.mark.usefixtures("form")  # everything here holds of both forms of many directions
+
 MODES = ["auto", "reverse", "forward"]
 rng = np.random.default_rng(5)
 

@@ -19,8 +19,8 @@ How a kernel is added, here and elsewhere:
        def relu_grad(site: Site) -> Call | None:
            return Call("ReluGrad", site.inputs) if site.all_float32 else None
 
-4. **Test it** in ``tests/native``: the same model with both targets, over shapes of 0, 1, odd and large sizes, NaN and
-   infinities, one and two threads (``compare`` of ``tests/native/twins.py``).
+4. **Test it** in ``tests/runtime/kernels``: the same model with both targets, over shapes of 0, 1, odd and large sizes,
+   NaN and infinities, one and two threads (``compare`` of ``twins.py`` there).
 
 Modules: `build` (source files to a shared library), `substitute` (parts to calls), ``*_kernels`` (what fits where).
 """

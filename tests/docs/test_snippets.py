@@ -1,0 +1,49 @@
+"""The examples of the README and of the documentation run, page by page, in an empty directory."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import onnxgrad
+
+ROOT = Path(__file__).parents[2]
+PAGES = [p for p in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if "```python" in p.read_text()]
+MODULES = [m.name for m in pkgutil.walk_packages(onnxgrad.__path__, "onnxgrad.") if not m.name.endswith("__main__")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_python_blocks_run_in_order(page, tmp_path):
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.M | re.S)
+    script = tmp_path / "page.py"
+    script.write_text("\n\n".join(blocks))
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_doctests(module):
+    failed, _ = doctest.testmod(importlib.import_module(module))
+    assert failed == 0
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_files_of_the_source_that_pages_name_exist():
+    """As ``engine/reverse.py``, below the package."""
+    source = ROOT / "src" / "onnxgrad"
+    rooms = "|".join(p.name for p in source.iterdir() if p.is_dir())
+    for page in (ROOT / "docs").glob("*.md"):
+        for path in re.findall(rf"`((?:{rooms})/[\w/]*(?:\.py)?)`", page.read_text()):
+            assert (source / path).exists(), f"{page.name} names {path}"

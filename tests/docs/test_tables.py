@@ -1,0 +1,127 @@
+"""The tables of the documentation and the help of the command list what there is: all of it, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from onnxgrad.cli.app import build
+from onnxgrad.demo.tasks import TASKS
+from onnxgrad.training.loop import callbacks, trackers
+from onnxgrad.training.loss.losses import LOSSES
+from onnxgrad.training.loss.step_metrics import LATER, MEASURES
+from onnxgrad.training.optim.schedules import SCHEDULES
+from onnxgrad.training.optim.settings import RECIPES
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def table(page: str, heading: str) -> dict[str, list[str]]:
+    """The first table under a heading: its rows without the first cell, by the code in the first cell."""
+    text = (DOCS / page).read_text()
+    section = text.partition(f"\n## {heading}\n")[2]
+    lines = re.search(r"(?:^\|.*\n)+", section, flags=re.M)
+    assert lines, f"{page} has no table under {heading!r}"
+    rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in lines[0].splitlines()]
+    return {name: row[1:] for row in rows for name in code(row[0])}
+
+
+def code(cell: str) -> list[str]:
+    """What is set as code in `cell`, without arguments."""
+    return [text.partition("(")[0] for text in re.findall(r"`([^`]+)`", cell)]
+
+
+def shown(command: str) -> str:
+    """The help of a command, its lines joined."""
+    done = CliRunner().invoke(build(), [command, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+    assert done.exit_code == 0, done.output
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", done.output).split())
+
+
+def test_losses():
+    rows = table("training.md", "Losses")
+    assert list(rows) == list(LOSSES)
+    for name, (_, contains, options, _) in rows.items():
+        loss = LOSSES[name]
+        fixed = {"axis"} if name == "ctc" else set()  # which has one value, the last axis
+        assert sorted(code(options)) == sorted(loss.options.keys() - {"reduction"} - fixed), name
+        assert contains == (loss.contains[0] if loss.contains else ""), name
+
+
+def test_optimizers():
+    rows = table("training.md", "Optimizers")
+    assert list(rows) == list(RECIPES)
+    for name, (_, operator, settings, _) in rows.items():
+        recipe = RECIPES[name]
+        assert sorted(code(settings)) == sorted(recipe.settings.keys() - {"learning_rate", "weight_decay"}), name
+        stated = recipe.operator(recipe.settings)
+        assert operator == (stated.type if stated else ""), name
+
+
+def test_schedules():
+    rows = table("training.md", "Schedules")
+    assert list(rows) == list(SCHEDULES)
+    for name, (_, options) in rows.items():
+        found = dict(re.findall(r"`(\w+)`(?: \(([^)]+)\))?", options))
+        assert found.keys() == SCHEDULES[name].options.keys(), name
+        for option, default in SCHEDULES[name].options.items():
+            assert (float(found[option]) if found[option] else None) == default, (name, option)
+
+
+def test_measures():
+    text = (DOCS / "training.md").read_text()
+    sentence = re.search(r"Metrics are further results .*?: (.*?) is that of", text, flags=re.S)
+    assert sentence
+    assert sorted(code(sentence[1])) == sorted([*MEASURES, *LATER])
+
+
+def test_callbacks():
+    public = {
+        name: kind
+        for module in (callbacks, trackers)
+        for name, kind in vars(module).items()
+        if isinstance(kind, type) and issubclass(kind, callbacks.Callback) and not name.startswith("_")
+    }
+    rows = table("fine-tuning.md", "Callbacks")
+    assert rows.keys() - {"onnxgrad[tensorboard]", "onnxgrad[mlflow]", "reporter"} == public.keys() - {"Callback"}
+
+
+@pytest.mark.parametrize("command", ["train", "export-step"])
+def test_the_help_lists_what_the_tables_list(command):
+    text = shown(command)
+    for page, heading, last in (
+        ("training.md", "Losses", ", or LOSS.onnx"),
+        ("training.md", "Optimizers", ". Settings"),
+        ("training.md", "Schedules", " or plateau"),
+    ):
+        assert f"{', '.join(table(page, heading))}{last}" in text, heading
+
+
+def test_the_help_lists_the_demonstrations():
+    text = shown("demo")
+    readme = (DOCS.parent / "README.md").read_text()
+    for name in TASKS:
+        assert re.search(rf"\b{name}\b", text)
+        assert name == "digits" or f"run.py demo {name}" in readme
+
+
+def test_flags_that_the_pages_name_exist():
+    known = set(re.findall(r"--[a-z][a-z-]*", shown("train") + shown("export-step") + shown("demo")))
+    for page in ("training.md", "fine-tuning.md", "migration.md"):
+        named = set(re.findall(r"(?<![-\w])--[a-z][a-z-]*", (DOCS / page).read_text()))
+        assert named <= known, page
+
+
+def test_every_page_is_linked_from_the_readme_or_the_design_and_has_a_place_in_the_site():
+    site = (DOCS / "index.md").read_text().split()
+    linked = {
+        (start.parent / target).resolve()
+        for start in (DOCS.parent / "README.md", DOCS / "design.md")
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", start.read_text())
+    }
+    for page in DOCS.glob("*.md"):
+        assert page.stem in site or page.stem == "index", page.name
+        assert page.stem in ("design", "index", "security") or page in linked, page.name

@@ -1,0 +1,234 @@
+"""The cotangents of the operands of a convolution in C: against the operators, PyTorch and the bare sum."""
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from onnxgrad.errors import OnnxGradError
+from onnxgrad.runtime.kernels import conv_kernels
+from tests.runtime.kernels.pulled import Pulled
+from tests.runtime.kernels.twins import needs_compiler
+
+pytestmark = needs_compiler
+
+
+@pytest.fixture(autouse=True)
+def however_few_pixels(monkeypatch):
+    """Small cases have the kernel, too."""
+    monkeypatch.setattr(conv_kernels, "FEWEST_PIXELS", 0)
+
+
+#: N, C, M, groups, (H, W), kernel, strides, dilations, pads
+GEOMETRIES = {
+    "3×3": (2, 16, 16, 1, (9, 8), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    "one channel": (3, 1, 1, 1, (5, 7), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    "three to odd": (2, 3, 7, 1, (17, 33), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    "whole vectors": (4, 64, 64, 1, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    "1×1": (3, 5, 6, 1, (4, 4), (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    "1×1, ragged": (3, 8, 20, 1, (3, 5), (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    "1×1, whole vectors": (3, 8, 20, 1, (4, 8), (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    "1×1, bands": (2, 3, 5, 1, (96, 80), (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    "1×1, groups": (5, 6, 8, 2, (4, 4), (1, 1), (1, 1), (1, 1), (0, 0, 0, 0)),
+    "1×1, strided": (2, 8, 9, 1, (8, 9), (1, 1), (2, 2), (1, 1), (0, 0, 0, 0)),
+    "1×1, padded": (2, 8, 9, 1, (8, 8), (1, 1), (1, 1), (1, 1), (1, 0, 0, 1)),
+    "3×3, strided": (2, 6, 5, 1, (16, 16), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1)),
+    "long stride": (2, 6, 5, 1, (19, 23), (2, 3), (3, 5), (1, 1), (0, 1, 2, 0)),
+    "asymmetric": (2, 6, 5, 1, (9, 12), (3, 2), (1, 2), (1, 1), (0, 2, 1, 0)),
+    "padding at the end": (2, 3, 4, 1, (8, 8), (3, 3), (1, 1), (1, 1), (0, 0, 2, 2)),
+    "padding at the start": (2, 3, 4, 1, (8, 8), (3, 3), (1, 1), (1, 1), (2, 2, 0, 0)),
+    "dilated": (2, 6, 5, 1, (13, 11), (3, 3), (1, 1), (2, 3), (2, 3, 2, 3)),
+    "dilated and strided": (2, 6, 5, 1, (13, 15), (3, 2), (2, 3), (3, 2), (3, 1, 0, 2)),
+    "rows left over": (2, 3, 4, 1, (10, 11), (3, 3), (3, 3), (1, 1), (0, 0, 0, 0)),
+    "larger than the input": (2, 3, 4, 1, (4, 3), (6, 5), (1, 1), (1, 1), (2, 2, 1, 1)),
+    "the whole input": (5, 4, 9, 1, (6, 7), (6, 7), (1, 1), (1, 1), (0, 0, 0, 0)),
+    "rank of one tap": (2, 4, 4, 1, (5, 5), (1, 5), (1, 1), (1, 1), (0, 2, 0, 2)),
+    "much padding": (1, 2, 3, 1, (3, 3), (2, 2), (1, 1), (1, 1), (5, 6, 4, 7)),
+    "bands": (1, 3, 4, 1, (90, 70), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    "strided bands": (1, 2, 3, 1, (151, 141), (5, 3), (2, 2), (1, 1), (2, 1, 2, 1)),
+    "groups": (2, 6, 8, 2, (7, 9), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    "groups of one output": (2, 6, 3, 3, (7, 9), (3, 3), (2, 1), (1, 1), (1, 1, 1, 1)),
+    "depthwise": (3, 19, 19, 19, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    "depthwise, strided": (3, 32, 32, 32, (9, 16), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1)),
+    "depthwise, 5×5": (2, 4, 4, 4, (9, 9), (5, 5), (1, 1), (1, 1), (2, 2, 2, 2)),
+    "depthwise, more outputs": (2, 5, 15, 5, (8, 9), (3, 2), (1, 1), (1, 2), (1, 0, 1, 1)),
+    "wider padding than vectors": (2, 2, 3, 1, (3, 30), (1, 41), (1, 1), (1, 1), (0, 20, 0, 20)),
+    "far padding, far taps": (2, 2, 3, 1, (9, 50), (1, 3), (1, 1), (1, 20), (0, 20, 0, 20)),
+    "windows that reach far": (2, 2, 3, 1, (4, 5), (2, 2), (1, 1), (90, 80), (90, 80, 90, 80)),
+    "many images": (67, 2, 3, 1, (3, 3), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+}
+
+
+def pulled(geometry, symbolic=False, dtype=np.float32, wrt="w", **changed):
+    n, c, m, group, size, kernel, strides, dilations, pads = geometry
+    attributes = {"group": group, "strides": strides, "dilations": dilations, "pads": pads, **changed}
+    node = helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=kernel, **attributes)
+    rng = np.random.default_rng(7)
+    x, w = rng.standard_normal((n, c, *size)), np.zeros((m, c // group, *kernel))
+    out = [
+        (h + a + b - d * (k - 1) - 1) // s + 1
+        for h, a, b, d, k, s in zip(size, pads[:2], pads[2:], dilations, kernel, strides)
+    ]
+    seed = rng.standard_normal((n, m, *out)).astype(dtype)
+    w = rng.standard_normal(w.shape) if wrt == "x" else w
+    return Pulled([node], {"x": x.astype(dtype), "w": w.astype(dtype)}, [wrt], symbolic), seed
+
+
+def tolerance(seed):
+    """That of a sum over so many products."""
+    return {"rtol": 1e-4, "atol": 2e-6 * max(1.0, seed[:, 0].size) ** 0.5 + 1e-5}
+
+
+def the_sum(x, seed, geometry):
+    """The sum itself, in float64, without a zero of padding."""
+    _, c, m, group, size, kernel, strides, dilations, pads = geometry
+    w = np.zeros((m, c // group, *kernel))
+    for i, j, p, q in np.ndindex(*kernel, *seed.shape[2:]):
+        row, column = p * strides[0] + i * dilations[0] - pads[0], q * strides[1] + j * dilations[1] - pads[1]
+        if 0 <= row < size[0] and 0 <= column < size[1]:
+            here = x[:, :, row, column].astype(np.float64).reshape(len(x), group, -1)
+            there = seed[:, :, p, q].astype(np.float64).reshape(len(x), group, -1)
+            with np.errstate(all="ignore"):
+                w[:, :, i, j] += sum(there[n][:, :, None] * here[n][:, None, :] for n in range(len(x))).reshape(m, -1)
+    return w
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_weights(name):
+    operators, seed = pulled(GEOMETRIES[name])
+    (w,) = operators.compare(seed, ["ConvWeightGrad"], **tolerance(seed))
+    if seed[0].size < 2000:
+        np.testing.assert_allclose(w, the_sum(operators.arrays["x"], seed, GEOMETRIES[name]), **tolerance(seed))
+
+
+@pytest.mark.parametrize("name", ["3×3", "3×3, strided", "dilated and strided", "depthwise", "1×1"])
+def test_sizes_that_only_a_run_tells(name):
+    operators, seed = pulled(GEOMETRIES[name], symbolic=True)
+    operators.compare(seed, ["ConvWeightGrad"], **tolerance(seed))
+
+
+#: More for the input: phases without a tap, what no window reaches, an odd start, width and height 1.
+STRIDED = {
+    **{n: g for n, g in GEOMETRIES.items() if max(g[6]) > 1 and g[5] != (1, 1)},
+    "fewer taps than the stride": (2, 3, 4, 1, (11, 12), (2, 1), (3, 2), (1, 1), (0, 0, 0, 0)),
+    "phases without a tap": (2, 3, 4, 1, (11, 12), (3, 3), (2, 2), (2, 2), (0, 0, 0, 0)),
+    "padding as long as the stride": (2, 7, 4, 1, (8, 8), (4, 4), (2, 2), (1, 1), (2, 3, 1, 0)),
+    "a column": (2, 2, 3, 1, (9, 1), (3, 1), (2, 2), (1, 1), (1, 0, 1, 0)),
+    "a row": (2, 2, 3, 1, (1, 9), (1, 3), (2, 2), (1, 1), (0, 1, 0, 1)),
+    "eleven channels": (3, 11, 16, 1, (16, 32), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1)),
+    "wide": (1, 2, 3, 1, (70, 150), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1)),
+    "7×7": (2, 3, 8, 1, (24, 24), (7, 7), (2, 2), (1, 1), (3, 3, 3, 3)),
+    "windows that reach far": (2, 2, 3, 1, (4, 5), (2, 2), (2, 3), (90, 80), (90, 80, 90, 80)),
+    "few phases of many": (2, 2, 3, 1, (9, 31), (2, 3), (4, 6), (6, 4), (3, 2, 4, 9)),
+    "four apart": (2, 3, 8, 1, (24, 24), (4, 4), (4, 4), (1, 1), (0, 0, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_input(name):
+    operators, seed = pulled(STRIDED[name], wrt="x")
+    operators.compare(seed, ["ConvInputGrad"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_weights_that_are_not_finite_touch_what_they_meet(value):
+    operators, seed = pulled(STRIDED["3×3, strided"], wrt="x")
+    finite = operators.native(seed)[0]
+    operators.arrays["w"][0, 2, 0, 0] = value  # meets odd rows and columns of channel 2
+    (dx,) = operators.native(seed)
+    odd = np.isfinite(dx)
+    np.testing.assert_allclose(dx[odd], finite[odd], rtol=1e-4, atol=1e-5)
+    assert np.argwhere(~odd)[:, 1].tolist() == [2] * (~odd).sum()
+    assert (np.argwhere(~odd)[:, 2:] % 2 == 1).all()
+    assert not odd.all()
+
+
+def test_input_where_operators_are_as_quick():
+    assert pulled(GEOMETRIES["3×3"], wrt="x")[0].kernels == []
+    assert pulled(GEOMETRIES["1×1, strided"], wrt="x")[0].kernels == []
+    assert pulled((2, 3, 64, 1, (8, 8), (3, 3), (2, 2), (1, 1), (1, 1, 1, 1)), wrt="x")[0].kernels == []
+
+
+def test_no_image():
+    operators, seed = pulled((0, *GEOMETRIES["3×3"][1:]), symbolic=True)
+    (w,) = operators.native(seed)  # not the operators: ONNX Runtime's Conv never ends without channels
+    assert w.shape == (16, 16, 3, 3)
+    assert not w.any()
+
+
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER", "VALID"])
+def test_padding_that_the_node_finds(mode):
+    geometry = (2, 3, 4, 1, (9, 10), (3, 2), (2, 1), (1, 1), (1, 0, 1, 1) if mode != "VALID" else (0, 0, 0, 0))
+    operators, seed = pulled(geometry, auto_pad=mode, pads=None)
+    operators.compare(seed, ["ConvWeightGrad"], **tolerance(seed))
+
+
+def test_transposed_convolution():
+    rng = np.random.default_rng(3)
+    arrays = {"x": rng.standard_normal((2, 5, 6, 7)), "w": rng.standard_normal((5, 3, 3, 2))}
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["y"], strides=[2, 3], pads=[1, 0, 0, 1])
+    operators = Pulled([node], {k: v.astype(np.float32) for k, v in arrays.items()}, ["w"])
+    seed = rng.standard_normal((2, 3, 12, 19)).astype(np.float32)
+    operators.compare(seed, ["ConvWeightGrad"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["3×3", "padding at the end", "3×3, strided", "dilated", "depthwise", "1×1", "bands"])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_stays_where_it_belongs(name, value):
+    operators, seed = pulled(GEOMETRIES[name])
+    x = operators.arrays["x"]
+    x[0, 0, 0, 0] = x[-1, -1, -1, -1] = value
+    seed[-1, -1, 0, -1] = value
+    expected = the_sum(x, seed, GEOMETRIES[name])
+    (w,) = operators.native(seed)
+    np.testing.assert_allclose(w, expected, **tolerance(seed))
+    assert not np.isfinite(w).all()
+
+
+def test_other_types_and_ranks_stay_operators():
+    assert pulled(GEOMETRIES["3×3"], dtype=np.float64)[0].kernels == []
+    line = helper.make_node("Conv", ["x", "w"], ["y"])
+    arrays = {"x": np.zeros((1, 2, 5), np.float32), "w": np.zeros((3, 2, 2), np.float32)}
+    assert Pulled([line], arrays, ["w"]).kernels == []
+    solid = {"x": np.zeros((1, 2, 5, 4, 3), np.float32), "w": np.zeros((3, 2, 2, 2, 2), np.float32)}
+    assert Pulled([line], solid, ["w"]).kernels == []
+
+
+def test_cotangent_of_another_batch_is_refused():
+    operators, seed = pulled(GEOMETRIES["3×3"], symbolic=True)
+    with pytest.raises(OnnxGradError, match="do not belong together"):
+        operators.run(seed[:1], "native")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", STRIDED)
+def test_input_of_torch(name):
+    torch = pytest.importorskip("torch")
+    _, _, _, group, _, _, strides, dilations, pads = STRIDED[name]
+    operators, seed = pulled(STRIDED[name], wrt="x")
+    x = torch.zeros(operators.arrays["x"].shape, dtype=torch.float64, requires_grad=True)
+    padded = torch.nn.functional.pad(x, (pads[1], pads[3], pads[0], pads[2]))
+    w = torch.tensor(operators.arrays["w"]).double()
+    y = torch.nn.functional.conv2d(padded, w, None, strides, 0, dilations, group)
+    (expected,) = torch.autograd.grad(y, x, torch.tensor(seed).double())
+    np.testing.assert_allclose(operators.native(seed)[0], expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_torch(name):
+    torch = pytest.importorskip("torch")
+    geometry = GEOMETRIES[name]
+    _, _, _, group, _, _, strides, dilations, pads = geometry
+    operators, seed = pulled(geometry)
+    x = torch.nn.functional.pad(torch.tensor(operators.arrays["x"]).double(), (pads[1], pads[3], pads[0], pads[2]))
+    w = torch.zeros(operators.arrays["w"].shape, dtype=torch.float64, requires_grad=True)
+    y = torch.nn.functional.conv2d(x, w, None, strides, 0, dilations, group)
+    (expected,) = torch.autograd.grad(y, w, torch.tensor(seed).double())
+    np.testing.assert_allclose(operators.native(seed)[0], expected.numpy(), **tolerance(seed))
+
+
+def test_few_pixels_stay_operators(monkeypatch):
+    monkeypatch.undo()
+    for side, kernels in ((7, []), (8, ["ConvWeightGrad"])):
+        few, seed = pulled((2, 16, 16, 1, (side, side), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)))
+        few.compare(seed, kernels, **tolerance(seed))

@@ -1,0 +1,295 @@
+"""Nodes of a file that call kernels as nobody here would: an error or numbers, at once, and no memory of others.
+
+``python -m tests.runtime.kernels.sanitized`` sees the accesses; by themselves these tests see crashes and hangs.
+"""
+
+import re
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from onnxgrad.runtime import Options
+from onnxgrad.runtime.kernels import build
+from onnxgrad.runtime.kernels.substitute import DOMAIN
+from tests.runtime.kernels.twins import needs_compiler
+
+pytestmark = needs_compiler
+
+KINDS = {"f": TensorProto.FLOAT, "d": TensorProto.DOUBLE, "i": TensorProto.INT32, "l": TensorProto.INT64}
+_ENTRY = re.compile(r'\{(?:\.name = )?"(\w+)", (?:\.inputs = )?"(\w+)", (?:\.outputs = )?"(\w+)"')
+#: Every kernel of the library: the letters of its operands and of its results.
+KERNELS = {
+    name: (inputs, outputs)
+    for file in sorted(build.SOURCES.glob("*.c"))
+    for name, inputs, outputs in _ENTRY.findall(file.read_text())
+}
+ATTRIBUTES = {
+    "ConvWeightGrad": ("group", "kernel", "strides", "dilations", "pads"),
+    "ConvInputGrad": ("group", "size", "strides", "dilations", "pads"),
+    "MaxPoolGrad": ("kernel", "strides", "dilations", "pads", "relu"),
+    "BatchNorm": ("epsilon",),
+    "BatchNormGrad": ("epsilon",),
+}
+
+
+def called(name, arrays, attributes, outputs=None):
+    """What a node that calls a kernel gives for these operands (None for one that is left out)."""
+    kinds, results = KERNELS[name]
+    names = ["" if a is None else f"i{k}" for k, a in enumerate(arrays)]
+    count = len(results) if outputs is None else outputs
+    node = helper.make_node(name, names, [f"o{k}" for k in range(count)], domain=DOMAIN, **attributes)
+    ends = [
+        helper.make_tensor_value_info(n, KINDS[kind.lower()], [None] * a.ndim)
+        for n, a, kind in zip(names, arrays, kinds)
+        if a is not None
+    ]
+    given = [helper.make_tensor_value_info(f"o{k}", KINDS[results[k].lower()], None) for k in range(count)]
+    graph = helper.make_graph([node], "forged", ends, given)
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), Options(threads=2, arena=False, target="native").native(), ["CPUExecutionProvider"]
+    )
+    return session.run(None, {n: a for n, a in zip(names, arrays) if a is not None})
+
+
+def refused(name, arrays, attributes=(), outputs=None, match=None):
+    with pytest.raises(Exception, match=match) as error:
+        called(name, arrays, dict(attributes), outputs)
+    assert type(error.value).__module__.startswith("onnxruntime")
+
+
+def array(*shape, kind="f", fill=1):
+    return np.full(shape, fill, helper.tensor_dtype_to_np_dtype(KINDS[kind.lower()]))
+
+
+def test_every_kernel_is_known():
+    assert len(KERNELS) == 28
+    assert set(ATTRIBUTES) < set(KERNELS)
+
+
+OPTIMIZERS = [name for name in KERNELS if name not in ATTRIBUTES and "Grad" not in name]
+CONSTANTS = {"Sgd": 1, "Momentum": 3, "Adam": 7, "NAdam": 6, "Adagrad": 2, "Lion": 5}
+
+
+def operands(name, size=100):
+    """Sound operands of an optimizer."""
+    letters = KERNELS[name][0]
+    tensors = len(letters) - 1 - sum(c.isupper() for c in letters)
+    scalars = len(letters) - 1 - tensors
+    kind = letters[0]
+    length = CONSTANTS.get(name.removesuffix("Double"), 5)
+    return [array(size, kind=kind)] * tensors + [array(kind=kind)] * scalars + [array(length, kind=kind)]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(name):
+    """Each operand too short, too long and empty; results that nobody reads."""
+    sound = operands(name)
+    assert all(np.isfinite(o).all() for o in called(name, sound, {}))
+    kind, last = KERNELS[name][0][0], len(sound) - 1
+    for at, operand in enumerate(sound):
+        for shape in {(1,), (0,), (3,), (99,), (101,), (2, 50, 2)} - {operand.shape, (1,) if not operand.ndim else ()}:
+            if at == last and shape[0] == sound[last].size:
+                continue
+            refused(name, [*sound[:at], array(*shape, kind=kind), *sound[at + 1 :]], match="size|scalar|constants")
+    refused(name, [*sound[:last], array(1, kind=kind)] if name[:3] != "Sgd" else sound[:last])
+    refused(name, sound[:-1])
+    if len(KERNELS[name][1]) > 1:
+        refused(name, sound, outputs=1)
+
+
+def test_length_of_the_constants_of_adam():
+    """Read beyond their end once."""
+    refused("Adam", [array(100)] * 4 + [array()] + [None] * 3 + [array(1)], match="constants")
+    refused("Lion", [array(100)] * 3 + [array()] + [None] * 2 + [array(1)], match="constants")
+
+
+EMPTY = np.zeros((0, 1 << 30, 1 << 30), np.float32)
+ONES = {"strides": [1, 1], "dilations": [1, 1], "pads": [0, 0]}
+WEIGHTS = {"group": 1, "kernel": [1, 1], **ONES}
+INPUT = {"group": 1, "size": [1, 1], **ONES}
+POOL = {"kernel": [1, 1], "relu": 0, **ONES}
+FAR = (1 << 24) - 1
+
+
+def image(*shape):
+    return array(*(shape or (1, 1, 1, 1)))
+
+
+#: Kernel, operands, attributes: refused.
+REFUSED = {
+    "a kernel of 2^24": ("ConvWeightGrad", [image(), image()], {**WEIGHTS, "kernel": [1 << 24, 1]}),
+    "a kernel of nearly 2^24": ("ConvWeightGrad", [image(), image()], {**WEIGHTS, "kernel": [1, FAR]}),
+    "a kernel of 2^48": ("ConvWeightGrad", [image(), image()], {**WEIGHTS, "kernel": [FAR, FAR]}),
+    "one number for two": ("ConvWeightGrad", [image(), image()], {**WEIGHTS, "pads": [0]}),
+    "three numbers for two": ("ConvWeightGrad", [image(), image()], {**WEIGHTS, "pads": [0, 0, 0]}),
+    "no groups": ("ConvWeightGrad", [image(), image()], {**WEIGHTS, "group": 0}),
+    "groups below zero": ("ConvWeightGrad", [image(), image()], {**WEIGHTS, "group": -1}),
+    "more groups than channels": ("ConvWeightGrad", [image(), image()], {**WEIGHTS, "group": 1 << 62}),
+    "no stride": ("ConvWeightGrad", [image(), image()], {**WEIGHTS, "strides": [0, 1]}),
+    "a dilation below zero": ("ConvWeightGrad", [image(), image()], {**WEIGHTS, "dilations": [1, -1]}),
+    "padding of 2^63": ("ConvWeightGrad", [image(), image()], {**WEIGHTS, "pads": [-(1 << 63), (1 << 63) - 1]}),
+    "taps that reach far": (
+        "ConvWeightGrad", [image(), image()], {**WEIGHTS, "kernel": [1 << 20, 1], "dilations": [FAR, 1]},
+    ),
+    "no attributes": ("ConvWeightGrad", [image(), image()], {}),
+    "a rank of three": ("ConvWeightGrad", [image(1, 1, 1), image()], WEIGHTS),
+    "other images": ("ConvWeightGrad", [image(2, 1, 1, 1), image()], WEIGHTS),
+    "an empty tensor of 2^60": ("ConvWeightGrad", [EMPTY[None], image(0, 1, 1, 1)], WEIGHTS),
+    "input: other channels": ("ConvInputGrad", [image(1, 2, 1, 1), image()], INPUT),
+    "input: groups that multiply": (
+        "ConvInputGrad", [image(1, 0, 1, 1), image(0, 3, 1, 1)], {**INPUT, "group": 1 << 62},
+    ),
+    "input: padding below zero": ("ConvInputGrad", [image(), image()], {**INPUT, "pads": [-1, 0]}),
+    "input: a size below zero": ("ConvInputGrad", [image(), image()], {**INPUT, "size": [1, -5]}),
+    "input: a rank of two": ("ConvInputGrad", [image(1, 1), image(1, 1)], INPUT),
+    "pool: no window": ("MaxPoolGrad", [image(), image()], {**POOL, "kernel": [0, 1]}),
+    "pool: other channels": ("MaxPoolGrad", [image(1, 2, 1, 1), image()], POOL),
+    "pool: a rank of five": ("MaxPoolGrad", [image(1, 1, 1, 1, 1), image()], POOL),
+    "pool: far": ("MaxPoolGrad", [image(), image()], {**POOL, "strides": [1 << 40, 1]}),
+    "rows: more than there are": ("GatherGrad", [array(3, 2), array(4, kind="l"), array(5, 2)], {}),
+    "rows: an index beyond": ("GatherGrad", [array(1, 2), array(1, kind="l", fill=5), array(5, 2)], {}),
+    "rows: an index far below": ("GatherGrad", [array(1, 2), array(1, kind="l", fill=-(1 << 63)), array(5, 2)], {}),
+    "rows: of a scalar": ("GatherGrad", [array(1), array(1, kind="l"), array()], {}),
+    "rows: 2^68 numbers": (
+        "GatherGradInt32", [array(16), array(1 << 10, kind="i"), np.zeros((0, 1 << 29, 1 << 29), np.float32)], {},
+    ),
+    "signs of others": ("ReluGrad", [array(2, 3), array(3, 2)], {}),
+    "norm: a scale too short": ("BatchNorm", [array(2, 3, 4), array(2), array(2)], {"epsilon": 0.0}),
+    "norm: another bias": ("BatchNorm", [array(2, 3, 4), array(3), array(2)], {"epsilon": 0.0}),
+    "norm: a vector": ("BatchNorm", [array(3), array(3), array(3)], {"epsilon": 0.0}),
+    "norm: a mean too short": (
+        "BatchNormGrad", [array(2, 3, 4), array(2, 3, 4), array(2), array(3), array(3)], {"epsilon": 0.0},
+    ),
+    "norm: a mask of another shape": (
+        "BatchNormGrad", [array(2, 3, 4), array(2, 3, 4), None, None, array(3), array(2, 4, 3)], {"epsilon": 0.0},
+    ),
+    "norm: another cotangent": (
+        "BatchNormGrad", [array(2, 3, 5), array(2, 3, 4), None, None, array(3)], {"epsilon": 0.0},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_belong_together(case):
+    refused(*REFUSED[case])
+
+
+#: The same: odd, and sound. Each took minutes or memory without end before sizes were looked at.
+ODD = {
+    "taps that meet nothing": (
+        "ConvWeightGrad", [image(), image()], {**WEIGHTS, "kernel": [1 << 10, 1 << 10]},
+        [((1, 1, 1 << 10, 1 << 10), 1)],
+    ),
+    "many phases": (
+        "ConvWeightGrad", [image(), image(1, 1, 1, 2)], {**WEIGHTS, "kernel": [1 << 19, 1], "strides": [1 << 23, 1]},
+        [((1, 1, 1 << 19, 1), 1)],
+    ),
+    "one phase far away": (
+        "ConvWeightGrad", [image(), image()], {**WEIGHTS, "kernel": [2, 2], "dilations": [1 << 23, 1 << 23]},
+        [((1, 1, 2, 2), 1)],
+    ),
+    "padding far away": (
+        "ConvWeightGrad", [image(), image(1, 1, 3, 3)], {**WEIGHTS, "pads": [FAR, -FAR]}, [((1, 1, 1, 1), 0)],
+    ),
+    "input: many phases": (
+        "ConvInputGrad", [image(), image(1, 1, 1 << 10, 1 << 10)],
+        {**INPUT, "size": [3, 1 << 20], "strides": [1 << 20, 1 << 20]}, [((1, 1, 3, 1 << 20), 3 << 10)],
+    ),
+    "input: taps far away": (
+        "ConvInputGrad", [image(), image(1, 1, 1 << 10, 1 << 10)],
+        {**INPUT, "strides": [2, 2], "dilations": [1 << 13, 1 << 13]}, [((1, 1, 1, 1), 1)],
+    ),
+    "no images": (
+        "ConvInputGrad", [image(0, 1, 1, 1), image()], {**INPUT, "size": [FAR, FAR]}, [((0, 1, FAR, FAR), 0)],
+    ),
+    "pool: windows of nothing": (
+        "MaxPoolGrad", [np.zeros((1, 1, 1 << 37, 0), np.float32), image()], POOL, [((1, 1, 1, 1), 0)],
+    ),
+    "pool: far windows": (
+        "MaxPoolGrad", [image(), image(1, 1, 3, 3)],
+        {**POOL, "kernel": [FAR] * 2, "dilations": [FAR] * 2, "pads": [FAR] * 2}, [((1, 1, 3, 3), 1)],
+    ),
+    "norm: images of nothing": (
+        "BatchNormGrad", [np.zeros((1 << 37, 1, 0), np.float32)] * 2 + [None, None, array(1)], {"epsilon": 0.0},
+        [((1 << 37, 1, 0), 0), ((1,), None), ((1,), 0)],
+    ),
+    "signs of many axes": ("ReluGrad", [array(*[1] * 20)] * 2, {}, [((1,) * 20, 1)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_but_sound(case):
+    name, arrays, attributes, expected = ODD[case]
+    found = called(name, arrays, attributes)
+    assert [o.shape for o in found] == [shape for shape, _ in expected]
+    for array, (_, total) in zip(found, expected):
+        assert total is None or array.sum() == total
+
+
+def _random(rng, name):
+    """Operands and attributes that nobody would give, often of sizes that almost fit."""
+    letters, results = KERNELS[name]
+    sizes = [int(d) for d in rng.choice([0, 1, 1, 2, 3, 5, 8, 17], 5)]
+    rank = 4 if name in ATTRIBUTES and rng.random() < 0.9 else int(rng.integers(0, 6))
+    whole = sizes[:rank]
+    arrays = []
+    for letter in letters:
+        shape = whole if rng.random() < 0.8 else sizes[: rng.integers(0, 6)]
+        if letter.lower() == "l" or (letter.isupper() and rng.random() < 0.5) or rng.random() < 0.1:
+            shape = sizes[: rng.integers(0, 2)]
+        if name not in ATTRIBUTES and letter in "fd" and len(arrays) == len(letters) - 1 and rng.random() < 0.6:
+            shape = [int(rng.integers(0, 9))]
+        if shape and rng.random() < 0.1:
+            shape = [*shape[:-1], int(rng.integers(0, 9))]
+        made = rng.integers(-3, 9, shape) if letter.lower() in "il" else rng.standard_normal(shape)
+        missing = letter.isupper() and rng.random() < 0.5
+        arrays.append(None if missing else np.asarray(made).astype(array(kind=letter).dtype))
+    far = [0, 1, -1, 2, 3, 7, 1 << 12, 1 << 20, FAR, 1 << 24, 1 << 31, (1 << 63) - 1, -(1 << 63)]
+
+    def number():
+        return int(rng.integers(1, 4)) if rng.random() < 0.9 else int(far[rng.integers(len(far))])
+
+    attributes = {}
+    for key in ATTRIBUTES.get(name, ()):
+        if key == "epsilon":
+            attributes[key] = float(rng.choice([0.0, 1e-5, np.nan, np.inf, -1.0]))
+        elif key in ("group", "relu"):
+            attributes[key] = number() if rng.random() < 0.3 else 1
+        else:
+            attributes[key] = [number() for _ in range(2 if rng.random() < 0.97 else rng.integers(1, 4))]
+    return arrays, attributes, len(results) if rng.random() < 0.9 else int(rng.integers(1, len(results) + 1))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_at_random(name):
+    """An error of ONNX Runtime's, or numbers."""
+    outcomes = set()
+    for seed in range(120 if name in ATTRIBUTES else 30):
+        arrays, attributes, count = _random(np.random.default_rng(seed), name)
+        try:
+            called(name, arrays, attributes, count)
+            outcomes.add("numbers")
+        except Exception as error:
+            outcomes.add(type(error).__module__.partition(".")[0])
+    assert {"onnxruntime"} <= outcomes <= {"onnxruntime", "numbers"}
+
+
+def test_operands_that_are_no_tensors_or_of_another_type():
+    """ONNX Runtime sees to that by the types that the kernels declare."""
+    text = """<ir_version: 10, opset_import: ["": 18, "onnxgrad.native": 1]>
+        g (float[2] x) => (float[2] y) {{ {0} y = onnxgrad.runtime.kernels.ReluGrad ({1}) }}"""
+    for emitted, given in (
+        ("", "x"), ("", 'x, ""'), ("s = SequenceConstruct (x)", "x, s"), ("b = Cast <to = 11> (x)", "x, b"),
+        ("b = Cast <to = 11> (x)", "b, b"), ("", "x, x, x"), ("o = Optional (x)", "x, o"),
+    ):  # fmt: skip
+        model = onnx.parser.parse_model(text.format(emitted, given))
+        with pytest.raises(Exception) as error:
+            onnxruntime.InferenceSession(
+                model.SerializeToString(), Options(target="native").native(), ["CPUExecutionProvider"]
+            ).run(None, {"x": np.ones(2, np.float32)})
+        assert type(error.value).__module__.startswith("onnxruntime")

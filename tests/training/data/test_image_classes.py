@@ -1,0 +1,130 @@
+"""Folders of pictures number their classes by name: one numbering, that of training."""
+
+import json
+import shutil
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from typer.testing import CliRunner
+
+from onnxgrad.cli.app import build
+from onnxgrad.errors import BadInput
+from onnxgrad.model_io import save_model
+from onnxgrad.training import Trainer, with_head
+from onnxgrad.training.data import Data
+from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
+from tests.training.loop.test_trainer import ONE
+
+image = pytest.importorskip("PIL.Image")
+KINDS = ("ant", "bee", "cat")
+
+
+def model():
+    found = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        colours (float[N, 3, 2, 2] images) => (float[N, 3] y) {
+            flat = Flatten (images)
+            y = MatMul (flat, w)
+        }""")
+    w = np.random.default_rng(0).standard_normal((12, 3)).astype(np.float32) * 0.1
+    found.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    return found
+
+
+def pictures(place, kinds, rows=8):
+    """Each kind has a colour of its own, whatever its number."""
+    for kind in kinds:
+        (place / kind).mkdir(parents=True)
+        for i in range(rows):
+            pixels = np.zeros((2, 2, 3), np.uint8)
+            pixels[..., "abcdefgh".index(kind[0]) % 3] = 200 + i
+            image.fromarray(pixels).save(place / kind / f"{i}.png")
+    return place
+
+
+@pytest.fixture
+def trained(tmp_path):
+    trainer = Trainer(model(), loss="cross_entropy", learning_rate=0.1, options=ONE)
+    trainer.fit(pictures(tmp_path / "train", KINDS), epochs=30, checkpoint=tmp_path / "run")
+    return trainer
+
+
+@pytest.mark.parametrize("kinds", [("bee",), ("bee", "cat"), ("ant", "cat"), KINDS])
+def test_a_missing_class_moves_no_other(trained, tmp_path, kinds):
+    held_out = pictures(tmp_path / "test", kinds)
+    assert trained.evaluate(held_out)["accuracy"] == 1
+    assert trained.evaluate(Data(held_out, trained.fields))["accuracy"] == 1
+    history = trained.fit(tmp_path / "train", validation=held_out)
+    assert history.epochs[-1]["validation_accuracy"] == 1
+
+
+def test_an_unknown_class_is_refused(trained, tmp_path):
+    for kinds in (("ant", "dog"), (*KINDS, "dog")):
+        held_out = pictures(tmp_path / "-".join(kinds), kinds)
+        with pytest.raises(BadInput, match=r"has the class 'dog', which is none of .* 'ant', 'bee', 'cat'"):
+            trained.evaluate(held_out)
+        with pytest.raises(BadInput, match="has the class 'dog'"):
+            trained.fit(tmp_path / "train", validation=held_out)
+
+
+def test_the_saved_model_says_what_its_outputs_mean(trained, tmp_path):
+    save_model(trained.inference_model(), tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    said = session.get_modelmeta().custom_metadata_map["onnxgrad.classes"]
+    assert json.loads(said) == list(KINDS)
+    again = Trainer(tmp_path / "m.onnx", loss="cross_entropy", options=ONE)
+    assert again.evaluate(pictures(tmp_path / "one", ["cat"]))["accuracy"] == 1
+    again.fit(tmp_path / "one", epochs=1)
+    assert again.classes == KINDS
+    assert again.training_model().metadata_props["onnxgrad.classes"] == said
+    with pytest.raises(BadInput, match="has the class 'dog'"):
+        again.fit(pictures(tmp_path / "other", ["ant", "dog"]))
+    other = Trainer(with_head(tmp_path / "m.onnx", 2), loss="cross_entropy", options=ONE)
+    other.fit(tmp_path / "other")
+    assert other.classes == ("ant", "dog")
+
+
+def test_a_run_goes_on_with_its_classes(trained, tmp_path):
+    settings = Checkpoint.load(tmp_path / "run" / FILE).run["settings"]
+    assert settings["classes"] == list(KINDS)
+    shutil.rmtree(tmp_path / "train" / "ant")
+    options = {"epochs": 31, "checkpoint": tmp_path / "run", "resume": True}
+
+    def trainer():
+        return Trainer(model(), loss="cross_entropy", learning_rate=0.1, options=ONE)
+
+    with pytest.raises(BadInput, match="rows 24, not 16"):
+        trainer().fit(tmp_path / "train", **options)
+    again = trainer()
+    history = again.fit(tmp_path / "train", accept_changes=True, **options)
+    assert history.epochs[-1]["loss"] < 0.5
+    assert again.classes == KINDS
+    pictures(tmp_path / "train", ["dog"])
+    with pytest.raises(BadInput, match="has the class 'dog'"):
+        trainer().fit(tmp_path / "train", accept_changes=True, **options)
+
+
+def test_metadata_that_are_no_names():
+    broken = model()
+    broken.metadata_props.add(key="onnxgrad.classes", value='["a", "a"]')
+    with pytest.raises(BadInput, match="are no list of names"):
+        Trainer(broken, loss="cross_entropy")
+
+
+def test_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    onnx.save(model(), "m.onnx")
+    pictures(tmp_path / "train", KINDS)
+    pictures(tmp_path / "test", ["bee", "cat"])
+    pictures(tmp_path / "bad", ["bee", "dog"])
+    args = ["train", "m.onnx", "--data", "train", "--loss", "cross_entropy", "--optimizer", "adam", "--lr", "0.1"]
+    args += ["--epochs", "30", "-o", "out.onnx", "--metrics", "m.json"]
+    found = CliRunner().invoke(build(), [*args, "--validation", "test"])
+    assert found.exit_code == 0, found.output
+    measured = json.loads((tmp_path / "m.json").read_text())
+    assert measured["after"]["accuracy"] == 1
+    found = CliRunner().invoke(build(), [*args, "--restart", "--validation", "bad"])
+    assert found.exit_code == 2
+    assert "has the class 'dog'" in found.output
