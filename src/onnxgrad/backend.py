@@ -22,6 +22,7 @@ import onnx
 import onnx.backend.base
 import onnx.reference
 from onnx import helper
+from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 
 from onnxgrad.errors import BadInput, OnnxGradError
 from onnxgrad.runtime import Session
@@ -78,8 +79,6 @@ class Backend(onnx.backend.base.Backend):
         try:
             return BackendRep(model)
         except BadInput as e:  # nothing of ours: newer than the runtime, or without a kernel there
-            from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
-
             raise BackendIsNotSupposedToImplementIt(str(e)) from e
 
     @classmethod

@@ -1,0 +1,122 @@
+"""How modules stand to one another: no import circle, no hidden import, no class name twice, one table of layers."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "onnxgrad"
+
+#: Packages of the extras, and what only some machines have: imported where they are used.
+OPTIONAL = {
+    *("autograd", "IPython", "jax", "matplotlib", "ml_dtypes", "mlflow", "onnxscript", "PIL", "psutil", "pyarrow"),
+    *("safetensors", "scipy", "sklearn", "tensorboardX", "tokenizers", "torch", "fcntl", "msvcrt", "resource"),
+}
+
+#: Shrinks, and never grows: modules that still import one another.
+CIRCLES = [
+    ["onnxgrad.ir.builder", "onnxgrad.ir.containers"],
+    ["onnxgrad.control_flow.reverse_iteration", "onnxgrad.control_flow.saved_states"],
+    [f"onnxgrad.training.loop.{m}" for m in ("callbacks", "progress", "run", "trainer")],
+]
+
+#: Shrinks, and never grows: names that two public classes still share.
+SHARED = {
+    *("Step", "Report", "Operator", "Mode", "Slot", "Column", "Call", "Plan", "Run", "Site", "Classes", "Formula"),
+}
+
+#: Imports inside functions that have a reason: a command that answers Ctrl-C while it loads the rest, a checker that
+#: loads the runtime only to run on it.
+LATE = {
+    "control_flow/reverse_iteration.py onnxgrad.control_flow.saved_states",  # the circle above
+    "cli/__init__.py onnxgrad",
+    "cli/__init__.py onnxgrad.cli.app",
+    "testing.py onnxruntime",
+}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Every module, by its path below the package, with its tree."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield path.relative_to(SOURCE).as_posix(), ast.parse(path.read_text())
+
+
+def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components of more than one module, or of one that imports itself (Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(v: str) -> None:
+        index[v] = low[v] = len(index)
+        stack.append(v)
+        for w in edges[v]:
+            if w not in index:
+                visit(w)
+            if w in stack:
+                low[v] = min(low[v], low[w])
+        if low[v] == index[v]:
+            part = stack[stack.index(v) :]
+            del stack[stack.index(v) :]
+            if len(part) > 1 or v in edges[v]:
+                found.append(sorted(part))
+
+    for v in edges:
+        if v not in index:
+            visit(v)
+    return found
+
+
+def test_circles_are_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d"}, "e": set()}) == [["b", "c"], ["d"]]
+
+
+def test_no_import_circle():
+    grimp = pytest.importorskip("grimp", reason="import-linter is not installed")
+    graph = grimp.build_graph("onnxgrad", cache_dir=None)
+    edges = {m: set(graph.find_modules_directly_imported_by(m)) for m in sorted(graph.modules)}
+    assert len(edges) > 200
+    assert [c for c in circles(edges) if c not in CIRCLES] == []
+
+
+def test_no_import_inside_a_function_but_for_optional_packages():
+    offenders = []
+    for path, tree in modules():
+        for function in ast.walk(tree):
+            if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            for node in ast.walk(function):
+                if isinstance(node, ast.ImportFrom):
+                    names = [node.module or "."]
+                elif isinstance(node, ast.Import):
+                    names = [a.name for a in node.names]
+                else:
+                    continue
+                offenders += [f"{path} {n}" for n in names if n.partition(".")[0] not in OPTIONAL]
+    assert sorted(set(offenders) - LATE) == []
+
+
+def test_no_two_public_classes_share_a_name():
+    places = defaultdict(list)
+    for path, tree in modules():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(path)
+    assert {name: where for name, where in places.items() if len(where) > 1 and name not in SHARED} == {}
+
+
+def test_the_page_of_the_design_has_the_layers_of_the_contract():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(c["layers"] for c in contracts if c["type"] == "layers" and c["containers"] == ["onnxgrad"])
+    enforced = [{n for n in layer.split(" | ") if not n.startswith("_")} for layer in layers]
+    table = (ROOT / "docs" / "design.md").read_text().partition("## Layers")[2].partition("\n## ")[0]
+    told = [set(re.findall(r"`(\w+)`", row.split("|")[1])) for row in table.splitlines() if row.startswith("| `")]
+    assert told == enforced
