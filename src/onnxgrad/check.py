@@ -75,7 +75,11 @@ def check(model: AnyModel, *, wrt: Names | None = None, of: Names | None = None)
         BadInput: the model cannot be read, or a name in it is wrong.
     """
     with blamed(model):
-        return _checked(open_lowered(model), wrt, of)
+        try:
+            return _checked(open_lowered(model), wrt, of)
+        except NotDifferentiable as e:  # what a Gradient node is of
+            named = [[names] if isinstance(names, str) else list(names or ()) for names in (wrt, of)]
+            return Report(*named, problem=str(e))
 
 
 def _checked(opened: Opened, wrt: Names | None, of: Names | None) -> Report:

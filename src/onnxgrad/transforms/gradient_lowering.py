@@ -67,6 +67,7 @@ class WithoutGradients:
         self.graph = model.graph
         self.builder = Builder(self.graph, infer=Inference.of(self.graph, functions))
         self.values = named_values(self.graph)
+        self._outputs = [v.name or "" for v in self.graph.outputs]
         nodes = list(self.graph)
         #: the graphs that are being written, the outermost first
         self._open: list[ir.Graph] = [self.graph]
@@ -111,11 +112,10 @@ class WithoutGradients:
 
     def keep_names(self) -> None:
         """Have every value that was replaced give its name to what stands for it, and the outputs be what they were."""
-        outputs = [v.name or "" for v in self.graph.outputs]
         self.graph.outputs.clear()
         replaced = [name for name, value in self.values.items() if value in self.builder.moved]
-        held = {name: self.named(name) for name in dict.fromkeys([*outputs, *replaced])}
-        self.graph.outputs.extend(held[name] for name in outputs)
+        held = {name: self.named(name) for name in dict.fromkeys([*self._outputs, *replaced])}
+        self.graph.outputs.extend(held[name] for name in self._outputs)
 
     def now(self, value: ir.Value) -> ir.Value:
         """What stands for `value`, however often it was replaced."""
