@@ -5,6 +5,7 @@ Most give float32, one row for each row of their operand.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import onnx_ir as ir
@@ -43,12 +44,38 @@ def _rows(columns: Callable[[ir.Node], int]) -> Callable[[osi.ShapeInferenceCont
     return infer
 
 
+def _classifier(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    """A label for each row, and float32 scores of all classes."""
+    numbers, texts = (node.attributes.get(f"classlabels_{kind}") for kind in ("ints", "strings"))
+    count = max(len(given.value) if given is not None else 0 for given in (numbers, texts))
+    x = node.inputs[0]
+    rows = x.shape[0] if x is not None and x.shape is not None and len(x.shape) == 2 else None
+    held = ir.TensorType(ir.DataType.STRING if texts is not None and len(texts.value) else ir.DataType.INT64)
+    _set(node.outputs[0], held, None if rows is None else ir.Shape([rows]))
+    if len(node.outputs) > 1:
+        _set(node.outputs[1], _FLOAT, None if rows is None or count < 2 else ir.Shape([rows, count]))
+
+
+def _picked(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    """The type of the operand; for its last axis, as many as there are indices; a vector gives one row."""
+    x, index = node.inputs
+    if x is None or index is None:
+        return
+    shape = None
+    if x.shape is not None and index.shape is not None:
+        whole = [d for d in index.shape if d != 1]
+        count = math.prod(whole) if all(isinstance(d, int) for d in whole) else whole[0] if len(whole) == 1 else None
+        shape = ir.Shape([*(x.shape[:-1] or [1]), count])
+    _set(node.outputs[0], x.type, shape)
+
+
 def register() -> None:
-    """Add them to the table of the library, where it has none."""
+    """Add them to the table of the library, where it has none, or a wrong one."""
     table = {
         "Scaler": _alike,
         "Normalizer": _alike,
         "Imputer": _imputer,
+        "LinearClassifier": _classifier,
         "LinearRegressor": _rows(lambda node: node.attributes.get_int("targets", 1)),
         "SVMRegressor": _rows(lambda node: 1),
         "FeatureVectorizer": _rows(lambda node: sum(node.attributes.get_ints("inputdimensions", ()))),
@@ -56,3 +83,4 @@ def register() -> None:
     for name, infer in table.items():
         if osi.registry.get(ML, name, 1) is None:
             osi.registry.register(ML, name, 1)(infer)
+    osi.registry.register(ML, "ArrayFeatureExtractor", 1)(_picked)  # theirs takes a vector for one number

@@ -25,6 +25,7 @@ from onnxgrad.ir.infer.inference import forget_values
 from onnxgrad.model_io import AnyModel, open_model, training_info
 from onnxgrad.training.graph.exported_constants import INFINITE, Sorted, sort_out
 from onnxgrad.training.graph.lift_weights import initializer, own_weights
+from onnxgrad.training.graph.linear_models import with_own_weights
 from onnxgrad.training.graph.trainable import EVERYTHING, is_pattern, matching, without
 from onnxgrad.training.graph.training_mode import Mode, ancestors, statistics, switch
 from onnxgrad.training.loss.objective import LossTerm, Objective, terms_of
@@ -142,6 +143,7 @@ class _Attachment:
         training_info(self.model).clear()
         self.model.metadata_props.pop(MASKS, None)
         self.trainable, self.freeze = trainable, freeze
+        with_own_weights(self.graph)
         own_weights(self.graph, trainable or ())
         for value in list(self.graph.inputs):
             if value.is_initializer():  # an input with a default value is a weight
