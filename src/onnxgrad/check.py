@@ -79,7 +79,7 @@ def check(model: AnyModel, *, wrt: Names | None = None, of: Names | None = None)
             return _checked(open_lowered(model), wrt, of)
         except NotDifferentiable as e:  # what a Gradient node is of
             named = [[names] if isinstance(names, str) else list(names or ()) for names in (wrt, of)]
-            return Report(*named, problem=str(e))
+            return Report(named[0], named[1], problem=str(e))
 
 
 def _checked(opened: Opened, wrt: Names | None, of: Names | None) -> Report:

@@ -28,7 +28,7 @@ from onnxgrad.transforms.gradient_node import DOMAIN, Bound, between, bind, is_g
 
 def needs_lowering(model: ir.Model) -> bool:
     """Whether there is a Gradient anywhere in `model`, local functions included."""
-    graphs = (model.graph, *model.functions.values())
+    graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     return any(is_gradient(node) for graph in graphs for node in graph.all_nodes())
 
 
