@@ -6,7 +6,8 @@ from onnxgrad.training.build.initializers import initialize
 from onnxgrad.training.data import load_npz
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.history import History
-from onnxgrad.training.loop.trainer import Interrupted, Trainer
+from onnxgrad.training.loop.interruption import Interrupted
+from onnxgrad.training.loop.trainer import Trainer
 from onnxgrad.training.loss.objective import LossTerm
 from onnxgrad.training.optim.as_functions import OptimizerFunctions, optimizer_functions
 from onnxgrad.training.optim.schedules import Schedule

@@ -47,7 +47,7 @@ class Rates(Callback):
         self.seen = []
 
     def step(self, run, loss):
-        self.seen.append(float(next(iter(run.trainer.machine.held.values()))))
+        self.seen.append(float(next(iter(run.machine.held.values()))))
 
 
 def interrupt():

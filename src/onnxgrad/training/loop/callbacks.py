@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.files import open_ordinary
 from onnxgrad.training.loop.checkpoint import Checkpoint, replacing
 from onnxgrad.training.loop.history import History, plain
-
-if TYPE_CHECKING:
-    from onnxgrad.training.loop.run import Run
+from onnxgrad.training.loop.run import Run
 
 #: What is better when it is larger; everything else when it is smaller.
 LARGER_IS_BETTER = ("accuracy", "f1", "r2", "top", "exact")
@@ -159,7 +157,7 @@ class KeepBest(_Monitoring):
     def epoch(self, run: Run, record: dict[str, Any]) -> None:
         """Keep the weights if they are the best."""
         if self.monitor(record):
-            state = run.trainer.state()
+            state = run.state()
             about = {"epoch": record["epoch"], "step": record["step"], self.monitor.of: record[self.monitor.of]}
             run.history.about["best"] = about
             if run.folder is None:
@@ -173,7 +171,7 @@ class KeepBest(_Monitoring):
             return
         kept = Checkpoint.load(run.folder / self.FILE).state if run.folder else self._kept
         if kept is not None:
-            run.trainer.machine.load_state(kept)
+            run.load_state(kept)
 
 
 class Plateau(_Monitoring):

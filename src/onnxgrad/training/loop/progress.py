@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -22,9 +22,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.checkpoint import replacing
 from onnxgrad.training.loop.history import History
-
-if TYPE_CHECKING:
-    from onnxgrad.training.loop.run import Run
+from onnxgrad.training.loop.run import Run
 
 
 class Bar(Callback):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.loop.callbacks import Callback
-
-if TYPE_CHECKING:
-    from onnxgrad.training.loop.run import Run
+from onnxgrad.training.loop.run import Run
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:

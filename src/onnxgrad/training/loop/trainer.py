@@ -23,10 +23,11 @@ from onnxgrad.training.data.axes import first_dim
 from onnxgrad.training.loop.callbacks import AtEnd, Callback, Metrics
 from onnxgrad.training.loop.checkpoint import fingerprint
 from onnxgrad.training.loop.evaluation import Evaluation
+from onnxgrad.training.loop.fit import Fit
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.progress import check_plot
 from onnxgrad.training.loop.progress import plot as draw
-from onnxgrad.training.loop.run import Interrupted, Run, Schedule
+from onnxgrad.training.loop.run import Position, RateSchedule, Run
 from onnxgrad.training.metadata import CLASSES
 from onnxgrad.training.optim.averages import averaged
 from onnxgrad.training.spec.training_info import AnyTrainingModel
@@ -35,8 +36,6 @@ from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.memory_budget import within_memory
 from onnxgrad.training.step.snapshot import training_model
 from onnxgrad.training.step.step import Step
-
-__all__ = ["AnyData", "Interrupted", "Schedule", "Trainer"]
 
 #: What `onnxgrad.training.data.open_data` can open, or data that were opened.
 AnyData = Any
@@ -100,10 +99,8 @@ class Trainer:
 
     Attributes:
         machine: the step with its state.
-        step_count: steps taken so far.
         initial: the state before the first step.
         fingerprint: a digest of the step graph.
-        history: what was measured so far.
         accumulate: into how many parts a batch is cut.
         classes: the names of the classes in the order of their numbers, where the model or its training data say them.
         plan: what is kept and what is computed anew, with `memory`.
@@ -152,8 +149,7 @@ class Trainer:
             self.machine = Accumulating(split, accumulate, options=self.options)
         self._why_not = ""
         self._evaluation = evaluation or self._default_evaluation()
-        self.step_count = 0
-        self.history = History()
+        self._position = Position()
         inputs = {v.name: v for v in self.step.model.graph.inputs}
         field = self._evaluation.field if self._evaluation else Field.of
         fields = [field(inputs[name]) for name in self.step.batch]
@@ -180,6 +176,16 @@ class Trainer:
         return self._evaluation
 
     # --- what the caller may ask for -----------------------------------------------------------
+
+    @property
+    def step_count(self) -> int:
+        """Steps taken by the last run so far."""
+        return self._position.step
+
+    @property
+    def history(self) -> History:
+        """What the last run measured so far."""
+        return self._position.history
 
     def data(self, data: AnyData, what: str = "the data") -> Data:
         """`data` as rows for this step. Raises BadInput if they do not fit."""
@@ -245,7 +251,7 @@ class Trainer:
         validation: AnyData | None = None,
         seed: int = 0,
         shuffle: bool = True,
-        schedule: Schedule | str | None = None,
+        schedule: RateSchedule | str | None = None,
         checkpoint: str | os.PathLike | None = None,
         resume: bool = False,
         checkpoint_seconds: float = 60.0,
@@ -264,7 +270,8 @@ class Trainer:
             validation: held-out data, measured after every epoch.
             seed: decides the order of the rows.
             shuffle: whether the rows are drawn in a new random order in every epoch.
-            schedule: see `Schedule`; also spelled, as ``cosine:warmup=100``. Default: the same rate all the time.
+            schedule: of the learning rate, as ``"cosine:warmup=100"``, a `Schedule`, or a function of the share of the
+                run that is behind it (0 to 1). Default: the same rate all the time.
             checkpoint: folder for the checkpoint, which is replaced after every epoch, at every
                 `checkpoint_seconds`, and when the run is interrupted.
             resume: go on from the checkpoint in that folder, exactly.
@@ -290,18 +297,24 @@ class Trainer:
         if plot is not None:
             check_plot()
             notes.append(AtEnd(draw, Path(plot)))
+        rows = self.training_data(data)
         run = Run(
-            self,
-            self.training_data(data),
+            self.step,
+            self.machine,
+            self.fingerprint,
+            rows,
             None if validation is None else self.data(validation, "the validation data"),
+            parts=self.accumulate,
             epochs=epochs,
             batch_size=batch_size,
             seed=seed,
             shuffle=shuffle,
             schedule=schedule,
             folder=None if checkpoint is None else Path(checkpoint),
-            checkpoint_seconds=checkpoint_seconds,
-            callbacks=[*callbacks, *notes],
-            accept_changes=accept_changes,
         )
-        return run(resume)
+        self._position = run.position
+        loop = Fit(run, [*callbacks, *notes], self._evaluation, checkpoint_seconds)
+        with loop.opened(resume, accept_changes):
+            self.classes = rows.classes or self.classes  # a checkpoint may number them otherwise
+            loop()
+        return self.history

@@ -1,0 +1,206 @@
+"""The loop around a step: epochs, learning rates, validation, checkpoints and callbacks.
+
+Everything that decides what a step sees is a function of the seed and the epoch, so a run that goes on
+from a checkpoint takes the same steps, bit for bit, as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import numpy as np
+
+from onnxgrad.errors import BadInput, TrainingError
+from onnxgrad.files import alone
+from onnxgrad.ir.builder import FLOATS
+from onnxgrad.training.graph.dropout_masks import COUNT, first_count
+from onnxgrad.training.loop.callbacks import Callback
+from onnxgrad.training.loop.evaluation import Evaluation
+from onnxgrad.training.loop.interruption import Interrupted, interruptible
+from onnxgrad.training.loop.resume import resume, save
+from onnxgrad.training.loop.run import Run
+from onnxgrad.training.optim.schedules import Schedule
+
+
+class Fit:
+    """The loop of a run: to be opened, then called.
+
+    Args:
+        run: what is asked for, and where it stands.
+        callbacks: hear what it does.
+        evaluation: how validation data are measured; None if there are none.
+        checkpoint_seconds: between checkpoints within an epoch.
+    """
+
+    def __init__(
+        self, run: Run, callbacks: Sequence[Callback], evaluation: Evaluation | None, checkpoint_seconds: float
+    ) -> None:
+        self.run, self.callbacks, self.evaluation = run, list(callbacks), evaluation
+        self.checkpoint_seconds = checkpoint_seconds
+        self._interrupted = False
+
+    @contextmanager
+    def opened(self, resuming: bool, accept_changes: bool = False) -> Iterator[None]:
+        """Hold the folder of the checkpoint and listen to signals; the run stands where it begins, or goes on."""
+        run = self.run
+        if run.folder is None:
+            with interruptible(self._ask):
+                self._begin(resuming, accept_changes)
+                yield
+            return
+        made = not run.folder.exists()
+        if not resuming:
+            try:
+                run.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise BadInput(f"cannot keep a checkpoint in {str(run.folder)!r}: {error.strerror}") from error
+        elif not run.folder.is_dir():
+            raise BadInput(f"there is no checkpoint {str(run.checkpoint)!r}")
+        try:
+            with alone(run.folder), interruptible(self._ask):
+                self._begin(resuming, accept_changes)
+                yield
+        finally:
+            if made:
+                with suppress(OSError):
+                    run.folder.rmdir()  # if nothing came to be in it
+
+    def _begin(self, resuming: bool, accept_changes: bool) -> None:
+        run = self.run
+        if resuming:
+            resume(run, self.callbacks, accept_changes)
+            return
+        self._seed_masks()
+        if run.checkpoint:
+            self._save(run.state())  # a place that cannot be written shows now, not after the first epoch
+
+    def _seed_masks(self) -> None:
+        """Have the masks of Dropout follow from the seed, unless the model says where they stand."""
+        state = self.run.state()
+        if COUNT in state and not self.run.step.state[COUNT].initial.numpy():
+            state[COUNT] = first_count(self.run.seed)
+            self.run.load_state(state)
+
+    def __call__(self) -> None:
+        """Take all epochs that are left."""
+        run = self.run
+        try:
+            for callback in self.callbacks:
+                callback.start(run)
+            while run.epoch < run.epochs and not run.position.finished:
+                self._epoch()
+            run.history.about["finished"] = True
+            if run.position.finished:
+                run.history.about["stopped"] = run.position.finished
+            for callback in self.callbacks:
+                callback.end(run)
+        finally:
+            for callback in self.callbacks:
+                callback.stop()
+
+    def _epoch(self) -> None:
+        run, at = self.run, self.run.position
+        order = np.arange(len(run.data))
+        if run.shuffle:
+            order = run.data.order([run.seed, at.epoch], run.batch_size)
+        order = order[: run.rows]
+        begin = saved = time.monotonic()
+        before = at.seconds
+        for batch in run.data.batches(run.batch_size, order, at.row):
+            self._set_rate()
+            loss = float(run.machine.step(batch)[run.step.loss])
+            at.step += 1
+            if not math.isfinite(loss):
+                raise TrainingError(
+                    f"the loss is {loss} at step {at.step} (epoch {at.epoch + 1}); {self._remedy()}{self._last_good()}"
+                )
+            size = run.data.count(batch) if batch else run.batch_size
+            at.row += size
+            at.total += loss * size
+            at.history.curve.add(loss)
+            for callback in self.callbacks:
+                callback.step(run, loss)
+            now = time.monotonic()
+            at.seconds = before + now - begin
+            if self._interrupted:
+                self._interrupt()
+            if now - saved > self.checkpoint_seconds and run.checkpoint:
+                self._save(run.state())
+                saved = time.monotonic()
+        self._end_epoch()
+        if self._interrupted:
+            self._interrupt()
+
+    def _end_epoch(self) -> None:
+        run, at = self.run, self.run.position
+        state = run.state()
+        self._check_finite(state)
+        record = {
+            "epoch": at.epoch + 1,
+            "step": at.step,
+            "loss": at.total / run.rows,
+            "seconds": at.seconds,
+            "steps_per_second": run.steps_per_epoch / at.seconds if at.seconds else 0.0,
+        }
+        if run.validation is not None and self.evaluation is not None:
+            measured = self.evaluation(state, run.validation, max(run.batch_size, 256))
+            record |= {f"validation_{what}": value for what, value in measured.items()}
+        at.history.epochs.append(record)
+        at.epoch += 1
+        at.begin_epoch()
+        for callback in self.callbacks:
+            callback.epoch(run, record)
+        if run.checkpoint:
+            self._save(state)
+
+    def _set_rate(self) -> None:
+        run = self.run
+        if not run.schedule and not run.rate_factors:
+            return
+        held = run.machine.held
+        if not held:
+            raise BadInput("the model has no learning rate that could follow a schedule")
+        factor = math.prod(run.rate_factors.values())
+        if isinstance(run.schedule, Schedule):
+            factor *= run.schedule(run.step_count)
+        elif run.schedule:
+            factor *= run.schedule(run.step_count / run.steps)
+        for name, array in held.items():
+            array[...] = run.step.rates[name].numpy() * factor
+
+    def _check_finite(self, state: dict[str, np.ndarray]) -> None:
+        for name, tensor in self.run.step.state.items():
+            if tensor.initial.dtype in FLOATS and not np.isfinite(state[name]).all():
+                if not np.isfinite(tensor.initial.numpy()).all():
+                    continue  # a mask, or a bound, that was infinite from the start
+                raise TrainingError(
+                    f"{name!r} is not finite after step {self.run.step_count} (epoch {self.run.epoch + 1}); "
+                    f"try a smaller learning rate{self._last_good()}"
+                )
+
+    def _remedy(self) -> str:
+        """What to do about a loss that is no number; at the first step no learning rate can be to blame."""
+        if self.run.step_count > 1:
+            return "try a smaller learning rate"
+        for name, held in self.run.step.model.graph.initializers.items():
+            tensor = held.const_value
+            if tensor is not None and tensor.dtype in FLOATS and np.isnan(tensor.numpy()).any():
+                return f"the weight {name!r} of the model holds nan"
+        return "nothing was trained yet: look at how large the data, the labels and the weights are"
+
+    def _last_good(self) -> str:
+        return f"; the last good checkpoint is {str(self.run.checkpoint)!r}" if self.run.kept else ""
+
+    def _save(self, state: dict[str, np.ndarray]) -> None:
+        save(self.run, self.callbacks, state)
+
+    def _ask(self) -> None:
+        self._interrupted = True
+
+    def _interrupt(self) -> None:
+        if self.run.checkpoint:
+            self._save(self.run.state())
+        raise Interrupted(self.run.step_count, self.run.checkpoint)

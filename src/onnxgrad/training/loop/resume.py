@@ -1,0 +1,136 @@
+"""The checkpoint of a run: what is written of it, what must agree when it is resumed, and going on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training.loop.callbacks import Callback
+from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits
+from onnxgrad.training.loop.history import History
+from onnxgrad.training.loop.run import Run
+
+_ACCEPT = "\n  hint: --accept-changes (in Python accept_changes=True) goes on with what it is told now"
+
+
+def save(run: Run, callbacks: Sequence[Callback], state: dict[str, np.ndarray]) -> None:
+    """Write the checkpoint of `run`, which stands where `state` is."""
+    assert run.checkpoint is not None
+    at = run.position
+    document = {
+        "step": at.step,
+        "epoch": at.epoch,
+        "row": at.row,
+        "total": at.total,
+        "seconds": at.seconds,
+        "drawing": run.drawing,
+        "settings": run.settings,
+        "finished": at.finished,
+        "callbacks": [[type(c).__name__, c.state(), c.settings()] for c in callbacks if c.state()],
+        "history": at.history.to_json(),
+    }
+    Checkpoint(state, document, run.fingerprint).save(run.checkpoint, keep=True)
+    run.kept = True
+
+
+def resume(run: Run, callbacks: Sequence[Callback], accept_changes: bool) -> None:
+    """Put `run` and `callbacks` where the checkpoint of the run stands.
+
+    Raises:
+        BadInput: there is none, it is damaged, or it is that of a run with other settings.
+    """
+    if run.checkpoint is None:
+        raise BadInput("to resume, say in which folder the checkpoint is")
+    found = Checkpoint.load(run.checkpoint)
+    check_state_fits(found, {name: t.initial.numpy() for name, t in run.step.state.items()}, run.checkpoint)
+    run.kept = True
+    classes = found.run.get("settings", {}).get("classes")
+    if classes and accept_changes:  # what the outputs mean is no matter of choice
+        _number(run, classes)
+    try:
+        moved = _compare(run, found, accept_changes)
+        _resume_callbacks(run, callbacks, found.run["callbacks"], accept_changes)
+        _go_on(run, found)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"the checkpoint {str(run.checkpoint)!r} does not say where its run stood") from error
+    if moved:  # the rest of an epoch of other batches is none: that epoch begins anew
+        run.position.begin_epoch()
+
+
+def _number(run: Run, classes: Any) -> None:
+    if not isinstance(classes, list) or not all(isinstance(n, str) for n in classes):
+        raise BadInput(f"the checkpoint {str(run.checkpoint)!r} does not say which classes it tells apart")
+    for data in (run.data, run.validation):
+        if data is not None:
+            data.number(classes)
+
+
+def _compare(run: Run, found: Checkpoint, accept_changes: bool) -> bool:
+    """Whether the batches are others than those of the run that is resumed.
+
+    Raises:
+        BadInput: something else is, too, and nobody has said that it may be.
+    """
+    before = {**found.run["drawing"], **found.run.get("settings", {})}
+    now = {**run.drawing, **run.settings}
+    if not (before.get("validation data") and now["validation data"]):
+        del now["validation data"]  # measured from now on, or no more
+    changes = [
+        (what.replace("_", " "), before[what], new)
+        for what, new in now.items()
+        if what in before and before[what] != new
+    ]
+    if not accept_changes:
+        for what, old, new in changes:
+            raise _other(run, f"other {what}" if what.endswith("data") else f"{what} {old}, not {new}")
+        if found.step_graph != run.fingerprint:
+            raise BadInput(
+                f"the checkpoint {str(run.checkpoint)!r} belongs to another training step: the model, the loss, "
+                f"the optimizer or its settings are not those that it was written with{_ACCEPT}"
+            )
+    return any(what in ("seed", "shuffle", "batch size", "rows", "training data") for what, _, _ in changes)
+
+
+def _other(run: Run, what: str) -> BadInput:
+    return BadInput(
+        f"the checkpoint {str(run.checkpoint)!r} was written with {what}; a run that resumes must be told the "
+        f"same{_ACCEPT}"
+    )
+
+
+def _go_on(run: Run, found: Checkpoint) -> None:
+    run.load_state(found.state)
+    at = run.position
+    at.step = found.run["step"]
+    about = at.history.about
+    at.history = History.of_json(found.run["history"])
+    at.history.about |= about
+    at.epoch, at.row = found.run["epoch"], found.run["row"]
+    at.total, at.seconds = found.run["total"], found.run["seconds"]
+    at.finished = found.run["finished"]
+
+
+def _resume_callbacks(
+    run: Run, callbacks: Sequence[Callback], kept: Sequence[Sequence[Any]], accept_changes: bool
+) -> None:
+    remembering = [c for c in callbacks if c.state()]
+    had = [str(name) for name, *_ in kept]
+    if had != [type(c).__name__ for c in remembering] and not accept_changes:
+        raise BadInput(
+            f"the checkpoint {str(run.checkpoint)!r} was written by a run with other callbacks "
+            f"({', '.join(had) or 'none'}); a run that resumes must be told the same"
+        )
+    for callback in remembering:
+        name = type(callback).__name__
+        if name not in had:
+            continue
+        _, state, *settings = kept[had.index(name)]
+        had[had.index(name)] = ""
+        if settings not in ([], [callback.settings()]) and not accept_changes:
+            raise _other(run, f"{name} {settings[0]}, not {callback.settings()}")
+        callback.load_state(state)
