@@ -9,8 +9,8 @@
 
     og.grad(loss)(weights, x)  # a dict like weights
 
-Operations run at once, so Python's own ``if``, ``for`` and recursion work; a tape notes them as operators of ONNX, and
-the same rules that differentiate models differentiate the tape. docs/eager.md tells the whole story.
+Operations run eagerly, so Python's own ``if``, ``for`` and recursion work. A tape records them as ONNX operators, and
+the rules that differentiate models differentiate the tape. See docs/eager.md.
 """
 
 from onnxgrad.eager import numpy, op

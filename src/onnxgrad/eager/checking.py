@@ -1,4 +1,4 @@
-"""Derivatives against differences."""
+"""Checking derivatives against central differences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnxgrad.errors import OnnxGradError
 
 
 class GradientMismatch(OnnxGradError, AssertionError):
-    """A derivative is not what differences of values say."""
+    """A derivative disagrees with central differences."""
 
 
 def check_grads(
@@ -31,13 +31,13 @@ def check_grads(
 
     Args:
         f: a function of arrays or containers of arrays of float64 (differences of float32 say little).
-        args: where.
-        order: how often to differentiate; the second order checks the first derivatives in the same way.
+        args: the point.
+        order: the highest order; the second checks the first derivatives in the same way, and so on.
         modes: which modes: "fwd" (`jvp`), "rev" (`vjp`).
         eps: the step of the differences.
         rtol: relative tolerance.
         atol: absolute tolerance.
-        seed: of the random directions.
+        seed: the seed of the random directions.
 
     Raises:
         GradientMismatch: naming the mode, the order and the numbers.

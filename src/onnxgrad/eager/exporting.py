@@ -1,8 +1,9 @@
-"""A recorded program as an ONNX model.
+"""Exporting a recorded program as an ONNX model.
 
-The function is called once on inputs, and what it did is the graph: branches and loops of Python are as they were
-taken. Sizes are numbers, but for those that are named: then the function is called at three sizes, what differs in the
-three recordings must follow from the sizes (n, n - 1, 2·n, n·m), and the model is run at those sizes and compared.
+The function is called once, and the recording is the graph: Python's branches and loops are unrolled as they ran. Sizes
+are constants, except along dynamic axes: for those the function is called at three sizes, every number that differs
+between the recordings must be a simple formula of the sizes (n, n - 1, 2·n, n·m), and the model is compared with the
+function at each of them.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ Dynamic = Mapping[str, Mapping[int, str]]
 
 
 def export(f: Callable[..., Any], *args: Any, dynamic: Dynamic | None = None) -> onnx.ModelProto:
-    """The program that `f` runs on `args`, as a model.
+    """Export what `f` does on `args` as an ONNX model.
 
     Args:
-        f: a function of arrays or containers of arrays. Derivatives inside it are recorded too, so that
+        f: a function of arrays or containers of arrays. Derivatives inside it are recorded too:
             ``export(grad(f), x)`` is the model of a gradient.
-        args: examples. Every array and number in them becomes an input, with its dtype and shape, named after the
+        args: example arguments. Each of their leaves becomes an input, with its dtype and shape, named after the
             parameter of `f` and the path in the container (``w``, ``w_0_bias``).
-        dynamic: for inputs by name, the axes that may have any length, with a name for each: ``{"x": {0: "N"}}``.
+        dynamic: for inputs by name, the dynamic axes with the name of each: ``{"x": {0: "N"}}``.
 
     Returns:
         A model whose outputs ``output_0``, … (or ``output``) are the arrays that `f` returned, in order.
 
     Raises:
-        BadInput: an operation cannot be recorded, or what `f` does depends on a dynamic size in a way that cannot be
-            written down.
+        BadInput: an operation cannot be exported, or the program depends on a dynamic size in a way that has no such
+            formula.
     """
     first = _Recording(f, args)
     dims = _dims(first, dynamic or {})
@@ -146,7 +147,7 @@ def _size(r: _Recording, dims: Mapping[tuple[str, int], str], symbol: str) -> in
 
 
 def _resized(r: _Recording, args: Sequence[Any], dims: Mapping[tuple[str, int], str], sizes: Mapping[str, int]) -> Any:
-    """The example at other sizes: its elements, repeated."""
+    """The example at other sizes, by repeating its elements."""
     values = []
     for name, x in zip(r.names, r.inputs):
         data = x._data
@@ -162,7 +163,7 @@ def _resized(r: _Recording, args: Sequence[Any], dims: Mapping[tuple[str, int], 
 
 @dataclass(frozen=True)
 class _Dim:
-    """A number that follows from sizes: ``factor · Π symbols + offset``."""
+    """A formula for a number: ``factor · Π symbols + offset``."""
 
     symbols: tuple[str, ...]
     factor: int
@@ -170,7 +171,7 @@ class _Dim:
 
 
 class _Sizes:
-    """Names the numbers that differ between recordings at several sizes."""
+    """Finds formulas for the numbers that differ between recordings at several sizes."""
 
     def __init__(self, table: dict[str, tuple[int, ...]], recordings: Sequence[_Recording]) -> None:
         self.table, self.recordings = table, recordings
@@ -181,7 +182,7 @@ class _Sizes:
             )
 
     def explain(self, numbers: Sequence[float], where: str) -> Any:
-        """The first of `numbers`, or the formula that gives all of them."""
+        """The number if all of `numbers` agree, else a formula for them."""
         first = numbers[0]
         if all(n == first for n in numbers):
             return first
@@ -197,7 +198,7 @@ class _Sizes:
         raise BadInput(f"{where} depends on the dynamic sizes in a way that cannot be written down: {list(numbers)}")
 
     def operator(self, i: int) -> Any:
-        """The key of node `i`, with formulas in place of the numbers that differ."""
+        """The key of node `i`, with formulas for the numbers that differ."""
         keys = [r.nodes[i].op.key for r in self.recordings]
         return self._merged(keys, f"{self.recordings[0].nodes[i].op}")
 
@@ -219,7 +220,7 @@ def _shape_of(op: Primitive) -> Any:
 
 
 class _Measured:
-    """A builder that takes formulas among the ints of an operand."""
+    """A builder that accepts formulas among the ints of an operand."""
 
     def __init__(self, b: Builder, dims: Mapping[str, Var]) -> None:
         self._b, self._dims = b, dims
@@ -285,7 +286,7 @@ def _model(r: _Recording, table: _Sizes, dims: Mapping[tuple[str, int], str]) ->
 
 
 def _constant(b: _Measured, table: _Sizes, i: int, k: int) -> Var:
-    """Operand `k` of node `i`, which no input changes; a number may follow from the sizes."""
+    """Operand `k` of node `i`, which depends on no input, though maybe on the sizes."""
     recordings = table.recordings
     values = []
     for r in recordings:

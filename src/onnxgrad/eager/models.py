@@ -1,6 +1,6 @@
-"""Loaded models as functions on the tape: a model is one operation, and is differentiated by its nodes.
+"""ONNX models as functions on the tape: a model is one operation, differentiated node by node.
 
-The values that a backward pass will read are taken along when the model runs, so it runs once.
+The forward run also returns the residuals that a backward pass reads, so the model runs once.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from onnxgrad.transforms.gradient_lowering import open_lowered
 
 
 class EagerModel:
-    """A model that is called with arrays, inside a function that is differentiated or outside.
+    """A model as a function of arrays, which can be called inside a function to differentiate.
 
-    Arguments go in the order of the model's inputs, or by name. A weight of the model may be given by name too, in
-    place of the one that it holds, and then has a derivative: ``net(x, **weights)``. One output is returned as an
+    Arguments are positional in the order of the model's inputs, or by name. A weight can be passed by name as well, in
+    place of its stored value, and then has a derivative: ``net(x, **weights)``. A single output is returned as an
     array, several as a dict by name.
 
     Attributes:
@@ -52,10 +52,10 @@ class EagerModel:
         self._made = Cache(64)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model gives.
+        """Run the model.
 
         Raises:
-            BadInput: arguments that the model does not take, or that it fails on.
+            BadInput: the arguments do not fit the model, or it fails on them.
         """
         if len(args) > len(self.inputs):
             raise BadInput(f"{len(args)} arguments for {len(self.inputs)} inputs: {', '.join(self.inputs)}")
@@ -92,7 +92,7 @@ class EagerModel:
 
     @without_collection()
     def _make(self, given: Sequence[str], wrt: Sequence[str]) -> tuple[Call, Run, list[str]]:
-        """The graph with `given` for inputs, and further outputs: what a derivative with respect to `wrt` reads."""
+        """The graph with the inputs `given`, which also outputs the residuals of the VJP with respect to `wrt`."""
         model = self._model.clone()
         graph = model.graph
         by_name = {v.name: v for v in graph.inputs} | dict(graph.initializers)
@@ -105,7 +105,7 @@ class EagerModel:
         graph.inputs.extend(by_name[name] for name in given)
         floats = [name for name in wrt if by_name[name].dtype in FLOATS]
         if floats:
-            with suppress(NotDifferentiable):  # it is an error where the derivative is asked for
+            with suppress(NotDifferentiable):  # raised when the derivative is asked for
                 model = split_vjp(model, wrt=floats).forward
         graph = model.graph
         used = frozenset((n.domain, n.op_type) for n in graph.all_nodes())

@@ -1,7 +1,7 @@
 """The namespace: every function of the Python array API standard, and numpy's names for some of them.
 
-Values are numpy's. Where an operand depends on a variable, the operation is noted on the tape as the operator of ONNX
-(or a small expression of operators) that has its meaning; docs/array-api.md lists which function has which.
+Values are numpy's. If an operand is on the tape, the operation is recorded as the equivalent ONNX operator, or as a
+small expression of operators; docs/array-api.md lists which.
 """
 
 import sys as _sys
@@ -124,7 +124,7 @@ from onnxgrad.eager.xp.manipulation import (
     triu,
     unstack,
 )
-from onnxgrad.eager.xp.numpy_names import (  # fmt: skip
+from onnxgrad.eager.xp.numpy_extras import (  # fmt: skip
     angle,
     array_split,
     atleast_1d,
@@ -194,7 +194,7 @@ uint8, uint16, uint32, uint64 = _np.uint8, _np.uint16, _np.uint32, _np.uint64
 e, inf, nan, pi, newaxis = _np.e, _np.inf, _np.nan, _np.pi, None
 broadcast_shapes = _np.broadcast_shapes
 
-# numpy's names, for numpy's functions (which dispatch by name) and for those who are used to them
+# numpy's names: numpy's own functions dispatch by them
 array = asarray
 absolute, fabs = abs, abs
 arccos, arccosh, arcsin, arcsinh, arctan, arctanh, arctan2 = acos, acosh, asin, asinh, atan, atanh, atan2

@@ -1,4 +1,4 @@
-"""onnxscript functions on the tape (needs ``pip install onnxscript``).
+"""Differentiating onnxscript functions (needs ``pip install onnxscript``).
 
 ::
 
@@ -7,7 +7,7 @@
     f = on_tape(my_onnxscript_function)  # takes and returns arrays, and is differentiated like any function
     grad(lambda x: np.sum(f(x)))(x)
 
-onnxscript runs its functions as Python and hands every operator to an evaluator; this one runs and notes it.
+onnxscript runs its functions as Python and hands every operator to an evaluator; this one runs and records it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onnxgrad.errors import BadInput
 
 
 class TapeEvaluator:
-    """What onnxscript asks of an evaluator."""
+    """An evaluator of onnxscript that records on the tape."""
 
     def eval_op(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run one operator."""
@@ -68,7 +68,7 @@ def _outputs(op: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> i
 
 
 def on_tape(f: Callable[..., Any]) -> Callable[..., Any]:
-    """`f`, an onnxscript function (or a Python function that calls such), with its operators on the tape."""
+    """`f`, an onnxscript function (or a Python function that calls some), recorded on the tape."""
     from onnxscript import evaluator
 
     @functools.wraps(getattr(f, "function", f))

@@ -1,10 +1,9 @@
-"""Every operator of ONNX by its name: ``op.Conv(x, w, strides=[2, 2])``.
+"""Every ONNX operator by name: ``op.Conv(x, w, strides=[2, 2])``.
 
-Operands are arrays, numbers (of the dtype of the array beside them), lists of ints (axes, shapes and bounds: part of
-the operator) or None for an optional one that is left out. Attributes are keywords; ``outputs=2`` asks for two
-outputs. Elementwise operators of floats run on numpy; everything else is a session of ONNX Runtime for this operator,
-these attributes and these dtypes, or the reference evaluator of onnx where ONNX Runtime lacks the kernel (a Conv of
-float64, say, which is then slow: use float32).
+Operands are arrays, numbers (in the dtype of the neighbouring array), lists of ints (axes, shapes and bounds, static)
+or None for an omitted optional one. Attributes are keywords; ``outputs=2`` asks for two outputs. Common elementwise
+operators of floats run on numpy. All others run in an ONNX Runtime session, cached by operator, attributes and dtypes,
+or on onnx's reference evaluator where ONNX Runtime lacks the kernel (Conv of float64, say; it is slow: use float32).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.schemas import schema_of
 
-#: Operators that numpy computes, on floats.
+#: Operators that numpy computes for floats.
 KERNELS: dict[str, Callable[..., np.ndarray]] = {
     "Abs": np.abs, "Add": np.add, "Ceil": np.ceil, "Cos": np.cos, "Cosh": np.cosh, "Div": np.divide, "Equal": np.equal,
     "Exp": np.exp, "Floor": np.floor, "Greater": np.greater, "GreaterOrEqual": np.greater_equal, "Less": np.less,
@@ -44,15 +43,15 @@ _runs = Cache(1024)
 def apply(
     op_type: str, *inputs: Any, domain: str = "", outputs: int = 1, opset: int | None = None, **attributes: Any
 ) -> Any:
-    """One operator of ONNX on `inputs`: an array, or a tuple of `outputs` arrays.
+    """Apply one ONNX operator; returns an array, or a tuple of `outputs` arrays.
 
     Args:
         op_type: its name.
         inputs: its operands.
         domain: its domain.
-        outputs: how many outputs are wanted.
-        opset: the version of the domain that is meant; default: 21, or the first that has the operator; 1 in
-            other domains than ONNX's own.
+        outputs: the number of outputs.
+        opset: the version of the domain. Default: 21, or the first that has the operator; 1 in domains other than
+            ONNX's own.
         attributes: its attributes.
 
     Raises:
@@ -88,7 +87,7 @@ def apply(
 
 
 def _attribute(domain: str, op_type: str, opset: int, name: str, value: Any) -> Any:
-    """`value` in a form that can be compared; an int where the operator takes a float is one."""
+    """`value` in hashable form; an int becomes a float where the operator takes one."""
     schema = schema_of(domain, op_type, opset)
     spec = None if schema is None else schema.attributes.get(name)
     if isinstance(value, (list, tuple)):
@@ -98,7 +97,7 @@ def _attribute(domain: str, op_type: str, opset: int, name: str, value: Any) -> 
 
 
 def _is_static(op_type: str, i: int, x: Any) -> bool:
-    """Whether operand `i` is a constant that says what the operator does: axes, a shape, bounds."""
+    """Whether operand `i` is static: constant axes, a shape, bounds."""
     if isinstance(x, Array) and (x._node is not None or not _asks_for_shape(op_type, i)):
         return False
     return isinstance(x, (Array, np.ndarray)) and x.dtype == np.int64 and x.ndim < 2 and x.size < 32
@@ -124,7 +123,7 @@ def _operator(*key: Any) -> VersionedOp:
 
 @functools.cache
 def names() -> dict[str, int]:
-    """The operators of ONNX, with the opset that each came with."""
+    """The ONNX operators, each with the opset that introduced it."""
     first: dict[str, int] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
         if not schema.domain:
@@ -133,14 +132,14 @@ def names() -> dict[str, int]:
 
 
 def version_of(op_type: str) -> int:
-    """The opset that is meant by the name of an operator: 21, or the first that has it."""
+    """The default opset of an operator: 21, or the first that has it."""
     if op_type not in names():
         raise UnknownName(op_type, names(), "operator")
     return max(OPSET, names()[op_type])
 
 
 def run(op: Primitive, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What `op` gives on `values`, by a session for its kind of operands."""
+    """The outputs of `op` on `values`, by a session cached for their dtypes and ranks."""
     key = (op, tuple((v.dtype.num, v.ndim) for v in values))
 
     def make() -> Run:

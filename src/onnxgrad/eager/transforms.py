@@ -1,7 +1,7 @@
 """Derivatives of Python functions, with the names of HIPS autograd.
 
-A transform calls the function on variables, which leaves a tape; a plan for the structure of the tape gives the
-derivative. The plan runs as one operation, which transforms around it see on their tapes: derivatives nest.
+A transform traces the function and runs a plan, a graph built once for the structure of the tape. Enclosing transforms
+record that run as one operation, so derivatives nest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onnxgrad.errors import BadInput
 
 
 def _transform(make: Callable[..., Function]) -> Callable[..., Function]:
-    """Name what `make` makes after the function that it is made of."""
+    """Name the function that `make` returns after the one it transforms."""
 
     @functools.wraps(make)
     def transform(f: Function, *how: Any, **options: Any) -> Function:
@@ -38,20 +38,20 @@ def _transform(make: Callable[..., Function]) -> Callable[..., Function]:
 
 @_transform
 def value_and_grad(f: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:
-    """A function that returns what `f` does, and its gradient.
+    """A function that returns the value of `f` and its gradient.
 
     Args:
         f: a function of arrays, or of containers of arrays, that returns one number.
-        argnums: which argument, or tuple of arguments, to differentiate by.
-        has_aux: whether `f` returns a pair: the number, and something else that is handed through.
+        argnums: the argument, or tuple of arguments, to differentiate with respect to.
+        has_aux: whether `f` returns a pair: the number, and auxiliary output that is passed through.
 
     Returns:
         A function of the same arguments that gives ``(value, gradient)``; with `has_aux`, ``((value, aux), gradient)``.
         The gradient has the containers, shapes and dtypes of the argument.
 
     Raises:
-        BadInput: `f` returns something else than one number, or an argument holds no floats.
-        NotDifferentiable: an operation on the way has no derivative.
+        BadInput: `f` does not return one number, or an argument is not of floats.
+        NotDifferentiable: an operation of `f` has no derivative.
     """
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -67,7 +67,7 @@ def value_and_grad(f: Function, argnums: Argnums = 0, has_aux: bool = False) -> 
 
 @_transform
 def grad(f: Function, argnums: Argnums = 0, has_aux: bool = False) -> Function:
-    """A function that returns the gradient of `f`; with `has_aux`, the pair of it and what `f` hands through.
+    """A function that returns the gradient of `f`; with `has_aux`, the pair of it and the auxiliary output.
 
     Arguments and errors are those of `value_and_grad`.
     """
@@ -94,10 +94,10 @@ def elementwise_grad(f: Function, argnums: Argnums = 0) -> Function:
 
 
 def vjp(f: Function, *primals: Any) -> tuple[Any, Function]:
-    """What `f` returns, and its pullback: a function from a cotangent of that to one of each argument.
+    """The value of `f`, and its pullback, which maps a cotangent of the result to one of each argument.
 
-    The pullback uses what the one call of `f` recorded, as often as it is called. It returns a tuple, or for one
-    argument that argument's cotangent.
+    `f` is called once, however often the pullback is. The pullback returns a tuple, or for one argument that argument's
+    cotangent.
     """
     t = Traced(f, primals, {}, tuple(range(len(primals))))
     ends = t.ends
@@ -111,12 +111,12 @@ def vjp(f: Function, *primals: Any) -> tuple[Any, Function]:
 
 
 def jvp(f: Function, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    """What `f` returns, and the tangent of it for tangents of the arguments (forward mode).
+    """The value of `f`, and its tangent for tangents of the arguments (forward mode).
 
     Args:
         f: a function of arrays, or of containers of arrays.
-        primals: the tuple of its arguments (one argument may stand alone).
-        tangents: one for each, in the same containers.
+        primals: the tuple of its arguments; a single argument may stand alone.
+        tangents: a tangent for each, in the same containers.
     """
     if not isinstance(primals, tuple):
         primals, tangents = (primals,), (tangents,)
@@ -142,13 +142,13 @@ def _seeds(given: Any, like: Any, arrays: Sequence[Array], what: str) -> list[Ar
 
 @_transform
 def jacobian(f: Function, argnums: Argnums = 0, mode: str = "auto") -> Function:
-    """A function that returns the derivative of every element of the result by every element of the argument.
+    """A function that returns the Jacobian of `f`.
 
     Args:
         f: a function of arrays, or of containers of arrays.
-        argnums: which argument, or tuple of arguments, to differentiate by.
-        mode: "reverse" pulls a unit cotangent back for each element of the result, "forward" pushes a unit tangent
-            for each element of the argument, all at once; "auto" takes what is fewer.
+        argnums: the argument, or tuple of arguments, to differentiate with respect to.
+        mode: "reverse" takes one batched VJP with a unit cotangent for each element of the result, "forward" one
+            batched JVP with a unit tangent for each element of the argument; "auto" takes whichever are fewer.
 
     Returns:
         A function of the same arguments. For one array of one array: an array of shape ``y.shape + x.shape``. In
@@ -167,7 +167,7 @@ def jacobian(f: Function, argnums: Argnums = 0, mode: str = "auto") -> Function:
 
 
 def _rows(t: Traced) -> list[list[Array]]:
-    """For each end, its Jacobian by each variable, by pulling back."""
+    """For each end, its Jacobian with respect to each variable, in reverse mode."""
     blocks = []
     p = t.program
     for y, place in zip(t.ends, t._places):
@@ -183,7 +183,7 @@ def _block(g: Array | None, y: Array, x: Array) -> Array:
 
 
 def _columns(t: Traced) -> list[list[Array]]:
-    """For each end, its Jacobian by each variable, by pushing forward."""
+    """For each end, its Jacobian with respect to each variable, in forward mode."""
     count = sum(x.size for x in t.variables)
     if not count:
         return [[Array(np.zeros(y.shape + x.shape, y.dtype)) for x in t.variables] for y in t.ends]
@@ -203,16 +203,16 @@ def _columns(t: Traced) -> list[list[Array]]:
 
 @_transform
 def hessian(f: Function, argnums: Argnums = 0) -> Function:
-    """A function that returns the second derivatives of `f`, which returns one number: of shape ``x.shape + x.shape``.
+    """A function that returns the Hessian of `f`, which returns one number: of shape ``x.shape + x.shape``.
 
-    For an argument of several arrays: its containers, and in place of each array its containers again.
+    For a container of arrays: the container, with the container again in place of each array.
     """
     return jacobian(grad(f, argnums), argnums, mode="forward")
 
 
 @_transform
 def hvp(f: Function, argnums: Argnums = 0) -> Function:
-    """A function of the arguments of `f` and a vector like the one differentiated: the Hessian times the vector."""
+    """A function of the arguments of `f` and a vector like argument `argnums`: the Hessian-vector product."""
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         *primals, vector = args
@@ -225,9 +225,9 @@ def hvp(f: Function, argnums: Argnums = 0) -> Function:
 
 
 def checkpoint(f: Function) -> Function:
-    """`f`, but nothing inside it is kept for the backward pass, which calls it again.
+    """Rematerialize `f`: the backward pass calls it again instead of keeping its intermediate values.
 
-    It trades time for memory. `f` must give the same result twice, and reach variables through its arguments only.
+    This trades time for memory. `f` must be deterministic and reach variables through its arguments only.
     """
 
     @functools.wraps(f)

@@ -1,1 +1,1 @@
-"""The tape: arrays that remember how they were made, and derivatives of what they recorded as graphs."""
+"""The tape: arrays that record the operations on them, and the derivatives of a recording as ONNX graphs."""

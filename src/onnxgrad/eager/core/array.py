@@ -1,8 +1,8 @@
-"""Arrays that remember how they were made.
+"""Arrays that record the operations on them.
 
-An `Array` follows the Python array API standard. It is a numpy array and, where it depends on a variable of a
-transform (or an input of a program that is being recorded), the node of the tape that made it. The operators are those
-functions of the namespace that have their meaning; the namespace puts them here.
+An `Array` follows the Python array API standard. It is a numpy array and, if it depends on a variable of a transform or
+on an input of a program being exported, the node of the tape that produced it. Methods and operators dispatch to the
+namespace, which attaches itself here (see `methods`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
 class Array:
     """An array of the Python array API standard, on the CPU.
 
-    Arrays are made by the functions of the namespace (`onnxgrad.eager.numpy`). Arithmetic is numpy's, and so are dtypes
-    and broadcasting. ``x[key] = value`` makes `x` another array: what was computed from `x` before does not change.
+    Create arrays with the functions of `onnxgrad.eager.numpy`. Arithmetic, dtype promotion and broadcasting are
+    numpy's. ``x[key] = value`` gives `x` new elements; results computed from `x` before do not change.
     """
 
     __slots__ = ("__weakref__", "_data", "_node")
 
-    #: The namespace, whose functions the methods are; it puts itself here when it is imported.
+    #: The namespace that methods dispatch to.
     _xp: ClassVar[Any]
 
     def __init__(self, data: np.ndarray, node: Node | None = None) -> None:
         self._data = data
         self._node = node
 
-    # --- what it is ------------------------------------------------------------------------------
+    # --- attributes ------------------------------------------------------------------------------
 
     @property
     def dtype(self) -> np.dtype:
@@ -43,7 +43,7 @@ class Array:
 
     @property
     def device(self) -> str:
-        """Where it is: the CPU."""
+        """The device: always "cpu"."""
         return "cpu"
 
     @property
@@ -63,16 +63,20 @@ class Array:
 
     @property
     def T(self) -> Array:
-        """The transpose of a matrix (for more axes: of all axes, as in numpy)."""
+        """The transpose; with more than two axes, all axes in reverse order, as in numpy."""
         return self._xp.permute_dims(self, tuple(range(self.ndim))[::-1])
 
     @property
     def mT(self) -> Array:
-        """The transpose of a stack of matrices."""
+        """The last two axes swapped."""
         return self._xp.matrix_transpose(self)
 
     def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
-        """The module of functions on arrays."""
+        """The namespace of functions on arrays.
+
+        Raises:
+            ValueError: the namespace does not follow that version of the standard.
+        """
         if api_version is not None and api_version not in VERSIONS:
             raise ValueError(f"the array API of {api_version} is not among those supported: {', '.join(VERSIONS)}")
         return self._xp
@@ -83,7 +87,7 @@ class Array:
             raise ValueError(f"arrays are on the device 'cpu', without streams; not on {device!r}")
         return self
 
-    # --- its values ------------------------------------------------------------------------------
+    # --- values --------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         return "Array" + np.array2string(self._data, prefix="Array(", separator=", ").join("()")
@@ -95,7 +99,7 @@ class Array:
         return format(self._data[()] if self.ndim == 0 else self._data, how)
 
     def _read(self, how: str, instead: str = "use the functions of onnxgrad.eager.numpy on it") -> np.ndarray:
-        """The elements, for a value that is on no tape and would lose the derivative: refused where there is one."""
+        """The elements; refused if a derivative would be lost."""
         if self._node is not None and varies(self._node):
             raise NotDifferentiable(
                 f"{how} of an array on the tape would lose its derivative\n"
@@ -122,7 +126,7 @@ class Array:
         return len(self._data)
 
     def item(self) -> Any:
-        """The one element, as a Python number."""
+        """The only element, as a Python number."""
         return self._read("x.item()").item()
 
     def tolist(self) -> Any:
@@ -130,7 +134,7 @@ class Array:
         return self._read("x.tolist()").tolist()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """The elements as a numpy array, which would lose the derivative: refused where there is one."""
+        """The elements as a numpy array; refused if a derivative would be lost."""
         data = self._read("a numpy array")
         if exporting.get() and self._node is not None and varies(self._node, discrete=True):
             raise NotDifferentiable(
@@ -179,7 +183,7 @@ class Array:
 
     @staticmethod
     def _outside(name: str, function: Any, args: Any, kwargs: Any) -> Any:
-        """What numpy makes of arrays that are on no tape, with a function that is not in the namespace."""
+        """Apply a function of numpy that the namespace lacks; refused for arrays with a derivative."""
         refuse_tracked(name, [*args, *kwargs.values()], "use the functions of onnxgrad.eager.numpy")
         return wrapped(function(*map(plain, args), **{k: plain(v) for k, v in kwargs.items()}))
 
@@ -244,7 +248,7 @@ class Array:
 
 
 def as_array(x: Any, like: np.dtype | None = None) -> Array:
-    """`x` as an array; a Python number takes the dtype `like` where its kind fits."""
+    """`x` as an array; a Python number adapts to the dtype `like`, by numpy's promotion rules."""
     if isinstance(x, Array):
         return x
     if isinstance(x, (bool, int, float, complex)) and like is not None:
@@ -255,14 +259,14 @@ def as_array(x: Any, like: np.dtype | None = None) -> Array:
 
 
 def plain(x: Any) -> Any:
-    """The numpy array in `x`, also in lists."""
+    """`x` with numpy arrays for arrays, also inside lists and tuples."""
     if isinstance(x, Array):
         return x._data
     return type(x)(map(plain, x)) if type(x) in (list, tuple) else x
 
 
 def wrapped(y: Any) -> Any:
-    """`y` with arrays in place of numpy's, also in tuples."""
+    """`y` with arrays for numpy arrays, also inside lists and tuples."""
     if isinstance(y, (np.ndarray, np.generic)):
         return Array(np.asarray(y))
     if isinstance(y, tuple) and hasattr(y, "_fields"):
@@ -271,14 +275,19 @@ def wrapped(y: Any) -> Any:
 
 
 def tracked(x: Any, floats: bool = True) -> bool:
-    """Whether `x`, or something in it, is on the tape (by default: with a derivative)."""
+    """Whether `x`, or an element of a list, is on the tape; with `floats`, only where it carries a derivative."""
     if isinstance(x, Array):
         return x._node is not None and (not floats or x._data.dtype.kind not in "biu")
     return isinstance(x, (list, tuple)) and any(tracked(e, floats) for e in x)
 
 
 def refuse_tracked(name: str, operands: Any, instead: str, floats: bool = True) -> None:
-    """Raise if one of `operands` is on the tape."""
+    """Raise if one of `operands` is tracked.
+
+    Raises:
+        NotDifferentiable: outside of an export.
+        BadInput: during an export.
+    """
     if any(tracked(x, floats) for x in operands):
         if exporting.get():
             raise BadInput(f"{name} cannot be recorded as ONNX{': ' + instead if instead else ''}")

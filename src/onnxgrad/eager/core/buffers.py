@@ -1,8 +1,8 @@
-"""Memory for the large results that a tape keeps, used again when the tape is gone.
+"""A memory pool for the large arrays that a tape keeps alive.
 
-A tape holds every value until the backward pass, and then frees all at once. An allocator gives so much back to the
-operating system, and fetching it again page by page costs several times what the arithmetic does. So such memory goes
-to a pool, from which the next tape takes it. An array on memory of the pool keeps it as long as any view of it lives.
+A tape holds every value until the backward pass and then frees them all at once. The allocator would return that much
+memory to the operating system, and faulting it in again costs several times as much as the arithmetic. The pool keeps
+it for the next tape. A block returns to the pool when the last view of it dies.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-#: Arrays of fewer bytes are left to numpy.
+#: Smaller arrays (in bytes) are left to numpy.
 LARGE = 1 << 18
-#: How many bytes wait in the pool at most.
+#: The capacity of the pool in bytes.
 MOST = 1 << 29
 
 _waiting: dict[int, list[np.ndarray]] = {}
@@ -23,7 +23,7 @@ _lock = threading.RLock()  # a block may die while its own thread is in here
 
 
 class _Block:
-    """The owner of some memory while an array (or a view of it) uses it."""
+    """The owner of a block while an array, or a view of it, uses it."""
 
     __slots__ = ("__array_interface__", "memory")
 
@@ -45,7 +45,7 @@ class _Block:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An array of undefined elements, in C order, on memory of the pool."""
+    """An uninitialized array in C order, in memory of the pool."""
     global _held
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     with _lock:
@@ -57,7 +57,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def release() -> None:
-    """Give the memory that waits back to the allocator."""
+    """Return the free blocks of the pool to the allocator."""
     global _held
     with _lock:
         _waiting.clear()
@@ -65,7 +65,7 @@ def release() -> None:
 
 
 def computed(kernel: Any, *operands: np.ndarray) -> Any:
-    """``kernel(*operands)``, on memory of the pool if it is an elementwise result as large as the first operand."""
+    """``kernel(*operands)``, in memory of the pool if the result is elementwise, large and like the largest operand."""
     first = operands[0]
     largest = max(operands, key=_size) if len(operands) > 1 else first
     if largest.nbytes < LARGE or largest.dtype.kind != "f" or not isinstance(kernel, np.ufunc) or kernel.signature:

@@ -1,4 +1,4 @@
-"""What was made, kept by structure."""
+"""A thread-safe LRU cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnxgrad.transforms.first_order import without_collection
 
 
 class Cache:
-    """What was made last, by key; safe to use from several threads."""
+    """The `most` last used values, by key; safe to use from several threads."""
 
     def __init__(self, most: int) -> None:
         self._held: OrderedDict[Any, Any] = OrderedDict()
@@ -20,7 +20,7 @@ class Cache:
         self.made = 0
 
     def get(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` gives, made once."""
+        """The value for `key`, from `make` if it is not cached."""
         with self._lock:
             found = self._held.get(key)
             if found is not None:

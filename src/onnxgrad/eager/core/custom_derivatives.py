@@ -1,7 +1,7 @@
-"""Functions whose derivative is a Python function: given by the user, or by calling them again.
+"""Custom derivatives: functions whose VJP is a Python function.
 
-On the tape such a function is one opaque node. The backward pass stops there, calls the Python function, and goes on;
-what that computes is on the tapes of the transforms around, so it nests like everything else.
+On the tape, a call of one is an opaque node. The backward pass stops there, calls the Python function and goes on. What
+that function computes is recorded on the tapes of the enclosing transforms, so derivatives nest.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _PARTS = "hand real and imaginary part over, and put them together inside: real(
 
 
 class OpaqueCall(Primitive):
-    """A call of a Python function that has its own derivative.
+    """A call of a Python function with a custom derivative.
 
     Attributes:
-        backward: from the cotangents of its outputs to those of its operands.
+        backward: maps the cotangents of its outputs to those of its operands.
         kinds: dtype and shape of each output.
     """
 
@@ -45,13 +45,13 @@ class OpaqueCall(Primitive):
 
 
 class _OpaqueOutput(Output):
-    """One output of an opaque node: its cotangent waits for those of the others."""
+    """One output of an opaque node, whose cotangent is combined with those of the others."""
 
     __slots__ = ()
     opaque = True
 
     def pull_back(self, cotangent: Array) -> Sequence[Any]:
-        """What it adds to the cotangents of all outputs: None for the others."""
+        """Its contribution to the cotangents of all outputs: None for the others."""
         _, i, count = self.key
         return [[cotangent if k == i else None for k in range(count)]]  # type: ignore[call-overload]
 
@@ -59,9 +59,9 @@ class _OpaqueOutput(Output):
 def opaque_call(
     f: Function, args: Sequence[Any], backward: Callable[..., Any], kwargs: dict[str, Any] | None = None
 ) -> Any:
-    """``f(*args)`` as one node; `backward` is ``(arguments, result, cotangent)`` → a cotangent for each argument.
+    """``f(*args)`` as one node; `backward` maps ``(arguments, result, cotangent)`` to a cotangent for each argument.
 
-    What `f` reads besides its arguments counts as constant.
+    Anything else that `f` reads is a constant.
     """
     name = getattr(f, "__name__", "the function").lstrip("_")
     if exporting.get():
@@ -113,7 +113,7 @@ def _matched(found: Any, args: Sequence[Any], arrays: Sequence[Array], name: str
 
 
 class custom_vjp:  # noqa: N801  (a decorator)
-    """A function with a derivative of its own.
+    """A function with a custom VJP.
 
     ::
 
@@ -125,9 +125,8 @@ class custom_vjp:  # noqa: N801  (a decorator)
             x, y = arguments
             return cotangent * …, cotangent * …  # one for each argument; None where there is none
 
-    The derivative may use everything of the namespace, and is differentiated in turn for higher orders. It holds in
-    forward mode too, where its transpose is taken. In an exported model, the function is recorded as it is computed.
-    Keyword arguments carry no derivative.
+    The VJP may use the whole namespace and is itself differentiated for higher orders. Forward mode transposes it. An
+    export records the function's own operations instead. Keyword arguments carry no derivative.
     """
 
     def __init__(self, f: Function) -> None:
@@ -136,12 +135,12 @@ class custom_vjp:  # noqa: N801  (a decorator)
         self.backward: Function | None = None
 
     def defvjp(self, backward: Function) -> Function:
-        """Take `backward` for the derivative."""
+        """Define the VJP: ``(arguments, result, cotangent)`` to one cotangent (or None) for each argument."""
         self.backward = backward
         return backward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function gives."""
+        """Call the function."""
         name = getattr(self.f, "__name__", "the function")
         if self.backward is None:
             raise BadInput(f"{name} has no derivative yet\n  hint: give it one with @{name}.defvjp")

@@ -1,7 +1,7 @@
-"""What a node of the tape does: an operator of ONNX with its attributes, or a small expression of operators.
+"""Primitives, the operations that a tape records: an ONNX operator with its attributes, or a small expression of them.
 
-An operator is a value: equal ones are interchangeable, so that two recordings of the same program are equal. What
-decides the structure of a graph (axes, shapes, the bounds of a slice) is part of the operator; what flows is not.
+Primitives compare by value, so two recordings of the same program are equal. What determines the structure of the graph
+(axes, shapes, the bounds of a slice) belongs to the primitive; arrays are operands.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import numpy as np
 
 from onnxgrad.ir import Builder, Var
 
-#: The opset of what is recorded, where nothing in it is of another.
+#: The opset of a recording that asks for no other.
 OPSET = 21
 
-#: Operands that are part of an operator: a vector of ints, one int, a number of the dtype beside it, or nothing.
+#: An operand that belongs to the primitive: a vector of ints, an int, a number in the dtype of its neighbour, or None.
 Static = tuple[int, ...] | int | float | None
 
 
 class Primitive:
-    """Writes itself into a graph; compares and hashes by `key`."""
+    """An operation that can write itself into a graph; it compares and hashes by `key`."""
 
     __slots__ = ("_hash", "key")
 
-    #: whether what it does cannot be written into a graph: its derivative is a Python function (see `custom`)
+    #: whether it has no form in a graph: its derivative is a Python function (see `custom_derivatives`)
     opaque = False
-    #: the opsets (by domain) whose definitions it means, and the operators it means them of; None if that is no matter
+    #: the opset of each domain it relies on, and the operators it uses from them; None if any opset will do
     versions: tuple[dict[str, int], frozenset[tuple[str, str]]] | None = None
 
     def __init__(self, *key: Hashable) -> None:
@@ -45,12 +45,12 @@ class Primitive:
         return f"{self.key[0]}"
 
     def write(self, b: Builder, operands: Sequence[Var]) -> Any:
-        """Emit it on `operands`; its output, or a tuple of them."""
+        """Emit the primitive on `operands` and return its output, or a tuple of outputs."""
         raise NotImplementedError
 
 
 class StandardOp(Primitive):
-    """One operator of ONNX: its type, attributes, static operands by position, domain and number of outputs."""
+    """One ONNX operator: its type, attributes, static operands by position, domain and number of outputs."""
 
     __slots__ = ()
 
@@ -64,13 +64,13 @@ class StandardOp(Primitive):
 
 
 class VersionedOp(StandardOp):
-    """An operator that the user asked for by its name, as a certain opset defines it."""
+    """An ONNX operator as a given opset defines it."""
 
     __slots__ = ()
 
     @property
     def versions(self) -> tuple[dict[str, int], frozenset[tuple[str, str]]]:  # type: ignore[override]
-        """The opset that is meant."""
+        """That opset, for this operator."""
         op_type, _, _, domain, _, opset = self.key
         return {domain: opset}, frozenset({(domain, op_type)})  # type: ignore[dict-item, arg-type]
 
@@ -82,7 +82,7 @@ def _operand(static: Static) -> Any:
 
 
 class Macro(Primitive):
-    """A small expression of operators that is one node of the tape: ``writer(b, *operands, *parameters)``."""
+    """A small expression of ONNX operators recorded as one node: ``writer(b, *operands, *parameters)``."""
 
     __slots__ = ()
 
@@ -93,12 +93,12 @@ class Macro(Primitive):
 
 
 class Output(Primitive):
-    """One output of a node that has several."""
+    """One output of a node with several."""
 
     __slots__ = ()
 
     def write(self, b: Builder, operands: Sequence[Var]) -> Any:
-        """Pick the output."""
+        """Select the output; nothing is emitted."""
         return operands[0][self.key[1]]  # type: ignore[index]
 
 
@@ -110,7 +110,7 @@ def standard(
     outputs: int = 1,
     **attributes: Any,
 ) -> StandardOp:
-    """The operator `op_type`; each of `statics` is the position and the value of an operand that is part of it."""
+    """The ONNX operator `op_type`; `statics` are the positions and values of its static operands."""
     return StandardOp(op_type, tuple(sorted(attributes.items())), statics, domain, outputs)
 
 
@@ -126,8 +126,8 @@ def output(i: int) -> Output:
     return Output("Part", i)
 
 
-#: What a variable of a transform is to the transforms around it.
+#: A variable of a transform, as the transforms around it see it.
 LEAF = standard("Identity")
 
-#: Hands a value on, and no derivative back.
+#: The identity, through which no derivative flows.
 STOP = Macro("Stop", lambda b, x: b.Identity(x), ())

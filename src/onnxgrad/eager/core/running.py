@@ -1,4 +1,4 @@
-"""Graphs that run: on ONNX Runtime, or on the reference evaluator where that lacks a kernel."""
+"""Running graphs: on ONNX Runtime, or on the reference evaluator where ONNX Runtime lacks a kernel."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, ReferenceSession, Session
 
-#: How graphs run. Threads that wait do not spin: between two runs, Python is busy.
+#: Options of the sessions. Idle threads do not spin: between two runs, Python is busy.
 OPTIONS = Options(spinning=False)
 
 
 def model_of(graph: ir.Graph) -> ir.Model:
-    """A model of `graph`, in the oldest format that has its opsets."""
+    """`graph` as a model, in the oldest IR version that has its opsets."""
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in graph.opset_imports.items()]
     version = onnx.helper.find_min_ir_version_for(imports, ignore_unknown=True)
     return ir.Model(graph, ir_version=version, producer_name="onnxgrad")
 
 
 class Run:
-    """A model that runs: on ONNX Runtime, or on the reference evaluator where that lacks a kernel.
+    """A model that is ready to run.
 
     Attributes:
-        model: what runs.
+        model: the model.
         native: whether ONNX Runtime runs it.
     """
 

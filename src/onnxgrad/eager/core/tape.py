@@ -1,8 +1,8 @@
-"""The tape: what was computed from what, as nodes that hold their operands and nothing else.
+"""The tape: an immutable graph of nodes, each holding its operands.
 
-There is no list of nodes. An array holds the node that made it, a node holds the nodes of its operands; what no
-array can be traced to is gone. Nodes never change. They are numbered in the order of creation, which is one in which
-operands come first, and in which nothing older than a variable can depend on it.
+There is no list of nodes. An array holds the node that produced it and a node holds the nodes of its operands, so what
+no array depends on is garbage-collected. Nodes are numbered as they are created: operands come before results, and
+nothing older than a variable can depend on it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from onnxgrad.eager.core.primitives import LEAF, STOP, Primitive
 
 _count = itertools.count().__next__
 
-#: Whether a program is being recorded as a model: then integers and booleans count, and so does what has no derivative.
+#: Whether a program is being exported: then integers, booleans and operations without a derivative are recorded too.
 exporting: ContextVar[bool] = ContextVar("exporting", default=False)
 
 
 class Node:
-    """One operation that was executed.
+    """One executed operation.
 
     Attributes:
-        op: what it did.
-        inputs: its operands, each a node, or an array that depends on no variable.
-        value: what came out, an array; a tuple of them if `op` has several outputs.
-        serial: its number.
+        op: the primitive.
+        inputs: its operands: nodes, and arrays that depend on no variable.
+        value: its result: an array, or a tuple of arrays if `op` has several outputs.
+        serial: its number, in order of creation.
     """
 
     __slots__ = ("__weakref__", "inputs", "op", "serial", "value")
@@ -46,19 +46,19 @@ Source = Node | np.ndarray
 
 
 def leaf(value: np.ndarray, parent: Node | None = None) -> Node:
-    """A new variable; `parent` is what it is to the transforms around."""
+    """A new variable; `parent` is its node on the tape of the enclosing transforms."""
     return Node(LEAF, () if parent is None else (parent,), value)
 
 
 def carries_derivative(value: Any) -> bool:
-    """Whether an array (or some of a tuple) is of floats."""
+    """Whether `value` can carry a derivative: an array that is not of integers or booleans, or a tuple."""
     return isinstance(value, tuple) or value.dtype.kind not in "biu"
 
 
 def history(results: Iterable[Node], leaves: Iterable[Node], discrete: bool = False) -> list[Node]:
-    """The nodes that led to `results` since the oldest of `leaves`, in order, without those.
+    """The ancestors of `results` back to the oldest of `leaves`, in order, without the leaves.
 
-    Integers and booleans carry no derivative: they are followed only if `discrete`.
+    Integers and booleans carry no derivative and are followed only if `discrete`.
     """
     seen = set(leaves)
     first = min((n.serial for n in seen), default=-1)
@@ -80,9 +80,9 @@ def history(results: Iterable[Node], leaves: Iterable[Node], discrete: bool = Fa
 
 
 def varies(node: Node, discrete: bool = False) -> bool:
-    """Whether a variable moves `node`, and its value, read as a constant, would lose a derivative.
+    """Whether `node` depends on a variable, so that reading its value as a constant would lose a derivative.
 
-    Integers and booleans have none to lose, and what was made of them alone; with `discrete` they count too.
+    Integers and booleans have none to lose; with `discrete` they count too.
     """
     seen: set[Node] = set()
     stack = [node]
@@ -103,14 +103,14 @@ def _serial(node: Node) -> int:
 
 @dataclass(slots=True)
 class Program:
-    """Some nodes with what they read from outside, in a form that is the same for the same structure.
+    """A part of the tape in canonical form: the same structure has the same key.
 
     Attributes:
-        key: the structure: operators, wiring, dtypes and shapes.
-        nodes: in order.
+        key: the structure: primitives, wiring, dtypes and shapes.
+        nodes: the nodes, in order.
         wiring: for each node the places of its operands: ``i`` is node i, ``~k`` is source k.
-        sources: what comes from outside; the variables first.
-        tracked: whether a source (or what a variable stands for) depends on variables of a transform around.
+        sources: the operands from outside, the variables first.
+        tracked: whether a source, or the parent of a variable, depends on variables of an enclosing transform.
     """
 
     key: tuple[Any, ...]
@@ -137,7 +137,7 @@ def program(results: Sequence[Node], leaves: Sequence[Node], nodes: Sequence[Nod
     """Those of `nodes` (default: the history of `results`) that depend on `leaves`, as a program."""
     place: dict[Any, int] = {node: ~k for k, node in enumerate(leaves)}
     moving = set(leaves)
-    free: set[Node] = set()  # no variable moves them, not even one of a transform around
+    free: set[Node] = set()  # depend on no variable, not even of an enclosing transform
     sources: list[Source] = list(leaves)
     kept: list[Node] = []
     wiring: list[tuple[int, ...]] = []

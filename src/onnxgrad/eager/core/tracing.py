@@ -1,7 +1,7 @@
-"""One call of a Python function on variables: what it left on the tape, and derivatives of that.
+"""Tracing: one call of a Python function on variables, and the derivatives of what it recorded.
 
-Where the tape holds functions whose derivative is a Python function, the backward pass is cut there: a plan for each
-stretch between them, and a call of the function.
+Where the tape holds calls whose derivative is a Python function, the backward pass alternates: one plan for each
+stretch between two such calls, then the Python function.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Traced:
     """One call of a function on variables.
 
     Attributes:
-        chosen: the arguments that are differentiated, as one tree.
-        variables: their leaves, on the tape.
-        output: what came out; with `aux`, the first part of it.
-        aux: the second part.
+        chosen: the arguments to differentiate with respect to, as one tree.
+        variables: their leaves, as arrays on the tape.
+        output: the result; with `has_aux`, its first element.
+        aux: the second element.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Traced:
 
     @property
     def program(self) -> Program:
-        """What led from the variables to the ends."""
+        """The recording, from the variables to the ends."""
         if self._program is None:
             nodes = [y._node if carries_derivative(y._data) else None for y in self.ends]
             self._program = program([n for n in nodes if n is not None], self.leaves)
@@ -80,7 +80,7 @@ class Traced:
         return self._program
 
     def scalar(self) -> Array:
-        """The output, which must be one float."""
+        """The output, which must be one floating-point number."""
         if not trees.is_leaf(self.output):
             raise BadInput(
                 f"{self.name} returned a {type(self.output).__name__}; a gradient is that of one number\n"
@@ -97,7 +97,7 @@ class Traced:
         return y
 
     def detached(self, tree: Any) -> Any:
-        """`tree` without the tape of these variables, unless a transform around needs it."""
+        """`tree` detached from the tape, unless an enclosing transform needs it."""
         outside = self.program.tracked or exporting.get()
 
         def detach(x: Array) -> Array:
@@ -125,13 +125,13 @@ class Traced:
         return [Array(np.zeros(count + y.shape, y.dtype)) if t is None else t for y, t in zip(self.ends, found)]
 
     def settled(self, found: Sequence[Array | None], seeds: Sequence[Array]) -> list[Array | None]:
-        """`found` without a tape that no transform around needs: derivatives that are Python functions leave one."""
+        """`found` detached from the tape that Python derivatives leave, unless an enclosing transform needs it."""
         if self.program.tracked or exporting.get() or any(s._node is not None for s in seeds):
             return list(found)
         return [None if x is None else Array(x._data) for x in found]
 
     def _push_by_pulling(self, tangents: Sequence[Array], directions: bool) -> list[Array | None]:
-        """The pullback is linear in the cotangents; its own pullback, at the tangents, pushes them forward.
+        """A JVP from two VJPs: the pullback is linear in the cotangents, and its own pullback maps tangents forward.
 
         (Townsend 2017, "A new trick for calculating Jacobian vector products".)
         """
@@ -153,7 +153,7 @@ def _stacked(slices: Sequence[Any]) -> Array:
 def pull_through(
     p: Program, places: Sequence[int | None], seeds: Sequence[Array], directions: bool = False
 ) -> list[Array | None]:
-    """The cotangents of the variables of `p`, given those of `places`: by one plan, if no node is opaque."""
+    """The cotangents of the variables of `p`, given those of `places`; one plan suffices if no node is opaque."""
     if not any(n.op.opaque for n in p.nodes):
         return pull(p, places, seeds, directions)
     if directions:
@@ -164,7 +164,7 @@ def pull_through(
 
 
 def _pull_in_stretches(p: Program, given: Sequence[tuple[Node, Array]]) -> list[Array | None]:
-    """One plan for each stretch between opaque nodes, whose own derivatives are Python functions."""
+    """As `pull_through`, by one plan for each stretch between opaque nodes."""
     leaves: list[Any] = p.sources[: p.key[0]]
     moving = set(p.nodes) | set(leaves)
     totals: dict[Node, Any] = {}
@@ -181,7 +181,7 @@ def _pull_in_stretches(p: Program, given: Sequence[tuple[Node, Array]]) -> list[
         inside = set(stretch)
         results = [n for n in totals if n in inside]
         if results:
-            # what the stretch reads of what came before it, in the order of creation
+            # what the stretch reads from before it, in order of creation
             before = {q for n in stretch for q in n.inputs if type(q) is Node and q in moving and q not in inside}
             sources = sorted(before, key=lambda n: n.serial)
             part = program(results, sources, stretch)
@@ -196,7 +196,7 @@ def _pull_in_stretches(p: Program, given: Sequence[tuple[Node, Array]]) -> list[
 
 
 def _sum(a: Any, b: Any) -> Any:
-    """The sum of two cotangents; of an operation with several outputs, of each that there is."""
+    """The sum of two cotangents; for several outputs, a list with None for zero."""
     if isinstance(a, list):
         return [_sum(x, y) if x is not None and y is not None else y if x is None else x for x, y in zip(a, b)]
     return a + b

@@ -1,4 +1,4 @@
-"""Nested containers: dicts, lists, tuples, named tuples and dataclasses of arrays and numbers."""
+"""Pytrees: nested dicts, lists, tuples, named tuples and dataclasses, with arrays and numbers for leaves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.errors import BadInput
 
-#: What containers may hold beside arrays; it stays as it is, and its derivative is None.
+#: What a tree may hold besides arrays: constants, whose derivative is None.
 _FIXED = (str, bytes, bool, type(None))
 
 
@@ -22,7 +22,7 @@ def is_leaf(x: Any) -> bool:
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The arrays and numbers in `tree` with the path to each."""
+    """The leaves of `tree`, each with its path."""
     if is_leaf(tree):
         yield path, tree
     else:
@@ -31,12 +31,12 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def rebuilt(tree: Any, values: Sequence[Any]) -> Any:
-    """The same containers with `values` for leaves, in order."""
+    """The tree of the same structure with the leaves `values`."""
     return _filled(tree, iter(values), keep_fixed=True)
 
 
 def derivative(tree: Any, values: Sequence[Any]) -> Any:
-    """As `rebuilt`, with None for what is no array."""
+    """As `rebuilt`, with None for everything that is no leaf."""
     return _filled(tree, iter(values), keep_fixed=False)
 
 
@@ -49,7 +49,7 @@ def _filled(tree: Any, rest: Iterator[Any], keep_fixed: bool) -> Any:
 
 
 def _assembled(tree: Any, parts: list[Any]) -> Any:
-    """A container like `tree` of other parts."""
+    """A container like `tree` with other children."""
     if isinstance(tree, dict):
         return type(tree)(zip(tree, parts)) if type(tree) is dict else _like(tree, dict(zip(tree, parts)))
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -88,7 +88,11 @@ def _of(path: str) -> str:
 
 
 def float_leaves(tree: Any, what: str) -> list[Array]:
-    """The leaves of `tree` as arrays, which must be of floats."""
+    """The leaves of `tree` as arrays.
+
+    Raises:
+        BadInput: a leaf is not of real floating-point numbers.
+    """
     found = []
     for path, x in leaves(tree, what):
         array = as_array(x)
@@ -106,7 +110,7 @@ def float_leaves(tree: Any, what: str) -> list[Array]:
 
 
 def mapped(function: Callable[[Array], Any], tree: Any) -> Any:
-    """The same containers with `function` of each array; whatever is no container stays as it is."""
+    """`tree` with `function` applied to each array; anything else stays as it is."""
     if isinstance(tree, Array):
         return function(tree)
     try:

@@ -1,1 +1,1 @@
-"""The functions of the array namespace, one module per family."""
+"""The functions of the array namespace, in modules by the categories of the array API standard."""

@@ -1,6 +1,6 @@
-"""Elementwise functions and products of complex arrays that are on the tape, by way of their real and imaginary parts.
+"""Elementwise functions and products of tracked complex arrays, as functions of their real and imaginary parts.
 
-What they do to the parts are functions of real arrays, which the parts find in their own namespace.
+Functions of the parts are looked up in their namespace.
 """
 
 from __future__ import annotations

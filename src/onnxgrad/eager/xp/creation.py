@@ -1,6 +1,6 @@
-"""Functions that make arrays: constants, whatever they are made like.
+"""Creation of arrays, which are constants on the tape.
 
-An array that is made of others (``asarray([x, y])``) keeps their derivatives.
+An array created from others (``asarray([x, y])``, ``full(shape, x)``) keeps their derivatives.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onnxgrad.eager.xp.manipulation import broadcast_to, stack
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Array:
-    """`obj` as an array: nested lists of numbers or arrays, or anything that numpy takes for an array."""
+    """`obj` as an array: nested lists of numbers or arrays, or anything that numpy converts."""
     check_device(device)
     if isinstance(obj, Array):
         if copy is False and dtype is not None and obj.dtype != np.dtype(dtype):
@@ -32,19 +32,19 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
 
 
 def _foreign(obj: Any) -> bool:
-    """Whether somebody else may write into what numpy would share."""
+    """Whether the caller could write into memory shared with the result."""
     return isinstance(obj, np.ndarray)
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
-    """An array of whatever speaks DLPack."""
+    """An array from an object that implements DLPack."""
     check_device(device)
     data = np.from_dlpack(x, copy=copy) if copy is not None else np.from_dlpack(x)
     return Array(data)
 
 
 def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Array:
-    """Evenly spaced numbers from `start` up to `stop`, which is not among them."""
+    """Evenly spaced numbers in [`start`, `stop`)."""
     check_device(device)
     if exporting.get():
         refuse_tracked("arange of a number that is computed", [start, stop, step], "use op.Range", floats=False)
@@ -69,18 +69,18 @@ def linspace(
 
 
 def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
-    """An array of zeros: nothing is gained by fewer promises."""
+    """Zeros: uninitialized memory would save nothing here."""
     return zeros(shape, dtype=dtype, device=device)
 
 
 def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Array:
-    """Ones on the diagonal `k`, zeros elsewhere."""
+    """A matrix with ones on the diagonal `k`, zeros elsewhere."""
     check_device(device)
     return Array(np.eye(n_rows, n_cols, k, dtype=np.float64 if dtype is None else dtype))
 
 
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
-    """`fill_value` everywhere."""
+    """An array filled with `fill_value`."""
     check_device(device)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if tracked(fill_value, floats=False):
@@ -90,7 +90,7 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) 
 
 
 def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
-    """`fill_value` everywhere, in the shape and dtype of `x`."""
+    """An array filled with `fill_value`, in the shape and dtype of `x`."""
     x = as_array(x)
     return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=device)
 

@@ -1,4 +1,4 @@
-"""Data types: conversion, promotion by numpy's rules, and what the standard asks of a dtype."""
+"""Data types: conversion, promotion by numpy's rules, and inspection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnxgrad.errors import NotDifferentiable
 
 
 def cast(x: Array, dtype: Any) -> Array:
-    """`x` as `dtype`; itself if it has it."""
+    """`x` as `dtype`; `x` itself if that is its dtype."""
     dtype = np.dtype(dtype)
     if x._data.dtype == dtype:
         return x
@@ -29,14 +29,18 @@ def cast(x: Array, dtype: Any) -> Array:
 
 
 def onnx_type(dtype: np.dtype) -> int:
-    """The number of an element type in ONNX."""
+    """The ONNX element type of a dtype.
+
+    Raises:
+        NotDifferentiable: the dtype is complex.
+    """
     if dtype.kind == "c":
         raise NotDifferentiable(f"ONNX computes nothing with {dtype}, so a derivative cannot pass it")
     return int(ir.DataType.from_numpy(dtype))
 
 
 def promoted(x1: Any, x2: Any) -> tuple[Array, Array]:
-    """Both as arrays of one dtype, by numpy's rules: a Python number adapts to the array beside it."""
+    """Both as arrays of one dtype, by numpy's rules; a Python number adapts to the dtype of the array."""
     a = as_array(x1, x2.dtype if isinstance(x2, (Array, np.ndarray, np.generic)) else None)
     b = as_array(x2, a.dtype)
     if a._data.dtype == b._data.dtype:
@@ -60,12 +64,12 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> A
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
-    """Whether one dtype converts to another without loss of kind, by the rules of promotion."""
+    """Whether one dtype can be cast to another by the promotion rules."""
     return bool(np.can_cast(from_.dtype if isinstance(from_, Array) else from_, to))
 
 
 def result_type(*operands: Any) -> np.dtype:
-    """The dtype of what is computed from arrays, dtypes and numbers."""
+    """The dtype to which arrays, dtypes and numbers promote."""
     return np.result_type(*(x.dtype if isinstance(x, Array) else x for x in operands))
 
 
@@ -85,7 +89,7 @@ def iinfo(type: Any, /) -> Any:
 
 
 class _Floats:
-    """What the standard asks of a floating-point dtype, in Python numbers."""
+    """The attributes of `finfo` that the standard asks for, as Python numbers."""
 
     def __init__(self, info: Any) -> None:
         self.bits = int(info.bits)

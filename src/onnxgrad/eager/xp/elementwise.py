@@ -1,6 +1,6 @@
-"""Functions of elements: the value is numpy's, the tape gets the operator of ONNX with the same meaning.
+"""Elementwise functions: values are numpy's, and the tape records the equivalent ONNX operator.
 
-Where ONNX has no such operator, the tape gets the shortest expression of operators, with an accurate derivative.
+Where ONNX has none, the tape records a short expression with an accurate derivative (see `expressions`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _op = standard
 
 
 def _floor_divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """numpy's, but for infinities the floor of the quotient."""
+    """numpy's, except that with infinities it is the floor of the quotient."""
     whole = np.floor_divide(x, y)
     if whole.dtype.kind != "f" or (np.isfinite(x).all() and np.isfinite(y).all()):
         return whole
@@ -105,7 +105,7 @@ subtract = binary("subtract", _op("Sub"), np.subtract)
 
 
 def pow(x1: Any, x2: Any, /) -> Array:
-    """x1 to the power x2. A Python number as exponent is part of the operator, with a shorter derivative."""
+    """x1 to the power x2. A Python number as exponent is static, which makes the derivative shorter."""
     if not isinstance(x2, (int, float)) or isinstance(x2, bool) or not tracked(x1):  # so it is of floats
         return _power(x1, x2)
     if x1.dtype.kind == "c" and float(x2).is_integer():
@@ -115,7 +115,7 @@ def pow(x1: Any, x2: Any, /) -> Array:
 
 
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Array:
-    """`x`, but at least `min` and at most `max`, in the dtype of `x`."""
+    """`x` limited to [`min`, `max`], in the dtype of `x`."""
     x = as_array(x)
     low, high = (None if m is None else as_array(m) for m in (min, max))
     bounds = [m for m in (low, high) if m is not None]
@@ -152,6 +152,6 @@ def conj(x: Any, /) -> Array:
 
 
 def where(condition: Any, x1: Any, x2: Any, /) -> Array:
-    """Elements of `x1` where `condition` holds, else of `x2`. Only the chosen ones get a derivative."""
+    """Elements of `x1` where `condition` holds, else of `x2`. The derivative flows to the selected ones."""
     c, (a, b) = as_array(condition), promoted(x1, x2)
     return record(_op("Where"), [c if c.dtype == bool else cast(c, bool), a, b], np.where(c._data, a._data, b._data))

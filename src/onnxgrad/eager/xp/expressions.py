@@ -1,4 +1,4 @@
-"""Functions of elements that ONNX has no operator for, as the shortest expressions with an accurate derivative."""
+"""Expressions for the elementwise functions that ONNX has no operator for."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def copysign_of(b: Builder, x: Var, y: Var) -> Var:
 
 
 def atan2_of(b: Builder, y: Var, x: Var) -> Var:
-    """Arctangents of the quotient that is at most 1, and the constant of each octant."""
+    """The arctangent of the quotient of magnitude at most 1, plus a constant for each octant."""
     flat = b.LessOrEqual(b.Abs(y), b.Abs(x))
     one = b.const(1, x.dtype)
     near = b.Atan(b.Where(flat, y, one) / b.Where(flat, x, one))

@@ -1,6 +1,6 @@
 """Factorizations of matrices: Cholesky, QR, eigenvalues of symmetric matrices, singular values, the pseudoinverse.
 
-Values are numpy's. Derivatives are functions of arrays, so they have derivatives themselves, and forward mode follows:
+Values are numpy's. VJPs are functions of arrays, so they can be differentiated again, and forward mode follows:
 
 - Cholesky: Giles 2008, "Collected matrix derivative results for forward and reverse mode algorithmic differentiation".
 - Symmetric eigenproblems: Magnus 1985, "On differentiating eigenvalues and eigenvectors".
@@ -9,9 +9,9 @@ Values are numpy's. Derivatives are functions of arrays, so they have derivative
   linear algebra"; of wide matrices Roberts and Roberts 2020, "QR and LQ decomposition matrix backpropagation".
 - Pseudoinverse: Golub and Pereyra 1973, "The differentiation of pseudo-inverses".
 
-As in PyTorch, where eigenvalues or singular values coincide, eigenvectors or singular vectors have no derivative, and
-what comes out is inf or nan; the values themselves have one (of a repeated value: that of the vectors that were found).
-The signs of vectors are those that numpy chose. `cholesky`, `eigh` and `eigvalsh` are functions of the symmetric part
+As in PyTorch, eigenvectors and singular vectors of repeated eigenvalues or singular values have no derivative: the
+result is inf or nan. The values themselves have one; a repeated value has that of the vectors found.
+The signs of vectors are numpy's. `cholesky`, `eigh` and `eigvalsh` are functions of the symmetric part
 of their operand, (X + Xᵀ)/2, as in JAX (numpy reads the lower half): so their gradient is symmetric, as in PyTorch, and
 is what differences in any direction say.
 """
@@ -57,7 +57,7 @@ class SVDResult(NamedTuple):
 
 
 def _given(g: Any) -> bool:
-    """Whether a cotangent is not simply none: terms that would be 0/0 there are then left out."""
+    """Whether a cotangent is not identically zero; otherwise terms that might be 0/0 are left out."""
     return g._node is not None or bool(np.any(g._data))
 
 
@@ -66,7 +66,7 @@ def _unit(n: int, dtype: Any) -> np.ndarray:
 
 
 def _columns(w: Any) -> Array:
-    """Numbers that scale the columns of a matrix."""
+    """`w` as factors for the columns of a matrix."""
     return expand_dims(w, axis=-2)
 
 
@@ -77,7 +77,7 @@ def _inverse_gaps(gaps: Any) -> Any:
 
 
 def _symmetric(x: Any) -> np.ndarray:
-    """The symmetric (Hermitian) part of a matrix; a matrix that is symmetric already, to the last digit."""
+    """The symmetric (Hermitian) part of a matrix; exact to the last digit for a symmetric matrix."""
     data = as_array(x)._data
     return data * 0.5 + np.conj(np.swapaxes(data, -1, -2)) * 0.5 if data.dtype.kind in "fc" else data
 
@@ -171,7 +171,7 @@ def _svd_vjp(arguments: Any, y: Any, g: Any) -> Any:
         p = matmul(matrix_transpose(vectors), cotangent)
         skew = (p - matrix_transpose(p)) * _inverse_gaps((high - low) * (high + low))
         x = x + matmul(matmul(u, skew * high if left else low * skew), vh)
-        if (rows if left else columns) > count:  # vectors may leave the space that they span
+        if (rows if left else columns) > count:  # the vectors may move out of the space they span
             rest = (cotangent - matmul(vectors, p)) / high
             x = x + (matmul(rest, vh) if left else matmul(u, matrix_transpose(rest)))
     return x
@@ -206,7 +206,7 @@ def svd(x: Any, /, full_matrices: bool = True, compute_uv: bool = True) -> Any:
 
 
 class _Refused(Primitive):
-    """Part of a result that no derivative can pass."""
+    """A result that no derivative can pass through."""
 
     __slots__ = ()
 
@@ -270,8 +270,8 @@ def qr(x: Any, /, mode: str = "reduced") -> Any:
     """X = Q·R, of orthonormal columns and a triangular matrix.
 
     Args:
-        x: a matrix, or a stack of them, of shape (…, M, N); K is the smaller of M and N. The derivative is that where
-            the first K columns are independent; where they are not, it is inf or nan, or the solver says so.
+        x: a matrix, or a stack of them, of shape (…, M, N); K is the smaller of M and N. The derivative requires
+            the first K columns to be independent; otherwise it is inf or nan, or the solver raises.
         mode: "reduced" (shapes (…, M, K) and (…, K, N)), "complete" ((…, M, M) and (…, M, N); no derivative if M > N),
             or "r" for R alone.
 
@@ -295,9 +295,9 @@ def qr(x: Any, /, mode: str = "reduced") -> Any:
 
 
 def pinv(x: Any, /, *, rtol: Any = None) -> Array:
-    """The pseudoinverse: of singular values ≤ `rtol` times the largest, none is inverted.
+    """The pseudoinverse, which treats singular values ≤ `rtol` times the largest as zero.
 
-    The derivative is that among matrices of the same rank.
+    The derivative is along matrices of the same rank.
     """
     return _pinv(x, rtol) if rtol is None else _pinv(x, plain(rtol))
 

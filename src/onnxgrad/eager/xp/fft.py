@@ -1,8 +1,8 @@
-"""The Fourier transforms of the array API standard: numpy's values, and the derivative of a linear map.
+"""The Fourier transforms of the array API standard.
 
-All of them are made of one: the sum Σⱼ xⱼ·exp(±2πi·jk/n) over an axis that is cut, or filled up with zeros, to n. As a
-map of pairs (real, imaginary) its transpose is the same sum with the other sign, filled up or cut back; numpy computes
-both. In an exported model it is the operator DFT.
+All reduce to the sum Σⱼ xⱼ·exp(±2πi·jk/n) over an axis cut or zero-padded to n, computed by numpy. As a linear map of
+(real, imaginary) pairs, its transpose is the same sum with the other sign, zero-padded or cut back. An export records
+it as the operator DFT.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _POWERS = {"backward": {1: 0.0, -1: -1.0}, "ortho": {1: -0.5, -1: -0.5}, "forwar
 
 
 def _sums(pairs: Array, n: int, axis: int, forward: bool) -> Array:
-    """Y = F·x with Fⱼₖ = exp(∓2πi·jk/n), x cut or filled up to n: Fᴴ·G, filled up or cut back."""
+    """Y = F·x with Fⱼₖ = exp(∓2πi·jk/n), x cut or zero-padded to n. VJP: Fᴴ·G, zero-padded or cut back."""
     have = pairs.shape[axis]
 
     def value(x: Array) -> Array:
-        if x._node is not None:  # in a program that is being recorded
+        if x._node is not None:  # during an export
             return record(macro(dft_of, n, axis, forward), [x], _numpys(x._data, n, axis, forward))
         return Array(_numpys(x._data, n, axis, forward))
 
@@ -56,7 +56,7 @@ def _numpys(pairs: np.ndarray, n: int, axis: int, forward: bool) -> np.ndarray:
 
 
 def dft_of(b: Builder, pairs: Var, n: int, axis: int, forward: bool) -> Var:
-    """The operator DFT; with the other sign, of and to conjugates: its inverse would be divided by n."""
+    """The operator DFT; the other sign is the conjugate of the DFT of the conjugate (inverse DFT divides by n)."""
     if forward:
         return b.DFT(pairs, b.const(n), b.const(axis))
     other = b.const(np.array([1, -1]), pairs.dtype)
@@ -64,7 +64,7 @@ def dft_of(b: Builder, pairs: Var, n: int, axis: int, forward: bool) -> Var:
 
 
 def _fitted(x: Array, want: int, axis: int) -> Array:
-    """`x` cut or filled up with zeros to `want` elements along `axis`."""
+    """`x` cut or zero-padded to `want` elements along `axis`."""
     have = x.shape[axis]
     if want <= have:
         return x if want == have else getitem(x, (slice(None),) * axis + (slice(want),))
@@ -92,7 +92,7 @@ def _half(x: Array, n: int | None, axis: int, norm: str, direction: int) -> Arra
 
 
 def _from_half(x: Array, n: int | None, axis: int, norm: str, direction: int) -> Array:
-    """`irfft`: Re F⁻¹·c∘x with c = 1 at 0 and n/2, else 2 for the half that is missing."""
+    """`irfft`: Re F⁻¹·c∘x with c = 1 at 0 and n/2, else 2 for the omitted half."""
     (axis,) = axes_of(axis, x.ndim)
     n = 2 * (x.shape[axis] - 1) if n is None else int(n)
     twice = 2 * np.arange(n // 2 + 1)
@@ -119,7 +119,7 @@ def _described(transform: Callable[..., Array], kernel: Callable[..., Any]) -> C
 
 
 def _many(kernel: Callable[..., Any], last: Callable[..., Array], rest: Callable[..., Array], first: bool) -> Any:
-    """A transform of several axes: `last` of the last, before the others (`first`) or after, and `rest` of these."""
+    """A transform over several axes: `last` over the last one, before (`first`) or after `rest` over the others."""
 
     def transform(x: Any, /, s: Sequence[int] | None = None, axes: Any = None, norm: str = "backward") -> Array:
         if axes is None and s is not None:
@@ -165,14 +165,14 @@ fft2, ifft2, rfft2, irfft2 = _two("fft2", fftn), _two("ifft2", ifftn), _two("rff
 
 
 def fftshift(x: Any, /, *, axes: int | tuple[int, ...] | None = None) -> Array:
-    """The frequency 0 moved to the middle."""
+    """Shift the zero frequency to the center."""
     x = as_array(x)
     at = axes_of(axes, x.ndim)
     return roll(x, tuple(x.shape[a] // 2 for a in at), axis=at) if at else x
 
 
 def ifftshift(x: Any, /, *, axes: int | tuple[int, ...] | None = None) -> Array:
-    """What `fftshift` moved, moved back."""
+    """The inverse of `fftshift`."""
     x = as_array(x)
     at = axes_of(axes, x.ndim)
     return roll(x, tuple(-(x.shape[a] // 2) for a in at), axis=at) if at else x

@@ -1,8 +1,8 @@
-"""``x[key]``, ``x[key] = value`` and their relatives.
+"""Indexing: ``x[key]``, ``x[key] = value`` and `take`.
 
-Integers, slices, ``...`` and ``newaxis`` become a Slice with the axes that go or come. Arrays of integers along one
-axis become a Gather. Whatever else numpy understands (several arrays, masks, mixtures) becomes a Gather from the
-flattened array, of the places that numpy finds.
+Integers, slices, ``...`` and ``newaxis`` become a Slice, then Squeeze and Unsqueeze. An integer array along one axis
+becomes a Gather. Everything else that numpy accepts (several arrays, masks, mixtures) becomes a Gather from the
+flattened array, at the positions that numpy finds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _index(k: Any) -> Any:
 
 
 def _only_axis(keys: tuple[Any, ...]) -> int | None:
-    """The axis that one array of integers indexes, where all others are taken whole."""
+    """The axis that a single integer array indexes if all others are taken whole."""
     arrays = [i for i, k in enumerate(keys) if isinstance(k, Array)]
     whole = all(isinstance(k, Array) or k is Ellipsis or k == slice(None) for k in keys)
     if len(arrays) != 1 or not whole or keys[arrays[0]].dtype.kind not in "iu":
@@ -65,7 +65,7 @@ def _only_axis(keys: tuple[Any, ...]) -> int | None:
 
 
 def _static(keys: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """A key of integers, slices and new axes as bounds, axes that go, axes that come."""
+    """A key of integers, slices and new axes as slice bounds, axes to squeeze and axes to unsqueeze."""
     used = sum(k is not None and k is not Ellipsis for k in keys)
     bounds, gone, new, axis, at = [], [], [], 0, 0
     for k in (*keys, Ellipsis) if Ellipsis not in keys else keys:
@@ -94,7 +94,7 @@ def _static(keys: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
 def sliced(
     b: Builder, x: Var, bounds: tuple[tuple[int, int, int, int], ...], gone: tuple[int, ...], new: tuple[int, ...]
 ) -> Var:
-    """Cut `bounds` (axis, start, stop, step) out of `x`; then drop axes, then add axes."""
+    """Slice `x` by `bounds` (axis, start, stop, step), squeeze the axes `gone`, unsqueeze the axes `new`."""
     if bounds:
         axes, starts, stops, steps = (list(part) for part in zip(*bounds))
         x = b.Slice(x, starts, stops, axes, steps)
@@ -109,7 +109,7 @@ def gathered_flat(b: Builder, x: Var, places: Var) -> Var:
 
 
 def setitem(x: Array, key: Any, value: Any) -> Array:
-    """What ``x[key] = value`` makes of `x`."""
+    """The array that `x` becomes by ``x[key] = value``."""
     value = as_array(value, x.dtype)
     keys = tuple(plain(k) for k in key) if isinstance(key, tuple) else plain(key)
     data = x._data.copy()
@@ -121,7 +121,7 @@ def setitem(x: Array, key: Any, value: Any) -> Array:
     places = np.arange(x.size).reshape(x.shape)[keys]
     filled = np.broadcast_to(np.arange(value.size).reshape(value.shape), places.shape)
     order = np.full(x.size, -1)
-    order[places.reshape(-1)] = filled.reshape(-1)  # of places that are named twice, the last wins
+    order[places.reshape(-1)] = filled.reshape(-1)  # the last of repeated indices wins
     at = np.flatnonzero(order >= 0)
     op = macro(put_flat)
     return record(op, [x, Array(at), cast(value, x.dtype), Array(order[at])], data)
@@ -135,7 +135,7 @@ def put_flat(b: Builder, x: Var, at: Var, values: Var, order: Var) -> Var:
 
 
 def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Array:
-    """The pieces of `x` at `indices` along `axis`."""
+    """The slices of `x` at `indices` along `axis`."""
     x, i = as_array(x), as_array(indices)
     if axis is None:
         if x.ndim != 1:

@@ -1,4 +1,4 @@
-"""What the namespace can do, as the standard has one ask for it."""
+"""Inspection of the namespace: capabilities, devices and dtypes, as the standard defines it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def check_device(device: Any) -> None:
 
 
 class NamespaceInfo:
-    """The answer of ``__array_namespace_info__()``."""
+    """The result of ``__array_namespace_info__()``."""
 
     def capabilities(self) -> dict[str, Any]:
-        """Whether masks index, shapes may depend on values, and how many axes there may be."""
+        """Support for boolean indexing and data-dependent shapes, and the largest number of axes."""
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
     def default_device(self) -> str:
-        """The one device."""
+        """The default device."""
         return "cpu"
 
     def devices(self) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ class NamespaceInfo:
         return ("cpu",)
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype]:
-        """The dtypes that arrays have where none is asked for."""
+        """The default dtype of each kind."""
         check_device(device)
         kinds = {"real floating": "float64", "complex floating": "complex128", "integral": "int64", "indexing": "int64"}
         return {kind: DTYPES[name] for kind, name in kinds.items()}
@@ -49,5 +49,5 @@ class NamespaceInfo:
 
 
 def __array_namespace_info__() -> NamespaceInfo:  # noqa: N807  (the standard's name)
-    """What the namespace can do."""
+    """The object to inspect the namespace with."""
     return NamespaceInfo()

@@ -1,8 +1,7 @@
 """Inverses, linear systems and determinants.
 
-ONNX has no inverse: values are numpy's, and derivatives are given here as functions of arrays (Giles 2008, "Collected
-matrix derivative results for forward and reverse mode algorithmic differentiation"). Forward mode and higher orders
-follow from these.
+ONNX has no inverse: values are numpy's, and VJPs are given here as functions of arrays (Giles 2008, "Collected matrix
+derivative results for forward and reverse mode algorithmic differentiation"). Forward mode and higher orders follow.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def _summed(x: Array, shape: tuple[int, ...]) -> Array:
 
 
 def solve(x1: Any, x2: Any, /) -> Array:
-    """The solution of x1·Y = x2, where x2 is a vector or a stack of matrices."""
+    """The solution Y of x1·Y = x2, where x2 is a vector or a stack of matrices."""
     a, b = promoted(x1, x2)
     if b.ndim == 1:
         return squeeze(_solve(a, expand_dims(b, axis=-1)), axis=-1)
@@ -74,7 +73,7 @@ def solve(x1: Any, x2: Any, /) -> Array:
 def det(x: Any, /) -> Array:
     """The determinant of a square matrix (or of each of a stack)."""
     x = as_array(x)
-    if x._node is not None:  # in a program that is being recorded
+    if x._node is not None:  # during an export
         return record(standard("Det"), [x], np.linalg.det(x._data))
     return wrapped(np.linalg.det(x._data))
 
@@ -92,7 +91,7 @@ def _spread(g: Array) -> Array:
 
 @custom_vjp
 def slogdet(x: Any, /) -> Any:
-    """The sign of the determinant, and the logarithm of its absolute value."""
+    """The sign of the determinant and the logarithm of its absolute value."""
     return SlogdetResult(*wrapped(tuple(np.linalg.slogdet(as_array(x)._data))))
 
 
@@ -103,7 +102,7 @@ def _slogdet(arguments: Any, y: Any, g: Any) -> Any:
 
 
 def matrix_power(x: Any, n: int, /) -> Array:
-    """The product of `n` times the matrix; of its inverse for a negative `n`."""
+    """The `n`-th power of a matrix; for negative `n`, of its inverse."""
     x = as_array(x)
     if not tracked(x):
         return wrapped(np.linalg.matrix_power(x._data, n))

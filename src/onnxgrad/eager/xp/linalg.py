@@ -48,7 +48,7 @@ class EigResult(NamedTuple):
 
 
 def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Array:
-    """The norm of vectors: (Σ|x|ᵖ)^(1/p), with the extremes for infinite `ord`, the count for 0."""
+    """The norm of vectors: (Σ|x|ᵖ)^(1/p), with max |x| or min |x| for `ord` ±inf and the number of nonzeros for 0."""
     x = as_array(x)
     if not tracked(x):
         data = x._data if x.dtype.kind in "fc" else x._data.astype(np.float64)
@@ -70,7 +70,7 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
 
 
 def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:
-    """The norm of matrices: "fro", the sums of rows and columns (±inf, ±1), the singular values (±2, "nuc")."""
+    """The norm of matrices: "fro", of row and column sums (±inf, ±1), of singular values (±2, "nuc")."""
     x = as_array(x)
     if not tracked(x):
         return wrapped(np.linalg.matrix_norm(x._data, keepdims=keepdims, ord=ord))
@@ -87,7 +87,7 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Array
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Array:
-    """numpy's norm: of vectors, or for two axes of matrices."""
+    """numpy's norm: of vectors, or over two axes of matrices."""
     x = as_array(x)
     if ord is None:
         return vector_norm(x, axis=axis, keepdims=keepdims)

@@ -1,4 +1,4 @@
-"""Functions that move elements: shapes, axes, joins and repetitions."""
+"""Manipulation: shapes, axes, joining, splitting and repeating."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Axis = int | tuple[int, ...] | None
 
 
 def axes_of(axis: Axis, ndim: int) -> tuple[int, ...]:
-    """The axes that `axis` names, each from 0 on."""
+    """`axis` as a tuple of nonnegative axes; None stands for all."""
     if axis is None:
         return tuple(range(ndim))
     return tuple(int(a) % ndim if -ndim <= a < ndim else _no_axis(a, ndim) for a in np.atleast_1d(axis).astype(int))
@@ -29,7 +29,7 @@ def _no_axis(axis: int, ndim: int) -> int:
 
 
 def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Array:
-    """The elements in order, in another shape; one length may be -1: what is left."""
+    """`x` in another shape; one length may be -1, to be inferred."""
     x = as_array(x)
     shape = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
     data = np.reshape(x._data, shape, copy=copy)
@@ -39,7 +39,7 @@ def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Array:
 
 
 def permute_dims(x: Any, /, axes: Sequence[int]) -> Array:
-    """The axes in another order."""
+    """`x` with its axes permuted."""
     x = as_array(x)
     axes = axes_of(tuple(axes), x.ndim)
     data = np.transpose(x._data, axes)
@@ -47,7 +47,7 @@ def permute_dims(x: Any, /, axes: Sequence[int]) -> Array:
 
 
 def matrix_transpose(x: Any, /) -> Array:
-    """The last two axes swapped."""
+    """`x` with its last two axes swapped."""
     x = as_array(x)
     if x.ndim < 2:
         raise ValueError(f"a matrix has two axes, and this array {x.ndim}")
@@ -55,7 +55,7 @@ def matrix_transpose(x: Any, /) -> Array:
 
 
 def moveaxis(x: Any, source: int | tuple[int, ...], destination: int | tuple[int, ...], /) -> Array:
-    """The axes `source` at the places `destination`."""
+    """`x` with the axes `source` moved to `destination`."""
     x = as_array(x)
     order = np.moveaxis(np.empty((1,) * x.ndim), source, destination)  # for its checks
     places, targets = axes_of(source, x.ndim), axes_of(destination, x.ndim)
@@ -65,21 +65,21 @@ def moveaxis(x: Any, source: int | tuple[int, ...], destination: int | tuple[int
 
 
 def swapaxes(x: Any, axis1: int, axis2: int, /) -> Array:
-    """Two axes swapped."""
+    """`x` with two axes swapped."""
     order = list(range(as_array(x).ndim))
     order[axis1], order[axis2] = order[axis2], order[axis1]
     return permute_dims(x, order)
 
 
 def expand_dims(x: Any, /, axis: int | tuple[int, ...] = 0) -> Array:
-    """With axes of length 1 at `axis`."""
+    """`x` with new axes of length 1 at `axis`."""
     x = as_array(x)
     data = np.expand_dims(x._data, axis)
     return record(standard("Unsqueeze", ((1, axes_of(axis, data.ndim)),)), [x], data)
 
 
 def squeeze(x: Any, /, axis: int | tuple[int, ...] | None = None) -> Array:
-    """Without the axes `axis`, whose length is 1."""
+    """`x` without the axes `axis`, of length 1."""
     x = as_array(x)
     axes = axes_of(axis, x.ndim) if axis is not None else tuple(a for a, n in enumerate(x.shape) if n == 1)
     op = standard("Squeeze", ((1, axes),)) if axes else standard("Identity")
@@ -87,19 +87,19 @@ def squeeze(x: Any, /, axis: int | tuple[int, ...] | None = None) -> Array:
 
 
 def broadcast_to(x: Any, /, shape: Sequence[int]) -> Array:
-    """Repeated along axes of length 1, and along new ones in front."""
+    """`x` broadcast to `shape`."""
     x = as_array(x)
     return record(standard("Expand", ((1, tuple(shape)),)), [x], np.broadcast_to(x._data, tuple(shape)))
 
 
 def broadcast_arrays(*arrays: Any) -> tuple[Array, ...]:
-    """All in the shape that they broadcast to together."""
+    """The arrays broadcast against each other."""
     shape = np.broadcast_shapes(*(as_array(x).shape for x in arrays))
     return tuple(broadcast_to(x, shape) for x in arrays)
 
 
 def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Array:
-    """One after the other along `axis` (None: of the flattened arrays)."""
+    """The arrays joined along `axis`; with None, flattened first."""
     parts = [as_array(x) for x in arrays]
     if axis is None:
         parts, axis = [reshape(x, (-1,)) for x in parts], 0
@@ -110,19 +110,19 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Array:
 
 
 def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Array:
-    """One after the other along a new axis."""
+    """The arrays joined along a new axis."""
     return concat([expand_dims(x, axis=axis) for x in arrays], axis=axis)
 
 
 def unstack(x: Any, /, *, axis: int = 0) -> tuple[Array, ...]:
-    """The pieces along `axis`, without it."""
+    """The slices of `x` along `axis`, which is removed."""
     x = as_array(x)
     at = (slice(None),) * axes_of(axis, x.ndim)[0]
     return tuple(getitem(x, (*at, i)) for i in range(x.shape[axis]))
 
 
 def split(x: Any, sections: int | Sequence[int], /, *, axis: int = 0) -> list[Array]:
-    """The pieces along `axis`: so many equal ones, or those between the places given."""
+    """`x` split along `axis` into equal sections, or at the given indices."""
     x = as_array(x)
     at, length = (slice(None),) * axes_of(axis, x.ndim)[0], x.shape[axis]
     if isinstance(sections, int) and length % sections:
@@ -132,14 +132,14 @@ def split(x: Any, sections: int | Sequence[int], /, *, axis: int = 0) -> list[Ar
 
 
 def flip(x: Any, /, *, axis: int | tuple[int, ...] | None = None) -> Array:
-    """In reverse order along `axis`."""
+    """`x` reversed along `axis`."""
     x = as_array(x)
     axes = axes_of(axis, x.ndim)
     return getitem(x, tuple(slice(None, None, -1) if a in axes else slice(None) for a in range(x.ndim)))
 
 
 def roll(x: Any, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...] | None = None) -> Array:
-    """Moved by `shift` along `axis`, round the end."""
+    """`x` shifted cyclically by `shift` along `axis`."""
     x = as_array(x)
     if axis is None:
         return reshape(roll(reshape(x, (-1,)), shift, axis=0), x.shape)
@@ -150,7 +150,7 @@ def roll(x: Any, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...]
 
 
 def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Array:
-    """Every element along `axis` (default: of the flattened array) repeated."""
+    """Each element repeated along `axis` (default: of the flattened array)."""
     x = as_array(x)
     if axis is None:
         x, axis = reshape(x, (-1,)), 0
@@ -160,7 +160,7 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Array:
 
 
 def tile(x: Any, repetitions: Sequence[int], /) -> Array:
-    """The whole array repeated along each axis."""
+    """`x` repeated as a whole along each axis."""
     x = as_array(x)
     counts = (repetitions,) if isinstance(repetitions, int) else tuple(repetitions)
     rank = max(len(counts), x.ndim)
@@ -170,7 +170,7 @@ def tile(x: Any, repetitions: Sequence[int], /) -> Array:
 
 
 def meshgrid(*arrays: Any, indexing: str = "xy") -> tuple[Array, ...]:
-    """Coordinate arrays of the grid that vectors span."""
+    """Coordinate arrays of the grid spanned by vectors."""
     parts, rank = [as_array(x) for x in arrays], len(arrays)
     if indexing not in ("xy", "ij"):
         raise ValueError(f"indexing is 'xy' or 'ij', not {indexing!r}")
@@ -197,5 +197,5 @@ def _triangle(kernel: Any, upper: int, x: Array, k: int) -> Array:
 
 
 def ravel(x: Any, /) -> Array:
-    """As a vector."""
+    """`x` flattened."""
     return reshape(x, (-1,))

@@ -22,7 +22,7 @@ _MATMUL = standard("MatMul")
 
 
 def matmul(x1: Any, x2: Any, /) -> Array:
-    """The matrix product, of stacks of matrices and of vectors too."""
+    """The matrix product, also of stacks of matrices and of vectors."""
     a, b = promoted(x1, x2)
     if a._data.dtype.kind == "c" and (a._node is not None or b._node is not None):
         return bilinear(matmul, a, b)
@@ -30,7 +30,7 @@ def matmul(x1: Any, x2: Any, /) -> Array:
 
 
 def einsum(equation: str, /, *operands: Any) -> Array:
-    """The sum of products that `equation` describes (Einstein's notation, as in numpy)."""
+    """Einstein summation, as in numpy."""
     parts = [as_array(x) for x in operands]
     dtype = np.result_type(*(x._data.dtype for x in parts))
     parts = [cast(x, dtype) for x in parts]
@@ -41,7 +41,7 @@ def einsum(equation: str, /, *operands: Any) -> Array:
 
 
 def tensordot(x1: Any, x2: Any, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Array:
-    """The product summed over the last and first `axes` axes, or over pairs of axes."""
+    """The tensor contraction over the last and first `axes` axes, or over pairs of axes."""
     a, b = promoted(x1, x2)
     if isinstance(axes, int):
         left, right = tuple(range(a.ndim - axes, a.ndim)), tuple(range(axes))
@@ -58,7 +58,7 @@ def tensordot(x1: Any, x2: Any, /, *, axes: int | tuple[Sequence[int], Sequence[
 
 
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
-    """The sum over `axis` of the product."""
+    """The dot product of vectors along `axis`; the first is conjugated."""
     a, b = promoted(x1, x2)
     if not -min(a.ndim, b.ndim) <= axis < 0:
         raise ValueError(f"axis counts from the end, here down to -{min(a.ndim, b.ndim)}; it is {axis}")
@@ -68,7 +68,7 @@ def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
 
 
 def outer(x1: Any, x2: Any, /) -> Array:
-    """All products of elements of two vectors."""
+    """The outer product of two vectors."""
     a, b = as_array(x1), as_array(x2)
     if a.ndim != 1 or b.ndim != 1:
         raise ValueError("the outer product is of two vectors")
@@ -76,7 +76,7 @@ def outer(x1: Any, x2: Any, /) -> Array:
 
 
 def dot(x1: Any, x2: Any, /) -> Array:
-    """As in numpy: of vectors the inner, of matrices the matrix product, with a number the multiple."""
+    """numpy's dot: the inner product of vectors, the matrix product of matrices, a multiple with a number."""
     a, b = as_array(x1), as_array(x2)
     if not a.ndim or not b.ndim:
         return e.multiply(a, b)
@@ -86,13 +86,13 @@ def dot(x1: Any, x2: Any, /) -> Array:
 
 
 def inner(x1: Any, x2: Any, /) -> Array:
-    """As in numpy: the sum of products over the last axis of both."""
+    """numpy's inner: the sum of products over the last axis of both."""
     a, b = as_array(x1), as_array(x2)
     return tensordot(a, b, axes=((a.ndim - 1,), (b.ndim - 1,))) if a.ndim and b.ndim else e.multiply(a, b)
 
 
 def diagonal(x: Any, /, *, offset: int = 0) -> Array:
-    """The elements on a diagonal of a stack of matrices."""
+    """A diagonal of each matrix of a stack."""
     x = as_array(x)
     rows, columns = x.shape[-2:]
     count = max(min(rows + min(offset, 0), columns - max(offset, 0)), 0)
@@ -101,7 +101,7 @@ def diagonal(x: Any, /, *, offset: int = 0) -> Array:
 
 
 def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Array:
-    """The sum of the elements on a diagonal."""
+    """The sum of a diagonal of each matrix of a stack."""
     return sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)
 
 

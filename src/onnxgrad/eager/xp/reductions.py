@@ -1,4 +1,4 @@
-"""Functions that take a whole axis to a number: sums, means, extrema, counts."""
+"""Reductions and cumulative functions: sums, products, means, extrema, differences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _reduced(op_type: str, kernel: Any, x: Array, axis: Axis, keepdims: bool) ->
 
 
 def _widened(x: Any, dtype: Any) -> Array:
-    """`x` in the dtype that its elements are added up in."""
+    """`x` in the dtype of its sum."""
     x = as_array(x)
     return cast(x, np.sum(x._data[..., :0]).dtype if dtype is None and x.ndim else dtype or np.sum(x._data).dtype)
 
@@ -48,17 +48,17 @@ def mean(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
 
 
 def max(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
-    """The largest element along `axis`; several share the derivative."""
+    """The maximum along `axis`; ties share the derivative."""
     return _reduced("ReduceMax", np.max, as_array(x), axis, keepdims)
 
 
 def min(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
-    """The smallest element along `axis`; several share the derivative."""
+    """The minimum along `axis`; ties share the derivative."""
     return _reduced("ReduceMin", np.min, as_array(x), axis, keepdims)
 
 
 def var(x: Any, /, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
-    """The mean squared distance from the mean, over the number of elements less `correction`."""
+    """The variance along `axis`: the sum of squared deviations over n − `correction`."""
     x = as_array(x)
     if x._node is None:
         return Array(np.asarray(np.var(x._data, axis=axis, ddof=correction, keepdims=keepdims)))
@@ -69,19 +69,19 @@ def var(x: Any, /, axis: Axis = None, correction: float = 0.0, keepdims: bool = 
 
 
 def std(x: Any, /, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
-    """The square root of `var`."""
+    """The standard deviation along `axis`, the square root of `var`."""
     return e.sqrt(var(x, axis=axis, correction=correction, keepdims=keepdims))
 
 
 def cumulative_sum(x: Any, /, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
-    """The sums of the first elements along `axis`."""
+    """The cumulative sum along `axis`."""
     x, at = _running(_widened(x, dtype), axis)
     y = record(standard("CumSum", ((1, at),)), [x], np.cumsum(x._data, axis=at, dtype=x.dtype))
     return _after(0, y, at) if include_initial else y
 
 
 def cumulative_prod(x: Any, /, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
-    """The products of the first elements along `axis`."""
+    """The cumulative product along `axis`."""
     x, at = _running(_widened(x, dtype), axis)
     if x._node is None:
         y = Array(np.cumprod(x._data, axis=at, dtype=x.dtype))
@@ -109,7 +109,7 @@ def _after(first: int, y: Array, axis: int) -> Array:
 
 
 def diff(x: Any, /, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Array:
-    """The `n`-th differences of neighbours along `axis`, after `prepend` and `append` are put to its ends."""
+    """The `n`-th discrete difference along `axis`, of `x` with `prepend` and `append` joined to its ends."""
     x = as_array(x)
     at = axes_of(axis, x.ndim)[0]
     parts = [as_array(p) for p in (prepend, x, append) if p is not None]

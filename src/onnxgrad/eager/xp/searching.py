@@ -19,7 +19,7 @@ from onnxgrad.ir import Builder, Var
 
 
 def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Array:
-    """For each place the element at another one on the same line along `axis`."""
+    """The elements of `x` at `indices`, matched one to one along `axis`."""
     x, i = as_array(x), as_array(indices)
     value = np.take_along_axis(x._data, i._data, axis=axis)
     if value.shape != i.shape or any(m != n for a, (m, n) in enumerate(zip(i.shape, x.shape)) if a != axis % x.ndim):
@@ -31,9 +31,9 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Array:
 
 
 def argsort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
-    """The places of the elements along `axis` in order; equal ones stay in theirs."""
+    """The indices that sort `x` along `axis`, stably."""
     x = as_array(x)
-    if descending:  # numpy sorts upwards only: from the end, so that equal elements stay in order
+    if descending:  # numpy only sorts ascending: sort the flipped array, so that equal elements keep their order
         back = np.flip(x._data, axis)
         value = x.shape[axis] - 1 - np.flip(np.argsort(back, axis=axis, kind="stable"), axis)
     else:
@@ -47,7 +47,7 @@ def order_of(b: Builder, x: Var, count: int, axis: int, descending: bool) -> Var
 
 
 def sort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
-    """The elements along `axis` in order."""
+    """`x` sorted along `axis`."""
     x = as_array(x)
     return take_along_axis(x, argsort(x, axis=axis, descending=descending), axis=axis)
 
@@ -72,17 +72,17 @@ def _counted(op_type: str, kernel: Any, x: Any, axis: int | None, keepdims: bool
 
 
 def argmax(x: Any, /, axis: int | None = None, keepdims: bool = False) -> Array:
-    """Where the largest element along `axis` is (the first of several)."""
+    """The index of the first maximum along `axis`."""
     return _counted("ArgMax", np.argmax, x, axis, keepdims)
 
 
 def argmin(x: Any, /, axis: int | None = None, keepdims: bool = False) -> Array:
-    """Where the smallest element along `axis` is (the first of several)."""
+    """The index of the first minimum along `axis`."""
     return _counted("ArgMin", np.argmin, x, axis, keepdims)
 
 
 def count_nonzero(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
-    """How many elements along `axis` are not 0."""
+    """The number of nonzero elements along `axis`."""
     return sum(cast(e.not_equal(x, 0), np.int64), axis=axis, keepdims=keepdims)
 
 

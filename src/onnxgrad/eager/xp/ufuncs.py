@@ -1,4 +1,4 @@
-"""Functions of the namespace made from numpy's: the value is numpy's, and a node notes what the tape gets."""
+"""Functions of the namespace made from numpy's kernels and the primitives to record for them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _named(function: Function, name: str, kernel: Any) -> Function:
 
 
 def unary(name: str, op: Primitive, kernel: Any, floats: Primitive | None = None) -> Function:
-    """A function of one operand; `floats` is the operator for floats if `op` is not."""
+    """An elementwise function of one operand, recorded as `op`, or on floats as `floats`."""
 
     def function(x: Any, /) -> Array:
         if type(x) is not _new_array:
@@ -58,7 +58,7 @@ def unary(name: str, op: Primitive, kernel: Any, floats: Primitive | None = None
 def binary(
     name: str, op: Primitive, kernel: Any, booleans: Primitive | None = None, ints: Primitive | None = None
 ) -> Any:
-    """A function of two operands that broadcast; `booleans` and `ints` are the operators for those, if not `op`."""
+    """An elementwise function of two operands, recorded as `op`, or as `booleans` or `ints` on those dtypes."""
 
     def function(x1: Any, x2: Any, /) -> Array:
         if type(x1) is not _new_array or type(x2) is not _new_array or x1._data.dtype != x2._data.dtype:
@@ -83,7 +83,7 @@ def binary(
 
 
 def nondifferentiable(name: str, kernel: Any, instead: str = "") -> Function:
-    """A function without derivative here: refused on the path of one. `instead` says what to do."""
+    """A function without a derivative: raises for tracked operands, with `instead` as the hint."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         refuse_tracked(name, [*args, *kwargs.values()], instead)
@@ -93,7 +93,7 @@ def nondifferentiable(name: str, kernel: Any, instead: str = "") -> Function:
 
 
 def discrete(name: str, kernel: Any) -> Function:
-    """A function whose results are integers, booleans or facts: constant under differentiation."""
+    """A function whose results carry no derivative, such as integers and booleans."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         if exporting.get():

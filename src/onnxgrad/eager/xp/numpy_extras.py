@@ -1,7 +1,4 @@
-"""Functions of numpy that the array API standard does not have, made of those that it has: joins, splits, pads.
-
-Their derivatives follow from what they are made of.
-"""
+"""Functions of numpy beyond the array API standard, composed of its functions, from which their derivatives follow."""
 
 from __future__ import annotations
 
@@ -52,13 +49,13 @@ radians, degrees = deg2rad, rad2deg
 
 
 def fmax(x1: Any, x2: Any, /) -> Array:
-    """The larger of two, or the one that is a number."""
+    """The elementwise maximum, ignoring NaN."""
     a, b = promoted(x1, x2)
     return where(e.isnan(a), b, where(e.isnan(b), a, e.maximum(a, b)))
 
 
 def fmin(x1: Any, x2: Any, /) -> Array:
-    """The smaller of two, or the one that is a number."""
+    """The elementwise minimum, ignoring NaN."""
     a, b = promoted(x1, x2)
     return where(e.isnan(a), b, where(e.isnan(b), a, e.minimum(a, b)))
 
@@ -70,7 +67,7 @@ def logaddexp2(x1: Any, x2: Any, /) -> Array:
 
 
 def nan_to_num(x: Any, /, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Array:
-    """`x` with numbers for NaN and infinities (default: the largest ones), where the derivative is 0."""
+    """`x` with NaN and infinities replaced (by 0 and the largest finite numbers); the derivative there is 0."""
     x = as_array(x)
     if x.dtype.kind != "f":
         return x
@@ -81,7 +78,7 @@ def nan_to_num(x: Any, /, nan: float = 0.0, posinf: float | None = None, neginf:
 
 
 def sinc(x: Any, /) -> Array:
-    """sin πx / πx; near 0 its series, so that the derivatives there are right."""
+    """sin πx / πx; near 0 its series, which keeps the derivatives accurate."""
     y = e.multiply(x, math.pi)
     near = e.less(e.abs(y), 0.01)
     s = where(near, y, np.zeros((), y.dtype)) ** 2
@@ -107,38 +104,38 @@ def _each(arrays: tuple[Any, ...], rank: int) -> Any:
 
 
 def atleast_1d(*arrays: Any) -> Any:
-    """With one axis, if there is none."""
+    """Arrays with at least one axis."""
     return _each(arrays, 1)
 
 
 def atleast_2d(*arrays: Any) -> Any:
-    """With two axes at least: a vector becomes a row."""
+    """Arrays with at least two axes; a vector becomes a row."""
     return _each(arrays, 2)
 
 
 def atleast_3d(*arrays: Any) -> Any:
-    """With three axes at least: vectors and matrices lie in the middle."""
+    """Arrays with at least three axes; a vector becomes (1, n, 1), a matrix (m, n, 1)."""
     return _each(arrays, 3)
 
 
 def hstack(arrays: Sequence[Any], /) -> Array:
-    """Side by side: along the second axis, or the first of vectors."""
+    """The arrays joined along the second axis; vectors along the first."""
     parts = [_at_least(x, 1) for x in arrays]
     return concat(parts, axis=0 if parts[0].ndim == 1 else 1)
 
 
 def vstack(arrays: Sequence[Any], /) -> Array:
-    """One below the other; vectors are rows."""
+    """The arrays joined along the first axis; vectors become rows."""
     return concat([_at_least(x, 2) for x in arrays], axis=0)
 
 
 def dstack(arrays: Sequence[Any], /) -> Array:
-    """Along the third axis."""
+    """The arrays joined along the third axis."""
     return concat([_at_least(x, 3) for x in arrays], axis=2)
 
 
 def column_stack(arrays: Sequence[Any], /) -> Array:
-    """Side by side; vectors are columns."""
+    """The arrays joined along the second axis; vectors become columns."""
     parts = [as_array(x) for x in arrays]
     return concat([x if x.ndim > 1 else reshape(x, (-1, 1)) for x in parts], axis=1)
 
@@ -176,12 +173,12 @@ def fliplr(x: Any, /) -> Array:
 
 
 def flipud(x: Any, /) -> Array:
-    """The rows in reverse order."""
+    """`x` with its rows reversed."""
     return flip(x, axis=0)
 
 
 def rot90(x: Any, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
-    """Turned by `k` right angles, from the first of `axes` towards the second."""
+    """`x` rotated by `k` right angles, from the first of `axes` towards the second."""
     x = as_array(x)
     first, second = axes_of(tuple(axes), x.ndim)
     if k % 4 == 2:
@@ -203,13 +200,13 @@ def diag(x: Any, /, k: int = 0) -> Array:
 
 
 def pad(x: Any, width: Any, /, mode: str = "constant", *, constant_values: float = 0) -> Array:
-    """With more elements before and after those along each axis.
+    """`x` padded along each axis.
 
     Args:
         x: an array.
-        width: how many: a number, a pair (before, after), or a pair for each axis.
+        width: the number of elements to add: one number, a pair (before, after), or a pair for each axis.
         mode: "constant", or as in numpy "edge", "reflect", "symmetric", "wrap".
-        constant_values: the elements of the mode "constant", one number.
+        constant_values: the padding of the mode "constant", one number.
     """
     x = as_array(x)
     widths = [(int(a), int(b)) for a, b in np.broadcast_to(width, (x.ndim, 2))]
@@ -241,7 +238,7 @@ def kron(x1: Any, x2: Any, /) -> Array:
 
 
 def average(x: Any, /, axis: Any = None, weights: Any = None) -> Array:
-    """The mean, weighted by `weights` of the same shape, or one for each element along `axis`."""
+    """The mean, weighted by `weights` in the shape of `x`, or one for each element along `axis`."""
     x = as_array(x)
     if weights is None:
         return mean(x, axis=axis)
@@ -256,15 +253,15 @@ def average(x: Any, /, axis: Any = None, weights: Any = None) -> Array:
 
 
 def gradient(x: Any, /, *spacing: float, axis: Any = None) -> Any:
-    """Differences along each axis: central ones, and one-sided at the ends.
+    """Numerical derivatives along each axis, by central differences, one-sided at the ends.
 
     Args:
         x: an array of at least two elements along each axis.
-        spacing: the distance of elements: none (1), one number, or one for each axis.
+        spacing: the distance between elements: none (1), one number, or one for each axis.
         axis: the axes. Default: all.
 
     Returns:
-        An array, or a tuple with one for each axis.
+        An array, or for several axes a tuple with one for each.
     """
     x = as_array(x)
     axes = axes_of(axis, x.ndim)
