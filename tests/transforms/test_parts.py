@@ -111,10 +111,23 @@ def test_the_command_takes_parts(tmp_path) -> None:
 
 
 def test_the_sum_of_a_softmax_is_told_to_be_constant() -> None:
-    for more, of in (("", "y"), ("z = Transpose (y)  w = Identity (z)", "w"), ("", "y[:, :]")):
+    for more, of in (
+        ("", "y"),
+        ("z = Transpose (y)  w = Identity (z)", "w"),
+        ("", "y[:, :]"),
+        ("", "y[0]"),
+        ("", "y[1:]"),
+    ):
         with pytest.warns(ZeroDerivative, match=r"(?s)rows of a Softmax sum to 1.*such as of="):
             derived = grad(classifier(more=more), wrt="x", of=of)
         np.testing.assert_allclose(ReferenceEvaluator(derived).run(None, {"x": X})[0], 0, atol=1e-6)
+
+
+def test_a_part_of_each_row_of_a_softmax_is_not() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for of in ("y[:, 0]", "y[0, 1:]", "y[1:, :-1]"):
+            grad(classifier(), wrt="x", of=of)
 
 
 def test_a_derivative_that_nothing_leads_to_is_told() -> None:

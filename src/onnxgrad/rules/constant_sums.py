@@ -4,20 +4,47 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgrad.ir.constants import constant
+
 _MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 def constant_total(value: ir.Value) -> str:
     """The operator for which the sum of all of `value` is constant; empty if there is none.
 
-    Rows of a Softmax sum to 1, and so do they where their elements are only moved.
+    Rows of a Softmax sum to 1, and so do they where their elements are only moved, and those of some rows.
     """
+    cut: set[int] = set()  # axes of which a part is left
     node = value.producer()
     while node is not None and node.domain in ("", "ai.onnx") and node.inputs:
+        source, result = node.inputs[0], node.outputs[0]
         if node.op_type == "Softmax":
-            return node.op_type
-        source = node.inputs[0]
-        if node.op_type not in _MOVES or source is None or source.dtype != value.dtype:
+            rank = 0 if result.shape is None else len(result.shape)
+            return node.op_type if not cut or (rank and _axis(node) % rank not in cut) else ""
+        if source is None or source.dtype != value.dtype:
+            return ""
+        if node.op_type == "Slice":
+            axes = _cut_by(node)
+            if axes is None:
+                return ""
+            cut |= axes
+        elif node.op_type not in (_MOVES if not cut else ("Cast", "Identity")):
             return ""
         node = source.producer()
     return ""
+
+
+def _cut_by(node: ir.Node) -> set[int] | None:
+    """The axes that a Slice cuts; None where that is not known."""
+    source, result = node.inputs[0], node.outputs[0]
+    axes = node.inputs[3] if len(node.inputs) > 3 else None
+    held = None if axes is None else constant(axes)
+    if held is None or source is None or source.shape is None or result.shape is None:
+        return None
+    named = {int(k) % len(source.shape) for k in held.flat}
+    return {k for k in named if not isinstance(source.shape[k], int) or source.shape[k] != result.shape[k]}
+
+
+def _axis(node: ir.Node) -> int:
+    given = node.attributes.get("axis")
+    return -1 if given is None else given.as_int()

@@ -116,8 +116,9 @@ class Derivation:
         """Add the gradient outputs."""
         for name, value in self.of.items():
             if operator := constant_total(value):
-                part = "[:, 0]" if value.shape is None or len(value.shape) > 1 else "[0]"
-                hint = f"take a part of it, such as of='{name}{part}', or a loss"
+                part = "[0]" if value.shape is not None and len(value.shape) == 1 and name[-1] != "]" else "[:, 0]"
+                whole = name.rpartition("[")[0] if name.endswith("]") else name
+                hint = f"take one class of it, such as of='{whole or name}{part}', or a loss"
                 message = f"the gradient of the sum of {name!r} is zero: rows of a {operator} sum to 1\n  hint: {hint}"
                 warnings.warn(ZeroDerivative(message, name), stacklevel=6)
         found = reverse(self.builder, self.nodes, seeds, list(self.wrt.values()))

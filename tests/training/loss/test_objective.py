@@ -79,6 +79,14 @@ def test_a_teacher_is_a_part_of_the_step():
         np.testing.assert_allclose(moved[name], by[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("last", [True, False], ids=["last", "first"])
+def test_a_teacher_among_the_options(last):
+    """A file name at the end of the options is not one of a loss."""
+    text = "0.5*kl:temperature=2,teacher=t.onnx" if last else "0.5*kl:teacher=t.onnx,temperature=2"
+    assert LossTerm.of(text) == LossTerm("kl", 0.5, {"temperature": 2}, teacher="t.onnx")
+    assert LossTerm.of("2*losses/kl:v2.onnx") == LossTerm("losses/kl:v2.onnx", 2.0)
+
+
 def test_probabilities_of_a_teacher():
     """kl of probabilities is kl of their logarithms as logits."""
     logits = np.random.default_rng(1).standard_normal((5, 3)).astype(np.float32)

@@ -20,7 +20,7 @@ from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.training.graph.inline_graphs import Inlined, is_graph
 from onnxgrad.training.loss.logits import Ending
-from onnxgrad.training.loss.losses import Labels, Loss, loss_named, prediction
+from onnxgrad.training.loss.losses import LOSSES, Labels, Loss, loss_named, prediction
 from onnxgrad.training.loss.step_metrics import measured
 from onnxgrad.training.option_strings import spelled, weighted
 
@@ -53,7 +53,7 @@ class LossTerm:
     def of(cls, text: str) -> LossTerm:
         """The term spelled ``factor*name:option=…,output=…,labels=…,teacher=…``; ``….onnx`` is a loss of one's own."""
         factor, rest = weighted(text)
-        if rest.endswith(".onnx"):
+        if rest.endswith(".onnx") and rest.partition(":")[0] not in LOSSES:
             return cls(os.fspath(rest), factor)
         name, options = spelled(rest)
         own = {key: str(options.pop(key)) for key in ("output", "labels", "teacher") if key in options}
