@@ -9,9 +9,9 @@ from onnx import parser
 
 from onnxgrad import NotDifferentiable, vjp
 from onnxgrad.check import check
-from tests.fuzz_graphs import model_of
+from tests.fuzz.graphs import model_of
+from tests.fuzz.random_graphs import grown
 from tests.nodes.cases import representatives
-from tests.random_graphs import grown
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 HEAD = '<ir_version: 10, opset_import: ["": 21, "ai.onnx.ml": 3, "ai.onnx.preview.training": 1]>'
