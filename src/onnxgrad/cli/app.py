@@ -8,7 +8,7 @@ import warnings
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from onnxgrad import __version__, _startup
 from onnxgrad.cli import check, console, grad
@@ -45,6 +45,21 @@ class _Commands(TyperGroup):
             raise typer.Exit(BAD_INPUT) from e
 
 
+class _Grouped(TyperCommand):
+    """Lists options under the headings of their panels, in plain text."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                panel = "Arguments" if param.param_type_name == "argument" else None
+                panels.setdefault(panel or getattr(param, "rich_help_panel", None) or "Options", []).append(record)
+        for heading, records in panels.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"onnxgrad {__version__}")
@@ -70,9 +85,9 @@ def build() -> typer.Typer:
     ) -> None:
         pass
 
-    app.command()(grad.grad)
+    app.command(cls=_Grouped)(grad.grad)
     app.command()(check.check)
     app.command()(check.ops)
     for name in ("lower", "train", "export_step", "demo"):
-        app.command()(getattr(importlib.import_module(f"onnxgrad.cli.{name}"), name))
+        app.command(cls=_Grouped)(getattr(importlib.import_module(f"onnxgrad.cli.{name}"), name))
     return app

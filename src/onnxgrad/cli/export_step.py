@@ -16,7 +16,7 @@ from onnxgrad.cli.path_clashes import MODEL, OUTPUT, check_paths
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import files_of, load_model
 from onnxgrad.training import export_step as export
-from onnxgrad.training.step.export import files_in
+from onnxgrad.training.export.files import files_in
 
 
 def export_step(

@@ -23,12 +23,16 @@ def train(
         Path,
         typer.Option(
             help="Training data, arrays by name: .npz, a folder of .npy files, .parquet, .arrow, or a folder of "
-            "pictures in a folder per class."
+            "pictures in a folder per class.",
+            rich_help_panel="Data",
         ),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the trained model.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where to write the trained model.", rich_help_panel="Output")
+    ],
     validation: Annotated[
-        Path | None, typer.Option(help="Held-out data: measured after every epoch, and before and after.")
+        Path | None,
+        typer.Option(help="Held-out data: measured after every epoch, and before and after.", rich_help_panel="Data"),
     ] = None,
     loss: train_options.Losses = None,
     optimizer: train_options.Optimizer = None,
@@ -49,32 +53,51 @@ def train(
     freeze: train_options.Freeze = None,
     freeze_bn: train_options.FreezeBn = False,
     dropout: train_options.Dropout = None,
-    epochs: Annotated[int, typer.Option(help="How often every row is seen.")] = 10,
-    batch_size: Annotated[int, typer.Option(help="Rows per step.")] = 32,
-    seed: Annotated[int, typer.Option(help="Decides the order of the rows.")] = 0,
-    threads: Annotated[int | None, typer.Option(help="Default: one per physical core.")] = None,
+    epochs: Annotated[int, typer.Option(help="How often every row is seen.", rich_help_panel="Run")] = 10,
+    batch_size: Annotated[int, typer.Option(help="Rows per step.", rich_help_panel="Run")] = 32,
+    seed: Annotated[int, typer.Option(help="Decides the order of the rows.", rich_help_panel="Run")] = 0,
+    threads: Annotated[int | None, typer.Option(help="Default: one per physical core.", rich_help_panel="Run")] = None,
     target: Annotated[
-        str, typer.Option(help="portable: standard operators alone; native: with kernels in C, which needs a compiler.")
+        str,
+        typer.Option(
+            help="portable: standard operators alone; native: with kernels in C, which needs a compiler.",
+            rich_help_panel="Run",
+        ),
     ] = "portable",
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="Folder for the checkpoint. Default: OUTPUT with the suffix .checkpoint."),
+        typer.Option(
+            help="Folder for the checkpoint. Default: OUTPUT with the suffix .checkpoint.", rich_help_panel="Run"
+        ),
     ] = None,
     checkpoint_seconds: Annotated[
-        float, typer.Option(min=0, help="Seconds between checkpoints within an epoch; 0: after every step.")
+        float,
+        typer.Option(
+            min=0, help="Seconds between checkpoints within an epoch; 0: after every step.", rich_help_panel="Run"
+        ),
     ] = 60.0,
     save_training: Annotated[
         Path | None,
         typer.Option(
             help="Where to write the training model as it stands at the end: `train` goes on with it, and needs no "
-            "--loss and no --optimizer."
+            "--loss and no --optimizer.",
+            rich_help_panel="Output",
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint, exactly.")] = False,
-    accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Resume with other data or flags than those of the checkpoint.")
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the checkpoint, exactly.", rich_help_panel="Run")
     ] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Discard the checkpoint of an unfinished run.")] = False,
+    accept_changes: Annotated[
+        bool,
+        typer.Option(
+            "--accept-changes",
+            help="Resume with other data or flags than those of the checkpoint.",
+            rich_help_panel="Run",
+        ),
+    ] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Discard the checkpoint of an unfinished run.", rich_help_panel="Run")
+    ] = False,
     force: Force = False,
     head: train_options.Head = None,
     image_mean: train_options.ImageMean = None,

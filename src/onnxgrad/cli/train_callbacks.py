@@ -15,21 +15,42 @@ from onnxgrad.training.loop.callbacks import Callback, EarlyStopping, KeepBest, 
 from onnxgrad.training.loop.run import Run
 from onnxgrad.training.loop.trackers import MLflow, TensorBoard
 
-MetricsFile = Annotated[Path | None, typer.Option("--metrics", help="JSON file for losses and scores.")]
-PlotFile = Annotated[Path | None, typer.Option("--plot", help="PNG file for the curves.")]
-ReportFile = Annotated[Path | None, typer.Option("--report", help="HTML file with settings, scores and curves.")]
-LogFile = Annotated[Path | None, typer.Option("--log", help="JSON lines: every step and every epoch, as they happen.")]
-TensorBoardFolder = Annotated[Path | None, typer.Option("--tensorboard", help="Folder for TensorBoard event files.")]
-MLflowExperiment = Annotated[str | None, typer.Option("--mlflow", help="Log to this MLflow experiment.")]
+MetricsFile = Annotated[
+    Path | None, typer.Option("--metrics", help="JSON file for losses and scores.", rich_help_panel="Output")
+]
+PlotFile = Annotated[Path | None, typer.Option("--plot", help="PNG file for the curves.", rich_help_panel="Output")]
+ReportFile = Annotated[
+    Path | None, typer.Option("--report", help="HTML file with settings, scores and curves.", rich_help_panel="Output")
+]
+LogFile = Annotated[
+    Path | None,
+    typer.Option("--log", help="JSON lines: every step and every epoch, as they happen.", rich_help_panel="Output"),
+]
+TensorBoardFolder = Annotated[
+    Path | None, typer.Option("--tensorboard", help="Folder for TensorBoard event files.", rich_help_panel="Output")
+]
+MLflowExperiment = Annotated[
+    str | None, typer.Option("--mlflow", help="Log to this MLflow experiment.", rich_help_panel="Output")
+]
 Patience = Annotated[
-    int | None, typer.Option("--patience", help="Stop when --monitor has not become better for so many epochs.")
+    int | None,
+    typer.Option(
+        "--patience", help="Stop when --monitor has not become better for so many epochs.", rich_help_panel="Run"
+    ),
 ]
 KeepBestFlag = Annotated[
-    bool, typer.Option("--keep-best", help="Save the weights of the epoch in which --monitor was best.")
+    bool,
+    typer.Option(
+        "--keep-best", help="Save the weights of the epoch in which --monitor was best.", rich_help_panel="Run"
+    ),
 ]
 Monitored = Annotated[
     str,
-    typer.Option("--monitor", help="For --patience and --keep-best: loss, validation_loss, validation_accuracy, …"),
+    typer.Option(
+        "--monitor",
+        help="For --patience and --keep-best: loss, validation_loss, validation_accuracy, …",
+        rich_help_panel="Run",
+    ),
 ]
 
 

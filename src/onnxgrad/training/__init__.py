@@ -4,6 +4,7 @@ from onnxgrad.training.build.attach import attach
 from onnxgrad.training.build.heads import with_head
 from onnxgrad.training.build.initializers import initialize
 from onnxgrad.training.data import load_npz
+from onnxgrad.training.export.files import export_step
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.interruption import Interrupted
@@ -19,7 +20,6 @@ from onnxgrad.training.spec.reference_training import ReferenceTraining
 from onnxgrad.training.spec.validation import Problem, validate
 from onnxgrad.training.step.accumulate import Accumulating, SplitStep, split_step
 from onnxgrad.training.step.compile import compile_entries, compile_step
-from onnxgrad.training.step.export import export_step
 from onnxgrad.training.step.memory_budget import within_memory
 from onnxgrad.training.step.step import StateTensor, Step
 

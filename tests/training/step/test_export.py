@@ -13,8 +13,8 @@ import pytest
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options
 from onnxgrad.training import Trainer, attach, export_step
-from onnxgrad.training.step.export import load_contract
-from onnxgrad.training.step.host import Host
+from onnxgrad.training.export.files import load_contract
+from onnxgrad.training.export.host import Host
 from tests.training.loop.test_trainer import NORMED
 from tests.training.models import blobs, classifier
 

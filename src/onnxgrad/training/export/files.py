@@ -29,10 +29,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.files import replacing
 from onnxgrad.ir.graph import prune, reads
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.model_io import save_model
-from onnxgrad.training.loop.checkpoint import replacing
 from onnxgrad.training.loop.evaluation import Evaluation, measuring_graph
 from onnxgrad.training.spec.training_info import AnyTrainingModel
 from onnxgrad.training.step.accumulate import split_step
