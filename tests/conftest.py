@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,15 +15,43 @@ SKIPPED = "onnxgrad/skipped"  # in pytest's cache: the tests, or whole files, th
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--complete", action="store_true", help="all node tests of the onnx package, in every form")
+    parser.addoption("--complete", action="store_true", help="whole sweeps, where a part of them runs by default")
+    parser.addoption("--left-out", action="store_true", help="only what a run without --complete leaves out")
     parser.addoption("--only-skipped", action="store_true", help="only what the run before this one skipped")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.complete = config.option.complete or config.option.left_out
+
+
+def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """What runs with ``--complete`` only: what is marked so, and of a ``sweep(n)`` all but each n-th case."""
+    found, seen = set(), Counter[str]()
+    for item in items:
+        if (sweep := item.get_closest_marker("sweep")) is not None:
+            case = getattr(item, "callspec", None) and item.callspec.params.get("case")
+            test = item.nodeid.partition("[")[0], getattr(case, "op", None)  # of each operator, where there are several
+            if seen[test] % sweep.args[0]:
+                found.add(item)
+            seen[test] += 1
+        if item.get_closest_marker("complete") is not None:
+            found.add(item)
+    return found
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--only-skipped"):
+    chosen, named = items, any("::" in a for a in config.args)
+    if config.getoption("--left-out"):
+        only = left_out(items)
+        chosen = [i for i in items if i in only]
+    elif not config.getoption("--complete") and not named:  # what is asked for by its name runs
+        apart = left_out(items)
+        chosen = [i for i in items if i not in apart]
+    if config.getoption("--only-skipped"):
+        before = set(config.cache.get(SKIPPED, []))
+        chosen = [i for i in chosen if i.nodeid in before or i.nodeid.partition("::")[0] in before]
+    if chosen is items:
         return
-    before = set(config.cache.get(SKIPPED, []))
-    chosen = [i for i in items if i.nodeid in before or i.nodeid.partition("::")[0] in before]
     config.hook.pytest_deselected(items=[i for i in items if i not in set(chosen)])
     items[:] = chosen
 

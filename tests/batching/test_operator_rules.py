@@ -183,6 +183,7 @@ def build(op, operands, attrs, which, symbolic, count=1):
     return ir.Model(graph, ir_version=11), [v.name for v in graph.outputs]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{[np.shape(getattr(x, 'array', x)) for x in c[1]]}")
 def test_all_at_once_and_one_by_one(case):
     op, operands, attrs, scans = case

@@ -67,6 +67,7 @@ def build(op, shapes, constants, attrs, symbolic):
     )
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("symbolic", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}")
 def test_directions_one_by_one(case, symbolic):

@@ -195,6 +195,7 @@ def test_ops_lists_rules_bodies_and_gaps():
 # --- errors -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("args", "says"),
     [

@@ -123,6 +123,7 @@ def test_only_what_is_asked_for_is_trained(place):
     assert {name for name in old if old[name] != new[name]} == {"w1", "w2"}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("args", "words"),
     [

@@ -58,6 +58,7 @@ KNOWN = test_scan.RNN.replace("[N,", "[2,").replace("[T,N,", "[6,2,")
 EVERYWHERE = (test_loop.EXITS, test_loop.WHILE, test_scan.RNN, test_loop.CASES["scalars, stacked"][0])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_every_policy_gives_the_same_gradients(program):
     text, feeds, wrt = program

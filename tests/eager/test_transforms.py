@@ -117,6 +117,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_against_central_differences_twice(name):
     check_grads(FUNCTIONS[name], X, order=2)

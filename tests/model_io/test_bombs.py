@@ -174,6 +174,7 @@ def run(path) -> str:
     return found.stdout
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", MODELS)
 def test_models(kind, tmp_path):
     make, words = MODELS[kind]

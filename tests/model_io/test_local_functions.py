@@ -225,6 +225,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("derive", [vjp, jvp])
 def test_calls(name, derive, all_kept):

@@ -116,6 +116,7 @@ def _one_node(op, opset, operands, attrs, options, symbolic):
 CASES = list(_cases())
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("case", CASES, ids=[f"{i}-{c[0]}-{c[1]}" for i, c in enumerate(CASES)])
 def test_raising_keeps_the_outputs(case, symbolic):

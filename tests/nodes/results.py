@@ -48,7 +48,7 @@ class Recorder:
         self._seen: set[str] = set()
 
     def __enter__(self) -> Recorder:
-        self._open = first_order.open_model
+        self._open = first_order.open_lowered
 
         def opened(*given: Any, **options: Any) -> Any:
             found = self._open(*given, **options)
@@ -56,11 +56,11 @@ class Recorder:
             self._seen |= {key(n.domain, n.op_type) for g in graphs for n in g if _own(n)}
             return found
 
-        first_order.open_model = opened
+        first_order.open_lowered = opened
         return self
 
     def __exit__(self, *_: object) -> None:
-        first_order.open_model = self._open
+        first_order.open_lowered = self._open
 
     def pytest_runtest_setup(self) -> None:
         self._seen.clear()
@@ -110,7 +110,7 @@ def run(chosen: Sequence[str] = ()) -> int:
     every = [p for suite in SUITES for p in sorted((TESTS / suite).glob("test_*.py")) if p.name not in ASIDE]
     files = [str(TESTS / c) for c in chosen] or [str(p) for p in every]
     with Recorder() as recorder:
-        code = pytest.main(["-q", "-p", "no:cacheprovider", *files], plugins=[recorder])
+        code = pytest.main(["-q", "-p", "no:cacheprovider", "--complete", *files], plugins=[recorder])
     found = recorder.results()
     if chosen:
         before = recorded()

@@ -9,6 +9,7 @@ from tests.nodes import relay
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("row", relay.ROWS, ids=[r.relay for r in relay.ROWS])
 def test_row(row: relay.Row) -> None:
     line = relay.line(row)

@@ -32,6 +32,7 @@ CONVOLUTIONS = [
 ]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("symbolic", [None, {0: (0,)}, {0: (0, 2, 3, 4)}], ids=["static", "batch", "space"])
 @pytest.mark.parametrize("transposed", [False, True], ids=["conv", "transposed"])
 @pytest.mark.parametrize("spec", CONVOLUTIONS, ids=str)

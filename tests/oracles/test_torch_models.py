@@ -117,6 +117,7 @@ def close(got, want, what):
     np.testing.assert_allclose(got / scale, want / scale, rtol=0, atol=3e-5, err_msg=what)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("make", MODELS, ids=NAMES)
 def test_gradients_of_exported_models(make, dynamic):

@@ -55,6 +55,7 @@ def test_grid_sample(mode, padding, corners, room, symbolic):
     np.testing.assert_allclose(got[sig.gradients["x1"]], tg.grad.numpy(), rtol=0, atol=2e-4)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("symbolic", [True, False])
 @pytest.mark.parametrize("room", [(2, 7), (16, 62), (100, 93), (2, 3, 62)], ids=str)
 @pytest.mark.parametrize(("mode", "padding", "corners"), MODES)

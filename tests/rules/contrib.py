@@ -14,8 +14,8 @@ from onnx.reference.op_run import OpRun
 from onnxgrad.ir import Builder
 from onnxgrad.lower import expand
 from onnxgrad.lower.contrib import formals
+from onnxgrad.model_io import open_model
 from onnxgrad.testing import Case
-from onnxgrad.transforms import first_order
 from tests.rules.evaluators import Erf
 
 MICROSOFT = "com.microsoft"
@@ -23,7 +23,7 @@ MICROSOFT = "com.microsoft"
 
 def body(model: onnx.ModelProto) -> onnx.ModelProto:
     """`model` with standard operators in the place of ONNX Runtime's."""
-    opened = first_order.open_model(model)
+    opened = open_model(model)
     builder = Builder(opened.model.graph)
     for node in [n for n in opened.model.graph if (n.domain, n.op_type) in formals]:
         assert expand(builder, node)

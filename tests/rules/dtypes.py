@@ -54,6 +54,7 @@ def _fed(run: onnxruntime.InferenceSession, feeds: dict) -> dict:
 def dtypes(cases: Sequence[Case]) -> Callable[..., None]:
     """The test of a family at the other float types."""
 
+    @pytest.mark.sweep(4)  # not 3, the number of types
     @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64], ids=lambda d: d.__name__)
     @pytest.mark.parametrize("case", cases, ids=[c.id for c in cases])
     def test_dtype(case: Case, dtype: type, record_property: Callable[[str, object], None]) -> None:

@@ -24,6 +24,7 @@ def ladder(family: str, cases: Sequence[Case]) -> Callable[..., None]:
 
     path = GOLDEN / f"{family}.json"  # case → [nodes that the VJP adds, nodes that the JVP adds]
 
+    @pytest.mark.sweep(3)
     @pytest.mark.parametrize("case", cases, ids=ids)
     def test_rule(case: Case, record_property: Callable[[str, object], None]) -> None:
         report = check_rule(case)

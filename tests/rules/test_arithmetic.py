@@ -87,6 +87,7 @@ def one_node(op: str, dtype: type, constants: list, fed: bool) -> onnx.ModelProt
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16], ids=lambda d: d.__name__)
 @pytest.mark.parametrize(("op", "constants"), WITH_CONSTANTS, ids=lambda v: v if isinstance(v, str) else str(v[0]))
 def test_an_operand_that_is_known_changes_the_graph_and_not_the_derivative(

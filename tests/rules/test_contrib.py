@@ -242,6 +242,7 @@ def stock(model: onnx.ModelProto, feeds: dict) -> list[np.ndarray]:
     return session(model).run(None, feeds)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", CASES, ids=[c.id for c in CASES])
 def test_kernel(case: Case) -> None:
     """What stands for an operator gives what its kernel gives, to the last digits, with and without known shapes."""

@@ -61,6 +61,7 @@ def _mutated(rule: FunctionRule) -> Iterator[None]:
 OPERATORS = _by_operator()
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda key: "::".join(filter(None, key)))
 def test_a_scaled_rule_is_caught(operator):
     cases = OPERATORS[operator]

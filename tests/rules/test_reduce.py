@@ -97,6 +97,7 @@ def squared(op: str, given: np.ndarray | None, keepdims: int) -> onnx.ModelProto
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("given", [axes(-2), axes(0, 2), axes()], ids=str)
 @pytest.mark.parametrize("keepdims", [0, 1])
 @pytest.mark.parametrize("op", REDUCTIONS)

@@ -59,6 +59,7 @@ def test_an_array_counts_as_its_numbers(run, lying):
     np.testing.assert_array_equal(RUNS[run](lying), _X)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
     "wrong",

@@ -27,6 +27,7 @@ def _cases(family: str) -> list[Case]:
     return list(getattr(importlib.import_module(f"tests.rules.{family}"), "CASES", []))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_traps(family):
     for case in _cases(family):

@@ -9,6 +9,7 @@ from tests.fuzz import graphs
 EACH = 40
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("start", range(0, 4 * EACH, EACH))
 def test_random_graphs(start):

@@ -58,6 +58,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_against_central_differences_twice(name):
     check_grads(FUNCTIONS[name], X)
@@ -67,6 +68,7 @@ ONE = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 MANY = ("fftn", "ifftn", "rfftn", "irfftn")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.torch
 @pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
 @pytest.mark.parametrize("name", ONE + MANY)

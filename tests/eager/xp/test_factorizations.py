@@ -38,6 +38,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_against_central_differences_twice(name, shape):

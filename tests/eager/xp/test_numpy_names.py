@@ -46,6 +46,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_values_and_derivatives(name):
     f = FUNCTIONS[name]

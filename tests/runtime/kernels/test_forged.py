@@ -85,6 +85,7 @@ def operands(name, size=100):
     return [array(size, kind=kind)] * tensors + [array(kind=kind)] * scalars + [array(length, kind=kind)]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(name):
     """Each operand too short, too long and empty; results that nobody reads."""
@@ -265,6 +266,7 @@ def _random(rng, name):
     return arrays, attributes, len(results) if rng.random() < 0.9 else int(rng.integers(1, len(results) + 1))
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", KERNELS)
 def test_at_random(name):
     """An error of ONNX Runtime's, or numbers."""

@@ -106,6 +106,7 @@ def compiled(proto, optimizer, arguments):
 SIZES = [(1,), (0,), (3, 5), (1000,)]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_bits(case):
     optimizer, arguments, kernel = CASES[case]

@@ -48,6 +48,7 @@ def test_a_finished_run_may_be_made_longer(tmp_path):
     assert bits(again.state()) == bits(whole.state())
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
