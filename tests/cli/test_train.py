@@ -91,6 +91,19 @@ def test_the_main_path(place):
     assert len(epochs) == 6, "a line per epoch where no terminal is"
 
 
+def test_help_lists_the_flags_under_headings(tmp_path):
+    text = command("train", "--help", cwd=tmp_path).stdout
+    flags, heading = {}, ""
+    for line in text.splitlines():
+        if found := re.match(r"(\w+):$", line):
+            heading = found[1]
+        elif found := re.match(r"  (?:-\w, )?(--[\w-]+)", line):
+            flags[found[1]] = heading
+    expected = {"--data": "Data", "--freeze": "Model", "--loss": "Loss", "--lr": "Optimizer", "--epochs": "Run"}
+    assert expected.items() <= flags.items()
+    assert flags["--output"] == flags["--log"] == "Output"
+
+
 def test_it_says_where_the_head_went_and_what_the_loss_is_taken_of(place):
     """The head takes the place of the layer before the probabilities; the loss, without it, is that of their logits."""
     onnx.save(classifier(softmax=True), place / "s.onnx")

@@ -22,7 +22,7 @@ from onnxgrad.rules.registry import registry
 from onnxgrad.transforms import first_order
 
 
-class Mode(enum.StrEnum):
+class Transform(enum.StrEnum):
     """What to derive."""
 
     grad = "grad"
@@ -75,14 +75,14 @@ def grad(
         typer.Option("--class", help="Differentiate this class: 'y[:,3]' for the value y that is differentiated."),
     ] = None,
     mode: Annotated[
-        Mode,
+        Transform,
         typer.Option(
             help="grad: gradients of the sum of `of`, nothing else. value_and_grad: the same beside the "
             "outputs of the model. vjp: for cotangents given as inputs. jvp: tangents for given tangents. "
             "jacobian: all derivatives of `of`. hessian: all second ones of its sum. hvp: their product "
             "with given tangents."
         ),
-    ] = Mode.grad,
+    ] = Transform.grad,
     straight_through: StraightThrough = None,
     rule: Annotated[
         list[Path] | None,

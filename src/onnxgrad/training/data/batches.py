@@ -19,7 +19,7 @@ from onnxgrad.training.data.axes import fed_whole, fixed_batch
 from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import Field, fitted, match
 from onnxgrad.training.data.fingerprint import fingerprint
-from onnxgrad.training.data.images import Classes, Images
+from onnxgrad.training.data.images import ClassColumn, Images
 from onnxgrad.training.data.prefetch import DEPTH, ahead
 from onnxgrad.training.data.sources import open_data
 
@@ -56,7 +56,7 @@ class Data:
         self.fields, self.name, self.pad_to = list(fields), name, pad_to
         columns = open_data(source, images)
         for called, column in columns.items() if classes else ():
-            if isinstance(column, Classes):
+            if isinstance(column, ClassColumn):
                 columns[called] = column.renumbered(classes, name)  # type: ignore[arg-type]
         self.ends = _ends(fields, columns)
         fed = [f for f in fields if f.name not in self.ends]
@@ -109,13 +109,13 @@ class Data:
     @property
     def classes(self) -> tuple[str, ...] | None:
         """The names of the classes, in the order of their numbers, where the source names them."""
-        return next((c.names for c in self.columns.values() if isinstance(c, Classes)), None)
+        return next((c.names for c in self.columns.values() if isinstance(c, ClassColumn)), None)
 
     def number(self, classes: Sequence[str]) -> None:
         """Give the classes that the source names their numbers in `classes`. Raises BadInput for one that has none."""
         for field in self.fields:
             column = self.columns.get(field.name)
-            if isinstance(column, Classes) and column.names != tuple(classes):
+            if isinstance(column, ClassColumn) and column.names != tuple(classes):
                 column = self.columns[field.name] = column.renumbered(classes, self.name)
                 self.arrays[field.name] = fitted(self._called[field.name], column.rows, field, self.name)
                 self.__dict__.pop("fingerprint", None)

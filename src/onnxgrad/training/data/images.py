@@ -87,7 +87,7 @@ class Pictures(Column):
         return stacked([self.how.read(self.paths[i], field) for i in rows])
 
 
-class Classes(Dense):
+class ClassColumn(Dense):
     """Class indices, and the names that they stand for.
 
     Args:
@@ -99,7 +99,7 @@ class Classes(Dense):
         super().__init__(indices)
         self.names = tuple(names)
 
-    def renumbered(self, names: Sequence[str], where: str) -> Classes:
+    def renumbered(self, names: Sequence[str], where: str) -> ClassColumn:
         """The same classes by their numbers in `names`. Raises BadInput for one that is not there."""
         unknown = [n for n in self.names if n not in names]
         if unknown:
@@ -109,7 +109,7 @@ class Classes(Dense):
                 "  hint: leave its folder out, or train a new head (--head) for other classes"
             )
         places = np.array([names.index(n) for n in self.names], np.int64)
-        return Classes(places[self.rows], names)
+        return ClassColumn(places[self.rows], names)
 
 
 def image_folder(path: Path, how: Images) -> dict[str, Column]:
@@ -129,7 +129,7 @@ def image_folder(path: Path, how: Images) -> dict[str, Column]:
     labels = np.repeat(np.arange(len(folders)), [len(f) for f in files])
     return {
         "images": Pictures([p for f in files for p in f], how),
-        "labels": Classes(labels, [f.name for f in folders]),
+        "labels": ClassColumn(labels, [f.name for f in folders]),
     }
 
 
