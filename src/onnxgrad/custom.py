@@ -21,11 +21,11 @@ import onnx_ir as ir
 
 from onnxgrad.context import changed, current
 from onnxgrad.control_flow.iteration import loop
-from onnxgrad.control_flow.subgraphs import empty, give
 from onnxgrad.engine import reverse
 from onnxgrad.engine.activity import prepare
 from onnxgrad.errors import BadInput, NotDifferentiable, RuleError
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.subgraphs import empty, give
 from onnxgrad.lower.function_bodies import _Copy, _same_meaning
 from onnxgrad.model_io import load_model, open_model, save_model
 from onnxgrad.model_io.match_subgraphs import CUT_DOMAIN, Cut

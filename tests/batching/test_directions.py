@@ -8,8 +8,8 @@ from onnx import TensorProto as T
 from onnx import helper, parser
 
 from onnxgrad import BadInput, grad, jacobian, jvp, per_example_grad, signature, vjp
-from onnxgrad.control_flow.subgraphs import empty
 from onnxgrad.ir import Builder
+from onnxgrad.ir.subgraphs import empty
 from tests.models import assert_sound, mlp, model, nodes_of, value
 from tests.transforms.numbers import net, session
 

@@ -4,8 +4,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxgrad.control_flow.subgraphs import empty, formal, give
 from onnxgrad.ir import Builder
+from onnxgrad.ir.subgraphs import empty, formal, give
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 
 from onnxgrad import (
+    BadInput,
     NoRule,
     gauss_newton_vp,
     grad,
@@ -21,7 +22,9 @@ from onnxgrad import (
     value_and_grad,
     vjp,
 )
+from onnxgrad.engine import reverse
 from onnxgrad.model_io import local_functions
+from onnxgrad.transforms import first_order
 from tests.model_io.function_models import Random, parsed, transformer
 from tests.models import assert_sound, nodes_of
 
@@ -280,6 +283,28 @@ def test_names_inside_a_function_inline_it():
     derived = vjp(transformer(8), wrt="scores", of="y")
     assert not derived.functions
     assert "scores_grad" in {o.name for o in derived.graph.output}
+
+
+@pytest.fixture
+def derivations(monkeypatch):
+    """The derivations that are begun, one entry for each."""
+    begun = []
+    monkeypatch.setattr(first_order, "reverse", lambda *args: begun.append(args) or reverse(*args))
+    return begun
+
+
+def test_what_no_function_is_to_blame_for_is_derived_once(all_kept, derivations):
+    source = parsed("""m (float[3] x) => (float[3] y, float[3] z, int64[1] k) {
+        y = my.F (x)  m = odd.Op (x)  z = Mul (m, x)  k = Shape (x) }
+        <domain: "my", opset_import: ["" : 21]> F (v) => (u) { u = Sin (v) }""")
+    source.opset_import.add(domain="odd", version=1)
+    with pytest.raises(NoRule, match="Op node"):
+        vjp(source, wrt="x", of="z")
+    assert len(derivations) == 1
+    for wrong in ({"wrt": "nowhere", "of": "y"}, {"wrt": "x", "of": "k"}, {"wrt": []}):
+        with pytest.raises(BadInput):
+            vjp(source, **wrong)
+    assert len(derivations) == 1
 
 
 def test_what_stands_in_the_way_inside_a_function_is_told_with_its_path(all_kept):

@@ -19,9 +19,9 @@ import onnx_ir as ir
 from onnxgrad.batching.batched_node import Unstackable
 from onnxgrad.batching.vmap import stack
 from onnxgrad.control_flow.iteration import Slot, scan
-from onnxgrad.control_flow.subgraphs import empty, give
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.graph import reads
+from onnxgrad.ir.graph import ancestors, dependents
+from onnxgrad.ir.subgraphs import cond, empty, give
 
 #: No stack may have more elements than this (a Scan holds only one direction at a time).
 MOST_ELEMENTS = 2**26
@@ -55,13 +55,10 @@ def along(
     b, body = empty(builder, "directions")
     slices = [_slice(builder, s) for s in seeds]
     found = [_ranked(y, r) for y, r in zip(write(slices), results)]
-    moved, depends = [], {s.value for s in slices}
-    for node in builder.graph:
-        if any(v in depends for v in reads(node)):
-            moved.append(node)
-            depends.update(node.outputs)
+    depends = dependents(builder.graph, [s.value for s in slices])
+    moved = [node for node in builder.graph if any(v in depends for v in node.outputs)]
     builder.move(moved, b)
-    needed = _leading_to([y.value for y in found], moved)
+    needed = ancestors(moved, [y.value for y in found])
 
     def emit(w: Builder) -> list[Var]:
         pieces = [Var(w, s.value) for s in seeds]
@@ -91,16 +88,6 @@ def identity(builder: Builder, count: int | Var, dtype: ir.DataType) -> Var:
     else:
         numbers = builder.Range(0, count, 1)
     return builder.Cast(builder.Equal(builder.Unsqueeze(numbers, [1]), numbers), to=int(dtype))
-
-
-def _leading_to(values: Sequence[ir.Value], nodes: Sequence[ir.Node]) -> list[ir.Node]:
-    """Those of `nodes` that `values` need."""
-    live, found = set(values), []
-    for node in reversed(nodes):
-        if any(v in live for v in node.outputs):
-            live.update(reads(node))
-            found.append(node)
-    return found[::-1]
 
 
 def _fits(nodes: Sequence[ir.Node], count: int | ir.SymbolicDim) -> bool:
@@ -140,15 +127,10 @@ def _none(b: Builder, result: Stacked) -> Var:
 
 def _unless_none(o: Builder, seeds: Var, emit: Callable[[Builder], list[Var]], results: Sequence[Stacked]) -> list[Var]:
     """What `emit` writes where there are any seeds: ONNX Runtime fails on a Scan of no steps."""
-    some, then = empty(o, "some_directions")
-    found = emit(some)
-    give(some, found)
-    none, other = empty(o, "no_directions")
-    give(none, [_none(none, r) for r in results])
-    branches = [ir.AttrGraph("then_branch", then), ir.AttrGraph("else_branch", other)]
+    likes = []
+    for r in results:
+        dims = list(r.like.shape or ())
+        shape = ir.Shape([*dims[: r.axis], (seeds.shape or (None,))[0], *dims[r.axis :]])
+        likes.append(ir.Value(name="", type=r.like.value.type, shape=shape))
     steps = o.Squeeze(o.Shape(seeds, start=0, end=1), [0])
-    node = ir.Node("", "If", [(steps > 0).value], branches, num_outputs=len(results))
-    for value, model, r in zip(node.outputs, found, results):
-        value.type, dims = model.value.type, list(r.like.shape or ())
-        value.shape = ir.Shape([*dims[: r.axis], (seeds.shape or (None,))[0], *dims[r.axis :]])
-    return list(o.append(node))
+    return cond(o, steps > 0, emit, lambda w: [_none(w, r) for r in results], likes)

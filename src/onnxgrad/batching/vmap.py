@@ -14,9 +14,9 @@ import onnx_ir as ir
 from onnxgrad.batching.batched_node import Step, Unstackable, repeated
 from onnxgrad.batching.operator_rules import SIZES, WRITE
 from onnxgrad.control_flow.iteration import Iteration, Slot, loop, scan
-from onnxgrad.control_flow.subgraphs import copy_of, empty, formal, give
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.graph import reads, subgraphs
+from onnxgrad.ir.graph import dependents, reads, subgraphs
+from onnxgrad.ir.subgraphs import cond, copy_of, empty, formal, give
 
 
 def stack(
@@ -189,17 +189,16 @@ class Stacking:
 
     def _branch(self, node: ir.Node) -> None:
         condition = self.plain_of(node.inputs[0])  # type: ignore[arg-type]
-        branches = []
-        for name in ("then_branch", "else_branch"):
-            inner, graph = empty(self.b, name)
-            branch = node.attributes[name].as_graph()
-            inside = self.inside(inner)
+
+        def write(b: Builder, branch: ir.Graph) -> list[Var]:
+            inside = self.inside(b)
             inside._fill(branch)
-            give(inner, [inside.stack_of(v) for v in branch.outputs])
-            branches.append(ir.AttrGraph(name, graph))
-        new = ir.Node("", "If", [condition.value], branches, num_outputs=len(node.outputs))
-        self._set_shapes(new.outputs, node.outputs)
-        self._keep(node.outputs, self.b.append(new))
+            return [inside.stack_of(v) for v in branch.outputs]
+
+        then, other = (node.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
+        likes = [ir.Value(name="") for _ in node.outputs]
+        self._set_shapes(likes, node.outputs)
+        self._keep(node.outputs, cond(self.b, condition, lambda b: write(b, then), lambda b: write(b, other), likes))
 
     def _fill(self, graph: ir.Graph) -> None:
         """Write everything that `graph` holds."""
@@ -252,10 +251,7 @@ class Stacking:
         """What differs between directions inside the body, at some step."""
         start = {i for i, o in it.formals() if o in self.stacks}
         while True:
-            moved = start | set(self.stacks)
-            for node in it.body:
-                if node.op_type not in SIZES and any(v in moved for v in reads(node)):
-                    moved.update(node.outputs)
+            moved = dependents((n for n in it.body if n.op_type not in SIZES), start | set(self.stacks))
             more = {s for s, after in zip(it.states, it.following) if after in moved}
             if more <= start:
                 return moved

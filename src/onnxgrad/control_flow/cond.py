@@ -13,12 +13,12 @@ import onnx_ir as ir
 
 from onnxgrad.engine import forward, reverse
 from onnxgrad.engine.activity import is_differentiable
+from onnxgrad.engine.reverse import summed
 from onnxgrad.ir import Builder, Var, same_shape
-from onnxgrad.ir.graph import prune
-from onnxgrad.ir.names import rename_inside
+from onnxgrad.ir.subgraphs import copy_of, give
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule
-from onnxgrad.rules.rule import Cotangents, add
+from onnxgrad.rules.rule import Cotangents
 
 Dims = Sequence[int | ir.SymbolicDim]
 Branch = Callable[[Builder, ir.Graph], list[Var]]
@@ -48,12 +48,8 @@ def branch(op: Op, g: object) -> dict[ir.Value, Var]:
     wrt = [c.value for c in op.captures if c.value in op.active]
 
     def pull(b: Builder, graph: ir.Graph) -> list[Var]:
-        seeds: dict[ir.Value, Var] = {}
-        for i, u in given.items():
-            if u is not None:
-                seed, out = _as_here(Var(b, u.value), b.var(graph.outputs[i])), graph.outputs[i]
-                seeds[out] = add([seeds[out], seed]) if out in seeds else seed
-        found = reverse(b, list(graph), seeds, wrt)
+        here = [(graph.outputs[i], Var(b, u.value)) for i, u in given.items() if u is not None]
+        found = reverse(b, list(graph), summed((out, _as_here(u, b.var(out))) for out, u in here), wrt)
         return [found[v] if v in found else b.zeros_like(b.var(v)) for v in wrt]
 
     return dict(zip(wrt, _derived_if(op, pull, wrt)))
@@ -84,17 +80,8 @@ def _derived_if(op: Op, derive: Branch, like: list[ir.Value]) -> list[Var]:
     """An If on the same condition; its branches return what `derive` writes into a copy of the primal one."""
     branches = {}
     for name in ("then_branch", "else_branch"):
-        graph = op.node.attributes[name].as_graph().clone(allow_outer_scope_values=True)
-        rename_inside(graph, op.builder.names)
-        b = op.builder.nested(graph)
-        results = derive(b, graph)
-        graph.outputs.clear()
-        for r in results:
-            own = r.value.producer() is not None and r.value.producer().graph is graph  # type: ignore[union-attr]
-            if not own or r.value.is_graph_output():
-                r = b.append(ir.Node("", "Identity", [r.value]))[0]
-            graph.outputs.append(r.value)
-        prune(graph)
+        b, graph = copy_of(op.builder, op.node.attributes[name].as_graph())
+        give(b, derive(b, graph))
         branches[name] = ir.AttrGraph(name, graph)
     node = ir.Node("", "If", [op.node.inputs[0]], list(branches.values()), num_outputs=len(like))
     for value, model in zip(node.outputs, like):

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxgrad.control_flow.reverse_iteration import Column
-from onnxgrad.control_flow.subgraphs import formal, values_read
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.constants import constant
-from onnxgrad.ir.graph import prune
+from onnxgrad.ir.graph import prune, values_read
+from onnxgrad.ir.subgraphs import formal
 
 #: Operators that work element by element, on operands of the same shape.
 _ELEMENTWISE = frozenset(

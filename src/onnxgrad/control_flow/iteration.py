@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxgrad.control_flow.subgraphs import copy_of
 from onnxgrad.engine.activity import active_values, is_differentiable, on_path, rule_of
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.graph import captured, free, reads
+from onnxgrad.ir.graph import captured, free, reach, reads
+from onnxgrad.ir.subgraphs import copy_of
 
 
 @dataclass(frozen=True)
@@ -133,17 +133,12 @@ class Iteration:
         """The states that must be carried for the body to give `wanted` at every step."""
         producers = {v: n for n in self.body for v in n.outputs}
         follows = dict(zip(self.states, self.following))
-        stack, seen = list(wanted), set()
-        while stack:
-            value = stack.pop()
-            if value in seen:
-                continue
-            seen.add(value)
-            if value in follows:
-                stack.append(follows[value])
-            elif value in producers:
-                stack.extend(reads(producers[value]))
-        return [i for i, s in enumerate(self.states) if s in seen]
+
+        def onward(value: ir.Value) -> list[ir.Value]:
+            return [follows[value]] if value in follows else reads(producers[value]) if value in producers else []
+
+        needed = set(reach(wanted, onward))
+        return [i for i, s in enumerate(self.states) if s in needed]
 
 
 def captured_by(graph: ir.Graph) -> list[ir.Value]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from onnxgrad.control_flow.iteration import Iteration, loop, scan
-from onnxgrad.control_flow.subgraphs import formal, give, values_read
 from onnxgrad.engine import forward
 from onnxgrad.ir import Var
+from onnxgrad.ir.graph import values_read
+from onnxgrad.ir.subgraphs import formal, give
 from onnxgrad.rules.op import Op
 
 

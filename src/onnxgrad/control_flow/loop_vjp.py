@@ -20,9 +20,11 @@ from onnxgrad.control_flow.iteration import Iteration, Slot
 from onnxgrad.control_flow.reverse_iteration import Backwards, Column
 from onnxgrad.control_flow.saved_states import tape
 from onnxgrad.control_flow.saved_values import written_out
-from onnxgrad.control_flow.subgraphs import formal, give, values_read
 from onnxgrad.engine import reverse
+from onnxgrad.engine.reverse import summed
 from onnxgrad.ir import Builder, Var, same_shape
+from onnxgrad.ir.graph import values_read
+from onnxgrad.ir.subgraphs import formal, give
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.rule import add
 
@@ -43,10 +45,7 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
 
     g_states = {i: formal(b, it.next_like(i), "cotangent") for i in carried}
     g_slices = {k: formal(b, it.given[k], "cotangent") for k in read}
-    seeds: dict[ir.Value, Var] = {}
-    pairs = [(it.following[i], g_states[i]) for i in carried] + [(it.given[k], g_slices[k]) for k in read]
-    for v, g in pairs:
-        seeds[v] = add([seeds[v], g]) if v in seeds else g
+    seeds = summed([(it.following[i], g_states[i]) for i in carried] + [(it.given[k], g_slices[k]) for k in read])
     picked = [p for p in picks(op, body) if p.out in reached] if _is_stackable(op, it) else []
     wrt = [*(states[i] for i in carried), *(s for s in slices if s in reached), *captures, *(p.out for p in picked)]
     nodes = [n for n in body if n not in {p.node for p in picked}]
@@ -78,11 +77,11 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     later = _products(op, it, found, captures, at_hand, gives)
     for parts in later.values():
         gives += [(p.b, p.a.slot) for p in parts if (p.b, p.a.slot) not in gives]
-    summed = [c for c in captures if c in found and c not in later]
-    sums = [formal(b, c, "sum") for c in summed]
-    totals = [add([s, Var(b, found[c].value)]) for s, c in zip(sums, summed)]
+    added = [c for c in captures if c in found and c not in later]
+    sums = [formal(b, c, "sum") for c in added]
+    totals = [add([s, Var(b, found[c].value)]) for s, c in zip(sums, added)]
     give(b, [*backs, *totals, *(v for v, _ in gives)])
-    likes = [*(states[i] for i in carried), *summed, *(slices[j] for j in pieces), *(p.out for p in picked)]
+    likes = [*(states[i] for i in carried), *added, *(slices[j] for j in pieces), *(p.out for p in picked)]
     for end, like in zip(body.outputs, likes):
         end.type, end.shape = like.type, like.shape
     if it.lead and body.inputs[1] in values_read(body):  # a step was made because the condition held
@@ -98,7 +97,7 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
         reads = computed_ahead(b, o, reads, own)
         turned_ahead(b, o, reads, own)
     first = [Var(o, of[i].value) if i in of else _zeros(op, it, i) for i in carried]
-    zeros = [o.zeros_like(Var(o, c)) for c in summed]
+    zeros = [o.zeros_like(Var(o, c)) for c in added]
 
     def closing(w: Builder, stacks: list[Var]) -> list[Var]:
         """The cotangents that are found after the iteration, from what it stacked."""
@@ -110,12 +109,9 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     back = Backwards(op, b, reads, [*g_states.values(), *sums], [*first, *zeros], [slot for _, slot in gives], closing)
     back.instead = [*(p.x for p in picked), *later]
     results = back.emit()
-    pulled: dict[ir.Value, list[Var]] = {}
-    places = [*(it.initial[i] for i in carried), *summed, *(it.scanned[j] for j in pieces)]
+    places = [*(it.initial[i] for i in carried), *added, *(it.scanned[j] for j in pieces)]
     places += [*(p.x for p in picked), *later]
-    for value, g in zip(places, results):
-        pulled.setdefault(value, []).append(g)
-    return {value: add(gs) for value, gs in pulled.items()}
+    return summed(zip(places, results))
 
 
 def _products(

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxgrad.control_flow.iteration import Iteration, Slot, loop, scan
-from onnxgrad.control_flow.subgraphs import empty, formal, give
 from onnxgrad.ir import Builder, Var, containers, same_shape
 from onnxgrad.ir.infer.loops import always_goes_on
+from onnxgrad.ir.subgraphs import cond, formal, give
 from onnxgrad.rules.op import Op
 
 
@@ -199,13 +199,8 @@ def _unless_none(
     o: Builder, steps: Var, emit: Callable[[Builder], list[Var]], initial: Sequence[Var], zeros: Sequence[Var]
 ) -> list[Var]:
     """What `emit` writes if there are any `steps`, else the `initial` states, and zeros like `zeros`."""
-    some, then = empty(o, "some_steps")
-    give(some, emit(some))
-    none, other = empty(o, "no_steps")
-    give(none, [*(Var(none, v.value) for v in initial), *(none.zeros_like(Var(none, v.value)) for v in zeros)])
-    branches = [ir.AttrGraph("then_branch", then), ir.AttrGraph("else_branch", other)]
-    likes = [*initial, *zeros]
-    node = ir.Node("", "If", [(steps > 0).value], branches, num_outputs=len(likes))
-    for value, model in zip(node.outputs, likes):
-        value.type, value.shape = model.value.type, model.value.shape
-    return list(o.append(node))
+
+    def none(w: Builder) -> list[Var]:
+        return [*(Var(w, v.value) for v in initial), *(w.zeros_like(Var(w, v.value)) for v in zeros)]
+
+    return cond(o, steps > 0, emit, none, [v.value for v in (*initial, *zeros)])

@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from onnxgrad.control_flow.iteration import Iteration, Slot, loop
 from onnxgrad.control_flow.reverse_iteration import Column
-from onnxgrad.control_flow.subgraphs import formal, give
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Var, containers, same_shape
+from onnxgrad.ir.subgraphs import formal, give
 from onnxgrad.rules.op import Op
 
 

@@ -13,9 +13,10 @@ import onnx_ir as ir
 
 from onnxgrad.control_flow.iteration import Iteration, Slot
 from onnxgrad.control_flow.reverse_iteration import Column
-from onnxgrad.control_flow.subgraphs import copy_of, formal, give
+from onnxgrad.engine.partial_eval import residuals
 from onnxgrad.ir import Builder
-from onnxgrad.ir.graph import captured, reads
+from onnxgrad.ir.graph import ancestors, captured, dependents, reads, stand_in
+from onnxgrad.ir.subgraphs import copy_of, give
 from onnxgrad.rules.op import Op
 
 #: Operators that give what they read, in other shapes.
@@ -66,9 +67,7 @@ def written_out(
     op.builder.infer(op.node)
     columns = {}
     for v in values:
-        inside = formal(b, v, "kept").value
-        v.replace_all_uses_with(inside)
-        columns[v] = Column(inside, op.node.outputs[places[v]], Slot(0, backwards=True))
+        columns[v] = Column(stand_in(v, b.names.fresh("kept")), op.node.outputs[places[v]], Slot(0, backwards=True))
     return columns
 
 
@@ -76,37 +75,22 @@ def _wanted(op: Op, body: ir.Graph, primal: Sequence[ir.Node], results: list[ir.
     """The values of `primal` to be stacked, for what is behind it to give `results`."""
     inside = set(primal)
     makers = {v: n for n in primal for v in n.outputs}
-    live = set(results)
-    for node in reversed(list(body)):
-        if node not in inside and any(v in live for v in node.outputs):
-            live.update(reads(node))
+    back = ancestors([node for node in body if node not in inside], results)
+    live = {v for node in back for v in reads(node)} | set(results)
     it = Iteration.of(op.node)
     states = set(body.inputs[it.lead : it.lead + it.count])
-    varies = _following_from(primal, set(body.inputs))
+    varies = dependents(primal, body.inputs)
     moved = _moved(primal, states, varies)
     sizes = _names([*op.node.inputs, *captured(op.node)])
-    stack, seen, kept = [v for v in makers if v in live], set(), []
-    while stack:
-        v = stack.pop()
-        if v in seen or v not in makers or v not in varies:
-            continue
-        seen.add(v)
-        node = makers[v]
-        if v not in moved and not _is_shaped(node) and _keeps_its_shape(v, sizes):
-            kept.append(v)
-        else:
-            stack.extend(reads(node))
-    order = {v: i for i, v in enumerate(makers)}
-    return sorted(kept, key=order.__getitem__)
 
+    def known(v: ir.Value) -> bool:
+        """Whether `v` is at hand in a step back: stacked, or the same in all steps."""
+        if v not in makers or v not in varies:
+            return True
+        return v not in moved and not _is_shaped(makers[v]) and _keeps_its_shape(v, sizes)
 
-def _following_from(nodes: Iterable[ir.Node], start: set[ir.Value]) -> set[ir.Value]:
-    """What depends on `start`, in whatever way."""
-    found = set(start)
-    for node in nodes:
-        if any(v in found for v in reads(node)):
-            found.update(node.outputs)
-    return found
+    read = set(residuals((v for v in makers if v in live), known))
+    return [v for v in makers if v in read and v in varies]
 
 
 def _moved(nodes: Iterable[ir.Node], states: set[ir.Value], varies: set[ir.Value]) -> set[ir.Value]:

@@ -14,9 +14,9 @@ import onnx_ir as ir
 
 from onnxgrad.control_flow.checkpointing import Kept, keep, segment_length
 from onnxgrad.control_flow.iteration import Iteration, Slot, loop, scan
-from onnxgrad.control_flow.subgraphs import copy_of, empty, formal, give
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.infer.loops import always_goes_on
+from onnxgrad.ir.subgraphs import cond, copy_of, empty, formal, give
 from onnxgrad.lower.registry import replace
 
 #: with fewer steps than this there is nothing to be saved
@@ -176,17 +176,18 @@ class _Segments:
             return []
         if self.counted and (known := self.trips.const) is not None and int(known) > 0:  # type: ignore[union-attr]
             return [b.ConcatFromSequence(q, axis=0) for q in sequences]
-        some, then = empty(b, "some_segments")
-        give(some, [some.ConcatFromSequence(Var(some, q.value), axis=0) for q in sequences])
-        none, other = empty(b, "no_segments")
-        _, body = copy_of(none, self.it.body)
-        first = [Var(none, v) for v in self.it.initial]
-        results = loop(none, body, none.const(np.array(0, np.int64)).value, None, first)
-        keep(results[0].value.producer(), Kept.RESIDUALS)
-        give(none, [results[self.it.count + k] for k in self.used])
-        branches = [ir.AttrGraph("then_branch", then), ir.AttrGraph("else_branch", other)]
-        any_ = b.SequenceLength(sequences[0]) > 0
-        return list(b.append(ir.Node("", "If", [any_.value], branches, num_outputs=len(sequences))))
+
+        def some(w: Builder) -> list[Var]:
+            return [w.ConcatFromSequence(Var(w, q.value), axis=0) for q in sequences]
+
+        def none(w: Builder) -> list[Var]:
+            _, body = copy_of(w, self.it.body)
+            first = [Var(w, v) for v in self.it.initial]
+            results = loop(w, body, w.const(np.array(0, np.int64)).value, None, first)
+            keep(results[0].value.producer(), Kept.RESIDUALS)
+            return [results[self.it.count + k] for k in self.used]
+
+        return cond(b, b.SequenceLength(sequences[0]) > 0, some, none)
 
 
 # --- Scan ------------------------------------------------------------------------------------------
@@ -207,19 +208,16 @@ def _scan(b: Builder, node: ir.Node, used: Sequence[int], steps: int | None, len
     size = b.Squeeze(b.shape_of(b.var(it.scanned[0]), it.ins[0].axis, it.ins[0].axis + 1 or None), [0])
     each: Var | int = _root(b, size) if length == "sqrt" else int(length)
     cut = b.Div(size - 1, each) * each
-    some, then = empty(b, "some_segments")
-    give(some, _split(some, it, used, Var(some, cut.value), each, Var(some, size.value)))
-    none, other = empty(b, "no_segments")
-    pieces = [(Var(none, x), slot) for x, slot in zip(it.scanned, it.ins)]
-    results = _plain(none, it, used, [Var(none, v) for v in it.initial], pieces)
-    give(none, results)
-    branches = [ir.AttrGraph("then_branch", then), ir.AttrGraph("else_branch", other)]
+
+    def some(w: Builder) -> list[Var]:
+        return _split(w, it, used, Var(w, cut.value), each, Var(w, size.value))
+
+    def none(w: Builder) -> list[Var]:
+        pieces = [(Var(w, x), slot) for x, slot in zip(it.scanned, it.ins)]
+        return _plain(w, it, used, [Var(w, v) for v in it.initial], pieces)
+
     likes = [*node.outputs[: it.count], *(node.outputs[it.count + k] for k in used)]
-    joined = ir.Node("", "If", [(cut > 0).value], branches, num_outputs=len(likes))
-    for value, model in zip(joined.outputs, likes):
-        value.type, value.shape = model.type, model.shape
-    results = list(b.append(joined))
-    return _of_all(it, used, results)
+    return _of_all(it, used, cond(b, cut > 0, some, none, likes))
 
 
 def _plain(

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxgrad.control_flow.subgraphs import copy_of, formal, give, values_read
 from onnxgrad.engine import forward, reverse
+from onnxgrad.engine.reverse import summed
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var, containers
+from onnxgrad.ir.graph import values_read
+from onnxgrad.ir.subgraphs import copy_of, formal, give
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule
-from onnxgrad.rules.rule import add
 
 
 def _map(op: Op, b: Builder, columns: Sequence[tuple[ir.Value, ir.Value]]) -> list[Var]:
@@ -61,21 +62,18 @@ def sequence_map(op: Op, g: object) -> dict[ir.Value, Var]:
     columns = list(zip(graph.inputs, (v for v in op.node.inputs if v is not None)))
     wrt = [(inside, outside) for inside, outside in columns if outside in op.active]
     wrt += [(c.value, c.value) for c in op.captures if c.value in op.active]
-    seeds: dict[ir.Value, Var] = {}
-    for i, u in of.items():
-        seed, out = formal(b, graph.outputs[i], "cotangent"), graph.outputs[i]
-        columns.append((seed.value, u.value))
-        seeds[out] = add([seeds[out], seed]) if out in seeds else seed
-    found = reverse(b, list(graph), seeds, [inside for inside, _ in wrt])
+    seeds = {i: formal(b, graph.outputs[i], "cotangent") for i in of}
+    columns += [(seeds[i].value, u.value) for i, u in of.items()]
+    found = reverse(b, list(graph), summed((graph.outputs[i], s) for i, s in seeds.items()), [v for v, _ in wrt])
     wrt = [(inside, outside) for inside, outside in wrt if inside in found]
     if not wrt:
         return {}
     give(b, [found[inside] for inside, _ in wrt])
-    pulled: dict[ir.Value, list[Var]] = {}
+    pulled = []
     for (inside, outside), each in zip(wrt, _map(op, b, columns)):
         whole = inside is outside or not isinstance(outside.type, ir.SequenceType)
         if whole and not isinstance(outside.type, ir.TensorType):
             raise NotDifferentiable(f"its body reads {outside.name!r}, which is a sequence, as a whole")
         total = containers.summed(op.builder, each, Var(op.builder, outside)) if whole else each
-        pulled.setdefault(outside, []).append(total)
-    return {value: add(gs) for value, gs in pulled.items()}
+        pulled.append((outside, total))
+    return summed(pulled)

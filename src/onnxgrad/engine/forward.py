@@ -12,11 +12,9 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from onnxgrad.engine.activity import is_differentiable, prepare, rule_of
-from onnxgrad.engine.reverse import _check, pull_back, reverse
-from onnxgrad.errors import NotDifferentiable, RuleError
+from onnxgrad.engine.reverse import _check, pull_back, reverse, summed, telling
 from onnxgrad.ir import Builder, Var, containers
 from onnxgrad.ir.graph import captured
-from onnxgrad.ir.names import described
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.rule import add
 
@@ -48,16 +46,8 @@ def push_forward(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Va
     op = Op(builder, node, [t is not None for t in given])
     given += [None] * (len(op.inputs) - len(given))
     op.tangents = tangents
-    try:
+    with telling(node):
         result = rule.jvp(op, given)
-    except NotDifferentiable as e:
-        raise type(e)(f"{described(node)}: {e}") from e
-    except MemoryError as e:
-        raise NotDifferentiable(
-            f"{described(node)}: its derivative takes more memory than there is to write down"
-        ) from e
-    except (RuleError, AssertionError, AttributeError, TypeError, ValueError, IndexError, KeyError) as e:
-        raise RuleError(f"the rule failed on {described(node)}: {type(e).__name__}: {e}") from e
     if result is None:
         return _transposed(builder, node, tangents)
     found = {v: t for v, t in zip(node.outputs, result) if t is not None and is_differentiable(v)}
@@ -81,9 +71,5 @@ def _transposed(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Var
         probes = {v: builder.append(ir.Node("", "Identity", [_probe(Var(builder, v)).value]))[0] for v in outputs}
         pulled = pull_back(builder, node, [probes.get(v) for v in node.outputs], moved)
     probed = [p.value for p in probes.values()]
-    seeds: dict[ir.Value, Var] = {}
-    for value, g in pulled.items():
-        t = tangents[value]
-        seeds[g.value] = add([seeds[g.value], t]) if g.value in seeds else t
-    found = reverse(builder, emitted, seeds, probed)
+    found = reverse(builder, emitted, summed((g.value, tangents[v]) for v, g in pulled.items()), probed)
     return {v: found[p.value] for v, p in probes.items() if p.value in found}

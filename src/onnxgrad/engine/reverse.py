@@ -6,7 +6,8 @@ checks what comes back, and accumulates.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import onnx_ir as ir
 
@@ -64,8 +65,24 @@ def pull_back(
     needs = [v is not None and v in active and rule.carries(i) for i, v in enumerate(node.inputs)]
     op = Op(builder, node, needs)
     op.active = active
-    try:
+    with telling(node):
         result = rule.vjp(op, cotangents)
+    pairs = list(result.items()) if isinstance(result, dict) else list(zip(node.inputs, result))
+    found: list[tuple[ir.Value, Var]] = []
+    for i, (key, g) in enumerate(pairs):
+        value = key.value if isinstance(key, Var) else key
+        wanted = value in active and (isinstance(result, dict) or needs[i])
+        if g is not None and value is not None and wanted:
+            _check(node, Var(builder, value), g)
+            found.append((value, g))
+    return summed(found)
+
+
+@contextmanager
+def telling(node: ir.Node) -> Iterator[None]:
+    """Have every error that a rule raises inside the ``with`` block name `node`."""
+    try:
+        yield
     except NotDifferentiable as e:
         raise type(e)(f"{described(node)}: {e}") from e
     except MemoryError as e:
@@ -74,15 +91,14 @@ def pull_back(
         ) from e
     except (RuleError, AssertionError, AttributeError, TypeError, ValueError, IndexError, KeyError) as e:
         raise RuleError(f"the rule failed on {described(node)}: {type(e).__name__}: {e}") from e
-    pairs = list(result.items()) if isinstance(result, dict) else list(zip(node.inputs, result))
-    totals: dict[ir.Value, list[Var]] = {}
-    for i, (key, g) in enumerate(pairs):
-        value = key.value if isinstance(key, Var) else key
-        wanted = value in active and (isinstance(result, dict) or needs[i])
-        if g is not None and value is not None and wanted:
-            _check(node, Var(builder, value), g)
-            totals.setdefault(value, []).append(g)
-    return {value: add(gs) for value, gs in totals.items()}
+
+
+def summed(cotangents: Iterable[tuple[ir.Value, Var]]) -> dict[ir.Value, Var]:
+    """The cotangent of each value; several of one are added up."""
+    terms: dict[ir.Value, list[Var]] = {}
+    for value, g in cotangents:
+        terms.setdefault(value, []).append(g)
+    return {value: add(gs) for value, gs in terms.items()}
 
 
 def _check(node: ir.Node, x: Var, g: Var) -> None:

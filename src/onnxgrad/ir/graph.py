@@ -1,8 +1,12 @@
-"""Walks through graphs: what a node reads (captured values included), what leads where, what is dead."""
+"""Walks through graphs: what a node reads (captured values included), slices, cuts, dead-code elimination.
+
+A *slice* is what leads from some values (`dependents`) or to some values (`ancestors`); a *cut* is what crosses the
+border between two parts of a graph.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Reversible
 
 import onnx_ir as ir
 
@@ -45,6 +49,62 @@ def reads(node: ir.Node) -> list[ir.Value]:
     return direct + captured(node) if node.attributes and subgraphs(node) else direct
 
 
+def values_read(graph: ir.Graph) -> set[ir.Value]:
+    """Everything that the nodes of `graph` read, and its outputs."""
+    return {v for node in graph for v in reads(node)} | set(graph.outputs)
+
+
+def dependents(nodes: Iterable[ir.Node], start: Iterable[ir.Value]) -> set[ir.Value]:
+    """`start`, and everything that `nodes`, in topological order, compute from it."""
+    found = set(start)
+    for node in nodes:
+        if any(v in found for v in reads(node)):
+            found.update(node.outputs)
+    return found
+
+
+def ancestors(nodes: Reversible[ir.Node], ends: Iterable[ir.Value], start: Collection[ir.Value] = ()) -> list[ir.Node]:
+    """Those of `nodes`, in topological order, that compute `ends`: from the values `start`, where these are met."""
+    wanted = {v for v in ends if v not in start}
+    found = []
+    for node in reversed(nodes):
+        if any(v in wanted for v in node.outputs):
+            wanted.update(v for v in reads(node) if v not in start)
+            found.append(node)
+    return found[::-1]
+
+
+def reach(start: Iterable[ir.Value], onward: Callable[[ir.Value], Iterable[ir.Value]]) -> list[ir.Value]:
+    """`start`, and all that `onward` leads to from there, each once, in the order of a walk depth first."""
+    found: dict[ir.Value, None] = {}
+    stack = list(start)
+    while stack:
+        value = stack.pop()
+        if value not in found:
+            found[value] = None
+            stack.extend(onward(value))
+    return list(found)
+
+
+def cut(ends: Iterable[ir.Value], crosses: Callable[[ir.Value], bool]) -> list[ir.Value]:
+    """The values that `crosses` holds for, of those that are met first on the ways back from `ends`."""
+
+    def onward(value: ir.Value) -> list[ir.Value]:
+        node = None if crosses(value) else value.producer()
+        return [] if node is None else reads(node)
+
+    return [v for v in reach(ends, onward) if crosses(v)]
+
+
+def stand_in(value: ir.Value, name: str | None = None) -> ir.Value:
+    """A new value like `value`, to become an input, that everything reads in its place; by default of its name, too."""
+    new = ir.Value(name=name or value.name, type=value.type, shape=value.shape)
+    value.replace_all_uses_with(new, replace_graph_outputs=True)
+    if name is None:
+        value.name = f"{value.name}_computed"
+    return new
+
+
 def prune(graph: ir.Graph, keep: Iterable[ir.Value] = ()) -> int:
     """Remove the nodes that no output (nor `keep`) needs; returns how many went. Initializers likewise."""
     live = set(graph.outputs) | set(keep)
@@ -68,24 +128,3 @@ def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
     """Every value of `graph` (not of graphs inside it) by name: inputs, initializers and what the nodes give."""
     values = {v.name or "": v for v in graph.inputs} | dict(graph.initializers)
     return values | {v.name: v for node in graph for v in node.outputs if v.name}
-
-
-def rewired(attribute: ir.Attr, copies: Mapping[ir.Value, ir.Value]) -> ir.Attr:
-    """`attribute`; a graph in it as a clone that reads copies where there are some."""
-    if attribute.type == ir.AttributeType.GRAPH:
-        return ir.AttrGraph(attribute.name, _clone(attribute.as_graph(), copies))
-    if attribute.type == ir.AttributeType.GRAPHS:
-        return ir.AttrGraphs(attribute.name, [_clone(g, copies) for g in attribute.as_graphs()])
-    return attribute
-
-
-def _clone(graph: ir.Graph, copies: Mapping[ir.Value, ir.Value]) -> ir.Graph:
-    clone = graph.clone(allow_outer_scope_values=True)
-    for node in clone.all_nodes():
-        for i, value in enumerate(node.inputs):
-            if value is not None and value in copies:
-                node.replace_input_with(i, copies[value])
-    for i, value in enumerate(clone.outputs):
-        if value in copies:
-            clone.outputs[i] = copies[value]
-    return clone

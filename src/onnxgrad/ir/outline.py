@@ -7,35 +7,33 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxgrad.ir.cleanup import finish
+from onnxgrad.ir.graph import named_values, stand_in
 from onnxgrad.ir.names import Names
 
 
 def part_of(graph: ir.Graph, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], names: Names) -> ir.Graph:
     """What of a copy of `graph` gives `outputs` from `inputs`, as the body of a function."""
     copy = graph.clone()
-    values = {v.name: v for v in (*copy.inputs, *copy.initializers.values(), *(o for n in copy for o in n.outputs))}
-    formals = []
-    for like in inputs:
-        held = values[like.name]
-        value = ir.Value(name=like.name, type=held.type, shape=held.shape)
-        held.replace_all_uses_with(value, replace_graph_outputs=True)
-        held.name = f"{like.name}_computed"
-        values[like.name] = value
-        formals.append(value)
-    copy.outputs.clear()
-    for like in outputs:
-        value = values[like.name]
-        if value.producer() is None or value in copy.outputs:
-            through = ir.Node("", "Identity", [value], num_outputs=1)
-            through.outputs[0].name = names.fresh(f"{value.name}_out")
-            copy.append(through)
-            value = through.outputs[0]
-        copy.outputs.append(value)
-    copy.inputs.clear()
-    copy.inputs.extend(formals)
+    values = named_values(copy)
+    restrict(copy, [values[v.name or ""] for v in inputs], [values[v.name or ""] for v in outputs], names)
     finish(copy, names=names)
     _as_function(copy)
     return copy
+
+
+def restrict(graph: ir.Graph, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], names: Names) -> None:
+    """Have `graph` give `outputs` from `inputs`, wherever these are computed; dead code stays, to be pruned."""
+    instead = {v: v if v in graph.inputs else stand_in(v) for v in inputs}
+    graph.outputs.clear()
+    for value in (instead.get(v, v) for v in outputs):
+        if value.producer() is None or value in graph.outputs:
+            through = ir.Node("", "Identity", [value], num_outputs=1)
+            through.outputs[0].name = names.fresh(f"{value.name}_out")
+            graph.append(through)
+            value = through.outputs[0]
+        graph.outputs.append(value)
+    graph.inputs.clear()
+    graph.inputs.extend(instead.values())
 
 
 def _as_function(graph: ir.Graph) -> None:

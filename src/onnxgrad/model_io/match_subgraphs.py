@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
-from onnxgrad.ir.graph import prune, reads, subgraphs
+from onnxgrad.ir.graph import ancestors, cut, dependents, prune, subgraphs
 from onnxgrad.ir.names import Names, identifier
 from onnxgrad.ir.outline import part_of
 from onnxgrad.model_io.local_functions import nodes_of
@@ -80,37 +80,21 @@ def _inside(
     graph: ir.Graph, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
 ) -> tuple[list[ir.Node], list[ir.Value]]:
     """The nodes between `inputs` and `outputs`, and what else they read."""
-    cut = Cut(tuple(v.name or "" for v in inputs), tuple(v.name or "" for v in outputs))
-    depends: set[ir.Value] = set(inputs)
-    later: set[ir.Node] = set()
-    for node in graph:
-        if any(v in depends for v in reads(node)):
-            later.add(node)
-            depends.update(node.outputs)
+    here = Cut(tuple(v.name or "" for v in inputs), tuple(v.name or "" for v in outputs))
+    depends = dependents(graph, inputs)
     for v in outputs:
         if v in inputs or v not in depends:
-            raise BadInput(f"{_described(cut)} is no sub-graph: {v.name!r} is not computed from its inputs")
-    inside: dict[ir.Node, None] = {}
-    beside: dict[ir.Value, None] = {}
-    used: set[ir.Value] = set()
-    stack, seen = list(outputs), set()
-    while stack:
-        value = stack.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        maker = value.producer()
-        if value in inputs:
-            used.add(value)
-        elif maker is not None and maker in later:
-            inside.setdefault(maker)
-            stack.extend(reads(maker))
-        elif maker is None or maker.op_type != "Constant" or maker.domain:
-            beside.setdefault(value)
+            raise BadInput(f"{_described(here)} is no sub-graph: {v.name!r} is not computed from its inputs")
+    read = cut(outputs, lambda v: v in inputs or (v not in depends and not _is_constant(v)))
     for v in inputs:
-        if v not in used:
-            raise BadInput(f"{_described(cut)} is no sub-graph: it does not read {v.name!r}")
-    return list(inside), list(beside)
+        if v not in read:
+            raise BadInput(f"{_described(here)} is no sub-graph: it does not read {v.name!r}")
+    return ancestors(graph, outputs, set(read)), [v for v in read if v not in inputs]
+
+
+def _is_constant(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and node.op_type == "Constant" and not node.domain
 
 
 def _described(cut: Cut) -> str:

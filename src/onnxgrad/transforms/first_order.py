@@ -20,18 +20,18 @@ from onnxgrad.batching.directions import Stacked, along
 from onnxgrad.custom import CustomRule, custom_rules
 from onnxgrad.engine import forward, reverse
 from onnxgrad.engine.activity import prepare, stoppers
-from onnxgrad.engine.partial_eval import CALL
+from onnxgrad.engine.function_calls import CALL
 from onnxgrad.errors import BadInput, NotDifferentiable, RuleError, UnknownName, ZeroDerivative
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.cleanup import finish
-from onnxgrad.ir.graph import named_values
+from onnxgrad.ir.graph import ancestors, named_values
 from onnxgrad.ir.index_expressions import with_parts
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.model_io import AnyModel, Opened, Signature
 from onnxgrad.model_io.declared_shapes import undeclared
 from onnxgrad.model_io.local_functions import worth_keeping
-from onnxgrad.model_io.open import nothing
+from onnxgrad.model_io.open import Keep, nothing
 from onnxgrad.model_io.validity import blamed
 from onnxgrad.rules.constant_sums import constant_total
 from onnxgrad.rules.registry import registry
@@ -55,11 +55,31 @@ class Derivation:
     ) -> None:
         """Open `model`; with `containers`, `wrt` and `of` may be sequences and optionals of float tensors."""
         keeps = _keeping.get() and not registry.estimating  # an estimator looks at what made a quantized number
-        self.opened: Opened = open_lowered(model, first, keep=worth_keeping if keeps else nothing)
+        try:
+            self._open(model, wrt, of, first, containers, keep=worth_keeping if keeps else nothing)
+        except BadInput:
+            if not hasattr(self, "opened") or self.opened.functions is None:
+                raise
+            self._open(model, wrt, of, first, containers, keep=nothing)  # a name may be one inside a function
+        kept = self.opened.functions
+        if kept is not None and any(node in kept for node in ancestors(self.graph, self.of.values())):
+            _kept.set(True)
+        self.signature = Signature()
+
+    def _open(
+        self,
+        model: AnyModel,
+        wrt: Names,
+        of: Names | None,
+        first: Callable[[ir.Model], None] | None,
+        containers: bool,
+        keep: Keep,
+    ) -> None:
+        """Open `model` and find the values that `wrt` and `of` name."""
+        self.opened: Opened = open_lowered(model, first, keep=keep)
         functions = self.opened.functions
         if functions is not None:
             functions.rule = CALL
-            _kept.set(True)
         self.graph = self.opened.model.graph
         values = named_values(self.graph)
         self.wrt = float_values(wrt, values, "wrt", containers)
@@ -68,7 +88,6 @@ class Derivation:
         self.builder.names.reserve(self.opened.training)
         self.nodes = list(self.graph)
         self.primal = set(values)
-        self.signature = Signature()
 
     def input(self, like: ir.Value, name: str, directions: int | str | None = None) -> Var:
         """A new graph input with the type and shape of `like`; with `directions`, as many of it in a stack."""
@@ -208,8 +227,9 @@ _kept: ContextVar[bool] = ContextVar("kept", default=False)
 def keeping_functions(derive: Derive) -> Derive:
     """Have `derive` leave large local functions functions; where that cannot be, it starts again with all inlined.
 
-    That is where a name is one inside a function, where something inside cannot be differentiated (the message then
-    tells the whole path), or where inside something is not known that is known from one call.
+    That is where something inside cannot be differentiated (the message then tells the whole path), or where inside
+    something is not known that is known from one call: an error is final where no call leads to what is
+    differentiated. (Names inside a function are seen when the model is opened, see `Derivation`.)
 
     A failure over a model that is not valid is told as that (see `onnxgrad.model_io.validity`).
     """

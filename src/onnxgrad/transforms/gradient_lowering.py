@@ -17,13 +17,14 @@ from onnxgrad.engine import reverse
 from onnxgrad.engine.activity import is_differentiable, prepare
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var, same_shape
-from onnxgrad.ir.graph import named_values, prune, reads, rewired, subgraphs
+from onnxgrad.ir.graph import ancestors, named_values, prune, reads, subgraphs
 from onnxgrad.ir.infer.inference import Inference
-from onnxgrad.ir.names import described, rename_inside
+from onnxgrad.ir.names import described
+from onnxgrad.ir.subgraphs import rewired
 from onnxgrad.model_io import AnyModel, Opened, open_model
 from onnxgrad.model_io.local_functions import Functions
 from onnxgrad.model_io.open import Keep, nothing
-from onnxgrad.transforms.gradient_node import DOMAIN, Bound, between, bind, is_gradient, strings
+from onnxgrad.transforms.gradient_node import DOMAIN, Bound, bind, is_gradient, strings
 
 
 def needs_lowering(model: ir.Model) -> bool:
@@ -198,7 +199,7 @@ class WithoutGradients:
         for name, x in zip([*names, "y"], [*xs, y]):
             if not is_differentiable(x):
                 raise BadInput(f"{where}: {name!r} is a tensor of {x.dtype}; only floats have derivatives")
-        nodes = between([n for graph in self._open for n in graph], y, {*xs, *zs})
+        nodes = ancestors([n for graph in self._open for n in graph], [y], {*xs, *zs})
         fed = dict(zip([*xs, *zs], map(self.now, bound.fed)))
         if any(value is not named for named, value in fed.items()):
             at = self._substituted(nodes, fed, where)
@@ -261,12 +262,10 @@ class _Copies:
             node.domain,
             node.op_type,
             [None if v is None else self.values.get(v, v) for v in node.inputs],
-            [rewired(a, self.values) for a in node.attributes.values()],
+            [rewired(a, self.values, self.builder.names) for a in node.attributes.values()],
             num_outputs=len(node.outputs),
             overload=node.overload,
         )
-        for inner in subgraphs(copy):
-            rename_inside(inner, self.builder.names)
         for old, new in zip(node.outputs, copy.outputs):
             new.name, new.type = (None if old.name else ""), old.type
             if self.same_shapes:

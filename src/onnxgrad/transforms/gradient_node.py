@@ -15,7 +15,7 @@ import onnx_ir as ir
 import onnx_shape_inference as osi
 
 from onnxgrad.errors import BadInput, UnknownName
-from onnxgrad.ir.graph import reads, subgraphs
+from onnxgrad.ir.graph import ancestors, reads, subgraphs
 from onnxgrad.ir.names import described
 
 #: The domain of Gradient, Adam, Adagrad and Momentum.
@@ -190,7 +190,7 @@ class Scope:
         for value, name in variables.items():
             if value.producer() is None:
                 continue
-            nodes = between(so_far, value, set(variables) - {value})
+            nodes = ancestors(so_far, [value], set(variables) - {value})
             for read in dict.fromkeys(v for n in nodes for v in reads(n)):
                 if read in variables and read is not value:
                     way = trail(nodes, read, value)
@@ -201,7 +201,7 @@ class Scope:
 
     def _missing(self, node: ir.Node, variables: Mapping[ir.Value, str], y: ir.Value) -> Iterator[str]:
         """Leaves that y depends on and that neither xs nor zs names."""
-        nodes = between(self._so_far(node), y, set(variables))
+        nodes = ancestors(self._so_far(node), [y], set(variables))
         read = [v for n in nodes for v in reads(n)] if y not in variables else []
         made = {v for n in nodes for v in n.outputs}
         for leaf in dict.fromkeys([y, *read] if y not in variables else read):
@@ -246,17 +246,6 @@ def _every_scope(model: ir.Model, constants: Collection[str]) -> Iterator[Scope]
 
 
 # --- walks ------------------------------------------------------------------------------------------
-
-
-def between(nodes: Sequence[ir.Node], y: ir.Value, cut: Collection[ir.Value]) -> list[ir.Node]:
-    """Those of `nodes` (in order) that `y` is computed by from the values of `cut`."""
-    wanted = {y} - set(cut)
-    found = []
-    for node in reversed(nodes):
-        if any(v in wanted for v in node.outputs):
-            found.append(node)
-            wanted.update(v for v in reads(node) if v not in cut)
-    return found[::-1]
 
 
 def trail(nodes: Sequence[ir.Node], source: ir.Value, goal: ir.Value) -> str:

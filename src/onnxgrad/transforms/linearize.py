@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.engine.partial_eval import residuals, seedless_values
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.constants import is_repeatable
-from onnxgrad.ir.graph import prune, reads, subgraphs
+from onnxgrad.ir.graph import dependents, named_values, prune, subgraphs
+from onnxgrad.ir.outline import restrict
 from onnxgrad.model_io import AnyModel, Signature
 from onnxgrad.model_io.read import TRAINING
 from onnxgrad.transforms.first_order import Derivation, Names, keeping_functions, without_collection
@@ -101,41 +103,48 @@ def _cut(d: Derivation, seeds: list[Var]) -> Split:
     graph, made = d.graph, d.signature
     finish(graph, [v for n, v in graph.initializers.items() if n in d.opened.training], d.builder.names)
     results = {*made.gradients.values(), *made.output_tangents.values()}
-    moving = _leading_from({s.value for s in seeds}, graph)
+    starts = {s.value for s in seeds}
+    moving = dependents(graph, starts)
+    for i, v in enumerate(graph.outputs):
+        if v.name in results and v not in moving:
+            _hand_through(d, i)
+    ends = [v for v in graph.outputs if v.name in results]
     drawn = {v for node in graph if _is_random(node, d.builder) for v in node.outputs}
-    given = _leading_from({*graph.inputs, *drawn} - {s.value for s in seeds}, graph)
-    moving |= {_handed_through(d, i) for i, v in enumerate(graph.outputs) if v.name in results and v not in moving}
-    needed = _needed_for([v for v in graph.outputs if v.name in results], moving, given)
-    residuals = [v for v in needed if not v.is_graph_input()]
-    for v in residuals:
+    known = seedless_values(graph, starts, {*graph.inputs, *drawn} - starts)
+    needed = residuals(ends, lambda v: v not in ends and known(v))
+    saved = [v for v in needed if not v.is_graph_input()]
+    for v in saved:
         if v.shape is None or v.type is None:
             hint = "declare it in the model's value_info"
             raise BadInput(f"the type or rank of the residual {v.name!r} is not known\n  hint: {hint}")
-    names = [v.name or "" for v in residuals]
-    read = {v.name for v in needed if v.is_graph_input()}
+    names = [v.name or "" for v in saved]
+    read = {v.name for v in needed if v.is_graph_input()} | {s.name for s in seeds}
 
     linear = replace(d.opened, model=d.opened.model.clone(), training=frozenset())
     linear.model.meta[TRAINING] = []
-    _keep_linear(linear.model.graph, results, names, {*read, *(s.name for s in seeds)})
+    part = linear.model.graph
+    values = named_values(part)
+    inputs = [*(v for v in part.inputs if v.name in read), *(values[name] for name in names)]
+    restrict(part, inputs, [v for v in part.outputs if v.name in results], d.builder.names)
+    prune(part)
     replace(made, residuals=names).store(linear.model)
 
     for v in [v for v in graph.outputs if v.name in results]:
         graph.outputs.remove(v)
-    graph.outputs.extend(v for v in residuals if not v.is_graph_output())
+    graph.outputs.extend(v for v in saved if not v.is_graph_output())
     for s in seeds:
         graph.inputs.remove(s.value)
     d.signature = Signature(residuals=names)
     return Split(d.close(), linear.close())
 
 
-def _handed_through(d: Derivation, i: int) -> ir.Value:
-    """Output `i`, which depends on no tangent, as something that the linear half makes of a residual."""
+def _hand_through(d: Derivation, i: int) -> None:
+    """Have output `i`, which depends on no tangent, be something that the linear half makes of a residual."""
     value, name = d.graph.outputs[i], d.graph.outputs[i].name
     value.name = d.builder.names.fresh("residual")
     out = d.builder.append(ir.Node("", "Identity", [value]))[0].value
     out.name, out.type, out.shape = name, value.type, value.shape
     d.graph.outputs[i] = out
-    return out
 
 
 def _is_random(node: ir.Node, builder: Builder) -> bool:
@@ -144,49 +153,6 @@ def _is_random(node: ir.Node, builder: Builder) -> bool:
     return not is_repeatable(node.op_type, node.domain, opset) or any(
         _is_random(inner, builder) for graph in subgraphs(node) for inner in graph
     )
-
-
-def _leading_from(values: set[ir.Value], graph: ir.Graph) -> set[ir.Value]:
-    """`values`, and everything that depends on them."""
-    found = set(values)
-    for node in graph:
-        if any(v in found for v in reads(node)):
-            found.update(node.outputs)
-    return found
-
-
-def _needed_for(outputs: list[ir.Value], moving: set[ir.Value], given: set[ir.Value]) -> list[ir.Value]:
-    """What `outputs` need of values that depend on inputs and on no seed: the cut."""
-    cut: dict[ir.Value, None] = {}
-    stack, seen = list(outputs), set()
-    while stack:
-        value = stack.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        if value in given and value not in moving:
-            cut.setdefault(value)
-        elif (node := value.producer()) is not None:
-            stack.extend(reads(node))
-    return list(cut)
-
-
-def _keep_linear(graph: ir.Graph, results: set[str], residuals: list[str], inputs: set[str | None]) -> None:
-    """Make what is on the far side of the cut of the whole of `graph`."""
-    values = {v.name: v for node in graph for v in node.outputs}
-    outputs = [v for v in graph.outputs if v.name in results]
-    graph.outputs.clear()
-    graph.outputs.extend(outputs)
-    first = [v for v in graph.inputs if v.name in inputs]
-    graph.inputs.clear()
-    graph.inputs.extend(first)
-    for name in residuals:
-        held = values[name]
-        value = ir.Value(name=name, type=held.type, shape=held.shape)
-        held.replace_all_uses_with(value, replace_graph_outputs=True)
-        held.name = f"{name}_computed"  # its node goes
-        graph.inputs.append(value)
-    prune(graph)
 
 
 def _take_shapes_elsewhere(d: Derivation, dropped: list[ir.Value]) -> None:
@@ -198,7 +164,7 @@ def _take_shapes_elsewhere(d: Derivation, dropped: list[ir.Value]) -> None:
             for axis, dim in enumerate(v.shape or ()):
                 if not isinstance(dim, int) and dim.value:
                     sizes.setdefault(dim.value, (v, axis))
-    moving = _leading_from(set(dropped), d.graph)
+    moving = dependents(d.graph, dropped)
     for node in [n for n in d.graph if n.op_type == "Shape" and n.domain == "" and n.inputs[0] in moving]:
         value = node.inputs[0]
         if value is None or value.shape is None:

@@ -16,7 +16,6 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.batching.directions import Stacked, along
-from onnxgrad.control_flow.subgraphs import copy_of
 from onnxgrad.eager.core.array import Array
 from onnxgrad.eager.core.cache import Cache
 from onnxgrad.eager.core.primitives import OPSET
@@ -26,12 +25,15 @@ from onnxgrad.eager.core.recording import record, record_several
 from onnxgrad.eager.core.running import Run, model_of
 from onnxgrad.eager.core.tape import Node, Program, Source, exporting
 from onnxgrad.engine import forward, reverse
+from onnxgrad.engine.partial_eval import residuals
 from onnxgrad.errors import BadInput, NotDifferentiable, RuleError
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.constants import is_repeatable
 from onnxgrad.ir.graph import reads, subgraphs
+from onnxgrad.ir.outline import restrict
 from onnxgrad.ir.schemas import schema_of
+from onnxgrad.ir.subgraphs import rewired
 
 #: Where results are in a program; None for one that is not there.
 Places = Sequence[int | None]
@@ -98,7 +100,8 @@ class Call(Operator):
             there[v] = b.const(v.const_value.numpy(), v.dtype)
         for node in self.graph:
             given = [None if v is None else there[v] for v in node.inputs]
-            attributes = {a.name: _inlined(b, a, there) for a in node.attributes.values()}
+            now = {v: x.value for v, x in there.items()} if subgraphs(node) else {}
+            attributes = {a.name: rewired(a, now, b.names) for a in node.attributes.values()}
             count = len(node.outputs)
             made = b.emit(node.op_type, *given, domain=node.domain, outputs=count, **attributes)
             for v, x in zip(node.outputs, made if count > 1 else (made,)):
@@ -108,22 +111,6 @@ class Call(Operator):
                     x.value.shape = v.shape  # a symbol of the called graph means nothing here
         found = tuple(there[v] for v in self.graph.outputs)
         return found if len(found) > 1 else found[0]
-
-
-def _inlined(b: Builder, attribute: ir.Attr, there: dict[ir.Value, Var]) -> ir.Attr:
-    """`attribute`; a graph in it as a copy that reads the values which stand for those of the called graph."""
-    if attribute.type != ir.AttributeType.GRAPH:
-        return attribute
-    _, copy = copy_of(b, attribute.as_graph())
-    for node in copy.all_nodes():
-        for i, v in enumerate(node.inputs):
-            if v in there:
-                node.replace_input_with(i, there[v].value)
-    for g in (copy, *copy.subgraphs()):
-        for i, v in enumerate(g.outputs):
-            if v in there:
-                g.outputs[i] = there[v].value
-    return ir.AttrGraph(attribute.name, copy)
 
 
 @dataclass
@@ -196,10 +183,10 @@ class Plan:
                 graph.outputs.append(end)
         held = {b.now(v): place for v, place in w.recorded.items()}
         held |= {s.value: (~k, None) for k, s in enumerate(w.sources)}
-        reads_of = _cut(b, held)
-        self.places = list(reads_of.values())
-        graph.inputs.clear()
-        graph.inputs.extend([*reads_of, *(s.value for s in seeds)])
+        ends = [v for end in graph.outputs if (node := end.producer()) is not None for v in reads(node)]
+        read = sorted(residuals(ends, held.__contains__), key=lambda v: (held[v][0], held[v][1] or 0))
+        self.places = [held[v] for v in read]
+        restrict(graph, [*read, *(s.value for s in seeds)], list(graph.outputs), b.names)
         finish(graph, names=b.names)
         self._refuse_random(graph)
         self.run = Run(model_of(graph)) if graph.outputs else None
@@ -242,32 +229,6 @@ class Plan:
         if part is None:
             return Array(value, source)
         return Array(value, Node(pick(part), (source,), value))
-
-
-def _cut(b: Builder, held: dict[ir.Value, tuple[int, int | None]]) -> dict[ir.Value, tuple[int, int | None]]:
-    """Make inputs of the values of `held` that the outputs need first; the inputs with their places."""
-    found: dict[ir.Value, ir.Value] = {}
-    seen: set[ir.Node] = set()
-    stack = [v.producer() for v in b.graph.outputs]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        for v in reads(node):
-            if v in held:
-                found.setdefault(v, v)
-            else:
-                stack.append(v.producer())
-    result: dict[ir.Value, tuple[int, int | None]] = {}
-    for v in found:
-        if v.is_graph_input():
-            result[v] = held[v]
-            continue
-        stand_in = ir.Value(name=b.names.fresh("held"), type=v.type, shape=v.shape)
-        v.replace_all_uses_with(stand_in)
-        result[stand_in] = held[v]
-    return dict(sorted(result.items(), key=lambda item: (item[1][0], item[1][1] or 0)))
 
 
 # --- the plans that there are ----------------------------------------------------------------------

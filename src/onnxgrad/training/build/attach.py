@@ -20,14 +20,14 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.composites import spell_notes
-from onnxgrad.ir.graph import prune, reads
+from onnxgrad.ir.graph import ancestors, prune, reads
 from onnxgrad.ir.infer.inference import forget_values
 from onnxgrad.model_io import AnyModel, open_model, training_info
 from onnxgrad.training.graph.exported_constants import INFINITE, Sorted, sort_out
 from onnxgrad.training.graph.lift_weights import initializer, own_weights
 from onnxgrad.training.graph.linear_models import with_own_weights
 from onnxgrad.training.graph.trainable import EVERYTHING, is_pattern, matching, without
-from onnxgrad.training.graph.training_mode import Mode, ancestors, statistics, switch
+from onnxgrad.training.graph.training_mode import Mode, statistics, switch
 from onnxgrad.training.loss.objective import LossTerm, Objective, terms_of
 from onnxgrad.training.loss.step_metrics import check_measures
 from onnxgrad.training.metadata import AVERAGE, CONVENTION, FED, MASKS, SCHEDULED, TAKEN_OF, TRAINS
@@ -262,7 +262,7 @@ class _Attachment:
         return value
 
     def _gradient(self, loss: ir.Value, parameters: list[ir.Value]) -> list[Var]:
-        needed = {v for node in ancestors(list(self.graph), loss) for v in reads(node)}
+        needed = {v for node in ancestors(self.graph, [loss]) for v in reads(node)}
         others = [v for v in self.graph.inputs if v in needed]
         node = ir.Node(
             DOMAIN,

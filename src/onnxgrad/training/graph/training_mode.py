@@ -22,8 +22,9 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.graph import reads, rewired, subgraphs
+from onnxgrad.ir.graph import ancestors, reads, subgraphs
 from onnxgrad.ir.names import described
+from onnxgrad.ir.subgraphs import rewired
 
 Values = dict[ir.Value, ir.Value]
 
@@ -110,17 +111,6 @@ def statistics(nodes: Sequence[ir.Node]) -> set[ir.Value]:
     return {v for n in nodes if _standard(n, "BatchNormalization") for v in list(n.inputs)[3:5] if v is not None}
 
 
-def ancestors(nodes: Sequence[ir.Node], *values: ir.Value) -> list[ir.Node]:
-    """Those of `nodes` (in order) that `values` depend on."""
-    live = set(values)
-    found = []
-    for node in reversed(nodes):
-        if any(v in live for v in node.outputs):
-            live.update(reads(node))
-            found.append(node)
-    return found[::-1]
-
-
 def switch(builder: Builder, nodes: Sequence[ir.Node], ys: Sequence[ir.Value], mode: Mode) -> tuple[Values, Values]:
     """Append a copy, in training mode, of what `ys` depend on and training changes.
 
@@ -129,7 +119,7 @@ def switch(builder: Builder, nodes: Sequence[ir.Node], ys: Sequence[ir.Value], m
     """
     copies: Values = {}
     updates: Values = {}
-    for node in ancestors(nodes, *ys):
+    for node in ancestors(nodes, ys):
         for inner in (n for g in subgraphs(node) for n in g.all_nodes() if mode.switches(n)):
             raise BadInput(
                 f"{described(inner)} is inside a branch or loop body of {described(node)}, "

@@ -22,8 +22,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.control_flow.iteration import Slot, scan
-from onnxgrad.control_flow.subgraphs import empty, formal, give
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.subgraphs import empty, formal, give
 
 #: Stands for log 0: far below every log-probability, and far from the end of float32.
 DEAD = -1e30

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.cleanup import finish
-from onnxgrad.ir.graph import named_values, reads
+from onnxgrad.ir.graph import dependents, named_values, values_read
 from onnxgrad.runtime import Options, StepRunner, share
 from onnxgrad.training.spec.training_info import AnyTrainingModel, own_names, read
 from onnxgrad.training.step.compile import compile_step
@@ -78,11 +78,7 @@ class _Cut:
         self.step, self.gradients, self.weight, self.summed = step, list(gradients), weight, summed
         graph = step.model.graph
         values = named_values(graph)
-        after = {values[name] for name in gradients}
-        for node in graph:
-            if any(v in after for v in reads(node)):
-                after.update(node.outputs)
-        self.behind = {v.name for v in after}
+        self.behind = {v.name for v in dependents(graph, [values[name] for name in gradients])}
         held = [values[name] for name in gradients]
         self.dtype = ir.DataType.DOUBLE if any(v.dtype == ir.DataType.DOUBLE for v in held) else ir.DataType.FLOAT
         self.shapes = [tuple(int(d) for d in v.shape or ()) for v in held]  # type: ignore[arg-type]
@@ -147,7 +143,8 @@ class _Cut:
         graph.insert_before(graph[0], made)
         outputs = [values[t.output] for t in state.values()] + [values[name] for name in results]
         self._close(b, outputs)
-        batch = [name for name in self.step.batch if any(v.name == name for n in graph for v in reads(n))]
+        read = {v.name for v in values_read(b.graph)}
+        batch = [name for name in self.step.batch if name in read]
         if batch:
             raise BadInput(f"the update reads {batch[0]!r} of the batch beside the gradients, so it cannot be put off")
         return self._step(model, state, [], results, "", dict(self.step.rates))
@@ -172,7 +169,7 @@ class _Cut:
     ) -> Step:  # fmt: skip
         """A half, its inputs in order; state that the other half updates is only read."""
         graph = model.graph
-        used = {v for n in graph for v in reads(n)} | set(graph.outputs)
+        used = values_read(graph)
         inputs = {v.name or "": v for v in graph.inputs}
         batch = [name for name in batch if inputs[name] in used]
         rates = {name: t for name, t in rates.items() if inputs[name] in used}

@@ -1,0 +1,181 @@
+"""The derivative of a call of a local function is a call of a derived function.
+
+From a body (see `model_io.local_functions`) the engine derives once, for a given set of operands that move and results
+that carry something, two functions: the primal with the residuals as further results, and the linear part, which
+takes operands, results and residuals of the primal with the cotangents (or tangents) and gives cotangents (tangents).
+The call in the primal graph becomes one of the first; the derivative is a call of the second. Both are ordinary
+functions, so that the derivative of a derivative is found in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import onnx_ir as ir
+
+from onnxgrad.engine.forward import forward
+from onnxgrad.engine.partial_eval import primal_values, residuals
+from onnxgrad.engine.reverse import reverse, summed
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.infer.inference import Inference
+from onnxgrad.ir.outline import part_of
+from onnxgrad.model_io.local_functions import Body, Functions
+from onnxgrad.rules.op import Op
+from onnxgrad.rules.rule import Cotangents, Rule
+
+Mode = Literal["backward", "tangent"]
+#: An operand, a result, a residual or a seed of a call, or a result of the linear part; by its place.
+Source = tuple[Literal["operand", "result", "residual", "seed", "linear"], int]
+
+
+@dataclass
+class Derived:
+    """What was derived from a body.
+
+    Attributes:
+        body: of what.
+        primal: the function that also gives the residuals; None if the function itself will do.
+        linear: the linear part; None if there is nothing to compute.
+        takes: its operands.
+        gives: per operand (of a pullback) or result (of a pushforward) of the call, what carries its derivative.
+    """
+
+    body: Body
+    primal: ir.Function | None = None
+    linear: ir.Function | None = None
+    residuals: int = 0
+    takes: list[Source] = field(default_factory=list)
+    gives: dict[int, Source] = field(default_factory=dict)
+
+
+class CallRule(Rule):
+    """The rule of every call."""
+
+    kind = "call"
+
+    def vjp(self, op: Op, cotangents: Cotangents) -> dict[ir.Value, Var]:
+        """Cotangents of the operands."""
+        operands = list(op.node.inputs)
+        moved = tuple(bool(v is not None and v in op.active) for v in operands)
+        found = _call(op, "backward", moved, cotangents)
+        return summed((value, g) for i, g in found.items() if (value := operands[i]) is not None)
+
+    def _jvp(self, op: Op, tangents: Cotangents) -> list[Var | None]:
+        count = len(op.node.outputs)
+        moved = tuple(t is not None for t in tangents[: len(op.node.inputs)])
+        found = _call(op, "tangent", moved, tangents)
+        return [found.get(i) for i in range(count)]
+
+
+def _call(op: Op, mode: Mode, moved: tuple[bool, ...], seeds: Cotangents) -> dict[int, Var]:
+    """Emit the call of the linear part; what it gives, by place."""
+    functions: Functions = op.builder.functions
+    body = functions.body(op.node)
+    given = tuple(s is not None for s in seeds)
+    key = mode, body.key, moved, given
+    derived = functions.derived.get(key)
+    if derived is None:
+        derived = functions.derived[key] = derive(functions, op.node, body, mode, moved, given)
+    operands = list(op.node.inputs)
+    results = len(functions.table[op.node.op_identifier()].outputs)
+    if derived.primal is not None:
+        _become(op, derived)
+
+    def var(source: Source) -> Var:
+        kind, i = source
+        if kind == "operand":
+            value = operands[i]
+            assert value is not None
+            return op.builder.var(value)
+        if kind == "seed":
+            seed = seeds[i]
+            assert seed is not None
+            return seed
+        if kind == "linear":
+            return given_back[i]
+        return op.output(i if kind == "result" else results + i)
+
+    given_back: list[Var] = []
+    if derived.linear is not None:
+        node = ir.Node(
+            derived.linear.domain,
+            derived.linear.name,
+            [var(s).value for s in derived.takes],
+            num_outputs=len(derived.linear.outputs),
+        )
+        given_back = list(op.builder.append(node))
+    return {place: var(source) for place, source in derived.gives.items()}
+
+
+def _become(op: Op, derived: Derived) -> None:
+    """Have the call in the primal graph give the residuals too."""
+    node, primal = op.node, derived.primal
+    assert primal is not None
+    operands = [node.inputs[i] for i in derived.body.places]
+    node.resize_inputs(len(operands))
+    for i, value in enumerate(operands):
+        node.replace_input_with(i, value)
+    node.domain, node.op_type, node.overload = primal.domain, primal.name, ""
+    node.attributes.clear()
+    have = len(node.outputs)
+    node.resize_outputs(len(primal.outputs))
+    first = len(primal.outputs) - derived.residuals
+    for i in range(have, len(primal.outputs)):
+        residual = i >= first
+        node.outputs[i].name = op.builder.names.fresh(f"{primal.name}_residual") if residual else ""
+    op.builder.infer(node)
+
+
+def derive(
+    functions: Functions, node: ir.Node, body: Body, mode: Mode, moved: Sequence[bool], given: Sequence[bool]
+) -> Derived:
+    """The functions for the derivative of `body` by the operands that are `moved`, for the seeds that are `given`."""
+    graph = body.graph.clone()
+    builder = Builder(graph, infer=Inference.of(graph, functions))
+    inputs, outputs = list(graph.inputs), list(graph.outputs)
+    formals = dict(zip(body.places, inputs))
+    seeded = dict(enumerate(outputs)) if mode == "backward" else formals
+    seeds: dict[int, ir.Value] = {}
+    for i, carries in enumerate(given):
+        if carries and i in seeded:
+            like = seeded[i]
+            name = builder.names.exactly(f"{like.name}_{'cotangent' if mode == 'backward' else 'tangent'}")
+            seeds[i] = ir.Value(name=name, type=like.type, shape=like.shape)
+    start = [*graph.inputs]
+    with builder.record() as emitted:
+        found: dict[int, Var] = {}
+        variables = {i: builder.var(v) for i, v in seeds.items()}
+        if mode == "backward":
+            wrt = {i: v for i, v in formals.items() if moved[i]}
+            totals = summed((seeded[i], u) for i, u in variables.items())
+            gradients = reverse(builder, list(graph), totals, list(wrt.values()))
+            found = {i: gradients[v] for i, v in wrt.items() if v in gradients}
+        else:
+            pushed = forward(builder, list(graph), {seeded[i]: t for i, t in variables.items()}, outputs)
+            found = {i: pushed[v] for i, v in enumerate(outputs) if v in pushed}
+    outputs = list(graph.outputs)  # some may have been lowered
+    cut = residuals((g.value for g in found.values()), primal_values(graph, emitted, set(seeds.values())))
+    sources: dict[ir.Value, Source] = {v: ("operand", i) for i, v in formals.items()}
+    sources |= {v: ("result", i) for i, v in reversed(list(enumerate(outputs))) if v not in sources}
+    sources |= {v: ("seed", i) for i, v in seeds.items()}
+    saved = [v for v in cut if v not in sources]
+    sources |= {v: ("residual", k) for k, v in enumerate(saved)}
+    made = list(dict.fromkeys(g.value for g in found.values() if g.value not in sources))
+    result = Derived(body, residuals=len(saved))
+    result.takes = [sources[v] for v in (*cut, *seeds.values())]
+    sources |= {v: ("linear", k) for k, v in enumerate(made)}
+    result.gives = {i: sources[g.value] for i, g in found.items()}
+    graph.inputs.extend(seeds.values())
+    if saved:
+        part = part_of(graph, start, [*outputs, *saved], builder.names)
+        result.primal = functions.add(node.domain, f"{node.op_type}_forward", part)
+    if made:
+        part = part_of(graph, [*cut, *seeds.values()], made, builder.names)
+        result.linear = functions.add(node.domain, f"{node.op_type}_{mode}", part)
+    return result
+
+
+#: The rule of every call of a local function that stays one.
+CALL = CallRule()

@@ -1,0 +1,102 @@
+"""Graphs inside nodes: a copy of one, to differentiate it; new ones, closed on their results; the two of an If."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.ir.builder import Builder, Var
+from onnxgrad.ir.graph import prune
+from onnxgrad.ir.names import Names, rename_inside
+
+
+def copy_of(builder: Builder, graph: ir.Graph) -> tuple[Builder, ir.Graph]:
+    """A copy of a graph inside a node, with names of its own, and a builder that writes into it."""
+    copy = graph.clone(allow_outer_scope_values=True)
+    rename_inside(copy, builder.names)
+    return builder.nested(copy), copy
+
+
+def empty(builder: Builder, name: str) -> tuple[Builder, ir.Graph]:
+    """An empty graph, to become an attribute of a node, and a builder that writes into it."""
+    graph = ir.Graph([], [], nodes=[], name=builder.names.fresh(name), opset_imports=builder.graph.opset_imports)
+    return builder.nested(graph), graph
+
+
+def give(builder: Builder, results: Sequence[Var | ir.Value]) -> None:
+    """Make `results` the outputs of the graph of `builder`, and drop what they do not need.
+
+    An output must be made by a node of the graph itself, and can be given only once.
+    """
+    graph = builder.graph
+    graph.outputs.clear()
+    for r in results:
+        value = r if isinstance(r, ir.Value) else r.value
+        maker = value.producer()
+        if maker is None or maker.graph is not graph or value.is_graph_output():
+            copy = builder.append(ir.Node("", "Identity", [value]))[0].value
+            copy.type = copy.type or value.type
+            copy.shape = copy.shape if copy.shape is not None else value.shape
+            value = copy
+        graph.outputs.append(value)
+    prune(graph)
+
+
+def formal(builder: Builder, like: ir.Value, hint: str) -> Var:
+    """A value to become an input of the graph of `builder`, of the type and shape of `like`."""
+    value = ir.Value(name=builder.names.fresh(hint), type=like.type, shape=like.shape)
+    return builder.var(value)
+
+
+def cond(
+    builder: Builder,
+    condition: Var,
+    then: Callable[[Builder], Sequence[Var | ir.Value]],
+    otherwise: Callable[[Builder], Sequence[Var | ir.Value]],
+    like: Sequence[ir.Value] | None = None,
+) -> list[Var]:
+    """Append an If: what `then` writes where `condition` holds, else what `otherwise` writes.
+
+    The results have the types and shapes of `like`; without that, the types of what `then` writes.
+    """
+    branches = []
+    for name, write in (("then_branch", then), ("else_branch", otherwise)):
+        inner, graph = empty(builder, name)
+        give(inner, write(inner))
+        branches.append(graph)
+    attributes = [ir.AttrGraph("then_branch", branches[0]), ir.AttrGraph("else_branch", branches[1])]
+    node = ir.Node("", "If", [condition.value], attributes, num_outputs=len(branches[0].outputs))
+    for value, model in zip(node.outputs, like or branches[0].outputs):
+        value.type, value.shape = model.type, None if like is None else model.shape
+    return list(builder.append(node))
+
+
+def rewired(attribute: ir.Attr, values: Mapping[ir.Value, ir.Value], names: Names | None = None) -> ir.Attr:
+    """`attribute`; graphs in it as copies that read `values` in the place of others, with names of their own if asked.
+
+    Args:
+        attribute: of any type.
+        values: what is read instead, by what is read now.
+        names: the pool that new names of what the copies define are from; without it, they keep theirs.
+    """
+    if attribute.type == ir.AttributeType.GRAPH:
+        return ir.AttrGraph(attribute.name, _rewired(attribute.as_graph(), values, names))
+    if attribute.type == ir.AttributeType.GRAPHS:
+        return ir.AttrGraphs(attribute.name, [_rewired(g, values, names) for g in attribute.as_graphs()])
+    return attribute
+
+
+def _rewired(graph: ir.Graph, values: Mapping[ir.Value, ir.Value], names: Names | None) -> ir.Graph:
+    copy = graph.clone(allow_outer_scope_values=True)
+    if names is not None:
+        rename_inside(copy, names)
+    for g in (copy, *copy.subgraphs()):
+        for node in g:
+            for i, value in enumerate(node.inputs):
+                if value is not None and value in values:
+                    node.replace_input_with(i, values[value])
+        for i, value in enumerate(g.outputs):
+            if value in values:
+                g.outputs[i] = values[value]
+    return copy
