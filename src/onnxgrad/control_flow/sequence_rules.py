@@ -9,25 +9,26 @@ import onnx_ir as ir
 from onnxgrad.ir import Var, containers
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule, zero
+from onnxgrad.rules.rule import Result
 
 zero("SequenceLength", "OptionalHasElement", reason="only the number of elements is read")
 
 
 @linear("SequenceConstruct", wrt=None, joint=True)
-def construct(op, g):
+def construct(op: Op, g: Var) -> Result:
     """y = (x₁ … xₙ): its elements, (g₁ … gₙ)"""
     return [op.SequenceAt(g, op.const(i)) if need else None for i, need in enumerate(op.needs)]
 
 
 @linear("SequenceAt")
-def at(op, g, x, position):
+def at(op: Op, g: Var, x: Var, position: Var) -> Result:
     """y = x[i]: zeros, but g at i"""
     here = _from_front(op, position, op.SequenceLength(x))
     return op.SequenceInsert(op.SequenceErase(op.zeros_like(x), here), g, here)
 
 
 @linear("SequenceInsert", wrt=(0, 1), joint=True)
-def insert(op, g, x, element, position):
+def insert(op: Op, g: Var, x: Var, element: Var, position: Var | None) -> Result:
     """y = x with an element inserted at i: g without g[i], and g[i]"""
     last = op.const(-1)
     if position is not None:
@@ -39,7 +40,7 @@ def insert(op, g, x, element, position):
 
 
 @linear("SequenceErase")
-def erase(op, g, x, position):
+def erase(op: Op, g: Var, x: Var, position: Var | None) -> Result:
     """y = x without x[i]: g with zeros inserted at i"""
     last = op.const(-1)
     if position is None:
@@ -49,7 +50,7 @@ def erase(op, g, x, position):
 
 
 @linear("ConcatFromSequence")
-def concat(op, g, x):
+def concat(op: Op, g: Var, x: Var) -> Result:
     """y = [x₁ … xₙ] along an axis: g cut into the sizes of the elements"""
     axis = op.attr("axis")
     if op.attr("new_axis"):
@@ -59,14 +60,14 @@ def concat(op, g, x):
 
 
 @linear("SplitToSequence")
-def split(op, g, x, sizes):
+def split(op: Op, g: Var, x: Var, sizes: Var | None) -> Result:
     """(y₁ … yₙ) = x cut along an axis: [g₁ … gₙ]"""
     stacked = sizes is None and not op.attr("keepdims")
     return op.ConcatFromSequence(g, axis=op.attr("axis"), new_axis=1 if stacked else None)
 
 
 @linear("Optional")
-def optional(op, g, x):
+def optional(op: Op, g: Var, x: Var) -> Result:
     """y = x, which might have been absent: the value of g, or zeros"""
     return containers.contents(op.builder, g, x)
 
@@ -78,7 +79,7 @@ def _push_element(op: Op, tangents: Sequence[Var | None], x: Var, y: Var) -> Var
 
 
 @rule("OptionalGetElement", jvp=_push_element)
-def get_element(op, g, x):
+def get_element(op: Op, g: Var, x: Var) -> Result:
     """y = the value of x: g"""
     return op.Optional(g) if containers.is_optional(x) else g
 

@@ -60,13 +60,18 @@ class Var:
 
     @property
     def rank(self) -> int:
-        """Number of dimensions. Raises BadInput if it is unknown."""
+        """Number of dimensions. Raises NotDifferentiable if it is unknown."""
+        return len(self.dims)
+
+    @property
+    def dims(self) -> tuple[int | ir.SymbolicDim, ...]:
+        """The `shape`. Raises NotDifferentiable if even the rank is unknown."""
         if self.value.shape is None:
             raise NotDifferentiable(
                 f"the rank of {self.name!r} is not known, and a rule needs it; declare its shape in the "
                 "model (dimensions may stay symbolic)"
             )
-        return len(self.value.shape)
+        return self.value.shape.dims
 
     @property
     def const(self) -> np.ndarray | None:

@@ -9,18 +9,21 @@ import math
 
 import onnx_ir as ir
 
+from onnxgrad.ir import Var
 from onnxgrad.rules.masks import is_step, positive
+from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import elementwise
+from onnxgrad.rules.rule import Result
 
 
 @elementwise("Sigmoid")
-def sigmoid(op, g, x, y):
+def sigmoid(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = σ(x) = 1/(1 + exp(-x)): g·y·(1 - y)"""
     return g * (y * (1 - y))
 
 
 @elementwise("Relu")
-def relu(op, g, x, y):
+def relu(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = max(x, 0): g·[y > 0], with 0 at the kink"""
     dx = g * positive(op, y)
     op.named("ReluGrad", [dx], of=[g, y])
@@ -28,7 +31,7 @@ def relu(op, g, x, y):
 
 
 @elementwise("LeakyRelu")
-def leaky_relu(op, g, x):
+def leaky_relu(op: Op, g: Var, x: Var) -> Result:
     """y = x where x > 0, else α·x: g·(1 where x > 0, else α), with α at the kink"""
     alpha = op.attr("alpha")
     if x.dtype == ir.DataType.FLOAT and 0 <= alpha <= 1:
@@ -37,60 +40,60 @@ def leaky_relu(op, g, x):
 
 
 @elementwise("PRelu")
-def prelu(op, g, x, slope):
+def prelu(op: Op, g: Var, x: Var, slope: Var) -> Result:
     """y = x where x > 0, else s·x: (g where x > 0, else g·s; 0 where x > 0, else g·x), with s at the kink"""
     above = x > 0
     return op.Where(above, g, g * slope), op.Where(above, 0.0, g * x)
 
 
 @elementwise("Elu")
-def elu(op, g, x, y):
+def elu(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = x where x > 0, else α(exp x - 1): g·(1 where x > 0, else y + α), with α at the kink"""
     return op.Where(x > 0, g, g * (y + op.attr("alpha")))
 
 
 @elementwise("Selu")
-def selu(op, g, x, y):
+def selu(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = γx where x > 0, else γα(exp x - 1): g·(γ where x > 0, else y + γα), with γα at the kink"""
     gamma = op.attr("gamma")
     return op.Where(x > 0, g * gamma, g * (y + gamma * op.attr("alpha")))
 
 
 @elementwise("Celu")
-def celu(op, g, x, y):
+def celu(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = x where x > 0, else α(exp(x/α) - 1): g·(1 where x > 0, else y/α + 1)"""
     return op.Where(x > 0, g, g * (y * (1 / op.attr("alpha")) + 1))
 
 
 @elementwise("Softplus")
-def softplus(op, g, x):
+def softplus(op: Op, g: Var, x: Var) -> Result:
     """y = log(1 + exp x): g·σ(x)"""
     return g * op.Sigmoid(x)
 
 
 @elementwise("Softsign")
-def softsign(op, g, x):
+def softsign(op: Op, g: Var, x: Var) -> Result:
     """y = x/(1 + |x|): g/(1 + |x|)²"""
     below = op.Abs(x) + 1
     return g / below / below
 
 
 @elementwise("HardSigmoid")
-def hard_sigmoid(op, g, x, y):
+def hard_sigmoid(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = clip(αx + β, 0, 1): g·α·[0 < y < 1], with 0 at the kinks; nothing where y is a step"""
     alpha = op.attr("alpha")
     return None if is_step(alpha) else g * (positive(op, y * (1 - y)) * alpha)
 
 
 @elementwise("HardSwish")
-def hard_swish(op, g, x):
+def hard_swish(op: Op, g: Var, x: Var) -> Result:
     """y = x·h with h = clip(x/6 + ½, 0, 1): g·(h + x/6·[0 < h < 1])"""
     h = op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
     return g * (h + positive(op, h * (1 - h)) * (x * (1 / 6)))
 
 
 @elementwise("Mish")
-def mish(op, g, x):
+def mish(op: Op, g: Var, x: Var) -> Result:
     """y = x·t with t = tanh(log(1 + exp x)): g·(t + x·σ(x)·(1 - t²))
 
     With s = σ(x), t = s(2 - s)/(1 + (1 - s)²): exact, and without the slow Softplus of ONNX Runtime.
@@ -102,19 +105,19 @@ def mish(op, g, x):
 
 
 @elementwise("ThresholdedRelu")
-def thresholded_relu(op, g, x):
+def thresholded_relu(op: Op, g: Var, x: Var) -> Result:
     """y = x where x > α, else 0: g·[x > α]"""
     return g * positive(op, x - op.attr("alpha"))
 
 
 @elementwise("Shrink")
-def shrink(op, g, x):
+def shrink(op: Op, g: Var, x: Var) -> Result:
     """y = x ∓ bias where ±x > λ, else 0: g·[|x| > λ]"""
     return g * positive(op, op.Abs(x) - op.attr("lambd"))
 
 
 @elementwise("Swish")
-def swish(op, g, x, y):
+def swish(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = x·s with s = σ(αx): g·(s + α·y·(1 - s))"""
     alpha = op.attr("alpha")
     s = op.Sigmoid(x * alpha)
@@ -122,7 +125,7 @@ def swish(op, g, x, y):
 
 
 @elementwise("Gelu")
-def gelu(op, g, x):
+def gelu(op: Op, g: Var, x: Var) -> Result:
     """y = x·Φ(x), or ½x(1 + tanh u) with u = √(2/π)(x + 0.044715x³) for "tanh":
     g·(Φ(x) + x·φ(x)), or g·(½(1 + tanh u) + ½x(1 - tanh²u)·u')
     """
@@ -133,7 +136,7 @@ def gelu(op, g, x):
     return g * ((op.Erf(u) + 1) * 0.5 + density)
 
 
-def _tanh_gelu_slope(op, x):
+def _tanh_gelu_slope(op: Op, x: Var) -> Var:
     """½(1 + t) + ½x(1 - t²)·√(2/π)(1 + 3·0.044715x²) with t = tanh u.
 
     From |x| = 10 on t is ±1 in every dtype; x is clipped there in float16, which x³ and x² overflow.

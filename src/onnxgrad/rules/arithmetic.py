@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from onnxgrad.ir import Var
+from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import elementwise, linear
+from onnxgrad.rules.rule import Result
 from onnxgrad.rules.where_guards import may_be_discarded, settled
 
 
 @elementwise("Add")
-def add(op, g):
+def add(op: Op, g: Var) -> Result:
     """y = a + b: (g, g)"""
     return g, g
 
 
 @elementwise("Sub")
-def sub(op, g):
+def sub(op: Op, g: Var) -> Result:
     """y = a - b: (g, -g)"""
     return g, -g
 
 
 @elementwise("Mul")
-def mul(op, g, a, b):
+def mul(op: Op, g: Var, a: Var, b: Var) -> Result:
     """y = a·b: (g·b, g·a)"""
     return g * b, g * a
 
 
 @elementwise("Div")
-def div(op, g, a, b, y):
+def div(op: Op, g: Var, a: Var, b: Var, y: Var) -> Result:
     """y = a/b: (g/b, -g·y/b)"""
     if not may_be_discarded(op, y.value) or (b.const is not None and (b.const != 0).all()):
         return g / b, -(g / b) * y
@@ -34,7 +39,7 @@ def div(op, g, a, b, y):
 
 
 @elementwise("Mod")
-def mod(op, g, a, b, y):
+def mod(op: Op, g: Var, a: Var, b: Var, y: Var) -> Result:
     """y = a - b·n with the integer n = (a - y)/b: (g, -g·n)"""
     n = op.Floor((a - y) / b + 0.5)
     if not op.attr("fmod"):  # with the sign of b: y = b, as for infinite b, is a + b
@@ -43,44 +48,44 @@ def mod(op, g, a, b, y):
 
 
 @elementwise("Neg")
-def neg(op, g):
+def neg(op: Op, g: Var) -> Result:
     """y = -x: -g"""
     return -g
 
 
 @elementwise("Sum")
-def sum_(op, g):
+def sum_(op: Op, g: Var) -> Result:
     """y = x₁ + … + xₙ: g for each"""
     return [g] * len(op.inputs)
 
 
 @elementwise("Mean")
-def mean(op, g):
+def mean(op: Op, g: Var) -> Result:
     """y = (x₁ + … + xₙ)/n: g/n for each"""
     return [g * (1 / len(op.inputs))] * len(op.inputs)
 
 
 @elementwise("Reciprocal")
-def reciprocal(op, g, x, y):
+def reciprocal(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = 1/x: -g·y²"""
     y = settled(op, g, y)
     return -g * (y * y)
 
 
 @elementwise("Exp")
-def exp(op, g, x, y):
+def exp(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = exp x: g·y"""
     return g * settled(op, g, y)
 
 
 @elementwise("Log")
-def log(op, g, x, y):
+def log(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = log x: g/x"""
     return g * settled(op, g, op.Reciprocal(x)) if may_be_discarded(op, y.value) else g / x
 
 
 @elementwise("Sqrt")
-def sqrt(op, g, x, y):
+def sqrt(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = √x: g/(2y), with 0 where g = y = 0: a root that a Where behind it discards does no harm"""
     if may_be_discarded(op, y.value):
         return g * settled(op, g, op.Reciprocal(y * 2))
@@ -89,7 +94,7 @@ def sqrt(op, g, x, y):
 
 
 @elementwise("Pow")
-def pow_(op, g, x, k, y):
+def pow_(op: Op, g: Var, x: Var, k: Var, y: Var) -> Result:
     """y = xᵏ: (g·k·xᵏ⁻¹, g·y·log x), in which 0⁰⁻¹ counts as 0 and log 0 as 0.
 
     So both are finite wherever the derivative is. The two operands may differ in type; `g` has the type
@@ -98,7 +103,7 @@ def pow_(op, g, x, k, y):
     return _pow_base(op, g, x, k), _pow_exponent(op, g, x, k, y) if op.is_float(k) else None
 
 
-def _pow_base(op, g, x, k):
+def _pow_base(op: Op, g: Var, x: Var, k: Any) -> Any:
     """g·k·xᵏ⁻¹, with 0 for x = k = 0; written out where k is one known number."""
     known = k.const
     if known is not None and known.size == 1:
@@ -110,7 +115,7 @@ def _pow_base(op, g, x, k):
     return g * (k * settled(op, g, op.Pow(x, k - 1)))
 
 
-def _pow_exponent(op, g, x, k, y):
+def _pow_exponent(op: Op, g: Var, x: Var, k: Any, y: Var) -> Any:
     """g·y·log x, with 0 for x = 0."""
     known = x.const
     log_x = op.Log(x if known is not None and (known != 0).all() else op.Where(op.Equal(x, 0.0), 1.0, x))
@@ -119,18 +124,18 @@ def _pow_exponent(op, g, x, k, y):
 
 
 @linear("Identity")
-def identity(op, g):
+def identity(op: Op, g: Var) -> Result:
     """y = x: g"""
     return g
 
 
 @linear("Cast", "CastLike")
-def cast(op, g, x):
+def cast(op: Op, g: Var, x: Var) -> Result:
     """y = x in another float type: g in the type of x"""
     return op.cast_like(g, x)
 
 
 @elementwise("Where", wrt=(1, 2))
-def where(op, g, condition):
+def where(op: Op, g: Var, condition: Var) -> Result:
     """y = x₁ where c, else x₂: (g where c else 0, 0 where c else g)"""
     return None, op.Where(condition, g, 0.0), op.Where(condition, 0.0, g)

@@ -6,14 +6,18 @@ of y. What the operators hold is in attributes, not in operands, and has no deri
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from onnxgrad.errors import NotDifferentiable
-from onnxgrad.ir import reshape_to
+from onnxgrad.ir import Var, reshape_to
 from onnxgrad.rules.conv.geometry import size
 from onnxgrad.rules.fourier import fitted
 from onnxgrad.rules.index import put_rows
+from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import elementwise, linear, rule, undefined
+from onnxgrad.rules.rule import Result, Tangents
 
 ML = "ai.onnx.ml"
 
@@ -29,46 +33,46 @@ undefined(
 # --- Scaler, Imputer, FeatureVectorizer, ArrayFeatureExtractor --------------------------------------
 
 
-def _factors(op, like):
+def _factors(op: Op, like: Var) -> Var:
     return op.const(np.array(op.attr("scale")), like.dtype)
 
 
-def _scaler_jvp(op, tangents, x):
-    return op.cast_like(tangents[0] * _factors(op, x), op.outputs[0])
+def _scaler_jvp(op: Op, tangents: Tangents, x: Var) -> Result:
+    return op.cast_like(tangents[0] * _factors(op, x), op.output(0))
 
 
 @rule("Scaler", wrt=(0,), jvp=_scaler_jvp, domain=ML)
-def scaler(op, g, x):
+def scaler(op: Op, g: Var, x: Var) -> Result:
     """y = (x - offset)·scale: g·scale"""
     return op.cast_like(g, x) * _factors(op, x)
 
 
 @elementwise("Imputer", domain=ML)
-def imputer(op, g, x):
+def imputer(op: Op, g: Var, x: Var) -> Result:
     """y = x, but a constant where x is the value that stands for missing: g where it is not"""
     missing = op.attr("replaced_value_float", 0.0)
     return op.Where(op.IsNaN(x) if np.isnan(missing) else op.Equal(x, float(missing)), 0.0, g)
 
 
-def _vectorizer_jvp(op, tangents):
+def _vectorizer_jvp(op: Op, tangents: Tangents) -> Result:
     columns = []
-    for x, t, width in zip(op.inputs, tangents, op.attr("inputdimensions")):
-        t = op.cast_like(op.zeros_like(x) if t is None else t, op.outputs[0])
+    for x, t, width in zip(op.operands, tangents, op.attr("inputdimensions")):
+        t = op.cast_like(op.zeros_like(x) if t is None else t, op.output(0))
         columns.append(fitted(op, t, 1, _width(op, x), width))
     return op.Concat(*columns, axis=1)
 
 
-def _width(op, x):
+def _width(op: Op, x: Var) -> Any:
     if x.rank != 2:
         raise NotDifferentiable("its operands must be matrices; what it makes of vectors is not settled")
     return size(x, 1) if size(x, 1) is not None else op.Shape(x, start=1)
 
 
 @rule("FeatureVectorizer", jvp=_vectorizer_jvp, domain=ML)
-def feature_vectorizer(op, g):
+def feature_vectorizer(op: Op, g: Var) -> Result:
     """y = [x₁ … xₙ], each cut or filled up to its width: g cut into the widths, and filled up or cut"""
     widths, parts, start = op.attr("inputdimensions"), [], 0
-    for x, need, width in zip(op.inputs, op.needs, widths):
+    for x, need, width in zip(op.operands, op.needs, widths):
         part = None
         if need:
             part = op.Slice(g, [start], [start + width], [1])
@@ -79,7 +83,7 @@ def feature_vectorizer(op, g):
 
 
 @linear("ArrayFeatureExtractor", domain=ML)
-def array_feature_extractor(op, g, x, index):
+def array_feature_extractor(op: Op, g: Var, x: Var, index: Var) -> Result:
     """y[…, j] = x[…, i[j]]: Σ over repeated i of g"""
     flat = op.Reshape(index, [-1])
     return put_rows(op, op.Reshape(g, [-1]) if x.rank == 1 else g, flat, x, x.rank - 1)
@@ -89,7 +93,7 @@ def array_feature_extractor(op, g, x, index):
 
 
 @rule("Normalizer", wrt=(0,), domain=ML)
-def normalizer(op, g, x, y):
+def normalizer(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = x/n for each row, n its largest element (MAX), Σ |x| (L1) or √Σ x² (L2): (g - n'·Σ g·y)/n with
     n' = 1 at the largest elements, shared evenly, sign x, or y; 0 where n is 0"""
     kind, last = op.attr("norm"), [-1]
@@ -109,7 +113,7 @@ def normalizer(op, g, x, y):
 # --- linear models and support vectors -------------------------------------------------------------
 
 
-def _through_transform(op, g, y):
+def _through_transform(op: Op, g: Var, y: Var) -> Any:
     """The cotangent of the scores before the post_transform that gave y."""
     kind = op.attr("post_transform")
     kind = kind.decode() if isinstance(kind, bytes) else kind
@@ -123,7 +127,7 @@ def _through_transform(op, g, y):
 
 
 @rule("LinearRegressor", wrt=(0,), domain=ML)
-def linear_regressor(op, g, x, y):
+def linear_regressor(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = f(x·Wᵀ + b) with the post_transform f: f'(g)·W"""
     weights = np.array(op.attr("coefficients")).reshape(op.attr("targets"), -1)
     d = _through_transform(op, op.cast_like(g, x), op.cast_like(y, x))
@@ -132,13 +136,14 @@ def linear_regressor(op, g, x, y):
 
 
 @rule("LinearClassifier", wrt=(0,), domain=ML)
-def linear_classifier(op, g, x, labels, z):
+def linear_classifier(op: Op, g: Var, x: Var, labels: Var, z: Var) -> Result:
     """z = f(x·Wᵀ + b) with the post_transform f: f'(g)·W; of two classes with one score s, z = (1 - f(s), f(s))"""
     coefficients = np.array(op.attr("coefficients"))
     classes = len(op.attr("classlabels_ints") or op.attr("classlabels_strings") or ())
     scores = len(op.attr("intercepts") or ()) or classes
-    if size(x, x.rank - 1) is not None:
-        scores = coefficients.size // size(x, x.rank - 1)
+    width = size(x, x.rank - 1)
+    if width is not None:
+        scores = coefficients.size // width
     if scores < classes:
         kind = op.attr("post_transform")
         if (kind.decode() if isinstance(kind, bytes) else kind).startswith("SOFTMAX"):
@@ -151,7 +156,7 @@ def linear_classifier(op, g, x, labels, z):
 
 
 @rule("SVMRegressor", wrt=(0,), domain=ML)
-def svm_regressor(op, g, x):
+def svm_regressor(op: Op, g: Var, x: Var) -> Result:
     """y = Σⱼ αⱼ·k(x, vⱼ) + ρ: g·Σⱼ αⱼ·∂k/∂x for the kernels x·v, (γx·v + c)ᵈ, tanh(γx·v + c), exp(-γ‖x - v‖²);
     0 if it only says on which side x is (one_class)"""
     if op.attr("one_class"):

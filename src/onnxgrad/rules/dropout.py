@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from onnxgrad.ir import Var
+from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import elementwise
+from onnxgrad.rules.rule import Result
 
 
 @elementwise("Dropout", wrt=(0,))
-def dropout(op, g, x, ratio, training):
+def dropout(op: Op, g: Var, x: Var, ratio: Var | None, training: Var | None) -> Result:
     """y = x·m/(1 - r) with a random mask m in training mode, else x: g·m/(1 - r), else g; 0 for r"""
     if training is None or (training.const is not None and not training.const.item()):
         return g
@@ -18,7 +23,7 @@ def dropout(op, g, x, ratio, training):
     return g * op.Where(mask, kept, 0.0)
 
 
-def _scale(op, ratio, g):
+def _scale(op: Op, ratio: Any, g: Var) -> Any:
     """1/(1 - r): a number if the graph fixes r; 0 for r = 1, which keeps nothing."""
     if ratio.const is None:
         return op.Reciprocal(1 - op.cast_like(ratio, g))

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir import Var
 from onnxgrad.rules.masks import HALF, STEEP, comparable, heaviside
+from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import elementwise
-from onnxgrad.rules.rule import add
+from onnxgrad.rules.rule import Result, add
 
 
 @elementwise("Abs")
-def abs_(op, g, x):
+def abs_(op: Op, g: Var, x: Var) -> Result:
     """y = |x|: g·sign x, with 0 at the kink"""
     return g * op.Sign(x)
 
 
 @elementwise("Max")
-def max_(op, g):
+def max_(op: Op, g: Var) -> Result:
     """y = max(x₁, …, xₙ): g·[xᵢ = y]/(number of i with xᵢ = y)"""
-    return _extremum(op, g, op.inputs, 1)
+    return _extremum(op, g, op.operands, 1)
 
 
 @elementwise("Min")
-def min_(op, g):
+def min_(op: Op, g: Var) -> Result:
     """y = min(x₁, …, xₙ): g·[xᵢ = y]/(number of i with xᵢ = y)"""
-    return _extremum(op, g, op.inputs, -1)
+    return _extremum(op, g, op.operands, -1)
 
 
-def _extremum(op, g, xs, sign):
+def _extremum(op: Op, g: Var, xs: Sequence[Var], sign: int) -> Any:
     """Shares of `g`: for two operands by who wins, for more by equality with `y`."""
     if len(xs) == 1:
         return [g]
@@ -38,25 +43,25 @@ def _extremum(op, g, xs, sign):
         rest = g - above if all(op.needs) else g * _wins(op, b, a)
         return above, rest
     wide = [comparable(op, x) for x in xs]
-    y = op.replay(*wide) if xs[0].dtype in HALF else op.outputs[0]
-    hits = [op.Cast(op.Equal(x, y), to=int(g.dtype)) for x in wide]
+    y = op.replay(*wide) if xs[0].dtype in HALF else op.output(0)
+    hits = [op.Cast(op.Equal(x, y), to=int(g.dtype or 0)) for x in wide]
     share = op.Reciprocal(add(hits))
     return [g * (hit * share) for hit in hits]
 
 
-def _wins(op, a, b):
+def _wins(op: Op, a: Var, b: Var) -> Any:
     """1 where a > b, ½ where they are equal, else 0.
 
     A step of a - b is the fast way; it needs one of them to be a finite constant, as ∞ - ∞ is NaN.
     """
     if any(x.const is not None and np.isfinite(x.const).all() for x in (a, b)):
         return heaviside(op, a - b)
-    more, no_less = (op.Cast(mask, to=int(a.dtype)) for mask in (a > b, a >= b))
+    more, no_less = (op.Cast(mask, to=int(a.dtype or 0)) for mask in (a > b, a >= b))
     return (more + no_less) * 0.5
 
 
 @elementwise("Clip")
-def clip(op, g, x, low, high, y):
+def clip(op: Op, g: Var, x: Var, low: Var | None, high: Var | None, y: Var) -> Result:
     """y = min(max(x, low), high): (g·[low ≤ x ≤ high], g·[x < low ≤ high], g·[max(x, low) > high])
 
     A bound that x just touches leaves the cotangent with x; where low > high, y = high takes it all.
@@ -73,7 +78,7 @@ def clip(op, g, x, low, high, y):
     return to_x, to_low, to_high
 
 
-def _within(op, g, x, low, high, y):
+def _within(op: Op, g: Var, x: Var, low: Any, high: Any, y: Var) -> Any:
     """`g` where low ≤ x ≤ high, else 0; x = y says so unless low > high.
 
     Between two known bounds |x - y| is never ∞ - ∞, and a falling step of it is fast.

@@ -11,6 +11,7 @@ from onnxgrad.ir import Var, reshape_to
 from onnxgrad.rules.index import numbered, scatter
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear
+from onnxgrad.rules.rule import Result
 
 #: Whole numbers up to the square of this are carried in two float32 tensors, up to this in one.
 _EXACT = 2**20
@@ -34,9 +35,10 @@ def _sources(op: Op, x: Var, index: Var, shape: Var | None) -> Var:
 
 
 @linear("MaxUnpool")
-def max_unpool(op, g, x, index, shape):
+def max_unpool(op: Op, g: Var, x: Var, index: Var, shape: Var) -> Result:
     """y[i[k]] = x[k], else 0: g[i[k]], but 0 for an element that another one with the same index replaced"""
-    count = op.Add(op.Size(x), 1) if op.shape_of(x).const is None else int(op.shape_of(x).const.prod()) + 1
+    dims = op.shape_of(x).const
+    count = op.Add(op.Size(x), 1) if dims is None else int(dims.prod()) + 1
     room = op.reshape(count, [1]) if isinstance(count, Var) else [count]
     zeros = op.Expand(op.const(0.0, x.dtype), room)
     taken = scatter(op, op.Reshape(g, [-1]), _sources(op, x, index, shape), zeros, 0, unique=True)
@@ -61,7 +63,7 @@ def _count_up(op: Op, count: Any, step: int, place: int, rank: int) -> Var:
 
 
 @linear("Col2Im")
-def col2im(op, g, x, image, block):
+def col2im(op: Op, g: Var, x: Var, image: Var, block: Var) -> Result:
     """y = Σ of the blocks, columns of x, each laid at its place of an image: the blocks of g as columns"""
     rank = g.rank - 2
     strides, dilations = op.attr("strides") or [1] * rank, op.attr("dilations") or [1] * rank

@@ -7,13 +7,18 @@ with F: the F⁻¹ of ONNX Runtime divides by N in float32, so in float64 it is 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from onnxgrad.ir import Var
 from onnxgrad.rules.conv.geometry import size
+from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear
+from onnxgrad.rules.rule import Result
 
 
-def fitted(op, z, axis, have, want):
+def fitted(op: Op, z: Var, axis: int, have: Any, want: Any) -> Var:
     """`z`, of size `have` along `axis`, cut or filled up with zeros to `want` (each a number or a vector of one)."""
     along = _vector(axis)
     if isinstance(have, int) and isinstance(want, int):
@@ -23,13 +28,13 @@ def fitted(op, z, axis, have, want):
     return op.Pad(op.Slice(z, [0], kept, along), op.join([0], op.join(_vector(want)) - kept), None, along)
 
 
-def _vector(n):
+def _vector(n: Any) -> Any:
     return [n] if isinstance(n, int) else n
 
 
-def _axis(op, x):
+def _axis(op: Op, x: Var) -> Any:
     """The axis that is transformed, an attribute before opset 20, then an operand; a vector of one if computed."""
-    if "axis" in op.schema.attributes:
+    if op.schema is not None and "axis" in op.schema.attributes:
         return op.attr("axis") % x.rank
     held = op.inputs[2]
     if held is None:
@@ -37,14 +42,14 @@ def _axis(op, x):
     return op.Reshape(held, [1]) if held.const is None else int(held.const) % x.rank
 
 
-def _length(op, dft_length, have, from_half):
+def _length(op: Op, dft_length: Any, have: Any, from_half: bool) -> Any:
     """N, as a number or a vector of one."""
     if dft_length is not None:
         return op.Reshape(dft_length, [-1]) if dft_length.const is None else int(dft_length.const)
     return (have + have - 2) if from_half else have
 
 
-def _multiplicity(op, length, axis, rank):
+def _multiplicity(op: Op, length: Any, axis: int, rank: int) -> Var:
     """How often each element of half a spectrum stands for one of the whole: 1 at 0 and N/2, else 2."""
     if isinstance(length, int):
         twice = np.arange(length // 2 + 1) * 2
@@ -59,12 +64,12 @@ def _multiplicity(op, length, axis, rank):
     return op.Reshape(c, op.ScatterElements(op.const(np.ones(rank, np.int64)), axis, [-1], axis=0))
 
 
-def _conjugate(op, z):
+def _conjugate(op: Op, z: Var) -> Var:
     return z * op.const(np.array([1.0, -1.0]), z.dtype)
 
 
 @linear("DFT")
-def dft(op, g, x, dft_length):
+def dft(op: Op, g: Var, x: Var, dft_length: Var | None) -> Result:
     """Y = F·x, or F⁻¹·x: conj(F·conj g), or F·g/N; the real part for real x; over half a spectrum
     0 is filled in for the other half, and back from half a spectrum c·F·g/N with c = 1 at 0 and N/2, else 2"""
     axis, inverse, half = _axis(op, x), bool(op.attr("inverse")), bool(op.attr("onesided"))
@@ -72,7 +77,7 @@ def dft(op, g, x, dft_length):
     have = op.Gather(op.Shape(x), _vector(axis)) if have is None else have
     length = _length(op, dft_length, have, inverse and half)
     more = op.inputs[2:]
-    count = length if isinstance(length, int) else op.Cast(length, to=int(x.dtype))
+    count = length if isinstance(length, int) else op.Cast(length, to=int(x.dtype or 0))
     if half and inverse:
         z = op.replay(g, None, *more, inverse=0, onesided=1)
         z = z * op.cast_like(_multiplicity(op, length, axis, x.rank), z) / count

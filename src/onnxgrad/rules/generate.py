@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from onnxgrad.ir import expand_to, product, reshape_to
+from onnxgrad.ir import Var, expand_to, product, reshape_to
+from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
+from onnxgrad.rules.rule import Result, Tangents
 
 
-def _counted(op, g):
+def _counted(op: Op, g: Var) -> Any:
     """0, 1, 2, … in the dtype and shape of the vector `g`."""
     size = op.Squeeze(op.shape_of(g, 0, 1), [0])
     return op.cast_like(op.Range(op.const(0), size, op.const(1)), g)
 
 
-def _range_jvp(op, tangents, start, limit, delta, y):
+def _range_jvp(op: Op, tangents: Tangents, start: Var, limit: Var, delta: Var, y: Var) -> Result:
     moved = None if tangents[2] is None else tangents[2] * _counted(op, y)
     if tangents[0] is None:
         return moved
@@ -22,7 +26,7 @@ def _range_jvp(op, tangents, start, limit, delta, y):
 
 
 @rule("Range", wrt=(0, 2), jvp=_range_jvp)
-def range_(op, g, start, limit, delta):
+def range_(op: Op, g: Var, start: Var, limit: Var, delta: Var) -> Result:
     """y = start + i·delta: (Σ g, 0, Σ i·g); the limit only decides how many there are"""
     return (
         reshape_to(op.ReduceSum(g, None, keepdims=0), start),
@@ -32,7 +36,7 @@ def range_(op, g, start, limit, delta):
 
 
 @linear("AffineGrid")
-def affine_grid(op, g, theta, size):
+def affine_grid(op: Op, g: Var, theta: Var, size: Var) -> Result:
     """y = A·p + b at each point p of a grid, θ = [A b]: [Σ g·pᵀ, Σ g]
 
     The points are what the operator itself gives for A = 1, b = 0.

@@ -7,24 +7,29 @@ written needs no indices: its transpose is a Pad with zeros.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir import reshape_to
+from onnxgrad.ir import Var, reshape_to
 from onnxgrad.ir.constants import sliced
+from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
+from onnxgrad.rules.rule import Result, Tangents
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _ENDLESS = 2**31 - 1
 
 
-def numbered(op, x):
+def numbered(op: Op, x: Var) -> Var:
     """An int64 tensor in the shape of `x` that holds 0, 1, 2, … in row-major order."""
     shape = op.shape_of(x)
     count = op.Size(x) if shape.const is None else op.const(int(shape.const.prod()))
     return reshape_to(op.Range(op.const(0), count, op.const(1)), x)
 
 
-def scatter(op, g, index, x, axis, unique=False):
+def scatter(op: Op, g: Var, index: Var, x: Var, axis: int, unique: bool = False) -> Var:
     """Zeros in the shape of `x`, with `g` added at `index` along `axis` (in float32 for half types)."""
     axis %= x.rank
     if g.shape is not None and 0 in g.shape:  # ONNX Runtime takes an Expand of the index to no elements away
@@ -37,13 +42,13 @@ def scatter(op, g, index, x, axis, unique=False):
     return op.cast_like(op.ScatterElements(zeros, index, g, axis=axis, reduction="add"), x)
 
 
-def put_back(op, g, picked, x, unique=False):
+def put_back(op: Op, g: Var, picked: Any, x: Var, unique: bool = False) -> Var:
     """Σ of `g` at the places of `x` whose row-major numbers are `picked`, in the shape of `x`."""
     flat = op.Reshape(x, [-1])
     return reshape_to(scatter(op, op.Reshape(g, [-1]), op.Reshape(picked, [-1]), flat, 0, unique), x)
 
 
-def put_rows(op, g, index, x, axis, unique=False):
+def put_rows(op: Op, g: Var, index: Var, x: Var, axis: int, unique: bool = False) -> Var:
     """Σ of `g` at the rows `index` (a vector) of `x` along `axis`; g has one row per index."""
     row = [1] * x.rank
     row[axis] = -1
@@ -54,34 +59,38 @@ def put_rows(op, g, index, x, axis, unique=False):
 # --- Slice -------------------------------------------------------------------------------------
 
 
-def _cuts(x, starts, ends, axes, steps):
+def _cuts(x: Var, starts: Any, ends: Any, axes: Any, steps: Any) -> Any:
     """(axis, start, end, step) per sliced axis, or None where one is computed or may count from an unknown end."""
     known = [None if v is None else v.const for v in (starts, ends, axes, steps)]
     if x.shape is None or any(v is not None and k is None for v, k in zip((starts, ends, axes, steps), known)):
         return None
     first, last, along, stride = known
-    along = range(len(first)) if along is None else along
-    stride = [1] * len(first) if stride is None else stride
+    assert first is not None
+    assert last is not None
+    along = np.arange(len(first)) if along is None else along
+    stride = np.ones_like(first) if stride is None else stride
     return [(int(a) % x.rank, int(s), int(e), int(d)) for a, s, e, d in zip(along, first, last, stride)]
 
 
-def _margins(op, g, x, axis, start, end):
+def _margins(op: Op, g: Var, x: Var, axis: int, start: Any, end: Any) -> Any:
     """How many elements x[start:end] leaves out before and after, each a list or a vector of one."""
-    size = x.shape[axis]
+    size = x.dims[axis]
     if isinstance(size, int):
         taken = range(*slice(start, end).indices(size))
         return [taken.start], [size - taken.start - len(taken)]
-    size = op.shape_of(x, axis, axis + 1)
-    before = [0] if start == 0 else op.Min(size, [start]) if start > 0 else op.Max(size + start, [0])
+    along = op.shape_of(x, axis, axis + 1)
+    before = [0] if start == 0 else op.Min(along, [start]) if start > 0 else op.Max(along + start, [0])
     if end >= _ENDLESS:
         return before, [0]
     taken = op.Shape(g, start=axis, end=axis + 1)  # not what is declared: that often takes start and end to be in range
-    return before, size - taken - (op.join(before) if start else 0)
+    return before, along - taken - (op.join(before) if start else 0)
 
 
-def _unstride(op, g, x, axis, start, end, step):
+def _unstride(op: Op, g: Var, x: Var, axis: int, start: Any, end: Any, step: int) -> tuple[Var, int, int]:
     """The cotangent of x[start:end:step] as that of a slice with step 1: (g between zeros, start, end)."""
-    taken = sliced(x.shape[axis], start, end, step)
+    size = x.dims[axis]
+    assert isinstance(size, int)
+    taken = sliced(size, start, end, step)
     if not len(taken):
         return g, 0, 0
     if step < 0:
@@ -96,10 +105,10 @@ def _unstride(op, g, x, axis, start, end, step):
 
 
 @linear("Slice")
-def slice_(op, g, x, starts, ends, axes, steps):
+def slice_(op: Op, g: Var, x: Var, starts: Var, ends: Var, axes: Var, steps: Var) -> Result:
     """y = x[start:end:step]: g at these places, 0 elsewhere"""
     cuts = _cuts(x, starts, ends, axes, steps)
-    if cuts is None or any(d != 1 and not isinstance(x.shape[a], int) for a, _, _, d in cuts):
+    if cuts is None or any(d != 1 and not isinstance(x.dims[a], int) for a, _, _, d in cuts):
         return put_back(op, g, op.replay(numbered(op, x), starts, ends, axes, steps), x, unique=True)
     befores, afters, along = [], [], []
     for axis, start, end, step in cuts:
@@ -117,7 +126,7 @@ def slice_(op, g, x, starts, ends, axes, steps):
 
 
 @linear("Gather")
-def gather(op, g, x, index):
+def gather(op: Op, g: Var, x: Var, index: Var) -> Result:
     """y = x[…, i, …] along an axis: Σ over repeated i of g, 0 for rows that were not picked"""
     axis = op.attr("axis") % x.rank
     if index.rank == 0 and index.const is not None:
@@ -136,19 +145,19 @@ def gather(op, g, x, index):
 
 
 @linear("GatherElements")
-def gather_elements(op, g, x, index):
+def gather_elements(op: Op, g: Var, x: Var, index: Var) -> Result:
     """y[…, j, …] = x[…, i[…, j, …], …]: Σ over repeated i of g"""
     return scatter(op, g, index, x, op.attr("axis"))
 
 
 @linear("GatherND")
-def gather_nd(op, g, x, index):
+def gather_nd(op: Op, g: Var, x: Var, index: Var) -> Result:
     """y[j] = x[i[j]], with several indices at once: Σ over repeated i of g"""
     return put_back(op, g, op.replay(numbered(op, x), index), x)
 
 
 @linear("Compress")
-def compress(op, g, x, condition):
+def compress(op: Op, g: Var, x: Var, condition: Var) -> Result:
     """y = the slices of x where c holds: g at these, 0 elsewhere"""
     axis = op.attr("axis")
     if axis is None:
@@ -159,25 +168,25 @@ def compress(op, g, x, condition):
     return put_rows(op, g, rows, x, axis, unique=True)
 
 
-def _top_k_jvp(op, tangents):
+def _top_k_jvp(op: Op, tangents: Tangents) -> Result:
     axis = op.attr("axis") % tangents[0].rank
     return op.GatherElements(tangents[0], op.output(1), axis=axis), None
 
 
 @rule("TopK", wrt=(0,), jvp=_top_k_jvp)
-def top_k(op, g, x):
+def top_k(op: Op, g: Var, x: Var) -> Result:
     """y = the k largest or smallest x along an axis, at i: g at i, 0 elsewhere"""
     return scatter(op, g, op.output(1), x, op.attr("axis"), unique=True)
 
 
-def _unique_jvp(op, tangents, x):
+def _unique_jvp(op: Op, tangents: Tangents, x: Var) -> Result:
     axis = op.attr("axis")
     t = op.Reshape(tangents[0], [-1]) if axis is None else tangents[0]
     return op.Gather(t, op.output(1), axis=axis or 0)
 
 
 @rule("Unique", wrt=(0,), jvp=_unique_jvp)
-def unique(op, g, x):
+def unique(op: Op, g: Var, x: Var) -> Result:
     """y = the distinct elements of x, or slices along an axis: g at the first occurrence of each, 0 elsewhere"""
     axis = op.attr("axis")
     if axis is None:
@@ -186,7 +195,7 @@ def unique(op, g, x):
 
 
 @linear("OneHot", wrt=(2,))
-def one_hot(op, g, index, depth, values):
+def one_hot(op: Op, g: Var, index: Var, depth: Var, values: Var) -> Result:
     """y = v₁ where hot, else v₀: (Σ g where cold, Σ g where hot)"""
     hot = op.Cast(op.replay(index, depth, op.const([0, 1], values.dtype)), to=int(ir.DataType.BOOL))
     sums = [op.ReduceSum(op.Where(hot, *parts), None, keepdims=0) for parts in ((0.0, g), (g, 0.0))]

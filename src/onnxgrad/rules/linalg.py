@@ -10,31 +10,35 @@ product is written; where it may be, `product` sees to it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from onnxgrad.ir import product, reshape_to, sum_to
+from onnxgrad.ir import Var, product, reshape_to, sum_to
+from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
+from onnxgrad.rules.rule import Result
 
 
-def transposed(op, x):
+def transposed(op: Op, x: Var) -> Var:
     """The last two axes of `x` exchanged."""
     axes = list(range(x.rank))
     return op.Transpose(x, perm=[*axes[:-2], axes[-1], axes[-2]])
 
 
-def gemm(op, a, b, *, ta=False, tb=False, alpha=1.0):
+def gemm(op: Op, a: Var, b: Var, *, ta: bool = False, tb: bool = False, alpha: Any = 1.0) -> Var:
     """alpha·op(A)·op(B) of two matrices, op being the transposition where asked for."""
     attrs = {"transA": 1 if ta else None, "transB": 1 if tb else None, "alpha": None if alpha == 1 else alpha}
     return op.Gemm(a, b, **attrs)
 
 
-def rows(op, x):
+def rows(op: Op, x: Var) -> Var:
     """`x` as a matrix: all axes but the last in one."""
     return x if x.rank == 2 else op.Flatten(x, axis=x.rank - 1)
 
 
 @linear("MatMul", wrt=(0, 1))
-def matmul(op, g, a, b):
+def matmul(op: Op, g: Var, a: Var, b: Var) -> Result:
     """Y = A·B: (G·Bᵀ, Aᵀ·G), a vector being a row on the left and a column on the right"""
     if g.shape is not None and 0 in g.shape:
         return [op.zeros_like(x) if need else None for x, need in zip((a, b), op.needs)]
@@ -44,7 +48,7 @@ def matmul(op, g, a, b):
         if b.rank == 2:
             return _column(op, b, g), op.Unsqueeze(a, [1]) * g
         wide = op.Unsqueeze(g, [-2])
-        if isinstance(g.shape[-1], int):
+        if isinstance(g.dims[-1], int):
             da, db = _matmul(op, wide, op.Unsqueeze(a, [0]), b)
             return None if da is None else reshape_to(da, a), db
         # row by row: nothing may be summed, and there are batches
@@ -52,18 +56,18 @@ def matmul(op, g, a, b):
     return _matmul(op, g, a, b)
 
 
-def _column(op, b, g):
+def _column(op: Op, b: Var, g: Var) -> Var:
     """B·g for a vector g, which may be empty unless its size is known."""
-    return b @ g if isinstance(g.shape[0], int) else op.Squeeze(gemm(op, op.Unsqueeze(g, [0]), b, tb=True), [0])
+    return b @ g if isinstance(g.dims[0], int) else op.Squeeze(gemm(op, op.Unsqueeze(g, [0]), b, tb=True), [0])
 
 
-def _matrix_vector(op, g, a, b):
+def _matrix_vector(op: Op, g: Var, a: Var, b: Var) -> tuple[Var | None, Var | None]:
     if a.rank == 1:
         return g * b, g * a
     return op.Unsqueeze(g, [-1]) * b, (g if g.rank == 1 else op.Reshape(g, [-1])) @ rows(op, a)
 
 
-def _matmul(op, g, a, b):
+def _matmul(op: Op, g: Var, a: Var, b: Var) -> tuple[Var | None, Var | None]:
     da = db = None
     if op.needs[0]:
         da = gemm(op, g, b, tb=True) if g.rank == b.rank == 2 else sum_to(product(g, transposed(op, b)), a)
@@ -74,7 +78,7 @@ def _matmul(op, g, a, b):
 
 
 @linear("Gemm", wrt=(0, 1), bias=2)
-def gemm_(op, g, a, b, c):
+def gemm_(op: Op, g: Var, a: Var, b: Var, c: Var | None) -> Result:
     """Y = α·A·B + β·C, A and B transposed on demand: (α·G·Bᵀ, α·Aᵀ·G, β·G summed to the shape of C)"""
     alpha, beta, ta, tb = op.attr("alpha"), op.attr("beta"), bool(op.attr("transA")), bool(op.attr("transB"))
     da = db = dc = None
@@ -88,19 +92,19 @@ def gemm_(op, g, a, b, c):
 
 
 @rule("Det", wrt=(0,))
-def det(op, g, a):
+def det(op: Op, g: Var, a: Var) -> Result:
     """y = det A: g·C with the cofactors Cᵢⱼ = det (A with row i replaced by eⱼ)
 
     Not y·A⁻ᵀ, which has no value where A is singular; so for n·n matrices n² determinants are found, of n⁴
     elements altogether, by the same stable elimination as the primal's, and right to every order.
     """
-    n = a.shape[-1] if a.shape is not None and isinstance(a.shape[-1], int) else a.shape[-2]
+    n = a.dims[-1] if a.shape is not None and isinstance(a.dims[-1], int) else a.dims[-2]
     if isinstance(n, int):
         row = op.const(np.eye(n, dtype=bool).reshape(n, 1, n, 1))
         unit = op.const(np.eye(n).reshape(1, n, 1, n), a.dtype)
     else:
         index = op.Range(op.const(0), op.Squeeze(op.Shape(a, start=-1), [0]), op.const(1))
         eye = op.Equal(op.Unsqueeze(index, [1]), index)
-        row, unit = op.Unsqueeze(eye, [1, 3]), op.Unsqueeze(op.Cast(eye, to=int(a.dtype)), [0, 2])
+        row, unit = op.Unsqueeze(eye, [1, 3]), op.Unsqueeze(op.Cast(eye, to=int(a.dtype or 0)), [0, 2])
     replaced = op.Where(row, unit, op.Unsqueeze(a, [-4, -3]))  # over i, j, rows, columns
     return op.Unsqueeze(g, [-2, -1]) * op.Det(replaced)

@@ -11,17 +11,20 @@ nothing has to be added up there; a OneHot times a tensor is twice as slow.
 
 from __future__ import annotations
 
-import numpy as np
+import math
+from typing import Any
 
-from onnxgrad.ir import expand_to
+from onnxgrad.ir import Var, expand_to
 from onnxgrad.rules.index import scatter
+from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule
+from onnxgrad.rules.rule import Cotangents, Result
 
 
 class _Targets:
     """The targets of a loss: where each row's class lies, its weight, and the share of the cotangent."""
 
-    def __init__(self, op, g, labels, weights, like):
+    def __init__(self, op: Op, g: Var, labels: Var, weights: Var | None, like: Var) -> None:
         ignore = op.attr("ignore_index")
         self.op, self.weights, self.like = op, weights, like
         self.mean = op.attr("reduction") == "mean"
@@ -33,44 +36,46 @@ class _Targets:
         self.weight = None if weights is None else self.counted(op.Gather(weights, labels, axis=0))
         self.share = g * self._reciprocal_size() if self.mean else g  # ∂L/∂ℓ, a scalar or one number per row
 
-    def counted(self, z):
+    def counted(self, z: Var) -> Any:
         """`z` where a row counts, 0 where its target is ignored."""
         return z if self.ignored is None else self.op.Where(self.ignored, 0.0, z)
 
-    def _reciprocal_size(self):
+    def _reciprocal_size(self) -> Any:
         """1/Σ w, the factor of a mean."""
         op, dtype = self.op, self.like.dtype
         if self.weight is not None:
             return op.Reciprocal(op.ReduceSum(self.weight, keepdims=0))
         if self.ignored is not None:
-            count = op.ReduceSum(op.Cast(op.Not(self.ignored), to=int(dtype)), keepdims=0)
+            count = op.ReduceSum(op.Cast(op.Not(self.ignored), to=int(dtype or 0)), keepdims=0)
             return op.Reciprocal(count)
-        dims = self.labels.shape
-        if dims is not None and all(isinstance(d, int) for d in dims):
-            return 1 / max(1.0, float(np.prod(dims)))
-        return op.Reciprocal(op.Cast(op.Size(self.labels), to=int(dtype)))
+        dims = self.labels.shape or ()
+        known = [d for d in dims if isinstance(d, int)]
+        if self.labels.shape is not None and len(known) == len(dims):
+            return 1 / max(1.0, float(math.prod(known)))
+        return op.Reciprocal(op.Cast(op.Size(self.labels), to=int(dtype or 0)))
 
     @property
-    def at(self):
+    def at(self) -> Var:
         """The class of each row as an index along axis 1."""
         return self.op.Unsqueeze(self.labels, [1])
 
-    def scale(self):
+    def scale(self) -> Var:
         """k = ∂L/∂ℓ·w per row, with an axis of size 1 for the class."""
         op = self.op
         k = self.share if self.weights is None else self.share * op.Gather(self.weights, self.labels, axis=0)
         return op.Unsqueeze(expand_to(self.counted(k), self.labels), [1])
 
-    def to_weights(self, log_prob, loss):
+    def to_weights(self, log_prob: Var, loss: Var) -> Var:
         """∂L/∂w: Σ over the rows of a class of -g·log p, and for a mean of (-log p - L)·g/Σw."""
         op = self.op
+        assert self.weights is not None
         row = -op.Squeeze(op.GatherElements(log_prob, self.at, axis=1), [1])
         row = self.counted((row - loss if self.mean else row) * self.share)
         return scatter(op, op.reshape(row, [-1]), op.reshape(self.labels, [-1]), self.weights, 0)
 
 
 @rule("NegativeLogLikelihoodLoss", wrt=(0, 2))
-def negative_log_likelihood_loss(op, g, log_prob, labels, weights, loss):
+def negative_log_likelihood_loss(op: Op, g: Var, log_prob: Var, labels: Var, weights: Var | None, loss: Var) -> Result:
     """L = -Σᵢ wᵢ·xᵢₜ (/Σ w): -k at the targets and 0 elsewhere; Σ -g·xₜ (or (-xₜ - L)·g/Σw) by class"""
     targets = _Targets(op, g, labels, weights, log_prob)
     to_input = None
@@ -81,7 +86,9 @@ def negative_log_likelihood_loss(op, g, log_prob, labels, weights, loss):
 
 
 @rule("SoftmaxCrossEntropyLoss", wrt=(0, 2))
-def softmax_cross_entropy_loss(op, gs, scores, labels, weights, loss):
+def softmax_cross_entropy_loss(
+    op: Op, gs: Cotangents, scores: Var, labels: Var, weights: Var | None, loss: Var
+) -> Result:
     """L = -Σᵢ wᵢ·log pᵢₜ (/Σ w) with p = softmax x: k·p, but k·(p - 1) at the targets; weights as above
 
     log p is the node's own second output, whose cotangent goes through LogSoftmax.
@@ -103,6 +110,6 @@ def softmax_cross_entropy_loss(op, gs, scores, labels, weights, loss):
     return to_scores, None, to_weights
 
 
-def _through_log_softmax(op, g, log_prob):
+def _through_log_softmax(op: Op, g: Var, log_prob: Var) -> Var:
     """g - p·Σ g over the classes"""
     return g - op.Exp(log_prob) * op.ReduceSum(g, [1], keepdims=1)

@@ -47,23 +47,23 @@ def is_nonnegative(x: Var) -> bool:
     return node is not None and node.domain == "" and node.op_type in _NONNEGATIVE
 
 
-def positive(op, x):
+def positive(op: Op, x: Var) -> Var:
     """1 where x > 0, else 0."""
     if x.dtype == ir.DataType.FLOAT:
         return op.HardSigmoid(x, alpha=STEEP, beta=0.0)
-    return op.Cast(x > 0, to=int(x.dtype))
+    return op.Cast(x > 0, to=int(x.dtype or 0))
 
 
-def heaviside(op, x):
+def heaviside(op: Op, x: Var) -> Var:
     """1 where x > 0, ½ where x = 0, else 0."""
     if x.dtype == ir.DataType.FLOAT:
         return op.HardSigmoid(x, alpha=STEEP, beta=0.5)
     return op.Sign(x) * 0.5 + 0.5
 
 
-def lowest(dtype: ir.DataType) -> float:
+def lowest(dtype: ir.DataType | None) -> float:
     """The most negative finite number of a float type."""
     top = {ir.DataType.FLOAT16: 65504.0, ir.DataType.BFLOAT16: 3.3895313892515355e38}
     if dtype == ir.DataType.DOUBLE:
         return -math.ldexp(2 - 2**-52, 1023)
-    return -top.get(dtype, math.ldexp(2 - 2**-23, 127))
+    return -top.get(dtype or ir.DataType.FLOAT, math.ldexp(2 - 2**-23, 127))

@@ -8,6 +8,7 @@ Sums over the batch are ReduceSums of centred values: one more pass than expandi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -16,6 +17,7 @@ from onnxgrad.ir import Var, sum_to
 from onnxgrad.rules.conv.geometry import dim, size, spatial, view
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule
+from onnxgrad.rules.rule import Result, Tangents
 
 
 def widened(op: Op, x: Var) -> Var:
@@ -61,7 +63,7 @@ def over_channels(op: Op, x: Var) -> Var:
 
 
 @rule("LayerNormalization", wrt=(0, 1, 2))
-def layer_normalization(op, g, x, scale, b):
+def layer_normalization(op: Op, g: Any, x: Var, scale: Var, b: Var) -> Result:
     """y = x̂·s + b over the axes from `axis` on: (r·(ĝ - mean ĝ - x̂·mean ĝx̂), Σ g·x̂, Σ g) with ĝ = g·s
 
     The second and third outputs are residuals, μ and r, and can carry cotangents of their own, m and q:
@@ -101,7 +103,7 @@ def layer_normalization(op, g, x, scale, b):
 
 
 @rule("RMSNormalization", wrt=(0, 1))
-def rms_normalization(op, g, x, scale):
+def rms_normalization(op: Op, g: Var, x: Var, scale: Var) -> Result:
     """y = x̂·s with x̂ = x·r, r = 1/√(mean x² + ε) over the axes from `axis` on: (r·(ĝ - x̂·mean ĝx̂), Σ g·x̂)"""
     axes = list(range(op.attr("axis") % x.rank, x.rank))
     wide = widened(op, x)
@@ -118,7 +120,7 @@ def rms_normalization(op, g, x, scale):
 
 
 @rule("InstanceNormalization", wrt=(0, 1, 2))
-def instance_normalization(op, g, x, scale, b):
+def instance_normalization(op: Op, g: Var, x: Var, scale: Var, b: Var) -> Result:
     """y = x̂·s + b over the spatial axes: (r·(ĝ - mean ĝ - x̂·mean ĝx̂), Σ g·x̂, Σ g) with ĝ = g·s"""
     axes = list(range(2, x.rank))
     wide = widened(op, x)
@@ -157,19 +159,19 @@ def _grouped(op: Op, g: Var, x: Var, scale: Var, b: Var, *, per_channel: bool) -
 
 
 @rule("GroupNormalization", wrt=(0, 1, 2), since=18)
-def group_normalization_per_group(op, g, x, scale, b):
+def group_normalization_per_group(op: Op, g: Var, x: Var, scale: Var, b: Var) -> Result:
     """y = x̂·s + b over each group of channels, one s and b per group: as LayerNormalization"""
     return _grouped(op, g, x, scale, b, per_channel=False)
 
 
 @rule("GroupNormalization", wrt=(0, 1, 2), since=21)
-def group_normalization(op, g, x, scale, b):
+def group_normalization(op: Op, g: Var, x: Var, scale: Var, b: Var) -> Result:
     """y = x̂·s + b over each group of channels, one s and b per channel: as LayerNormalization"""
     return _grouped(op, g, x, scale, b, per_channel=True)
 
 
 @rule("BatchNormalization", wrt=(0, 1, 2, 3, 4))
-def batch_normalization(op, g, x, scale, b, mu, var):
+def batch_normalization(op: Op, g: Any, x: Var, scale: Var, b: Var, mu: Var, var: Var) -> Result:
     """y = (x - μ)·r·s + b with r = 1/√(v + ε), per channel
 
     with μ and v given: (g·r·s, r·Σ g·(x - μ), Σ g, -r·s·Σ g, -½·r³·s·Σ g·(x - μ));
@@ -197,9 +199,9 @@ def batch_normalization(op, g, x, scale, b, mu, var):
     dx = None
     if not op.attr("training_mode"):
         if op.needs[0]:  # linear in x: the operator itself, around 0
-            dx = op.replay(g, scale, op.zeros_like(scale), op.zeros_like(op.inputs[3]), op.inputs[4])
-        d_mu = op.cast_like(-(gain * sum_g), op.inputs[3]) if op.needs[3] else None
-        d_var = op.cast_like(gain * (inv * inv) * sum_gd * -0.5, op.inputs[4]) if op.needs[4] else None
+            dx = op.replay(g, scale, op.zeros_like(scale), op.zeros_like(op.operands[3]), op.operands[4])
+        d_mu = op.cast_like(-(gain * sum_g), op.operands[3]) if op.needs[3] else None
+        d_var = op.cast_like(gain * (inv * inv) * sum_gd * -0.5, op.operands[4]) if op.needs[4] else None
     elif op.needs[0]:
         running = [None if p is None else op.cast_like(p, wide) for p in (g_mu, g_var)]
         dx = _through_statistics(op, x, d, (gw, sum_g, sum_gd), running, gain, inv)
@@ -229,7 +231,7 @@ def _batch_statistics(op: Op, x: Var, momentum: float) -> tuple[Var, Var]:
     return d, op.ReduceMean(d * d, axes, keepdims=0)
 
 
-def _through_statistics(op, x, d, cotangents, running, gain, inv):
+def _through_statistics(op: Op, x: Var, d: Var, cotangents: Tangents, running: Any, gain: Var, inv: Var) -> Any:
     """The cotangent of x in training mode, as A·g + B·(x - μ) + C with a factor per channel each."""
     axes = [0, *range(2, x.rank)]
     kept = 1 - op.attr("momentum")
@@ -252,7 +254,7 @@ def _through_statistics(op, x, d, cotangents, running, gain, inv):
 
 
 @rule("LRN", wrt=(0,))
-def lrn(op, g, x, y):
+def lrn(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = x·D^-β with D = k + α/size·Σ x² over nearby channels: g·D^-β - 2αβ/size·x·Σ g·y/D, backwards"""
     alpha, beta, length = op.attr("alpha"), op.attr("beta"), op.attr("size")
     before, after = (length - 1) // 2, length // 2
@@ -279,11 +281,12 @@ def _nearby(op: Op, x: Var, before: int, after: int) -> Var:
     for i in range(before + after + 1):
         here = op.Slice(padded, [i], rows + i, [1])
         total = here if total is None else total + here
+    assert total is not None
     return op.reshape(total, op.shape_of(x))
 
 
 @rule("LpNormalization", wrt=(0,))
-def lp_normalization(op, g, x, y):
+def lp_normalization(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = x/‖x‖ along an axis: (g - z·Σ g·y)/‖x‖ with z = y (p = 2) or sign x (p = 1); 0 where ‖x‖ is 0"""
     axis, p = [op.attr("axis")], op.attr("p")
     norm = (op.ReduceL1 if p == 1 else op.ReduceL2)(x, axis, keepdims=1)
@@ -294,7 +297,7 @@ def lp_normalization(op, g, x, y):
 
 
 @rule("MeanVarianceNormalization", wrt=(0,))
-def mean_variance_normalization(op, g, x):
+def mean_variance_normalization(op: Op, g: Var, x: Var) -> Result:
     """y = d/(σ + ε) with d = x - μ: h - mean h with h = g/(σ + ε) - d·mean(g·d)/(σ·(σ + ε)²)"""
     axes = op.attr("axes")
     d = x - mean(op, x, axes)

@@ -60,6 +60,11 @@ class Op:
         return self.builder.operator(op_type)
 
     @property
+    def operands(self) -> list[Var]:
+        """The inputs that are not left out: all of a variadic operator."""
+        return [x for x in self.inputs if x is not None]
+
+    @property
     def outputs(self) -> list[Var | None]:
         """The outputs that the node has, ``None`` for the unnamed ones."""
         return [Var(self.builder, v) if v.name else None for v in self.node.outputs]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 
+from onnxgrad.ir import Var
 from onnxgrad.rules.index import numbered, put_back
+from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear
+from onnxgrad.rules.rule import Result
 
 _END = 2**63 - 1
 
 
-def _margins(x, pads, axes):
+def _margins(x: Var, pads: Any, axes: Any) -> Any:
     """(axis, before, after) per padded axis, or None where they are computed."""
     if pads.const is None or (axes is not None and axes.const is None):
         return None
@@ -20,7 +25,7 @@ def _margins(x, pads, axes):
     return [(axis, before, after) for axis, before, after in margins if before or after]
 
 
-def _cropped(op, g, margins):
+def _cropped(op: Op, g: Var, margins: Any) -> Any:
     """`g` without the margins; where one is negative, with zeros in its place."""
     cut = [(a, max(b, 0), -e if e > 0 else _END) for a, b, e in margins if b > 0 or e > 0]
     fill = [(a, max(-b, 0), max(-e, 0)) for a, b, e in margins if b < 0 or e < 0]
@@ -33,20 +38,20 @@ def _cropped(op, g, margins):
     return g
 
 
-def _cropped_at_run_time(op, g, pads, axes):
+def _cropped_at_run_time(op: Op, g: Var, pads: Any, axes: Any) -> Any:
     before, after = op.emit("Split", pads, axis=0, num_outputs=2, outputs=2)
     sizes = op.shape_of(g) if axes is None else op.Gather(op.shape_of(g), axes)
     inner = op.Slice(g, op.Max(before, [0]), sizes - op.Max(after, [0]), axes)
     return op.Pad(inner, op.Concat(op.Max(-before, [0]), op.Max(-after, [0]), axis=0), None, axes)
 
 
-def _folded(op, g, mode, size, axis, before, after):
+def _folded(op: Op, g: Var, mode: Any, size: int, axis: int, before: int, after: int) -> Var:
     """`g` with its margins along one axis added to the elements that they copy."""
 
-    def cut(start, end, step=1):
+    def cut(start: Any, end: Any, step: int = 1) -> Any:
         return op.Slice(g, [start], [end], [axis], [step])
 
-    def put(part, at, count):
+    def put(part: Any, at: Any, count: int) -> Any:
         return op.Pad(part, [at, size - at - count], None, [axis])
 
     inner = cut(before, before + size)
@@ -66,7 +71,7 @@ def _folded(op, g, mode, size, axis, before, after):
 
 
 @linear("Pad", wrt=(0, 2), joint=True)
-def pad(op, g, x, pads, value, axes):
+def pad(op: Op, g: Var, x: Var, pads: Var, value: Var | None, axes: Var) -> Result:
     """y = x between margins of v or of copies of x: (g inside + g on its copies; Σ g on margins of v)"""
     mode = op.attr("mode")
     margins = _margins(x, pads, axes)
@@ -84,10 +89,10 @@ def pad(op, g, x, pads, value, axes):
         )
     limit = {"reflect": -1, "edge": 2**31, "wrap": 0}[mode]
     if margins is None or not all(
-        isinstance(x.shape[a], int) and x.shape[a] > 0 and min(b, e) >= 0 and max(b, e) <= x.shape[a] + limit
+        isinstance(x.dims[a], int) and x.dims[a] > 0 and min(b, e) >= 0 and max(b, e) <= x.dims[a] + limit
         for a, b, e in margins
     ):
         return put_back(op, g, op.replay(numbered(op, x), pads, None, axes), x)
     for axis, before, after in margins:
-        g = _folded(op, g, mode, x.shape[axis], axis, before, after)
+        g = _folded(op, g, mode, x.dims[axis], axis, before, after)
     return g

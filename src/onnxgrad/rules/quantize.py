@@ -10,20 +10,23 @@ DynamicQuantizeLinear has a derivative through its scale, which its function bod
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
-from onnxgrad.ir import sum_to
+from onnxgrad.ir import Var, sum_to
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import elementwise, rule
+from onnxgrad.rules.rule import Result, Tangents
 
 
-def _shared(scale):
+def _shared(scale: Var) -> Any:
     """Whether one scale serves the whole tensor."""
-    return scale.rank == 0 or (scale.rank == 1 and scale.shape[0] == 1)
+    return scale.rank == 0 or (scale.rank == 1 and scale.dims[0] == 1)
 
 
-def _each(op, scale, like):
+def _each(op: Op, scale: Var, like: Var) -> Any:
     """`scale` broadcast to the shape of `like`, or a scalar: the number 1 dequantized in the way of `op`."""
     if _shared(scale):
         return op.Squeeze(scale, [0]) if scale.rank else scale
@@ -31,7 +34,7 @@ def _each(op, scale, like):
     return op.DequantizeLinear(ones, scale, axis=op.attr("axis"), block_size=op.attr("block_size") or None)
 
 
-def _over(op, moved, scale):
+def _over(op: Op, moved: Var, scale: Var) -> Any:
     """Σ over what shares a scale: everything, a slice along the axis, or a block."""
     moved = op.cast_like(moved, scale)
     if _shared(scale):
@@ -42,9 +45,9 @@ def _over(op, moved, scale):
     return _sum_blocks(op, moved, scale, axis, op.attr("block_size"))
 
 
-def _dequantize_jvp(op, tangents, x, scale, zero_point):
+def _dequantize_jvp(op: Op, tangents: Tangents, x: Var, scale: Var, zero_point: Var) -> Result:
     tx, ts, _ = tangents
-    y = op.outputs[0]
+    y = op.output(0)
     terms = [] if tx is None else [op.cast_like(tx * _each(op, scale, x), y)]
     if ts is not None:
         terms.append(op.replay(x, ts, zero_point))
@@ -52,7 +55,7 @@ def _dequantize_jvp(op, tangents, x, scale, zero_point):
 
 
 @rule("DequantizeLinear", wrt=(0, 1), jvp=_dequantize_jvp)
-def dequantize_linear(op, g, x, scale, zero_point):
+def dequantize_linear(op: Op, g: Var, x: Var, scale: Var, zero_point: Var) -> Result:
     """y = (x - z)·s: Σ g·(x - z) over what shares a scale: everything, a slice along the axis, or a block;
     g·s for x where that has a tangent, being rounded from a float by an operator that is estimated"""
     dx = ds = None
@@ -63,7 +66,7 @@ def dequantize_linear(op, g, x, scale, zero_point):
     return dx, ds
 
 
-def _sum_blocks(op, z, scale, axis, size):
+def _sum_blocks(op: Op, z: Var, scale: Var, axis: int, size: int) -> Var:
     """Sums of `z` over blocks of `size` along `axis`, of which the last may be short."""
     shape = op.shape_of(z)
     have, blocks = (op.Slice(op.shape_of(v), [axis], [axis + 1]) for v in (z, scale))
@@ -79,29 +82,30 @@ def _sum_blocks(op, z, scale, axis, size):
 
 
 @elementwise("Round", "Floor", "Ceil", wrt=(0,), estimates=True)
-def round_(op, g, x):
+def round_(op: Op, g: Var, x: Var) -> Result:
     """y = x, rounded: g"""
     return g
 
 
 @elementwise("Sign", wrt=(0,), estimates=True)
-def sign(op, g, x):
+def sign(op: Op, g: Var, x: Var) -> Result:
     """y = clip(x, -1, 1), rounded away from 0: g·[|x| ≤ 1]"""
     return op.Where(op.Abs(x) <= 1.0, g, 0.0)
 
 
-def _unsaturated(op: Op, x, scale, zero_point, q):
+def _unsaturated(op: Op, x: Var, scale: Var, zero_point: Var | None, q: Var) -> tuple[Var, Var]:
     """The scale at each x, and where x is rounded to a number that the type of q holds."""
-    numbers = q.dtype.numpy()
-    limits = (ml_dtypes.finfo if q.dtype.is_floating_point() else ml_dtypes.iinfo)(numbers)
+    dtype = q.dtype
+    assert dtype is not None
+    limits = (ml_dtypes.finfo if dtype.is_floating_point() else ml_dtypes.iinfo)(dtype.numpy())
     s = op.cast_like(_each(op, scale, x), x)
     r = op.Round(x / s)
-    if zero_point is not None and not q.dtype.is_floating_point():  # that of a float8 is 0
+    if zero_point is not None and not dtype.is_floating_point():  # that of a float8 is 0
         r = r + op.cast_like(_each(op, op.cast_like(zero_point, scale), x), x)
     return s, op.And(r >= float(limits.min), r <= float(limits.max))
 
 
-def _quantize_jvp(op, tangents, x, scale, zero_point, q):
+def _quantize_jvp(op: Op, tangents: Tangents, x: Var, scale: Var, zero_point: Var, q: Var) -> Result:
     tx, ts, _ = tangents
     s, inside = _unsaturated(op, x, scale, zero_point, q)
     terms = [] if tx is None else [tx / s]
@@ -111,7 +115,7 @@ def _quantize_jvp(op, tangents, x, scale, zero_point, q):
 
 
 @rule("QuantizeLinear", wrt=(0, 1), jvp=_quantize_jvp, estimates=True)
-def quantize_linear(op, g, x, scale, zero_point, q):
+def quantize_linear(op: Op, g: Var, x: Var, scale: Var, zero_point: Var, q: Var) -> Result:
     """q = x/s + z, rounded and saturated: (g/s, Σ -g·x/s²) where q is not saturated, 0 elsewhere"""
     s, inside = _unsaturated(op, x, scale, zero_point, q)
     d = op.Where(inside, op.cast_like(g, x), 0.0) / s

@@ -8,28 +8,31 @@ gives a reduction of an empty tensor along a negative axis the shape of its oper
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir import expand_to, product, reshape_to
+from onnxgrad.ir import Var, expand_to, product, reshape_to
 from onnxgrad.rules.masks import HALF, comparable, lowest
+from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
+from onnxgrad.rules.rule import Result, Tangents
 
 
-def restored(op, z, x, axes):
+def restored(op: Op, z: Var, x: Var, axes: Any) -> Var:
     """`z`, shaped like the output of a reduction of `x` along `axes`, with these axes back as size 1."""
     if op.attr("keepdims") or axes is None or (axes.const is not None and not axes.const.size):
         return z  # kept, or untouched, or a scalar, which broadcasts as it is
     return op.Unsqueeze(z, axes)
 
 
-def total(op, z, axes):
+def total(op: Op, z: Var, axes: Any) -> Var:
     """Σ z along the axes that `op` reduces, kept as size 1."""
     return op.ReduceSum(z, axes, keepdims=1, noop_with_empty_axes=op.attr("noop_with_empty_axes"))
 
 
-def reduced_axes(op, x, axes):
+def reduced_axes(op: Op, x: Var, axes: Any) -> Any:
     """The axes that `op` reduces, sorted and counted from the front; None if the graph computes them."""
     if axes is not None and axes.const is None:
         return None
@@ -39,41 +42,41 @@ def reduced_axes(op, x, axes):
 
 
 @linear("ReduceSum")
-def reduce_sum(op, g, x, axes):
+def reduce_sum(op: Op, g: Var, x: Var, axes: Var) -> Result:
     """y = Σ x: g, expanded to the shape of x"""
     return expand_to(restored(op, g, x, axes), x)
 
 
 @linear("ReduceMean")
-def reduce_mean(op, g, x, axes, y):
+def reduce_mean(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     """y = Σ x/n: g/n, expanded to the shape of x"""
     known = reduced_axes(op, x, axes) if x.shape is not None else None
-    dims = [None] if known is None else [x.shape[a] for a in known]
-    if all(isinstance(d, int) for d in dims):
-        share = g * (1 / max(1, int(np.prod(dims))))
+    dims = [] if known is None else [d for a in known if isinstance(d := x.dims[a], int)]
+    if known is not None and len(dims) == len(known):
+        share = g * (1 / max(1, math.prod(dims)))
     else:  # the number of elements of x per element of y; an empty y is not divided by
         count = op.Div(op.Size(x), op.Max(op.Size(y), op.const(1, ir.DataType.INT64)))
-        share = g / op.Cast(count, to=int(g.dtype))
+        share = g / op.Cast(count, to=int(g.dtype or 0))
     return expand_to(restored(op, share, x, axes), x)
 
 
 @rule("ReduceMax", "ReduceMin", wrt=(0,))
-def reduce_max(op, g, x, axes, y):
+def reduce_max(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     """y = max x: g·[x = y]/(number of maxima), so ties share evenly"""
     wide = comparable(op, x)
     top = op.replay(wide, axes) if x.dtype in HALF else y
-    hit = op.Cast(op.Equal(wide, restored(op, top, x, axes)), to=int(x.dtype))
+    hit = op.Cast(op.Equal(wide, restored(op, top, x, axes)), to=int(x.dtype or 0))
     return hit * (restored(op, g, x, axes) / total(op, hit, axes))
 
 
 @rule("ReduceL1", wrt=(0,))
-def reduce_l1(op, g, x, axes):
+def reduce_l1(op: Op, g: Var, x: Var, axes: Var) -> Result:
     """y = Σ |x|: g·sign x, with 0 at the kink"""
     return op.Sign(x) * restored(op, g, x, axes)
 
 
 @rule("ReduceL2", wrt=(0,))
-def reduce_l2(op, g, x, axes, y):
+def reduce_l2(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     """y = √Σ x²: g·x/y, with 0 where y = 0"""
     zero = op.Equal(y, 0.0)
     scale = op.Where(zero, 0.0, g / op.Where(zero, 1.0, y))
@@ -81,26 +84,26 @@ def reduce_l2(op, g, x, axes, y):
 
 
 @rule("ReduceSumSquare", wrt=(0,))
-def reduce_sum_square(op, g, x, axes):
+def reduce_sum_square(op: Op, g: Var, x: Var, axes: Var) -> Result:
     """y = Σ x²: g·2x"""
     return x * restored(op, g * 2, x, axes)
 
 
 @rule("ReduceLogSum", wrt=(0,))
-def reduce_log_sum(op, g, x, axes, y):
+def reduce_log_sum(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     """y = log Σ x: g·exp(-y), expanded to the shape of x"""
     return expand_to(restored(op, g * op.Exp(-y), x, axes), x)
 
 
 @rule("ReduceLogSumExp", wrt=(0,))
-def reduce_log_sum_exp(op, g, x, axes, y):
+def reduce_log_sum_exp(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     """y = log Σ exp x: g·exp(x - y), with 0 where y = -∞"""
     floor = op.Max(y, lowest(y.dtype))  # so that -∞ - y stays -∞
     return op.Exp(x - restored(op, floor, x, axes)) * restored(op, g, x, axes)
 
 
 @rule("ReduceProd", wrt=(0,))
-def reduce_prod(op, g, x, axes, y):
+def reduce_prod(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     """y = Π x: gᵢ·Πⱼ≠ᵢ xⱼ
 
     The products without one factor are written as such, over a copy of the reduced elements for each of
@@ -122,7 +125,7 @@ def reduce_prod(op, g, x, axes, y):
     return back * restored(op, g, x, axes)
 
 
-def _others_by_group(op, x, y):
+def _others_by_group(op: Op, x: Var, y: Var) -> Var:
     """Πⱼ≠ᵢ xⱼ over the elements that share an element of `y` with xᵢ, where the graph computes the axes.
 
     No Transpose can then bring them together; a sort of the elements of x by their element of y can.
@@ -145,7 +148,7 @@ def _others_by_group(op, x, y):
 MOST_WRITTEN = 1024
 
 
-def _rows(op, x, head):
+def _rows(op: Op, x: Var, head: int) -> tuple[Var, Var, Var]:
     """The shape of `x`; `x` with its axes from `head` on flattened to […, 1, n]; the diagonal of n·n."""
     shape = op.shape_of(x)
     if shape.const is not None:
@@ -160,12 +163,12 @@ def _rows(op, x, head):
 
 
 @linear("CumSum")
-def cum_sum(op, g, x, axis):
+def cum_sum(op: Op, g: Var, x: Var, axis: Var) -> Result:
     """yᵢ = Σⱼ≤ᵢ xⱼ: the sum from the other end"""
     return op.CumSum(g, axis, exclusive=op.attr("exclusive"), reverse=1 - op.attr("reverse"))
 
 
-def _factors(op, x):
+def _factors(op: Op, x: Var) -> tuple[Var, Var]:
     """How y = the cumulative product of x takes up a change of x: dyᵢ = Σⱼ (eⱼ·dxⱼ)·Mⱼᵢ, as a pair (e, M).
 
     eⱼ is the product of what comes before j, and Mⱼᵢ of what comes after it, up to i: n² elements for n, but
@@ -173,7 +176,7 @@ def _factors(op, x):
     """
     exclusive, reverse = op.attr("exclusive"), op.attr("reverse")
     last = op.const(-1)
-    n = x.shape[-1]
+    n = x.dims[-1]
     if isinstance(n, int) and n <= MOST_WRITTEN:
         i = np.arange(n)
         later = op.const(i < i[:, None] if reverse else i > i[:, None])
@@ -188,7 +191,7 @@ def _factors(op, x):
     return before, after * reached
 
 
-def _moved(op, x, axis):
+def _moved(op: Op, x: Var, axis: int) -> Var:
     """`axis` exchanged with the last one."""
     if axis == x.rank - 1:
         return x
@@ -197,7 +200,7 @@ def _moved(op, x, axis):
     return op.Transpose(x, perm=perm)
 
 
-def _along(op, x, axis):
+def _along(op: Op, x: Var, axis: Var) -> tuple[int, Var | None]:
     """The axis that is multiplied along, and the shape to give `x` first: where the graph computes the axis,
     [before, along, after], in which it is always the one in the middle."""
     if x.rank == 1:
@@ -211,7 +214,7 @@ def _along(op, x, axis):
     return 1, op.Concat(sides[0], op.Gather(shape, at), sides[1], axis=0)
 
 
-def _cum_prod_jvp(op, tangents, x, axis):
+def _cum_prod_jvp(op: Op, tangents: Tangents, x: Var, axis: Var) -> Result:
     at, shape = _along(op, x, axis)
     x3, t3 = (v if shape is None else op.reshape(v, shape) for v in (x, tangents[0]))
     before, after = _factors(op, _moved(op, x3, at))
@@ -221,7 +224,7 @@ def _cum_prod_jvp(op, tangents, x, axis):
 
 
 @rule("CumProd", wrt=(0,), jvp=_cum_prod_jvp)
-def cum_prod(op, g, x, axis):
+def cum_prod(op: Op, g: Var, x: Var, axis: Var) -> Result:
     """yᵢ = Πⱼ≤ᵢ xⱼ: gⱼ = (Π of what comes before j)·Σᵢ gᵢ·(Π of what comes after j, up to i)"""
     at, shape = _along(op, x, axis)
     x3, g3 = (v if shape is None else op.reshape(v, shape) for v in (x, g))

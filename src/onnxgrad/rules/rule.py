@@ -37,7 +37,11 @@ from onnxgrad.rules.op import Op
 
 Cotangents = Sequence[Var | None]
 Parts = list[Var | None]
-Function = Callable[..., Any]
+#: what a function that gives a JVP gets: a tangent for each input, None for one that does not move
+Tangents = Sequence[Any]
+#: what the function of a rule returns: the part of each input, or the parts by value
+Result = Var | Sequence[Var | None] | dict[ir.Value, Var] | None
+Function = Callable[..., Result]
 Rewrite = Callable[[Builder, ir.Node, Sequence[ir.Value]], list[ir.Node] | None]
 
 

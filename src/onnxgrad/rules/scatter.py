@@ -8,34 +8,38 @@ ScatterElements: ScatterND with a reduction races on repeated indices in ONNX Ru
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 
-from onnxgrad.ir import reshape_to
+from onnxgrad.ir import Var, reshape_to
 from onnxgrad.rules.index import HALF, numbered
 from onnxgrad.rules.masks import comparable
+from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
+from onnxgrad.rules.rule import Result, Tangents
 
 
 class _Places:
     """The places of `x` that a scatter writes to."""
 
-    def __init__(self, op, x, index, u):
+    def __init__(self, op: Op, x: Var, index: Var, u: Var) -> None:
         self.op, self.x, self.index, self.u = op, x, index, u
         self.by_element = op.node.op_type == "ScatterElements"
         self.axis = op.attr("axis") % x.rank if self.by_element else 0
 
-    def read(self, base):
+    def read(self, base: Var) -> Var:
         """The elements of `base` at these places."""
         if self.by_element:
             return self.op.GatherElements(base, self.index, axis=self.axis)
         return self.op.GatherND(base, self.index)
 
-    def write(self, base, u, reduction):
+    def write(self, base: Var, u: Var, reduction: str) -> Var:
         """`base` with `u` written there; reduced in float32 for half types, which ONNX Runtime does not reduce."""
         op = self.op
         if reduction != "none" and base.dtype in HALF:
             wide = [op.Cast(z, to=int(ir.DataType.FLOAT)) for z in (base, u)]
-            return op.cast_like(self.write(*wide, reduction), base)
+            return op.cast_like(self.write(wide[0], wide[1], reduction), base)
         if self.by_element:
             return op.ScatterElements(base, self.index, u, axis=self.axis, reduction=reduction)
         if reduction == "none":
@@ -45,7 +49,7 @@ class _Places:
         return reshape_to(written, self.x)
 
 
-def _product_of_others(op, at, x, u):
+def _product_of_others(op: Op, at: _Places, x: Var, u: Var) -> Var:
     """x·Πu over the other updates of the same place, for each update.
 
     Not y/u, which has no value where u = 0: y is the product of the factors that are not 0, times those
@@ -62,7 +66,7 @@ def _product_of_others(op, at, x, u):
     return at.read(at.write(x, factors, "mul")) / factors * rest
 
 
-def _ties(op, at, x, u, y):
+def _ties(op: Op, at: _Places, x: Var, u: Var, y: Var) -> tuple[Var, Var, Var]:
     """Who attains the extremum: (mask of x, mask of u, how many share each place)."""
     wide, updates = comparable(op, x), comparable(op, u)
     top = at.write(wide, updates, op.attr("reduction")) if x.dtype in HALF else y
@@ -71,7 +75,7 @@ def _ties(op, at, x, u, y):
     return x_wins, u_wins, at.write(ones[0], ones[1], "add")
 
 
-def _scatter_jvp(op, tangents, x, index, u, y):
+def _scatter_jvp(op: Op, tangents: Tangents, x: Var, index: Var, u: Var, y: Var) -> Result:
     at, how = _Places(op, x, index, u), op.attr("reduction")
     tx, _, tu = tangents
     if how in ("max", "min"):
@@ -87,7 +91,7 @@ def _scatter_jvp(op, tangents, x, index, u, y):
 
 
 @rule("ScatterElements", "ScatterND", wrt=(0, 2), jvp=_scatter_jvp)
-def scatter(op, g, x, index, u, y):
+def scatter(op: Op, g: Var, x: Var, index: Var, u: Var, y: Var) -> Result:
     """y[i] = x[i] ∘ u: assigned (g off the places, g[i]); + (g, g[i]); · (g·Πu, g[i]·x·Π of the other u);
     max and min: g shared evenly by all, x included, that attain the extremum (as PyTorch does)"""
     at, how = _Places(op, x, index, u), op.attr("reduction")
@@ -104,13 +108,13 @@ def scatter(op, g, x, index, u, y):
 
 
 @linear("TensorScatter", wrt=(0, 1), joint=True)
-def tensor_scatter(op, g, cache, u, start):
+def tensor_scatter(op: Op, g: Var, cache: Var, u: Var, start: Var) -> Result:
     """y = x with u written from an index on, one for each of a batch: (g with 0 there, g there)"""
     d_cache = op.replay(g, op.zeros_like(u), start) if op.needs[0] else None
     return d_cache, _written_there(op, g, u, start) if op.needs[1] else None
 
 
-def _written_there(op, g, u, start):
+def _written_there(op: Op, g: Var, u: Var, start: Any) -> Any:
     """The slices of `g` along the axis of the node from `start` on, as many as `u` has."""
     axis = op.attr("axis") % u.rank
     rows = op.Range(op.const(0), op.Squeeze(op.shape_of(u, axis, axis + 1), [0]), op.const(1))

@@ -7,34 +7,39 @@ the row gets 0. An entry of -∞ beside finite ones has probability 0 and gets e
 
 from __future__ import annotations
 
+from typing import Any
+
+from onnxgrad.ir import Var
 from onnxgrad.rules.masks import lowest
+from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule, symmetric
+from onnxgrad.rules.rule import Result, Tangents
 from onnxgrad.rules.where_guards import may_be_discarded
 
 
-def _known(op, y, otherwise):
+def _known(op: Op, y: Var, otherwise: Any) -> Var:
     """`y`, with `otherwise` in place of NaN if a Where may discard it."""
     return op.Where(op.IsNaN(y), otherwise, y) if may_be_discarded(op, y.value) else y
 
 
 @symmetric("Softmax")
-def softmax(op, g, x, y):
+def softmax(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = softmax x along one axis: y·(g - Σ g·y), J = diag(y) - y·yᵀ"""
     y = _known(op, y, 0.0)
     return y * (g - op.ReduceSum(g * y, [op.attr("axis")], keepdims=1))
 
 
-def _softmax(op, y):
+def _softmax(op: Op, y: Var) -> Var:
     return op.Exp(_known(op, y, lowest(y.dtype)))
 
 
-def log_softmax_jvp(op, tangents, x, y):
+def log_softmax_jvp(op: Op, tangents: Tangents, x: Var, y: Var) -> Result:
     """t - Σ exp(y)·t"""
     (t,) = tangents
     return t - op.ReduceSum(_softmax(op, y) * t, [op.attr("axis")], keepdims=1)
 
 
 @rule("LogSoftmax", jvp=log_softmax_jvp)
-def log_softmax(op, g, x, y):
+def log_softmax(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = x - log Σ exp x along one axis: g - exp(y)·Σ g"""
     return g - _softmax(op, y) * op.ReduceSum(g, [op.attr("axis")], keepdims=1)

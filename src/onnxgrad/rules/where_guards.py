@@ -7,13 +7,17 @@ spare themselves the nodes: who reads a result is known while the graph is writt
 
 from __future__ import annotations
 
+from typing import Any
+
+from onnxgrad.ir import Var
+from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import registry
 from onnxgrad.rules.rule import Elementwise
 
 _FAR = 6  # operators; a Where that is farther away is not looked for
 
 
-def may_be_discarded(op, value) -> bool:
+def may_be_discarded(op: Op, value: Any) -> bool:
     """Whether a Where picks from `value`, perhaps after elementwise operators or a change of type."""
     near, seen = [value], {value}
     for _ in range(_FAR + 1):
@@ -35,7 +39,7 @@ def may_be_discarded(op, value) -> bool:
     return False
 
 
-def settled(op, g, factor):
+def settled(op: Op, g: Var, factor: Var) -> Var:
     """`factor`, by which `g` is multiplied; with 0 where it is not finite and `g` is 0, if a Where may discard the
     output of `op`. (Not wherever `g` is 0: the second derivative asks for the factor there.)
     """

@@ -20,15 +20,16 @@ from onnxgrad.rules.conv.geometry import (
 from onnxgrad.rules.conv.weight import correlate
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear
+from onnxgrad.rules.rule import Result
 
 
-def _bias(op, g):
+def _bias(op: Op, g: Var) -> Var:
     """Σ g over all axes but that of the channels."""
     return op.ReduceSum(g, [0, *range(2, g.rank)], keepdims=0)
 
 
 @linear("Conv", wrt=(0, 1), bias=2)
-def conv(op, g, x, w):
+def conv(op: Op, g: Var, x: Var, w: Var) -> Result:
     """y = x ⋆ w + b: (g spread by w, x correlated with g, Σ g)
 
     x̄[n, c, q] = Σ ḡ[n, m, p]·w[m, c, i] and w̄[m, c, i] = Σ ḡ[n, m, p]·x[n, c, q] over all p, i with
@@ -47,7 +48,7 @@ def conv(op, g, x, w):
 
 
 @linear("ConvTranspose", wrt=(0, 1), bias=2)
-def conv_transpose(op, g, x, w):
+def conv_transpose(op: Op, g: Var, x: Var, w: Var) -> Result:
     """y = x spread by w + b: (g ⋆ w, g correlated with x, Σ g), Conv read backwards"""
     where, g_padded = _outward(op, g, x, w)
     dx = dw = None

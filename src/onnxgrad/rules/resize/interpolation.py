@@ -20,6 +20,7 @@ from onnxgrad.ir.shapes import same_dim
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule
 from onnxgrad.rules.resize.coordinates import Axis, check_moves, crops
+from onnxgrad.rules.rule import Result, Tangents
 
 #: How coordinates and rounding combine to copies of every element, where scales are whole numbers.
 _COPIES = {("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil")}
@@ -212,7 +213,7 @@ def _gathered(op: Op, parts: list[Var], like: Var) -> Var:
     return op.cast_like(sums[0] if len(sums) == 1 else op.Concat(*sums, axis=0), like)
 
 
-def _resize_jvp(op, tangents, x, roi, scales, sizes, y):
+def _resize_jvp(op: Op, tangents: Tangents, x: Var, roi: Var, scales: Var, sizes: Var, y: Var) -> Result:
     """The tangent, resized, which beyond the edge is 0; and what the places do that move."""
     given = [t is not None for t in tangents] + [False] * 3
     by_roi, by_scales = _moves(op, given)
@@ -234,7 +235,7 @@ def _resize_jvp(op, tangents, x, roi, scales, sizes, y):
 
 
 @rule("Resize", wrt=(0, 1, 2), jvp=_resize_jvp)
-def resize(op, g, x, roi, scales, sizes, y):
+def resize(op: Op, g: Var, x: Var, roi: Var | None, scales: Var | None, sizes: Var, y: Var) -> Result:
     """y = M₁ ⊗ … ⊗ Mₖ · x, one matrix of interpolation per axis: M₁ᵀ ⊗ … ⊗ Mₖᵀ · g
 
     With respect to roi and scales Σᵢ ĉᵢ·∂cᵢ for the places cᵢ that are read along an axis, with ĉᵢ the slope of y
@@ -243,10 +244,10 @@ def resize(op, g, x, roi, scales, sizes, y):
     by_roi, by_scales = _moves(op, [False, op.needs[1] and roi is not None, op.needs[2] and scales is not None])
     moved = _moved_places(op, g, x, y) if by_roi or by_scales else []
     region = scale = None
-    if by_roi:
+    if by_roi and roi is not None:
         rates = [(hat * a, hat * b) for line, hat in moved for a, b in [line.by_region()]]
         region = _gathered(op, [a for a, _ in rates] + [b for _, b in rates], roi)
-    if by_scales:
+    if by_scales and scales is not None:
         scale = _gathered(op, [hat * line.by_scale() for line, hat in moved], scales)
     return _pulled(op, g, x, y) if op.needs[0] else None, region, scale
 
