@@ -13,8 +13,8 @@ from onnxgrad.demo.tasks import TASKS
 from onnxgrad.training.loop import callbacks, trackers
 from onnxgrad.training.loss.losses import LOSSES
 from onnxgrad.training.loss.step_metrics import LATER, MEASURES
+from onnxgrad.training.optim.optimizers import OPTIMIZERS
 from onnxgrad.training.optim.schedules import SCHEDULES
-from onnxgrad.training.optim.settings import RECIPES
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -53,9 +53,9 @@ def test_losses():
 
 def test_optimizers():
     rows = table("training.md", "Optimizers")
-    assert list(rows) == list(RECIPES)
+    assert list(rows) == list(OPTIMIZERS)
     for name, (_, operator, settings, _) in rows.items():
-        recipe = RECIPES[name]
+        recipe = OPTIMIZERS[name]
         assert sorted(code(settings)) == sorted(recipe.settings.keys() - {"learning_rate", "weight_decay"}), name
         stated = recipe.operator(recipe.settings)
         assert operator == (stated.type if stated else ""), name

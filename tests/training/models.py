@@ -39,5 +39,7 @@ def blobs(rows: int = 90, seed: int = 0) -> dict[str, np.ndarray]:
     return {"x": x.astype(np.float32), "labels": labels.astype(np.int64)}
 
 
-def trainable(optimizer: str = "adam", learning_rate: float = 0.02, **options) -> onnx.ModelProto:
-    return attach(classifier(), loss="cross_entropy", optimizer=optimizer, learning_rate=learning_rate, **options)
+def trainable(
+    optimizer: str = "adam", learning_rate: float = 0.02, loss: str = "cross_entropy", **options
+) -> onnx.ModelProto:
+    return attach(classifier(), loss=loss, optimizer=optimizer, learning_rate=learning_rate, **options)

@@ -16,10 +16,10 @@ from onnxgrad.model_io import files_of, load_model, training_info
 from onnxgrad.training import attach
 from onnxgrad.training.build.heads import placed_head
 from onnxgrad.training.loop.callbacks import Callback, Plateau
+from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.loss.losses import LOSSES
-from onnxgrad.training.loss.objective import LossTerm
+from onnxgrad.training.optim.optimizers import OPTIMIZERS
 from onnxgrad.training.optim.schedules import SCHEDULES, Schedule
-from onnxgrad.training.optim.settings import RECIPES
 from onnxgrad.training.option_strings import completed, looked_up, spelled
 
 Losses = Annotated[
@@ -35,7 +35,7 @@ Optimizer = Annotated[
     str | None,
     typer.Option(
         "--optimizer",
-        help=f"{', '.join(RECIPES)}. Settings: adamw:betas=0.9,0.95,eps=1e-6.",
+        help=f"{', '.join(OPTIMIZERS)}. Settings: adamw:betas=0.9,0.95,eps=1e-6.",
         rich_help_panel="Optimizer",
     ),
 ]
@@ -153,7 +153,7 @@ ImageStd = Annotated[
 
 def files(losses: Iterable[str]) -> list[Path]:
     """The files that losses spelled like this read: losses that are graphs, and teachers."""
-    terms = [LossTerm.of(text) for text in losses]
+    terms = [Loss.of(text) for text in losses]
     named = [p for t in terms for p in (t.loss if t.loss.endswith(".onnx") else None, t.teacher) if p]
     return [file for p in named for file in files_of(load_model(p), Path(p))]
 

@@ -9,10 +9,10 @@ from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.interruption import Interrupted
 from onnxgrad.training.loop.trainer import Trainer
-from onnxgrad.training.loss.objective import LossTerm
+from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.optim.as_functions import OptimizerFunctions, optimizer_functions
+from onnxgrad.training.optim.config import Group, Optimizer
 from onnxgrad.training.optim.schedules import Schedule
-from onnxgrad.training.optim.update import Group
 from onnxgrad.training.spec.interchange import carry_training_info, renamed
 from onnxgrad.training.spec.lower_model import lower_gradients
 from onnxgrad.training.spec.optimizer_bodies import optimizer_function, with_optimizer_functions
@@ -29,7 +29,8 @@ __all__ = [
     "Group",
     "History",
     "Interrupted",
-    "LossTerm",
+    "Loss",
+    "Optimizer",
     "OptimizerFunctions",
     "Problem",
     "ReferenceTraining",

@@ -37,9 +37,9 @@ CASES = {
     "adagrad with decay": ("adagrad", {"weight_decay": 0.1, "eps": 1e-3}, "Adagrad"),
     "rmsprop": ("rmsprop", {}, "RMSProp"),
     "rmsprop with momentum": ("rmsprop", {"momentum": 0.9, "weight_decay": 0.1}, "RMSPropMoving"),
-    "rmsprop centered": ("rmsprop", {"optimizer_options": {"centered": True}}, "RMSPropCentered"),
+    "rmsprop centered": ("rmsprop", {"centered": True}, "RMSPropCentered"),
     "rmsprop, both": (
-        "rmsprop", {"momentum": 0.9, "optimizer_options": {"centered": True}}, "RMSPropCenteredMoving",
+        "rmsprop", {"momentum": 0.9, "centered": True}, "RMSPropCenteredMoving",
     ),
     "lion": ("lion", {}, "Lion"),
     "lion with decay": ("lion", {"weight_decay": 0.1}, "Lion"),

@@ -19,7 +19,7 @@ from onnxgrad.runtime.kernels import with_kernels
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from onnxgrad.training import Trainer, attach, compile_step, export_step
 from onnxgrad.training.optim.named_formulas import FORMULAS
-from onnxgrad.training.optim.settings import RECIPES
+from onnxgrad.training.optim.optimizers import OPTIMIZERS
 from onnxgrad.training.step.accumulate import split_step
 from tests.runtime.kernels.twins import calls, needs_compiler
 from tests.training.models import blobs, classifier, trainable
@@ -173,7 +173,7 @@ def test_notes_of_a_file_that_mean_harm(how):
 
 
 @needs_compiler
-@pytest.mark.parametrize("optimizer", RECIPES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_names_that_files_keep_are_known(optimizer):
     for node in trainable(optimizer, 0.02).training_info[0].algorithm.node:
         for entry in node.metadata_props:

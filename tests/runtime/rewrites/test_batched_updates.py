@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper, shape_inference
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.runtime.rewrites import optimized
 from onnxgrad.training import attach, compile_step
-from onnxgrad.training.optim.update import Group
+from onnxgrad.training.optim.config import Group
 
 LAYERS = 12
 
@@ -48,7 +48,7 @@ CASES = {
     "rmsprop": {"optimizer": "rmsprop"},
     "lion": {"optimizer": "lion", "spared": None},
     "adam, clipped, averaged": {"optimizer": "adam", "clip_norm": 0.1, "clip_value": 0.05, "ema": 0.9},
-    "two groups": {"optimizer": "adamw", "groups": [Group("b[0-5]", {"learning_rate": 0.1})], "spared": None},
+    "two groups": {"optimizer": "adamw", "groups": [Group("b[0-5]", learning_rate=0.1)], "spared": None},
 }
 
 

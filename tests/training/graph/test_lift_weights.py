@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from onnxgrad.training import Loss
 from onnxgrad.training.build.attach import attach
 from onnxgrad.training.step.compile import compile_step
 from tests.training.nets import model_of, run, train
@@ -32,7 +33,7 @@ def two_layers(weight, through_identity=True):
 def test_equal_by_chance_or_tied(weight, through_identity, trained):
     """Fresh tensors that an Identity hands out are untied; others, and those read twice, stay tied."""
     model = two_layers(weight, through_identity)
-    attached = attach(model, loss="mse", optimizer="sgd", loss_options={"reduction": "sum"})
+    attached = attach(model, loss=Loss("mse", reduction="sum"), optimizer="sgd")
     x = np.float32([[1, 2]])
     np.testing.assert_array_equal(run(attached, {"x": x})["y"], run(model, {"x": x})["y"])
     step = compile_step(attached)

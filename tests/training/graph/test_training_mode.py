@@ -175,10 +175,9 @@ def test_dropout_drops_in_training(ratio, dropped):
     step = compile_step(
         attach(
             dropout_net(ratio),
-            loss="mse",
+            loss="mse:reduction=sum",
             optimizer="sgd",
             learning_rate=1.0,
-            loss_options={"reduction": "sum"},
         ),
         outputs=["train_y"],
     )

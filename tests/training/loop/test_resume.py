@@ -188,7 +188,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_keeps_the_last_checkpoint
 
 
 def test_weights_that_overflow_in_the_last_step_are_noticed(tmp_path):
-    model = trainable("sgd", 1e38, loss_options={"reduction": "sum"})
+    model = trainable("sgd", 1e38, loss="cross_entropy:reduction=sum")
     trainer = Trainer(model, options=ONE)
     with pytest.raises(TrainingError, match=r"'w[12]' is not finite after step 1"):
         trainer.fit({n: a * (30 if n == "x" else 1) for n, a in blobs().items()}, epochs=1, batch_size=90)

@@ -196,7 +196,7 @@ def test_losses_of_tensors(loss):
 def test_ignored_labels_do_not_count(tmp_path):
     data = blobs()
     data["labels"][::2] = -1
-    model = attach(classifier(), optimizer="adam", learning_rate=0.02, loss_options={"ignore_index": -1})
+    model = attach(classifier(), loss="cross_entropy:ignore_index=-1", optimizer="adam", learning_rate=0.02)
     trainer = Trainer(model, options=ONE)
     found = trainer.fit(data, epochs=5, validation=data).epochs[-1]
     (y,) = onnxruntime.InferenceSession(onnx_bytes(trainer.inference_model())).run(None, {"x": data["x"]})
@@ -371,5 +371,5 @@ def load_model_of(proto):
 
 
 def test_options_that_do_not_exist_are_named():
-    with pytest.raises(TypeError, match="learning_rat"):
+    with pytest.raises(BadInput, match="learning_rat"):
         Trainer(classifier(), loss="mse", learning_rat=0.1)

@@ -9,6 +9,7 @@ import pytest
 from onnx import helper
 
 from onnxgrad.errors import BadInput
+from onnxgrad.training import Loss
 from onnxgrad.training.build.attach import attach
 from onnxgrad.training.step.compile import compile_step
 from tests.training.nets import initial, model_of, session
@@ -29,8 +30,8 @@ def ctc_step(x, labels, lengths=None, time=1, last=(), **options):
     """The loss, and its gradient with respect to the sum of all scores of a class."""
     given = {"input_lengths": True} if lengths is not None else {}
     model = attach(
-        scores(time, last=last), loss="ctc", optimizer="sgd", learning_rate=1.0,
-        loss_options={"time": time, **given, **options}, metrics=["gradient_norm"],
+        scores(time, last=last), loss=Loss("ctc", time=time, **given, **options), optimizer="sgd",
+        learning_rate=1.0, metrics=["gradient_norm"],
     )  # fmt: skip
     step = compile_step(model)
     feeds = {"x": x, "labels": labels, "learning_rate": np.array(1, np.float32)}
@@ -162,7 +163,7 @@ def test_final_softmax_is_stripped(op):
 def test_label_lengths_may_be_fed():
     """Then what is behind them is not looked at."""
     x = np.random.default_rng(7).standard_normal((2, 9, CLASSES)).astype(np.float32)
-    step = compile_step(attach(scores(), loss="ctc", optimizer="sgd", loss_options={"label_lengths": True}))
+    step = compile_step(attach(scores(), loss=Loss("ctc", label_lengths=True), optimizer="sgd"))
     assert step.batch == ["x", "labels", "labels_label_lengths"]
     feeds = {t.input: t.initial.numpy() for t in step.state.values()} | {n: t.numpy() for n, t in step.rates.items()}
     feeds |= {"x": x, "labels": np.int64([[1, 2, 4], [3, 5, 5]]), "labels_label_lengths": np.int64([2, 1])}
@@ -183,4 +184,4 @@ def test_scores_need_three_axes():
     with pytest.raises(BadInput, match=r"ctc takes scores \[batch, time, classes\]"):
         attach(flat, loss="ctc")
     with pytest.raises(BadInput, match="ctc: time must be 0 or 1, not 2"):
-        attach(scores(), loss="ctc", loss_options={"time": 2})
+        attach(scores(), loss=Loss("ctc", time=2))

@@ -13,7 +13,7 @@ from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training import attach, compile_step
+from onnxgrad.training import Loss, attach, compile_step
 from onnxgrad.training.graph.bounds import bounds
 from tests.training.nets import initial, session
 
@@ -165,8 +165,8 @@ def test_probabilities_without_logits_are_refused(case):
     loss, options, tail, out, words = REFUSED[case]
     w = np.ones((4, 3), np.float32)
     with pytest.raises(BadInput, match=words):
-        attach(with_weight(model(tail, 3, out), w), loss=loss, loss_options=options)
-    named = attach(with_weight(model(tail, 3, out), w), loss=loss, loss_options=options, output="y")
+        attach(with_weight(model(tail, 3, out), w), loss=Loss(loss, **options))
+    named = attach(with_weight(model(tail, 3, out), w), loss=Loss(loss, **options), output="y")
     assert named.training_info, "the hint helps"
 
 

@@ -7,6 +7,7 @@ import pytest
 from onnx import helper
 
 from onnxgrad.errors import BadInput
+from onnxgrad.training import Loss
 from onnxgrad.training.build.attach import attach
 from onnxgrad.training.step.compile import compile_step
 from tests.training.nets import initial, mlp, model_of, session
@@ -82,7 +83,7 @@ def test_elementwise_losses_are_those_of_torch(case, reduction):
         else rng.standard_normal((5, 3)).astype("f")
     )
     model = linear()
-    loss, gradient = loss_and_gradient(model, x, t, loss=name, loss_options={"reduction": reduction, **options})
+    loss, gradient = loss_and_gradient(model, x, t, loss=Loss(name, **{"reduction": reduction, **options}))
     w = torch.tensor(np.frombuffer(model.graph.initializer[0].raw_data, np.float32).copy(), requires_grad=True)
     expected = reference(torch.nn.functional, torch.tensor(x) + w, torch.tensor(t), reduction)
     expected.backward()
@@ -105,7 +106,7 @@ def test_class_losses_are_those_of_torch(name, shape, ignore, weight, reduction)
         t.flat[::3] = -100
     options = {"reduction": reduction, "weight": weight, "ignore_index": ignore}
     model = linear(shape)
-    loss, gradient = loss_and_gradient(model, x, t, loss=name, loss_options=options)
+    loss, gradient = loss_and_gradient(model, x, t, loss=Loss(name, **options))
     w = np.frombuffer(model.graph.initializer[0].raw_data, np.float32).reshape(shape[1:]).copy()
     w = torch.tensor(w, requires_grad=True)
     reference = getattr(torch.nn.functional, f"{name}_loss" if name == "nll" else name)
@@ -135,7 +136,7 @@ def test_smoothed_and_focal_losses_are_those_of_torch(name, ignore, weight, redu
     own = {"smoothed": {"label_smoothing": 0.2}, "focal": {}, "focal_root": {"gamma": 0.5}}[name]
     loss = "cross_entropy" if name == "smoothed" else "focal"
     model = linear(("N", 3, 4))
-    found, gradient = loss_and_gradient(model, x, t, loss=loss, loss_options={**options, **own})
+    found, gradient = loss_and_gradient(model, x, t, loss=Loss(loss, **{**options, **own}))
     w = np.frombuffer(model.graph.initializer[0].raw_data, np.float32).reshape(3, 4).copy()
     w = torch.tensor(w, requires_grad=True)
     y, target = torch.tensor(x) + w, torch.tensor(t)
@@ -165,7 +166,7 @@ def test_triplets_are_those_of_torch(mining):
     x = np.random.default_rng(5).standard_normal((6, 3)).astype(np.float32)
     model = linear()
     options = {"margin": 0.6, "mining": mining}
-    loss, gradient = loss_and_gradient(model, x, IDS, loss="triplet", loss_options=options)
+    loss, gradient = loss_and_gradient(model, x, IDS, loss=Loss("triplet", **options))
     w = torch.tensor(np.frombuffer(model.graph.initializer[0].raw_data, np.float32).copy(), requires_grad=True)
     y = torch.tensor(x) * (1 + 0 * w) + w
     apart = torch.pairwise_distance(y[:, None], y[None])
@@ -189,7 +190,7 @@ def test_info_nce_is_that_of_torch(ids):
     torch = pytest.importorskip("torch")
     x = np.random.default_rng(6).standard_normal((6, 3)).astype(np.float32)
     model = linear()
-    loss, gradient = loss_and_gradient(model, x, ids, loss="info_nce", loss_options={"temperature": 0.5})
+    loss, gradient = loss_and_gradient(model, x, ids, loss=Loss("info_nce", temperature=0.5))
     w = torch.tensor(np.frombuffer(model.graph.initializer[0].raw_data, np.float32).copy(), requires_grad=True)
     z = torch.nn.functional.normalize(torch.tensor(x) + w, dim=1)
     cosines = (z @ z.T / 0.5).masked_fill(torch.eye(6, dtype=torch.bool), float("-inf"))
@@ -210,7 +211,7 @@ def test_nothing_to_compare_is_no_loss():
     x = np.random.default_rng(7).standard_normal((4, 3)).astype(np.float32)
     for ids in (np.zeros(4, np.int64), np.arange(4)):
         for options in ({"mining": "all"}, {"mining": "hard"}):
-            loss, gradient = loss_and_gradient(linear(), x, ids, loss="triplet", loss_options=options)
+            loss, gradient = loss_and_gradient(linear(), x, ids, loss=Loss("triplet", **options))
             assert loss == 0
             np.testing.assert_array_equal(gradient, 0)
     loss, gradient = loss_and_gradient(linear(), x, np.arange(4), loss="info_nce")
@@ -231,7 +232,7 @@ def test_classes_last():
     rng = np.random.default_rng(3)
     x = rng.standard_normal((2, 5, 3)).astype(np.float32)
     t = rng.integers(0, 3, (2, 5))
-    last, _ = loss_and_gradient(linear(("N", 5, 3)), x, t, loss="cross_entropy", loss_options={"axis": -1})
+    last, _ = loss_and_gradient(linear(("N", 5, 3)), x, t, loss=Loss("cross_entropy", axis=-1))
     w = np.frombuffer(linear(("N", 5, 3)).graph.initializer[0].raw_data, np.float32).reshape(5, 3)
     scores = (x + w).astype(np.float64).reshape(-1, 3)
     log_p = scores - np.log(np.exp(scores).sum(1, keepdims=True))
@@ -260,20 +261,20 @@ def test_labels_fit_the_prediction():
     assert label(model=mlp(), loss="mse") == ("labels", 1, ["N", 3])
     assert label(model=mlp(dtype=np.float64), loss="mse") == ("labels", 11, ["N", 3])
     assert label(model=mlp(), loss="cross_entropy", labels="digit") == ("digit", 7, ["N"])
-    assert label(model=linear(("N", 5, 3)), loss="nll", loss_options={"axis": -1}) == ("labels", 7, ["N", 5])
+    assert label(model=linear(("N", 5, 3)), loss=Loss("nll", axis=-1)) == ("labels", 7, ["N", 5])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"loss": "mae"}, "there is no loss 'mae'; there are: cross_entropy"),
-        ({"loss": "mse", "loss_options": {"delta": 1}}, "the loss 'mse' has no option 'delta'"),
-        ({"loss": "mse", "loss_options": {"reduction": "none"}}, "a loss is a scalar"),
-        ({"loss": "huber", "loss_options": {"delta": 0}}, "delta must be positive"),
-        ({"loss": "focal", "loss_options": {"gamma": -1}}, "gamma must not be negative"),
-        ({"loss": "kl", "loss_options": {"temperature": 0}}, "temperature must be positive"),
-        ({"loss": "kl", "loss_options": {"targets": "words"}}, "targets must be 'logits' or 'probabilities'"),
-        ({"loss": "triplet", "loss_options": {"mining": "soft"}}, "mining must be 'all' or 'hard'"),
+        ({"loss": Loss("mse", delta=1)}, "the loss 'mse' has no option 'delta'"),
+        ({"loss": Loss("mse", reduction="none")}, "a loss is a scalar"),
+        ({"loss": Loss("huber", delta=0)}, "delta must be positive"),
+        ({"loss": Loss("focal", gamma=-1)}, "gamma must not be negative"),
+        ({"loss": Loss("kl", temperature=0)}, "temperature must be positive"),
+        ({"loss": Loss("kl", targets="words")}, "targets must be 'logits' or 'probabilities'"),
+        ({"loss": Loss("triplet", mining="soft")}, "mining must be 'all' or 'hard'"),
         ({"loss": "cross_entropy:label_smoothing=2"}, "label_smoothing must be between 0 and 1"),
         ({"loss": "huber:delta=big"}, "delta must be a number, not 'big'"),
         ({"loss": "half*mse"}, "begins with 'half', which is no number"),
@@ -315,9 +316,9 @@ def test_scores_whose_classes_were_last_are_taken_as_rows(rank, options):
         w = np.zeros((*places, 4), np.float32)
         nodes = [node("Add", ["x", "w"], ["y"]), *last]
         model = model_of(nodes, {"w": w}, {"x": ("N", *places, 4)}, {"z": ("N", 4, *places)})
-        step = compile_step(attach(model, optimizer="sgd", loss="cross_entropy", loss_options=options))
+        step = compile_step(attach(model, optimizer="sgd", loss=Loss("cross_entropy", **options)))
         transposes.append(any(n.op_type == "Transpose" for n in step.model.graph))
-        found.append(loss_and_gradient(model, x, labels, loss="cross_entropy", loss_options=options))
+        found.append(loss_and_gradient(model, x, labels, loss=Loss("cross_entropy", **options)))
     assert transposes == [False, True]
     (loss, gradient), (expected_loss, expected) = found
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-6)

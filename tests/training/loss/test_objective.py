@@ -9,7 +9,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training import LossTerm, attach, compile_step
+from onnxgrad.training import Loss, attach, compile_step
 from onnxgrad.training.spec.validation import validate
 from tests.training.nets import initial, mlp, model_of, run, session
 
@@ -65,7 +65,7 @@ def test_terms_share_labels_by_name_and_say_when_they_cannot():
 def test_a_teacher_is_a_part_of_the_step():
     """The loss of distillation is that against the teacher's logits as data; its weights stay as they are."""
     teacher = mlp([node("Softmax", ["y"], ["z"])], seed=7)
-    model = attach(mlp(), loss=LossTerm("kl", options={"temperature": 2.0}, teacher=teacher), optimizer="sgd")
+    model = attach(mlp(), loss=Loss("kl", temperature=2.0, teacher=teacher), optimizer="sgd")
     assert not validate(model)
     step = compile_step(model)
     assert step.batch == ["x"]
@@ -83,8 +83,8 @@ def test_a_teacher_is_a_part_of_the_step():
 def test_a_teacher_among_the_options(last):
     """A file name at the end of the options is not one of a loss."""
     text = "0.5*kl:temperature=2,teacher=t.onnx" if last else "0.5*kl:teacher=t.onnx,temperature=2"
-    assert LossTerm.of(text) == LossTerm("kl", 0.5, {"temperature": 2}, teacher="t.onnx")
-    assert LossTerm.of("2*losses/kl:v2.onnx") == LossTerm("losses/kl:v2.onnx", 2.0)
+    assert Loss.of(text) == Loss("kl", factor=0.5, temperature=2, teacher="t.onnx")
+    assert Loss.of("2*losses/kl:v2.onnx") == Loss("losses/kl:v2.onnx", factor=2.0)
 
 
 def test_probabilities_of_a_teacher():
@@ -105,7 +105,7 @@ def test_probabilities_of_a_teacher():
 )
 def test_teachers_that_do_not_fit(teacher, loss, message):
     with pytest.raises(BadInput, match=message):
-        attach(mlp(), loss=LossTerm(loss, teacher=teacher()), optimizer="sgd")
+        attach(mlp(), loss=Loss(loss, teacher=teacher()), optimizer="sgd")
 
 
 def _two_inputs():
@@ -182,7 +182,7 @@ def test_a_loss_written_with_onnxscript():
     from tests.training.scripted import margin
 
     data = {**batch(), "goal": np.sign(batch()["target"])}
-    found, _ = results(attach(mlp(), loss=["0.5*mse:labels=target", LossTerm(margin)], optimizer="sgd"), data)
+    found, _ = results(attach(mlp(), loss=["0.5*mse:labels=target", Loss(margin)], optimizer="sgd"), data)
     y = run(mlp(), {"x": data["x"]})["y"]
     wanted = 0.5 * ((y - data["target"]) ** 2).mean() + np.maximum(1 - y * data["goal"], 0).mean()
     np.testing.assert_allclose(found["loss"], wanted, rtol=1e-5)
@@ -195,7 +195,7 @@ def test_a_graph_that_is_no_loss():
     with pytest.raises(BadInput, match="takes 'a' as a tensor of DOUBLE, and 'y' is one of FLOAT"):
         attach(mlp(), loss=double, optimizer="sgd")
     with pytest.raises(BadInput, match="is a graph, which takes no options"):
-        attach(mlp(), loss=_scaled_mse(), optimizer="sgd", loss_options={"delta": 1})
+        attach(mlp(), loss=Loss(_scaled_mse(), delta=1), optimizer="sgd")
 
 
 def test_metrics_are_those_of_numpy():
@@ -230,5 +230,5 @@ def test_metrics_that_do_not_fit():
 def test_what_nobody_reads_is_not_written():
     """The Softmax of a teacher that is stripped, and copies that no loss reads, are not left in the algorithm."""
     teacher = mlp([node("Softmax", ["y"], ["z"])], seed=7)
-    algorithm = attach(mlp(), loss=LossTerm("kl", teacher=teacher)).training_info[0].algorithm
+    algorithm = attach(mlp(), loss=Loss("kl", teacher=teacher)).training_info[0].algorithm
     assert "Softmax" not in {n.op_type for n in algorithm.node}

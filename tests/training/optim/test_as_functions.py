@@ -11,7 +11,7 @@ from onnx import helper
 from onnxgrad.errors import BadInput
 from onnxgrad.training import attach, compile_step
 from onnxgrad.training.optim.as_functions import OWN_DOMAIN, optimizer_functions
-from onnxgrad.training.optim.settings import RECIPES
+from onnxgrad.training.optim.optimizers import OPTIMIZERS
 from tests.training.nets import model_of, train
 
 
@@ -35,7 +35,7 @@ def called(function, inputs, outputs):
 
 
 @pytest.mark.parametrize("shape", [(3,), (4, 3)], ids=["vector", "matrix"])
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_loop_of_calls_trains_as_the_step(name, shape):
     """y = x·w (or x + w), mse; gradients by formula, everything else by init and update."""
     rng = np.random.default_rng(0)
@@ -60,7 +60,7 @@ def test_a_loop_of_calls_trains_as_the_step(name, shape):
         w, *new = made.run(None, {n: a for n, a in feeds.items() if n in used})
         states = dict(zip(pair.states, new))
     np.testing.assert_allclose(w, wanted["w"], rtol=2e-4, atol=2e-5)
-    for suffix in RECIPES[name].states(RECIPES[name].settings, shape):
+    for suffix in OPTIMIZERS[name].states(OPTIMIZERS[name].settings, shape):
         np.testing.assert_allclose(states[suffix], wanted[f"w_{suffix}"], rtol=2e-3, atol=1e-5)
 
 

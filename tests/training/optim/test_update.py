@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 from onnxgrad.errors import BadInput, UnknownName
-from onnxgrad.training import Group, attach, compile_step
+from onnxgrad.training import Group, Loss, Optimizer, attach, compile_step
 from onnxgrad.training.spec.validation import validate
 from tests.training.nets import mlp, train
 
@@ -108,7 +108,7 @@ def test_optimizers_are_those_of_torch(spelled):
     from onnxgrad.training.option_strings import spelled as read
 
     name, options = read(spelled)
-    state, losses = trained(name, optimizer_options=options, **settings)
+    state, losses = trained(name, **options, **settings)
     assert losses[-1] < losses[0]
     close(state, of_torch(make))
 
@@ -163,7 +163,7 @@ def test_muon_is_that_of_torch_up_to_its_half_precision():
     rate = 0.02
     for adjust in ("original", "match_rms_adamw"):
         state, _ = trained("muon", 20, learning_rate=rate, weight_decay=0.1, trainable=["w1", "w2"],
-                           optimizer_options={"adjust": adjust})  # fmt: skip
+                           adjust=adjust)  # fmt: skip
 
         def make(o, p, a=adjust):
             return o.Muon([p["w1"], p["w2"]], lr=rate, weight_decay=0.1, adjust_lr_fn=a)
@@ -266,6 +266,48 @@ def test_bad_groups(groups, error, message):
         attach(mlp(), loss="mse", optimizer="sgd", groups=groups)
 
 
+# --- configurations ----------------------------------------------------------------------------------
+
+
+def test_a_configuration_says_what_keywords_and_strings_say():
+    settings = {
+        "schedule": "cosine:total=40",
+        "groups": ["b*:decay=0"],
+        "clip_norm": 1.0,
+        "clip_value": 0.5,
+        "ema": 0.9,
+    }
+    made = Optimizer("adamw", learning_rate=0.1, betas=(0.8, 0.95), **settings)
+    parsed = Optimizer("adamw:rate=0.1,betas=0.8,0.95", **{**settings, "groups": [Group("b*", weight_decay=0)]})
+    assert made == parsed
+    loss = Loss("huber", factor=0.5, labels="t", delta=2)
+    assert loss == Loss.of("0.5*huber:labels=t,delta=2")
+    want = attach(mlp(), loss=loss, optimizer=made)
+    for found in (
+        attach(mlp(), loss="0.5*huber:delta=2", labels="t", optimizer=parsed),
+        attach(mlp(), loss=[loss], optimizer="adamw:rate=0.1", betas=(0.8, 0.95), **settings),
+    ):
+        assert found.SerializeToString(deterministic=True) == want.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Optimizer("adamm"), "there is no optimizer 'adamm'"),
+        (lambda: Optimizer("sgd", betas=(0.9, 0.9)), "the optimizer 'sgd' has no setting 'betas'"),
+        (lambda: Optimizer("sgd", groups=["b*:betas=1"]), "the optimizer 'sgd' has no setting 'betas'"),
+        (lambda: Group.of("b*:pattern=3") and Optimizer("sgd", groups=["b*:pattern=3"]), "has no setting 'pattern'"),
+        (lambda: Loss.of("mse:factor=2"), r"write the factor in front, as in 0.5\*mse"),
+        (lambda: attach(mlp(), optimiser="sgd"), "the optimizer 'adam' has no setting 'optimiser'"),
+        (lambda: attach(mlp(), name="sgd"), "the optimizer 'adam' has no setting 'name'"),
+        (lambda: attach(mlp(), optimizer=Optimizer("sgd"), ema=0.9), r"write Optimizer\('sgd', …, ema=…\)"),
+    ],
+)
+def test_bad_configurations(make, message):
+    with pytest.raises(BadInput, match=message):
+        make()
+
+
 # --- clipping ----------------------------------------------------------------------------------------
 
 
@@ -318,11 +360,11 @@ def test_averages_are_those_of_torch():
     ("options", "message"),
     [
         ({"optimizer": "adamm"}, "there is no optimizer 'adamm'; there are: sgd, momentum"),
-        ({"optimizer": "muon", "optimizer_options": {"adjust": "big"}}, "adjust must be 'original' or"),
+        ({"optimizer": "muon", "adjust": "big"}, "adjust must be 'original' or"),
         ({"optimizer": "lion", "betas": (0.9,)}, "betas must be two numbers"),
-        ({"optimizer": "rmsprop", "optimizer_options": {"centered": 1}}, "centered must be true or false"),
-        ({"optimizer": "adafactor", "optimizer_options": {"clip": 0}}, "clip must be positive"),
-        ({"optimizer": "nadam", "optimizer_options": {"momentum_decay": "x"}}, "momentum_decay must be a number"),
+        ({"optimizer": "rmsprop", "centered": 1}, "centered must be true or false"),
+        ({"optimizer": "adafactor", "clip": 0}, "clip must be positive"),
+        ({"optimizer": "nadam", "momentum_decay": "x"}, "momentum_decay must be a number"),
     ],
 )
 def test_bad_settings(options, message):

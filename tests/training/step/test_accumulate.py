@@ -10,7 +10,7 @@ from onnx import helper
 
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, StepRunner
-from onnxgrad.training import Trainer, attach, compile_step
+from onnxgrad.training import Loss, Trainer, attach, compile_step
 from onnxgrad.training.step.accumulate import Accumulating, split_step
 from tests.training.graph.test_training_mode import norm_net
 from tests.training.nets import mlp, model_of
@@ -28,10 +28,10 @@ def batches(kind, count=4, rows=12):
 
 CASES = {
     "mse": ("real", {"loss": "mse"}),
-    "sum": ("real", {"loss": "mse", "loss_options": {"reduction": "sum"}, "learning_rate": 1e-3}),
+    "sum": ("real", {"loss": Loss("mse", reduction="sum"), "learning_rate": 1e-3}),
     "ignored": ("classes", {"loss": "cross_entropy:ignore_index=1"}),
-    "weighted": ("classes", {"loss": "cross_entropy", "loss_options": {"weight": [0.2, 1, 5]}}),
-    "both": ("classes", {"loss": "nll", "loss_options": {"weight": [0.2, 1, 5], "ignore_index": 1}}),
+    "weighted": ("classes", {"loss": Loss("cross_entropy", weight=[0.2, 1, 5])}),
+    "both": ("classes", {"loss": Loss("nll", weight=[0.2, 1, 5], ignore_index=1)}),
     "focal": ("classes", {"loss": "focal:ignore_index=1"}),
     "smoothed": ("classes", {"loss": "cross_entropy:label_smoothing=0.1,ignore_index=1"}),
     "several": ("real", {"loss": ["mse", "0.3*huber"]}),

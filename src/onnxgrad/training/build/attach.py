@@ -23,18 +23,19 @@ from onnxgrad.ir.composites import spell_notes
 from onnxgrad.ir.graph import ancestors, prune, reads
 from onnxgrad.ir.infer.inference import forget_values
 from onnxgrad.model_io import AnyModel, open_model, training_info
+from onnxgrad.model_io.save import to_proto
 from onnxgrad.training.graph.exported_constants import INFINITE, Sorted, sort_out
 from onnxgrad.training.graph.lift_weights import initializer, own_weights
 from onnxgrad.training.graph.linear_models import with_own_weights
 from onnxgrad.training.graph.trainable import EVERYTHING, is_pattern, matching, without
 from onnxgrad.training.graph.training_mode import Mode, statistics, switch
-from onnxgrad.training.loss.objective import LossTerm, Objective, terms_of
+from onnxgrad.training.loss.config import Loss, terms_of
+from onnxgrad.training.loss.objective import Objective
 from onnxgrad.training.loss.step_metrics import check_measures
 from onnxgrad.training.metadata import AVERAGE, CONVENTION, FED, MASKS, SCHEDULED, TAKEN_OF, TRAINS
-from onnxgrad.training.optim.schedules import Schedule
-from onnxgrad.training.optim.settings import in_full
-from onnxgrad.training.optim.update import Group, Plan, State, Update
-from onnxgrad.training.option_strings import spelled
+from onnxgrad.training.optim.config import Optimizer
+from onnxgrad.training.optim.update import State, Update
+from onnxgrad.training.spec.training_info import Source
 from onnxgrad.transforms.gradient_node import DOMAIN
 
 
@@ -42,95 +43,81 @@ def attach(
     model: AnyModel,
     *,
     loss: Any = "cross_entropy",
-    optimizer: str = "adam",
+    optimizer: Optimizer | str = "adam",
     output: str | None = None,
     labels: str | None = None,
-    learning_rate: float | None = None,
-    weight_decay: float | None = None,
-    momentum: float | None = None,
-    betas: tuple[float, float] | None = None,
-    eps: float | None = None,
-    convention: str | None = None,
-    optimizer_options: Mapping[str, Any] | None = None,
-    groups: Sequence[Group | str] = (),
-    schedule: Schedule | str | None = None,
-    clip_norm: float | None = None,
-    clip_value: float | None = None,
-    ema: float | None = None,
     trainable: Sequence[str] | None = None,
     freeze: Sequence[str] = (),
     train_mode: bool = True,
     freeze_bn: bool | Sequence[str] = False,
     dropout: Mapping[str, float] | None = None,
-    loss_options: Mapping[str, Any] | None = None,
     metrics: Sequence[str] = (),
     accumulate: bool = False,
+    **settings: Any,
 ) -> onnx.ModelProto:
     """The model with training information.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. It stays a valid inference model;
             weights in Constant nodes, in branches and bodies, or shared by chance, become initializers of their own
-            (see `weights`), and opsets below 18 are raised. Training information that it has is replaced.
-        loss: a name (see `losses`), also spelled with options as ``0.5*kl:temperature=2``; a graph that computes a
-            scalar (an ONNX model or its path, a FunctionProto, an onnxscript function); a `LossTerm`; or several
-            of these, which are added. If the model ends in the Softmax (Sigmoid) that a loss contains, the loss is
-            taken of what goes into it.
-        optimizer: a name (see `recipes`), also spelled with settings as ``adamw:betas=0.9,0.95``.
+            (see `lift_weights`), and opsets below 18 are raised. Training information that it has is replaced.
+        loss: a name, also spelled with options as ``0.5*kl:temperature=2``; a `Loss`, which has the same as arguments;
+            a graph that computes a scalar (an ONNX model or its path, a FunctionProto, an onnxscript function); or
+            several of these, which are added. If the model ends in the Softmax (Sigmoid) that a loss contains, the
+            loss is computed from the logits.
+        optimizer: a name, also spelled with settings as ``adamw:betas=0.9,0.95``; or an `Optimizer`.
         output: the value that meets the labels; default: the model's only float output.
         labels: name of the label input: a new one, or an input that the model has. Default: ``labels``.
-        learning_rate, weight_decay, momentum, betas, eps, convention: settings of the optimizer; default: its own.
-            The `convention` of adam and adamw is where ε stands: "onnx" (default) is the operator of the
-            specification, which divides by √H + ε and corrects the bias afterwards; "torch" corrects H first, as
-            PyTorch does, and is written out in standard operators. The metadata of the algorithm say which it is.
-        optimizer_options: further settings by name.
-        groups: parameters with settings of their own, as `Group` or ``pattern:rate=…,decay=…,frozen=true``.
-        schedule: scales the learning rate in the graph, as a function of the number of steps (see `schedules`).
-        clip_norm, clip_value: the largest norm of all gradients together, the largest element of a gradient.
-        ema: the share that a step keeps of the average of each weight; the averages are state, ``{weight}_average``.
         trainable: what to train: names of initializers (or of outputs of Constant nodes), globs, ``type:Conv``,
             ``last:2``, ``all``. Default: every float initializer that the loss depends on and that is used as a weight
-            (see `constants`: not running statistics, masks, tables of sines, grids, normalization of the input, most
-            scalars); Constants count where the model has no float initializers of rank 2 or more. ``all`` trains
-            everything but running statistics and infinities.
+            (see `exported_constants`: not running statistics, masks, tables of sines, grids, normalization of the
+            input, most scalars); Constants count where the model has no float initializers of rank 2 or more. ``all``
+            trains everything but running statistics and infinities.
         freeze: patterns of what not to train.
         train_mode: run BatchNormalization (updating its running statistics) and Dropout as in training.
         freeze_bn: keep every BatchNormalization, or those with these names (globs), in inference mode.
-        dropout: shares to drop behind nodes, by type or by a glob over their names or outputs: ``{"Relu": 0.1}``.
-        loss_options: ``reduction`` ("mean" or "sum") and those of the loss: ``axis`` of the classes (1),
-            ``ignore_index``, ``weight`` per class, ``delta``, …
+        dropout: ratios of Dropout to insert behind nodes, by type or by a glob over their names or outputs:
+            ``{"Relu": 0.1}``.
         metrics: further results of the algorithm: accuracy, top5, mse, mae, gradient_norm.
         accumulate: also compute ``batch_weight``, by which gradients of parts of a batch are weighted.
+        settings: arguments of `Optimizer`, where `optimizer` is a name: ``learning_rate``, ``weight_decay``,
+            ``groups``, ``schedule``, ``clip_norm``, … The `convention` of adam and adamw is where ε stands: "onnx"
+            (default) is the operator of the specification, which divides by √H + ε and corrects the bias afterwards;
+            "torch" corrects H first, as PyTorch does, and is written out in standard operators. The metadata of the
+            algorithm say which it is.
 
     Raises:
         UnknownName, BadInput: a name that the model does not have, or an option that does not fit.
     """
-    terms = terms_of(loss, loss_options or {}, output, labels)
-    for term in terms:
-        term.check()
-    named: dict[str, Any] = {
-        "learning_rate": learning_rate,
-        "weight_decay": weight_decay,
-        "momentum": momentum,
-        "betas": betas,
-    }
-    named |= {"eps": eps, "convention": convention, **in_full(optimizer_options or {})}
-    name, spelled_out = spelled(optimizer)
-    settings = {**in_full(spelled_out), **{key: value for key, value in named.items() if value is not None}}
-    plan = Plan(
-        name,
-        settings,
-        [g if isinstance(g, Group) else Group.of(g) for g in groups],
-        Schedule.of(schedule) if isinstance(schedule, str) else schedule,
-        clip_norm,
-        clip_value,
-        ema,
-    )
-    plan.check()
+    return to_proto(attached(
+        model, loss=loss, optimizer=optimizer, output=output, labels=labels, trainable=trainable, freeze=freeze,
+        train_mode=train_mode, freeze_bn=freeze_bn, dropout=dropout, metrics=metrics, accumulate=accumulate, **settings,
+    ).model)  # fmt: skip
+
+
+def attached(
+    model: AnyModel,
+    *,
+    loss: Any = "cross_entropy",
+    optimizer: Optimizer | str = "adam",
+    output: str | None = None,
+    labels: str | None = None,
+    trainable: Sequence[str] | None = None,
+    freeze: Sequence[str] = (),
+    train_mode: bool = True,
+    freeze_bn: bool | Sequence[str] = False,
+    dropout: Mapping[str, float] | None = None,
+    metrics: Sequence[str] = (),
+    accumulate: bool = False,
+    **settings: Any,
+) -> Source:
+    """What `attach` gives, still open: nothing need be read or validated again."""
+    terms = terms_of(loss, output, labels)
+    chosen = Optimizer.of(optimizer, **settings)
     check_measures(metrics)
     frozen = ["*"] if freeze_bn is True else list(freeze_bn or ())
     mode = Mode(train_mode, frozen, dropout or {})
-    return _Attachment(model, trainable, freeze).attach(terms, plan, mode, metrics, accumulate)
+    return _Attachment(model, trainable, freeze).attach(terms, chosen, mode, metrics, accumulate)
 
 
 class _Attachment:
@@ -157,8 +144,8 @@ class _Attachment:
         self.told = ""
 
     def attach(
-        self, terms: Sequence[LossTerm], plan: Plan, mode: Mode, metrics: Sequence[str], accumulate: bool
-    ) -> onnx.ModelProto:
+        self, terms: Sequence[Loss], optimizer: Optimizer, mode: Mode, metrics: Sequence[str], accumulate: bool
+    ) -> Source:
         """Write everything; the model with its training information."""
         mode.check(self.nodes)
         objective = Objective(self.builder, terms, self._output)
@@ -167,33 +154,26 @@ class _Attachment:
         if mode.on:
             copies, updates = switch(self.builder, self.nodes, objective.predictions(), mode)
         loss = objective.write(copies, metrics, accumulate)
-        parameters, owners = self._parameters(loss.value, plan)
+        parameters, owners = self._parameters(loss.value, optimizer)
         for statistic, new in updates.items():
             self.bindings[statistic.name or ""] = new.name or ""
         gradients = self._gradient(loss.value, parameters)
-        update = Update(plan, State(self.builder, self._held, self._bind))
+        update = Update(optimizer, State(self.builder, self._held, self._bind))
         update.write(parameters, gradients, owners, "gradient_norm" in metrics)
-        for held in self.graph.initializers.values() if plan.schedule is not None else ():
+        for held in self.graph.initializers.values() if optimizer.schedule is not None else ():
             if FED in held.metadata_props:
-                held.metadata_props[SCHEDULED] = str(plan.schedule)
+                held.metadata_props[SCHEDULED] = str(optimizer.schedule)
         if "gradient_norm" in metrics and update.norm is not None:
             update.norm.value.name = self.builder.names.exactly("gradient_norm")
             objective.measures["gradient_norm"] = update.norm
-        proto = self._cut(loss.name, [v.name for v in objective.measures.values()])
-        self._say_convention(proto, plan)
-        notes = {TAKEN_OF: "; ".join(objective.notes), TRAINS: self.told}
+        info = self._cut(loss.name, [v.name for v in objective.measures.values()])
+        notes = {CONVENTION: optimizer.convention(), TAKEN_OF: "; ".join(objective.notes), TRAINS: self.told}
         for key, value in notes.items():
             if value:
-                proto.training_info[0].algorithm.metadata_props.add(key=key, value=value)
-        return proto
-
-    @staticmethod
-    def _say_convention(proto: onnx.ModelProto, plan: Plan) -> None:
-        if plan.optimizer in ("adam", "adamw"):
-            torch = plan.settings.get("convention") == "torch"
-            said = "after the correction of bias (PyTorch)" if torch else "before it (ONNX)"
-            props = proto.training_info[0].algorithm.metadata_props
-            props.add(key=CONVENTION, value=f"Adam adds its epsilon {said}")
+                info.algorithm.metadata_props.add(key=key, value=value)
+        model = self.model.clone()  # in which nothing that was cut off uses a value
+        training_info(model).append(info)
+        return Source(model, [info])
 
     def _output(self, name: str | None) -> ir.Value:
         values = {v.name or "": v for v in self.graph.outputs}
@@ -210,7 +190,7 @@ class _Attachment:
             raise BadInput(f"name the output that meets the labels with `output`; float outputs: {found}")
         return floats[0]
 
-    def _parameters(self, loss: ir.Value, plan: Plan) -> tuple[list[ir.Value], dict[str, int | None]]:
+    def _parameters(self, loss: ir.Value, optimizer: Optimizer) -> tuple[list[ir.Value], dict[str, int | None]]:
         """The initializers to train, and the number of the group that each belongs to."""
         initializers = {n: v for n, v in self.graph.initializers.items() if n in self.held}
         nodes = list(self.graph)
@@ -236,7 +216,7 @@ class _Attachment:
                     found[name] = self._trained(name, initializers, reached, running)
             if not found:
                 raise BadInput("`trainable` is empty: there is nothing to train")
-        owners = plan.owners(found, self.nodes)
+        owners = optimizer.owners(found, self.nodes)
         names = without(owners, self.freeze, found, self.nodes)
         if not names:
             raise BadInput("every weight is frozen: there is nothing to train")
@@ -300,39 +280,39 @@ class _Attachment:
         new.value.name = self.builder.names.exactly(identifier(f"{held.name}_next"))
         self.bindings[held.name or ""] = new.name
 
-    def _cut(self, loss: str, measures: Sequence[str]) -> onnx.ModelProto:
-        """The inference model as it was, and what was added to it as a training entry."""
-        own = {v.name for v in self.graph.inputs if v not in self.inputs}
-        named = {v.name: v for node in self.graph for v in node.outputs}
-        ends = [loss, *measures, *self.bindings.values()]
-        prune(self.graph, [*(v for n in self.nodes for v in n.outputs), *self._kept(), *(named[name] for name in ends)])
-        forget_values(self.graph)
-        spell_notes(self.graph)
-        proto = ir.to_proto(self.model)
-        info = proto.training_info.add()
+    def _cut(self, loss: str, measures: Sequence[str]) -> onnx.TrainingInfoProto:
+        """Take what was added off the inference model: a training entry with it."""
+        graph = self.graph
+        named = {v.name: v for node in graph for v in node.outputs}
+        ends = [named[name] for name in dict.fromkeys([loss, *measures, *self.bindings.values()])]
+        prune(graph, [*(v for n in self.nodes for v in n.outputs), *self._kept(), *ends])
+        forget_values(graph)
+        spell_notes(graph)
+        nodes = list(graph)[len(self.nodes) :]
+        inputs = [v for v in graph.inputs if v not in self.inputs]
+        added = [v for name, v in graph.initializers.items() if name not in self.held]
+        info = onnx.TrainingInfoProto()
         algorithm = info.algorithm
         algorithm.name = "training"
-        full, inference = proto.graph, len(self.nodes)
-        made = {o for node in full.node[inference:] for o in node.output}
-        algorithm.node.extend(full.node[inference:])
-        algorithm.input.extend(v for v in full.input if v.name in own)
-        algorithm.initializer.extend(t for t in full.initializer if t.name not in self.held)
-        algorithm.value_info.extend(v for v in full.value_info if v.name in made)
-        for name in dict.fromkeys(ends):
-            algorithm.output.append(ir.to_proto(named[name]))
-        added = made | own | {t.name for t in algorithm.initializer}
-        del full.node[inference:]
-        for field in (full.input, full.initializer, full.value_info):
-            for i in reversed(range(len(field))):
-                if field[i].name in added:
-                    del field[i]
-        for tensor in algorithm.initializer:
-            props = self.graph.initializers[tensor.name].metadata_props
-            for key, value in props.items():
-                tensor.metadata_props.add(key=key, value=value)
-        for key, value in self.bindings.items():
-            info.update_binding.add(key=key, value=value)
-        return proto
+        algorithm.node.extend(ir.to_proto(node) for node in nodes)
+        algorithm.input.extend(ir.to_proto(v) for v in inputs)
+        for value in added:
+            assert value.const_value is not None
+            tensor = ir.to_proto(value.const_value)
+            for key, said in value.metadata_props.items():
+                tensor.metadata_props.add(key=key, value=said)
+            algorithm.initializer.append(tensor)
+        made = (v for node in nodes for v in node.outputs if v.name)
+        algorithm.value_info.extend(ir.to_proto(v) for v in made if v.type is not None or v.shape is not None)
+        algorithm.output.extend(ir.to_proto(v) for v in ends)
+        for key, said in self.bindings.items():
+            info.update_binding.add(key=key, value=said)
+        graph.remove(nodes, safe=False)
+        for value in inputs:
+            graph.inputs.remove(value)
+        for value in added:
+            del graph.initializers[value.name or ""]
+        return info
 
     def _kept(self) -> list[ir.Value]:
         """Initializers that stay, read or not."""

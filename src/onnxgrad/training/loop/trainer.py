@@ -17,7 +17,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.model_io import load_model, save_model, training_info
 from onnxgrad.remat import Plan
 from onnxgrad.runtime import Options, StepRunner
-from onnxgrad.training.build.attach import attach
+from onnxgrad.training.build.attach import attached
 from onnxgrad.training.data import Data, Field
 from onnxgrad.training.data.axes import first_dim
 from onnxgrad.training.loop.callbacks import AtEnd, Callback, Metrics
@@ -30,7 +30,8 @@ from onnxgrad.training.loop.progress import plot as draw
 from onnxgrad.training.loop.run import Position, RateSchedule, Run
 from onnxgrad.training.metadata import CLASSES
 from onnxgrad.training.optim.averages import averaged
-from onnxgrad.training.spec.training_info import AnyTrainingModel
+from onnxgrad.training.optim.config import Optimizer
+from onnxgrad.training.spec.training_info import AnyTrainingModel, Source
 from onnxgrad.training.step.accumulate import Accumulating, split_step
 from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.memory_budget import within_memory
@@ -41,7 +42,9 @@ from onnxgrad.training.step.step import Step
 AnyData = Any
 
 
-def _with_training(model: AnyTrainingModel | Step, asked: dict[str, Any], parts: int) -> AnyTrainingModel | Step:
+def _with_training(
+    model: AnyTrainingModel | Step, asked: dict[str, Any], parts: int
+) -> AnyTrainingModel | Source | Step:
     """`model` as it is if it carries training information, else with what is `asked` for attached."""
     if isinstance(model, (str, os.PathLike)):
         model = load_model(model)
@@ -52,7 +55,7 @@ def _with_training(model: AnyTrainingModel | Step, asked: dict[str, Any], parts:
     elif model.training_info if isinstance(model, onnx.ModelProto) else training_info(model):
         carries = "the model carries training information"
     elif "loss" in asked:
-        return attach(model, **{"accumulate": parts > 1, **asked})
+        return attached(model, **{"accumulate": parts > 1, **asked})
     else:
         raise BadInput("the model carries no training information; say which loss to minimize, as in loss='mse'")
     if asked:
@@ -80,8 +83,8 @@ class Trainer:
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``, bare or with a TrainingInfoProto (see `attach`);
             or a compiled `Step`.
-        loss: what to minimize, attached to a bare model: a name, a graph, or several of them (see `attach`).
-        optimizer: its name (see `attach`); default: adam.
+        loss: what to minimize, attached to a bare model: a name, a `Loss`, a graph, or several of them (see `attach`).
+        optimizer: its name, or an `Optimizer` (see `attach`); default: adam.
         entry: which of its training entries, if it has several.
         evaluation: how to measure validation data; default: what the training information says.
         options: how ONNX Runtime runs the step.
@@ -111,7 +114,7 @@ class Trainer:
         model: AnyTrainingModel | Step,
         *,
         loss: Any = None,
-        optimizer: str | None = None,
+        optimizer: Optimizer | str | None = None,
         entry: int | None = None,
         evaluation: Evaluation | None = None,
         options: Options | None = None,
@@ -124,8 +127,8 @@ class Trainer:
         if accumulate < 1:
             raise BadInput(f"a batch is cut into at least 1 part, not {accumulate}")
         asked = {"loss": loss, "optimizer": optimizer, **attached}
-        model = _with_training(model, {k: v for k, v in asked.items() if v is not None}, accumulate)
-        self.step = model if isinstance(model, Step) else compile_step(model, entry=entry)
+        training = _with_training(model, {k: v for k, v in asked.items() if v is not None}, accumulate)
+        self.step = training if isinstance(training, Step) else compile_step(training, entry=entry)
         if not self.step.loss:
             raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
         self.options, self.accumulate = options or Options(), accumulate
@@ -138,10 +141,10 @@ class Trainer:
                 self.step = within_memory(self.step, memory, batch_size, dims)
             self.plan = self.step.plan
             self.machine = StepRunner(self.step, options=self.options)
-        elif isinstance(model, Step):
+        elif isinstance(training, Step):
             raise BadInput("a compiled step cannot be cut into parts; hand in the model that it was compiled from")
         else:
-            split = split_step(model)
+            split = split_step(training)
             if memory is not None:
                 rows = None if batch_size is None else -(-batch_size // accumulate)
                 split.gradient = within_memory(split.gradient, memory, rows, dims)

@@ -30,8 +30,8 @@ INT64 = ir.DataType.INT64
 
 
 @dataclass(frozen=True)
-class Loss:
-    """One loss.
+class LossFunction:
+    """A loss by name.
 
     Attributes:
         write: emits it, given prediction, labels and options.
@@ -72,7 +72,7 @@ class Loss:
         return None
 
 
-LOSSES: dict[str, Loss] = {}
+LOSSES: dict[str, LossFunction] = {}
 
 
 def _as_prediction(y: ir.Value, options: Mapping[str, Any]) -> Labels:
@@ -114,7 +114,7 @@ def _dim(n: int | ir.SymbolicDim | None) -> int | ir.SymbolicDim:
 def _loss(name: str, labels: Any = _as_prediction, contains: Any = (), mean: str = "elements", compares: str = "",
           **options: Any) -> Callable[[Any], Any]:  # fmt: skip
     def register(function: Callable[..., Var]) -> Callable[..., Var]:
-        LOSSES[name] = Loss(function, {"reduction": "mean", **options}, labels, contains, mean, compares)
+        LOSSES[name] = LossFunction(function, {"reduction": "mean", **options}, labels, contains, mean, compares)
         return function
 
     return register
@@ -374,7 +374,7 @@ def ctc(  # type: ignore[no-untyped-def]
     return b.cast_like(_reduce(b, rows, reduction), y)
 
 
-def loss_named(name: str, options: Mapping[str, Any]) -> tuple[Loss, dict[str, Any]]:
+def loss_named(name: str, options: Mapping[str, Any]) -> tuple[LossFunction, dict[str, Any]]:
     """The loss called `name` and all of its options; BadInput for a name or an option there is not."""
     loss = looked_up("loss", name, LOSSES)
     chosen = completed(f"the loss {name!r}", loss.options, options)
@@ -383,7 +383,7 @@ def loss_named(name: str, options: Mapping[str, Any]) -> tuple[Loss, dict[str, A
     return loss, chosen
 
 
-def prediction(loss: Loss, value: ir.Value, options: Mapping[str, Any], what: str) -> Ending:
+def prediction(loss: LossFunction, value: ir.Value, options: Mapping[str, Any], what: str) -> Ending:
     """What the loss called `what` is taken of where `value` is given: the logits, if it contains the activation.
 
     Raises:

@@ -7,92 +7,23 @@ of it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir import Builder, Var, identifier
+from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.training.graph.inline_graphs import Inlined, is_graph
+from onnxgrad.training.graph.inline_graphs import Inlined
+from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.loss.logits import Ending
-from onnxgrad.training.loss.losses import LOSSES, Labels, Loss, loss_named, prediction
+from onnxgrad.training.loss.losses import Labels, LossFunction, prediction
 from onnxgrad.training.loss.step_metrics import measured
-from onnxgrad.training.option_strings import spelled, weighted
 
 #: In words, what a mean is taken over where none is taken.
 SUMMED = "nothing"
-
-
-@dataclass(frozen=True)
-class LossTerm:
-    """One term of what is minimized.
-
-    Attributes:
-        loss: a name, or a graph: its first input takes the prediction unless it has the name of a value of the
-            model; inputs with such names take those values; the others become inputs for data.
-        factor: what it is multiplied by.
-        options: of a loss by name.
-        output: the value of the model that it is taken of; default: the model's only float output.
-        labels: name of the label input; default: ``labels``. Terms that give the same name share it.
-        teacher: a model with the inputs of the model, whose output takes the place of the labels.
-    """
-
-    loss: Any = "cross_entropy"
-    factor: float = 1.0
-    options: Mapping[str, Any] = field(default_factory=dict)
-    output: str | None = None
-    labels: str | None = None
-    teacher: Any = None
-
-    @classmethod
-    def of(cls, text: str) -> LossTerm:
-        """The term spelled ``factor*name:option=…,output=…,labels=…,teacher=…``; ``….onnx`` is a loss of one's own."""
-        factor, rest = weighted(text)
-        if rest.endswith(".onnx") and rest.partition(":")[0] not in LOSSES:
-            return cls(os.fspath(rest), factor)
-        name, options = spelled(rest)
-        own = {key: str(options.pop(key)) for key in ("output", "labels", "teacher") if key in options}
-        return cls(name, factor, options, **own)
-
-    @property
-    def name(self) -> str:
-        """What the term is called."""
-        if isinstance(self.loss, str) and not self.loss.endswith(".onnx"):
-            return self.loss
-        if isinstance(self.loss, (str, os.PathLike)):
-            return identifier(os.path.splitext(os.path.basename(self.loss))[0])
-        return identifier(getattr(self.loss, "name", None) or "custom")
-
-    def check(self) -> tuple[Loss, dict[str, Any]] | None:
-        """The loss and all of its options; None for a graph. Raises BadInput for what does not fit."""
-        if not np.isfinite(self.factor):
-            raise BadInput(f"the factor of a loss must be finite, not {self.factor}")
-        if not isinstance(self.loss, str) or self.loss.endswith(".onnx"):
-            if not isinstance(self.loss, str) and not is_graph(self.loss):
-                raise BadInput(f"a loss is a name, a model or a function, not a {type(self.loss).__name__}")
-            if self.options or self.teacher is not None:
-                raise BadInput(f"the loss {self.name!r} is a graph, which takes no options and no teacher")
-            return None
-        return loss_named(self.loss, self.options)
-
-
-def terms_of(loss: Any, options: Mapping[str, Any], output: str | None, labels: str | None) -> list[LossTerm]:
-    """What `attach` was given as a loss, as terms; `options`, `output` and `labels` belong to a single one."""
-    listed = list(loss) if isinstance(loss, Sequence) and not isinstance(loss, str) else [loss]
-    if not listed:
-        raise BadInput("there is no loss to minimize")
-    terms = [t if isinstance(t, LossTerm) else LossTerm.of(t) if isinstance(t, str) else LossTerm(t) for t in listed]
-    if options and len(terms) > 1:
-        raise BadInput("with several losses, options belong to the terms: LossTerm('kl', options={…})")
-    return [
-        LossTerm(t.loss, t.factor, {**t.options, **options}, t.output or output, t.labels or labels, t.teacher)
-        for t in terms
-    ]
 
 
 class Objective:
@@ -104,9 +35,9 @@ class Objective:
         output: finds the value of the model that a name stands for (None: the only float output).
     """
 
-    def __init__(self, builder: Builder, terms: Sequence[LossTerm], output: Callable[[str | None], ir.Value]) -> None:
+    def __init__(self, builder: Builder, terms: Sequence[Loss], output: Callable[[str | None], ir.Value]) -> None:
         self.b, self.terms, self.output = builder, terms, output
-        self.losses = [t.check() for t in terms]
+        self.losses = [t.function() for t in terms]
         self.graphs = {
             k: Inlined(t.loss, f"the loss {t.name!r}") for k, t in enumerate(terms) if self.losses[k] is None
         }
@@ -203,7 +134,7 @@ class Objective:
         self.measures[name] = self._named(value, name)
 
     @staticmethod
-    def _counted(loss: Loss, options: Mapping[str, Any]) -> str:
+    def _counted(loss: LossFunction, options: Mapping[str, Any]) -> str:
         """In words: what two losses must share for their sum to be accumulated."""
         if options["reduction"] == "sum":
             return SUMMED
@@ -243,7 +174,7 @@ class Objective:
         self.b.graph.inputs.append(value)
         return Var(self.b, value)
 
-    def _taught(self, term: LossTerm, loss: Loss, options: Mapping[str, Any], wanted: Labels) -> Var:
+    def _taught(self, term: Loss, loss: LossFunction, options: Mapping[str, Any], wanted: Labels) -> Var:
         """The output of the teacher in the place of the labels."""
         if wanted[""][0] == ir.DataType.INT64:
             raise BadInput(f"the loss {term.name!r} takes class numbers, which a teacher does not give; use kl or mse")

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, identifier
-from onnxgrad.training.loss.losses import Loss
+from onnxgrad.training.loss.losses import LossFunction
 from onnxgrad.training.option_strings import looked_up
 
 FLOAT = int(ir.DataType.FLOAT)
@@ -66,7 +66,10 @@ def check_measures(names: Sequence[str]) -> None:
 
 
 def measured(
-    b: Builder, names: Sequence[str], kind: tuple[Loss, dict[str, Any]] | None, operands: tuple[Var, list[Var]] | None
+    b: Builder,
+    names: Sequence[str],
+    kind: tuple[LossFunction, dict[str, Any]] | None,
+    operands: tuple[Var, list[Var]] | None,
 ) -> dict[str, Var]:
     """The measures `names`, by name."""
     found = {}

@@ -20,7 +20,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import prune
 from onnxgrad.training.optim.formulas import Formula
-from onnxgrad.training.optim.settings import in_full, recipe_named
+from onnxgrad.training.optim.optimizers import in_full, optimizer_named
 from onnxgrad.training.optim.update import HALVES
 from onnxgrad.training.option_strings import spelled
 from onnxgrad.training.spec.optimizer_operators import OPTIMIZERS
@@ -60,16 +60,16 @@ def optimizer_functions(
         BadInput: there is no such optimizer or setting, or `dtype` is none that it updates.
     """
     name, given = spelled(optimizer)
-    recipe, settings = recipe_named(name, {**in_full(given), **in_full(options or {})})
+    rule, settings = optimizer_named(name, {**in_full(given), **in_full(options or {})})
     dims = tuple(int(d) for d in shape)
     element = ir.DataType.from_numpy(np.dtype(dtype))
     if not element.is_floating_point():
         raise BadInput(f"an optimizer updates floats, not {element}")
-    operator = recipe.operator(settings)
+    operator = rule.operator(settings)
     if operator is not None and element in HALVES:
         raise BadInput(f"{name} does not update {element}")
     inner = ir.DataType.FLOAT if element in HALVES else element
-    wanted = recipe.states(settings, dims)
+    wanted = rule.states(settings, dims)
     kept: dict[str, tuple[Var, Var]] = {}
     b = Builder(ir.Graph([], [], nodes=[], name=name, opset_imports={"": opset}))
 
@@ -92,7 +92,7 @@ def optimizer_functions(
     if operator is None:
         wide = [v if v.dtype == inner else b.Cast(v, to=int(inner)) for v in (x, g)]
         o = Formula(b, settings, rate, lambda: count, inner, keep)
-        new, *after = recipe.update(o, *wide, *states)
+        new, *after = rule.update(o, *wide, *states)
         new = b.cast_like(new, x)
     else:
         shrunk = x * b.cast_like(b.Sub(1.0, b.Mul(rate, settings["weight_decay"])), x) if operator.shrinks else x
@@ -112,7 +112,7 @@ def optimizer_functions(
     body = ir.to_proto(b.graph)
     shown = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "learning_rate")
     update = _function(f"{name}_update", body, opset)
-    update.doc_string = f"{(recipe.update.__doc__ or name).splitlines()[0]}\n{recipe.source}; {shown}"
+    update.doc_string = f"{(rule.update.__doc__ or name).splitlines()[0]}\n{rule.source}; {shown}"
     return OptimizerFunctions(_init(f"{name}_init", {n: firsts[n] for n in names}, opset), update, tuple(names))
 
 

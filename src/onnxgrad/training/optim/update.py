@@ -8,92 +8,19 @@ share one node of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
-from onnxgrad.training.graph.trainable import matching
+from onnxgrad.training.optim.config import Optimizer
 from onnxgrad.training.optim.formulas import Formula
-from onnxgrad.training.optim.schedules import Schedule
-from onnxgrad.training.optim.settings import RECIPES, Operator, Settings, in_full, recipe_named, settled
-from onnxgrad.training.option_strings import spelled
+from onnxgrad.training.optim.optimizers import OPTIMIZERS, OperatorNode, Settings, completed_settings
 from onnxgrad.transforms.gradient_node import DOMAIN
 
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Parameters with settings of their own.
-
-    Attributes:
-        pattern: which weights (see `selection`).
-        settings: what differs from those of all: ``learning_rate``, ``weight_decay``, or any other.
-        frozen: they are not trained at all.
-    """
-
-    pattern: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    frozen: bool = False
-
-    @classmethod
-    def of(cls, text: str) -> Group:
-        """The group spelled ``pattern:rate=…,decay=…,frozen=true``; ``rate`` and ``decay`` are short names."""
-        head, colon, tail = text.rpartition(":")
-        pattern, given = (head, spelled(f":{tail}")[1]) if colon and "=" in tail else (text, {})
-        if not given:
-            raise BadInput(f"{text!r} is not written as pattern:rate=0.001,decay=0 or pattern:frozen=true")
-        frozen = given.pop("frozen", False)
-        if not isinstance(frozen, bool):
-            raise BadInput(f"{text!r}: frozen must be true or false, not {frozen!r}")
-        return cls(pattern, in_full(given), frozen)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How gradients become weights.
-
-    Attributes:
-        optimizer: its name.
-        settings: those that were asked for; None stands for the default.
-        groups: parameters with other settings; the first that matches counts.
-        schedule: scales the learning rates.
-        clip_norm: the largest norm of all gradients together.
-        clip_value: the largest element of a gradient.
-        ema: the share of the average of weights that a step keeps; None: no averages.
-    """
-
-    optimizer: str
-    settings: Settings = field(default_factory=dict)
-    groups: Sequence[Group] = ()
-    schedule: Schedule | None = None
-    clip_norm: float | None = None
-    clip_value: float | None = None
-    ema: float | None = None
-
-    def check(self) -> None:
-        """Raise BadInput where a setting does not fit, before anything is written."""
-        recipe_named(self.optimizer, self.settings)
-        for group in self.groups:
-            settled(self.optimizer, {**self.settings, **group.settings})
-        for name in ("clip_norm", "clip_value"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise BadInput(f"{name} must be positive, not {value}")
-        if self.ema is not None and not 0 <= self.ema < 1:
-            raise BadInput(f"ema must be in [0, 1), not {self.ema}")
-
-    def owners(self, weights: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> dict[str, int | None]:
-        """The number of the group that each weight belongs to; without those of frozen groups."""
-        owners: dict[str, int | None] = dict.fromkeys(weights)
-        for k, group in reversed(list(enumerate(self.groups))):
-            owners.update(dict.fromkeys(matching(group.pattern, weights, nodes), k))
-        return {name: k for name, k in owners.items() if k is None or not self.groups[k].frozen}
 
 
 class State:
@@ -121,8 +48,8 @@ class State:
 class Update:
     """The update of all parameters, written into a graph."""
 
-    def __init__(self, plan: Plan, state: State) -> None:
-        self.plan, self.state, self.b = plan, state, state.builder
+    def __init__(self, optimizer: Optimizer, state: State) -> None:
+        self.optimizer, self.state, self.b = optimizer, state, state.builder
         self.norm: Var | None = None
 
     def write(
@@ -134,12 +61,13 @@ class Update:
     ) -> None:
         """Bind the next value of every parameter and of all state; `norm`: also compute that of all gradients."""
         gradients = self._clipped(list(gradients), norm)
-        factor = None if self.plan.schedule is None else self.plan.schedule.write(self.b, self.state.count()[0])
-        for k in (None, *range(len(self.plan.groups))):
+        schedule = self.optimizer.schedule
+        factor = None if schedule is None else schedule.write(self.b, self.state.count()[0])
+        for k in (None, *range(len(self.optimizer.groups))):
             chosen = [(x, g) for x, g in zip(parameters, gradients) if owners[x.name or ""] == k]
             if chosen:
-                own = {} if k is None else self.plan.groups[k].settings
-                settings = settled(self.plan.optimizer, {**self.plan.settings, **own})
+                own = {} if k is None else self.optimizer.groups[k].settings
+                settings = completed_settings(self.optimizer.name, {**self.optimizer.settings, **own})
                 self._group(settings, self._rate(settings, factor), *map(list, zip(*chosen)))
 
     def _rate(self, settings: Settings, factor: Var | None) -> Var:
@@ -154,24 +82,24 @@ class Update:
     def _clipped(self, gradients: list[Var], norm: bool) -> list[Var]:
         """Elements first, then the norm: min(1, c/(‖all G‖ + 10⁻⁶))·G, as PyTorch has it."""
         b = self.b
-        if self.plan.clip_value is not None:
-            bound = float(self.plan.clip_value)
+        if self.optimizer.clip_value is not None:
+            bound = float(self.optimizer.clip_value)
             gradients = [b.Clip(g, -bound, bound) for g in gradients]
-        if self.plan.clip_norm is not None or norm:
+        if self.optimizer.clip_norm is not None or norm:
             wide = [b.Cast(g, to=int(FLOAT)) if g.dtype != FLOAT else g for g in gradients]
             squares = [b.ReduceSumSquare(g, keepdims=0) for g in wide]
             self.norm = b.Sqrt(squares[0] if len(squares) == 1 else b.Sum(*squares))
-        if self.plan.clip_norm is not None:
+        if self.optimizer.clip_norm is not None:
             assert self.norm is not None
-            factor = b.Min(b.Div(float(self.plan.clip_norm), b.Add(self.norm, 1e-6)), 1.0)
+            factor = b.Min(b.Div(float(self.optimizer.clip_norm), b.Add(self.norm, 1e-6)), 1.0)
             gradients = [g * b.cast_like(factor, g) for g in gradients]
         return gradients
 
     # --- the optimizer -------------------------------------------------------------------------
 
     def _group(self, settings: Settings, rate: Var, xs: list[ir.Value], gs: list[Var]) -> None:
-        recipe = RECIPES[self.plan.optimizer]
-        operator = recipe.operator(settings)
+        rule = OPTIMIZERS[self.optimizer.name]
+        operator = rule.operator(settings)
         self._kept: dict[str, Var] = {}
         if operator is None:
             for x, g in zip(xs, gs):
@@ -189,10 +117,10 @@ class Update:
 
     def _states(self, settings: Settings, x: Var, dtype: ir.DataType) -> list[Var]:
         shape = tuple(int(d) for d in x.shape or ())  # type: ignore[arg-type]
-        wanted = RECIPES[self.plan.optimizer].states(settings, shape)
+        wanted = OPTIMIZERS[self.optimizer.name].states(settings, shape)
         return [self.state.held(f"{x.name}_{suffix}", np.zeros(dims), dtype) for suffix, dims in wanted.items()]
 
-    def _operator(self, operator: Operator, settings: Settings, rate: Var, xs: list[Var], gs: list[Var]) -> None:
+    def _operator(self, operator: OperatorNode, settings: Settings, rate: Var, xs: list[Var], gs: list[Var]) -> None:
         b = self.b
         count = self.state.count()[1 if operator.present else 0]
         per_tensor = [self._states(settings, x, x.dtype or FLOAT) for x in xs]
@@ -217,7 +145,7 @@ class Update:
         o = Formula(b, settings, rate, lambda: self.state.count()[1], dtype, self._keep)
         wide = [v if v.dtype == dtype else b.Cast(v, to=int(dtype)) for v in (x, g)]
         states = self._states(settings, x, dtype)
-        new = RECIPES[self.plan.optimizer].update(o, *wide, *states)
+        new = OPTIMIZERS[self.optimizer.name].update(o, *wide, *states)
         self._bind(x, b.cast_like(new[0], x), average=True)
         for old, value in zip(states, new[1:], strict=True):
             self._bind(old, value)
@@ -234,7 +162,7 @@ class Update:
 
     def _bind(self, old: Var, new: Var, average: bool = False) -> None:
         """The next value of `old`; of a parameter also the average: first a copy, then share·old + (1 - share)·new."""
-        share = self.plan.ema if average else None
+        share = self.optimizer.ema if average else None
         if share is not None:
             b = self.b
             assert old.value.const_value is not None

@@ -29,6 +29,7 @@ from onnxgrad.training.spec.training_info import (
     conflicts,
     mutable,
     named_values,
+    read,
 )
 from onnxgrad.transforms.gradient_node import DOMAIN, is_gradient, scopes
 
@@ -122,6 +123,19 @@ def refuse_invalid(model: AnyTrainingModel) -> None:
         if len(problems) > MOST:
             listed.append(f"  … and {len(problems) - MOST} more, which validate (onnxgrad check) lists")
         raise BadInput("\n".join(["the training information is not valid", *listed]))
+
+
+def read_valid(model: AnyTrainingModel | Source) -> Source:
+    """`model` with its training information, which is valid. A `Source` was made here, and is taken as it is.
+
+    Raises:
+        BadInput: the model cannot be read, or a rule of the specification is violated.
+    """
+    if isinstance(model, Source):
+        return model
+    source = read(model)
+    refuse_invalid(source.model)
+    return source
 
 
 def _all_graphs(model: ir.Model) -> Iterator[Iterable[ir.Node]]:

@@ -19,7 +19,8 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.graph import dependents, named_values, values_read
 from onnxgrad.runtime import Options, StepRunner, share
-from onnxgrad.training.spec.training_info import AnyTrainingModel, own_names, read
+from onnxgrad.training.spec.training_info import AnyTrainingModel, Source, own_names
+from onnxgrad.training.spec.validation import read_valid
 from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.memory_budget import in_good_order
 from onnxgrad.training.step.step import StateTensor, Step
@@ -44,7 +45,7 @@ class SplitStep:
     summed: bool = False
 
 
-def split_step(model: AnyTrainingModel, *, outputs: Sequence[str] = ()) -> SplitStep:
+def split_step(model: AnyTrainingModel | Source, *, outputs: Sequence[str] = ()) -> SplitStep:
     """The step of `model`, which has one training entry, in two halves.
 
     Args:
@@ -54,7 +55,7 @@ def split_step(model: AnyTrainingModel, *, outputs: Sequence[str] = ()) -> Split
     Raises:
         BadInput: it does not say over how much a batch is averaged, or its update reads the batch.
     """
-    source = read(model)
+    source = read_valid(model)
     infos = [i for i in source.infos if i.update_binding]
     found = [n for i in infos for n in i.algorithm.node if n.op_type == "Gradient"]
     if len(infos) != 1 or len(found) != 1:
@@ -66,7 +67,7 @@ def split_step(model: AnyTrainingModel, *, outputs: Sequence[str] = ()) -> Split
             "  hint: attach the loss with accumulate=True"
         )
     gradients = [name for name in found[0].output if name]
-    step = compile_step(model, outputs=[*gradients, weight, *outputs])
+    step = compile_step(source, outputs=[*gradients, weight, *outputs])
     asked = dict(zip([step.loss, *dict.fromkeys([*gradients, weight, *outputs])], step.results, strict=True))
     return _Cut(step, [asked[name] for name in gradients], asked[weight], weight == SUM).halves()
 

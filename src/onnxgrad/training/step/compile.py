@@ -31,10 +31,9 @@ from onnxgrad.training.spec.training_info import (
     merge,
     named_values,
     own_names,
-    read,
     updated,
 )
-from onnxgrad.training.spec.validation import refuse_invalid
+from onnxgrad.training.spec.validation import read_valid
 from onnxgrad.training.step.memory_budget import in_good_order, within_memory
 from onnxgrad.training.step.sequence import in_sequence
 from onnxgrad.training.step.step import StateTensor, Step
@@ -42,7 +41,7 @@ from onnxgrad.transforms.gradient_node import DOMAIN, is_gradient, strings, targ
 
 
 def compile_step(
-    model: AnyTrainingModel,
+    model: AnyTrainingModel | Source,
     *,
     entry: int | None = None,
     outputs: Sequence[str] = (),
@@ -72,8 +71,7 @@ def compile_step(
             be done within `memory`.
         NotDifferentiable: an operator between a parameter and the loss has no rule or no derivative.
     """
-    source = read(model)
-    refuse_invalid(source.model)
+    source = read_valid(model)
     chosen = chosen_entries(source, entry)
     step = _compiled(initialized(source, seed), chosen, outputs)
     return step if memory is None else within_memory(step, memory, batch_size, dims)
@@ -96,8 +94,7 @@ def compile_entries(
         BadInput: graphs or bindings are not what the specification demands.
         NotDifferentiable: an operator between a parameter and the loss has no rule or no derivative.
     """
-    source = read(model)
-    refuse_invalid(source.model)
+    source = read_valid(model)
     chosen = [i for i in chosen_entries(source, None) if source.infos[i].update_binding]
     source = initialized(source, seed)
     wanted = _wanted(source, chosen, outputs)

@@ -21,7 +21,7 @@ Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Operator:
+class OperatorNode:
     """A node of the training domain: its type, its attributes, whether its T includes the present step.
 
     `shrinks`: the weights that it is given were shrunk by 1 - Rλ before.
@@ -34,7 +34,7 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class OptimizerRule:
     """One optimizer in (init, update) form.
 
     Attributes:
@@ -48,31 +48,31 @@ class Recipe:
     update: Callable[..., list[Var]]
     settings: Settings
     states: Callable[[Settings, f.Shape], dict[str, f.Shape]] = field(default=f.same())
-    operator: Callable[[Settings], Operator | None] = lambda settings: None
+    operator: Callable[[Settings], OperatorNode | None] = lambda settings: None
     source: str = ""
 
 
-def _momentum(mode: str) -> Callable[[Settings], Operator]:
-    return lambda s: Operator(
+def _momentum(mode: str) -> Callable[[Settings], OperatorNode]:
+    return lambda s: OperatorNode(
         "Momentum", {"alpha": s["momentum"], "beta": 1.0, "norm_coefficient": s["weight_decay"], "mode": mode}
     )
 
 
-def _adam(s: Settings) -> Operator | None:
+def _adam(s: Settings) -> OperatorNode | None:
     if s["convention"] == "torch":
         return None
     alpha, beta = s["betas"]
     attributes = {"alpha": alpha, "beta": beta, "epsilon": s["eps"], "norm_coefficient": s["weight_decay"]}
-    return Operator("Adam", attributes, present=True)
+    return OperatorNode("Adam", attributes, present=True)
 
 
-def _adamw(s: Settings) -> Operator | None:
+def _adamw(s: Settings) -> OperatorNode | None:
     found = _adam({**s, "weight_decay": 0.0})
-    return None if found is None else Operator(found.type, found.attributes, True, shrinks=bool(s["weight_decay"]))
+    return None if found is None else OperatorNode(found.type, found.attributes, True, shrinks=bool(s["weight_decay"]))
 
 
-def _adagrad(s: Settings) -> Operator:
-    return Operator("Adagrad", {"epsilon": s["eps"], "decay_factor": 0.0, "norm_coefficient": s["weight_decay"]})
+def _adagrad(s: Settings) -> OperatorNode:
+    return OperatorNode("Adagrad", {"epsilon": s["eps"], "decay_factor": 0.0, "norm_coefficient": s["weight_decay"]})
 
 
 def _of_operator(*_: Any) -> list[Var]:
@@ -86,37 +86,39 @@ def _settings(learning_rate: float, weight_decay: float = 0.0, **more: Any) -> S
 _BETAS: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
 _MOMENTS = f.same("mean", "square")
 
-RECIPES: dict[str, Recipe] = {
-    "sgd": Recipe(f.sgd, _settings(0.01), source="Robbins and Monro 1951"),
-    "momentum": Recipe(
+OPTIMIZERS: dict[str, OptimizerRule] = {
+    "sgd": OptimizerRule(f.sgd, _settings(0.01), source="Robbins and Monro 1951"),
+    "momentum": OptimizerRule(
         _of_operator, _settings(0.01, momentum=0.9), f.same("momentum"), _momentum("standard"), "Polyak 1964"
     ),
-    "nesterov": Recipe(
+    "nesterov": OptimizerRule(
         _of_operator, _settings(0.01, momentum=0.9), f.same("momentum"), _momentum("nesterov"), "Nesterov 1983"
     ),
-    "rmsprop": Recipe(
+    "rmsprop": OptimizerRule(
         f.rmsprop,
         _settings(0.01, alpha=0.99, eps=1e-8, momentum=0.0, centered=False),
         f.rmsprop_states,
         source="Tieleman and Hinton 2012; Graves 2013",
     ),
-    "adagrad": Recipe(
+    "adagrad": OptimizerRule(
         _of_operator, _settings(0.01, eps=1e-10), f.same("square"), _adagrad, "Duchi, Hazan and Singer 2011"
     ),
-    "adam": Recipe(f.adam, _settings(0.001, **_BETAS, convention="onnx"), _MOMENTS, _adam, "Kingma and Ba 2015"),
-    "adamw": Recipe(
+    "adam": OptimizerRule(f.adam, _settings(0.001, **_BETAS, convention="onnx"), _MOMENTS, _adam, "Kingma and Ba 2015"),
+    "adamw": OptimizerRule(
         f.adamw, _settings(0.001, 0.01, **_BETAS, convention="onnx"), _MOMENTS, _adamw, "Loshchilov and Hutter 2019"
     ),
-    "nadam": Recipe(f.nadam, _settings(0.002, **_BETAS, momentum_decay=0.004), _MOMENTS, source="Dozat 2016"),
-    "lion": Recipe(f.lion, _settings(1e-4, betas=(0.9, 0.99)), f.same("momentum"), source="Chen et al. 2023"),
-    "lamb": Recipe(f.lamb, _settings(0.001, 0.01, betas=(0.9, 0.999), eps=1e-6), _MOMENTS, source="You et al. 2020"),
-    "adafactor": Recipe(
+    "nadam": OptimizerRule(f.nadam, _settings(0.002, **_BETAS, momentum_decay=0.004), _MOMENTS, source="Dozat 2016"),
+    "lion": OptimizerRule(f.lion, _settings(1e-4, betas=(0.9, 0.99)), f.same("momentum"), source="Chen et al. 2023"),
+    "lamb": OptimizerRule(
+        f.lamb, _settings(0.001, 0.01, betas=(0.9, 0.999), eps=1e-6), _MOMENTS, source="You et al. 2020"
+    ),
+    "adafactor": OptimizerRule(
         f.adafactor,
         _settings(0.01, beta2_decay=-0.8, least=1e-3, clip=1.0),
         f.adafactor_states,
         source="Shazeer and Stern 2018, as PyTorch has it",
     ),
-    "muon": Recipe(
+    "muon": OptimizerRule(
         f.muon,
         _settings(0.001, 0.1, momentum=0.95, nesterov=True, adjust="original", betas=(0.9, 0.95), eps=1e-8),
         f.muon_states,
@@ -140,17 +142,17 @@ def in_full(given: Settings) -> dict[str, Any]:
     return found
 
 
-def recipe_named(name: str, asked: Settings) -> tuple[Recipe, Settings]:
+def optimizer_named(name: str, asked: Settings) -> tuple[OptimizerRule, Settings]:
     """The optimizer called `name` with all of its settings; BadInput where one does not belong to it."""
-    recipe = looked_up("optimizer", name, RECIPES)
-    return recipe, settled(name, asked)
+    rule = looked_up("optimizer", name, OPTIMIZERS)
+    return rule, completed_settings(name, asked)
 
 
-def settled(name: str, asked: Settings) -> Settings:
+def completed_settings(name: str, asked: Settings) -> Settings:
     """All settings of the optimizer `name`, those that are not `asked` for (or None) at their defaults."""
-    recipe = RECIPES[name]
+    rule = OPTIMIZERS[name]
     given = {key: value for key, value in asked.items() if value is not None}
-    settings = completed(f"the optimizer {name!r}", recipe.settings, given, "setting")
+    settings = completed(f"the optimizer {name!r}", rule.settings, given, "setting")
     for setting in ("learning_rate", "weight_decay", "eps", "least"):
         value = settings.get(setting, 0)
         if not 0 <= value < float("inf"):
