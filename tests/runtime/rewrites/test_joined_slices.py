@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -58,3 +59,25 @@ def test_same_numbers(how, joined):
     plain, quick = (Session(model, Options(layout=how)).run(feeds, outputs)[outputs[0]] for how in ("plain", "auto"))
     np.testing.assert_array_equal(quick, plain)
     assert (plain != 0).any()
+
+
+def test_slices_of_a_slice():
+    """Queries, keys and values are cut from one product, and halves that a rotary embedding turns from each."""
+    nodes = []
+    for name, source, start, end in (("p", "x", 0, 4), ("q", "x", 4, 8), ("a", "p", 0, 2), ("b", "p", 2, 4)):
+        nodes += [
+            f"{name}s = Constant <value = int64[1] {{{start}}}> () {name}e = Constant <value = int64[1] {{{end}}}> ()"
+        ]
+        nodes += [f"{name} = Slice ({source}, {name}s, {name}e, axis)"]
+    body = " ".join(nodes)
+    text = f"""<ir_version: 10, opset_import: ["": 20]> g (float[N, 8] x) => (float[N, 4] y) {{
+      axis = Constant <value = int64[1] {{1}}> () {body}
+      s = Sin (a) t = Cos (b) r = Concat <axis = 1> (t, s) y = Mul (r, q) }}"""
+    model = vjp(onnx.parser.parse_model(text), wrt="x")
+    assert [n.op_type for n in optimized(ir.from_proto(model)).graph].count("Pad") == 0
+    x = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
+    names = signature(model)
+    feeds = {"x": x, names.cotangents["y"]: np.ones((3, 4), np.float32)}
+    (output,) = names.gradients.values()
+    plain, quick = (Session(model, Options(layout=how)).run(feeds, [output])[output] for how in ("plain", "auto"))
+    np.testing.assert_array_equal(quick, plain)

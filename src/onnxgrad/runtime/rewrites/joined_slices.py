@@ -40,13 +40,16 @@ def concatenations(graph: ir.Graph) -> dict[ir.Node, list[_Piece]]:
 def concatenate(graph: ir.Graph) -> int:
     """Write every such sum as a Concat, in place; how many there were. What it leaves unread is not removed."""
     found = concatenations(graph)
+    moved: dict[ir.Value, ir.Value] = {}  # a piece may be such a sum itself: a slice of a slice
     for node, pieces in found.items():
         old = node.outputs[0]
         axis = ir.AttrInt64("axis", pieces[0].axis)
-        new = ir.Node("", "Concat", [p.value for p in pieces], [axis], num_outputs=1, name=f"tiles.{old.name}")
+        parts = [moved.get(p.value, p.value) for p in pieces]
+        new = ir.Node("", "Concat", parts, [axis], num_outputs=1, name=f"tiles.{old.name}")
         new.outputs[0].name = f"tiles.{old.name}.sum"
         graph.insert_before(node, new)
         put(new.outputs[0], old)
+        moved[old] = new.outputs[0]
         graph.remove(node, safe=True)
     return len(found)
 
