@@ -32,7 +32,8 @@ exporters, and the graphs that are derived run on ONNX Runtime. *Right* means th
 - batch normalization: the gradients of an export in training mode.
 
 Numbers agree to 1e-3 of the largest in float32 or else, where rounding decides at a kink, to 1e-7 in float64. *Not
-exported* is what the exporter fails at, or what it writes that does not run or computes something else than the model.
+exported* is what the exporter fails at, or what it writes that does not run or computes something else than the model:
+at this point, or beside it, where differences of the exported model agree with the derivative and not with PyTorch's.
 `python -m tests.zoo --page` writes this page; [Conventions](conventions.md) tell what is a choice at a kink.
 
 """

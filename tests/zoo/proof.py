@@ -230,7 +230,42 @@ class Case:
         derived = onnxgrad.vjp(self.model, wrt=wrt, of="y")
         names = onnxgrad.signature(derived)
         got = run(derived, self.feeds | {names.cotangents["y"]: u.numpy()})
-        self.judged("gradients", {n: got[names.gradients[n]] for n in wrt}, want)
+        try:
+            self.judged("gradients", {n: got[names.gradients[n]] for n in wrt}, want)
+        except Wrong as error:
+            self.differences({n: got[names.gradients[n]] for n in self.weights}, want, u)
+            raise error
+
+    def differences(self, got: Mapping[str, np.ndarray], want: Mapping[str, Tensor | None], u: Tensor) -> None:
+        """Raises ExportFails if the export itself moves as its gradients say, and not as PyTorch's do.
+
+        Along PyTorch's gradient of the weight that differs most: then what was exported is another function.
+        """
+
+        def slopes(name: str) -> tuple[float, float, np.ndarray]:
+            weight = self.weights[name]
+            g = want[weight.parameter]
+            v = weight.of(np.zeros_like(weight.of(got[name])) if g is None else g.numpy()).astype(np.float64)
+            v = v / (np.abs(v).max(initial=0) or 1.0)
+            return float((got[name] * v).sum()), 0.0 if g is None else float((weight.of(g).numpy() * v).sum()), v
+
+        name = max(got, key=lambda n: abs(slopes(n)[0] - slopes(n)[1]))
+        mine, theirs, v = slopes(name)
+        (held,) = (i for i in self.model.graph.initializer if i.name == name)
+        kept, array = held.SerializeToString(), onnx.numpy_helper.to_array(held)
+        found = []
+        for h in (0.1, 0.01):
+            ends = []
+            for sign in (1, -1):
+                held.CopyFrom(onnx.numpy_helper.from_array((array + sign * h * v).astype(array.dtype), name))
+                ends.append(float((run(self.model, self.feeds)["y"].astype(np.float64) * u.numpy()).sum()))
+            found.append((ends[0] - ends[1]) / (2 * h))
+        held.ParseFromString(kept)
+        if min(abs(d - mine) for d in found) < 0.1 * min(abs(d - theirs) for d in found):
+            raise ExportFails(
+                f"the export is another function: along {name} its slope is {found[-1]:.3g}, its gradient {mine:.3g}, "
+                f"and PyTorch's {theirs:.3g}"
+            )
 
     def second_order(self) -> None:
         """How the gradient of one weight, along a direction, depends on every weight."""
