@@ -19,9 +19,9 @@ import onnx_ir as ir
 
 from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.eager.core.executable import Executable, model_of
 from onnxgrad.eager.core.plans import formal, new_builder
 from onnxgrad.eager.core.primitives import Macro, Primitive, StandardOp
-from onnxgrad.eager.core.running import Run, model_of
 from onnxgrad.eager.core.tape import Node, exporting, history, leaf
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, identifier
@@ -60,7 +60,7 @@ def export(f: Callable[..., Any], *args: Any, dynamic: Dynamic | None = None) ->
     recordings = [first, *others]
     table = _Sizes({n: tuple(_size(r, dims, n) for r in recordings) for n in names}, recordings)
     model = _model(first, table, dims)
-    run = Run(model)
+    run = Executable(model)
     for r in recordings:
         for name, want, got in zip(r.outputs, r.results, run([x._data for x in r.inputs])):
             if got.shape != want.shape or not np.allclose(got, want._data, rtol=1e-3, atol=1e-5, equal_nan=True):

@@ -13,9 +13,9 @@ import numpy as np
 
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.cache import Cache
-from onnxgrad.eager.core.plans import Call
+from onnxgrad.eager.core.executable import Executable
+from onnxgrad.eager.core.plans import GraphCall
 from onnxgrad.eager.core.recording import record, record_several
-from onnxgrad.eager.core.running import Run
 from onnxgrad.eager.core.tape import exporting
 from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.errors import BadInput, NotDifferentiable, UnknownName
@@ -91,7 +91,7 @@ class EagerModel:
         return cast(x, dtype)
 
     @without_collection()
-    def _make(self, given: Sequence[str], wrt: Sequence[str]) -> tuple[Call, Run, list[str]]:
+    def _make(self, given: Sequence[str], wrt: Sequence[str]) -> tuple[GraphCall, Executable, list[str]]:
         """The graph with the inputs `given`, which also outputs the residuals of the VJP with respect to `wrt`."""
         model = self._model.clone()
         graph = model.graph
@@ -109,7 +109,7 @@ class EagerModel:
                 model = split_vjp(model, wrt=floats).forward
         graph = model.graph
         used = frozenset((n.domain, n.op_type) for n in graph.all_nodes())
-        return Call(graph, (dict(graph.opset_imports), used)), Run(model), names
+        return GraphCall(graph, (dict(graph.opset_imports), used)), Executable(model), names
 
 
 def from_onnx(model: AnyModel | Function) -> EagerModel:

@@ -19,10 +19,10 @@ import onnx_ir as ir
 
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.cache import Cache
+from onnxgrad.eager.core.executable import Executable, model_of
 from onnxgrad.eager.core.plans import formal, new_builder
 from onnxgrad.eager.core.primitives import OPSET, Primitive, VersionedOp
 from onnxgrad.eager.core.recording import record, record_several
-from onnxgrad.eager.core.running import Run, model_of
 from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.schemas import schema_of
@@ -142,7 +142,7 @@ def run(op: Primitive, values: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The outputs of `op` on `values`, by a session cached for their dtypes and ranks."""
     key = (op, tuple((v.dtype.num, v.ndim) for v in values))
 
-    def make() -> Run:
+    def make() -> Executable:
         b = new_builder([op])
         operands = [formal(b, v, "x", [f"n{i}_{k}" for k in range(v.ndim)]) for i, v in enumerate(values)]
         made = op.write(b, operands)
@@ -152,7 +152,7 @@ def run(op: Primitive, values: Sequence[np.ndarray]) -> list[np.ndarray]:
             if y.value.type is None:
                 raise BadInput(f"{op} does not take {', '.join(str(v.dtype) for v in values)}")
             b.graph.outputs.append(y.value)
-        return Run(model_of(b.graph))
+        return Executable(model_of(b.graph))
 
     return _runs.get(key, make)(values)
 

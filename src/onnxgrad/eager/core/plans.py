@@ -18,11 +18,10 @@ import onnx_ir as ir
 from onnxgrad.batching.directions import Stacked, along
 from onnxgrad.eager.core.array import Array
 from onnxgrad.eager.core.cache import Cache
-from onnxgrad.eager.core.primitives import OPSET
-from onnxgrad.eager.core.primitives import Primitive as Operator
+from onnxgrad.eager.core.executable import Executable, model_of
+from onnxgrad.eager.core.primitives import OPSET, Primitive
 from onnxgrad.eager.core.primitives import output as pick
 from onnxgrad.eager.core.recording import record, record_several
-from onnxgrad.eager.core.running import Run, model_of
 from onnxgrad.eager.core.tape import Node, Program, Source, exporting
 from onnxgrad.engine import forward, reverse
 from onnxgrad.engine.partial_eval import residuals
@@ -41,7 +40,7 @@ Places = Sequence[int | None]
 MOST_PLANS = 1024
 
 
-def new_builder(operators: Iterable[Operator]) -> Builder:
+def new_builder(operators: Iterable[Primitive]) -> Builder:
     """A builder of an empty graph, of an opset in which `operators` mean what they were written to mean.
 
     What has no version of its own is the same in all of them.
@@ -82,7 +81,7 @@ def formal(b: Builder, value: np.ndarray, hint: str, shape: Sequence[Any] | None
     return b.var(v)
 
 
-class Call(Operator):
+class GraphCall(Primitive):
     """A graph as one operator: inlined where it is written."""
 
     __slots__ = ("graph", "versions")
@@ -121,7 +120,7 @@ class Written:
         sources: the inputs that stand for what comes from outside.
         values: what the nodes give.
         recorded: for each value that the tape holds, where: a place of the program, and a part.
-        versions: the opsets, and the operators that mean just these (see `Operator.versions`).
+        versions: the opsets, and the operators that mean just these (see `Primitive.versions`).
     """
 
     b: Builder
@@ -151,7 +150,7 @@ def write(p: Program) -> Written:
     return w
 
 
-def _fit(op: Operator, var: Var, held: np.ndarray) -> None:
+def _fit(op: Primitive, var: Var, held: np.ndarray) -> None:
     """Note the shape that was seen; what the graph computes must be what the tape holds."""
     if var.dtype != ir.DataType.from_numpy(held.dtype):
         raise RuleError(f"{op} gave {held.dtype}, and in ONNX it gives {var.dtype}")
@@ -164,7 +163,7 @@ def _fit(op: Operator, var: Var, held: np.ndarray) -> None:
         var.value.shape = ir.Shape(held.shape)
 
 
-class Plan:
+class DerivativePlan:
     """A derivative that is ready to run.
 
     Attributes:
@@ -189,8 +188,8 @@ class Plan:
         restrict(graph, [*read, *(s.value for s in seeds)], list(graph.outputs), b.names)
         finish(graph, names=b.names)
         self._refuse_random(graph)
-        self.run = Run(model_of(graph)) if graph.outputs else None
-        self.call = Call(graph, versions)
+        self.run = Executable(model_of(graph)) if graph.outputs else None
+        self.call = GraphCall(graph, versions)
 
     @staticmethod
     def _refuse_random(graph: ir.Graph) -> None:
@@ -253,7 +252,7 @@ def pull(
     return plans.get(key, lambda: _plan_pull(p, given, directions))(p, [s for _, s in given])
 
 
-def _plan_pull(p: Program, given: Sequence[tuple[int, Array]], directions: bool) -> Plan:
+def _plan_pull(p: Program, given: Sequence[tuple[int, Array]], directions: bool) -> DerivativePlan:
     w = write(p)
     b = w.b
     seeds = [formal(b, s._data, "cotangent") for _, s in given]
@@ -267,7 +266,7 @@ def _plan_pull(p: Program, given: Sequence[tuple[int, Array]], directions: bool)
         found = reverse(b, list(b.graph), terms, targets)
         return [found.get(t) for t in targets]
 
-    return Plan(w, seeds, _directed(b, seeds, emit, w.sources[: p.key[0]], directions))
+    return DerivativePlan(w, seeds, _directed(b, seeds, emit, w.sources[: p.key[0]], directions))
 
 
 def _own(b: Builder, x: Var) -> Var:
@@ -283,7 +282,7 @@ def push(
     return plans.get(key, lambda: _plan_push(p, ends, seeds, directions))(p, seeds)
 
 
-def _plan_push(p: Program, ends: Sequence[int | None], seeds: Sequence[Array], directions: bool) -> Plan:
+def _plan_push(p: Program, ends: Sequence[int | None], seeds: Sequence[Array], directions: bool) -> DerivativePlan:
     w = write(p)
     b = w.b
     entering = [formal(b, s._data, "tangent") for s in seeds]
@@ -294,7 +293,7 @@ def _plan_push(p: Program, ends: Sequence[int | None], seeds: Sequence[Array], d
         found = forward(b, list(b.graph), dict(zip(targets, slices)), [y.value for y in wanted if y is not None])
         return [None if y is None else found.get(y.value) for y in wanted]
 
-    return Plan(w, entering, _directed(b, entering, emit, wanted, directions))
+    return DerivativePlan(w, entering, _directed(b, entering, emit, wanted, directions))
 
 
 def _directed(

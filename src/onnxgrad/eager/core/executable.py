@@ -22,7 +22,7 @@ def model_of(graph: ir.Graph) -> ir.Model:
     return ir.Model(graph, ir_version=version, producer_name="onnxgrad")
 
 
-class Run:
+class Executable:
     """A model that is ready to run.
 
     Attributes:
