@@ -225,6 +225,16 @@ def test_derived_models_multiply_no_transposed_matrix_by_a_vector(kind, derive):
         close(found[names.output_tangents["y"]], _W.T @ t + dw.T @ _V)
 
 
+def test_a_trained_model_multiplies_no_transposed_matrix_by_a_vector():
+    """The stock runtime, with its defaults, is right about the file that training leaves."""
+    text = "g (float[4] v, float[4, 4] m) => (float[4] y) { u = Mul (w, m) s = Transpose (u) y = MatMul (s, v) }"
+    model = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> ' + text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(_W, "w"))
+    attached = attach(model, loss="mse", optimizer="sgd", learning_rate=0.0)
+    (found,) = onnxruntime.InferenceSession(attached.SerializeToString()).run(["y"], {"v": _V, "m": _W})
+    np.testing.assert_allclose(found, (_W * _W).T @ _V, rtol=1e-5)
+
+
 def test_the_gradient_of_a_vector_times_a_transposed_matrix():
     """The cotangent of the vector is itself a transposed matrix times a vector."""
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>

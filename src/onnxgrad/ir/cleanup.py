@@ -24,6 +24,13 @@ from onnxgrad.ir.names import Names
 
 def finish(graph: ir.Graph, keep: Iterable[ir.Value] = (), names: Names | None = None) -> None:
     """Clean up a derived `graph`, in place; values of `keep` stay even if no output needs them."""
+    write_otherwise(graph, names)
+    prune(graph, keep)
+    forget_values(graph)
+
+
+def write_otherwise(graph: ir.Graph, names: Names | None = None) -> None:
+    """Have `graph` say the same in operators that ONNX Runtime reads right, in place."""
     for g in (graph, *graph.subgraphs()):
         for node in list(g):
             if node.op_type == "Pad" and node.domain == "" and len(node.inputs) > 3 and node.inputs[3] is not None:
@@ -34,8 +41,6 @@ def finish(graph: ir.Graph, keep: Iterable[ir.Value] = (), names: Names | None =
             if node.inputs[1] is not None and node.inputs[1].shape is not None:
                 names = names or Names.of_graph(graph)
                 _Rewriting(node.graph, node, names).make_a_column()  # type: ignore[arg-type]
-    prune(graph, keep)
-    forget_values(graph)
 
 
 def has_transpose(graph: ir.Graph) -> bool:

@@ -19,6 +19,7 @@ from onnxgrad.engine.activity import on_path
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.cleanup import write_otherwise
 from onnxgrad.ir.composites import spell_notes
 from onnxgrad.ir.graph import ancestors, prune, reads
 from onnxgrad.ir.infer.inference import forget_values
@@ -135,6 +136,7 @@ class _Attachment:
         for value in list(self.graph.inputs):
             if value.is_initializer():  # an input with a default value is a weight
                 self.graph.inputs.remove(value)
+        write_otherwise(self.graph)  # so that the stock runtime is right about the trained file
         self.model.opset_imports.setdefault(DOMAIN, 1)
         self.builder = Builder(self.graph)
         self.nodes = list(self.graph)
