@@ -194,7 +194,7 @@ def architectures() -> Iterator[Architecture]:
     yield from_timm(
         "swinv2_tiny_window8_256", 32, img_size=32, embed_dim=16, depths=(2, 2), num_heads=(2, 2), window_size=4
     )
-    yield from_timm("mixer_s16_224", 32, img_size=32, embed_dim=16, num_blocks=2)
+    yield from_timm("mixer_s16_224", 32, img_size=32)
     yield from_timm("cait_xxs24_224", 32, img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2)
     for name, side in {
         **{
