@@ -23,16 +23,14 @@ OPTIONAL = {
 #: Shrinks, and never grows: modules that still import one another.
 CIRCLES = [
     ["onnxgrad.ir.builder", "onnxgrad.ir.containers"],
-    ["onnxgrad.control_flow.reverse_iteration", "onnxgrad.control_flow.saved_states"],
 ]
 
 #: Shrinks, and never grows: names that two public classes still share.
-SHARED = {"Step", "Report", "Slot", "Column", "Site", "Formula"}
+SHARED = {"Step", "Report", "Site", "Formula"}
 
 #: Imports inside functions that have a reason: a command that answers Ctrl-C while it loads the rest, a checker that
 #: loads the runtime only to run on it.
 LATE = {
-    "control_flow/reverse_iteration.py onnxgrad.control_flow.saved_states",  # the circle above
     "cli/__init__.py onnxgrad",
     "cli/__init__.py onnxgrad.cli.app",
     "testing.py onnxruntime",

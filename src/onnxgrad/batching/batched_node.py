@@ -10,14 +10,14 @@ import onnx_ir as ir
 from onnxgrad.ir import Builder, Var
 
 #: Writes the stacked form of a node.
-Write = Callable[["Step"], Any]
+Write = Callable[["BatchedNode"], Any]
 
 
 class Unstackable(Exception):
     """A node that has no stacked form here."""
 
 
-class Step:
+class BatchedNode:
     """One node whose operands may be stacks."""
 
     def __init__(

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnxgrad.batching.batched_node import Unstackable
 from onnxgrad.batching.vmap import stack
-from onnxgrad.control_flow.iteration import Slot, scan
+from onnxgrad.control_flow.iteration import ScanAxis, scan
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import ancestors, dependents
 from onnxgrad.ir.subgraphs import cond, empty, give
@@ -73,7 +73,7 @@ def along(
             body.inputs.extend(s.value for s in slices)
             for end, r in zip(body.outputs, results):
                 end.shape = end.shape if end.shape is not None else r.like.value.shape
-            stacks = scan(w, body, [], [(x, Slot()) for x in pieces], [Slot()] * len(results))
+            stacks = scan(w, body, [], [(x, ScanAxis()) for x in pieces], [ScanAxis()] * len(results))
         return [_first_to(y, r.axis) for y, r in zip(stacks, results)]
 
     if isinstance(count, int):

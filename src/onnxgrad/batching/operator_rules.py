@@ -13,19 +13,19 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.batching.batched_node import Step, Unstackable, Write
+from onnxgrad.batching.batched_node import BatchedNode, Unstackable, Write
 from onnxgrad.batching.product_rules import conv, einsum, folded, gemm, matmul, resize, rows
 from onnxgrad.ir import Var
 
 # --- element by element ----------------------------------------------------------------------------
 
 
-def _elementwise(s: Step) -> Var:
+def _elementwise(s: BatchedNode) -> Var:
     rank = max(s.rank(i) for i in range(len(s.x)))
     return s.again(*(s.lifted(i, rank) for i in range(len(s.x))))
 
 
-def _clip(s: Step) -> Var:
+def _clip(s: BatchedNode) -> Var:
     return s.again(s.only(0), *s.x[1:])
 
 
@@ -40,13 +40,13 @@ def _shifted(axes: Sequence[int], rank: int) -> list[int]:
 def _along(default: int) -> Write:
     """Along the axis of an attribute, which by default is `default`; only the first operand may be a stack."""
 
-    def write(s: Step) -> Any:
+    def write(s: BatchedNode) -> Any:
         return s.again(s.only(0), *s.x[1:], axis=_shifted([s.int_attr("axis", default)], s.rank(0))[0])
 
     return write
 
 
-def _reduce(s: Step) -> Var:
+def _reduce(s: BatchedNode) -> Var:
     x = s.only(0)
     axes = s.known(1)
     if not axes:
@@ -58,17 +58,17 @@ def _reduce(s: Step) -> Var:
     return s.again(x, _shifted(axes, s.rank(0)), keepdims=s.int_attr("keepdims", 1))
 
 
-def _transpose(s: Step) -> Var:
+def _transpose(s: BatchedNode) -> Var:
     perm = s.node.attributes.get("perm")
     axes = list(perm.as_ints()) if perm is not None else list(range(s.rank(0)))[::-1]
     return s.b.Transpose(s.x[0], perm=[0, *(p + 1 for p in axes)])
 
 
-def _unsqueeze(s: Step) -> Var:
+def _unsqueeze(s: BatchedNode) -> Var:
     return s.b.Unsqueeze(s.only(0), _shifted(s.known(1), s.out_rank))
 
 
-def _squeeze(s: Step) -> Var:
+def _squeeze(s: BatchedNode) -> Var:
     axes = s.known(1)
     if not axes:
         value = s.values[0]
@@ -79,12 +79,12 @@ def _squeeze(s: Step) -> Var:
     return s.b.Squeeze(s.only(0), _shifted(axes, s.rank(0))) if axes else s.only(0)
 
 
-def _slice(s: Step) -> Var:
+def _slice(s: BatchedNode) -> Var:
     axes = s.known(3) or list(range(_length(s.x[1])))
     return s.b.Slice(s.only(0), s.x[1], s.x[2], _shifted(axes, s.rank(0)), *s.x[4:])
 
 
-def _pad(s: Step) -> Var:
+def _pad(s: BatchedNode) -> Var:
     b, x, rank = s.b, s.only(0), s.rank(0)
     pads, axes = s.x[1], s.known(3)
     if axes:  # to sizes for every axis: ONNX Runtime folds a Pad that names its axes wrongly
@@ -97,25 +97,25 @@ def _pad(s: Step) -> Var:
     return s.again(x, both, *s.x[2:3])
 
 
-def _cumulate(s: Step) -> Var:
+def _cumulate(s: BatchedNode) -> Var:
     return s.again(s.only(0), s.b.const(_shifted(s.known(1), s.rank(0))[0]))
 
 
-def _tile(s: Step) -> Var:
+def _tile(s: BatchedNode) -> Var:
     return s.b.Tile(s.only(0), s.b.join([1], s.x[1]))
 
 
-def _concat(s: Step) -> Var:
+def _concat(s: BatchedNode) -> Var:
     return s.again(*(s.stack(i) for i in range(len(s.x))), axis=_shifted([s.int_attr("axis", 0)], s.rank(0))[0])
 
 
-def _compress(s: Step) -> Var:
+def _compress(s: BatchedNode) -> Var:
     if "axis" not in s.node.attributes:
         raise Unstackable
     return _along(0)(s)
 
 
-def _dft(s: Step) -> Var:
+def _dft(s: BatchedNode) -> Var:
     x = s.only(0)
     if s.b.opset >= 20:  # the axis is an operand; by default it counts from the end
         axis = [a if a < 0 else a + 1 for a in s.known(2)] or [-2]
@@ -123,7 +123,7 @@ def _dft(s: Step) -> Var:
     return s.again(x, *s.x[1:], axis=_shifted([s.int_attr("axis", 1)], s.rank(0))[0])
 
 
-def _one_hot(s: Step) -> Var:
+def _one_hot(s: BatchedNode) -> Var:
     axis = s.int_attr("axis", -1)
     return s.again(s.only(0), *s.x[1:], axis=axis if axis < 0 else axis + 1)
 
@@ -131,23 +131,23 @@ def _one_hot(s: Step) -> Var:
 # --- where elements go -----------------------------------------------------------------------------
 
 
-def shape(s: Step) -> Var:
+def shape(s: BatchedNode) -> Var:
     """The sizes of one: they are no stack."""
     rank = s.rank(0)
     start, end, _ = slice(s.int_attr("start", 0), s.int_attr("end", rank)).indices(rank)
     return s.b.Shape(s.x[0], start=start + 1, end=max(start, end) + 1)
 
 
-def size(s: Step) -> Var:
+def size(s: BatchedNode) -> Var:
     """The number of elements of one."""
     return s.b.ReduceProd(s.b.Shape(s.x[0], start=1), keepdims=0)
 
 
-def _reshape(s: Step) -> Var:
+def _reshape(s: BatchedNode) -> Var:
     return s.b.Reshape(s.only(0), s.b.join(s.count, s.x[1]), allowzero=s.int_attr("allowzero", 0) or None)
 
 
-def _flatten(s: Step) -> Var:
+def _flatten(s: BatchedNode) -> Var:
     b, x, at = s.b, s.only(0), s.int_attr("axis", 1)
     at = at + s.rank(0) if at < 0 else at
     left, right = b.shape_of(x, 1, at + 1), b.shape_of(x, at + 1)
@@ -155,14 +155,14 @@ def _flatten(s: Step) -> Var:
     return b.reshape(x, b.join(s.count, *sides))
 
 
-def _expand(s: Step) -> Var:
+def _expand(s: BatchedNode) -> Var:
     s.only(0)
     if s.x[1].shape != (s.out_rank,):
         raise Unstackable
     return s.b.Expand(s.lifted(0, s.out_rank), s.b.join(s.count, s.x[1]))
 
 
-def _gather(s: Step) -> Var:
+def _gather(s: BatchedNode) -> Var:
     axis = s.int_attr("axis", 0) % s.rank(0)
     if not s.stacked[1]:
         return s.b.Gather(s.x[0], s.x[1], axis=axis + 1)
@@ -170,26 +170,26 @@ def _gather(s: Step) -> Var:
     return _first(s.b.Gather(s.x[0], s.x[1], axis=axis), axis)
 
 
-def _gather_elements(s: Step) -> Var:
+def _gather_elements(s: BatchedNode) -> Var:
     return s.again(s.stack(0), s.stack(1), axis=_shifted([s.int_attr("axis", 0)], s.rank(0))[0])
 
 
-def _gather_nd(s: Step) -> Var:
+def _gather_nd(s: BatchedNode) -> Var:
     return s.again(s.stack(0), s.stack(1), batch_dims=s.int_attr("batch_dims", 0) + 1)
 
 
-def _scatter_elements(s: Step) -> Var:
+def _scatter_elements(s: BatchedNode) -> Var:
     axis = _shifted([s.int_attr("axis", 0)], s.rank(0))[0]
     return s.again(s.stack(0), s.stack(1), s.stack(2), axis=axis)
 
 
-def _scatter_nd(s: Step) -> Var:
+def _scatter_nd(s: BatchedNode) -> Var:
     if s.stacked[1]:
         raise Unstackable
     return _first(s.again(_last(s.stack(0)), s.x[1], _last(s.stack(2))), s.rank(0))
 
 
-def _reverse_sequence(s: Step) -> Var:
+def _reverse_sequence(s: BatchedNode) -> Var:
     return _first(s.again(_last(s.only(0)), s.x[1]), s.rank(0))
 
 

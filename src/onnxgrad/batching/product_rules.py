@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxgrad.batching.batched_node import Step, Unstackable
+from onnxgrad.batching.batched_node import BatchedNode, Unstackable
 from onnxgrad.ir import Builder, Var
 
 
-def matmul(s: Step) -> Var:
+def matmul(s: BatchedNode) -> Var:
     """As few and as large products as the ranks allow; vectors are rows on the left and columns on the right."""
     (a, b), (n, m) = s.x, (s.rank(0), s.rank(1))
     if s.stacked == [True, False] and (n > 1 or m <= 2):
@@ -44,7 +44,7 @@ def _product(x: Var, y: Var) -> Var:
     return b.Where(b.shape_of(x, x.rank - 1) > 0, product, 0)
 
 
-def gemm(s: Step) -> Var:
+def gemm(s: BatchedNode) -> Var:
     """Products, with what is transposed, scaled and added written out: Gemm takes matrices only."""
     turned = []
     for i, name in enumerate(("transA", "transB")):
@@ -56,7 +56,7 @@ def gemm(s: Step) -> Var:
     return y if len(s.x) < 3 or s.x[2] is None else y + s.lifted(2, 2) * beta
 
 
-def einsum(s: Step) -> Var:
+def einsum(s: BatchedNode) -> Var:
     """One more letter, in the terms that are stacks and in the result."""
     equation = s.node.attributes["equation"].as_string().replace(" ", "")
     left, arrow, right = equation.partition("->")
@@ -86,7 +86,7 @@ def _parted(b: Builder, x: Var, axis: int, *sizes: Any) -> Var:
     return b.reshape(x, b.join(b.shape_of(x, 0, axis) if axis else [], *sizes, b.shape_of(x, axis + 1)))
 
 
-def rows(s: Step) -> Var:
+def rows(s: BatchedNode) -> Var:
     """The directions are more rows of the batch."""
     b, x = s.b, s.only(0)
     if len(s.node.outputs) != 1 or s.int_attr("training_mode", 0):
@@ -94,7 +94,7 @@ def rows(s: Step) -> Var:
     return _parted(b, s.again(_merged(b, x, 0), *s.x[1:]), 0, s.count, b.shape_of(x, 1, 2))
 
 
-def resize(s: Step) -> Var:
+def resize(s: BatchedNode) -> Var:
     """Rows as well, where it leaves the batch axis alone."""
     scales, axes = s.x[2] if len(s.x) > 2 else None, s.node.attributes.get("axes")
     held = None if scales is None else scales.const
@@ -106,7 +106,7 @@ def resize(s: Step) -> Var:
     return rows(s)
 
 
-def conv(s: Step) -> Var:
+def conv(s: BatchedNode) -> Var:
     """Rows, filters or groups, by which of image and filters are stacks; for ConvTranspose as well."""
     if s.stacked[:2] == [True, False]:
         return rows(s)
@@ -115,7 +115,7 @@ def conv(s: Step) -> Var:
     return _paired(s) if s.stacked[0] else _filters(s)
 
 
-def _filters(s: Step) -> Var:
+def _filters(s: BatchedNode) -> Var:
     """The directions are more filters of every group."""
     b, w, groups = s.b, s.x[1], s.int_attr("group", 1)
     if s.node.op_type == "ConvTranspose":  # [K, C, M/g, …]
@@ -133,7 +133,7 @@ def _filters(s: Step) -> Var:
     return _merged(b, y, 2)
 
 
-def _paired(s: Step) -> Var:
+def _paired(s: BatchedNode) -> Var:
     """The directions are more groups."""
     b, (x, w), count = s.b, s.x[:2], (s.x[0].shape or (None,))[0]
     if not isinstance(count, int):

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnxgrad.batching.batched_node import Step, Unstackable, repeated
+from onnxgrad.batching.batched_node import BatchedNode, Unstackable, repeated
 from onnxgrad.batching.operator_rules import SIZES, WRITE
-from onnxgrad.control_flow.iteration import Iteration, Slot, loop, scan
+from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, scan
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import dependents, reads, subgraphs
 from onnxgrad.ir.subgraphs import cond, copy_of, empty, formal, give
@@ -118,7 +118,7 @@ class Stacking:
         elif node.op_type in ("Scan", "Loop"):
             self._iterate(node)
         else:
-            step = Step(self.b, node, self.stacks, self.plain, self.count)
+            step = BatchedNode(self.b, node, self.stacks, self.plain, self.count)
             if node.op_type in SIZES:
                 self.plain[node.outputs[0]] = SIZES[node.op_type](step)
                 return
@@ -182,8 +182,8 @@ class Stacking:
         for node in nodes:
             inside._again(node)
         give(inner, [inside.plain[v] for v in given])
-        pieces = [(self.stack_of(v), Slot()) for v in read]
-        self._keep(given, scan(self.b, body, [], pieces, [Slot()] * len(given)))
+        pieces = [(self.stack_of(v), ScanAxis()) for v in read]
+        self._keep(given, scan(self.b, body, [], pieces, [ScanAxis()] * len(given)))
 
     # --- control flow ------------------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class Stacking:
             found = loop(self.b, body, lead[0], lead[1], initial)
         else:
             pieces = [self._piece(o, slot, s in moved) for s, o, slot in zip(it.slices, it.scanned, it.ins)]
-            outs = [Slot(0, slot.backwards) for slot in it.outs]
+            outs = [ScanAxis(0, slot.backwards) for slot in it.outs]
             found = scan(self.b, body, initial, pieces, outs)
         for i, (value, y, is_stack) in enumerate(zip(node.outputs, found, stacked[it.head :])):
             if i >= it.count:
@@ -257,15 +257,15 @@ class Stacking:
                 return moved
             start |= more
 
-    def _piece(self, value: ir.Value, slot: Slot, is_stack: bool) -> tuple[Var, Slot]:
+    def _piece(self, value: ir.Value, slot: ScanAxis, is_stack: bool) -> tuple[Var, ScanAxis]:
         """A scan input, with its slices along the first axis."""
         if not is_stack:
             return self.plain_of(value), slot
         x = self.stack_of(value)
         at = slot.axis % (x.rank - 1) + 1
-        return self.b.Transpose(x, perm=[at, *(i for i in range(x.rank) if i != at)]), Slot(0, slot.backwards)
+        return self.b.Transpose(x, perm=[at, *(i for i in range(x.rank) if i != at)]), ScanAxis(0, slot.backwards)
 
-    def _collected(self, y: Var, slot: Slot, is_stack: bool, like: ir.Value) -> Var:
+    def _collected(self, y: Var, slot: ScanAxis, is_stack: bool, like: ir.Value) -> Var:
         """A scan output, whose slices lie along the first axis, as they were meant to. (A Scan can stack along any
         axis, but ONNX Runtime dies if another is empty.)"""
         if like.shape is None and (is_stack or slot.axis):

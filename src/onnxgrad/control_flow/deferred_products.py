@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrad.control_flow.reverse_iteration import Column
+from onnxgrad.control_flow.reverse_iteration import StepInput
 from onnxgrad.ir import Builder, Var, reshape_to
 from onnxgrad.rules.rule import add
 
@@ -21,7 +21,7 @@ from onnxgrad.rules.rule import add
 class Product:
     """α·Σₜ AₜᵀBₜ, or its transpose: `a` is read by the steps, and `b` is what they give for it."""
 
-    a: Column
+    a: StepInput
     b: ir.Value
     alpha: float
     turned: bool
@@ -35,7 +35,9 @@ class Product:
         return o.Gemm(left, right, transA=1, alpha=None if self.alpha == 1 else self.alpha)
 
 
-def products(total: ir.Value, like: ir.Value, columns: Mapping[ir.Value, Column], free: set[ir.Value]) -> list[Product]:
+def products(
+    total: ir.Value, like: ir.Value, columns: Mapping[ir.Value, StepInput], free: set[ir.Value]
+) -> list[Product]:
     """`total`, of which the sum over the steps is due, as products to be found afterwards; none if it is not that.
 
     Args:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxgrad.control_flow.reverse_iteration import Column
+from onnxgrad.control_flow.reverse_iteration import StepInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.constants import constant
 from onnxgrad.ir.graph import prune, values_read
@@ -23,7 +23,7 @@ _ELEMENTWISE = frozenset(
 )
 
 
-def computed_ahead(b: Builder, o: Builder, columns: Sequence[Column], own: Sequence[Var]) -> list[Column]:
+def computed_ahead(b: Builder, o: Builder, columns: Sequence[StepInput], own: Sequence[Var]) -> list[StepInput]:
     """The columns that the body reads after some of its nodes were written once more in `o`, for stacks.
 
     Besides stacks of one shape, these read single numbers only, so that they hold for no steps as well.
@@ -31,14 +31,14 @@ def computed_ahead(b: Builder, o: Builder, columns: Sequence[Column], own: Seque
     """
     formals = {c.inner for c in columns} | {v.value for v in own}
     stacks = {c.inner: c for c in columns if c.outer is not None and not c.in_sequence and c.slot.axis == 0}
-    ahead: dict[ir.Node, Column] = {}
+    ahead: dict[ir.Node, StepInput] = {}
     for node in b.graph:
         operands = _stacked(b, o, node, stacks, formals)
         if operands is None:
             continue
         stack = o.append(ir.Node("", node.op_type, [x.value for x in operands], node.attributes.values()))[0]
         out, first = node.outputs[0], next(stacks[v] for v in node.inputs if v in stacks)
-        stacks[out] = ahead[node] = Column(out, stack.value, first.slot)
+        stacks[out] = ahead[node] = StepInput(out, stack.value, first.slot)
     added = []
     for node, column in ahead.items():
         uses = [use for use in node.outputs[0].uses() if use.node not in ahead]
@@ -52,7 +52,7 @@ def computed_ahead(b: Builder, o: Builder, columns: Sequence[Column], own: Seque
     return [c for c in [*columns, *added] if c.inner in used]
 
 
-def turned_ahead(b: Builder, o: Builder, columns: Sequence[Column], own: Sequence[Var]) -> None:
+def turned_ahead(b: Builder, o: Builder, columns: Sequence[StepInput], own: Sequence[Var]) -> None:
     """Have what Gemms of the body read turned, and is not of the body, be turned once, in `o`: they are faster then."""
     inside = {v for node in b.graph for v in node.outputs} | set(b.graph.initializers.values())
     inside |= {c.inner for c in columns} | {v.value for v in own}
@@ -65,7 +65,7 @@ def turned_ahead(b: Builder, o: Builder, columns: Sequence[Column], own: Sequenc
 
 
 def _stacked(
-    b: Builder, o: Builder, node: ir.Node, stacks: dict[ir.Value, Column], formals: set[ir.Value]
+    b: Builder, o: Builder, node: ir.Node, stacks: dict[ir.Value, StepInput], formals: set[ir.Value]
 ) -> list[Var] | None:
     """The operands of `node` for all steps, if it works element by element on these and on numbers."""
     if node.op_type not in _ELEMENTWISE or node.domain or node.outputs[0].is_graph_output():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrad.control_flow.iteration import Iteration, Slot
+from onnxgrad.control_flow.iteration import Iteration, ScanAxis
 from onnxgrad.ir import Builder, Var
 from onnxgrad.rules.op import Op
 
@@ -30,9 +30,9 @@ class Pick:
         return self.node.outputs[0]
 
     @property
-    def slot(self) -> Slot:
+    def slot(self) -> ScanAxis:
         """How the cotangents of all slices, last step first, are put together."""
-        return Slot(self.axis, backwards=True)
+        return ScanAxis(self.axis, backwards=True)
 
     def whole(self, o: Builder, stack: Var) -> Var:
         """The cotangent of `x`, given the stack of those of its slices: zeros around it."""

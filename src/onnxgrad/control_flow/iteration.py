@@ -16,18 +16,19 @@ from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import captured, free, reach, reads
 from onnxgrad.ir.subgraphs import copy_of
+from onnxgrad.rules.op import Op
 
 
 @dataclass(frozen=True)
-class Slot:
+class ScanAxis:
     """How the slices of a scan input or output lie in it: along which axis, and last one first?"""
 
     axis: int = 0
     backwards: bool = False
 
-    def turned(self) -> Slot:
+    def turned(self) -> ScanAxis:
         """The same slices in the opposite order."""
-        return Slot(self.axis, not self.backwards)
+        return ScanAxis(self.axis, not self.backwards)
 
 
 @dataclass
@@ -39,8 +40,8 @@ class Iteration:
     lead: int
     head: int
     count: int
-    ins: list[Slot] = field(default_factory=list)
-    outs: list[Slot] = field(default_factory=list)
+    ins: list[ScanAxis] = field(default_factory=list)
+    outs: list[ScanAxis] = field(default_factory=list)
 
     @classmethod
     def of(cls, node: ir.Node) -> Iteration:
@@ -48,7 +49,7 @@ class Iteration:
         body = node.attributes["body"].as_graph()
         if node.op_type == "Loop":
             count = len(body.inputs) - 2
-            return cls(node, body, 2, 1, count, [], [Slot()] * (len(body.outputs) - 1 - count))
+            return cls(node, body, 2, 1, count, [], [ScanAxis()] * (len(body.outputs) - 1 - count))
         n = node.attributes["num_scan_inputs"].as_int()
         count = len(body.inputs) - n
         return cls(
@@ -146,20 +147,20 @@ def captured_by(graph: ir.Graph) -> list[ir.Value]:
     return list(dict.fromkeys(free(graph)))
 
 
-def _slots(node: ir.Node, kind: str, count: int) -> list[Slot]:
+def _slots(node: ir.Node, kind: str, count: int) -> list[ScanAxis]:
     axes, backwards = (
         [0] * count if (a := node.attributes.get(f"{kind}_{name}")) is None else list(a.as_ints())
         for name in ("axes", "directions")
     )
-    return [Slot(axis, bool(back)) for axis, back in zip(axes, backwards)]
+    return [ScanAxis(axis, bool(back)) for axis, back in zip(axes, backwards)]
 
 
 def scan(
     builder: Builder,
     body: ir.Graph,
     initial: Sequence[Var],
-    scanned: Sequence[tuple[Var, Slot]],
-    outs: Sequence[Slot],
+    scanned: Sequence[tuple[Var, ScanAxis]],
+    outs: Sequence[ScanAxis],
 ) -> list[Var]:
     """Append a Scan of `body`; its last states and scan outputs.
 
@@ -179,7 +180,7 @@ def scan(
     pieces = body.outputs[len(initial) :]
     ranks = [len(v.shape or ()) + 1 for v in pieces]
     moved = [slot.axis % rank if _may_be_empty(v) else 0 for v, slot, rank in zip(pieces, outs, ranks)]
-    outs = [Slot(0, slot.backwards) if axis else slot for slot, axis in zip(outs, moved)]
+    outs = [ScanAxis(0, slot.backwards) if axis else slot for slot, axis in zip(outs, moved)]
     attrs: list[ir.Attr] = [ir.AttrGraph("body", body), ir.AttrInt64("num_scan_inputs", len(ins))]
     for kind, slots in (("input", ins), ("output", outs)):
         if any(s.axis for s in slots):
@@ -213,6 +214,25 @@ def loop(
     operands = [trips, condition, *(v.value for v in initial)]
     node = ir.Node("", "Loop", operands, [ir.AttrGraph("body", body)], num_outputs=len(body.outputs) - 1)
     return list(builder.append(node))
+
+
+def stacked(op: Op, value: ir.Value) -> ir.Value:
+    """Have the primal iteration also stack `value`, from inside its body."""
+    it = Iteration.of(op.node)
+    copy = op.builder.nested(it.body).append(ir.Node("", "Identity", [value]))[0].value
+    copy.type, copy.shape = value.type, value.shape
+    it.body.outputs.append(copy)
+    for name in ("scan_output_axes", "scan_output_directions"):
+        if name in op.node.attributes:
+            held = op.node.attributes[name].as_ints()
+            op.node.attributes[name] = ir.AttrInt64s(name, [*held, 0])
+    op.node.resize_outputs(len(op.node.outputs) + 1)
+    out = op.node.outputs[-1]
+    out.name = op.builder.names.fresh(f"{value.name}_tape")
+    out.type = value.type
+    if value.shape is not None:
+        out.shape = ir.Shape([None, *value.shape])
+    return out
 
 
 def _same(values: Iterable[ir.Value], like: Iterable[ir.Value]) -> None:

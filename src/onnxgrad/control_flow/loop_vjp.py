@@ -16,8 +16,8 @@ from onnxgrad.control_flow.deferred_products import Product, products
 from onnxgrad.control_flow.deferred_products import summed as sums_of
 from onnxgrad.control_flow.hoisting import computed_ahead, turned_ahead
 from onnxgrad.control_flow.indexed_slices import picks
-from onnxgrad.control_flow.iteration import Iteration, Slot
-from onnxgrad.control_flow.reverse_iteration import Backwards, Column
+from onnxgrad.control_flow.iteration import Iteration, ScanAxis
+from onnxgrad.control_flow.reverse_iteration import Backwards, StepInput
 from onnxgrad.control_flow.saved_states import tape
 from onnxgrad.control_flow.saved_values import written_out
 from onnxgrad.engine import reverse
@@ -59,7 +59,7 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     backs = [found.get(states[i]) or _nothing(b.var(states[i]), g_states[i]) for i in carried]
     steps = [*backs, *(found[c] for c in captures if c in found), *(found[slices[j]] for j in pieces)]
     steps += [found[p.out] for p in picked]
-    at_hand: dict[ir.Value, Column] = {}
+    at_hand: dict[ir.Value, StepInput] = {}
     if kept(op.node) is Kept.RESIDUALS:
         primal = list(itertools.takewhile(lambda n: n is not border, body))
         columns = written_out(op, b, primal, list(body.outputs), [s.value for s in steps])
@@ -68,9 +68,9 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
         found = {v: Var(b, instead.get(g.value, g.value)) for v, g in found.items()}
         at_hand = {c.inner: c for c in columns.values()}
     for s, x, slot in zip(slices, it.scanned, it.ins):
-        at_hand[s] = Column(s, x, slot.turned())
+        at_hand[s] = StepInput(s, x, slot.turned())
     for k in read:
-        at_hand[g_slices[k].value] = Column(g_slices[k].value, of[it.count + k].value, it.outs[k].turned())
+        at_hand[g_slices[k].value] = StepInput(g_slices[k].value, of[it.count + k].value, it.outs[k].turned())
 
     gives = [(found[slices[j]].value, it.ins[j].turned()) for j in pieces]
     gives += [(found[p.out].value, p.slot) for p in picked]
@@ -91,7 +91,7 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     reads = [at_hand[v] for v in at_hand if v in used]
     reads += [tape(op, i, states[i]) for i in range(it.count) if states[i] in used]
     if it.lead and body.inputs[0] in used:
-        reads.append(Column(body.inputs[0], None, Slot(0, backwards=True)))
+        reads.append(StepInput(body.inputs[0], None, ScanAxis(0, backwards=True)))
     if kept(op.node) is Kept.RESIDUALS:
         own = [*g_states.values(), *sums]
         reads = computed_ahead(b, o, reads, own)
@@ -119,8 +119,8 @@ def _products(
     it: Iteration,
     found: dict[ir.Value, Var],
     captures: list[ir.Value],
-    at_hand: dict[ir.Value, Column],
-    gives: list[tuple[ir.Value, Slot]],
+    at_hand: dict[ir.Value, StepInput],
+    gives: list[tuple[ir.Value, ScanAxis]],
 ) -> dict[ir.Value, list[Product]]:
     """The captured values whose cotangents are products of stacks, where stacks are kept and there are only stacks."""
     if kept(op.node) is not Kept.RESIDUALS or not _is_stackable(op, it):
@@ -131,7 +131,7 @@ def _products(
     for c in captures:
         if c not in found:
             continue
-        asked = {**columns, **{s: Column(s, None, Slot(0, backwards=True)) for s in taped}}
+        asked = {**columns, **{s: StepInput(s, None, ScanAxis(0, backwards=True)) for s in taped}}
         parts = products(found[c].value, c, asked, {v for v, _ in gives})
         for p in parts:
             if p.a.outer is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxgrad.control_flow.iteration import Iteration, Slot, loop, scan
+from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, scan, stacked
 from onnxgrad.ir import Builder, Var, containers, same_shape
 from onnxgrad.ir.infer.loops import always_goes_on
 from onnxgrad.ir.subgraphs import cond, formal, give
@@ -19,7 +19,7 @@ from onnxgrad.rules.op import Op
 
 
 @dataclass
-class Column:
+class StepInput:
     """What a step reads as `inner`: its slice of `outer`; the number of the step if that is None.
 
     `outer` may be a sequence of what the steps read; if that are sequences themselves or optionals, `lengths`
@@ -28,7 +28,7 @@ class Column:
 
     inner: ir.Value
     outer: ir.Value | None
-    slot: Slot
+    slot: ScanAxis
     in_sequence: bool = False
     lengths: ir.Value | None = None
 
@@ -50,10 +50,10 @@ class Backwards:
 
     op: Op
     b: Builder
-    columns: list[Column]
+    columns: list[StepInput]
     carried: Sequence[Var]
     initial: Sequence[Var]
-    outs: Sequence[Slot]
+    outs: Sequence[ScanAxis]
     closing: Callable[[Builder, list[Var]], list[Var]]
     instead: Sequence[ir.Value] = ()
 
@@ -88,8 +88,6 @@ class Backwards:
         if it.lead:
             made = [v for v in op.node.outputs[it.count :] if v.name]
             if not made:
-                from onnxgrad.control_flow.saved_states import stacked
-
                 made = [stacked(op, it.body.inputs[0])]
             value, axis = made[0], 0
         else:
@@ -104,7 +102,7 @@ class Backwards:
         columns = list(self.columns)
         if not columns:  # a Scan takes its number of steps from what it reads
             unread = formal(self.b, it.body.inputs[0 if it.lead else it.count], "unread").value
-            columns = [Column(unread, it.scanned[0] if it.scanned else None, (*it.ins, Slot())[0].turned())]
+            columns = [StepInput(unread, it.scanned[0] if it.scanned else None, (*it.ins, ScanAxis())[0].turned())]
         steps = self.steps() if it.lead else None
         pieces = [(o.Range(0, steps, 1).value if c.outer is None else c.outer, c.slot) for c in columns]
         self.graph.inputs.clear()
@@ -166,7 +164,7 @@ class Backwards:
         return results[: len(self.carried)] + self.closing(o, together)
 
 
-def _elements(b: Builder, column: Column, start: Var, count: Var) -> Var:
+def _elements(b: Builder, column: StepInput, start: Var, count: Var) -> Var:
     """The sequence of `count` elements of `column` from `start` on; where an optional is due, the one that there is."""
     assert column.outer is not None
     every = Var(b, column.outer)

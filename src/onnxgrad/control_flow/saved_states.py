@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgrad.control_flow.iteration import Iteration, Slot, loop
-from onnxgrad.control_flow.reverse_iteration import Column
+from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, stacked
+from onnxgrad.control_flow.reverse_iteration import StepInput
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Var, containers, same_shape
 from onnxgrad.ir.subgraphs import formal, give
 from onnxgrad.rules.op import Op
 
 
-def tape(op: Op, i: int, inner: ir.Value) -> Column:
+def tape(op: Op, i: int, inner: ir.Value) -> StepInput:
     """State `i` at the start of each step, to be read, last step first, as `inner`."""
     it = Iteration.of(op.node)
     state, first = it.states[i], it.initial[i]
@@ -28,33 +28,14 @@ def tape(op: Op, i: int, inner: ir.Value) -> Column:
         )
     if not isinstance(state.type, ir.TensorType):
         flat, lengths = _filled(op, i)
-        return Column(inner, flat, Slot(0, backwards=True), in_sequence=True, lengths=lengths)
+        return StepInput(inner, flat, ScanAxis(0, backwards=True), in_sequence=True, lengths=lengths)
     if it.lead and not same_shape(op.builder.var(state), op.builder.var(first)):
-        return Column(inner, _filled(op, i)[0], Slot(0, backwards=True), in_sequence=True)
+        return StepInput(inner, _filled(op, i)[0], ScanAxis(0, backwards=True), in_sequence=True)
     for k, (value, slot) in enumerate(zip(it.given, it.outs)):
         maker = value.producer()
-        if maker is not None and maker.op_type == "Identity" and maker.inputs[0] is state and slot == Slot():
-            return Column(inner, op.node.outputs[it.count + k], Slot(0, backwards=True))
-    return Column(inner, stacked(op, state), Slot(0, backwards=True))
-
-
-def stacked(op: Op, value: ir.Value) -> ir.Value:
-    """Have the primal iteration also stack `value`, from inside its body."""
-    it = Iteration.of(op.node)
-    copy = op.builder.nested(it.body).append(ir.Node("", "Identity", [value]))[0].value
-    copy.type, copy.shape = value.type, value.shape
-    it.body.outputs.append(copy)
-    for name in ("scan_output_axes", "scan_output_directions"):
-        if name in op.node.attributes:
-            held = op.node.attributes[name].as_ints()
-            op.node.attributes[name] = ir.AttrInt64s(name, [*held, 0])
-    op.node.resize_outputs(len(op.node.outputs) + 1)
-    out = op.node.outputs[-1]
-    out.name = op.builder.names.fresh(f"{value.name}_tape")
-    out.type = value.type
-    if value.shape is not None:
-        out.shape = ir.Shape([None, *value.shape])
-    return out
+        if maker is not None and maker.op_type == "Identity" and maker.inputs[0] is state and slot == ScanAxis():
+            return StepInput(inner, op.node.outputs[it.count + k], ScanAxis(0, backwards=True))
+    return StepInput(inner, stacked(op, state), ScanAxis(0, backwards=True))
 
 
 def _filled(op: Op, i: int) -> tuple[ir.Value, ir.Value | None]:

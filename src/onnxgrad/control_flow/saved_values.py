@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
-from onnxgrad.control_flow.iteration import Iteration, Slot
-from onnxgrad.control_flow.reverse_iteration import Column
+from onnxgrad.control_flow.iteration import Iteration, ScanAxis
+from onnxgrad.control_flow.reverse_iteration import StepInput
 from onnxgrad.engine.partial_eval import residuals
 from onnxgrad.ir import Builder
 from onnxgrad.ir.graph import ancestors, captured, dependents, reads, stand_in
@@ -27,7 +27,7 @@ _PICKED = _SHAPED | {"Gather", "Slice", "Cast", "CastLike", "Shape", "Expand", "
 
 def written_out(
     op: Op, b: Builder, primal: Sequence[ir.Node], ends: Sequence[ir.Value], results: Iterable[ir.Value]
-) -> dict[ir.Value, Column]:
+) -> dict[ir.Value, StepInput]:
     """Have the primal iteration stack what the nodes behind `results` read of `primal`; they read columns then.
 
     Args:
@@ -45,7 +45,7 @@ def written_out(
         return {}
     it = Iteration.of(op.node)
     given = dict(zip(ends[it.head + it.count :], range(it.count, len(op.node.outputs))))
-    stacked = [v for v in given if it.outs[given[v] - it.count] == Slot() and op.node.outputs[given[v]].name]
+    stacked = [v for v in given if it.outs[given[v] - it.count] == ScanAxis() and op.node.outputs[given[v]].name]
     places = {v: given[v] for v in values if v in stacked}
     new = [v for v in values if v not in places]
     b.graph.outputs.clear()
@@ -67,7 +67,9 @@ def written_out(
     op.builder.infer(op.node)
     columns = {}
     for v in values:
-        columns[v] = Column(stand_in(v, b.names.fresh("kept")), op.node.outputs[places[v]], Slot(0, backwards=True))
+        columns[v] = StepInput(
+            stand_in(v, b.names.fresh("kept")), op.node.outputs[places[v]], ScanAxis(0, backwards=True)
+        )
     return columns
 
 

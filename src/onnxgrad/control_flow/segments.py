@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.control_flow.checkpointing import Kept, keep, segment_length
-from onnxgrad.control_flow.iteration import Iteration, Slot, loop, scan
+from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, scan
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.infer.loops import always_goes_on
 from onnxgrad.ir.subgraphs import cond, copy_of, empty, formal, give
@@ -221,7 +221,7 @@ def _scan(b: Builder, node: ir.Node, used: Sequence[int], steps: int | None, len
 
 
 def _plain(
-    b: Builder, it: Iteration, used: Sequence[int], first: Sequence[Var], pieces: Sequence[tuple[Var, Slot]]
+    b: Builder, it: Iteration, used: Sequence[int], first: Sequence[Var], pieces: Sequence[tuple[Var, ScanAxis]]
 ) -> list[Var]:
     """The Scan of other slices; its last states and those stacks that are `used`."""
     inner, inside = it.copy(b)
@@ -230,7 +230,7 @@ def _plain(
     give(inner, ends)
     for end, shape in zip(inside.body.outputs, shapes):
         end.shape = shape if end.shape is None else end.shape
-    axes = [Slot(_axis(it.outs[k], it.given[k]), it.outs[k].backwards) for k in used]
+    axes = [ScanAxis(_axis(it.outs[k], it.given[k]), it.outs[k].backwards) for k in used]
     results = scan(b, inside.body, first, pieces, axes)
     keep(_maker(results[0]), Kept.RESIDUALS)
     return results
@@ -249,8 +249,8 @@ def _split(
     here = [length if isinstance(length, int) else Var(b, length.value)]
     outer, graph = empty(b, "segments")
     states = [formal(outer, v, "state") for v in it.states]
-    columns: list[tuple[Var, Slot]] = []
-    pieces: list[tuple[Var, Slot]] = []
+    columns: list[tuple[Var, ScanAxis]] = []
+    pieces: list[tuple[Var, ScanAxis]] = []
     for x, slice_, slot in zip(it.scanned, it.slices, it.ins):
         whole, axis = b.var(x), _axis(slot, slice_)
         first: Var | int = 0
@@ -258,12 +258,12 @@ def _split(
             first, last = (steps - cut, steps) if slot.backwards else (0, cut)
             whole = _cut(b, whole, first, last, axis)
         shape = b.join(b.shape_of(whole, 0, axis), [-1], *map(_vector, here), b.shape_of(whole, axis + 1))
-        columns.append((b.Reshape(whole, shape), Slot(axis, slot.backwards)))
+        columns.append((b.Reshape(whole, shape), ScanAxis(axis, slot.backwards)))
         dims = list(slice_.shape or ())
         size = length if isinstance(length, int) else None
         like = ir.Value(name="", type=slice_.type, shape=ir.Shape([*dims[:axis], size, *dims[axis:]]))
-        pieces.append((formal(outer, like, "segment"), Slot(axis, slot.backwards)))
-    outs = [Slot(_axis(it.outs[k], it.given[k]), it.outs[k].backwards) for k in used]
+        pieces.append((formal(outer, like, "segment"), ScanAxis(axis, slot.backwards)))
+    outs = [ScanAxis(_axis(it.outs[k], it.given[k]), it.outs[k].backwards) for k in used]
     give(outer, _plain(outer, it, used, states, pieces))
     graph.inputs.extend(v.value for v in [*states, *(p for p, _ in pieces)])
     results = scan(b, graph, [b.var(v) for v in it.initial], columns, outs)
@@ -286,7 +286,7 @@ def _split(
     return [*ends, *stacks]
 
 
-def _axis(slot: Slot, piece: ir.Value) -> int:
+def _axis(slot: ScanAxis, piece: ir.Value) -> int:
     """The axis of `slot`, counted from the front, in a stack of things like `piece`."""
     if slot.axis >= 0:
         return slot.axis

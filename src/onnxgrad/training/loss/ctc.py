@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.control_flow.iteration import Slot, scan
+from onnxgrad.control_flow.iteration import ScanAxis, scan
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.subgraphs import empty, formal, give
 
@@ -121,13 +121,13 @@ def _forward(
     reached[2] = reached[2] + Var(inner, jumps.value)
     stacked = inner.Concat(*(inner.Unsqueeze(x, [0]) for x in reached), axis=0)
     result = inner.ReduceLogSumExp(stacked, [0], keepdims=0) + now
-    scanned: list[tuple[Var, Slot]] = [(emitted, Slot(time))]
+    scanned: list[tuple[Var, ScanAxis]] = [(emitted, ScanAxis(time))]
     formals = [alpha, moved, now]
     if lengths is not None:  # a sequence that has ended stays where it is
         steps = b.Squeeze(b.shape_of(emitted, time, time + 1), [0])
         live = b.Unsqueeze(b.Less(b.Unsqueeze(b.Range(0, steps, 1), [1]), _int64(b, lengths)), [2])
         live.value.shape = ir.Shape([emitted.shape[time] if emitted.shape else None, n, 1])
-        scanned.append((live, Slot()))
+        scanned.append((live, ScanAxis()))
         like = ir.Value(name="", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([n, 1]))
         formals.append(formal(inner, like, "live"))
         result = inner.Where(formals[-1], result, alpha)
