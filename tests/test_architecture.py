@@ -26,7 +26,7 @@ CIRCLES = [
 ]
 
 #: Shrinks, and never grows: names that two public classes still share.
-SHARED = {"Step", "Report", "Site", "Formula"}
+SHARED = {"Report", "Formula"}
 
 #: Imports inside functions that have a reason: a command that answers Ctrl-C while it loads the rest, a checker that
 #: loads the runtime only to run on it.

@@ -21,7 +21,7 @@ from onnxgrad.ir.graph import subgraphs
 from onnxgrad.ir.infer.inference import is_unversioned
 from onnxgrad.ir.names import Names, described
 from onnxgrad.ir.schemas import schema_of
-from onnxgrad.model_io.upgrade_forms import FIXES, CannotRaiseError, Site
+from onnxgrad.model_io.upgrade_forms import FIXES, CannotRaiseError, UpgradedNode
 
 LOWEST_READ, LOWEST_RULES = 7, 18
 
@@ -177,7 +177,7 @@ def _raise_node(node: ir.Node, source: int, target: int, names: Names) -> bool:
         raise CannotRaiseError("its form has changed")
     until, fix = FIXES.get(node.op_type, (0, None))
     if fix is not None and source < until:
-        site = Site(node, source, target, names)
+        site = UpgradedNode(node, source, target, names)
         values = fix(site)
         if values is not None:
             site.replace_by(values)
@@ -209,7 +209,7 @@ def _convert(node: ir.Node, source: int, target: int, names: Names) -> bool:
     after = converted.graph.node
     if len(after) == 1 and after[0].SerializeToString() == _normal(graph.node[0]).SerializeToString():
         return True
-    site = Site(node, source, target, names)
+    site = UpgradedNode(node, source, target, names)
     known: dict[str, ir.Value | None] = {"": None, **values}  # type: ignore[dict-item]
     known |= {
         t.name: site.const(onnx.numpy_helper.to_array(t)) for t in converted.graph.initializer if t.name not in values

@@ -1,6 +1,6 @@
 """Old forms of operators that the onnx package's converter gets wrong, each with what to write instead.
 
-A fix is given a `Site`: the node, and ways to write nodes in its place.
+A fix is given an `UpgradedNode`: the node, and ways to write nodes in its place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxgrad.ir.names import Names
 
 #: Writes what takes a node's place and gives its outputs; None: leave it to the onnx package.
-Fix = Callable[["Site"], "list[ir.Value | None] | None"]
+Fix = Callable[["UpgradedNode"], "list[ir.Value | None] | None"]
 FIXES: dict[str, tuple[int, Fix]] = {}
 
 
@@ -31,7 +31,7 @@ def fix(op_type: str, until: int) -> Callable[[Fix], Fix]:
     return register
 
 
-class Site:
+class UpgradedNode:
     """One node that is being replaced: its attributes, and ways to write what takes its place."""
 
     def __init__(self, node: ir.Node, source: int, target: int, names: Names) -> None:
@@ -105,7 +105,7 @@ class Site:
 
 
 @fix("Clip", until=11)
-def _clip(site: Site) -> list[ir.Value | None]:
+def _clip(site: UpgradedNode) -> list[ir.Value | None]:
     """Bounds become inputs, in the dtype of x; one that is not given stays away."""
     low, high = (site.attr(k) for k in ("min", "max"))
     bounds = [None if b is None else site.const(np.float32(b), site.dtype) for b in (low, high)]  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def _clip(site: Site) -> list[ir.Value | None]:
 
 
 @fix("Pad", until=11)
-def _pad(site: Site) -> list[ir.Value | None]:
+def _pad(site: UpgradedNode) -> list[ir.Value | None]:
     """Margins and value become inputs, the value in the dtype of x."""
     pads = site.const(np.array(site.attr("pads"), np.int64))
     value = site.const(site.attr("value", 0.0), site.dtype)
@@ -123,7 +123,7 @@ def _pad(site: Site) -> list[ir.Value | None]:
 @fix("Softmax", until=13)
 @fix("LogSoftmax", until=13)
 @fix("Hardmax", until=13)
-def _normalized(site: Site) -> list[ir.Value | None]:
+def _normalized(site: UpgradedNode) -> list[ir.Value | None]:
     """It took all axes from `axis` on together: where that is the last one alone, it still does."""
     op, x, axis = site.node.op_type, site.input(0), site.attr("axis", 1)
     assert x is not None
@@ -134,7 +134,7 @@ def _normalized(site: Site) -> list[ir.Value | None]:
 
 
 @fix("Dropout", until=12)
-def _dropout(site: Site) -> list[ir.Value | None]:
+def _dropout(site: UpgradedNode) -> list[ir.Value | None]:
     """It did nothing but in training, which was not said by the model."""
     if site.used(1):
         raise CannotRaiseError("its mask is read, and what a mask is outside of training has changed")
@@ -145,7 +145,7 @@ def _dropout(site: Site) -> list[ir.Value | None]:
 
 
 @fix("BatchNormalization", until=14)
-def _batch_normalization(site: Site) -> list[ir.Value | None]:
+def _batch_normalization(site: UpgradedNode) -> list[ir.Value | None]:
     """More than one output used to mean training; ``spatial`` is gone."""
     if site.source < 9 and site.attr("spatial", 1) != 1:
         return _unshared_normalization(site)
@@ -163,7 +163,7 @@ def _batch_normalization(site: Site) -> list[ir.Value | None]:
     return [*results]
 
 
-def _unshared_normalization(site: Site) -> list[ir.Value | None]:
+def _unshared_normalization(site: UpgradedNode) -> list[ir.Value | None]:
     """With ``spatial=0`` each element of an example had its own statistics: y = (x - μ)/√(v + ε)·s + b, broadcast."""
     if len([v for v in site.node.outputs if v.name]) > 1:
         raise CannotRaiseError("spatial=0 has no newer form in training")
@@ -175,7 +175,7 @@ def _unshared_normalization(site: Site) -> list[ir.Value | None]:
 
 
 @fix("Upsample", until=10)
-def _upsample(site: Site) -> list[ir.Value | None]:
+def _upsample(site: UpgradedNode) -> list[ir.Value | None]:
     """It was what is now an asymmetric Resize, rounding down."""
     scales = site.input(1)
     if scales is None:
@@ -184,7 +184,7 @@ def _upsample(site: Site) -> list[ir.Value | None]:
 
 
 @fix("Resize", until=13)
-def _resize(site: Site) -> list[ir.Value | None] | None:
+def _resize(site: UpgradedNode) -> list[ir.Value | None] | None:
     """It was what is now an asymmetric Resize; the nearest was rounded down in enlarging, up in shrinking.
 
     How to round was never written down; this is what ONNX Runtime does with such models.
@@ -206,7 +206,7 @@ def _resize(site: Site) -> list[ir.Value | None] | None:
     return _asymmetric(site, scales, "ceil" if shrinks else "floor")
 
 
-def _half_pixel(site: Site) -> list[ir.Value | None]:
+def _half_pixel(site: UpgradedNode) -> list[ir.Value | None]:
     """Places half a pixel above those of half_pixel: rounded down they are what is now the nearest, up at a half."""
     if site.attr("mode", "nearest") != "nearest" or site.attr("nearest_mode", "round_prefer_floor") != "floor":
         raise CannotRaiseError("tf_half_pixel_for_nn has a newer form only where the nearest is rounded down")
@@ -215,7 +215,7 @@ def _half_pixel(site: Site) -> list[ir.Value | None]:
     return [*site.emit("Resize", x, None, *sizes, outputs=1, mode="nearest", **half)]
 
 
-def _asymmetric(site: Site, scales: ir.Value, rounding: str = "floor") -> list[ir.Value | None]:
+def _asymmetric(site: UpgradedNode, scales: ir.Value, rounding: str = "floor") -> list[ir.Value | None]:
     mode = site.attr("mode", "nearest")
     return [
         site.emit(
@@ -231,7 +231,7 @@ def _asymmetric(site: Site, scales: ir.Value, rounding: str = "floor") -> list[i
 
 
 @fix("Scan", until=9)
-def _scan(site: Site) -> list[ir.Value | None]:
+def _scan(site: UpgradedNode) -> list[ir.Value | None]:
     """It ran over a batch of sequences: a Scan over the batch, whose body is a Scan over one of them.
 
     Where an example has a length of its own, only so many of its steps are taken, and what they give is filled up

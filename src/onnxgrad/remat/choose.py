@@ -22,7 +22,7 @@ from onnxgrad.ir.constants import is_repeatable
 from onnxgrad.ir.execution_order import PRODUCTS
 from onnxgrad.ir.graph import reads, subgraphs
 from onnxgrad.remat.costs import meanwhile, seconds
-from onnxgrad.remat.schedule import Roots, Step, use
+from onnxgrad.remat.schedule import Roots, ScheduledNode, use
 
 #: How many bounds are tried, and how many values are looked at twice.
 BOUNDS, SECOND_LOOKS = 32, 150
@@ -93,7 +93,9 @@ class Chooser:
         self.place = {node: i for i, node in enumerate(self.order)}
         self.cost = {node: seconds(node, size) for node in order}
         self.seconds = sum(self.cost.values())
-        self.steps = {n: Step([roots.of(v) for v in reads(n)], list(n.outputs), meanwhile(n, size)) for n in order}
+        self.steps = {
+            n: ScheduledNode([roots.of(v) for v in reads(n)], list(n.outputs), meanwhile(n, size)) for n in order
+        }
         self.takes: dict[object, int] = {v: roots.takes(v) for node in order for v in node.outputs}
         self.plain = max(use([self.steps[n] for n in self.order], self.takes), default=0)
         self.turn = len(first) - 1 if first else self._turn()

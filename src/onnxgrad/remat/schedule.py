@@ -20,7 +20,7 @@ def is_view(node: ir.Node | None) -> bool:
     return node is not None and node.op_type in VIEWS and node.domain == ""
 
 
-class Step(NamedTuple):
+class ScheduledNode(NamedTuple):
     """One step of a schedule: the values that it reads and gives, by any keys, and bytes that it takes meanwhile."""
 
     reads: Sequence[object]
@@ -28,7 +28,7 @@ class Step(NamedTuple):
     meanwhile: int = 0
 
 
-def use(steps: Sequence[Step], takes: Mapping[object, int]) -> list[int]:
+def use(steps: Sequence[ScheduledNode], takes: Mapping[object, int]) -> list[int]:
     """Bytes that are taken while each step runs. A value is given back after the last step that reads it.
 
     `takes` has the bytes of each value. A tuple is another value that takes as much as its first element.
@@ -89,7 +89,7 @@ def used(graph: ir.Graph, size: Mapping[ir.Value, int]) -> dict[ir.Node, int]:
     """Bytes that the results of the nodes of `graph` take while each of them runs, in the runtime's order."""
     order = execution_order(graph)
     roots = Roots(order, size, graph.outputs)
-    steps = [Step([roots.of(v) for v in reads(n)], list(n.outputs), meanwhile(n, size)) for n in order]
+    steps = [ScheduledNode([roots.of(v) for v in reads(n)], list(n.outputs), meanwhile(n, size)) for n in order]
     return dict(zip(order, use(steps, {v: roots.takes(v) for n in order for v in n.outputs})))
 
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxgrad.model_io.checks.schema import Formal
 
 Dim = int | None
-Check = Callable[["Site"], None]
+Check = Callable[["ExaminedNode"], None]
 
 
 class MisfitError(Exception):
@@ -23,7 +23,7 @@ def need(fits: bool, otherwise: str) -> None:
         raise MisfitError(otherwise)
 
 
-class Site:
+class ExaminedNode:
     """A node under examination: its attributes, and what is known of its operands (an unknown size is None)."""
 
     def __init__(self, node: ir.Node, asked: Formal, opset: int, certain: bool = True) -> None:
@@ -86,7 +86,7 @@ def known(shape: list[Dim] | None) -> str:
     return "?" if shape is None else "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"
 
 
-def equal(site: Site, i: int, j: int) -> None:
+def equal(site: ExaminedNode, i: int, j: int) -> None:
     """Operands `i` and `j` have one shape."""
     a, b = site.shape(i), site.shape(j)
     if a is not None and b is not None:
@@ -94,10 +94,10 @@ def equal(site: Site, i: int, j: int) -> None:
         need(fits, f"operands {i} and {j}, {known(a)} and {known(b)}, should have one shape")
 
 
-def vector(i: int, size: Callable[[Site], Dim], what: str) -> Check:
+def vector(i: int, size: Callable[[ExaminedNode], Dim], what: str) -> Check:
     """Operand `i` is a vector of as many elements as `size` says."""
 
-    def check(site: Site) -> None:
+    def check(site: ExaminedNode) -> None:
         shape, wanted = site.shape(i), size(site)
         if shape is not None and wanted is not None:
             need(
@@ -120,7 +120,7 @@ def joint(shapes: Sequence[list[Dim] | None]) -> list[Dim]:
     return dims
 
 
-def broadcast(site: Site) -> None:
+def broadcast(site: ExaminedNode) -> None:
     """All operands broadcast."""
     joint([site.shape(i) for i in range(len(site.node.inputs))])
 
@@ -138,7 +138,7 @@ def onto(shape: list[Dim] | None, wide: list[Dim] | None, i: int) -> None:
 def ranked(i: int, *, least: int = 0, exactly: int | None = None) -> Check:
     """Operand `i` has so many axes."""
 
-    def check(site: Site) -> None:
+    def check(site: ExaminedNode) -> None:
         rank = site.rank(i)
         if rank is not None:
             wanted = f"{exactly}" if exactly is not None else f"at least {least}"

@@ -12,7 +12,7 @@ from onnxgrad.model_io.checks.examined import (
     Check,
     Checks,
     Dim,
-    Site,
+    ExaminedNode,
     equal,
     joint,
     known,
@@ -26,10 +26,10 @@ from onnxgrad.model_io.checks.examined import (
 FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-def _size(i: int, axis: int) -> Callable[[Site], Dim]:
+def _size(i: int, axis: int) -> Callable[[ExaminedNode], Dim]:
     """The size of operand `i` along `axis`."""
 
-    def size(site: Site) -> Dim:
+    def size(site: ExaminedNode) -> Dim:
         shape = site.shape(i)
         return shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
 
@@ -39,7 +39,7 @@ def _size(i: int, axis: int) -> Callable[[Site], Dim]:
 def _positive(*names: str) -> Check:
     """The attributes `names` are positive numbers."""
 
-    def check(site: Site) -> None:
+    def check(site: ExaminedNode) -> None:
         for name in names:
             held = site.attr(name)
             for number in held if isinstance(held, (list, tuple)) else [held]:
@@ -51,7 +51,7 @@ def _positive(*names: str) -> Check:
 def _one_of(name: str, *allowed: object) -> Check:
     """The attribute `name` has a value that there is."""
 
-    def check(site: Site) -> None:
+    def check(site: ExaminedNode) -> None:
         held = site.attr(name)
         need(held is None or held in allowed, f"{name} is {held!r}, and may be {', '.join(map(repr, allowed))}")
 
@@ -61,7 +61,7 @@ def _one_of(name: str, *allowed: object) -> Check:
 # --- products -----------------------------------------------------------------------------------------
 
 
-def _matmul(site: Site) -> None:
+def _matmul(site: ExaminedNode) -> None:
     a, b = site.shape(0), site.shape(1)
     if a is None or b is None:
         return
@@ -70,7 +70,7 @@ def _matmul(site: Site) -> None:
     joint([a[:-2], b[:-2]])
 
 
-def _gemm(site: Site) -> None:
+def _gemm(site: ExaminedNode) -> None:
     a, b = site.shape(0), site.shape(1)
     if a is None or b is None or len(a) != 2 or len(b) != 2:
         return
@@ -79,7 +79,7 @@ def _gemm(site: Site) -> None:
     onto(site.shape(2), [m, n], 2)
 
 
-def _einsum(site: Site) -> None:
+def _einsum(site: ExaminedNode) -> None:
     shapes = [site.shape(i) for i in range(len(site.node.inputs))]
     equation = site.attr("equation")
     if equation is None or None in shapes:
@@ -101,7 +101,7 @@ def _einsum(site: Site) -> None:
 # --- windows ------------------------------------------------------------------------------------------
 
 
-def _lists(site: Site, rank: int | None) -> None:
+def _lists(site: ExaminedNode, rank: int | None) -> None:
     """There is one stride, and so on, for each of `rank` spatial axes, and two pads."""
     if rank is None:
         return
@@ -111,15 +111,15 @@ def _lists(site: Site, rank: int | None) -> None:
         need(held is None or len(held) == wanted, f"{name} is {held and list(held)}, for {rank} spatial axes")
 
 
-def _spatial(i: int) -> Callable[[Site], int | None]:
-    def count(site: Site) -> int | None:
+def _spatial(i: int) -> Callable[[ExaminedNode], int | None]:
+    def count(site: ExaminedNode) -> int | None:
         rank = site.rank(i)
         return None if rank is None else rank - 2
 
     return count
 
 
-def _conv(site: Site) -> None:
+def _conv(site: ExaminedNode) -> None:
     x, w, group = site.shape(0), site.shape(1), site.attr("group") or 0
     need(group > 0, f"group is {group}")
     if x is None or w is None:
@@ -138,12 +138,12 @@ def _conv(site: Site) -> None:
     need(fits, f"kernel_shape is {kernel and list(kernel)}, and w is {known(w)}")
 
 
-def _conv_outputs(site: Site) -> Dim:
+def _conv_outputs(site: ExaminedNode) -> Dim:
     size, group = _size(1, 0 if site.node.op_type == "Conv" else 1)(site), site.attr("group")
     return size if size is None or site.node.op_type == "Conv" else size * group
 
 
-def _pool(site: Site) -> None:
+def _pool(site: ExaminedNode) -> None:
     shape, kernel = site.shape(0), site.attr("kernel_shape")
     if shape is None or kernel is None:
         return
@@ -157,12 +157,12 @@ def _pool(site: Site) -> None:
             need(room is None or room == 0 or reach <= room, f"a window of {reach} does not fit into {room}")
 
 
-def _unpooled(site: Site) -> None:
+def _unpooled(site: ExaminedNode) -> None:
     equal(site, 0, 1)
     _lists(site, _spatial(0)(site))
 
 
-def _deformed(site: Site) -> None:
+def _deformed(site: ExaminedNode) -> None:
     w, offset, groups = site.shape(1), site.shape(2), site.attr("offset_group")
     if w is None or offset is None or None in w[2:] or len(offset) < 2:
         return
@@ -170,14 +170,14 @@ def _deformed(site: Site) -> None:
     need(may_be(offset[1], wanted), f"the offset has {offset[1]} channels, and should have {wanted}")
 
 
-def _grid(site: Site) -> None:
+def _grid(site: ExaminedNode) -> None:
     x, grid = site.shape(0), site.shape(1)
     if x is not None and grid is not None:
         fits = len(x) == len(grid) and may_be(grid[-1], len(x) - 2)
         need(fits, f"a grid {known(grid)} is not for {known(x)}")
 
 
-def _affine(site: Site) -> None:
+def _affine(site: ExaminedNode) -> None:
     theta, size = site.shape(0), site.held(1)
     if theta is not None and size is not None:
         need(len(size) in (4, 5), f"the size is {size}")
@@ -188,7 +188,7 @@ def _affine(site: Site) -> None:
         )
 
 
-def _complex(site: Site) -> None:
+def _complex(site: ExaminedNode) -> None:
     shape = site.shape(0)
     if shape:
         need(shape[-1] in (None, 1, 2), f"the last axis has size {shape[-1]}, and should have 1 or 2")
@@ -197,7 +197,7 @@ def _complex(site: Site) -> None:
 def _columns(i: int, size: int) -> Check:
     """The last axis of operand `i` has `size` elements."""
 
-    def check(site: Site) -> None:
+    def check(site: ExaminedNode) -> None:
         shape = site.shape(i)
         if shape:
             need(may_be(shape[-1], size), f"operand {i} is {known(shape)}, and its last axis should have size {size}")
@@ -205,7 +205,7 @@ def _columns(i: int, size: int) -> Check:
     return check
 
 
-def _square(site: Site) -> None:
+def _square(site: ExaminedNode) -> None:
     shape = site.shape(0)
     if shape is not None:
         need(len(shape) > 1 and may_be(shape[-1], shape[-2]), f"{known(shape)} is no square matrix")
@@ -214,13 +214,13 @@ def _square(site: Site) -> None:
 # --- normalizations -----------------------------------------------------------------------------------
 
 
-def _scaled(site: Site) -> None:
+def _scaled(site: ExaminedNode) -> None:
     """Scale and bias broadcast to x (each operand after the first)."""
     for i in range(1, len(site.node.inputs)):
         onto(site.shape(i), site.shape(0), i)
 
 
-def _grouped(site: Site) -> None:
+def _grouped(site: ExaminedNode) -> None:
     groups, channels = site.attr("num_groups"), _size(0, 1)(site)
     if groups is not None:
         need(
@@ -228,11 +228,11 @@ def _grouped(site: Site) -> None:
         )
 
 
-def _group_parameters(site: Site) -> Dim:
+def _group_parameters(site: ExaminedNode) -> Dim:
     return _size(0, 1)(site) if site.opset >= 21 else site.attr("num_groups")
 
 
-def _modulus(site: Site) -> None:
+def _modulus(site: ExaminedNode) -> None:
     value = site.node.inputs[0]
     floats = value is not None and value.dtype in FLOATS
     need(not floats or site.attr("fmod") == 1 or site.opset >= 28, "of floats fmod must be 1 before opset 28")
@@ -241,7 +241,7 @@ def _modulus(site: Site) -> None:
 # --- losses -------------------------------------------------------------------------------------------
 
 
-def _labelled(site: Site) -> None:
+def _labelled(site: ExaminedNode) -> None:
     x, target = site.shape(0), site.shape(1)
     if x is not None and target is not None:
         need(len(x) >= 2, f"scores are {known(x)}, and should be [N, C, …]")
@@ -255,7 +255,7 @@ def _labelled(site: Site) -> None:
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 
-def _recurrent(site: Site) -> None:
+def _recurrent(site: ExaminedNode) -> None:
     hidden, both = site.attr("hidden_size"), site.attr("direction") == "bidirectional"
     x, w, r, b = (site.shape(i) for i in range(4))
     for i, shape in ((0, x), (1, w), (2, r)):
@@ -274,7 +274,7 @@ def _recurrent(site: Site) -> None:
         need(fits, f"operand {i} is {known(shape)}, and should be {known(wanted)}")
 
 
-def _attended(site: Site) -> None:
+def _attended(site: ExaminedNode) -> None:
     q, k, v = (site.shape(i) for i in range(3))
     if q is None or k is None or v is None:
         return
@@ -294,7 +294,7 @@ def _attended(site: Site) -> None:
     need(not of_q or not of_k or of_q % of_k == 0, f"{of_q} heads of q are no multiple of {of_k} of k")
 
 
-def _rotated(site: Site) -> None:
+def _rotated(site: ExaminedNode) -> None:
     x, heads, part = site.shape(0), site.attr("num_heads"), site.attr("rotary_embedding_dim")
     if x is None or len(x) not in (3, 4):
         need(x is None, f"x is {known(x)}, and should have 3 or 4 axes")

@@ -11,7 +11,7 @@ from onnxgrad.model_io.checks.examined import (
     Check,
     Checks,
     Dim,
-    Site,
+    ExaminedNode,
     broadcast,
     equal,
     joint,
@@ -26,7 +26,7 @@ from onnxgrad.model_io.checks.examined import (
 # --- axes ---------------------------------------------------------------------------------------------
 
 
-def _axis(site: Site) -> None:
+def _axis(site: ExaminedNode) -> None:
     """The attribute `axis` is an axis of the first operand."""
     axis = site.attr("axis")
     within("axis", None if axis is None else [axis], site.rank())
@@ -35,32 +35,32 @@ def _axis(site: Site) -> None:
 def _axis_operand(i: int) -> Check:
     """Operand `i` holds axes of the first."""
 
-    def check(site: Site) -> None:
+    def check(site: ExaminedNode) -> None:
         within("axis", site.held(i), site.rank(), distinct=False)
 
     return check
 
 
-def _flat(site: Site) -> None:
+def _flat(site: ExaminedNode) -> None:
     rank = site.rank()
     within("axis", [site.attr("axis")], None if rank is None else rank + 1, None if rank is None else -rank)
 
 
-def _quantized(site: Site) -> None:
+def _quantized(site: ExaminedNode) -> None:
     if site.rank(1):
         _axis(site)
 
 
-def _reduced(site: Site) -> None:
+def _reduced(site: ExaminedNode) -> None:
     within("axis", site.held(1) if site.attr("axes") is None else site.attr("axes"), site.rank(), distinct=False)
 
 
-def _unsqueezed(site: Site) -> None:
+def _unsqueezed(site: ExaminedNode) -> None:
     rank, axes = site.rank(), site.held(1)
     within("axis", axes, None if rank is None or axes is None else rank + len(axes))
 
 
-def _squeezed(site: Site) -> None:
+def _squeezed(site: ExaminedNode) -> None:
     shape, axes = site.shape(0), site.held(1)
     within("axis", axes, site.rank(), distinct=False)
     if shape is not None and axes is not None:
@@ -68,13 +68,13 @@ def _squeezed(site: Site) -> None:
             need(may_be(shape[axis], 1), f"axis {axis} has size {shape[axis]}, not 1")
 
 
-def _permuted(site: Site) -> None:
+def _permuted(site: ExaminedNode) -> None:
     perm, rank = site.attr("perm"), site.rank()
     if perm is not None and rank is not None:
         need(sorted(perm) == list(range(rank)), f"perm {list(perm)} is no order of {rank} axes")
 
 
-def _concatenated(site: Site) -> None:
+def _concatenated(site: ExaminedNode) -> None:
     shapes = [s for i in range(len(site.node.inputs)) if (s := site.shape(i)) is not None]
     if not shapes:
         return
@@ -89,14 +89,14 @@ def _concatenated(site: Site) -> None:
         need(fits, f"{known(shapes[0])} and {known(shape)} differ along more than axis {axis}")
 
 
-def _sliced(site: Site) -> None:
+def _sliced(site: ExaminedNode) -> None:
     sizes = [len(held) for i in range(1, 5) if (held := site.held(i)) is not None]
     need(len(set(sizes)) < 2, f"starts, ends, axes and steps have {sizes} elements, and should have equally many")
     within("axis", site.held(3), site.rank())
     need(0 not in (site.held(4) or []), "a step is 0")
 
 
-def _padded(site: Site) -> None:
+def _padded(site: ExaminedNode) -> None:
     rank, pads, axes = site.rank(), site.held(1), site.held(3)
     within("axis", axes, rank)
     count = (
@@ -111,7 +111,7 @@ def _padded(site: Site) -> None:
             need(size is None or size + cut >= 0, f"pads of {cut} are more than axis {axis} has")
 
 
-def _split(site: Site) -> None:
+def _split(site: ExaminedNode) -> None:
     _axis(site)
     shape, sizes, axis = site.shape(0), site.held(1), site.attr("axis")
     if sizes is None:
@@ -122,7 +122,7 @@ def _split(site: Site) -> None:
         need(may_be(shape[axis], sum(sizes)), f"sizes {sizes} do not come to {shape[axis]}")
 
 
-def _top(site: Site) -> None:
+def _top(site: ExaminedNode) -> None:
     _axis(site)
     shape, k = site.shape(0), site.held(1)
     if k:
@@ -139,13 +139,13 @@ def _in_size(indices: list[int] | None, size: Dim) -> None:
         need(wrong is None, f"the index {wrong} is none of {size}")
 
 
-def _gathered(site: Site) -> None:
+def _gathered(site: ExaminedNode) -> None:
     _axis(site)
     shape, axis = site.shape(0), site.attr("axis")
     _in_size(site.held(1), None if shape is None or axis is None else shape[axis])
 
 
-def _by_element(site: Site) -> None:
+def _by_element(site: ExaminedNode) -> None:
     _gathered(site)
     a, b = site.rank(0), site.rank(1)
     need(a is None or b is None or a == b, f"operands 0 and 1 have {a} and {b} axes, and should have equally many")
@@ -153,7 +153,7 @@ def _by_element(site: Site) -> None:
         equal(site, 1, 2)
 
 
-def _gathered_nd(site: Site) -> None:
+def _gathered_nd(site: ExaminedNode) -> None:
     shape, index, batch = site.shape(0), site.shape(1), site.attr("batch_dims") or 0
     if shape is not None and index is not None:
         need(
@@ -164,7 +164,7 @@ def _gathered_nd(site: Site) -> None:
         need(depth is None or depth <= len(shape) - batch, f"{depth} indices at once into {known(shape)}")
 
 
-def _scattered_nd(site: Site) -> None:
+def _scattered_nd(site: ExaminedNode) -> None:
     shape, index, updates = (site.shape(i) for i in range(3))
     if shape is None or index is None or not index or index[-1] is None:
         return
@@ -175,12 +175,12 @@ def _scattered_nd(site: Site) -> None:
     need(fits, f"updates are {known(updates)}, and should be {known(wanted)}")
 
 
-def _reversed(site: Site) -> None:
+def _reversed(site: ExaminedNode) -> None:
     axes = [site.attr("time_axis"), site.attr("batch_axis")]
     need(sorted(axes) == [0, 1], f"time_axis and batch_axis are {axes[0]} and {axes[1]}, and should be 0 and 1")
 
 
-def _one_hot(site: Site) -> None:
+def _one_hot(site: ExaminedNode) -> None:
     rank = site.rank()
     within("axis", [site.attr("axis")], None if rank is None else rank + 1)
     vector(2, lambda _: 2, "off and on")(site)
@@ -189,7 +189,7 @@ def _one_hot(site: Site) -> None:
 # --- shapes -------------------------------------------------------------------------------------------
 
 
-def _reshaped(site: Site) -> None:
+def _reshaped(site: ExaminedNode) -> None:
     shape, asked = site.shape(0), site.held(1)
     if asked is None:
         return
@@ -211,21 +211,21 @@ def _count(shape: list[Dim]) -> int | None:
     return None if None in shape else math.prod(d for d in shape if d is not None)
 
 
-def _expanded(site: Site) -> None:
+def _expanded(site: ExaminedNode) -> None:
     asked = site.held(1)
     if asked is not None:
         need(min(asked, default=0) >= 0, f"no shape is {asked}")
         joint([site.shape(0), list(asked)])
 
 
-def _tiled(site: Site) -> None:
+def _tiled(site: ExaminedNode) -> None:
     rank, repeats = site.rank(), site.held(1)
     if repeats is not None:
         need(rank is None or len(repeats) == rank, f"repeats has {len(repeats)} elements, not {rank}")
         need(min(repeats, default=0) >= 0, f"repeats are {repeats}")
 
 
-def _blocks(site: Site) -> None:
+def _blocks(site: ExaminedNode) -> None:
     shape, block = site.shape(0), site.attr("blocksize")
     if block is not None:
         need(block > 0, f"blocksize is {block}")
@@ -235,13 +235,13 @@ def _blocks(site: Site) -> None:
             need(size is None or size % by == 0, f"{known(shape)} does not divide into blocks of {block}")
 
 
-def _folded(site: Site) -> None:
+def _folded(site: ExaminedNode) -> None:
     shape, block = site.shape(0), site.held(2)
     if shape is not None and block and len(shape) == 3 and shape[1] is not None and math.prod(block):
         need(shape[1] % math.prod(block) == 0, f"{shape[1]} rows are no multiple of blocks of {block}")
 
 
-def _clipped(site: Site) -> None:
+def _clipped(site: ExaminedNode) -> None:
     for i in (1, 2):
         shape = site.shape(i)
         need(
@@ -250,7 +250,7 @@ def _clipped(site: Site) -> None:
         )
 
 
-def _resized(site: Site) -> None:
+def _resized(site: ExaminedNode) -> None:
     names = [v for v in site.node.inputs[2:4] if v is not None and v.shape != ir.Shape([0])]
     need(
         len(names) == 1, "one of scales and sizes is given, not both" if names else "neither scales nor sizes are given"

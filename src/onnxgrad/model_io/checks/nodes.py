@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import subgraphs
 from onnxgrad.ir.names import described
-from onnxgrad.model_io.checks.examined import MisfitError, Site, known
+from onnxgrad.model_io.checks.examined import ExaminedNode, MisfitError, known
 from onnxgrad.model_io.checks.layers import LAYERS
 from onnxgrad.model_io.checks.moves import SHAPES
 from onnxgrad.model_io.checks.schema import formal, formal_complaint
@@ -34,7 +34,7 @@ def check_nodes(model: ir.Model) -> None:
         for node in graph:
             why = complaint(node, imports.get(node.domain, 1), certain=not where)
             if why:
-                held = ", ".join("" if v is None else f"{v.name} {known(Site.sizes(v))}" for v in node.inputs)
+                held = ", ".join("" if v is None else f"{v.name} {known(ExaminedNode.sizes(v))}" for v in node.inputs)
                 raise BadInput(f"the model is not valid: {described(node)}{where}, of ({held}): {why}")
             inside = f" in {described(node)}{where}"
             stack += [(g, inside) for g in subgraphs(node)] if node.attributes else []
@@ -48,7 +48,7 @@ def complaint(node: ir.Node, opset: int, *, certain: bool = True) -> str:
     why = formal_complaint(node, asked)
     if why or node.domain:
         return why
-    site = Site(node, asked, opset, certain)
+    site = ExaminedNode(node, asked, opset, certain)
     try:
         for checks in (SHAPES.get(node.op_type, ()), LAYERS.get(node.op_type, ())):
             for check in checks:

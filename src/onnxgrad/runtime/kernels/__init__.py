@@ -12,12 +12,12 @@ How a kernel is added, here and elsewhere:
    ``b.named(…, strides=[2, 2], alpha=0.9)``.
 2. **Write the kernel** in ``source/*.c`` (see ``source/kernel.h``, whose head shows a whole one). A new file names
    its table in ``source/library.c``.
-3. **Say when it fits** in a module ``*_kernels.py`` (a new one is named in `substitute`): a function from the `Site`
-   where the part was found to a `Call`, or None where the kernel does not fit (its type, its rank, its size)::
+3. **Say when it fits** in a module ``*_kernels.py`` (a new one is named in `substitute`): a function from the
+   `Occurrence` of the part to a `KernelCall`, or None where the kernel does not fit (its type, its rank, its size)::
 
        @kernel("ReluGrad")
-       def relu_grad(site: Site) -> Call | None:
-           return Call("ReluGrad", site.inputs) if site.all_float32 else None
+       def relu_grad(site: Occurrence) -> KernelCall | None:
+           return KernelCall("ReluGrad", site.inputs) if site.all_float32 else None
 
 4. **Test it** in ``tests/runtime/kernels``: the same model with both targets, over shapes of 0, 1, odd and large sizes,
    NaN and infinities, one and two threads (``compare`` of ``twins.py`` there).

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnxgrad.runtime.kernels.substitute import Call, Site, kernel
+from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, kernel
 
 #: Fewest pixels of the small side, without groups: with less, its rows are too short for vectors, and of few pictures
 #: most is weights (ResNet-50 on one picture of 64×64 takes 1.4 times as long with kernels for all of its convolutions).
@@ -24,7 +24,7 @@ def within_reach(taps: Sequence[int], attributes: Mapping[str, Any]) -> bool:
 
 
 @kernel("ConvWeightGrad")
-def conv_weight_grad(site: Site) -> Call | None:
+def conv_weight_grad(site: Occurrence) -> KernelCall | None:
     """[big side, small side] → [weights], float32; kernel, strides, dilations, padding before, and groups are known."""
     sizes = site.sizes(1)
     if not site.all_float32 or sizes is None:
@@ -34,7 +34,7 @@ def conv_weight_grad(site: Site) -> Call | None:
     pixels = [n for n in sizes[2:] if n is not None]
     if site.attributes["group"] == 1 and len(pixels) == len(sizes[2:]) and math.prod(pixels) < FEWEST_PIXELS:
         return None
-    return Call("ConvWeightGrad", site.inputs, site.attributes)
+    return KernelCall("ConvWeightGrad", site.inputs, site.attributes)
 
 
 #: Most channels of the small side, in one group, for which a kernel is quicker than ONNX Runtime's ConvTranspose.
@@ -42,7 +42,7 @@ _MOST_SUMMED = 32
 
 
 @kernel("ConvInputGrad")
-def conv_input_grad(site: Site) -> Call | None:
+def conv_input_grad(site: Occurrence) -> KernelCall | None:
     """[small side, weights] → [big side], float32, where windows are more than one apart and sums are short.
 
     Where windows are one apart it is a convolution, and with one tap a product of matrices: ONNX Runtime is as quick.
@@ -56,4 +56,4 @@ def conv_input_grad(site: Site) -> Call | None:
     known = [n for n in taps if n is not None]
     if len(known) < len(taps) or not within_reach(known, site.attributes):
         return None
-    return Call("ConvInputGrad", site.inputs, site.attributes)
+    return KernelCall("ConvInputGrad", site.inputs, site.attributes)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.runtime.kernels.substitute import Call, Fits, Site, kernel
+from onnxgrad.runtime.kernels.substitute import Fits, KernelCall, Occurrence, kernel
 
 #: What kernels are called for a type, after their names.
 _SUFFIX = {ir.DataType.FLOAT: "", ir.DataType.DOUBLE: "Double"}
@@ -21,7 +21,7 @@ def _optimizer(name: str, states: int, scalars: int, constants: Sequence[str]) -
     """The kernel `name` for parts [X, G, states, rate, further scalars] → [X', states'] with these attributes."""
 
     @kernel(name)
-    def fits(site: Site) -> Call | None:
+    def fits(site: Occurrence) -> KernelCall | None:
         tensors = [v for v in site.inputs[: 2 + states] if v is not None]
         rates = site.inputs[2 + states :]
         numbers = [site.attributes.get(c) for c in constants]
@@ -36,7 +36,7 @@ def _optimizer(name: str, states: int, scalars: int, constants: Sequence[str]) -
             return None
         (x, shrink), (g, clip) = map(_scaled, tensors[:2])
         vector = site.constant(np.array(numbers, dtype.numpy()))
-        return Call(f"{name}{_SUFFIX[dtype]}", [x, g, *tensors[2:], rates[0], shrink, clip, *rates[1:], vector])
+        return KernelCall(f"{name}{_SUFFIX[dtype]}", [x, g, *tensors[2:], rates[0], shrink, clip, *rates[1:], vector])
 
     return fits
 

@@ -26,7 +26,7 @@ _MODULES = ("optimizer_kernels", "conv_kernels", "norm_kernels", "row_kernels")
 
 
 @dataclass(frozen=True)
-class Site:
+class Occurrence:
     """A named part as it was found in a graph.
 
     Attributes:
@@ -61,7 +61,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Call:
+class KernelCall:
     """A call of a kernel that gives the outputs of a site, in order.
 
     Attributes:
@@ -76,7 +76,7 @@ class Call:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def before(site: Site, index: int, name: str) -> ir.Node | None:
+def before(site: Occurrence, index: int, name: str) -> ir.Node | None:
     """The call of the kernel `name` that gives an input of `site`, if nobody but `site` reads that."""
     value = site.inputs[index]
     node = None if value is None else value.producer()
@@ -93,7 +93,7 @@ def before(site: Site, index: int, name: str) -> ir.Node | None:
     return node if all(user in inside for user in value.consumers()) else None
 
 
-Fits = Callable[[Site], Call | None]
+Fits = Callable[[Occurrence], KernelCall | None]
 _KERNELS: dict[str, Fits] = {}
 
 
@@ -160,12 +160,12 @@ class _Swapping:
         lost = any(v is None and old is not None for v, old in zip(inputs, part.inputs))
         return not lost and any(v is not None for v in outputs) and part.holds(inputs, outputs)
 
-    def _site(self, part: Part) -> Site | None:
+    def _site(self, part: Part) -> Occurrence | None:
         """`part` as it is by now; None if kernels give all its outputs already."""
         inputs, outputs = self._ends(part)
         if all(v is None for v in outputs):
             return None
-        return Site(part.name, inputs, outputs, part.attributes, self._constant)
+        return Occurrence(part.name, inputs, outputs, part.attributes, self._constant)
 
     def _ends(self, part: Part) -> tuple[list[ir.Value | None], list[ir.Value | None]]:
         """The values of this graph that are the inputs of `part`, and those of its outputs that no kernel gives."""
@@ -179,7 +179,7 @@ class _Swapping:
         node = value.producer()
         return node is not None and node.domain != DOMAIN
 
-    def _can_be_called(self, site: Site, call: Call) -> bool:
+    def _can_be_called(self, site: Occurrence, call: KernelCall) -> bool:
         """Whether nothing that the call reads is computed from what it gives."""
         results = {v for v in site.outputs if v is not None}
         first = min(self._place(v) for v in results)
@@ -202,7 +202,7 @@ class _Swapping:
                 todo.extend(reads(node))
         return seen
 
-    def _write(self, site: Site, call: Call) -> None:
+    def _write(self, site: Occurrence, call: KernelCall) -> None:
         """Replace the outputs of `site` by those of `call`."""
         outputs = list(site.outputs)
         while outputs[-1] is None:
