@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from onnxgrad.function import Function
     from onnxgrad.linear_operator import linear_operator
     from onnxgrad.runtime import Options, Session, StepRunner
-    from onnxgrad.training import Schedule, Trainer, attach, compile_step, export_step
+    from onnxgrad.training import Group, Loss, Optimizer, Schedule, Trainer, attach, compile_step, export_step
 
 __version__ = "0.1.0"
 
@@ -54,10 +54,13 @@ __all__ = [
     "BadInput",
     "CustomRule",
     "Function",
+    "Group",
+    "Loss",
     "NoDerivative",
     "NoRule",
     "NotDifferentiable",
     "OnnxGradError",
+    "Optimizer",
     "Options",
     "Schedule",
     "Session",
@@ -98,7 +101,10 @@ _LATER = {
     "Function": "onnxgrad.function",
     "linear_operator": "onnxgrad.linear_operator",
     **dict.fromkeys(("Options", "Session", "StepRunner"), "onnxgrad.runtime"),
-    **dict.fromkeys(("Schedule", "Trainer", "attach", "compile_step", "export_step"), "onnxgrad.training"),
+    **dict.fromkeys(
+        ("Group", "Loss", "Optimizer", "Schedule", "Trainer", "attach", "compile_step", "export_step"),
+        "onnxgrad.training",
+    ),
 }
 
 
