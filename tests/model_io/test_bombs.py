@@ -89,6 +89,16 @@ def notes(size):
     return model
 
 
+def documented(nodes, size):
+    """A text of so many bytes at the model, and at each of so many nodes."""
+    names = [f"v{i}" for i in range(nodes)]
+    chain = [node("Neg", a, to=b) for a, b in itertools.pairwise(["x", *names])]
+    model = graph([*chain, node("Neg", names[-1], to="y")])
+    for held in (model, model.graph, *model.graph.node):
+        held.doc_string = "d" * size
+    return model
+
+
 def loops(depth):
     """A Loop in a Loop in a Loop, a thousand million times each."""
     name, nodes = f"w{depth}", [helper.make_node("Mul", [f"w{depth}", f"w{depth}"], [f"r{depth}"])]
@@ -149,6 +159,7 @@ MODELS = {
     "functions in functions": (lambda: laughs(5), "come to 100000 nodes"),
     "a formula that doubles": (lambda: squares(40), ""),
     "two hundred megabytes of notes": (lambda: notes(200_000_000), "64 MiB of metadata"),
+    "a megabyte of documentation at a hundred places": (lambda: documented(100, 1_000_000), "64 MiB of metadata"),
     "loops in loops": (lambda: loops(12), ""),
 }
 
@@ -188,6 +199,34 @@ def test_models(kind, tmp_path):
     assert len(said) < 500
 
 
+@pytest.mark.parametrize("depth", [25, 200, 5_000])
+def test_branches_in_branches(depth, tmp_path):
+    """Written as bytes, since the package protobuf copies no message that deep."""
+
+    def field(number, content):
+        size, left = b"", len(content)
+        while left > 127:
+            size, left = size + bytes([left & 127 | 128]), left >> 7
+        return bytes([number << 3 | 2]) + size + bytes([left]) + content
+
+    def body(step, name):
+        result = helper.make_tensor_value_info(name, TensorProto.FLOAT, [2])
+        return field(1, step) + field(2, b"b") + field(12, result.SerializeToString())
+
+    step = node("Neg", "x", to=f"o{depth}").SerializeToString()
+    for i in reversed(range(depth)):
+        branches = body(step, f"o{i + 1}"), body(node("Abs", "x", to=f"e{i}").SerializeToString(), f"e{i}")
+        step = field(1, b"c") + field(2, f"o{i}".encode()) + field(4, b"If")
+        for name, branch in zip((b"then_branch", b"else_branch"), branches):
+            step += field(5, field(1, name) + field(6, branch) + b"\xa0\x01\x05")
+    model = graph([node("Identity", "o0", to="y")], inputs=[("c", TensorProto.BOOL, [])])
+    content = model.SerializeToString()
+    whole = field(7, field(1, step) + model.graph.SerializeToString())
+    (tmp_path / "m.onnx").write_bytes(content.replace(field(7, model.graph.SerializeToString()), whole))
+    said = run(tmp_path / "m.onnx")
+    assert "its graphs lie deeper in each other than" in said if depth > 25 else not said, said
+
+
 def test_a_concat_of_a_million_floats():
     """An honest model."""
     size = 1_000_000
@@ -225,6 +264,54 @@ def test_a_table_that_unpacks_to_more_than_such_data_come_to(tmp_path):
     with pytest.raises(BadInput, match=r"bomb\.parquet' unpacks to 1\.3 GB, more than 100 times"):
         open_data(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+@pytest.mark.parametrize("packed", ["zstd", "lz4"])
+@pytest.mark.parametrize("kind", ["numbers", "words", "nothing"])
+def test_an_arrow_file_that_unpacks_to_more_than_such_data_come_to(packed, kind, tmp_path, monkeypatch):
+    pa = pytest.importorskip("pyarrow")
+    monkeypatch.setattr("onnxgrad.training.data.sources.FREE", 1 << 20)
+    column = {
+        "numbers": lambda: pa.array(np.zeros(1_000_000)),
+        "words": lambda: pa.array(["a" * 4_000_000]).dictionary_encode(),
+        "nothing": lambda: pa.nulls(10_000_000),
+    }[kind]()
+    path = tmp_path / "bomb.arrow"
+    with pa.OSFile(str(path), "wb") as to:
+        table = pa.table({"x": column})
+        with pa.ipc.new_file(to, table.schema, options=pa.ipc.IpcWriteOptions(compression=packed)) as writer:
+            writer.write_table(table)
+    monkeypatch.setattr("pyarrow.feather.read_table", lambda *_: pytest.fail("it was unpacked"))
+    with pytest.raises(BadInput, match=r"bomb\.arrow' unpacks to 0\.0 GB, more than 100 times"):
+        open_data(path)
+
+
+@pytest.mark.parametrize("packed", ["zstd", "uncompressed"])
+def test_an_honest_feather_file(packed, tmp_path, monkeypatch):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.feather
+
+    monkeypatch.setattr("onnxgrad.training.data.sources.FREE", 1 << 10)
+    x = np.random.default_rng(0).standard_normal(10_000)
+    table = pa.table({"x": x, "t": pa.array(["a", "b"] * 5_000)})
+    pyarrow.feather.write_feather(table, tmp_path / "d.feather", compression=packed, chunksize=1_000)
+    columns = open_data(tmp_path / "d.feather")
+    assert np.array_equal(columns["x"].array, x)
+    assert columns["t"].array.tolist() == ["a", "b"] * 5_000
+
+
+@pytest.mark.parametrize("at", [10, 4, -200])
+def test_an_arrow_file_whose_end_is_damaged(at, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.feather
+
+    path = tmp_path / "d.feather"
+    pyarrow.feather.write_feather(pa.table({"x": np.arange(100.0)}), path)
+    content = bytearray(path.read_bytes())
+    content[-10:-6] = at.to_bytes(4, "little", signed=True)
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=r"cannot read .*d\.feather' as a table"):
+        open_data(path)
 
 
 def test_text_in_a_table_is_still_text(tmp_path):

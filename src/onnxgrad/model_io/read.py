@@ -154,6 +154,8 @@ def parse(path: Path) -> onnx.ModelProto:
         hint = "was it cut off, or is it no ONNX file?"
         if size >= 2**31:
             hint = "a single file cannot hold 2 GB or more: save the model with external data"
+        elif "depth" in str(e).lower():
+            hint = "its graphs lie deeper in each other than the package protobuf reads"
         raise BadInput(f"{path} is not a readable ONNX model\n  hint: {hint}") from e
 
 

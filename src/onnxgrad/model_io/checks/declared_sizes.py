@@ -46,19 +46,21 @@ def check_strings(proto: onnx.ModelProto, what: str) -> None:
         message = stack.pop()
         if isinstance(message, onnx.StringStringEntryProto):
             notes += message.ByteSize()  # without making text of it
-            if notes > MOST_NOTES:
-                raise BadInput(f"{what} carries more than {MOST_NOTES >> 20} MiB of metadata, which are not read")
         if isinstance(message, onnx.TensorShapeProto) and len(message.dim) > MOST_AXES:
             raise BadInput(
                 f"{what} is not a valid ONNX model: it declares a value of {len(message.dim)} axes; "
                 f"{MOST_AXES} are the most"
             )
+        if notes > MOST_NOTES:
+            raise BadInput(f"{what} carries more than {MOST_NOTES >> 20} MiB of metadata, which are not read")
         for field, value in message.ListFields():
             if field.type == FieldDescriptor.TYPE_MESSAGE:
                 stack.extend(value if field.is_repeated else (value,))
                 continue
             if field.type != FieldDescriptor.TYPE_STRING:
                 continue
+            if field.name == "doc_string":
+                notes += len(value)
             if any(isinstance(s, bytes) for s in (value if field.is_repeated else (value,))):
                 name = field.full_name.split(".", 1)[1]
                 raise BadInput(f"{what} is not a valid ONNX model: its {name} is no text")

@@ -27,6 +27,7 @@ import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.files import check_readable, open_ordinary
+from onnxgrad.training.data.arrow_size import unpacked_size
 from onnxgrad.training.data.columns import Column, Dense, Items, Mapped, Remembered, column
 from onnxgrad.training.data.images import Images, image_folder
 
@@ -114,6 +115,8 @@ def _table(path: Path) -> dict[str, Column]:
         if path.suffix.lower() in (".parquet", ".pq"):
             table = _parquet(path)
         else:
+            with open_ordinary(path) as file:
+                _bounded(unpacked_size(file), path)
             table = pyarrow.feather.read_table(path)
         table.validate(full=True)  # else offsets may point anywhere
         return {name: column(_of_arrow(table.column(name)), name) for name in table.column_names}
