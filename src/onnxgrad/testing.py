@@ -8,7 +8,7 @@
 6. the JVP that the class of the rule gives equals the one derived from its VJP;
 7. ONNX Runtime gives in float32 what the reference evaluator gives in float64.
 
-Rung 3 is blind where both modes share a formula; rungs 2 and 7 are not. The `Report` holds node
+Rung 3 is blind where both modes share a formula; rungs 2 and 7 are not. The `NodeCounts` hold node
 counts for a golden file, so that bloat shows in review.
 """
 
@@ -74,14 +74,14 @@ def _shape(x: Any) -> tuple[int, ...]:
 
 
 @dataclass
-class Report:
+class NodeCounts:
     """What a check measured: nodes that each mode adds to the one node of the case."""
 
     vjp_nodes: int
     jvp_nodes: int
 
 
-def check_rule(case: Case, seed: int = 0) -> Report:
+def check_rule(case: Case, seed: int = 0) -> NodeCounts:
     """Climb the ladder for one case.
 
     Raises:
@@ -190,7 +190,7 @@ def _close(rung: str, got: Any, want: Any, atol: float) -> None:
     np.testing.assert_allclose(got / scale, want / scale, rtol=0, atol=atol, err_msg=rung)
 
 
-def _climb(case: Case, feeds: Arrays, *, symbolic: bool, rng: np.random.Generator) -> Report:
+def _climb(case: Case, feeds: Arrays, *, symbolic: bool, rng: np.random.Generator) -> NodeCounts:
     primal = node_model(case, feeds, symbolic=symbolic)
     primal_run = _Reference(primal, case.evaluators)
     values = primal_run(feeds)
@@ -230,7 +230,7 @@ def _climb(case: Case, feeds: Arrays, *, symbolic: bool, rng: np.random.Generato
     _derived_jvp(case, primal, push_feeds, wrt, of, moved, where)
     if case.runtime:
         _on_onnxruntime(case, feeds, back_feeds, push_feeds, wrt, of, pulled, pushed, symbolic, where)
-    return Report(len(back.graph.node) - 1, len(push.graph.node) - 1)
+    return NodeCounts(len(back.graph.node) - 1, len(push.graph.node) - 1)
 
 
 def _second_order(

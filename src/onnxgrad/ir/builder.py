@@ -16,7 +16,6 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
-from onnxgrad.ir import containers
 from onnxgrad.ir.composites import Part
 from onnxgrad.ir.constants import is_repeatable, known_value
 from onnxgrad.ir.infer.inference import Inference
@@ -27,6 +26,10 @@ FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT
 
 Literal = int | float | bool
 Operand = "Var | Literal | Sequence[int] | np.ndarray | None"
+
+#: What `full_like` and `zeros_like` give for a value that is no tensor, by its type: `containers` says it.
+FULL_LIKE: dict[type, Callable[[Builder, Var, float], Var]] = {}
+ZEROS_LIKE: dict[type, Callable[[Builder, Var], Var]] = {}
 
 
 class Var:
@@ -349,18 +352,15 @@ class Builder:
         """A tensor of `number` with the shape and dtype of `x`; for a sequence or an optional, one of them."""
         if x.dtype is None:
             raise NotDifferentiable(f"the type of {x.name!r} is not known; declare it in the model's value_info")
-        if containers.is_sequence(x):
-            return containers.each(self, lambda e: e.builder.full_like(e, number), x)
-        if containers.is_optional(x):
-            return containers.inside(self, lambda e: e.builder.full_like(e, number), x)
+        if (fill := FULL_LIKE.get(type(x.value.type))) is not None:
+            return fill(self, x, number)
         scalar = self.const(number, x.dtype)
         return scalar if x.shape == () else self.Expand(scalar, self.shape_of(x))
 
     def zeros_like(self, x: Var) -> Var:
         """Zeros with the shape and dtype of `x`; for a sequence, a sequence of them."""
-        if containers.is_optional(x):
-            return containers.nothing(self, x)
-        return self.full_like(x, 0)
+        zeros = ZEROS_LIKE.get(type(x.value.type))
+        return self.full_like(x, 0) if zeros is None else zeros(self, x)
 
     def cast_like(self, x: Var, like: Var) -> Var:
         """`x` with the dtype of `like`; `x` itself if it has it."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-if TYPE_CHECKING:
-    from onnxgrad.ir.builder import Builder, Var
+from onnxgrad.ir.builder import FULL_LIKE, ZEROS_LIKE, Builder, Var
 
 
 def is_sequence(x: Var) -> bool:
@@ -81,6 +79,11 @@ def inside(b: Builder, f: Callable[[Var], Var], x: Var) -> Var:
         lambda w: w.Optional(f(w.OptionalGetElement(w.var(x.value)))),
         lambda w: nothing(w, x),
     )
+
+
+FULL_LIKE[ir.SequenceType] = lambda b, x, number: each(b, lambda e: e.builder.full_like(e, number), x)
+FULL_LIKE[ir.OptionalType] = lambda b, x, number: inside(b, lambda e: e.builder.full_like(e, number), x)
+ZEROS_LIKE[ir.OptionalType] = nothing
 
 
 def contents(b: Builder, x: Var, like: Var) -> Var:

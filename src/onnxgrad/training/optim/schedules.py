@@ -30,19 +30,19 @@ class _Numbers:
 
 
 @dataclass(frozen=True)
-class Formula:
+class ScheduleFunction:
     """A schedule: ``factor(o, t, **options)``, and its options with their defaults (None: required)."""
 
     factor: Callable[..., Any]
     options: Mapping[str, Any]
 
 
-SCHEDULES: dict[str, Formula] = {}
+SCHEDULES: dict[str, ScheduleFunction] = {}
 
 
 def _schedule(name: str, **options: Any) -> Callable[[Any], Any]:
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        SCHEDULES[name] = Formula(function, options)
+        SCHEDULES[name] = ScheduleFunction(function, options)
         return function
 
     return register
