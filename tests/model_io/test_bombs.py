@@ -19,7 +19,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxgrad import BadInput, grad
+from onnxgrad import BadInput, Function, grad, vjp
 from onnxgrad.check import check
 from onnxgrad.model_io import open_model
 from onnxgrad.training.data import Field, open_data
@@ -176,10 +176,10 @@ except onnxgrad.OnnxGradError as error:
 """
 
 
-def run(path) -> str:
+def run(path, script=_RUN) -> str:
     """What the library says to the model at `path`."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", _RUN, str(path), str(BYTES)]
+    command = [sys.executable, "-c", script, str(path), str(BYTES)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
     assert found.returncode == 0, found.stderr[-2000:]
     return found.stdout
@@ -378,6 +378,80 @@ def test_what_a_model_declares_wrongly_is_no_bug_in_a_rule(kind, how, tmp_path):
     for derive in (check, functools.partial(grad, wrt="data")):
         with pytest.raises(BadInput, match=words):
             derive(given)
+
+
+LARGE = {
+    "AveragePool": ("[1, 1, 1000000]", "AveragePool <kernel_shape = [3], strides = [2]> (x)"),
+    "AveragePool, padded": ("[1, 1, 1000000]", "AveragePool <kernel_shape = [3], pads = [1, 1], ceil_mode = 1> (x)"),
+    "AveragePool, SAME": (
+        "[1, 1, 1000000]",
+        'AveragePool <kernel_shape = [3], strides = [2], auto_pad = "SAME_UPPER"> (x)',
+    ),
+    "AveragePool of long windows": ("[1, 1, 1000000000]", "AveragePool <kernel_shape = [500000000]> (x)"),
+    "AveragePool, unknown": ("[1, 1, N]", "AveragePool <kernel_shape = [10000000000]> (x)"),
+    "LpPool": ("[1, 1, 4000, 4000]", "LpPool <kernel_shape = [3, 3], strides = [2, 1]> (x)"),
+    "LpPool of long windows": ("[1, 1, N]", "LpPool <kernel_shape = [1000000000]> (x)"),
+    "MaxPool": ("[1, 1, 4000, 4000]", "MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x)"),
+    "MaxPool of large tiles": (
+        "[1, 1, 100000, 100000]",
+        "MaxPool <kernel_shape = [50000, 50000], strides = [50000, 50000]> (x)",
+    ),
+    "LRN": ("[1, 1000000, 1, 1]", "LRN <size = 5> (x)"),
+    "LRN of all channels": ("[1, C, 1, 1]", "LRN <size = 1000000001> (x)"),
+    "Det": ("[100000, 100000]", "Det (x)"),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_rule_writes_no_large_constant(kind, tmp_path):
+    """Matrices of bands, places of tiles and unit matrices of the sizes that a model declares."""
+    shape, op = LARGE[kind]
+    result = "" if kind == "Det" else str(["K"] * shape.count(",") + ["K"]).replace("'", "")
+    text = f"g (float{shape} x) => (float{result} y) {{ y = {op} }}"
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 22]> {text}')
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    said = run(tmp_path / "m.onnx", _RUN.replace("onnxgrad.grad(", "onnxgrad.vjp("))
+    assert not said, said
+    assert vjp(model, wrt="x").ByteSize() < 100_000
+
+
+def _derivative(text, x):
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 22]> {text}')
+    g = np.random.default_rng(1).standard_normal(Function(model)(x).shape).astype(np.float32)
+    return Function(vjp(model, wrt="x"))(x, g)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        "AveragePool <kernel_shape = [3, 2], strides = [2, 1], pads = [1, 0, 1, 1]> (x)",
+        "AveragePool <kernel_shape = [3, 2], pads = [1, 0, 1, 1], count_include_pad = 1> (x)",
+        "AveragePool <kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1> (x)",
+        "AveragePool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1], ceil_mode = 1> (x)",
+        "AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1], ceil_mode = 1, count_include_pad = 1> (x)",
+        'AveragePool <kernel_shape = [3, 3], strides = [2, 2], auto_pad = "SAME_UPPER"> (x)',
+        'AveragePool <kernel_shape = [3, 2], auto_pad = "SAME_LOWER"> (x)',
+        "AveragePool <kernel_shape = [2, 2], dilations = [2, 1], strides = [2, 3]> (x)",
+        "LpPool <kernel_shape = [3, 2], strides = [2, 1], pads = [1, 0, 1, 1]> (x)",
+        "LpPool <kernel_shape = [3, 3], p = 3> (x)",
+        "MaxPool <kernel_shape = [2, 4], strides = [2, 4]> (x)",
+        "LRN <size = 5, alpha = 0.5> (x)",
+        "LRN <size = 1001, alpha = 0.5> (x)",
+        "Det (x)",
+    ],
+)
+@pytest.mark.parametrize("most", [0, 10])
+def test_without_large_constants_the_derivative_is_the_same(op, most, monkeypatch):
+    shape, result = ((3, 5, 5), "[K]") if "Det" in op else ((2, 3, 8, 8), "[I, J, K, L]")
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    text = f"g (float{list(shape)} x) => (float{result} y) {{ y = {op} }}"
+    expected = _derivative(text, x)
+    for module in ("pool.window_sums", "pool.pooling", "linalg", "norm"):
+        monkeypatch.setattr(f"onnxgrad.rules.{module}.MOST_WRITTEN", most)
+    found = _derivative(text, x)
+    assert len(found) == len(expected) == 2
+    for name, array in found.items():
+        np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("op", ["ReduceProd <keepdims = 0> (x)", "CumProd (x, zero)"])

@@ -20,6 +20,8 @@ from onnxgrad.ir.schemas import schema_of
 
 #: What is computed is a shape or a parameter; larger tensors are data.
 MOST_ELEMENTS = 256
+#: Elements of a constant that a rule writes down; a larger one is computed by the graph.
+MOST_WRITTEN = 1 << 20
 
 
 def constant(value: ir.Value) -> np.ndarray | None:

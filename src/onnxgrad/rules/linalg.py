@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.ir import Var, product, reshape_to, sum_to
+from onnxgrad.ir.constants import MOST_WRITTEN
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
 from onnxgrad.rules.rule import Result
@@ -99,7 +100,7 @@ def det(op: Op, g: Var, a: Var) -> Result:
     elements altogether, by the same stable elimination as the primal's, and right to every order.
     """
     n = a.dims[-1] if a.shape is not None and isinstance(a.dims[-1], int) else a.dims[-2]
-    if isinstance(n, int):
+    if isinstance(n, int) and n * n <= MOST_WRITTEN:
         row = op.const(np.eye(n, dtype=bool).reshape(n, 1, n, 1))
         unit = op.const(np.eye(n).reshape(1, n, 1, n), a.dtype)
     else:

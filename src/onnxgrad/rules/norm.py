@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Var, sum_to
+from onnxgrad.ir.constants import MOST_WRITTEN
 from onnxgrad.rules.conv.geometry import dim, size, spatial, view
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule
@@ -263,18 +264,27 @@ def lrn(op: Op, g: Var, x: Var, y: Var) -> Result:
     return g * depth**-beta - x * spread * (2 * alpha * beta / length)
 
 
+#: Slices of which a sum is written out.
+MOST_SLICES = 64
+
+
 def _nearby(op: Op, x: Var, before: int, after: int) -> Var:
     """For each channel the sum over itself, those `before` and those `after` it.
 
-    A product with a band matrix, or, if the number of channels is not known, a sum of slices.
+    A product with a band matrix; if the number of channels is not known or large, a sum of slices where they are few.
     """
     channels = size(x, 1)
     flat = op.reshape(x, op.Concat(op.Shape(x, start=0, end=2), [-1], axis=0)) if x.rank != 3 else x
-    if channels is not None:
+    if channels is not None and channels**2 <= MOST_WRITTEN:
         at = np.arange(channels)
         reach = at[None, :] - at[:, None]
         band = ((reach >= -before) & (reach <= after)).astype(np.float64)
         return op.reshape(op.const(band, x.dtype) @ flat, op.shape_of(x))
+    if before + after >= MOST_SLICES:
+        at = op.Range(op.const(0), op.Squeeze(op.Shape(flat, start=1, end=2), [0]), op.const(1))
+        reach = at - op.Unsqueeze(at, [1])
+        band = op.And(op.GreaterOrEqual(reach, -before), op.LessOrEqual(reach, after))
+        return op.reshape(op.cast_like(band, x) @ flat, op.shape_of(x))
     padded = op.Pad(flat, [0, before, 0, 0, after, 0])
     rows = op.Shape(x, start=1, end=2)
     total = None

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Var, expand_to, product, reshape_to
+from onnxgrad.ir.constants import MOST_WRITTEN
 from onnxgrad.rules.masks import HALF, comparable, lowest
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
@@ -144,17 +145,13 @@ def _others_by_group(op: Op, x: Var, y: Var) -> Var:
     return op.reshape(op.ScatterElements(op.zeros_like(flat), order, op.Reshape(others, [-1])), op.shape_of(x))
 
 
-#: Rows of a square constant; a larger one is computed by the graph.
-MOST_WRITTEN = 1024
-
-
 def _rows(op: Op, x: Var, head: int) -> tuple[Var, Var, Var]:
     """The shape of `x`; `x` with its axes from `head` on flattened to […, 1, n]; the diagonal of n·n."""
     shape = op.shape_of(x)
     if shape.const is not None:
         dims = [int(d) for d in shape.const]
         n = math.prod(dims[head:])
-        if n <= MOST_WRITTEN:
+        if n * n <= MOST_WRITTEN:
             return shape, op.reshape(x, [*dims[:head], 1, n]), op.const(np.eye(n, dtype=bool))
     n = op.ReduceProd(op.Slice(shape, [head], [x.rank]), keepdims=0)
     rows = op.reshape(x, op.Concat(op.Slice(shape, [0], [head]), [1], op.Unsqueeze(n, [0]), axis=0))
@@ -177,7 +174,7 @@ def _factors(op: Op, x: Var) -> tuple[Var, Var]:
     exclusive, reverse = op.attr("exclusive"), op.attr("reverse")
     last = op.const(-1)
     n = x.dims[-1]
-    if isinstance(n, int) and n <= MOST_WRITTEN:
+    if isinstance(n, int) and n * n <= MOST_WRITTEN:
         i = np.arange(n)
         later = op.const(i < i[:, None] if reverse else i > i[:, None])
         reached = op.const(np.tri(n, k=-exclusive) if reverse else np.tri(n, k=-exclusive).T, x.dtype)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Var, expand_to
+from onnxgrad.ir.constants import MOST_WRITTEN
 from onnxgrad.rules.conv.geometry import size, windows
 from onnxgrad.rules.masks import is_nonnegative, lowest
 from onnxgrad.rules.op import Op
@@ -28,9 +29,11 @@ def _winners(op: Op, x: Var, y: Var, kernel: list[int]) -> Var:
     least = lowest(x.dtype)
     signed = not is_nonnegative(x)
     x, y = op.Clip(x, least) if signed else x, op.Clip(y, least if signed else None, -least)
-    places = np.arange(np.prod(kernel), 0, -1).reshape(kernel)
-    places = np.tile(places, [size(x, a) // k for a, k in enumerate(kernel, start=2)])  # type: ignore[operator]
-    numbers = op.HardSigmoid(x - upsample(op, y, kernel), alpha=3e38, beta=1.0) * op.const(places, x.dtype)
+    tile = np.arange(math.prod(kernel), 0, -1).reshape(kernel)
+    times = [size(x, a) // k for a, k in enumerate(kernel, start=2)]  # type: ignore[operator]
+    written = tile.size * math.prod(times) <= MOST_WRITTEN
+    places = op.const(np.tile(tile, times), x.dtype) if written else op.Tile(op.const(tile, x.dtype), times)
+    numbers = op.HardSigmoid(x - upsample(op, y, kernel), alpha=3e38, beta=1.0) * places
     best = op.MaxPool(numbers, kernel_shape=kernel, strides=kernel)
     return op.HardSigmoid(numbers - upsample(op, best, kernel), alpha=3e38, beta=1.0)
 
@@ -46,7 +49,7 @@ def _indices(op: Op) -> Var:
 def _max_pool_jvp(op: Op, tangents: Tangents, x: Var, y: Var) -> Result:
     """The tangent of the element that wins."""
     kernel = tiled(op, x)
-    if kernel:
+    if kernel and math.prod(kernel) <= MOST_WRITTEN:
         mean = op.AveragePool(tangents[0] * _winners(op, x, y, kernel), kernel_shape=kernel, strides=kernel)
         return mean * float(np.prod(kernel))
     return op.reshape(op.GatherElements(op.reshape(tangents[0], [-1]), _indices(op), axis=0), op.shape_of(y))
@@ -70,7 +73,7 @@ def max_pool(op: Op, g: Var, x: Var, y: Var) -> Result:
 def _to_winners(op: Op, g: Var, x: Var, y: Var) -> Var:
     """Each element of g, at the first of the largest elements of its window."""
     kernel = tiled(op, x)
-    if kernel:
+    if kernel and math.prod(kernel) <= MOST_WRITTEN:
         return upsample(op, g, kernel) * _winners(op, x, y, kernel)
     wide = g
     if x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):  # ScatterElements does not add 16 bits

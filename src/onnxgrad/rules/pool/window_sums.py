@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Var
+from onnxgrad.ir.constants import MOST_WRITTEN
 from onnxgrad.rules.conv.geometry import Windows, crop, pad, size, spatial, spread, unpad, vector, view, windows
 from onnxgrad.rules.op import Op
 
@@ -35,12 +37,12 @@ def scatter_mean(op: Op, g: Var, x: Var, *, include_pads: bool) -> Var:
     """The transpose of the mean over windows; with `include_pads` the padding counts as elements."""
     where, pads = windows(op, x)
     sizes = [size(x, a + 2) for a in range(where.rank)]
-    if None not in sizes:
+    if _written(where, sizes):
         bands = _bands(where, sizes)
         tails = _nominal_tails(op, where)
         counts = [_counts(where, i, sizes[i], tails[i], include_pads) for i in range(where.rank)]
         return _through_bands(op, g, x, [b / c[:, None] for b, c in zip(bands, counts)])
-    whole = float(np.prod([k for k in where.kernel if k is not None]))
+    whole = float(math.prod(k for k in where.kernel if k is not None))
     padded = any([*where.pads, *(op.attr("pads") or [])])
     nothing_cut = pads is None and not op.attr("ceil_mode") and (include_pads or not padded)
     divisor = whole if nothing_cut else _counts_at_run_time(op, g, x, where, pads, include_pads)
@@ -50,14 +52,14 @@ def scatter_mean(op: Op, g: Var, x: Var, *, include_pads: bool) -> Var:
 def scatter_sum(op: Op, g: Var, x: Var) -> Var:
     """The transpose of the sum over windows: each element of `x` gets Σ g over the windows it is in.
 
-    Two products with band matrices where the sizes are known (.2 × PyTorch's kernel), else a ConvTranspose
-    with weights of one, channel by channel.
+    Two products with band matrices where the sizes are known and not large (.2 × PyTorch's kernel), else a
+    ConvTranspose with weights of one, channel by channel.
     """
     where, pads = windows(op, x)
     sizes = [size(x, a + 2) for a in range(where.rank)]
-    if None not in sizes:
+    if _written(where, sizes):
         return _through_bands(op, g, x, _bands(where, sizes))
-    ones = op.const(np.ones((1, 1, *(k or 0 for k in where.kernel))), g.dtype)
+    ones = _ones(op, where, g)
     padded = [h + a + b for h, a, b in zip(spatial(op, x), pads, pads[where.rank :])] if pads else spatial(op, x)
     planes = view(op, g, [-1, 1, *spatial(op, g)]) if g.shape and size(g, 1) != 1 else g
     spread_out = spread(op, planes, ones, where, padded)
@@ -72,22 +74,44 @@ def _nominal_tails(op: Op, where: Windows) -> list[int]:
     return [max(t, 0) for t in where.tail] if op.attr("auto_pad") in ("SAME_UPPER", "SAME_LOWER") else [0] * where.rank
 
 
+def _rows(where: Windows, i: int, h: int) -> int:
+    """The number of windows along axis `i` of `h` elements."""
+    return max((where.head[i] + h + where.tail[i] - where.reach[i] - 1) // where.strides[i] + 1, 0)
+
+
+def _written(where: Windows, sizes: list[Any]) -> bool:
+    """Whether the band matrices are known, and small enough to be constants."""
+    return None not in sizes and all(
+        _rows(where, i, h) * max(h, where.kernel[i] or 0) <= MOST_WRITTEN for i, h in enumerate(sizes)
+    )
+
+
+def _ones(op: Op, where: Windows, g: Var) -> Var:
+    """The weights of a sum over windows, [1, 1, k…]."""
+    dims = [1, 1, *(k or 0 for k in where.kernel)]
+    if math.prod(dims) > MOST_WRITTEN:
+        return op.Expand(op.const(1, g.dtype), vector(op, dims))
+    return op.const(np.ones(dims), g.dtype)
+
+
 def _bands(where: Windows, sizes: list[Any]) -> list[np.ndarray]:
     """Per axis the matrix [o, h] that is 1 where window p holds element q."""
     matrices = []
     for i, h in enumerate(sizes):
-        rows = (where.head[i] + h + where.tail[i] - where.reach[i] - 1) // where.strides[i] + 1
-        at = np.arange(rows)[:, None, None] * where.strides[i] - where.head[i]
-        at = at + np.arange(where.kernel[i] or 0)[None, :, None] * where.dilations[i]
-        matrices.append((at == np.arange(h)).sum(1).astype(np.float64))
+        rows = _rows(where, i, h)
+        matrix = np.zeros((rows, h))
+        at = np.arange(rows)[:, None] * where.strides[i] - where.head[i]
+        at = at + np.arange(where.kernel[i] or 0) * where.dilations[i]
+        window, tap = np.nonzero((at >= 0) & (at < h))
+        matrix[window, at[window, tap]] = 1.0
+        matrices.append(matrix)
     return matrices
 
 
 def _counts(where: Windows, i: int, h: Any, tail: int, include_pads: bool) -> np.ndarray:
     """How many elements of each window along axis `i` count in its mean."""
-    rows = (where.head[i] + h + where.tail[i] - where.reach[i] - 1) // where.strides[i] + 1
     at = (
-        np.arange(rows)[:, None] * where.strides[i]
+        np.arange(_rows(where, i, h))[:, None] * where.strides[i]
         + np.arange(where.kernel[i] or 0) * where.dilations[i]
         - where.head[i]
     )
@@ -119,7 +143,6 @@ def _counts_at_run_time(op: Op, g: Var, x: Var, where: Windows, pads: list[Any] 
         heads, tails = [0] * where.rank, [0] * where.rank
     # room for a window that hangs over the end; what is too much is cut
     ones = pad(op, ones, [*heads, *(t + s + r for t, s, r in zip(tails, where.strides, where.reach))])
-    kernel = op.const(np.ones((1, 1, *(k or 0 for k in where.kernel))), g.dtype)
-    counts = op.Conv(ones, kernel, strides=where.strides, dilations=where.dilations)
+    counts = op.Conv(ones, _ones(op, where, g), strides=where.strides, dilations=where.dilations)
     counts = crop(op, counts, spatial(op, g))
     return op.Max(counts, 1.0)
