@@ -1,7 +1,7 @@
 """A model and its gradient, drawn side by side: what onnxgrad adds, and what it reads of the forward pass.
 
 pip install onnxgrad[train]
-python examples/draw_graph.py [picture.svg]
+python examples/draw_graph.py [picture.png]
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def box(axes: Any, where: tuple[float, float], text: str, color: str) -> None:
     axes.text(*where, text, ha="center", va="center", bbox=filled, color=ink, zorder=2)
 
 
-def main(picture: str = "graph.svg") -> tuple[int, int]:
+def main(picture: str = "graph.png") -> tuple[int, int]:
     """Draw both graphs; the numbers of nodes before and after."""
     model = onnx.parser.parse_model(MODEL)
     derived = onnxgrad.vjp(model, wrt=["x", "W"])

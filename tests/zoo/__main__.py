@@ -53,7 +53,7 @@ def versions() -> str:
 
 def row(name: str, exporter: str, outcome: Outcome) -> str:
     """A line of the table."""
-    remark = outcome.remark.replace("|", "\\|").replace("<", "&lt;")
+    remark = outcome.remark.replace("|", "\\|").replace("<", "&lt;").replace("](", "] (")
     return f"| {name} | {exporter} | {outcome.verdict} | {', '.join(outcome.proven)} | {remark} |"
 
 

@@ -16,7 +16,7 @@ from onnxgrad.check import REFUSED, operators
 from onnxgrad.check import check as check_model
 from onnxgrad.cli.console import cell, console
 from onnxgrad.cli.grad import StraightThrough
-from onnxgrad.errors import shown
+from onnxgrad.errors import BadInput, shown
 from onnxgrad.model_io import load_model, training_info
 from onnxgrad.rules.registry import registry
 from onnxgrad.training import lower_gradients
@@ -47,6 +47,10 @@ def check(
     try:
         with registry.straight_through(*straight_through or ()):
             differentiable = _differentiability(out, lower_gradients(opened) if own else opened, wrt, of)
+    except BadInput:
+        if not problems:  # which say it better
+            raise
+        differentiable = False
     finally:
         _training(out, opened, problems)
     if problems or not differentiable:
