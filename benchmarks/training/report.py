@@ -11,25 +11,26 @@ import numpy as np
 INTRODUCTION = """\
 # Benchmark: one training step
 
-Written by `python -m benchmarks.training --page`, which explains how it measures; the numbers are kept in
-`benchmarks/results`. The models are exported by PyTorch; every competitor starts from the same weights, sees the
-same batches, and the losses of its first steps are compared: a fast wrong step does not count. Competitors take
-turns in one run, each in a process and, where needed, in an environment of its own. Ratios are to `torch`, with
-the quartiles over the turns.
+This page compares the time and memory of one training step of onnxgrad with PyTorch, JAX and others.
+`python -m benchmarks.training --page` writes it and explains how it measures; the numbers are stored in
+`benchmarks/results`. PyTorch exports the models. Every competitor starts from the same weights and sees the same
+batches, and the losses of its first steps are compared: a fast wrong step does not count. Competitors take turns in
+one run, each in its own process and, where needed, in its own environment. Ratios are to `torch`, with the quartiles
+over the turns.
 
 | competitor | what it is |
 |---|---|
 | torch | PyTorch eager with its defaults |
 | torch best | fused optimizer, channels_last |
-| torch best, MKL AVX-512 | the same, and MKL made to take the AVX-512 kernels that it keeps for Intel's processors |
-| torch.compile | the same as best, the model compiled by inductor |
-| jax | the whole step under one jit, its state donated |
+| torch best, MKL AVX-512 | the same, with MKL forced to use the AVX-512 kernels that it reserves for Intel's processors |
+| torch.compile | the same as torch best, with the model compiled by inductor |
+| jax | the whole step under one jit, with its state donated |
 | ort-training | onnxruntime-training 1.19.2, the last release of ONNX Runtime's own training |
 | onnx-ad | its reverse graph, with an optimizer that the benchmark writes |
 | onnxsim | its training loop |
 | onnxgrad | this project with its defaults: the step graph on stock ONNX Runtime |
-| onnxgrad, portable | the same without the layouts of convolutions that are ONNX Runtime's own |
-| onnxgrad, native | as the defaults, with [kernels in C](native.md) where there are any (`target="native"`) |
+| onnxgrad, portable | the same without ONNX Runtime's own layouts for convolutions |
+| onnxgrad, native | the defaults, with [kernels in C](native.md) where available (`target="native"`) |
 """
 
 TITLES = {
