@@ -22,7 +22,7 @@ over the turns.
 |---|---|
 | torch | PyTorch eager with its defaults |
 | torch best | fused optimizer, channels_last |
-| torch best, MKL AVX-512 | the same, with MKL forced to use the AVX-512 kernels that it reserves for Intel's processors |
+| torch best, MKL AVX-512 | the same, with MKL forced to use the AVX-512 kernels reserved for Intel's processors |
 | torch.compile | the same as torch best, with the model compiled by inductor |
 | jax | the whole step under one jit, with its state donated |
 | ort-training | onnxruntime-training 1.19.2, the last release of ONNX Runtime's own training |
