@@ -117,7 +117,45 @@ def loops(depth):
     return graph(nodes, {"n": 10**9})
 
 
+def made(op, *operands, then=(), **attributes):
+    """A large tensor that `op` makes of small constants; its sum scales the result."""
+    held = {f"c{i}": v for i, v in enumerate(operands) if v is not None}
+    given = [f"c{i}" if v is not None else "" for i, v in enumerate(operands)]
+    nodes = [node(op, *given, to="t0", **attributes)]
+    nodes += [node(after, f"t{i}", to=f"t{i + 1}") for i, after in enumerate(then)]
+    nodes += [helper.make_node("Cast", [f"t{len(then)}"], ["f"], to=TensorProto.FLOAT)]
+    nodes += [node("ReduceSum", "f", to="r", keepdims=0), node("Mul", "x", "r", to="y")]
+    return graph(nodes, held)
+
+
+def repeated(op, *before, after=(), depth=30):
+    """`op` on its own result of long whole numbers."""
+    nodes = [node(op, *before, f"t{i}", *after, to=f"t{i + 1}") for i in range(depth)]
+    nodes += [helper.make_node("Cast", [f"t{depth}"], ["f"], to=TensorProto.FLOAT)]
+    nodes += [node("ReduceSum", "f", to="r", keepdims=0), node("Mul", "x", "r", to="y")]
+    held = {"t0": np.arange(200_000), "i": np.arange(200_000) % 7, "c": np.ones(200_000, bool)}
+    return graph(nodes, {name: held[name] for name in {"t0", *before, *after}})
+
+
+def calls(depth):
+    """Functions that each call the one before."""
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("f", 1)]
+    functions = [
+        helper.make_function(
+            "f",
+            f"f{i}",
+            ["a"],
+            ["b"],
+            [helper.make_node(f"f{i - 1}" if i else "Neg", ["a"], ["b"], domain="f" if i else "")],
+            imports,
+        )
+        for i in range(depth)
+    ]
+    return graph([helper.make_node(f"f{depth - 1}", ["x"], ["y"], domain="f")], functions=functions)
+
+
 BIG = 2**32
+PLANE = np.array([10**5, 10**5])
 #: What it is: a model, and words of the refusal; none if it is a valid model.
 MODELS = {
     "ints doubled by Concat": (lambda: doubled("Concat", "twice", axis=0), ""),
@@ -160,6 +198,22 @@ MODELS = {
     "a formula that doubles": (lambda: squares(40), ""),
     "two hundred megabytes of notes": (lambda: notes(200_000_000), "64 MiB of metadata"),
     "a megabyte of documentation at a hundred places": (lambda: documented(100, 1_000_000), "64 MiB of metadata"),
+    "OneHot": (lambda: made("OneHot", np.zeros(9, np.int64), np.int64(10**10), np.float32([0, 1])), ""),
+    "Resize by sizes": (lambda: made("Resize", np.ones((2, 2), np.float32), None, None, PLANE), ""),
+    "Resize by scales": (
+        lambda: made("Resize", np.ones((2, 2), np.float32), None, np.float32([1e5, 1e5]), mode="linear"),
+        "",
+    ),
+    "Pad": (lambda: made("Pad", np.ones((2, 2), np.float32), np.array([10**5] * 4)), ""),
+    "Range": (lambda: made("Range", np.int64(0), np.int64(10**11), np.int64(1)), ""),
+    "Expand": (lambda: made("Expand", np.ones(1, np.int64), PLANE), ""),
+    "Tile": (lambda: made("Tile", np.ones((1, 1), np.int64), PLANE), ""),
+    "ConstantOfShape": (lambda: made("ConstantOfShape", PLANE, then=["NonZero"]), ""),
+    "EyeLike": (lambda: made("ConstantOfShape", PLANE, then=["EyeLike"]), ""),
+    "an outer product": (lambda: made("Mul", np.ones((10**5, 1), np.int64), np.ones((1, 10**5), np.int64)), ""),
+    "many Where": (lambda: repeated("Where", "c", after=["i"]), ""),
+    "many Gather": (lambda: repeated("Gather", after=["i"]), ""),
+    "a thousand functions, each calling the next": (lambda: calls(1000), ""),
     "loops in loops": (lambda: loops(12), ""),
 }
 
