@@ -25,13 +25,18 @@ HEAD = ("| name | here | on the tape |", "|---|---|---|")
 INTRODUCTION = """\
 # The array API standard, name by name
 
-Written by `python -m tests.eager.table` and checked by a test. Every name of the
+Use this page to look up what each function of the array API records on the tape. Every name of the
 [Python array API standard](https://data-apis.org/array-api/) 2025.12 is in `onnxgrad.eager.numpy` (array objects:
-`onnxgrad.eager.Array`); values are numpy's. The last column says what a call on an array with a derivative notes on the
-tape: operators of ONNX; *expression*, a few operators that count as one; *own derivative*, a Python function (of
-these only the Fourier transforms can be saved in a model, as `DFT`); *pairs*, a complex result, noted as pairs of real
-and imaginary parts; *constant*, the result is made of no array or carries no derivative; *refused*, it raises where a
-derivative would have to pass, and says what to use instead.
+`onnxgrad.eager.Array`). Values are numpy's. `python -m tests.eager.table` writes this page, and a test checks it.
+
+The last column shows what a call on an array with a derivative records on the tape:
+
+- operators of ONNX;
+- *expression*: a few operators that count as one;
+- *own derivative*: a Python function. Of these, only the Fourier transforms can be saved in a model, as `DFT`;
+- *pairs*: a complex result, recorded as pairs of real and imaginary parts;
+- *constant*: the result is made from no array or carries no derivative;
+- *refused*: the call raises an error if a derivative would have to pass, and the error names an alternative.
 """
 
 SQUARE = onp.array([[2.0, 0.3, 0.1], [0.3, 3.0, -0.2], [0.1, -0.2, 4.0]])
