@@ -26,8 +26,9 @@ from onnxgrad.model_io import AnyModel, Opened
 from onnxgrad.model_io.validity import blamed
 from onnxgrad.rules.registry import registry
 from onnxgrad.rules.rule import Rule, Undefined, Zero
-from onnxgrad.transforms.first_order import Names, default_of, float_values, is_float, of_values, vjp
+from onnxgrad.transforms.first_order import vjp
 from onnxgrad.transforms.gradient_lowering import open_lowered
+from onnxgrad.transforms.select_values import Names, default_of, float_values, is_float, of_values
 
 BODY, LOWERING, REFUSED, NO_RULE = "function body", "lowering", "refused", "no rule"
 

@@ -17,13 +17,14 @@ import onnx_ir as ir
 
 from onnxgrad import transforms
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import prune, subgraphs
 from onnxgrad.model_io import AnyModel, load_model, signature
 from onnxgrad.runtime import Options, Session
 from onnxgrad.runtime.feeds import feed
 from onnxgrad.transforms import first_order
-from onnxgrad.transforms.first_order import Names
 from onnxgrad.transforms.gradient_lowering import needs_lowering, open_lowered
+from onnxgrad.transforms.select_values import Names
 
 #: Names of outputs, by what they are of: ``{"x": "x_grad"}``, ``{"y": {"x": "y_x_jacobian"}}``.
 Results = Mapping[str, Any]
@@ -264,7 +265,7 @@ class Function:
         """The float outputs among the results: what a derivative is of by default."""
         values = {v.name: v for v in self.model.graph.outputs}
         names = dict.fromkeys(_leaves(self.results))
-        return tuple(n for n in names if values[n].dtype in first_order.FLOATS) or None
+        return tuple(n for n in names if values[n].dtype in FLOATS) or None
 
 
 def _with_outputs(model: AnyModel, names: Names) -> ir.Model:

@@ -14,9 +14,9 @@ import numpy as np
 from onnxgrad import transforms
 from onnxgrad.errors import BadInput
 from onnxgrad.function import Function
-from onnxgrad.ir.graph import prune
+from onnxgrad.ir.graph import named_values, prune
 from onnxgrad.model_io import AnyModel, signature
-from onnxgrad.transforms import first_order
+from onnxgrad.transforms.select_values import float_values
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -46,9 +46,9 @@ def linear_operator(
         raise ImportError("linear_operator needs SciPy: pip install 'onnxgrad[scipy]'") from error
     f = model if isinstance(model, Function) else Function(model)
     known = {v.name or "": v for v in f.model.graph.inputs} | dict(f.model.graph.initializers)
-    if wrt in first_order.named_values(f.model.graph) and wrt not in known:
+    if wrt in named_values(f.model.graph) and wrt not in known:
         raise BadInput(f"`wrt` {wrt!r} is no input or initializer of the model, so its shape is not known beforehand")
-    value = first_order.float_values(wrt, known, "wrt")[wrt]
+    value = float_values(wrt, known, "wrt")[wrt]
     assert value.dtype is not None
     feeds = f.feeds(**inputs)
     x_shape = feeds[wrt].shape if wrt in feeds else tuple(d for d in value.shape or () if isinstance(d, int))

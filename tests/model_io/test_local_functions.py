@@ -24,7 +24,7 @@ from onnxgrad import (
 )
 from onnxgrad.engine import reverse
 from onnxgrad.model_io import local_functions
-from onnxgrad.transforms import first_order
+from onnxgrad.transforms import derivation
 from tests.model_io.function_models import Random, parsed, transformer
 from tests.models import assert_sound, nodes_of
 
@@ -289,7 +289,7 @@ def test_names_inside_a_function_inline_it():
 def derivations(monkeypatch):
     """The derivations that are begun, one entry for each."""
     begun = []
-    monkeypatch.setattr(first_order, "reverse", lambda *args: begun.append(args) or reverse(*args))
+    monkeypatch.setattr(derivation, "reverse", lambda *args: begun.append(args) or reverse(*args))
     return begun
 
 

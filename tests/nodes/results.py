@@ -18,7 +18,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrad.testing import Case
-from onnxgrad.transforms import first_order
+from onnxgrad.transforms import derivation
 
 RESULTS = Path(__file__).parent / "results.json"
 TESTS = Path(__file__).parents[1]
@@ -48,7 +48,7 @@ class Recorder:
         self._seen: set[str] = set()
 
     def __enter__(self) -> Recorder:
-        self._open = first_order.open_lowered
+        self._open = derivation.open_lowered
 
         def opened(*given: Any, **options: Any) -> Any:
             found = self._open(*given, **options)
@@ -56,11 +56,11 @@ class Recorder:
             self._seen |= {key(n.domain, n.op_type) for g in graphs for n in g if _own(n)}
             return found
 
-        first_order.open_lowered = opened
+        derivation.open_lowered = opened
         return self
 
     def __exit__(self, *_: object) -> None:
-        first_order.open_lowered = self._open
+        derivation.open_lowered = self._open
 
     def pytest_runtest_setup(self) -> None:
         self._seen.clear()

@@ -20,6 +20,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.model_io import files_of, load_model, save_model, signature
 from onnxgrad.rules.registry import registry
 from onnxgrad.transforms import first_order
+from onnxgrad.transforms.select_values import default_of
 
 
 class Transform(enum.StrEnum):
@@ -110,7 +111,7 @@ def grad(
     primal = load_model(model)
     check_paths({MODEL: files_of(primal, model), "--rule": rule}, {OUTPUT: output}, force=force)
     if class_ is not None:
-        of = [f"{name}[:,{class_}]" for name in of or first_order.default_of(primal.graph)]
+        of = [f"{name}[:,{class_}]" for name in of or default_of(primal.graph)]
     with registry.straight_through(*straight_through or ()), custom_rules(*rule or ()), checkpointing(_period(every)):
         derived = getattr(first_order if hasattr(first_order, mode.value) else transforms, mode.value)(
             primal, wrt=wrt, of=of or None

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from enum import Enum
 
 import onnx_ir as ir
 
+from onnxgrad.context import changed, current
 from onnxgrad.errors import BadInput
 
 Every = int | str | None
-_every: ContextVar[Every] = ContextVar("every", default=None)
 
 #: where a node that was written for a policy remembers what to keep
 _KEPT = "onnxgrad.kept"
@@ -57,22 +56,19 @@ def checkpointing(every: Every) -> Iterator[None]:
     wrong = isinstance(every, bool) or not (every is None or every == "sqrt" or (isinstance(every, int) and every > 0))
     if wrong:
         raise BadInput(f"`every` is a number of steps from 1 on, 'sqrt' or None, not {every!r}")
-    token = _every.set(every)
-    try:
+    with changed(every=every):
         yield
-    finally:
-        _every.reset(token)
 
 
 def segment_length(node: ir.Node) -> Every:
     """How many steps of `node` to take together, if that is still to be done: a number from 2 on, or "sqrt"."""
-    every = _every.get()
+    every = current().every
     return None if every in (None, 1) or _KEPT in node.meta else every
 
 
 def kept(node: ir.Node) -> Kept:
     """What `node` keeps."""
-    return node.meta.get(_KEPT) or (Kept.RESIDUALS if _every.get() is None else Kept.STATES)
+    return node.meta.get(_KEPT) or (Kept.RESIDUALS if current().every is None else Kept.STATES)
 
 
 def keep(node: ir.Node | None, what: Kept) -> None:

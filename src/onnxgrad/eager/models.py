@@ -23,7 +23,7 @@ from onnxgrad.function import Function
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms import split_vjp
-from onnxgrad.transforms.first_order import without_collection
+from onnxgrad.transforms.derivation import without_collection
 from onnxgrad.transforms.gradient_lowering import open_lowered
 
 

@@ -17,7 +17,8 @@ from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.model_io import AnyModel
-from onnxgrad.transforms.first_order import Derivation, Names, without_collection
+from onnxgrad.transforms.derivation import Derivation, without_collection
+from onnxgrad.transforms.select_values import Names
 
 Mode = Literal["auto", "reverse", "forward"]
 Dims = Sequence[int | ir.SymbolicDim]

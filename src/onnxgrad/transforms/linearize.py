@@ -22,7 +22,9 @@ from onnxgrad.ir.graph import dependents, named_values, prune, subgraphs
 from onnxgrad.ir.outline import restrict
 from onnxgrad.model_io import AnyModel, Signature
 from onnxgrad.model_io.read import TRAINING
-from onnxgrad.transforms.first_order import Derivation, Names, keeping_functions, without_collection
+from onnxgrad.transforms.derivation import Derivation, without_collection
+from onnxgrad.transforms.keep_functions import keeping_functions
+from onnxgrad.transforms.select_values import Names
 
 
 class Split(NamedTuple):

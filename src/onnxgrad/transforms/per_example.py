@@ -11,7 +11,8 @@ from onnxgrad.engine import reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Var
 from onnxgrad.model_io import AnyModel
-from onnxgrad.transforms.first_order import Derivation, Names, without_collection
+from onnxgrad.transforms.derivation import Derivation, without_collection
+from onnxgrad.transforms.select_values import Names
 
 
 @without_collection()

@@ -7,16 +7,12 @@ from typing import Any
 from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Var
+from onnxgrad.ir.graph import named_values
 from onnxgrad.model_io import AnyModel
-from onnxgrad.transforms.first_order import (
-    Derivation,
-    Names,
-    float_values,
-    keeping_functions,
-    named_values,
-    without_collection,
-)
+from onnxgrad.transforms.derivation import Derivation, without_collection
 from onnxgrad.transforms.jacobians import gradients_of
+from onnxgrad.transforms.keep_functions import keeping_functions
+from onnxgrad.transforms.select_values import Names, float_values
 
 
 @without_collection()

@@ -6,13 +6,13 @@ that only a run tells (how many elements are not zero) would then pass for equal
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import onnx_ir as ir
 import onnx_shape_inference as osi
+
+from onnxgrad.context import changed, current
 
 
 class Calls(Protocol):
@@ -25,17 +25,9 @@ class Calls(Protocol):
         """Set types and shapes of what a call gives."""
 
 
-_known: ContextVar[Calls | None] = ContextVar("calls", default=None)
-
-
-@contextmanager
-def calls_known(calls: Calls | None) -> Iterator[None]:
+def calls_known(calls: Calls | None) -> AbstractContextManager[None]:
     """Within the ``with`` block, inference asks `calls`."""
-    token = _known.set(calls)
-    try:
-        yield
-    finally:
-        _known.reset(token)
+    return changed(calls=calls)
 
 
 def register(domain: str, op_type: str) -> None:
@@ -49,7 +41,7 @@ def register(domain: str, op_type: str) -> None:
 
 def _asking(otherwise):  # type: ignore[no-untyped-def]
     def infer(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-        calls = _known.get()
+        calls = current().calls
         if calls is not None and node in calls:
             calls.infer(ctx, node)
         elif otherwise is not None:

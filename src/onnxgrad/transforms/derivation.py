@@ -1,0 +1,210 @@
+"""One model being derived: what grad, vjp, jvp and the transforms on them have in common."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrad import control_flow  # noqa: F401  (it fills the registry)
+from onnxgrad import rules as _rules  # noqa: F401
+from onnxgrad.batching.directions import Stacked, along
+from onnxgrad.context import current
+from onnxgrad.engine import forward, reverse
+from onnxgrad.engine.activity import prepare, stoppers
+from onnxgrad.engine.function_calls import CALL
+from onnxgrad.errors import BadInput, ZeroDerivative
+from onnxgrad.ir import Builder, Var, identifier
+from onnxgrad.ir.cleanup import finish
+from onnxgrad.ir.graph import ancestors, named_values
+from onnxgrad.ir.infer.inference import Inference
+from onnxgrad.model_io import AnyModel, Opened, Signature
+from onnxgrad.model_io.local_functions import worth_keeping
+from onnxgrad.model_io.open import Keep, nothing
+from onnxgrad.rules.constant_sums import constant_total
+from onnxgrad.rules.registry import registry
+from onnxgrad.transforms.gradient_lowering import open_lowered
+from onnxgrad.transforms.select_values import Names, default_of, float_values, of_values
+
+
+class Derivation:
+    """One model being derived: resolves names, adds inputs and outputs, cleans up, records the signature."""
+
+    def __init__(
+        self,
+        model: AnyModel,
+        wrt: Names,
+        of: Names | None,
+        first: Callable[[ir.Model], None] | None = None,
+        containers: bool = False,
+    ) -> None:
+        """Open `model`; with `containers`, `wrt` and `of` may be sequences and optionals of float tensors."""
+        attempt = (
+            None if registry.estimating else current().attempt
+        )  # an estimator looks at what made a quantized number
+        try:
+            self._open(model, wrt, of, first, containers, keep=nothing if attempt is None else worth_keeping)
+        except BadInput:
+            if not hasattr(self, "opened") or self.opened.functions is None:
+                raise
+            self._open(model, wrt, of, first, containers, keep=nothing)  # a name may be one inside a function
+        kept = self.opened.functions
+        if attempt is not None and kept is not None:
+            attempt.kept = attempt.kept or any(node in kept for node in ancestors(self.graph, self.of.values()))
+        self.signature = Signature()
+
+    def _open(
+        self,
+        model: AnyModel,
+        wrt: Names,
+        of: Names | None,
+        first: Callable[[ir.Model], None] | None,
+        containers: bool,
+        keep: Keep,
+    ) -> None:
+        """Open `model` and find the values that `wrt` and `of` name."""
+        self.opened: Opened = open_lowered(model, first, keep=keep)
+        functions = self.opened.functions
+        if functions is not None:
+            functions.rule = CALL
+        self.graph = self.opened.model.graph
+        values = named_values(self.graph)
+        self.wrt = float_values(wrt, values, "wrt", containers)
+        self.builder = Builder(self.graph, infer=Inference.of(self.graph, functions))
+        self.of = default_of(self.graph, containers) if of is None else of_values(of, values, self.builder, containers)
+        self.builder.names.reserve(self.opened.training)
+        self.nodes = list(self.graph)
+        self.primal = set(values)
+
+    def input(self, like: ir.Value, name: str, directions: int | str | None = None) -> Var:
+        """A new graph input with the type and shape of `like`; with `directions`, as many of it in a stack."""
+        if like.shape is None and isinstance(like.type, ir.TensorType):  # a graph input must say how many axes it has
+            hint = "declare its shape in the model's value_info"
+            raise BadInput(f"the rank of {like.name!r} is not known\n  hint: {hint}")
+        value = ir.Value(
+            name=self.builder.names.exactly(identifier(name)),
+            type=like.type,
+            shape=None
+            if like.shape is None
+            else ir.Shape([*([] if directions is None else [directions]), *like.shape]),
+        )
+        self.graph.inputs.append(value)
+        return self.builder.var(value)
+
+    def output(self, var: Var, name: str, like: ir.Value) -> str:
+        """A new graph output that holds `var`, of the type and shape of `like`; returns its name."""
+        value = var.value
+        if value.producer() is None or value.is_graph_output() or value.name in self.primal:
+            var = self.builder.append(ir.Node("", "Identity", [value]))[0]
+        var.value.type = var.value.type or like.type
+        var.value.shape = var.value.shape if var.value.shape is not None else like.shape
+        var.value.name = self.builder.names.exactly(identifier(name))
+        self.graph.outputs.append(var.value)
+        return var.value.name
+
+    def zeros(self, value: ir.Value) -> Var:
+        """The derivative of, or by, `value` where nothing connects them."""
+        return self.builder.zeros_like(self.builder.var(self.builder.now(value)))
+
+    def found(self, derivatives: Mapping[ir.Value, Var], of: Mapping[str, ir.Value]) -> list[Var]:
+        """Those of the values `of`, with a warning for each that is zero because nothing leads there."""
+        for name, value in of.items():
+            if value not in derivatives:
+                ends = ", ".join(repr(n) for n in (self.of if of is self.wrt else self.wrt))
+                why = stoppers(self.nodes, self.wrt.values(), self.of.values(), self.builder)
+                reason = f"nothing but {', '.join(why)} connects them" if why else "nothing connects them"
+                kinds = ("gradient of", "with respect to") if of is self.wrt else ("tangent by", "of")
+                message = f"the {kinds[0]} {ends} {kinds[1]} {name!r} is zero: {reason}"
+                warnings.warn(ZeroDerivative(message, name), stacklevel=7)
+        return [derivatives.get(v) or self.zeros(v) for v in of.values()]
+
+    def pull_back(self, seeds: Mapping[ir.Value, Var]) -> None:
+        """Add the gradient outputs."""
+        for name, value in self.of.items():
+            if operator := constant_total(value):
+                part = "[0]" if value.shape is not None and len(value.shape) == 1 and name[-1] != "]" else "[:, 0]"
+                whole = name.rpartition("[")[0] if name.endswith("]") else name
+                hint = f"take one class of it, such as of='{whole or name}{part}', or a loss"
+                message = f"the gradient of the sum of {name!r} is zero: rows of a {operator} sum to 1\n  hint: {hint}"
+                warnings.warn(ZeroDerivative(message, name), stacklevel=6)
+        found = reverse(self.builder, self.nodes, seeds, list(self.wrt.values()))
+        self.add_gradients(self.found(found, self.wrt))
+
+    def add_gradients(self, gradients: Sequence[Var]) -> None:
+        """Add the gradient outputs, given what they hold."""
+        for (name, value), g in zip(self.wrt.items(), gradients):
+            self.signature.gradients[name] = self.output(g, f"{name}_grad", value)
+
+    def pull_cotangents(self, directions: int | str | None = None) -> list[Var]:
+        """Add inputs for cotangents of `of`, and the gradient outputs; the inputs."""
+        ends, wrt = list(self.of.values()), list(self.wrt.values())
+        seeds = [self.input(v, f"{name}_cotangent", directions) for name, v in self.of.items()]
+        self.signature.cotangents = {name: seed.name for name, seed in zip(self.of, seeds)}
+
+        def write(slices: Sequence[Var]) -> list[Var]:
+            return self.found(reverse(self.builder, list(self.graph), dict(zip(ends, slices)), wrt), self.wrt)
+
+        self.add_gradients(write(seeds) if directions is None else self._along(seeds, write, self.wrt, ends))
+        return seeds
+
+    def push_tangents(self, directions: int | str | None = None) -> list[Var]:
+        """Add inputs for tangents of `wrt`, and outputs for those of `of`; the inputs."""
+        ends, wrt = list(self.of.values()), list(self.wrt.values())
+        seeds = [self.input(v, f"{name}_tangent", directions) for name, v in self.wrt.items()]
+        self.signature.input_tangents = {name: seed.name for name, seed in zip(self.wrt, seeds)}
+
+        def write(slices: Sequence[Var]) -> list[Var]:
+            return self.found(forward(self.builder, list(self.graph), dict(zip(wrt, slices)), ends), self.of)
+
+        tangents = write(seeds) if directions is None else self._along(seeds, write, self.of, ends)
+        for (name, value), t in zip(self.of.items(), tangents):
+            self.signature.output_tangents[name] = self.output(t, f"{name}_tangent", value)
+        return seeds
+
+    def lowered(self, of: Sequence[ir.Value]) -> list[ir.Node]:
+        """All nodes, after every lowering: values that shapes are taken from must not be replaced meanwhile."""
+        prepare(list(self.graph), list(self.wrt.values()), of, self.builder)
+        return list(self.graph)
+
+    def _along(
+        self,
+        seeds: Sequence[Var],
+        write: Callable[[Sequence[Var]], list[Var]],
+        likes: Mapping[str, ir.Value],
+        of: Sequence[ir.Value],
+    ) -> list[Var]:
+        for name, value in likes.items():
+            if value.shape is None:
+                hint = "declare its shape in the model's value_info"
+                raise BadInput(f"the rank of {name!r} is not known\n  hint: {hint}")
+        self.lowered(of)
+        results = [Stacked(self.builder.var(self.builder.now(v))) for v in likes.values()]
+        return along(self.builder, seeds, write, results)
+
+    def ones(self) -> dict[ir.Value, Var]:
+        """The seeds for which the cotangent of `wrt` is the gradient of the sum of `of`."""
+        return {v: self.builder.full_like(self.builder.var(v), 1) for v in self.of.values()}
+
+    def close(self) -> Any:
+        """Clean up; the derived model in the caller's kind."""
+        initializers = self.graph.initializers
+        kept = [initializers[n] for n in self.opened.training if n in initializers]
+        finish(self.graph, kept, self.builder.names)
+        self.signature.store(self.opened.model)
+        return self.opened.close()
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Pause the garbage collector: a derivation makes many objects and no garbage (a third less time)."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

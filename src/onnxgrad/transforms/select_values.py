@@ -1,0 +1,67 @@
+"""The values that `wrt` and `of` name: float tensors, and parts of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.ir import Builder
+from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.index_expressions import with_parts
+
+Names = str | Sequence[str]
+
+
+def float_values(
+    names: Names, values: Mapping[str, ir.Value], role: str, containers: bool = False
+) -> dict[str, ir.Value]:
+    """The values of `names` (each once), which must be float tensors of known type; `containers`: or hold such."""
+    if not isinstance(names, Iterable):
+        raise BadInput(f"`{role}` takes names of values, not {names!r}")
+    listed = [names] if isinstance(names, str) else list(names)
+    if not listed:
+        raise BadInput(f"`{role}` names no value")
+    found = {}
+    for name in listed:
+        if not isinstance(name, str):
+            raise BadInput(f"`{role}` takes names of values, not {name!r}")
+        if name not in values:
+            raise UnknownName(name, values, "value")
+        value = found[name] = values[name]
+        if value.type is None:
+            raise BadInput(f"the type of `{role}` {name!r} is not known\n  hint: declare it in the model's value_info")
+        if not is_float(value, containers):
+            raise BadInput(f"`{role}` {name!r} is a {_described(value.type)}; only float tensors have derivatives")
+    return found
+
+
+def of_values(
+    of: Names, values: Mapping[str, ir.Value], builder: Builder, containers: bool = False
+) -> dict[str, ir.Value]:
+    """As `float_values`, and of parts such as ``y[:, 3]`` (numpy's basic indexing; a name that holds brackets wins)."""
+    named = [of] if isinstance(of, str) or not isinstance(of, Iterable) else of
+    return float_values(of, with_parts(builder, named, values), "of", containers)
+
+
+def default_of(graph: ir.Graph, containers: bool = False) -> dict[str, ir.Value]:
+    """All float outputs; `containers`: and sequences and optionals of floats."""
+    found = {v.name or "": v for v in graph.outputs if is_float(v, containers)}
+    if not found:
+        raise BadInput("the model has no float output to differentiate; name a value with `of`")
+    return found
+
+
+def is_float(value: ir.Value, containers: bool = False) -> bool:
+    """Whether `value` is a float tensor; `containers`: or a sequence or optional of them."""
+    held = value.type
+    while containers and isinstance(held, (ir.SequenceType, ir.OptionalType)):
+        held = held.elem_type
+    return isinstance(held, ir.TensorType) and held.dtype in FLOATS
+
+
+def _described(held: ir.TypeProtocol) -> str:
+    if isinstance(held, ir.TensorType):
+        return f"tensor of {held.dtype.name.lower()}"
+    return type(held).__name__.removesuffix("Type").lower()
