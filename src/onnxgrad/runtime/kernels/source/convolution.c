@@ -423,35 +423,34 @@ static void correlate(Call *call, const Correlation *at, const float *x, const f
 /* --- the operator ------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-  int64_t group, kernel[2], strides[2], dilations[2], pads[2];
+  int64_t kernel[2];
+  Windows windows;
 } Settings;
 
 static void read(Attributes *from, void *settings) {
   Settings *s = settings;
-  s->group = attribute_int(from, "group");
   attribute_ints(from, "kernel", s->kernel, 2);
-  attribute_ints(from, "strides", s->strides, 2);
-  attribute_ints(from, "dilations", s->dilations, 2);
-  attribute_ints(from, "pads", s->pads, 2);
+  read_windows(from, &s->windows);
 }
 
 static void compute(Call *call, const void *settings) {
   const Settings *s = settings;
+  const Windows *by = &s->windows;
   const Shape big = shape_of(call, 0), small = shape_of(call, 1);
   const float *x = input(call, 0), *y = input(call, 1);
   if (call->failed) return;
-  int sound = big.rank == 4 && small.rank == 4 && big.dims[0] == small.dims[0] && s->group > 0;
+  int sound = big.rank == 4 && small.rank == 4 && big.dims[0] == small.dims[0] && by->group > 0;
   for (int i = 0; i < 2; i++)
-    sound = sound && within_reach(s->kernel[i], s->strides[i], s->dilations[i], s->pads[i]);
-  if (!sound || s->kernel[0] * s->kernel[1] > MOST_TAPS || big.dims[1] % s->group || small.dims[1] % s->group) {
+    sound = sound && within_reach(s->kernel[i], by->strides[i], by->dilations[i], by->pads[i]);
+  if (!sound || s->kernel[0] * s->kernel[1] > MOST_TAPS || big.dims[1] % by->group || small.dims[1] % by->group) {
     fail(call, "ConvWeightGrad: operands or attributes do not belong together");
     return;
   }
   const Correlation at = {
-      .images = big.dims[0], .groups = s->group, .m = small.dims[1] / s->group, .c = big.dims[1] / s->group,
+      .images = big.dims[0], .groups = by->group, .m = small.dims[1] / by->group, .c = big.dims[1] / by->group,
       .h = big.dims[2], .w = big.dims[3], .oh = small.dims[2], .ow = small.dims[3],
-      .kh = s->kernel[0], .kw = s->kernel[1], .sh = s->strides[0], .sw = s->strides[1],
-      .dh = s->dilations[0], .dw = s->dilations[1], .ph = s->pads[0], .pw = s->pads[1],
+      .kh = s->kernel[0], .kw = s->kernel[1], .sh = by->strides[0], .sw = by->strides[1],
+      .dh = by->dilations[0], .dw = by->dilations[1], .ph = by->pads[0], .pw = by->pads[1],
   };
   const Shape shape = {.rank = 4, .dims = {small.dims[1], at.c, at.kh, at.kw}};
   float *out = output(call, 0, &shape);

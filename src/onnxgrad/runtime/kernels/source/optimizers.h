@@ -94,14 +94,16 @@ OPTIMIZER(momentum, 1, 4, 3,
   x_new[i] = xi - rate * (nesterov ? gi + v * alpha : v);
 })
 
+#define MOMENTS                                                                                  \
+  const REAL xi = x[i] * shrink, gi = DECAYED;                                                   \
+  const REAL v = MIXED(a[i], gi, alpha, alpha_rest), h = MIXED(b[i], gi * gi, beta, beta_rest);  \
+  a_new[i] = v;                                                                                  \
+  b_new[i] = h;
 /* V' = αV + (1-α)G, H' = βH + (1-β)G², X' = post·(X - R·V'/(√H'/root + ε)) */
 OPTIMIZER(adam, 2, 4, 7,
           const REAL norm = k[0]; const REAL root = s[3]; const REAL alpha = k[1]; const REAL alpha_rest = k[2];
           const REAL beta = k[3]; const REAL beta_rest = k[4]; const REAL epsilon = k[5]; const REAL post = k[6], {
-  const REAL xi = x[i] * shrink, gi = DECAYED;
-  const REAL v = MIXED(a[i], gi, alpha, alpha_rest), h = MIXED(b[i], gi * gi, beta, beta_rest);
-  a_new[i] = v;
-  b_new[i] = h;
+  MOMENTS
   x_new[i] = (xi - rate * (v / (ROOT(h) / root + epsilon))) * post;
 })
 
@@ -109,10 +111,7 @@ OPTIMIZER(adam, 2, 4, 7,
 OPTIMIZER(nadam, 2, 5, 6,
           const REAL norm = k[0]; const REAL root = s[3]; const REAL ahead = s[4]; const REAL alpha = k[1];
           const REAL alpha_rest = k[2]; const REAL beta = k[3]; const REAL beta_rest = k[4]; const REAL epsilon = k[5], {
-  const REAL xi = x[i] * shrink, gi = DECAYED;
-  const REAL v = MIXED(a[i], gi, alpha, alpha_rest), h = MIXED(b[i], gi * gi, beta, beta_rest);
-  a_new[i] = v;
-  b_new[i] = h;
+  MOMENTS
   x_new[i] = xi - (rate * gi + ahead * v) / (ROOT(h) / root + epsilon);
 })
 
@@ -173,6 +172,7 @@ OPTIMIZER(lion, 1, 3, 5,
 #undef OPTIMIZER
 #undef MIXED
 #undef DECAYED
+#undef MOMENTS
 #undef RMSPROP
 #undef SQUARE
 #undef CENTERED

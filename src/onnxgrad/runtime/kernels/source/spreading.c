@@ -295,38 +295,37 @@ static void spread(Call *call, const Correlation *at, const float *y, const floa
 /* --- the operator ------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-  int64_t group, size[2], strides[2], dilations[2], pads[2];
+  int64_t size[2];
+  Windows windows;
 } Settings;
 
 static void read(Attributes *from, void *settings) {
   Settings *s = settings;
-  s->group = attribute_int(from, "group");
   attribute_ints(from, "size", s->size, 2);
-  attribute_ints(from, "strides", s->strides, 2);
-  attribute_ints(from, "dilations", s->dilations, 2);
-  attribute_ints(from, "pads", s->pads, 2);
+  read_windows(from, &s->windows);
 }
 
 /* (y, w) */
 static void compute(Call *call, const void *settings) {
   const Settings *s = settings;
+  const Windows *by = &s->windows;
   const Shape small = shape_of(call, 0), weights = shape_of(call, 1);
   const float *y = input(call, 0), *w = input(call, 1);
   if (call->failed) return;
-  int sound = small.rank == 4 && weights.rank == 4 && small.dims[1] == weights.dims[0] && s->group > 0 &&
-              s->group < FAR;
+  int sound = small.rank == 4 && weights.rank == 4 && small.dims[1] == weights.dims[0] && by->group > 0 &&
+              by->group < FAR;
   for (int i = 0; i < 2; i++)
-    sound = sound && s->size[i] >= 0 && s->size[i] < FAR && s->pads[i] >= 0 &&
-            within_reach(weights.dims[2 + i], s->strides[i], s->dilations[i], s->pads[i]);
-  if (!sound || weights.dims[2] * weights.dims[3] > MOST_TAPS || small.dims[1] % s->group) {
+    sound = sound && s->size[i] >= 0 && s->size[i] < FAR && by->pads[i] >= 0 &&
+            within_reach(weights.dims[2 + i], by->strides[i], by->dilations[i], by->pads[i]);
+  if (!sound || weights.dims[2] * weights.dims[3] > MOST_TAPS || small.dims[1] % by->group) {
     fail(call, "ConvInputGrad: operands or attributes do not belong together");
     return;
   }
   const Correlation at = {
-      .images = small.dims[0], .groups = s->group, .m = small.dims[1] / s->group, .c = weights.dims[1],
+      .images = small.dims[0], .groups = by->group, .m = small.dims[1] / by->group, .c = weights.dims[1],
       .h = s->size[0], .w = s->size[1], .oh = small.dims[2], .ow = small.dims[3],
-      .kh = weights.dims[2], .kw = weights.dims[3], .sh = s->strides[0], .sw = s->strides[1],
-      .dh = s->dilations[0], .dw = s->dilations[1], .ph = s->pads[0], .pw = s->pads[1],
+      .kh = weights.dims[2], .kw = weights.dims[3], .sh = by->strides[0], .sw = by->strides[1],
+      .dh = by->dilations[0], .dw = by->dilations[1], .ph = by->pads[0], .pw = by->pads[1],
   };
   const Shape shape = {.rank = 4, .dims = {at.images, at.groups * at.c, at.h, at.w}};
   float *out = output(call, 0, &shape);

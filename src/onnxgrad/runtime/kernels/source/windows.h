@@ -23,6 +23,18 @@ typedef struct {
   int64_t sh, sw, dh, dw, ph, pw; /* strides, dilations, padding before */
 } Correlation;
 
+/* What two of the kernels are told of them alike. */
+typedef struct {
+  int64_t group, strides[2], dilations[2], pads[2];
+} Windows;
+
+static inline void read_windows(Attributes *from, Windows *windows) {
+  windows->group = attribute_int(from, "group");
+  attribute_ints(from, "strides", windows->strides, 2);
+  attribute_ints(from, "dilations", windows->dilations, 2);
+  attribute_ints(from, "pads", windows->pads, 2);
+}
+
 /* Where a row of a phase begins to hold numbers, and where it ends. */
 static inline int64_t left_of(const Correlation *at, int64_t pitch, int64_t phase) {
   return phase < at->pw ? least(pitch, up(at->pw - phase, at->sw)) : 0;
