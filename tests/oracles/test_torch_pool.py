@@ -52,6 +52,15 @@ def operands(room, ties):
     return (np.round(x) if ties else x), rng  # many equal values, as after a quantized or a flat image
 
 
+def of_torch(pool, x, rng, *args):
+    """What PyTorch pools `x` to, a cotangent of that, and the cotangent of `x`."""
+    t = torch.tensor(x, requires_grad=True)
+    out = getattr(torch.nn.functional, pool)(t, *args)
+    u = rng.standard_normal(tuple(out.shape)).astype(np.float32)
+    out.backward(torch.tensor(u))
+    return out.detach().numpy(), u, t.grad.numpy()
+
+
 @pytest.mark.parametrize("symbolic", [None, {0: (0,)}, {0: (0, 2, 3, 4)}], ids=["static", "batch", "space"])
 @pytest.mark.parametrize("ties", [False, True], ids=["", "ties"])
 @pytest.mark.parametrize("spec", WINDOWS, ids=str)
@@ -59,10 +68,7 @@ def test_max_pool(spec, ties, symbolic):
     room, k, s, p, d, ceil = spec
     rank = len(room)
     x, rng = operands(room, ties)
-    t = torch.tensor(x, requires_grad=True)
-    out = getattr(torch.nn.functional, f"max_pool{rank}d")(t, k, s, p, d, ceil)
-    u = rng.standard_normal(tuple(out.shape)).astype(np.float32)
-    out.backward(torch.tensor(u))
+    out, u, wanted = of_torch(f"max_pool{rank}d", x, rng, k, s, p, d, ceil)
     attrs = {
         "kernel_shape": [k] * rank,
         "strides": [s] * rank,
@@ -70,8 +76,8 @@ def test_max_pool(spec, ties, symbolic):
         "dilations": [d] * rank,
     }
     y, g = run(*derived("MaxPool", x, u, attrs | {"ceil_mode": int(ceil)}, symbolic))
-    np.testing.assert_array_equal(y, out.detach().numpy())
-    np.testing.assert_allclose(g, t.grad.numpy(), rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(y, out)
+    np.testing.assert_allclose(g, wanted, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("symbolic", [None, {0: (0,)}, {0: (0, 2, 3, 4)}], ids=["static", "batch", "space"])
@@ -81,26 +87,20 @@ def test_average_pool(spec, included, symbolic):
     room, k, s, p, _, ceil = spec
     rank = len(room)
     x, rng = operands(room, False)
-    t = torch.tensor(x, requires_grad=True)
-    out = getattr(torch.nn.functional, f"avg_pool{rank}d")(t, k, s, p, ceil, included)
-    u = rng.standard_normal(tuple(out.shape)).astype(np.float32)
-    out.backward(torch.tensor(u))
+    out, u, wanted = of_torch(f"avg_pool{rank}d", x, rng, k, s, p, ceil, included)
     attrs = {"kernel_shape": [k] * rank, "strides": [s] * rank, "pads": [p] * 2 * rank}
     attrs |= {"ceil_mode": int(ceil), "count_include_pad": int(included)}
     y, g = run(*derived("AveragePool", x, u, attrs, symbolic))
-    np.testing.assert_allclose(y, out.detach().numpy(), rtol=0, atol=1e-6)
-    np.testing.assert_allclose(g, t.grad.numpy(), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(y, out, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(g, wanted, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("room", [(5,), (4, 3), (2, 3, 2)], ids=str)
 def test_global_max_pool_gives_ties_to_the_first(room):
     x, rng = operands(room, True)
-    t = torch.tensor(x, requires_grad=True)
-    out = getattr(torch.nn.functional, f"adaptive_max_pool{len(room)}d")(t, 1)
-    u = rng.standard_normal(tuple(out.shape)).astype(np.float32)
-    out.backward(torch.tensor(u))
+    _, u, wanted = of_torch(f"adaptive_max_pool{len(room)}d", x, rng, 1)
     _, g = run(*derived("GlobalMaxPool", x, u, {}, None))
-    np.testing.assert_array_equal(g, t.grad.numpy())
+    np.testing.assert_array_equal(g, wanted)
 
 
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])

@@ -71,24 +71,10 @@ CASES = [
     Case("DFT", [(2, 5, 1), whole(3)], {"onesided": 1}, opset=20, symbolic=OUTER, note="half, cut"),
     Case("DFT", [(2, 3, 2)], {"onesided": 1, "inverse": 1}, opset=20, symbolic=OUTER, note="from half"),
     Case("DFT", [(2, 3, 2), whole(5)], {"onesided": 1, "inverse": 1}, opset=20, symbolic=OUTER, note="from half, odd"),
-    Case(
-        "DFT",
-        [(2, 5, 2), whole(4)],
-        {"onesided": 1, "inverse": 1},
-        opset=20,
-        symbolic=OUTER,
-        note="from half, cut",
-        **CUT,
-    ),
-    Case(
-        "DFT",
-        [(2, 2, 2), whole(6)],
-        {"onesided": 1, "inverse": 1},
-        opset=20,
-        symbolic=OUTER,
-        note="from half, more",
-        **CUT,
-    ),
+    *[
+        Case("DFT", x, {"onesided": 1, "inverse": 1}, opset=20, symbolic=OUTER, note=f"from half, {note}", **CUT)
+        for x, note in (([(2, 5, 2), whole(4)], "cut"), ([(2, 2, 2), whole(6)], "more"))
+    ],
     *[
         Case("DFT", [(2, 3, 2), None, whole(a)], {"inverse": i}, opset=20, fed=True, note=f"axis {a}, computed")
         for a, i in ((1, 0), (-3, 1))

@@ -3,30 +3,13 @@
 import numpy as np
 
 from onnxgrad.testing import Case
+from tests.rules import windowed
 from tests.rules.ladder import ladder
-from tests.rules.windowed import (
-    AveragePool,
-    Conv,
-    ConvTranspose,
-    GatherElements,
-    GlobalLpPool,
-    GlobalMaxPool,
-    LpPool,
-    MaxPool,
-    ScatterElements,
-)
 
 BATCH = {0: (0,)}
-EVALUATORS = (
-    AveragePool,
-    Conv,
-    ConvTranspose,
-    GatherElements,
-    GlobalLpPool,
-    GlobalMaxPool,
-    LpPool,
-    MaxPool,
-    ScatterElements,
+POOLS = ("AveragePool", "GlobalLpPool", "GlobalMaxPool", "LpPool", "MaxPool")
+EVALUATORS = tuple(
+    getattr(windowed, op) for op in (*POOLS, "Conv", "ConvTranspose", "GatherElements", "ScatterElements")
 )
 
 

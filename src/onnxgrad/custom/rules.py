@@ -1,4 +1,4 @@
-"""Derivatives of a user's own: for an operator, a local function or a sub-graph of one model.
+"""Rules of a user's own, and where they hold.
 
 A rule is Python that writes nodes, or an ONNX graph, which can be kept in a file. It holds where it is passed as
 ``rules=``, and within ``with custom_rules(…):`` for everything that differentiates inside. docs/custom-rules.md has
@@ -20,24 +20,18 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.context import changed, current
-from onnxgrad.control_flow.iteration import loop
+from onnxgrad.custom.graph_rules import Graph, model_of, written
 from onnxgrad.engine import reverse
-from onnxgrad.engine.activity import prepare
 from onnxgrad.errors import BadInput, NotDifferentiable, RuleError
-from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.subgraphs import empty, give
-from onnxgrad.lower.function_bodies import _Copy, _same_meaning
+from onnxgrad.ir import Var
 from onnxgrad.model_io import load_model, open_model, save_model
 from onnxgrad.model_io.match_subgraphs import CUT_DOMAIN, Cut
 from onnxgrad.model_io.save import to_proto
 from onnxgrad.rules.op import Op
-from onnxgrad.rules.registry import registry
 from onnxgrad.rules.rule import Cotangents, Function, Parts, Rule, add, listed, parameters
 
 #: Metadata of a rule that is kept in a file.
 RULE = "onnxgrad.rule"
-
-Graph = onnx.ModelProto | onnx.FunctionProto | ir.Model
 
 
 @dataclass(frozen=True)
@@ -67,7 +61,7 @@ class CustomRule:
             raise BadInput(
                 "a rule that is a Python function cannot be kept in a file\n  hint: give it as an ONNX graph"
             )
-        model = to_proto(open_model(_model_of(self.graph)).model)
+        model = to_proto(open_model(model_of(self.graph)).model)
         held: dict[str, Any] = {"mode": self.mode, "wrt": self.rule.wrt}
         if self.cut is None:
             held["operator"] = "::".join(self.operator or ())
@@ -165,7 +159,7 @@ def _made(
     cut = Cut(tuple(inputs or ()), tuple(outputs or ())) if of_cut else None
     named = None if operator is None else _operator(operator)
     graph = None if callable(rule) else rule
-    function = rule if callable(rule) else _written(rule, mode)
+    function = rule if callable(rule) else written(rule, mode)
     places = None if wrt is None else tuple(wrt)
     if cut is not None and places is None:
         places = tuple(range(len(cut.inputs)))
@@ -282,127 +276,3 @@ class _Custom(Rule):
                 seeds[t.value] = add([seeds[t.value], g]) if t.value in seeds else g
         found = reverse(b, emitted, seeds, [p.value for p in probes if p is not None])
         return [None if p is None else found.get(p.value) for p in probes]
-
-
-# --- rules that are ONNX graphs ----------------------------------------------------------------------
-
-
-def _model_of(graph: Graph) -> onnx.ModelProto | ir.Model:
-    """`graph` as a model; one of a function has operands of any type."""
-    if not isinstance(graph, onnx.FunctionProto):
-        return graph
-    call = onnx.helper.make_node(graph.name, graph.input, graph.output, domain=graph.domain, overload=graph.overload)
-    inputs, outputs = ([onnx.helper.make_empty_tensor_value_info(n) for n in g] for g in (graph.input, graph.output))
-    imports = {i.domain: i.version for i in graph.opset_import} | {graph.domain: 1}
-    return onnx.helper.make_model(
-        onnx.helper.make_graph([call], "rule", inputs, outputs),
-        functions=[graph],
-        opset_imports=[onnx.helper.make_opsetid(d, v) for d, v in imports.items()],
-        ir_version=10,
-    )
-
-
-def _written(rule: Graph, mode: str) -> Function:
-    """The rule function that writes the nodes of a graph."""
-    if not isinstance(rule, (onnx.ModelProto, onnx.FunctionProto, ir.Model)):
-        raise BadInput(f"a rule is a Python function, an ONNX model or an ONNX function, not a {type(rule).__name__}")
-    opened = open_model(_model_of(rule)).model
-
-    def write(op: Op, g: Any, *given: Var | None) -> list[Var | None]:
-        graph = opened.graph
-        written_for = graph.opset_imports
-        have = {d: op.builder.infer.context.get_opset_version(d) for d in written_for}
-        if not _same_meaning(graph, written_for, have):
-            raise NotDifferentiable(f"the rule is written for opset {written_for['']}, which differs from {have['']}")
-        seeds = list(g) if isinstance(g, tuple) else [g]
-        rule = registry.get(op.node.domain, op.node.op_type, op.opset)
-        wrt = None if rule is None else rule.wrt
-        places = list(wrt) if wrt is not None else [i for i, x in enumerate(op.inputs) if op.is_float(x)]
-        models = [op.inputs[i] for i in places] if mode == "jvp" else op.outputs
-        seeds = [seeds[i] for i in places] if mode == "jvp" else seeds
-        due = len(op.node.outputs) if mode == "jvp" else len(places)
-        if len(graph.outputs) != due:
-            raise NotDifferentiable(f"the rule gives {len(graph.outputs)} results, but {due} are due")
-        whole = [s if s is not None or m is None else op.builder.zeros_like(m) for s, m in zip(seeds, models)]
-        formals = [v for v in graph.inputs if v.name not in graph.initializers]
-        actual = [*whole, *given]
-        if len(formals) > len(actual):
-            raise NotDifferentiable(f"the rule takes {len(formals)} operands, but there are {len(actual)}")
-        copy = _Copy(op.builder, "rule", {})
-        copy.values.update((f, None if a is None else a.value) for f, a in zip(formals, actual))
-        for v in graph.initializers.values():
-            assert v.const_value is not None
-            copy.values[v] = op.builder.const(v.const_value.numpy(), v.const_value.dtype).value
-        for node in graph:
-            op.builder.append(copy.node(node))
-        made = [copy.values[v] for v in graph.outputs]
-        results = [None if v is None else op.builder.var(v) for v in made]
-        if mode == "jvp":
-            return results
-        parts: list[Var | None] = [None] * len(op.inputs)
-        for i, r in zip(places, results):
-            parts[i] = r
-        return parts
-
-    return write
-
-
-# --- what rules are written with -----------------------------------------------------------------------
-
-
-def pullback(function: Callable[..., Any], *xs: Var) -> tuple[Any, Callable[..., list[Var | None]]]:
-    """``function(*xs)``, which writes nodes, and its pullback: for use inside a rule.
-
-    ::
-
-        y, pull = pullback(lambda z: op.Tanh(z @ w), z)
-        (z_cotangent,) = pull(g)
-
-    Returns:
-        What `function` returns (a variable or a tuple of them), and a function from its cotangents to those of `xs`
-        (``None``: it does not depend on one). It writes where the cotangents are, which may be inside a Loop.
-    """
-    b = xs[0].builder
-    with b.record() as emitted:
-        starts = [b.append(ir.Node("", "Identity", [x.value]))[0] for x in xs]
-        for start, x in zip(starts, xs):
-            start.value.type, start.value.shape = x.value.type, x.value.shape
-        results = function(*starts)
-    wrt = [s.value for s in starts]
-    ys = [y.value for y in listed(results)]
-    path = prepare(emitted, wrt, ys, b, reverse=True)
-    ys = [b.now(y) for y in ys]
-
-    def pull(*cotangents: Var | None) -> list[Var | None]:
-        seeds: dict[ir.Value, Var] = {}
-        for y, g in zip(ys, cotangents):
-            if g is not None:
-                seeds[y] = add([seeds[y], g]) if y in seeds else g
-        if not seeds:
-            return [None] * len(wrt)
-        found = reverse(next(iter(seeds.values())).builder, path, seeds, wrt)
-        return [found.get(v) for v in wrt]
-
-    now = [b.var(y) for y in ys]
-    return (tuple(now) if isinstance(results, (tuple, list)) else now[0]), pull
-
-
-def iterate(op: Op, step: Callable[[Builder, Var], Var], start: Var, *, tolerance: float, most: int = 1000) -> Var:
-    """The fixed point of `step`, from `start`, for use inside a rule: a Loop until no element moves by more than
-    `tolerance` times the largest, or `most` steps are made.
-
-    ``step(b, x)`` writes nodes into the body of the Loop, as ``b.Mul(x, w)``; `w` may be a variable from outside.
-    """
-    outer = start.builder
-    b, body = empty(outer, "iterate")
-    number = ir.Value(name=b.names.fresh("step"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([]))
-    goes_on = ir.Value(name=b.names.fresh("goes_on"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
-    state = ir.Value(name=b.names.fresh("state"), type=start.value.type, shape=start.value.shape)
-    body.inputs.extend([number, goes_on, state])
-    following = step(b, b.var(state))
-    moved = b.ReduceMax(b.Abs(b.Sub(following, b.var(state))), None, keepdims=0)
-    if following.value.shape is None:
-        following.value.shape = state.shape
-    largest = b.ReduceMax(b.Abs(following), None, keepdims=0)
-    give(b, [b.Greater(moved, largest * tolerance), following])
-    return loop(outer, body, outer.const(most).value, outer.const(True).value, [start])[0]

@@ -234,13 +234,7 @@ def _attributes(
 
 
 def _tensors(graphs: Iterable[onnx.GraphProto], functions: Iterable[onnx.FunctionProto]) -> Iterator[onnx.TensorProto]:
-    for held in _attributes(graphs, functions):
-        if isinstance(held, onnx.GraphProto):
-            yield from held.initializer
-        elif isinstance(held, onnx.AttributeProto):
-            if held.HasField("t"):
-                yield held.t
-            yield from held.tensors
+    yield from _held(graphs, functions, "initializer", "t", "tensors")
     for sparse in _sparse(graphs, functions):
         yield sparse.values
         yield sparse.indices
@@ -249,10 +243,17 @@ def _tensors(graphs: Iterable[onnx.GraphProto], functions: Iterable[onnx.Functio
 def _sparse(
     graphs: Iterable[onnx.GraphProto], functions: Iterable[onnx.FunctionProto]
 ) -> Iterator[onnx.SparseTensorProto]:
-    for held in _attributes(graphs, functions):
-        if isinstance(held, onnx.GraphProto):
-            yield from held.sparse_initializer
-        elif isinstance(held, onnx.AttributeProto):
-            if held.HasField("sparse_tensor"):
-                yield held.sparse_tensor
-            yield from held.sparse_tensors
+    return _held(graphs, functions, "sparse_initializer", "sparse_tensor", "sparse_tensors")
+
+
+def _held(
+    graphs: Iterable[onnx.GraphProto], functions: Iterable[onnx.FunctionProto], stored: str, one: str, several: str
+) -> Iterator[Any]:
+    """What graphs hold in the field `stored`, and attributes in the fields `one` and `several`."""
+    for holder in _attributes(graphs, functions):
+        if isinstance(holder, onnx.GraphProto):
+            yield from getattr(holder, stored)
+        elif isinstance(holder, onnx.AttributeProto):
+            if holder.HasField(one):
+                yield getattr(holder, one)
+            yield from getattr(holder, several)

@@ -276,26 +276,29 @@ SHAPES.add([_axis_operand(2)], "DFT")
 SHAPES.add([_reduced], *(f"Reduce{how}" for how in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare")))
 SHAPES.add([_reduced], "ReduceLogSum", "ReduceLogSumExp")
 SHAPES.add([_reduced], "MeanVarianceNormalization")
-SHAPES.add([_flat], "Flatten")
-SHAPES.add([_unsqueezed], "Unsqueeze")
-SHAPES.add([_squeezed], "Squeeze")
-SHAPES.add([_permuted], "Transpose")
-SHAPES.add([_concatenated], "Concat")
-SHAPES.add([_sliced], "Slice")
-SHAPES.add([_padded], "Pad")
-SHAPES.add([_split], "Split")
-SHAPES.add([_top], "TopK")
-SHAPES.add([_gathered], "Gather")
-SHAPES.add([_by_element], "GatherElements", "ScatterElements")
-SHAPES.add([_gathered_nd], "GatherND")
-SHAPES.add([_scattered_nd], "ScatterND")
-SHAPES.add([_reversed], "ReverseSequence")
-SHAPES.add([_one_hot], "OneHot")
-SHAPES.add([_reshaped], "Reshape")
-SHAPES.add([_expanded], "Expand")
-SHAPES.add([_tiled], "Tile")
-SHAPES.add([_blocks], "DepthToSpace", "SpaceToDepth")
-SHAPES.add([_folded], "Col2Im")
-SHAPES.add([_clipped], "Clip")
-SHAPES.add([_resized], "Resize")
 SHAPES.add([ranked(0, least=2)], "Trilu")
+for _check, _operators in (
+    (_flat, ("Flatten",)),
+    (_unsqueezed, ("Unsqueeze",)),
+    (_squeezed, ("Squeeze",)),
+    (_permuted, ("Transpose",)),
+    (_concatenated, ("Concat",)),
+    (_sliced, ("Slice",)),
+    (_padded, ("Pad",)),
+    (_split, ("Split",)),
+    (_top, ("TopK",)),
+    (_gathered, ("Gather",)),
+    (_by_element, ("GatherElements", "ScatterElements")),
+    (_gathered_nd, ("GatherND",)),
+    (_scattered_nd, ("ScatterND",)),
+    (_reversed, ("ReverseSequence",)),
+    (_one_hot, ("OneHot",)),
+    (_reshaped, ("Reshape",)),
+    (_expanded, ("Expand",)),
+    (_tiled, ("Tile",)),
+    (_blocks, ("DepthToSpace", "SpaceToDepth")),
+    (_folded, ("Col2Im",)),
+    (_clipped, ("Clip",)),
+    (_resized, ("Resize",)),
+):
+    SHAPES.add([_check], *_operators)

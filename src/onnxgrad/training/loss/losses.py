@@ -19,14 +19,11 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.training.graph.bounds import bounds
+from onnxgrad.training.loss import label_inputs
 from onnxgrad.training.loss.ctc import ctc_rows
+from onnxgrad.training.loss.label_inputs import Labels
 from onnxgrad.training.loss.logits import Ending, logit, scores
 from onnxgrad.training.option_strings import completed, looked_up, one_of
-
-Dims = tuple[int | ir.SymbolicDim, ...]
-#: Type and shape of each label input, by what its name has more than that of the first.
-Labels = dict[str, tuple[ir.DataType, Dims | None]]
-INT64 = ir.DataType.INT64
 
 
 @dataclass(frozen=True)
@@ -75,44 +72,8 @@ class LossFunction:
 LOSSES: dict[str, LossFunction] = {}
 
 
-def _as_prediction(y: ir.Value, options: Mapping[str, Any]) -> Labels:
-    return {"": (y.dtype or ir.DataType.FLOAT, None if y.shape is None else tuple(y.shape))}
-
-
-def _classes(y: ir.Value, options: Mapping[str, Any]) -> Labels:
-    dims = None if y.shape is None else tuple(y.shape)
-    if dims is not None:
-        if len(dims) < 2:
-            raise BadInput(f"{y.name!r} has shape {list(dims)}; classes need an axis beside that of the batch")
-        axis = options["axis"] % len(dims)
-        dims = dims[:axis] + dims[axis + 1 :]
-    return {"": (INT64, dims)}
-
-
-def _one_per_row(y: ir.Value, options: Mapping[str, Any]) -> Labels:
-    if y.shape is not None and len(y.shape) != 2:
-        raise BadInput(f"{y.name!r} has shape {list(y.shape)}; this loss compares rows of [batch, features]")
-    return {"": (INT64, None if y.shape is None else (y.shape[0],))}
-
-
-def _sequences(y: ir.Value, options: Mapping[str, Any]) -> Labels:
-    if y.shape is not None and len(y.shape) != 3:
-        raise BadInput(f"{y.name!r} has shape {list(y.shape)}; ctc takes scores [batch, time, classes]")
-    one_of("ctc: time", options["time"], (0, 1))
-    n = None if y.shape is None else y.shape[1 - options["time"]]
-    found: Labels = {"": (INT64, (_dim(n), ir.SymbolicDim("label_length")))}
-    for name in ("label_lengths", "input_lengths"):
-        if options[name]:
-            found[f"_{name}"] = (INT64, (_dim(n),))
-    return found
-
-
-def _dim(n: int | ir.SymbolicDim | None) -> int | ir.SymbolicDim:
-    return ir.SymbolicDim(None) if n is None else n
-
-
-def _loss(name: str, labels: Any = _as_prediction, contains: Any = (), mean: str = "elements", compares: str = "",
-          **options: Any) -> Callable[[Any], Any]:  # fmt: skip
+def _loss(name: str, labels: Any = label_inputs.as_prediction, contains: Any = (), mean: str = "elements",
+          compares: str = "", **options: Any) -> Callable[[Any], Any]:  # fmt: skip
     def register(function: Callable[..., Var]) -> Callable[..., Var]:
         LOSSES[name] = LossFunction(function, {"reduction": "mean", **options}, labels, contains, mean, compares)
         return function
@@ -172,7 +133,7 @@ def _positive(what: str, value: float) -> None:
         raise BadInput(f"{what} must be positive, not {value}")
 
 
-@_loss("cross_entropy", _classes, ("Softmax", "LogSoftmax"), "weights", "classes",
+@_loss("cross_entropy", label_inputs.classes, ("Softmax", "LogSoftmax"), "weights", "classes",
        axis=1, ignore_index=None, weight=None, label_smoothing=0.0)  # fmt: skip
 def cross_entropy(b, y, labels, reduction, axis, ignore_index, weight, label_smoothing):  # type: ignore[no-untyped-def]
     """-log softmax(y)[t], of which label smoothing ε puts the share ε/C on each of the C classes"""
@@ -198,15 +159,15 @@ def cross_entropy(b, y, labels, reduction, axis, ignore_index, weight, label_smo
     return b.Mul(sharp, 1 - label_smoothing) + b.Mul(even, label_smoothing)
 
 
-@_loss("nll", _classes, (), "weights", "classes", axis=1, ignore_index=None, weight=None)
+@_loss("nll", label_inputs.classes, (), "weights", "classes", axis=1, ignore_index=None, weight=None)
 def nll(b, y, labels, reduction, axis, ignore_index, weight):  # type: ignore[no-untyped-def]
     """-y[t] for log-probabilities y"""
     y, weight = _classes_second(b, y, axis), _weight(b, weight, y)
     return b.NegativeLogLikelihoodLoss(y, labels, weight, reduction=reduction, ignore_index=ignore_index)
 
 
-@_loss("focal", _classes, ("Softmax", "LogSoftmax"), "labels", "classes", axis=1, gamma=2.0, ignore_index=None,
-       weight=None)  # fmt: skip
+@_loss("focal", label_inputs.classes, ("Softmax", "LogSoftmax"), "labels", "classes", axis=1, gamma=2.0,
+       ignore_index=None, weight=None)  # fmt: skip
 def focal(b, y, labels, reduction, axis, gamma, ignore_index, weight):  # type: ignore[no-untyped-def]
     """-w[t]·(1 - p)^γ·log p for p = softmax(y)[t]"""
     y = _classes_second(b, y, axis)
@@ -298,7 +259,7 @@ def kl(b, y, labels, reduction, axis, temperature, targets):  # type: ignore[no-
     return b.Mul(_reduce(b, rows, reduction), heat * heat)
 
 
-@_loss("triplet", _one_per_row, mean="batch", margin=1.0, mining="all")
+@_loss("triplet", label_inputs.one_per_row, mean="batch", margin=1.0, mining="all")
 def triplet(b, y, labels, reduction, margin, mining):  # type: ignore[no-untyped-def]
     """max(0, ‖a - p‖ - ‖a - n‖ + margin) over all triplets of a batch where a and p have the same label, n another
 
@@ -320,7 +281,7 @@ def triplet(b, y, labels, reduction, margin, mining):  # type: ignore[no-untyped
     return _mean_where(b, rows, counts, reduction)
 
 
-@_loss("info_nce", _one_per_row, mean="batch", temperature=0.1)
+@_loss("info_nce", label_inputs.one_per_row, mean="batch", temperature=0.1)
 def info_nce(b, y, labels, reduction, temperature):  # type: ignore[no-untyped-def]
     """-log softmax of the cosines/τ of each row to the others, at the rows with the same label
 
@@ -356,7 +317,7 @@ def _mean_where(b: Builder, x: Var, counts: Var, reduction: str) -> Var:
     return kept if reduction == "sum" else kept / b.Max(_total(b, b.cast_like(counts, x)), 1.0)
 
 
-@_loss("ctc", _sequences, ("Softmax", "LogSoftmax"), "rows", blank=0, time=1, axis=-1, zero_infinity=False,
+@_loss("ctc", label_inputs.sequences, ("Softmax", "LogSoftmax"), "rows", blank=0, time=1, axis=-1, zero_infinity=False,
        label_lengths=False, input_lengths=False)  # fmt: skip
 def ctc(  # type: ignore[no-untyped-def]
     b, y, *labels, reduction, blank, time, axis, zero_infinity, label_lengths, input_lengths

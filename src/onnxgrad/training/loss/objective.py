@@ -18,8 +18,9 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.training.graph.inline_graphs import Inlined
 from onnxgrad.training.loss.config import Loss
+from onnxgrad.training.loss.label_inputs import Labels
 from onnxgrad.training.loss.logits import Ending
-from onnxgrad.training.loss.losses import Labels, LossFunction, prediction
+from onnxgrad.training.loss.losses import LossFunction, prediction
 from onnxgrad.training.loss.step_metrics import measured
 
 #: In words, what a mean is taken over where none is taken.

@@ -1,0 +1,56 @@
+"""Type and shape of the labels of a loss, given its prediction and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training.option_strings import one_of
+
+Dims = tuple[int | ir.SymbolicDim, ...]
+#: Type and shape of each label input, by what its name has more than that of the first.
+Labels = dict[str, tuple[ir.DataType, Dims | None]]
+INT64 = ir.DataType.INT64
+
+
+def as_prediction(y: ir.Value, options: Mapping[str, Any]) -> Labels:
+    """Labels of the type and shape of the prediction."""
+    return {"": (y.dtype or ir.DataType.FLOAT, None if y.shape is None else tuple(y.shape))}
+
+
+def classes(y: ir.Value, options: Mapping[str, Any]) -> Labels:
+    """Class numbers, without the class axis of the prediction."""
+    dims = None if y.shape is None else tuple(y.shape)
+    if dims is not None:
+        if len(dims) < 2:
+            raise BadInput(f"{y.name!r} has shape {list(dims)}; classes need an axis beside that of the batch")
+        axis = options["axis"] % len(dims)
+        dims = dims[:axis] + dims[axis + 1 :]
+    return {"": (INT64, dims)}
+
+
+def one_per_row(y: ir.Value, options: Mapping[str, Any]) -> Labels:
+    """A class number for each row of [batch, features]."""
+    if y.shape is not None and len(y.shape) != 2:
+        raise BadInput(f"{y.name!r} has shape {list(y.shape)}; this loss compares rows of [batch, features]")
+    return {"": (INT64, None if y.shape is None else (y.shape[0],))}
+
+
+def sequences(y: ir.Value, options: Mapping[str, Any]) -> Labels:
+    """Rows of class numbers for scores [batch, time, classes], and their lengths where the options ask for them."""
+    if y.shape is not None and len(y.shape) != 3:
+        raise BadInput(f"{y.name!r} has shape {list(y.shape)}; ctc takes scores [batch, time, classes]")
+    one_of("ctc: time", options["time"], (0, 1))
+    n = None if y.shape is None else y.shape[1 - options["time"]]
+    found: Labels = {"": (INT64, (_dim(n), ir.SymbolicDim("label_length")))}
+    for name in ("label_lengths", "input_lengths"):
+        if options[name]:
+            found[f"_{name}"] = (INT64, (_dim(n),))
+    return found
+
+
+def _dim(n: int | ir.SymbolicDim | None) -> int | ir.SymbolicDim:
+    return ir.SymbolicDim(None) if n is None else n
