@@ -21,7 +21,7 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import prune, subgraphs
 from onnxgrad.model_io import AnyModel, load_model, signature
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.feeds import feed
+from onnxgrad.runtime.feeds import bind, feed
 from onnxgrad.transforms import first_order
 from onnxgrad.transforms.gradient_lowering import needs_lowering, open_lowered
 from onnxgrad.transforms.select_values import Names
@@ -119,18 +119,10 @@ class Function:
 
     def feeds(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """What the arguments are to the model: an array of the right dtype for each input, or a list of arrays."""
-        if len(args) > len(self._positional):
-            raise BadInput(f"{len(args)} arguments for {len(self._positional)} inputs: {', '.join(self._positional)}")
-        given = dict(zip(self._positional, args))
-        for name, argument in kwargs.items():
+        for name in kwargs:
             if name not in self._types:
                 raise UnknownName(name, self._types, "input")
-            if name in given:
-                raise BadInput(f"input {name!r} is given twice")
-            given[name] = argument
-        missing = [n for n in self._positional if n not in given]
-        if missing:
-            raise BadInput(f"no argument for {', '.join(map(repr, missing))}")
+        given = bind(self._positional, args, kwargs)
         fed = {name: _fed(name, argument, self._types[name]) for name, argument in given.items()}
         return {n: _copied(a) for n, a in fed.items()} if self._overwrites else fed
 

@@ -22,6 +22,7 @@ from onnxgrad.errors import BadInput, NotDifferentiable, UnknownName
 from onnxgrad.function import Function
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.model_io import AnyModel
+from onnxgrad.runtime.feeds import bind
 from onnxgrad.transforms import split_vjp
 from onnxgrad.transforms.derivation import without_collection
 from onnxgrad.transforms.gradient_lowering import open_lowered
@@ -57,18 +58,10 @@ class EagerModel:
         Raises:
             BadInput: the arguments do not fit the model, or it fails on them.
         """
-        if len(args) > len(self.inputs):
-            raise BadInput(f"{len(args)} arguments for {len(self.inputs)} inputs: {', '.join(self.inputs)}")
-        given = dict(zip(self.inputs, args))
-        for name, value in kwargs.items():
+        for name in kwargs:
             if name not in self.inputs and name not in self._model.graph.initializers:
                 raise UnknownName(name, [*self.inputs, *self.parameters], "input or weight")
-            if name in given:
-                raise BadInput(f"input {name!r} is given twice")
-            given[name] = value
-        missing = [name for name in self.inputs if name not in given]
-        if missing:
-            raise BadInput(f"no argument for {', '.join(map(repr, missing))}")
+        given = bind(self.inputs, args, kwargs)
         arrays = {name: self._array(name, x) for name, x in given.items()}
         wrt = () if exporting.get() else tuple(n for n, x in arrays.items() if x._node is not None)
         which = tuple(arrays)

@@ -6,6 +6,7 @@ beyond the end of bytes that are no text, all without a word. So arrays are conv
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,25 @@ from onnxgrad.errors import BadInput
 
 #: What needs no second look: numbers in the byte order of the machine.
 _PLAIN = frozenset(np.dtype(c) for c in "?bhilqBHILQefd")
+
+
+def bind(inputs: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by name: `args` are those of `inputs`, in order, and `kwargs` the others, which may name more.
+
+    Raises:
+        BadInput: there are too many, two for one input, or none for one of `inputs`.
+    """
+    if len(args) > len(inputs):
+        raise BadInput(f"{len(args)} arguments for {len(inputs)} inputs: {', '.join(inputs)}")
+    given = dict(zip(inputs, args))
+    for name, argument in kwargs.items():
+        if name in given:
+            raise BadInput(f"input {name!r} is given twice")
+        given[name] = argument
+    missing = [name for name in inputs if name not in given]
+    if missing:
+        raise BadInput(f"no argument for {', '.join(map(repr, missing))}")
+    return given
 
 
 def feed(name: str, given: Any) -> np.ndarray:
