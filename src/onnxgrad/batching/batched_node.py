@@ -1,4 +1,4 @@
-"""One node on its way into a stack: its operands, some of which are stacks, and what its stacked form asks of them."""
+"""One node to be batched: its operands, some of which are stacks, and what its batching rule asks of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Write = Callable[["BatchedNode"], Any]
 
 
 class Unstackable(Exception):
-    """A node that has no stacked form here."""
+    """The node has no batching rule for these operands."""
 
 
 class BatchedNode:
@@ -48,7 +48,7 @@ class BatchedNode:
         return rank_of(self.node.outputs[0])
 
     def known(self, i: int) -> list[int]:
-        """What the vector operand `i` holds, which must be constant; nothing if it is left out."""
+        """The elements of the vector operand `i`, which must be constant; none if it is omitted."""
         if i >= len(self.x) or self.x[i] is None:
             return []
         held = None if self.stacked[i] else self.x[i].const
@@ -85,7 +85,7 @@ class BatchedNode:
 
 
 def repeated(b: Builder, x: Var, count: Var | list[int]) -> Var:
-    """A stack of nothing but `x`."""
+    """`x` repeated along a new batch axis."""
     return b.Expand(x, b.join(count, b.shape_of(x)))
 
 

@@ -1,4 +1,4 @@
-"""Many directions at once: what a derivative needs of the primal once, what depends on the seed for all seeds.
+"""Many directions at once: the primal is computed once, what depends on the seed is batched over all seeds.
 
 A derivative is written for one seed, into the graph itself. Then the nodes that depend on the seed, and only
 these, are taken out again, and written for a stack of all seeds if each of them has such a form (see `stacking`):
@@ -29,7 +29,7 @@ MOST_ELEMENTS = 2**26
 
 @dataclass
 class Stacked:
-    """A result for every direction: its value for one is like `like`, and they are stacked along `axis`."""
+    """A result batched over directions: for one direction it is like `like`; `axis` is the batch axis."""
 
     like: Var
     axis: int = 0
@@ -91,7 +91,7 @@ def identity(builder: Builder, count: int | Var, dtype: ir.DataType) -> Var:
 
 
 def _fits(nodes: Sequence[ir.Node], count: int | ir.SymbolicDim) -> bool:
-    """Whether no stack is known to be too large; sizes that are not known count as one."""
+    """Whether no stack is known to be too large; unknown sizes count as one."""
     sizes = [math.prod(d for d in v.shape or () if isinstance(d, int)) for node in nodes for v in node.outputs]
     return max(sizes, default=0) * (count if isinstance(count, int) else 1) <= MOST_ELEMENTS
 
@@ -119,14 +119,14 @@ def _ranked(y: Var, result: Stacked) -> Var:
 
 
 def _none(b: Builder, result: Stacked) -> Var:
-    """A result for no direction."""
+    """The result for zero directions."""
     like = Var(b, result.like.value)
     shape = b.join(b.shape_of(like, 0, result.axis) if result.axis else [], [0], b.shape_of(like, result.axis))
     return b.Expand(b.const(0, like.dtype), shape)
 
 
 def _unless_none(o: Builder, seeds: Var, emit: Callable[[Builder], list[Var]], results: Sequence[Stacked]) -> list[Var]:
-    """What `emit` writes where there are any seeds: ONNX Runtime fails on a Scan of no steps."""
+    """What `emit` writes if there are any seeds: ONNX Runtime fails on a Scan of zero steps."""
     likes = []
     for r in results:
         dims = list(r.like.shape or ())

@@ -1,9 +1,8 @@
-"""The operators that have a stacked form: the same node for many directions, which lie along a new first axis.
+"""Batching rules of operators: the same node for many directions, with a new first axis as the batch axis.
 
-Four ideas carry almost all of them. What works element by element broadcasts. What works along axes does so along the
-next ones. What treats a batch row by row takes the directions as more rows. And what works on leading axes leaves
-trailing ones alone, so the directions go last meanwhile. A convolution takes directions of its filters as
-more filters.
+Four ideas cover almost all of them. Elementwise operators broadcast. Operators along axes shift their axes by one.
+Operators that treat a batch row by row take the directions as more rows. Operators on leading axes leave trailing axes
+alone, so the batch axis is moved to the end and back. A convolution takes directions of its filters as more filters.
 """
 
 from __future__ import annotations
@@ -194,12 +193,12 @@ def _reverse_sequence(s: BatchedNode) -> Var:
 
 
 def _last(x: Var) -> Var:
-    """The directions last."""
+    """Move the batch axis to the end."""
     return x.builder.Transpose(x, perm=[*range(1, x.rank), 0])
 
 
 def _first(x: Var, at: int) -> Var:
-    """The directions, which are axis `at`, first again."""
+    """Move the batch axis from `at` back to the front."""
     return x.builder.Transpose(x, perm=[at, *(i for i in range(x.rank) if i != at)]) if at else x
 
 

@@ -1,4 +1,4 @@
-"""The stacked forms of products, and of what treats a batch row by row.
+"""Batching rules of products, and of operators that treat a batch row by row.
 
 A matrix that meets a stack of vectors meets a matrix; directions of a batch are more rows of it; directions of the
 filters of a convolution are more filters, and directions of both are more groups.
@@ -35,7 +35,7 @@ def matmul(s: BatchedNode) -> Var:
 
 
 def _product(x: Var, y: Var) -> Var:
-    """x·y. A sum over nothing is zero, but ONNX Runtime leaves a stack of such products as it found the memory."""
+    """x·y. An empty sum is zero, but ONNX Runtime leaves the memory of a stack of such products uninitialized."""
     product = x @ y
     size = (x.shape or (0,))[-1]
     if (isinstance(size, int) and size) or max(x.rank, y.rank) < 3:

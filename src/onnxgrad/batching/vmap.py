@@ -1,4 +1,4 @@
-"""Nodes that depend on a direction, written once more for a stack of all directions: the first axis is the direction.
+"""vmap: nodes that depend on a direction, rewritten for all directions at once; the first axis is the batch axis.
 
 A matrix that meets a vector in every step of a Scan meets a matrix here, which is many times faster. Each operator
 has its own stacked form (see `stacked`); If, Scan and Loop keep theirs, around stacked bodies, as long as the way they
@@ -40,7 +40,7 @@ def stack(
 
 
 class Stacking:
-    """The nodes of one graph on their way into stacks.
+    """The batching of the nodes of one graph.
 
     Attributes:
         stacks: what differs between directions, for all of them.
@@ -67,13 +67,13 @@ class Stacking:
         return inner
 
     def plain_of(self, value: ir.Value) -> Var:
-        """`value`, which is the same in all directions."""
+        """`value`, which does not depend on the direction."""
         if value in self.stacks:
             raise Unstackable
         return self.plain.get(value, self.b.var(value))
 
     def stack_of(self, value: ir.Value) -> Var:
-        """`value` in all directions."""
+        """`value` for all directions."""
         return self.stacks[value] if value in self.stacks else self._repeated(value)
 
     def _repeated(self, value: ir.Value) -> Var:

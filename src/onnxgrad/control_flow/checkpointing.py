@@ -1,4 +1,4 @@
-"""What an iteration keeps for the way back: what its steps computed, their states, or only every k-th state."""
+"""What an iteration saves for the backward pass: all residuals, the state of every step, or every k-th state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEPT = "onnxgrad.kept"
 
 
 class Kept(Enum):
-    """What a step back reads of the step that it undoes."""
+    """What a step of the backward pass reads of the forward step."""
 
     RESIDUALS = "all that it needs of what the step computed"
     STATES = "the states that the step started from; the rest is computed anew"
@@ -26,7 +26,7 @@ class Kept(Enum):
 
 @contextmanager
 def checkpointing(every: Every) -> Iterator[None]:
-    """Within the ``with`` block, reverse mode through a Loop or Scan keeps the states of some steps only.
+    """Within the ``with`` block, reverse mode through a Loop or Scan saves the states of some steps only.
 
     ::
 
@@ -35,19 +35,19 @@ def checkpointing(every: Every) -> Iterator[None]:
 
     It holds for every call that differentiates in reverse inside the block (`vjp`, `grad`, `hessian`,
     `compile_step`, …), for recurrent operators, and for iterations inside iterations. Of T steps, each with states
-    of size s that reads r values of what it computed on the way back:
+    of size s and residuals of size r:
 
     ==========  ====================  ============================================================
-    `every`     memory                steps computed, besides the way back
+    `every`     memory                forward steps
     ==========  ====================  ============================================================
-    None        T·(s + r)             T: the default, what the steps computed is kept
-    1           T·s                   2T: the states are kept, each step is computed once more
-    k           T/k·s + k·(s + r)     2T: every k-th state is kept, k steps at a time are computed once more
+    None        T·(s + r)             T: the default, all residuals are saved
+    1           T·s                   2T: the states are saved, each step is recomputed
+    k           T/k·s + k·(s + r)     2T: every k-th state is saved, k steps at a time are recomputed
     "sqrt"      √T·(2s + r), about    2T: as k = √T, with T the number of steps of each run; where that depends
                                       on the data, of segments of 1, 2, 3, … steps, which takes √2 times as much
     ==========  ====================  ============================================================
 
-    What the model itself gives for every step (scan outputs), and what it reads (scan inputs), stays as it is. The
+    The scan inputs and scan outputs of the model itself are kept in memory as before. The
     schedule is that of Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost" (arXiv:1604.06174).
 
     Raises:
@@ -61,17 +61,17 @@ def checkpointing(every: Every) -> Iterator[None]:
 
 
 def segment_length(node: ir.Node) -> Every:
-    """How many steps of `node` to take together, if that is still to be done: a number from 2 on, or "sqrt"."""
+    """The length of the segments that `node` is still to be split into: a number from 2 on, or "sqrt"; else None."""
     every = current().every
     return None if every in (None, 1) or _KEPT in node.meta else every
 
 
 def kept(node: ir.Node) -> Kept:
-    """What `node` keeps."""
+    """What `node` saves."""
     return node.meta.get(_KEPT) or (Kept.RESIDUALS if current().every is None else Kept.STATES)
 
 
 def keep(node: ir.Node | None, what: Kept) -> None:
-    """Decide what `node` keeps, whatever is asked for."""
+    """Fix what `node` saves, whatever `checkpointing` asks for."""
     assert node is not None
     node.meta[_KEPT] = what

@@ -2,7 +2,7 @@
 
 The derivative of an If is an If with the same condition, whose branches hold a copy of the primal branch
 and its derivative, found by the engine inside the branch. Values that a branch captures are its operands.
-What a branch does not depend on is zeros there, since both branches must return the same things.
+A branch returns zeros for what it does not depend on, since both branches must have the same outputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Branch = Callable[[Builder, ir.Graph], list[Var]]
 
 
 def _if_jvp(op: Op, tangents: Cotangents) -> list[Var | None]:
-    """The taken branch pushes the tangents of what it captures."""
+    """The taken branch pushes the tangents of its captured values forward."""
     seeds = {c.value: op.tangents[c.value] for c in op.captures if c.value in op.tangents}
     moved = [i for i, v in enumerate(op.node.outputs) if is_differentiable(v)]
 

@@ -1,7 +1,7 @@
-"""Sums over the steps of an iteration back that become one product after it.
+"""Sums over the steps of the backward iteration that become one matrix product after it.
 
-The cotangent of a matrix that every step multiplies is Σₜ AₜᵀBₜ, with Aₜ something the step read and Bₜ a cotangent:
-one product of all rows of A and all rows of B, many times faster than as many small ones, added up.
+The cotangent of a matrix that every step multiplies is Σₜ AₜᵀBₜ, with Aₜ a value that the step read and Bₜ a cotangent:
+one product of all rows of A and all rows of B is many times faster than the sum of many small products.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onnxgrad.rules.rule import add
 
 @dataclass
 class Product:
-    """α·Σₜ AₜᵀBₜ, or its transpose: `a` is read by the steps, and `b` is what they give for it."""
+    """α·Σₜ AₜᵀBₜ, or its transpose: the steps read `a` and return `b`."""
 
     a: StepInput
     b: ir.Value
@@ -38,7 +38,7 @@ class Product:
 def products(
     total: ir.Value, like: ir.Value, columns: Mapping[ir.Value, StepInput], free: set[ir.Value]
 ) -> list[Product]:
-    """`total`, of which the sum over the steps is due, as products to be found afterwards; none if it is not that.
+    """The products whose sum over the steps is that of `total`; empty if `total` is no such sum.
 
     Args:
         total: what one step adds.
@@ -66,7 +66,7 @@ def products(
 
 
 def summed(o: Builder, parts: list[Product], stacks: list[Var], like: Var) -> Var:
-    """The sum of `parts`, given a stack for each."""
+    """The sum of `parts`, given the stacked `b` of each."""
     total = add([p.after(o, s) for p, s in zip(parts, stacks)])
     return reshape_to(total, like)
 

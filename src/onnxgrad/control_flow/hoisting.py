@@ -1,6 +1,6 @@
-"""What a step back computes of what was kept alone, for all steps at once, before the iteration back.
+"""Hoisting out of the backward iteration: what depends on residuals alone is computed for all steps at once.
 
-Slopes, such as y·(1 - y), do not depend on the cotangent. A handful of operators on stacks takes the place of as
+Local derivatives, such as y·(1 - y), do not depend on the cotangent. A few operators on stacked values replace as
 many in every step.
 """
 
@@ -24,9 +24,9 @@ _ELEMENTWISE = frozenset(
 
 
 def computed_ahead(b: Builder, o: Builder, columns: Sequence[StepInput], own: Sequence[Var]) -> list[StepInput]:
-    """The columns that the body reads after some of its nodes were written once more in `o`, for stacks.
+    """Hoist elementwise nodes of the body of `b` to stacked nodes in `o`; the columns that the body then reads.
 
-    Besides stacks of one shape, these read single numbers only, so that they hold for no steps as well.
+    Apart from stacks of one shape, these nodes read scalars only, so that they are valid for zero steps as well.
     `own` is what the body reads besides `columns`.
     """
     formals = {c.inner for c in columns} | {v.value for v in own}
@@ -53,7 +53,7 @@ def computed_ahead(b: Builder, o: Builder, columns: Sequence[StepInput], own: Se
 
 
 def turned_ahead(b: Builder, o: Builder, columns: Sequence[StepInput], own: Sequence[Var]) -> None:
-    """Have what Gemms of the body read turned, and is not of the body, be turned once, in `o`: they are faster then."""
+    """Transpose loop-invariant right operands of Gemms (transB=1) once, in `o`, which makes the Gemms faster."""
     inside = {v for node in b.graph for v in node.outputs} | set(b.graph.initializers.values())
     inside |= {c.inner for c in columns} | {v.value for v in own}
     for node in b.graph:
@@ -67,7 +67,7 @@ def turned_ahead(b: Builder, o: Builder, columns: Sequence[StepInput], own: Sequ
 def _stacked(
     b: Builder, o: Builder, node: ir.Node, stacks: dict[ir.Value, StepInput], formals: set[ir.Value]
 ) -> list[Var] | None:
-    """The operands of `node` for all steps, if it works element by element on these and on numbers."""
+    """The operands of `node` stacked over all steps, if it is elementwise on stacks and scalars; else None."""
     if node.op_type not in _ELEMENTWISE or node.domain or node.outputs[0].is_graph_output():
         return None
     shape, operands, backwards = node.outputs[0].shape, [], set()

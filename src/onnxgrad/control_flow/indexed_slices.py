@@ -1,7 +1,7 @@
-"""Slices that the steps of a Loop pick by the number of the step, as those that a Scan reads.
+"""Indexed slices: what the steps of a Loop gather by the number of the step, as a Scan reads its inputs.
 
-Their cotangents are put together once, after the iteration back. As what a Gather hands back, each would be a tensor of
-zeros but for one slice, to be added up in every step: time quadratic in the number of steps.
+Their cotangents are stacked and assembled once, after the backward iteration. The VJP of Gather would give a tensor
+of zeros with one nonzero slice, accumulated in every step: time quadratic in the number of steps.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Pick:
 
     @property
     def slot(self) -> ScanAxis:
-        """How the cotangents of all slices, last step first, are put together."""
+        """How the cotangents of all slices, last step first, are stacked."""
         return ScanAxis(self.axis, backwards=True)
 
     def whole(self, o: Builder, stack: Var) -> Var:
-        """The cotangent of `x`, given the stack of those of its slices: zeros around it."""
+        """The cotangent of `x`, given the stacked cotangents of its slices: padded with zeros."""
         x = Var(o, self.x)
         before = o.const([0]) if self.start is None else o.Unsqueeze(Var(o, self.start), [0])
         size, made = o.shape_of(x, self.axis, self.axis + 1), o.Shape(stack, start=self.axis, end=self.axis + 1)
@@ -48,7 +48,7 @@ class Pick:
 
 
 def picks(op: Op, body: ir.Graph) -> list[Pick]:
-    """The slices of values whose cotangents are asked for that the nodes of `body`, of a Loop, pick by step number."""
+    """The slices that nodes of `body`, of a Loop, gather by step number from values whose cotangents are wanted."""
     if not Iteration.of(op.node).lead or body.inputs[0].shape is None or len(body.inputs[0].shape):
         return []
     own = set(body.inputs) | set(body.initializers.values()) | {v for n in body for v in n.outputs}

@@ -1,7 +1,7 @@
-"""What Scan and Loop have in common: a body that turns states and slices into the next states and slices.
+"""What Scan and Loop have in common: a body that maps states and slices to the next states and slices.
 
-Also what is needed to differentiate either: which values inside depend on which, around the loop any
-number of times, and which states a body needs to give certain results.
+Also the analyses that differentiation needs: which values depend on which through any number of steps, and which
+states a body needs for given results.
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ class Iteration:
         return self.following[i] if self.lead else self.states[i]
 
     def formals(self) -> list[tuple[ir.Value, ir.Value]]:
-        """States and slices inside, each with its value outside."""
+        """States and slices of the body, each with its value outside."""
         return list(zip(self.states + self.slices, self.initial + self.scanned))
 
     def moved_by(self, outside: Collection[ir.Value], builder: Builder) -> set[ir.Value]:
-        """What inside the body depends, at some step, on values `outside`."""
+        """The values of the body that depend, at some step, on values `outside`."""
         start = {i for i, o in self.formals() if o in outside and is_differentiable(i)}
         start |= {v for v in captured_by(self.body) if v in outside}
         while True:
@@ -117,7 +117,7 @@ class Iteration:
             start |= more
 
     def leading_to(self, wanted: Iterable[ir.Value], moved: set[ir.Value], builder: Builder) -> set[ir.Value]:
-        """Outputs of the body and values read on the way, through which `wanted` outputs are `moved`."""
+        """Outputs and values of the body through which `wanted` outputs depend on what is `moved`."""
         ends = {v for v in wanted if v in moved}
         while True:
             reached = set(ends)
@@ -131,7 +131,7 @@ class Iteration:
             ends |= more
 
     def states_for(self, wanted: Iterable[ir.Value]) -> list[int]:
-        """The states that must be carried for the body to give `wanted` at every step."""
+        """The states that must be carried to compute `wanted` at every step."""
         producers = {v: n for n in self.body for v in n.outputs}
         follows = dict(zip(self.states, self.following))
 

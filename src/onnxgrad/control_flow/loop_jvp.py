@@ -1,4 +1,4 @@
-"""Forward mode of Scan and Loop: the same iteration, which carries tangents as further states."""
+"""Forward mode of Scan and Loop: the same iteration with tangents as further states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnxgrad.rules.op import Op
 
 
 def push(op: Op) -> list[Var | None]:
-    """The tangents of the outputs of a Scan or Loop: a second one, which computes the states along."""
+    """The tangents of the outputs of a Scan or Loop, from a second one that recomputes the states."""
     tangents = op.tangents
     b, it = Iteration.of(op.node).copy(op.builder)
     body = it.body

@@ -1,8 +1,8 @@
 """Reverse mode of Scan and Loop: an iteration over the steps, last one first.
 
-Its states are the cotangents of the states and, added up, those of the captured values (so that these
-take the memory of one, whatever the number of steps). It reads the states that the primal iteration had
-at the start of each step, and what else it needs of a step is kept, or computed anew (see `policy`).
+It carries the cotangents of the states and accumulates those of the captured values, whose memory therefore does not
+depend on the number of steps. It reads the state at the start of each primal step; the other residuals are saved or
+recomputed (see `checkpointing`).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     zeros = [o.zeros_like(Var(o, c)) for c in added]
 
     def closing(w: Builder, stacks: list[Var]) -> list[Var]:
-        """The cotangents that are found after the iteration, from what it stacked."""
+        """The cotangents that are computed after the iteration from its stacked outputs."""
         places = {g: stacks[i] for i, g in reversed(list(enumerate(gives)))}
         wholes = [p.whole(w, stacks[len(pieces) + i]) for i, p in enumerate(picked)]
         rest = [sums_of(w, parts, [places[p.b, p.a.slot] for p in parts], Var(w, c)) for c, parts in later.items()]
@@ -122,7 +122,7 @@ def _products(
     at_hand: dict[ir.Value, StepInput],
     gives: list[tuple[ir.Value, ScanAxis]],
 ) -> dict[ir.Value, list[Product]]:
-    """The captured values whose cotangents are products of stacks, where stacks are kept and there are only stacks."""
+    """The captured values whose cotangents are products of stacked values, where all residuals are stacked."""
     if kept(op.node) is not Kept.RESIDUALS or not _is_stackable(op, it):
         return {}
     columns = {v: c for v, c in at_hand.items() if c.slot.axis == 0 and c.outer is not None}
@@ -142,7 +142,7 @@ def _products(
 
 
 def _is_stackable(op: Op, it: Iteration) -> bool:
-    """Whether all steps go through tensors of the same shapes, so that the iteration back is a Scan."""
+    """Whether tensors have the same shapes in all steps, so that the backward iteration can be a Scan."""
     return not it.lead or all(
         isinstance(s.type, ir.TensorType) and same_shape(Var(op.builder, s), Var(op.builder, x))
         for s, x in zip(it.states, it.initial)
@@ -150,7 +150,7 @@ def _is_stackable(op: Op, it: Iteration) -> bool:
 
 
 def _is_carried(op: Op, it: Iteration, i: int, asked: bool, reached: set[ir.Value]) -> bool:
-    """Whether a step back has the cotangent of state `i` to hand on.
+    """Whether the backward iteration carries the cotangent of state `i`.
 
     It has where the step made the next state of something, or read this one: a state that a step resets
     still carries what the first step read. A Loop of no steps gives its first states back as they are.
@@ -161,7 +161,7 @@ def _is_carried(op: Op, it: Iteration, i: int, asked: bool, reached: set[ir.Valu
 
 
 def _nothing(state: Var, g: Var) -> Var:
-    """Zeros like `state`; like its next cotangent if that shape is the same, since that needs no tape."""
+    """Zeros like `state`; like its next cotangent if the shapes are equal, so that the state need not be saved."""
     return state.builder.zeros_like(g if same_shape(state, g) else state)
 
 

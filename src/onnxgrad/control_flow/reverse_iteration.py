@@ -1,7 +1,7 @@
-"""The iteration that runs backwards, as a Scan where it can be and as a Loop where it must be.
+"""The backward iteration: a Scan where possible, else a Loop.
 
-A Scan hands each step its slices without copies, and its own derivative stays linear in the number of
-steps. It carries tensors of one shape only; everything else takes a Loop, which picks the slices itself.
+A Scan passes each step its slices without copies, and its own derivative stays linear in the number of
+steps. It carries tensors of fixed shape only; everything else takes a Loop, which gathers the slices itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StepInput:
 
 @dataclass
 class Backwards:
-    """A body that gives the next `carried` values and then slices, which lie as `outs` says.
+    """A body that returns the next `carried` values, then slices, which are stacked as `outs` says.
 
     Attributes:
         op: the primal iteration.
@@ -58,7 +58,7 @@ class Backwards:
     instead: Sequence[ir.Value] = ()
 
     def emit(self) -> list[Var]:
-        """Append the iteration; what `carried` is at last, then what `closing` makes of the rest."""
+        """Append the iteration; the last `carried` values, then what `closing` computes from the stacked outputs."""
         return self._loop() if self._needs_loop() else self._scan()
 
     def _needs_loop(self) -> bool:
@@ -77,7 +77,7 @@ class Backwards:
         return self.b.graph
 
     def steps(self) -> Var:
-        """How many steps the primal iteration made: the size of anything that it read or stacked."""
+        """The number of steps of the primal iteration: the size of any scan input or output."""
         op, o = self.op, self.op.builder
         it = Iteration.of(op.node)
         for column in self.columns:
@@ -187,7 +187,7 @@ def _size(x: Var, axis: int) -> Var:
 
 
 def _at_least_once(node: ir.Node) -> bool:
-    """Whether a Loop provably makes a step: a Scan of none fails in ONNX Runtime."""
+    """Whether a Loop provably makes a step: ONNX Runtime fails on a Scan of zero steps."""
     trips = node.inputs[0]
     known = None if trips is None or trips.is_graph_input() else ir.convenience.get_const_tensor(trips)
     return known is not None and int(known.numpy().item()) > 0 and always_goes_on(node)
@@ -196,7 +196,7 @@ def _at_least_once(node: ir.Node) -> bool:
 def _unless_none(
     o: Builder, steps: Var, emit: Callable[[Builder], list[Var]], initial: Sequence[Var], zeros: Sequence[Var]
 ) -> list[Var]:
-    """What `emit` writes if there are any `steps`, else the `initial` states, and zeros like `zeros`."""
+    """What `emit` writes if there are any `steps`; else the `initial` states, and zeros like `zeros`."""
 
     def none(w: Builder) -> list[Var]:
         return [*(Var(w, v.value) for v in initial), *(w.zeros_like(Var(w, v.value)) for v in zeros)]

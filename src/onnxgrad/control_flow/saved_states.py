@@ -1,8 +1,7 @@
-"""What the steps of an iteration started from, written down for the way back.
+"""The states at the start of each step of an iteration, saved for the backward pass.
 
-States that keep their shape are stacked, by the primal iteration itself. A state of a Loop whose shape
-may change from step to step goes into a sequence, which a second Loop fills; so do the elements of sequences and
-optionals.
+The primal iteration stacks states of fixed shape. A state of a Loop whose shape may change from step to step goes into
+a sequence, which a second Loop fills; so do the elements of sequences and optionals.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from onnxgrad.rules.op import Op
 
 
 def tape(op: Op, i: int, inner: ir.Value) -> StepInput:
-    """State `i` at the start of each step, to be read, last step first, as `inner`."""
+    """State `i` at the start of each step, read as `inner`, last step first."""
     it = Iteration.of(op.node)
     state, first = it.states[i], it.initial[i]
     if isinstance(state.type, ir.OptionalType) and not isinstance(state.type.elem_type, ir.TensorType):
@@ -39,7 +38,7 @@ def tape(op: Op, i: int, inner: ir.Value) -> StepInput:
 
 
 def _filled(op: Op, i: int) -> tuple[ir.Value, ir.Value | None]:
-    """The sequence of what state `i` was at the start of each step.
+    """The sequence of the values of state `i` at the start of each step.
 
     Where it was a sequence itself, or an optional: all the elements one after the other, and how many each step had.
     """

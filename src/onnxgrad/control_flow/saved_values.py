@@ -1,8 +1,8 @@
-"""What a step back reads of the step that it undoes: written out by the primal iteration, step by step.
+"""Residuals of the steps of an iteration, stacked by the primal iteration for the backward pass.
 
-Values that have the same shape at every step are stacked. What is only moved (a Reshape, a Transpose) is moved
-again, and what follows from what is at hand outside (captured values, the number of the step, a slice of a scan
-input) by moving alone is picked again: a stack of it would be a copy.
+Values of the same shape at every step are stacked. Reshapes and Transposes are repeated instead, and so is whatever
+only selects from values that are available outside (captured values, the number of the step, a slice of a scan
+input): stacking it would copy.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _PICKED = _SHAPED | {"Gather", "Slice", "Cast", "CastLike", "Shape", "Expand", "
 def written_out(
     op: Op, b: Builder, primal: Sequence[ir.Node], ends: Sequence[ir.Value], results: Iterable[ir.Value]
 ) -> dict[ir.Value, StepInput]:
-    """Have the primal iteration stack what the nodes behind `results` read of `primal`; they read columns then.
+    """Have the primal iteration stack the values of `primal` that `results` need; these then read columns.
 
     Args:
         op: the primal iteration.
         b: writes into a copy of its body, of which `primal` are the nodes, and `ends` the outputs.
-        primal: what the copy had before the way back was written behind it.
+        primal: the nodes of the copy before the backward pass was appended.
         ends: the outputs of the copy.
-        results: what the way back gives.
+        results: the results of the backward pass.
 
     Returns:
         What is stacked, with the column that took its place.
@@ -74,7 +74,7 @@ def written_out(
 
 
 def _wanted(op: Op, body: ir.Graph, primal: Sequence[ir.Node], results: list[ir.Value]) -> list[ir.Value]:
-    """The values of `primal` to be stacked, for what is behind it to give `results`."""
+    """The values of `primal` that must be stacked to compute `results`."""
     inside = set(primal)
     makers = {v: n for n in primal for v in n.outputs}
     back = ancestors([node for node in body if node not in inside], results)
@@ -86,7 +86,7 @@ def _wanted(op: Op, body: ir.Graph, primal: Sequence[ir.Node], results: list[ir.
     sizes = _names([*op.node.inputs, *captured(op.node)])
 
     def known(v: ir.Value) -> bool:
-        """Whether `v` is at hand in a step back: stacked, or the same in all steps."""
+        """Whether a step of the backward pass has `v`: stacked, or the same in all steps."""
         if v not in makers or v not in varies:
             return True
         return v not in moved and not _is_shaped(makers[v]) and _keeps_its_shape(v, sizes)
@@ -96,7 +96,7 @@ def _wanted(op: Op, body: ir.Graph, primal: Sequence[ir.Node], results: list[ir.
 
 
 def _moved(nodes: Iterable[ir.Node], states: set[ir.Value], varies: set[ir.Value]) -> set[ir.Value]:
-    """What is only picked from what is at hand outside of the iteration."""
+    """The values that only select from what is available outside the iteration."""
     own = {v for node in nodes for v in node.outputs}
     found: set[ir.Value] = set()
     for node in nodes:

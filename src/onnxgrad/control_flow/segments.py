@@ -1,7 +1,7 @@
-"""An iteration as one over segments of its steps, each an iteration of its own: the same values, less to keep.
+"""Segments of steps: an iteration over segments, each an iteration itself, with the same values and fewer residuals.
 
-Differentiated as any other, the iteration over segments keeps the states that each segment starts from; a step of
-it back computes one segment anew, with what its steps keep, and goes back through it.
+Reverse mode saves the state at the start of each segment. A step of the backward pass recomputes one segment, with its
+residuals, and then differentiates through it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FEWEST = 4
 
 
 def in_segments(builder: Builder, node: ir.Node, of: Sequence[ir.Value]) -> list[ir.Node] | None:
-    """Replace `node`, in its graph, by an iteration over segments if that is asked for; the new nodes, or None.
+    """Replace `node` by an iteration over segments if `checkpointing` asks for it; the new nodes, or None.
 
     A stack that nothing reads, and that is not among `of`, is left out.
     """
@@ -56,7 +56,7 @@ def _steps(node: ir.Node) -> int | None:
 
 
 def _root(b: Builder, n: Var) -> Var:
-    """The least whole number whose square is not below `n`, which is positive."""
+    """⌈√n⌉ for a positive `n`."""
     return b.Cast(b.Ceil(b.Sqrt(b.Cast(n, to=int(ir.DataType.DOUBLE)))), to=int(ir.DataType.INT64))
 
 
@@ -287,7 +287,7 @@ def _split(
 
 
 def _axis(slot: ScanAxis, piece: ir.Value) -> int:
-    """The axis of `slot`, counted from the front, in a stack of things like `piece`."""
+    """The axis of `slot`, counted from the front, in a stack of slices like `piece`."""
     if slot.axis >= 0:
         return slot.axis
     return slot.axis + Var(None, piece).rank + 1  # type: ignore[arg-type]

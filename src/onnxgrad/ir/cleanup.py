@@ -1,4 +1,4 @@
-"""The last pass over a derived graph: what nobody needs goes, and what ONNX Runtime misreads is written otherwise.
+"""The last pass over a derived graph: dead code is eliminated, and what ONNX Runtime misreads is rewritten.
 
 A Pad that names its axes, next to a Transpose, is misread by ONNX Runtime's transpose optimizer (found in
 1.31): it permutes the pads as if there were one pair for each axis, so that the model fails to run or, where the
@@ -30,7 +30,7 @@ def finish(graph: ir.Graph, keep: Iterable[ir.Value] = (), names: Names | None =
 
 
 def write_otherwise(graph: ir.Graph, names: Names | None = None) -> None:
-    """Have `graph` say the same in operators that ONNX Runtime reads right, in place."""
+    """Rewrite, in place, the nodes of `graph` that ONNX Runtime misreads."""
     for g in (graph, *graph.subgraphs()):
         for node in list(g):
             if node.op_type == "Pad" and node.domain == "" and len(node.inputs) > 3 and node.inputs[3] is not None:

@@ -1,4 +1,4 @@
-"""Values that no input can change: constants, and what small arithmetic on constants comes to.
+"""Values that no input can change: constants, and the results of small arithmetic on constants.
 
 Each node is evaluated by the onnx package's reference evaluator.
 """
@@ -25,7 +25,7 @@ MOST_WRITTEN = 1 << 20
 
 
 def constant(value: ir.Value) -> np.ndarray | None:
-    """What `value` holds if it is a constant, or an initializer that is no input; else None."""
+    """The elements of `value` if it is a constant, or an initializer that is no input; else None."""
     tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
 

@@ -1,4 +1,4 @@
-"""The order in which ONNX Runtime runs the nodes of a graph, and orders by which memory is given back soon."""
+"""The order in which ONNX Runtime runs the nodes of a graph, and orders that free memory early."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
 
 
 def execution_order(graph: ir.Graph) -> list[ir.Node]:
-    """The nodes of `graph` as ONNX Runtime runs them, one after the other.
+    """The nodes of `graph` in the order in which ONNX Runtime runs them.
 
     It walks back from the nodes that no other reads, depth first; of several, from the last one in the graph.
     """

@@ -1,4 +1,4 @@
-"""A model for no newer opset than runtimes load, where all of it means the same there.
+"""Lower a model to an opset that runtimes load, where all of its nodes mean the same there.
 
 An operator of a newer opset is often one that is written out in older ones; and a new version of an operator often
 only allows more types than the one before.

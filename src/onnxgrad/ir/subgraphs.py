@@ -1,4 +1,4 @@
-"""Graphs inside nodes: a copy of one, to differentiate it; new ones, closed on their results; the two of an If."""
+"""Graphs inside nodes: copy one to differentiate it, write a new one, or write the two branches of an If."""
 
 from __future__ import annotations
 

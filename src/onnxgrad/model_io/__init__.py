@@ -1,4 +1,4 @@
-"""The door: load and save, raise the opset, inline functions, name what is derived."""
+"""Models in and out: load and save, upgrade the opset, inline functions, record the signature of a derived model."""
 
 from onnxgrad.model_io.external_data import files_of
 from onnxgrad.model_io.open import AnyModel, Opened, open_model

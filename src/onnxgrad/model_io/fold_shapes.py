@@ -1,4 +1,4 @@
-"""Arithmetic on shapes that no input can change, done at the door.
+"""Constant folding of shape arithmetic, when a model is opened.
 
 Exporters write out how they found a shape: a dozen nodes that compute the integer 3 from two constants.
 As long as such a value is not known, neither are the shapes that depend on it, and a rule that needs a

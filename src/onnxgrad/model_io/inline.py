@@ -1,4 +1,4 @@
-"""Put the bodies of local functions in the place of their calls.
+"""Inline local functions: replace calls by the bodies.
 
 ``onnx_ir`` does the work. Around it: a function may be written for another opset than the model
 (its nodes carry theirs, and are raised later), may hand an input through as an output (which would

@@ -1,4 +1,4 @@
-"""What comes in and goes out: one private, raised, inlined, typed copy of the caller's model."""
+"""Open a model: one private copy of the caller's, with its opset upgraded, functions inlined and types inferred."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Raise every node of a model to an opset that the rules speak (18), where that can be done rightly.
+"""Upgrade every node of a model to an opset that the rules are written for (18), where that is exact.
 
 Node by node, so that weights, metadata, docs and symbols of the rest are never touched and an error
 can name its node: an operator whose definition did not change stays as it is, one whose form changed

@@ -1,4 +1,4 @@
-"""Rematerialization: a graph within a budget of memory, in which residuals are computed anew where they do not fit.
+"""Rematerialization: a graph within a memory budget, in which residuals that do not fit are recomputed.
 
 `sizes` (how large values are), `schedule` (in which order ONNX Runtime runs nodes, what is alive meanwhile), `costs`,
 `choose` (what to keep), `rewrite` (the graph that does so), `plan` (all of it).

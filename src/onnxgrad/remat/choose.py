@@ -1,4 +1,4 @@
-"""Which values of a schedule are kept and which are computed anew, so that a budget of memory is met.
+"""Which values of a schedule are saved and which are recomputed to meet a memory budget.
 
 A schedule has a turn, from the way forward to the way back. A value that is dropped takes memory until the way forward
 has read it for the last time, and again from where the way back first reads it: there it is computed anew, from the
@@ -33,14 +33,14 @@ WAIT = 0.1
 
 @dataclass(frozen=True)
 class Again:
-    """A node that is run once more, at a place in the schedule."""
+    """A node that is run a second time, at a place in the schedule."""
 
     node: ir.Node
 
 
 @dataclass
 class Candidate:
-    """Values to drop, and what comes of it.
+    """Values to drop, with the memory and the work that result.
 
     Attributes:
         dropped: the values.
@@ -110,7 +110,7 @@ class Chooser:
     # --- schedules -----------------------------------------------------------------------------
 
     def evaluate(self, dropped: frozenset[ir.Value]) -> Candidate:
-        """What comes of dropping values, and their views."""
+        """The candidate that drops these values and their views."""
         line = self.line(dropped)
         steps = [self.steps[node] for node in self.early]
         total = 0.0
@@ -244,7 +244,7 @@ class Chooser:
     # --- improvement ---------------------------------------------------------------------------
 
     def improved(self, best: Candidate, budget: int) -> Candidate:
-        """As much of `best` kept as there is room for: what saves most work per byte first."""
+        """`best` with as many values saved as fit: those that save most work per byte first."""
         worth = {}
         for node in best.again:
             taken = sum(self.takes[v] for v in node.outputs if v in best.dropped)

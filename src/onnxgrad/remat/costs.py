@@ -1,4 +1,4 @@
-"""What it costs to run a node once more: an estimate in seconds, good for comparing nodes with each other."""
+"""The cost of running a node again: an estimate in seconds, good for comparing nodes with each other."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _terms(node: ir.Node) -> float:
 
 
 def meanwhile(node: ir.Node, size: Mapping[ir.Value, int]) -> int:
-    """Bytes that ONNX Runtime takes while `node` runs, beside its operands and results.
+    """Bytes of workspace that ONNX Runtime takes while `node` runs, besides its operands and results.
 
     The runtime writes a loss out, as operators of its own.
     """

@@ -49,7 +49,7 @@ class Rewriter:
         self.constants: dict[int, ir.Value] = {}
 
     def write(self, line: Sequence[ir.Node | Again], dropped: frozenset[ir.Value]) -> int:
-        """Make the graph what `line` says, where values of `dropped` are made again; bytes that it takes."""
+        """Rewrite the graph to the schedule `line`, which recomputes `dropped`; its peak memory in bytes."""
         original = list(self.graph)
         number, open_ = 0, False
         for i, item in enumerate(line):
@@ -73,7 +73,7 @@ class Rewriter:
     # --- nodes that run again --------------------------------------------------------------------
 
     def _copies(self, node: ir.Node, dropped: frozenset[ir.Value]) -> list[ir.Node]:
-        """A copy of `node` that reads what was made anew, behind copies of what must be its own."""
+        """A copy of `node` that reads recomputed values, after copies of the nodes that it must not share."""
         new = self._copy(node)
         self.anew |= {old: out for old, out in zip(node.outputs, new.outputs) if old in dropped}
         own = []
@@ -101,7 +101,7 @@ class Rewriter:
         return new
 
     def _redirect(self, node: ir.Node) -> None:
-        """Have `node`, and graphs inside it, read what was made anew."""
+        """Have `node`, and graphs inside it, read the recomputed values."""
         for i, v in enumerate(node.inputs):
             if v is not None and v in self.anew:
                 node.replace_input_with(i, self.anew[v])
@@ -142,7 +142,7 @@ class Rewriter:
             self.nodes.append(node)
 
     def _ends(self) -> dict[int, int]:
-        """How many bytes are given back after each node, by its place."""
+        """How many bytes are freed after each node, by its place."""
         root: dict[ir.Value, ir.Value] = {}
         last: dict[ir.Value, int] = {}
         for i, node in enumerate(self.plan):
@@ -186,7 +186,7 @@ class Rewriter:
                 node.replace_input_with(i, self.gates[value])
 
     def _gate(self, value: ir.Value, waits: Sequence[ir.Value]) -> ir.Value:
-        """`value`, once the values of `waits` are there."""
+        """`value`, available only once the values of `waits` are."""
         tokens = [self._wait(v) for v in waits if v is not value]
         shape = self._emit("Concat", self._emit("Shape", value), *tokens, axis=0)
         gate = self._emit("Reshape", value, shape)
@@ -198,7 +198,7 @@ class Rewriter:
         return gate
 
     def _wait(self, value: ir.Value) -> ir.Value:
-        """No integers, as soon as `value` is there."""
+        """An empty vector of integers that depends on `value`."""
         if value not in self.waits:
             flat = self._emit("Reshape", value, self._integer(-1))
             none = self._emit("Slice", flat, self._integer(0), self._integer(0))

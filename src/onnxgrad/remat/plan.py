@@ -1,4 +1,4 @@
-"""A graph within a budget of memory: what the way back reads is kept as far as it fits, the rest is computed anew."""
+"""A graph within a memory budget: residuals are saved as far as they fit, the rest is recomputed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAST_RESORTS = 4
 
 @dataclass(frozen=True)
 class Plan:
-    """What a graph keeps and what it computes anew.
+    """What a graph saves and what it recomputes.
 
     Attributes:
         budget: bytes that were asked for.
@@ -64,7 +64,7 @@ def within(
     forward: Sequence[str] = (),
     advice: str = "",
 ) -> Plan:
-    """Rewrite the graph of `model` such that what its nodes give takes at most `budget` bytes at a time.
+    """Rewrite the graph of `model` such that the results of its nodes take at most `budget` bytes at a time.
 
     Inputs, outputs and initializers are not counted, nor is what a kernel takes for itself. The rewritten graph gives
     the same numbers.

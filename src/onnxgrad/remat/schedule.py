@@ -1,4 +1,4 @@
-"""How much memory the results of nodes take while they run one after the other."""
+"""How much memory the results of nodes take at each step of a schedule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 
 
 def is_view(node: ir.Node | None) -> bool:
-    """Whether the result of `node` is its first operand, seen otherwise."""
+    """Whether the result of `node` is a view of its first operand."""
     return node is not None and node.op_type in VIEWS and node.domain == ""
 
 
@@ -29,7 +29,7 @@ class ScheduledNode(NamedTuple):
 
 
 def use(steps: Sequence[ScheduledNode], takes: Mapping[object, int]) -> list[int]:
-    """Bytes that are taken while each step runs. A value is given back after the last step that reads it.
+    """Bytes that are taken while each step runs. A value is freed after the last step that reads it.
 
     `takes` has the bytes of each value. A tuple is another value that takes as much as its first element.
     """

@@ -1,4 +1,4 @@
-"""Types and shapes: whole models at the door, one node at a time while a derivative is written.
+"""Types and shapes: of whole models when they are opened, of one node at a time while a derivative is written.
 
 The work is done by ``onnx-shape-inference``, with a few corrections. That library takes two *different*
 symbols that meet in a broadcast to be equal (``[N] + [M] → [N]``), which is what an author usually
