@@ -17,7 +17,7 @@ Every = int | str | None
 _KEPT = "onnxgrad.kept"
 
 
-class Kept(Enum):
+class SavePolicy(Enum):
     """What a step of the backward pass reads of the forward step."""
 
     RESIDUALS = "all that it needs of what the step computed"
@@ -66,12 +66,12 @@ def segment_length(node: ir.Node) -> Every:
     return None if every in (None, 1) or _KEPT in node.meta else every
 
 
-def kept(node: ir.Node) -> Kept:
+def save_policy(node: ir.Node) -> SavePolicy:
     """What `node` saves."""
-    return node.meta.get(_KEPT) or (Kept.RESIDUALS if current().every is None else Kept.STATES)
+    return node.meta.get(_KEPT) or (SavePolicy.RESIDUALS if current().every is None else SavePolicy.STATES)
 
 
-def keep(node: ir.Node | None, what: Kept) -> None:
+def set_save_policy(node: ir.Node | None, what: SavePolicy) -> None:
     """Fix what `node` saves, whatever `checkpointing` asks for."""
     assert node is not None
     node.meta[_KEPT] = what

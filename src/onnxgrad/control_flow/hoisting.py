@@ -23,7 +23,7 @@ _ELEMENTWISE = frozenset(
 )
 
 
-def computed_ahead(b: Builder, o: Builder, columns: Sequence[StepInput], own: Sequence[Var]) -> list[StepInput]:
+def hoist_elementwise(b: Builder, o: Builder, columns: Sequence[StepInput], own: Sequence[Var]) -> list[StepInput]:
     """Hoist elementwise nodes of the body of `b` to stacked nodes in `o`; the columns that the body then reads.
 
     Apart from stacks of one shape, these nodes read scalars only, so that they are valid for zero steps as well.
@@ -52,7 +52,7 @@ def computed_ahead(b: Builder, o: Builder, columns: Sequence[StepInput], own: Se
     return [c for c in [*columns, *added] if c.inner in used]
 
 
-def turned_ahead(b: Builder, o: Builder, columns: Sequence[StepInput], own: Sequence[Var]) -> None:
+def hoist_transposes(b: Builder, o: Builder, columns: Sequence[StepInput], own: Sequence[Var]) -> None:
     """Transpose loop-invariant right operands of Gemms (transB=1) once, in `o`, which makes the Gemms faster."""
     inside = {v for node in b.graph for v in node.outputs} | set(b.graph.initializers.values())
     inside |= {c.inner for c in columns} | {v.value for v in own}

@@ -16,7 +16,7 @@ from onnxgrad.rules.op import Op
 
 
 @dataclass
-class Pick:
+class StepSlice:
     """`out` is, in step t, the slice `start` + t of `x` (from around the Loop) along an axis."""
 
     node: ir.Node
@@ -47,7 +47,7 @@ class Pick:
         return padded
 
 
-def picks(op: Op, body: ir.Graph) -> list[Pick]:
+def step_slices(op: Op, body: ir.Graph) -> list[StepSlice]:
     """The slices that nodes of `body`, of a Loop, gather by step number from values whose cotangents are wanted."""
     if not Iteration.of(op.node).lead or body.inputs[0].shape is None or len(body.inputs[0].shape):
         return []
@@ -60,7 +60,7 @@ def picks(op: Op, body: ir.Graph) -> list[Pick]:
         offset = _offset(index, body.inputs[0], own)
         if x is not None and x.shape is not None and isinstance(x.type, ir.TensorType) and offset is not None:
             axis = node.attributes.get_int("axis") or 0
-            found.append(Pick(node, x, axis % len(x.shape), offset[0]))
+            found.append(StepSlice(node, x, axis % len(x.shape), offset[0]))
     return found
 
 

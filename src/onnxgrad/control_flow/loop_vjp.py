@@ -11,14 +11,14 @@ import itertools
 
 import onnx_ir as ir
 
-from onnxgrad.control_flow.checkpointing import Kept, kept
+from onnxgrad.control_flow.checkpointing import SavePolicy, save_policy
 from onnxgrad.control_flow.deferred_products import Product, products
 from onnxgrad.control_flow.deferred_products import summed as sums_of
-from onnxgrad.control_flow.hoisting import computed_ahead, turned_ahead
-from onnxgrad.control_flow.indexed_slices import picks
+from onnxgrad.control_flow.hoisting import hoist_elementwise, hoist_transposes
+from onnxgrad.control_flow.indexed_slices import step_slices
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis
 from onnxgrad.control_flow.reverse_iteration import Backwards, StepInput
-from onnxgrad.control_flow.saved_states import tape
+from onnxgrad.control_flow.saved_states import saved_state
 from onnxgrad.control_flow.saved_values import written_out
 from onnxgrad.engine import reverse
 from onnxgrad.engine.reverse import summed
@@ -46,7 +46,7 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     g_states = {i: formal(b, it.next_like(i), "cotangent") for i in carried}
     g_slices = {k: formal(b, it.given[k], "cotangent") for k in read}
     seeds = summed([(it.following[i], g_states[i]) for i in carried] + [(it.given[k], g_slices[k]) for k in read])
-    picked = [p for p in picks(op, body) if p.out in reached] if _is_stackable(op, it) else []
+    picked = [p for p in step_slices(op, body) if p.out in reached] if _is_stackable(op, it) else []
     wrt = [*(states[i] for i in carried), *(s for s in slices if s in reached), *captures, *(p.out for p in picked)]
     nodes = [n for n in body if n not in {p.node for p in picked}]
     border = b.append(ir.Node("", "Constant", [], [ir.AttrInt64("value_int", 0)]))[0].value.producer()
@@ -60,7 +60,7 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     steps = [*backs, *(found[c] for c in captures if c in found), *(found[slices[j]] for j in pieces)]
     steps += [found[p.out] for p in picked]
     at_hand: dict[ir.Value, StepInput] = {}
-    if kept(op.node) is Kept.RESIDUALS:
+    if save_policy(op.node) is SavePolicy.RESIDUALS:
         primal = list(itertools.takewhile(lambda n: n is not border, body))
         columns = written_out(op, b, primal, list(body.outputs), [s.value for s in steps])
         instead = {v: c.inner for v, c in columns.items()}
@@ -89,13 +89,13 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
 
     used = values_read(body)
     reads = [at_hand[v] for v in at_hand if v in used]
-    reads += [tape(op, i, states[i]) for i in range(it.count) if states[i] in used]
+    reads += [saved_state(op, i, states[i]) for i in range(it.count) if states[i] in used]
     if it.lead and body.inputs[0] in used:
         reads.append(StepInput(body.inputs[0], None, ScanAxis(0, backwards=True)))
-    if kept(op.node) is Kept.RESIDUALS:
+    if save_policy(op.node) is SavePolicy.RESIDUALS:
         own = [*g_states.values(), *sums]
-        reads = computed_ahead(b, o, reads, own)
-        turned_ahead(b, o, reads, own)
+        reads = hoist_elementwise(b, o, reads, own)
+        hoist_transposes(b, o, reads, own)
     first = [Var(o, of[i].value) if i in of else _zeros(op, it, i) for i in carried]
     zeros = [o.zeros_like(Var(o, c)) for c in added]
 
@@ -123,7 +123,7 @@ def _products(
     gives: list[tuple[ir.Value, ScanAxis]],
 ) -> dict[ir.Value, list[Product]]:
     """The captured values whose cotangents are products of stacked values, where all residuals are stacked."""
-    if kept(op.node) is not Kept.RESIDUALS or not _is_stackable(op, it):
+    if save_policy(op.node) is not SavePolicy.RESIDUALS or not _is_stackable(op, it):
         return {}
     columns = {v: c for v, c in at_hand.items() if c.slot.axis == 0 and c.outer is not None}
     taped = {s: None for s in it.states if s.shape is not None}
@@ -135,7 +135,7 @@ def _products(
         parts = products(found[c].value, c, asked, {v for v, _ in gives})
         for p in parts:
             if p.a.outer is None:
-                p.a = tape(op, it.states.index(p.a.inner), p.a.inner)
+                p.a = saved_state(op, it.states.index(p.a.inner), p.a.inner)
         if parts:
             later[c] = parts
     return later

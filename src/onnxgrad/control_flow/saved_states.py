@@ -16,7 +16,7 @@ from onnxgrad.ir.subgraphs import formal, give
 from onnxgrad.rules.op import Op
 
 
-def tape(op: Op, i: int, inner: ir.Value) -> StepInput:
+def saved_state(op: Op, i: int, inner: ir.Value) -> StepInput:
     """State `i` at the start of each step, read as `inner`, last step first."""
     it = Iteration.of(op.node)
     state, first = it.states[i], it.initial[i]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.control_flow.checkpointing import Kept, keep, segment_length
+from onnxgrad.control_flow.checkpointing import SavePolicy, segment_length, set_save_policy
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, scan
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.infer.loops import always_goes_on
@@ -34,7 +34,7 @@ def in_segments(builder: Builder, node: ir.Node, of: Sequence[ir.Value]) -> list
     steps = _steps(node)
     fewest = FEWEST if isinstance(every, str) else every + 1
     if steps is not None and steps < fewest:
-        keep(node, Kept.RESIDUALS)
+        set_save_policy(node, SavePolicy.RESIDUALS)
         return None
     length = math.isqrt(steps - 1) + 1 if every == "sqrt" and steps is not None else every
     outs = node.outputs[Iteration.of(node).count :]
@@ -108,7 +108,7 @@ class _Segments:
         empties = [b.SequenceEmpty(dtype=int(s.dtype or 0)) for s in stacks]
         first = [b.var(v) for v in it.initial]
         results = loop(b, graph, *self._how_often(), [*first, *empties])
-        keep(results[0].value.producer(), Kept.STATES)
+        set_save_policy(results[0].value.producer(), SavePolicy.STATES)
         return _of_all(it, self.used, [*results[: it.count], *self._joined(results[it.count :])])
 
     def _segment(self, seg: Builder, number: Var, states: Sequence[Var]) -> tuple[list[Var], list[Var], Var | None]:
@@ -143,7 +143,7 @@ class _Segments:
             body.inputs.append(formal(inner, body.inputs[1], "went_on").value)
             first.append(seg.const(True))
         results = loop(seg, body, count.value, None, first)
-        keep(results[0].value.producer(), Kept.RESIDUALS)
+        set_save_policy(results[0].value.producer(), SavePolicy.RESIDUALS)
         after, stacks = results[: it.count], results[it.count + (not self.counted) :]
         if self.counted:
             return after, stacks, None
@@ -184,7 +184,7 @@ class _Segments:
             _, body = copy_of(w, self.it.body)
             first = [Var(w, v) for v in self.it.initial]
             results = loop(w, body, w.const(np.array(0, np.int64)).value, None, first)
-            keep(results[0].value.producer(), Kept.RESIDUALS)
+            set_save_policy(results[0].value.producer(), SavePolicy.RESIDUALS)
             return [results[self.it.count + k] for k in self.used]
 
         return cond(b, b.SequenceLength(sequences[0]) > 0, some, none)
@@ -232,7 +232,7 @@ def _plain(
         end.shape = shape if end.shape is None else end.shape
     axes = [ScanAxis(_axis(it.outs[k], it.given[k]), it.outs[k].backwards) for k in used]
     results = scan(b, inside.body, first, pieces, axes)
-    keep(_maker(results[0]), Kept.RESIDUALS)
+    set_save_policy(_maker(results[0]), SavePolicy.RESIDUALS)
     return results
 
 
@@ -267,7 +267,7 @@ def _split(
     give(outer, _plain(outer, it, used, states, pieces))
     graph.inputs.extend(v.value for v in [*states, *(p for p, _ in pieces)])
     results = scan(b, graph, [b.var(v) for v in it.initial], columns, outs)
-    keep(_maker(results[0]), Kept.STATES)
+    set_save_policy(_maker(results[0]), SavePolicy.STATES)
     ends, stacks = results[: it.count], []
     for stack, slot in zip(results[it.count :], outs):
         shape = b.join(b.shape_of(stack, 0, slot.axis), [-1], b.shape_of(stack, slot.axis + 2))
