@@ -9,8 +9,11 @@ from collections.abc import Sequence
 
 import pytest
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what runs in the background
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what tests start inherits the default, too
+# A shell that starts the tests in the background ignores these; what tests start inherits the default, too.
+for name, handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    number = getattr(signal, name, None)
+    if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 SKIPPED = "onnxgrad/skipped"  # in pytest's cache: the tests, or whole files, that the last run skipped
 

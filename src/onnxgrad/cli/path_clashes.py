@@ -69,7 +69,8 @@ def check_paths(
     for i, place in enumerate(written):
         check_ordinary(place.path)
         for other in written[:i]:
-            if place.flag != other.flag and place.is_same(other):  # a checkpoint may be a link to the one before
+            # a checkpoint may be a hard link to the one before
+            if place.real == other.real or (place.flag != other.flag and place.is_same(other)):
                 raise BadInput(f"{other.flag} and {place.flag} would both write {str(place.path)!r}")
         for source in read:
             of_model = (place.flag, source.flag) == (OUTPUT, MODEL)
