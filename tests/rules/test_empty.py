@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -66,6 +68,16 @@ def fed(proto):
     return feeds
 
 
+@pytest.fixture
+def dirty_memory():
+    """Memory that malloc hands out is full of junk, which the C library of GNU does when it is asked to."""
+    mallopt, m_perturb = getattr(ctypes.CDLL(None), "mallopt", None), -6
+    if mallopt is None or not mallopt(m_perturb, 0x55):
+        pytest.skip("the C library here cannot fill memory with junk")
+    yield
+    mallopt(m_perturb, 0)
+
+
 def results(proto, feeds, level):
     """What several runs give, in memory that was not cleared."""
     options = onnxruntime.SessionOptions()
@@ -91,7 +103,11 @@ def test_weights_of_an_empty_batch_have_gradient_0(name, level):
             np.testing.assert_array_equal(got[f"{weight}_grad"], np.zeros(shape, np.float32))
 
 
-def test_without_the_guard_memory_shows(monkeypatch):
+@pytest.mark.skipif(
+    tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 32),
+    reason="ONNX Runtime clears products over nothing itself from 1.32 on",
+)
+def test_without_the_guard_memory_shows(monkeypatch, dirty_memory):
     """The test can fail: it does for products that are left to ONNX Runtime."""
     proto = model("batch by batch")
     monkeypatch.setattr(shapes, "unless_empty", lambda z, x, axis: z)
