@@ -93,22 +93,24 @@ def layer_normalization(op: Op, g: Any, x: Var, scale: Var, b: Var) -> Result:
         terms.append(share(op, op.cast_like(g_mean, wide), x, axes))
     if g_inv is not None:
         terms.append(-(share(op, op.cast_like(g_inv, wide) * (inv * inv), x, axes) * xh))
-    if not terms:
-        return None, d_scale, d_b
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    if g is None and g_inv is None:
-        total = op.Expand(total, op.shape_of(x))
-    return op.cast_like(total, x), d_scale, d_b
+    dx = None
+    if terms:
+        dx = sum(terms[1:], terms[0])
+        if g is None and g_inv is None:
+            dx = op.Expand(dx, op.shape_of(x))
+        dx = op.cast_like(dx, x)
+    if g is not None and g_mean is None and g_inv is None and x.dtype != ir.DataType.DOUBLE:
+        op.named("LayerNormGrad", [dx, d_scale, d_b], of=[g, x, mu, inv, scale], axis=axis)
+    return dx, d_scale, d_b
 
 
 @rule("RMSNormalization", wrt=(0, 1))
 def rms_normalization(op: Op, g: Var, x: Var, scale: Var) -> Result:
     """y = x̂·s with x̂ = x·r, r = 1/√(mean x² + ε) over the axes from `axis` on: (r·(ĝ - x̂·mean ĝx̂), Σ g·x̂)"""
-    axes = list(range(op.attr("axis") % x.rank, x.rank))
+    axis, epsilon = op.attr("axis") % x.rank, op.attr("epsilon")
+    axes = list(range(axis, x.rank))
     wide = widened(op, x)
-    inv = 1 / op.Sqrt(mean(op, wide * wide, axes) + op.attr("epsilon"))
+    inv = 1 / op.Sqrt(mean(op, wide * wide, axes) + epsilon)
     xh = wide * inv
     gw = op.cast_like(g, wide)
     dx = d_scale = None
@@ -117,6 +119,8 @@ def rms_normalization(op: Op, g: Var, x: Var, scale: Var) -> Result:
         dx = op.cast_like(inv * (gx - xh * mean(op, gx * xh, axes)), x)
     if op.needs[1]:
         d_scale = op.cast_like(sum_to(gw * xh, scale), scale)
+    op.named("RMSNorm", op.outputs, of=[x, scale], axis=axis, epsilon=epsilon)
+    op.named("RMSNormGrad", [dx, d_scale], of=[g, x, scale], axis=axis, epsilon=epsilon)
     return dx, d_scale
 
 
@@ -129,7 +133,16 @@ def instance_normalization(op: Op, g: Var, x: Var, scale: Var, b: Var) -> Result
     gw, s = op.cast_like(g, wide), along_channels(op, op.cast_like(scale, wide), x.rank)
     dx = op.cast_like(centred(op, gw * s, xh, inv, axes), x) if op.needs[0] else None
     d_scale = op.cast_like(over_channels(op, gw * xh), scale) if op.needs[1] else None
-    return dx, d_scale, op.cast_like(over_channels(op, gw), b) if op.needs[2] else None
+    d_b = op.cast_like(over_channels(op, gw), b) if op.needs[2] else None
+    _named_groups(op, (dx, d_scale, d_b), g, 0)
+    return dx, d_scale, d_b
+
+
+def _named_groups(op: Op, cotangents: Tangents, g: Var, groups: int) -> None:
+    """Name a normalization of groups of channels (0: each by itself), and its cotangents."""
+    settings = {"groups": groups, "epsilon": op.attr("epsilon")}
+    op.named("GroupNorm", op.outputs, of=op.inputs, **settings)
+    op.named("GroupNormGrad", cotangents, of=[g, *op.inputs[:2]], **settings)
 
 
 def _grouped(op: Op, g: Var, x: Var, scale: Var, b: Var, *, per_channel: bool) -> tuple[Var | None, ...]:
@@ -156,6 +169,7 @@ def _grouped(op: Op, g: Var, x: Var, scale: Var, b: Var, *, per_channel: bool) -
         d_scale = op.cast_like(d_scale, scale)
     if op.needs[2]:
         d_b = op.cast_like(op.reshape(op.ReduceSum(gg, over, keepdims=0), op.shape_of(b)), b)
+    _named_groups(op, (dx, d_scale, d_b), g, groups)
     return dx, d_scale, d_b
 
 

@@ -32,6 +32,11 @@ ATTRIBUTES = {
     "MaxPoolGrad": ("kernel", "strides", "dilations", "pads", "relu"),
     "BatchNorm": ("epsilon",),
     "BatchNormGrad": ("epsilon",),
+    "LayerNormGrad": ("axis",),
+    "RMSNorm": ("axis", "epsilon"),
+    "RMSNormGrad": ("axis", "epsilon"),
+    "GroupNorm": ("groups", "epsilon"),
+    "GroupNormGrad": ("groups", "epsilon"),
 }
 
 
@@ -67,7 +72,7 @@ def array(*shape, kind="f", fill=1):
 
 
 def test_every_kernel_is_known():
-    assert len(KERNELS) == 28
+    assert len(KERNELS) == 33
     assert set(ATTRIBUTES) < set(KERNELS)
 
 
@@ -172,6 +177,21 @@ REFUSED = {
     "norm: another cotangent": (
         "BatchNormGrad", [array(2, 3, 5), array(2, 3, 4), None, None, array(3)], {"epsilon": 0.0},
     ),
+    "layer: an axis beyond": ("LayerNormGrad", [array(2, 3)] * 2 + [array(2, 1)] * 2 + [array(3)], {"axis": 2}),
+    "layer: an axis below zero": ("LayerNormGrad", [array(2, 3)] * 2 + [array(2, 1)] * 2 + [array(3)], {"axis": -1}),
+    "layer: a scale too short": ("LayerNormGrad", [array(2, 3)] * 2 + [array(2, 1)] * 2 + [array(2)], {"axis": 1}),
+    "layer: one mean": ("LayerNormGrad", [array(2, 3)] * 2 + [array(1, 1), array(2, 1), array(3)], {"axis": 1}),
+    "layer: another cotangent": (
+        "LayerNormGrad", [array(3, 2), array(2, 3)] + [array(2, 1)] * 2 + [array(3)], {"axis": 1},
+    ),
+    "rms: a scale too short": ("RMSNorm", [array(2, 3), array(2)], {"axis": 1, "epsilon": 0.0}),
+    "rms: another cotangent": ("RMSNormGrad", [array(3, 2), array(2, 3), array(3)], {"axis": 1, "epsilon": 0.0}),
+    "group: they leave a rest": ("GroupNorm", [array(2, 3, 4), array(3), array(3)], {"groups": 2, "epsilon": 0.0}),
+    "group: more than channels": ("GroupNorm", [array(2, 3, 4), array(3), array(3)], {"groups": 6, "epsilon": 0.0}),
+    "group: below zero": ("GroupNorm", [array(2, 3, 4), array(3), array(3)], {"groups": -1, "epsilon": 0.0}),
+    "group: another bias": ("GroupNorm", [array(2, 4, 4), array(4), array(2)], {"groups": 2, "epsilon": 0.0}),
+    "group: another scale": ("GroupNormGrad", [array(2, 4, 4)] * 2 + [array(3)], {"groups": 2, "epsilon": 0.0}),
+    "group: a vector": ("GroupNormGrad", [array(4)] * 2 + [array(4)], {"groups": 2, "epsilon": 0.0}),
 }  # fmt: skip
 
 
@@ -219,6 +239,18 @@ ODD = {
         "BatchNormGrad", [np.zeros((1 << 37, 1, 0), np.float32)] * 2 + [None, None, array(1)], {"epsilon": 0.0},
         [((1 << 37, 1, 0), 0), ((1,), None), ((1,), 0)],
     ),
+    "layer: rows of nothing": (
+        "LayerNormGrad", [np.zeros((1 << 37, 0), np.float32)] * 2 + [array(1), array(1), array(0)], {"axis": 0},
+        [((1 << 37, 0), 0), ((0,), 0), ((0,), 0)],
+    ),
+    "rms: many rows of nothing": (
+        "RMSNormGrad", [np.zeros((1 << 37, 0), np.float32)] * 2 + [array(0)], {"axis": 1, "epsilon": 0.0},
+        [((1 << 37, 0), 0), ((0,), 0)],
+    ),
+    "group: images of nothing": (
+        "GroupNormGrad", [np.zeros((1 << 37, 2, 0), np.float32)] * 2 + [array(2)], {"groups": 1, "epsilon": 0.0},
+        [((1 << 37, 2, 0), 0), ((2,), 0), ((2,), 0)],
+    ),
     "signs of many axes": ("ReluGrad", [array(*[1] * 20)] * 2, {}, [((1,) * 20, 1)]),
 }  # fmt: skip
 
@@ -259,7 +291,7 @@ def _random(rng, name):
     for key in ATTRIBUTES.get(name, ()):
         if key == "epsilon":
             attributes[key] = float(rng.choice([0.0, 1e-5, np.nan, np.inf, -1.0]))
-        elif key in ("group", "relu"):
+        elif key in ("group", "relu", "groups", "axis"):
             attributes[key] = number() if rng.random() < 0.3 else 1
         else:
             attributes[key] = [number() for _ in range(2 if rng.random() < 0.97 else rng.integers(1, 4))]

@@ -1,4 +1,6 @@
-"""Kernels of ``source/normalization.c``: BatchNormalization with the statistics of the batch, and its cotangents."""
+"""Kernels of ``source/normalization.c`` (BatchNormalization with the statistics of the batch), ``source/row_norms.c``
+(LayerNormalization, RMSNormalization) and ``source/group_norms.c`` (GroupNormalization, InstanceNormalization).
+"""
 
 from __future__ import annotations
 
@@ -24,3 +26,47 @@ def batch_norm_grad(site: Occurrence) -> KernelCall | None:
         return KernelCall("BatchNormGrad", site.inputs, site.attributes)
     g, y = sign.inputs
     return KernelCall("BatchNormGrad", [g, *site.inputs[1:], y], site.attributes)
+
+
+@kernel("LayerNormGrad")
+def layer_norm_grad(site: Occurrence) -> KernelCall | None:
+    """[g, x, mean, 1/σ, scale] → [x̄, scale, bias], float32; the scale is as large as a row."""
+    fits = site.all_float32 and _as_large_as_a_row(site, 1, 4)
+    return KernelCall("LayerNormGrad", site.inputs, site.attributes) if fits else None
+
+
+@kernel("RMSNorm")
+def rms_norm(site: Occurrence) -> KernelCall | None:
+    """[x, scale] → [y], float32; the scale is as large as a row."""
+    fits = site.all_float32 and _as_large_as_a_row(site, 0, 1)
+    return KernelCall("RMSNorm", site.inputs, site.attributes) if fits else None
+
+
+@kernel("RMSNormGrad")
+def rms_norm_grad(site: Occurrence) -> KernelCall | None:
+    """[g, x, scale] → [x̄, scale], float32; the scale is as large as a row."""
+    fits = site.all_float32 and _as_large_as_a_row(site, 1, 2)
+    return KernelCall("RMSNormGrad", site.inputs, site.attributes) if fits else None
+
+
+def _as_large_as_a_row(site: Occurrence, x: int, scale: int) -> bool:
+    """Whether the scale has a number for each of a row of x, whatever the sizes of x turn out to be."""
+    row, found = site.sizes(x), site.sizes(scale)
+    if row is None or found is None:
+        return False
+    row = row[site.attributes["axis"] :]
+    return len(row) == len(found) and all(
+        b is not None and (a == b or (a is None and b > 1)) for a, b in zip(row, found)
+    )
+
+
+@kernel("GroupNorm")
+def group_norm(site: Occurrence) -> KernelCall | None:
+    """[x, scale, bias] → [y], float32. ONNX Runtime's own kernel for single channels takes one thread."""
+    return KernelCall("GroupNorm", site.inputs, site.attributes) if site.all_float32 else None
+
+
+@kernel("GroupNormGrad")
+def group_norm_grad(site: Occurrence) -> KernelCall | None:
+    """[g, x, scale] → [x̄, scale, bias], float32."""
+    return KernelCall("GroupNormGrad", site.inputs, site.attributes) if site.all_float32 else None
