@@ -39,6 +39,7 @@ from onnxgrad.transforms import (
     rematerialize,
     split_vjp,
     transpose,
+    vmap,
 )
 from onnxgrad.transforms.first_order import grad, jvp, value_and_grad, vjp
 
@@ -94,6 +95,7 @@ __all__ = [
     "transpose",
     "value_and_grad",
     "vjp",
+    "vmap",
 ]
 
 #: What needs a runtime, which differentiating does not: imported when first asked for.

@@ -25,6 +25,7 @@ from onnxgrad.runtime.feeds import bind, feed
 from onnxgrad.transforms import first_order
 from onnxgrad.transforms.gradient_lowering import needs_lowering, open_lowered
 from onnxgrad.transforms.select_values import Names
+from onnxgrad.transforms.vmap import Axes
 
 #: Names of outputs, by what they are of: ``{"x": "x_grad"}``, ``{"y": {"x": "y_x_jacobian"}}``.
 Results = Mapping[str, Any]
@@ -172,6 +173,17 @@ class Function:
         """The gradient for each example by itself, of shape ``[examples] + wrt.shape``."""
         transform = transforms.per_example_grad
         return self._derive(transform, lambda s: s.gradients, wrt=wrt, of=of, batch=batch, shared=shared)
+
+    def vmap(self, in_axes: Axes = 0, out_axes: Axes = 0, *, axis_size: int | str = "batch") -> Function:
+        """The function of a batch of rows: mapped arguments and results have one more axis (see `onnxgrad.vmap`)."""
+
+        def make() -> Function:
+            mapped = Function(transforms.vmap(self.model, in_axes, out_axes, axis_size=axis_size), options=self.options)
+            mapped.results = self.results
+            return mapped
+
+        axes = [tuple(sorted(a.items())) if isinstance(a, Mapping) else a for a in (in_axes, out_axes)]
+        return self._kept((transforms.vmap, *axes, axis_size), make)
 
     def linearize(self, *, wrt: Names, of: Names | None = None) -> Callable[..., tuple[Any, Callable[..., Any]]]:
         """A function that gives what this one gives, and the Jacobian at that point as a function of tangents.

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -29,10 +31,17 @@ MOST_ELEMENTS = 2**26
 
 @dataclass
 class Stacked:
-    """A result batched over directions: for one direction it is like `like`; `axis` is the batch axis."""
+    """A result batched over directions.
+
+    Attributes:
+        like: for one direction, it has this type and shape.
+        axis: the batch axis.
+        sizes: the shape for one direction, if `like` is not there to be asked when there is no direction.
+    """
 
     like: Var
     axis: int = 0
+    sizes: Var | None = None
 
 
 def along(
@@ -40,10 +49,12 @@ def along(
     seeds: Sequence[Var],
     write: Callable[[list[Var]], list[Var]],
     results: Sequence[Stacked],
+    guarded: bool = True,
 ) -> list[Var]:
     """What `write` gives for every slice, along the first axis, of all `seeds` together, stacked.
 
-    No direction at all gives empty results; one that is known to be the only one takes no Scan.
+    No direction at all gives empty results; one that is known to be the only one takes no Scan. Where it is not
+    `guarded`, nodes that need no Scan over the directions get no If for the case that there is no direction.
     """
     assert seeds[0].shape is not None
     count = seeds[0].shape[0]
@@ -60,15 +71,17 @@ def along(
     builder.move(moved, b)
     needed = ancestors(moved, [y.value for y in found])
 
-    def emit(w: Builder) -> list[Var]:
+    def emit(w: Builder, scans: bool = True) -> list[Var]:
         pieces = [Var(w, s.value) for s in seeds]
         try:
             if not _fits(needed, count):
                 raise Unstackable
             number = [count] if isinstance(count, int) else w.Shape(pieces[0], start=0, end=1)
             inside = {s.value: x for s, x in zip(slices, pieces)}
-            stacks = stack(w, needed, inside, [y.value for y in found], number)
+            stacks = stack(w, needed, inside, [y.value for y in found], number, scans)
         except Unstackable:
+            if not scans:
+                raise
             give(b, [Var(b, y.value) for y in found])
             body.inputs.extend(s.value for s in slices)
             for end, r in zip(body.outputs, results):
@@ -78,6 +91,9 @@ def along(
 
     if isinstance(count, int):
         return emit(builder)
+    if not guarded:
+        with suppress(Unstackable):
+            return emit(builder, scans=False)
     return _unless_none(builder, seeds[0], emit, results)
 
 
@@ -120,9 +136,13 @@ def _ranked(y: Var, result: Stacked) -> Var:
 
 def _none(b: Builder, result: Stacked) -> Var:
     """The result for zero directions."""
-    like = Var(b, result.like.value)
-    shape = b.join(b.shape_of(like, 0, result.axis) if result.axis else [], [0], b.shape_of(like, result.axis))
-    return b.Expand(b.const(0, like.dtype), shape)
+    like, at = Var(b, result.like.value), result.axis
+    if result.sizes is None:
+        parts: list[Any] = [b.shape_of(like, 0, at) if at else [], b.shape_of(like, at)]
+    else:
+        sizes = Var(b, result.sizes.value)
+        parts = [b.Slice(sizes, [0], [at], [0]) if at else [], b.Slice(sizes, [at], [2**31 - 1], [0])]
+    return b.Expand(b.const(0, like.dtype), b.join(parts[0], [0], parts[1]))
 
 
 def _unless_none(o: Builder, seeds: Var, emit: Callable[[Builder], list[Var]], results: Sequence[Stacked]) -> list[Var]:

@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.batching.batched_node import BatchedNode, Unstackable, Write
-from onnxgrad.batching.product_rules import conv, einsum, folded, gemm, matmul, resize, rows
+from onnxgrad.batching.product_rules import conv, einsum, folded, gemm, matmul, recurrent, resize, rows
 from onnxgrad.ir import Var
 
 # --- element by element ----------------------------------------------------------------------------
@@ -24,8 +24,13 @@ def _elementwise(s: BatchedNode) -> Var:
     return s.again(*(s.lifted(i, rank) for i in range(len(s.x))))
 
 
-def _clip(s: BatchedNode) -> Var:
+def _alike(s: BatchedNode) -> Any:
     return s.again(s.only(0), *s.x[1:])
+
+
+def _prelu(s: BatchedNode) -> Var:
+    x = s.stack(0)
+    return s.again(x, s.lifted(1, s.rank(0)))
 
 
 # --- along axes ------------------------------------------------------------------------------------
@@ -143,6 +148,10 @@ def size(s: BatchedNode) -> Var:
 
 
 def _reshape(s: BatchedNode) -> Var:
+    dims = s.node.outputs[0].shape
+    if dims is not None and all(isinstance(d, int) and d for d in dims):  # a -1 would be unknown beside no direction
+        s.only(0)
+        return s.b.Reshape(s.x[0], s.b.join(s.count, list(dims)))
     return s.b.Reshape(s.only(0), s.b.join(s.count, s.x[1]), allowzero=s.int_attr("allowzero", 0) or None)
 
 
@@ -209,15 +218,19 @@ def _length(x: Var) -> int:
 
 
 _ELEMENTWISE = """
-    Abs Acos Acosh Add And Asin Asinh Atan Atanh Cast Ceil Celu Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater
+    Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast Ceil Celu Cos
+    Cosh Div Elu Equal Erf Exp Floor Gelu Greater
     GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul
     Neg Not Or Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh
     ThresholdedRelu Where Xor""".split()  # noqa: SIM905
 _REDUCE = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()  # noqa: SIM905
-_LAST = "Hardmax LayerNormalization LogSoftmax LpNormalization Softmax TopK".split()  # noqa: SIM905
+_LAST = "Hardmax LayerNormalization LogSoftmax LpNormalization RMSNormalization Softmax TopK".split()  # noqa: SIM905
 _ROWS = """
-    AveragePool MaxPool LpPool GlobalAveragePool GlobalMaxPool BatchNormalization InstanceNormalization
-    LRN DepthToSpace SpaceToDepth Col2Im""".split()  # noqa: SIM905
+    AveragePool MaxPool LpPool GlobalAveragePool GlobalMaxPool BatchNormalization GroupNormalization
+    InstanceNormalization LRN DepthToSpace SpaceToDepth Col2Im""".split()  # noqa: SIM905
+
+#: Elementwise in the first operand, which alone may be a stack; those that draw numbers draw for every direction.
+_ALIKE = "Bernoulli CastLike Clip Det Dropout RandomNormalLike RandomUniformLike".split()  # noqa: SIM905
 
 WRITE: dict[str, Write] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
@@ -225,7 +238,9 @@ WRITE: dict[str, Write] = {
     **dict.fromkeys(_ROWS, rows),
     **{name: _along(-1) for name in _LAST},
     **{name: _along(0) for name in ("ArgMax", "ArgMin", "Split")},
-    "Clip": _clip,
+    **{name: _along(1) for name in ("DequantizeLinear", "QuantizeLinear")},
+    **dict.fromkeys(_ALIKE, _alike),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent),
     "Compress": _compress,
     "Concat": _concat,
     "Conv": conv,
@@ -243,6 +258,7 @@ WRITE: dict[str, Write] = {
     "MatMul": matmul,
     "OneHot": _one_hot,
     "Pad": _pad,
+    "PRelu": _prelu,
     "Reshape": _reshape,
     "Resize": resize,
     "ReverseSequence": _reverse_sequence,

@@ -94,6 +94,31 @@ def rows(s: BatchedNode) -> Var:
     return _parted(b, s.again(_merged(b, x, 0), *s.x[1:]), 0, s.count, b.shape_of(x, 1, 2))
 
 
+def recurrent(s: BatchedNode) -> list[Var]:
+    """Rows as well: of sequences, of their lengths and of first states; the weights are shared."""
+    b, batch = s.b, {0: 1, 4: 0, 5: 1, 6: 1}
+    if s.int_attr("layout", 0) or any(stacked and i not in batch for i, stacked in enumerate(s.stacked)):
+        raise Unstackable
+    operands = list(s.x)
+    for i in [i for i in batch if i < len(s.x) and s.x[i] is not None]:
+        x, at = s.stack(i), batch[i]
+        operands[i] = _merged(b, b.Transpose(x, perm=_placed(x.rank, 0, at)), at)
+    each = b.shape_of(Var(b, s.values[0]), 1, 2) if not s.stacked[0] else b.shape_of(s.x[0], 2, 3)  # type: ignore[arg-type]
+    found = s.again(*operands)
+    results = []
+    for y in found if isinstance(found, tuple) else (found,):
+        at = y.rank - 2
+        y = _parted(b, y, at, s.count, each)
+        results.append(b.Transpose(y, perm=_placed(y.rank, at, 0)))
+    return results
+
+
+def _placed(rank: int, source: int, target: int) -> list[int]:
+    """The order of axes in which axis `source` has become axis `target`."""
+    perm = [i for i in range(rank) if i != source]
+    return [*perm[:target], source, *perm[target:]]
+
+
 def resize(s: BatchedNode) -> Var:
     """Rows as well, where it leaves the batch axis alone."""
     scales, axes = s.x[2] if len(s.x) > 2 else None, s.node.attributes.get("axes")

@@ -1,8 +1,9 @@
 """vmap: nodes that depend on a direction, rewritten for all directions at once; the first axis is the batch axis.
 
 A matrix that meets a vector in every step of a Scan meets a matrix here, which is many times faster. Each operator
-has its own stacked form (see `stacked`); If, Scan and Loop keep theirs, around stacked bodies, as long as the way they
-take does not depend on the direction. Nodes that have no stacked form become a Scan over the directions of their own.
+has its own stacked form (see `operator_rules`); If, Scan and Loop keep theirs, around stacked bodies, as long as the
+way they take does not depend on the direction (where it does, see `masks`). Nodes that have no stacked form become a
+Scan over the directions of their own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from onnxgrad.batching.batched_node import BatchedNode, Unstackable, repeated
+from onnxgrad.batching.masks import any_of, is_total, mask_of, selected
 from onnxgrad.batching.operator_rules import SIZES, WRITE
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, scan
 from onnxgrad.ir import Builder, Var
@@ -25,15 +27,17 @@ def stack(
     seeds: Mapping[ir.Value, Var],
     wanted: Sequence[ir.Value],
     count: Var | list[int],
+    scans: bool = True,
 ) -> list[Var]:
     """The stacks of `wanted`, from those of other values (`seeds`), as `nodes` compute them.
 
     Raises:
-        Unstackable: it takes values of unknown rank, or sequences; what was written so far is left to be pruned.
+        Unstackable: it takes values of unknown rank, or sequences, or (unless it `scans`) a loop over the directions;
+            what was written so far is left to be pruned.
     """
     first = next(iter(seeds.values())).value.shape[0]  # type: ignore[index]
     own = {v for node in nodes for v in node.outputs}
-    s = Stacking(builder, dict(seeds), {}, count, first)
+    s = Stacking(builder, dict(seeds), {}, count, first, scans)
     s.sizes = _names([*seeds, *(v for node in nodes for v in reads(node) if v not in own)]) - {None}
     s.write(nodes, wanted)
     return [s.stack_of(v) for v in wanted]
@@ -46,6 +50,7 @@ class Stacking:
         stacks: what differs between directions, for all of them.
         plain: what does not, but had to be written again; other values are there as they are.
         sizes: names of dimensions that are the same in all directions.
+        scans: whether nodes without a stacked form may run in a Scan over the directions.
     """
 
     def __init__(
@@ -55,14 +60,16 @@ class Stacking:
         plain: dict[ir.Value, Var],
         count: Var | list[int],
         first: int | ir.SymbolicDim,
+        scans: bool,
     ) -> None:
         self.b, self.stacks, self.plain, self.count, self.first = builder, stacks, plain, count, first
+        self.scans = scans
         self.sizes: set[str | None] = set()
 
     def inside(self, builder: Builder) -> Stacking:
         """The same for a graph inside a node."""
         stacks, plain = ({v: builder.var(x.value) for v, x in held.items()} for held in (self.stacks, self.plain))
-        inner = Stacking(builder, stacks, plain, self.count, self.first)
+        inner = Stacking(builder, stacks, plain, self.count, self.first, self.scans)
         inner.sizes = self.sizes
         return inner
 
@@ -167,6 +174,10 @@ class Stacking:
 
     def _scan(self, nodes: Sequence[ir.Node], given: Sequence[ir.Value]) -> None:
         """Run `nodes`, of which only `given` is needed, in a Scan over the directions."""
+        if not given:
+            return
+        if not self.scans:
+            raise Unstackable
         own = {v for node in nodes for v in node.outputs}
         read = dict.fromkeys(v for node in nodes for v in reads(node) if v not in own and v in self.stacks)
         if any(not isinstance(v.type, ir.TensorType) or v.shape is None for v in (*given, *read)):
@@ -188,6 +199,8 @@ class Stacking:
     # --- control flow ------------------------------------------------------------------------------
 
     def _branch(self, node: ir.Node) -> None:
+        if node.inputs[0] in self.stacks:
+            return self._select(node)
         condition = self.plain_of(node.inputs[0])  # type: ignore[arg-type]
 
         def write(b: Builder, branch: ir.Graph) -> list[Var]:
@@ -200,6 +213,21 @@ class Stacking:
         self._set_shapes(likes, node.outputs)
         self._keep(node.outputs, cond(self.b, condition, lambda b: write(b, then), lambda b: write(b, other), likes))
 
+    def _select(self, node: ir.Node) -> None:
+        """An If whose condition differs between directions: both branches, and of each what its direction takes."""
+        condition, sides = self.stacks[node.inputs[0]], []  # type: ignore[index]
+        branches = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
+        for branch in branches:
+            if not is_total(branch):
+                raise Unstackable
+            inside = self.inside(self.b)
+            inside._fill(branch)
+            sides.append([inside.stack_of(v) for v in branch.outputs])
+        for value, a, b, *both in zip(node.outputs, *(g.outputs for g in branches), *sides):
+            if a.shape is None or a.shape != b.shape:
+                raise Unstackable
+            self._keep([value], [selected(condition, *both)])
+
     def _fill(self, graph: ir.Graph) -> None:
         """Write everything that `graph` holds."""
         for value in graph.initializers.values():
@@ -211,8 +239,10 @@ class Stacking:
     def _iterate(self, node: ir.Node) -> None:
         """A Scan or Loop whose states and slices are stacks where they differ between directions."""
         it = Iteration.of(node)
-        lead = [None if v is None else self.plain_of(v).value for v in node.inputs[: it.lead]]
         moved = self._moved(it)
+        if it.lead and (any(v in self.stacks for v in node.inputs[:2]) or it.body.outputs[0] in moved):
+            return self._mask(node, it)
+        lead = [None if v is None else self.plain_of(v).value for v in node.inputs[: it.lead]]
         inner, body = empty(self.b, "body")
         inside = self.inside(inner)
         for value in it.body.inputs:
@@ -229,8 +259,6 @@ class Stacking:
         is_state = [False] * it.head + [True] * it.count + [False] * len(it.outs)
         states = dict(zip(it.following, it.states))
         stacked = [states[v] in moved if s else v in moved for v, s in zip(it.body.outputs, is_state)]
-        if any(stacked[: it.head]):
-            raise Unstackable
         give(inner, [inside.stack_of(v) if s else inside.plain_of(v) for v, s in zip(it.body.outputs, stacked)])
         initial = [self.stack_of(o) if s in moved else self.plain_of(o) for s, o in zip(it.states, it.initial)]
         if it.lead:
@@ -246,6 +274,44 @@ class Stacking:
                 self._keep([value], [y])
             else:
                 self.plain[value] = y
+
+    def _mask(self, node: ir.Node, it: Iteration) -> None:
+        """A Loop that is longer for some directions: it runs to the longest; the others keep their last states."""
+        if it.outs or not is_total(it.body) or any(v.shape is None for v in it.states):
+            raise Unstackable  # slices of different numbers have no stack
+        b = self.b
+        trips, start = node.inputs[:2]
+        active = repeated(b, b.const(True), self.count) if start is None else mask_of(self.stack_of(start))
+        limit = None if trips not in self.stacks else mask_of(self.stacks[trips])
+        if limit is not None:
+            active = b.And(active, limit > 0)
+        inner, body = empty(b, "body")
+        inside = self.inside(inner)
+        number, _, *states = it.body.inputs
+        inside.plain[number] = formal(inner, number, "iteration")
+        ongoing = formal(inner, it.body.inputs[1], "ongoing")
+        inside.plain[it.body.inputs[1]] = inner.const(True)
+        for value in states:
+            inside.stacks[value] = new = formal(inner, value, value.name or "state")
+            new.value.shape = ir.Shape([self.first, *value.shape])  # type: ignore[misc]
+        held = formal(inner, active.value, "active")
+        held.value.shape = ir.Shape([self.first])
+        inside._fill(it.body)
+        following = []
+        for value, after in zip(it.states, it.following):
+            if after.shape != value.shape:
+                raise Unstackable
+            following.append(selected(held, inside.stack_of(after), inside.stacks[value]))
+        more = inner.And(held, mask_of(inside.stack_of(it.body.outputs[0])))
+        if limit is not None:
+            more = inner.And(more, inner.Add(inside.plain[number], 1) < Var(inner, limit.value))
+        body.inputs.extend([inside.plain[number].value, ongoing.value])
+        body.inputs.extend(inside.stacks[v].value for v in states)
+        body.inputs.append(held.value)
+        give(inner, [any_of(more), *following, more])
+        counted = None if limit is not None or trips is None else self.plain_of(trips).value
+        found = loop(b, body, counted, any_of(active).value, [*map(self.stack_of, it.initial), active])
+        self._keep(node.outputs, found[:-1])
 
     def _moved(self, it: Iteration) -> set[ir.Value]:
         """What differs between directions inside the body, at some step."""

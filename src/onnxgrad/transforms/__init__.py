@@ -5,6 +5,7 @@ from onnxgrad.transforms.linearize import Split, linearize, split_vjp, transpose
 from onnxgrad.transforms.per_example import per_example_grad
 from onnxgrad.transforms.rematerialize import Rematerialized, rematerialize
 from onnxgrad.transforms.second_order import gauss_newton_vp, hvp
+from onnxgrad.transforms.vmap import vmap
 
 __all__ = [
     "Mode",
@@ -19,4 +20,5 @@ __all__ = [
     "rematerialize",
     "split_vjp",
     "transpose",
+    "vmap",
 ]
