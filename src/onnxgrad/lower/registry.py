@@ -7,7 +7,7 @@ A lowering is a function of a builder and the node that returns what the outputs
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx
 import onnx_ir as ir
@@ -18,13 +18,14 @@ from onnxgrad.ir.names import described
 from onnxgrad.lower.function_bodies import _take_place
 
 Lowering = Callable[[Builder, ir.Node], Sequence[Var | None]]
+_Lowering = TypeVar("_Lowering", bound=Lowering)
 _table: dict[tuple[str, str], Lowering] = {}
 
 
-def lowering(*names: str, domain: str = "") -> Callable[[Lowering], Lowering]:
+def lowering(*names: str, domain: str = "") -> Callable[[_Lowering], _Lowering]:
     """Register a function as what operators of the specification become."""
 
-    def register(function: Lowering) -> Lowering:
+    def register(function: _Lowering) -> _Lowering:
         for name in names:
             _table[domain, name] = function
         return function

@@ -17,10 +17,9 @@ import onnx_shape_inference as osi
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.graph import ancestors, reads, subgraphs
 from onnxgrad.ir.names import described
+from onnxgrad.lower.optimizers import DOMAIN, KINDS
 
-#: The domain of Gradient, Adam, Adagrad and Momentum.
-DOMAIN = "ai.onnx.preview.training"
-#: Its only version: it is a preview, so another one would be something else.
+#: The only version of the domain: it is a preview, so another one would be something else.
 VERSION = 1
 
 
@@ -280,9 +279,8 @@ def _infer_gradient(ctx: osi.ShapeInferenceContext | None, node: ir.Node) -> Non
 
 def _infer_update(ctx: osi.ShapeInferenceContext | None, node: ir.Node) -> None:
     """Each new tensor has the type and shape of the old one; what comes in are also gradients, after the first."""
-    states = {"Adagrad": 1, "Momentum": 1, "Adam": 2}[node.op_type]
     tensors = list(node.inputs[2:])
-    n, rest = divmod(len(tensors), states + 2)
+    n, rest = divmod(len(tensors), len(KINDS[node.op_type]))
     if not rest:
         for out, old in zip(node.outputs, [*tensors[:n], *tensors[2 * n :]]):
             _as(out, old)
@@ -294,7 +292,7 @@ def _as(out: ir.Value, like: ir.Value | None) -> None:
         out.shape = out.shape if out.shape is not None or like.shape is None else like.shape.copy()
 
 
-_INFERENCE = {"Gradient": _infer_gradient} | dict.fromkeys(("Adagrad", "Adam", "Momentum"), _infer_update)
+_INFERENCE = {"Gradient": _infer_gradient} | dict.fromkeys(KINDS, _infer_update)
 
 osi.registry.collect()
 for _name, _infer in _INFERENCE.items():

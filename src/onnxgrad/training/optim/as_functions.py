@@ -19,11 +19,12 @@ from onnx import helper
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import prune
+from onnxgrad.lower.optimizers import updated
 from onnxgrad.training.optim.formulas import Formula
 from onnxgrad.training.optim.optimizers import in_full, optimizer_named
 from onnxgrad.training.optim.update import HALVES
 from onnxgrad.training.option_strings import spelled
-from onnxgrad.training.spec.optimizer_operators import OPTIMIZERS
+from onnxgrad.training.spec.optimizer_bodies import as_function
 
 #: The domain of the functions.
 OWN_DOMAIN = "onnxgrad.optimizers"
@@ -98,31 +99,18 @@ def optimizer_functions(
         shrunk = x * b.cast_like(b.Sub(1.0, b.Mul(rate, settings["weight_decay"])), x) if operator.shrinks else x
         steps = count if operator.present else b.Sub(count, b.const(np.int64(1)))
         operands = [rate, steps, shrunk, g, *states]
-        attributes = ir.convenience.convert_attributes(dict(operator.attributes))
-        node = ir.Node("", operator.type, [v.value for v in operands], attributes)
-        new, *after = (group[0] for group in OPTIMIZERS[operator.type](b, node))
-        for i in range(len(node.inputs)):
-            node.replace_input_with(i, None)
+        new, *after = updated(b, operator.type, operands, operator.attributes, shortest=True)
     outputs = [new, *after, *(value for _, value in kept.values())]
     names = [*wanted, *kept]
     for value, label in zip(outputs, ("X", *names)):
         value.value.name = b.names.exactly(f"{label}_new")
     b.graph.outputs.extend(v.value for v in outputs)
     prune(b.graph)
-    body = ir.to_proto(b.graph)
     shown = ", ".join(f"{key} {value}" for key, value in settings.items() if key != "learning_rate")
-    update = _function(f"{name}_update", body, opset)
-    update.doc_string = f"{(rule.update.__doc__ or name).splitlines()[0]}\n{rule.source}; {shown}"
+    doc = f"{(rule.update.__doc__ or name).splitlines()[0]}\n{rule.source}; {shown}"
+    inputs = [v.name or "" for v in b.graph.inputs]
+    update = as_function(OWN_DOMAIN, f"{name}_update", b.graph, inputs, doc_string=doc)
     return OptimizerFunctions(_init(f"{name}_init", {n: firsts[n] for n in names}, opset), update, tuple(names))
-
-
-def _function(name: str, graph: onnx.GraphProto, opset: int) -> onnx.FunctionProto:
-    """`graph` as a function; its initializers become Constants."""
-    constants = [helper.make_node("Constant", [], [t.name], value=t) for t in graph.initializer]
-    return helper.make_function(
-        OWN_DOMAIN, name, [v.name for v in graph.input], [v.name for v in graph.output],
-        [*constants, *graph.node], [helper.make_opsetid("", opset)],
-    )  # fmt: skip
 
 
 def _init(

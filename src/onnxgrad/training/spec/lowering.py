@@ -16,9 +16,9 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Var
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.names import described
+from onnxgrad.lower.optimizers import KINDS, update
 from onnxgrad.model_io import AnyModel, Opened, open_model
 from onnxgrad.training.graph.batchnorm import trains, with_private_statistics
-from onnxgrad.training.spec.optimizer_operators import OPTIMIZERS
 from onnxgrad.training.spec.training_info import MutableInputs
 from onnxgrad.transforms.gradient_lowering import WithoutGradients
 from onnxgrad.transforms.gradient_node import DOMAIN, bind, is_gradient
@@ -52,8 +52,8 @@ class Lowered(WithoutGradients):
                 new = with_private_statistics(self.builder, node, len(self._private))
             self._private.update(n for n in written if trains(n))
             return new
-        if node.domain == DOMAIN and node.op_type in OPTIMIZERS:
-            return [x for kind in OPTIMIZERS[node.op_type](self.builder, node) for x in kind]
+        if node.domain == DOMAIN and node.op_type in KINDS:
+            return update(self.builder, node, shortest=True)
         if node.domain == DOMAIN and not is_gradient(node):
             raise BadInput(f"{described(node)}: there is no operator {node.op_type!r} in {DOMAIN}")
         return super()._replacement(node)

@@ -13,10 +13,8 @@ import onnx_ir as ir
 
 from onnxgrad.engine.activity import is_differentiable
 from onnxgrad.ir.names import described
+from onnxgrad.lower.optimizers import KINDS
 from onnxgrad.transforms.gradient_node import DOMAIN, VERSION, is_gradient, strings, target_name
-
-#: Tensors per optimized tensor: X, G and the states.
-KINDS = {"Adagrad": ("X", "G", "H"), "Adam": ("X", "G", "V", "H"), "Momentum": ("X", "G", "V")}
 
 
 def misuses(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
