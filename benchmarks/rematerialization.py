@@ -39,7 +39,7 @@ def export(name: str, path: Path) -> None:
     import torch
     from torch import nn
 
-    from benchmarks.training.workloads import Residual, Transformer
+    from benchmarks.training.models import Residual, Transformer
 
     torch.manual_seed(0)
     if name == "transformer":

@@ -43,8 +43,9 @@ def step_of(workload: str) -> tuple[Step, list[dict[str, np.ndarray]]]:
         export(workload, Path(folder))
         training = attach(Path(folder, "model.onnx"), loss="cross_entropy", optimizer=how.optimizer)
         step = compile_step(training)
-    label = next(name for name in step.batch if name != "x")
-    return step, [{"x": x, label: y} for x, y in zip(*how.batches(8))]
+    inputs, labels = how.batches(8)
+    label = next(name for name in step.batch if name not in inputs)
+    return step, [{**{name: x[i] for name, x in inputs.items()}, label: labels[i]} for i in range(8)]
 
 
 def measure(workload: str, rounds: int, only: list[str]) -> dict[str, tuple[float, float, float]]:

@@ -1,4 +1,4 @@
-"""The models that the benchmark trains: built and exported by PyTorch, with fixed weights and batches.
+"""What the benchmark trains: models exported by PyTorch, with fixed weights and batches.
 
 Each workload names its loss and its optimizer; every competitor starts from the same weights, sees the
 same batches, and must report the same losses.
@@ -15,146 +15,21 @@ import numpy as np
 import torch
 from torch import nn
 
-
-class Residual(nn.Module):
-    def __init__(self, i: int, o: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(i, o, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(o),
-            nn.ReLU(),
-            nn.Conv2d(o, o, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(o),
-        )
-        self.skip = (
-            nn.Identity()
-            if (i, stride) == (o, 1)
-            else nn.Sequential(nn.Conv2d(i, o, 1, stride, bias=False), nn.BatchNorm2d(o))
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.body(x) + self.skip(x))
-
-
-class Transformer(nn.Module):
-    def __init__(self, vocab: int, width: int, heads: int, layers: int, length: int) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocab, width)
-        self.places = nn.Parameter(torch.randn(length, width) * 0.02)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocab)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(ids) + self.places
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x)).transpose(1, 2)  # (N, classes, length), as cross entropy wants it
-
-
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        n, length, width = x.shape
-        split = (n, length, self.heads, width // self.heads)
-        q, k, v = (t.reshape(split).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, dim=-1))
-        a = torch.softmax(q @ k.transpose(-1, -2) * (width // self.heads) ** -0.5, dim=-1)
-        x = x + self.out((a @ v).transpose(1, 2).reshape(n, length, width))
-        return x + self.mlp(self.norm2(x))
-
-
-class Recurrent(nn.Module):
-    def __init__(self, width: int, hidden: int, layers: int, classes: int) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(width, hidden, layers, batch_first=True)
-        self.head = nn.Linear(hidden, classes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.lstm(x)[0][:, -1])
-
-
-class Bottleneck(nn.Module):
-    def __init__(self, i: int, width: int, stride: int) -> None:
-        super().__init__()
-        o = 4 * width
-        self.body = nn.Sequential(
-            nn.Conv2d(i, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
-            nn.Conv2d(width, o, 1, bias=False), nn.BatchNorm2d(o),
-        )  # fmt: skip
-        self.skip = (
-            nn.Identity()
-            if (i, stride) == (o, 1)
-            else nn.Sequential(nn.Conv2d(i, o, 1, stride, bias=False), nn.BatchNorm2d(o))
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.body(x) + self.skip(x))
-
-
-def resnet50() -> nn.Module:
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
-    layers.append(nn.MaxPool2d(3, 2, 1))
-    i = 64
-    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for k in range(count):
-            layers.append(Bottleneck(i, width, stride if k == 0 else 1))
-            i = 4 * width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(i, 1000))
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
-
-
-def cnn() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(128 * 16, 10),
-    )  # fmt: skip
-
-
-def residual() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-        Residual(16, 16, 1), Residual(16, 32, 2), Residual(32, 64, 2),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
-    )  # fmt: skip
-
-
-def depthwise() -> nn.Module:
-    def block(i: int, o: int, stride: int) -> list[nn.Module]:
-        return [
-            nn.Conv2d(i, i, 3, stride, 1, groups=i, bias=False), nn.BatchNorm2d(i), nn.ReLU(),
-            nn.Conv2d(i, o, 1, bias=False), nn.BatchNorm2d(o), nn.ReLU(),
-        ]  # fmt: skip
-
-    return nn.Sequential(
-        nn.Conv2d(3, 32, 3, 1, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
-        *block(32, 64, 1), *block(64, 128, 2), *block(128, 128, 1),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10),
-    )  # fmt: skip
-
-
-def transformer() -> nn.Module:
-    return Transformer(vocab=512, width=128, heads=4, layers=2, length=64)
-
-
-def lstm() -> nn.Module:
-    return Recurrent(width=64, hidden=128, layers=2, classes=10)
+from benchmarks.training import models
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, its data and its training set-up; without an optimizer it is only differentiated."""
+    """A model, its data and its training set-up; without an optimizer it is only differentiated.
+
+    Attributes:
+        model: builds it.
+        input: the shape of a batch of x.
+        classes: of the labels.
+        tokens: how many different integers x holds; 0 if it holds floats.
+        labels: the shape of a batch of labels; one for each row if it is not given.
+        second: the shape of a batch of a second input, of floats.
+    """
 
     name: str
     model: Callable[[], nn.Module]
@@ -162,30 +37,52 @@ class Workload:
     classes: int
     optimizer: str
     learning_rate: float
-    tokens: bool = False
+    tokens: int = 0
+    labels: tuple[int, ...] | None = None
+    second: tuple[int, ...] | None = None
 
-    def batches(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """`count` batches of inputs and labels, always the same."""
+    def batches(self, count: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """`count` batches of inputs by name, and of labels: always the same."""
         rng = np.random.default_rng(0)
-        labels = (count, *self.input) if self.tokens else (count, self.input[0])
-        y = rng.integers(0, self.classes, labels)
-        if self.tokens:
-            return rng.integers(0, self.classes, (count, *self.input)), y
-        return rng.standard_normal((count, *self.input), np.float32), y
+        y = rng.integers(0, self.classes, (count, *(self.labels or self.input[:1])))
+        shape = (count, *self.input)
+        inputs = {"x": rng.integers(0, self.tokens, shape) if self.tokens else rng.standard_normal(shape, np.float32)}
+        if self.second:
+            inputs["second"] = rng.standard_normal((count, *self.second), np.float32)
+        return inputs, y
 
 
-WORKLOADS = {
-    w.name: w
-    for w in (
-        Workload("mlp", mlp, (128, 784), 10, "adam", 1e-3),
-        Workload("cnn", cnn, (32, 3, 32, 32), 10, "momentum", 1e-2),
-        Workload("transformer", transformer, (16, 64), 512, "adamw", 1e-3, tokens=True),
-        Workload("residual", residual, (32, 3, 32, 32), 10, "momentum", 1e-2),
-        Workload("lstm", lstm, (32, 50, 64), 10, "adam", 1e-3),
-        Workload("resnet50", resnet50, (1, 3, 64, 64), 1000, "none", 0.0),
-        Workload("depthwise", depthwise, (16, 3, 32, 32), 10, "momentum", 1e-2),
-    )
-}
+#: Models that onnxgrad was tuned on.
+TUNED = (
+    Workload("mlp", models.mlp, (128, 784), 10, "adam", 1e-3),
+    Workload("cnn", models.cnn, (32, 3, 32, 32), 10, "momentum", 1e-2),
+    Workload("transformer", models.transformer, (16, 64), 512, "adamw", 1e-3, tokens=512, labels=(16, 64)),
+    Workload("residual", models.residual, (32, 3, 32, 32), 10, "momentum", 1e-2),
+    Workload("lstm", models.lstm, (32, 50, 64), 10, "adam", 1e-3),
+    Workload("depthwise", models.depthwise, (16, 3, 32, 32), 10, "momentum", 1e-2),
+)
+#: The usual kinds at other sizes.
+OTHERS = (
+    Workload("vit", models.vit, (32, 3, 64, 64), 10, "adamw", 1e-3),
+    Workload("unet", models.unet, (4, 3, 96, 96), 4, "adam", 1e-3, labels=(4, 96, 96)),
+    Workload("convnext", models.convnext, (16, 3, 96, 96), 10, "adamw", 1e-3),
+    Workload("conv_gru", models.conv_gru, (32, 16, 200), 10, "adam", 1e-3),
+    Workload("dlrm", models.dlrm, (512, 20), 2, "adam", 1e-3, tokens=2000, second=(512, 13)),
+    Workload("bert", models.bert, (8, 128), 8000, "adamw", 1e-3, tokens=8000, labels=(8, 128)),
+    Workload("efficientnet", models.efficientnet, (32, 3, 64, 64), 10, "momentum", 1e-2),
+)
+#: Kinds of which nobody has looked at any part.
+UNSEEN = (
+    Workload("diffusion", models.diffusion, (4, 3, 32, 32), 4, "adam", 1e-3, labels=(4, 32, 32), second=(4,)),
+    Workload("wavenet", models.wavenet, (4, 256), 256, "adam", 1e-3, tokens=256, labels=(4, 256)),
+    Workload("graph_net", models.graph_net, (8, 200, 16), 10, "adam", 1e-3),
+    Workload("mamba", models.mamba, (8, 64), 256, "adamw", 1e-3, tokens=256, labels=(8, 64)),
+    Workload("swin", models.swin, (16, 3, 64, 64), 10, "adamw", 1e-3),
+)
+#: Forward and backward alone.
+DIFFERENTIATED = (Workload("resnet50", models.resnet50, (1, 3, 64, 64), 1000, "none", 0.0),)
+
+WORKLOADS = {w.name: w for w in (*TUNED, *OTHERS, *UNSEEN, *DIFFERENTIATED)}
 
 
 def export(name: str, folder: Path, batches: int = 8) -> None:
@@ -197,10 +94,10 @@ def export(name: str, folder: Path, batches: int = 8) -> None:
     workload = WORKLOADS[name]
     torch.manual_seed(0)
     model = workload.model().eval()
-    x, y = workload.batches(batches)
+    inputs, y = workload.batches(batches)
     folder.mkdir(parents=True, exist_ok=True)
     np.savez(folder / "weights.npz", **{k: v.numpy() for k, v in model.state_dict().items()})
-    np.savez(folder / "batches.npz", x=x, y=y)
+    np.savez(folder / "batches.npz", y=y, **inputs)
     parameters = [k for k, _ in model.named_parameters()]
     spec = {"optimizer": workload.optimizer, "learning_rate": workload.learning_rate, "parameters": parameters}
     (folder / "spec.json").write_text(json.dumps(spec))
@@ -208,13 +105,13 @@ def export(name: str, folder: Path, batches: int = 8) -> None:
     for file, mode in modes.items():
         torch.onnx.export(
             model,
-            (torch.from_numpy(x[0]),),
+            tuple(torch.from_numpy(x[0]) for x in inputs.values()),
             str(folder / f"{file}.onnx"),
             dynamo=False,
             opset_version=20 if file == "model" else 17,  # what the oldest of the competitors knows
-            input_names=["x"],
+            input_names=list(inputs),
             output_names=["y"],
-            dynamic_axes={"x": {0: "N"}, "y": {0: "N"}},
+            dynamic_axes={name: {0: "N"} for name in (*inputs, "y")},
             do_constant_folding=False,
             training=mode,
         )

@@ -40,14 +40,26 @@ class Workload:
     optimizer: str
     learning_rate: float
     parameters: list[str]
-    x: np.ndarray
+    inputs: dict[str, np.ndarray]  #: batches by the name of the input, (batch, …)
     y: np.ndarray
 
     @classmethod
     def read(cls, name: str, folder: Path) -> Workload:
         spec: dict[str, Any] = json.loads((folder / "spec.json").read_text())
-        batches = np.load(folder / "batches.npz")
-        return cls(name, folder, x=batches["x"], y=batches["y"], **spec)
+        batches = dict(np.load(folder / "batches.npz"))
+        return cls(name, folder, y=batches.pop("y"), inputs=batches, **spec)
+
+    @property
+    def batches(self) -> list[dict[str, np.ndarray]]:
+        """The inputs of each batch by name."""
+        return [{name: x[i] for name, x in self.inputs.items()} for i in range(len(self.y))]
+
+    @property
+    def x(self) -> np.ndarray:
+        """The batches of the only input. Raises Unable if there are two, which some competitors are not written for."""
+        if len(self.inputs) > 1:
+            raise Unable("the benchmark gives it models of one input only")
+        return self.inputs["x"]
 
     def weights(self) -> dict[str, np.ndarray]:
         """The initial weights and statistics, by their names in PyTorch."""

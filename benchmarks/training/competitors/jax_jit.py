@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.training.competitors import Prepared, Workload
+from benchmarks.training.competitors import Prepared, Unable, Workload
 
 
 def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
@@ -19,6 +19,8 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
     from benchmarks.training.competitors.jax_models import MODELS
 
     parts = {"import": time.perf_counter() - begin}
+    if workload.name not in MODELS:
+        raise Unable("the benchmark has not written it in JAX")
     model = MODELS[workload.name]
     weights = {k: jnp.asarray(v) for k, v in workload.weights().items()}
     params = {k: weights[k] for k in workload.parameters}

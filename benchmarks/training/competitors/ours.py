@@ -36,8 +36,8 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
     begin = time.perf_counter()
     runner = StepRunner(graph, options=options)
     parts["session"] = time.perf_counter() - begin
-    label, loss = next(n for n in graph.batch if n != "x"), graph.loss
-    batches = [{"x": x, label: y} for x, y in zip(workload.x, workload.y)]
+    label, loss = next(n for n in graph.batch if n not in workload.inputs), graph.loss
+    batches = [{**x, label: y} for x, y in zip(workload.batches, workload.y)]
     del training, graph
     gc.collect()
     held: list[Session] = []
@@ -48,7 +48,7 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
     def forward() -> None:
         if not held:
             held.append(Session(model, options))
-        held[0].run({"x": workload.x[0]})
+        held[0].run(workload.batches[0])
 
     return Prepared(step, forward, parts)
 

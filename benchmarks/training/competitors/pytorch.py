@@ -21,15 +21,16 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
     model = WORKLOADS[workload.name].model()
     model.load_state_dict({k: torch.from_numpy(v) for k, v in workload.weights().items()})
     model.train()
-    xs, ys = [torch.from_numpy(b) for b in workload.x], [torch.from_numpy(b) for b in workload.y]
+    xs = [[torch.from_numpy(x) for x in batch.values()] for batch in workload.batches]
+    ys = [torch.from_numpy(b) for b in workload.y]
     best = variant != "eager"
-    if best and xs[0].ndim == 4:
+    if best and xs[0][0].ndim == 4:
         model = model.to(memory_format=torch.channels_last)
-        xs = [x.to(memory_format=torch.channels_last) for x in xs]
+        xs = [[x.to(memory_format=torch.channels_last), *others] for x, *others in xs]
     options = {"fused": True} if best else {}
     lr = workload.learning_rate
     if workload.optimizer == "none":
-        return _gradients(torch, model.eval(), xs[0], compiled=variant == "compiled")
+        return _gradients(torch, model.eval(), xs[0][0], compiled=variant == "compiled")
     optimizer = {
         "adam": lambda p: torch.optim.Adam(p, lr, **options),
         "adamw": lambda p: torch.optim.AdamW(p, lr, weight_decay=0.01, **options),
@@ -40,7 +41,7 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
 
     def step(i: int) -> float:
         optimizer.zero_grad(set_to_none=True)
-        loss = torch.nn.functional.cross_entropy(run(xs[i % len(xs)]), ys[i % len(ys)])
+        loss = torch.nn.functional.cross_entropy(run(*xs[i % len(xs)]), ys[i % len(ys)])
         loss.backward()
         optimizer.step()
         return loss.item()
@@ -48,7 +49,7 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
     def forward() -> None:
         model.eval()
         with torch.no_grad():
-            run(xs[0])
+            run(*xs[0])
 
     return Prepared(step, forward, parts)
 
