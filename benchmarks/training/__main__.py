@@ -1,11 +1,12 @@
 """Time one training step of the same exported models in this project and its peers, interleaved in one run.
 
-``python -m benchmarks.training [--workload NAME …] [--peer NAME …] [--rounds 15] [--threads 2] [--page]``
+``python -m benchmarks.training [--workload NAME …] [--peer NAME …] [--rounds 15] [--threads 2] [--page] [--check]``
 
 Each competitor is a process of its own, in an environment of its own where it needs one (made on demand); they
 take turns (A B C A B C …), so that a slow minute of the machine hits all, after a pause in which the threads
-of the one before stop spinning. Results are kept as JSON, one file per workload, and `--page` writes the
-page and its plots from what is kept, also without measuring anything (`--rounds 0`).
+of the one before stop spinning. Results are kept as JSON, a folder for each kind of processor and in it one file per
+workload. `--page` writes the page and its plots from what is kept, also without measuring anything (`--rounds 0`).
+`--check` measures, keeps nothing, and exits with 1 where a ratio to PyTorch is worse than the one that was kept.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -29,12 +31,17 @@ import numpy as np
 from benchmarks.training.environments import PINS, Missing, environment
 
 RESULTS = Path(__file__).parent.parent / "results"
-WORKLOADS = ("mlp", "cnn", "residual", "transformer", "lstm", "depthwise", "resnet50")
+WORKLOADS = (
+    "mlp", "cnn", "residual", "transformer", "lstm", "depthwise",
+    "vit", "unet", "convnext", "conv_gru", "dlrm", "bert", "efficientnet",
+    "diffusion", "wavenet", "graph_net", "mamba", "swin", "resnet50",
+)  # fmt: skip
 #: who takes part where a model is only differentiated
 DIFFERENTIATE = (
     "torch", "torch best", "torch best, MKL AVX-512", "torch.compile", "onnxgrad", "onnxgrad, portable",
-    "onnxgrad, native",
 )  # fmt: skip
+#: A ratio to PyTorch counts as worse from this factor on: a quiet machine repeats one within a tenth.
+WORSE = 1.15
 FIRST = 8  #: steps whose losses are compared; they are the warm-up as well
 
 
@@ -58,7 +65,6 @@ PEERS = {
     "onnxsim": Peer("graphs", "onnxsim", "onnxsim"),
     "onnxgrad": Peer("ours", "", "own"),
     "onnxgrad, portable": Peer("ours", "portable", "own"),
-    "onnxgrad, native": Peer("ours", "native", "own"),
 }
 
 
@@ -162,16 +168,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="turns of each competitor; 0 measures nothing")
     parser.add_argument("--steps", type=int, default=4, help="steps per turn")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON files")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the folders of JSON files")
+    parser.add_argument("--check", action="store_true", help="compare with what is kept, and keep nothing")
     parser.add_argument("--no-scale", action="store_true", help="leave out sizes, compile times and large models")
     parser.add_argument("--page", nargs="?", type=Path, const=Path("docs/benchmarks.md"), help="write the page")
     args = parser.parse_args()
-    args.results.mkdir(parents=True, exist_ok=True)
+    kept = args.results / re.sub(r"[^a-z0-9]+", "-", processor().lower()).strip("-")
+    kept.mkdir(parents=True, exist_ok=True)
+    worse = []
     names = [n for n in PEERS if args.peer is None or n in args.peer or n == "torch"]
     for workload in args.workload or WORKLOADS:
         if not args.rounds:
             continue
-        file = args.results / f"{workload}.json"
+        file = kept / f"{workload}.json"
         taking_part = [n for n in names if workload != "resnet50" or n in DIFFERENTIATE]
         found = measure(workload, taking_part, args.rounds, args.steps, args.threads)
         setting = {
@@ -181,16 +190,32 @@ def main() -> None:
             "date": time.strftime("%Y-%m-%d"),
             "versions": {p: version(p) for p in ("torch", "onnxruntime", "numpy")} | {k: v[0] for k, v in PINS.items()},
         }
-        file.write_text(json.dumps({"setting": setting, "peers": found}, indent=1) + "\n")
         show(workload, found)
-    if args.rounds and not args.no_scale and args.workload is None:
-        subprocess.run(
-            [sys.executable, "-m", "benchmarks.training.scale", str(args.results / "scale.json")], check=True
-        )
+        if args.check:
+            worse += regressions(workload, json.loads(file.read_text())["peers"] if file.exists() else {}, found)
+            continue
+        file.write_text(json.dumps({"setting": setting, "peers": found}, indent=1) + "\n")
+    if args.rounds and not args.no_scale and not args.check and args.workload is None:
+        subprocess.run([sys.executable, "-m", "benchmarks.training.scale", str(kept / "scale.json")], check=True)
     if args.page:
         from benchmarks.training.report import write
 
         write(args.results, args.page)
+    if worse:
+        print("\n".join(worse))
+        sys.exit(1)
+
+
+def regressions(workload: str, kept: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """What is slower or larger than what was kept, both as ratios to PyTorch; a line for each."""
+    lines = []
+    for name, key in ((n, k) for n in found if n.startswith("onnxgrad") for k in ("step_s", "peak_mb")):
+        if any(key not in peers.get(n, {}) for peers in (kept, found) for n in (name, "torch")):
+            continue
+        before, now = (np.median(peers[name][key]) / np.median(peers["torch"][key]) for peers in (kept, found))
+        if now > WORSE * before:
+            lines.append(f"{workload}: {key} of {name} is {now:.2f} × PyTorch, it was {before:.2f}")
+    return lines
 
 
 def show(workload: str, found: dict[str, Any]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 
 class Residual(nn.Module):
@@ -167,17 +169,17 @@ class NormActConv(nn.Module):
         self.shift = nn.Linear(context, o) if context else None
 
     def forward(self, x: torch.Tensor, context: torch.Tensor | None = None) -> torch.Tensor:
-        y = self.conv1(F.silu(self.norm1(x)))
+        y = self.conv1(functional.silu(self.norm1(x)))
         if self.shift is not None and context is not None:
-            y = y + self.shift(F.silu(context))[:, :, None, None]
-        return self.conv2(F.silu(self.norm2(y))) + self.skip(x)
+            y = y + self.shift(functional.silu(context))[:, :, None, None]
+        return self.conv2(functional.silu(self.norm2(y))) + self.skip(x)
 
 
 class UNet(nn.Module):
     def __init__(self, widths: tuple[int, ...], classes: int) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, widths[0], 3, 1, 1)
-        pairs = list(zip(widths, widths[1:]))
+        pairs = list(pairwise(widths))
         self.down = nn.ModuleList(nn.Sequential(NormActConv(i, i), nn.Conv2d(i, o, 3, 2, 1)) for i, o in pairs)
         self.middle = NormActConv(widths[-1], widths[-1])
         self.up = nn.ModuleList(nn.ConvTranspose2d(o, i, 2, 2) for i, o in reversed(pairs))
@@ -213,7 +215,7 @@ class ConvNeXt(nn.Module):
     def __init__(self, widths: tuple[int, ...], classes: int) -> None:
         super().__init__()
         stages: list[nn.Module] = [nn.Conv2d(3, widths[0], 4, 4), ConvNeXtBlock(widths[0])]
-        for i, o in zip(widths, widths[1:]):
+        for i, o in pairwise(widths):
             stages += [nn.Conv2d(i, o, 2, 2), ConvNeXtBlock(o)]
         self.stages, self.head = nn.Sequential(*stages), nn.Linear(widths[-1], classes)
 
@@ -228,7 +230,10 @@ class ConvGRU(nn.Module):
             nn.Conv1d(channels, width, 5, 2, 2), nn.BatchNorm1d(width), nn.ReLU(),
             nn.Conv1d(width, width, 5, 2, 2), nn.BatchNorm1d(width), nn.ReLU(),
         )  # fmt: skip
-        self.gru, self.head = nn.GRU(width, hidden, batch_first=True, bidirectional=True), nn.Linear(2 * hidden, classes)
+        self.gru, self.head = (
+            nn.GRU(width, hidden, batch_first=True, bidirectional=True),
+            nn.Linear(2 * hidden, classes),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.gru(self.convs(x).transpose(1, 2))[0].mean(1))
@@ -258,7 +263,7 @@ class Squeeze(nn.Module):
         self.reduce, self.expand = nn.Conv2d(width, inner, 1), nn.Conv2d(inner, width, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.sigmoid(self.expand(F.silu(self.reduce(x.mean((2, 3), keepdim=True)))))
+        return x * torch.sigmoid(self.expand(functional.silu(self.reduce(x.mean((2, 3), keepdim=True)))))
 
 
 class MBConv(nn.Module):
@@ -288,10 +293,10 @@ class WaveNet(nn.Module):
         x = self.embed(ids).transpose(1, 2)
         total = torch.zeros_like(x)
         for k, (dilated, mix) in enumerate(zip(self.dilated, self.mix)):
-            a, b = dilated(F.pad(x, (2**k, 0))).chunk(2, 1)
+            a, b = dilated(functional.pad(x, (2**k, 0))).chunk(2, 1)
             residual, skip = mix(torch.tanh(a) * torch.sigmoid(b)).chunk(2, 1)
             x, total = x + residual, total + skip
-        return self.head(F.relu(total))
+        return self.head(functional.relu(total))
 
 
 class GraphNet(nn.Module):
@@ -307,11 +312,11 @@ class GraphNet(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = F.relu(self.embed(x)).transpose(0, 1)  # (node, batch, width)
+        h = functional.relu(self.embed(x)).transpose(0, 1)  # (node, batch, width)
         for message, update in zip(self.message, self.update):
-            sent = F.relu(message(torch.cat([h[self.ends[0]], h[self.ends[1]]], -1)))
+            sent = functional.relu(message(torch.cat([h[self.ends[0]], h[self.ends[1]]], -1)))
             received = torch.zeros_like(h).scatter_add(0, self.ends[1][:, None, None].expand_as(sent), sent)
-            h = h + F.relu(update(torch.cat([h, received], -1)))
+            h = h + functional.relu(update(torch.cat([h, received], -1)))
         return self.head(h.mean(0))
 
 
@@ -329,14 +334,14 @@ class Mamba(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.embed(ids)
         u, gate = self.project(self.norm(x)).chunk(2, -1)
-        dt, b, c = F.softplus(self.steps(u)), self.inwards(u), self.outwards(u)
+        dt, b, c = functional.softplus(self.steps(u)), self.inwards(u), self.outwards(u)
         keep = torch.exp(dt[..., None] * -torch.exp(self.decay))
         add = (dt * u)[..., None] * b[:, :, None]
         h, ys = torch.zeros_like(add[:, 0]), []
         for t in range(self.length):
             h = keep[:, t] * h + add[:, t]
             ys.append((h * c[:, t, None]).sum(-1))
-        y = torch.stack(ys, 1) * F.silu(gate)
+        y = torch.stack(ys, 1) * functional.silu(gate)
         return self.head(x + self.out(y)).transpose(1, 2)
 
 
@@ -375,7 +380,7 @@ class Swin(nn.Module):
 
 
 class Diffusion(nn.Module):
-    """Two levels of a denoising U-Net on a time, with attention in the middle; it tells the level of noise per pixel."""
+    """Two levels of a denoising U-Net, with attention in the middle; it tells the level of noise of each pixel."""
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
@@ -394,7 +399,7 @@ class Diffusion(nn.Module):
         y = self.middle(self.down(kept), context)
         n, c, h, w = y.shape
         y = self.attend(y.flatten(2).transpose(1, 2)).transpose(1, 2).reshape(n, c, h, w)
-        y = F.interpolate(y, scale_factor=2.0, mode="nearest")
+        y = functional.interpolate(y, scale_factor=2.0, mode="nearest")
         return self.head(self.last(torch.cat([y, kept], 1), context))
 
 

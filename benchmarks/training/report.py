@@ -1,4 +1,4 @@
-"""The page of results and its plots, from the JSON files that the benchmark keeps."""
+"""The page of results and its plots, from the JSON files that the benchmark keeps for each kind of processor."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ INTRODUCTION = """\
 
 This page compares the time and memory of one training step of onnxgrad with PyTorch, JAX and others.
 `python -m benchmarks.training --page` writes it and explains how it measures; the numbers are stored in
-`benchmarks/results`. PyTorch exports the models. Every competitor starts from the same weights and sees the same
-batches, and the losses of its first steps are compared: a fast wrong step does not count. Competitors take turns in
-one run, each in its own process and, where needed, in its own environment. Ratios are to `torch`, with the quartiles
-over the turns.
+`benchmarks/results`, in a folder for each kind of processor. PyTorch exports the models. Every competitor starts from
+the same weights and sees the same batches, and the losses of its first steps are compared: a fast wrong step does not
+count. Competitors take turns in one run, each in its own process and, where needed, in its own environment. Ratios are
+to `torch`, with the quartiles over the turns. `python -m benchmarks.training --check` measures again and fails where a
+ratio has become worse than the one on this page.
 
 | competitor | what it is |
 |---|---|
@@ -28,46 +29,115 @@ over the turns.
 | ort-training | onnxruntime-training 1.19.2, the last release of ONNX Runtime's own training |
 | onnx-ad | its reverse graph, with an optimizer that the benchmark writes |
 | onnxsim | its training loop |
-| onnxgrad | this project with its defaults: the step graph on stock ONNX Runtime |
-| onnxgrad, portable | the same without ONNX Runtime's own layouts for convolutions |
-| onnxgrad, native | the defaults, with [kernels in C](native.md) where available (`target="native"`) |
+| onnxgrad | this project with its defaults: the step graph on stock ONNX Runtime, with [kernels in C](native.md) |
+| onnxgrad, portable | the same with standard operators alone (`target="portable"`) |
 """
 
 TITLES = {
     "mlp": "mlp: three linear layers, Adam",
     "cnn": "cnn: three convolutions with pooling, momentum",
     "residual": "residual: three residual blocks with batch normalization, momentum",
-    "transformer": "transformer: two blocks, AdamW",
+    "transformer": "transformer: two blocks, 64 tokens, AdamW",
     "lstm": "lstm: two layers of 128 over 50 steps, Adam",
     "depthwise": "depthwise: three separable blocks with batch normalization, momentum",
+    "vit": "vit: four blocks over 64 patches, AdamW",
+    "unet": "unet: three levels of 96×96 with GroupNorm and SiLU, Adam",
+    "convnext": "convnext: three stages of 7×7 depthwise convolutions and LayerNorm, AdamW",
+    "conv_gru": "conv_gru: two one-dimensional convolutions and a bidirectional GRU, Adam",
+    "dlrm": "dlrm: click prediction with 20 embedding tables, batches of 512, Adam",
+    "bert": "bert: two blocks, 128 tokens, 8,000 words, AdamW",
+    "efficientnet": "efficientnet: five inverted bottlenecks with SiLU and squeeze-and-excite, momentum",
+    "diffusion": "diffusion: two levels of a denoising U-Net with attention, Adam",
+    "wavenet": "wavenet: eight dilated gated convolutions, Adam",
+    "graph_net": "graph_net: three rounds of messages along 800 edges, Adam",
+    "mamba": "mamba: a state-space layer as an unrolled scan of 64 steps, AdamW",
+    "swin": "swin: two blocks of attention in shifted windows, AdamW",
     "resnet50": "resnet50: forward and backward alone, one image of 64×64, batch normalization in inference mode",
 }
+#: What the tables on top have.
+SUMMARY = ("torch best", "torch.compile", "jax", "onnxgrad", "onnxgrad, portable")
+#: Models of which no part was looked at while onnxgrad was tuned.
+UNSEEN = ("diffusion", "wavenet", "graph_net", "mamba", "swin")
 
 
 def write(results: Path, page: Path) -> None:
-    """Write `page` and its plots beside it."""
-    found = {p.stem: json.loads(p.read_text()) for p in sorted(results.glob("*.json"))}
-    scale = found.pop("scale", None)
-    order = [w for w in ("mlp", "cnn", "residual", "transformer", "lstm", "depthwise", "resnet50") if w in found]
+    """Write `page` and its plots beside it: what is in each folder of `results`."""
     pictures = page.parent / "images"
     pictures.mkdir(parents=True, exist_ok=True)
     lines = [INTRODUCTION]
-    if order:
-        _plot({w: found[w]["peers"] for w in order}, pictures / "benchmark-step.svg", "step_s", "step time")
-        _plot({w: found[w]["peers"] for w in order}, pictures / "benchmark-memory.svg", "peak_mb", "peak memory")
-        lines += ["![step times](images/benchmark-step.svg)\n", "![peak memory](images/benchmark-memory.svg)\n"]
-    for workload in order:
-        lines += _section(workload, found[workload])
-    if scale:
-        lines += _scale(scale)
+    for folder in sorted(p for p in results.iterdir() if p.is_dir()):
+        found = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))}
+        scale, fractions = found.pop("scale", None), found.pop("fractions", None)
+        found = {w: found[w] for w in TITLES if w in found}
+        if not found:
+            continue
+        trained = {w: r["peers"] for w, r in found.items() if w != "resnet50"}
+        lines.append(f"## {next(iter(found.values()))['setting']['processor']}\n")
+        lines += _summary(trained, "step_s", "Step time")
+        lines += _summary(trained, "peak_mb", "Peak memory of the process")
+        for key, stem, what in (("step_s", "step", "step time"), ("peak_mb", "memory", "peak memory")):
+            picture = f"benchmark-{stem}-{folder.name}.svg"
+            _plot({w: r["peers"] for w, r in found.items()}, pictures / picture, key, what)
+            lines.append(f"![{what}](images/{picture})\n")
+        if fractions:
+            lines += _fractions(fractions)
+        for workload, measured in found.items():
+            lines += _section(workload, measured)
+        if scale:
+            lines += _scale(scale)
     page.write_text("\n".join(lines).rstrip() + "\n")
+
+
+def _ratio(peers: dict[str, Any], name: str, key: str) -> float:
+    """The median of a competitor over that of PyTorch; NaN if one of them has none."""
+    if key not in peers.get(name, {}) or key not in peers.get("torch", {}):
+        return float("nan")
+    return float(np.median(peers[name][key]) / np.median(peers["torch"][key]))
+
+
+def _summary(found: dict[str, dict[str, Any]], key: str, what: str) -> list[str]:
+    """Ratios to PyTorch eager, a row for each model; their geometric mean and the worst of them on top."""
+    names = [n for n in SUMMARY if any(key in peers.get(n, {}) for peers in found.values())]
+    table = {w: [_ratio(peers, n, key) for n in names] for w, peers in found.items()}
+
+    def row(title: str, numbers: Any) -> str:
+        return f"| {title} | " + " | ".join("–" if np.isnan(x) else f"{x:.2f}" for x in numbers) + " |"
+
+    def over(select: list[str], what: Any) -> list[float]:
+        columns = np.array([table[w] for w in select]).T
+        return [float(what(c[~np.isnan(c)])) if (~np.isnan(c)).any() else float("nan") for c in columns]
+
+    def mean(x: Any) -> float:
+        return float(np.exp(np.log(x).mean()))
+
+    usual, unseen = [w for w in table if w not in UNSEEN], [w for w in table if w in UNSEEN]
+    lines = [f"{what} ÷ PyTorch eager:\n", f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for kinds, select in (("usual kinds", usual), ("kinds nobody tuned for", unseen)):
+        if select:
+            lines += [row(f"**geometric mean, {kinds}**", over(select, mean)), row("**worst**", over(select, np.max))]
+            lines += [row(w, table[w]) for w in select]
+    return [*lines, ""]
+
+
+def _fractions(fractions: dict[str, dict[str, float]]) -> list[str]:
+    """Where the time of a step goes, and the least that products and memory take."""
+    kinds = list(dict.fromkeys(k for f in fractions.values() for k in f))
+    lines = [
+        "Share of the kernel time of a step on one thread by kinds of operators. The last column is the least time that"
+        " its products take at the best rate measured here, and everything else at the bandwidth of memory, as a share"
+        " of the time taken:\n",
+        f"| | {' | '.join(kinds)} |",
+        "|---" * (len(kinds) + 1) + "|",
+    ]
+    lines += [f"| {w} | " + " | ".join(f"{f.get(k, 0.0):.0%}" for k in kinds) + " |" for w, f in fractions.items()]
+    return [*lines, ""]
 
 
 def _section(workload: str, found: dict[str, Any]) -> list[str]:
     setting, peers = found["setting"], found["peers"]
     versions = ", ".join(f"{k} {v.partition('==')[2] or v}" for k, v in setting["versions"].items())
     lines = [
-        f"## {TITLES[workload]}\n",
+        f"### {TITLES[workload]}\n",
         f"{setting['threads']} threads on {setting['processor']}, {setting['rounds']} rounds, {setting['date']}; "
         f"{versions}.\n",
         "| | ms per step | ratio | quartiles | ms forward | peak MB | ratio | start-up, s | losses differ by |",
@@ -81,11 +151,11 @@ def _section(workload: str, found: dict[str, Any]) -> list[str]:
             continue
         ratio = quartiles = memory = difference = "–"
         if "step_s" in base:
-            ratio = f"{np.median(r['step_s']) / np.median(base['step_s']):.2f}"
+            ratio = f"{_ratio(peers, name, 'step_s'):.2f}"
             count = min(len(r["step_s"]), len(base["step_s"]))
             spread = np.array(r["step_s"][:count]) / np.array(base["step_s"][:count])
             quartiles = "–".join(f"{q:.2f}" for q in np.quantile(spread, [0.25, 0.75]))
-            memory = f"{r['peak_mb'] / base['peak_mb']:.2f}"
+            memory = f"{_ratio(peers, name, 'peak_mb'):.2f}"
             difference = f"{np.max(np.abs(np.array(r['losses']) - np.array(base['losses']))):.1e}"
         forward = f"{1e3 * np.median(r['forward_s']):.2f}" if r["forward_s"] else "–"
         lines.append(
@@ -102,7 +172,7 @@ def _section(workload: str, found: dict[str, Any]) -> list[str]:
 
 
 def _scale(scale: dict[str, Any]) -> list[str]:
-    lines = ["## Size and compilation\n", "| | |", "|---|---|"]
+    lines = ["### Size and compilation\n", "| | |", "|---|---|"]
     lines += [f"| {what} | {value} |" for what, value in scale.items()]
     return [*lines, ""]
 
@@ -114,28 +184,24 @@ def _plot(found: dict[str, Any], file: Path, key: str, what: str) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "onnxgrad"
     from matplotlib import pyplot
 
-    names = [n for n in next(iter(found.values())) if n != "torch"]
-    names = [n for n in names if any("step_s" in peers.get(n, {}) for peers in found.values())]
-    figure, axes = pyplot.subplots(figsize=(11, 4))
+    names = [n for n in SUMMARY if any(key in peers.get(n, {}) for peers in found.values())]
+    figure, axes = pyplot.subplots(figsize=(12, 4))
     width = 0.85 / max(len(names), 1)
     for k, name in enumerate(names):
-        heights = []
-        for peers in found.values():
-            r, base = peers.get(name, {}), peers.get("torch", {})
-            heights.append(np.median(r[key]) / np.median(base[key]) if key in r and key in base else np.nan)
+        heights = [_ratio(peers, name, key) for peers in found.values()]
         at = np.arange(len(found)) + (k - (len(names) - 1) / 2) * width
-        drawn = axes.bar(at, np.minimum(heights, 3), width, label=name)
+        drawn = axes.bar(at, np.minimum(heights, 2), width, label=name)
         for x, h in zip(at, heights):
-            if h > 3:
-                axes.text(x, 3.02, f"{h:.1f}", ha="center", fontsize=7, rotation=90)
+            if h > 2:
+                axes.text(x, 2.02, f"{h:.1f}", ha="center", fontsize=6, rotation=90)
         if name == "onnxgrad":
             for bar in drawn:
                 bar.set_edgecolor("black")
     axes.axhline(1, color="grey", linewidth=0.8)
-    axes.set_xticks(range(len(found)), list(found))
-    axes.set_ylim(0, 3.4)
+    axes.set_xticks(range(len(found)), list(found), rotation=30, ha="right", fontsize=8)
+    axes.set_ylim(0, 2.3)
     axes.set_ylabel(f"{what}, PyTorch eager = 1")
-    axes.legend(ncols=3, fontsize=7, frameon=False)
+    axes.legend(ncols=5, fontsize=7, frameon=False)
     figure.tight_layout()
     figure.savefig(file, metadata={"Date": None})
     pyplot.close(figure)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from benchmarks.training.__main__ import regressions
 from benchmarks.training.environments import Missing, environment
+from benchmarks.training.fractions import operations
 from benchmarks.training.report import write
 
 SETTING = {"threads": 2, "processor": "a processor", "rounds": 2, "date": "2026-01-01", "versions": {"jax": "jax==1.0"}}
@@ -23,8 +25,11 @@ def test_a_page_with_a_ratio_and_a_reason(tmp_path):
         "jax": {"unable": "pip cannot install it"},
         "onnxgrad": _peer([0.001, 0.003], losses=[2.0, 1.5], peak_mb=50.0, notes=["a note"]),
     }
-    (tmp_path / "mlp.json").write_text(json.dumps({"setting": SETTING, "peers": peers}))
-    (tmp_path / "scale.json").write_text(json.dumps({"a chain": "1 s"}))
+    kept = tmp_path / "a-processor"
+    kept.mkdir()
+    (kept / "mlp.json").write_text(json.dumps({"setting": SETTING, "peers": peers}))
+    (kept / "scale.json").write_text(json.dumps({"a chain": "1 s"}))
+    (kept / "fractions.json").write_text(json.dumps({"mlp": {"moves": 0.25, "roofline": 0.75}}))
     page = tmp_path / "docs" / "page.md"
     page.parent.mkdir()
     write(tmp_path, page)
@@ -33,7 +38,28 @@ def test_a_page_with_a_ratio_and_a_reason(tmp_path):
     assert "| jax | – | | | | | | | pip cannot install it |" in text
     assert "- onnxgrad: a note." in text
     assert "| a chain | 1 s |" in text
-    assert {p.name for p in (page.parent / "images").iterdir()} == {"benchmark-step.svg", "benchmark-memory.svg"}
+    assert "| **geometric mean, usual kinds** | 0.50 |" in text
+    assert "| moves | roofline |" in text
+    assert "| mlp | 25% | 75% |" in text
+    assert {p.name for p in (page.parent / "images").iterdir()} == {
+        "benchmark-step-a-processor.svg",
+        "benchmark-memory-a-processor.svg",
+    }
+
+
+def test_what_became_worse_is_named():
+    torch, ours = _peer([0.004]), _peer([0.002])
+    kept = {"torch": torch, "onnxgrad": ours, "onnxgrad, portable": _peer([0.004])}
+    found = {"torch": _peer([0.008]), "onnxgrad": _peer([0.0042]), "onnxgrad, portable": _peer([0.012])}
+    assert regressions("mlp", kept, found) == ["mlp: step_s of onnxgrad, portable is 1.50 × PyTorch, it was 1.00"]
+    assert regressions("mlp", {}, found) == []
+
+
+def test_operations_of_products_and_convolutions():
+    assert operations("MatMul", [[5, 2, 3], [3, 4]], [[5, 2, 4]]) == pytest.approx(2 * 5 * 2 * 3 * 4)
+    assert operations("FusedMatMul", [[5, 2, 3], [5, 3, 4]], [[5, 2, 4]]) == pytest.approx(2 * 5 * 2 * 3 * 4)
+    assert operations("Conv", [[2, 3, 9, 9], [8, 3, 3, 3]], [[2, 8, 7, 7]]) == 2 * (2 * 8 * 7 * 7) * 27
+    assert operations("Add", [[2], [2]], [[2]]) == 0
 
 
 def test_an_environment_that_cannot_be_had_says_why(monkeypatch):
