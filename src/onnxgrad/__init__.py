@@ -15,8 +15,6 @@ from onnxgrad import _startup
 
 _startup.begin()  # before anything that takes its time
 
-from onnxgrad.control_flow.checkpointing import checkpointing
-from onnxgrad.custom import CustomRule, custom_jvp, custom_rules, custom_vjp, load_rule
 from onnxgrad.errors import (
     BadInput,
     NoDerivative,
@@ -26,28 +24,30 @@ from onnxgrad.errors import (
     UnknownName,
     ZeroDerivative,
 )
-from onnxgrad.model_io import Signature, signature
-from onnxgrad.rules.registry import straight_through
-from onnxgrad.transforms import (
-    Split,
-    gauss_newton_vp,
-    hessian,
-    hvp,
-    jacobian,
-    linearize,
-    per_example_grad,
-    rematerialize,
-    split_vjp,
-    transpose,
-    vmap,
-)
-from onnxgrad.transforms.first_order import grad, jvp, value_and_grad, vjp
 
 if TYPE_CHECKING:
+    from onnxgrad.control_flow.checkpointing import checkpointing
+    from onnxgrad.custom import CustomRule, custom_jvp, custom_rules, custom_vjp, load_rule
     from onnxgrad.function import Function
     from onnxgrad.linear_operator import linear_operator
+    from onnxgrad.model_io import Signature, signature
+    from onnxgrad.rules.registry import straight_through
     from onnxgrad.runtime import Options, Session, StepRunner
     from onnxgrad.training import Group, Loss, Optimizer, Schedule, Trainer, attach, compile_step, export_step
+    from onnxgrad.transforms import (
+        Split,
+        gauss_newton_vp,
+        hessian,
+        hvp,
+        jacobian,
+        linearize,
+        per_example_grad,
+        rematerialize,
+        split_vjp,
+        transpose,
+        vmap,
+    )
+    from onnxgrad.transforms.first_order import grad, jvp, value_and_grad, vjp
 
 __version__ = "0.1.0"
 
@@ -98,15 +98,28 @@ __all__ = [
     "vmap",
 ]
 
-#: What needs a runtime, which differentiating does not: imported when first asked for.
+#: Where each name is, which is imported when it is first asked for: most of them take half a second.
 _LATER = {
-    "Function": "onnxgrad.function",
-    "linear_operator": "onnxgrad.linear_operator",
-    **dict.fromkeys(("Options", "Session", "StepRunner"), "onnxgrad.runtime"),
-    **dict.fromkeys(
-        ("Group", "Loss", "Optimizer", "Schedule", "Trainer", "attach", "compile_step", "export_step"),
-        "onnxgrad.training",
-    ),
+    name: f"onnxgrad.{module}"
+    for module, names in {
+        "control_flow.checkpointing": ("checkpointing",),
+        "custom": ("CustomRule", "custom_jvp", "custom_rules", "custom_vjp", "load_rule"),
+        "function": ("Function",),
+        "linear_operator": ("linear_operator",),
+        "model_io": ("Signature", "signature"),
+        "rules.registry": ("straight_through",),
+        "runtime": ("Options", "Session", "StepRunner"),
+        "training": (
+            *("Group", "Loss", "Optimizer", "Schedule"),
+            *("Trainer", "attach", "compile_step", "export_step"),
+        ),
+        "transforms": (
+            *("Split", "gauss_newton_vp", "hessian", "hvp", "jacobian"),
+            *("linearize", "per_example_grad", "rematerialize", "split_vjp", "transpose", "vmap"),
+        ),
+        "transforms.first_order": ("grad", "jvp", "value_and_grad", "vjp"),
+    }.items()
+    for name in names
 }
 
 

@@ -16,7 +16,8 @@ from onnx import helper, numpy_helper
 
 import onnxgrad
 from onnxgrad import grad, hessian, hvp, jacobian, jvp, signature, value_and_grad, vjp
-from onnxgrad.cli.app import build
+from onnxgrad.cli.app import COMMANDS, build
+from onnxgrad.cli.app import command as one
 from tests.models import assert_sound, chain, mlp, model, nodes_of, run, value
 
 ENV = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS", "TERM")}
@@ -270,15 +271,32 @@ def test_interrupted(tmp_path):
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENV)
     assert process.stderr is not None
     for text in process.stderr:  # the trace of imports tells when the work begins
-        if "onnxgrad.cli.check" in text:
+        if "onnxgrad.cli.grad" in text:
             break
-    time.sleep(1.0)
+    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     _, rest = process.communicate(timeout=60)
     said = [line for line in rest.splitlines() if not line.startswith("import time:")]
     assert process.returncode == 130, rest
     assert said == ["error: interrupted"]
     assert os.listdir(tmp_path) == ["long.onnx"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_each_says_itself(name):
+    assert " ".join(one(name).help.split()).startswith(COMMANDS[name])
+
+
+def test_help_imports_no_command():
+    heavy = "numpy", "onnx", "onnx_ir", "sympy", "onnxgrad.model_io"
+    code = (
+        "import sys; sys.argv = ['onnxgrad', '--help']; import onnxgrad.cli\n"
+        "try: onnxgrad.cli.main()\n"
+        f"finally: print({{*{heavy}}} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENV, timeout=120)
+    assert done.stdout.splitlines()[-1] == "set()", done.stdout
+    assert "export-step" in done.stdout
 
 
 # --- what lies in the working directory -------------------------------------------------------------

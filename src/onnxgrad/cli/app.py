@@ -11,20 +11,39 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from onnxgrad import __version__, _startup
-from onnxgrad.cli import check, console, grad
+from onnxgrad.cli import console
 from onnxgrad.errors import OnnxGradError, RuleError
 
 BAD_INPUT, BUG, INTERRUPTED = 2, 3, 130
 
+#: The commands, and what ``onnxgrad --help`` says of each: the first sentence of what its own help says.
+COMMANDS = {
+    "grad": "Write MODEL with its derivative to another file.",
+    "check": "Say of every operator between `wrt` and `of` how it is differentiated, or why it cannot be.",
+    "ops": "List the operators and how each is differentiated.",
+    "lower": "Write MODEL with the operators of ai.onnx.preview.training replaced by standard ones.",
+    "train": "Train MODEL with a loss and an optimizer, or as the training information that it carries says.",
+    "export-step": "Write a training step, its halves, evaluation and inference as models, with the first state and a "
+    "contract.",
+    "demo": "Train a model that is given as a bare .onnx file, on real data.",
+}
+#: The modules of those that have none of their own.
+_MODULES = {"ops": "check"}
+
 
 class _Commands(TyperGroup):
-    """Turns what a user can act on into one clear message and an exit code, for every command."""
+    """Turns what a user can act on into one clear message and an exit code; imports the command that is called only."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        given, listed, rest = super().resolve_command(ctx, args)
+        found = None if given is None or listed is None else command(given)
+        _startup.end()  # not before: an interrupt while that is imported, or before its arguments, would go unanswered
+        return given, found, rest
 
     def invoke(self, ctx: Any) -> Any:
         warnings.showwarning = console.warn  # type: ignore[assignment]
         logging.getLogger("onnx_ir").setLevel(logging.ERROR)
         try:
-            _startup.end()  # not before: an interrupt between commands and arguments would be answered without a word
             return super().invoke(ctx)
         except OnnxGradError as e:
             console.error(e)
@@ -66,8 +85,17 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def command(name: str) -> Any:
+    """The command that is called by `name`, with its parameters."""
+    module = name.replace("-", "_")
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    function = getattr(importlib.import_module(f"onnxgrad.cli.{_MODULES.get(module, module)}"), module)
+    app.command(name, cls=_Grouped)(function)
+    return typer.main.get_command(app)
+
+
 def build() -> typer.Typer:
-    """The command with all of its subcommands."""
+    """The command with all of its subcommands, each of which is imported when it is called."""
     app = typer.Typer(
         cls=_Commands,
         help="Give any ONNX model a backward pass, as plain ONNX.",
@@ -85,9 +113,6 @@ def build() -> typer.Typer:
     ) -> None:
         pass
 
-    app.command(cls=_Grouped)(grad.grad)
-    app.command()(check.check)
-    app.command()(check.ops)
-    for name in ("lower", "train", "export_step", "demo"):
-        app.command(cls=_Grouped)(getattr(importlib.import_module(f"onnxgrad.cli.{name}"), name))
+    for name, told in COMMANDS.items():
+        app.command(name, help=told)(lambda: None)
     return app
