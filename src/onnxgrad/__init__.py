@@ -30,24 +30,17 @@ if TYPE_CHECKING:
     from onnxgrad.custom import CustomRule, custom_jvp, custom_rules, custom_vjp, load_rule
     from onnxgrad.function import Function
     from onnxgrad.linear_operator import linear_operator
-    from onnxgrad.model_io import Signature, signature
+    from onnxgrad.model_io.signature import Signature, signature
     from onnxgrad.rules.registry import straight_through
     from onnxgrad.runtime import Options, Session, StepRunner
     from onnxgrad.training import Group, Loss, Optimizer, Schedule, Trainer, attach, compile_step, export_step
-    from onnxgrad.transforms import (
-        Split,
-        gauss_newton_vp,
-        hessian,
-        hvp,
-        jacobian,
-        linearize,
-        per_example_grad,
-        rematerialize,
-        split_vjp,
-        transpose,
-        vmap,
-    )
     from onnxgrad.transforms.first_order import grad, jvp, value_and_grad, vjp
+    from onnxgrad.transforms.jacobians import hessian, jacobian
+    from onnxgrad.transforms.linearize import Split, linearize, split_vjp, transpose
+    from onnxgrad.transforms.per_example import per_example_grad
+    from onnxgrad.transforms.rematerialize import rematerialize
+    from onnxgrad.transforms.second_order import gauss_newton_vp, hvp
+    from onnxgrad.transforms.vmap import vmap
 
 __version__ = "0.1.0"
 

@@ -271,7 +271,7 @@ def test_interrupted(tmp_path):
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENV)
     assert process.stderr is not None
     for text in process.stderr:  # the trace of imports tells when the work begins
-        if "onnxgrad.cli.grad" in text:
+        if "onnxgrad.cli.path_clashes" in text:
             break
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
