@@ -35,6 +35,8 @@ class _Targets:
         self.labels = labels
         self.weight = None if weights is None else self.counted(op.Gather(weights, labels, axis=0))
         self.share = g * self._reciprocal_size() if self.mean else g  # ∂L/∂ℓ, a scalar or one number per row
+        reduction = ("none", "sum", "mean").index(op.attr("reduction"))
+        self.settings = {"ignores": int(ignore is not None), "ignored": ignore or 0, "reduction": reduction}
 
     def counted(self, z: Var) -> Any:
         """`z` where a row counts, 0 where its target is ignored."""
@@ -102,6 +104,9 @@ def softmax_cross_entropy_loss(
             k = targets.scale()
             hit = op.Exp(op.GatherElements(log_prob, targets.at, axis=1)) - 1
             to_scores = op.ScatterElements(op.Exp(log_prob) * k, targets.at, hit * k, axis=1)
+            if g_log_prob is None and not op.needs[2]:
+                ends = [op.outputs[0], to_scores]
+                op.named("SoftmaxCrossEntropy", ends, of=[scores, labels, weights, targets.share], **targets.settings)
         if op.needs[2] and weights is not None:
             to_weights = targets.to_weights(log_prob, loss)
     if g_log_prob is not None:

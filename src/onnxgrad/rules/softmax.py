@@ -25,8 +25,10 @@ def _known(op: Op, y: Var, otherwise: Any) -> Var:
 @symmetric("Softmax")
 def softmax(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = softmax x along one axis: y·(g - Σ g·y), J = diag(y) - y·yᵀ"""
-    y = _known(op, y, 0.0)
-    return y * (g - op.ReduceSum(g * y, [op.attr("axis")], keepdims=1))
+    known, axis = _known(op, y, 0.0), op.attr("axis")
+    dx = known * (g - op.ReduceSum(g * known, [axis], keepdims=1))
+    op.named("SoftmaxGrad", [dx], of=[g, y], axis=axis % x.rank, guarded=int(known is not y))
+    return dx
 
 
 def _softmax(op: Op, y: Var) -> Var:
@@ -42,4 +44,8 @@ def log_softmax_jvp(op: Op, tangents: Tangents, x: Var, y: Var) -> Result:
 @rule("LogSoftmax", jvp=log_softmax_jvp)
 def log_softmax(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = x - log Σ exp x along one axis: g - exp(y)·Σ g"""
-    return g - _softmax(op, y) * op.ReduceSum(g, [op.attr("axis")], keepdims=1)
+    axis = op.attr("axis")
+    dx = g - _softmax(op, y) * op.ReduceSum(g, [axis], keepdims=1)
+    guarded = int(may_be_discarded(op, y.value))
+    op.named("LogSoftmaxGrad", [dx], of=[g, y], axis=axis % x.rank, guarded=guarded)
+    return dx

@@ -37,6 +37,10 @@ ATTRIBUTES = {
     "RMSNormGrad": ("axis", "epsilon"),
     "GroupNorm": ("groups", "epsilon"),
     "GroupNormGrad": ("groups", "epsilon"),
+    "SoftmaxGrad": ("axis", "guarded"),
+    "LogSoftmaxGrad": ("axis", "guarded"),
+    "SoftmaxCrossEntropy": ("ignores", "ignored", "reduction"),
+    "SoftmaxCrossEntropyInt32": ("ignores", "ignored", "reduction"),
 }
 
 
@@ -72,7 +76,7 @@ def array(*shape, kind="f", fill=1):
 
 
 def test_every_kernel_is_known():
-    assert len(KERNELS) == 33
+    assert len(KERNELS) == 37
     assert set(ATTRIBUTES) < set(KERNELS)
 
 
@@ -120,6 +124,7 @@ WEIGHTS = {"group": 1, "kernel": [1, 1], **ONES}
 INPUT = {"group": 1, "size": [1, 1], **ONES}
 POOL = {"kernel": [1, 1], "relu": 0, **ONES}
 FAR = (1 << 24) - 1
+LOSS = {"ignores": 0, "ignored": 0, "reduction": 2}
 
 
 def image(*shape):
@@ -192,6 +197,22 @@ REFUSED = {
     "group: another bias": ("GroupNorm", [array(2, 4, 4), array(4), array(2)], {"groups": 2, "epsilon": 0.0}),
     "group: another scale": ("GroupNormGrad", [array(2, 4, 4)] * 2 + [array(3)], {"groups": 2, "epsilon": 0.0}),
     "group: a vector": ("GroupNormGrad", [array(4)] * 2 + [array(4)], {"groups": 2, "epsilon": 0.0}),
+    "softmax: an axis beyond": ("SoftmaxGrad", [array(2, 3)] * 2, {"axis": 2, "guarded": 0}),
+    "softmax: of a scalar": ("LogSoftmaxGrad", [array()] * 2, {"axis": 0, "guarded": 0}),
+    "softmax: another cotangent": ("SoftmaxGrad", [array(2, 3), array(3, 2)], {"axis": 1, "guarded": 0}),
+    "loss: other rows": ("SoftmaxCrossEntropy", [array(2, 3), array(3, kind="l"), None, array()], LOSS),
+    "loss: labels of a matrix": ("SoftmaxCrossEntropy", [array(2, 3), array(2, 1, kind="l"), None, array()], LOSS),
+    "loss: a vector of scores": ("SoftmaxCrossEntropy", [array(2), array(kind="l"), None, array()], LOSS),
+    "loss: weights too short": ("SoftmaxCrossEntropy", [array(2, 3), array(2, kind="l"), array(2), array()], LOSS),
+    "loss: shares of a mean": ("SoftmaxCrossEntropy", [array(2, 3), array(2, kind="l"), None, array(2)], LOSS),
+    "loss: another reduction": (
+        "SoftmaxCrossEntropy", [array(2, 3), array(2, kind="l"), None, array()], {**LOSS, "reduction": 3},
+    ),
+    "loss: a label beyond": ("SoftmaxCrossEntropy", [array(2, 3), array(2, kind="l", fill=3), None, array()], LOSS),
+    "loss: a label below zero": (
+        "SoftmaxCrossEntropyInt32", [array(2, 3), array(2, kind="i", fill=-1), None, array()], {**LOSS, "ignored": -1},
+    ),
+    "loss: of no classes": ("SoftmaxCrossEntropy", [array(2, 0), array(2, kind="l"), None, array()], LOSS),
 }  # fmt: skip
 
 
@@ -251,6 +272,13 @@ ODD = {
         "GroupNormGrad", [np.zeros((1 << 37, 2, 0), np.float32)] * 2 + [array(2)], {"groups": 1, "epsilon": 0.0},
         [((1 << 37, 2, 0), 0), ((2,), 0), ((2,), 0)],
     ),
+    "loss: of no classes, ignored": (
+        "SoftmaxCrossEntropy", [array(2, 0), array(2, kind="l"), None, array()],
+        {"ignores": 1, "ignored": 1, "reduction": 0}, [((2,), 0), ((2, 0), 0)],
+    ),
+    "softmax: rows of nothing": (
+        "SoftmaxGrad", [np.zeros((1 << 37, 0), np.float32)] * 2, {"axis": 1, "guarded": 0}, [((1 << 37, 0), 0)],
+    ),
     "signs of many axes": ("ReluGrad", [array(*[1] * 20)] * 2, {}, [((1,) * 20, 1)]),
 }  # fmt: skip
 
@@ -291,7 +319,7 @@ def _random(rng, name):
     for key in ATTRIBUTES.get(name, ()):
         if key == "epsilon":
             attributes[key] = float(rng.choice([0.0, 1e-5, np.nan, np.inf, -1.0]))
-        elif key in ("group", "relu", "groups", "axis"):
+        elif key in ("group", "relu", "groups", "axis", "guarded", "ignores", "ignored", "reduction"):
             attributes[key] = number() if rng.random() < 0.3 else 1
         else:
             attributes[key] = [number() for _ in range(2 if rng.random() < 0.97 else rng.integers(1, 4))]

@@ -22,7 +22,7 @@ from onnxgrad.ir.graph import prune, reads
 DOMAIN = "onnxgrad.native"
 
 #: Modules that say which kernels there are.
-_MODULES = ("optimizer_kernels", "conv_kernels", "norm_kernels", "row_kernels")
+_MODULES = ("optimizer_kernels", "conv_kernels", "norm_kernels", "row_kernels", "softmax_kernels")
 
 
 @dataclass(frozen=True)

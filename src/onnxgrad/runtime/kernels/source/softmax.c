@@ -1,0 +1,333 @@
+/* The cotangents of Softmax and LogSoftmax, and softmax cross-entropy with its cotangent.
+ *
+ *   softmax:        y * (g - sum g*y)
+ *   log softmax:    g - e^y * sum g
+ *   cross-entropy:  L = sum -w*log p, with p = softmax x at the label of a row, and its cotangent k*w*(p - [label])
+ *
+ * Numbers of a row, along the axis, lie side by side, or rows do: then some that are neighbours are taken together.
+ * Every number is computed by one thread, in the order of the axis.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "exponential.h"
+#include "kernel.h"
+#include "lanes.h"
+
+enum { TOGETHER = 4096, NEIGHBOURS = 256 }; /* numbers added up in float; rows side by side that are taken together */
+
+/* --- cotangents --------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+  const float *g, *y;
+  float *out;
+  int64_t length, inner, blocks; /* of a row; rows side by side, and blocks of these */
+} Job;
+
+/* What is summed along a row, and the cotangent, given the sum. Where y may be discarded, NaN counts as nothing. */
+INLINE lanes term_of(const int logs, const int guarded, lanes g, lanes y) {
+  if (logs) return g;
+  return g * (guarded ? lanes_where(y == y, y, lanes_of(0)) : y);
+}
+INLINE lanes cotangent_of(const int logs, const int guarded, lanes g, lanes y, lanes sum) {
+  if (logs) return g - (guarded ? lanes_where(y == y, lanes_exp(y), lanes_of(0)) : lanes_exp(y)) * sum;
+  return (guarded ? lanes_where(y == y, y, lanes_of(0)) : y) * (g - sum);
+}
+
+INLINE void rows_of(const int logs, const int guarded, const Job *j, int64_t from, int64_t to) {
+  for (int64_t row = from; row < to; row++) {
+    const float *g = j->g + row * j->length, *y = j->y + row * j->length;
+    float *out = j->out + row * j->length;
+    double sum = 0;
+    for (int64_t start = 0, k = 0; start < j->length; start += TOGETHER) {
+      const int64_t end = least(start + TOGETHER, j->length);
+      lanes total[2] = {{0}};
+      for (; k + 2 * LANES <= end; k += 2 * LANES)
+        for (int half = 0; half < 2; half++) {
+          const int64_t at = k + half * LANES;
+          total[half] += term_of(logs, guarded, *(const lanes *)(g + at), *(const lanes *)(y + at));
+        }
+      for (; k < end; k += LANES)
+        total[0] += term_of(logs, guarded, lanes_read(g + k, end - k, 0), lanes_read(y + k, end - k, 0));
+      k = end;
+      sum += lanes_sum(total[0] + total[1]);
+    }
+    const lanes sums = lanes_of((float)sum);
+    int64_t k = 0;
+    for (; k + LANES <= j->length; k += LANES)
+      *(lanes *)(out + k) = cotangent_of(logs, guarded, *(const lanes *)(g + k), *(const lanes *)(y + k), sums);
+    const int64_t rest = j->length - k;
+    if (rest > 0)
+      lanes_write(out + k, rest,
+                  cotangent_of(logs, guarded, lanes_read(g + k, rest, 0), lanes_read(y + k, rest, 0), sums));
+  }
+}
+
+INLINE void neighbours_of(const int logs, const int guarded, const Job *j, int64_t from, int64_t to) {
+  for (int64_t block = from; block < to; block++) {
+    const int64_t first = block % j->blocks * NEIGHBOURS, count = least(NEIGHBOURS, j->inner - first);
+    const int64_t start = block / j->blocks * j->length * j->inner + first;
+    float sums[NEIGHBOURS] = {0};
+    for (int64_t c = 0; c < j->length; c++)
+      for (int64_t k = 0; k < count; k += LANES) {
+        const int64_t at = start + c * j->inner + k, here = count - k;
+        const lanes term = term_of(logs, guarded, lanes_read(j->g + at, here, 0), lanes_read(j->y + at, here, 0));
+        *(lanes *)(sums + k) += term;
+      }
+    for (int64_t c = 0; c < j->length; c++)
+      for (int64_t k = 0; k < count; k += LANES) {
+        const int64_t at = start + c * j->inner + k, here = count - k;
+        const lanes g = lanes_read(j->g + at, here, 0), y = lanes_read(j->y + at, here, 0);
+        lanes_write(j->out + at, here, cotangent_of(logs, guarded, g, y, *(const lanes *)(sums + k)));
+      }
+  }
+}
+
+#define BODY(name, logs, guarded)                                      \
+  static void name(void *data, int64_t from, int64_t to) {            \
+    const Job *j = data;                                              \
+    if (j->inner == 1)                                                \
+      rows_of(logs, guarded, j, from, to);                             \
+    else                                                              \
+      neighbours_of(logs, guarded, j, from, to);                       \
+  }
+BODY(softmax, 0, 0)
+BODY(softmax_guarded, 0, 1)
+BODY(log_softmax, 1, 0)
+BODY(log_softmax_guarded, 1, 1)
+
+typedef struct {
+  int64_t axis, guarded;
+} Settings;
+
+static void read(Attributes *from, void *settings) {
+  *(Settings *)settings = (Settings){attribute_int(from, "axis"), attribute_int(from, "guarded")};
+}
+
+/* (g, y) to the cotangent of x */
+static void pull(Call *call, const Settings *s, void (*body)(void *, int64_t, int64_t)) {
+  const Shape g = shape_of(call, 0), y = shape_of(call, 1);
+  Job j = {.g = input(call, 0), .y = input(call, 1), .inner = 1};
+  if (call->failed) return;
+  if (!same_shape(&g, &y) || s->axis < 0 || s->axis >= (int64_t)y.rank) {
+    fail(call, "SoftmaxGrad: operands do not belong together");
+    return;
+  }
+  j.out = output(call, 0, &y);
+  if (call->failed || !y.count) return;
+  j.length = y.dims[s->axis];
+  for (size_t i = (size_t)s->axis + 1; i < y.rank; i++) j.inner *= y.dims[i];
+  j.blocks = j.inner == 1 ? 1 : (j.inner + NEIGHBOURS - 1) / NEIGHBOURS;
+  const int64_t pieces = y.count / j.length / j.inner * j.blocks;
+  parallel_ranges(call, pieces, 4096 / (j.length * least(j.inner, NEIGHBOURS)) + 1, body, &j);
+}
+
+static void compute_softmax(Call *call, const void *settings) {
+  const Settings *s = settings;
+  pull(call, s, s->guarded ? softmax_guarded : softmax);
+}
+
+static void compute_log_softmax(Call *call, const void *settings) {
+  const Settings *s = settings;
+  pull(call, s, s->guarded ? log_softmax_guarded : log_softmax);
+}
+
+/* --- cross-entropy ------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+  const float *x, *weights, *share;
+  const int64_t *labels; /* -1 where one is ignored */
+  float *out, *losses;
+  int64_t classes, inner, blocks, shares; /* neither, one, or one for each row */
+} Loss;
+
+INLINE float factor_of(const Loss *j, int64_t row) {
+  if (j->labels[row] < 0) return 0;
+  const float share = j->share[j->shares > 1 ? row : 0];
+  return j->weights ? share * j->weights[j->labels[row]] : share;
+}
+
+INLINE void finish_row(const Loss *j, int64_t row, float x, float most, float sum) {
+  const int64_t label = j->labels[row];
+  if (j->losses) j->losses[row] = label < 0 ? 0 : (logf(sum) - (x - most)) * (j->weights ? j->weights[label] : 1);
+}
+
+/* A row that counts for nothing: zeros, or NaN where its softmax is. */
+static void idle(const Loss *j, int64_t row) {
+  const float *x = j->x + row * j->classes;
+  float *out = j->out + row * j->classes;
+  lanes most = lanes_of(-INFINITY);
+  int64_t k = 0;
+  lanes_mask odd = {0};
+  for (; k < j->classes; k += LANES) {
+    const lanes here = lanes_read(x + k, j->classes - k, -INFINITY);
+    most = lanes_most(here, most);
+    odd |= here != here;
+  }
+  const float largest = lanes_largest(most);
+  int sound = isfinite(largest);
+  for (int i = 0; i < LANES; i++) sound = sound && !odd[i];
+  const float all = sound ? 0 : NAN;
+  for (k = 0; k < j->classes; k++) out[k] = all;
+}
+
+static void score_rows(void *data, int64_t from, int64_t to) {
+  const Loss *j = data;
+  for (int64_t row = from; row < to; row++) {
+    const float *x = j->x + row * j->classes;
+    const int64_t label = j->labels[row];
+    float *out = j->out ? j->out + row * j->classes : NULL;
+    if (label < 0) {
+      finish_row(j, row, 0, 0, 1);
+      if (out) idle(j, row);
+      continue;
+    }
+    lanes top[4] = {lanes_of(-INFINITY), lanes_of(-INFINITY), lanes_of(-INFINITY), lanes_of(-INFINITY)};
+    int64_t k = 0;
+    for (; k + 4 * LANES <= j->classes; k += 4 * LANES)
+      for (int i = 0; i < 4; i++) top[i] = lanes_most(*(const lanes *)(x + k + i * LANES), top[i]);
+    for (; k < j->classes; k += LANES) top[0] = lanes_most(lanes_read(x + k, j->classes - k, -INFINITY), top[0]);
+    const float most = lanes_largest(lanes_most(lanes_most(top[0], top[1]), lanes_most(top[2], top[3])));
+    const lanes mosts = lanes_of(most);
+    double sum = 0;
+    k = 0;
+    for (int64_t start = 0; start < j->classes; start += TOGETHER) {
+      const int64_t end = least(start + TOGETHER, j->classes);
+      lanes total[2] = {{0}};
+      for (; k + 2 * LANES <= end; k += 2 * LANES)
+        for (int half = 0; half < 2; half++) {
+          const lanes e = lanes_exp(*(const lanes *)(x + k + half * LANES) - mosts);
+          total[half] += e;
+          if (out) *(lanes *)(out + k + half * LANES) = e;
+        }
+      for (; k < end; k += LANES) {
+        lanes e = lanes_exp(lanes_read(x + k, end - k, most) - mosts);
+        if (out) lanes_write(out + k, end - k, e);
+        for (int64_t i = end - k; i < LANES; i++) e[i] = 0;
+        total[0] += e;
+      }
+      k = end;
+      sum += lanes_sum(total[0] + total[1]);
+    }
+    finish_row(j, row, x[label], most, (float)sum);
+    if (!out) continue;
+    const float factor = factor_of(j, row), scale = (float)(1 / sum), hit = factor * (out[label] * scale - 1);
+    const lanes factors = lanes_of(factor), scales = lanes_of(scale);
+    for (k = 0; k + LANES <= j->classes; k += LANES) *(lanes *)(out + k) = *(const lanes *)(out + k) * scales * factors;
+    for (; k < j->classes; k++) out[k] = out[k] * scale * factor;
+    out[label] = hit;
+  }
+}
+
+static void score_neighbours(void *data, int64_t from, int64_t to) {
+  const Loss *j = data;
+  for (int64_t block = from; block < to; block++) {
+    const int64_t image = block / j->blocks, first = block % j->blocks * NEIGHBOURS;
+    const int64_t count = least(NEIGHBOURS, j->inner - first), row = image * j->inner + first;
+    const float *x = j->x + image * j->classes * j->inner + first;
+    float *out = j->out ? j->out + image * j->classes * j->inner + first : NULL;
+    float most[NEIGHBOURS], sum[NEIGHBOURS] = {0}, factor[NEIGHBOURS] = {0}, hit[NEIGHBOURS];
+    for (int64_t k = 0; k < NEIGHBOURS; k++) most[k] = -INFINITY;
+    for (int64_t c = 0; c < j->classes; c++)
+      for (int64_t k = 0; k < count; k += LANES) {
+        lanes *here = (lanes *)(most + k);
+        *here = lanes_most(lanes_read(x + c * j->inner + k, count - k, 0), *here);
+      }
+    for (int64_t c = 0; c < j->classes; c++)
+      for (int64_t k = 0; k < count; k += LANES) {
+        const lanes here = lanes_read(x + c * j->inner + k, count - k, 0);
+        const lanes e = lanes_exp(here - *(const lanes *)(most + k));
+        *(lanes *)(sum + k) += e;
+        if (out) lanes_write(out + c * j->inner + k, count - k, e);
+      }
+    for (int64_t k = 0; k < count; k++) {
+      const int64_t label = j->labels[row + k];
+      finish_row(j, row + k, label < 0 ? 0 : x[label * j->inner + k], most[k], sum[k]);
+      if (!out) continue;
+      factor[k] = factor_of(j, row + k);
+      hit[k] = label < 0 ? 0 : factor[k] * (out[label * j->inner + k] / sum[k] - 1);
+    }
+    for (int64_t c = 0; c < j->classes && out; c++)
+      for (int64_t k = 0; k < count; k += LANES) {
+        const lanes e = lanes_read(out + c * j->inner + k, count - k, 0);
+        lanes_write(out + c * j->inner + k, count - k, e / *(const lanes *)(sum + k) * *(const lanes *)(factor + k));
+      }
+    for (int64_t k = 0; k < count && out; k++) {
+      const int64_t label = j->labels[row + k];
+      if (label >= 0) out[label * j->inner + k] = hit[k];
+    }
+  }
+}
+
+enum { NONE, SUM, MEAN };
+
+typedef struct {
+  int64_t ignored, ignores, reduction;
+} Reduction;
+
+static void read_reduction(Attributes *from, void *settings) {
+  *(Reduction *)settings = (Reduction){attribute_int(from, "ignored"), attribute_int(from, "ignores"),
+                                       attribute_int(from, "reduction")};
+}
+
+/* (scores, labels, weights of the classes, share of the loss of a row) to the loss and the cotangent of the scores */
+static void cross_entropy(Call *call, const Reduction *s, const int32_t *narrow, const int64_t *wide) {
+  const Shape x = shape_of(call, 0), labels = shape_of(call, 1), weights = shape_of(call, 2), share = shape_of(call, 3);
+  Loss j = {.x = input(call, 0), .weights = input(call, 2), .share = input(call, 3), .inner = 1, .shares = share.count};
+  if (call->failed) return;
+  int sound = x.rank >= 2 && labels.rank == x.rank - 1 && s->reduction >= NONE && s->reduction <= MEAN;
+  for (size_t i = 0; i < labels.rank && sound; i++) sound = labels.dims[i] == x.dims[i ? i + 1 : 0];
+  sound = sound && (!j.weights || (weights.rank == 1 && weights.count == x.dims[1]));
+  sound = sound && (share.count == 1 || (s->reduction == NONE && share.count == labels.count));
+  if (!sound) {
+    fail(call, "SoftmaxCrossEntropy: operands do not belong together");
+    return;
+  }
+  const int64_t rows = labels.count;
+  int64_t *checked = scratch(call, rows, sizeof *checked);
+  if (call->failed) return;
+  j.labels = checked;
+  j.classes = x.dims[1];
+  double total = 0; /* of the weights */
+  for (int64_t i = 0; i < rows; i++) {
+    const int64_t label = narrow ? narrow[i] : wide[i];
+    const int ignored = s->ignores && label == s->ignored;
+    if (!ignored && (label < 0 || label >= j.classes)) {
+      fail(call, "SoftmaxCrossEntropy: a label is out of range");
+      return;
+    }
+    checked[i] = ignored ? -1 : label;
+    if (!ignored) total += j.weights ? j.weights[label] : 1;
+  }
+  const Shape scalar = {.rank = 0, .count = 1};
+  float *loss = output(call, 0, s->reduction == NONE ? &labels : &scalar);
+  j.out = output(call, 1, &x);
+  if (loss) j.losses = s->reduction == NONE ? loss : scratch(call, rows, sizeof(float));
+  if (call->failed) return;
+  if (j.losses) memset(j.losses, 0, (size_t)rows * sizeof(float)); /* of no classes */
+  if (x.count) {
+    for (size_t i = 2; i < x.rank; i++) j.inner *= x.dims[i];
+    j.blocks = j.inner == 1 ? 1 : (j.inner + NEIGHBOURS - 1) / NEIGHBOURS;
+    const int64_t pieces = x.dims[0] * j.blocks, unit = 4096 / (j.classes * least(j.inner, NEIGHBOURS)) + 1;
+    parallel_ranges(call, pieces, unit, j.inner == 1 ? score_rows : score_neighbours, &j);
+  }
+  if (!loss || s->reduction == NONE) return;
+  double sum = 0;
+  for (int64_t i = 0; i < rows; i++) sum += j.losses[i];
+  *loss = (float)(s->reduction == MEAN ? sum / total : sum);
+}
+
+static void cross_entropy_64(Call *call, const void *settings) {
+  cross_entropy(call, settings, NULL, input(call, 1));
+}
+static void cross_entropy_32(Call *call, const void *settings) {
+  cross_entropy(call, settings, input(call, 1), NULL);
+}
+
+const Kernel softmax_kernels[] = {
+    {"SoftmaxGrad", "ff", "f", sizeof(Settings), read, compute_softmax},
+    {"LogSoftmaxGrad", "ff", "f", sizeof(Settings), read, compute_log_softmax},
+    {"SoftmaxCrossEntropy", "flFf", "FF", sizeof(Reduction), read_reduction, cross_entropy_64},
+    {"SoftmaxCrossEntropyInt32", "fiFf", "FF", sizeof(Reduction), read_reduction, cross_entropy_32},
+    {0},
+};

@@ -1,0 +1,197 @@
+"""The cotangents of the softmax family and softmax cross-entropy in C, against the operators and float64."""
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from onnxgrad.errors import OnnxGradError
+from onnxgrad.runtime import Options, Session
+from tests.runtime.kernels.pulled import Pulled
+from tests.runtime.kernels.twins import needs_compiler
+
+pytestmark = needs_compiler
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-6}
+
+
+def normal(*shape, seed=0):
+    return np.asarray(np.random.default_rng(seed).standard_normal(shape), np.float32)
+
+
+def probabilities(x, axis):
+    wide = np.exp(x.astype(np.float64) - x.max(axis, keepdims=True))
+    return wide / wide.sum(axis, keepdims=True)
+
+
+# --- cotangents ------------------------------------------------------------------------------------
+
+
+def family(kind, shape, axis=-1, symbolic=False):
+    return Pulled([helper.make_node(kind, ["x"], ["y"], axis=axis)], {"x": normal(*shape) * 3}, ["x"], symbolic)
+
+
+SHAPES = [((4, 7), -1), ((1, 1), 1), ((3, 5, 64), -1), ((2, 9000), 1), ((300, 17), -1), ((2, 7, 19), 1), ((5, 3), 0),
+          ((2, 3, 300), 1), ((3, 4, 5, 6), 1), ((2, 33, 16), -2), ((9,), 0)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "axis"), SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ["Softmax", "LogSoftmax"])
+def test_softmax(kind, shape, axis):
+    operators, seed = family(kind, shape, axis), normal(*shape, seed=3)
+    (dx,) = operators.compare(seed, [f"{kind}Grad"], **CLOSE)
+    p, g = probabilities(operators.arrays["x"], axis), seed.astype(np.float64)
+    sums = ((g * p) if kind == "Softmax" else g).sum(axis, keepdims=True)
+    exact = p * (g - sums) if kind == "Softmax" else g - p * sums
+    np.testing.assert_allclose(dx, exact, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["Softmax", "LogSoftmax"])
+def test_softmax_of_nothing(kind):
+    operators = family(kind, (3, 4), symbolic=True)
+    operators.arrays["x"] = np.zeros((0, 4), np.float32)
+    assert operators.compare(np.zeros((0, 4), np.float32), [f"{kind}Grad"])[0].shape == (0, 4)
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("kind", ["Softmax", "LogSoftmax"])
+def test_softmax_of_what_is_not_finite(kind, axis):
+    operators = family(kind, (6, 5, 20), axis)
+    x, seed = operators.arrays["x"], normal(6, 5, 20, seed=3)
+    x[0, :3, :7], x[1, 2, 3], x[2, 1, 1], x[3] = -np.inf, np.inf, np.nan, -np.inf
+    x[4, :, 0], seed[4, 1, 5], seed[5, 0, 0] = 300, np.nan, np.inf
+    operators.compare(seed, [f"{kind}Grad"], **CLOSE)
+
+
+@pytest.mark.parametrize("shape", [(4, 37), (2, 3, 5)], ids=str)
+@pytest.mark.parametrize("kind", ["Softmax", "LogSoftmax"])
+def test_a_row_that_is_masked_wholly_gets_zeros(kind, shape):
+    """Behind a Where that may discard it."""
+    nodes = [helper.make_node(kind, ["x"], ["p"], axis=1), helper.make_node("Where", ["m", "z", "p"], ["y"])]
+    x, mask = normal(*shape), np.zeros(shape, bool)
+    x[1], mask[1] = -np.inf, True
+    operators = Pulled(nodes, {"x": x, "m": mask, "z": np.zeros(shape, np.float32)}, ["x"])
+    (dx,) = operators.compare(normal(*shape, seed=3), [f"{kind}Grad"], **CLOSE)
+    assert not dx[1].any()
+    assert dx[0].any()
+
+
+# --- cross-entropy ---------------------------------------------------------------------------------
+
+
+def loss(shape, reduction="mean", ignore=None, weighted=False, kind=np.int64, symbolic=False):
+    rng = np.random.default_rng(5)
+    arrays = {"x": normal(*shape) * 3, "l": rng.integers(0, shape[1], (shape[0], *shape[2:])).astype(kind)}
+    if ignore is not None and arrays["l"].size > 2:
+        arrays["l"].reshape(-1)[::3] = ignore
+    if weighted:
+        arrays["w"] = rng.uniform(0.5, 2, shape[1]).astype(np.float32)
+    settings = {} if ignore is None else {"ignore_index": ignore}
+    inputs = ["x", "l", *["w"] * weighted]
+    return Pulled(
+        [helper.make_node("SoftmaxCrossEntropyLoss", inputs, ["y"], reduction=reduction, **settings)],
+        arrays, ["x"], symbolic,
+    )  # fmt: skip
+
+
+def compare(operators, seed=None):
+    """Losses and cotangents of both targets, on one thread and on two."""
+    reduced = operators.model.graph.outputs[0].shape.rank() == 0
+    seed = np.float32(0.7) if reduced else normal(*operators.arrays["l"].shape, seed=3) if seed is None else seed
+    narrow = operators.arrays["l"].dtype == np.int32
+    assert operators.kernels == ["SoftmaxCrossEntropyInt32" if narrow else "SoftmaxCrossEntropy"]
+    found = [
+        run(operators, seed, target, threads) for target, threads in (("portable", 1), ("native", 1), ("native", 2))
+    ]
+    for expected, one, two in zip(*found):
+        np.testing.assert_array_equal(one, two)
+        np.testing.assert_allclose(one, expected, **CLOSE)
+    return found[1]
+
+
+def run(operators, seed, target, threads):
+    session = Session(operators.model, Options(threads=threads, target=target))
+    found = session.run({**operators.arrays, operators.seed: seed})
+    return found["y"], found[operators.results[0]]
+
+
+SCORES = [(5, 7), (1, 1), (300, 40), (2, 9000), (3, 4, 300), (2, 5, 6, 7), (2, 33, 16), (40, 3, 1)]
+
+
+@pytest.mark.parametrize("shape", SCORES, ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy(shape, reduction):
+    compare(loss(shape, reduction))
+
+
+@pytest.mark.parametrize("shape", [(30, 40), (3, 4, 30)], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("kind", [np.int64, np.int32])
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_weights_and_labels_that_are_ignored(shape, reduction, kind, symbolic):
+    value, dx = compare(loss(shape, reduction, ignore=-1, weighted=True, kind=kind, symbolic=symbolic))
+    value, dx = compare(loss(shape, reduction, ignore=2, kind=kind, symbolic=symbolic))
+    ignored = np.moveaxis(dx, 1, -1).reshape(-1, shape[1])[::3]
+    assert not ignored.any()
+    assert value.any()
+
+
+def test_the_loss_of_a_row_is_that_of_float64():
+    operators = loss((20, 300), "mean", weighted=True)
+    x, labels, weights = (operators.arrays[k] for k in "xlw")
+    value, dx = compare(operators)
+    p, rows = probabilities(x, 1), np.arange(20)
+    share = weights[labels] / weights[labels].sum(dtype=np.float64)
+    np.testing.assert_allclose(value, -(share * np.log(p[rows, labels])).sum(), rtol=1e-6)
+    p[rows, labels] -= 1
+    np.testing.assert_allclose(dx, 0.7 * p * share[:, None], rtol=1e-5, atol=1e-7)
+
+
+def test_all_labels_are_ignored():
+    for reduction in ("sum", "none"):
+        operators = loss((4, 5), reduction, ignore=3)
+        operators.arrays["l"][:] = 3
+        value, dx = compare(operators)
+        assert not value.any()
+        assert not dx.any()
+    operators = loss((4, 5), "mean", ignore=3)
+    operators.arrays["l"][:] = 3
+    assert not run(operators, np.float32(1), "native", 1)[1].any()
+
+
+@pytest.mark.parametrize("shape", [(6, 70), (6, 3, 20)], ids=str)
+def test_cross_entropy_of_what_is_not_finite(shape):
+    for ignore in (None, 1):
+        operators = loss(shape, "none", ignore)
+        x, labels = operators.arrays["x"], operators.arrays["l"]
+        labels[:3], x[0], x[1, 2], x[2, 0], x[3, 1] = 1, -np.inf, np.inf, np.nan, -np.inf
+        labels[4:], x[4] = 2, 1e30
+        compare(operators)
+
+
+def test_loss_alone():
+    """Nobody asks for the cotangent: nothing as large as the scores is written."""
+    operators = loss((30, 50))
+    names = {v.name for v in operators.model.graph.outputs} - {"y"}
+    operators.model.graph.outputs[:] = [v for v in operators.model.graph.outputs if v.name not in names]
+    feeds = {**operators.arrays, operators.seed: np.float32(1)}
+    expected, found = (
+        Session(operators.model, Options(threads=1, target=t)).run(feeds)["y"] for t in ("portable", "native")
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("label", [5, -1, 2**40, -(2**40)])
+def test_a_label_out_of_range_is_refused(label):
+    operators = loss((4, 5))
+    operators.arrays["l"][2] = label
+    with pytest.raises(OnnxGradError, match="out of range"):
+        run(operators, np.float32(1), "native", 1)
+
+
+def test_losses_that_need_more_stay_operators():
+    node = helper.make_node("SoftmaxCrossEntropyLoss", ["x", "l", "w"], ["y"])
+    arrays = {"x": normal(3, 4), "l": np.zeros(3, np.int64), "w": np.ones(4, np.float32)}
+    assert Pulled([node], arrays, ["x", "w"]).kernels == []
+    arrays = {"x": normal(3, 4).astype(np.float64), "l": np.zeros(3, np.int64)}
+    assert Pulled([helper.make_node("SoftmaxCrossEntropyLoss", ["x", "l"], ["y"])], arrays, ["x"]).kernels == []
+    assert Pulled([helper.make_node("Softmax", ["x"], ["y"])], {"x": arrays["x"]}, ["x"]).kernels == []
