@@ -22,8 +22,8 @@ def train(
     data: Annotated[
         Path,
         typer.Option(
-            help="Training data, arrays by name: .npz, a folder of .npy files, .parquet, .arrow, or a folder of "
-            "pictures in a folder per class.",
+            help="Training data, arrays by name: .npz, a folder of .npy files, .csv, .tsv, .jsonl, .parquet, .arrow, "
+            "or a folder of pictures in a folder per class.",
             rich_help_panel="Data",
         ),
     ],
@@ -34,6 +34,8 @@ def train(
         Path | None,
         typer.Option(help="Held-out data: measured after every epoch, and before and after.", rich_help_panel="Data"),
     ] = None,
+    validation_split: train_options.ValidationSplit = None,
+    inputs: train_options.Inputs = None,
     loss: train_options.Losses = None,
     optimizer: train_options.Optimizer = None,
     prediction: train_options.Prediction = None,
@@ -147,10 +149,14 @@ def train(
         patience=patience,
         keep_best=keep_best,
         monitor=monitor,
-        validation=validation is not None,
+        validation=validation is not None or validation_split is not None,
     )
+    if validation is not None and validation_split is not None:
+        raise BadInput("--validation and --validation-split exclude each other")
     images = Images(*train_options.normalization(image_mean, image_std))
-    arrays, held_out = open_data(data, images), None if validation is None else open_data(validation, images)
+    columns = train_options.inputs_of(inputs or ())
+    arrays = open_data(data, images, columns)
+    held_out = None if validation is None else open_data(validation, images, columns)
     if labels is not None and labels not in arrays:
         raise UnknownName(labels, arrays, f"array in {data}")
     notes: list[str] = []
@@ -170,6 +176,7 @@ def train(
         epochs=epochs,
         batch_size=batch_size,
         seed=seed,
+        validation_split=validation_split,
         schedule=schedule,
         accumulate=accumulate,
         memory=memory,

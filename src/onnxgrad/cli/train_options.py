@@ -51,6 +51,22 @@ Labels = Annotated[
         "--labels", help="The array (or model input) that holds the labels. Default: 'labels'.", rich_help_panel="Loss"
     ),
 ]
+ValidationSplit = Annotated[
+    float | None,
+    typer.Option(
+        "--validation-split",
+        help="Hold this share of the rows of --data out instead of training on them: 0.2; of each class its share.",
+        rich_help_panel="Data",
+    ),
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        help="Which columns feed an input: X=f0..f63, X=age,height, X='pixel*', X=images. Repeatable.",
+        rich_help_panel="Data",
+    ),
+]
 Rate = Annotated[
     float | None,
     typer.Option("--lr", help="Learning rate. Default: that of the optimizer.", rich_help_panel="Optimizer"),
@@ -166,6 +182,19 @@ def headed(source: ir.Model, text: str) -> tuple[ir.Model, str]:
     except ValueError as error:
         raise BadInput(f"--head takes a number of outputs, and perhaps :VALUE, not {text!r}") from error
     return placed_head(source, outputs, of=of or None)
+
+
+def inputs_of(texts: Iterable[str]) -> dict[str, str]:
+    """``X=f0..f63`` as which columns feed which input."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, columns = text.partition("=")
+        if not equals or not name or not columns:
+            raise BadInput(f"--input {text} is not written as X=f0..f63")
+        if name in found:
+            raise BadInput(f"--input feeds {name!r} twice: from {found[name]} and from {columns}")
+        found[name] = columns
+    return found
 
 
 def normalization(mean: str | None, std: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:

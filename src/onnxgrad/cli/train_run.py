@@ -21,6 +21,7 @@ from onnxgrad.files import alone
 from onnxgrad.model_io import save_model
 from onnxgrad.runtime import Options
 from onnxgrad.training import Interrupted, Trainer
+from onnxgrad.training.data import split
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from onnxgrad.training.loop.html_report import Picture, write_report
@@ -44,6 +45,7 @@ class Job:
         epochs: how often every row is seen.
         batch_size: rows per step.
         seed: decides the order of the rows.
+        validation_split: the share of the rows that is held out, if no validation data are given.
         schedule: of the learning rate, as it is spelled.
         accumulate: into how many parts a batch is cut.
         memory: how much what a step computes may take, as it is written.
@@ -70,6 +72,7 @@ class Job:
     epochs: int = 10
     batch_size: int = 32
     seed: int = 0
+    validation_split: float | None = None
     schedule: str = "constant"
     accumulate: int = 1
     memory: str | None = None
@@ -89,7 +92,9 @@ class Job:
     def run(self, data: tuple[Any, str], validation: tuple[Any, str] | None) -> dict[str, Any]:
         """Train, save, measure the saved file; data are arrays and what to call them."""
         self._check_places()
-        schedule, lowering = train_options.rate_plan(self.schedule, validation is not None)
+        schedule, lowering = train_options.rate_plan(
+            self.schedule, validation is not None or self.validation_split is not None
+        )
         trainer = Trainer(
             self.model,
             options=Options(threads=self.threads, target=self.target),
@@ -101,6 +106,8 @@ class Job:
         notes = self.notes if trainer.plan is None else [f"memory: {trainer.plan}", *self.notes]
         rows = trainer.training_data(*data)
         held_out = None if validation is None else trainer.data(*validation)
+        if self.validation_split is not None:
+            rows, held_out = split(rows, self.validation_split, self.seed)
         before = None if held_out is None else self._before(trainer, held_out)
         try:
             history = trainer.fit(

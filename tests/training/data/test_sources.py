@@ -83,7 +83,7 @@ def test_missing_values_of_a_table_are_refused(tmp_path):
 
     pyarrow.parquet.write_table(pa.table({"x": [1.0, None]}), tmp_path / "d.parquet")
     with pytest.raises(BadInput, match="1 missing"):
-        open_data(tmp_path / "d.parquet")
+        Data(tmp_path / "d.parquet", [Field("x", F32, ())])
 
 
 @pytest.mark.parametrize("name", ["d.parquet", "d.arrow", "d.npy"])

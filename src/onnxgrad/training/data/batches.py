@@ -8,6 +8,7 @@ name ending in ``mask`` gets ones where there are data, one ending in ``lengths`
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,8 @@ from onnxgrad.training.data.axes import fed_whole, fixed_batch
 from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import Field, fitted, match
 from onnxgrad.training.data.fingerprint import fingerprint
-from onnxgrad.training.data.images import ClassColumn, Images
+from onnxgrad.training.data.images import Images
+from onnxgrad.training.data.labels import ClassColumn, class_column
 from onnxgrad.training.data.prefetch import DEPTH, ahead
 from onnxgrad.training.data.sources import open_data
 
@@ -35,8 +37,9 @@ class Data:
         fields: what the step wants.
         name: what to call the data in messages.
         images: how pictures become arrays.
+        inputs: which columns feed which input (see `onnxgrad.training.data.wide`).
         classes: the names of all classes in the order of their numbers, where the source names its own (folders of
-            pictures). Default: those of the source.
+            pictures, labels that are text). Default: those of the source, sorted.
         pad_to: sizes of padded axes are rounded up to a multiple of it.
 
     Raises:
@@ -50,17 +53,23 @@ class Data:
         name: str = "the data",
         *,
         images: Images | None = None,
+        inputs: Mapping[str, str] | None = None,
         classes: Sequence[str] | None = None,
         pad_to: int = 1,
     ) -> None:
         self.fields, self.name, self.pad_to = list(fields), name, pad_to
-        columns = open_data(source, images)
-        for called, column in columns.items() if classes else ():
-            if isinstance(column, ClassColumn):
-                columns[called] = column.renumbered(classes, name)  # type: ignore[arg-type]
+        columns = open_data(source, images, inputs)
         self.ends = _ends(fields, columns)
         fed = [f for f in fields if f.name not in self.ends]
         chosen = match(columns, fed, name)
+        for called in chosen.values():
+            if columns[called].problem:
+                raise BadInput(f"array {called!r} of {name}: {columns[called].problem}")
+        for called in {chosen[f.name] for f in fed if f.label and f.dtype.kind in "iu"}:
+            columns[called] = class_column(columns[called])
+        for called, column in columns.items() if classes else ():
+            if isinstance(column, ClassColumn):
+                columns[called] = column.renumbered(classes, name)  # type: ignore[arg-type]
         self.columns: dict[str, Column] = {f.name: columns[chosen[f.name]] for f in fed}
         self._called = chosen
         #: what was checked and converted once
@@ -119,6 +128,15 @@ class Data:
                 column = self.columns[field.name] = column.renumbered(classes, self.name)
                 self.arrays[field.name] = fitted(self._called[field.name], column.rows, field, self.name)
                 self.__dict__.pop("fingerprint", None)
+
+    def select(self, rows: np.ndarray, name: str) -> Data:
+        """Only these rows, to be called `name` in messages."""
+        some = copy.copy(self)
+        some.__dict__.pop("fingerprint", None)
+        some.name, some.rows = name, len(rows)
+        some.arrays = {n: a if n in self.whole else a[rows] for n, a in self.arrays.items()}
+        some.columns = {n: c if n in self.whole else c.select(rows) for n, c in self.columns.items()}
+        return some
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -19,11 +19,13 @@ class Column:
     """Rows of one name.
 
     Attributes:
+        problem: why it cannot feed an input, if it cannot; that matters only where it is to.
         array: all rows, where they lie in memory, so that they can be checked and converted once.
         lengths: the length of every row along its first axis, where rows differ in it and it is known without
             reading them; batches of rows of like lengths are made by it.
     """
 
+    problem: str = ""
     array: np.ndarray | None = None
     lengths: np.ndarray | None = None
 
@@ -34,6 +36,35 @@ class Column:
     def take(self, rows: np.ndarray, field: Field) -> np.ndarray | list[np.ndarray]:
         """These rows for `field`: an array with the rows as first axis, or a list of arrays of several sizes."""
         raise NotImplementedError
+
+    def select(self, rows: np.ndarray) -> Column:
+        """A column of only these rows."""
+        return Selected(self, rows)
+
+
+class Unusable(Column):
+    """A column of a table that holds what no input takes: missing values, dates, text of several kinds."""
+
+    def __init__(self, size: int, problem: str) -> None:
+        self.size, self.problem = size, problem
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class Selected(Column):
+    """Some rows of another column, read from that one when they are taken."""
+
+    def __init__(self, column: Column, rows: np.ndarray) -> None:
+        self.column, self.rows = column, rows
+        self.lengths = None if column.lengths is None else column.lengths[rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, rows: np.ndarray, field: Field) -> np.ndarray | list[np.ndarray]:
+        """These of the selected rows."""
+        return self.column.take(self.rows[rows], field)
 
 
 class Dense(Column):

@@ -103,6 +103,7 @@ def fitted(name: str, array: np.ndarray, field: Field, source: str) -> np.ndarra
     where = f"array {name!r} of {source}"
     if not (_is_float(array.dtype) or array.dtype.kind in "biu"):
         raise BadInput(f"{where} holds {array.dtype}, not numbers; expected {field.wanted}")
+    array = _last_axis(array, field)
     shape = array.shape[1:]
     if array.ndim != len(field.shape) + 1 or any(w not in (None, n) for w, n in zip(field.shape, shape)):
         raise BadInput(f"{where} is {array.dtype}{list(array.shape)}; expected {field.wanted}{_hint(array, field)}")
@@ -120,6 +121,16 @@ def fitted(name: str, array: np.ndarray, field: Field, source: str) -> np.ndarra
                 f"the model tells {field.classes} classes apart, 0 to {field.classes - 1}"
             )
     return np.ascontiguousarray(array)
+
+
+def _last_axis(array: np.ndarray, field: Field) -> np.ndarray:
+    """`array` with or without a last axis of size 1, as `field` has it: one number per row is written in both ways."""
+    rank = len(field.shape) + 1
+    if array.ndim == rank - 1 and array.ndim and field.shape[-1] == 1:
+        return array[..., None]
+    if array.ndim == rank + 1 and array.shape[-1] == 1:
+        return array[..., 0]
+    return array
 
 
 def converted(array: np.ndarray, field: Field, where: str) -> np.ndarray:
@@ -158,8 +169,6 @@ def _finite(array: np.ndarray, where: str) -> None:
 def _hint(array: np.ndarray, field: Field) -> str:
     """What is likely wrong with the shape."""
     if field.label and np.issubdtype(field.dtype, np.integer) and array.ndim == len(field.shape) + 2:
-        if array.shape[-1] == 1:
-            return " (drop its last axis)"
         return " (class indices, not one-hot rows)"
     sizes = [d for d in field.shape if d is not None]
     if len(sizes) == len(field.shape) and array.ndim and array[:1].size == math.prod(sizes):

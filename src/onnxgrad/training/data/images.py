@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.files import open_ordinary
-from onnxgrad.training.data.columns import Column, Dense, stacked
+from onnxgrad.training.data.columns import Column, stacked
 from onnxgrad.training.data.fields import Field
+from onnxgrad.training.data.labels import ClassColumn
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 #: What a file may be, whatever it is called: the library knows formats that it has another program execute.
@@ -85,31 +85,6 @@ class Pictures(Column):
     def take(self, rows: np.ndarray, field: Field) -> np.ndarray | list[np.ndarray]:
         """These pictures, decoded now."""
         return stacked([self.how.read(self.paths[i], field) for i in rows])
-
-
-class ClassColumn(Dense):
-    """Class indices, and the names that they stand for.
-
-    Args:
-        indices: into `names`, one per row.
-        names: of the classes, in the order of their numbers.
-    """
-
-    def __init__(self, indices: np.ndarray, names: Sequence[str]) -> None:
-        super().__init__(indices)
-        self.names = tuple(names)
-
-    def renumbered(self, names: Sequence[str], where: str) -> ClassColumn:
-        """The same classes by their numbers in `names`. Raises BadInput for one that is not there."""
-        unknown = [n for n in self.names if n not in names]
-        if unknown:
-            raise BadInput(
-                f"{where} has the class {unknown[0]!r}, which is none of those that the model was trained to tell "
-                f"apart: {', '.join(map(repr, names[:8]))}{', …' if len(names) > 8 else ''}\n"
-                "  hint: leave its folder out, or train a new head (--head) for other classes"
-            )
-        places = np.array([names.index(n) for n in self.names], np.int64)
-        return ClassColumn(places[self.rows], names)
 
 
 def image_folder(path: Path, how: Images) -> dict[str, Column]:

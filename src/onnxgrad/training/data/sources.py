@@ -6,6 +6,7 @@
 | ``.npy`` | one array, called like the file; memory-mapped |
 | a folder of ``.npy`` files | one array each, memory-mapped |
 | ``.parquet``, ``.arrow``, ``.feather`` | its columns; lists of several lengths are ragged rows (package pyarrow) |
+| ``.csv``, ``.tsv``, ``.jsonl`` | its columns, by the names in the first line or of the fields (package pyarrow) |
 | a folder of folders of images | ``images``, and ``labels`` by the sorted names of the folders (package pillow) |
 | a mapping of names to arrays, or to lists of arrays | those |
 | a sequence of mappings (dicts, a ``datasets.Dataset``) | the entries of its rows, read when a batch needs them |
@@ -27,9 +28,11 @@ import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.files import check_readable, open_ordinary
+from onnxgrad.training.data import text_tables
 from onnxgrad.training.data.arrow_size import unpacked_size
-from onnxgrad.training.data.columns import Column, Dense, Items, Mapped, Remembered, column
+from onnxgrad.training.data.columns import Column, Dense, Items, Mapped, Remembered, Unusable, column
 from onnxgrad.training.data.images import Images, image_folder
+from onnxgrad.training.data.wide import joined
 
 #: Bytes that any file may unpack to; a larger one may be so many times as large as it is packed.
 FREE, MOST_FOLD = 1 << 30, 100
@@ -37,16 +40,22 @@ FREE, MOST_FOLD = 1 << 30, 100
 _TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 
 
-def open_data(source: Any, images: Images | None = None) -> dict[str, Column]:
+def open_data(source: Any, images: Images | None = None, inputs: Mapping[str, str] | None = None) -> dict[str, Column]:
     """The columns of `source` (see the table above).
 
     Args:
         source: a path, a mapping of arrays, a sequence or an iterable of mappings.
         images: how pictures become arrays, where there are any.
+        inputs: which columns feed which input of the model (see `onnxgrad.training.data.wide`).
 
     Raises:
-        BadInput: it is missing, unreadable, empty, or nothing of the above.
+        BadInput: it is missing, unreadable, empty, or nothing of the above; or has no such column.
     """
+    columns = _opened(source, images)
+    return joined(columns, inputs) if inputs else columns
+
+
+def _opened(source: Any, images: Images | None) -> dict[str, Column]:
     if isinstance(source, (str, os.PathLike)):
         return _open_path(Path(source), images or Images())
     if isinstance(source, Mapping):
@@ -72,7 +81,7 @@ def _open_path(path: Path, images: Images) -> dict[str, Column]:
     if path.is_dir():
         return _folder(path, images)
     suffix = path.suffix.lower()
-    if suffix in _TABLES:
+    if suffix in _TABLES or suffix in text_tables.SUFFIXES:
         return _table(path)
     if suffix == ".npy":
         return {path.stem: Mapped(_mapped(path))}
@@ -114,12 +123,15 @@ def _table(path: Path) -> dict[str, Column]:
         check_readable(path)
         if path.suffix.lower() in (".parquet", ".pq"):
             table = _parquet(path)
+        elif path.suffix.lower() in text_tables.SUFFIXES:
+            with open_ordinary(path) as file:
+                table = text_tables.read_text_table(file, path)
         else:
             with open_ordinary(path) as file:
                 _bounded(unpacked_size(file), path)
             table = pyarrow.feather.read_table(path)
         table.validate(full=True)  # else offsets may point anywhere
-        return {name: column(_of_arrow(table.column(name)), name) for name in table.column_names}
+        return {name: _column_of(table.column(name), name) for name in table.column_names}
     except BadInput:
         raise
     except Exception as error:  # the library raises its own types and a dozen of Python's
@@ -140,6 +152,13 @@ def _parquet(path: Path) -> Any:
             c.path for c in (held.schema.column(k) for k in range(held.num_columns)) if c.physical_type == "BYTE_ARRAY"
         ]
     return pyarrow.parquet.read_table(path, read_dictionary=text)
+
+
+def _column_of(chunks: Any, name: str) -> Column:
+    try:
+        return column(_of_arrow(chunks), name)
+    except BadInput as error:
+        return Unusable(len(chunks), str(error))
 
 
 def _of_arrow(chunks: Any) -> Any:

@@ -18,7 +18,7 @@ from onnxgrad.model_io import load_model, save_model, training_info
 from onnxgrad.remat import Plan
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training.build.attach import attached
-from onnxgrad.training.data import Data, Field
+from onnxgrad.training.data import Data, Field, split
 from onnxgrad.training.data.axes import first_dim
 from onnxgrad.training.loop.callbacks import AtEnd, Callback, Metrics
 from onnxgrad.training.loop.checkpoint import fingerprint
@@ -190,18 +190,29 @@ class Trainer:
         """What the last run measured so far."""
         return self._position.history
 
-    def data(self, data: AnyData, what: str = "the data") -> Data:
-        """`data` as rows for this step. Raises BadInput if they do not fit."""
+    def data(self, data: AnyData, what: str = "the data", inputs: Mapping[str, str] | None = None) -> Data:
+        """`data` as rows for this step.
+
+        Args:
+            data: see `fit`.
+            what: to call them in messages.
+            inputs: which columns feed which input (see `fit`).
+
+        Raises:
+            BadInput: they do not fit.
+        """
         if isinstance(data, Data):
             if self.classes:
                 data.number(self.classes)
             return data
         name = repr(os.fspath(data)) if isinstance(data, (str, os.PathLike)) else what
-        return Data(data, self.fields, name, classes=self.classes)
+        return Data(data, self.fields, name, inputs=inputs, classes=self.classes)
 
-    def training_data(self, data: AnyData, what: str = "the training data") -> Data:
+    def training_data(
+        self, data: AnyData, what: str = "the training data", inputs: Mapping[str, str] | None = None
+    ) -> Data:
         """The same of data to train on: the names of their classes are those of the model, if it has none yet."""
-        rows = self.data(data, what)
+        rows = self.data(data, what, inputs)
         self.classes = self.classes or rows.classes
         return rows
 
@@ -240,9 +251,11 @@ class Trainer:
         """
         save_model(self.training_model(), path)
 
-    def evaluate(self, data: AnyData, batch_size: int = 256) -> dict[str, float]:
-        """Loss and accuracy of the inference model, with the weights as they are now, over `data`."""
-        rows = self.data(data, "the validation data")
+    def evaluate(
+        self, data: AnyData, batch_size: int = 256, inputs: Mapping[str, str] | None = None
+    ) -> dict[str, float]:
+        """Loss and scores of the inference model, with the weights as they are now, over `data` (see `fit`)."""
+        rows = self.data(data, "the validation data", inputs)
         return self.evaluation(self.machine.state(), rows, batch_size)
 
     def fit(
@@ -252,6 +265,8 @@ class Trainer:
         epochs: int = 1,
         batch_size: int = 32,
         validation: AnyData | None = None,
+        validation_split: float | None = None,
+        inputs: Mapping[str, str] | None = None,
         seed: int = 0,
         shuffle: bool = True,
         schedule: RateSchedule | str | None = None,
@@ -271,7 +286,11 @@ class Trainer:
             batch_size: rows per step; the last step of an epoch takes what is left. A model with a fixed
                 batch size takes that one, and leaves the rest out (other rows in every epoch).
             validation: held-out data, measured after every epoch.
-            seed: decides the order of the rows.
+            validation_split: instead of them, this share of the rows of `data`, which are then not trained on: drawn
+                at random, of each class its share where the labels are classes.
+            inputs: which columns of the data feed which input, as ``{"X": "f0..f63"}`` (see
+                `onnxgrad.training.data.wide`). Default: those of the same names.
+            seed: decides the order of the rows, and which are held out.
             shuffle: whether the rows are drawn in a new random order in every epoch.
             schedule: of the learning rate, as ``"cosine:warmup=100"``, a `Schedule`, or a function of the share of the
                 run that is behind it (0 to 1). Default: the same rate all the time.
@@ -294,19 +313,24 @@ class Trainer:
                 raise BadInput(f"{what} must be at least {least}, not {n}")
         if self._planned is not None and batch_size > self._planned:
             raise BadInput(f"memory was planned for batches of at most {self._planned} rows, not {batch_size}")
-        if validation is not None and self._evaluation is None:
+        if validation is not None and validation_split is not None:
+            raise BadInput("validation and validation_split exclude each other")
+        if (validation is not None or validation_split is not None) and self._evaluation is None:
             raise BadInput(self._why_not)
         notes: list[Callback] = [] if metrics is None else [Metrics(Path(metrics))]
         if plot is not None:
             check_plot()
             notes.append(AtEnd(draw, Path(plot)))
-        rows = self.training_data(data)
+        rows = self.training_data(data, inputs=inputs)
+        held_out = None if validation is None else self.data(validation, "the validation data", inputs)
+        if validation_split is not None:
+            rows, held_out = split(rows, validation_split, seed)
         run = Run(
             self.step,
             self.machine,
             self.fingerprint,
             rows,
-            None if validation is None else self.data(validation, "the validation data"),
+            held_out,
             parts=self.accumulate,
             epochs=epochs,
             batch_size=batch_size,

@@ -1,0 +1,49 @@
+"""A share of the rows set aside: as many of every class as the share says, where the labels are classes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training.data.batches import Data
+
+
+def split(data: Data, share: float, seed: int) -> tuple[Data, Data]:
+    """`data` without a random `share` of its rows, and that share.
+
+    The same seed sets the same rows aside. Where one array of labels holds class numbers, one per row, each class is
+    split by itself (stratified): of a class with n rows, share·n are set aside, rounded so that the total is right.
+
+    Raises:
+        BadInput: the share is not between 0 and 1, or leaves one side empty.
+    """
+    if not 0 < share < 1:
+        raise BadInput(f"the share of the rows to hold out is between 0 and 1, not {share}")
+    count = round(share * len(data))
+    if not 0 < count < len(data):
+        raise BadInput(f"{data.name} has {len(data)} rows: a share of {share} leaves nothing on one side")
+    random = np.random.default_rng([seed, 0x5EED])
+    order = random.permutation(len(data))
+    labels = _classes(data)
+    if labels is not None:
+        order = _interleaved(labels, order)
+    held = np.zeros(len(data), bool)
+    held[order[:count]] = True
+    rest, set_aside = np.flatnonzero(~held), np.flatnonzero(held)
+    return data.select(rest, data.name), data.select(set_aside, f"the rows held out of {data.name}")
+
+
+def _classes(data: Data) -> np.ndarray | None:
+    """The class number of each row, where there is one array of them."""
+    found = [data.arrays[f.name] for f in data.fields if f.label and f.name in data.arrays]
+    found = [a for a in found if a.dtype.kind in "iu" and a.shape == (len(data),)]
+    return found[0] if len(found) == 1 else None
+
+
+def _interleaved(labels: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """`order` such that every beginning of it has each class in its share: by the place within the class."""
+    place = np.empty(len(order))
+    for label in np.unique(labels):
+        mine = order[labels[order] == label]
+        place[mine] = (np.arange(len(mine)) + 0.5) / len(mine)
+    return order[np.argsort(place[order], kind="stable")]
