@@ -82,7 +82,7 @@ def measure(name: str, path: str, budget: int) -> dict[str, Any]:
     """One point: bytes, seconds and a number to compare."""
     from onnxgrad.runtime import Options, StepRunner, measured_peak
 
-    options = Options(threads=1)
+    options = Options(threads=1, target="portable")
     step = compiled(name, path, budget)
     fed = batch(step, MODELS[name][0])
     runner = StepRunner(step, options=options)

@@ -12,6 +12,7 @@ hardly depends on what else the machine does.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
 import tempfile
@@ -55,8 +56,9 @@ def measure(workload: str, rounds: int, only: list[str]) -> dict[str, tuple[floa
     left_out = {name: (name,) for name in found if not only or name in only}
     if found and not only:
         left_out[ALL] = tuple(found)
-    whole = StepRunner(step, options=Options(threads=1))
-    others = {name: StepRunner(step, options=Options(threads=1, without=out)) for name, out in left_out.items()}
+    portable = Options(threads=1, target="portable")
+    whole = StepRunner(step, options=portable)
+    others = {n: StepRunner(step, options=dataclasses.replace(portable, without=out)) for n, out in left_out.items()}
     ratios: dict[str, list[float]] = {name: [] for name in others}
     for turn in range(-2, rounds):
         for name, other in others.items():

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from typing import Any
 
 #: Python as it is started: the words before ``-c`` or ``-m``.
@@ -32,6 +33,27 @@ def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
         return subprocess.run(
             [program, *words], cwd=folder, env=_environment(), capture_output=True, check=False, **options
         )
+
+
+def start(words: list[str]) -> None:
+    """Have Python run `words` beside this process, and after it if need be; nobody hears what becomes of it.
+
+    It stands in the root folder, where only the system's own files are.
+
+    Raises:
+        OSError: it cannot be run.
+    """
+    silent = subprocess.DEVNULL
+    process = subprocess.Popen(
+        [*PYTHON, *words],
+        cwd=os.path.abspath(os.sep),
+        env=_environment(),
+        stdin=silent,
+        stdout=silent,
+        stderr=silent,
+        start_new_session=True,  # Ctrl-C is for those who wait
+    )
+    threading.Thread(target=process.wait, daemon=True).start()  # or it would stay as a zombie
 
 
 def _environment() -> dict[str, str]:

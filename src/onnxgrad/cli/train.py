@@ -62,10 +62,11 @@ def train(
     target: Annotated[
         str,
         typer.Option(
-            help="portable: standard operators alone; native: with kernels in C, which needs a compiler.",
+            help="portable: standard operators alone; native: with kernels in C, refused where they cannot be built; "
+            "auto: with kernels where possible.",
             rich_help_panel="Run",
         ),
-    ] = "portable",
+    ] = "auto",
     checkpoint: Annotated[
         Path | None,
         typer.Option(

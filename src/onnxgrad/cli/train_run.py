@@ -81,7 +81,7 @@ class Job:
     accept_changes: bool = False
     restart: bool = False
     threads: int | None = None
-    target: str = "portable"
+    target: str = "auto"
     checkpoint_seconds: float = 60.0
     listeners: Sequence[Callback] = ()
     report: Path | None = None

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, scan, stacked
 from onnxgrad.ir import Builder, Var, containers, same_shape
+from onnxgrad.ir.aliases import follow, known_as
 from onnxgrad.ir.infer.loops import always_goes_on
 from onnxgrad.ir.subgraphs import cond, formal, give
 from onnxgrad.rules.op import Op
@@ -140,6 +141,7 @@ class Backwards:
                 value = b.Gather(Var(b, c.outer), at, axis=c.slot.axis)
             value.value.type, value.value.shape = c.inner.type, c.inner.shape
             c.inner.replace_all_uses_with(value.value, replace_graph_outputs=True)
+            follow(value.value, known_as(c.inner))
         nexts = [b.var(v) for v in graph.outputs]
         parts = []
         for piece, slot in zip(nexts[len(self.carried) :], self.outs):  # put together outside, from a sequence

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Reversible
 
 import onnx_ir as ir
 
+from onnxgrad.ir.aliases import follow, known_as
+
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """The graphs that `node` holds as attributes."""
@@ -100,6 +102,7 @@ def stand_in(value: ir.Value, name: str | None = None) -> ir.Value:
     """A new value like `value`, to become an input, that everything reads in its place; by default of its name, too."""
     new = ir.Value(name=name or value.name, type=value.type, shape=value.shape)
     value.replace_all_uses_with(new, replace_graph_outputs=True)
+    follow(new, known_as(value))
     if name is None:
         value.name = f"{value.name}_computed"
     return new

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.ir.aliases import follow, known_as
+
 
 def identifier(text: str) -> str:
     """`text` with every character that a C identifier cannot have replaced by ``_``."""
@@ -75,6 +77,7 @@ def rename_inside(graph: ir.Graph, names: Names) -> None:
                 value.const_value = _own(value.const_value)
         for value in [*g.inputs, *g.initializers.values(), *(v for node in g for v in node.outputs)]:
             if value.name:
+                follow(value, known_as(value))
                 value.name = names.fresh(value.name)
         for node in g:
             if node.name:

@@ -53,7 +53,7 @@ class Resident:
         reads: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         check_slots(model, slots, results)
-        self.session = create(model, options or Options())
+        self.session = create(model, (options or Options()).settled())
         self.held = {name: _copied(array) for name, array in (held or {}).items()}
         self.reads = {name: _copied(array) for name, array in (reads or {}).items()}
         taken = {s.input for s in slots.values()} | self.held.keys() | self.reads.keys()

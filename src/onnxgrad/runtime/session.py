@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import gc
+import os
 import re
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir.cleanup import has_transpose, vector_products
 from onnxgrad.ir.opset_floor import loadable
 from onnxgrad.runtime.feeds import feed
-from onnxgrad.runtime.kernels import library, with_kernels
+from onnxgrad.runtime.kernels import at_hand, library, wants_kernels, with_kernels
 from onnxgrad.runtime.rewrites import REWRITES, optimized
 
 #: Models with more bytes of constants go to the runtime through a file, which it maps into memory: as a message they
@@ -42,6 +43,12 @@ _OF_NUMPY = frozenset(
 
 #: What the runtime writes around the type of the tensors in a sequence or an optional.
 _HELD = re.compile(r"optional\(|seq\(|(?<=\))\)")
+
+#: What may run in the place of named parts of a graph, see `Options`.
+TARGETS = ("auto", "portable", "native")
+
+#: The variable of the environment that says what "auto" is to be.
+TARGET = "ONNXGRAD_TARGET"
 
 #: A model in memory, serialized, or where it is kept.
 AnyModel = ir.Model | onnx.ModelProto | bytes | str | Path
@@ -71,7 +78,8 @@ class Options:
             From the forward to the backward pass that is long: on adds 15 to 50 % to the peak of a step, and no speed.
         profile: where the runtime writes a profile, as the beginning of the name of a file; empty: nowhere.
         target: "portable" runs standard operators alone; "native" has kernels in C in the place of those parts of the
-            graph that there is a kernel for, on the CPU (see `onnxgrad.native`; it needs a C compiler).
+            graph that there is a kernel for, on the CPU (it is refused where there are none, and none can be built);
+            "auto" is "native" where the kernels are at hand, else "portable". ``ONNXGRAD_TARGET`` may say which.
     """
 
     threads: int | None = None
@@ -84,7 +92,28 @@ class Options:
     pattern: bool = False
     reuse: bool = False
     profile: str = ""
-    target: str = "portable"
+    target: str = "auto"
+
+    def settled(self, wait: bool = True) -> Options:
+        """The same with a target that is decided: "auto" is what ``ONNXGRAD_TARGET`` says, or "native" where it can be.
+
+        Args:
+            wait: for a compiler that builds the kernels; otherwise they are built aside, for sessions to come.
+        """
+        if self.target != "auto":
+            return self
+        said = os.environ.get(TARGET) or "auto"
+        if said not in TARGETS:
+            raise BadInput(f"{TARGET} must be 'auto', 'portable' or 'native', not {said!r}")
+        if said == "auto":
+            on_cpu = self.providers[:1] == ("CPUExecutionProvider",)
+            said = "native" if on_cpu and at_hand(wait) is not None else "portable"
+        return dataclasses.replace(self, target=said)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody has said which target to take, in the environment neither."""
+        return self.target == "auto" and os.environ.get(TARGET) in (None, "", "auto")
 
     def native(self) -> onnxruntime.SessionOptions:
         """The same as ONNX Runtime wants it."""
@@ -93,8 +122,8 @@ class Options:
             raise BadInput(f"threads must be at least 1, not {self.threads}")
         if self.layout not in ("auto", "plain"):
             raise BadInput(f"layout must be 'auto' or 'plain', not {self.layout!r}")
-        if self.target not in ("portable", "native"):
-            raise BadInput(f"target must be 'portable' or 'native', not {self.target!r}")
+        if self.target not in TARGETS:
+            raise BadInput(f"target must be 'auto', 'portable' or 'native', not {self.target!r}")
         names = [rewrite.name for rewrite in REWRITES]
         if unknown := [name for name in self.without if name not in names]:
             raise BadInput(f"there is no rewrite {unknown[0]!r}; there are {', '.join(names)}")
@@ -134,6 +163,11 @@ def create(model: AnyModel, options: Options) -> onnxruntime.InferenceSession:
     """
     if isinstance(model, onnx.ModelProto):
         model = ir.from_proto(model)
+    if options.target == "auto":
+        settled = dataclasses.replace(options, target="portable")
+        if isinstance(model, ir.Model) and wants_kernels(model):
+            settled = options.settled(wait=False)
+        return create(model, settled)
     misread = {"disabled_optimizers": ["MatmulTransposeFusion"]} if _is_misread(model) else {}
     if isinstance(model, ir.Model):
         model = loadable(model)

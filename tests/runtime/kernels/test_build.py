@@ -97,7 +97,7 @@ def test_systems_without_the_library(fresh, monkeypatch):
 
 
 def test_targets_that_there_are(fresh):
-    with pytest.raises(BadInput, match="target must be 'portable' or 'native', not 'gpu'"):
+    with pytest.raises(BadInput, match="target must be 'auto', 'portable' or 'native', not 'gpu'"):
         Options(target="gpu").native()
 
 

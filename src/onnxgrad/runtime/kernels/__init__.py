@@ -1,7 +1,7 @@
 """Kernels in C for what standard operators say slowly: an optional library, built on demand by the C compiler at hand.
 
 A derived graph holds standard operators, and runs as it is. Where the code that wrote it has also *named* a part
-(`onnxgrad.ir.composites`), a session with ``Options(target="native")`` puts one call of a kernel of that name in
+(`onnxgrad.ir.composites`), a session (but for ``Options(target="portable")``) puts one call of a kernel of that name in
 its place, in a copy of the graph. So the graph, its state and its files are the same for both targets, the operators
 are the oracle of every kernel, and what has no kernel runs as operators.
 
@@ -22,10 +22,12 @@ How a kernel is added, here and elsewhere:
 4. **Test it** in ``tests/runtime/kernels``: the same model with both targets, over shapes of 0, 1, odd and large sizes,
    NaN and infinities, one and two threads (``compare`` of ``twins.py`` there).
 
-Modules: `build` (source files to a shared library), `substitute` (parts to calls), ``*_kernels`` (what fits where).
+Modules: `build` (source files to a shared library), `at_hand` (whether there is one, for target "auto"), `substitute`
+(parts to calls), ``*_kernels`` (what fits where).
 """
 
+from onnxgrad.runtime.kernels.at_hand import at_hand
 from onnxgrad.runtime.kernels.build import library
-from onnxgrad.runtime.kernels.substitute import with_kernels
+from onnxgrad.runtime.kernels.substitute import wants_kernels, with_kernels
 
-__all__ = ["library", "with_kernels"]
+__all__ = ["at_hand", "library", "wants_kernels", "with_kernels"]

@@ -15,6 +15,8 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,24 +36,32 @@ _PROCESSOR = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",)
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def library() -> Path:
-    """The shared library for this machine, built if it is not in the cache yet (one or two seconds).
+def library(seconds: float | None = None) -> Path:
+    """The shared library for this machine, built if it is not in the cache yet (a few seconds).
 
     ``CC`` names the compiler (default: cc, gcc or clang, whichever is there), ``ONNXGRAD_CACHE`` the cache.
+
+    Args:
+        seconds: how long the compiler may take.
 
     Raises:
         BadInput: there is no C compiler, it fails, this is a system that the library is not made for, or what is in
             the cache is not this user's alone.
     """
+    order = ordered()
+    if not os.path.lexists(order.place):
+        order.build(seconds)
+    check_own(order.place)
+    return order.place
+
+
+def ordered() -> Order:
+    """What `library` is for this machine. Raises BadInput as it does, but for what the compiler says of the sources."""
     recipe = _recipe(os.environ.get("CC", ""))
-    place = cache() / "native" / recipe.name
-    if not os.path.lexists(place):
-        recipe.build(place)
-    _check_own(place)
-    return place
+    return Order(cache() / "native" / recipe.name, SOURCES, recipe.command)
 
 
-def _check_own(place: Path) -> None:
+def check_own(place: Path) -> None:
     """See that nobody but this user and root can have written a file, or can put another one in its place."""
     try:
         handle = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -79,31 +89,43 @@ def _refused(place: Path, why: str) -> BadInput:
 
 
 @dataclass(frozen=True)
-class _Recipe:
-    """How the library is built, and what it is called."""
+class Order:
+    """A library that is to be at `place`, made of the files in `sources` by the words of `command`."""
 
+    place: Path
+    sources: Path
     command: tuple[str, ...]
-    name: str
 
-    def build(self, place: Path) -> None:
-        """Build it, all or nothing, where nobody else can write: who also builds it at this moment makes the same."""
+    def build(self, seconds: float | None = None) -> None:
+        """Build it, all or nothing, where nobody else can write: who also builds it at this moment makes the same.
+
+        Raises:
+            BadInput: the compiler fails, or takes more than so many `seconds`, or the place cannot be written.
+        """
+        with self.writing(), scratch(self.place) as folder:
+            made = folder / self.place.name
+            self._compile(made, seconds)
+            made.chmod(0o600)
+            flush(made)
+            made.replace(self.place)
+            flush(self.place.parent)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """With the folder of the library there, and this user's own. Raises BadInput where it cannot be written."""
+        folder = self.place.parent
         try:
-            place.parent.parent.mkdir(parents=True, exist_ok=True)
-            place.parent.mkdir(mode=0o700, exist_ok=True)
-            if (found := place.parent.stat()).st_uid == os.geteuid():
-                place.parent.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE)
-            with scratch(place) as folder:
-                self._compile(folder / place.name)
-                (folder / place.name).chmod(0o600)
-                flush(folder / place.name)
-                (folder / place.name).replace(place)
-                flush(place.parent)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if (found := folder.stat()).st_uid == os.geteuid():
+                folder.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS_WRITE)
+            yield
         except OSError as error:
-            raise BadInput(f"cannot write {str(place)!r}: {error.strerror or error}") from error
+            raise BadInput(f"cannot write {str(self.place)!r}: {error.strerror or error}") from error
 
-    def _compile(self, file: Path) -> None:
-        sources = [str(p) for p in _files() if p.suffix == ".c"]
-        done = _run([*self.command, *sources, "-lm", "-o", str(file)])
+    def _compile(self, file: Path, seconds: float | None) -> None:
+        sources = [str(p) for p in _files(self.sources) if p.suffix == ".c"]
+        done = _run([*self.command, *sources, "-lm", "-o", str(file)], seconds)
         if done.returncode:
             said = done.stderr.splitlines() or ["it does not say why"]
             reason = next((line for line in said if "error" in line), said[0])
@@ -111,8 +133,16 @@ class _Recipe:
             raise BadInput(f"{compiler} cannot build the kernels of target 'native': {reason}\n{_HINT}")
 
 
-def _files() -> list[Path]:
-    return sorted(p for p in SOURCES.iterdir() if p.suffix in (".c", ".h"))
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.suffix in (".c", ".h"))
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """How the library is built, and what it is called."""
+
+    command: tuple[str, ...]
+    name: str
 
 
 @functools.cache
@@ -122,7 +152,7 @@ def _recipe(asked: str) -> _Recipe:
     contract = "fast-honor-pragmas" if "__clang__" in known else "fast"  # a kernel may forbid a·b + c in one rounding
     flags = [*_FLAGS, f"-ffp-contract={contract}", *processor]
     digest = hashlib.sha256("\0".join((*compiler, *flags, known)).encode())
-    for file in _files():
+    for file in _files(SOURCES):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     suffix = "dylib" if sys.platform == "darwin" else "so"
     return _Recipe((*compiler, *flags), f"onnxgrad-{digest.hexdigest()[:24]}.{suffix}")
@@ -159,8 +189,10 @@ def _ask(compiler: list[str]) -> tuple[tuple[str, ...], str]:
     raise BadInput(f"{shlex.join(compiler)} is no C compiler: {(done.stderr.splitlines() or ['?'])[0]}\n{_HINT}")
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], seconds: float | None = None) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocesses.run(command, text=True, errors="replace")
+        return subprocesses.run(command, text=True, errors="replace", timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        raise BadInput(f"{command[0]} takes more than {seconds:.0f} seconds\n{_HINT}") from error
     except OSError as error:
         raise BadInput(f"{command[0]} cannot be run: {error.strerror or error}\n{_HINT}") from error

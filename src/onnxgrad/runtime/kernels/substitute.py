@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.aliases import known_as
 from onnxgrad.ir.composites import Part, named_parts
-from onnxgrad.ir.graph import prune, reads
+from onnxgrad.ir.graph import prune, reads, subgraphs
 
 DOMAIN = "onnxgrad.native"
 
@@ -116,43 +118,66 @@ def kernels() -> Mapping[str, Fits]:
     return _KERNELS
 
 
-def with_kernels(model: ir.Model) -> ir.Model:
-    """A copy of `model` with kernels in the place of named parts of its main graph; `model` itself if none fits."""
+def wants_kernels(model: ir.Model) -> bool:
+    """Whether a kernel is known for a named part of `model`, or of a graph inside it."""
     known = kernels()
-    if not any(part.name in known for part in named_parts(model.graph)):
+    return any(part.name in known for graph in _with_bodies(model.graph) for part in named_parts(graph))
+
+
+def _with_bodies(graph: ir.Graph) -> Iterator[ir.Graph]:
+    yield graph
+    for node in graph:
+        for body in subgraphs(node):
+            yield from _with_bodies(body)
+
+
+def with_kernels(model: ir.Model) -> ir.Model:
+    """A copy of `model` with kernels in the place of named parts, also in bodies; `model` itself if none fits."""
+    if not wants_kernels(model):
         return model
     copy = model.clone()
     try:
-        if not _Swapping(copy.graph).all_parts(known):
+        if not _swapped(copy.graph, {}, itertools.count()):
             return model
+        copy.graph.sort()
     except ValueError:  # calls of several results that wait for each other
         return model
     copy.opset_imports[DOMAIN] = 1
+    for graph in reversed(list(_with_bodies(copy.graph))):
+        prune(graph)
     return copy
+
+
+def _swapped(graph: ir.Graph, outer: Mapping[str, ir.Value], numbers: Iterator[int]) -> int:
+    """Put calls into `graph` and the graphs inside it, which see the values `outer` as well; how many."""
+    swapping = _Swapping(graph, outer, numbers)
+    seen = dict(swapping.values)
+    inside = sum(_swapped(body, seen, numbers) for node in graph for body in subgraphs(node))
+    return inside + swapping.all_parts(kernels())
 
 
 class _Swapping:
     """Puts calls into one graph."""
 
-    def __init__(self, graph: ir.Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: ir.Graph, outer: Mapping[str, ir.Value], numbers: Iterator[int]) -> None:
+        self.graph, self.numbers = graph, numbers
         self.places = {node: i for i, node in enumerate(graph)}
         made = (v for node in graph for v in node.outputs)
-        self.values = {v.name or "": v for v in (*graph.inputs, *graph.initializers.values(), *made) if v.name}
+        own = [*graph.inputs, *graph.initializers.values(), *made]
+        former = {name: v for v in reversed(own) for name in known_as(v)}  # notes may know values by those
+        self.values = {**outer, **former, **{v.name: v for v in own if v.name}}
         self.constants: dict[Any, ir.Value] = {}
-        self.count = 0
 
     def all_parts(self, known: Mapping[str, Fits]) -> int:
         """Put calls wherever a kernel fits; how many."""
+        count = 0
         for part in [p for p in named_parts(self.graph) if self._is_here(p)]:  # before calls hide what is computed
             fits, site = known.get(part.name), self._site(part)
             call = fits(site) if fits is not None and site is not None else None
             if site is not None and call is not None and self._can_be_called(site, call):
                 self._write(site, call)
-        if self.count:
-            self.graph.sort()
-            prune(self.graph)
-        return self.count
+                count += 1
+        return count
 
     def _is_here(self, part: Part) -> bool:
         """Whether all inputs of `part` and some outputs are in the graph, and are what they were."""
@@ -175,9 +200,9 @@ class _Swapping:
         return inputs, [v if v is not None and self._is_open(v) else None for v in outputs]
 
     def _is_open(self, value: ir.Value) -> bool:
-        """Whether `value` is computed, and not by a kernel already: equal sums are one, in two parts perhaps."""
+        """Whether `value` is computed here, and not by a kernel already: equal sums are one, in two parts perhaps."""
         node = value.producer()
-        return node is not None and node.domain != DOMAIN
+        return node is not None and node in self.places and node.domain != DOMAIN
 
     def _can_be_called(self, site: Occurrence, call: KernelCall) -> bool:
         """Whether nothing that the call reads is computed from what it gives."""
@@ -208,9 +233,8 @@ class _Swapping:
         while outputs[-1] is None:
             outputs.pop()
         attributes = ir.convenience.convert_attributes(dict(call.attributes))
-        name = f"native.{call.kernel}.{self.count}"
+        name = f"native.{call.kernel}.{next(self.numbers)}"
         node = ir.Node(DOMAIN, call.kernel, call.inputs, attributes, num_outputs=len(outputs), name=name)
-        self.count += 1
         made = [n for v in outputs if v is not None and (n := v.producer()) is not None]
         last = max(made, key=self.places.__getitem__)
         self.places[node] = self.places[last]
@@ -221,15 +245,15 @@ class _Swapping:
                 continue
             new.type, new.shape = old.type, old.shape
             old.replace_all_uses_with(new, replace_graph_outputs=True)
+            self.values |= {known: new for known in known_as(old) if self.values.get(known) is old}
             new.name, old.name = old.name, new.name
-            self.values[new.name or ""] = new
 
     def _constant(self, array: np.ndarray) -> ir.Value:
         """An initializer that holds `array`; equal ones are one."""
         array = np.asarray(array)
         key = (array.dtype, array.shape, array.tobytes())
         if key not in self.constants:
-            tensor = ir.tensor(array, name=f"native.const.{len(self.constants)}")
+            tensor = ir.tensor(array, name=f"native.const.{next(self.numbers)}")
             value = ir.Value(name=tensor.name, const_value=tensor, shape=ir.Shape(array.shape))
             value.type = ir.TensorType(tensor.dtype)
             self.graph.register_initializer(value)

@@ -28,6 +28,7 @@ def save(run: Run, callbacks: Sequence[Callback], state: dict[str, np.ndarray]) 
         "seconds": at.seconds,
         "drawing": run.drawing,
         "settings": run.settings,
+        "target": run.target,
         "finished": at.finished,
         "callbacks": [[type(c).__name__, c.state(), c.settings()] for c in callbacks if c.state()],
         "history": at.history.to_json(),
@@ -104,6 +105,8 @@ def _other(run: Run, what: str) -> BadInput:
 
 
 def _go_on(run: Run, found: Checkpoint) -> None:
+    if (target := found.run.get("target")) in ("portable", "native"):  # earlier versions do not tell
+        run.follow(target)
     run.load_state(found.state)
     at = run.position
     at.step = found.run["step"]

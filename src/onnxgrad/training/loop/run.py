@@ -74,6 +74,7 @@ class Run:
         epochs: how many epochs it takes.
         steps: how many steps it takes.
         folder: where the checkpoint is kept, if there is one.
+        target: what the machine runs, "portable" or "native" (see `onnxgrad.runtime.Options`).
         checkpoint: its file.
         kept: whether there is a checkpoint of this run.
         rate_factors: the learning rate is multiplied by each of them; whoever has one puts it under a key of its own.
@@ -95,11 +96,13 @@ class Run:
         shuffle: bool,
         schedule: RateSchedule | str | None,
         folder: Path | None,
+        target: str,
+        follow: Callable[[str], tuple[StepRunner | Accumulating, str]],
     ) -> None:
         self.step, self.machine, self.fingerprint, self.parts = step, machine, fingerprint, parts
         self.data, self.validation = data, validation
         self.epochs, self.batch_size, self.seed, self.shuffle = epochs, batch_size, seed, shuffle
-        self.folder = folder
+        self.folder, self.target, self._follow = folder, target, follow
         self.checkpoint = None if folder is None else folder / FILE
         self.kept = False
         self.rows = len(data)
@@ -149,6 +152,10 @@ class Run:
     def load_state(self, state: dict[str, np.ndarray]) -> None:
         """Go on from `state`."""
         self.machine.load_state(state)
+
+    def follow(self, target: str) -> None:
+        """Take a machine for `target`, on which the run was begun, where that is left to us and possible."""
+        self.machine, self.target = self._follow(target)
 
     def finish(self, why: str) -> None:
         """End the run after this epoch, for this reason."""

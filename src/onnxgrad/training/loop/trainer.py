@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,8 @@ class Trainer:
         optimizer: its name, or an `Optimizer` (see `attach`); default: adam.
         entry: which of its training entries, if it has several.
         evaluation: how to measure validation data; default: what the training information says.
-        options: how ONNX Runtime runs the step.
+        options: how ONNX Runtime runs the step. A target "auto" is decided here, for all of a run; if kernels in C have
+            to be built for it, this takes a few seconds.
         accumulate: into how many parts a batch is cut, one after the other (see `accumulate`); the memory is that of a
             part, the step that of the batch. Needs a bare model, or one from ``attach(…, accumulate=True)``.
         memory: how much what a step computes may take at a time, as ``"200MB"``; what does not fit is computed anew
@@ -131,16 +133,18 @@ class Trainer:
         self.step = training if isinstance(training, Step) else compile_step(training, entry=entry)
         if not self.step.loss:
             raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
-        self.options, self.accumulate = options or Options(), accumulate
+        asked_of_runtime = options or Options()
+        self.options, self.accumulate = asked_of_runtime.settled(), accumulate
+        self._is_free = asked_of_runtime.is_free
         self.fingerprint = fingerprint(self.step.model)  # of what is computed, not of the plan for its memory
-        self.machine: StepRunner | Accumulating
+        self._run_by: Callable[[Options], StepRunner | Accumulating]
         self.plan: Plan | None = None
         self._planned = batch_size if memory is not None else None
         if accumulate == 1:
             if memory is not None:
                 self.step = within_memory(self.step, memory, batch_size, dims)
             self.plan = self.step.plan
-            self.machine = StepRunner(self.step, options=self.options)
+            self._run_by = lambda how: StepRunner(self.step, options=how)
         elif isinstance(training, Step):
             raise BadInput("a compiled step cannot be cut into parts; hand in the model that it was compiled from")
         else:
@@ -149,7 +153,8 @@ class Trainer:
                 rows = None if batch_size is None else -(-batch_size // accumulate)
                 split.gradient = within_memory(split.gradient, memory, rows, dims)
             self.plan = split.gradient.plan
-            self.machine = Accumulating(split, accumulate, options=self.options)
+            self._run_by = lambda how: Accumulating(split, accumulate, options=how)
+        self.machine = self._run_by(self.options)
         self._why_not = ""
         self._evaluation = evaluation or self._default_evaluation()
         self._position = Position()
@@ -177,6 +182,20 @@ class Trainer:
         if self._evaluation is None:
             raise BadInput(self._why_not)
         return self._evaluation
+
+    def _follow(self, target: str) -> tuple[StepRunner | Accumulating, str]:
+        """The machine of a run that was begun on `target`, and its own: another one, if nobody said which to take."""
+        if self._is_free and target != self.options.target:
+            if target == "portable" or replace(self.options, target="auto").settled().target == target:
+                self.options = replace(self.options, target=target)
+                self.machine = self._run_by(self.options)
+            else:
+                warnings.warn(
+                    "the run was begun with kernels in C, which cannot be had here: it goes on with standard "
+                    "operators, whose sums may be rounded differently",
+                    stacklevel=2,
+                )
+        return self.machine, self.options.target
 
     # --- what the caller may ask for -----------------------------------------------------------
 
@@ -338,6 +357,8 @@ class Trainer:
             shuffle=shuffle,
             schedule=schedule,
             folder=None if checkpoint is None else Path(checkpoint),
+            target=self.options.target,
+            follow=self._follow,
         )
         self._position = run.position
         loop = Fit(run, [*callbacks, *notes], self._evaluation, checkpoint_seconds)

@@ -1,0 +1,17 @@
+"""Names that a value went by before it was copied, renamed or replaced: notes (`composites`) still use them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+_KEY = "onnxgrad.aliases"
+
+
+def known_as(value: ir.Value) -> tuple[str, ...]:
+    """All names of `value`, the present one first."""
+    return tuple(dict.fromkeys([*([value.name] if value.name else ()), *value.meta.get(_KEY, ())]))
+
+
+def follow(new: ir.Value, old: tuple[str, ...]) -> None:
+    """Have `new` go by the names `old` as well."""
+    new.meta[_KEY] = tuple(dict.fromkeys((*new.meta.get(_KEY, ()), *old)))
