@@ -89,16 +89,21 @@ class Program:
         return text + end, [f, total]
 
     def _if(self, known, depth):
-        t, c, y = self.name(), self.name(), self.name()
+        y = self.name()
+        return self._branches(y, "F[2]", known, depth, [lambda made: f"Sin({self.pick(made)})"] * 2), [y]
+
+    def _branches(self, y, kind, known, depth, ends):
+        """An If that gives a `kind` as `y`: each branch computes a block, and ends with what `ends` make of it."""
+        t, c = self.name(), self.name()
         ways = []
-        for _ in range(2):
+        for end in ends:
             inside, made = self.block(known, depth - 1)
             out = self.name()
-            ways.append(f"{self.name()} () => (F[2] {out}) {{ {inside} {out} = Sin({self.pick(made)}) }}")
+            ways.append(f"{self.name()} () => ({kind} {out}) {{ {inside} {out} = {end(made)} }}")
         return (
             f"{t} = ReduceSum <keepdims = 0> ({self.pick(known)}) {c} = Greater({t}, zero) "
             f"{y} = If ({c}) <then_branch = {ways[0]}, else_branch = {ways[1]}> "
-        ), [y]
+        )
 
     def _sequence(self, known, depth):
         q, r, y, z, e, k, h = (self.name() for _ in range(7))
@@ -118,17 +123,12 @@ class Program:
 
     def _either(self, known, depth):
         """An If that gives a sequence, of one element or of two."""
-        t, c, q, y = (self.name() for _ in range(4))
-        ways = []
-        for count in (1, 2):
-            inside, made = self.block(known, depth - 1)
-            out = self.name()
-            parts = ", ".join([self.pick(made), *(self.pick(known) for _ in range(count - 1))])
-            ways.append(f"{self.name()} () => (seq(F[2]) {out}) {{ {inside} {out} = SequenceConstruct({parts}) }}")
-        return (
-            f"{t} = ReduceSum <keepdims = 0> ({self.pick(known)}) {c} = Greater({t}, zero) "
-            f"{q} = If ({c}) <then_branch = {ways[0]}, else_branch = {ways[1]}> {y} = SequenceAt({q}, last) "
-        ), [y]
+        q, y = self.name(), self.name()
+        ends = [
+            lambda made: f"SequenceConstruct({self.pick(made)})",
+            lambda made: f"SequenceConstruct({self.pick(made)}, {self.pick(known)})",
+        ]
+        return self._branches(q, "seq(F[2])", known, depth, ends) + f"{y} = SequenceAt({q}, last) ", [y]
 
     def _call(self, known, depth):
         y = self.name()

@@ -32,11 +32,7 @@ WINDOWS = [
     ("rest", (1, 2, 5, 5), {"kernel_shape": [2, 2], "strides": [2, 2]}),
     ("overlap", (1, 2, 5, 4), {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 1, 1]}),
     ("ceil", (1, 2, 5, 6), {"kernel_shape": [2, 3], "strides": [2, 2], "ceil_mode": 1}),
-    (
-        "ceil, padded",
-        (1, 1, 4, 5),
-        {"kernel_shape": [2, 3], "strides": [3, 2], "pads": [0, 1, 1, 1], "ceil_mode": 1},
-    ),
+    ("ceil, padded", (1, 1, 4, 5), {"kernel_shape": [2, 3], "strides": [3, 2], "pads": [0, 1, 1, 1], "ceil_mode": 1}),
     (OUTSIDE, (1, 1, 3, 6), {**LATE, "kernel_shape": [2, 2], "strides": [3, 3]}),
     ("dilated", (1, 2, 5, 6), {"kernel_shape": [2, 3], "dilations": [3, 2], "pads": [1, 1, 0, 1]}),
     ("gaps", (1, 2, 5, 6), {"kernel_shape": [1, 2], "strides": [2, 3]}),

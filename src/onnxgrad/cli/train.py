@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnxgrad.cli import train_callbacks, train_options
+from onnxgrad.cli import panels, train_callbacks, train_options
 from onnxgrad.cli.grad import Dims, dims_of
 from onnxgrad.cli.path_clashes import GOING, MODEL, OUTPUT, Force, check_paths, checkpoint_files
 from onnxgrad.cli.train_run import Job
@@ -21,18 +21,14 @@ def train(
     model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
     data: Annotated[
         Path,
-        typer.Option(
+        panels.data(
             help="Training data, arrays by name: .npz, a folder of .npy files, .csv, .tsv, .jsonl, .parquet, .arrow, "
-            "or a folder of pictures in a folder per class.",
-            rich_help_panel="Data",
+            "or a folder of pictures in a folder per class."
         ),
     ],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Where to write the trained model.", rich_help_panel="Output")
-    ],
+    output: Annotated[Path, panels.output("-o", "--output", help="Where to write the trained model.")],
     validation: Annotated[
-        Path | None,
-        typer.Option(help="Held-out data: measured after every epoch, and before and after.", rich_help_panel="Data"),
+        Path | None, panels.data(help="Held-out data: measured after every epoch, and before and after.")
     ] = None,
     validation_split: train_options.ValidationSplit = None,
     inputs: train_options.Inputs = None,
@@ -55,52 +51,35 @@ def train(
     freeze: train_options.Freeze = None,
     freeze_bn: train_options.FreezeBn = False,
     dropout: train_options.Dropout = None,
-    epochs: Annotated[int, typer.Option(help="How often every row is seen.", rich_help_panel="Run")] = 10,
-    batch_size: Annotated[int, typer.Option(help="Rows per step.", rich_help_panel="Run")] = 32,
-    seed: Annotated[int, typer.Option(help="Decides the order of the rows.", rich_help_panel="Run")] = 0,
-    threads: Annotated[int | None, typer.Option(help="Default: one per physical core.", rich_help_panel="Run")] = None,
+    epochs: Annotated[int, panels.run(help="How often every row is seen.")] = 10,
+    batch_size: Annotated[int, panels.run(help="Rows per step.")] = 32,
+    seed: Annotated[int, panels.run(help="Decides the order of the rows.")] = 0,
+    threads: Annotated[int | None, panels.run(help="Default: one per physical core.")] = None,
     target: Annotated[
         str,
-        typer.Option(
+        panels.run(
             help="portable: standard operators alone; native: with kernels in C, refused where they cannot be built; "
-            "auto: with kernels where possible.",
-            rich_help_panel="Run",
+            "auto: with kernels where possible."
         ),
     ] = "auto",
     checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for the checkpoint. Default: OUTPUT with the suffix .checkpoint.", rich_help_panel="Run"
-        ),
+        Path | None, panels.run(help="Folder for the checkpoint. Default: OUTPUT with the suffix .checkpoint.")
     ] = None,
     checkpoint_seconds: Annotated[
-        float,
-        typer.Option(
-            min=0, help="Seconds between checkpoints within an epoch; 0: after every step.", rich_help_panel="Run"
-        ),
+        float, panels.run(min=0, help="Seconds between checkpoints within an epoch; 0: after every step.")
     ] = 60.0,
     save_training: Annotated[
         Path | None,
-        typer.Option(
+        panels.output(
             help="Where to write the training model as it stands at the end: `train` goes on with it, and needs no "
-            "--loss and no --optimizer.",
-            rich_help_panel="Output",
+            "--loss and no --optimizer."
         ),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the checkpoint, exactly.", rich_help_panel="Run")
-    ] = False,
+    resume: Annotated[bool, panels.run("--resume", help="Go on from the checkpoint, exactly.")] = False,
     accept_changes: Annotated[
-        bool,
-        typer.Option(
-            "--accept-changes",
-            help="Resume with other data or flags than those of the checkpoint.",
-            rich_help_panel="Run",
-        ),
+        bool, panels.run("--accept-changes", help="Resume with other data or flags than those of the checkpoint.")
     ] = False,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Discard the checkpoint of an unfinished run.", rich_help_panel="Run")
-    ] = False,
+    restart: Annotated[bool, panels.run("--restart", help="Discard the checkpoint of an unfinished run.")] = False,
     force: Force = False,
     head: train_options.Head = None,
     image_mean: train_options.ImageMean = None,
@@ -130,14 +109,7 @@ def train(
             "--validation": validation,
             "--loss": train_options.files(loss or ()),
         },
-        {
-            OUTPUT: output,
-            GOING: save_training,
-            "--metrics": metrics,
-            "--plot": plot,
-            "--report": report,
-            "--log": log,
-        },
+        {OUTPUT: output, GOING: save_training, "--metrics": metrics, "--plot": plot, "--report": report, "--log": log},
         folders if tensorboard is None else {**folders, "--tensorboard": (tensorboard, ())},
         force=force,
     )

@@ -7,50 +7,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from onnxgrad.cli import panels
 from onnxgrad.cli.console import console
 from onnxgrad.errors import BadInput
 from onnxgrad.training.loop.callbacks import Callback, EarlyStopping, KeepBest, Log
 from onnxgrad.training.loop.run import Run
 from onnxgrad.training.loop.trackers import MLflow, TensorBoard
 
-MetricsFile = Annotated[
-    Path | None, typer.Option("--metrics", help="JSON file for losses and scores.", rich_help_panel="Output")
-]
-PlotFile = Annotated[Path | None, typer.Option("--plot", help="PNG file for the curves.", rich_help_panel="Output")]
-ReportFile = Annotated[
-    Path | None, typer.Option("--report", help="HTML file with settings, scores and curves.", rich_help_panel="Output")
-]
-LogFile = Annotated[
-    Path | None,
-    typer.Option("--log", help="JSON lines: every step and every epoch, as they happen.", rich_help_panel="Output"),
-]
-TensorBoardFolder = Annotated[
-    Path | None, typer.Option("--tensorboard", help="Folder for TensorBoard event files.", rich_help_panel="Output")
-]
-MLflowExperiment = Annotated[
-    str | None, typer.Option("--mlflow", help="Log to this MLflow experiment.", rich_help_panel="Output")
-]
+MetricsFile = Annotated[Path | None, panels.output("--metrics", help="JSON file for losses and scores.")]
+PlotFile = Annotated[Path | None, panels.output("--plot", help="PNG file for the curves.")]
+ReportFile = Annotated[Path | None, panels.output("--report", help="HTML file with settings, scores and curves.")]
+LogFile = Annotated[Path | None, panels.output("--log", help="JSON lines: every step and every epoch, as they happen.")]
+TensorBoardFolder = Annotated[Path | None, panels.output("--tensorboard", help="Folder for TensorBoard event files.")]
+MLflowExperiment = Annotated[str | None, panels.output("--mlflow", help="Log to this MLflow experiment.")]
 Patience = Annotated[
-    int | None,
-    typer.Option(
-        "--patience", help="Stop when --monitor has not become better for so many epochs.", rich_help_panel="Run"
-    ),
+    int | None, panels.run("--patience", help="Stop when --monitor has not become better for so many epochs.")
 ]
 KeepBestFlag = Annotated[
-    bool,
-    typer.Option(
-        "--keep-best", help="Save the weights of the epoch in which --monitor was best.", rich_help_panel="Run"
-    ),
+    bool, panels.run("--keep-best", help="Save the weights of the epoch in which --monitor was best.")
 ]
 Monitored = Annotated[
-    str,
-    typer.Option(
-        "--monitor",
-        help="For --patience and --keep-best: loss, validation_loss, validation_accuracy, …",
-        rich_help_panel="Run",
-    ),
+    str, panels.run("--monitor", help="For --patience and --keep-best: loss, validation_loss, validation_accuracy, …")
 ]
 
 

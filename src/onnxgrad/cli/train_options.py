@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import typer
 
+from onnxgrad.cli import panels
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import files_of, load_model, training_info
 from onnxgrad.training import attach
@@ -24,147 +24,94 @@ from onnxgrad.training.option_strings import completed, looked_up, spelled
 
 Losses = Annotated[
     list[str] | None,
-    typer.Option(
+    panels.loss(
         "--loss",
         help=f"{', '.join(LOSSES)}, or LOSS.onnx. Options: huber:delta=0.5. Given several times they are added: "
         "--loss mse --loss 0.1*l1.",
-        rich_help_panel="Loss",
     ),
 ]
 Optimizer = Annotated[
     str | None,
-    typer.Option(
-        "--optimizer",
-        help=f"{', '.join(OPTIMIZERS)}. Settings: adamw:betas=0.9,0.95,eps=1e-6.",
-        rich_help_panel="Optimizer",
-    ),
+    panels.optimizer("--optimizer", help=f"{', '.join(OPTIMIZERS)}. Settings: adamw:betas=0.9,0.95,eps=1e-6."),
 ]
 Prediction = Annotated[
-    str | None,
-    typer.Option(
-        "--prediction", help="The output that meets the labels. Default: the only float output.", rich_help_panel="Loss"
-    ),
+    str | None, panels.loss("--prediction", help="The output that meets the labels. Default: the only float output.")
 ]
 Labels = Annotated[
-    str | None,
-    typer.Option(
-        "--labels", help="The array (or model input) that holds the labels. Default: 'labels'.", rich_help_panel="Loss"
-    ),
+    str | None, panels.loss("--labels", help="The array (or model input) that holds the labels. Default: 'labels'.")
 ]
 ValidationSplit = Annotated[
     float | None,
-    typer.Option(
+    panels.data(
         "--validation-split",
         help="Hold this share of the rows of --data out instead of training on them: 0.2; of each class its share.",
-        rich_help_panel="Data",
     ),
 ]
 Inputs = Annotated[
     list[str] | None,
-    typer.Option(
-        "--input",
-        help="Which columns feed an input: X=f0..f63, X=age,height, X='pixel*', X=images. Repeatable.",
-        rich_help_panel="Data",
+    panels.data(
+        "--input", help="Which columns feed an input: X=f0..f63, X=age,height, X='pixel*', X=images. Repeatable."
     ),
 ]
-Rate = Annotated[
-    float | None,
-    typer.Option("--lr", help="Learning rate. Default: that of the optimizer.", rich_help_panel="Optimizer"),
-]
-Decay = Annotated[
-    float | None, typer.Option("--weight-decay", help="Default: that of the optimizer.", rich_help_panel="Optimizer")
-]
-Momentum = Annotated[
-    float | None, typer.Option("--momentum", help="Default: that of the optimizer.", rich_help_panel="Optimizer")
-]
+Rate = Annotated[float | None, panels.optimizer("--lr", help="Learning rate. Default: that of the optimizer.")]
+Decay = Annotated[float | None, panels.optimizer("--weight-decay", help="Default: that of the optimizer.")]
+Momentum = Annotated[float | None, panels.optimizer("--momentum", help="Default: that of the optimizer.")]
 Plan = Annotated[
     str,
-    typer.Option(
+    panels.optimizer(
         "--schedule",
         help=f"{', '.join(SCHEDULES)} or plateau. Options: cosine:warmup=100; total is the whole run if not given.",
-        rich_help_panel="Optimizer",
     ),
 ]
 Groups = Annotated[
     list[str] | None,
-    typer.Option(
-        "--group",
-        help="Weights with settings of their own: '*.bias:decay=0', 'type:Conv:rate=1e-4'. Repeatable.",
-        rich_help_panel="Optimizer",
+    panels.optimizer(
+        "--group", help="Weights with settings of their own: '*.bias:decay=0', 'type:Conv:rate=1e-4'. Repeatable."
     ),
 ]
-ClipNorm = Annotated[
-    float | None,
-    typer.Option("--clip-norm", help="The largest norm of all gradients together.", rich_help_panel="Optimizer"),
-]
-ClipValue = Annotated[
-    float | None, typer.Option("--clip-value", help="The largest element of a gradient.", rich_help_panel="Optimizer")
-]
+ClipNorm = Annotated[float | None, panels.optimizer("--clip-norm", help="The largest norm of all gradients together.")]
+ClipValue = Annotated[float | None, panels.optimizer("--clip-value", help="The largest element of a gradient.")]
 Ema = Annotated[
     float | None,
-    typer.Option(
-        "--ema",
-        help="Save running averages of the weights, of which a step keeps this share: 0.999.",
-        rich_help_panel="Optimizer",
-    ),
+    panels.optimizer("--ema", help="Save running averages of the weights, of which a step keeps this share: 0.999."),
 ]
 Accumulate = Annotated[
     int,
-    typer.Option(
-        "--accumulate",
-        help="Cut every batch into so many parts, one after the other, to need less memory.",
-        rich_help_panel="Run",
-    ),
+    panels.run("--accumulate", help="Cut every batch into so many parts, one after the other, to need less memory."),
 ]
 Memory = Annotated[
     str | None,
-    typer.Option(
-        "--memory",
-        help="What a step computes may take so much at a time (200MB): what does not fit is computed anew.",
-        rich_help_panel="Run",
+    panels.run(
+        "--memory", help="What a step computes may take so much at a time (200MB): what does not fit is computed anew."
     ),
 ]
 Trainable = Annotated[
     list[str] | None,
-    typer.Option(
+    panels.model(
         "--train",
         "--trainable",
         help="Only these weights: a name, 'head.*', type:Conv, last:2, all (also constants). Repeatable.",
-        rich_help_panel="Model",
     ),
 ]
-Freeze = Annotated[
-    list[str] | None,
-    typer.Option("--freeze", help="Not these weights; as --train. Repeatable.", rich_help_panel="Model"),
-]
-FreezeBn = Annotated[
-    bool, typer.Option("--freeze-bn", help="Keep BatchNormalization in inference mode.", rich_help_panel="Model")
-]
+Freeze = Annotated[list[str] | None, panels.model("--freeze", help="Not these weights; as --train. Repeatable.")]
+FreezeBn = Annotated[bool, panels.model("--freeze-bn", help="Keep BatchNormalization in inference mode.")]
 Dropout = Annotated[
     list[str] | None,
-    typer.Option(
-        "--dropout", help="Drop a share behind nodes of a type or name: Relu=0.1. Repeatable.", rich_help_panel="Model"
-    ),
+    panels.model("--dropout", help="Drop a share behind nodes of a type or name: Relu=0.1. Repeatable."),
 ]
 
 Head = Annotated[
     str | None,
-    typer.Option(
+    panels.model(
         "--head",
         help="Put a new linear head on the model: 10 (its outputs), in the place of the last linear layer, or "
         "10:pooled (on the value pooled).",
-        rich_help_panel="Model",
     ),
 ]
 ImageMean = Annotated[
-    str | None,
-    typer.Option(
-        "--image-mean", help="Subtracted from pictures (0 to 1): 0.5, or one per channel.", rich_help_panel="Data"
-    ),
+    str | None, panels.data("--image-mean", help="Subtracted from pictures (0 to 1): 0.5, or one per channel.")
 ]
-ImageStd = Annotated[
-    str | None, typer.Option("--image-std", help="Pictures are divided by it, likewise.", rich_help_panel="Data")
-]
+ImageStd = Annotated[str | None, panels.data("--image-std", help="Pictures are divided by it, likewise.")]
 
 
 def files(losses: Iterable[str]) -> list[Path]:

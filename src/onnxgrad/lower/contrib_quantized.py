@@ -61,8 +61,8 @@ _TWO = ("A", "A_zero_point", "B", "B_zero_point", "C_zero_point")
 _X = ("X", "X_zero_point", "Y_zero_point")
 
 
-@contrib("QLinearAdd", whole=_TWO)
-def qlinear_add(
+@contrib("QLinearAdd", "QLinearMul", whole=_TWO)
+def qlinear_of_two(
     b: Builder,
     node: ir.Node,
     A: Var,
@@ -74,26 +74,9 @@ def qlinear_add(
     C_scale: Var,
     C_zero_point: Var | None,
 ) -> Sequence[Var]:
-    """C = quantized(a + b)"""
-    y = _floats(b, A, A_scale, A_zero_point) + _floats(b, B, B_scale, B_zero_point)
-    return [_numbers(b, y, C_scale, C_zero_point, A)]
-
-
-@contrib("QLinearMul", whole=_TWO)
-def qlinear_mul(
-    b: Builder,
-    node: ir.Node,
-    A: Var,
-    A_scale: Var,
-    A_zero_point: Var | None,
-    B: Var,
-    B_scale: Var,
-    B_zero_point: Var | None,
-    C_scale: Var,
-    C_zero_point: Var | None,
-) -> Sequence[Var]:
-    """C = quantized(a·b)"""
-    y = _floats(b, A, A_scale, A_zero_point) * _floats(b, B, B_scale, B_zero_point)
+    """C = quantized(a + b), or quantized(a·b)"""
+    left, right = _floats(b, A, A_scale, A_zero_point), _floats(b, B, B_scale, B_zero_point)
+    y = left + right if node.op_type == "QLinearAdd" else left * right
     return [_numbers(b, y, C_scale, C_zero_point, A)]
 
 

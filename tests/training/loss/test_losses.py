@@ -52,6 +52,13 @@ CASES = {
 }
 
 
+def same(loss, gradient, expected, w):
+    """`loss` and its gradient by the weights are PyTorch's."""
+    expected.backward()
+    np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
+    np.testing.assert_allclose(gradient, w.grad, rtol=1e-4, atol=1e-6)
+
+
 def _reduced(x, reduction):
     return x.mean() if reduction == "mean" else x.sum()
 
@@ -86,9 +93,7 @@ def test_elementwise_losses_are_those_of_torch(case, reduction):
     loss, gradient = loss_and_gradient(model, x, t, loss=Loss(name, **{"reduction": reduction, **options}))
     w = torch.tensor(np.frombuffer(model.graph.initializer[0].raw_data, np.float32).copy(), requires_grad=True)
     expected = reference(torch.nn.functional, torch.tensor(x) + w, torch.tensor(t), reduction)
-    expected.backward()
-    np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
-    np.testing.assert_allclose(gradient, w.grad, rtol=1e-4, atol=1e-6)
+    same(loss, gradient, expected, w)
 
 
 @pytest.mark.torch
@@ -117,9 +122,7 @@ def test_class_losses_are_those_of_torch(name, shape, ignore, weight, reduction)
         ignore_index=-100 if ignore is None else ignore,
         reduction=reduction,
     )
-    expected.backward()
-    np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
-    np.testing.assert_allclose(gradient, w.grad, rtol=1e-4, atol=1e-6)
+    same(loss, gradient, expected, w)
 
 
 @pytest.mark.torch
@@ -150,9 +153,7 @@ def test_smoothed_and_focal_losses_are_those_of_torch(name, ignore, weight, redu
         rows = (1 - (-nll).exp()) ** own.get("gamma", 2.0) * nll
         rows = rows if classes is None else rows * classes[target]
         expected = rows[counts].mean() if reduction == "mean" else rows[counts].sum()
-    expected.backward()
-    np.testing.assert_allclose(found, expected.item(), rtol=1e-5)
-    np.testing.assert_allclose(gradient, w.grad, rtol=1e-4, atol=1e-6)
+    same(found, gradient, expected, w)
 
 
 IDS = np.int64([0, 1, 0, 2, 1, 0])

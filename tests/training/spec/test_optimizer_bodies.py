@@ -12,7 +12,14 @@ from onnxgrad.errors import BadInput
 from onnxgrad.training import attach, lower_gradients, optimizer_function, with_optimizer_functions
 from onnxgrad.transforms.gradient_node import DOMAIN
 from tests.training.nets import mlp, run
-from tests.training.spec.test_optimizer_operators import CASES, STANDARD, _backend_cases, optimizer_model, written_out
+from tests.training.spec.test_optimizer_operators import (
+    CASES,
+    STANDARD,
+    _backend_cases,
+    agree,
+    drawn,
+    optimizer_model,
+)
 
 
 def ramp(model: onnx.ModelProto, dtype=np.float32) -> dict[str, np.ndarray]:
@@ -43,23 +50,10 @@ def test_backend_node_test(name):
 def test_formula(op, states, attrs, t, dtype):
     element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     model = with_optimizer_functions(optimizer_model(op, states, element, **attrs))
-    rng = np.random.default_rng(0)
-    feeds = {"R": np.array(0.1, dtype), "T": np.array(t, np.int64)}
-    for value in model.graph.input[2:]:
-        feeds[value.name] = np.abs(rng.standard_normal([d.dim_value for d in value.type.tensor_type.shape.dim])).astype(
-            dtype
-        )
+    feeds = drawn(model, t, dtype)
     found = run(model, feeds)
     exact = {k: float(np.float32(v)) if isinstance(v, float) else v for k, v in attrs.items()}  # what the file holds
-    for i in range(2):
-        tensors = [feeds[f"{kind}{i}"].astype(np.float64) for kind in ("X", "G", "V", "H") if f"{kind}{i}" in feeds]
-        tensors += [None] * (4 - len(tensors))
-        want = written_out(op, float(feeds["R"]), t, *tensors, **exact)
-        for kind, value in zip(["X", *("V", "H")[:states]], want):
-            assert found[f"Y{kind}{i}"].dtype == dtype
-            np.testing.assert_allclose(
-                found[f"Y{kind}{i}"], value, rtol=2e-6 if dtype == np.float32 else 1e-13, err_msg=f"{kind}{i}"
-            )
+    agree(found, feeds, op, float(feeds["R"]), t, exact, rtol=2e-6 if dtype == np.float32 else 1e-13)
 
 
 def test_defaults():

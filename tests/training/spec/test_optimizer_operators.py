@@ -86,6 +86,25 @@ def written_out(op: str, r, t, x, g, v, h, **a):
     return x - r * (v if a["mode"] == "standard" else g + a["alpha"] * v), v
 
 
+def drawn(model: onnx.ModelProto, t: int, dtype) -> dict[str, np.ndarray]:
+    """Something positive for every input of an optimizer at step `t`."""
+    rng = np.random.default_rng(0)
+    feeds = {"R": np.array(0.1, dtype), "T": np.array(t, np.int64)}
+    for value in model.graph.input[2:]:
+        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        feeds[value.name] = np.abs(rng.standard_normal(shape)).astype(dtype)
+    return feeds
+
+
+def agree(found, feeds, op: str, r: float, t: int, attrs, **tolerance) -> None:
+    """Both tensors and their states are what the formulas say, in the type of X."""
+    for i in range(2):
+        want = written_out(op, r, t, *(np.float64(feeds.get(f"{k}{i}", 0)) for k in "XGVH"), **attrs)
+        for kind, value in zip("XVH", want):
+            assert found[f"Y{kind}{i}"].dtype == feeds[f"X{i}"].dtype
+            np.testing.assert_allclose(found[f"Y{kind}{i}"], value, err_msg=f"{kind}{i}", **tolerance)
+
+
 CASES = [
     (
         "Adam",
@@ -106,19 +125,10 @@ CASES = [
 def test_formula(op, states, attrs, t, dtype):
     element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     model = lower_gradients(optimizer_model(op, states, element, **attrs))
-    rng = np.random.default_rng(0)
-    feeds = {"R": np.array(0.1, dtype), "T": np.array(t, np.int64)}
-    for value in model.graph.input[2:]:
-        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
-        feeds[value.name] = np.abs(rng.standard_normal(shape)).astype(dtype)
+    feeds = drawn(model, t, dtype)
     found = run(model, feeds)
-    for i in range(2):
-        x, g, v, h = (np.float64(feeds.get(f"{k}{i}", 0)) for k in "XGVH")
-        want = written_out(op, 0.1, t, x, g, v, h, **attrs)
-        for kind, value in zip("XVH", want):
-            assert found[f"Y{kind}{i}"].dtype == dtype
-            tolerance = 1e-6 if dtype is np.float32 else 1e-8
-            np.testing.assert_allclose(found[f"Y{kind}{i}"], value, rtol=tolerance, atol=tolerance)
+    tolerance = 1e-6 if dtype is np.float32 else 1e-8
+    agree(found, feeds, op, 0.1, t, attrs, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(

@@ -97,12 +97,14 @@ class _Cut:
             self.summed,
         )
 
-    def _gradient(self, state: dict[str, StateTensor], results: list[str]) -> Step:
+    def _copy(self) -> tuple[ir.Model, Builder, dict[str, ir.Value], Var, Var]:
+        """A copy of the step with the sums of gradients and weights as inputs; its builder and its values by name."""
         model = self.step.model.clone()
-        graph = model.graph
-        values = named_values(graph)
-        b = Builder(graph)
-        bucket, total = self._input(b, BUCKET, [sum(self.sizes)]), self._input(b, TOTAL, [])
+        values, b = named_values(model.graph), Builder(model.graph)
+        return model, b, values, self._input(b, BUCKET, [sum(self.sizes)]), self._input(b, TOTAL, [])
+
+    def _gradient(self, state: dict[str, StateTensor], results: list[str]) -> Step:
+        model, b, values, bucket, total = self._copy()
         keep = self._input(b, KEEP, [])
         weight = b.Cast(Var(b, values[self.weight]), to=int(self.dtype))
         flat = []
@@ -123,11 +125,8 @@ class _Cut:
         return self._step(model, state | own, list(self.step.batch), results, self.step.loss, rate)
 
     def _update(self, state: dict[str, StateTensor], results: list[str]) -> Step:
-        model = self.step.model.clone()
+        model, b, values, bucket, total = self._copy()
         graph = model.graph
-        values = named_values(graph)
-        b = Builder(graph)
-        bucket, total = self._input(b, BUCKET, [sum(self.sizes)]), self._input(b, TOTAL, [])
         before = list(graph)
         mean = bucket / total
         parts = [mean]
