@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import pytest
 
@@ -60,8 +61,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         chosen = [i for i in chosen if i.nodeid in before or i.nodeid.partition("::")[0] in before]
     if chosen is items:
         return
-    config.hook.pytest_deselected(items=[i for i in items if i not in set(chosen)])
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[i for i in items if i not in kept])
     items[:] = chosen
+
+
+def set_aside() -> None:
+    """Have the collector pass over what is alive: each session collects, and ten thousand tests are a large heap."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    set_aside()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    yield
+    if nextitem is not None and nextitem.path != item.path:
+        set_aside()
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus: int, config: pytest.Config) -> None:

@@ -26,7 +26,7 @@ from onnxgrad import (
 from onnxgrad.custom import iterate
 from onnxgrad.errors import RuleError
 from onnxgrad.model_io import local_functions
-from tests.cli.test_commands import command
+from tests.commands import command
 from tests.model_io.function_models import parsed
 from tests.model_io.test_local_functions import run
 from tests.models import assert_sound

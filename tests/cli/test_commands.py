@@ -18,14 +18,14 @@ import onnxgrad
 from onnxgrad import grad, hessian, hvp, jacobian, jvp, signature, value_and_grad, vjp
 from onnxgrad.cli.app import COMMANDS, build
 from onnxgrad.cli.app import command as one
+from tests import commands as forked
 from tests.models import assert_sound, chain, mlp, model, nodes_of, run, value
 
 ENV = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS", "TERM")}
 
 
 def command(*args, cwd=None, env=None):
-    line = [sys.executable, "-m", "onnxgrad", *map(str, args)]
-    return subprocess.run(line, capture_output=True, text=True, cwd=cwd, env={**ENV, **(env or {})}, timeout=120)
+    return forked.command(*args, cwd=cwd, env={**ENV, **(env or {})})
 
 
 @pytest.fixture

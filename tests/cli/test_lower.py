@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import onnx
 import pytest
 
 from onnxgrad.training import attach, compile_step
+from tests.commands import command
 from tests.training.nets import mlp
-
-
-def command(*args) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "onnxgrad", *map(str, args)], capture_output=True, text=True)
 
 
 def test_lower(tmp_path):

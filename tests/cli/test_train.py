@@ -15,20 +15,14 @@ import onnxruntime
 import pytest
 
 from onnxgrad.training import attach
+from tests import commands as forked
 from tests.training.models import blobs, classifier
 
 LOSS = ("--loss", "cross_entropy", "--optimizer", "adam")
 
 
 def command(*args, cwd, **env):
-    return subprocess.run(
-        [sys.executable, "-m", "onnxgrad", *map(str, args)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | env,
-    )
+    return forked.command(*args, cwd=cwd, env=os.environ | env)
 
 
 @pytest.fixture

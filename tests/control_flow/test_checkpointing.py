@@ -13,6 +13,7 @@ import pytest
 
 import onnxgrad
 from onnxgrad import checkpointing
+from tests.commands import command
 from tests.control_flow import test_loop, test_scan, test_sequences
 from tests.control_flow.compare import close, model, normal, run, seeds
 from tests.control_flow.test_recurrent import layer
@@ -124,20 +125,9 @@ def test_what_is_no_policy_is_refused(wrong):
 def test_the_command(tmp_path):
     source, target = tmp_path / "m.onnx", tmp_path / "g.onnx"
     onnx.save(model(test_loop.COUNTED), source)
-    command = [
-        sys.executable,
-        "-m",
-        "onnxgrad",
-        "grad",
-        str(source),
-        "--wrt",
-        "W",
-        "-o",
-        str(target),
-        "--checkpointing",
-    ]
-    subprocess.run([*command, "sqrt"], check=True, capture_output=True)
-    assert subprocess.run([*command, "often"], capture_output=True).returncode == 2
+    asked = ["grad", source, "--wrt", "W", "-o", target, "--checkpointing"]
+    assert command(*asked, "sqrt").returncode == 0
+    assert command(*asked, "often").returncode == 2
     loops = [n for n in onnx.load(target).graph.node if n.op_type == "Loop"]
     assert any(n.op_type == "Loop" for loop in loops for a in loop.attribute for n in a.g.node)
 

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import onnx
@@ -14,16 +12,11 @@ import pytest
 from onnxgrad.demo import MODEL, digits, shifted
 from onnxgrad.demo.make_model import make_model
 from onnxgrad.training.loop.checkpoint import Checkpoint
+from tests.commands import command
 
 
 def demo(*args, **env):
-    return subprocess.run(
-        [sys.executable, "-m", "onnxgrad", "demo", *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | env,
-    )
+    return command("demo", *args, env=os.environ | env)
 
 
 def accuracy(path, data):

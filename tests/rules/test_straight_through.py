@@ -1,7 +1,5 @@
 """Operators that round, taken for what they round: quantization, per tensor, slice and block, in every form."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -14,6 +12,7 @@ import onnxgrad
 from onnxgrad import UnknownName, grad, jvp, signature, straight_through, vjp
 from onnxgrad.check import check
 from onnxgrad.testing import reference
+from tests.commands import command
 from tests.rules.dtypes import session
 
 RNG = np.random.default_rng(0)
@@ -201,22 +200,19 @@ def test_four_bits() -> None:
 
 def test_on_the_command_line(tmp_path: Path) -> None:
     onnx.save(pair(scale=0.03), tmp_path / "m.onnx")
-    line = [sys.executable, "-m", "onnxgrad"]
     named = ["--straight-through", "QuantizeLinear"]
-    derive = [*line, "grad", "m.onnx", "--wrt", "x", "-o"]
+    derive = ["grad", "m.onnx", "--wrt", "x", "-o"]
     for target, more, zero in (("a.onnx", [], True), ("b.onnx", named, False)):
-        done = subprocess.run([*derive, target, *more], cwd=tmp_path, capture_output=True, text=True)
+        done = command(*derive, target, *more, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         (g,) = session(onnx.load(tmp_path / target)).run(None, {"x": X})
         assert g.any() != zero
     for more, says in (([], "zero"), (named, "taken")):
-        done = subprocess.run([*line, "check", "m.onnx", *more], cwd=tmp_path, capture_output=True, text=True)
+        done = command("check", "m.onnx", *more, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         quantizes = next(row for row in done.stdout.splitlines() if row.startswith("QuantizeLinear"))
         assert ("zero" in quantizes) == (says == "zero")
-    done = subprocess.run(
-        [*derive, "c.onnx", "--straight-through", "Rond"], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = command(*derive, "c.onnx", "--straight-through", "Rond", cwd=tmp_path)
     assert done.returncode == 2
     assert "did you mean 'Round'" in done.stderr
 

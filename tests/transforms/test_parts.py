@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxgrad import BadInput, ZeroDerivative, grad, jvp, signature, vjp
 from onnxgrad.check import check
-from tests.cli.test_commands import command
+from tests.commands import command
 
 TEXT = """<ir_version: 10, opset_import: ["": 21]>
     g (float[{dims}] x) => (float[{dims}] y) {{

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 import onnxgrad
 from onnxgrad.errors import BadInput
 from onnxgrad.remat import amount
+from tests.commands import command
 from tests.models import assert_no_traps
 from tests.training.step.test_memory_budget import deep
 
@@ -150,8 +150,7 @@ def test_by_the_command(tmp_path):
     derived = onnxgrad.grad(deep(8, 8), wrt=["w0"])
 
     def run(*how: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "onnxgrad", "grad", "m.onnx", "--wrt", "w0", "-o", "g.onnx", "--memory", *how]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        return command("grad", "m.onnx", "--wrt", "w0", "-o", "g.onnx", "--memory", *how, cwd=tmp_path)
 
     done = run(str(least(derived)), "--dim", f"N={ROWS}")
     assert done.returncode == 0, done.stderr

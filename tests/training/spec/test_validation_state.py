@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper, parser
 from onnxgrad.errors import BadInput
 from onnxgrad.training import ReferenceTraining, compile_step, lower_gradients, validate
 from onnxgrad.transforms.gradient_node import DOMAIN
-from tests.cli.test_lower import command
+from tests.commands import command
 from tests.training.nets import train
 from tests.training.spec.test_entries import BATCHES
 from tests.training.spec.test_validation import CHANGES, FLOAT, _gradient_says, rules

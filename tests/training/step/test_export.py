@@ -15,6 +15,7 @@ from onnxgrad.runtime import Options
 from onnxgrad.training import Trainer, attach, export_step
 from onnxgrad.training.export.files import load_contract
 from onnxgrad.training.export.host import Host
+from tests.commands import command
 from tests.training.loop.test_trainer import NORMED
 from tests.training.models import blobs, classifier
 
@@ -118,10 +119,8 @@ def test_a_contract_of_another_version(tmp_path):
 
 def test_the_command(tmp_path):
     onnx.save(classifier(), tmp_path / "m.onnx")
-    command = [sys.executable, "-m", "onnxgrad", "export-step", "m.onnx", "-o", "out", "--loss", "cross_entropy"]
-    found = subprocess.run(
-        [*command, "--optimizer", "adam", "--schedule", "cosine:total=20"], cwd=tmp_path, capture_output=True, text=True
-    )
+    asked = ["export-step", "m.onnx", "-o", "out", "--loss", "cross_entropy"]
+    found = command(*asked, "--optimizer", "adam", "--schedule", "cosine:total=20", cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     said = dict(line.split() for line in found.stdout.splitlines())
     assert set(said) == {"train", "gradient", "update", "evaluate", "infer", "state", "contract", "host"}
@@ -132,7 +131,7 @@ def test_the_command(tmp_path):
     before = {n: a.copy() for n, a in host.state.items()}
     host.step(blobs())
     assert (host.state["w1"] == before["w1"]).all(), "the schedule has come to its end"
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    found = command(*asked, cwd=tmp_path)
     assert (found.returncode, found.stdout) == (2, "")
     assert "say which optimizer" in found.stderr
 

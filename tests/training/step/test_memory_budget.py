@@ -20,6 +20,7 @@ from onnxgrad.remat import amount, emit, megabytes, sizes
 from onnxgrad.remat.schedule import reorder, used
 from onnxgrad.runtime import Options, StepRunner, measured_peak
 from onnxgrad.training import Trainer, attach, compile_step, split_step, within_memory
+from tests.commands import command
 from tests.large_models import gpt
 from tests.training.nets import model_of
 
@@ -373,14 +374,14 @@ def test_by_the_command(tmp_path):
     x = np.random.default_rng(0).standard_normal((64, 8)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x, labels=np.tanh(x))
     least = least_of(compile_step(attach(deep(6, 8), loss="mse", optimizer="sgd")), 32)
-    command = [sys.executable, "-m", "onnxgrad", "train", "model.onnx", "--data", "data.npz", "--loss", "mse"]
-    command += ["--optimizer", "sgd", "--epochs", "1", "-o", "trained.onnx", "--restart", "--memory"]
-    done = subprocess.run([*command, str(least)], cwd=tmp_path, capture_output=True, text=True)
+    asked = ["train", "model.onnx", "--data", "data.npz", "--loss", "mse"]
+    asked += ["--optimizer", "sgd", "--epochs", "1", "-o", "trained.onnx", "--restart", "--memory"]
+    done = command(*asked, least, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "recomputed" in done.stderr
     assert (tmp_path / "trained.onnx").exists()
     for wrong, message in (("100", "at least"), ("lots", "200MB")):
-        done = subprocess.run([*command, wrong], cwd=tmp_path, capture_output=True, text=True)
+        done = command(*asked, wrong, cwd=tmp_path)
         assert done.returncode == 2
         assert message in done.stderr
         assert "Traceback" not in done.stderr

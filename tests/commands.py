@@ -1,0 +1,96 @@
+"""``onnxgrad …`` in a process of its own that costs no start: forked from one that has imported the command.
+
+It has its own folder, environment, streams, signals and exit code; only what Python reads when it starts
+(``PYTHON*`` in `env`) needs a start, and gets one. A start takes longer than most of what the command is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+_SECONDS = 120
+
+#: Forks for each line that it reads, says the number of the process and then how that ended.
+_SERVER = """
+import json, os, sys, traceback
+import onnxgrad.cli.app, safetensors.numpy
+for name in onnxgrad.cli.app.COMMANDS:
+    onnxgrad.cli.app.command(name)
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        break
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+else:
+    sys.exit()
+job = json.loads(line)
+for number, name, how in ((0, os.devnull, os.O_RDONLY), (1, job["out"], os.O_WRONLY), (2, job["err"], os.O_WRONLY)):
+    file = os.open(name, how)
+    os.dup2(file, number)
+    os.close(file)
+if job["cwd"]:
+    os.chdir(job["cwd"])
+os.environ.clear()
+os.environ.update(job["env"])
+sys.argv = ["onnxgrad", *job["args"]]
+code = 1
+try:
+    onnxgrad.cli.main()
+except SystemExit as end:
+    code = end.code or 0
+except BaseException:
+    traceback.print_exc()
+sys.stdout.flush(), sys.stderr.flush()
+os._exit(code)  # a thread that ONNX Runtime waits for at an ordinary end was not forked
+"""
+
+
+class _Server:
+    """One process of the kind, which lives as long as this one."""
+
+    running: _Server | None = None
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+
+    def run(self, **job: object) -> int:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(job) + "\n")
+        child = int(self.process.stdout.readline())
+        late = threading.Timer(_SECONDS, os.kill, (child, signal.SIGKILL))
+        late.start()
+        try:
+            return int(self.process.stdout.readline())
+        finally:
+            late.cancel()
+
+
+def command(
+    *args: object, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What ``onnxgrad ARGS`` does in the folder `cwd` (this one), in the environment `env` (this one's)."""
+    line, wanted = [str(a) for a in args], dict(os.environ if env is None else env)
+    ours = {k: v for k, v in os.environ.items() if k.startswith("PYTHON")}
+    if not sys.platform.startswith("linux") or ours != {k: v for k, v in wanted.items() if k.startswith("PYTHON")}:
+        start = [sys.executable, "-m", "onnxgrad", *line]
+        return subprocess.run(start, capture_output=True, text=True, cwd=cwd, env=wanted, timeout=_SECONDS)
+    if _Server.running is None:
+        _Server.running = _Server()
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = (Path(folder, name) for name in ("out", "err"))
+        out.touch(), err.touch()
+        here = str(cwd or os.getcwd())
+        code = _Server.running.run(args=line, cwd=here, env=wanted, out=str(out), err=str(err))
+        return subprocess.CompletedProcess(["onnxgrad", *line], code, out.read_text(), err.read_text())
