@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
 from onnxgrad.errors import BadInput
+from onnxgrad.runtime.denormals import flushing
 from onnxgrad.runtime.feeds import feed
 from onnxgrad.runtime.protocol import Slot, StepGraph
 from onnxgrad.runtime.session import Options, aligned, create, give_back, one_line, ort_value
@@ -53,7 +55,10 @@ class Resident:
         reads: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         check_slots(model, slots, results)
-        self.session = create(model, (options or Options()).settled())
+        options = (options or Options()).settled()
+        self._flushing = None if options.denormals else flushing()
+        with self._flushing or nullcontext():
+            self.session = create(model, options, flush=self._flushing is not None)
         self.held = {name: _copied(array) for name, array in (held or {}).items()}
         self.reads = {name: _copied(array) for name, array in (reads or {}).items()}
         taken = {s.input for s in slots.values()} | self.held.keys() | self.reads.keys()
@@ -119,7 +124,8 @@ class Resident:
         for _, name in self._loose:  # or the runtime insists on the shapes of the last batch
             binding.bind_output(name, "cpu")
         try:
-            self.session.run_with_iobinding(binding)
+            with self._flushing or nullcontext():
+                self.session.run_with_iobinding(binding)
         except Exception as error:
             raise BadInput(f"ONNX Runtime failed: {one_line(error)}") from error
         self._now = 1 - self._now

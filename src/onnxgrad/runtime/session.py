@@ -76,6 +76,8 @@ class Options:
             takes 0-2 % off a step, and holds that block beside what the first run took: 30 to 40 MB for steps of 40.
         reuse: a result takes the memory of an earlier one of its shape, which is then held from the one to the other.
             From the forward to the backward pass that is long: on adds 15 to 50 % to the peak of a step, and no speed.
+        denormals: a training step takes denormal numbers as they are. Off, they are zeros (on Linux and x86-64),
+            also as gradients: as numbers they take up to a hundred times as long, and decaying moments end as such.
         profile: where the runtime writes a profile, as the beginning of the name of a file; empty: nowhere.
         target: "portable" runs standard operators alone; "native" has kernels in C in the place of those parts of the
             graph that there is a kernel for, on the CPU (it is refused where there are none, and none can be built);
@@ -91,6 +93,7 @@ class Options:
     without: tuple[str, ...] = ()
     pattern: bool = False
     reuse: bool = False
+    denormals: bool = False
     profile: str = ""
     target: str = "auto"
 
@@ -155,8 +158,14 @@ class Options:
         return options
 
 
-def create(model: AnyModel, options: Options) -> onnxruntime.InferenceSession:
+def create(model: AnyModel, options: Options, flush: bool = False) -> onnxruntime.InferenceSession:
     """A session of ONNX Runtime for `model`, which may be larger than a protobuf message.
+
+    Args:
+        model: what to run.
+        options: how.
+        flush: whether its threads take denormal numbers for zeros. The first session of a process that does has the
+            calling thread do so as well, from now on.
 
     Raises:
         BadInput: ONNX Runtime cannot load it.
@@ -167,13 +176,15 @@ def create(model: AnyModel, options: Options) -> onnxruntime.InferenceSession:
         settled = dataclasses.replace(options, target="portable")
         if isinstance(model, ir.Model) and wants_kernels(model):
             settled = options.settled(wait=False)
-        return create(model, settled)
+        return create(model, settled, flush)
     misread = {"disabled_optimizers": ["MatmulTransposeFusion"]} if _is_misread(model) else {}
     if isinstance(model, ir.Model):
         model = loadable(model)
     if isinstance(model, ir.Model) and options.level is None:
         options = dataclasses.replace(options, level="all" if _has_constant_filters(model) else "extended")
     native = options.native()
+    if flush:
+        native.add_session_config_entry("session.set_denormal_as_zero", "1")
     if isinstance(model, ir.Model) and options.providers[:1] == ("CPUExecutionProvider",):
         if options.target == "native":
             model = with_kernels(model)
