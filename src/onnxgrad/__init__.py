@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from onnxgrad.transforms.per_example import per_example_grad
     from onnxgrad.transforms.rematerialize import rematerialize
     from onnxgrad.transforms.second_order import gauss_newton_vp, hvp
+    from onnxgrad.transforms.sparse import sparse_hessian, sparse_jacobian
     from onnxgrad.transforms.vmap import vmap
 
 __version__ = "0.1.0"
@@ -83,6 +84,8 @@ __all__ = [
     "per_example_grad",
     "rematerialize",
     "signature",
+    "sparse_hessian",
+    "sparse_jacobian",
     "split_vjp",
     "straight_through",
     "transpose",
@@ -108,7 +111,8 @@ _LATER = {
         ),
         "transforms": (
             *("Split", "gauss_newton_vp", "hessian", "hvp", "jacobian"),
-            *("linearize", "per_example_grad", "rematerialize", "split_vjp", "transpose", "vmap"),
+            *("linearize", "per_example_grad", "rematerialize", "sparse_hessian", "sparse_jacobian"),
+            *("split_vjp", "transpose", "vmap"),
         ),
         "transforms.first_order": ("grad", "jvp", "value_and_grad", "vjp"),
     }.items()

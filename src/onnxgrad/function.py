@@ -7,9 +7,10 @@ number of threads.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -18,7 +19,8 @@ import onnx_ir as ir
 from onnxgrad import transforms
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.graph import prune, subgraphs
+from onnxgrad.ir.constants import constant
+from onnxgrad.ir.graph import named_values, prune, subgraphs
 from onnxgrad.model_io import AnyModel, load_model, signature
 from onnxgrad.runtime import Options, Session
 from onnxgrad.runtime.feeds import bind, feed
@@ -26,6 +28,9 @@ from onnxgrad.transforms import first_order
 from onnxgrad.transforms.gradient_lowering import needs_lowering, open_lowered
 from onnxgrad.transforms.select_values import Names
 from onnxgrad.transforms.vmap import Axes
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 #: Names of outputs, by what they are of: ``{"x": "x_grad"}``, ``{"y": {"x": "y_x_jacobian"}}``.
 Results = Mapping[str, Any]
@@ -169,6 +174,42 @@ class Function:
         """The product of the Gauss-Newton matrix and a vector: arguments as for `hvp`."""
         return self._derive(transforms.gauss_newton_vp, lambda s: s.products, wrt=wrt, of=of, loss=loss)
 
+    def sparse_jacobian(self, *, wrt: str, of: str | None = None) -> Callable[..., csr_array]:
+        """A function of the same arguments that gives the Jacobian as a ``scipy.sparse.csr_array``.
+
+        Its shape is (elements of `of`, elements of `wrt`), both in C order. Where it can be nonzero is found out at the
+        first call for arguments of these shapes (see `onnxgrad.sparse_jacobian`).
+        """
+        return self._sparse(transforms.sparse_jacobian, wrt, of)
+
+    def sparse_hessian(self, *, wrt: str, of: str | None = None) -> Callable[..., csr_array]:
+        """As `sparse_jacobian`: the Hessian of the sum of `of`."""
+        return self._sparse(transforms.sparse_hessian, wrt, of)
+
+    def _sparse(self, transform: Callable[..., ir.Model], wrt: str, of: str | None) -> Callable[..., csr_array]:
+        ends = (of,) if of is not None else self._float_results() or ()
+        if transform is transforms.sparse_jacobian and len(ends) != 1:
+            raise BadInput(f"the model has {len(ends)} float outputs; name one of {', '.join(ends)} with `of`")
+        at_once = ends[0] if len(ends) == 1 else ends
+
+        def at(*args: Any, **kwargs: Any) -> csr_array:
+            from scipy.sparse import csr_array
+
+            feeds = self.feeds(*args, **kwargs)
+            shapes = {n: a.shape for n, a in feeds.items() if isinstance(a, np.ndarray)}
+
+            def make() -> tuple[Function, np.ndarray, np.ndarray, tuple[int, int]]:
+                model = transform(self.model, wrt=wrt, of=at_once, shapes=shapes)
+                values, ((name, where),) = named_values(model.graph), signature(model).patterns.items()
+                indices, indptr = (_given_constant(values[where[part]]) for part in ("indices", "indptr"))
+                size = math.prod(n for n in values[wrt].shape or () if isinstance(n, int))
+                return self._with(model, lambda _: {name: name}), indices, indptr, (indptr.size - 1, size)
+
+            f, indices, indptr, shape = self._kept((transform, wrt, at_once, *shapes.items()), make)
+            return csr_array((f(**feeds), indices.copy(), indptr.copy()), shape=shape)
+
+        return at
+
     def per_example_grad(self, *, wrt: Names, of: Names | None = None, batch: int = 0, shared: Names = ()) -> Function:
         """The gradient for each example by itself, of shape ``[examples] + wrt.shape``."""
         transform = transforms.per_example_grad
@@ -283,6 +324,14 @@ def _with_outputs(model: AnyModel, names: Names) -> ir.Model:
         opened.graph.outputs.append(values[name])
     prune(opened.graph)
     return opened
+
+
+def _given_constant(output: ir.Value) -> np.ndarray:
+    """The elements of an output that hands on a constant."""
+    node = output.producer()
+    found = constant(output) if node is None else constant(node.inputs[0])  # type: ignore[arg-type]
+    assert found is not None
+    return found
 
 
 def _overwrites_inputs(node: ir.Node) -> bool:

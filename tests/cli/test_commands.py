@@ -80,6 +80,17 @@ def test_grad_writes_what_the_library_gives(path, mode, function):
     assert sorted(os.listdir(path.parent)) == ["d.onnx", "m.onnx"]
 
 
+@pytest.mark.parametrize(("mode", "shape"), [("sparse_jacobian", "float(24)"), ("sparse_hessian", "float(36)")])
+def test_sparse_modes_take_sizes_of_dimensions(path, mode, shape):
+    pytest.importorskip("scipy")
+    out = path.parent / "d.onnx"
+    assert_refused(command("grad", path, "--wrt", "x", "--mode", mode, "-o", out), "the shape of 'x' is not known")
+    done = command("grad", path, "--wrt", "x", "--mode", mode, "--dim", "N=4", "-o", out)
+    assert done.returncode == 0, done.stderr
+    assert shape in done.stdout
+    assert_sound(onnx.load(out))
+
+
 def test_grad_says_when_it_raised_the_model(tmp_path):
     onnx.save(mlp(11), tmp_path / "old.onnx")
     done = command("grad", "old.onnx", "--wrt", "w", "-o", "new.onnx", cwd=tmp_path)

@@ -163,3 +163,12 @@ def test_every_example_is_tested_and_shown():
 
 def test_draw_graph(example, picture):
     assert example("draw_graph").main(picture) == (2, 7)
+
+
+def test_sparse_newton(example):
+    pytest.importorskip("scipy")
+    u, sizes = example("sparse_newton").main(12)
+    assert len(sizes) <= 6  # it converges quadratically
+    assert sizes[-1] < 1e-13
+    assert (u > 0).all()
+    np.testing.assert_allclose(u, u.T, atol=1e-12)

@@ -33,11 +33,16 @@ class Transform(enum.StrEnum):
     jacobian = "jacobian"
     hessian = "hessian"
     hvp = "hvp"
+    sparse_jacobian = "sparse_jacobian"
+    sparse_hessian = "sparse_hessian"
 
 
 Dims = Annotated[
     list[str] | None,
-    typer.Option("--dim", help="How large a dimension is that the model leaves open, for --memory: N=64. Repeatable."),
+    typer.Option(
+        "--dim",
+        help="How large a dimension is that the model leaves open, for --memory and sparse modes: N=64. Repeatable.",
+    ),
 ]
 
 
@@ -81,7 +86,7 @@ def grad(
             help="grad: gradients of the sum of `of`, nothing else. value_and_grad: the same beside the "
             "outputs of the model. vjp: for cotangents given as inputs. jvp: tangents for given tangents. "
             "jacobian: all derivatives of `of`. hessian: all second ones of its sum. hvp: their product "
-            "with given tangents."
+            "with given tangents. sparse_jacobian, sparse_hessian: those that can be nonzero."
         ),
     ] = Transform.grad,
     straight_through: StraightThrough = None,
@@ -114,7 +119,7 @@ def grad(
         of = [f"{name}[:,{class_}]" for name in of or default_of(primal.graph)]
     with registry.straight_through(*straight_through or ()), custom_rules(*rule or ()), checkpointing(_period(every)):
         derived = getattr(first_order if hasattr(first_order, mode.value) else transforms, mode.value)(
-            primal, wrt=wrt, of=of or None
+            primal, wrt=wrt, of=of or None, **({"shapes": _shapes(primal, dim)} if mode.value in _SPARSE else {})
         )
     plan = None
     if memory is not None:
@@ -123,6 +128,19 @@ def grad(
     _summary(primal, derived, files)
     if plan is not None:
         console().print(f"memory: {plan}", markup=False, highlight=False, soft_wrap=True)
+
+
+_SPARSE = (Transform.sparse_jacobian, Transform.sparse_hessian)
+
+
+def _shapes(model: ir.Model, dim: Sequence[str] | None) -> dict[str, list[int]]:
+    """The shapes of those inputs that ``--dim`` names a dimension of."""
+    sizes, found = dims_of(dim), {}
+    for v in model.graph.inputs:
+        dims = [sizes.get(str(d), d) for d in v.shape or ()]
+        if any(str(d) in sizes for d in v.shape or ()):
+            found[v.name or ""] = [d for d in dims if isinstance(d, int)]
+    return found
 
 
 def _period(text: str | None) -> Every:
@@ -143,6 +161,7 @@ def _summary(primal: ir.Model, derived: ir.Model, files: list[Path]) -> None:
         ("output", names.products),
         *(("output", {f"{a}, {b}": made for b, made in row.items()}) for a, row in names.jacobians.items()),
         *(("output", {f"{a}, {b}": made for b, made in row.items()}) for a, row in names.hessians.items()),
+        *(("output", {f"{a}, {part}": made for part, made in row.items()}) for a, row in names.patterns.items()),
     ):
         for name, made in mapping.items():
             table.add_row(*map(cell, (kind, made, _type(values[made]), name)))

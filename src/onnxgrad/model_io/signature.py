@@ -29,6 +29,8 @@ class Signature:
         products: of each `wrt` of a Hessian- or Gauss-Newton-vector product, the output that holds it.
         jacobians: of each `of`, and then of each `wrt`, the output that holds the Jacobian.
         hessians: of each pair of `wrt`, the output that holds that block of the Hessian.
+        patterns: of each output that holds the entries of a sparse matrix, the outputs that say where these are:
+            ``{"indices": …, "indptr": …}``.
         residuals: what the two halves of a split derivative hand on; outputs of one, inputs of the other.
     """
 
@@ -39,6 +41,7 @@ class Signature:
     products: dict[str, str] = field(default_factory=dict)
     jacobians: dict[str, dict[str, str]] = field(default_factory=dict)
     hessians: dict[str, dict[str, str]] = field(default_factory=dict)
+    patterns: dict[str, dict[str, str]] = field(default_factory=dict)
     residuals: list[str] = field(default_factory=list)
 
     @property

@@ -5,6 +5,7 @@ from onnxgrad.transforms.linearize import Split, linearize, split_vjp, transpose
 from onnxgrad.transforms.per_example import per_example_grad
 from onnxgrad.transforms.rematerialize import Rematerialized, rematerialize
 from onnxgrad.transforms.second_order import gauss_newton_vp, hvp
+from onnxgrad.transforms.sparse import sparse_hessian, sparse_jacobian
 from onnxgrad.transforms.vmap import vmap
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "linearize",
     "per_example_grad",
     "rematerialize",
+    "sparse_hessian",
+    "sparse_jacobian",
     "split_vjp",
     "transpose",
     "vmap",

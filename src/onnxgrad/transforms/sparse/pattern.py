@@ -1,0 +1,155 @@
+"""Where a derivative can be other than zero, from the graph: dependences of elements, composed along the nodes.
+
+A pattern is what can be nonzero for some input: it holds for every point, and may hold more than there is. It takes
+sizes that are known, and constants where an operator moves elements by numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from onnxgrad.engine.activity import is_differentiable, rule_of
+from onnxgrad.errors import BadInput
+from onnxgrad.ir import Builder
+from onnxgrad.ir.constants import constant, is_repeatable
+from onnxgrad.ir.graph import ancestors, captured, subgraphs
+from onnxgrad.ir.names import described
+from onnxgrad.rules.rule import Elementwise, Zero
+from onnxgrad.transforms.sparse.dependence import MOST_ENTRIES, RULES, Operand, Shape, SizedNode, Unknown, elementwise
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+
+def pattern_of(builder: Builder, nodes: Sequence[ir.Node], of: ir.Value, wrt: ir.Value) -> csr_array:
+    """The boolean matrix of (elements of `of`, elements of `wrt`) whose derivative `nodes` may make nonzero.
+
+    Raises:
+        BadInput: a size on the way is not known, or the pattern has too many entries to be called sparse.
+    """
+    from scipy.sparse import csr_array, eye_array
+
+    size = math.prod(shape_of(wrt))
+    walk = _Walk(builder, {wrt: csr_array(eye_array(size, dtype=bool, format="csr"))})
+    for node in ancestors(list(nodes), [of], {wrt}):
+        walk.through(node)
+    found = walk.patterns.get(of)
+    if found is None:
+        return csr_array((math.prod(shape_of(of)), size), dtype=bool)
+    found.sum_duplicates()
+    found.sort_indices()
+    return found
+
+
+def shape_of(value: ir.Value) -> Shape:
+    """The sizes of `value`, all of which must be known."""
+    dims = value.shape
+    if dims is None or not all(isinstance(d, int) for d in dims):
+        hint = "a sparsity pattern takes sizes that are known: give `shapes` for the inputs, or use Function"
+        raise BadInput(f"the shape of {value.name!r} is not known: {dims}\n  hint: {hint}")
+    return tuple(d for d in dims if isinstance(d, int))
+
+
+class _Walk:
+    """Patterns and constants of the values met so far."""
+
+    def __init__(self, builder: Builder, patterns: dict[ir.Value, csr_array]) -> None:
+        self.b, self.patterns = builder, patterns
+        self.constants: dict[ir.Value, np.ndarray | None] = {}
+
+    def through(self, node: ir.Node) -> None:
+        """Note what `node` gives."""
+        rule = rule_of(node, self.b)
+        asked = {
+            i
+            for i, v in enumerate(node.inputs)
+            if v in self.patterns and not isinstance(rule, Zero) and (rule is None or rule.carries(i))
+        }
+        inner = [v for v in captured(node) if v in self.patterns]
+        if not asked and not inner:
+            self._fold(node)
+            return
+        moved = [v for v in node.outputs if v.name and is_differentiable(v)]
+        try:
+            if inner or node.domain:
+                raise Unknown
+            write = elementwise if isinstance(rule, Elementwise) else RULES.get(node.op_type)
+            if write is None:
+                raise Unknown
+            opset = self.b.infer.context.get_opset_version("")
+            operands = [None if v is None else self._operand(v, i in asked) for i, v in enumerate(node.inputs)]
+            found = write(SizedNode(node, opset, operands, [shape_of(v) for v in node.outputs if v.name]))
+            for value, parts in zip(node.outputs, found):
+                self._note(node, value, [self._composed(node.inputs[i], m) for i, m in parts.items() if i in asked])
+        except Unknown:
+            sources = [self.patterns[v] for v in {*inner, *(node.inputs[i] for i in asked)} if v is not None]
+            for value in moved:
+                self._note(node, value, [self._everything(node, p, math.prod(shape_of(value))) for p in sources])
+
+    def _composed(self, value: ir.Value | None, made: csr_array | None) -> csr_array:
+        held = self.patterns[value]  # type: ignore[index]
+        return held if made is None else made @ held
+
+    def _everything(self, node: ir.Node, p: csr_array, rows: int) -> csr_array:
+        """Every one of `rows` elements depends on whatever any element of `p` does."""
+        from scipy.sparse import csr_array
+
+        columns = np.unique(p.indices)
+        self._refuse(node, columns.size * rows)
+        starts = np.arange(rows + 1, dtype=np.int64) * columns.size
+        entries = np.ones(columns.size * rows, bool)
+        return csr_array((entries, np.tile(columns, rows), starts), shape=(rows, p.shape[1]))
+
+    def _note(self, node: ir.Node, value: ir.Value, parts: list[csr_array]) -> None:
+        if not parts or not is_differentiable(value):
+            return
+        total = parts[0]
+        for p in parts[1:]:
+            total = total + p
+        self._refuse(node, total.nnz)
+        self.patterns[value] = total
+
+    def _refuse(self, node: ir.Node, entries: int) -> None:
+        if entries > MOST_ENTRIES:
+            raise BadInput(
+                f"the Jacobian is not sparse: {described(node)} has {entries} entries\n  hint: use jacobian, or jvp"
+            )
+
+    # --- constants ---------------------------------------------------------------------------------
+
+    def _operand(self, value: ir.Value, asked: bool) -> Operand:
+        return Operand(shape_of(value), None if asked else self._constant(value), asked)
+
+    def _constant(self, value: ir.Value) -> np.ndarray | None:
+        if value not in self.constants:
+            self.constants[value] = constant(value)
+        return self.constants[value]
+
+    def _fold(self, node: ir.Node) -> None:
+        """Note what `node` makes of constants; it has no more elements than a pattern."""
+        value, opset = node.outputs[0], self.b.infer.context.get_opset_version("")
+        dims = None if node.inputs[:1] == () or node.inputs[0] is None else node.inputs[0].shape
+        if node.op_type == "Shape" and dims is not None and all(isinstance(d, int) for d in dims):
+            start, end = (a.as_int() if (a := node.attributes.get(k)) else None for k in ("start", "end"))
+            self.constants[value] = np.array(list(dims)[start:end], np.int64)
+            return
+        shape = value.shape
+        if node.domain or len(node.outputs) != 1 or subgraphs(node) or shape is None or node.op_type == "Constant":
+            return
+        if not all(isinstance(d, int) for d in shape) or math.prod(shape_of(value)) > MOST_ENTRIES >> 4:
+            return
+        feeds = {v.name or "": self._constant(v) for v in node.inputs if v is not None}
+        if any(a is None for a in feeds.values()) or not is_repeatable(node.op_type, "", opset):
+            return
+        try:
+            results: Any = ReferenceEvaluator(ir.to_proto(node), opsets={"": opset}).run(None, feeds)
+        except Exception:  # the evaluator does not know the operator: nothing is known
+            return
+        if isinstance(results[0], (np.ndarray, np.generic)):
+            self.constants[value] = np.asarray(results[0])
