@@ -75,7 +75,7 @@ class Backend(onnx.backend.base.Backend):
         if not cls.supports_device(device):
             raise ValueError(f"onnxgrad runs on the CPU here, not on {device}")
         if trains(model):
-            return BackendRep(written_out(model))
+            return BackendRep(lowered(model))
         try:
             return BackendRep(model)
         except BadInput as e:  # nothing of ours: newer than the runtime, or without a kernel there
@@ -118,11 +118,11 @@ class ReferenceEvaluator(onnx.reference.ReferenceEvaluator):
         elif isinstance(proto, bytes):
             proto = onnx.load_from_string(proto)
         if isinstance(proto, onnx.ModelProto) and trains(proto):
-            proto = written_out(proto)
+            proto = lowered(proto)
         super().__init__(proto, **kwargs)
 
 
-def written_out(model: onnx.ModelProto) -> onnx.ModelProto:
+def lowered(model: onnx.ModelProto) -> onnx.ModelProto:
     """The inference graph of `model` without operators of the training domain; training information is left out.
 
     A model that imports no standard operators, having none, imports opset 21 of them.

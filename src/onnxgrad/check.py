@@ -21,7 +21,7 @@ from onnxgrad.ir.graph import named_values, reads, subgraphs
 from onnxgrad.lower import expand
 from onnxgrad.lower.contrib import formals
 from onnxgrad.lower.function_bodies import body_of
-from onnxgrad.lower.registry import written_out
+from onnxgrad.lower.registry import lowering_for
 from onnxgrad.model_io import AnyModel, Opened
 from onnxgrad.model_io.validity import blamed
 from onnxgrad.rules.registry import registry
@@ -128,7 +128,7 @@ def _tabulate(report: Report, graph: ir.Graph, wrt: list[ir.Value], of: list[ir.
                 bodies[node] = body
                 inside.update(dict.fromkeys(body, inside.get(node) or node.op_type))
                 if node not in inside:
-                    status = LOWERING if written_out(node.op_type, node.domain) else BODY
+                    status = LOWERING if lowering_for(node.op_type, node.domain) else BODY
                     note(node, status)
                     kinds = ", ".join(dict.fromkeys(n.op_type for n in body))
                     rows[node.domain, node.op_type, status].detail = f"by {kinds}"
@@ -161,7 +161,7 @@ def _inner_status(inner: ir.Node, outer: ir.Node, builder: Builder) -> tuple[str
     rule = rule_of(inner, builder)
     if rule is not None:
         return rule.kind, first_line(rule) or rule.reason
-    if written_out(inner.op_type, inner.domain):
+    if lowering_for(inner.op_type, inner.domain):
         return LOWERING, f"in {outer.op_type}"
     opset = builder.infer.context.get_opset_version(inner.domain)
     return (BODY, f"in {outer.op_type}") if body_of(inner, opset, builder.opset) else (NO_RULE, f"in {outer.op_type}")
@@ -198,7 +198,7 @@ def operators() -> list[Operator]:
     for schema in sorted(onnx.defs.get_all_schemas(), key=lambda s: s.name):
         if schema.deprecated or (schema.domain, schema.name) in known:
             continue
-        lowering = written_out(schema.name, schema.domain)
+        lowering = lowering_for(schema.name, schema.domain)
         if schema.domain != "" and lowering is None:
             continue
         if lowering is not None:
@@ -209,7 +209,7 @@ def operators() -> list[Operator]:
             status = BODY if _closed(schema.name) else NO_RULE
             table.append(Operator("", schema.name, schema.since_version, status, [], ""))
     for (domain, name), inputs in sorted(formals.items()):  # no package specifies these
-        formula = (inspect.getdoc(written_out(name, domain)) or "").partition("\n")[0]
+        formula = (inspect.getdoc(lowering_for(name, domain)) or "").partition("\n")[0]
         table.append(Operator(domain, name, 1, LOWERING, [i for i, may in inputs if may], formula))
     return table
 
@@ -246,7 +246,7 @@ def _closed(op_type: str) -> bool:
         return bool(schema.has_context_dependent_function)  # type: ignore[attr-defined]
     for node in schema.function_body.node:
         rule = registry.get(node.domain, node.op_type, onnx.defs.onnx_opset_version())
-        if rule is None and not written_out(node.op_type, node.domain) and not _closed(node.op_type):
+        if rule is None and not lowering_for(node.op_type, node.domain) and not _closed(node.op_type):
             return False
         if isinstance(rule, Undefined):
             return False

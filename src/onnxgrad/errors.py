@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
+import warnings
 from collections.abc import Iterable
 
 #: Control characters, what turns the direction of text, what has no width, and halves of characters.
@@ -88,3 +90,14 @@ class TrainingError(OnnxGradError):
 
 class RuleError(RuntimeError):
     """A rule broke its contract (wrong dtype, rank or number of gradients)."""
+
+
+def warn_caller(warning: Warning | str) -> None:
+    """Warn at the line that called into onnxgrad, through however many of its own functions and context managers."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (
+        "onnxgrad",
+        "contextlib",
+    ):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(warning, stacklevel=level)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrad.batching import operator_rules
-from onnxgrad.batching.directions import Stacked, along
+from onnxgrad.batching.directions import Batched, vmapped
 from onnxgrad.ir import Builder
 from onnxgrad.ir.cleanup import finish
 from tests.models import nodes_of
@@ -190,7 +190,7 @@ def build(op, operands, attrs, which, symbolic, count=1):
         alike = [ir.Value(name=b.names.fresh("like"), type=x.value.type, shape=ir.Shape(x.value.shape[1:]))
                  if i in which else x.value for i, x in enumerate(xs)]  # fmt: skip
         found = one.emit(op, *(one.var(v) for v in alike), outputs=count, **attrs)
-        results = along(b, [xs[i] for i in which], write, [Stacked(y) for y in ([found] if count == 1 else found)])
+        results = vmapped(b, [xs[i] for i in which], write, [Batched(y) for y in ([found] if count == 1 else found)])
     else:
         results = write([])
     graph.outputs.extend(y.value for y in results)

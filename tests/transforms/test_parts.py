@@ -118,8 +118,9 @@ def test_the_sum_of_a_softmax_is_told_to_be_constant() -> None:
         ("", "y[0]"),
         ("", "y[1:]"),
     ):
-        with pytest.warns(ZeroDerivative, match=r"(?s)rows of a Softmax sum to 1.*such as of="):
+        with pytest.warns(ZeroDerivative, match=r"(?s)rows of a Softmax sum to 1.*such as of=") as told:
             derived = grad(classifier(more=more), wrt="x", of=of)
+        assert [w.filename for w in told] == [__file__]
         np.testing.assert_allclose(ReferenceEvaluator(derived).run(None, {"x": X})[0], 0, atol=1e-6)
 
 
@@ -140,8 +141,9 @@ def test_a_derivative_that_nothing_leads_to_is_told() -> None:
     ):
         model = classifier(more=more)
         for derive in (grad, vjp, jvp):
-            with pytest.warns(ZeroDerivative, match=says):
+            with pytest.warns(ZeroDerivative, match=says) as told:
                 derive(model, wrt="x", of=of)
+            assert [w.filename for w in told] == [__file__]  # the line that asked, not one behind the decorators
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             report = check(model, wrt="x", of=of)

@@ -30,7 +30,7 @@ MOST_ELEMENTS = 2**26
 
 
 @dataclass
-class Stacked:
+class Batched:
     """A result batched over directions.
 
     Attributes:
@@ -44,11 +44,11 @@ class Stacked:
     sizes: Var | None = None
 
 
-def along(
+def vmapped(
     builder: Builder,
     seeds: Sequence[Var],
     write: Callable[[list[Var]], list[Var]],
-    results: Sequence[Stacked],
+    results: Sequence[Batched],
     guarded: bool = True,
 ) -> list[Var]:
     """What `write` gives for every slice, along the first axis, of all `seeds` together, stacked.
@@ -127,14 +127,14 @@ def _first_to(x: Var, axis: int) -> Var:
     return x.builder.Transpose(x, perm=[*axes[:axis], 0, *axes[axis:]])
 
 
-def _ranked(y: Var, result: Stacked) -> Var:
+def _ranked(y: Var, result: Batched) -> Var:
     """`y`, of known rank: a derivative has the shape of its value."""
     if y.value.shape is None and y.value.producer() is not None:
         y.value.shape = result.like.value.shape
     return y
 
 
-def _none(b: Builder, result: Stacked) -> Var:
+def _none(b: Builder, result: Batched) -> Var:
     """The result for zero directions."""
     like, at = Var(b, result.like.value), result.axis
     if result.sizes is None:
@@ -145,7 +145,7 @@ def _none(b: Builder, result: Stacked) -> Var:
     return b.Expand(b.const(0, like.dtype), b.join(parts[0], [0], parts[1]))
 
 
-def _unless_none(o: Builder, seeds: Var, emit: Callable[[Builder], list[Var]], results: Sequence[Stacked]) -> list[Var]:
+def _unless_none(o: Builder, seeds: Var, emit: Callable[[Builder], list[Var]], results: Sequence[Batched]) -> list[Var]:
     """What `emit` writes if there are any seeds: ONNX Runtime fails on a Scan of zero steps."""
     likes = []
     for r in results:

@@ -19,7 +19,7 @@ from onnxgrad.control_flow.indexed_slices import step_slices
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis
 from onnxgrad.control_flow.reverse_iteration import Backwards, StepInput
 from onnxgrad.control_flow.saved_states import saved_state
-from onnxgrad.control_flow.saved_values import written_out
+from onnxgrad.control_flow.saved_values import stack_saved
 from onnxgrad.engine import reverse
 from onnxgrad.engine.reverse import summed
 from onnxgrad.ir import Builder, Var, same_shape
@@ -62,7 +62,7 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     at_hand: dict[ir.Value, StepInput] = {}
     if save_policy(op.node) is SavePolicy.RESIDUALS:
         primal = list(itertools.takewhile(lambda n: n is not border, body))
-        columns = written_out(op, b, primal, list(body.outputs), [s.value for s in steps])
+        columns = stack_saved(op, b, primal, list(body.outputs), [s.value for s in steps])
         instead = {v: c.inner for v, c in columns.items()}
         backs = [Var(b, instead.get(g.value, g.value)) for g in backs]
         found = {v: Var(b, instead.get(g.value, g.value)) for v, g in found.items()}

@@ -25,7 +25,7 @@ _SHAPED = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze",
 _PICKED = _SHAPED | {"Gather", "Slice", "Cast", "CastLike", "Shape", "Expand", "Concat"}
 
 
-def written_out(
+def stack_saved(
     op: Op, b: Builder, primal: Sequence[ir.Node], ends: Sequence[ir.Value], results: Iterable[ir.Value]
 ) -> dict[ir.Value, StepInput]:
     """Have the primal iteration stack the values of `primal` that `results` need; these then read columns.

@@ -12,7 +12,7 @@ from onnxgrad.ir.builder import FLOATS, Builder
 from onnxgrad.ir.graph import captured, reads
 from onnxgrad.ir.names import described
 from onnxgrad.lower import expand
-from onnxgrad.lower.registry import written_out
+from onnxgrad.lower.registry import lowering_for
 from onnxgrad.rules.registry import registry
 from onnxgrad.rules.rule import Rule, Undefined, Zero
 
@@ -52,7 +52,7 @@ def _is_estimated(value: ir.Value) -> bool:
             continue
         if registry.estimates(node.domain, node.op_type):
             return True
-        written = written_out(node.op_type, node.domain) is not None
+        written = lowering_for(node.op_type, node.domain) is not None
         for v in node.inputs:
             if v is not None and v not in seen and (v.dtype == value.dtype or (written and v.dtype not in FLOATS)):
                 seen.add(v)

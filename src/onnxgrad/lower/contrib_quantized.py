@@ -19,7 +19,7 @@ from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
 from onnxgrad.lower.contrib import attribute, contrib, needed
 from onnxgrad.lower.contrib_attention import projected
-from onnxgrad.lower.registry import written_out
+from onnxgrad.lower.registry import lowering_for
 
 
 def _scalar(b: Builder, x: Var | None) -> Var | None:
@@ -305,7 +305,7 @@ def dynamic_quantize_lstm(
     weights = [_gates(b, *w) for w in ((W, W_scale, W_zero_point), (R, R_scale, R_zero_point))]
     operands = [X, *weights, B, sequence_lens, initial_h, initial_c, P]
     inputs = [None if v is None else v.value for v in operands]
-    lstm = written_out("LSTM")
+    lstm = lowering_for("LSTM")
     assert lstm is not None
     return lstm(b, ir.Node("", "LSTM", inputs, list(node.attributes.values()), num_outputs=3))
 

@@ -33,7 +33,7 @@ def lowering(*names: str, domain: str = "") -> Callable[[_Lowering], _Lowering]:
     return register
 
 
-def written_out(op_type: str, domain: str = "") -> Lowering | None:
+def lowering_for(op_type: str, domain: str = "") -> Lowering | None:
     """What is written here for an operator, or None."""
     return _table.get(("" if domain == "ai.onnx" else domain, op_type))
 
@@ -53,7 +53,7 @@ def attribute(b: Builder, node: ir.Node, name: str) -> Any:
 
 def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
     """Replace `node`, in its graph, by what is written here for it; the new nodes, or None if nothing is."""
-    lower = written_out(node.op_type, node.domain)
+    lower = lowering_for(node.op_type, node.domain)
     return None if lower is None else replace(builder, node, lower)
 
 

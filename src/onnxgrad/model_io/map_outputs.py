@@ -7,11 +7,9 @@ in (CastMap, DictVectorizer) has no tensor to stand for it, and is refused.
 
 from __future__ import annotations
 
-import warnings
-
 import onnx
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, warn_caller
 
 
 def without_maps(proto: onnx.ModelProto, what: str) -> onnx.ModelProto:
@@ -45,10 +43,9 @@ def without_maps(proto: onnx.ModelProto, what: str) -> onnx.ModelProto:
                     f"the output {value.name!r} of {what} is a map, which is no tensor, and no ZipMap makes it\n"
                     "  hint: drop that output"
                 )
-            warnings.warn(
+            warn_caller(
                 f"the output {value.name!r} is the tensor {sources[value.name]!r} here; the ZipMap that made "
-                "dictionaries of its rows is left out",
-                stacklevel=2,
+                "dictionaries of its rows is left out"
             )
             value.type.Clear()
             value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -12,8 +11,8 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.context import current
-from onnxgrad.errors import BadInput, shown
-from onnxgrad.ir.opset_floor import settle_opset
+from onnxgrad.errors import BadInput, shown, warn_caller
+from onnxgrad.ir.downgrade import settle_opset
 from onnxgrad.model_io.checks.declared_sizes import check_calls
 from onnxgrad.model_io.checks.nodes import check_nodes
 from onnxgrad.model_io.fold_shapes import infer_and_fold
@@ -91,10 +90,9 @@ class Opened:
         for info in training_info(self.model):
             missing = sorted(outside_names(info) - {n for n in have if n})
             if missing:
-                warnings.warn(
+                warn_caller(
                     f"training information dropped: it refers to {shown(', '.join(missing))}, "
-                    "which the derived model does not have",
-                    stacklevel=4,
+                    "which the derived model does not have"
                 )
             else:
                 kept.append(info)

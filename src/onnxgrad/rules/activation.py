@@ -10,10 +10,10 @@ import math
 import onnx_ir as ir
 
 from onnxgrad.ir import Var
-from onnxgrad.rules.masks import is_step, positive
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import elementwise
 from onnxgrad.rules.rule import Result
+from onnxgrad.rules.step_functions import is_step, positive
 
 
 @elementwise("Sigmoid")

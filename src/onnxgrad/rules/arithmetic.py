@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from onnxgrad.ir import Var
+from onnxgrad.rules.double_where import may_be_discarded, settled
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import elementwise, linear
 from onnxgrad.rules.rule import Result
-from onnxgrad.rules.where_guards import may_be_discarded, settled
 
 
 @elementwise("Add")

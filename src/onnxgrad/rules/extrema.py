@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Var
-from onnxgrad.rules.masks import HALF, STEEP, comparable, heaviside
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import elementwise
 from onnxgrad.rules.rule import Result, add
+from onnxgrad.rules.step_functions import HALF, STEEP, comparable, heaviside
 
 
 @elementwise("Abs")

@@ -15,10 +15,10 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Var, expand_to, product, reshape_to
 from onnxgrad.ir.constants import MOST_WRITTEN
-from onnxgrad.rules.masks import HALF, comparable, lowest
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
 from onnxgrad.rules.rule import Result, Tangents
+from onnxgrad.rules.step_functions import HALF, comparable, lowest
 
 
 def restored(op: Op, z: Var, x: Var, axes: Any) -> Var:

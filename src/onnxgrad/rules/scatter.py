@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Var, reshape_to
 from onnxgrad.rules.index import HALF, numbered
-from onnxgrad.rules.masks import comparable
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
 from onnxgrad.rules.rule import Result, Tangents
+from onnxgrad.rules.step_functions import comparable
 
 
 class _Places:

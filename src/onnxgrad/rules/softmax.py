@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from onnxgrad.ir import Var
-from onnxgrad.rules.masks import lowest
+from onnxgrad.rules.double_where import may_be_discarded
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule, symmetric
 from onnxgrad.rules.rule import Result, Tangents
-from onnxgrad.rules.where_guards import may_be_discarded
+from onnxgrad.rules.step_functions import lowest
 
 
 def _known(op: Op, y: Var, otherwise: Any) -> Var:

@@ -21,7 +21,7 @@ import onnxruntime
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.cleanup import has_transpose, vector_products
-from onnxgrad.ir.opset_floor import loadable
+from onnxgrad.ir.downgrade import loadable
 from onnxgrad.runtime.feeds import feed
 from onnxgrad.runtime.kernels import at_hand, library, wants_kernels, with_kernels
 from onnxgrad.runtime.rewrites import REWRITES, optimized

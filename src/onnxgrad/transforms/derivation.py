@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,12 +11,12 @@ import onnx_ir as ir
 
 from onnxgrad import control_flow  # noqa: F401  (it fills the registry)
 from onnxgrad import rules as _rules  # noqa: F401
-from onnxgrad.batching.directions import Stacked, along
+from onnxgrad.batching.directions import Batched, vmapped
 from onnxgrad.context import current
 from onnxgrad.engine import forward, reverse
 from onnxgrad.engine.activity import prepare, stoppers
 from onnxgrad.engine.function_calls import CALL
-from onnxgrad.errors import BadInput, ZeroDerivative
+from onnxgrad.errors import BadInput, ZeroDerivative, warn_caller
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.graph import ancestors, named_values
@@ -119,7 +118,7 @@ class Derivation:
                 reason = f"nothing but {', '.join(why)} connects them" if why else "nothing connects them"
                 kinds = ("gradient of", "with respect to") if of is self.wrt else ("tangent by", "of")
                 message = f"the {kinds[0]} {ends} {kinds[1]} {name!r} is zero: {reason}"
-                warnings.warn(ZeroDerivative(message, name), stacklevel=7)
+                warn_caller(ZeroDerivative(message, name))
         return [derivatives.get(v) or self.zeros(v) for v in of.values()]
 
     def pull_back(self, seeds: Mapping[ir.Value, Var]) -> None:
@@ -130,7 +129,7 @@ class Derivation:
                 whole = name.rpartition("[")[0] if name.endswith("]") else name
                 hint = f"take one class of it, such as of='{whole or name}{part}', or a loss"
                 message = f"the gradient of the sum of {name!r} is zero: rows of a {operator} sum to 1\n  hint: {hint}"
-                warnings.warn(ZeroDerivative(message, name), stacklevel=6)
+                warn_caller(ZeroDerivative(message, name))
         found = reverse(self.builder, self.nodes, seeds, list(self.wrt.values()))
         self.add_gradients(self.found(found, self.wrt))
 
@@ -182,8 +181,8 @@ class Derivation:
                 hint = "declare its shape in the model's value_info"
                 raise BadInput(f"the rank of {name!r} is not known\n  hint: {hint}")
         self.lowered(of)
-        results = [Stacked(self.builder.var(self.builder.now(v))) for v in likes.values()]
-        return along(self.builder, seeds, write, results)
+        results = [Batched(self.builder.var(self.builder.now(v))) for v in likes.values()]
+        return vmapped(self.builder, seeds, write, results)
 
     def ones(self) -> dict[ir.Value, Var]:
         """The seeds for which the cotangent of `wrt` is the gradient of the sum of `of`."""

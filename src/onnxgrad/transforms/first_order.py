@@ -34,7 +34,7 @@ def vjp(
             in which nothing stands for zero.
         directions: a number, or a name for one that each run chooses, of cotangents to pull back at once. All of
             them, and all gradients, then have one more axis in front; the primal is computed once.
-        rules: derivatives of your own, from `custom_vjp` or `custom_jvp`, or files that hold them.
+        rules: custom rules, from `custom_vjp` or `custom_jvp`, or files that hold them.
 
     Returns:
         A model of the kind that came in (a path gives a ModelProto) with the primal inputs and outputs

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
-from onnxgrad.batching.directions import Stacked, along, identity
+from onnxgrad.batching.directions import Batched, identity, vmapped
 from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
@@ -116,7 +116,7 @@ def _rows(d: Derivation, name: str, batch: int | None) -> dict[str, Var]:
 
     at = 0 if batch is None else 1
     likes = [_to_front(x, batch) for x in wrt.values()]  # for their shapes; nobody computes them
-    results = along(b, [_units(y, batch)], write, [Stacked(x, at) for x in likes])
+    results = vmapped(b, [_units(y, batch)], write, [Batched(x, at) for x in likes])
     return {n: _shaped(j, y, x, batch) for (n, x), j in zip(wrt.items(), results)}
 
 
@@ -137,8 +137,8 @@ def _columns(
         return [_to_front(found.get(v) or d.zeros(v), batch) for v in of.values()]
 
     likes = [_to_front(y, batch) for y in outs.values()]
-    stacked = [Stacked(y, 0 if first else y.rank) for y in likes]
-    results = along(b, [_units(x, batch)], write, stacked)
+    stacked = [Batched(y, 0 if first else y.rank) for y in likes]
+    results = vmapped(b, [_units(x, batch)], write, stacked)
     pairs = [(x, y) if first else (y, x) for y in outs.values()]
     return {n: _shaped(j, *pair, batch) for n, pair, j in zip(outs, pairs, results)}
 

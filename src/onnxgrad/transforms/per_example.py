@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.batching.directions import Stacked, along
+from onnxgrad.batching.directions import Batched, vmapped
 from onnxgrad.engine import reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Var
@@ -64,7 +64,7 @@ def per_example_grad(
         return gradients
 
     columns = [_examples_first(x, batch) for x in whole]
-    results = along(b, columns, write, [Stacked(b.var(v)) for v in d.wrt.values()])
+    results = vmapped(b, columns, write, [Batched(b.var(v)) for v in d.wrt.values()])
     d.graph.sort()
     d.add_gradients(results)
     return d.close()

@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad import control_flow, rules  # noqa: F401  (they fill the registry)
-from onnxgrad.batching.directions import Stacked, along
+from onnxgrad.batching.directions import Batched, vmapped
 from onnxgrad.batching.operator_rules import SIZES, WRITE
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var
@@ -94,8 +94,8 @@ def vmap(model: AnyModel, in_axes: Axes = 0, out_axes: Axes = 0, *, axis_size: i
         return [b.var(new.get(v, v)) for v in places]
 
     sizes = _Sizes(b, columns, axes)
-    results = [Stacked(b.var(v), at, sizes.of(v)) for v, at in places.items()]
-    found = dict(zip(places, along(b, columns, write, results, guarded=False)))
+    results = [Batched(b.var(v), at, sizes.of(v)) for v, at in places.items()]
+    found = dict(zip(places, vmapped(b, columns, write, results, guarded=False)))
     graph.sort()
     for name, value in ends.items():
         graph.outputs.append(_output(b, name, found[value], value) if value in found else value)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.batching.directions import Stacked, along
+from onnxgrad.batching.directions import Batched, vmapped
 from onnxgrad.eager.core.array import Array
 from onnxgrad.eager.core.cache import Cache
 from onnxgrad.eager.core.executable import Executable, model_of
@@ -313,5 +313,5 @@ def _directed(
         which[:] = [x is not None for x in found]
         return [b.zeros_like(like) if x is None else x for x, like in zip(found, likes) if like is not None]
 
-    made = iter(along(b, seeds, some, [Stacked(like) for like in likes if like is not None]))
+    made = iter(vmapped(b, seeds, some, [Batched(like) for like in likes if like is not None]))
     return [None if like is None else next(made) for like in likes]

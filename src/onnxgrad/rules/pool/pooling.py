@@ -11,11 +11,11 @@ import onnx_ir as ir
 from onnxgrad.ir import Var, expand_to
 from onnxgrad.ir.constants import MOST_WRITTEN
 from onnxgrad.rules.conv.geometry import size, windows
-from onnxgrad.rules.masks import is_nonnegative, lowest
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.pool.window_sums import scatter_mean, scatter_sum, tiled, upsample
 from onnxgrad.rules.registry import linear, rule
 from onnxgrad.rules.rule import Result, Tangents
+from onnxgrad.rules.step_functions import is_nonnegative, lowest
 
 
 def _winners(op: Op, x: Var, y: Var, kernel: list[int]) -> Var:

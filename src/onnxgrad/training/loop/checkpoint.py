@@ -16,7 +16,6 @@ import math
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,7 @@ import ml_dtypes  # noqa: F401  (it registers bfloat16 with numpy)
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput, TrainingError
+from onnxgrad.errors import BadInput, TrainingError, warn_caller
 from onnxgrad.files import open_ordinary, replacing, scratch
 
 __all__ = ["FILE", "Checkpoint", "check_state_fits", "fingerprint", "previous", "replacing"]
@@ -142,7 +141,7 @@ class Checkpoint:
         if version not in (1, _VERSION) or isinstance(version, (bool, float)):
             raise BadInput(f"the checkpoint {str(path)!r} has version {version}; this onnxgrad reads {_VERSION}")
         if version == 1:
-            warnings.warn(f"the checkpoint {str(path)!r} has no digests: damage to it would not show", stacklevel=2)
+            warn_caller(f"the checkpoint {str(path)!r} has no digests: damage to it would not show")
         elif digested is None:
             raise BadInput(f"the checkpoint {str(path)!r} is damaged: its digest is missing{_offer(path)}")
         state = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, warn_caller
 from onnxgrad.model_io import load_model, save_model, training_info
 from onnxgrad.remat import Plan
 from onnxgrad.runtime import Options, StepRunner
@@ -190,10 +189,9 @@ class Trainer:
                 self.options = replace(self.options, target=target)
                 self.machine = self._run_by(self.options)
             else:
-                warnings.warn(
+                warn_caller(
                     "the run was begun with kernels in C, which cannot be had here: it goes on with standard "
-                    "operators, whose sums may be rounded differently",
-                    stacklevel=2,
+                    "operators, whose sums may be rounded differently"
                 )
         return self.machine, self.options.target
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.batching.directions import Stacked, along
+from onnxgrad.batching.directions import Batched, vmapped
 from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Var
@@ -152,7 +152,7 @@ def _pushed(
         return [found.get(y) or d.zeros(y)]
 
     seeds = _seeds(d, plan.columns, plan.forward, x)
-    (found,) = along(d.builder, [seeds], write, [Stacked(d.builder.var(like))])
+    (found,) = vmapped(d.builder, [seeds], write, [Batched(d.builder.var(like))])
     return d.builder.reshape(found, [-1])
 
 
@@ -166,7 +166,7 @@ def _pulled(d: Derivation, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, p
         return [found.get(x) or d.zeros(x)]
 
     seeds = _seeds(d, plan.rows, plan.reverse, y)
-    (found,) = along(d.builder, [seeds], write, [Stacked(d.builder.var(x))])
+    (found,) = vmapped(d.builder, [seeds], write, [Batched(d.builder.var(x))])
     return d.builder.reshape(found, [-1])
 
 
