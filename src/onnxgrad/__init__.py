@@ -33,7 +33,19 @@ if TYPE_CHECKING:
     from onnxgrad.model_io.signature import Signature, signature
     from onnxgrad.rules.registry import straight_through
     from onnxgrad.runtime import Options, Session, StepRunner
-    from onnxgrad.training import Group, Loss, Optimizer, Schedule, Trainer, attach, compile_step, export_step
+    from onnxgrad.training import (
+        Group,
+        Loss,
+        Optimizer,
+        Schedule,
+        Trainer,
+        attach,
+        compile_step,
+        evaluate,
+        export_step,
+        predict,
+        train,
+    )
     from onnxgrad.transforms.first_order import grad, jvp, value_and_grad, vjp
     from onnxgrad.transforms.jacobians import hessian, jacobian
     from onnxgrad.transforms.linearize import Split, linearize, split_vjp, transpose
@@ -71,6 +83,7 @@ __all__ = [
     "custom_jvp",
     "custom_rules",
     "custom_vjp",
+    "evaluate",
     "export_step",
     "gauss_newton_vp",
     "grad",
@@ -82,12 +95,14 @@ __all__ = [
     "linearize",
     "load_rule",
     "per_example_grad",
+    "predict",
     "rematerialize",
     "signature",
     "sparse_hessian",
     "sparse_jacobian",
     "split_vjp",
     "straight_through",
+    "train",
     "transpose",
     "value_and_grad",
     "vjp",
@@ -107,7 +122,7 @@ _LATER = {
         "runtime": ("Options", "Session", "StepRunner"),
         "training": (
             *("Group", "Loss", "Optimizer", "Schedule"),
-            *("Trainer", "attach", "compile_step", "export_step"),
+            *("Trainer", "attach", "compile_step", "evaluate", "export_step", "predict", "train"),
         ),
         "transforms": (
             *("Split", "gauss_newton_vp", "hessian", "hvp", "jacobian"),

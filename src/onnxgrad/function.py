@@ -114,6 +114,15 @@ class Function:
                     self._session = Session(self.model, self.options)
         return self._session
 
+    def __repr__(self) -> str:
+        def typed(value: ir.Value) -> str:
+            kind = "?" if value.dtype is None else value.dtype.name.lower()
+            return f"{value.name}: {kind}{'[…]' if value.shape is None else value.shape}"
+
+        graph = self.model.graph
+        given = ", ".join(typed(v) for v in graph.inputs if v.name in self._positional)
+        return f"<Function ({given}) → ({', '.join(map(typed, graph.outputs))}), {len(graph)} nodes>"
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The results for these arguments.
 

@@ -8,8 +8,10 @@ from onnxgrad.training.export.files import export_step
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.interruption import Interrupted
+from onnxgrad.training.loop.train import train
 from onnxgrad.training.loop.trainer import Trainer
 from onnxgrad.training.loss.config import Loss
+from onnxgrad.training.measure import evaluate, predict
 from onnxgrad.training.optim.as_functions import OptimizerFunctions, optimizer_functions
 from onnxgrad.training.optim.config import Group, Optimizer
 from onnxgrad.training.optim.schedules import Schedule
@@ -43,14 +45,17 @@ __all__ = [
     "carry_training_info",
     "compile_entries",
     "compile_step",
+    "evaluate",
     "export_step",
     "initialize",
     "load_npz",
     "lower_gradients",
     "optimizer_function",
     "optimizer_functions",
+    "predict",
     "renamed",
     "split_step",
+    "train",
     "validate",
     "with_head",
     "with_optimizer_functions",

@@ -1,5 +1,13 @@
 """Keys of the metadata that onnxgrad writes into training models, and what their values say."""
 
+from __future__ import annotations
+
+import json
+
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+
 #: Of an initializer that the host may feed at every step, such as the learning rate: ``rate``.
 FED = "onnxgrad.fed"
 #: Of such an initializer that the algorithm scales by a schedule of its own: how the schedule is spelled.
@@ -16,3 +24,17 @@ CONVENTION = "onnxgrad.adam"
 TAKEN_OF = "onnxgrad.loss"
 #: Of an algorithm: what is trained, and what is not and why, in words.
 TRAINS = "onnxgrad.trains"
+
+
+def class_names(model: ir.Model) -> tuple[str, ...] | None:
+    """The names of the classes that `model` tells apart, where it carries them. Raises BadInput for anything else."""
+    text = model.metadata_props.get(CLASSES, "")
+    if not text:
+        return None
+    try:
+        names = json.loads(text)
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
+            raise ValueError
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"the model's metadata {CLASSES!r} are no list of names: {text[:60]}") from error
+    return tuple(names)

@@ -94,8 +94,15 @@ def match(arrays: Collection[str], fields: Sequence[Field], source: str) -> dict
             held = ", ".join(map(repr, arrays))
             raise BadInput(f"{source} has no {role} for the input {field.name!r} ({field.wanted}); it holds {held}")
         hint = str(UnknownName(field.name, spare, "array")).partition("; ")[2]
-        raise BadInput(f"{source} has no {role} named {field.name!r} ({field.wanted}); {hint}")
+        raise BadInput(f"{source} has no {role} named {field.name!r} ({field.wanted}); {hint}{_wide(field, spare)}")
     return chosen
+
+
+def _wide(field: Field, spare: Sequence[str]) -> str:
+    """How to join columns, where there are enough for `field`."""
+    if field.label or len(field.shape) != 1 or field.shape[0] is None or not 1 < field.shape[0] <= len(spare):
+        return ""
+    return f"\n  hint: --input {field.name}={spare[0]}..{spare[field.shape[0] - 1]} joins columns of one number each"
 
 
 def fitted(name: str, array: np.ndarray, field: Field, source: str) -> np.ndarray:

@@ -80,7 +80,8 @@ def _chosen(text: str, names: list[str]) -> list[str]:
         if part in names:
             found.append(part)
         elif ".." in part:
-            found += _range(*part.split("..", 1), names)
+            first, _, last = part.partition("..")
+            found += _range(first, last, names)
         elif any(c in part for c in "*?["):
             matching = [n for n in names if fnmatchcase(n, part)]
             if not matching:

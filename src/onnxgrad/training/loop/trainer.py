@@ -28,7 +28,8 @@ from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.progress import check_plot
 from onnxgrad.training.loop.progress import plot as draw
 from onnxgrad.training.loop.run import Position, RateSchedule, Run
-from onnxgrad.training.metadata import CLASSES
+from onnxgrad.training.measure import predict
+from onnxgrad.training.metadata import CLASSES, class_names
 from onnxgrad.training.optim.averages import averaged
 from onnxgrad.training.optim.config import Optimizer
 from onnxgrad.training.spec.training_info import AnyTrainingModel, Source
@@ -61,20 +62,6 @@ def _with_training(
     if asked:
         raise BadInput(f"{carries}, which is used as it is; drop {', '.join(asked)}")
     return model
-
-
-def _classes(step: Step) -> tuple[str, ...] | None:
-    """The names of classes that the model of `step` carries."""
-    text = "" if step.source is None else step.source.model.metadata_props.get(CLASSES, "")
-    if not text:
-        return None
-    try:
-        names = json.loads(text)
-        if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
-            raise ValueError
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"the model's metadata {CLASSES!r} are no list of names: {text[:60]}") from error
-    return tuple(names)
 
 
 class Trainer:
@@ -165,7 +152,7 @@ class Trainer:
             replace(f, batch=f.batch and f.batch * accumulate, shares=first_dim(inputs[f.name]) in outputs)
             for f in fields
         ]
-        self.classes = _classes(self.step)
+        self.classes = None if self.step.source is None else class_names(self.step.source.model)
         self.initial = {name: t.initial.numpy() for name, t in self.step.state.items()}
 
     def _default_evaluation(self) -> Evaluation | None:
@@ -249,6 +236,34 @@ class Trainer:
         if self.classes:
             model.metadata_props[CLASSES] = json.dumps(self.classes, ensure_ascii=False)
         return model
+
+    def predict(
+        self,
+        data: AnyData,
+        *,
+        outputs: Sequence[str] | None = None,
+        inputs: Mapping[str, str] | None = None,
+        batch_size: int = 256,
+    ) -> dict[str, np.ndarray]:
+        """What the inference model gives, with the weights as they are now, for every row of `data`.
+
+        Returns:
+            Arrays [rows, …] by the names of the outputs (see `onnxgrad.training.predict`, also for the arguments).
+        """
+        return predict(
+            self.inference_model(), data, outputs=outputs, inputs=inputs, batch_size=batch_size, options=self.options
+        )
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write `inference_model` to `path`, a plain ``.onnx`` file.
+
+        Raises:
+            BadInput: it cannot be written there.
+        """
+        save_model(self.inference_model(), path)
+
+    def __repr__(self) -> str:
+        return f"<Trainer at step {self.step_count} of {self.step!r}>"
 
     def training_model(self) -> Any:
         """The training model as it stands, an ``onnx_ir.Model``: present weights, counters, moments and averages.

@@ -34,7 +34,7 @@ class StateTensor:
     kind: str
 
 
-@dataclass
+@dataclass(repr=False)
 class Step:
     """A step graph and what its inputs and outputs mean.
 
@@ -62,6 +62,14 @@ class Step:
     reads: dict[str, ir.TensorProtocol] = field(default_factory=dict)
     plan: Plan | None = None
     source: Source | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        trained = [t for t in self.state.values() if t.kind == "parameter"]
+        numbers = sum(t.initial.size for t in trained)
+        return (
+            f"<Step of {len(self.model.graph)} nodes: feeds {', '.join(self.batch)}; gives {', '.join(self.results)}; "
+            f"trains {len(trained)} tensors of {numbers:,} numbers, and keeps {len(self.state) - len(trained)} more>"
+        )
 
     def inference_model(self, state: Mapping[str, np.ndarray]) -> ir.Model:
         """The inference model, with the tensors of `state` in it; others keep their values.

@@ -1,0 +1,82 @@
+"""``onnxgrad evaluate``: a model measured on labelled data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from onnxgrad.cli import data_options, train_options
+from onnxgrad.cli.console import cell, console
+from onnxgrad.errors import BadInput
+from onnxgrad.model_io import load_model
+from onnxgrad.runtime import Options
+from onnxgrad.training.data import Images
+from onnxgrad.training.measure import METRICS
+from onnxgrad.training.measure import evaluate as measured
+from onnxgrad.training.measure.evaluate import Evaluated, as_json
+
+#: Classes that are listed one by one.
+MOST = 40
+
+
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    data: data_options.DataPath,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Names with commas between them, of {', '.join(METRICS)}. Default: those usual for the task.",
+            rich_help_panel="Output",
+        ),
+    ] = None,
+    labels: train_options.Labels = None,
+    prediction: train_options.Prediction = None,
+    inputs: train_options.Inputs = None,
+    ignore_index: Annotated[
+        int | None, typer.Option(help="The label that does not count.", rich_help_panel="Data")
+    ] = None,
+    image_mean: train_options.ImageMean = None,
+    image_std: train_options.ImageStd = None,
+    batch_size: data_options.BatchSize = 256,
+    threads: data_options.Threads = None,
+    as_one_line: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel="Output")] = False,
+) -> None:
+    """Compare what MODEL predicts with labels: metrics, and for classes a table of each."""
+    if metrics is not None and not metrics.strip():
+        raise BadInput(f"--metrics names none; there are {', '.join(METRICS)}")
+    found = measured(
+        load_model(model),
+        data,
+        metrics=None if metrics is None else [m.strip() for m in metrics.split(",")],
+        labels=labels,
+        prediction=prediction,
+        inputs=train_options.inputs_of(inputs or ()),
+        images=Images(*train_options.normalization(image_mean, image_std)),
+        ignore_index=ignore_index,
+        batch_size=batch_size,
+        options=Options(threads=threads),
+    )
+    if as_one_line:
+        print(as_json(found))
+        return
+    _print(found)
+
+
+def _print(found: Evaluated) -> None:
+    out = console()
+    for name, value in found.metrics.items():
+        out.print(Text(f"{name:<20} {value:.6g}"))
+    out.print(cell(f"{found.rows} labels {found.labels!r} against the output {found.prediction!r} ({found.task})"))
+    if found.classes and len(found.classes) <= MOST:
+        table = Table(box=None, pad_edge=False)
+        table.add_column("class", no_wrap=True)
+        for column in ("precision", "recall", "f1", "rows"):
+            table.add_column(column, justify="right")
+        for name, row in found.classes.items():
+            values = [f"{row[k]:.4f}" for k in ("precision", "recall", "f1")]
+            table.add_row(cell(name), *values, str(int(row["rows"])))
+        out.print(table)

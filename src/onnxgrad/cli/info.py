@@ -1,0 +1,79 @@
+"""``onnxgrad info``: what a model file is."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import onnx_ir as ir
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from onnxgrad.cli.console import cell, console
+from onnxgrad.model_io import files_of, load_model, training_info
+from onnxgrad.training.metadata import class_names
+from onnxgrad.training.spec.training_info import told
+
+
+def info(
+    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what MODEL reads and gives, how large it is, of which operators it consists, and how it is trained."""
+    opened = load_model(model)
+    found = described(opened, sum(p.stat().st_size for p in files_of(opened, model)))
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False))
+        return
+    out = console()
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "name", "type"):
+        table.add_column(column, no_wrap=True)
+    for what in ("inputs", "outputs"):
+        for value in found[what]:
+            table.add_row(Text(what[:-1]), cell(value["name"]), cell(value["type"]))
+    out.print(table)
+    weights, operators = found["weights"], found["operators"]
+    lines = {
+        "weights": f"{weights['count']} tensors, {weights['numbers']:,} numbers",
+        "file": f"{found['bytes'] / 1e6:.2f} MB, IR version {found['ir_version']}, "
+        + ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in found["opsets"].items()),
+        "made by": found["producer"],
+        "operators": f"{sum(operators.values())}: " + ", ".join(f"{n} {kind}" for kind, n in operators.items()),
+        "functions": ", ".join(found["functions"]),
+        "classes": ", ".join(found["classes"] or ()),
+        "training": "; ".join(found["training"]),
+    }
+    for name, text in lines.items():
+        if text:
+            out.print(cell(f"{name:<10} {text}"), soft_wrap=True)
+
+
+def described(model: ir.Model, size: int) -> dict[str, Any]:
+    """The same as plain values; `size` is that of its files, in bytes."""
+    graph = model.graph
+    weights = [v for v in graph.initializers.values() if v.const_value is not None]
+    operators = Counter(f"{n.domain}::{n.op_type}" if n.domain else n.op_type for g in model.graphs() for n in g)
+    return {
+        "inputs": [_value(v) for v in graph.inputs if v.name not in graph.initializers],
+        "outputs": [_value(v) for v in graph.outputs],
+        "weights": {"count": len(weights), "numbers": sum(v.const_value.size for v in weights if v.const_value)},
+        "bytes": size,
+        "ir_version": model.ir_version,
+        "opsets": dict(model.opset_imports),
+        "producer": " ".join(filter(None, (model.producer_name, model.producer_version))),
+        "operators": dict(operators.most_common()),
+        "functions": [f"{domain}::{name}" for domain, name, _ in model.functions],
+        "classes": class_names(model),
+        "training": [*([f"{len(infos)} entries"] if (infos := training_info(model)) else []), *told(model)],
+    }
+
+
+def _value(value: ir.Value) -> dict[str, Any]:
+    dims = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
+    kind = "?" if value.dtype is None else value.dtype.name.lower()
+    shown = "…" if dims is None else ", ".join("?" if d is None else str(d) for d in dims)
+    return {"name": value.name, "type": f"{kind}[{shown}]", "dtype": kind, "shape": dims}

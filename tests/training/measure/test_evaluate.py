@@ -1,0 +1,136 @@
+"""A model over data: predictions row by row, and which task its labels make."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+
+import onnxgrad
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.training import evaluate, predict
+from onnxgrad.training.measure.evaluate import as_json
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((25, 3)).astype(np.float32)
+
+
+def model(body="y = Identity(x)", types="float[N, 3] y", inputs="float[N, 3] x", classes=None):
+    weights = "<int64[1] i = {0}>" if "(x, i)" in body else ""
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 20]> g ({inputs}) => ({types}) {weights} {{ {body} }}'
+    )
+    if classes:
+        proto.metadata_props.add(key="onnxgrad.classes", value=json.dumps(classes))
+    return proto
+
+
+def test_predictions_come_in_the_order_of_the_rows():
+    sums = model("y = Add(x, x)\n s = ReduceSum<keepdims=0, noop_with_empty_axes=0>(y)", "float[N, 3] y, float s")
+    found = predict(sums, {"x": X, "other": np.arange(25)}, outputs=["y"], batch_size=10)
+    np.testing.assert_array_equal(found["y"], X + X)
+
+
+def test_a_fixed_batch_is_filled_up():
+    found = predict(model(types="float[10, 3] y", inputs="float[10, 3] x"), {"x": X})
+    np.testing.assert_array_equal(found["y"], X)
+
+
+def test_an_output_that_is_not_one_entry_per_row_is_refused():
+    with pytest.raises(BadInput, match=r"'y' is .*not one entry per row"):
+        predict(model("y = ReduceMax<keepdims=0>(x)", "float y"), {"x": X})
+    with pytest.raises(UnknownName, match="no output named 'z'"):
+        predict(model(), {"x": X}, outputs=["z"])
+
+
+def test_classes_by_logits_and_by_probabilities():
+    labels = RNG.integers(0, 3, 25)
+    by_logits = evaluate(model(), {"x": X, "labels": labels}, metrics=["accuracy", "log_loss"], batch_size=7)
+    by_chances = evaluate(model("y = Softmax(x)"), {"x": X, "labels": labels}, metrics=["accuracy", "log_loss"])
+    assert by_logits.task == by_chances.task == "classes"
+    assert by_logits.metrics == pytest.approx(by_chances.metrics, rel=1e-5)
+    assert by_logits.metrics["accuracy"] == np.mean(X.argmax(1) == labels)
+    assert by_logits.confusion.sum() == 25
+    assert json.loads(as_json(by_logits))["rows"] == 25
+
+
+def test_classes_by_name_have_the_numbers_of_the_model():
+    names = np.array(["b", "c", "a"])[X.argmax(1)]
+    found = evaluate(model(classes=["b", "c", "a"]), {"x": X, "labels": names})
+    assert found.metrics["accuracy"] == 1
+    assert set(found.classes) == {"a", "b", "c"}
+
+
+def test_words_over_time_on_either_axis_and_the_ignored_label():
+    logits = RNG.standard_normal((6, 4, 9)).astype(np.float32)
+    labels = logits.argmax(-1)
+    labels[:, 3] = -100
+    last = evaluate(
+        model(types="float[N, T, 9] y", inputs="float[N, T, 9] x"), {"x": logits, "labels": labels}, ignore_index=-100
+    )
+    second = evaluate(
+        model(types="float[N, 9, T] y", inputs="float[N, 9, T] x"),
+        {"x": logits.transpose(0, 2, 1), "labels": labels}, ignore_index=-100,
+    )  # fmt: skip
+    assert last.metrics == pytest.approx(second.metrics)
+    assert (last.metrics["accuracy"], last.rows) == (1, 18)
+    with pytest.raises(BadInput, match="label -100 of 'labels' is none of the 9 classes"):
+        evaluate(model(types="float[N, T, 9] y", inputs="float[N, T, 9] x"), {"x": logits, "labels": labels})
+
+
+@pytest.mark.parametrize("body", ["y = Gather<axis=1>(x, i)", "z = Gather<axis=1>(x, i)\n y = Sigmoid(z)"])
+def test_ones_by_log_odds_and_by_probabilities(body):
+    ones = (X[:, 0] + 0.1 > 0).astype(np.int64)
+    binary = model(body, "float[N, 1] y")
+    found = evaluate(binary, {"x": X, "labels": ones}, metrics=["accuracy", "auc"])
+    assert found.task == "binary"
+    assert found.metrics == pytest.approx({"accuracy": np.mean((X[:, 0] > 0) == ones), "auc": 1.0})
+
+
+def test_numbers_with_and_without_an_axis():
+    single = model("y = Gather<axis=1>(x, i)", "float[N, 1] y")
+    for target in (X[:, 0] + 2, X[:, :1] + 2):
+        found = evaluate(single, {"x": X, "target": target})
+        assert found.task == "numbers"
+        assert found.metrics["mae"] == pytest.approx(2, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"metrics": ["acuracy"]}, "did you mean 'accuracy'"),
+        ({"metrics": ["mae"]}, "mae is no metric for a task of classes"),
+        ({"labels": "lables"}, "did you mean 'labels'"),
+        ({"prediction": "z"}, "no output named 'z'"),
+    ],
+)
+def test_what_is_not_there_is_refused(arguments, words):
+    with pytest.raises(BadInput, match=words):
+        evaluate(model(), {"x": X, "labels": RNG.integers(0, 3, 25)}, **arguments)
+
+
+def test_without_labels_it_says_which_arrays_there_are():
+    with pytest.raises(BadInput, match="--labels; it holds 'x', 'kind'"):
+        evaluate(model(), {"x": X, "kind": np.zeros(25, int)})
+
+
+def linear():
+    proto = model("y = MatMul(x, w)")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((3, 3), np.float32), "w"))
+    return proto
+
+
+def test_a_model_is_trained_in_one_call(tmp_path):
+    data = {"x": X, "labels": X.argmax(1)}
+    trainer = onnxgrad.train(
+        linear(), data, loss="cross_entropy", optimizer="sgd", learning_rate=1.0, epochs=20, validation_split=0.2,
+        output=tmp_path / "trained.onnx",
+    )  # fmt: skip
+    assert len(trainer.history.epochs) == 20
+    found = onnxgrad.evaluate(tmp_path / "trained.onnx", data)
+    assert found.metrics["accuracy"] > 0.9
+    np.testing.assert_allclose(trainer.predict(data)["y"], onnxgrad.predict(tmp_path / "trained.onnx", data)["y"])
+    assert "at step 20 " in repr(trainer)
+    assert "trains 1 tensors of 9 numbers" in repr(trainer)
+    with pytest.raises(BadInput, match="epoch"):
+        onnxgrad.train(linear(), data, loss="cross_entropy", epoch=3)
