@@ -65,7 +65,7 @@ def predict(
     with replacing(output) as temporary:
         if output.suffix.lower() == ".npz":
             with temporary.open("wb") as file:
-                np.savez(file, allow_pickle=False, **found)  # type: ignore[arg-type]
+                np.savez(file, allow_pickle=False, **found)
         else:
             separator = "," if output.suffix.lower() == ".csv" else "\t"
             with temporary.open("w", encoding="utf-8", newline="") as file:
