@@ -14,7 +14,19 @@ from onnxgrad.errors import OnnxGradError
 
 
 class GradientMismatch(OnnxGradError, AssertionError):
-    """A derivative disagrees with central differences."""
+    """A derivative disagrees with central differences.
+
+    Attributes:
+        mode: "fwd" or "rev".
+        order: the order of the derivative.
+    """
+
+    def __init__(self, mode: str, order: int, found: float, expected: float) -> None:
+        super().__init__(
+            f"{mode}, order {order}: the derivative in a random direction is {found:.10g}, and by central differences "
+            f"{expected:.10g}"
+        )
+        self.mode, self.order = mode, order
 
 
 def check_grads(
@@ -30,9 +42,10 @@ def check_grads(
     """Check the derivatives of `f` at `args` against central differences, up to `order`.
 
     Args:
-        f: a function of arrays or containers of arrays of float64 (differences of float32 say little).
+        f: a function of arrays or containers of arrays of float64 or complex128 (differences of float32 say little).
         args: the point.
-        order: the highest order; the second checks the first derivatives in the same way, and so on.
+        order: the highest order; the second checks the first derivatives in the same way, as functions of the point
+            and of the direction, and so on.
         modes: which modes: "fwd" (`jvp`), "rev" (`vjp`).
         eps: the step of the differences.
         rtol: relative tolerance.
@@ -65,42 +78,45 @@ def _check(
     rng: np.random.Generator,
 ) -> None:
     at = [x._data for x in primals]
-    tangents = [Array(rng.standard_normal(x.shape).astype(x.dtype)) for x in at]
+    tangents = [Array(_direction(rng, x)) for x in at]
 
     def moved(by: float) -> list[np.ndarray]:
-        return [y._data for y in f(*(Array((x + by * t._data).astype(x.dtype)) for x, t in zip(at, tangents)))]
+        points = [np.asarray(x + by * t._data, x.dtype) for x, t in zip(at, tangents)]
+        return [y._data for y in f(*map(Array, points))]
 
-    differences = [(hi - lo) / (2 * eps) for hi, lo in zip(moved(eps), moved(-eps))]
-    cotangents = [Array(np.asarray(rng.standard_normal(d.shape))) for d in differences]
-    expected = sum(float(np.sum(c._data * d)) for c, d in zip(cotangents, differences))
-    size = sum(float(np.sum(np.abs(c._data * d))) for c, d in zip(cotangents, differences))
+    differences = [np.asarray(hi - lo) / (2 * eps) for hi, lo in zip(moved(eps), moved(-eps))]
+    cotangents = [Array(_direction(rng, d)) for d in differences]
+    products = [np.real(c._data * d) for c, d in zip(cotangents, differences)]
+    expected, size = (sum(float(np.sum(p)) for p in ps) for ps in (products, map(np.abs, products)))
 
     def compare(mode: str, found: float) -> None:
         if not abs(found - expected) <= atol + rtol * max(size, abs(expected)):
-            raise GradientMismatch(
-                f"{mode}, order {whole - order + 1}: the derivative in a random direction is {found:.10g}, and by "
-                f"central differences {expected:.10g}"
-            )
+            raise GradientMismatch(mode, whole - order + 1, found, expected)
 
-    if "fwd" in modes:
-        _, pushed = jvp(lambda *xs: f(*xs), tuple(primals), tuple(tangents))
-        compare("fwd", sum(float(np.sum(c._data * np.asarray(t))) for c, t in zip(cotangents, pushed)))
-    if "rev" in modes:
-        outputs, pullback = vjp(f, *primals)
-        pulled = pullback([c.astype(y.dtype) for c, y in zip(cotangents, outputs)])
-        pulled = [pulled] if len(primals) == 1 else pulled
-        compare("rev", sum(float(np.sum(t._data * np.asarray(g))) for t, g in zip(tangents, pulled)))
-    if order > 1:
-        if "fwd" in modes:
+    def paired(xs: Sequence[Array], ys: Sequence[Any]) -> float:
+        return sum(float(np.sum(np.real(x._data * as_array(y)._data))) for x, y in zip(xs, ys))
 
-            def along(*xs: Array) -> list[Array]:
-                return list(jvp(f, tuple(xs), tuple(tangents))[1])
+    count = len(primals)
 
-            _check(along, primals, order - 1, whole, modes, eps, rtol, atol, rng)
-        if "rev" in modes:
+    def along(*xs: Array) -> list[Array]:
+        return list(jvp(f, xs[:count], xs[count:])[1])
 
-            def back(*xs: Array) -> list[Array]:
-                pulled = vjp(f, *xs)[1]([c.astype(y.dtype) for c, y in zip(cotangents, outputs)])
-                return [pulled] if len(primals) == 1 else list(pulled)
+    def back(*xs: Array) -> list[Array]:
+        pulled = vjp(f, *xs[:count])[1](list(xs[count:]))
+        return [pulled] if count == 1 else list(pulled)
 
-            _check(back, primals, order - 1, whole, modes, eps, rtol, atol, rng)
+    for mode, derivative, seeds in (("fwd", along, tangents), ("rev", back, cotangents)):
+        if mode in modes:
+            compare(mode, paired(cotangents if mode == "fwd" else tangents, derivative(*primals, *seeds)))
+    if order > 1:  # the derivatives are functions of the point and of the direction, in which they are linear
+        for mode, derivative, seeds in (("fwd", along, tangents), ("rev", back, cotangents)):
+            if mode in modes:
+                _check(derivative, [*primals, *seeds], order - 1, whole, modes, eps, rtol, atol, rng)
+
+
+def _direction(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
+    """Random numbers in the shape and dtype of `like`."""
+    made = np.asarray(rng.standard_normal(like.shape))
+    if like.dtype.kind == "c":
+        made = made + 1j * rng.standard_normal(like.shape)
+    return np.asarray(made, like.dtype)

@@ -16,7 +16,7 @@ from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.custom_derivatives import opaque_call
 from onnxgrad.eager.core.tape import carries_derivative
-from onnxgrad.eager.core.tracing import Argnums, Function, Traced, pull_through
+from onnxgrad.eager.core.tracing import Argnums, Function, Traced
 from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.errors import BadInput
 
@@ -88,7 +88,7 @@ def elementwise_grad(f: Function, argnums: Argnums = 0) -> Function:
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         t = Traced(f, args, kwargs, argnums)
-        return trees.derivative(t.chosen, t.pull_back([Array(np.ones(y.shape, y.dtype)) for y in t.ends]))
+        return trees.derivative(t.chosen, t.pull_back([Array(np.ones(y.shape, y.dtype)) for y in map(t.real, t.ends)]))
 
     return wrapped
 
@@ -141,6 +141,23 @@ def _seeds(given: Any, like: Any, arrays: Sequence[Array], what: str) -> list[Ar
 
 
 @_transform
+def holomorphic_grad(f: Function, argnums: Argnums = 0) -> Function:
+    """A function that returns the complex derivative f′ of `f`, a holomorphic function of complex numbers.
+
+    It is the gradient of the real part, ∂u/∂x − i·∂u/∂y. That `f` is holomorphic is not checked.
+    """
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        t = Traced(f, args, kwargs, argnums)
+        if any(x.dtype.kind != "c" for x in t.variables):
+            raise BadInput("holomorphic_grad is with respect to complex numbers\n  hint: write 1 + 0j for 1; or grad")
+        ends = [Array(np.ones(y.shape, y.dtype)) for y in t.ends]
+        return trees.derivative(t.chosen, t.pull_back(ends))
+
+    return wrapped
+
+
+@_transform
 def jacobian(f: Function, argnums: Argnums = 0, mode: str = "auto") -> Function:
     """A function that returns the Jacobian of `f`.
 
@@ -148,7 +165,8 @@ def jacobian(f: Function, argnums: Argnums = 0, mode: str = "auto") -> Function:
         f: a function of arrays, or of containers of arrays.
         argnums: the argument, or tuple of arguments, to differentiate with respect to.
         mode: "reverse" takes one batched VJP with a unit cotangent for each element of the result, "forward" one
-            batched JVP with a unit tangent for each element of the argument; "auto" takes whichever are fewer.
+            batched JVP with a unit tangent for each element of the argument; "auto" takes whichever are fewer, and
+            reverse mode if the argument is complex.
 
     Returns:
         A function of the same arguments. For one array of one array: an array of shape ``y.shape + x.shape``. In
@@ -159,8 +177,9 @@ def jacobian(f: Function, argnums: Argnums = 0, mode: str = "auto") -> Function:
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         t = Traced(f, args, kwargs, argnums)
-        rows, columns = (sum(x.size for x in xs) for xs in (t.ends, t.variables))
-        blocks = _rows(t) if mode == "reverse" or (mode == "auto" and rows <= columns) else _columns(t)
+        rows, columns = (sum(x.size for x in xs) for xs in (map(t.real, t.ends), t.variables))
+        of_complex = any(x.dtype.kind == "c" for x in t.variables)
+        blocks = _rows(t) if mode == "reverse" or of_complex or (mode == "auto" and rows <= columns) else _columns(t)
         return trees.derivative(t.output, [trees.derivative(t.chosen, row) for row in blocks])
 
     return wrapped
@@ -169,17 +188,11 @@ def jacobian(f: Function, argnums: Argnums = 0, mode: str = "auto") -> Function:
 def _rows(t: Traced) -> list[list[Array]]:
     """For each end, its Jacobian with respect to each variable, in reverse mode."""
     blocks = []
-    p = t.program
-    for y, place in zip(t.ends, t._places):
+    for i, y in enumerate(t.ends):
         unit = Array(np.eye(y.size, dtype=y.dtype).reshape(y.size, *y.shape))
-        found = t.settled(pull_through(p, [place], [unit], True), []) if y.size else [None] * len(t.variables)
-        blocks.append([_block(g, y, x) for g, x in zip(found, t.variables)])
+        found = t.pull_back_one(i, unit) if y.size else [Array(np.zeros((0, *x.shape), x.dtype)) for x in t.variables]
+        blocks.append([g.reshape(y.shape + x.shape) for g, x in zip(found, t.variables)])
     return blocks
-
-
-def _block(g: Array | None, y: Array, x: Array) -> Array:
-    shape = y.shape + x.shape
-    return Array(np.zeros(shape, x.dtype)) if g is None else g.reshape(shape)
 
 
 def _columns(t: Traced) -> list[list[Array]]:

@@ -62,6 +62,26 @@ class Array:
         return self._data.size
 
     @property
+    def real(self) -> Array:
+        """The real part."""
+        return self._xp.real(self)
+
+    @property
+    def imag(self) -> Array:
+        """The imaginary part."""
+        return self._xp.imag(self)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self._data.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self._data.nbytes
+
+    @property
     def T(self) -> Array:
         """The transpose; with more than two axes, all axes in reverse order, as in numpy."""
         return self._xp.permute_dims(self, tuple(range(self.ndim))[::-1])
@@ -189,33 +209,28 @@ class Array:
 
     # --- methods that numpy's arrays have too ----------------------------------------------------
 
-    def astype(self, dtype: Any) -> Array:
-        """As `dtype`."""
-        return self._xp.astype(self, dtype)
-
-    def reshape(self, *shape: Any) -> Array:
+    def reshape(self, *shape: Any, order: str = "C") -> Array:
         """In another shape."""
-        return self._xp.reshape(self, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+        whole = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        return self._xp.reshape(self, whole, order)
 
-    def transpose(self, *axes: int) -> Array:
+    def transpose(self, *axes: Any) -> Array:
         """With its axes in another order (default: the reverse)."""
-        return self._xp.permute_dims(self, axes or tuple(range(self.ndim))[::-1])
+        whole = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+        return self._xp.permute_dims(self, whole or tuple(range(self.ndim))[::-1])
 
-    def sum(self, axis: Any = None, **how: Any) -> Array:
-        """Sum over `axis`."""
-        return self._xp.sum(self, axis=axis, **how)
+    def flatten(self, order: str = "C") -> Array:
+        """Flattened."""
+        return self._xp.ravel(self, order)
 
-    def mean(self, axis: Any = None, **how: Any) -> Array:
-        """Mean over `axis`."""
-        return self._xp.mean(self, axis=axis, **how)
+    def copy(self) -> Array:
+        """The array, of which a change is not seen here: assignments only ever change the array they name."""
+        return Array(self._data, self._node)
 
-    def max(self, axis: Any = None, **how: Any) -> Array:
-        """Largest along `axis`."""
-        return self._xp.max(self, axis=axis, **how)
-
-    def min(self, axis: Any = None, **how: Any) -> Array:
-        """Smallest along `axis`."""
-        return self._xp.min(self, axis=axis, **how)
+    def sort(self, axis: int = -1) -> None:
+        """Sort the elements along `axis`, in place."""
+        made = self._xp.sort(self, axis=axis)
+        self._data, self._node = made._data, made._node
 
     def __iter__(self) -> Any:
         if self.ndim == 0:
@@ -245,6 +260,10 @@ class Array:
         def __pow__(self, other: Any) -> Array: ...
         def __matmul__(self, other: Any) -> Array: ...
         def __neg__(self) -> Array: ...
+        def astype(self, dtype: Any) -> Array: ...  # noqa: D102
+        def max(self, axis: Any = None) -> Array: ...  # noqa: D102
+        def mean(self, axis: Any = None) -> Array: ...  # noqa: D102
+        def sum(self, axis: Any = None) -> Array: ...  # noqa: D102
 
 
 def as_array(x: Any, like: np.dtype | None = None) -> Array:

@@ -15,33 +15,35 @@ import numpy as np
 from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array, tracked
 from onnxgrad.eager.core.primitives import Output, Primitive
+from onnxgrad.eager.core.recording import cotangent_of_pairs, of_pairs, pairs_of_cotangent, real_form
 from onnxgrad.eager.core.tape import Node, exporting
-from onnxgrad.errors import BadInput, NotDifferentiable
+from onnxgrad.errors import BadInput
 
 Function = Callable[..., Any]
-_PARTS = "hand real and imaginary part over, and put them together inside: real(z), imag(z), x + 1j * y"
 
 
 class OpaqueCall(Primitive):
     """A call of a Python function with a custom derivative.
 
     Attributes:
-        backward: maps the cotangents of its outputs to those of its operands.
+        backward: maps its outputs and their cotangents to the cotangents of its operands.
         kinds: dtype and shape of each output.
     """
 
     __slots__ = ("backward", "kinds")
     opaque = True
 
-    def __init__(self, backward: Callable[[list[Array]], Sequence[Array | None]], kinds: Sequence[tuple]) -> None:
+    def __init__(
+        self, backward: Callable[[list[Array], list[Array]], Sequence[Array | None]], kinds: Sequence[tuple]
+    ) -> None:
         super().__init__("Opaque", id(self))
         self.backward = backward
         self.kinds = kinds
 
-    def pull_back(self, cotangents: Sequence[Array | None]) -> Sequence[Array | None]:
-        """The cotangents of the operands."""
+    def pull_back(self, node: Node, cotangents: Sequence[Array | None]) -> Sequence[Array | None]:
+        """The cotangents of the operands of `node`."""
         whole = [Array(np.zeros(s, d)) if g is None else g for g, (d, s) in zip(cotangents, self.kinds)]
-        return self.backward(whole)
+        return self.backward(_outputs(node), whole)
 
 
 class _OpaqueOutput(Output):
@@ -50,10 +52,16 @@ class _OpaqueOutput(Output):
     __slots__ = ()
     opaque = True
 
-    def pull_back(self, cotangent: Array) -> Sequence[Any]:
+    def pull_back(self, node: Node, cotangent: Array) -> Sequence[Any]:
         """Its contribution to the cotangents of all outputs: None for the others."""
         _, i, count = self.key
         return [[cotangent if k == i else None for k in range(count)]]  # type: ignore[call-overload]
+
+
+def _outputs(node: Node) -> list[Array]:
+    """The outputs of an opaque node, as arrays on the tape."""
+    count = len(node.value)
+    return [Array(v, Node(_OpaqueOutput("Output", i, count), (node,), v)) for i, v in enumerate(node.value)]
 
 
 def opaque_call(
@@ -70,8 +78,7 @@ def opaque_call(
         if tracked(inside, floats=False) and not all(tracked(y, floats=False) for _, y in trees.leaves(result)):
             raise BadInput(f"{name} cannot be recorded as ONNX: its values come from elsewhere, not from operations")
         return result
-    operands = [(path, x) for i, a in enumerate(args) for path, x in trees.leaves(a, f"argument {i}")]
-    arrays = [as_array(x) for _, x in operands]
+    arrays = [as_array(x) for i, a in enumerate(args) for _, x in trees.leaves(a, f"argument {i}")]
     constants = iter([Array(x._data) for x in arrays])
     result = f(*(trees.rebuilt(a, [next(constants) for _ in trees.leaves(a)]) for a in args), **(kwargs or {}))
     if all(x._node is None for x in arrays):
@@ -79,20 +86,44 @@ def opaque_call(
     ends = [as_array(y) for _, y in trees.leaves(result)]
     if any(y._node is not None for y in ends):
         raise BadInput(f"{name} reads a variable that is not among its arguments\n  hint: pass it as an argument")
-    if any(x._node is not None and x.dtype.kind == "c" for x in arrays):
-        raise NotDifferentiable(f"{name} of complex numbers has no derivative\n  hint: {_PARTS}")
     given = trees.rebuilt(list(args), arrays)
+    dtypes = [y.dtype for y in ends]
 
-    def pull_back(cotangents: list[Array]) -> list[Array | None]:
-        found = backward(tuple(given), result, trees.rebuilt(result, cotangents))
-        return _matched(found, args, arrays, name)
+    def whole(outputs: Sequence[Array]) -> Any:
+        return trees.rebuilt(result, [of_pairs(y) if d.kind == "c" else y for y, d in zip(outputs, dtypes)])
 
-    op = OpaqueCall(pull_back, [(y.dtype, y.shape) for y in ends])
-    node = Node(op, tuple(x._data if x._node is None else x._node for x in arrays), tuple(y._data for y in ends))
-    outputs = [
-        Array(y._data, Node(_OpaqueOutput("Output", i, len(ends)), (node,), y._data)) for i, y in enumerate(ends)
-    ]
-    return trees.rebuilt(result, outputs)
+    def pull_back(outputs: list[Array], cotangents: list[Array]) -> list[Array | None]:
+        seeds = [cotangent_of_pairs(g, d) for g, d in zip(cotangents, dtypes)]
+        found = _matched(backward(tuple(given), whole(outputs), trees.rebuilt(result, seeds)), args, arrays, name)
+        return [None if g is None else pairs_of_cotangent(g, x.dtype) for g, x in zip(found, arrays)]
+
+    operands = [real_form(x) for x in arrays]
+    values = tuple(real_form(y)._data for y in ends)
+    op = OpaqueCall(pull_back, [(v.dtype, v.shape) for v in values])
+    return whole(_outputs(Node(op, tuple(x._data if x._node is None else x._node for x in operands), values)))
+
+
+def elementwise(name: str, kernel: Function, slopes: Sequence[Function | None], *operands: Array) -> Array:
+    """``kernel(*operands)``, an elementwise function of numpy's arrays, by its partial derivatives.
+
+    Args:
+        name: the name of the function.
+        kernel: the function.
+        slopes: for each operand, its partial derivative as a function of the operands and the result; None for zero.
+            Of complex operands it is the complex derivative, as of a holomorphic function.
+        operands: the operands.
+    """
+
+    def run(*xs: Array) -> Array:
+        return Array(np.asarray(kernel(*(x._data for x in xs))))
+
+    def backward(arguments: tuple[Array, ...], y: Array, g: Array) -> tuple[Array | None, ...]:
+        return tuple(None if slope is None else g * slope(*arguments, y) for slope in slopes)
+
+    run.__name__ = name
+    if not any(tracked(x) for x in operands):
+        return run(*operands)
+    return opaque_call(run, Array._xp.broadcast_arrays(*operands) if len(operands) > 1 else operands, backward)
 
 
 def _matched(found: Any, args: Sequence[Any], arrays: Sequence[Array], name: str) -> list[Array | None]:

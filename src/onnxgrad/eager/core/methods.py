@@ -18,7 +18,39 @@ _COMPARISONS = {
     "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
 }  # fmt: skip
 _UNARY = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
-_OPERANDS = (Array, np.ndarray, np.generic, bool, int, float, complex)
+#: numpy's methods that are functions of the namespace.
+_METHODS = (
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "argsort",
+    "astype",
+    "clip",
+    "conj",
+    "conjugate",
+    "cumprod",
+    "cumsum",
+    "diagonal",
+    "dot",
+    "max",
+    "mean",
+    "min",
+    "nonzero",
+    "prod",
+    "ravel",
+    "repeat",
+    "round",
+    "searchsorted",
+    "squeeze",
+    "std",
+    "sum",
+    "swapaxes",
+    "take",
+    "trace",
+    "var",
+)
+_OPERANDS = (Array, np.ndarray, np.generic, bool, int, float, complex, list, tuple)
 
 
 def attach(namespace: Any) -> None:
@@ -26,6 +58,8 @@ def attach(namespace: Any) -> None:
     Array._xp = namespace
     for name, function in _UNARY.items():
         setattr(Array, f"__{name}__", getattr(namespace, function))
+    for name in _METHODS:
+        setattr(Array, name, getattr(namespace, name))
     for name, function in (_BINARY | _COMPARISONS).items():
         _define(name, getattr(namespace, function))
 

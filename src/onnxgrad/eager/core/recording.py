@@ -2,8 +2,11 @@
 
 A complex array on the tape is a numpy array of complex numbers whose node stands for the real array of its pairs, along
 a last axis as in ONNX's own DFT. An operation on it is recorded as operations on the two parts, so it has derivatives
-of every order in both modes and can be exported. They are derivatives with respect to the real parts; the inputs and
-results of a transform are real.
+of every order in both modes and can be exported: derivatives with respect to the parts.
+
+A cotangent c of a complex z = x + iy is the real-linear map dz ↦ Re(c·dz), so a gradient is ∂f/∂x − i·∂f/∂y, and the
+pullback of a holomorphic function multiplies by its complex derivative (as in JAX and HIPS autograd). As a cotangent
+of the pairs, it is the pairs of its conjugate.
 """
 
 from __future__ import annotations
@@ -91,6 +94,27 @@ def pairs_of(z: Array) -> Array:
     if z.dtype.kind == "c":
         raise NotDifferentiable(f"{z._node.op} gave complex numbers, which carry no derivative across it{_HINT}")
     return zero_padded(_with_last_axis(z), 1, z.ndim)
+
+
+def real_form(x: Array) -> Array:
+    """`x`, or its pairs if it is complex: what the tape holds."""
+    return pairs_of(x) if x._data.dtype.kind == "c" else x
+
+
+def cotangent_of_pairs(g: Array | None, like: np.dtype) -> Array | None:
+    """A cotangent of the real form of an array of dtype `like` as one of the array."""
+    return g if g is None or like.kind != "c" else of_pairs(_conjugated(g))
+
+
+def pairs_of_cotangent(g: Array, like: np.dtype) -> Array:
+    """A cotangent of an array of dtype `like` as one of its real form."""
+    if like.kind == "c":
+        return _conjugated(pairs_of(g))
+    return parts_of(g)[0] if g._data.dtype.kind == "c" else g
+
+
+def _conjugated(pairs: Array) -> Array:
+    return pairs * Array(np.array([1, -1], pairs.dtype))
 
 
 def zero_padded(x: Array, count: int, axis: int) -> Array:

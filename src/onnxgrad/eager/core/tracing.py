@@ -14,6 +14,7 @@ import numpy as np
 from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.plans import pull, push
+from onnxgrad.eager.core.recording import cotangent_of_pairs, of_pairs, pairs_of_cotangent, real_form
 from onnxgrad.eager.core.tape import Node, Program, carries_derivative, exporting, leaf, program
 from onnxgrad.errors import BadInput
 
@@ -26,7 +27,7 @@ class Traced:
 
     Attributes:
         chosen: the arguments to differentiate with respect to, as one tree.
-        variables: their leaves, as arrays on the tape.
+        variables: their leaves, as arrays on the tape (a complex one is made of its pairs there).
         output: the result; with `has_aux`, its first element.
         aux: the second element.
     """
@@ -44,8 +45,10 @@ class Traced:
         primals = [x for i, a in zip(several, picked) for x in trees.float_leaves(a, f"argument {i} of {name}")]
         if not primals:
             raise BadInput(f"argument {argnums} of {name} holds no array")
-        self.variables = [Array(x._data, leaf(x._data, x._node)) for x in primals]
-        self.leaves: list[Node] = [v._node for v in self.variables if v._node is not None]
+        held = [real_form(x) for x in primals]
+        self.leaves: list[Node] = [leaf(x._data, x._node) for x in held]
+        fresh_arrays = [Array(n.value, n) for n in self.leaves]
+        self.variables = [of_pairs(v) if x.dtype.kind == "c" else v for v, x in zip(fresh_arrays, primals)]
         rest = iter(self.variables)
         fresh = list(args)
         for i, a in zip(several, picked):
@@ -73,7 +76,7 @@ class Traced:
     def program(self) -> Program:
         """The recording, from the variables to the ends."""
         if self._program is None:
-            nodes = [y._node if carries_derivative(y._data) else None for y in self.ends]
+            nodes = [None if y._node is None else real_form(y)._node for y in map(_carrying, self.ends)]
             self._program = program([n for n in nodes if n is not None], self.leaves)
             at = iter(self._program.key[1])
             self._places = [None if n is None else next(at) for n in nodes]
@@ -94,6 +97,15 @@ class Traced:
             )
         if y._node is not None and not carries_derivative(y._data):
             raise BadInput(f"{self.name} returned {y.dtype}, which has no derivative")
+        return self.real(y)
+
+    def real(self, y: Array) -> Array:
+        """`y`, a result of which a gradient is asked for: it must be real."""
+        if y.dtype.kind == "c":
+            raise BadInput(
+                f"{self.name} returned {y.dtype}; a gradient is that of real numbers\n"
+                "  hint: real(z), imag(z) or abs(z) of it; holomorphic_grad; vjp for a complex cotangent"
+            )
         return y
 
     def detached(self, tree: Any) -> Any:
@@ -109,20 +121,31 @@ class Traced:
 
     def pull_back(self, seeds: Sequence[Array], directions: bool = False) -> list[Array]:
         """The cotangents of the variables, given those of the leaves of the output."""
-        found = self.settled(pull_through(self.program, self._places, seeds, directions), seeds)
+        return self._pulled(range(len(self.ends)), seeds, directions)
+
+    def pull_back_one(self, i: int, seeds: Array) -> list[Array]:
+        """The cotangents of the variables, given those of leaf `i` of the output, with an axis of directions."""
+        return self._pulled([i], [seeds], True)
+
+    def _pulled(self, which: Sequence[int], given: Sequence[Array], directions: bool) -> list[Array]:
+        p = self.program
+        seeds = [pairs_of_cotangent(s, self.ends[i].dtype) for i, s in zip(which, given)]
+        found = self.settled(pull_through(p, [self._places[i] for i in which], seeds, directions), seeds)
         count = seeds[0].shape[:1] if directions and seeds else ()
-        return [Array(np.zeros(count + x.shape, x.dtype)) if g is None else g for x, g in zip(self.variables, found)]
+        made = [cotangent_of_pairs(g, x.dtype) for x, g in zip(self.variables, found)]
+        return [Array(np.zeros(count + x.shape, x.dtype)) if g is None else g for x, g in zip(self.variables, made)]
 
     def push_forward(self, tangents: Sequence[Array], directions: bool = False) -> list[Array]:
         """The tangents of the leaves of the output, given those of the variables."""
-        p = self.program
+        p, tangents = self.program, [real_form(t) for t in tangents]
         if any(n.op.opaque for n in p.nodes):
             found = self._push_by_pulling(tangents, directions)
         else:
             found = push(p, self._places, tangents, directions)
         count = tangents[0].shape[:1] if directions else ()
         found = self.settled(found, tangents)
-        return [Array(np.zeros(count + y.shape, y.dtype)) if t is None else t for y, t in zip(self.ends, found)]
+        made = [of_pairs(t) if t is not None and y.dtype.kind == "c" else t for y, t in zip(self.ends, found)]
+        return [Array(np.zeros(count + y.shape, y.dtype)) if t is None else t for y, t in zip(self.ends, made)]
 
     def settled(self, found: Sequence[Array | None], seeds: Sequence[Array]) -> list[Array | None]:
         """`found` detached from the tape that Python derivatives leave, unless an enclosing transform needs it."""
@@ -138,12 +161,17 @@ class Traced:
         if directions:
             rows = [self._push_by_pulling([t[i] for t in tangents], False) for i in range(len(tangents[0]))]
             return [None if column[0] is None else _stacked(column) for column in zip(*rows)]
-        zeros = [np.zeros(y.shape, y.dtype) for y in self.ends]
+        zeros = [np.zeros(y.shape, y.dtype) for y in map(real_form, self.ends)]
         probes = [Array(z, leaf(z)) for z in zeros]
         pulled = pull_through(self.program, self._places, probes)
         moved = [(g._node, t) for g, t in zip(pulled, tangents) if g is not None and g._node is not None]
         p = program([n for n, _ in moved], [q._node for q in probes if q._node is not None])
         return pull_through(p, p.key[1], [t for _, t in moved])
+
+
+def _carrying(y: Array) -> Array:
+    """`y`, without its node if it cannot carry a derivative."""
+    return y if carries_derivative(y._data) else Array(y._data)
 
 
 def _stacked(slices: Sequence[Any]) -> Array:
@@ -189,7 +217,7 @@ def _pull_in_stretches(p: Program, given: Sequence[tuple[Node, Array]]) -> list[
                 add(source, term)
             moving -= inside
         if stop is not None and stop in totals:
-            for source, term in zip(stop.inputs, stop.op.pull_back(totals.pop(stop))):  # type: ignore[attr-defined]
+            for source, term in zip(stop.inputs, stop.op.pull_back(stop, totals.pop(stop))):  # type: ignore[attr-defined]
                 if type(source) is Node:
                     add(source, term)
     return [totals.get(x) for x in leaves]

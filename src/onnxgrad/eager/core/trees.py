@@ -18,7 +18,15 @@ _FIXED = (str, bytes, bool, type(None))
 
 def is_leaf(x: Any) -> bool:
     """Whether `x` is an array or a number."""
-    return isinstance(x, (Array, np.ndarray, np.generic, int, float)) and not isinstance(x, bool)
+    return isinstance(x, (Array, np.ndarray, np.generic, int, float, complex)) and not isinstance(x, bool)
+
+
+def is_tree(x: Any) -> bool:
+    """Whether `x` is a leaf, or a container of trees."""
+    try:
+        return is_leaf(x) or all(is_tree(child) for _, child in _children(x))
+    except BadInput:
+        return False
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -91,7 +99,7 @@ def float_leaves(tree: Any, what: str) -> list[Array]:
     """The leaves of `tree` as arrays.
 
     Raises:
-        BadInput: a leaf is not of real floating-point numbers.
+        BadInput: a leaf is of integers or booleans.
     """
     found = []
     for path, x in leaves(tree, what):
@@ -101,12 +109,13 @@ def float_leaves(tree: Any, what: str) -> list[Array]:
                 f"{path} is {array.dtype}; only floats have derivatives\n"
                 "  hint: write 3.0 for 3, or x.astype(float64); or leave it out with `argnums`"
             )
-        if array.dtype.kind == "c":
-            raise BadInput(
-                f"{path} is {array.dtype}; ONNX has no complex numbers\n  hint: take real and imaginary part"
-            )
         found.append(array)
     return found
+
+
+def mapped_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """`tree` with `function` applied to each array and number."""
+    return rebuilt(tree, [function(x) for _, x in leaves(tree)])
 
 
 def mapped(function: Callable[[Array], Any], tree: Any) -> Any:

@@ -1,19 +1,25 @@
-"""Elementwise functions and products of tracked complex arrays, as functions of their real and imaginary parts.
+"""Elementwise functions, products and extrema of tracked complex arrays.
 
-Functions of the parts are looked up in their namespace.
+Arithmetic is recorded as functions of the real and imaginary parts. Of the other functions, which are holomorphic, the
+values are numpy's, and a table has their complex derivatives (they cannot be exported as ONNX). Functions are looked up
+in the namespace of the arrays.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager.core.array import Array
+from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.eager.core.custom_derivatives import elementwise as by_slopes
 from onnxgrad.eager.core.primitives import Macro, standard
 from onnxgrad.eager.core.recording import from_parts, of_pairs, pairs_of, parts_of, record, record_complex
+from onnxgrad.eager.core.tape import exporting
 
 
 def bilinear(product: Callable[[Any, Any], Array], x: Array, y: Array) -> Array:
@@ -79,9 +85,52 @@ _FUNCTIONS: dict[str, Callable[..., Array]] = {
 }  # fmt: skip
 
 
+#: The complex derivatives of holomorphic functions, of their operands and their value.
+_SLOPES: dict[str, tuple[Callable[..., Any], ...]] = {
+    "acos": (lambda xp, z, y: -1 / xp.sqrt(1 - z * z),), "asin": (lambda xp, z, y: 1 / xp.sqrt(1 - z * z),),
+    "atan": (lambda xp, z, y: 1 / (1 + z * z),), "acosh": (lambda xp, z, y: 1 / (xp.sqrt(z - 1) * xp.sqrt(z + 1)),),
+    "asinh": (lambda xp, z, y: 1 / xp.sqrt(z * z + 1),), "atanh": (lambda xp, z, y: 1 / (1 - z * z),),
+    "cos": (lambda xp, z, y: -xp.sin(z),), "cosh": (lambda xp, z, y: xp.sinh(z),), "sin": (lambda xp, z, y: xp.cos(z),),
+    "sinh": (lambda xp, z, y: xp.cosh(z),), "tan": (lambda xp, z, y: 1 + y * y,), "tanh": (lambda xp, z, y: 1 - y * y,),
+    "exp2": (lambda xp, z, y: y * math.log(2),), "expm1": (lambda xp, z, y: y + 1,),
+    "log": (lambda xp, z, y: 1 / z,), "log10": (lambda xp, z, y: 1 / (z * math.log(10)),),
+    "log1p": (lambda xp, z, y: 1 / (1 + z),), "log2": (lambda xp, z, y: 1 / (z * math.log(2)),),
+    "sqrt": (lambda xp, z, y: 0.5 / y,),
+    "pow": (lambda xp, z, w, y: w * xp.pow(z, w - 1), lambda xp, z, w, y: y * xp.log(xp.where(z == 0, 1.0, z))),
+}  # fmt: skip
+
+
+def prod(z: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    """The product along `axes`: of the halves of the elements, until one is left."""
+    xp = z.__array_namespace__()
+    shape = tuple(1 if a in axes else n for a, n in enumerate(z.shape))
+    rest = [a for a in range(z.ndim) if a not in axes]
+    y = xp.reshape(xp.permute_dims(z, (*axes, *rest)), (-1, *(z.shape[a] for a in rest)))
+    if not len(y):
+        return xp.ones(shape if keepdims else y.shape[1:], dtype=z.dtype)
+    while len(y) > 1:
+        half = len(y) // 2
+        both = y[:half] * y[half : 2 * half]
+        y = xp.concat([both, y[-1:]]) if len(y) % 2 else both
+    return xp.reshape(y, shape if keepdims else y.shape[1:])
+
+
+def extremum(kernel: Callable[..., Any], z: Array, axes: tuple[int, ...], keepdims: bool) -> Array:
+    """The largest or smallest along `axes` in numpy's order, by real parts first (`kernel` is argmax or argmin)."""
+    xp = z.__array_namespace__()
+    shape = tuple(1 if a in axes else n for a, n in enumerate(z.shape))
+    rest = [a for a in range(z.ndim) if a not in axes]
+    flat = xp.reshape(xp.permute_dims(z, (*rest, *axes)), (*(z.shape[a] for a in rest), -1))
+    at = as_array(kernel(flat._data, axis=-1, keepdims=True))
+    return xp.reshape(xp.take_along_axis(flat, at, axis=-1), shape if keepdims else flat.shape[:-1])
+
+
 def elementwise(name: str, kernel: Callable[..., Any], *operands: Array) -> Array:
     """The elementwise function `name`, some of whose operands are complex and on the tape; `kernel` is numpy's."""
     if name in _FUNCTIONS:
         return _FUNCTIONS[name](*operands)
+    if name in _SLOPES and not exporting.get():
+        xp = operands[0].__array_namespace__()
+        return by_slopes(name, kernel, [functools.partial(slope, xp) for slope in _SLOPES[name]], *operands)
     value = np.asarray(kernel(*(x._data for x in operands)))
     return record_complex(Macro(name), list(operands), value)

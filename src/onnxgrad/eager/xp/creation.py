@@ -16,7 +16,7 @@ from onnxgrad.eager.xp.info import check_device
 from onnxgrad.eager.xp.manipulation import broadcast_to, stack
 
 
-def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Array:
+def asarray(obj: Any, /, dtype: Any = None, device: Any = None, *, copy: bool | None = None) -> Array:
     """`obj` as an array: nested lists of numbers or arrays, or anything that numpy converts."""
     check_device(device)
     if isinstance(obj, Array):
@@ -43,7 +43,7 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
     return Array(data)
 
 
-def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Array:
+def arange(start: Any, /, stop: Any = None, step: Any = 1, dtype: Any = None, *, device: Any = None) -> Array:
     """Evenly spaced numbers in [`start`, `stop`)."""
     check_device(device)
     if exporting.get():
@@ -57,10 +57,21 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
 
 
 def linspace(
-    start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True
-) -> Array:
-    """`num` evenly spaced numbers from `start` to `stop`."""
+    start: Any,
+    stop: Any,
+    /,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: bool = False,
+    dtype: Any = None,
+    *,
+    device: Any = None,
+) -> Any:
+    """`num` evenly spaced numbers from `start` to `stop`; with `retstep`, and the distance between them."""
     check_device(device)
+    if retstep:
+        gaps = max(num - 1 if endpoint else num, 1)
+        return linspace(start, stop, num, endpoint, dtype=dtype), (as_array(stop) - start) / float(gaps)
     if tracked(start) or tracked(stop):
         start = as_array(start)
         weights = Array(np.linspace(0.0, 1.0, num, endpoint=endpoint).astype(start.dtype))
@@ -68,18 +79,18 @@ def linspace(
     return Array(np.linspace(plain(start), plain(stop), num, dtype=dtype, endpoint=endpoint))
 
 
-def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
+def empty(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
     """Zeros: uninitialized memory would save nothing here."""
     return zeros(shape, dtype=dtype, device=device)
 
 
-def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Array:
+def eye(n_rows: int, n_cols: int | None = None, /, k: int = 0, dtype: Any = None, *, device: Any = None) -> Array:
     """A matrix with ones on the diagonal `k`, zeros elsewhere."""
     check_device(device)
     return Array(np.eye(n_rows, n_cols, k, dtype=np.float64 if dtype is None else dtype))
 
 
-def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
+def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Array:
     """An array filled with `fill_value`."""
     check_device(device)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -89,34 +100,34 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) 
     return Array(np.full(shape, plain(fill_value), dtype=dtype))
 
 
-def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Array:
+def full_like(x: Any, /, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Array:
     """An array filled with `fill_value`, in the shape and dtype of `x`."""
     x = as_array(x)
     return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=device)
 
 
-def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
+def zeros(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
     """Zeros."""
     check_device(device)
     return Array(np.zeros(shape, np.float64 if dtype is None else dtype))
 
 
-def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
+def ones(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
     """Ones."""
     check_device(device)
     return Array(np.ones(shape, np.float64 if dtype is None else dtype))
 
 
-def zeros_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Array:
+def zeros_like(x: Any, /, dtype: Any = None, *, device: Any = None) -> Array:
     """Zeros in the shape and dtype of `x`."""
     return full_like(x, 0, dtype=dtype, device=device)
 
 
-def ones_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Array:
+def ones_like(x: Any, /, dtype: Any = None, *, device: Any = None) -> Array:
     """Ones in the shape and dtype of `x`."""
     return full_like(x, 1, dtype=dtype, device=device)
 
 
-def empty_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Array:
+def empty_like(x: Any, /, dtype: Any = None, *, device: Any = None) -> Array:
     """Zeros in the shape and dtype of `x`."""
     return zeros_like(x, dtype=dtype, device=device)

@@ -57,7 +57,7 @@ logical_not = unary("logical_not", _NOT, np.logical_not)
 negative = unary("negative", _op("Neg"), np.negative)
 positive = unary("positive", _SAME, np.positive)
 reciprocal = unary("reciprocal", _op("Reciprocal"), np.reciprocal)
-round = unary("round", _SAME, np.round, floats=_op("Round"))
+_round = unary("round", _SAME, np.round, floats=_op("Round"))
 sign = unary("sign", _op("Sign"), np.sign)
 signbit = unary("signbit", macro(expressions.below_zero_of), np.signbit, floats=macro(expressions.is_negative_of))
 sin = unary("sin", _op("Sin"), np.sin)
@@ -108,15 +108,18 @@ def pow(x1: Any, x2: Any, /) -> Array:
     """x1 to the power x2. A Python number as exponent is static, which makes the derivative shorter."""
     if not isinstance(x2, (int, float)) or isinstance(x2, bool) or not tracked(x1):  # so it is of floats
         return _power(x1, x2)
-    if x1.dtype.kind == "c" and float(x2).is_integer():
-        return complexes.power(x1, int(x2))
+    if x1.dtype.kind == "c":
+        return complexes.power(x1, int(x2)) if float(x2).is_integer() else _power(x1, x2)
     exponent = np.asarray(x2, x1.dtype)
     return record(standard("Pow", ((1, float(x2)),)), [x1], np.power(x1._data, exponent))
 
 
-def clip(x: Any, /, min: Any = None, max: Any = None) -> Array:
+def clip(
+    x: Any, /, a_min: Any = None, a_max: Any = None, out: None = None, *, min: Any = None, max: Any = None
+) -> Array:
     """`x` limited to [`min`, `max`], in the dtype of `x`."""
     x = as_array(x)
+    min, max = a_min if min is None else min, a_max if max is None else max
     low, high = (None if m is None else as_array(m) for m in (min, max))
     bounds = [m for m in (low, high) if m is not None]
     if not any(tracked(y, floats=False) for y in (x, *bounds)):
@@ -129,6 +132,11 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Array:
     given = [cast(m, x.dtype) for m in bounds]
     arrays = [None if m is None else cast(m, x.dtype)._data for m in (low, high)]
     return record(op, [x, *given], np.asarray(np.clip(x._data, *arrays), x.dtype))
+
+
+def round(x: Any, /, decimals: int = 0) -> Array:
+    """`x` rounded to `decimals`, halves to the even number."""
+    return _round(x) if decimals == 0 else divide(_round(multiply(x, 10.0**decimals)), 10.0**decimals)
 
 
 def real(x: Any, /) -> Array:
@@ -151,7 +159,9 @@ def conj(x: Any, /) -> Array:
     return complexes.conjugate(x)
 
 
-def where(condition: Any, x1: Any, x2: Any, /) -> Array:
-    """Elements of `x1` where `condition` holds, else of `x2`. The derivative flows to the selected ones."""
-    c, (a, b) = as_array(condition), promoted(x1, x2)
+def where(condition: Any, x: Any = None, y: Any = None) -> Any:
+    """Elements of `x` where `condition` holds, else of `y`, to which the derivative flows; without both, `nonzero`."""
+    if x is None and y is None:
+        return as_array(condition).__array_namespace__().nonzero(condition)
+    c, (a, b) = as_array(condition), promoted(x, y)
     return record(_op("Where"), [c if c.dtype == bool else cast(c, bool), a, b], np.where(c._data, a._data, b._data))

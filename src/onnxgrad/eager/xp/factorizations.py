@@ -1,18 +1,22 @@
-"""Factorizations of matrices: Cholesky, QR, eigenvalues of symmetric matrices, singular values, the pseudoinverse.
+"""Factorizations of matrices: Cholesky, QR, eigenvalues, singular values, the pseudoinverse.
 
 Values are numpy's. VJPs are functions of arrays, so they can be differentiated again, and forward mode follows:
 
 - Cholesky: Giles 2008, "Collected matrix derivative results for forward and reverse mode algorithmic differentiation".
-- Symmetric eigenproblems: Magnus 1985, "On differentiating eigenvalues and eigenvectors".
+- Symmetric eigenproblems: Magnus 1985, "On differentiating eigenvalues and eigenvectors"; others: Boeddeker et al.
+  2017, "On the computation of complex-valued gradients with application to statistically optimum beamforming".
 - Singular values: Townsend 2016, "Differentiating the singular value decomposition".
 - QR: Walter and Lehmann 2012, "Algorithmic linear algebra for tensors", and Seeger et al. 2017, "Auto-differentiating
   linear algebra"; of wide matrices Roberts and Roberts 2020, "QR and LQ decomposition matrix backpropagation".
 - Pseudoinverse: Golub and Pereyra 1973, "The differentiation of pseudo-inverses".
 
+Formulas of complex matrices are of gradients ∂/∂x + i·∂/∂y, the conjugates of cotangents. Complex vectors are unique up
+to factors of modulus 1, so a function of them must not depend on these factors.
+
 As in PyTorch, eigenvectors and singular vectors of repeated eigenvalues or singular values have no derivative: the
 result is inf or nan. The values themselves have one; a repeated value has that of the vectors found.
 The signs of vectors are numpy's. `cholesky`, `eigh` and `eigvalsh` are functions of the symmetric part
-of their operand, (X + Xᵀ)/2, as in JAX (numpy reads the lower half): so their gradient is symmetric, as in PyTorch, and
+of their operand, (X + Xᴴ)/2, as in JAX (numpy reads the lower half): so their gradient is symmetric, as in PyTorch, and
 is what differences in any direction say.
 """
 
@@ -27,15 +31,23 @@ from onnxgrad.eager.core.array import Array, as_array, plain, tracked, wrapped
 from onnxgrad.eager.core.custom_derivatives import custom_vjp
 from onnxgrad.eager.core.primitives import Primitive
 from onnxgrad.eager.core.tape import Node
+from onnxgrad.eager.xp.elementwise import conj, imag, real
 from onnxgrad.eager.xp.indexing import getitem
 from onnxgrad.eager.xp.inverses import inv, solve
-from onnxgrad.eager.xp.manipulation import concat, expand_dims, matrix_transpose, tril
+from onnxgrad.eager.xp.manipulation import concat, expand_dims, matrix_transpose, tril, triu
 from onnxgrad.eager.xp.products import matmul
 from onnxgrad.errors import BadInput, NotDifferentiable
 
 
 class EighResult(NamedTuple):
     """Eigenvalues in ascending order, and eigenvectors as columns."""
+
+    eigenvalues: Any
+    eigenvectors: Any
+
+
+class EigResult(NamedTuple):
+    """Eigenvalues, and eigenvectors as columns."""
 
     eigenvalues: Any
     eigenvectors: Any
@@ -82,6 +94,11 @@ def _symmetric(x: Any) -> np.ndarray:
     return data * 0.5 + np.conj(np.swapaxes(data, -1, -2)) * 0.5 if data.dtype.kind in "fc" else data
 
 
+def _adjoint(x: Any) -> Array:
+    """The conjugate transpose."""
+    return conj(matrix_transpose(x))
+
+
 # --- Cholesky --------------------------------------------------------------------------------------
 
 
@@ -91,20 +108,19 @@ def _cholesky(x: Any, /) -> Array:
 
 
 @_cholesky.defvjp
-def _cholesky_vjp(arguments: Any, y: Any, g: Any) -> Any:
-    """X = L·Lᵀ: with P = Φ(Lᵀ·G), where Φ takes the lower half and half the diagonal: sym(L⁻ᵀ·P·L⁻¹)."""
-    low = _cholesky(arguments[0])
-    product = tril(matmul(matrix_transpose(low), g))
+def _cholesky_vjp(arguments: Any, low: Any, g: Any) -> Any:
+    """X = L·Lᴴ: with P = Φ(Lᴴ·G), where Φ takes the lower half and half the diagonal: sym(L⁻ᴴ·P·L⁻¹)."""
+    product = tril(matmul(_adjoint(low), conj(g)))
     product = product - product * (0.5 * _unit(low.shape[-1], low.dtype))
     back = inv(low)
-    s = matmul(matmul(matrix_transpose(back), product), back)
-    return (s + matrix_transpose(s)) * 0.5
+    s = matmul(matmul(_adjoint(back), product), back)
+    return conj((s + _adjoint(s)) * 0.5)
 
 
 def cholesky(x: Any, /, *, upper: bool = False) -> Array:
-    """The triangular factor of a positive definite matrix: L with L·Lᵀ = (X + Xᵀ)/2, or its transpose."""
+    """The triangular factor of a positive definite matrix: L with L·Lᴴ = (X + Xᴴ)/2, or its adjoint."""
     x = as_array(x)
-    return matrix_transpose(_cholesky(x)) if upper else _cholesky(x)
+    return _adjoint(_cholesky(x)) if upper else _cholesky(x)
 
 
 # --- symmetric eigenproblems -----------------------------------------------------------------------
@@ -117,18 +133,29 @@ def _eigh(x: Any, /) -> Any:
 
 @_eigh.defvjp
 def _eigh_vjp(arguments: Any, y: Any, g: Any) -> Any:
-    """X = V·diag(w)·Vᵀ: V·(diag(gw) + F∘(Vᵀ·gV))·Vᵀ, symmetrized, with Fᵢⱼ = 1/(wⱼ−wᵢ), of distinct eigenvalues."""
-    w, v = _eigh(arguments[0])
-    s = matmul(v * _columns(g.eigenvalues), matrix_transpose(v))
+    """X = V·diag(w)·Vᴴ: V·(diag(gw) + F∘(Vᴴ·gV))·Vᴴ, symmetrized, with Fᵢⱼ = 1/(wⱼ−wᵢ), of distinct eigenvalues."""
+    w, v = y
+    s = matmul(v * _columns(g.eigenvalues), _adjoint(v))
     if _given(g.eigenvectors):
-        inner = matmul(matrix_transpose(v), g.eigenvectors) * _inverse_gaps(_columns(w) - expand_dims(w, axis=-1))
-        s = s + matmul(matmul(v, inner), matrix_transpose(v))
-    return (s + matrix_transpose(s)) * 0.5
+        inner = matmul(_adjoint(v), conj(g.eigenvectors)) * _inverse_gaps(_columns(w) - expand_dims(w, axis=-1))
+        s = s + matmul(matmul(v, inner), _adjoint(v))
+    return conj((s + _adjoint(s)) * 0.5)
 
 
-def eigh(x: Any, /) -> EighResult:
-    """Eigenvalues (ascending) and eigenvectors (columns) of a symmetric matrix, (X + Xᵀ)/2."""
-    return _eigh(as_array(x))
+def _half(x: Any, uplo: str | None) -> Array:
+    """The symmetric matrix whose lower ("L") or upper half `x` holds; without `uplo`, `x`."""
+    x = as_array(x)
+    if uplo is None:
+        return x
+    if uplo.upper() not in ("L", "U"):
+        raise BadInput(f"UPLO is 'L' or 'U', not {uplo!r}")
+    low, over = tril(x) if uplo.upper() == "L" else _adjoint(triu(x)), _unit(x.shape[-1], x.dtype)
+    return low + _adjoint(low) - (real(low) if x.dtype.kind == "c" else low) * over
+
+
+def eigh(x: Any, /, UPLO: str | None = None) -> EighResult:  # noqa: N803  (numpy's name)
+    """Eigenvalues (ascending) and eigenvectors (columns) of a symmetric matrix: (X + Xᴴ)/2, or one half if `UPLO`."""
+    return _eigh(_half(x, UPLO))
 
 
 @custom_vjp
@@ -138,14 +165,51 @@ def _eigvalsh(x: Any, /) -> Array:
 
 @_eigvalsh.defvjp
 def _eigvalsh_vjp(arguments: Any, y: Any, g: Any) -> Any:
-    """X = V·diag(w)·Vᵀ: V·diag(g)·Vᵀ."""
+    """X = V·diag(w)·Vᴴ: V·diag(g)·Vᴴ."""
     v = _eigh(arguments[0]).eigenvectors
-    return matmul(v * _columns(g), matrix_transpose(v))
+    return conj(matmul(v * _columns(g), _adjoint(v)))
 
 
-def eigvalsh(x: Any, /) -> Array:
-    """Eigenvalues of a symmetric matrix, (X + Xᵀ)/2, ascending."""
-    return _eigvalsh(as_array(x))
+def eigvalsh(x: Any, /, UPLO: str | None = None) -> Array:  # noqa: N803  (numpy's name)
+    """Eigenvalues of a symmetric matrix, ascending: of (X + Xᴴ)/2, or of one half if `UPLO`."""
+    return _eigvalsh(_half(x, UPLO))
+
+
+# --- other eigenproblems ---------------------------------------------------------------------------
+
+
+def _complex(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.result_type(x, np.complex64))
+
+
+@custom_vjp
+def _eig(x: Any, /) -> Any:
+    return EigResult(*wrapped(tuple(map(_complex, np.linalg.eig(as_array(x)._data)))))
+
+
+@_eig.defvjp
+def _eig_vjp(arguments: Any, y: Any, g: Any) -> Any:
+    """X·V = V·diag(w) with columns of length 1: with P = Vᴴ·gV and Fᵢⱼ = 1/(wⱼ−wᵢ),
+    V⁻ᴴ·(diag(gw) + conj(F)∘(P − VᴴV·diag(Re P)))·Vᴴ, of distinct eigenvalues."""
+    w, v = y
+    back = _adjoint(v)
+    inner = _unit(v.shape[-1], v.dtype) * _columns(conj(g.eigenvalues))
+    if _given(g.eigenvectors):
+        p = matmul(back, conj(g.eigenvectors))
+        along = matmul(matmul(back, v), real(p) * _unit(v.shape[-1], v.dtype))
+        inner = inner + (p - along) * conj(_inverse_gaps(_columns(w) - expand_dims(w, axis=-1)))
+    return conj(matmul(inv(back), matmul(inner, back)))
+
+
+def eig(x: Any, /) -> EigResult:
+    """Eigenvalues and eigenvectors (columns of length 1) of a square matrix, as complex numbers."""
+    return _eig(as_array(x))
+
+
+def eigvals(x: Any, /) -> Array:
+    """Eigenvalues of a square matrix, as complex numbers."""
+    x = as_array(x)
+    return _eig(x).eigenvalues if tracked(x) else wrapped(_complex(np.linalg.eigvals(x._data)))
 
 
 # --- singular values -------------------------------------------------------------------------------
@@ -158,23 +222,28 @@ def _svd(x: Any, /) -> Any:
 
 @_svd.defvjp
 def _svd_vjp(arguments: Any, y: Any, g: Any) -> Any:
-    """X = U·S·Vᵀ, Fᵢⱼ = 1/(sⱼ²−sᵢ²): with the skew parts J = F∘(UᵀgU − gUᵀU) and K = F∘(VᵀgV − gVᵀV),
-    U·(J·S + diag(gS) + S·K)·Vᵀ + (I−UUᵀ)·gU·S⁻¹·Vᵀ + U·S⁻¹·gVᵀ·(I−VVᵀ), of distinct singular values > 0."""
-    u, s, vh = _svd(arguments[0])
-    v = matrix_transpose(vh)
+    """X = U·S·Vᴴ, Fᵢⱼ = 1/(sⱼ²−sᵢ²): with the skew parts J = F∘(UᴴgU − gUᴴU) and K = F∘(VᴴgV − gVᴴV),
+    U·(J·S + diag(gS) + S·K)·Vᴴ + (I−UUᴴ)·gU·S⁻¹·Vᴴ + U·S⁻¹·gVᴴ·(I−VVᴴ), of distinct singular values > 0.
+    Complex vectors add i·Im diag(UᴴgU)/S to the diagonal."""
+    u, s, vh = y
+    v = _adjoint(vh)
     x = matmul(u * _columns(g.S), vh)
     rows, columns, count = u.shape[-2], v.shape[-2], s.shape[-1]
     low, high = expand_dims(s, axis=-1), _columns(s)
-    for vectors, cotangent, left in ((u, g.U, True), (v, matrix_transpose(g.Vh), False)):
+    # a cotangent of Vᴴ is one of V, transposed: its gradient is the adjoint of that of Vᴴ, which is its conjugate
+    for vectors, cotangent, left in ((u, conj(g.U), True), (v, matrix_transpose(g.Vh), False)):
         if not _given(cotangent):
             continue
-        p = matmul(matrix_transpose(vectors), cotangent)
-        skew = (p - matrix_transpose(p)) * _inverse_gaps((high - low) * (high + low))
+        p = matmul(_adjoint(vectors), cotangent)
+        skew = (p - _adjoint(p)) * _inverse_gaps((high - low) * (high + low))
         x = x + matmul(matmul(u, skew * high if left else low * skew), vh)
+        if left and p.dtype.kind == "c":
+            turns = imag(p) * _unit(count, s.dtype) / high
+            x = x + matmul(matmul(u, turns * 1j), vh)
         if (rows if left else columns) > count:  # the vectors may move out of the space they span
             rest = (cotangent - matmul(vectors, p)) / high
-            x = x + (matmul(rest, vh) if left else matmul(u, matrix_transpose(rest)))
-    return x
+            x = x + (matmul(rest, vh) if left else matmul(u, _adjoint(rest)))
+    return conj(x)
 
 
 def svd(x: Any, /, full_matrices: bool = True, compute_uv: bool = True) -> Any:
@@ -226,9 +295,9 @@ def _svdvals(x: Any, /) -> Array:
 
 @_svdvals.defvjp
 def _svdvals_vjp(arguments: Any, y: Any, g: Any) -> Any:
-    """X = U·diag(s)·Vᵀ: U·diag(g)·Vᵀ."""
+    """X = U·diag(s)·Vᴴ: U·diag(g)·Vᴴ."""
     u, _, vh = _svd(arguments[0])
-    return matmul(u * _columns(g), vh)
+    return conj(matmul(u * _columns(g), vh))
 
 
 def svdvals(x: Any, /) -> Array:
@@ -248,8 +317,9 @@ def _qr(x: Any, /) -> Any:
 def _qr_vjp(arguments: Any, y: Any, g: Any) -> Any:
     """X = Q·R of full column rank: with M = R·gRᵀ − gQᵀ·Q, and its lower half L mirrored to a symmetric matrix,
     (gQ + Q·(L + Lᵀ − diag))·R⁻ᵀ. Of a wide X = [A B], R = [P Q⁻¹B]: gB = Q·g(Q⁻¹B), and A has gQ + B·g(Q⁻¹B)ᵀ."""
-    (x,) = arguments
-    q, r = _qr(x)
+    (x,), (q, r) = arguments, y
+    if x.dtype.kind == "c":
+        raise NotDifferentiable("qr of complex numbers has no derivative\n  hint: real and imaginary part; or cholesky")
     gq, gr = g.Q, g.R
     count = q.shape[-1]
     wide = x.shape[-1] > count
@@ -306,13 +376,13 @@ def _pinv(x: Any, rtol: Any) -> Array:
     derived: Callable[..., Any] = custom_vjp(lambda x: wrapped(np.linalg.pinv(as_array(x)._data, rtol=rtol)))
 
     def backward(arguments: Any, y: Any, g: Any) -> Any:
-        """P = X⁺: −Pᵀ·G·Pᵀ + (I−X·P)·Gᵀ·P·Pᵀ + Pᵀ·P·Gᵀ·(I−P·X)."""
+        """P = X⁺: −Pᴴ·G·Pᴴ + (I−X·P)·Gᴴ·P·Pᴴ + Pᴴ·P·Gᴴ·(I−P·X)."""
         (x,) = arguments
-        p, gt = _pinv(x, rtol), matrix_transpose(g)
-        pt = matrix_transpose(p)
+        p, gt = y, matrix_transpose(g)
+        pt = _adjoint(p)
         left, right = matmul(gt, matmul(p, pt)), matmul(matmul(pt, p), gt)
         beside = left - matmul(x, matmul(p, left)) + right - matmul(matmul(right, p), x)
-        return beside - matmul(matmul(pt, g), pt)
+        return conj(beside - matmul(matmul(pt, conj(g)), pt))
 
     derived.__name__ = "pinv"
     derived.defvjp(backward)  # type: ignore[attr-defined]

@@ -26,6 +26,8 @@ def getitem(x: Array, key: Any) -> Array:
     keys = key if isinstance(key, tuple) else (key,)
     if x._node is None:
         return Array(np.asarray(x._data[plain(key)]))
+    if isinstance(key, list) and any(isinstance(k, slice) or k is None or k is Ellipsis for k in key):
+        raise IndexError("a list of slices is no index: use a tuple")
     keys = tuple(_index(k) for k in keys)
     if all(k is None or k is Ellipsis or isinstance(k, (int, slice)) for k in keys):
         value = np.asarray(x._data[keys])
@@ -44,7 +46,7 @@ def _index(k: Any) -> Any:
     """One part of a key: an int, a slice, None, an ellipsis or an array."""
     if k is None or k is Ellipsis or isinstance(k, slice):
         return k
-    if isinstance(k, (bool, np.bool_, list, np.ndarray)):
+    if isinstance(k, (bool, np.bool_, list, tuple, range, np.ndarray)):
         return as_array(np.asarray(k))
     if isinstance(k, Array):
         scalar = k.ndim == 0 and k.dtype.kind in "iu" and (k._node is None or not exporting.get())
@@ -134,13 +136,11 @@ def put_flat(b: Builder, x: Var, at: Var, values: Var, order: Var) -> Var:
     return b.reshape(y, b.shape_of(x))
 
 
-def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Array:
-    """The slices of `x` at `indices` along `axis`."""
+def take(x: Any, /, indices: Any, axis: int | None = None) -> Array:
+    """The slices of `x` at `indices` along `axis`; by default, the elements of the flattened array."""
     x, i = as_array(x), as_array(indices)
     if axis is None:
-        if x.ndim != 1:
-            raise ValueError(f"which axis? the array has {x.ndim}")
-        axis = 0
+        x, axis = (x if x.ndim == 1 else x.reshape(-1)), 0
     value = np.take(x._data, i._data, axis=axis)
     return record(standard("Gather", axis=axis % x.ndim), [x, as_index(i)], value)
 

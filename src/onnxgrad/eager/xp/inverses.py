@@ -15,6 +15,7 @@ from onnxgrad.eager.core.custom_derivatives import custom_vjp
 from onnxgrad.eager.core.primitives import standard
 from onnxgrad.eager.core.recording import record
 from onnxgrad.eager.xp.dtypes import promoted
+from onnxgrad.eager.xp.elementwise import imag
 from onnxgrad.eager.xp.manipulation import expand_dims, matrix_transpose, reshape, squeeze
 from onnxgrad.eager.xp.products import matmul
 from onnxgrad.eager.xp.reductions import sum
@@ -36,7 +37,7 @@ def inv(x: Any, /) -> Array:
 @inv.defvjp
 def _inv(arguments: Any, y: Any, g: Any) -> Any:
     """Y = X⁻¹: −Yᵀ·G·Yᵀ."""
-    t = matrix_transpose(inv(arguments[0]))
+    t = matrix_transpose(y)
     return -matmul(matmul(t, g), t)
 
 
@@ -50,7 +51,7 @@ def _solve_vjp(arguments: Any, y: Any, g: Any) -> Any:
     """Y = A⁻¹·B: B gets A⁻ᵀ·G, and A gets −A⁻ᵀ·G·Yᵀ."""
     a, b = arguments
     at_b = _solve(matrix_transpose(a), g)
-    at_a = -matmul(at_b, matrix_transpose(_solve(a, b)))
+    at_a = -matmul(at_b, matrix_transpose(y))
     return _summed(at_a, a.shape), _summed(at_b, b.shape)
 
 
@@ -82,7 +83,7 @@ def det(x: Any, /) -> Array:
 def _det(arguments: Any, y: Any, g: Any) -> Any:
     """y = det X: g·y·X⁻ᵀ, of a regular matrix."""
     (x,) = arguments
-    return _spread(g * det(x)) * matrix_transpose(inv(x))
+    return _spread(g * y) * matrix_transpose(inv(x))
 
 
 def _spread(g: Array) -> Array:
@@ -97,8 +98,11 @@ def slogdet(x: Any, /) -> Any:
 
 @slogdet.defvjp
 def _slogdet(arguments: Any, y: Any, g: Any) -> Any:
-    """y = log |det X|: g·X⁻ᵀ; the sign is constant."""
-    return _spread(g.logabsdet) * matrix_transpose(inv(arguments[0]))
+    """y = log |det X|: g·X⁻ᵀ. The sign s is constant for real numbers; for complex ones, it adds i·Im(gs·s)·X⁻ᵀ."""
+    total = g.logabsdet
+    if y.sign.dtype.kind == "c":
+        total = total + imag(g.sign * y.sign) * 1j
+    return _spread(total) * matrix_transpose(inv(arguments[0]))
 
 
 def matrix_power(x: Any, n: int, /) -> Array:

@@ -5,6 +5,10 @@ Inverses, determinants and factorizations have modules of their own.
 
 from __future__ import annotations
 
+import builtins
+import functools
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,13 +17,16 @@ from onnxgrad.eager.core.array import Array, as_array, tracked, wrapped
 from onnxgrad.eager.core.primitives import standard
 from onnxgrad.eager.core.recording import record
 from onnxgrad.eager.xp import elementwise as e
-from onnxgrad.eager.xp.dtypes import cast
+from onnxgrad.eager.xp.dtypes import cast, promoted
 from onnxgrad.eager.xp.factorizations import (  # fmt: skip
     EighResult,
+    EigResult,
     QRResult,
     SVDResult,
     cholesky,
+    eig,
     eigh,
+    eigvals,
     eigvalsh,
     pinv,
     qr,
@@ -27,24 +34,21 @@ from onnxgrad.eager.xp.factorizations import (  # fmt: skip
     svdvals,
 )
 from onnxgrad.eager.xp.inverses import SlogdetResult, det, inv, matrix_power, slogdet, solve
-from onnxgrad.eager.xp.manipulation import axes_of, expand_dims, matrix_transpose, moveaxis
-from onnxgrad.eager.xp.products import cross, diagonal, matmul, outer, tensordot, trace, vecdot
+from onnxgrad.eager.xp.manipulation import axes_of, expand_dims, matrix_transpose, moveaxis, reshape
+from onnxgrad.eager.xp.products import cross, matmul, tensordot, vecdot
+from onnxgrad.eager.xp.products import diagonal_of_matrices as diagonal
+from onnxgrad.eager.xp.products import outer_of_vectors as outer
+from onnxgrad.eager.xp.products import trace_of_matrices as trace
 from onnxgrad.eager.xp.reductions import max, min, sum
-from onnxgrad.eager.xp.ufuncs import discrete, nondifferentiable
+from onnxgrad.eager.xp.ufuncs import beyond, discrete
 from onnxgrad.errors import BadInput
 
 __all__ = [
-    "EigResult", "EighResult", "QRResult", "SVDResult", "SlogdetResult", "cholesky", "cross", "det", "diagonal", "eig",
-    "eigh", "eigvals", "eigvalsh", "inv", "matmul", "matrix_norm", "matrix_power", "matrix_rank", "matrix_transpose",
-    "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot", "trace", "vecdot", "vector_norm",
+    "EigResult", "EighResult", "LstsqResult", "QRResult", "SVDResult", "SlogdetResult", "cholesky", "cross", "det",
+    "diagonal", "eig", "eigh", "eigvals", "eigvalsh", "inv", "lstsq", "matmul", "matrix_norm", "matrix_power",
+    "matrix_rank", "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd",
+    "svdvals", "tensordot", "tensorinv", "tensorsolve", "trace", "vecdot", "vector_norm",
 ]  # fmt: skip
-
-
-class EigResult(NamedTuple):
-    """Eigenvalues, and eigenvectors as columns."""
-
-    eigenvalues: Any
-    eigenvectors: Any
 
 
 def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Array:
@@ -98,14 +102,45 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     return moveaxis(y, (-2, -1), axes) if keepdims else y
 
 
-def _complex(x: np.ndarray) -> np.ndarray:
-    return x.astype(np.result_type(x, np.complex64))
+def multi_dot(arrays: Sequence[Any], /) -> Array:
+    """The product of matrices; the first and the last may be vectors."""
+    return functools.reduce(matmul, arrays)
 
 
-eigvals = nondifferentiable(
-    "eigvals", lambda x, /: _complex(np.linalg.eigvals(x)), "use eigvalsh of a symmetric matrix"
-)
-eig = nondifferentiable(
-    "eig", lambda x, /: EigResult(*map(_complex, np.linalg.eig(x))), "use eigh of a symmetric matrix"
-)
+class LstsqResult(NamedTuple):
+    """The solution, sums of squared residuals (none unless of full rank), the rank, and the singular values."""
+
+    x: Any
+    residuals: Any
+    rank: Any
+    singular_values: Any
+
+
+def lstsq(a: Any, b: Any, /, rcond: Any = None) -> LstsqResult:
+    """The solution of least norm that minimizes ‖a·x − b‖; derivatives are among matrices of the same rank."""
+    a, b = promoted(a, b)
+    _, residuals, rank, values = np.linalg.lstsq(a._data, b._data, rcond)
+    cut = np.finfo(a.dtype).eps * builtins.max(a.shape) if rcond is None else rcond
+    x = matmul(pinv(a, rtol=cut), b)
+    left = e.subtract(b, matmul(a, x))
+    sums = sum(e.square(e.abs(left)), axis=0, keepdims=b.ndim == 1) if residuals.size else Array(residuals)
+    return LstsqResult(x, sums, int(rank), svdvals(a) if tracked(a) else Array(values))
+
+
+def tensorinv(x: Any, /, ind: int = 2) -> Array:
+    """The inverse of a tensor as a map from its last axes to its first `ind`."""
+    x = as_array(x)
+    count = math.prod(x.shape[:ind])
+    return reshape(inv(reshape(x, (count, -1))), (*x.shape[ind:], *x.shape[:ind]))
+
+
+def tensorsolve(a: Any, b: Any, /, axes: Any = None) -> Array:
+    """The solution X of tensordot(a, X, X.ndim) = b; the axes `axes` of `a` are moved to the end first."""
+    a, b = as_array(a), as_array(b)
+    if axes is not None:
+        a = moveaxis(a, tuple(axes), tuple(range(a.ndim - len(axes), a.ndim)))
+    return reshape(solve(reshape(a, (b.size, -1)), reshape(b, (-1,))), a.shape[b.ndim :])
+
+
 matrix_rank = discrete("matrix_rank", lambda x, /, *, rtol=None: np.linalg.matrix_rank(x, rtol=rtol))
+__getattr__ = beyond(np.linalg, "numpy.linalg")

@@ -28,10 +28,15 @@ def _no_axis(axis: int, ndim: int) -> int:
     raise IndexError(f"axis {axis} of an array with {ndim} axes")
 
 
-def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Array:
-    """`x` in another shape; one length may be -1, to be inferred."""
+def reshape(x: Any, /, shape: Any, order: str = "C", *, copy: bool | None = None) -> Array:
+    """`x` in another shape, of which one length may be -1. The order is "C", or "F" with the first axis fastest."""
     x = as_array(x)
-    shape = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+    shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+    if order == "F":
+        back = reshape(permute_dims(x, range(x.ndim)[::-1]), shape[::-1], copy=copy)
+        return permute_dims(back, range(back.ndim)[::-1])
+    if order not in ("C", "A", "K"):
+        raise ValueError(f"order is 'C' or 'F', not {order!r}")
     data = np.reshape(x._data, shape, copy=copy)
     if x._node is None:
         return Array(data)
@@ -54,7 +59,7 @@ def matrix_transpose(x: Any, /) -> Array:
     return permute_dims(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
 
 
-def moveaxis(x: Any, source: int | tuple[int, ...], destination: int | tuple[int, ...], /) -> Array:
+def moveaxis(x: Any, /, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> Array:
     """`x` with the axes `source` moved to `destination`."""
     x = as_array(x)
     order = np.moveaxis(np.empty((1,) * x.ndim), source, destination)  # for its checks
@@ -64,7 +69,7 @@ def moveaxis(x: Any, source: int | tuple[int, ...], destination: int | tuple[int
     return permute_dims(x, [moved[a] if a in moved else next(rest) for a in range(x.ndim)])
 
 
-def swapaxes(x: Any, axis1: int, axis2: int, /) -> Array:
+def swapaxes(x: Any, /, axis1: int, axis2: int) -> Array:
     """`x` with two axes swapped."""
     order = list(range(as_array(x).ndim))
     order[axis1], order[axis2] = order[axis2], order[axis1]
@@ -98,7 +103,7 @@ def broadcast_arrays(*arrays: Any) -> tuple[Array, ...]:
     return tuple(broadcast_to(x, shape) for x in arrays)
 
 
-def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Array:
+def concat(arrays: Sequence[Any], /, axis: int | None = 0) -> Array:
     """The arrays joined along `axis`; with None, flattened first."""
     parts = [as_array(x) for x in arrays]
     if axis is None:
@@ -109,7 +114,7 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Array:
     return record(standard("Concat", axis=axes_of(axis, data.ndim)[0]), parts, data)
 
 
-def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Array:
+def stack(arrays: Sequence[Any], /, axis: int = 0) -> Array:
     """The arrays joined along a new axis."""
     return concat([expand_dims(x, axis=axis) for x in arrays], axis=axis)
 
@@ -121,9 +126,10 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Array, ...]:
     return tuple(getitem(x, (*at, i)) for i in range(x.shape[axis]))
 
 
-def split(x: Any, sections: int | Sequence[int], /, *, axis: int = 0) -> list[Array]:
+def split(x: Any, /, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Array]:
     """`x` split along `axis` into equal sections, or at the given indices."""
     x = as_array(x)
+    sections = indices_or_sections
     at, length = (slice(None),) * axes_of(axis, x.ndim)[0], x.shape[axis]
     if isinstance(sections, int) and length % sections:
         raise ValueError(f"{length} elements do not split into {sections} equal parts")
@@ -131,14 +137,14 @@ def split(x: Any, sections: int | Sequence[int], /, *, axis: int = 0) -> list[Ar
     return [getitem(x, (*at, slice(a, b))) for a, b in zip([0, *places], [*places, length])]
 
 
-def flip(x: Any, /, *, axis: int | tuple[int, ...] | None = None) -> Array:
+def flip(x: Any, /, axis: int | tuple[int, ...] | None = None) -> Array:
     """`x` reversed along `axis`."""
     x = as_array(x)
     axes = axes_of(axis, x.ndim)
     return getitem(x, tuple(slice(None, None, -1) if a in axes else slice(None) for a in range(x.ndim)))
 
 
-def roll(x: Any, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...] | None = None) -> Array:
+def roll(x: Any, /, shift: int | tuple[int, ...], axis: int | tuple[int, ...] | None = None) -> Array:
     """`x` shifted cyclically by `shift` along `axis`."""
     x = as_array(x)
     if axis is None:
@@ -149,7 +155,7 @@ def roll(x: Any, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...]
     return x
 
 
-def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Array:
+def repeat(x: Any, /, repeats: Any, axis: int | None = None) -> Array:
     """Each element repeated along `axis` (default: of the flattened array)."""
     x = as_array(x)
     if axis is None:
@@ -159,35 +165,34 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Array:
     return take(x, Array(np.repeat(np.arange(x.shape[axis]), np.asarray(plain(repeats)))), axis=axis)
 
 
-def tile(x: Any, repetitions: Sequence[int], /) -> Array:
+def tile(x: Any, /, reps: int | Sequence[int]) -> Array:
     """`x` repeated as a whole along each axis."""
     x = as_array(x)
-    counts = (repetitions,) if isinstance(repetitions, int) else tuple(repetitions)
+    counts = (reps,) if isinstance(reps, int) else tuple(reps)
     rank = max(len(counts), x.ndim)
     x = reshape(x, (1,) * (rank - x.ndim) + x.shape)
     counts = (1,) * (rank - len(counts)) + counts
     return record(standard("Tile", ((1, counts),)), [x], np.tile(x._data, counts))
 
 
-def meshgrid(*arrays: Any, indexing: str = "xy") -> tuple[Array, ...]:
-    """Coordinate arrays of the grid spanned by vectors."""
+def meshgrid(*arrays: Any, indexing: str = "xy", sparse: bool = False, copy: bool = True) -> tuple[Array, ...]:
+    """Coordinate arrays of the grid spanned by vectors; with `sparse`, of length 1 along the axes of the others."""
     parts, rank = [as_array(x) for x in arrays], len(arrays)
     if indexing not in ("xy", "ij"):
         raise ValueError(f"indexing is 'xy' or 'ij', not {indexing!r}")
     places = list(range(rank))
     if indexing == "xy" and rank > 1:
         places[:2] = 1, 0
-    return broadcast_arrays(
-        *(reshape(x, tuple(x.size if a == at else 1 for a in range(rank))) for x, at in zip(parts, places))
-    )
+    grid = tuple(reshape(x, tuple(x.size if a == at else 1 for a in range(rank))) for x, at in zip(parts, places))
+    return grid if sparse else broadcast_arrays(*grid)
 
 
-def tril(x: Any, /, *, k: int = 0) -> Array:
+def tril(x: Any, /, k: int = 0) -> Array:
     """The elements on and below the diagonal `k`, zeros above."""
     return _triangle(np.tril, 0, as_array(x), k)
 
 
-def triu(x: Any, /, *, k: int = 0) -> Array:
+def triu(x: Any, /, k: int = 0) -> Array:
     """The elements on and above the diagonal `k`, zeros below."""
     return _triangle(np.triu, 1, as_array(x), k)
 
@@ -196,6 +201,6 @@ def _triangle(kernel: Any, upper: int, x: Array, k: int) -> Array:
     return record(standard("Trilu", ((1, int(k)),), upper=upper), [x], kernel(x._data, k))
 
 
-def ravel(x: Any, /) -> Array:
-    """`x` flattened."""
-    return reshape(x, (-1,))
+def ravel(x: Any, /, order: str = "C") -> Array:
+    """`x` flattened, in the order "C", or "F" with the first axis fastest."""
+    return reshape(x, (-1,), order)

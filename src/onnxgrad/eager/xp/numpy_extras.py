@@ -8,22 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.eager.core.array import Array, as_array
-from onnxgrad.eager.core.primitives import standard
+from onnxgrad.eager.core.array import Array, as_array, plain, tracked, wrapped
+from onnxgrad.eager.core.primitives import macro, standard
 from onnxgrad.eager.core.recording import record
 from onnxgrad.eager.xp import elementwise as e
-from onnxgrad.eager.xp.dtypes import promoted
+from onnxgrad.eager.xp.dtypes import cast, promoted
 from onnxgrad.eager.xp.elementwise import where
 from onnxgrad.eager.xp.indexing import getitem, take
-from onnxgrad.eager.xp.manipulation import axes_of, concat, expand_dims, flip, reshape, split, swapaxes
-from onnxgrad.eager.xp.products import diagonal
-from onnxgrad.eager.xp.reductions import mean, sum
+from onnxgrad.eager.xp.manipulation import axes_of, concat, expand_dims, flip, moveaxis, reshape, split, swapaxes
+from onnxgrad.eager.xp.products import diagonal_of_matrices
+from onnxgrad.eager.xp.reductions import cumulative_prod, cumulative_sum, mean, sum
+from onnxgrad.eager.xp.ufuncs import unary
 from onnxgrad.errors import BadInput
+from onnxgrad.ir import Builder, Var
 
 __all__ = [
-    "angle", "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "average", "column_stack", "deg2rad", "degrees",
-    "diag", "dsplit", "dstack", "fliplr", "flipud", "fmax", "fmin", "gradient", "hsplit", "hstack", "kron",
-    "logaddexp2", "nan_to_num", "pad", "rad2deg", "radians", "rot90", "sinc", "vsplit", "vstack",
+    "angle", "append", "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "average", "c_", "cbrt",
+    "column_stack", "cumprod", "cumsum", "deg2rad", "degrees", "diag", "dsplit", "dstack", "fliplr", "flipud", "fmax",
+    "fmin", "gradient", "hsplit", "hstack", "kron", "logaddexp2", "nan_to_num", "pad", "r_", "rad2deg", "radians",
+    "real_if_close", "rollaxis", "rot90", "select", "sinc", "vsplit", "vstack",
 ]  # fmt: skip
 
 # --- elements --------------------------------------------------------------------------------------
@@ -84,6 +87,26 @@ def sinc(x: Any, /) -> Array:
     s = where(near, y, np.zeros((), y.dtype)) ** 2
     far = where(near, np.ones((), y.dtype), y)
     return where(near, 1.0 - s / 6 + s**2 / 120 - s**3 / 5040, e.sin(far) / far)
+
+
+def cbrt(x: Any, /) -> Array:
+    """The real cube root."""
+    x = as_array(x)
+    return _cbrt(x if x.dtype.kind == "f" else cast(x, np.float64))
+
+
+def cbrt_of(b: Builder, x: Var) -> Var:
+    """sign(x)·|x|^⅓."""
+    return b.Sign(x) * b.Pow(b.Abs(x), b.const(1 / 3, x.dtype))
+
+
+_cbrt = unary("cbrt", macro(cbrt_of), np.cbrt)
+
+
+def real_if_close(x: Any, /, tol: float = 100.0) -> Array:
+    """The real part of complex numbers if all imaginary parts are below `tol` machine epsilons; else the numbers."""
+    x = as_array(x)
+    return e.real(x) if x.dtype.kind == "c" and np.real_if_close(x._data, tol).dtype.kind == "f" else x
 
 
 # --- joins and splits ------------------------------------------------------------------------------
@@ -164,6 +187,51 @@ def dsplit(x: Any, sections: int | Sequence[int], /) -> list[Array]:
     return split(x, sections, axis=2)
 
 
+def append(x: Any, values: Any, axis: int | None = None) -> Array:
+    """`values` joined to the end of `x` along `axis`; by default, of the flattened arrays."""
+    return concat([as_array(x), as_array(values)], axis)
+
+
+class _Join:
+    """``r_[x, y, 0:3]`` and ``c_[x, y]``: arrays, numbers and ranges joined as in numpy."""
+
+    def __init__(self, numpys: Any, axis: int, at: int, least: int) -> None:
+        self._numpys, self._axis, self._at, self._least = numpys, axis, at, least
+
+    def __getitem__(self, key: Any) -> Array:
+        """The arrays of `key` joined."""
+        keys = key if isinstance(key, tuple) else (key,)
+        if not tracked(list(keys)):
+            return wrapped(self._numpys[tuple(map(plain, keys))])
+        axis, at, least = self._axis, self._at, self._least
+        if isinstance(keys[0], str):
+            first, keys = keys[0], keys[1:]
+            try:
+                axis, least, at = (*map(int, first.split(",")), least, -1)[:3] if "," in first else (int(first), 1, -1)
+            except ValueError as error:
+                raise BadInput(f"{first!r}: here the first string is axes, such as '0,2'") from error
+        parts = []
+        for k in keys:
+            x = wrapped(np.r_[k]) if isinstance(k, slice) else as_array(k)
+            if x.ndim < least:
+                new = least - x.ndim
+                lead = new if at == -1 else min(at, new)
+                x = reshape(x, (1,) * lead + x.shape + (1,) * (new - lead))
+            parts.append(x)
+        return concat([reshape(x, (1,)) if x.ndim == 0 else x for x in parts], axis)
+
+
+r_, c_ = _Join(np.r_, 0, -1, 1), _Join(np.c_, -1, 0, 2)
+
+
+def select(conditions: Sequence[Any], choices: Sequence[Any], default: Any = 0) -> Array:
+    """Elements of the first of `choices` whose condition holds, else `default`."""
+    y = as_array(default, as_array(choices[0]).dtype)
+    for condition, choice in zip(reversed(list(conditions)), reversed(list(choices))):
+        y = where(condition, choice, y)
+    return y
+
+
 # --- places ----------------------------------------------------------------------------------------
 
 
@@ -188,11 +256,19 @@ def rot90(x: Any, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
     return flip(swapaxes(x, first, second), axis=second) if k % 4 else x
 
 
+def rollaxis(x: Any, /, axis: int, start: int = 0) -> Array:
+    """`x` with `axis` moved before the axis `start`."""
+    x = as_array(x)
+    at = axes_of(axis, x.ndim)[0]
+    start = start + x.ndim if start < 0 else start
+    return moveaxis(x, at, start - 1 if at < start else start)
+
+
 def diag(x: Any, /, k: int = 0) -> Array:
     """A matrix with a vector on its diagonal `k`, or the diagonal `k` of a matrix."""
     x = as_array(x)
     if x.ndim == 2:
-        return diagonal(x, offset=k)
+        return diagonal_of_matrices(x, offset=k)
     if x.ndim != 1:
         raise BadInput(f"diag takes a vector or a matrix, not an array of {x.ndim} axes")
     square = where(np.eye(x.size, dtype=bool), x, np.zeros((), x.dtype))
@@ -280,3 +356,13 @@ def gradient(x: Any, /, *spacing: float, axis: Any = None) -> Any:
         ends = (cut(1, 2) - cut(None, 1)) / h, (cut(-1, None) - cut(-2, -1)) / h
         found.append(concat([ends[0], inner, ends[1]], axis=at))
     return found[0] if len(found) == 1 else tuple(found)
+
+
+def cumsum(x: Any, /, axis: int | None = None, dtype: Any = None, out: None = None) -> Array:
+    """The cumulative sum along `axis`; by default, of the flattened array."""
+    return cumulative_sum(reshape(x, (-1,)) if axis is None else x, 0 if axis is None else axis, dtype)
+
+
+def cumprod(x: Any, /, axis: int | None = None, dtype: Any = None, out: None = None) -> Array:
+    """The cumulative product along `axis`; by default, of the flattened array."""
+    return cumulative_prod(reshape(x, (-1,)) if axis is None else x, 0 if axis is None else axis, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -10,14 +11,24 @@ import numpy as np
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.primitives import standard
 from onnxgrad.eager.core.recording import record
+from onnxgrad.eager.core.tape import exporting
+from onnxgrad.eager.xp import complexes
 from onnxgrad.eager.xp import elementwise as e
 from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.eager.xp.indexing import getitem
 from onnxgrad.eager.xp.manipulation import Axis, axes_of, concat, expand_dims, stack, unstack
 
+_COMPLEX: dict[str, Any] = {
+    "ReduceProd": complexes.prod,
+    "ReduceMax": functools.partial(complexes.extremum, np.argmax),
+    "ReduceMin": functools.partial(complexes.extremum, np.argmin),
+}
+
 
 def _reduced(op_type: str, kernel: Any, x: Array, axis: Axis, keepdims: bool) -> Array:
     axes = axes_of(axis, x.ndim)
+    if x._node is not None and x._data.dtype.kind == "c" and op_type in _COMPLEX and not exporting.get():
+        return _COMPLEX[op_type](x, axes, keepdims)
     value = np.asarray(kernel(x._data, axis=axes, keepdims=keepdims), x.dtype)
     if x._node is None:
         return Array(value)
@@ -31,46 +42,73 @@ def _widened(x: Any, dtype: Any) -> Array:
     return cast(x, np.sum(x._data[..., :0]).dtype if dtype is None and x.ndim else dtype or np.sum(x._data).dtype)
 
 
-def sum(x: Any, /, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
+def sum(x: Any, /, axis: Axis = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Array:
     """The sum of the elements along `axis`."""
     return _reduced("ReduceSum", np.sum, _widened(x, dtype), axis, keepdims)
 
 
-def prod(x: Any, /, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Array:
+def prod(x: Any, /, axis: Axis = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Array:
     """The product of the elements along `axis`."""
     return _reduced("ReduceProd", np.prod, _widened(x, dtype), axis, keepdims)
 
 
-def mean(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
+def mean(x: Any, /, axis: Axis = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Array:
     """The mean of the elements along `axis`."""
-    x = as_array(x)
+    x = as_array(x) if dtype is None else cast(as_array(x), dtype)
     return _reduced("ReduceMean", np.mean, x if x.dtype.kind in "fc" else cast(x, np.float64), axis, keepdims)
 
 
-def max(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
+def max(x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False) -> Array:
     """The maximum along `axis`; ties share the derivative."""
     return _reduced("ReduceMax", np.max, as_array(x), axis, keepdims)
 
 
-def min(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
+def min(x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False) -> Array:
     """The minimum along `axis`; ties share the derivative."""
     return _reduced("ReduceMin", np.min, as_array(x), axis, keepdims)
 
 
-def var(x: Any, /, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
-    """The variance along `axis`: the sum of squared deviations over n − `correction`."""
-    x = as_array(x)
+def var(
+    x: Any,
+    /,
+    axis: Axis = None,
+    dtype: Any = None,
+    out: None = None,
+    ddof: float = 0.0,
+    keepdims: bool = False,
+    *,
+    correction: float | None = None,
+) -> Array:
+    """The variance along `axis`: the sum of squared deviations over n − `correction` (numpy: `ddof`)."""
+    x = as_array(x) if dtype is None else cast(as_array(x), dtype)
+    ddof = ddof if correction is None else correction
     if x._node is None:
-        return Array(np.asarray(np.var(x._data, axis=axis, ddof=correction, keepdims=keepdims)))
+        return Array(np.asarray(np.var(x._data, axis=axis, ddof=ddof, keepdims=keepdims)))
     count = math.prod(x.shape[a] for a in axes_of(axis, x.ndim))
     distance = e.subtract(x, mean(x, axis=axis, keepdims=True))
-    distance = e.abs(distance) if x.dtype.kind == "c" else distance
-    return e.divide(sum(e.square(distance), axis=axis, keepdims=keepdims), float(count - correction))
+    square = e.square(distance)
+    if x.dtype.kind == "c":
+        square = e.add(e.square(e.real(distance)), e.square(e.imag(distance)))
+    return e.divide(sum(square, axis=axis, keepdims=keepdims), float(count - ddof))
 
 
-def std(x: Any, /, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Array:
-    """The standard deviation along `axis`, the square root of `var`."""
-    return e.sqrt(var(x, axis=axis, correction=correction, keepdims=keepdims))
+def std(
+    x: Any,
+    /,
+    axis: Axis = None,
+    dtype: Any = None,
+    out: None = None,
+    ddof: float = 0.0,
+    keepdims: bool = False,
+    *,
+    correction: float | None = None,
+) -> Array:
+    """The standard deviation along `axis`, the square root of `var`; where it is 0, its derivative is 0."""
+    v = var(x, axis, dtype, out, ddof, keepdims, correction=correction)
+    if v._node is None:
+        return e.sqrt(v)
+    zero = e.equal(v, 0)
+    return e.where(zero, np.zeros((), v.dtype), e.sqrt(e.where(zero, np.ones((), v.dtype), v)))
 
 
 def cumulative_sum(x: Any, /, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
@@ -108,7 +146,7 @@ def _after(first: int, y: Array, axis: int) -> Array:
     return concat([Array(np.full(shape, first, y.dtype)), y], axis=axis)
 
 
-def diff(x: Any, /, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Array:
+def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Array:
     """The `n`-th discrete difference along `axis`, of `x` with `prepend` and `append` joined to its ends."""
     x = as_array(x)
     at = axes_of(axis, x.ndim)[0]
@@ -128,11 +166,11 @@ def _logical(op_type: str, kernel: Any, x: Any, axis: Axis, keepdims: bool) -> A
     return cast(_reduced(op_type, getattr(np, op_type[6:].lower()), ones, axis, keepdims), bool)
 
 
-def all(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
+def all(x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False) -> Array:
     """Whether all elements along `axis` are true."""
     return _logical("ReduceMin", np.all, x, axis, keepdims)
 
 
-def any(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array:
+def any(x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False) -> Array:
     """Whether some element along `axis` is true."""
     return _logical("ReduceMax", np.any, x, axis, keepdims)

@@ -18,7 +18,7 @@ from onnxgrad.eager.xp.ufuncs import discrete, nondifferentiable
 from onnxgrad.ir import Builder, Var
 
 
-def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Array:
+def take_along_axis(x: Any, /, indices: Any, axis: int = -1) -> Array:
     """The elements of `x` at `indices`, matched one to one along `axis`."""
     x, i = as_array(x), as_array(indices)
     value = np.take_along_axis(x._data, i._data, axis=axis)
@@ -30,9 +30,20 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Array:
     return record(standard("GatherElements", axis=axis % x.ndim), [x, as_index(i)], value)
 
 
-def argsort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
-    """The indices that sort `x` along `axis`, stably."""
+def argsort(
+    x: Any,
+    /,
+    axis: int | None = -1,
+    kind: Any = None,
+    order: None = None,
+    *,
+    descending: bool = False,
+    stable: bool = True,
+) -> Array:
+    """The indices that sort `x` along `axis` (None: flattened), stably."""
     x = as_array(x)
+    if axis is None:
+        x, axis = reshape(x, (-1,)), -1
     if descending:  # numpy only sorts ascending: sort the flipped array, so that equal elements keep their order
         back = np.flip(x._data, axis)
         value = x.shape[axis] - 1 - np.flip(np.argsort(back, axis=axis, kind="stable"), axis)
@@ -46,9 +57,20 @@ def order_of(b: Builder, x: Var, count: int, axis: int, descending: bool) -> Var
     return b.TopK(x, [count], axis=axis, largest=int(descending), outputs=2)[1]
 
 
-def sort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
-    """`x` sorted along `axis`."""
+def sort(
+    x: Any,
+    /,
+    axis: int | None = -1,
+    kind: Any = None,
+    order: None = None,
+    *,
+    descending: bool = False,
+    stable: bool = True,
+) -> Array:
+    """`x` sorted along `axis` (None: flattened)."""
     x = as_array(x)
+    if axis is None:
+        x, axis = reshape(x, (-1,)), -1
     return take_along_axis(x, argsort(x, axis=axis, descending=descending), axis=axis)
 
 
@@ -71,12 +93,12 @@ def _counted(op_type: str, kernel: Any, x: Any, axis: int | None, keepdims: bool
     return record(standard(op_type, axis=int(axis), keepdims=int(keepdims)), [x], np.asarray(value, np.int64))
 
 
-def argmax(x: Any, /, axis: int | None = None, keepdims: bool = False) -> Array:
+def argmax(x: Any, /, axis: int | None = None, out: None = None, keepdims: bool = False) -> Array:
     """The index of the first maximum along `axis`."""
     return _counted("ArgMax", np.argmax, x, axis, keepdims)
 
 
-def argmin(x: Any, /, axis: int | None = None, keepdims: bool = False) -> Array:
+def argmin(x: Any, /, axis: int | None = None, out: None = None, keepdims: bool = False) -> Array:
     """The index of the first minimum along `axis`."""
     return _counted("ArgMin", np.argmin, x, axis, keepdims)
 
@@ -88,5 +110,5 @@ def count_nonzero(x: Any, /, axis: Axis = None, keepdims: bool = False) -> Array
 
 nonzero = discrete("nonzero", np.nonzero)
 searchsorted = discrete(
-    "searchsorted", lambda x1, x2, /, *, side="left", sorter=None: np.searchsorted(x1, x2, side, sorter)
+    "searchsorted", lambda x1, x2, /, side="left", sorter=None: np.searchsorted(x1, x2, side, sorter)
 )

@@ -92,6 +92,22 @@ def nondifferentiable(name: str, kernel: Any, instead: str = "") -> Function:
     return _named(function, name, kernel)
 
 
+def beyond(module: Any, path: str, instead: str = "") -> Callable[[str], Any]:
+    """``__getattr__`` of a namespace: what `module`, called `path`, has and the namespace has not.
+
+    Its functions take arrays without a derivative; `instead` is the hint where they have one.
+    """
+
+    def find(name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{path} here has no {name!r}")
+        found = getattr(module, name)
+        plain_value = not callable(found) or isinstance(found, type)
+        return found if plain_value else nondifferentiable(f"{path}.{name}", found, instead)
+
+    return find
+
+
 def discrete(name: str, kernel: Any) -> Function:
     """A function whose results carry no derivative, such as integers and booleans."""
 
