@@ -1,4 +1,4 @@
-"""``onnxgrad …`` in a process of its own that costs no start: forked from one that has imported the command.
+"""``onnxgrad …``, or a script, in a process that costs no start: forked from one that has imported onnxgrad.
 
 It has its own folder, environment, streams, signals and exit code; only what Python reads when it starts
 (``PYTHON*`` in `env`) needs a start, and gets one. A start takes longer than most of what the command is asked for.
@@ -20,7 +20,7 @@ _SECONDS = 120
 
 #: Forks for each line that it reads, says the number of the process and then how that ended.
 _SERVER = """
-import json, os, sys, traceback
+import json, os, runpy, sys, traceback
 import onnxgrad.cli.app, safetensors.numpy
 for name in onnxgrad.cli.app.COMMANDS:
     onnxgrad.cli.app.command(name)
@@ -41,10 +41,15 @@ if job["cwd"]:
     os.chdir(job["cwd"])
 os.environ.clear()
 os.environ.update(job["env"])
-sys.argv = ["onnxgrad", *job["args"]]
+sys.argv = job["args"]
 code = 1
 try:
-    onnxgrad.cli.main()
+    if sys.argv[0] == "onnxgrad":
+        onnxgrad.cli.main()
+    else:
+        sys.path.insert(0, os.path.dirname(sys.argv[0]))
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    code = 0
 except SystemExit as end:
     code = end.code or 0
 except BaseException:
@@ -81,11 +86,23 @@ def command(
     *args: object, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """What ``onnxgrad ARGS`` does in the folder `cwd` (this one), in the environment `env` (this one's)."""
-    line, wanted = [str(a) for a in args], dict(os.environ if env is None else env)
+    return _forked(["-m", "onnxgrad"], ["onnxgrad", *map(str, args)], cwd, env)
+
+
+def script(path: Path, *args: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """What ``python PATH ARGS`` does in the folder `cwd` (this one)."""
+    return _forked([str(path)], [str(path), *map(str, args)], cwd, None)
+
+
+def _forked(
+    start: list[str], line: list[str], cwd: Path | None, env: Mapping[str, str] | None
+) -> subprocess.CompletedProcess[str]:
+    """`line` as the arguments of a forked process; `start` and the rest of them, where one has to be started."""
+    wanted = dict(os.environ if env is None else env)
     ours = {k: v for k, v in os.environ.items() if k.startswith("PYTHON")}
     if not sys.platform.startswith("linux") or ours != {k: v for k, v in wanted.items() if k.startswith("PYTHON")}:
-        start = [sys.executable, "-m", "onnxgrad", *line]
-        return subprocess.run(start, capture_output=True, text=True, cwd=cwd, env=wanted, timeout=_SECONDS)
+        full = [sys.executable, *start, *line[1:]]
+        return subprocess.run(full, capture_output=True, text=True, cwd=cwd, env=wanted, timeout=_SECONDS)
     if _Server.running is None:
         _Server.running = _Server()
     with tempfile.TemporaryDirectory() as folder:
@@ -93,4 +110,4 @@ def command(
         out.touch(), err.touch()
         here = str(cwd or os.getcwd())
         code = _Server.running.run(args=line, cwd=here, env=wanted, out=str(out), err=str(err))
-        return subprocess.CompletedProcess(["onnxgrad", *line], code, out.read_text(), err.read_text())
+        return subprocess.CompletedProcess(line, code, out.read_text(), err.read_text())

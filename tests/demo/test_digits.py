@@ -30,6 +30,7 @@ def test_no_epochs_are_refused(tmp_path):
     assert found.stderr.startswith("error: epochs must be at least 1, not 0")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_demo(tmp_path, seed):
     out = tmp_path / "out" / "digits"

@@ -6,13 +6,12 @@ import doctest
 import importlib
 import pkgutil
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import onnxgrad
+from tests.commands import script
 
 ROOT = Path(__file__).parents[2]
 PAGES = [p for p in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if "```python" in p.read_text()]
@@ -22,9 +21,8 @@ MODULES = [m.name for m in pkgutil.walk_packages(onnxgrad.__path__, "onnxgrad.")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_python_blocks_run_in_order(page, tmp_path):
     blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.M | re.S)
-    script = tmp_path / "page.py"
-    script.write_text("\n\n".join(blocks))
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
+    (tmp_path / "page.py").write_text("\n\n".join(blocks))
+    done = script(tmp_path / "page.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -80,10 +80,10 @@ def test_layers_that_are_calls_of_one_function_are_differentiated_once():
     assert large < 2 * small
 
 
-def test_a_chain_of_20000_nodes():
+@pytest.mark.parametrize("count", [6_000, pytest.param(20_000, marks=pytest.mark.complete)])
+def test_a_long_chain_of_nodes(count):
     """Far beyond any recursion limit; every gradient node is there, and nothing twice."""
-    assert sys.getrecursionlimit() < 20_000
-    count = 20_000
+    assert sys.getrecursionlimit() < count
     derived = vjp(chain(count), wrt=["x", "w"])
     ops = Counter(n.op_type for n in derived.graph.node)
     assert ops["Cos"] == count // 4

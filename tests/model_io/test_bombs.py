@@ -8,10 +8,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
-import os
 import resource
-import subprocess
-import sys
 
 import numpy as np
 import onnx
@@ -23,8 +20,9 @@ from onnxgrad import BadInput, Function, grad, vjp
 from onnxgrad.check import check
 from onnxgrad.model_io import open_model
 from onnxgrad.training.data import Field, open_data
+from tests.commands import script
 
-SECONDS, BYTES = 60, 3 << 30
+BYTES = 3 << 30
 
 
 def graph(nodes, initializers=None, x=("x", TensorProto.FLOAT, [2]), y=None, inputs=(), functions=(), values=()):
@@ -230,11 +228,10 @@ except onnxgrad.OnnxGradError as error:
 """
 
 
-def run(path, script=_RUN) -> str:
+def run(path, text=_RUN) -> str:
     """What the library says to the model at `path`."""
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", script, str(path), str(BYTES)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
+    (path.parent / "run.py").write_text(text)
+    found = script(path.parent / "run.py", path, BYTES)
     assert found.returncode == 0, found.stderr[-2000:]
     return found.stdout
 
