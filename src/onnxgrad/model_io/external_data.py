@@ -30,10 +30,10 @@ _REPOSITORY = re.compile(r"(models|datasets|spaces)--.+")
 
 
 def settle_external(proto: onnx.ModelProto, path: Path) -> Folder:
-    """Look at all external data of `proto`, which was read from `path`; the files.
+    """Check all external data of `proto`, which was read from `path`, and return its files.
 
-    Weights of the graph stay on the disk. What is in attributes, functions and training information is read: nobody who
-    comes later would find it.
+    Weights of the graph stay on disk. External data in attributes, functions and training information are read now:
+    nothing later would look for them.
 
     Raises:
         BadInput: a file is not there, no ordinary one, elsewhere, or too short.
@@ -61,14 +61,14 @@ def files_of(model: ir.Model, path: str | os.PathLike) -> list[Path]:
 
 @dataclass(frozen=True)
 class _File:
-    """A file of external data, as it was when the model was read."""
+    """A file of external data, identified as it was when the model was read."""
 
     path: Path
     real: str
     found: os.stat_result
 
     def open(self) -> BinaryIO:
-        """Open it, if it is still the same.
+        """Open it, if it is still the same file.
 
         Raises:
             BadInput: it is not, or cannot be opened.
@@ -102,7 +102,7 @@ class Folder:
         return held
 
     def hold(self, model: ir.Model) -> None:
-        """Have the weights of `model` read their files as they were looked at."""
+        """Make the weights of `model` read the files that were checked."""
         for graph in model.graphs():
             for value in graph.initializers.values():
                 held = value.const_value

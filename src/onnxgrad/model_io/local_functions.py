@@ -1,4 +1,4 @@
-"""Local functions that stay functions: when, and what the body of one is for a given call.
+"""Local functions that stay functions: which ones, and the body of each for a given call.
 
 A function is kept where calls of it share much (`worth_keeping`); the rest, among them the tiny functions that
 exporters write by the hundred, is inlined, which gives the smallest derivatives.
@@ -292,7 +292,7 @@ def unshadow(graph: ir.Graph, outer: set[str], names: Names) -> None:
 
 
 def worth_keeping(model: ir.Model) -> set[Identifier]:
-    """The functions that shall stay functions: those that are large, and called often enough.
+    """The functions to keep: those that are large, and called often enough.
 
     A function that only an inlined function calls counts as called from wherever that lands.
     """

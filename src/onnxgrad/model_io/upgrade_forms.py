@@ -1,6 +1,6 @@
-"""Old forms of operators that the onnx package's converter gets wrong, each with what to write instead.
+"""Old forms of operators that the onnx package's version converter gets wrong, each with its replacement.
 
-A fix is given an `UpgradedNode`: the node, and ways to write nodes in its place.
+A fix takes an `UpgradedNode`: the node, and ways to write nodes in its place.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class UpgradedNode:
         return value.dtype
 
     def replace_by(self, values: list[ir.Value | None]) -> None:
-        """Have `values` take the place of the node's outputs, under the same names."""
+        """Replace the node's outputs by `values`, under the same names."""
         node, graph = self.node, self.node.graph
         assert graph is not None
         old = list(node.outputs)
@@ -135,7 +135,7 @@ def _normalized(site: UpgradedNode) -> list[ir.Value | None]:
 
 @fix("Dropout", until=12)
 def _dropout(site: UpgradedNode) -> list[ir.Value | None]:
-    """It did nothing but in training, which was not said by the model."""
+    """The ratio becomes an input; the model did not say whether it trains, so it is in inference mode."""
     if site.used(1):
         raise CannotRaiseError("its mask is read, and what a mask is outside of training has changed")
     return [

@@ -1,4 +1,4 @@
-"""What the tensors of a message declare, held against what they hold, before anything is allocated for them.
+"""Declared sizes of tensors are checked against their data before anything is allocated.
 
 A file of a hundred bytes can declare a weight of a terabyte, a reference to a file elsewhere, or a thousand million
 calls of functions in functions. Here it is refused by what it is, which takes no memory.

@@ -1,4 +1,4 @@
-"""What is known of a node and its operands while it is examined, and what checks of many operators share."""
+"""What is known of a node and its operands while it is checked, and checks that many operators share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MisfitError(Exception):
 
 
 def need(fits: bool, otherwise: str) -> None:
-    """Complain of what does not fit."""
+    """Raise MisfitError(`otherwise`) unless something `fits`."""
     if not fits:
         raise MisfitError(otherwise)
 

@@ -21,7 +21,7 @@ from onnxgrad.model_io.checks.schema import formal, formal_complaint
 
 
 def check_nodes(model: ir.Model) -> None:
-    """Hold every node of `model`, whose types and shapes are inferred, to what its operator demands.
+    """Check every node of `model`, whose types and shapes are inferred, against what its operator requires.
 
     Raises:
         BadInput: a node that no runtime can run.

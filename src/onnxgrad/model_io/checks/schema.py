@@ -1,4 +1,4 @@
-"""Does a node have what its operator's schema demands: so many operands and results, these attributes, alike types?
+"""Does a node match its operator's schema: number of operands and results, attributes, equal types?
 
 `fitting` looks at what a schema does not say. Both say what is wrong, or nothing.
 """
@@ -17,7 +17,7 @@ _Option = onnx.defs.OpSchema.FormalParameterOption
 
 
 class Formal(NamedTuple):
-    """What is asked of every node of an operator, taken out of its schema once."""
+    """What the schema of an operator requires of a node, read once."""
 
     schema: onnx.defs.OpSchema
     inputs: tuple[int, int]
@@ -37,7 +37,7 @@ class Formal(NamedTuple):
 
 @functools.cache
 def formal(domain: str, op_type: str, opset: int) -> Formal | None:
-    """What the schema of an operator asks for; None if there is no schema."""
+    """What the schema of an operator requires; None if there is no schema."""
     schema = schema_of(domain, op_type, opset)
     if schema is None:
         return None

@@ -1,6 +1,6 @@
 """Which inputs have a batch axis, and which are fed whole: a table, a set of anchors, the matrix of a fixed map.
 
-ONNX has no word for it. An input that shares its first dimension, a name or a number, with an output of the model has a
+ONNX does not say which. An input that shares its first dimension, a name or a number, with an output of the model has a
 batch axis; without such outputs, inputs that share theirs among themselves. Another input is whole if its array has
 another number of rows, and all that the input takes.
 """

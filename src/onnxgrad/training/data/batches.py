@@ -1,6 +1,6 @@
-"""Batches: columns that meet the inputs of a step, checked, converted, padded, in an order that a seed decides.
+"""Batches: columns matched to the inputs of a step, checked, converted, padded, and shuffled by a seed.
 
-What lies in memory is checked and converted once; what is read from a disk or made on demand is checked batch by
+Arrays in memory are checked and converted once; rows that are read from disk or made on demand are checked batch by
 batch. Rows of several sizes are padded to the largest of the batch: with zeros, labels of classes with the class that
 the loss ignores. An input that no column feeds, but that is called like a padded one, tells where the rows end: a
 name ending in ``mask`` gets ones where there are data, one ending in ``lengths`` gets their number.
@@ -130,7 +130,7 @@ class Data:
                 self.__dict__.pop("fingerprint", None)
 
     def select(self, rows: np.ndarray, name: str) -> Data:
-        """Only these rows, to be called `name` in messages."""
+        """These rows alone; messages call them `name`."""
         some = copy.copy(self)
         some.__dict__.pop("fingerprint", None)
         some.name, some.rows = name, len(rows)
@@ -140,7 +140,7 @@ class Data:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A digest of all that a step can see of them; what does not lie in memory is read for it."""
+        """A digest of all that a step sees of the data; rows that are not in memory are read for it."""
         read = {
             f.name: (self.columns[f.name], f)
             for f in self.fields
@@ -149,7 +149,7 @@ class Data:
         return f"{fingerprint(self.arrays, read)}-{self.pad_to}"
 
     def order(self, seed: Sequence[int], batch_size: int) -> np.ndarray:
-        """All rows in an order that `seed` decides; rows of like lengths meet in a batch."""
+        """All rows, shuffled by `seed`; rows of similar length are batched together."""
         random = np.random.default_rng(list(seed))
         order = random.permutation(self.rows)
         lengths = self.lengths

@@ -1,7 +1,7 @@
-"""Columns: the rows of one name, wherever they lie — in memory, mapped from a file, or made when they are asked for.
+"""Columns: named rows, in memory, mapped from a file, or made on demand.
 
-A column hands out any rows in any order. Rows of one size come as one array; rows whose sizes differ (sentences,
-strips of text) as a list, to be padded by whoever makes a batch of them.
+Rows can be taken in any order. Rows of equal size come as one array; rows of different sizes (sentences, strips of
+text) come as a list, which is padded when a batch is made.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Column:
     """Rows of one name.
 
     Attributes:
-        problem: why it cannot feed an input, if it cannot; that matters only where it is to.
-        array: all rows, where they lie in memory, so that they can be checked and converted once.
+        problem: why it cannot feed an input; empty if it can.
+        array: all rows, if they are in memory: they are then checked and converted once.
         lengths: the length of every row along its first axis, where rows differ in it and it is known without
             reading them; batches of rows of like lengths are made by it.
     """
@@ -43,7 +43,7 @@ class Column:
 
 
 class Unusable(Column):
-    """A column of a table that holds what no input takes: missing values, dates, text of several kinds."""
+    """A column of a table that no input can take: missing values, dates, mixed text."""
 
     def __init__(self, size: int, problem: str) -> None:
         self.size, self.problem = size, problem
@@ -53,7 +53,7 @@ class Unusable(Column):
 
 
 class Selected(Column):
-    """Some rows of another column, read from that one when they are taken."""
+    """A selection of the rows of another column, read when they are taken."""
 
     def __init__(self, column: Column, rows: np.ndarray) -> None:
         self.column, self.rows = column, rows
@@ -82,7 +82,7 @@ class Dense(Column):
 
 
 class Mapped(Dense):
-    """An array in a file, mapped: rows are read when they are taken."""
+    """A memory-mapped array: rows are read when they are taken."""
 
     def __init__(self, array: np.ndarray) -> None:
         super().__init__(array)
@@ -90,7 +90,7 @@ class Mapped(Dense):
 
 
 class Ragged(Column):
-    """Rows of several sizes, an array each.
+    """Ragged rows, one array each.
 
     Raises:
         BadInput: rows differ in rank.
@@ -141,7 +141,7 @@ class Items(Column):
 
 
 class Remembered:
-    """The last rows of a sequence that were asked for: one reading serves all columns of a batch."""
+    """A cache of the rows last read from a sequence: one read serves all columns of a batch."""
 
     def __init__(self, items: Any) -> None:
         self.items = items

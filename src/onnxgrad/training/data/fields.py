@@ -1,4 +1,4 @@
-"""Fields: what the inputs of a step want, which array feeds which, and how it is checked and converted.
+"""Fields: what the inputs of a step expect, which array feeds which, and how it is checked and converted.
 
 An array feeds the input of the same name. Where that leaves exactly one array and one input, they belong
 together; where it leaves several, the names that most files agree on decide (``x``, ``images``, ``inputs``, …
@@ -27,7 +27,7 @@ INPUTS = ("x", "input", "inputs", "data", "image", "images", "features", "tokens
 
 @dataclass(frozen=True)
 class Field:
-    """What one batch input of the step wants.
+    """What one batch input of the step expects.
 
     Attributes:
         name: of the input.
@@ -66,7 +66,7 @@ class Field:
 
     @property
     def wanted(self) -> str:
-        """In words."""
+        """The expected dtype and shape in words, for messages."""
         sizes = [
             "N" if self.batch is None else str(self.batch),
             *("?" if d is None else str(d) for d in self.shape),
@@ -106,7 +106,7 @@ def _wide(field: Field, spare: Sequence[str]) -> str:
 
 
 def fitted(name: str, array: np.ndarray, field: Field, source: str) -> np.ndarray:
-    """`array` as `field` wants it. Raises BadInput if it cannot be."""
+    """`array` converted to what `field` expects. Raises BadInput if it does not fit."""
     where = f"array {name!r} of {source}"
     if not (_is_float(array.dtype) or array.dtype.kind in "biu"):
         raise BadInput(f"{where} holds {array.dtype}, not numbers; expected {field.wanted}")
@@ -174,7 +174,7 @@ def _finite(array: np.ndarray, where: str) -> None:
 
 
 def _hint(array: np.ndarray, field: Field) -> str:
-    """What is likely wrong with the shape."""
+    """A guess at what is wrong with the shape."""
     if field.label and np.issubdtype(field.dtype, np.integer) and array.ndim == len(field.shape) + 2:
         return " (class indices, not one-hot rows)"
     sizes = [d for d in field.shape if d is not None]

@@ -1,4 +1,4 @@
-"""What data are, in one digest: whoever goes on with a run can tell whether it sees the same rows.
+"""A digest of the data: a resumed run can tell whether it sees the same rows.
 
 All that a step can see is taken in, bit by bit: arrays in memory as they are fed, arrays in files as they lie there,
 pictures as the bytes of their files. A sequence that has a fingerprint of its own (a ``datasets.Dataset``) is believed;
@@ -53,7 +53,7 @@ def fingerprint(arrays: Mapping[str, np.ndarray], columns: Mapping[str, tuple[Co
 
 
 def _own(column: Column) -> str | None:
-    """The fingerprint that a sequence of rows says it has."""
+    """The fingerprint that a sequence of rows brings along, if it has one."""
     if isinstance(column, Items) and isinstance(column.fetch, Remembered):
         own = getattr(column.fetch.items, "_fingerprint", None)
         return own if isinstance(own, str) else None
@@ -61,7 +61,7 @@ def _own(column: Column) -> str | None:
 
 
 class _Digest:
-    """A digest that tells each thing it takes in from its neighbours."""
+    """A digest in which the boundaries between its parts count."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)

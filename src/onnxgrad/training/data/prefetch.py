@@ -1,4 +1,4 @@
-"""The next batches, made by a thread while the step at hand runs."""
+"""Prefetching: a thread makes the next batches while the current step runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEPTH = 2
 
 
 def ahead(batches: Iterator[Any]) -> Iterator[Any]:
-    """What `batches` gives, in order, made ahead of time; an error comes where it would have come.
+    """The items of `batches`, in order, made ahead of time; an error is raised at the item that caused it.
 
     Whoever stops early closes the iterator, which ends the thread. At most ``DEPTH + 2`` batches are alive at a time.
     """

@@ -1,4 +1,4 @@
-"""A share of the rows set aside: as many of every class as the share says, where the labels are classes."""
+"""Holding out a share of the rows, stratified by class where the labels are classes."""
 
 from __future__ import annotations
 

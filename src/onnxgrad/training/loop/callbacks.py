@@ -1,7 +1,7 @@
-"""What may listen to a run, and interfere: stop it early, keep the best weights, lower the rate, write things down.
+"""Callbacks: early stopping, keeping the best weights, lowering the rate on a plateau, logs.
 
-A callback is told of the start, of every step, of every epoch and of the end. Whatever it has to remember goes into
-the checkpoint, so that a run which resumes does what one without an interruption would have done.
+A callback is called at the start, after every step and epoch, and at the end. Its state goes into the checkpoint, so
+that a resumed run does what an uninterrupted one would have done.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ LARGER_IS_BETTER = ("accuracy", "f1", "r2", "top", "exact")
 
 
 class Callback:
-    """Hears what a run does; what it does not override does nothing."""
+    """Called while a run goes on. Override what you need: every method does nothing by default."""
 
     def start(self, run: Run) -> None:
-        """The run begins, or goes on."""
+        """The run starts or resumes."""
 
     def step(self, run: Run, loss: float) -> None:
-        """A step is done; `loss` is what it computed."""
+        """A step is done; `loss` is its loss."""
 
     def epoch(self, run: Run, record: dict[str, Any]) -> None:
-        """An epoch is done and measured; what is added to `record` is kept with it."""
+        """An epoch is done and measured. Entries added to `record` are kept in the history."""
 
     def end(self, run: Run) -> None:
-        """The run has come to its end (not: was interrupted, or failed)."""
+        """The run has finished: it was neither interrupted nor did it fail."""
 
     def stop(self) -> None:
-        """The run is over, for whatever reason."""
+        """The run is over, also when it was interrupted or failed."""
 
     def state(self) -> dict[str, Any]:
-        """What to remember in the checkpoint, as JSON."""
+        """What the checkpoint keeps of it, as JSON."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore what `state` returned."""
 
     def settings(self) -> dict[str, Any]:
-        """What decides what it does, as JSON: a run that resumes must be told the same."""
+        """Its settings as JSON. A run resumes only with the same settings."""
         return {}
 
 
 class Monitor:
-    """The best value so far of one entry of the records of epochs.
+    """The best value so far of one entry of the epoch records.
 
     Args:
-        of: the entry, ``validation_loss`` for instance.
-        least: by how much a value must be better to count.
+        of: the entry, such as ``validation_loss``.
+        least: the smallest improvement that counts.
     """
 
     def __init__(self, of: str, least: float = 0.0) -> None:
@@ -72,7 +72,7 @@ class Monitor:
         self.waited = 0
 
     def __call__(self, record: Mapping[str, Any]) -> bool:
-        """Take in an epoch; whether it is the best so far.
+        """Record an epoch, and return whether it is the best so far.
 
         Raises:
             BadInput: the record has no such entry.
@@ -95,11 +95,11 @@ class Monitor:
         return self.sign * self.best
 
     def state(self) -> dict[str, Any]:
-        """As JSON."""
+        """The best value and the epochs since, as JSON."""
         return {"best": None if math.isinf(self.best) else self.best, "waited": self.waited}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        """Restore what `state` returned."""
         self.best = math.inf if state["best"] is None else float(state["best"])
         self.waited = int(state["waited"])
 
@@ -109,20 +109,20 @@ class _Monitoring(Callback):
         self.monitor = Monitor(monitor, least)
 
     def state(self) -> dict[str, Any]:
-        """Of the monitor."""
+        """The state of the monitor."""
         return self.monitor.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Of the monitor."""
+        """Restore the monitor."""
         self.monitor.load_state(state)
 
     def settings(self) -> dict[str, Any]:
-        """Of the monitor."""
+        """The settings of the monitor."""
         return {"monitor": self.monitor.of, "least": self.monitor.least}
 
 
 class EarlyStopping(_Monitoring):
-    """Stop when `monitor` has not become better for `patience` epochs.
+    """Stop when `monitor` has not improved for `patience` epochs.
 
     Args:
         monitor: an entry of the records of epochs.
@@ -137,7 +137,7 @@ class EarlyStopping(_Monitoring):
         self.patience = patience
 
     def epoch(self, run: Run, record: dict[str, Any]) -> None:
-        """Count."""
+        """Count the epochs without improvement."""
         if not self.monitor(record) and self.monitor.waited >= self.patience:
             run.finish(f"{self.monitor.of} has not become better for {self.patience} epochs")
 
@@ -166,7 +166,7 @@ class KeepBest(_Monitoring):
                 Checkpoint(state, about, run.fingerprint).save(run.folder / self.FILE)
 
     def end(self, run: Run) -> None:
-        """Put them back."""
+        """Restore the best weights."""
         if self.monitor.best == math.inf:
             return
         kept = Checkpoint.load(run.folder / self.FILE).state if run.folder else self._kept
@@ -175,7 +175,7 @@ class KeepBest(_Monitoring):
 
 
 class Plateau(_Monitoring):
-    """Multiply the rate by `factor` whenever `monitor` has not become better for `patience` epochs."""
+    """Multiply the rate by `factor` whenever `monitor` has not improved for `patience` epochs."""
 
     def __init__(
         self, monitor: str = "validation_loss", factor: float = 0.1, patience: int = 2, least: float = 0.0
@@ -187,11 +187,11 @@ class Plateau(_Monitoring):
         self.share = 1.0
 
     def start(self, run: Run) -> None:
-        """Go on at the share reached."""
+        """Apply the factor reached so far."""
         run.rate_factors[id(self)] = self.share
 
     def epoch(self, run: Run, record: dict[str, Any]) -> None:
-        """Count, and lower the rate."""
+        """Count the epochs without improvement; lower the rate after `patience` of them."""
         if not self.monitor(record) and self.monitor.waited >= self.patience:
             self.share *= self.factor
             self.monitor.waited = 0
@@ -199,21 +199,21 @@ class Plateau(_Monitoring):
         record["rate_factor"] = self.share
 
     def state(self) -> dict[str, Any]:
-        """With the share reached."""
+        """The state of the monitor, and the factor reached so far."""
         return super().state() | {"share": self.share}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """With the share reached."""
+        """Restore the monitor and the factor reached so far."""
         super().load_state(state)
         self.share = float(state["share"])
 
     def settings(self) -> dict[str, Any]:
-        """With when it lowers the rate, and by how much."""
+        """The settings of the monitor, with `patience` and `factor`."""
         return super().settings() | {"factor": self.factor, "patience": self.patience}
 
 
 class Metrics(Callback):
-    """Writes the history into a JSON file after every epoch and at the end, all or nothing."""
+    """Writes the history to a JSON file after every epoch and at the end, atomically."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -285,7 +285,7 @@ class Log(Callback):
 
 
 def _is_behind(line: Any, run: Run) -> bool:
-    """Whether a line of a log tells of what a run that goes on has behind it: a step, or the end of an epoch."""
+    """Whether a line of the log is of a step or epoch that the resumed run has already done."""
     if not isinstance(line, dict):
         return False
     if "seconds" in line:

@@ -1,4 +1,4 @@
-"""Measuring held-out data: the inference model as it is saved, and behind it the loss alone.
+"""Evaluation on held-out data: the inference model as it is saved, followed by the loss alone.
 
 The algorithm of a training entry is taken apart. Training-mode copies (BatchNormalization, Dropout) are put
 back into inference mode, which makes them equal to the nodes they were copied from; what then remains
@@ -35,7 +35,7 @@ _CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 
 
 def plain_session(path: str | os.PathLike) -> onnxruntime.InferenceSession:
-    """A file in ONNX Runtime as it is, with its defaults, but that it prints no warnings."""
+    """A session of ONNX Runtime for the file, with default options, except that it prints no warnings."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(os.fspath(path), options)
@@ -43,7 +43,7 @@ def plain_session(path: str | os.PathLike) -> onnxruntime.InferenceSession:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is compared with labels, and how.
+    """What is compared with labels, and by which score.
 
     Attributes:
         value: name of the value in the tail.
@@ -62,7 +62,7 @@ class Prediction:
 
 @dataclass
 class Evaluation:
-    """How a training entry is measured.
+    """How a training entry is evaluated.
 
     Attributes:
         source: the training model.
@@ -115,7 +115,7 @@ class Evaluation:
         return cls(source, model, loss.name or "", boundary, labels, predictions, state, options)
 
     def field(self, value: ir.Value) -> Field:
-        """What data must look like to feed the batch input `value`."""
+        """The dtype, shape and classes that data for the batch input `value` must have."""
         name = value.name or ""
         found = Field.of(value, label=name in self.labels)
         for p in self.predictions:
