@@ -9,16 +9,12 @@ from torch import nn
 from torch.nn import functional
 
 
-class Residual(nn.Module):
-    def __init__(self, i: int, o: int, stride: int) -> None:
+class Skip(nn.Module):
+    """relu(body(x) + skip(x)), the skip a projection where the shape changes."""
+
+    def __init__(self, body: nn.Module, i: int, o: int, stride: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(i, o, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(o),
-            nn.ReLU(),
-            nn.Conv2d(o, o, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(o),
-        )
+        self.body = body
         self.skip = (
             nn.Identity()
             if (i, stride) == (o, 1)
@@ -27,6 +23,18 @@ class Residual(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.body(x) + self.skip(x))
+
+
+class Residual(Skip):
+    def __init__(self, i: int, o: int, stride: int) -> None:
+        body = nn.Sequential(
+            nn.Conv2d(i, o, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(o),
+            nn.ReLU(),
+            nn.Conv2d(o, o, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(o),
+        )
+        super().__init__(body, i, o, stride)
 
 
 class Transformer(nn.Module):
@@ -72,23 +80,15 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(x)[0][:, -1])
 
 
-class Bottleneck(nn.Module):
+class Bottleneck(Skip):
     def __init__(self, i: int, width: int, stride: int) -> None:
-        super().__init__()
         o = 4 * width
-        self.body = nn.Sequential(
+        body = nn.Sequential(
             nn.Conv2d(i, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
             nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
             nn.Conv2d(width, o, 1, bias=False), nn.BatchNorm2d(o),
         )  # fmt: skip
-        self.skip = (
-            nn.Identity()
-            if (i, stride) == (o, 1)
-            else nn.Sequential(nn.Conv2d(i, o, 1, stride, bias=False), nn.BatchNorm2d(o))
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.body(x) + self.skip(x))
+        super().__init__(body, i, o, stride)
 
 
 def resnet50() -> nn.Module:
