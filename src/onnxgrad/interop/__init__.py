@@ -1,0 +1,1 @@
+"""Models inside other libraries: a thin module for each, which imports that library."""

@@ -1,0 +1,142 @@
+"""An ``.onnx`` model as a ``torch.nn.Module``: gradients go through it both ways, to any order.
+
+The model, and its pullback, are one opaque operator of PyTorch (``onnxgrad::call``), so that modules also work under
+``torch.compile``. On the CPU, tensors are handed over where they lie.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from onnxgrad.errors import BadInput
+from onnxgrad.interop.calls import Call, weights_of
+from onnxgrad.model_io import save_model
+from onnxgrad.model_io.open import AnyModel
+from onnxgrad.runtime import Options
+
+_calls: dict[int, Call] = {}
+_numbers = itertools.count()
+
+
+@torch.library.custom_op("onnxgrad::call", mutates_args=())
+def _call(number: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    call = _calls[number]
+    arrays = [_array(t, call.dtype(n), n) for t, n in zip(tensors, call.inputs, strict=True)]
+    found = call(arrays)
+    where = tensors[0].device if tensors else torch.device("cpu")
+    return [torch.from_numpy(np.require(a, requirements="W")).to(where) for a in found]
+
+
+@_call.register_fake
+def _fake(number: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    call = _calls[number]
+    shapes = call.shapes([tuple(t.shape) for t in tensors])
+    where = tensors[0].device if tensors else torch.device("cpu")
+    return [
+        torch.empty(s, dtype=_torch_dtype(call.dtype(n)), device=where)
+        for s, n in zip(shapes, call.outputs, strict=True)
+    ]
+
+
+def _setup(ctx: Any, inputs: tuple[int, list[torch.Tensor]], output: list[torch.Tensor]) -> None:
+    ctx.number, tensors = inputs
+    ctx.like = [(t.shape, t.dtype, t.device) for t in output]
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, cotangents: list[torch.Tensor | None]) -> tuple[None, list[torch.Tensor | None]]:
+    call, tensors = _calls[ctx.number], list(ctx.saved_tensors)
+    given = [
+        torch.zeros(shape, dtype=dtype, device=device) if g is None else g
+        for g, (shape, dtype, device), n in zip(cotangents, ctx.like, call.outputs, strict=True)
+        if call.is_float(n)
+    ]
+    gradients = iter(_call(_number(call.pullback), [*tensors, *given]))
+    return None, [next(gradients) if call.is_float(n) else None for n in call.inputs]
+
+
+_call.register_autograd(_backward, setup_context=_setup)
+
+
+def _number(call: Call) -> int:
+    """What the operator knows `call` by."""
+    if "number" not in call.__dict__:
+        call.__dict__["number"] = next(_numbers)
+        _calls[call.__dict__["number"]] = call
+    return call.__dict__["number"]
+
+
+def _torch_dtype(dtype: np.dtype) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def _array(tensor: torch.Tensor, dtype: np.dtype, name: str) -> np.ndarray:
+    array = tensor.detach().cpu().contiguous().numpy()
+    if array.dtype != dtype:
+        raise BadInput(f"the argument {name!r} is {array.dtype}; the model takes {dtype}")
+    return array
+
+
+class Module(torch.nn.Module):
+    """An ``.onnx`` model as a module.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. It runs as it is: in inference mode.
+        trainable: which initializers become parameters: True for all of floats that hold more than one number, False
+            for none, or their names. A ``.`` in a name becomes ``_`` in that of the parameter.
+        options: how ONNX Runtime runs it.
+
+    Calling it takes tensors in the order of the model's inputs, of their dtypes, and gives a tensor, or a tuple where
+    the model has several outputs. Gradients of all floats in and out exist to any order; where an operator has none,
+    `NotDifferentiable` says so when the gradient is asked for.
+
+    >>> import onnx, torch
+    >>> square = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> '
+    ...     'g (double[N] x) => (double[N] y) { y = Mul (x, x) }')
+    >>> x = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    >>> Module(square)(x).sum().backward()
+    >>> x.grad
+    tensor([2., 4.], dtype=torch.float64)
+    """
+
+    def __init__(
+        self, model: AnyModel, *, trainable: bool | Sequence[str] = True, options: Options | None = None
+    ) -> None:
+        super().__init__()
+        weights = weights_of(model, trainable)
+        self.call = Call.of(model, options, list(weights))
+        self._weights = {name: name.replace(".", "_") for name in weights}
+        if len(set(self._weights.values())) < len(weights):
+            self._weights = {name: f"weight_{i}" for i, name in enumerate(weights)}
+        for name, array in weights.items():
+            self.register_parameter(self._weights[name], torch.nn.Parameter(torch.from_numpy(np.array(array))))
+        self._number = _number(self.call)
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        """The outputs of the model. Raises BadInput for arguments of other dtypes, or another number of them."""
+        wanted = self.call.inputs[: len(self.call.inputs) - len(self._weights)]
+        if len(tensors) != len(wanted):
+            raise BadInput(f"the model takes {len(wanted)} arguments ({', '.join(wanted)}), not {len(tensors)}")
+        parameters = [getattr(self, called) for called in self._weights.values()]
+        found = _call(self._number, [*tensors, *parameters])
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def save(self, path: str) -> None:
+        """Write the model with the parameters as they are now to `path`, a plain ``.onnx`` file.
+
+        Raises:
+            BadInput: it cannot be written there.
+        """
+        model = self.call.model.clone()
+        for name, called in self._weights.items():
+            value = next(v for v in model.graph.inputs if v.name == name)
+            model.graph.inputs.remove(value)
+            value.const_value = ir.tensor(self.get_parameter(called).detach().cpu().numpy(), name=name)
+            model.graph.register_initializer(value)
+        save_model(model, path)

@@ -1,0 +1,132 @@
+"""An .onnx model as a torch.nn.Module: gradients to any order, training through it, compiled around it."""
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxgrad.errors import BadInput
+
+torch = pytest.importorskip("torch")
+
+from onnxgrad.interop.torch import Module  # noqa: E402
+
+
+def model(body, inputs="double[N, 3] x", outputs="double[N, 2] y", weights=None):
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g ({inputs}) => ({outputs}) {{ {body} }}'
+    )
+    for name, array in (weights or {}).items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return proto
+
+
+RNG = np.random.default_rng(0)
+WEIGHTS = {"layer.w": RNG.standard_normal((3, 2)), "b": RNG.standard_normal(2)}
+LAYER = 'h = MatMul(x, "layer.w")\n s = Add(h, b)\n y = Tanh(s)'.replace('"', "")
+BODY = LAYER.replace("layer.w", "w")
+
+
+def layer():
+    return model(BODY, weights={"w": WEIGHTS["layer.w"], "b": WEIGHTS["b"]})
+
+
+def test_gradients_of_first_and_second_order():
+    module = Module(layer())
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    parameters = [p.detach().clone().requires_grad_() for p in module.parameters()]
+
+    def called(x, *parameters):
+        return torch.func.functional_call(module, dict(zip(("w", "b"), parameters)), (x,))
+
+    assert torch.autograd.gradcheck(called, (x, *parameters))
+    assert torch.autograd.gradgradcheck(called, (x, *parameters))
+    np.testing.assert_allclose(
+        module(x).detach(), np.tanh(x.detach().numpy() @ WEIGHTS["layer.w"] + WEIGHTS["b"]), rtol=1e-12
+    )
+
+
+def test_the_same_gradients_as_a_layer_of_torch():
+    module, linear = Module(layer()), torch.nn.Linear(3, 2, dtype=torch.float64)
+    with torch.no_grad():
+        linear.weight.copy_(torch.from_numpy(WEIGHTS["layer.w"].T))
+        linear.bias.copy_(torch.from_numpy(WEIGHTS["b"]))
+    x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    z = x.detach().clone().requires_grad_()
+    (module(x) ** 2).sum().backward()
+    (torch.tanh(linear(z)) ** 2).sum().backward()
+    torch.testing.assert_close(x.grad, z.grad)
+    torch.testing.assert_close(module.get_parameter("w").grad, linear.weight.grad.T)
+    torch.testing.assert_close(module.get_parameter("b").grad, linear.bias.grad)
+
+
+def test_a_torch_layer_in_front_of_a_frozen_model_trains():
+    module = Module(layer(), trainable=False)
+    assert not list(module.parameters())
+    front = torch.nn.Linear(3, 3, dtype=torch.float64)
+    optimizer = torch.optim.Adam(front.parameters(), lr=0.05)
+    x, wanted = torch.randn(32, 3, dtype=torch.float64), torch.full((32, 2), 0.25, dtype=torch.float64)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = ((module(front(x)) - wanted) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.1 * losses[0]
+
+
+def test_the_model_trains_behind_a_torch_loss_and_is_saved(tmp_path):
+    module = Module(layer(), trainable=["b"])
+    assert [n for n, _ in module.named_parameters()] == ["b"]
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    x = torch.randn(16, 3, dtype=torch.float64)
+    for _ in range(3):
+        optimizer.zero_grad()
+        module(x).square().mean().backward()
+        optimizer.step()
+    module.save(str(tmp_path / "m.onnx"))
+    torch.testing.assert_close(Module(tmp_path / "m.onnx")(x), module(x))
+    saved = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(tmp_path / "m.onnx").graph.initializer}
+    np.testing.assert_array_equal(saved["w"], WEIGHTS["layer.w"])
+    np.testing.assert_array_equal(saved["b"], module.get_parameter("b").detach().numpy())
+
+
+def test_several_outputs_and_integers():
+    body = "y = Mul(x, x)\n z = Gather(x, i)\n k = Shape(x)"
+    both = Module(model(body, "double[N] x, int64[M] i", "double[N] y, double[M] z, int64[1] k"))
+    x = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True)
+    y, z, k = both(x, torch.tensor([2, 2]))
+    assert k.tolist() == [3]
+    (y.sum() + z.sum()).backward()
+    assert x.grad.tolist() == [2, 4, 8]
+    (only,) = torch.autograd.grad(both(x, torch.tensor([0]))[1].sum(), x)  # y has no cotangent
+    assert only.tolist() == [1, 0, 0]
+
+
+def test_under_compile_it_is_one_opaque_operator():
+    module = Module(layer())
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def loss(x):
+        return module(x * 2).square().sum()
+
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    z = x.detach().clone().requires_grad_()
+    loss(x).backward()
+    module(z * 2).square().sum().backward()
+    torch.testing.assert_close(x.grad, z.grad)
+
+
+def test_what_does_not_fit_is_refused():
+    module = Module(layer())
+    with pytest.raises(BadInput, match="takes 1 arguments"):
+        module(torch.zeros(1, 3), torch.zeros(1))
+    with pytest.raises(BadInput, match="'x' is float32; the model takes float64"):
+        module(torch.zeros(1, 3))
+    with pytest.raises(BadInput, match="no initializer named 'ww'"):
+        Module(layer(), trainable=["ww"])
+
+
+def test_integers_alone_need_no_gradient():
+    module = Module(model("y = Multinomial<sample_size=2>(x)", "float[N, 3] x", "int32[N, 2] y"))
+    assert module(torch.ones(2, 3)).shape == (2, 2)
