@@ -111,7 +111,7 @@ def test_intermediate_values_and_totals():
         helper.make_node("Mul", ["t", "h"], ["y"]),
     ]
     source = model(nodes, [value("x", [3])], [value("y", [3])])
-    x = f(3)
+    x = np.clip(f(3), -1.5, 1.5)  # beyond, 1 - t² cancels
     h, t = x * x, np.tanh(x * x)
     by_h = (1 - t * t) * h + t
     derived = grad(source, wrt=["t", "h", "x"])

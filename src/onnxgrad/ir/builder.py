@@ -210,6 +210,10 @@ class Builder:
             found = self._constants[key] = Var(self, value)
         return found
 
+    def written(self) -> set[ir.Value]:
+        """The constants that were written down so far."""
+        return {var.value for var in self._constants.values()}
+
     def _operand(self, x: Any, beside: ir.DataType | None) -> Var | None:
         if x is None or isinstance(x, Var):
             return x

@@ -19,6 +19,7 @@ from onnxgrad.engine.function_calls import CALL
 from onnxgrad.errors import BadInput, ZeroDerivative, warn_caller
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.cleanup import finish
+from onnxgrad.ir.fold import fold_constants
 from onnxgrad.ir.graph import ancestors, named_values
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.model_io import AnyModel, Opened, Signature
@@ -192,6 +193,7 @@ class Derivation:
         """Clean up; the derived model in the caller's kind."""
         initializers = self.graph.initializers
         kept = [initializers[n] for n in self.opened.training if n in initializers]
+        fold_constants(self.graph, self.builder.written())
         finish(self.graph, kept, self.builder.names)
         self.signature.store(self.opened.model)
         return self.opened.close()

@@ -7,6 +7,8 @@ it for the next tape. A block returns to the pool when the last view of it dies.
 
 from __future__ import annotations
 
+import functools
+import math
 import threading
 from typing import Any
 
@@ -47,7 +49,7 @@ class _Block:
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """An uninitialized array in C order, in memory of the pool."""
     global _held
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     with _lock:
         waiting = _waiting.get(size)
         memory = waiting.pop() if waiting else None
@@ -70,10 +72,18 @@ def computed(kernel: Any, *operands: np.ndarray) -> Any:
     largest = max(operands, key=_size) if len(operands) > 1 else first
     if largest.nbytes < LARGE or largest.dtype.kind != "f" or not isinstance(kernel, np.ufunc) or kernel.signature:
         return kernel(*operands)
-    same = kernel.resolve_dtypes((*(x.dtype for x in operands), None))[-1] == largest.dtype
-    if not same or any(not _fits(x.shape, largest.shape) for x in operands):
+    shape = largest.shape
+    if any(x.shape != shape and not _fits(x.shape, shape) for x in operands):
+        return kernel(*operands)
+    if not _keeps(kernel, largest.dtype, *[x.dtype for x in operands]):
         return kernel(*operands)
     return kernel(*operands, out=empty(largest.shape, largest.dtype))
+
+
+@functools.lru_cache(1024)
+def _keeps(kernel: np.ufunc, dtype: np.dtype, *given: np.dtype) -> bool:
+    """Whether `kernel` gives `dtype` for operands of these dtypes."""
+    return kernel.resolve_dtypes((*given, None))[-1] == dtype
 
 
 def _size(x: np.ndarray) -> int:

@@ -1,0 +1,90 @@
+"""Constant folding in derived graphs: what is exact is folded, with the same bits, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import onnxgrad
+
+
+def parsed(body: str, initializers: str = "") -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g (float[N,3] x) => (float[N,3] y) <{initializers}> {{{body}}}'
+    )
+
+
+def operators(model: onnx.ModelProto) -> list[str]:
+    return [n.op_type for n in model.graph.node]
+
+
+def run(model: onnx.ModelProto, **feeds: np.ndarray) -> list[np.ndarray]:
+    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+
+
+CONSTANTS = """
+    c = Constant <value = float[3] {0.1, -0.7, 3.0}> ()
+    two = Constant <value = float {2.0}> ()
+    shape = Constant <value = int64[2] {1, 3}> ()
+"""
+X = np.float32([[0.3, -1.2, 2.5]])
+
+
+def test_arithmetic_on_constants_is_folded_with_the_same_bits():
+    body = """
+        square = Mul (c, c)  third = Div (square, c)  row = Reshape (third, shape)
+        big = Greater (row, two)  chosen = Where (big, row, square)
+        h = Mul (x, chosen)  y = Tanh (h)
+    """
+    model = parsed(CONSTANTS + body)
+    derived = onnxgrad.grad(model, wrt="x", of="y")
+    assert not {"Div", "Greater", "Where", "Reshape"} & set(operators(derived))
+    c = np.float32([0.1, -0.7, 3.0])
+    chosen = np.where(c * c / c > 2, c * c / c, c * c)
+    folded = [onnx.numpy_helper.to_array(n.attribute[0].t) for n in derived.graph.node if n.op_type == "Constant"]
+    assert any(a.shape == (1, 3) and (a == chosen).all() for a in folded)
+    (value,), (from_derived, _) = run(model, x=X), run(onnxgrad.value_and_grad(model, wrt="x", of="y"), x=X)
+    assert value.tobytes() == from_derived.tobytes()
+
+
+def test_what_was_folded_once_is_a_constant_of_the_next_derivation():
+    model = parsed(CONSTANTS + "s = Mul (c, c)  h = Mul (x, s)  y = Mul (h, x)")
+    second = onnxgrad.grad(onnxgrad.grad(model, wrt="x", of="y"), wrt="x", of="x_grad")
+    (found,) = run(second, x=X)
+    np.testing.assert_allclose(found[0], 2 * np.float32([0.1, -0.7, 3.0]) ** 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "initializers", "stays"),
+    [
+        ("e = Exp (c)  y = Mul (x, e)", "", "Exp"),  # runtimes approximate it, each in its own way
+        ("e = Mul (w, w)  h = Mul (x, e)  y = Tanh (h)", "float[3] w = {1, 2, 3}", "Mul"),  # a parameter
+        ("r = RandomNormal <shape = [3]> ()  e = Neg (r)  y = Mul (x, e)", "", "Neg"),
+        ("z = Sub (two, two)  n = Div (z, z)  y = Mul (x, n)", "", "Div"),  # NaN, whose sign differs
+        ("t = Constant <value = float {1e-30}> ()  e = Mul (t, t)  d = Mul (t, two)  y = Mul (x, d)", "", "Mul"),
+    ],
+)
+def test_what_stays(body, initializers, stays):
+    derived = onnxgrad.value_and_grad(parsed(CONSTANTS + body, initializers), wrt="x", of="y")
+    assert stays in operators(derived)
+
+
+def test_denormals_are_left_to_the_runtime():
+    body = """
+        t = Constant <value = float {1e-30}> ()
+        s = Constant <value = float {1e-12}> ()
+        e = Mul (t, s)
+        y = Div (x, e)
+    """
+    assert "Mul" in operators(onnxgrad.value_and_grad(parsed(body), wrt="x", of="y"))
+
+
+def test_large_results_are_not_folded():
+    body = """
+        n = Constant <value = int64[2] {100, 3}> ()
+        one = Constant <value = float {1.0}> ()
+        e = Expand (one, n)  s = ReduceSum <keepdims = 0> (e)  y = Mul (x, s)
+    """
+    assert "Expand" in operators(onnxgrad.value_and_grad(parsed(body), wrt="x", of="y"))
