@@ -327,3 +327,15 @@ def test_derivatives_where_shapes_are_computed(name):
     for got, want in zip(found[:2], found[2:]):
         for g, w in zip(got, want, strict=True):
             np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-6)
+
+
+def test_dimensions_that_nobody_knows_are_different_in_nodes_of_one_kind():
+    """Each kind of node is inferred once, but [N, 4] + [M, 4] may be N rows here and M there."""
+    names = [("a", "N"), ("b", "M"), ("c", "N"), ("d", "M")]
+    values = [ir.Value(name=n, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([d, 4])) for n, d in names]
+    builder = Builder(ir.Graph(values, [], nodes=[], opset_imports={"": 21}))
+    a, b, c, d = map(builder.var, values)
+    first, second, known = builder.Add(a, b), builder.Add(c, d), builder.Exp(a)
+    assert first.dims[0] != second.dims[0]
+    assert first.dims[0] not in ("N", "M")
+    assert builder.Exp(c).shape == known.shape == a.shape

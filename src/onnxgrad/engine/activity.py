@@ -64,9 +64,10 @@ def moved_by(node: ir.Node, rule: Rule | None, active: Collection[ir.Value]) -> 
     """Whether `node` has a derivative with respect to some value of `active`."""
     if isinstance(rule, Zero):
         return False
-    if any(v in active and (rule is None or rule.carries(i)) for i, v in enumerate(node.inputs)):
-        return True
-    return any(v in active for v in captured(node))
+    for i, v in enumerate(node.inputs):
+        if v in active and (rule is None or rule.carries(i)):
+            return True
+    return bool(node.attributes) and any(v in active for v in captured(node))
 
 
 def active_values(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], builder: Builder) -> set[ir.Value]:
@@ -86,11 +87,14 @@ def on_path(
     wanted = set(of)
     path: list[ir.Node] = []
     for node in reversed(nodes):
-        rule = rule_of(node, builder)
-        if any(v in wanted and v in active for v in node.outputs) and moved_by(node, rule, active):
-            path.append(node)
-            wanted.update(v for i, v in enumerate(node.inputs) if v is not None and (rule is None or rule.carries(i)))
-            wanted.update(captured(node))
+        if not wanted.isdisjoint(node.outputs) and any(v in wanted and v in active for v in node.outputs):
+            rule = rule_of(node, builder)
+            if moved_by(node, rule, active):
+                path.append(node)
+                wanted.update(
+                    v for i, v in enumerate(node.inputs) if v is not None and (rule is None or rule.carries(i))
+                )
+                wanted.update(captured(node))
     return path[::-1]
 
 

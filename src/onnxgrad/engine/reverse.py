@@ -67,12 +67,12 @@ def pull_back(
     op.active = active
     with telling(node):
         result = rule.vjp(op, cotangents)
+    named = isinstance(result, dict)
     pairs = list(result.items()) if isinstance(result, dict) else list(zip(node.inputs, result))
     found: list[tuple[ir.Value, Var]] = []
     for i, (key, g) in enumerate(pairs):
         value = key.value if isinstance(key, Var) else key
-        wanted = value in active and (isinstance(result, dict) or needs[i])
-        if g is not None and value is not None and wanted:
+        if g is not None and value is not None and (value in active if named else needs[i]):
             _check(node, Var(builder, value), g)
             found.append((value, g))
     return summed(found)
@@ -105,7 +105,9 @@ def _check(node: ir.Node, x: Var, g: Var) -> None:
     """A cotangent has the dtype and shape of its value: refuse what provably has not, and note it for `g`.
 
     That of a quantized number is a float."""
-    wrong = x.dtype in FLOATS and g.dtype is not None and x.dtype != g.dtype
+    wrong = x.dtype != g.dtype and x.dtype in FLOATS and g.dtype is not None
+    if not wrong and x.value.shape is g.value.shape:
+        return
     want, have = x.shape, g.shape
     if want is not None and have is not None and want != have:
         wrong |= len(want) != len(have) or any(

@@ -24,6 +24,9 @@ from onnxgrad.ir.names import Names
 #: Tensor element types that can carry a derivative.
 FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
+#: Types of attributes by which nodes are not compared.
+_UNHASHED = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS, ir.AttributeType.TENSOR})
+
 Literal = int | float | bool
 Operand = "Var | Literal | Sequence[int] | np.ndarray | None"
 
@@ -85,49 +88,49 @@ class Var:
         return known_value(self.value, self.builder.opset)
 
     def __add__(self, other: Any) -> Var:
-        return self if _is(other, 0) else self.builder.Add(self, other)
+        return self if _is(other, 0) else self.builder.emit("Add", self, other)
 
     def __radd__(self, other: Any) -> Var:
-        return self if _is(other, 0) else self.builder.Add(other, self)
+        return self if _is(other, 0) else self.builder.emit("Add", other, self)
 
     def __sub__(self, other: Any) -> Var:
-        return self if _is(other, 0) else self.builder.Sub(self, other)
+        return self if _is(other, 0) else self.builder.emit("Sub", self, other)
 
     def __rsub__(self, other: Any) -> Var:
-        return -self if _is(other, 0) else self.builder.Sub(other, self)
+        return -self if _is(other, 0) else self.builder.emit("Sub", other, self)
 
     def __mul__(self, other: Any) -> Var:
-        return self if _is(other, 1) else -self if _is(other, -1) else self.builder.Mul(self, other)
+        return self if _is(other, 1) else -self if _is(other, -1) else self.builder.emit("Mul", self, other)
 
     def __rmul__(self, other: Any) -> Var:
-        return self * other if isinstance(other, (int, float)) else self.builder.Mul(other, self)
+        return self * other if isinstance(other, (int, float)) else self.builder.emit("Mul", other, self)
 
     def __truediv__(self, other: Any) -> Var:
-        return self if _is(other, 1) else self.builder.Div(self, other)
+        return self if _is(other, 1) else self.builder.emit("Div", self, other)
 
     def __rtruediv__(self, other: Any) -> Var:
-        return self.builder.Reciprocal(self) if _is(other, 1) else self.builder.Div(other, self)
+        return self.builder.emit("Reciprocal", self) if _is(other, 1) else self.builder.emit("Div", other, self)
 
     def __pow__(self, other: Any) -> Var:
-        return self if _is(other, 1) else self.builder.Pow(self, other)
+        return self if _is(other, 1) else self.builder.emit("Pow", self, other)
 
     def __neg__(self) -> Var:
-        return self.builder.Neg(self)
+        return self.builder.emit("Neg", self)
 
     def __matmul__(self, other: Var) -> Var:
-        return self.builder.MatMul(self, other)
+        return self.builder.emit("MatMul", self, other)
 
     def __gt__(self, other: Any) -> Var:
-        return self.builder.Greater(self, other)
+        return self.builder.emit("Greater", self, other)
 
     def __ge__(self, other: Any) -> Var:
-        return self.builder.GreaterOrEqual(self, other)
+        return self.builder.emit("GreaterOrEqual", self, other)
 
     def __lt__(self, other: Any) -> Var:
-        return self.builder.Less(self, other)
+        return self.builder.emit("Less", self, other)
 
     def __le__(self, other: Any) -> Var:
-        return self.builder.LessOrEqual(self, other)
+        return self.builder.emit("LessOrEqual", self, other)
 
 
 def _order(node: ir.Node) -> list[int] | None:
@@ -158,10 +161,12 @@ class Builder:
         self.opset = self.infer.context.opset
         self._emitted: dict[Any, tuple[Var, ...]] = {}
         self._constants: dict[Any, Var] = {}
+        self._numbers: dict[tuple[ir.DataType | None, str], Var] = {}
         self._shapes: dict[tuple[int | ir.SymbolicDim, ...], Var] = {}
         #: values whose producer was replaced, with the value that now stands for each
         self.moved: dict[ir.Value, ir.Value] = {}
         self._recordings: list[list[ir.Node]] = []
+        self._repeatable: dict[tuple[str, str], bool] = {}
         self._own: set[ir.Node] = set()
 
     def operator(self, op_type: str) -> Callable[..., Any]:
@@ -217,7 +222,13 @@ class Builder:
     def _operand(self, x: Any, beside: ir.DataType | None) -> Var | None:
         if x is None or isinstance(x, Var):
             return x
-        if isinstance(x, (bool, int, float, np.generic)):
+        if isinstance(x, (int, float)) and not isinstance(x, (bool, np.generic)):
+            key = (beside, repr(x))
+            found = self._numbers.get(key)
+            if found is None or self.graph.initializers.get(found.name) is not found.value:
+                found = self._numbers[key] = self.const(x, beside)
+            return found
+        if isinstance(x, (bool, np.generic)):
             return self.const(x, None if isinstance(x, bool) else beside)
         if isinstance(x, (list, tuple)):
             return self.const(np.array(x, np.int64))
@@ -230,41 +241,48 @@ class Builder:
 
         An attribute that is ``None`` is left out; an ``ir.Attr`` is taken as it is.
         """
-        dtypes = [x.dtype for x in inputs if isinstance(x, Var) and x.dtype != ir.DataType.BOOL]
-        beside = next((d for d in dtypes if d in FLOATS), dtypes[0] if dtypes else None)
-        operands = [self._operand(x, beside) for x in inputs]
-        while operands and operands[-1] is None:
-            operands.pop()
-        attrs = [
-            a if isinstance(a, ir.Attr) else ir.convenience.convert_attribute(k, a)
-            for k, a in sorted(attributes.items())
-            if a is not None
-        ]
+        values = self._values(inputs)
+        attrs: Sequence[ir.Attr] = ()
+        if attributes:
+            attrs = [
+                a if isinstance(a, ir.Attr) else ir.convenience.convert_attribute(k, a)
+                for k, a in sorted(attributes.items())
+                if a is not None
+            ]
         key: Any = None
-        if is_repeatable(op_type, domain, self.infer.context.get_opset_version(domain)) and not any(
-            a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS, ir.AttributeType.TENSOR) for a in attrs
-        ):
-            held = tuple((a.name, tuple(a.value) if isinstance(a.value, (list, tuple)) else a.value) for a in attrs)
-            key = (
-                op_type,
-                domain,
-                outputs,
-                held,
-                tuple(None if o is None else id(o.value) for o in operands),
-            )
-        results = self._emitted.get(key) if key else None
-        if results is None or not self._has(results[0]):
-            node = ir.Node(
-                domain,
-                op_type,
-                [None if o is None else o.value for o in operands],
-                attrs,
-                num_outputs=outputs,
-            )
-            results = self.append(node)
-            if key:
-                self._emitted[key] = results
+        repeatable = self._repeatable.get((op_type, domain))
+        if repeatable is None:
+            repeatable = is_repeatable(op_type, domain, self.infer.context.get_opset_version(domain))
+            self._repeatable[op_type, domain] = repeatable
+        if repeatable and not (attrs and any(a.type in _UNHASHED for a in attrs)):
+            held = [(a.name, tuple(a.value) if isinstance(a.value, (list, tuple)) else a.value) for a in attrs]
+            key = (op_type, domain, outputs, *held, *map(id, values))
+            results = self._emitted.get(key)
+            if results is not None and self._has(results[0]):
+                return results[0] if outputs == 1 else results
+        results = self.append(ir.Node(domain, op_type, values, attrs, num_outputs=outputs))
+        if key:
+            self._emitted[key] = results
         return results[0] if outputs == 1 else results
+
+    def _values(self, operands: Sequence[Any]) -> list[ir.Value | None]:
+        """What `emit` is given, as values: of the constants among them too; without those left out at the end."""
+        beside, seen = None, False
+        values: list[ir.Value | None] = []
+        for x in operands:
+            if isinstance(x, Var):
+                values.append(x.value)
+            elif x is None:
+                values.append(None)
+            else:
+                if not seen:
+                    dtypes = [v.dtype for v in operands if isinstance(v, Var) and v.dtype != ir.DataType.BOOL]
+                    beside, seen = next((d for d in dtypes if d in FLOATS), dtypes[0] if dtypes else None), True
+                operand = self._operand(x, beside)
+                values.append(None if operand is None else operand.value)
+        while values and values[-1] is None:
+            values.pop()
+        return values
 
     def transpose(self, x: Var, *, perm: Sequence[int] | None = None) -> Var:
         """`x` with its axes in the order `perm` (default: reversed).
@@ -309,6 +327,12 @@ class Builder:
             yield nodes
         finally:
             self._recordings.pop()  # not `remove`, which takes an equal list for the same
+
+    def forget(self) -> None:
+        """Drop what was noted for further nodes: none will come."""
+        for notes in (self._emitted, self._constants, self._numbers, self._shapes, self.moved):
+            notes.clear()
+        self._own.clear()
 
     def move(self, nodes: Sequence[ir.Node], inner: Builder) -> None:
         """Move `nodes` of this graph, in order, to the end of the graph of `inner`, and forget them here."""

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.constants import constant
-from onnxgrad.ir.graph import prune
+from onnxgrad.ir.graph import prune, scopes
 from onnxgrad.ir.infer.inference import forget_values
 from onnxgrad.ir.names import Names
 
@@ -31,34 +31,35 @@ def finish(graph: ir.Graph, keep: Iterable[ir.Value] = (), names: Names | None =
 
 def write_otherwise(graph: ir.Graph, names: Names | None = None) -> None:
     """Rewrite, in place, the nodes of `graph` that ONNX Runtime misreads."""
-    for g in (graph, *graph.subgraphs()):
-        for node in list(g):
-            if node.op_type == "Pad" and node.domain == "" and len(node.inputs) > 3 and node.inputs[3] is not None:
-                names = names or Names.of_graph(graph)
-                _Rewriting(g, node, names).name_no_axes()
-    if has_transpose(graph):
-        for node in vector_products(graph):
-            if node.inputs[1] is not None and node.inputs[1].shape is not None:
-                names = names or Names.of_graph(graph)
-                _Rewriting(node.graph, node, names).make_a_column()  # type: ignore[arg-type]
+    found: dict[str, list[ir.Node]] = {"Pad": [], "MatMul": [], "Transpose": []}
+    for g in scopes(graph):
+        for node in g:
+            if node.op_type in found:
+                found[node.op_type].append(node)
+    for node in found["Pad"]:
+        if node.domain == "" and len(node.inputs) > 3 and node.inputs[3] is not None:
+            names = names or Names.of_graph(graph)
+            _Rewriting(node, names).name_no_axes()
+    for node in found["MatMul"] if found["Transpose"] else ():
+        if _has_vector(node) and node.inputs[1] is not None and node.inputs[1].shape is not None:
+            names = names or Names.of_graph(graph)
+            _Rewriting(node, names).make_a_column()
 
 
 def has_transpose(graph: ir.Graph) -> bool:
     """Whether a node anywhere in `graph` exchanges axes."""
-    return any(node.op_type == "Transpose" for g in (graph, *graph.subgraphs()) for node in g)
+    return any(node.op_type == "Transpose" for g in scopes(graph) for node in g)
 
 
 def vector_products(graph: ir.Graph) -> list[ir.Node]:
     """Each MatMul anywhere in `graph` whose right operand is a vector, or is not known not to be one."""
-    return [
-        node
-        for g in (graph, *graph.subgraphs())
-        for node in g
-        if node.op_type == "MatMul"
-        and node.domain == ""
-        and _rank(node.inputs[0]) not in (0, 1)
-        and _rank(node.inputs[1]) in (None, 1)
-    ]
+    return [node for g in scopes(graph) for node in g if node.op_type == "MatMul" and _has_vector(node)]
+
+
+def _has_vector(product: ir.Node) -> bool:
+    """Whether the right operand of a `product` is a vector, or is not known not to be one, and the left a matrix."""
+    a, b = product.inputs
+    return product.domain == "" and _rank(b) in (None, 1) and _rank(a) not in (0, 1)
 
 
 def _rank(value: ir.Value | None) -> int | None:
@@ -68,8 +69,9 @@ def _rank(value: ir.Value | None) -> int | None:
 class _Rewriting:
     """One node that ONNX Runtime misreads."""
 
-    def __init__(self, graph: ir.Graph, node: ir.Node, names: Names) -> None:
-        self.graph, self.node, self.names = graph, node, names
+    def __init__(self, node: ir.Node, names: Names) -> None:
+        assert isinstance(node.graph, ir.Graph)
+        self.graph, self.node, self.names = node.graph, node, names
 
     def make_a_column(self) -> None:
         """Have a product of a matrix with a vector be one with a matrix of one column."""

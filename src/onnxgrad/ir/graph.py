@@ -23,8 +23,20 @@ def subgraphs(node: ir.Node) -> list[ir.Graph]:
     ]  # fmt: skip
 
 
+def scopes(graph: ir.Graph) -> list[ir.Graph]:
+    """`graph`, and every graph inside it."""
+    found = [graph]
+    for node in graph:
+        if node.attributes:
+            for inner in subgraphs(node):
+                found += scopes(inner)
+    return found
+
+
 def captured(node: ir.Node) -> list[ir.Value]:
     """Values of outer scopes that the graphs inside `node` read, each once, in order of first use."""
+    if not node.attributes:
+        return []
     found: dict[ir.Value, None] = {}
     for graph in subgraphs(node):
         for value in free(graph):
@@ -48,7 +60,7 @@ def free(graph: ir.Graph) -> Iterator[ir.Value]:
 def reads(node: ir.Node) -> list[ir.Value]:
     """Everything that `node` depends on: its inputs, then what its graphs capture."""
     direct = [v for v in node.inputs if v is not None]
-    return direct + captured(node) if node.attributes and subgraphs(node) else direct
+    return direct + captured(node) if node.attributes else direct
 
 
 def values_read(graph: ir.Graph) -> set[ir.Value]:

@@ -14,6 +14,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.ir.aliases import follow, known_as
+from onnxgrad.ir.graph import scopes
 
 
 def identifier(text: str) -> str:
@@ -38,7 +39,7 @@ class Names:
     def of_graph(cls, graph: ir.Graph) -> Names:
         """Every value and node name in `graph` and its nested graphs."""
         pool = cls()
-        for g in (graph, *graph.subgraphs()):
+        for g in scopes(graph):
             pool.reserve(v.name for v in g.inputs)
             pool.reserve(g.initializers)
             for node in g:
@@ -71,7 +72,7 @@ class Names:
 
 def rename_inside(graph: ir.Graph, names: Names) -> None:
     """Give everything that `graph` and its nested graphs define a fresh name: for a copy of a graph."""
-    for g in (graph, *graph.subgraphs()):
+    for g in scopes(graph):
         for value in g.initializers.values():
             if value.const_value is not None:  # a value renames its tensor, which copies of a graph share
                 value.const_value = _own(value.const_value)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxgrad.ir.cleanup import finish
-from onnxgrad.ir.graph import named_values, stand_in
+from onnxgrad.ir.graph import named_values, scopes, stand_in
 from onnxgrad.ir.names import Names
 
 
@@ -58,7 +58,7 @@ def _as_function(graph: ir.Graph) -> None:
                 value.shape = ir.Shape([d if isinstance(d, int) else None for d in value.shape])
     for value in (*graph.inputs, *(o for n in graph for o in n.outputs)):
         value.shape = value.type = None
-    used = {n.domain for g in (graph, *graph.subgraphs()) for n in g} | {""}
+    used = {n.domain for g in scopes(graph) for n in g} | {""}
     for domain in [d for d in graph.opset_imports if d not in used]:
         del graph.opset_imports[domain]
     for node in graph:

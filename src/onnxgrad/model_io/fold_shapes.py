@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.constants import MOST_ELEMENTS, constant, evaluate
-from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.infer.calls import Calls
 from onnxgrad.ir.infer.inference import infer_model
 
@@ -21,7 +21,7 @@ WHOLE = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
 
 def infer_and_fold(model: ir.Model, calls: Calls | None = None) -> None:
     """Type and shape every value of `model`, with its integer arithmetic folded; in place."""
-    graphs = [model.graph, *model.graph.subgraphs()]
+    graphs = scopes(model.graph)
     declared = {v: v.shape for g in graphs for node in g for v in node.outputs}
     infer_model(model, calls)
     opset = model.graph.opset_imports[""]

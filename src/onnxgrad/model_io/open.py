@@ -84,6 +84,8 @@ class Opened:
 
     def _settle_training(self) -> None:
         """Drop, with a warning, training information about values that the model no longer has."""
+        if not training_info(self.model):
+            return
         graph = self.model.graph
         have = {v.name for v in graph.inputs} | set(graph.initializers) | {v.name for n in graph for v in n.outputs}
         kept = []

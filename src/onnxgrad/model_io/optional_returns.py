@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgrad.ir.graph import scopes
+
 
 def settle_unbinding(model: ir.Model) -> None:
     """Drop the size of pieces that are to lose their axis, in place; it is 1."""
-    for node in (n for graph in model.graphs() for n in graph):
+    for node in (n for graph in scopes(model.graph) for n in graph):
         if node.op_type == "SplitToSequence" and not node.domain and len(node.inputs) > 1:
             size = node.inputs[1]
             known = None if size is None or size.is_graph_input() else ir.convenience.get_const_tensor(size)

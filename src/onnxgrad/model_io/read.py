@@ -17,13 +17,15 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.files import open_ordinary
-from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.names import described
 from onnxgrad.model_io.checks.declared_sizes import check_strings, check_tensors
 from onnxgrad.model_io.external_data import settle_external
 from onnxgrad.model_io.map_outputs import without_maps
 
 TRAINING = "onnxgrad.training_info"
+#: Whether values may have notes on their quantization beside them.
+ANNOTATED = "onnxgrad.annotated"
 
 
 def load_model(path: str | os.PathLike) -> ir.Model:
@@ -82,6 +84,7 @@ def _read(proto: onnx.ModelProto, what: str) -> ir.Model:
     finally:
         logging.getLogger("onnx_ir").setLevel(level)
     model.meta[TRAINING] = [_copied(t) for t in proto.training_info]
+    model.meta[ANNOTATED] = bool(proto.graph.quantization_annotation)
     return model
 
 
@@ -92,7 +95,7 @@ def training_info(model: ir.Model) -> list[onnx.TrainingInfoProto]:
 
 def external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
     """The weights of `model` that are in external data."""
-    held = (v.const_value for g in model.graphs() for v in g.initializers.values())
+    held = (v.const_value for g in scopes(model.graph) for v in g.initializers.values())
     return [t for t in held if isinstance(t, ir.ExternalTensor)]
 
 

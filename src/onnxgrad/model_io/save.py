@@ -15,7 +15,9 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.files import check_ordinary, flush, scratch
+from onnxgrad.ir.graph import scopes
 from onnxgrad.model_io.read import external_tensors, in_memory, training_info
+from onnxgrad.model_io.serialize import serialize
 
 #: Weights of more bytes than this are written to external data. A protobuf ends at 2 GiB.
 EXTERNAL_FROM = 1_500_000_000
@@ -25,9 +27,9 @@ PROTOBUF_LIMIT = 2**31 - 2**20
 def weight_bytes(model: ir.Model) -> int:
     """The size of all initializers and tensor attributes."""
     total = sum(
-        v.const_value.nbytes for g in model.graphs() for v in g.initializers.values() if v.const_value is not None
+        v.const_value.nbytes for g in scopes(model.graph) for v in g.initializers.values() if v.const_value is not None
     )
-    for graph in model.graphs():
+    for graph in scopes(model.graph):
         for node in graph:
             total += sum(
                 a.value.nbytes for a in node.attributes.values() if a.type == ir.AttributeType.TENSOR and not a.is_ref()
@@ -37,7 +39,7 @@ def weight_bytes(model: ir.Model) -> int:
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """`model` as one message, its training information included."""
-    proto = ir.to_proto(model)
+    proto = serialize(model)
     proto.training_info.extend(training_info(model))
     return proto
 
@@ -54,7 +56,7 @@ def gathered(model: ir.Model) -> onnx.ModelProto:
             f"the model holds {size / 1e9:.1f} GB of weights, more than one ModelProto can\n"
             "  hint: pass onnx_ir.load(path) instead; what comes out is then an onnx_ir.Model"
         )
-    held = [(v, v.const_value) for g in model.graphs() for v in g.initializers.values()]
+    held = [(v, v.const_value) for g in scopes(model.graph) for v in g.initializers.values()]
     try:
         for value, tensor in held:
             if isinstance(tensor, ir.ExternalTensor):
@@ -94,7 +96,7 @@ def _write(model: onnx.ModelProto | ir.Model, folder: Path, name: str) -> list[s
         onnx.save(to_proto(model), folder / name)
         return [name]
     data = f"{name}.data"
-    held = [(v, v.const_value) for g in model.graphs() for v in g.initializers.values()]
+    held = [(v, v.const_value) for g in scopes(model.graph) for v in g.initializers.values()]
     try:
         ir.external_data.unload_from_model(model, folder, data, size_threshold_bytes=1024)
         onnx.save(to_proto(model), folder / name)

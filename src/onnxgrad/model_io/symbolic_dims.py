@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from onnxgrad.ir.graph import scopes
 from onnxgrad.ir.names import identifier
 
 #: Names, in lower case, by which exporters say that they do not know.
@@ -31,7 +32,7 @@ def settle_dims(model: ir.Model) -> None:
 
 
 def _values(model: ir.Model) -> Iterator[ir.Value]:
-    graphs: list[ir.Graph | ir.Function] = [*model.graphs(), *model.functions.values()]
+    graphs: list[ir.Graph | ir.Function] = [*scopes(model.graph), *model.functions.values()]
     for graph in graphs:
         yield from graph.inputs
         yield from (v for node in graph for v in node.outputs)

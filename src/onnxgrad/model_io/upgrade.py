@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.infer.inference import is_unversioned
 from onnxgrad.ir.names import Names, described
 from onnxgrad.ir.schemas import schema_of
@@ -78,7 +78,7 @@ def raise_opset(model: ir.Model) -> None:
     the model's. Raises BadInput, naming the node, where one cannot be raised; the model is then spoiled.
     """
     imports = model.graph.opset_imports
-    nodes = [n for g in (model.graph, *model.graph.subgraphs()) for n in g if n.domain == ""]
+    nodes = [n for g in scopes(model.graph) for n in g if n.domain == ""]
     opset = imports.get("", LOWEST_RULES)
     known = onnx.defs.onnx_opset_version()
     if opset > known:
@@ -95,7 +95,7 @@ def raise_opset(model: ir.Model) -> None:
     mistakable = _mistakable(model) if stale else []
     if stale:
         _infer(model)
-    names = Names.of(model)
+    names = Names.of(model) if stale else Names()
     same: set[object] = set()  # what the converter was seen to leave alone
     for node in stale:
         source = node.version or opset
@@ -119,8 +119,8 @@ def raise_opset(model: ir.Model) -> None:
 
 def _mistakable(model: ir.Model) -> list[ir.Value]:
     """Values without a type that may be sequences or optionals, which `_infer` takes for the tensors they hold."""
-    formals = [v for g in model.graph.subgraphs() for v in g.inputs]
-    made = [v for g in model.graphs() for n in g if n.op_type in _HELD and n.domain == "" for v in n.outputs]
+    formals = [v for g in scopes(model.graph)[1:] for v in g.inputs]
+    made = [v for g in scopes(model.graph) for n in g if n.op_type in _HELD and n.domain == "" for v in n.outputs]
     return [v for v in (*formals, *made) if v.type is None]
 
 
@@ -149,7 +149,7 @@ def _fill_defaults(model: ir.Model, opset: int) -> None:
 
     The onnx package forgets them when it expands the body, and then refuses the model in a full check.
     """
-    for graph in model.graphs():
+    for graph in scopes(model.graph):
         for node in graph:
             schema = schema_of("", node.op_type, opset) if node.domain == "" else None
             if schema is not None and schema.has_function:  # type: ignore[attr-defined]

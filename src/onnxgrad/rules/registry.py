@@ -45,13 +45,13 @@ class Registry:
 
     def get(self, domain: str, op_type: str, opset: int) -> Rule | None:
         """The rule for an operator at `opset`, or None."""
-        domain = "" if domain == "ai.onnx" else domain
-        custom = self.custom(domain, op_type)
-        if custom is not None:
-            return custom
-        table = self._estimators if self.estimates(domain, op_type) else self._rules
+        key = ("" if domain == "ai.onnx" else domain), op_type
+        asked = current()
+        if key in asked.rules:
+            return asked.rules[key]
+        estimated = op_type in asked.straight_through and key in self._estimators
         found = None
-        for since, rule in table.get((domain, op_type), ()):
+        for since, rule in (self._estimators if estimated else self._rules).get(key, ()):
             if since <= opset:
                 found = rule
         return found

@@ -196,6 +196,8 @@ class Derivation:
         fold_constants(self.graph, self.builder.written())
         finish(self.graph, kept, self.builder.names)
         self.signature.store(self.opened.model)
+        self.builder.forget()
+        self.nodes = []
         return self.opened.close()
 
 

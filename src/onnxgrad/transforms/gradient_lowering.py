@@ -17,7 +17,7 @@ from onnxgrad.engine import reverse
 from onnxgrad.engine.activity import is_differentiable, prepare
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var, same_shape
-from onnxgrad.ir.graph import ancestors, named_values, prune, reads, subgraphs
+from onnxgrad.ir.graph import ancestors, named_values, prune, reads, scopes, subgraphs
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.names import described
 from onnxgrad.ir.subgraphs import rewired
@@ -29,8 +29,9 @@ from onnxgrad.transforms.gradient_node import DOMAIN, Bound, bind, is_gradient, 
 
 def needs_lowering(model: ir.Model) -> bool:
     """Whether there is a Gradient anywhere in `model`, local functions included."""
-    graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
-    return any(is_gradient(node) for graph in graphs for node in graph.all_nodes())
+    if any(node.domain == DOMAIN and is_gradient(node) for graph in scopes(model.graph) for node in graph):
+        return True
+    return any(is_gradient(node) for function in model.functions.values() for node in function.all_nodes())
 
 
 def open_lowered(model: AnyModel, first: Callable[[ir.Model], None] | None = None, *, keep: Keep = nothing) -> Opened:

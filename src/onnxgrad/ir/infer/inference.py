@@ -19,6 +19,7 @@ import onnx_shape_inference as osi
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.constants import sliced
 from onnxgrad.ir.einsum_labels import einsum_labels
+from onnxgrad.ir.graph import scopes
 from onnxgrad.ir.infer import classical, limits, loops, ranks, sequences
 from onnxgrad.ir.infer.calls import Calls, calls_known
 from onnxgrad.ir.infer.limits import check_asked, check_shapes
@@ -62,24 +63,29 @@ _FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOA
 def _alike(node: ir.Node) -> bool:
     """Whether `node`, which has no shapes yet, is arithmetic on floats all of one known shape, or scalars beside it.
 
-    Most of what a derivative consists of is; the library is asked about the rest.
+    Most of what a derivative consists of is; the library is asked about the rest. As it does, the result shares the
+    shape of an operand: nobody changes one in place.
     """
-    first = node.inputs[0]
-    if node.op_type not in _ARITHMETIC or first is None or first.dtype not in _FLOATS or first.shape is None:
+    operands = node.inputs
+    first = operands[0] if operands else None
+    if first is None or node.op_type not in _ARITHMETIC or node.domain:
         return False
-    shape = first.shape
-    for v in node.inputs[1:]:
-        if v is None or v.dtype != first.dtype or v.shape is None:
+    shape, held = first.shape, first.type
+    if shape is None or not isinstance(held, ir.TensorType) or held.dtype not in _FLOATS:
+        return False
+    for v in operands[1:]:
+        if v is None or v.shape is None or v.dtype != held.dtype:
             return False
-        if len(v.shape) and v.shape != shape:
+        if v.shape is not shape and len(v.shape) and v.shape != shape:
             if len(shape):
                 return False
             shape = v.shape
-    if any(not isinstance(d, int) and d.value is None for d in shape):
-        return False
+    for d in shape:
+        if not isinstance(d, int) and d.value is None:
+            return False
     out = node.outputs[0]
-    out.type = out.type or ir.TensorType(first.dtype)
-    out.shape = ir.Shape(shape)
+    out.type = out.type or ir.TensorType(held.dtype)
+    out.shape = shape
     return True
 
 
@@ -318,7 +324,7 @@ def is_unversioned(op_type: str) -> bool:
 
 def forget_values(graph: ir.Graph) -> None:
     """Remove the notes about values of shapes that inference leaves in the metadata."""
-    for g in (graph, *graph.subgraphs()):
+    for g in scopes(graph):
         for node in g:
             for value in node.outputs:
                 value.metadata_props.pop(osi.SYM_DATA_KEY, None)
@@ -344,15 +350,30 @@ def infer_model(model: ir.Model, calls: Calls | None = None) -> None:
     check_shapes(model.graph)
 
 
+class _Counting(osi.ShapeInferenceContext):
+    """Counts the symbols that are made for dimensions nobody knows: what has them is like nothing else."""
+
+    made = 0
+
+    def new_symbolic_dim(self) -> ir.SymbolicDim:
+        """As the base does."""
+        self.made += 1
+        return super().new_symbolic_dim()
+
+
 class Inference:
-    """Infers the outputs of nodes as they are emitted into one model."""
+    """Infers the outputs of nodes as they are emitted into one model.
+
+    Equal layers make nodes whose operands have equal types and shapes: each kind of node is inferred once.
+    """
 
     def __init__(
         self, opset_imports: dict[str, int], taken_dims: Sequence[str] = (), calls: Calls | None = None
     ) -> None:
-        self.context = osi.ShapeInferenceContext(opset_imports)
+        self.context = _Counting(opset_imports)
         self.context.reserve_symbol_names(taken_dims)
         self.calls = calls
+        self._known: dict[object, tuple[ir.DataType, ir.Shape]] = {}
 
     @classmethod
     def of(cls, graph: ir.Graph, calls: Calls | None = None) -> Inference:
@@ -361,12 +382,12 @@ class Inference:
         `calls` are the local functions that stay functions.
         """
         dims: set[str] = set()
-        for g in (graph, *graph.subgraphs()):
+        for g in scopes(graph):
             for value in (*g.inputs, *(o for n in g for o in n.outputs)):
                 if value.shape is not None:
                     dims.update(d.value for d in value.shape if isinstance(d, ir.SymbolicDim) and d.value)
         inference = cls(dict(graph.opset_imports), sorted(dims), calls)
-        for g in (graph, *graph.subgraphs()):
+        for g in scopes(graph):
             for node in g:  # so that the values of shapes computed in the graph are known here too
                 if any(v.dtype == ir.DataType.INT64 and v.shape is not None and len(v.shape) < 2 for v in node.outputs):
                     inference(node)
@@ -374,6 +395,13 @@ class Inference:
 
     def __call__(self, node: ir.Node) -> None:
         """Set type and shape of `node`'s outputs; what cannot be known stays ``None``."""
+        if node.outputs and node.outputs[0].shape is None and _alike(node):
+            return
+        kind, made = _kind(node), self.context.made
+        if kind is not None and kind in self._known:
+            dtype, node.outputs[0].shape = self._known[kind]
+            node.outputs[0].type = ir.TensorType(dtype)
+            return
         opset = self.context.get_opset_version(node.domain)
         infer = osi.registry.get(node.domain, node.op_type, opset)
         if infer is not None:
@@ -387,3 +415,27 @@ class Inference:
                 logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
         if any(v.type is None for v in node.outputs):
             ask_onnx(node, opset)
+        if kind is not None and made == self.context.made:
+            (out,) = node.outputs
+            if out.dtype in _FLOATS and out.shape is not None and len(out.shape) > 1:
+                self._known[kind] = out.dtype, out.shape
+
+
+def _kind(node: ir.Node) -> object | None:
+    """What the type and shape of the one output of `node` depend on, where it is a standard operator; else None.
+
+    Tensors of floats with two axes or more are their type and shape; others are themselves, for the sake of their
+    elements.
+    """
+    if node.domain or len(node.outputs) != 1 or node.outputs[0].type is not None or node.outputs[0].shape is not None:
+        return None
+    operands = [
+        v if v is None or v.shape is None or len(v.shape) < 2 or v.dtype not in _FLOATS else (v.dtype, v.shape.dims)
+        for v in node.inputs
+    ]
+    held = []
+    for a in node.attributes.values():
+        if a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS, ir.AttributeType.TENSOR):
+            return None
+        held.append((a.name, tuple(a.value) if isinstance(a.value, (list, tuple)) else a.value))
+    return node.op_type, *operands, *held

@@ -15,6 +15,7 @@ import onnx_shape_inference as osi
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.constants import MOST_ELEMENTS
+from onnxgrad.ir.graph import scopes
 from onnxgrad.ir.names import described
 
 #: Axes of a tensor: as many as numpy has.
@@ -31,18 +32,21 @@ def check_shape(value: ir.Value, shape: ir.Shape) -> None:
     Raises:
         BadInput: it has too many axes, or more elements than can be counted in 64 bits.
     """
-    node = value.producer()
-    where = f"the value {value.name!r}" + (f" of {described(node)}" if node is not None else "")
     if len(shape) > MOST_AXES:
-        raise BadInput(f"{where} has {len(shape)} axes; {MOST_AXES} are the most")
-    sizes = [d for d in shape if isinstance(d, int)]
-    if math.prod(d for d in sizes if d) >= 2**63:
-        raise BadInput(f"{where} would have {list(map(str, shape))} elements, more than can be counted in 64 bits")
+        raise BadInput(f"{_where(value)} has {len(shape)} axes; {MOST_AXES} are the most")
+    if math.prod(d for d in shape if isinstance(d, int) and d) >= 2**63:
+        held = list(map(str, shape))
+        raise BadInput(f"{_where(value)} would have {held} elements, more than can be counted in 64 bits")
+
+
+def _where(value: ir.Value) -> str:
+    node = value.producer()
+    return f"the value {value.name!r}" + (f" of {described(node)}" if node is not None else "")
 
 
 def check_shapes(graph: ir.Graph) -> None:
     """`check_shape` of every value in `graph` and the graphs in it."""
-    for g in (graph, *graph.subgraphs()):
+    for g in scopes(graph):
         for value in (*g.inputs, *(v for node in g for v in node.outputs)):
             if value.shape is not None:
                 check_shape(value, value.shape)

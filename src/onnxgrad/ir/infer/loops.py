@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
-from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.infer.onnx_fallback import ask_onnx
 
 Dim = int | ir.SymbolicDim
@@ -26,7 +26,7 @@ DECLARED = "onnxgrad.declared"
 
 def remember_declared(graph: ir.Graph) -> None:
     """Note what the bodies in `graph` declare of their values, before inference writes there what it finds."""
-    for inner in graph.subgraphs():
+    for inner in scopes(graph)[1:]:
         for value in (*inner.inputs, *(v for node in inner for v in node.outputs)):
             declared(value)
 
@@ -146,7 +146,7 @@ def _settle(
             continue
         if _is_tensor(state) and not _is_tensor(first):  # the library takes a state without a type for a tensor
             state.type, force = None, True
-            mistaken = {v: v.type for g in (body, *body.subgraphs()) for node in g for v in node.outputs}
+            mistaken = {v: v.type for g in scopes(body) for node in g for v in node.outputs}
         state.type = state.type or first.type
         if _is_tensor(state) and first.shape is not None:
             shape = refined(declared(state), list(first.shape))

@@ -97,6 +97,8 @@ def location_complaint(location: str) -> str:
 
 def check_calls(model: ir.Model) -> None:
     """Raise BadInput if functions of `model` call each other in a circle, or come to too many nodes."""
+    if not model.functions:
+        return
     counts: dict[ir.OperatorIdentifier, int] = {}
     stack: list[tuple[ir.OperatorIdentifier, bool]] = [(name, False) for name in model.functions]
     open_: set[ir.OperatorIdentifier] = set()
@@ -121,7 +123,7 @@ def check_calls(model: ir.Model) -> None:
     total = _count(model.graph.all_nodes(), counts)
     written = len(list(model.graph.all_nodes())) + sum(len(list(f.all_nodes())) for f in model.functions.values())
     most = min(MOST_NODES, FREE_NODES + MOST_PER_NODE * written)
-    if total > most and model.functions:
+    if total > most:
         raise BadInput(
             f"the functions of the model come to {total} nodes; of {written} that are written, {most} are the most"
         )

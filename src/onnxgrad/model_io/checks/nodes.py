@@ -48,11 +48,13 @@ def complaint(node: ir.Node, opset: int, *, certain: bool = True) -> str:
     why = formal_complaint(node, asked)
     if why or node.domain:
         return why
+    checks = (*SHAPES.get(node.op_type, ()), *LAYERS.get(node.op_type, ()))
+    if not checks:
+        return ""
     site = ExaminedNode(node, asked, opset, certain)
     try:
-        for checks in (SHAPES.get(node.op_type, ()), LAYERS.get(node.op_type, ())):
-            for check in checks:
-                check(site)
+        for check in checks:
+            check(site)
     except MisfitError as e:
         return str(e)
     return ""
