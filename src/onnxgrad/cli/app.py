@@ -28,6 +28,7 @@ COMMANDS = {
     "info": "Say what MODEL reads and gives, how large it is, of which operators it consists, and how it is trained.",
     "export-step": "Write a training step, its halves, evaluation and inference as models, with the first state and a "
     "contract.",
+    "family": "Write MODEL and its derivatives to a folder, for programs that have no Python.",
     "demo": "Train a model that is given as a bare .onnx file, on real data.",
 }
 #: The modules of those that have none of their own.

@@ -1,0 +1,72 @@
+"""``onnxgrad family``: a model with its derivatives as a set of files."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from onnxgrad.cli import train_options
+from onnxgrad.cli.console import console
+from onnxgrad.cli.grad import Dims, dims_of
+from onnxgrad.cli.path_clashes import MODEL, OUTPUT, check_paths
+from onnxgrad.errors import BadInput
+from onnxgrad.interop import casadi, files
+from onnxgrad.model_io import files_of, load_model, training_info
+from onnxgrad.training import attach, export_step
+from onnxgrad.training.export.files import files_in
+
+
+class Reader(enum.StrEnum):
+    """Who reads the files."""
+
+    casadi = "casadi"
+    runtime = "runtime"
+
+
+def family(
+    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the files.")],
+    reader: Annotated[
+        Reader,
+        typer.Option(
+            "--for",
+            help="casadi: the files that CasADi 3.8 looks for. runtime: VJP and JVP with a manifest, and with --loss "
+            "the training step.",
+        ),
+    ] = Reader.runtime,
+    name: Annotated[str | None, typer.Option(help="Of the function. Default: that of the file.")] = None,
+    loss: train_options.Losses = None,
+    optimizer: train_options.Optimizer = None,
+    prediction: train_options.Prediction = None,
+    labels: train_options.Labels = None,
+    lr: train_options.Rate = None,
+    dim: Dims = None,
+) -> None:
+    """Write MODEL and its derivatives to a folder, for programs that have no Python.
+
+    With a loss, or of a model that carries training information, the training step goes to the folder `step` in it, as
+    export-step writes it.
+    """
+    attaching: dict[str, Any] = {"loss": loss, "optimizer": optimizer or "adam", "learning_rate": lr}
+    attaching |= {"output": prediction, "labels": labels}
+    opened = load_model(model)
+    called = name or model.stem
+    steps = reader is Reader.runtime and (bool(loss) or bool(training_info(opened)))
+    made = [output / f"{prefix}{called}.onnx" for prefix in ("", "fwd_", "adj_", "fwd_adj_", "vjp_", "jvp_")]
+    made += [output / "manifest.json", *(files_in(output / "step") if steps else ())]
+    check_paths({MODEL: files_of(opened, model)}, {}, {OUTPUT: (output, made)})
+    if reader is Reader.casadi:
+        if loss or optimizer:
+            raise BadInput("--for casadi writes no training step; drop --loss and --optimizer")
+        written = casadi.family(opened, output, called, dims_of(dim))
+    else:
+        written = files.family(opened, output, called)
+        if steps:
+            training = opened if training_info(opened) else attach(opened, accumulate=True, **attaching)
+            export_step(training, output / "step")
+            written.append(output / "step" / "contract.json")
+    for path in written:
+        console().print(str(path), markup=False, highlight=False, soft_wrap=True)
