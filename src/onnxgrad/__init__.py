@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from onnxgrad.transforms.rematerialize import rematerialize
     from onnxgrad.transforms.second_order import gauss_newton_vp, hvp
     from onnxgrad.transforms.sparse import sparse_hessian, sparse_jacobian
+    from onnxgrad.transforms.taylor import jet, laplacian
     from onnxgrad.transforms.vmap import vmap
 
 __version__ = "0.1.0"
@@ -90,7 +91,9 @@ __all__ = [
     "hessian",
     "hvp",
     "jacobian",
+    "jet",
     "jvp",
+    "laplacian",
     "linear_operator",
     "linearize",
     "load_rule",
@@ -125,7 +128,7 @@ _LATER = {
             *("Trainer", "attach", "compile_step", "evaluate", "export_step", "predict", "train"),
         ),
         "transforms": (
-            *("Split", "gauss_newton_vp", "hessian", "hvp", "jacobian"),
+            *("Split", "gauss_newton_vp", "hessian", "hvp", "jacobian", "jet", "laplacian"),
             *("linearize", "per_example_grad", "rematerialize", "sparse_hessian", "sparse_jacobian"),
             *("split_vjp", "transpose", "vmap"),
         ),

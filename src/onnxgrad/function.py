@@ -21,7 +21,7 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.constants import constant
 from onnxgrad.ir.graph import named_values, prune, subgraphs
-from onnxgrad.model_io import AnyModel, load_model, signature
+from onnxgrad.model_io import AnyModel, Signature, load_model, signature
 from onnxgrad.runtime import Options, Session
 from onnxgrad.runtime.feeds import bind, feed
 from onnxgrad.transforms import first_order
@@ -183,6 +183,14 @@ class Function:
         """The product of the Gauss-Newton matrix and a vector: arguments as for `hvp`."""
         return self._derive(transforms.gauss_newton_vp, lambda s: s.products, wrt=wrt, of=of, loss=loss)
 
+    def jet(self, *, wrt: Names, order: int, of: Names | None = None) -> Function:
+        """Derivatives along a path: takes the derivatives of the path as further arguments (see `onnxgrad.jet`)."""
+        return self._derive(transforms.jet, _jets, wrt=wrt, of=of, order=order)
+
+    def laplacian(self, *, wrt: str, of: Names | None = None, batch: int | None = None) -> Function:
+        """The Laplacian of each `of`, in its shape."""
+        return self._derive(transforms.laplacian, lambda s: s.laplacians, wrt=wrt, of=of, batch=batch)
+
     def sparse_jacobian(self, *, wrt: str, of: str | None = None) -> Callable[..., csr_array]:
         """A function of the same arguments that gives the Jacobian as a ``scipy.sparse.csr_array``.
 
@@ -333,6 +341,10 @@ def _with_outputs(model: AnyModel, names: Names) -> ir.Model:
         opened.graph.outputs.append(values[name])
     prune(opened.graph)
     return opened
+
+
+def _jets(s: Signature) -> Results:
+    return {of: dict(enumerate(names, start=1)) for of, names in s.jets.items()}
 
 
 def _given_constant(output: ir.Value) -> np.ndarray:

@@ -172,3 +172,7 @@ def test_sparse_newton(example):
     assert sizes[-1] < 1e-13
     assert (u > 0).all()
     np.testing.assert_allclose(u, u.T, atol=1e-12)
+
+
+def test_pinn(example):
+    assert example("pinn").main(300) < 0.2  # u itself is 1 in the middle

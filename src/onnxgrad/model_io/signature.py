@@ -31,6 +31,9 @@ class Signature:
         hessians: of each pair of `wrt`, the output that holds that block of the Hessian.
         patterns: of each output that holds the entries of a sparse matrix, the outputs that say where these are:
             ``{"indices": …, "indptr": …}``.
+        path: of each `wrt` of a jet, the inputs that take the derivatives of its path, first to last.
+        jets: of each `of` of a jet, the outputs that hold its derivatives, first to last.
+        laplacians: of each `of`, the output that holds its Laplacian.
         residuals: what the two halves of a split derivative hand on; outputs of one, inputs of the other.
     """
 
@@ -42,6 +45,9 @@ class Signature:
     jacobians: dict[str, dict[str, str]] = field(default_factory=dict)
     hessians: dict[str, dict[str, str]] = field(default_factory=dict)
     patterns: dict[str, dict[str, str]] = field(default_factory=dict)
+    path: dict[str, list[str]] = field(default_factory=dict)
+    jets: dict[str, list[str]] = field(default_factory=dict)
+    laplacians: dict[str, str] = field(default_factory=dict)
     residuals: list[str] = field(default_factory=list)
 
     @property

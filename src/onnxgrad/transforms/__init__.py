@@ -6,6 +6,7 @@ from onnxgrad.transforms.per_example import per_example_grad
 from onnxgrad.transforms.rematerialize import Rematerialized, rematerialize
 from onnxgrad.transforms.second_order import gauss_newton_vp, hvp
 from onnxgrad.transforms.sparse import sparse_hessian, sparse_jacobian
+from onnxgrad.transforms.taylor import jet, laplacian
 from onnxgrad.transforms.vmap import vmap
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "hessian",
     "hvp",
     "jacobian",
+    "jet",
+    "laplacian",
     "linearize",
     "per_example_grad",
     "rematerialize",

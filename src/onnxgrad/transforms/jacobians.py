@@ -52,13 +52,9 @@ def jacobian(
     """
     if mode not in ("auto", "reverse", "forward"):
         raise BadInput(f"mode is 'auto', 'reverse' or 'forward', not {mode!r}")
-    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int)):
-        raise BadInput(f"`batch` is the number of an axis, not {batch!r}")
+    check_axis(batch)
     d = Derivation(model, wrt, of)
-    for name, value in (d.wrt | d.of).items():
-        _rank(name, value, batch)
-    if batch is not None:
-        _rows_agree(d.wrt | d.of, batch)
+    check_rows(d.wrt | d.of, batch)
     if mode == "auto":
         mode = _cheaper(d, batch)
     if mode == "reverse":
@@ -161,6 +157,33 @@ def _size(value: ir.Value, batch: int | None) -> tuple[int, tuple[str, ...]]:
 
 
 # --- shapes ----------------------------------------------------------------------------------------
+
+
+def check_axis(batch: int | None) -> None:
+    """Refuse what is no number of an axis."""
+    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int)):
+        raise BadInput(f"`batch` is the number of an axis, not {batch!r}")
+
+
+def check_rows(values: dict[str, ir.Value], batch: int | None) -> None:
+    """Refuse values of unknown rank, and rows along `batch` that cannot belong together."""
+    for name, value in values.items():
+        _rank(name, value, batch)
+    if batch is not None:
+        _rows_agree(values, batch)
+
+
+def unit_directions(x: Var, batch: int | None) -> Var:
+    """Every unit vector of the space of `x` (of one row of it, the same in all rows), stacked."""
+    units = _units(x, batch)
+    if batch is None:
+        return units
+    b, at = x.builder, batch % x.rank
+    lead = units.dims[0]
+    count = [lead] if isinstance(lead, int) else b.Shape(units, start=0, end=1)
+    whole = b.Expand(b.Unsqueeze(units, [at + 1]), b.join(count, b.shape_of(x)))
+    whole.value.shape = ir.Shape([lead, *x.dims])
+    return whole
 
 
 def _rank(name: str, value: ir.Value, batch: int | None) -> None:
