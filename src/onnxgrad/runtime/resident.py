@@ -4,6 +4,7 @@ Binding the next value of a parameter onto the memory of its present one is sile
 orders nodes as it likes, so a node may read the parameter after the optimizer has overwritten it. Hence
 two sets of buffers for all state, A and B, and two bindings that never change: one reads A and writes B,
 the other reads B and writes A. A step runs one of them and swaps; nothing is copied, nothing is allocated.
+Where a kernel updates a tensor once all who read it have done so (`kernels.in_place`), A and B are one.
 
 The buffers are private, because some operators write into their inputs (BatchNormalization in training
 mode does so with its running statistics).
@@ -25,6 +26,7 @@ import onnxruntime
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime.denormals import flushing
 from onnxgrad.runtime.feeds import feed
+from onnxgrad.runtime.kernels import overwrites
 from onnxgrad.runtime.protocol import Slot, StepGraph
 from onnxgrad.runtime.session import Options, aligned, create, give_back, one_line, ort_value
 
@@ -58,16 +60,21 @@ class Resident:
         options = (options or Options()).settled()
         self._flushing = None if options.denormals else flushing()
         with self._flushing or nullcontext():
-            self.session = create(model, options, flush=self._flushing is not None)
+            renewed, overwritten = {s.input: s.output for s in slots.values()}, set[str]()
+            self.session = create(model, options, self._flushing is not None, renewed, overwritten)
         self.held = {name: _copied(array) for name, array in (held or {}).items()}
         self.reads = {name: _copied(array) for name, array in (reads or {}).items()}
         taken = {s.input for s in slots.values()} | self.held.keys() | self.reads.keys()
         self.batch = [v.name for v in self.session.get_inputs() if v.name not in taken]
         self.results = list(results)
-        self._buffers = tuple({n: _copied(s.initial) for n, s in slots.items()} for _ in range(2))
+        first = {n: _copied(s.initial) for n, s in slots.items()}
+        second = {n: a if slots[n].input in overwritten else aligned(a.shape, a.dtype) for n, a in first.items()}
+        self._buffers = first, second
         #: what was given, but for the first values, which may be as large as the model and are not kept twice
         self.slots = {n: dataclasses.replace(s, initial=self._buffers[0][n]) for n, s in slots.items()}
         self._now = 0
+        self._overwrites = overwrites() if overwritten else None
+        self._is_torn = False
         self._owners: dict[str, Resident] = {}
         self._bound: tuple[dict[str, np.ndarray], ...] = ({}, {})
         self._fixed: dict[str, np.ndarray] = {}
@@ -103,8 +110,10 @@ class Resident:
         """Take one step; the results by name, valid until the next step.
 
         Raises:
-            BadInput: the runtime refuses the batch or fails on it; the state is then as before the step.
+            BadInput: the runtime refuses the batch or fails on it; the state is then as before the step, unless the
+                message says that a part of it had been overwritten (it was memory that was missing, say).
         """
+        self._check_whole()
         binding, bound = self._bindings[self._now], self._bound[self._now]
         for name, owner in self._owners.items():
             array = owner._buffers[owner._now][name]
@@ -123,11 +132,14 @@ class Resident:
                     bound.pop(name, None)
         for _, name in self._loose:  # or the runtime insists on the shapes of the last batch
             binding.bind_output(name, "cpu")
+        so_far = 0 if self._overwrites is None else self._overwrites.value
         try:
             with self._flushing or nullcontext():
                 self.session.run_with_iobinding(binding)
         except Exception as error:
-            raise BadInput(f"ONNX Runtime failed: {one_line(error)}") from error
+            self._is_torn = self._overwrites is not None and self._overwrites.value != so_far
+            lost = ", when a part of the state had been updated" if self._is_torn else ""
+            raise BadInput(f"ONNX Runtime failed{lost}: {one_line(error)}") from error
         self._now = 1 - self._now
         results = dict(self._fixed)
         for name, slot in self._shared.items():
@@ -138,7 +150,8 @@ class Resident:
         return results
 
     def state(self) -> dict[str, np.ndarray]:
-        """A copy of every tensor of state."""
+        """A copy of every tensor of state. Raises BadInput if a step has left it half updated."""
+        self._check_whole()
         return {n: a.copy() for n, a in self._buffers[self._now].items()}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
@@ -150,6 +163,11 @@ class Resident:
         check_state(state, self._buffers[0])
         for name, buffer in self._buffers[self._now].items():
             np.copyto(buffer, state[name])
+        self._is_torn = False
+
+    def _check_whole(self) -> None:
+        if self._is_torn:
+            raise BadInput("a step failed when a part of the state had been updated: load a state before going on")
 
 
 class StepRunner(Resident):

@@ -22,8 +22,9 @@ import onnxruntime
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.cleanup import has_transpose, vector_products
 from onnxgrad.ir.downgrade import loadable
+from onnxgrad.ir.execution_order import run_as
 from onnxgrad.runtime.feeds import feed
-from onnxgrad.runtime.kernels import at_hand, library, wants_kernels, with_kernels
+from onnxgrad.runtime.kernels import at_hand, in_place, library, wants_kernels, with_kernels
 from onnxgrad.runtime.rewrites import REWRITES, optimized
 
 #: Models with more bytes of constants go to the runtime through a file, which it maps into memory: as a message they
@@ -158,7 +159,13 @@ class Options:
         return options
 
 
-def create(model: AnyModel, options: Options, flush: bool = False) -> onnxruntime.InferenceSession:
+def create(
+    model: AnyModel,
+    options: Options,
+    flush: bool = False,
+    renewed: Mapping[str, str] | None = None,
+    overwritten: set[str] | None = None,
+) -> onnxruntime.InferenceSession:
     """A session of ONNX Runtime for `model`, which may be larger than a protobuf message.
 
     Args:
@@ -166,6 +173,8 @@ def create(model: AnyModel, options: Options, flush: bool = False) -> onnxruntim
         options: how.
         flush: whether its threads take denormal numbers for zeros. The first session of a process that does has the
             calling thread do so as well, from now on.
+        renewed: inputs that are state, and the outputs that are their new values.
+        overwritten: where the inputs are put of which the new value may be in the memory of the old one.
 
     Raises:
         BadInput: ONNX Runtime cannot load it.
@@ -176,7 +185,7 @@ def create(model: AnyModel, options: Options, flush: bool = False) -> onnxruntim
         settled = dataclasses.replace(options, target="portable")
         if isinstance(model, ir.Model) and wants_kernels(model):
             settled = options.settled(wait=False)
-        return create(model, settled, flush)
+        return create(model, settled, flush, renewed, overwritten)
     misread = {"disabled_optimizers": ["MatmulTransposeFusion"]} if _is_misread(model) else {}
     if isinstance(model, ir.Model):
         model = loadable(model)
@@ -186,10 +195,16 @@ def create(model: AnyModel, options: Options, flush: bool = False) -> onnxruntim
     if flush:
         native.add_session_config_entry("session.set_denormal_as_zero", "1")
     if isinstance(model, ir.Model) and options.providers[:1] == ("CPUExecutionProvider",):
+        given = model
         if options.target == "native":
             model = with_kernels(model)
+        has_kernels = model is not given
         if options.layout == "auto":
             model = optimized(model, options.without)
+        if has_kernels:
+            if overwritten is not None:
+                overwritten |= in_place(model.graph, renewed or {})
+            run_as(model.graph, given.graph)
 
     def session(source: bytes | str) -> onnxruntime.InferenceSession:
         return onnxruntime.InferenceSession(source, native, providers=list(options.providers), **misread)

@@ -19,7 +19,7 @@ from tests.runtime.kernels.twins import needs_compiler
 pytestmark = needs_compiler
 
 KINDS = {"f": TensorProto.FLOAT, "d": TensorProto.DOUBLE, "i": TensorProto.INT32, "l": TensorProto.INT64}
-_ENTRY = re.compile(r'\{(?:\.name = )?"(\w+)", (?:\.inputs = )?"(\w+)", (?:\.outputs = )?"(\w+)"')
+_ENTRY = re.compile(r'\{(?:\.name = )?"(\w+)", (?:\.inputs = )?"(\w+)\*?", (?:\.outputs = )?"(\w+)"')
 #: Every kernel of the library: the letters of its operands and of its results.
 KERNELS = {
     name: (inputs, outputs)

@@ -7,6 +7,7 @@ loaded runs as part of this process, so a file is only taken if nobody else can 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import os
@@ -53,6 +54,11 @@ def library(seconds: float | None = None) -> Path:
         order.build(seconds)
     check_own(order.place)
     return order.place
+
+
+def overwrites() -> ctypes.c_int64:
+    """How many updates of kernels have overwritten what they were computed from, in this process so far."""
+    return ctypes.c_int64.in_dll(ctypes.CDLL(str(library())), "onnxgrad_overwrites")
 
 
 def ordered() -> Order:

@@ -16,9 +16,14 @@ from onnxgrad.runtime.kernels.substitute import Fits, KernelCall, Occurrence, ke
 #: What kernels are called for a type, after their names.
 _SUFFIX = {ir.DataType.FLOAT: "", ir.DataType.DOUBLE: "Double"}
 
+#: How many states a kernel has; they are its operands after X and G, and its results after X'.
+STATES: dict[str, int] = {}
+
 
 def _optimizer(name: str, states: int, scalars: int, constants: Sequence[str]) -> Fits:
     """The kernel `name` for parts [X, G, states, rate, further scalars] → [X', states'] with these attributes."""
+
+    STATES.update({f"{name}{suffix}": states for suffix in _SUFFIX.values()})
 
     @kernel(name)
     def fits(site: Occurrence) -> KernelCall | None:

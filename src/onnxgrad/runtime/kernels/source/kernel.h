@@ -19,7 +19,8 @@
  *       {0}};
  *
  * `inputs` and `outputs` hold a letter for each operand: f float, d double, i int32, l int64, b bool; upper case where
- * it may be left out: `input` and `output` are NULL then. The table is named in `library.c`.
+ * it may be left out: `input` and `output` are NULL then. A * at the end of `inputs` stands for any number of anything,
+ * which is only waited for. The table is named in `library.c`.
  *
  * A node of a file may call a kernel with any operands of these types and with any attributes. So a kernel first sees
  * that ranks, sizes and attributes belong together, and fails where they do not. Of one tensor, the product of any

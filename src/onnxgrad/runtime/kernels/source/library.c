@@ -170,10 +170,13 @@ static int element(char letter) {
     case 'd': return ELEMENT_DOUBLE;
     case 'i': return ELEMENT_INT32;
     case 'l': return ELEMENT_INT64;
+    case '*': return ELEMENT_ANY;
     default: return ELEMENT_BOOL;
   }
 }
-static int characteristic(char letter) { return letter & 32 ? OPERAND_REQUIRED : OPERAND_OPTIONAL; }
+static int characteristic(char letter) {
+  return letter == '*' ? OPERAND_VARIADIC : letter & 32 ? OPERAND_REQUIRED : OPERAND_OPTIONAL;
+}
 
 static int input_type(const OrtCustomOp *op, size_t i) { return element(kernel_of(op)->inputs[i]); }
 static int output_type(const OrtCustomOp *op, size_t i) { return element(kernel_of(op)->outputs[i]); }

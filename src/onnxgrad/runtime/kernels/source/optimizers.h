@@ -1,7 +1,8 @@
 /* The optimizers for tensors of REAL; included once for each type by optimizers.c.
  *
- * Operands, in this order: X, G, up to three states; scalars of shape [], left out for 1; constants, one vector.
- * Results: X', and the states in their order.
+ * Operands, in this order: X, G, up to three states; scalars of shape [], left out for 1; constants, one vector; then
+ * whatever has to be computed before, and is not looked at.
+ * Results: X', and the states in their order. Each may lie where its operand lies.
  */
 
 typedef struct {
@@ -9,7 +10,7 @@ typedef struct {
   REAL *x_new, *state_new[3];
   REAL scalar[6];
   const REAL *constant;
-  int streams;
+  int streams, apart;
 } NAME(Run);
 
 /* Operands and results of a run, in `run`; false where it failed, or nothing is to be done. */
@@ -32,6 +33,11 @@ static int NAME(prepare)(Call *call, NAME(Run) *run, size_t states, size_t scala
   run->constant = input(call, at + scalars);
   if (shape_of(call, at + scalars).count != constants) fail(call, "an optimizer has not its number of constants");
   if (shape_of(call, 1).count != shape.count) fail(call, "a gradient has not the size of its parameter");
+  int in_place = run->x == run->x_new;
+  for (size_t i = 0; i < states; i++) in_place |= run->state[i] == run->state_new[i];
+  run->streams = !in_place && CAN_STORE_PAST_CACHES && shape.count * (int64_t)sizeof(REAL) >= STREAMED;
+  run->apart = in_place || run->streams;
+  if (in_place && shape.count && !call->failed) __atomic_fetch_add(&onnxgrad_overwrites, 1, __ATOMIC_RELAXED);
   return call->failed ? 0 : (int)(shape.count > 0);
 }
 
@@ -39,7 +45,7 @@ static int NAME(prepare)(Call *call, NAME(Run) *run, size_t states, size_t scala
  *
  * Results of large tensors go past the caches, which hold none of them by the next step: a store would first read what
  * it overwrites. They are made in a small block, and go to memory from there (three quarters of the time of Adam on 8
- * million elements).
+ * million elements). So do those that take the place of what they are computed from.
  */
 #define OPTIMIZER(name, states, scalars, constants, before, ...)                                \
   static void NAME(name##_range)(void *data, int64_t from, int64_t to) {                        \
@@ -51,19 +57,21 @@ static int NAME(prepare)(Call *call, NAME(Run) *run, size_t states, size_t scala
     for (int64_t start = from; start < to; start += BLOCK) {                                    \
       const int64_t count = least(BLOCK, to - start);                                           \
       REAL *const into[4] = {run->x_new, run->state_new[0], run->state_new[1], run->state_new[2]}; \
+      {                                                                                         \
       const REAL *restrict x = run->x + start, *restrict g = run->g + start;                    \
       const REAL *restrict a = states > 0 ? run->state[0] + start : NULL;                       \
       const REAL *restrict b = states > 1 ? run->state[1] + start : NULL;                       \
       const REAL *restrict c = states > 2 ? run->state[2] + start : NULL;                       \
-      REAL *restrict x_new = run->streams ? room[0] : into[0] + start;                          \
-      REAL *restrict a_new = states < 1 ? NULL : run->streams ? room[states > 0] : into[1] + start; \
-      REAL *restrict b_new = states < 2 ? NULL : run->streams ? room[2 * (states > 1)] : into[2] + start; \
-      REAL *restrict c_new = states < 3 ? NULL : run->streams ? room[3 * (states > 2)] : into[3] + start; \
+      REAL *restrict x_new = run->apart ? room[0] : into[0] + start;                          \
+      REAL *restrict a_new = states < 1 ? NULL : run->apart ? room[states > 0] : into[1] + start; \
+      REAL *restrict b_new = states < 2 ? NULL : run->apart ? room[2 * (states > 1)] : into[2] + start; \
+      REAL *restrict c_new = states < 3 ? NULL : run->apart ? room[3 * (states > 2)] : into[3] + start; \
       (void)a, (void)b, (void)c, (void)a_new, (void)b_new, (void)c_new;                         \
       INDEPENDENT                                                                               \
       for (int64_t i = 0; i < count; i++) __VA_ARGS__                                           \
-      for (int r = 0; r <= states && run->streams; r++)                                         \
-        store_past_caches(into[r] + start, room[r], (size_t)count * sizeof(REAL));              \
+      }                                                                                         \
+      for (int r = 0; r <= states && run->apart; r++)                                           \
+        (run->streams ? store_past_caches : copy)(into[r] + start, room[r], (size_t)count * sizeof(REAL)); \
     }                                                                                           \
     if (run->streams) stores_done();                                                            \
   }                                                                                             \
@@ -71,7 +79,6 @@ static int NAME(prepare)(Call *call, NAME(Run) *run, size_t states, size_t scala
     (void)settings;                                                                             \
     NAME(Run) run = {0};                                                                        \
     int64_t count = shape_of(call, 0).count;                                                    \
-    run.streams = CAN_STORE_PAST_CACHES && count * (int64_t)sizeof(REAL) >= STREAMED;           \
     if (NAME(prepare)(call, &run, states, scalars, constants))                                  \
       parallel_ranges(call, count, GRAIN, NAME(name##_range), &run);                            \
   }

@@ -1,0 +1,123 @@
+"""State that an update overwrites: new values of an optimizer's kernel in the memory of the old ones.
+
+ONNX Runtime orders nodes as it likes, so this needs certainty that whoever reads an old value has done so before: each
+reader is an ancestor of the update, or the update takes what the reader gives as one more operand. Moments are read by
+their update alone. Weights are also read by products and lookups; a Transpose or Reshape of them may be looked
+through by an optimization of the graph or share their memory, so what reads that counts as well. With any
+other reader, the state stays in two buffers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import onnx_ir as ir
+
+from onnxgrad.ir.graph import reads
+from onnxgrad.runtime.kernels.optimizer_kernels import STATES
+from onnxgrad.runtime.kernels.substitute import DOMAIN
+
+#: Operators that read their operands when they run, and that nothing makes read them later.
+_READERS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Gather"})
+#: Domains whose operators no optimization of the graph changes.
+_OWN = frozenset({DOMAIN, "com.microsoft.nchwc"})
+#: Operators whose results may be the memory of their operands, or be left out by reading those.
+_VIEWS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
+#: Weights of fewer bytes are not worth an operand that lives longer for them.
+_SMALL = 1 << 14
+
+
+def in_place(graph: ir.Graph, renewed: Mapping[str, str]) -> set[str]:
+    """The inputs of `graph` that their new values may overwrite, once updates wait for all who read them.
+
+    Args:
+        graph: with calls of kernels; operands are added to these.
+        renewed: inputs, and the outputs that are their new values.
+    """
+    updates = [node for node in graph if _is_update(node)]
+    before = _Before(graph, updates)
+    found = {name for node in updates for name in _of(node, renewed, before)}
+    graph.sort()
+    return found
+
+
+def _is_update(node: ir.Node) -> bool:
+    return node.domain == DOMAIN and node.op_type in STATES
+
+
+def _of(update: ir.Node, renewed: Mapping[str, str], before: _Before) -> Iterator[str]:
+    """The inputs that `update` may overwrite; the operands that this takes are added to it."""
+    states = STATES[update.op_type]
+    for place, (old, new) in enumerate(zip((update.inputs[0], *update.inputs[2 : 2 + states]), update.outputs)):
+        if old is None or not old.is_graph_input() or old.is_graph_output() or not new.is_graph_output():
+            continue
+        name = old.name or ""
+        if renewed.get(name) != new.name or list(update.inputs).count(old) > 1:
+            continue
+        readers = _readers(old, update)
+        if readers is None or (readers and (place or _bytes(old) < _SMALL)):
+            continue
+        late = [r for r in readers if not before.is_before(r, update)]
+        if any(before.is_updated(r) for r in late):  # it would wait for itself
+            continue
+        yield name
+        awaited = dict.fromkeys(r.outputs[0] for r in late)
+        update.resize_inputs(len(update.inputs) + len(awaited))
+        for i, value in enumerate(awaited, start=len(update.inputs) - len(awaited)):
+            update.replace_input_with(i, value)
+
+
+def _readers(value: ir.Value, update: ir.Node) -> list[ir.Node] | None:
+    """The nodes that may read the memory of `value`, but for `update`; None where that cannot be told."""
+    found: list[ir.Node] = []
+    todo = [value]
+    while todo:
+        here = todo.pop()
+        if here is not value and here.is_graph_output():
+            return None
+        for node, index in here.uses():
+            if node is update and here is value:
+                continue
+            if node.graph is not update.graph or _is_update(node):
+                return None
+            if node.domain == "" and node.op_type in _VIEWS and index == 0:
+                todo.extend(node.outputs)
+            elif node.domain in _OWN or (node.domain == "" and node.op_type in _READERS):
+                found.append(node)
+            elif node.domain == "" and node.op_type in ("Shape", "Size"):
+                continue  # of no memory
+            else:
+                return None
+    return found
+
+
+def _bytes(value: ir.Value) -> int:
+    if value.shape is None or value.dtype is None or not value.shape.is_static():
+        return 0
+    return math.prod(value.shape.numpy()) * value.dtype.itemsize
+
+
+class _Before:
+    """Which nodes of a graph come before which, in whatever order it runs: sets of nodes as bits of a number."""
+
+    def __init__(self, graph: ir.Graph, updates: list[ir.Node]) -> None:
+        self.bits: dict[ir.Node, int] = {}
+        self.sets: dict[ir.Node, int] = {}
+        for i, node in enumerate(graph):
+            self.bits[node] = 1 << i
+            found = 0
+            for value in reads(node):
+                maker = value.producer()
+                if maker is not None and maker in self.bits:
+                    found |= self.sets[maker] | self.bits[maker]
+            self.sets[node] = found
+        self.updates = sum(self.bits[u] for u in updates)
+
+    def is_before(self, node: ir.Node, other: ir.Node) -> bool:
+        """Whether `other` needs what `node` gives."""
+        return bool(self.sets[other] & self.bits[node])
+
+    def is_updated(self, node: ir.Node) -> bool:
+        """Whether `node` needs the result of any update."""
+        return bool(self.sets[node] & self.updates)
