@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         predict,
         train,
     )
+    from onnxgrad.transforms.attribution import grad_cam, integrated_gradients, smooth_grad
     from onnxgrad.transforms.first_order import grad, jvp, value_and_grad, vjp
     from onnxgrad.transforms.jacobians import hessian, jacobian
     from onnxgrad.transforms.linearize import Split, linearize, split_vjp, transpose
@@ -88,8 +89,10 @@ __all__ = [
     "export_step",
     "gauss_newton_vp",
     "grad",
+    "grad_cam",
     "hessian",
     "hvp",
+    "integrated_gradients",
     "jacobian",
     "jet",
     "jvp",
@@ -101,6 +104,7 @@ __all__ = [
     "predict",
     "rematerialize",
     "signature",
+    "smooth_grad",
     "sparse_hessian",
     "sparse_jacobian",
     "split_vjp",
@@ -132,6 +136,7 @@ _LATER = {
             *("linearize", "per_example_grad", "rematerialize", "sparse_hessian", "sparse_jacobian"),
             *("split_vjp", "transpose", "vmap"),
         ),
+        "transforms.attribution": ("grad_cam", "integrated_gradients", "smooth_grad"),
         "transforms.first_order": ("grad", "jvp", "value_and_grad", "vjp"),
     }.items()
     for name in names

@@ -26,6 +26,7 @@ COMMANDS = {
     "predict": "Run MODEL over data and write what it gives for each row.",
     "evaluate": "Compare what MODEL predicts with labels: metrics, and for classes a table of each.",
     "info": "Say what MODEL reads and gives, how large it is, of which operators it consists, and how it is trained.",
+    "explain": "Show which parts of a picture, or of a row of data, a prediction of MODEL depends on.",
     "export-step": "Write a training step, its halves, evaluation and inference as models, with the first state and a "
     "contract.",
     "family": "Write MODEL and its derivatives to a folder, for programs that have no Python.",

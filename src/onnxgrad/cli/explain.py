@@ -1,0 +1,185 @@
+"""``onnxgrad explain``: which parts of a picture, or of a row of data, a prediction depends on."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import onnx_ir as ir
+import typer
+
+from onnxgrad.cli import train_options
+from onnxgrad.cli.console import console
+from onnxgrad.cli.path_clashes import MODEL, check_paths
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.files import replacing
+from onnxgrad.function import Function
+from onnxgrad.ir.graph import named_values
+from onnxgrad.model_io import files_of, load_model, save_model
+from onnxgrad.training.data import Data, Images
+from onnxgrad.training.data.images import SUFFIXES, Pictures
+from onnxgrad.training.loop.progress import check_plot
+from onnxgrad.training.measure.predict import chosen_outputs, fields_of
+from onnxgrad.training.metadata import class_names
+from onnxgrad.transforms.attribution import grad_cam, integrated_gradients, smooth_grad
+from onnxgrad.transforms.first_order import grad
+
+
+class Method(enum.StrEnum):
+    """How it is explained."""
+
+    saliency = "saliency"
+    integrated_gradients = "integrated_gradients"
+    smooth_grad = "smooth_grad"
+    grad_cam = "grad_cam"
+
+
+def explain(
+    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    data: Annotated[Path, typer.Argument(help="A picture, or data as for predict.", metavar="PICTURE|DATA")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where to write: .png, a picture; .npz, the attributions.")
+    ] = Path("explained.png"),
+    method: Annotated[
+        Method,
+        typer.Option(
+            help="saliency: |gradient|. integrated_gradients: what each element adds over a baseline of zeros. "
+            "smooth_grad: the mean gradient near by. grad_cam: the cells of a layer."
+        ),
+    ] = Method.integrated_gradients,
+    class_: Annotated[
+        int | None, typer.Option("--class", help="Explain the score of this class. Default: the largest.")
+    ] = None,
+    of: Annotated[str | None, typer.Option(help="The output to explain. Default: the first of floats.")] = None,
+    wrt: Annotated[str | None, typer.Option(help="The input to explain it by. Default: the first of floats.")] = None,
+    layer: Annotated[
+        str | None, typer.Option(help="For grad_cam: a value [N, C, …]. Default: that of the last convolution.")
+    ] = None,
+    row: Annotated[int, typer.Option(min=0, help="Which row of data.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Points that gradients are taken at.")] = 32,
+    noise: Annotated[float, typer.Option(min=0, help="For smooth_grad: standard deviation.")] = 0.1,
+    inputs: train_options.Inputs = None,
+    image_mean: train_options.ImageMean = None,
+    image_std: train_options.ImageStd = None,
+    save: Annotated[
+        Path | None, typer.Option("--save-model", help="Where to write the model that explains, an .onnx.")
+    ] = None,
+) -> None:
+    """Show which parts of a picture, or of a row of data, a prediction of MODEL depends on."""
+    opened = load_model(model)
+    if output.suffix.lower() not in (".png", ".npz"):
+        raise BadInput(f"--output {output} is neither .png nor .npz")
+    if output.suffix.lower() == ".png":
+        check_plot()
+    check_paths({MODEL: files_of(opened, model), "DATA": data}, {"--output": output, "--save-model": save}, force=None)
+    images = Images(*train_options.normalization(image_mean, image_std))
+    feeds = _row(opened, data, row, images, train_options.inputs_of(inputs or ()))
+    wrt = _float_input(opened, wrt)
+    (output_name,) = chosen_outputs(opened, [of]) if of else [_first_float(opened.graph.outputs, "output")]
+    scores = np.asarray(Function(opened, outputs=[output_name])(**feeds))
+    if class_ is None and scores.ndim > 1 and scores.shape[1] > 1:
+        class_ = int(scores[0].reshape(scores.shape[1], -1).max(1).argmax())
+    part = output_name if class_ is None else f"{output_name}[:, {class_}]"
+    layer = (layer or _last_maps(opened)) if method is Method.grad_cam else None
+    explaining = _derived(opened, method, wrt, part, layer, steps, noise)
+    found = np.asarray(Function(explaining)(**_completed(explaining, feeds)))[0]
+    if save is not None:
+        save_model(explaining, save)
+    if method is Method.saliency:
+        found = np.abs(found)
+    with replacing(output) as temporary, temporary.open("wb") as file:
+        if output.suffix.lower() == ".npz":
+            np.savez(file, attribution=found)
+        else:
+            _draw(file, np.asarray(feeds[wrt])[0], found, f"{method.value} of {part}")
+    names = class_names(opened)
+    shown = "" if class_ is None else f" class {names[class_] if names and class_ < len(names) else class_}"
+    console().print(f"explained      {output}  ({method.value} of {part}{shown})", soft_wrap=True, highlight=False)
+
+
+def _row(model: ir.Model, path: Path, row: int, images: Images, inputs: dict[str, str]) -> dict[str, np.ndarray]:
+    """What one run of the model reads: a picture, or a row of data."""
+    fields = fields_of(model)
+    source: Any = {fields[0].name: Pictures([path], images)} if path.suffix.lower() in SUFFIXES else path
+    data = Data(source, fields, str(path), inputs=inputs)
+    if row >= len(data):
+        raise BadInput(f"{path} has {len(data)} rows; there is no row {row}")
+    (batch,) = data.batches(1, np.array([row]))
+    return {name: array.copy() for name, array in batch.items()}
+
+
+def _first_float(values: Any, what: str) -> str:
+    for value in values:
+        if value.dtype is not None and value.dtype.is_floating_point():
+            return value.name or ""
+    raise BadInput(f"the model has no {what} of floats, so nothing has a gradient")
+
+
+def _float_input(model: ir.Model, name: str | None) -> str:
+    inputs = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
+    if name is None:
+        return _first_float(inputs, "input")
+    if name not in [v.name for v in inputs]:
+        raise UnknownName(name, [v.name or "" for v in inputs], "input")
+    return name
+
+
+def _last_maps(model: ir.Model) -> str:
+    """What the last convolution gives."""
+    convolutions = [n for n in model.graph if n.op_type in ("Conv", "FusedConv") and n.outputs[0].name]
+    if not convolutions:
+        raise BadInput("the model has no convolution; name the layer for Grad-CAM with --layer")
+    return convolutions[-1].outputs[0].name or ""
+
+
+def _derived(
+    model: ir.Model, method: Method, wrt: str, of: str, layer: str | None, steps: int, noise: float
+) -> ir.Model:
+    if method is Method.grad_cam:
+        assert layer is not None
+        if layer not in named_values(model.graph):
+            raise UnknownName(layer, list(named_values(model.graph)), "value")
+        return grad_cam(model, layer=layer, of=of)
+    if method is Method.integrated_gradients:
+        return integrated_gradients(model, wrt=wrt, of=of, steps=steps)
+    if method is Method.smooth_grad:
+        return smooth_grad(model, wrt=wrt, of=of, steps=steps, noise=noise)
+    return grad(model, wrt=wrt, of=of)
+
+
+def _completed(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """`feeds`, and zeros for baselines."""
+    names = [v.name or "" for v in model.graph.inputs if v.name not in model.graph.initializers]
+    return {n: feeds[n] if n in feeds else np.zeros_like(feeds[n.removesuffix("_baseline")]) for n in names}
+
+
+def _draw(file: Any, shown: np.ndarray, found: np.ndarray, title: str) -> None:
+    """What was explained beside its explanation; a row of numbers as bars."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    if shown.ndim < 2:
+        figure, axis = pyplot.subplots(figsize=(8, 3))
+        axis.bar(np.arange(found.size), found.ravel())
+        axis.set_xlabel("element")
+    else:
+        figure, (left, axis) = pyplot.subplots(1, 2, figsize=(8, 4))
+        planes = shown if shown.ndim == 2 else shown if shown.shape[-1] in (1, 3) else np.moveaxis(shown, 0, -1)
+        low, high = planes.min(), planes.max()
+        left.imshow(np.squeeze((planes - low) / ((high - low) or 1)), cmap="gray")
+        left.axis("off")
+        map_ = found
+        if found.ndim == 3:  # channels: what they say together
+            map_ = found.sum(-1 if found.shape[-1] in (1, 3) else 0)
+        most = np.abs(map_).max() or 1
+        signed = bool((map_ < 0).any())
+        axis.imshow(map_, cmap="RdBu_r" if signed else "magma", vmin=-most if signed else 0, vmax=most)
+        axis.axis("off")
+    axis.set_title(title, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file, format="png", dpi=100)
+    pyplot.close(figure)
