@@ -21,6 +21,7 @@ import pytest
 
 from onnxgrad.training.loop.callbacks import Log
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint, previous
+from tests.commands import command
 from tests.training.models import blobs, classifier
 
 RECIPE = [
@@ -64,13 +65,6 @@ class Forked:
     def wait(self):
         self.process.join()
         return self.process.exitcode
-
-
-def started(place: Path, args: list[str], forked: bool):
-    if forked:
-        return Forked(place, args)
-    with (place / "said.txt").open("a") as out:
-        return subprocess.Popen([sys.executable, "-m", "onnxgrad", *args], cwd=place, stdout=out, stderr=out)
 
 
 def arguments(name: str, epochs: int) -> list[str]:
@@ -125,18 +119,18 @@ def place(tmp_path):
 def test_killed_again_and_again(place, request):
     complete = request.config.getoption("--complete")
     kills, epochs = (100, 150) if complete else (5, 10)
-    survive(place, kills, epochs, forked=complete)
+    survive(place, kills, epochs)
 
 
-def survive(place: Path, kills: int, epochs: int, *, forked: bool) -> int:
+def survive(place: Path, kills: int, epochs: int) -> int:
     rng = random.Random(0)
-    assert started(place, arguments("straight", epochs), forked).wait() == 0, (place / "said.txt").read_text()
+    assert Forked(place, arguments("straight", epochs)).wait() == 0, (place / "said.txt").read_text()
     args, step, killed = arguments("out", epochs), 0, 0
     log = place / "out.jsonl"
     while killed < kills:
         before = log.stat().st_mtime_ns if log.exists() else 0
         more = ["--resume"] if (place / "out.checkpoint" / FILE).exists() else []
-        process = started(place, args + more, forked)
+        process = Forked(place, args + more)
         while process.poll() is None and (not log.exists() or log.stat().st_mtime_ns == before):
             time.sleep(0.002)  # it has begun when it writes its log
         time.sleep(rng.uniform(0, 0.25))
@@ -151,7 +145,7 @@ def survive(place: Path, kills: int, epochs: int, *, forked: bool) -> int:
         step = now
         assert len(litter(place)) <= 3, "what one process leaves, the next one removes"
     more = ["--resume"] if (place / "out.checkpoint" / FILE).exists() else []
-    assert started(place, args + more, forked).wait() == 0, (place / "said.txt").read_text()
+    assert Forked(place, args + more).wait() == 0, (place / "said.txt").read_text()
     assert not litter(place)
     assert (place / "out.onnx").read_bytes() == (place / "straight.onnx").read_bytes()
     for file in (FILE, "best.safetensors"):
@@ -189,19 +183,14 @@ def test_two_runs_in_one_folder(place):
         while not (place / "out.jsonl").exists() and first.poll() is None:
             time.sleep(0.01)
         for more in ((), ("--resume",), ("--restart",)):
-            second = subprocess.run(
-                [sys.executable, "-m", "onnxgrad", *arguments("out", 3), *more],
-                cwd=place,
-                capture_output=True,
-                text=True,
-            )
+            second = command(*arguments("out", 3), *more, cwd=place)
             assert second.returncode == 2
             assert re.fullmatch(r"error: another run is at work in 'out.checkpoint'\n  hint: .*\n", second.stderr)
         assert first.poll() is None
     finally:
         first.kill()
         first.wait()
-    again = started(place, [*arguments("out", 1), "--restart"], False)
+    again = Forked(place, [*arguments("out", 1), "--restart"])
     assert again.wait() == 0, "who is dead locks nothing"
 
 
