@@ -7,7 +7,7 @@ python3 run.py demo reviews      teach a pretrained sentence encoder praise and 
 python3 run.py test [OPTIONS]    run the tests (options go to pytest)
 python3 run.py lint              ruff, mypy and import-linter
 python3 run.py docs              build the documentation as a site, in out/docs; any warning is an error
-python3 run.py wheel             build what would be published (sdist and wheel), in dist
+python3 run.py wheel [TAG ...]   build what would be published, in dist: sdist, pure wheel, wheels for platforms
 python3 run.py setup             only set up the development environment
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ENV = HERE / ".venv"
 BIN = ENV / ("Scripts" if os.name == "nt" else "bin")
-EXTRAS = {"demo": "demo", "test": "dev", "lint": "dev", "docs": "docs", "wheel": "dev", "setup": "dev"}
+EXTRAS = {"demo": "demo", "test": "dev", "lint": "dev", "docs": "docs", "wheel": "wheels", "setup": "dev"}
 
 
 def set_up(extra: str) -> None:
@@ -55,7 +55,7 @@ def commands(job: str, options: list[str]) -> list[list[str]]:
             [str(BIN / "lint-imports")],
         ],
         "docs": [[python, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", "out/docs"]],
-        "wheel": [[python, "-m", "build", "--outdir", "dist"]],
+        "wheel": [[python, "-m", "build", "--outdir", "dist"], [python, "tools/platform_wheels.py", "dist", *options]],
         "setup": [],
     }[job]
 

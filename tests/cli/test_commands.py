@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -419,6 +420,37 @@ def test_version_and_help():
         assert name in text
     script = os.path.join(os.path.dirname(sys.executable), "onnxgrad")
     assert subprocess.run([script, "--version"], capture_output=True, text=True).stdout.startswith("onnxgrad ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("onnxgrad gr", ["grad"]),
+        ("onnxgrad ex", ["export-step"]),
+        ("onnxgrad train --optim", ["--optimizer"]),
+        ("onnxgrad grad m.onnx --wr", ["--wrt"]),
+        ("onnxgrad nothing", []),
+    ],
+)
+def test_a_shell_is_told_what_may_come_next(typed, offered):
+    asks = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_ONNXGRAD_COMPLETE": "complete_bash"}
+    assert command(env=asks).stdout.split() == offered
+    asks = {"_TYPER_COMPLETE_ARGS": typed, "_ONNXGRAD_COMPLETE": "complete_zsh"}
+    assert all(name in command(env=asks).stdout for name in offered)
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="no bash")
+def test_completion_in_a_shell(tmp_path):
+    for shell in ("bash", "zsh", "fish", "powershell"):
+        assert "_ONNXGRAD_COMPLETE" in command("completion", shell).stdout
+    refused = command("completion", "bsh")
+    assert_refused(refused, "did you mean 'bash'")
+    (tmp_path / "onnxgrad").write_text(f'#!/bin/sh\nexec {sys.executable} -m onnxgrad "$@"\n')
+    (tmp_path / "onnxgrad").chmod(0o755)
+    said = "source <(onnxgrad completion bash); COMP_WORDS=(onnxgrad che) COMP_CWORD=1; _onnxgrad_completion onnxgrad; "
+    path = {**ENV, "PATH": f"{tmp_path}:{ENV['PATH']}"}
+    done = subprocess.run(["bash", "-c", said + "echo $COMPREPLY"], capture_output=True, text=True, env=path)
+    assert done.stdout == "check\n", done.stderr
 
 
 def test_output_into_a_closed_pipe(path):

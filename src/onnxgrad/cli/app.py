@@ -8,6 +8,7 @@ import warnings
 from typing import Annotated, Any
 
 import typer
+from typer.completion import completion_init
 from typer.core import TyperCommand, TyperGroup
 
 from onnxgrad import __version__, _startup
@@ -31,6 +32,7 @@ COMMANDS = {
     "contract.",
     "family": "Write MODEL and its derivatives to a folder, for programs that have no Python.",
     "demo": "Train a model that is given as a bare .onnx file, on real data.",
+    "completion": "Print what makes a shell complete the command.",
 }
 #: The modules of those that have none of their own.
 _MODULES = {"ops": "check"}
@@ -101,6 +103,7 @@ def command(name: str) -> Any:
 
 def build() -> typer.Typer:
     """The command with all of its subcommands, each of which is imported when it is called."""
+    completion_init()  # answers shells that ask by an environment variable (see `onnxgrad.cli.completion`)
     app = typer.Typer(
         cls=_Commands,
         help="Give any ONNX model a backward pass, as plain ONNX.",

@@ -20,6 +20,7 @@ import onnxruntime
 from onnxgrad import subprocesses
 from onnxgrad.errors import BadInput
 from onnxgrad.files import alone
+from onnxgrad.runtime.kernels import prebuilt
 from onnxgrad.runtime.kernels.build import Order, check_own, ordered
 
 #: A training run waits so long for the compiler, in seconds; it takes two to ten.
@@ -37,6 +38,8 @@ def at_hand(wait: bool = False) -> Path | None:
     Args:
         wait: if it is not there, build it now. Else it is built aside, for sessions to come.
     """
+    if (found := prebuilt.library()) is not None:
+        return found if prebuilt.is_proven() and _loads(found) else None
     try:
         order = ordered()
         if not os.path.lexists(order.place):

@@ -1,4 +1,4 @@
-"""The shared library, made from its sources by the C compiler of the machine when it is first asked for, and kept.
+"""The shared library: the one that came with the wheel, or made by the machine's C compiler when first asked for.
 
 Its name in the cache is made of the sources, the flags and what the compiler says of itself and the processor, so
 that another compiler, another machine with the same home, or another version of this package has its own. What is
@@ -24,11 +24,12 @@ from pathlib import Path
 from onnxgrad import subprocesses
 from onnxgrad.errors import BadInput
 from onnxgrad.files import cache, flush, scratch
+from onnxgrad.runtime.kernels import prebuilt
 
 SOURCES = Path(__file__).parent / "source"
 
 #: NaN and infinities mean what they mean in the graph, so not -ffast-math; sqrt sets no errno, or it is no instruction.
-_FLAGS = (
+FLAGS = (
     *("-std=c11", "-O3", "-fno-math-errno", "-fno-trapping-math"),
     *("-fPIC", "-shared", "-fvisibility=hidden"),
 )
@@ -38,7 +39,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def library(seconds: float | None = None) -> Path:
-    """The shared library for this machine, built if it is not in the cache yet (a few seconds).
+    """The shared library for this machine: that of the wheel, or built if it is not in the cache yet (a few seconds).
 
     ``CC`` names the compiler (default: cc, gcc or clang, whichever is there), ``ONNXGRAD_CACHE`` the cache.
 
@@ -49,6 +50,8 @@ def library(seconds: float | None = None) -> Path:
         BadInput: there is no C compiler, it fails, this is a system that the library is not made for, or what is in
             the cache is not this user's alone.
     """
+    if (found := prebuilt.library()) is not None:
+        return found
     order = ordered()
     if not os.path.lexists(order.place):
         order.build(seconds)
@@ -156,7 +159,7 @@ def _recipe(asked: str) -> _Recipe:
     compiler = _compiler(asked)
     processor, known = _ask(compiler)
     contract = "fast-honor-pragmas" if "__clang__" in known else "fast"  # a kernel may forbid a·b + c in one rounding
-    flags = [*_FLAGS, f"-ffp-contract={contract}", *processor]
+    flags = [*FLAGS, f"-ffp-contract={contract}", *processor]
     digest = hashlib.sha256("\0".join((*compiler, *flags, known)).encode())
     for file in _files(SOURCES):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
