@@ -3,6 +3,7 @@
 All have the same core. With r = 1/σ and the cotangent ĝ of x̂, that of x is
 ``r·(ĝ - mean ĝ - x̂·mean(ĝ·x̂))``, the means being over the axes of the statistics; `centred` writes it.
 Sums over the batch are ReduceSums of centred values: one more pass than expanding x - μ, and no cancellation.
+Where the scale does not change along the axes, `_by_sums` writes it with half as many passes over the whole tensor.
 """
 
 from __future__ import annotations
@@ -129,13 +130,31 @@ def instance_normalization(op: Op, g: Var, x: Var, scale: Var, b: Var) -> Result
     """y = x̂·s + b over the spatial axes: (r·(ĝ - mean ĝ - x̂·mean ĝx̂), Σ g·x̂, Σ g) with ĝ = g·s"""
     axes = list(range(2, x.rank))
     wide = widened(op, x)
-    xh, inv = standardized(op, wide, axes, op.attr("epsilon"))
-    gw, s = op.cast_like(g, wide), along_channels(op, op.cast_like(scale, wide), x.rank)
-    dx = op.cast_like(centred(op, gw * s, xh, inv, axes), x) if op.needs[0] else None
-    d_scale = op.cast_like(over_channels(op, gw * xh), scale) if op.needs[1] else None
-    d_b = op.cast_like(over_channels(op, gw), b) if op.needs[2] else None
+    s = along_channels(op, op.cast_like(scale, wide), x.rank)
+    found = _by_sums(op, wide, op.cast_like(g, wide), s, axes, axes)
+    dx = op.cast_like(found[0], x) if op.needs[0] else None
+    d_scale, d_b = (op.cast_like(op.ReduceSum(v, [0, *axes], keepdims=0), scale) for v in found[1:])
     _named_groups(op, (dx, d_scale, d_b), g, 0)
     return dx, d_scale, d_b
+
+
+def _by_sums(op: Op, x: Var, g: Var, s: Var, axes: Sequence[int], over: Sequence[int]) -> tuple[Var, Var, Var]:
+    """The cotangent of x, and per row what those of s and b are sums of.
+
+    s is constant along `over`, a part of the `axes` of the statistics. With d = x - μ, the sums p of g and q of g·d
+    along `over` are all that has to be summed: (s·r·g - r·mean(s·p) - d·r³·mean(s·q), q·r, p).
+    """
+    d = x - mean(op, x, axes)
+    inv = 1 / op.Sqrt(mean(op, d * d, axes) + op.attr("epsilon"))
+    rest = [a for a in axes if a not in over]
+    p, q = (op.ReduceSum(v, list(over), keepdims=1) if over else v for v in (g, g * d))
+    q, gain = q * inv, s * inv
+    if rest:
+        totals, factor = [op.ReduceSum(s * v, rest, keepdims=1) for v in (p, q)], share(op, inv, x, axes)
+    else:
+        totals, factor = [p, q], share(op, gain, x, axes)
+    level, slope = (t * factor for t in totals)
+    return g * gain - level - d * (slope * inv), q, p
 
 
 def _named_groups(op: Op, cotangents: Tangents, g: Var, groups: int) -> None:
@@ -153,22 +172,16 @@ def _grouped(op: Op, g: Var, x: Var, scale: Var, b: Var, *, per_channel: bool) -
     parted = [dim(op, x, 0), *split, *spatial(op, x)]
     xg, gg = widened(op, view(op, x, parted)), widened(op, view(op, g, parted))
     axes = list(range(2, x.rank + 1))
-    xh, inv = standardized(op, xg, axes, op.attr("epsilon"))
     last = list(range(3, x.rank + 1))
     s = op.cast_like(scale, xg)
     if per_channel:
         s = op.Unsqueeze(op.reshape(s, split), list(range(2, x.rank)))
     else:
         s = op.Unsqueeze(s, list(range(1, x.rank)))
-    dx = d_scale = d_b = None
-    if op.needs[0]:
-        dx = op.cast_like(op.reshape(centred(op, gg * s, xh, inv, axes), shape), x)
-    over = [0, *last] if per_channel else [0, *axes]
-    if op.needs[1]:
-        d_scale = op.reshape(op.ReduceSum(gg * xh, over, keepdims=0), op.shape_of(scale))
-        d_scale = op.cast_like(d_scale, scale)
-    if op.needs[2]:
-        d_b = op.cast_like(op.reshape(op.ReduceSum(gg, over, keepdims=0), op.shape_of(b)), b)
+    found = _by_sums(op, xg, gg, s, axes, last if per_channel else axes)
+    dx = op.cast_like(op.reshape(found[0], shape), x) if op.needs[0] else None
+    sums = (op.ReduceSum(v, [0, *(last if per_channel else axes)], keepdims=0) for v in found[1:])
+    d_scale, d_b = (op.cast_like(op.reshape(v, op.shape_of(scale)), scale) for v in sums)
     _named_groups(op, (dx, d_scale, d_b), g, groups)
     return dx, d_scale, d_b
 

@@ -33,6 +33,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NoDerivative, RuleError
 from onnxgrad.ir import Builder, Var, containers, expand_to, sum_to
+from onnxgrad.rules.gates import joined
 from onnxgrad.rules.op import Op
 
 Cotangents = Sequence[Var | None]
@@ -58,8 +59,8 @@ def listed(result: Any) -> list[Any]:
 
 def add(terms: Sequence[Var]) -> Var:
     """The sum of `terms`, as a chain of Adds (Sum runs on one thread in ONNX Runtime); of sequences, by element."""
-    total = terms[0]
-    for term in terms[1:]:
+    total, *more = joined(terms)
+    for term in more:
         total = total + term if containers.is_tensor(total) else containers.total(total.builder, total, term)
     return total
 

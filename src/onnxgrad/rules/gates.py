@@ -1,0 +1,66 @@
+"""What comes back to x from y = x·σ(x) in two parts, g·σ and g·x·σ·(1 - σ), as one: g·(σ + y·(1 - σ)).
+
+SiLU is written as two nodes, each with a rule of its own. The sum of what they give has two products more over the
+whole tensor than the derivative of the pair. Nothing cancels that did not, and σ and 1 - σ are at most 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.ir import Var
+
+Factors = tuple[ir.Value | None, ir.Value | None]
+
+
+def joined(terms: Sequence[Var]) -> list[Var]:
+    """`terms` of a sum, of which each pair that comes from one SiLU has become one."""
+    found: dict[int, Var] = dict(enumerate(terms))
+    places: dict[Factors, int] = {}
+    for i, term in enumerate(terms):
+        gate = _gate(term.value) if len(terms) > 1 else None
+        if gate is None:
+            continue
+        g, sigma, y, rest = gate
+        places = places or {_factors(t.value): k for k, t in enumerate(terms)}
+        k = places.get((g, sigma))
+        if k in found and k != i:
+            b = term.builder
+            found[k] = Var(b, g) * (Var(b, sigma) + Var(b, y) * Var(b, rest))
+            del found[i]
+    return list(found.values())
+
+
+def _gate(value: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value] | None:
+    """g, σ = σ(x), y = x·σ and 1 - σ, where `value` is (g·x)·(σ·(1 - σ)) and y is in the graph; else None."""
+    through, slope = _factors(value)
+    if through is None or slope is None:
+        return None
+    (g, x), (sigma, rest) = _factors(through), _factors(slope)
+    node = None if sigma is None else sigma.producer()
+    if g is None or sigma is None or rest is None or node is None or node.op_type != "Sigmoid" or node.domain:
+        return None
+    if node.inputs[0] is not x or not _is_rest(rest, sigma):
+        return None
+    products = [u.node for u in sigma.uses() if u.node.op_type == "Mul" and not u.node.domain]
+    y = next((n.outputs[0] for n in products if set(n.inputs) == {x, sigma} and n.graph is node.graph), None)
+    return None if y is None else (g, sigma, y, rest)
+
+
+def _factors(value: ir.Value) -> Factors:
+    """Of what `value` is the product."""
+    node = value.producer()
+    if node is None or node.op_type != "Mul" or node.domain:
+        return None, None
+    return node.inputs[0], node.inputs[1]
+
+
+def _is_rest(value: ir.Value, gate: ir.Value) -> bool:
+    """Whether `value` is 1 - `gate`."""
+    node = value.producer()
+    if node is None or node.op_type != "Sub" or node.domain or node.inputs[1] is not gate:
+        return False
+    one = ir.convenience.get_const_tensor(node.inputs[0]) if node.inputs[0] is not None else None
+    return one is not None and one.size == 1 and float(one.numpy().item()) == 1
