@@ -13,7 +13,7 @@ from onnxgrad import grad, vjp
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]> g (double[3, 4] x) => '
 #: Text of a model, wrt, and the operators that its gradient adds; None: whatever there are.
-CASES = {
+MODELS = {
     "x by its gate": ("(double[3, 4] y) { s = Sigmoid (x) y = Mul (x, s) }", ["x"], "Sub Mul Add Mul"),
     "gate by x": ("(double[3, 4] y) { s = Sigmoid (x) y = Mul (s, x) }", ["x"], "Sub Mul Add Mul"),
     "x read elsewhere": ("(double[3, 4] z) { s = Sigmoid (x) y = Mul (x, s) t = Exp (x) z = Add (y, t) }", ["x"], None),
@@ -25,9 +25,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", MODELS)
 def test_silu(case):
-    text, wrt, adds = CASES[case]
+    text, wrt, adds = MODELS[case]
     model = parser.parse_model(HEAD + text)
     found = grad(model, wrt=wrt)
     if adds is not None:
@@ -48,7 +48,7 @@ def test_silu(case):
 
 def test_large_operands_do_not_become_nan():
     """(g·x)·(σ·(1 - σ)) would be ∞·0."""
-    model = parser.parse_model(HEAD.replace("double", "float") + CASES["x by its gate"][0].replace("double", "float"))
+    model = parser.parse_model(HEAD.replace("double", "float") + MODELS["x by its gate"][0].replace("double", "float"))
     session = onnxruntime.InferenceSession(vjp(model, wrt="x").SerializeToString())
     x = np.full((3, 4), 1e38, np.float32)
     found = session.run(["x_grad"], {"x": x, "y_cotangent": np.full_like(x, 100)})[0]
