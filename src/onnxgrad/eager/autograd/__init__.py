@@ -33,10 +33,10 @@ Function = Callable[..., Any]
 
 def _number(y: Any) -> Any:
     """`y`, the result of a function whose gradient is asked for."""
-    for _, x in trees.leaves(y):
-        kind = as_array(x).dtype.kind
-        if kind == "c" or kind in "biu":
-            raise TypeError(f"a gradient is that of one real number, not of {as_array(x).dtype}: try holomorphic_grad")
+    kinds = [str(as_array(x).dtype) for _, x in trees.leaves(y)] or [type(y).__name__]
+    for kind in kinds:
+        if kind[:4] not in ("floa", "bflo"):
+            raise TypeError(f"a gradient is that of one real number, not of {kind}: try holomorphic_grad")
     return y
 
 
@@ -49,6 +49,9 @@ def value_and_grad(fun: Function, x: Any) -> Any:
 @unary_to_nary
 def grad(fun: Function, x: Any) -> Any:
     """Returns a function which computes the gradient of `fun` with respect to argument `argnum`."""
+    if not any(True for _ in trees.leaves(x)):  # a container of nothing: so is its gradient
+        fun(x)
+        return x
     return t.grad(lambda x: _number(fun(x)))(x)
 
 

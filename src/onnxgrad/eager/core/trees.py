@@ -99,7 +99,7 @@ def float_leaves(tree: Any, what: str) -> list[Array]:
     """The leaves of `tree` as arrays.
 
     Raises:
-        BadInput: a leaf is of integers or booleans.
+        BadInput: a leaf is of integers, booleans or extended floats.
     """
     found = []
     for path, x in leaves(tree, what):
@@ -108,6 +108,10 @@ def float_leaves(tree: Any, what: str) -> list[Array]:
             raise BadInput(
                 f"{path} is {array.dtype}; only floats have derivatives\n"
                 "  hint: write 3.0 for 3, or x.astype(float64); or leave it out with `argnums`"
+            )
+        if array.dtype.char in "gG" and array.dtype not in (np.float64, np.complex128):
+            raise BadInput(
+                f"{path} is {array.dtype}, which ONNX does not have\n  hint: x.astype(float64) or complex128"
             )
         found.append(array)
     return found

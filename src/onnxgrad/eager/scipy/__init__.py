@@ -7,7 +7,8 @@ arrays without a derivative, and are refused on the others.
 import importlib.util as _util
 
 if _util.find_spec("scipy") is None:
-    raise ImportError("onnxgrad.eager.scipy takes its values from SciPy\n  hint: pip install 'onnxgrad[scipy]'")
+    needs = "onnxgrad.eager.scipy takes its values from SciPy\n  hint: pip install 'onnxgrad[scipy]'"
+    raise ModuleNotFoundError(needs, name="scipy")
 
 from onnxgrad.eager.scipy import integrate, linalg, signal, special, stats
 

@@ -1,0 +1,106 @@
+"""Functions written once, for `jax.numpy` and for the namespace: values, gradients, and products with the Hessian."""
+
+from __future__ import annotations
+
+import numpy as onp
+import pytest
+
+import onnxgrad.eager as og
+import onnxgrad.eager.numpy as xp
+
+pytestmark = pytest.mark.jax
+rng = onp.random.default_rng(0)
+X, V = rng.standard_normal((3, 4)), rng.standard_normal((3, 4))
+S = onp.arange(12.0).reshape(3, 4)
+HOLES = S > 9
+
+#: Each takes the namespace and a matrix of shape (3, 4).
+FUNCTIONS = {
+    "triu": lambda np, x: np.triu(x, 1) @ np.tril(x, -1).T,
+    "tensordot": lambda np, x: np.tensordot(x, x.T, 1) + np.tensordot(x, x, ([1], [1])),
+    "concatenate": lambda np, x: np.concatenate([x, x**2], 1),
+    "std": lambda np, x: np.std(x, axis=1, ddof=1) * np.var(x, 1, ddof=2),
+    "clip": lambda np, x: np.clip(x, -0.5, 0.5) * x,
+    "tile": lambda np, x: np.tile(x, reps=(2, 1)) ** 2,
+    "repeat": lambda np, x: np.repeat(x, 2, axis=1) * np.repeat(x, repeats=2, axis=1)[::-1],
+    "swapaxes": lambda np, x: np.swapaxes(x, 0, 1) @ x,
+    "moveaxis": lambda np, x: np.moveaxis(x[None], 0, -1) * np.moveaxis(x[None], source=0, destination=2),
+    "where": lambda np, x: np.where(x > 0, x**3, np.sin(x)),
+    "cross": lambda np, x: np.cross(x[:, :3], x[:, 1:], axis=1),
+    "einsum": lambda np, x: np.einsum("ij,kj->ik", x, x, optimize=True),
+    "einsum of ellipses": lambda np, x: np.einsum("...j,...j->...", x, x[0]) * np.einsum("i...->...", x)[:3],
+    "cumsum": lambda np, x: np.cumsum(x) ** 2,
+    "cumprod": lambda np, x: np.cumprod(x, axis=1) * np.cumsum(x, 1),
+    "methods": lambda np, x: x.ravel()[:3].dot(x.T.flatten()[:3]) * x.std() + x.var(0).prod() * x.clip(-1, 1).mean(),
+    "more methods": lambda np, x: (x.reshape(4, 3).T * x).cumsum(axis=1).squeeze() * x.copy().conj().real.max(axis=0),
+    "append": lambda np, x: np.append(x, x * 2.0) ** 2,
+    "select": lambda np, x: np.select([x > 1, x > 0], [x**2, x**3], 0.5) * x,
+    "partition": lambda np, x: np.partition(x, 2, axis=1)[:, 2] ** 2,
+    "rollaxis": lambda np, x: np.rollaxis(x[None], 2) * np.rollaxis(x[None], 2, 0),
+    "r_": lambda np, x: np.r_[x[0], 2.0, x[1]] ** 2,
+    "c_": lambda np, x: np.c_[x[0], x[1]] @ x[:2],
+    "cbrt": lambda np, x: np.cbrt(x) * x,
+    "median": lambda np, x: np.median(x, axis=1) ** 2 * np.median(x),
+    "percentile": lambda np, x: np.percentile(x, 30.0, axis=0) ** 2,
+    "quantile": lambda np, x: np.quantile(x, onp.array([0.1, 0.8]), axis=1) ** 2,
+    "interp": lambda np, x: np.interp(x[0], onp.array([-2.0, -0.5, 0.3, 2.0]), x[1]) ** 2,
+    "convolve": lambda np, x: np.convolve(x[0], x[1]) * np.convolve(x.ravel(), x[2, :3], "valid")[:7],
+    "correlate": lambda np, x: np.correlate(x[0], x[1, :2], "full"),
+    "polyval": lambda np, x: np.polyval(x[0], x[1]),
+    "trapezoid": lambda np, x: np.trapezoid(x, axis=0) * np.trapezoid(x, S, axis=1)[0],
+    "cov": lambda np, x: np.cov(x) @ np.corrcoef(x),
+    "nansum": lambda np, x: (
+        np.nansum(np.where(S > 9, onp.nan, x) ** 2, axis=1) * np.nanmean(np.where(S > 9, onp.nan, x))
+    ),
+    "nanmax": lambda np, x: (
+        np.nanmax(np.where(S > 9, onp.nan, x), axis=1) * np.nanmin(np.where(S > 9, onp.nan, x)) ** 2
+    ),
+    "vander": lambda np, x: np.vander(x[0], 3) @ x,
+    "lstsq": lambda np, x: np.linalg.lstsq(x.T, x[0])[0],
+    "multi_dot": lambda np, x: np.linalg.multi_dot([x, x.T, x[:, 0]]),
+    "lists as indices": lambda np, x: x[onp.array([0, 2]), :][:, onp.array([1, 3, 3])] ** 2,
+    "tuples as indices": lambda np, x: x[onp.array([0, 1]), onp.array([2, 3])] ** 2 * x[1:, None, 2][:, 0],
+    "masks": lambda np, x: x[S % 3 == 0] ** 2,
+    "gradient": lambda np, x: np.gradient(x)[0] * np.gradient(x, axis=1),
+    "diff": lambda np, x: np.diff(x, 2, axis=1) * np.diff(x, axis=0)[:, :2].sum(),
+    "sort": lambda np, x: np.sort(x, axis=0) ** 2 * np.sort(x, 1),
+    "kron": lambda np, x: np.kron(x[:2, :2], x[:1]),
+    "outer": lambda np, x: np.outer(x[:2], x[2]),
+    "inner": lambda np, x: np.inner(x, x),
+    "trace": lambda np, x: np.trace(x) * np.trace(x, 1) * np.diagonal(x, 1),
+    "stacks": lambda np, x: np.diagonal(x.reshape(2, 2, 3)) ** 2 * np.trace(x.reshape(3, 2, 2), axis1=1, axis2=2)[0],
+    "ptp": lambda np, x: np.ptp(x, axis=1) ** 2,
+    "logaddexp": lambda np, x: np.logaddexp(x, x[::-1] * 2) * np.logaddexp2(x, 1.0),
+    "hypot": lambda np, x: np.hypot(x, 2.0) * np.arctan2(x, x[::-1] + 3.0),
+    "sinc": lambda np, x: np.sinc(x) * np.heaviside(0.3, 1.0),
+    "pad": lambda np, x: np.pad(x, ((1, 0), (0, 2)), mode="reflect") ** 2,
+    "complex functions": lambda np, x: np.abs(np.sin(x + 1j * x[::-1]) * np.log(x + 2j) * np.sqrt(x * 1j + 3.0)),
+    "norms": lambda np, x: np.linalg.norm(x) * np.linalg.norm(x, axis=1) * np.linalg.norm(x, "nuc"),
+    "svd": lambda np, x: np.linalg.svd(x, full_matrices=False)[1] ** 3,
+    "eigh": lambda np, x: np.linalg.eigh(x @ x.T)[0] ** 2,
+    "solve": lambda np, x: np.linalg.solve(x[:, :3] + 4 * onp.eye(3), x[:, 3]) * np.linalg.slogdet(x @ x.T)[1],
+    "fft": lambda np, x: np.abs(np.fft.rfft2(x)) ** 2,
+    "roll": lambda np, x: np.roll(x, 1, axis=0) * np.roll(x, (1, 2), (0, 1)) ** 2,
+    "take": lambda np, x: np.take(x, onp.array([0, 5, 5])) ** 2 * np.take_along_axis(x, onp.array([[0, 1, 3]]), 1)[0],
+}
+
+
+@pytest.fixture(scope="module")
+def jax():
+    jax = pytest.importorskip("jax", reason="compared with JAX")
+    with jax.enable_x64(True):
+        yield jax
+
+
+@pytest.mark.sweep(6)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name, jax):
+    f = FUNCTIONS[name]
+    theirs = lambda x: jax.numpy.sum(f(jax.numpy, x) * 1.5)  # noqa: E731
+    ours = lambda x: xp.sum(f(xp, x) * 1.5)  # noqa: E731
+    close = lambda a, b: onp.testing.assert_allclose(onp.asarray(a), onp.asarray(b), rtol=1e-9, atol=1e-9)  # noqa: E731
+    close(f(xp, xp.asarray(X)), f(jax.numpy, jax.numpy.asarray(X)))
+    value, gradient = og.value_and_grad(ours)(X)
+    close(value, theirs(X))
+    close(gradient, jax.grad(theirs)(X))
+    close(og.hvp(ours)(X, V), jax.jvp(jax.grad(theirs), (X,), (V,))[1])
