@@ -18,7 +18,7 @@ from onnxgrad.runtime.kernels.substitute import DOMAIN, with_kernels
 class Pulled:
     """The cotangents of `wrt` for a cotangent of the last node's first output.
 
-    `arrays` are the operands by name; a size in `symbolic` is not told to the compiler.
+    `arrays` are the operands by name; `symbolic` hides their sizes from the compiler, or says what it knows of some.
     """
 
     def __init__(
@@ -26,17 +26,16 @@ class Pulled:
         nodes: Sequence[onnx.NodeProto],
         arrays: Mapping[str, np.ndarray],
         wrt: Sequence[str],
-        symbolic: bool = False,
+        symbolic: bool | Mapping[str, Sequence[int | str]] = False,
         opset: int = 18,
     ) -> None:
         result = nodes[-1].output[0]
+        told = dict(symbolic) if isinstance(symbolic, Mapping) else {}
+        if symbolic and not told:
+            told = {k: [f"{k}_{i}" for i in range(a.ndim)] for k, a in arrays.items() if k not in ("w", "scale")}
         inputs = [
-            helper.make_tensor_value_info(
-                name,
-                helper.np_dtype_to_tensor_dtype(array.dtype),
-                [f"{name}_{i}" for i in range(array.ndim)] if symbolic and name not in ("w", "scale") else array.shape,
-            )
-            for name, array in arrays.items()
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(a.dtype), told.get(name, a.shape))
+            for name, a in arrays.items()
         ]
         kind = helper.np_dtype_to_tensor_dtype(next(iter(arrays.values())).dtype)
         outputs = [helper.make_tensor_value_info(result, kind, None)]

@@ -41,6 +41,8 @@ ATTRIBUTES = {
     "LogSoftmaxGrad": ("axis", "guarded"),
     "SoftmaxCrossEntropy": ("ignores", "ignored", "reduction"),
     "SoftmaxCrossEntropyInt32": ("ignores", "ignored", "reduction"),
+    "Attention": ("divides", "order"),
+    "AttentionGrad": ("divides", "order"),
 }
 
 
@@ -76,7 +78,7 @@ def array(*shape, kind="f", fill=1):
 
 
 def test_every_kernel_is_known():
-    assert len(KERNELS) == 37
+    assert len(KERNELS) == 39
     assert set(ATTRIBUTES) < set(KERNELS)
 
 
@@ -124,6 +126,7 @@ WEIGHTS = {"group": 1, "kernel": [1, 1], **ONES}
 INPUT = {"group": 1, "size": [1, 1], **ONES}
 POOL = {"kernel": [1, 1], "relu": 0, **ONES}
 FAR = (1 << 24) - 1
+ORDERED = {"divides": 0, "order": [0, 1, 2, 3] * 4}
 LOSS = {"ignores": 0, "ignored": 0, "reduction": 2}
 
 
@@ -200,6 +203,34 @@ REFUSED = {
     "softmax: an axis beyond": ("SoftmaxGrad", [array(2, 3)] * 2, {"axis": 2, "guarded": 0}),
     "softmax: of a scalar": ("LogSoftmaxGrad", [array()] * 2, {"axis": 0, "guarded": 0}),
     "softmax: another cotangent": ("SoftmaxGrad", [array(2, 3), array(3, 2)], {"axis": 1, "guarded": 0}),
+    "attention: other columns": (
+        "Attention", [image(1, 2, 3, 4), image(1, 2, 3, 5), image(1, 2, 3, 4)], ORDERED,
+    ),
+    "attention: other heads": ("Attention", [image(1, 2, 3, 4), image(1, 1, 3, 4), image(1, 2, 3, 4)], ORDERED),
+    "attention: other keys": ("Attention", [image(1, 2, 3, 4), image(1, 2, 3, 4), image(1, 2, 5, 4)], ORDERED),
+    "attention: an axis twice": (
+        "Attention", [image(1, 2, 3, 4)] * 3, {**ORDERED, "order": [0, 1, 2, 2, *[0, 1, 2, 3] * 3]},
+    ),
+    "attention: an axis beyond": (
+        "Attention", [image(1, 2, 3, 4)] * 3, {**ORDERED, "order": [*[0, 1, 2, 3] * 3, 0, 1, 2, 4]},
+    ),
+    "attention: too few axes": ("Attention", [image(1, 2, 3, 4)] * 3, {**ORDERED, "order": [0, 1, 2, 3] * 3}),
+    "attention: heads of rank three": ("Attention", [image(2, 3, 4)] * 3, {**ORDERED, "order": [1, 0, 2, 3] * 4}),
+    "attention: matrices": ("Attention", [image(3, 4)] * 3, ORDERED),
+    "attention: two scales": ("Attention", [*[image(1, 2, 3, 4)] * 3, array(2)], ORDERED),
+    "attention: another mask": ("Attention", [*[image(1, 2, 3, 4)] * 3, None, array(2, 3)], ORDERED),
+    "attention: a mask of rank five": ("Attention", [*[image(1, 2, 3, 4)] * 3, None, array(1, 1, 1, 1, 1)], ORDERED),
+    "attention: another cotangent": (
+        "AttentionGrad", [image(1, 2, 4, 4), *[image(1, 2, 3, 4)] * 3], {**ORDERED, "order": [0, 1, 2, 3] * 7},
+    ),
+    "attention: a cotangent with the heads elsewhere": (
+        "AttentionGrad", [image(1, 2, 3, 4)] * 4,
+        {**ORDERED, "order": [*[0, 1, 2, 3] * 3, 0, 2, 1, 3, *[0, 1, 2, 3] * 3]},
+    ),
+    "attention: 2^39 numbers": (
+        "Attention",
+        [np.zeros((1, 1, 1 << 37, 0), np.float32), np.zeros((1, 1, 1, 0), np.float32), image(1, 1, 1, 4)], ORDERED,
+    ),
     "loss: other rows": ("SoftmaxCrossEntropy", [array(2, 3), array(3, kind="l"), None, array()], LOSS),
     "loss: labels of a matrix": ("SoftmaxCrossEntropy", [array(2, 3), array(2, 1, kind="l"), None, array()], LOSS),
     "loss: a vector of scores": ("SoftmaxCrossEntropy", [array(2), array(kind="l"), None, array()], LOSS),
@@ -272,6 +303,16 @@ ODD = {
         "GroupNormGrad", [np.zeros((1 << 37, 2, 0), np.float32)] * 2 + [array(2)], {"groups": 1, "epsilon": 0.0},
         [((1 << 37, 2, 0), 0), ((2,), 0), ((2,), 0)],
     ),
+    "attention: of no columns": (
+        "Attention", [image(1, 2, 3, 0), image(1, 2, 5, 0), image(1, 2, 5, 4)], ORDERED, [((1, 2, 3, 4), 24)],
+    ),
+    "attention: of no keys": (
+        "Attention", [image(1, 2, 3, 4), image(1, 2, 0, 4), image(1, 2, 0, 4)], ORDERED, [((1, 2, 3, 4), 0)],
+    ),
+    "attention: many heads of nothing": (
+        "AttentionGrad", [np.zeros((1 << 18, 1 << 18, 1, 0), np.float32)] * 4, {**ORDERED, "order": [0, 1, 2, 3] * 7},
+        [((1 << 18, 1 << 18, 1, 0), 0)] * 3,
+    ),
     "loss: of no classes, ignored": (
         "SoftmaxCrossEntropy", [array(2, 0), array(2, kind="l"), None, array()],
         {"ignores": 1, "ignored": 1, "reduction": 0}, [((2,), 0), ((2, 0), 0)],
@@ -319,7 +360,10 @@ def _random(rng, name):
     for key in ATTRIBUTES.get(name, ()):
         if key == "epsilon":
             attributes[key] = float(rng.choice([0.0, 1e-5, np.nan, np.inf, -1.0]))
-        elif key in ("group", "relu", "groups", "axis", "guarded", "ignores", "ignored", "reduction"):
+        elif key == "order":
+            orders = [rng.permutation(4) if rng.random() < 0.5 else range(4) for _ in range(7 if "Grad" in name else 4)]
+            attributes[key] = [int(i) for order in orders for i in order]
+        elif key in ("divides", "group", "relu", "groups", "axis", "guarded", "ignores", "ignored", "reduction"):
             attributes[key] = number() if rng.random() < 0.3 else 1
         else:
             attributes[key] = [number() for _ in range(2 if rng.random() < 0.97 else rng.integers(1, 4))]

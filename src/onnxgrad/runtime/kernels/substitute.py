@@ -20,6 +20,7 @@ import onnx_ir as ir
 from onnxgrad.ir.aliases import known_as
 from onnxgrad.ir.composites import Part, named_parts
 from onnxgrad.ir.graph import prune, reads, subgraphs
+from onnxgrad.runtime.kernels.attention import fuse_attention
 
 DOMAIN = "onnxgrad.native"
 
@@ -145,6 +146,7 @@ def with_kernels(model: ir.Model) -> ir.Model:
     copy.opset_imports[DOMAIN] = 1
     for graph in reversed(list(_with_bodies(copy.graph))):
         prune(graph)
+        fuse_attention(graph, DOMAIN)
     return copy
 
 

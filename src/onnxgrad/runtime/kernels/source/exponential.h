@@ -42,10 +42,30 @@ INLINE void lanes_write(float *to, int64_t count, lanes v) {
 
 INLINE lanes lanes_most(lanes a, lanes b) { return lanes_where(a > b, a, b); }
 
+#define LARGER(mask, a, b) (__typeof__(a))((((a) > (b)) & (mask)(a)) | (~((a) > (b)) & (mask)(b)))
+typedef int lanes_mask_4 __attribute__((vector_size(16)));
+typedef int lanes_mask_8 __attribute__((vector_size(32)));
+
+INLINE float lanes_largest_4(lanes_4 v) {
+  const lanes_4 half = SHUFFLE(lanes_4, v, v, 2, 3, 0, 1), pair = LARGER(lanes_mask_4, v, half);
+  const float a = pair[0], b = pair[1];
+  return a > b ? a : b;
+}
+
 INLINE float lanes_largest(lanes v) {
-  float most = v[0];
-  for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
-  return most;
+#if LANES == 16
+  const lanes_8 low = SHUFFLE(lanes_8, v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+  const lanes_8 high = SHUFFLE(lanes_8, v, v, 8, 9, 10, 11, 12, 13, 14, 15), eight = LARGER(lanes_mask_8, low, high);
+#elif LANES == 8
+  const lanes_8 eight = v;
+#endif
+#if LANES >= 8
+  const lanes_4 first = SHUFFLE(lanes_4, eight, eight, 0, 1, 2, 3);
+  const lanes_4 second = SHUFFLE(lanes_4, eight, eight, 4, 5, 6, 7), four = LARGER(lanes_mask_4, first, second);
+#else
+  const lanes_4 four = v;
+#endif
+  return lanes_largest_4(four);
 }
 
 #endif

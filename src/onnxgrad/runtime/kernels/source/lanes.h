@@ -19,7 +19,16 @@ typedef float lanes __attribute__((vector_size(LANES * 4), aligned(4), may_alias
 typedef int lanes_mask __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 #define INLINE static inline __attribute__((always_inline))
 
-INLINE lanes lanes_of(float x) { return (lanes){0} + x; }
+/* Written out: a broadcast from memory takes no instruction of its own. */
+INLINE lanes lanes_of(float x) {
+#if LANES == 16
+  return (lanes){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+#elif LANES == 8
+  return (lanes){x, x, x, x, x, x, x, x};
+#else
+  return (lanes){x, x, x, x};
+#endif
+}
 
 /* a where the mask is set, else b */
 INLINE lanes lanes_where(lanes_mask mask, lanes a, lanes b) {

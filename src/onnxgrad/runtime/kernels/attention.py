@@ -1,0 +1,321 @@
+"""Attention and its cotangents, found by their operators, to calls of ``source/attention.c``.
+
+No one place emits them: they are what is left of products, a softmax and the cotangents of each. The kernel for the
+cotangent of the softmax, which `substitute` has put in, is where the search begins:
+
+    P = Softmax(s·Q·Kᵀ + mask), Y = P·V;   dP = dY·Vᵀ, dS = s·SoftmaxGrad(dP, P), dQ = dS·K, dKᵀ = Qᵀ·dS, dV = Pᵀ·dY
+
+Where nothing else reads any of the matrices of scores, both ways become one call each, and none of them is ever
+written. The calls read and write through the Transposes that are around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrad.ir.graph import prune
+from onnxgrad.ir.shapes import same_dim
+
+#: Axes of a matrix per head, transposed.
+_SWAPPED = {3: (0, 2, 1), 4: (0, 1, 3, 2)}
+
+
+@dataclass(frozen=True)
+class _View:
+    """A value as a transpose of another: its axis i is `order[i]` of `root`."""
+
+    root: ir.Value
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, value: ir.Value) -> _View:
+        """`value`, seen through the Transposes that it comes from."""
+        order = tuple(range(_rank(value)))
+        while (node := _producer(value, "Transpose")) is not None and (found := _perm(node)) is not None:
+            source = node.inputs[0]
+            assert source is not None
+            value, order = source, tuple(found[i] for i in order)
+        return cls(value, order)
+
+    @classmethod
+    def to(cls, value: ir.Value) -> _View:
+        """What stands for `value`, which is computed: the Transpose that alone reads it, if one does."""
+        order = tuple(range(_rank(value)))
+        users = list(value.consumers())
+        if len(users) != 1 or not _is(users[0], "Transpose") or value.is_graph_output():
+            return cls(value, order)
+        found = _perm(users[0])
+        return cls(value, order) if found is None else cls(users[0].outputs[0], tuple(map(found.index, order)))
+
+    @property
+    def swapped(self) -> _View:
+        """The transposes of its matrices."""
+        return _View(self.root, tuple(self.order[i] for i in _SWAPPED[len(self.order)]))
+
+    @property
+    def four(self) -> tuple[int, ...]:
+        """The order, with another axis before all if there are three."""
+        return self.order if len(self.order) == 4 else (0, *(i + 1 for i in self.order))
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Q, Kᵀ, what scales their product, whether that divides, and what is added."""
+
+    q: ir.Value
+    kt: ir.Value
+    scale: ir.Value | None
+    divides: bool
+    mask: ir.Value | None
+    made: Sequence[ir.Value]
+
+
+def fuse_attention(graph: ir.Graph, domain: str) -> int:
+    """Put calls in `domain` where attention is derived in `graph`; how many were found."""
+    count = 0
+    for node in [n for n in graph if n.op_type == "SoftmaxGrad" and n.domain == domain]:
+        count += _fused(graph, node, domain, count)
+    if count:
+        graph.sort()
+        prune(graph)
+    return count
+
+
+def _fused(graph: ir.Graph, grad: ir.Node, domain: str, index: int) -> bool:
+    dp, p = grad.inputs
+    if dp is None or p is None or _rank(p) not in _SWAPPED or grad.attributes["guarded"].as_int():
+        return False
+    softmax, to_p, rank = _producer(p, "Softmax"), _producer(_guarded(dp), "MatMul"), _rank(p)
+    if softmax is None or to_p is None or grad.attributes["axis"].as_int() != rank - 1:
+        return False
+    axis = softmax.attributes.get("axis")
+    scores = _scores(softmax.inputs[0])
+    if scores is None or (axis is not None and axis.as_int() not in (-1, rank - 1)):
+        return False
+    q, k = _View.of(scores.q), _View.of(scores.kt).swapped
+    dy, vt = to_p.inputs
+    assert dy is not None
+    assert vt is not None
+    v = _View.of(vt).swapped
+
+    forward, to_v = _readers_of_p(p, grad, v)
+    ds = _scaled_by(grad.outputs[0], scores)
+    if to_v is None or ds is None or _View.of(to_v[1]) != _View.of(dy):
+        return False
+    to_q, to_k = _readers_of_ds(ds, k, q)
+    hidden = [*scores.made, p, dp, to_p.outputs[0], grad.outputs[0], ds]
+    if to_q is None or to_k is None or any(x.is_graph_output() for x in hidden):
+        return False
+    if _readers(dp) != [grad] or len(_readers(to_p.outputs[0])) != 1:
+        return False
+    operands = [q, k, v, _View.of(dy)]
+    if not _fit(scores, [scores.q, scores.kt, vt, dy]):
+        return False
+
+    for value in [*hidden, *(x for user in _readers(p) for x in user.outputs)]:
+        _ask_others(value, [q.root, k.root, v.root])
+    attributes = {"divides": int(scores.divides)}
+    extras = [scores.scale, scores.mask]
+    calls = []
+    if forward is not None:
+        calls.append(("Attention", [q, k, v], [_View.to(forward.outputs[0])], forward, extras))
+    dq, dk, dv = (_View.to(_guard_of(node)) for node in (to_q, to_k, to_v[0]))
+    results = [dq, dk.swapped, dv]
+    calls.append(("AttentionGrad", [operands[3], *operands[:3]], results, to_q, extras))
+    for name, read, written, after, more in calls:
+        views = [*operands[:3], *written] if name == "Attention" else [*operands, *written]
+        order = [i for view in views for i in view.four]
+        _call(graph, after, domain, f"native.{name}.{index}", [*(x.root for x in read), *more], written,
+              {**attributes, "order": order})  # fmt: skip
+    return True
+
+
+def _guarded(value: ir.Value) -> ir.Value | None:
+    """The product in a Where that is there for products over nothing, which the kernels know; else `value`."""
+    where = _producer(value, "Where")
+    product = None if where is None else _producer(where.inputs[1], "MatMul")
+    return value if product is None or _guard_of(product) is not value else product.outputs[0]
+
+
+def _guard_of(product: ir.Node) -> ir.Value:
+    """The result of a product, or that of the Where that puts 0 in its place if it is one over nothing."""
+    value, users = product.outputs[0], _readers(product.outputs[0])
+    if len(users) != 1 or not _is(users[0], "Where") or users[0].inputs[1] is not value or value.is_graph_output():
+        return value
+    asked, _, zero = users[0].inputs
+    greater = _producer(asked, "Greater")
+    shape = None if greater is None else _producer(greater.inputs[0], "Shape")
+    if greater is None or shape is None or not all(_is_zero(x) for x in (zero, greater.inputs[1])):
+        return value
+    start, end = (None if a is None else a.as_int() for a in map(shape.attributes.get, ("start", "end")))
+    of, summed = shape.inputs[0], product.inputs[0]
+    dims = None if of is None or of.shape is None else of.shape[start:end]
+    if dims is None or len(dims) != 1 or summed is None or summed.shape is None:
+        return value
+    return users[0].outputs[0] if same_dim(dims[0], summed.shape[-1]) else value
+
+
+def _readers(value: ir.Value) -> list[ir.Node]:
+    """The nodes that read `value`, but for those that ask for its sizes on behalf of guards."""
+    return [user for user in value.consumers() if not _asks(user)]
+
+
+def _asks(node: ir.Node) -> bool:
+    if not _is(node, "Shape") or node.outputs[0].is_graph_output():
+        return False
+    compared = node.outputs[0].consumers()
+    return all(_is(c, "Greater") and all(_is(w, "Where") for w in c.outputs[0].consumers()) for c in compared)
+
+
+def _ask_others(value: ir.Value, others: Sequence[ir.Value]) -> None:
+    """Have the guards that ask for a size of `value`, which is to go, ask one of `others` that has it."""
+    for node in [user for user in value.consumers() if _asks(user)]:
+        start, end = (None if a is None else a.as_int() for a in map(node.attributes.get, ("start", "end")))
+        dims = [] if value.shape is None else list(value.shape[start:end])
+        for other in others if len(dims) == 1 else ():
+            axes = [i for i, d in enumerate(other.shape or ()) if same_dim(d, dims[0])]
+            if axes:
+                node.replace_input_with(0, other)
+                node.attributes["start"] = ir.AttrInt64("start", axes[0])
+                node.attributes["end"] = ir.AttrInt64("end", axes[0] + 1)
+                break
+
+
+def _is_zero(value: ir.Value | None) -> bool:
+    tensor = None if value is None or value.is_graph_input() else value.const_value
+    return tensor is not None and tensor.size == 1 and not tensor.numpy().any()
+
+
+def _call(
+    graph: ir.Graph, after: ir.Node, domain: str, name: str, inputs: Sequence[ir.Value | None],
+    results: Sequence[_View], attributes: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """A node that gives `results`, in the place of what did."""
+    kernel = name.split(".")[1]
+    node = ir.Node(domain, kernel, inputs, ir.convenience.convert_attributes(dict(attributes)),
+                   num_outputs=len(results), name=name)  # fmt: skip
+    graph.insert_after(after, node)
+    for i, (old, new) in enumerate(zip((r.root for r in results), node.outputs)):
+        new.type, new.shape = old.type, old.shape
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        new.name, old.name = old.name, f"{name}.{i}"
+
+
+def _scores(value: ir.Value | None) -> _Scores | None:
+    """What a softmax is taken of, as scaled products and a mask; None if it is something else."""
+    add = _producer(value, "Add")
+    for scaled, mask in [(value, None)] if add is None else [add.inputs, add.inputs[::-1]]:
+        scale, divides, product = None, False, scaled
+        for kind in ("Mul", "Div"):
+            node = _producer(scaled, kind)
+            for first, second in [] if node is None else [node.inputs, node.inputs[::-1]][: 2 if kind == "Mul" else 1]:
+                if second is not None and _producer(first, "MatMul") is not None and _is_scalar(second):
+                    scale, divides, product = second, kind == "Div", first
+        matmul = _producer(product, "MatMul")
+        if matmul is None or scaled is None or product is None:
+            continue
+        q, kt = matmul.inputs
+        assert q is not None
+        assert kt is not None
+        made = list(dict.fromkeys([product, scaled, *([] if add is None else add.outputs)]))
+        alone = all(len(_readers(x)) == 1 for x in made)
+        return _Scores(q, kt, scale, divides, mask, made) if alone else None
+    return None
+
+
+def _readers_of_p(p: ir.Value, grad: ir.Node, v: _View) -> tuple[ir.Node | None, tuple[ir.Node, ir.Value] | None]:
+    """P·V, if that is still there, and Pᵀ·dY with dY; nothing else may read P."""
+    forward = to_v = None
+    for user in _readers(p):
+        if user is grad:
+            continue
+        if _is(user, "MatMul") and user.inputs[0] is p and user.inputs[1] is not None and forward is None:
+            if _View.of(user.inputs[1]) != v:
+                return None, None
+            forward = user
+        elif _is(user, "Transpose") and _perm(user) == _SWAPPED[_rank(p)] and to_v is None:
+            turned = user.outputs[0]
+            users = _readers(turned)
+            if len(users) != 1 or not _is(users[0], "MatMul") or users[0].inputs[0] is not turned:
+                return None, None
+            dy = users[0].inputs[1]
+            if dy is None or turned.is_graph_output():
+                return None, None
+            to_v = users[0], dy
+        else:
+            return None, None
+    return forward, to_v
+
+
+def _readers_of_ds(ds: ir.Value, k: _View, q: _View) -> tuple[ir.Node | None, ir.Node | None]:
+    """dS·K and Qᵀ·dS, which must be all that reads dS."""
+    to_q = to_k = None
+    for user in _readers(ds):
+        a, b = user.inputs[:2] if _is(user, "MatMul") else (None, None)
+        if a is ds and b is not None and to_q is None and _View.of(b) == k:
+            to_q = user
+        elif b is ds and a is not None and to_k is None and _View.of(a).swapped == q:
+            to_k = user
+        else:
+            return None, None
+    return to_q, to_k
+
+
+def _scaled_by(ds: ir.Value, scores: _Scores) -> ir.Value | None:
+    """dS, scaled as the scores are; None if it is not."""
+    if scores.scale is None:
+        return ds
+    users = _readers(ds)
+    if len(users) != 1 or ds.is_graph_output() or not _is(users[0], "Div" if scores.divides else "Mul"):
+        return None
+    a, b = users[0].inputs
+    fits = (a is ds and b is scores.scale) or (not scores.divides and b is ds and a is scores.scale)
+    return users[0].outputs[0] if fits else None
+
+
+def _fit(scores: _Scores, operands: Sequence[ir.Value]) -> bool:
+    """Whether types and shapes are those that the kernels take, whatever sizes a run has."""
+    floats = [*operands, *(x for x in (scores.scale, scores.mask) if x is not None)]
+    if any(x.dtype != ir.DataType.FLOAT or x.shape is None for x in floats):
+        return False
+    first = operands[0].shape
+    assert first is not None
+    for x in operands[1:]:
+        assert x.shape is not None
+        if len(x.shape) != len(first) or not all(same_dim(a, b) for a, b in zip(x.shape[:-2], first[:-2])):
+            return False
+    if scores.mask is None:
+        return True
+    mask, keys = scores.mask.shape, scores.kt.shape
+    assert mask is not None
+    assert keys is not None
+    whole = [*first[:-1], keys[-1]]
+    return len(mask) <= len(whole) and all(
+        m == 1 or same_dim(m, n) or (isinstance(n, int) and n > 1) for m, n in zip(mask[::-1], whole[::-1])
+    )
+
+
+def _rank(value: ir.Value) -> int:
+    return -1 if value.shape is None else len(value.shape)
+
+
+def _is(node: ir.Node, op_type: str) -> bool:
+    return node.domain == "" and node.op_type == op_type
+
+
+def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    node = None if value is None else value.producer()
+    return node if node is not None and _is(node, op_type) else None
+
+
+def _perm(node: ir.Node) -> tuple[int, ...] | None:
+    perm = node.attributes.get("perm")
+    return None if perm is None else tuple(perm.as_ints())
+
+
+def _is_scalar(value: ir.Value) -> bool:
+    return value.shape is not None and all(d == 1 for d in value.shape)

@@ -1,0 +1,426 @@
+/* Attention, Y = P V with P = softmax(s Q K' + mask), and its cotangents, without a matrix of all scores.
+ *
+ * A band of rows of P at a time is computed, as wide as there are keys, so that it stays near the processor. For the
+ * cotangents it is computed again:
+ *
+ *   dP = dY V'      dS = s P (dP - sum P dP)      Q: dS K      K: dS' Q      V: P' dY
+ *
+ * Heads are divided among the threads. Operands and results are seen through an order of their axes, which saves the
+ * transposes around them. A head's operands are copied first, with rows that are whole vectors; in a band, columns
+ * beyond the keys have probability 0.
+ */
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "exponential.h"
+#include "kernel.h"
+#include "lanes.h"
+
+#if LANES == 16
+#define INTERLEAVED_LOW(a, b) SHUFFLE(lanes, a, b, LOW_16)
+#define INTERLEAVED_HIGH(a, b) SHUFFLE(lanes, a, b, HIGH_16)
+#elif LANES == 8
+#define INTERLEAVED_LOW(a, b) SHUFFLE(lanes, a, b, LOW_8)
+#define INTERLEAVED_HIGH(a, b) SHUFFLE(lanes, a, b, HIGH_8)
+#else
+#define INTERLEAVED_LOW(a, b) SHUFFLE(lanes, a, b, LOW_4)
+#define INTERLEAVED_HIGH(a, b) SHUFFLE(lanes, a, b, HIGH_4)
+#endif
+#if LANES == 16 || defined(__aarch64__)
+enum { TILE = 8 }; /* rows of a product whose sums are held in registers, of two vectors each */
+#else
+enum { TILE = 4 };
+#endif
+enum { BAND_BYTES = 1 << 16, MOST_ROWS = 64, MOST_PIECES = 256 };
+
+/* Matrices of all heads, over two leading axes, somewhere in a tensor. */
+typedef struct {
+  float *at;
+  int64_t dims[4], strides[4];
+} View;
+
+typedef struct {
+  View q, k, v, g, y, dq, dk, dv; /* rows are queries or keys */
+  const float *mask, *scale;
+  float *space;
+  int64_t heads, queries, keys, inside, outside;
+  int64_t rows, wide_keys, wide_inside, wide_outside, room; /* of a band; rounded up to vectors; of a thread's space */
+  int64_t mask_strides[4], pieces, next;
+  int divides;
+} Job;
+
+/* --- products of matrices ----------------------------------------------------------------------------------------- */
+
+INLINE int64_t rounded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+
+/* c = a b, or c += a b, for `rows` rows and 1 or 2 vectors of c; an element of a is a[row * down + k * along]. */
+INLINE void tile_of(const int rows, const int vectors, int64_t depth, const float *a, int64_t down, int64_t along,
+                    const float *b, int64_t b_pitch, float *c, int64_t c_pitch, const int add) {
+  lanes sums[TILE][2] = {{{0}}};
+  for (int64_t k = 0; k < depth; k++) {
+    const lanes first = *(const lanes *)(b + k * b_pitch);
+    const lanes second = vectors > 1 ? *(const lanes *)(b + k * b_pitch + LANES) : first;
+    for (int r = 0; r < rows; r++) {
+      const lanes here = lanes_of(a[r * down + k * along]);
+      sums[r][0] += here * first;
+      if (vectors > 1) sums[r][1] += here * second;
+    }
+  }
+  for (int r = 0; r < rows; r++)
+    for (int i = 0; i < vectors; i++) {
+      lanes *to = (lanes *)(c + r * c_pitch + i * LANES);
+      if (add) sums[r][i] += *to;
+      *to = sums[r][i];
+    }
+}
+
+INLINE void columns_of(const int vectors, int64_t rows, int64_t depth, const float *a, int64_t down, int64_t along,
+                       const float *b, int64_t b_pitch, float *c, int64_t c_pitch, const int add) {
+  int64_t r = 0;
+  for (; r + TILE <= rows; r += TILE)
+    tile_of(TILE, vectors, depth, a + r * down, down, along, b, b_pitch, c + r * c_pitch, c_pitch, add);
+  for (; r + 2 <= rows; r += 2)
+    tile_of(2, vectors, depth, a + r * down, down, along, b, b_pitch, c + r * c_pitch, c_pitch, add);
+  for (; r < rows; r++)
+    tile_of(1, vectors, depth, a + r * down, down, along, b, b_pitch, c + r * c_pitch, c_pitch, add);
+}
+
+INLINE void product_of(const int add, int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t down,
+                       int64_t along, const float *b, int64_t b_pitch, float *c, int64_t c_pitch) {
+  int64_t k = 0;
+  for (; k + 2 * LANES <= columns; k += 2 * LANES)
+    columns_of(2, rows, depth, a, down, along, b + k, b_pitch, c + k, c_pitch, add);
+  for (; k < columns; k += LANES) columns_of(1, rows, depth, a, down, along, b + k, b_pitch, c + k, c_pitch, add);
+}
+
+#define PRODUCT(name, add)                                                                                      \
+  static __attribute__((noinline)) void name(int64_t rows, int64_t columns, int64_t depth, const float *a,      \
+                                             int64_t down, int64_t along, const float *b, int64_t b_pitch,      \
+                                             float *c, int64_t c_pitch) {                                       \
+    product_of(add, rows, columns, depth, a, down, along, b, b_pitch, c, c_pitch);                              \
+  }
+PRODUCT(product, 0)
+PRODUCT(add_product, 1)
+
+/* --- copies ------------------------------------------------------------------------------------------------------- */
+
+static float *head_of(const View *v, int64_t head) {
+  return v->at + head / v->dims[1] * v->strides[0] + head % v->dims[1] * v->strides[1];
+}
+
+/* Asks for the matrix of a head before it is needed: its rows are short and far apart. */
+static void expect(const View *v, int64_t head, int64_t heads) {
+  if (head >= heads || v->strides[3] != 1) return;
+  const float *from = head_of(v, head);
+  for (int64_t r = 0; r < v->dims[2]; r++)
+    for (int64_t k = 0; k < v->dims[3]; k += 16) __builtin_prefetch(from + r * v->strides[2] + k, 0, 2);
+}
+
+/* Some rows of a matrix as vectors, with zeros behind them; and the way back. */
+static void packed(const float *from, int64_t down, int64_t along, int64_t rows, int64_t columns, float *to,
+                   int64_t pitch) {
+  for (int64_t r = 0; r < rows; r++) {
+    if (along == 1)
+      memcpy(to + r * pitch, from + r * down, (size_t)columns * sizeof(float));
+    else
+      for (int64_t k = 0; k < columns; k++) to[r * pitch + k] = from[r * down + k * along];
+    for (int64_t k = columns; k < pitch; k++) to[r * pitch + k] = 0;
+  }
+}
+
+static void unpacked(const float *from, int64_t pitch, int64_t rows, int64_t columns, float *to, int64_t down,
+                     int64_t along) {
+  for (int64_t r = 0; r < rows; r++)
+    if (along == 1)
+      memcpy(to + r * down, from + r * pitch, (size_t)columns * sizeof(float));
+    else
+      for (int64_t k = 0; k < columns; k++) to[r * down + k * along] = from[r * pitch + k];
+}
+
+/* Vectors as rows of a matrix, transposed: each step interleaves its two halves. */
+INLINE void turn(lanes rows[LANES]) {
+  for (int step = 1; step < LANES; step *= 2) {
+    lanes turned[LANES];
+    for (int i = 0; i < LANES / 2; i++) {
+      turned[2 * i] = INTERLEAVED_LOW(rows[i], rows[i + LANES / 2]);
+      turned[2 * i + 1] = INTERLEAVED_HIGH(rows[i], rows[i + LANES / 2]);
+    }
+    for (int i = 0; i < LANES; i++) rows[i] = turned[i];
+  }
+}
+
+/* The transpose of a matrix, [columns, rows], as vectors with zeros behind them. */
+static void transposed(const float *from, int64_t down, int64_t along, int64_t rows, int64_t columns, float *to,
+                       int64_t pitch) {
+  if (along != 1) {
+    packed(from, along, down, columns, rows, to, pitch);
+    return;
+  }
+  for (int64_t r = 0; r < rows; r += LANES)
+    for (int64_t c = 0; c < columns; c += LANES) {
+      lanes block[LANES];
+      for (int i = 0; i < LANES; i++)
+        block[i] = r + i < rows ? lanes_read(from + (r + i) * down + c, columns - c, 0) : (lanes){0};
+      turn(block);
+      for (int i = 0; i < LANES && c + i < columns; i++) *(lanes *)(to + (c + i) * pitch + r) = block[i];
+    }
+}
+
+/* --- a band of probabilities -------------------------------------------------------------------------------------- */
+
+static const float *mask_of(const Job *j, int64_t head) {
+  return j->mask + head / j->q.dims[1] * j->mask_strides[0] + head % j->q.dims[1] * j->mask_strides[1];
+}
+
+INLINE lanes scaled(const Job *j, lanes v) {
+  const lanes scales = lanes_of(*j->scale);
+  return j->divides ? v / scales : v * scales;
+}
+
+/* A vector of scores, given the products, of which `count` are there. */
+INLINE lanes score_of(const Job *j, lanes v, const float *mask, int64_t along, int64_t count) {
+  if (j->scale) v = scaled(j, v);
+  if (mask) v += along ? lanes_read(mask, count, 0) : lanes_of(*mask);
+  if (count < LANES) {
+    float all[LANES];
+    memcpy(all, &v, sizeof v);
+    for (int64_t i = count; i < LANES; i++) all[i] = -INFINITY;
+    memcpy(&v, all, sizeof v);
+  }
+  return v;
+}
+
+/* Probabilities, given the products of queries with the keys. */
+static void normalize(const Job *j, float *band, int64_t first, int64_t rows, const float *mask) {
+  const int64_t down = j->mask_strides[2], along = j->mask_strides[3];
+  for (int64_t r = 0; r < rows; r++) {
+    float *s = band + r * j->wide_keys;
+    const float *add = mask ? mask + (first + r) * down : NULL;
+    lanes most = lanes_of(-INFINITY);
+    int64_t k = 0;
+    for (; k + LANES <= j->keys; k += LANES) {
+      const lanes here = score_of(j, *(lanes *)(s + k), add ? add + k * along : NULL, along, LANES);
+      *(lanes *)(s + k) = here;
+      most = lanes_most(here, most);
+    }
+    if (k < j->keys) {
+      const lanes here = score_of(j, *(lanes *)(s + k), add ? add + k * along : NULL, along, j->keys - k);
+      *(lanes *)(s + k) = here;
+      most = lanes_most(here, most);
+    }
+    const lanes mosts = lanes_of(lanes_largest(most));
+    lanes total = {0};
+    for (k = 0; k < j->wide_keys; k += LANES) {
+      const lanes e = lanes_exp(*(lanes *)(s + k) - mosts);
+      *(lanes *)(s + k) = e;
+      total += e;
+    }
+    const lanes inverse = lanes_of(1 / lanes_sum(total));
+    for (k = 0; k < j->wide_keys; k += LANES) *(lanes *)(s + k) *= inverse;
+  }
+}
+
+/* The cotangents of the products, in the place of those of the probabilities. */
+static void pull_scores(const Job *j, const float *p, float *dp, int64_t rows) {
+  for (int64_t r = 0; r < rows; r++, p += j->wide_keys, dp += j->wide_keys) {
+    lanes total = {0};
+    for (int64_t k = 0; k < j->wide_keys; k += LANES) total += *(const lanes *)(p + k) * *(lanes *)(dp + k);
+    const lanes sum = lanes_of(lanes_sum(total));
+    for (int64_t k = 0; k < j->wide_keys; k += LANES) {
+      lanes here = *(const lanes *)(p + k) * (*(lanes *)(dp + k) - sum);
+      if (j->scale) here = scaled(j, here);
+      *(lanes *)(dp + k) = here;
+    }
+  }
+}
+
+/* --- a head ------------------------------------------------------------------------------------------------------- */
+
+INLINE float *taken(float **space, int64_t count) {
+  float *here = *space;
+  *space += count;
+  return here;
+}
+
+static void attend(const Job *j, int64_t head, float *space) {
+  float *k = taken(&space, j->inside * j->wide_keys), *v = taken(&space, j->keys * j->wide_outside);
+  float *band = taken(&space, j->rows * j->wide_keys), *y = taken(&space, j->rows * j->wide_outside);
+  const float *q = head_of(&j->q, head), *mask = j->mask ? mask_of(j, head) : NULL;
+  float *to = head_of(&j->y, head);
+  const int64_t *qs = j->q.strides + 2, *ks = j->k.strides + 2, *vs = j->v.strides + 2, *ys = j->y.strides + 2;
+  transposed(head_of(&j->k, head), ks[0], ks[1], j->keys, j->inside, k, j->wide_keys);
+  packed(head_of(&j->v, head), vs[0], vs[1], j->keys, j->outside, v, j->wide_outside);
+  for (int64_t first = 0; first < j->queries; first += j->rows) {
+    const int64_t rows = least(j->rows, j->queries - first);
+    product(rows, j->wide_keys, j->inside, q + first * qs[0], qs[0], qs[1], k, j->wide_keys, band, j->wide_keys);
+    normalize(j, band, first, rows, mask);
+    product(rows, j->wide_outside, j->keys, band, j->wide_keys, 1, v, j->wide_outside, y, j->wide_outside);
+    unpacked(y, j->wide_outside, rows, j->outside, to + first * ys[0], ys[0], ys[1]);
+  }
+}
+
+static void pull(const Job *j, int64_t head, float *space) {
+  float *kt = taken(&space, j->inside * j->wide_keys), *k = taken(&space, j->keys * j->wide_inside);
+  float *vt = taken(&space, j->outside * j->wide_keys), *dk = taken(&space, j->keys * j->wide_inside);
+  float *dv = taken(&space, j->keys * j->wide_outside), *band = taken(&space, j->rows * j->wide_keys);
+  float *ds = taken(&space, j->rows * j->wide_keys), *q = taken(&space, j->rows * j->wide_inside);
+  float *dq = taken(&space, j->rows * j->wide_inside), *g = taken(&space, j->rows * j->wide_outside);
+  const float *mask = j->mask ? mask_of(j, head) : NULL, *keys = head_of(&j->k, head);
+  const int64_t *qs = j->q.strides + 2, *ks = j->k.strides + 2, *vs = j->v.strides + 2, *gs = j->g.strides + 2;
+  const int64_t *dqs = j->dq.strides + 2, *dks = j->dk.strides + 2, *dvs = j->dv.strides + 2;
+  transposed(keys, ks[0], ks[1], j->keys, j->inside, kt, j->wide_keys);
+  packed(keys, ks[0], ks[1], j->keys, j->inside, k, j->wide_inside);
+  transposed(head_of(&j->v, head), vs[0], vs[1], j->keys, j->outside, vt, j->wide_keys);
+  memset(dk, 0, (size_t)(j->keys * j->wide_inside) * sizeof(float));
+  memset(dv, 0, (size_t)(j->keys * j->wide_outside) * sizeof(float));
+  for (int64_t first = 0; first < j->queries; first += j->rows) {
+    const int64_t rows = least(j->rows, j->queries - first);
+    packed(head_of(&j->q, head) + first * qs[0], qs[0], qs[1], rows, j->inside, q, j->wide_inside);
+    packed(head_of(&j->g, head) + first * gs[0], gs[0], gs[1], rows, j->outside, g, j->wide_outside);
+    product(rows, j->wide_keys, j->inside, q, j->wide_inside, 1, kt, j->wide_keys, band, j->wide_keys);
+    normalize(j, band, first, rows, mask);
+    add_product(j->keys, j->wide_outside, rows, band, 1, j->wide_keys, g, j->wide_outside, dv, j->wide_outside);
+    product(rows, j->wide_keys, j->outside, g, j->wide_outside, 1, vt, j->wide_keys, ds, j->wide_keys);
+    pull_scores(j, band, ds, rows);
+    product(rows, j->wide_inside, j->keys, ds, j->wide_keys, 1, k, j->wide_inside, dq, j->wide_inside);
+    unpacked(dq, j->wide_inside, rows, j->inside, head_of(&j->dq, head) + first * dqs[0], dqs[0], dqs[1]);
+    add_product(j->keys, j->wide_inside, rows, ds, 1, j->wide_keys, q, j->wide_inside, dk, j->wide_inside);
+  }
+  unpacked(dk, j->wide_inside, j->keys, j->inside, head_of(&j->dk, head), dks[0], dks[1]);
+  unpacked(dv, j->wide_outside, j->keys, j->outside, head_of(&j->dv, head), dvs[0], dvs[1]);
+}
+
+/* Heads, one after the other, in a space of its own. */
+static void some(void *data, size_t piece) {
+  Job *j = data;
+  for (;;) {
+    const int64_t head = __atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED);
+    if (head >= j->heads) return;
+    expect(&j->k, head + j->pieces, j->heads);
+    expect(&j->v, head + j->pieces, j->heads);
+    if (j->g.at) expect(&j->g, head + j->pieces, j->heads);
+    if (j->g.at)
+      pull(j, head, j->space + (int64_t)piece * j->room);
+    else
+      attend(j, head, j->space + (int64_t)piece * j->room);
+  }
+}
+
+/* --- operands and results ----------------------------------------------------------------------------------------- */
+
+enum { OPERANDS = 3, RESULTS = 3, VIEWS = 7 };
+
+typedef struct {
+  int64_t divides, order[4 * VIEWS]; /* the axes of each tensor that are heads, heads, rows and columns */
+} Settings;
+
+/* Whether axes are in an order, of which a tensor of rank 3 lacks the first. */
+static int ordered(const int64_t *order, size_t rank) {
+  int found = 0;
+  for (int i = 0; i < 4; i++) found |= order[i] >= 0 && order[i] < 4 ? 1 << order[i] : 0;
+  return found == 15 && (rank == 4 || (rank == 3 && !order[0]));
+}
+
+static int seen(View *view, const Shape *shape, const int64_t *order) {
+  if (!ordered(order, shape->rank)) return 0;
+  int64_t dims[4] = {1, 1, 1, 1}, strides[4], stride = 1;
+  for (size_t i = 0; i < shape->rank; i++) dims[4 - shape->rank + i] = shape->dims[i];
+  for (int i = 3; i >= 0; i--) strides[i] = stride, stride *= shape->count ? dims[i] : 1;
+  for (int i = 0; i < 4; i++) view->dims[i] = dims[order[i]], view->strides[i] = strides[order[i]];
+  return 1;
+}
+
+/* A result with the heads and rows of `like`, and zeros for a start: those are sums of nothing. */
+static int made(Call *call, size_t index, View *view, const View *like, int64_t columns, const int64_t *order,
+                size_t rank) {
+  Shape shape = {.rank = rank, .count = 1};
+  if (!ordered(order, rank)) return 0;
+  int64_t dims[4], others = 1;
+  for (int i = 0; i < 4; i++) dims[order[i]] = i == 3 ? columns : like->dims[i];
+  for (size_t i = 0; i < rank; i++) {
+    const int64_t here = shape.dims[i] = dims[4 - rank + i];
+    if (here && (__builtin_mul_overflow(others, here, &others) || others > MOST_NUMBERS)) return 0;
+    shape.count = here && shape.count ? others : 0;
+  }
+  view->at = output(call, index, &shape);
+  if (view->at && !call->failed) memset(view->at, 0, (size_t)shape.count * sizeof(float));
+  return seen(view, &shape, order);
+}
+
+/* Sizes; 0 where they do not belong together. */
+static int sized(Job *j, const Shape *mask) {
+  const View *q = &j->q, *k = &j->k, *v = &j->v;
+  for (int i = 0; i < 2; i++)
+    if (k->dims[i] != q->dims[i] || v->dims[i] != q->dims[i]) return 0;
+  j->queries = q->dims[2], j->inside = q->dims[3], j->keys = k->dims[2], j->outside = v->dims[3];
+  if (k->dims[3] != j->inside || v->dims[2] != j->keys) return 0;
+  if (__builtin_mul_overflow(q->dims[0], q->dims[1], &j->heads)) return 0;
+  if (!j->mask) return 1;
+  int64_t stride = 1;
+  const int64_t whole[4] = {q->dims[0], q->dims[1], j->queries, j->keys};
+  for (size_t i = 0; i < mask->rank; i++) { /* from the last axis on */
+    const int64_t here = mask->dims[mask->rank - 1 - i];
+    if (i > 3 || (here != 1 && here != whole[3 - i])) return 0;
+    j->mask_strides[3 - i] = here == 1 ? 0 : stride;
+    stride *= mask->count ? here : 1;
+  }
+  return 1;
+}
+
+static void run(Call *call, Job *j) {
+  j->wide_keys = rounded(j->keys), j->wide_inside = rounded(j->inside), j->wide_outside = rounded(j->outside);
+  j->rows = least(BAND_BYTES / 4 / j->wide_keys / TILE * TILE, MOST_ROWS);
+  if (j->rows < TILE) j->rows = TILE;
+  j->rows = least(j->rows, j->queries);
+  const int64_t matrices = j->wide_keys * (j->inside + j->outside) + j->keys * (2 * j->wide_inside + j->wide_outside);
+  j->room = rounded(matrices + j->rows * 2 * (j->wide_keys + j->wide_inside + j->wide_outside));
+  const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+  j->pieces = least(j->heads, processors < 1 ? 1 : least(processors, MOST_PIECES));
+  j->space = scratch(call, j->pieces * j->room, sizeof(float));
+  if (!call->failed) parallel(call, (size_t)j->pieces, some, j);
+}
+
+/* (q, k, v, scale, mask) to y; or, with a cotangent of y before these, to those of (q, k, v). */
+static void compute_any(Call *call, const Settings *s, const size_t pulled) {
+  Job j = {.scale = input(call, pulled + 3), .mask = input(call, pulled + 4), .divides = s->divides != 0};
+  const Shape scale = shape_of(call, pulled + 3), mask = shape_of(call, pulled + 4), q = shape_of(call, pulled);
+  View *operands[] = {&j.q, &j.k, &j.v}, *results[] = {&j.dq, &j.dk, &j.dv};
+  const int64_t *rest = s->order + 4 * OPERANDS;
+  int sound = !j.scale || scale.count == 1;
+  for (size_t i = 0; i < OPERANDS; i++) {
+    const Shape shape = shape_of(call, pulled + i);
+    operands[i]->at = (float *)input(call, pulled + i); /* only read */
+    sound = sound && shape.rank == q.rank && seen(operands[i], &shape, s->order + 4 * i);
+  }
+  sound = sound && !call->failed && sized(&j, &mask);
+  if (sound && pulled) {
+    const Shape g = shape_of(call, 0);
+    j.g.at = (float *)input(call, 0);
+    sound = g.rank == q.rank && seen(&j.g, &g, rest) && j.g.dims[3] == j.outside;
+    for (int i = 0; i < 3; i++) sound = sound && j.g.dims[i] == j.q.dims[i];
+    for (size_t i = 0; i < RESULTS && sound; i++)
+      sound = made(call, i, results[i], operands[i], operands[i]->dims[3], rest + 4 * (i + 1), q.rank);
+  } else if (sound) {
+    sound = made(call, 0, &j.y, &j.q, j.outside, rest, q.rank);
+  }
+  if (!sound) fail(call, "Attention: operands do not belong together");
+  if (call->failed || !j.heads || !j.queries || !j.keys || !(j.outside || (pulled && j.inside))) return;
+  run(call, &j);
+}
+
+static void compute(Call *call, const void *settings) { compute_any(call, settings, 0); }
+static void compute_grad(Call *call, const void *settings) { compute_any(call, settings, 1); }
+
+static void read_settings(Attributes *from, Settings *s, size_t views) {
+  s->divides = attribute_int(from, "divides");
+  attribute_ints(from, "order", s->order, 4 * views);
+}
+static void read_forward(Attributes *from, void *settings) { read_settings(from, settings, OPERANDS + 1); }
+static void read_backward(Attributes *from, void *settings) { read_settings(from, settings, VIEWS); }
+
+const Kernel attention_kernels[] = {
+    {"Attention", "fffFF", "f", sizeof(Settings), read_forward, compute},
+    {"AttentionGrad", "ffffFF", "fff", sizeof(Settings), read_backward, compute_grad},
+    {0},
+};

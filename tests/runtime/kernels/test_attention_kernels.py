@@ -1,0 +1,195 @@
+"""Attention and its cotangents without a matrix of scores, against the operators and float64."""
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from onnxgrad.runtime.kernels import with_kernels
+from tests.runtime.kernels.pulled import Pulled
+from tests.runtime.kernels.twins import needs_compiler
+
+pytestmark = needs_compiler
+
+CLOSE = {"rtol": 1e-4, "atol": 2e-5}
+BOTH = ["Attention", "AttentionGrad"]
+
+
+def normal(*shape, seed=0):
+    return np.asarray(np.random.default_rng(seed).standard_normal(shape), np.float32)
+
+
+def attention(q, k, v, scale="Mul", mask=None, layout="heads", symbolic=False, wrt=("q", "k", "v"), before=()):
+    """softmax(s·q·kᵀ + mask)·v of operands [heads, rows, columns] or, in the layout "rows", with the rows first."""
+    arrays = {"q0" if before else "q": q, "k": k, "v": v}
+    rank = q.ndim
+    swap = {"heads": [*range(rank - 2), rank - 1, rank - 2], "rows": [0, 2, 3, 1]}[layout]
+    nodes, names = [*before], ["q", "v"]
+    if layout == "rows":
+        names = ["q_heads", "v_heads"]
+        nodes += [helper.make_node("Transpose", [x], [f"{x}_heads"], perm=[0, 2, 1, 3]) for x in ("q", "v")]
+    nodes.append(helper.make_node("Transpose", ["k"], ["kt"], perm=swap))
+    nodes.append(helper.make_node("MatMul", [names[0], "kt"], ["products"]))
+    last = "products"
+    if scale:
+        arrays["s"] = np.float32(0.3 if scale == "Mul" else 3)
+        nodes.append(helper.make_node(scale, [last, "s"], ["scaled"]))
+        last = "scaled"
+    if mask is not None:
+        arrays["m"] = mask
+        nodes.append(helper.make_node("Add", [last, "m"], ["masked"]))
+        last = "masked"
+    nodes.append(helper.make_node("Softmax", [last], ["p"], axis=-1))
+    nodes.append(helper.make_node("MatMul", ["p", names[1]], ["y" if layout == "heads" else "y_heads"]))
+    if layout == "rows":
+        nodes.append(helper.make_node("Transpose", ["y_heads"], ["y"], perm=[0, 2, 1, 3]))
+    return Pulled(nodes, arrays, wrt, symbolic)
+
+
+def operands(batch, queries, keys, inside, outside):
+    return normal(*batch, queries, inside), normal(*batch, keys, inside, seed=1), normal(*batch, keys, outside, seed=2)
+
+
+def compare(operators, seed, kernels=BOTH):
+    """Outputs and cotangents of both targets."""
+    found = operators.compare(seed, kernels, **CLOSE)
+    results, operators.results = operators.results, ["y"]
+    operators.compare(seed, kernels, **CLOSE)
+    operators.results = results
+    return found
+
+
+#: batch, queries, keys, columns of q and k, columns of v
+SIZES = [
+    ((2, 3), 5, 5, 4, 4),
+    ((1, 1), 1, 1, 1, 1),
+    ((2, 3), 16, 16, 32, 32),
+    ((3,), 33, 17, 5, 9),
+    ((1, 2), 70, 131, 48, 16),
+    ((2, 2), 1, 40, 8, 8),
+    ((2, 1), 19, 1, 3, 7),
+    ((1, 1), 9, 2100, 4, 4),
+    ((2, 2), 130, 64, 33, 65),
+    ((40,), 3, 4, 2, 2),
+]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_attention(sizes):
+    batch, queries, _, _, outside = sizes
+    compare(attention(*operands(*sizes)), normal(*batch, queries, outside, seed=3))
+
+
+def test_attention_is_that_of_float64():
+    q, k, v = operands((2, 2), 37, 50, 16, 24)
+    seed = normal(2, 2, 37, 24, seed=3)
+    found = compare(attention(q, k, v), seed)
+    wide = [x.astype(np.float64) for x in (q, k, v, seed)]
+    scores = 0.3 * wide[0] @ wide[1].swapaxes(2, 3)
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    dp = wide[3] @ wide[2].swapaxes(2, 3)
+    ds = 0.3 * p * (dp - (p * dp).sum(-1, keepdims=True))
+    exact = ds @ wide[1], ds.swapaxes(2, 3) @ wide[0], p.swapaxes(2, 3) @ wide[3]
+    for a, b in zip(found, exact):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("scale", ["", "Mul", "Div"])
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_heads_that_lie_between_the_rows(scale, symbolic):
+    """Transposes around are taken in: nothing but the two calls is left."""
+    rng = [normal(2, 21, 3, 16, seed=i) for i in range(4)]
+    operators = attention(*rng[:3], scale, layout="rows", symbolic=symbolic)
+    if symbolic:  # sizes of heads that may be broadcast
+        assert operators.kernels == ["SoftmaxGrad"]
+        return
+    compare(operators, rng[3])
+
+
+@pytest.mark.parametrize(
+    "shape", [(11, 13), (1, 13), (11, 1), (13,), (2, 1, 1, 13), (3, 11, 13), (1, 3, 1, 1), (2, 3, 11, 13)]
+)
+def test_masks(shape):
+    mask = normal(*shape, seed=4)
+    mask[np.abs(mask) > 1] = -np.inf
+    if shape[-1] > 1:
+        mask[..., 0] = 0  # no row is masked wholly
+    else:
+        mask[:] = 0.5
+    compare(attention(*operands((2, 3), 11, 13, 8, 8), mask=mask), normal(2, 3, 11, 8, seed=3))
+
+
+def test_heads_with_what_is_not_finite_are_the_only_ones():
+    q, k, v = operands((2, 3), 7, 20, 4, 4)
+    q[0, 1, 2], k[1, 2, 3, 1], v[1, 0, 0, 0] = np.nan, np.inf, -np.inf
+    seed = normal(2, 3, 7, 4, seed=3)
+    seed[0, 2, 5, 3] = np.nan
+    found = attention(q, k, v).native(seed)
+    expected = attention(q, k, v).run(seed, "portable")
+    for a, b in zip(found, expected):
+        finite = np.isfinite(b).all(axis=(2, 3))
+        np.testing.assert_array_equal(np.isfinite(a).all(axis=(2, 3)), finite)
+        np.testing.assert_allclose(a[finite], b[finite], **CLOSE)
+
+
+def test_a_row_that_is_masked_wholly_is_nan_as_in_the_operators():
+    mask = np.zeros((6, 6), np.float32)
+    mask[2] = -np.inf
+    dq, dk, dv = compare(attention(*operands((1, 2), 6, 6, 4, 4), mask=mask), normal(1, 2, 6, 4, seed=3))
+    assert np.isnan(dq[:, :, 2]).all()
+    assert np.isfinite(np.delete(dq, 2, axis=2)).all()
+    assert np.isnan(dk).all()
+    assert np.isnan(dv).all()
+
+
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(2, 7, 7), (0, 7, 7), (2, 0, 9), (3, 5, 40)])
+@pytest.mark.parametrize("layout", ["heads", "rows"])
+def test_sizes_that_only_a_run_tells(batch, queries, keys, layout):
+    """Also of nothing, around which derivatives write guards for the products of ONNX Runtime."""
+    whole = {"q": ["N", 3, "T", 8], "k": ["N", 3, "S", 8], "v": ["N", 3, "S", 4]}
+    arrays, seed = operands((batch, 3), queries, keys, 8, 4), normal(batch, 3, queries, 4, seed=3)
+    if layout == "rows":
+        whole = {name: [dims[i] for i in (0, 2, 1, 3)] for name, dims in whole.items()}
+        *arrays, seed = (np.ascontiguousarray(x.swapaxes(1, 2)) for x in (*arrays, seed))
+    operators = attention(*arrays, layout=layout, symbolic=whole)
+    compare(operators, seed)
+    assert not {"MatMul", "Softmax", "Where"} & {node.op_type for node in with_kernels(operators.model).graph}
+
+
+def test_a_guard_that_others_share_does_not_keep_the_scores():
+    """T is asked for once, of a matrix of scores, for every product over T."""
+    dims = {"q": ["N", 2, "T", 4], "k": ["N", 2, "T", 4], "v": ["N", 2, "T", 4]}
+    square = [
+        helper.make_node("Transpose", ["q0"], ["qt"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["qt", "q0"], ["qq"]),
+        helper.make_node("MatMul", ["q0", "qq"], ["q"]),
+    ]
+    q, k, v = operands((2, 2), 5, 5, 4, 4)
+    operators = attention(q, k, v, symbolic={**dims, "q0": dims["q"]}, wrt=("q0", "k", "v"), before=square)
+    graph = operators.model.graph
+    softmax = next(node for node in graph if node.op_type == "Softmax").outputs[0]
+    turned = next(node for node in softmax.consumers() if node.op_type == "Transpose").outputs[0]
+    for shape in [node for node in graph if node.op_type == "Shape"]:
+        shape.replace_input_with(0, turned)
+    graph.sort()
+    compare(operators, normal(2, 2, 5, 4, seed=3))
+    kinds = [node.op_type for node in with_kernels(operators.model).graph]
+    assert "Where" in kinds
+    assert "Softmax" not in kinds
+
+
+def test_scores_that_something_else_reads_stay():
+    sizes = ((2, 3), 5, 6, 4, 4)
+    q, k, v = operands(*sizes)
+    mask = normal(5, 6, seed=4)
+    assert attention(q, k, v, mask=mask, wrt=("q", "k", "v", "m")).kernels == ["SoftmaxGrad"]  # the mask's cotangent
+    assert attention(q, k, v, wrt=("q", "k")).kernels == ["SoftmaxGrad"]
+    shown = attention(q, k, v)
+    shown.model.graph.outputs.append(next(n for n in shown.model.graph if n.op_type == "Softmax").outputs[0])
+    assert shown.kernels == ["SoftmaxGrad"]
+
+
+def test_operands_that_are_broadcast_or_wide_stay_operators():
+    q, k, v = operands((2, 3), 5, 6, 4, 4)
+    assert attention(q[:1], k, v).kernels == ["SoftmaxGrad"]
+    assert attention(*(x.astype(np.float64) for x in (q, k, v)), scale="").kernels == []
