@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.exact import exact
+
 _KEY = "onnxgrad.part"
 
 #: An expression of more operators is none that was named.
@@ -140,6 +142,9 @@ def _read(text: str, find: Callable[[str], ir.Value | None], written: Written) -
 def _digest(value: ir.Value, inputs: Sequence[ir.Value | None]) -> str | None:
     """A digest of `value` as an expression of `inputs`, constants and shapes; None if it is computed from more."""
     known = {v: f"input {i}" for i, v in reversed(list(enumerate(inputs))) if v is not None}
+    arrays: dict[ir.Value, np.ndarray] = {}
+    owner = value.producer()
+    opset = 1 if owner is None or owner.graph is None else owner.graph.opset_imports.get("", 1)
     todo, count = [value], 0
     while todo:
         top = todo[-1]
@@ -157,6 +162,9 @@ def _digest(value: ir.Value, inputs: Sequence[ir.Value | None]) -> str | None:
         elif missing := [v for v in node.inputs if v is not None and v not in known]:
             todo.extend(missing)
             count += len(missing)
+        elif (array := exact(node, opset, arrays)) is not None:  # folded by now, or later
+            arrays[top] = array
+            known[todo.pop()] = _of_tensor(ir.tensor(array, dtype=top.dtype))
         else:
             said = _of_node(node, known)
             if said is None:

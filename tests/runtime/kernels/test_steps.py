@@ -62,7 +62,7 @@ def test_losses_of_a_perceptron(threads):
     for target in ("portable", "native"):
         machine = StepRunner(step, options=Options(threads=threads, target=target))
         losses.append([float(machine.step(batch)[step.loss]) for batch in batches() * 5])
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6, atol=2e-7)  # logarithms of numbers near 1
     assert losses[0][-1] < losses[0][0] / 2
 
 

@@ -1,0 +1,50 @@
+"""What nodes over constants compute, where every runtime computes the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir.constants import constant, evaluate
+
+_MOVES = (
+    "Concat ConstantOfShape Expand Flatten Gather Identity Reshape Slice Squeeze Tile Transpose Trilu Unsqueeze Where"
+)
+_LOGIC = "And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor"
+_ARITHMETIC = "Abs Add Ceil Div Floor Max Min Mul Neg Sub"
+#: The operators that are folded.
+EXACT = frozenset(f"{_MOVES} {_LOGIC} {_ARITHMETIC}".split())
+_DTYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
+
+
+def exact(node: ir.Node, opset: int, known: Mapping[ir.Value, np.ndarray] | None = None) -> np.ndarray | None:
+    """The output of `node`, if every runtime gives the same bits; not NaN, nor denormals, which some take as zeros.
+
+    Args:
+        node: whose operands are constants (`constant`), or `known`; else the result is None.
+        opset: of the standard operators.
+        known: what operands are that become constants where this is done for all nodes.
+    """
+    operands = [v for v in node.inputs if v is not None]
+    if node.op_type not in EXACT or node.domain or len(node.outputs) != 1 or not operands:
+        return None
+    feeds = {}
+    for v in operands:
+        array = known[v] if known is not None and v in known else constant(v)
+        if array is None:
+            return None
+        feeds[v] = array
+    if any(v.dtype not in _DTYPES for v in (*feeds, node.outputs[0])):
+        return None
+    if node.op_type == "Div" and node.outputs[0].dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+        return None
+    with np.errstate(all="ignore"):
+        array = evaluate(node, feeds, opset)
+    if array is None or array.dtype.kind != "f":
+        return array
+    tiny = np.finfo(array.dtype).tiny
+    arrays = [array, *(a for a in feeds.values() if a.dtype.kind == "f")]
+    plain = all(not np.isnan(a).any() and not ((a != 0) & (np.abs(a) < tiny)).any() for a in arrays)
+    return array if plain else None
