@@ -53,8 +53,9 @@ if TYPE_CHECKING:
     from onnxgrad.transforms.per_example import per_example_grad
     from onnxgrad.transforms.rematerialize import rematerialize
     from onnxgrad.transforms.second_order import gauss_newton_vp, hvp
-    from onnxgrad.transforms.sparse import sparse_hessian, sparse_jacobian
-    from onnxgrad.transforms.taylor import jet, laplacian
+    from onnxgrad.transforms.sparse.matrices import sparse_hessian, sparse_jacobian
+    from onnxgrad.transforms.taylor.jets import jet
+    from onnxgrad.transforms.taylor.laplacians import laplacian
     from onnxgrad.transforms.vmap import vmap
 
 __version__ = "0.1.0"

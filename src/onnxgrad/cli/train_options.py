@@ -18,7 +18,7 @@ from onnxgrad.training.build.heads import placed_head
 from onnxgrad.training.loop.callbacks import Callback, Plateau
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.loss.losses import LOSSES
-from onnxgrad.training.optim.optimizers import OPTIMIZERS
+from onnxgrad.training.optim.optimizers import OPTIMIZERS, SECOND_ORDER
 from onnxgrad.training.optim.schedules import SCHEDULES, Schedule
 from onnxgrad.training.option_strings import completed, looked_up, spelled
 
@@ -32,7 +32,10 @@ Losses = Annotated[
 ]
 Optimizer = Annotated[
     str | None,
-    panels.optimizer("--optimizer", help=f"{', '.join(OPTIMIZERS)}. Settings: adamw:betas=0.9,0.95,eps=1e-6."),
+    panels.optimizer(
+        "--optimizer",
+        help=f"{', '.join([*SECOND_ORDER, *OPTIMIZERS])}. Settings: adamw:betas=0.9,0.95,eps=1e-6.",
+    ),
 ]
 Prediction = Annotated[
     str | None, panels.loss("--prediction", help="The output that meets the labels. Default: the only float output.")

@@ -35,6 +35,8 @@ from onnxgrad.training.loss.objective import Objective
 from onnxgrad.training.loss.step_metrics import check_measures
 from onnxgrad.training.metadata import AVERAGE, CONVENTION, FED, MASKS, SCHEDULED, TAKEN_OF, TRAINS
 from onnxgrad.training.optim.config import Optimizer
+from onnxgrad.training.optim.optimizers import completed_settings
+from onnxgrad.training.optim.second_order import LossOfWeights, write_step
 from onnxgrad.training.optim.update import State, Update
 from onnxgrad.training.spec.training_info import Source
 from onnxgrad.transforms.gradient_node import DOMAIN
@@ -159,9 +161,18 @@ class _Attachment:
         parameters, owners = self._parameters(loss.value, optimizer)
         for statistic, new in updates.items():
             self.bindings[statistic.name or ""] = new.name or ""
-        gradients = self._gradient(loss.value, parameters)
-        update = Update(optimizer, State(self.builder, self._held, self._bind))
-        update.write(parameters, gradients, owners, "gradient_norm" in metrics)
+        state = State(self.builder, self._held, self._bind)
+        update = Update(optimizer, state)
+        if optimizer.takes_loss:
+            if accumulate or updates or "gradient_norm" in metrics:
+                what = "parts of a batch" if accumulate else "running statistics" if updates else "gradient_norm"
+                raise BadInput(f"the optimizer {optimizer.name!r} takes the loss as a function: it has no {what}")
+            ends = [copies.get(v, v) for v in objective.predictions()]
+            function = LossOfWeights(self.builder, loss.value, ends, parameters)
+            write_step(optimizer.name, completed_settings(optimizer.name, optimizer.settings), function, state)
+        else:
+            gradients = self._gradient(loss.value, parameters)
+            update.write(parameters, gradients, owners, "gradient_norm" in metrics)
         for held in self.graph.initializers.values() if optimizer.schedule is not None else ():
             if FED in held.metadata_props:
                 held.metadata_props[SCHEDULED] = str(optimizer.schedule)

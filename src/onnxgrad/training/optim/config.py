@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.graph.trainable import matching
-from onnxgrad.training.optim.optimizers import Settings, completed_settings, in_full, optimizer_named
+from onnxgrad.training.optim.optimizers import SECOND_ORDER, Settings, check_optimizer, completed_settings, in_full
 from onnxgrad.training.optim.schedules import Schedule
 from onnxgrad.training.option_strings import spelled
 
@@ -49,7 +49,8 @@ class Optimizer:
     """How gradients become the next weights.
 
     Args:
-        name: one of `optimizers.OPTIMIZERS`, also spelled with settings, as ``adamw:betas=0.9,0.95``.
+        name: one of `optimizers.OPTIMIZERS` or `optimizers.SECOND_ORDER`, also spelled with settings, as
+            ``adamw:betas=0.9,0.95``.
         groups: parameters with other settings, as `Group` or spelled; the first that matches counts.
         schedule: scales all learning rates, as a function of the number of steps.
         clip_norm: the largest norm of all gradients together.
@@ -84,7 +85,17 @@ class Optimizer:
         name, given = spelled(name)
         asked = {**in_full(given), **in_full({key: v for key, v in settings.items() if v is not None})}
         found = [g if isinstance(g, Group) else Group.of(g) for g in groups or ()]
-        optimizer_named(name, asked)
+        check_optimizer(name, asked)
+        if name in SECOND_ORDER:
+            others = {
+                "groups": found,
+                "schedule": schedule,
+                "clip_norm": clip_norm,
+                "clip_value": clip_value,
+                "ema": ema,
+            }
+            if wrong := [key for key, value in others.items() if value]:
+                raise BadInput(f"the optimizer {name!r} decides by the loss alone: it takes no {', '.join(wrong)}")
         for group in found:
             completed_settings(name, {**asked, **group.settings})
         for what, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
@@ -112,6 +123,11 @@ class Optimizer:
         for k, group in reversed(list(enumerate(self.groups))):
             owners.update(dict.fromkeys(matching(group.pattern, weights, nodes), k))
         return {name: k for name, k in owners.items() if k is None or not self.groups[k].frozen}
+
+    @property
+    def takes_loss(self) -> bool:
+        """Whether it takes the loss as a function, not its gradient alone."""
+        return self.name in SECOND_ORDER
 
     def convention(self) -> str:
         """In words, where Adam adds its ε; empty for other optimizers."""

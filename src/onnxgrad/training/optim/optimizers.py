@@ -127,6 +127,13 @@ OPTIMIZERS: dict[str, OptimizerRule] = {
 }
 
 
+#: Methods that take the loss as a function (see `second_order`), with their settings.
+SECOND_ORDER: dict[str, Settings] = {
+    "lm": {"learning_rate": 1.0, "damping": 1.0, "iterations": 50, "tolerance": 0.01},
+    "lbfgs": {"learning_rate": 1.0, "history": 10, "iterations": 20},
+}
+
+
 #: Short names of settings, for command lines.
 SHORT = {"rate": "learning_rate", "lr": "learning_rate", "decay": "weight_decay"}
 
@@ -148,15 +155,24 @@ def optimizer_named(name: str, asked: Settings) -> tuple[OptimizerRule, Settings
     return rule, completed_settings(name, asked)
 
 
+def check_optimizer(name: str, asked: Settings) -> None:
+    """Refuse a `name` that no optimizer has, and settings that do not belong to it."""
+    looked_up("optimizer", name, {**OPTIMIZERS, **SECOND_ORDER})
+    completed_settings(name, asked)
+
+
 def completed_settings(name: str, asked: Settings) -> Settings:
     """All settings of the optimizer `name`, those that are not `asked` for (or None) at their defaults."""
-    rule = OPTIMIZERS[name]
+    defaults = SECOND_ORDER[name] if name in SECOND_ORDER else OPTIMIZERS[name].settings
     given = {key: value for key, value in asked.items() if value is not None}
-    settings = completed(f"the optimizer {name!r}", rule.settings, given, "setting")
-    for setting in ("learning_rate", "weight_decay", "eps", "least"):
+    settings = completed(f"the optimizer {name!r}", defaults, given, "setting")
+    for setting in ("learning_rate", "weight_decay", "eps", "least", "damping", "tolerance"):
         value = settings.get(setting, 0)
         if not 0 <= value < float("inf"):
             raise BadInput(f"{setting} must be a number ≥ 0, not {value}")
+    for setting in ("iterations", "history"):
+        if (count := settings.get(setting, 1)) < 1 or count != int(count):
+            raise BadInput(f"{setting} must be a number from 1 on, not {count}")
     shares: dict[str, Any] = {key: settings[key] for key in ("momentum", "alpha") if key in settings}
     if "betas" in settings:
         betas = settings["betas"]
