@@ -95,7 +95,7 @@ def _readers(value: ir.Value, update: ir.Node) -> list[ir.Node] | None:
 def _bytes(value: ir.Value) -> int:
     if value.shape is None or value.dtype is None or not value.shape.is_static():
         return 0
-    return math.prod(value.shape.numpy()) * value.dtype.itemsize
+    return int(math.prod(value.shape.numpy()) * value.dtype.itemsize)
 
 
 class _Before:

@@ -162,18 +162,41 @@ def own_names(algorithm: onnx.GraphProto) -> set[str]:
 
 
 def _deserialized(algorithm: onnx.GraphProto, known: dict[str, ir.Value]) -> ir.Graph:
-    """The graph of `algorithm`; where it names values of the inference graph, it reads those."""
+    """The graph of `algorithm`; where it names values of the inference graph, it reads those.
+
+    Its initializers, moments as large as the weights among them, stay where they are in `algorithm`.
+    """
     proto = onnx.GraphProto()
-    proto.CopyFrom(algorithm)
-    del proto.output[:]
+    for part, held in algorithm.ListFields():
+        if part.name == "name":
+            proto.name = held
+        elif part.name not in ("output", "initializer", "doc_string"):
+            getattr(proto, part.name).extend(held)
     outside = sorted(set(_mentioned(algorithm)) & known.keys())
-    proto.input.extend(onnx.ValueInfoProto(name=name) for name in outside)
+    fixed = {t.name: t for t in algorithm.initializer}
+    bare = fixed.keys() - {v.name for v in algorithm.input}
+    proto.input.extend(onnx.ValueInfoProto(name=name) for name in (*outside, *sorted(bare - set(outside))))
     graph: ir.Graph = ir.from_proto(proto)  # type: ignore[assignment]
+    for value in list(graph.inputs):
+        if value.name in fixed:
+            value.const_value = tensor = _lasting(fixed[value.name])
+            value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape)  # type: ignore[arg-type]
+            if value.name in bare:
+                graph.inputs.remove(value)
+            graph.register_initializer(value)
     for value in list(graph.inputs):
         if value.name in known:
             graph.inputs.remove(value)
             value.replace_all_uses_with(known[value.name], replace_graph_outputs=True)
     return graph
+
+
+def _lasting(proto: onnx.TensorProto) -> ir.TensorProtocol:
+    """What is in `proto`, under a name that can be changed by itself."""
+    held = ir.serde.deserialize_tensor(proto)
+    if isinstance(held, ir.ExternalTensor) or held.dtype == ir.DataType.STRING:
+        return held
+    return ir.LazyTensor(lambda: held, dtype=held.dtype, shape=ir.Shape(held.shape), name=held.name)  # type: ignore[arg-type]
 
 
 def _into_input(graph: ir.Graph, name: str) -> ir.TensorProtocol:
