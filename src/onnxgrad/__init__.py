@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from onnxgrad.runtime import Options, Session, StepRunner
     from onnxgrad.training import (
         Group,
+        LoRA,
         Loss,
         Optimizer,
         Schedule,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         compile_step,
         evaluate,
         export_step,
+        load_adapter,
         predict,
         train,
     )
@@ -65,6 +67,7 @@ __all__ = [
     "CustomRule",
     "Function",
     "Group",
+    "LoRA",
     "Loss",
     "NoDerivative",
     "NoRule",
@@ -100,6 +103,7 @@ __all__ = [
     "laplacian",
     "linear_operator",
     "linearize",
+    "load_adapter",
     "load_rule",
     "per_example_grad",
     "predict",
@@ -129,7 +133,7 @@ _LATER = {
         "rules.registry": ("straight_through",),
         "runtime": ("Options", "Session", "StepRunner"),
         "training": (
-            *("Group", "Loss", "Optimizer", "Schedule"),
+            *("Group", "LoRA", "Loss", "Optimizer", "Schedule", "load_adapter"),
             *("Trainer", "attach", "compile_step", "evaluate", "export_step", "predict", "train"),
         ),
         "transforms": (

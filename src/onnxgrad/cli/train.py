@@ -13,6 +13,8 @@ from onnxgrad.cli.path_clashes import GOING, MODEL, OUTPUT, Force, check_paths, 
 from onnxgrad.cli.train_run import Job
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.model_io import files_of, load_model
+from onnxgrad.training.adapters.folder import check_adapter
+from onnxgrad.training.adapters.folder import files_in as adapter_files
 from onnxgrad.training.data import Images, open_data
 from onnxgrad.training.spec.training_info import told
 
@@ -51,6 +53,10 @@ def train(
     freeze: train_options.Freeze = None,
     freeze_bn: train_options.FreezeBn = False,
     dropout: train_options.Dropout = None,
+    lora: train_options.Lora = None,
+    lora_alpha: train_options.LoraAlpha = None,
+    lora_targets: train_options.LoraTargets = None,
+    lora_dropout: train_options.LoraDropout = None,
     epochs: Annotated[int, panels.run(help="How often every row is seen.")] = 10,
     batch_size: Annotated[int, panels.run(help="Rows per step.")] = 32,
     seed: Annotated[int, panels.run(help="Decides the order of the rows.")] = 0,
@@ -75,6 +81,7 @@ def train(
             "--loss and no --optimizer."
         ),
     ] = None,
+    save_adapter: train_options.SaveAdapter = None,
     resume: Annotated[bool, panels.run("--resume", help="Go on from the checkpoint, exactly.")] = False,
     accept_changes: Annotated[
         bool, panels.run("--accept-changes", help="Resume with other data or flags than those of the checkpoint.")
@@ -102,6 +109,8 @@ def train(
     source = load_model(model)
     checkpoint = checkpoint or output.parent / f"{output.stem}.checkpoint"
     folders = {"--checkpoint": (checkpoint, checkpoint_files(checkpoint))}
+    if save_adapter is not None:
+        folders["--save-adapter"] = (save_adapter, adapter_files(save_adapter))
     check_paths(
         {
             MODEL: files_of(source, model),
@@ -137,6 +146,8 @@ def train(
         source, where = train_options.headed(source, head)
         notes.append(where)
     training = train_options.with_training(source, model, flags, accumulate)
+    if save_adapter is not None:
+        check_adapter(training)
     job = Job(
         model=training,
         notes=[*notes, *told(training)],
@@ -144,6 +155,7 @@ def train(
         after=output,
         checkpoint=checkpoint,
         save_training=save_training,
+        save_adapter=save_adapter,
         metrics=metrics,
         plot=plot,
         epochs=epochs,

@@ -13,7 +13,8 @@ import onnx_ir as ir
 from onnxgrad.cli import panels
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import files_of, load_model, training_info
-from onnxgrad.training import attach
+from onnxgrad.training import LoRA, attach
+from onnxgrad.training.adapters.config import ATTENTION
 from onnxgrad.training.build.heads import placed_head
 from onnxgrad.training.loop.callbacks import Callback, Plateau
 from onnxgrad.training.loss.config import Loss
@@ -97,6 +98,38 @@ Trainable = Annotated[
     ),
 ]
 Freeze = Annotated[list[str] | None, panels.model("--freeze", help="Not these weights; as --train. Repeatable.")]
+Lora = Annotated[
+    int | None,
+    panels.model(
+        "--lora",
+        metavar="RANK",
+        help="Train adapters of this rank (LoRA) beside frozen weights, merged into them at the end; --train then says "
+        "what trains as a whole, too.",
+    ),
+]
+LoraAlpha = Annotated[
+    float | None, panels.model("--lora-alpha", help="Adapters count alpha/rank times. Default: twice the rank.")
+]
+LoraTargets = Annotated[
+    list[str] | None,
+    panels.model(
+        "--lora-targets",
+        metavar="PATTERN",
+        help="What is adapted: attention (default), q_proj, "
+        "'*.mlp.*', type:MatMul,Gemm,Conv, all; '!head*': not these. Repeatable.",
+    ),
+]
+LoraDropout = Annotated[
+    float | None, panels.model("--lora-dropout", help="Share of the input that adapters drop, in training.")
+]
+SaveAdapter = Annotated[
+    Path | None,
+    panels.output(
+        "--save-adapter",
+        metavar="DIR",
+        help="Folder for the adapter alone: adapter.onnx_adapter, a model.onnx that takes it, and the files of PEFT.",
+    ),
+]
 FreezeBn = Annotated[bool, panels.model("--freeze-bn", help="Keep BatchNormalization in inference mode.")]
 Dropout = Annotated[
     list[str] | None,
@@ -166,6 +199,7 @@ def normalization(mean: str | None, std: str | None) -> tuple[tuple[float, ...],
 _FLAGS = (
     *("loss", "optimizer", "prediction", "labels", "lr", "weight_decay", "momentum", "group", "clip_norm"),
     *("clip_value", "ema", "train", "freeze", "freeze_bn", "dropout"),
+    *("lora", "lora_alpha", "lora_targets", "lora_dropout"),
 )
 
 
@@ -187,6 +221,7 @@ def with_training(
         schedule: to be a part of the graph.
     """
     given = [flag for flag, value in flags.items() if value is not None and value is not False]
+    adapter = _adapter(flags)
     if training_info(source):
         if given:
             raise BadInput(f"{path} carries training information, which is used as it is; drop {', '.join(given)}")
@@ -213,6 +248,22 @@ def with_training(
         dropout=_dropout(flags["--dropout"] or ()),
         accumulate=parts > 1,
         schedule=schedule,
+        adapter=adapter,
+    )
+
+
+def _adapter(flags: Mapping[str, Any]) -> LoRA | None:
+    """What the flags say of adapters."""
+    if flags["--lora"] is None:
+        for flag in ("--lora-alpha", "--lora-targets", "--lora-dropout"):
+            if flags[flag] is not None:
+                raise BadInput(f"{flag} says more about adapters, which --lora RANK asks for")
+        return None
+    return LoRA(
+        flags["--lora"],
+        flags["--lora-alpha"],
+        flags["--lora-targets"] or ATTENTION,
+        flags["--lora-dropout"] or 0.0,
     )
 
 

@@ -40,6 +40,7 @@ class Job:
         after: where the trained model goes.
         checkpoint: folder.
         save_training: where the training model goes, as it stands at the end.
+        save_adapter: the folder for the adapter.
         metrics: JSON file.
         plot: PNG file.
         epochs: how often every row is seen.
@@ -67,6 +68,7 @@ class Job:
     after: Path
     checkpoint: Path
     save_training: Path | None = None
+    save_adapter: Path | None = None
     metrics: Path | None = None
     plot: Path | None = None
     epochs: int = 10
@@ -131,6 +133,8 @@ class Job:
         save_model(trainer.inference_model(), self.after)
         if self.save_training is not None:
             trainer.save_training_model(self.save_training)
+        if self.save_adapter is not None:
+            trainer.save_adapter(self.save_adapter)
         lines = []
         if held_out is not None and before is not None:
             after = trainer.evaluation.file(self.after, held_out)
@@ -144,6 +148,7 @@ class Job:
         for what, path in (
             ("trained model", self.after),
             ("training model", self.save_training),
+            ("adapter", self.save_adapter),
             ("checkpoint", self.checkpoint / FILE),
             ("metrics", self.metrics),
             ("plot", self.plot),

@@ -1,5 +1,7 @@
 """Training: a loss and an optimizer attached to a model, compiled to one step graph, run in a loop."""
 
+from onnxgrad.training.adapters.config import LoRA
+from onnxgrad.training.adapters.folder import load_adapter
 from onnxgrad.training.build.attach import attach
 from onnxgrad.training.build.heads import with_head
 from onnxgrad.training.build.initializers import initialize
@@ -31,6 +33,7 @@ __all__ = [
     "Group",
     "History",
     "Interrupted",
+    "LoRA",
     "Loss",
     "Optimizer",
     "OptimizerFunctions",
@@ -48,6 +51,7 @@ __all__ = [
     "evaluate",
     "export_step",
     "initialize",
+    "load_adapter",
     "load_npz",
     "lower_gradients",
     "optimizer_function",

@@ -24,6 +24,8 @@ CONVENTION = "onnxgrad.adam"
 TAKEN_OF = "onnxgrad.loss"
 #: Of an algorithm: what is trained, and what is not and why, in words.
 TRAINS = "onnxgrad.trains"
+#: Of a model with an adapter: what it is, as JSON. Of a node that belongs to it: the weight that is adapted.
+ADAPTER = "onnxgrad.adapter"
 
 
 def class_names(model: ir.Model) -> tuple[str, ...] | None:

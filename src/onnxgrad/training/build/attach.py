@@ -8,6 +8,7 @@ and its state, a counter of steps, the learning rate. Where the network behaves 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from onnxgrad.ir.graph import ancestors, prune, reads
 from onnxgrad.ir.infer.inference import forget_values
 from onnxgrad.model_io import AnyModel, open_model, training_info
 from onnxgrad.model_io.save import to_proto
+from onnxgrad.training.adapters.config import LoRA
+from onnxgrad.training.adapters.insert import adapted
 from onnxgrad.training.graph.exported_constants import INFINITE, Sorted, sort_out
 from onnxgrad.training.graph.lift_weights import initializer, own_weights
 from onnxgrad.training.graph.linear_models import with_own_weights
@@ -56,6 +59,7 @@ def attach(
     dropout: Mapping[str, float] | None = None,
     metrics: Sequence[str] = (),
     accumulate: bool = False,
+    adapter: LoRA | None = None,
     **settings: Any,
 ) -> onnx.ModelProto:
     """The model with training information.
@@ -83,6 +87,9 @@ def attach(
             ``{"Relu": 0.1}``.
         metrics: further results of the algorithm: accuracy, top5, mse, mae, gradient_norm.
         accumulate: also compute ``batch_weight``, by which gradients of parts of a batch are weighted.
+        adapter: train small factors beside frozen weights, which are constants then; what is `trainable` trains as a
+            whole beside them, and BatchNormalization stays in inference mode. A model that has an adapter already (see
+            `load_adapter`) goes on training it.
         settings: arguments of `Optimizer`, where `optimizer` is a name: ``learning_rate``, ``weight_decay``,
             ``groups``, ``schedule``, ``clip_norm``, … The `convention` of adam and adamw is where ε stands: "onnx"
             (default) is the operator of the specification, which divides by √H + ε and corrects the bias afterwards;
@@ -94,7 +101,8 @@ def attach(
     """
     return to_proto(attached(
         model, loss=loss, optimizer=optimizer, output=output, labels=labels, trainable=trainable, freeze=freeze,
-        train_mode=train_mode, freeze_bn=freeze_bn, dropout=dropout, metrics=metrics, accumulate=accumulate, **settings,
+        train_mode=train_mode, freeze_bn=freeze_bn, dropout=dropout, metrics=metrics, accumulate=accumulate,
+        adapter=adapter, **settings,
     ).model)  # fmt: skip
 
 
@@ -112,6 +120,7 @@ def attached(
     dropout: Mapping[str, float] | None = None,
     metrics: Sequence[str] = (),
     accumulate: bool = False,
+    adapter: LoRA | None = None,
     **settings: Any,
 ) -> Source:
     """What `attach` gives, still open: nothing need be read or validated again."""
@@ -120,24 +129,29 @@ def attached(
     check_measures(metrics)
     frozen = ["*"] if freeze_bn is True else list(freeze_bn or ())
     mode = Mode(train_mode, frozen, dropout or {})
-    return _Attachment(model, trainable, freeze).attach(terms, chosen, mode, metrics, accumulate)
+    return _Attachment(model, trainable, freeze, adapter).attach(terms, chosen, mode, metrics, accumulate)
 
 
 class _Attachment:
     """One model to which an algorithm is attached: written behind the inference graph, then cut off it."""
 
-    def __init__(self, model: AnyModel, trainable: Sequence[str] | None, freeze: Sequence[str]) -> None:
+    def __init__(
+        self, model: AnyModel, trainable: Sequence[str] | None, freeze: Sequence[str], adapter: LoRA | None = None
+    ) -> None:
         self.model = open_model(model).model
         self.graph = self.model.graph
         ir.external_data.load_to_model(self.model)
         training_info(self.model).clear()
         self.model.metadata_props.pop(MASKS, None)
+        if adapter is not None and adapter.train_also:
+            trainable = [*(trainable or ()), *adapter.train_also]
         self.trainable, self.freeze = trainable, freeze
         with_own_weights(self.graph)
         own_weights(self.graph, trainable or ())
         for value in list(self.graph.inputs):
             if value.is_initializer():  # an input with a default value is a weight
                 self.graph.inputs.remove(value)
+        self.adapter = adapted(self.model, adapter)
         write_otherwise(self.graph)  # so that the stock runtime is right about the trained file
         self.model.opset_imports.setdefault(DOMAIN, 1)
         self.builder = Builder(self.graph)
@@ -151,6 +165,8 @@ class _Attachment:
         self, terms: Sequence[Loss], optimizer: Optimizer, mode: Mode, metrics: Sequence[str], accumulate: bool
     ) -> Source:
         """Write everything; the model with its training information."""
+        if self.adapter is not None and not mode.frozen and statistics(self.nodes):
+            mode = replace(mode, frozen=["*"])
         mode.check(self.nodes)
         objective = Objective(self.builder, terms, self._output)
         updates: dict[ir.Value, ir.Value] = {}
@@ -211,17 +227,21 @@ class _Attachment:
         floats = [v for v in initializers.values() if v.dtype in FLOATS]
         reached = {v for node in on_path(nodes, floats, [loss], self.builder) for v in reads(node)}
         candidates = {v.name or "": v for v in floats if v in reached and v not in running}
-        sorted_out = sort_out(candidates, nodes)
+        own = self._factors(candidates)
+        asked = self.trainable if self.adapter is None else [*(self.trainable or ()), *self.adapter.also]
+        sorted_out = Sorted(own, {})  # of many frozen weights, nobody need know what they are
+        if self.adapter is None or any(is_pattern(text) for text in asked or ()):
+            sorted_out = sort_out(candidates, nodes)
         usual = sorted_out.weights
-        if self.trainable is None:
+        if asked is None:
             if not usual:
                 raise BadInput(
                     "the loss depends on no float initializer that looks like a weight: there is nothing to train"
                 )
             found = dict(usual)
         else:
-            found = {}
-            for text in dict.fromkeys(self.trainable):
+            found = dict(own)
+            for text in dict.fromkeys(asked):
                 if text == EVERYTHING and text not in initializers:
                     found |= {n: v for n, v in candidates.items() if sorted_out.constants.get(n) != INFINITE}
                     continue
@@ -233,10 +253,26 @@ class _Attachment:
         names = without(owners, self.freeze, found, self.nodes)
         if not names:
             raise BadInput("every weight is frozen: there is nothing to train")
-        if self.trainable is not None:
+        if self.adapter is not None:
+            self.adapter.also = [name for name in names if name not in own]
+            self.adapter.write(self.model)
+        if asked is not None:
             sorted_out = Sorted(usual, {})
         self.told = sorted_out.told(names, found)
+        if self.adapter is not None:
+            size = sum(v.const_value.size for v in floats if v.const_value is not None)
+            trained = sum(t.size for n in names if (t := found[n].const_value) is not None)
+            self.told += f", {100 * trained / size:.2g} % of all; adapts {len(self.adapter.weights)} weights"
         return [found[name] for name in names], owners
+
+    def _factors(self, candidates: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
+        """The factors of the adapter that the loss depends on."""
+        if self.adapter is None:
+            return {}
+        own = {n: candidates[n] for e in self.adapter.weights.values() for n in (e.a, e.b) if n in candidates}
+        if not own:
+            raise BadInput("the loss depends on none of the weights that are adapted\n  hint: choose other targets")
+        return own
 
     @staticmethod
     def _trained(

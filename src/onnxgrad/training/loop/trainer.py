@@ -17,6 +17,8 @@ from onnxgrad.errors import BadInput, warn_caller
 from onnxgrad.model_io import load_model, save_model, training_info
 from onnxgrad.remat import Plan
 from onnxgrad.runtime import Options, StepRunner
+from onnxgrad.training.adapters.folder import save_adapter
+from onnxgrad.training.adapters.merge import merged
 from onnxgrad.training.build.attach import attached
 from onnxgrad.training.data import Data, Field, split
 from onnxgrad.training.data.axes import first_dim
@@ -82,7 +84,7 @@ class Trainer:
             (see `within_memory`). With `accumulate`, it is what a part may take.
         batch_size: the most rows of a batch that `memory` is for.
         dims: sizes of other symbolic dimensions that it is for, by name.
-        attached: further arguments of `attach`: ``learning_rate``, ``freeze``, ``groups``, …
+        attached: further arguments of `attach`: ``learning_rate``, ``freeze``, ``groups``, ``adapter=LoRA(…)``, …
 
     Raises:
         BadInput: a bare model without a loss, a loss for a model that carries training information, or what
@@ -225,12 +227,16 @@ class Trainer:
         return self.machine.state()
 
     def inference_model(self) -> Any:
-        """The inference model with the weights as they are now, an ``onnx_ir.Model``.
+        """The inference model with the weights as they are now, an ``onnx_ir.Model``; adapters are merged into them.
 
         If the training information keeps averages of weights, with these (``step.inference_model(state())`` has the
         weights themselves).
         """
-        return self._named(self.step.inference_model(averaged(self.step.source, self.machine.state())))
+        return self._named(merged(self.adapted_model()))
+
+    def adapted_model(self) -> Any:
+        """The same with adapters beside the weights that they adapt, not merged into them."""
+        return self.step.inference_model(averaged(self.step.source, self.machine.state()))
 
     def _named(self, model: ir.Model) -> ir.Model:
         if self.classes:
@@ -261,6 +267,16 @@ class Trainer:
             BadInput: it cannot be written there.
         """
         save_model(self.inference_model(), path)
+
+    def save_adapter(self, folder: str | os.PathLike) -> None:
+        """Write the adapter into `folder`: for ONNX Runtime, for PEFT and for `load_adapter` (see `adapters.folder`).
+
+        Raises:
+            BadInput: the model has no adapter, or the folder cannot be written.
+        """
+        if self.step.source is None:
+            raise BadInput("a step without the model that it was compiled from has no adapter to save")
+        save_adapter(self.adapted_model(), self.step.source.inference(), Path(folder))
 
     def __repr__(self) -> str:
         return f"<Trainer at step {self.step_count} of {self.step!r}>"

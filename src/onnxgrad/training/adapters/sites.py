@@ -1,0 +1,210 @@
+"""Where weights are read that can be adapted: products, convolutions and embeddings, in branches and bodies, too.
+
+A weight may be read by several nodes, also by way of a Transpose, an Identity or a DequantizeLinear. It can be adapted
+if each of them is a site: then all of them are, with the same factors, and the adapted weight can be merged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from onnxgrad.ir.builder import FLOATS
+
+LINEAR, CONV, EMBEDDING = "linear", "conv", "embedding"
+#: What PyTorch's newer exporter tells of the modules that a node comes from.
+_SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+@dataclass
+class Site:
+    """A node that reads a weight W.
+
+    Attributes:
+        node: a MatMul, Gemm, Conv or Gather.
+        at: by which of its inputs.
+        transposed: y = x·Wᵀ (or W·x), not x·W.
+        data: the input by which x, or the indices of rows, enter.
+    """
+
+    node: ir.Node
+    at: int
+    transposed: bool
+
+    @property
+    def data(self) -> ir.Value:
+        """What meets the weight."""
+        value = self.node.inputs[1 if self.at == 0 else 0]
+        assert value is not None
+        return value
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the weight is the left operand of a product."""
+        return self.node.op_type == "MatMul" and self.at == 0
+
+
+@dataclass
+class Weight:
+    """A weight that can be adapted.
+
+    Attributes:
+        value: the initializer.
+        kind: ``linear``, ``conv`` or ``embedding``.
+        sites: all nodes that read it.
+        dtype: of what they read.
+        quantized: it is an integer tensor, dequantized on the way, so that no adapter can be merged into it.
+    """
+
+    value: ir.Value
+    kind: str
+    dtype: ir.DataType
+    sites: list[Site] = field(default_factory=list)
+    quantized: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the initializer."""
+        return self.value.name or ""
+
+    @property
+    def transposed(self) -> bool:
+        """Whether A·B has the layout of Wᵀ: that in which the first site reads it."""
+        return self.sites[0].transposed
+
+    @property
+    def groups(self) -> int:
+        """Those of the convolutions."""
+        given = self.sites[0].node.attributes.get("group")
+        return 1 if given is None else given.as_int()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the initializer."""
+        assert self.value.const_value is not None
+        return tuple(int(d) for d in self.value.const_value.shape)  # type: ignore[arg-type]
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """How many numbers go into a site, and come out, per row (of a convolution: per group and position)."""
+        shape = self.shape
+        if self.kind == CONV:
+            size = 1
+            for d in shape[1:]:
+                size *= d
+            return size, shape[0] // self.groups
+        rows, columns = shape[-2:]
+        return (columns, rows) if self.transposed else (rows, columns)
+
+    @property
+    def module(self) -> str:
+        """The module of the exported model that it belongs to, as ``model.layers.0.self_attn.q_proj``."""
+        if self.name.endswith(".weight") and "::" not in self.name:
+            return self.name.removesuffix(".weight")
+        node = self.sites[0].node
+        scopes = [s for s in re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, "")) if s]
+        if len(scopes) > 1:
+            return scopes[-2]
+        parts = (node.name or "").split("/")
+        if len(parts) > 2 and not parts[0]:
+            return ".".join(parts[1:-1])
+        return self.name
+
+
+def weights(graph: ir.Graph) -> dict[str, Weight]:
+    """What of the initializers of `graph` can be adapted, by name, in the order in which they are read."""
+    found: dict[str, Weight] = {}
+    refused: set[str] = set()
+    for node in graph.all_nodes():
+        for at in _operands(node):
+            source = _source(node.inputs[at])
+            if source is None or source[0].name in refused or graph.initializers.get(source[0].name or "") is None:
+                continue
+            value, turned, quantized = source
+            weight = _weight(node, at, value, turned, quantized, found.get(value.name or ""))
+            if weight is None:
+                refused.add(value.name or "")
+                found.pop(value.name or "", None)
+            else:
+                found[weight.name] = weight
+    return {n: w for n, w in found.items() if set(_readers(w.value)) == {(s.node, s.at) for s in w.sites}}
+
+
+def _operands(node: ir.Node) -> tuple[int, ...]:
+    if node.domain not in ("", "ai.onnx"):
+        return ()
+    return {"MatMul": (0, 1), "Gemm": (1,), "Conv": (1,), "Gather": (0,)}.get(node.op_type, ())
+
+
+def _source(value: ir.Value | None) -> tuple[ir.Value, bool, bool] | None:
+    """The initializer that `value` comes from, whether it is turned on the way, and whether it is dequantized."""
+    turned = quantized = False
+    while value is not None and (node := value.producer()) is not None:
+        if _passes(node) is None:
+            return None
+        turned ^= node.op_type == "Transpose"
+        quantized |= node.op_type == "DequantizeLinear"
+        value = node.inputs[0]
+    if value is None or not value.is_initializer() or value.is_graph_input() or value.const_value is None:
+        return None
+    return value, turned, quantized
+
+
+def _passes(node: ir.Node) -> ir.Value | None:
+    """What a node that only hands a weight on gives; None for others."""
+    if node.domain not in ("", "ai.onnx"):
+        return None
+    if node.op_type in ("Identity", "DequantizeLinear"):
+        return node.outputs[0]
+    if node.op_type == "Transpose" and node.inputs[0] is not None and node.inputs[0].shape is not None:
+        rank, perm = len(node.inputs[0].shape), node.attributes.get("perm")
+        axes = list(range(rank))[::-1] if perm is None else list(perm.as_ints())
+        if axes == [*range(rank - 2), rank - 1, rank - 2]:
+            return node.outputs[0]
+    return None
+
+
+def _readers(value: ir.Value) -> Iterator[tuple[ir.Node | None, int]]:
+    """The nodes that read `value`, or what only hands it on; no node: an output."""
+    if value.is_graph_output():
+        yield None, 0
+    for node, at in value.uses():
+        passed = _passes(node) if at == 0 else None
+        if passed is None:
+            yield node, at
+        else:
+            yield from _readers(passed)
+
+
+def _weight(
+    node: ir.Node, at: int, value: ir.Value, turned: bool, quantized: bool, known: Weight | None
+) -> Weight | None:
+    """`value` as a weight with `node` as a further site; None if it cannot be adapted there."""
+    read, rank = node.inputs[at], len(value.const_value.shape)  # type: ignore[union-attr]
+    dtype = read.dtype if read is not None and read.dtype is not None else value.dtype
+    if dtype not in FLOATS or rank < 2 or node.outputs[0].dtype not in (None, dtype):
+        return None
+    kind, transposed = LINEAR, turned
+    if node.op_type == "Conv":
+        kind = CONV
+        if turned:
+            return None
+    elif node.op_type == "Gather":
+        kind, axis = EMBEDDING, node.attributes.get("axis")
+        if rank != 2 or turned or (axis is not None and axis.as_int() != 0):
+            return None
+    elif node.op_type == "Gemm":
+        given = node.attributes.get("transB")
+        transposed ^= given is not None and bool(given.as_int())
+    elif at == 0:
+        transposed = not transposed
+    weight = Weight(value, kind, dtype, [Site(node, at, transposed)], quantized)
+    if known is None:
+        return weight
+    if CONV in (kind, known.kind) and (kind != known.kind or weight.groups != known.groups):
+        return None
+    known.sites += weight.sites
+    return known

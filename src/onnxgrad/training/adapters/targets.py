@@ -1,0 +1,125 @@
+"""Which weights are adapted: attention, names, modules, globs, types of nodes."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.ir.graph import reads
+from onnxgrad.training.adapters.config import ATTENTION
+from onnxgrad.training.adapters.sites import EMBEDDING, LINEAR, Weight
+
+#: Names of modules and weights around attention, where the graph does not show it.
+_NAMES = re.compile(
+    r"(^|[._/])((self_?)?attn|attention|[qkv]_proj|qkv|c_attn|in_proj|out_proj|query|key|value|to_[qkv])([._/]|$)", re.I
+)
+#: Operators with an attention inside.
+_ATTENTION = {"Attention", "MultiHeadAttention", "GroupQueryAttention"}
+
+
+def chosen(patterns: Sequence[str], weights: Mapping[str, Weight], graph: ir.Graph) -> list[Weight]:
+    """Those of `weights` that `patterns` stand for, in their order.
+
+    Raises:
+        UnknownName, BadInput: a pattern that stands for none.
+    """
+    if not weights:
+        raise BadInput("the model has no weight that an adapter fits: none that a MatMul, Gemm, Conv or Gather reads")
+    taken: set[str] = set()
+    wanted = [p for p in patterns if not p.startswith("!")] or ["all"]
+    for pattern in wanted:
+        taken.update(_matching(pattern, weights, graph))
+    for pattern in patterns:
+        if pattern.startswith("!"):
+            taken.difference_update(_matching(pattern[1:], weights, graph))
+    if not taken:
+        raise BadInput("`targets` leaves nothing to adapt")
+    return [w for name, w in weights.items() if name in taken]
+
+
+def _matching(pattern: str, weights: Mapping[str, Weight], graph: ir.Graph) -> list[str]:
+    if pattern == "all":
+        return list(weights)
+    if pattern == ATTENTION:
+        return _of_attention(weights, graph)
+    if pattern.startswith("type:"):
+        types = [t.strip() for t in pattern.removeprefix("type:").split(",")]
+        there = sorted({s.node.op_type for w in weights.values() for s in w.sites})
+        for op_type in types:
+            if op_type not in there:
+                raise BadInput(f"no {op_type!r} node reads a weight that an adapter fits; these do: {', '.join(there)}")
+        return [n for n, w in weights.items() if any(s.node.op_type in types for s in w.sites)]
+    found = [n for n, w in weights.items() if _fits(pattern, n) or _fits(pattern, w.module)]
+    if not found:
+        known = {w.module for w in weights.values()} | {w.module.rpartition(".")[2] for w in weights.values()}
+        raise UnknownName(pattern, known | weights.keys(), "weight that an adapter fits")
+    return found
+
+
+def _fits(pattern: str, name: str) -> bool:
+    return name == pattern or name.endswith(f".{pattern}") or fnmatch.fnmatchcase(name, pattern)
+
+
+# --- attention -------------------------------------------------------------------------------------
+
+
+def _of_attention(weights: Mapping[str, Weight], graph: ir.Graph) -> list[str]:
+    """The linear weights next to products of activations: queries, keys, values, and what reads the result."""
+    at = {s.node: n for n, w in weights.items() if w.kind != EMBEDDING for s in w.sites}
+    found: set[str] = set()
+    for node in graph.all_nodes():
+        if node.op_type in _ATTENTION or _meets_activations(node, at):
+            found.update(_around(node, at))
+    linear = {n: w.module for n, w in weights.items() if w.kind == LINEAR}
+    found = found or {n for n, module in linear.items() if _NAMES.search(n) or _NAMES.search(module)}
+    if not found:
+        types = sorted({s.node.op_type for w in weights.values() for s in w.sites})
+        raise BadInput(
+            f"the model has no attention that can be seen; choose other targets, as type:{','.join(types)}, or names: "
+            f"{', '.join(list(weights)[:4])}"
+        )
+    return [n for n in weights if n in found]
+
+
+def _meets_activations(node: ir.Node, at: Mapping[ir.Node, str]) -> bool:
+    """Whether `node` is a product of two values that both come from weights of their own."""
+    if node.op_type not in ("MatMul", "Einsum") or node in at or len(node.inputs) != 2:
+        return False
+    return all(v is not None and any(True for _ in _back(v, at)) for v in node.inputs)
+
+
+def _around(node: ir.Node, at: Mapping[ir.Node, str]) -> Iterator[str]:
+    for value in node.inputs:
+        if value is not None:
+            yield from (at[n] for n in _back(value, at))
+    seen: set[ir.Node] = set()
+    front = [n for v in node.outputs for n, _ in v.uses()]
+    while front:
+        here = front.pop()
+        if here in at:
+            yield at[here]
+        elif here not in seen and here.op_type not in ("Add", "MatMul", *_NORMS):
+            seen.add(here)
+            front.extend(n for v in here.outputs for n, _ in v.uses())
+
+
+_NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "ReduceMean", "Conv", "Gather")
+
+
+def _back(value: ir.Value, at: Mapping[ir.Node, str]) -> Iterator[ir.Node]:
+    """The nearest sites that `value` comes from, within its graph."""
+    seen: set[ir.Node] = set()
+    front = [value]
+    while front:
+        node = front.pop().producer()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node in at:
+            yield node
+        elif node.op_type != "Shape":
+            front.extend(v for v in reads(node) if v is not None)
