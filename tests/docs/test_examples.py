@@ -176,3 +176,9 @@ def test_sparse_newton(example):
 
 def test_pinn(example):
     assert example("pinn").main(300) < 0.2  # u itself is 1 in the middle
+
+
+def test_influence(example):
+    pytest.importorskip("scipy")
+    predicted, real = example("influence").main(3)
+    np.testing.assert_allclose(predicted, real, rtol=0.2)

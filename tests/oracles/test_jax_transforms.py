@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from onnxgrad import Function, grad, hessian, hvp, jacobian, jvp, linearize, signature, split_vjp, vjp
+from onnxgrad import Function, grad, hessian, hvp, jacobian, jvp, linearize, signature, split_vjp, vjp, vmap
 from tests.models import assert_no_traps
 from tests.transforms.numbers import session
 from tests.transforms.programs import SHAPES, WEIGHTS, programs
@@ -150,3 +150,20 @@ def test_with_respect_to_an_intermediate_value(program, symbolic):
     bent = jax.grad(lambda d: jax.grad(lambda e: f(e).sum())(d).sum())(jnp.zeros(held.shape))
     close(call.grad(wrt=program.inner).grad(wrt=program.inner)(X, V), bent)
     close(Function(program.model, outputs=program.inner)(X, V), held)
+
+
+@given(programs(symbolic=False), st.sampled_from([(0, None), (1, 0), (None, 1), (-1, -1)]))
+@SMALL
+def test_vmap(program, axes):
+    """Of a program and of its gradient."""
+    f, _ = functions(program, "x", "v")
+    at = [rng.standard_normal(np.insert(np.array(SHAPES[n]), axis % (len(SHAPES[n]) + 1), 4)) if axis is not None else a
+          for n, axis, a in zip("xv", axes, (X, V))]  # fmt: skip
+    in_axes = dict(zip("xv", axes))
+    feeds = dict(zip("xv", at))
+    close(session(vmap(program.model, in_axes))(feeds)["y"], jax.vmap(f, axes)(*at))
+    derived = vmap(grad(program.model, wrt=["x", "v"]), in_axes)
+    want = jax.vmap(jax.grad(lambda x, v: f(x, v).sum(), argnums=(0, 1)), axes)(*at)
+    got = session(derived)(feeds)
+    for name, w in zip("xv", want):
+        close(got[f"{name}_grad"], w)

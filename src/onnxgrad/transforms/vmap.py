@@ -49,7 +49,8 @@ def vmap(model: AnyModel, in_axes: Axes = 0, out_axes: Axes = 0, *, axis_size: i
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
         in_axes: where the batch axis lies in each input, by name: ``{"x": 0, "w": None}``. Inputs that are not named,
             or with None, are the same for all rows. An initializer may be named: it becomes an input. A number is the
-            axis in every input that is no initializer.
+            axis in every input that is no initializer. All of them must come with the same number of rows, which a run
+            does not check: one row beside many broadcasts.
         out_axes: where the batch axis lies in each output: a number for all, or by name (0 for those not named). An
             output with None must not depend on mapped inputs, and stays as it is.
         axis_size: the number of rows, or a name for one that each run chooses (it gets a suffix if it is taken).
