@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.batching.directions import Batched, vmapped
+from onnxgrad.eager.core.arithmetic import Arithmetic, is_arithmetic
 from onnxgrad.eager.core.array import Array
 from onnxgrad.eager.core.cache import Cache
 from onnxgrad.eager.core.executable import Executable, model_of
@@ -188,7 +189,7 @@ class DerivativePlan:
         restrict(graph, [*read, *(s.value for s in seeds)], list(graph.outputs), b.names)
         finish(graph, names=b.names)
         self._refuse_random(graph)
-        self.run = Executable(model_of(graph)) if graph.outputs else None
+        self.run = _runner(graph) if graph.outputs else None
         self.call = GraphCall(graph, versions)
 
     @staticmethod
@@ -228,6 +229,11 @@ class DerivativePlan:
         if part is None:
             return Array(value, source)
         return Array(value, Node(pick(part), (source,), value))
+
+
+def _runner(graph: ir.Graph) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
+    """What runs `graph`."""
+    return Arithmetic(graph) if is_arithmetic(graph) else Executable(model_of(graph))
 
 
 # --- the plans that there are ----------------------------------------------------------------------

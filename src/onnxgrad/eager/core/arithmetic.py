@@ -1,0 +1,141 @@
+"""Graphs of elementwise arithmetic, run by numpy in a few buffers that stay in the processor's cache.
+
+A session of ONNX Runtime gives each result memory of its own. Where a graph has nothing but + − · / on arrays that fit
+into the cache, the time goes into fetching that memory: numpy writes into the place of an operand that is read for the
+last time. The results have the same bits, as IEEE 754 defines these operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.eager.core.buffers import empty
+from onnxgrad.ir.constants import constant
+
+#: The largest array of such a graph in bytes. Calls of numpy cost more than small ones, and large ones do not fit into
+#: the cache: both are for ONNX Runtime, the latter for its threads.
+LEAST, MOST = 1 << 16, 1 << 21
+_KERNELS = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Neg": np.negative}
+_VIEWS = frozenset({"Expand", "Identity", "Reshape", "Unsqueeze"})
+_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+_Kind = tuple[tuple[int, ...], np.dtype]
+
+
+class Arithmetic:
+    """A graph that numpy runs; called with the inputs in order, it returns the outputs."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self._constants: list[np.ndarray] = []
+        self._registers: list[_Kind] = []
+        #: kernel (or None for a view), operands, result, and for a view its shape
+        self._steps: list[tuple[Any, tuple[int, ...], int, tuple[int, ...]]] = []
+        self._graph = graph
+        self._place: dict[ir.Value, int] = {}  # where a value is: the inputs, the constants, then the registers
+        self._count = len(graph.inputs)
+        self._compile()
+
+    def _compile(self) -> None:
+        graph, place = self._graph, self._place
+        for v in graph.inputs:
+            place[v] = len(place)
+        for v in graph.initializers.values():
+            place[v] = self._count + len(self._constants)
+            self._constants.append(_elements(v))
+        nodes = _steps(graph)
+        base = self._count + len(self._constants)
+        views = {y: xs[0] for kernel, xs, y in nodes if kernel is None}
+        kept = {_origin(v, views) for v in [*graph.outputs, *views]}  # not written over
+        last = {v: i for i, (_, operands, _) in enumerate(nodes) for v in operands}
+        free: dict[_Kind, list[int]] = {}
+        slots = base
+        for i, (kernel, operands, y) in enumerate(nodes):
+            kind = _kind(y)
+            if kernel is None:
+                self._steps.append((None, (place[operands[0]],), slots, kind[0]))
+                place[y] = slots
+                self._registers.append(((), np.dtype(bool)))  # holds no memory of its own
+                slots += 1
+                continue
+            at = tuple(place[v] for v in operands)
+            for v in dict.fromkeys(operands):
+                if last[v] == i and v not in kept and v.producer() is not None and v not in views:
+                    free.setdefault(_kind(v), []).append(place[v])
+            waiting = free.get(kind)
+            if waiting:
+                place[y] = waiting.pop()
+            else:
+                place[y] = slots
+                self._registers.append(kind)
+                slots += 1
+            self._steps.append((kernel, at, place[y], ()))
+        self._ends = [(place[v], _origin(v, views).producer() is None) for v in graph.outputs]
+
+    def __call__(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The outputs, given the inputs in order."""
+        held: list[Any] = [*values, *self._constants, *(empty(*kind) if kind[0] else None for kind in self._registers)]
+        for kernel, at, to, shape in self._steps:
+            if kernel is None:
+                x = held[at[0]]
+                held[to] = np.broadcast_to(x.reshape(shape) if x.size == _size(shape) else x, shape)
+            elif held[to] is None:
+                held[to] = np.asarray(kernel(*[held[i] for i in at]))
+            else:
+                kernel(*[held[i] for i in at], out=held[to])
+        return [held[i].copy() if foreign or not held[i].flags.writeable else held[i] for i, foreign in self._ends]
+
+
+def _steps(graph: ir.Graph) -> list[tuple[Any, list[ir.Value], ir.Value]]:
+    """Kernel (None for a view), operands and result of each node; x + (−y) is one step, x − y."""
+    made, inside = [], set()
+    for node in reversed(list(graph)):
+        operands = [v for v in node.inputs if v is not None]
+        kernel = _KERNELS.get(node.op_type)
+        for x, y in (operands, operands[::-1]) if node.op_type == "Add" else ():
+            opposite = y.producer()
+            if opposite is not None and opposite.op_type == "Neg" and len(y.uses()) == 1 and not y.is_graph_output():
+                kernel, operands = np.subtract, [x, *(v for v in opposite.inputs if v is not None)]
+                inside.add(opposite)
+                break
+        if node not in inside:
+            made.append((kernel, operands[:1] if kernel is None else operands, node.outputs[0]))
+    return made[::-1]
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64))
+
+
+def _origin(v: ir.Value, views: dict[ir.Value, Any]) -> ir.Value:
+    while v in views:
+        v = views[v]
+    return v
+
+
+def _elements(v: ir.Value) -> np.ndarray:
+    assert v.const_value is not None
+    return v.const_value.numpy()
+
+
+def _kind(v: ir.Value) -> _Kind:
+    assert v.shape is not None
+    assert v.dtype is not None
+    return tuple(int(n) for n in v.shape), v.dtype.numpy()  # type: ignore[arg-type]
+
+
+def is_arithmetic(graph: ir.Graph) -> bool:
+    """Whether `Arithmetic` takes `graph`: nothing but its operators, of known sizes, the largest of the right size."""
+    largest = 0
+    for node in graph:
+        if node.domain or (node.op_type not in _KERNELS and node.op_type not in _VIEWS):
+            return False
+        if any(node.op_type in _VIEWS and constant(v) is None for v in node.inputs[1:] if v is not None):
+            return False
+        for v in (*node.inputs[: 1 if node.op_type in _VIEWS else 2], *node.outputs):
+            if v is None or v.dtype not in _FLOATS or v.shape is None or not v.shape.is_static():
+                return False
+            largest = max(largest, _size(_kind(v)[0]) * _kind(v)[1].itemsize)
+    return LEAST <= largest <= MOST and all(v.producer() is not None for v in graph.outputs)
