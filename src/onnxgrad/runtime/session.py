@@ -24,7 +24,7 @@ from onnxgrad.ir.cleanup import has_transpose, vector_products
 from onnxgrad.ir.downgrade import loadable
 from onnxgrad.ir.execution_order import run_as
 from onnxgrad.runtime.feeds import feed
-from onnxgrad.runtime.kernels import at_hand, in_place, library, wants_kernels, with_kernels
+from onnxgrad.runtime.kernels import at_hand, elementwise, fused, in_place, library, wants_kernels, with_kernels
 from onnxgrad.runtime.rewrites import REWRITES, optimized
 
 #: Models with more bytes of constants go to the runtime through a file, which it maps into memory: as a message they
@@ -128,7 +128,7 @@ class Options:
             raise BadInput(f"layout must be 'auto' or 'plain', not {self.layout!r}")
         if self.target not in TARGETS:
             raise BadInput(f"target must be 'auto', 'portable' or 'native', not {self.target!r}")
-        names = [rewrite.name for rewrite in REWRITES]
+        names = [*(rewrite.name for rewrite in REWRITES), elementwise.NAME]
         if unknown := [name for name in self.without if name not in names]:
             raise BadInput(f"there is no rewrite {unknown[0]!r}; there are {', '.join(names)}")
         levels = {
@@ -201,7 +201,9 @@ def create(
         has_kernels = model is not given
         if options.layout == "auto":
             model = optimized(model, options.without)
-        if has_kernels:
+        if options.target == "native" and elementwise.NAME not in options.without:
+            model = fused(model, own=model is not given)
+        if has_kernels:  # last: it sees who reads what
             if overwritten is not None:
                 overwritten |= in_place(model.graph, renewed or {})
             run_as(model.graph, given.graph)

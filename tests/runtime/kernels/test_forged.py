@@ -13,12 +13,14 @@ from onnx import TensorProto, helper
 
 from onnxgrad.runtime import Options
 from onnxgrad.runtime.kernels import build
+from onnxgrad.runtime.kernels.elementwise_programs import CODES
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from tests.runtime.kernels.twins import needs_compiler
 
 pytestmark = needs_compiler
 
-KINDS = {"f": TensorProto.FLOAT, "d": TensorProto.DOUBLE, "i": TensorProto.INT32, "l": TensorProto.INT64}
+KINDS = {"f": TensorProto.FLOAT, "d": TensorProto.DOUBLE, "i": TensorProto.INT32, "l": TensorProto.INT64,
+         "u": TensorProto.UINT32, "b": TensorProto.BOOL}  # fmt: skip
 _ENTRY = re.compile(r'\{(?:\.name = )?"(\w+)", (?:\.inputs = )?"(\w+)\*?", (?:\.outputs = )?"(\w+)"')
 #: Every kernel of the library: the letters of its operands and of its results.
 KERNELS = {
@@ -32,6 +34,7 @@ ATTRIBUTES = {
     "MaxPoolGrad": ("kernel", "strides", "dilations", "pads", "relu"),
     "BatchNorm": ("epsilon",),
     "BatchNormGrad": ("epsilon",),
+    "Elementwise": ("program",),
     "LayerNormGrad": ("axis",),
     "RMSNorm": ("axis", "epsilon"),
     "RMSNormGrad": ("axis", "epsilon"),
@@ -78,7 +81,7 @@ def array(*shape, kind="f", fill=1):
 
 
 def test_every_kernel_is_known():
-    assert len(KERNELS) == 39
+    assert len(KERNELS) == 40
     assert set(ATTRIBUTES) < set(KERNELS)
 
 
@@ -133,6 +136,15 @@ LOSS = {"ignores": 0, "ignored": 0, "reduction": 2}
 def image(*shape):
     return array(*(shape or (1, 1, 1, 1)))
 
+
+def step(code, *numbers):
+    """Five numbers of a program."""
+    code = CODES.index(code) if isinstance(code, str) else code
+    return [code, *numbers, *[0] * (4 - len(numbers))]
+
+
+STORED = step("STORE", 0, 0)
+SUM = step("LOAD", 0, 0) + step("LOAD", 1, 1) + step("ADD", 1, 0, 1) + step("STORE", 0, 1)
 
 #: Kernel, operands, attributes: refused.
 REFUSED = {
@@ -244,6 +256,30 @@ REFUSED = {
         "SoftmaxCrossEntropyInt32", [array(2, 3), array(2, kind="i", fill=-1), None, array()], {**LOSS, "ignored": -1},
     ),
     "loss: of no classes": ("SoftmaxCrossEntropy", [array(2, 0), array(2, kind="l"), None, array()], LOSS),
+    **{f"program: {what}": ("Elementwise", [array(5), array(5)], {"program": program}) for what, program in {
+        "cut off": step("LOAD", 0, 0)[:4], "too long": step("CONSTANT", 0, 0) * 193,
+        "stores nothing": step("LOAD", 0, 0), "an unknown operation": step(len(CODES), 0, 0) + STORED,
+        "an operation below zero": step(-1, 0, 0) + STORED, "an operation beyond 2^32": step(1 << 32, 0, 0) + STORED,
+        "an empty register": step("LOAD", 0, 0) + step("ADD", 1, 0, 1) + step("STORE", 0, 1),
+        "a register beyond": step("LOAD", 64, 0) + step("STORE", 0, 64),
+        "a register below zero": step("LOAD", -1, 0) + step("STORE", 0, -1),
+        "a source beyond": step("LOAD", 0, 0) + step("NEG", 1, 1 << 40) + step("STORE", 0, 1),
+        "an operand beyond": step("LOAD", 0, 28) + STORED, "an operand below zero": step("LOAD", 0, -1) + STORED,
+        "an operand that is left out": step("LOAD", 0, 2) + STORED,
+        "a bool that is left out": step("LOAD", 0, 24) + STORED,
+        "a result beyond": step("LOAD", 0, 0) + step("STORE", 16, 0), "a result twice": step("LOAD", 0, 0) + STORED * 2,
+        "a constant of 64 bits": step("CONSTANT", 0, 1 << 40) + STORED,
+        "one of 2^63": [(1 << 63) - 1] * 5 + STORED, "one of -2^63": [-(1 << 63)] * 5 + STORED,
+    }.items()},
+    "program: shapes that do not broadcast": ("Elementwise", [array(5), array(4)], {"program": SUM}),
+    "program: nine axes": ("Elementwise", [array(*[1] * 9), array(5)], {"program": SUM}),
+    "program: a result of 2^60": (
+        "Elementwise", [np.ones((1 << 20, 1, 1), np.float32), np.ones((1, 1 << 20, 1), np.float32),
+                        np.ones(1 << 20, np.float32)], {"program": SUM[:-5] + step("LOAD", 2, 2) + step("ADD", 1, 1, 2)
+                                                        + step("STORE", 0, 1)},
+    ),
+    "program: none": ("Elementwise", [array(5)], {}),
+    "program: text": ("Elementwise", [array(5)], {"program": "text"}),
 }  # fmt: skip
 
 
@@ -320,6 +356,22 @@ ODD = {
     "softmax: rows of nothing": (
         "SoftmaxGrad", [np.zeros((1 << 37, 0), np.float32)] * 2, {"axis": 1, "guarded": 0}, [((1 << 37, 0), 0)],
     ),
+    "program: a sum, and results that nothing stores": (
+        "Elementwise", [array(2, 3), array(3)], {"program": SUM}, [((2, 3), 12), *[((0,), 0)] * 15],
+    ),
+    "program: a constant alone": ("Elementwise", [array(5)], {"program": step("CONSTANT", 9, 0x3F800000) + step(
+        "STORE", 7, 9)}, [*[((0,), 0)] * 7, ((), 1), *[((0,), 0)] * 8]),
+    "program: one register for all": (
+        "Elementwise", [array(3, 1), array(4000)], {"program": step("LOAD", 0, 0) + step("NEG", 0, 0) + step(
+            "STORE", 0, 0) + step("LOAD", 0, 1) + step("CONSTANT", 0, 0) + step("LOAD", 0, 1) + step("STORE", 1, 0)},
+        [((3, 1), -3), ((4000,), 4000), *[((0,), 0)] * 14],
+    ),
+    "program: nothing in one axis": ("Elementwise", [EMPTY[:, :1, :1], array(3)], {"program": SUM}, [
+        ((0, 1, 3), 0), *[((0,), 0)] * 15]),
+    "program: bits as a bool and a float": (
+        "Elementwise", [array(5)], {"program": step("LOAD", 0, 0) + step("STORE", 14, 0) + step("STORE", 8, 0)},
+        [*[((0,), 0)] * 8, ((5,), 5 * 0x3F800000), *[((0,), 0)] * 5, ((5,), 0), ((0,), 0)],
+    ),
     "signs of many axes": ("ReluGrad", [array(*[1] * 20)] * 2, {}, [((1,) * 20, 1)]),
 }  # fmt: skip
 
@@ -331,6 +383,20 @@ def test_odd_but_sound(case):
     assert [o.shape for o in found] == [shape for shape, _ in expected]
     for array, (_, total) in zip(found, expected):
         assert total is None or array.sum() == total
+
+
+def _random_program(rng):
+    """Loads, any steps on registers that hold something, stores; seldom a number that is wrong."""
+    numbers = []
+    for k in range(4):
+        numbers += step("LOAD", k, int(rng.choice([0, 1, 16, 24], p=[0.5, 0.4, 0.05, 0.05])))
+    for _ in range(int(rng.integers(1, 60))):
+        numbers += step(int(rng.integers(CODES.index("LOAD"))), *map(int, rng.integers(0, 4, 4)))
+    for k in range(int(rng.integers(1, 4))):
+        numbers += step("STORE", int(rng.choice(16)) if k else 0, int(rng.integers(0, 4)))
+    if rng.random() < 0.3:
+        numbers[int(rng.integers(len(numbers)))] = int(rng.choice([-1, 4, 5, 40, 63, 64, 1 << 20, 1 << 33, -(1 << 63)]))
+    return numbers
 
 
 def _random(rng, name):
@@ -348,7 +414,7 @@ def _random(rng, name):
             shape = [int(rng.integers(0, 9))]
         if shape and rng.random() < 0.1:
             shape = [*shape[:-1], int(rng.integers(0, 9))]
-        made = rng.integers(-3, 9, shape) if letter.lower() in "il" else rng.standard_normal(shape)
+        made = rng.integers(-3, 9, shape) if letter.lower() in "ilu" else rng.standard_normal(shape)
         missing = letter.isupper() and rng.random() < 0.5
         arrays.append(None if missing else np.asarray(made).astype(array(kind=letter).dtype))
     far = [0, 1, -1, 2, 3, 7, 1 << 12, 1 << 20, FAR, 1 << 24, 1 << 31, (1 << 63) - 1, -(1 << 63)]
@@ -358,7 +424,9 @@ def _random(rng, name):
 
     attributes = {}
     for key in ATTRIBUTES.get(name, ()):
-        if key == "epsilon":
+        if key == "program":
+            attributes[key] = _random_program(rng)
+        elif key == "epsilon":
             attributes[key] = float(rng.choice([0.0, 1e-5, np.nan, np.inf, -1.0]))
         elif key == "order":
             orders = [rng.permutation(4) if rng.random() < 0.5 else range(4) for _ in range(7 if "Grad" in name else 4)]

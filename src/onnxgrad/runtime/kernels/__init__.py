@@ -23,12 +23,14 @@ How a kernel is added, here and elsewhere:
    NaN and infinities, one and two threads (``compare`` of ``twins.py`` there).
 
 Modules: `build` (source files to a shared library), `at_hand` (whether there is one, for target "auto"), `substitute`
-(parts to calls), `in_place` (which state a call may overwrite), ``*_kernels`` (what fits where).
+(parts to calls), `in_place` (which state a call may overwrite), ``*_kernels`` (what fits where), `elementwise` (groups
+of operators, which nobody named, to programs).
 """
 
 from onnxgrad.runtime.kernels.at_hand import at_hand
 from onnxgrad.runtime.kernels.build import library, overwrites
+from onnxgrad.runtime.kernels.elementwise import fused
 from onnxgrad.runtime.kernels.in_place import in_place
 from onnxgrad.runtime.kernels.substitute import wants_kernels, with_kernels
 
-__all__ = ["at_hand", "in_place", "library", "overwrites", "wants_kernels", "with_kernels"]
+__all__ = ["at_hand", "fused", "in_place", "library", "overwrites", "wants_kernels", "with_kernels"]

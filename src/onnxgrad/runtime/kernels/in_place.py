@@ -62,7 +62,7 @@ def _of(update: ir.Node, renewed: Mapping[str, str], before: _Before) -> Iterato
         if any(before.is_updated(r) for r in late):  # it would wait for itself
             continue
         yield name
-        awaited = dict.fromkeys(r.outputs[0] for r in late)
+        awaited = dict.fromkeys(next(v for v in r.outputs if v.name) for r in late)  # an unnamed one is nothing
         update.resize_inputs(len(update.inputs) + len(awaited))
         for i, value in enumerate(awaited, start=len(update.inputs) - len(awaited)):
             update.replace_input_with(i, value)

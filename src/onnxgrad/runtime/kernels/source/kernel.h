@@ -18,9 +18,9 @@
  *        .settings = sizeof(Settings), .read = read, .compute = compute},
  *       {0}};
  *
- * `inputs` and `outputs` hold a letter for each operand: f float, d double, i int32, l int64, b bool; upper case where
- * it may be left out: `input` and `output` are NULL then. A * at the end of `inputs` stands for any number of anything,
- * which is only waited for. The table is named in `library.c`.
+ * `inputs` and `outputs` hold a letter for each operand: f float, d double, i int32, u uint32, l int64, b bool; upper
+ * case where it may be left out: `input` and `output` are NULL then. A * at the end of `inputs` stands for any number of
+ * anything, which is only waited for. The table is named in `library.c`.
  *
  * A node of a file may call a kernel with any operands of these types and with any attributes. So a kernel first sees
  * that ranks, sizes and attributes belong together, and fails where they do not. Of one tensor, the product of any
@@ -76,10 +76,15 @@ float attribute_float(Attributes *, const char *name);
 int64_t attribute_int(Attributes *, const char *name);
 /* As many integers as `count`. */
 void attribute_ints(Attributes *, const char *name, int64_t *out, size_t count);
+/* How many integers there are; more than `most` are an error. */
+size_t attribute_some_ints(Attributes *, const char *name, int64_t *out, size_t most);
+void attributes_fail(Attributes *, const char *message);
 
 /* NULL where it was left out. */
 const void *input(Call *, size_t index);
 Shape shape_of(Call *, size_t index);
+/* How many results the node has, those that nobody reads among them. */
+size_t output_count_of(Call *);
 /* NULL where nobody reads it. */
 void *output(Call *, size_t index, const Shape *);
 /* Memory for `count` things of `size` bytes, the kernel's until the end of the run; from the arena of the session, so

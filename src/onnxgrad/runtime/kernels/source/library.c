@@ -7,10 +7,11 @@
 
 extern const Kernel optimizer_kernels[], convolution_kernels[], normalization_kernels[], row_kernels[],
     pooling_kernels[], spreading_kernels[], row_norm_kernels[], group_norm_kernels[], softmax_kernels[],
-    attention_kernels[];
+    attention_kernels[], elementwise_kernels[];
 static const Kernel *const tables[] = {optimizer_kernels, convolution_kernels, normalization_kernels, row_kernels,
                                        pooling_kernels,   spreading_kernels,  row_norm_kernels,
-                                       group_norm_kernels, softmax_kernels,   attention_kernels};
+                                       group_norm_kernels, softmax_kernels,   attention_kernels,
+                                       elementwise_kernels};
 
 /* --- what a kernel calls ------------------------------------------------------------------------------------------ */
 
@@ -34,11 +35,18 @@ int64_t attribute_int(Attributes *from, const char *name) {
   return value;
 }
 
-void attribute_ints(Attributes *from, const char *name, int64_t *out, size_t count) {
-  size_t size = count;
+size_t attribute_some_ints(Attributes *from, const char *name, int64_t *out, size_t most) {
+  size_t size = most;
   failing(&from->failed, from->table, ort_KernelInfoGetAttributeArray_int64(from->table, from->info, name, out, &size));
-  if (!from->failed && size != count)
-    from->failed = ort_CreateStatus(from->table, ORT_INVALID_ARGUMENT, "an attribute holds too few integers");
+  return from->failed ? 0 : size;
+}
+
+void attribute_ints(Attributes *from, const char *name, int64_t *out, size_t count) {
+  if (attribute_some_ints(from, name, out, count) != count) attributes_fail(from, "an attribute holds too few integers");
+}
+
+void attributes_fail(Attributes *from, const char *message) {
+  if (!from->failed) from->failed = ort_CreateStatus(from->table, ORT_INVALID_ARGUMENT, message);
 }
 
 void fail(Call *call, const char *message) {
@@ -90,6 +98,13 @@ Shape shape_of(Call *call, size_t index) {
     shape.count = dim && shape.count ? others : 0;
   }
   return shape;
+}
+
+size_t output_count_of(Call *call) {
+  size_t count = 0;
+  if (!call->failed)
+    failing(&call->failed, call->table, ort_KernelContext_GetOutputCount(call->table, call->context, &count));
+  return call->failed ? 0 : count;
 }
 
 void *output(Call *call, size_t index, const Shape *shape) {
@@ -170,6 +185,7 @@ static int element(char letter) {
     case 'f': return ELEMENT_FLOAT;
     case 'd': return ELEMENT_DOUBLE;
     case 'i': return ELEMENT_INT32;
+    case 'u': return ELEMENT_UINT32;
     case 'l': return ELEMENT_INT64;
     case '*': return ELEMENT_ANY;
     default: return ELEMENT_BOOL;

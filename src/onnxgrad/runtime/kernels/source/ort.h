@@ -35,6 +35,7 @@ typedef struct OrtApiBase {
 
 enum { ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 };
 enum { ELEMENT_ANY = 0, ELEMENT_FLOAT = 1, ELEMENT_INT32 = 6, ELEMENT_INT64 = 7, ELEMENT_BOOL = 9, ELEMENT_DOUBLE = 11 };
+enum { ELEMENT_UINT32 = 12 };
 enum { OPERAND_REQUIRED = 0, OPERAND_OPTIONAL = 1, OPERAND_VARIADIC = 2 };
 enum { MEMORY_DEFAULT = 0 };
 
@@ -93,6 +94,8 @@ PLACE(85, OrtStatus *, KernelInfoGetAttribute_float, (TABLE, const OrtKernelInfo
       (const OrtKernelInfo *, const char *, float *), (info, name, out))
 PLACE(86, OrtStatus *, KernelInfoGetAttribute_int64, (TABLE, const OrtKernelInfo *info, const char *name, int64_t *out),
       (const OrtKernelInfo *, const char *, int64_t *), (info, name, out))
+PLACE(89, OrtStatus *, KernelContext_GetOutputCount, (TABLE, const OrtKernelContext *context, size_t *out),
+      (const OrtKernelContext *, size_t *), (context, out))
 PLACE(90, OrtStatus *, KernelContext_GetInput,
       (TABLE, const OrtKernelContext *context, size_t index, const OrtValue **out),
       (const OrtKernelContext *, size_t, const OrtValue **), (context, index, out))

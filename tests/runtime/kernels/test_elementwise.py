@@ -1,0 +1,355 @@
+"""Groups of elementwise operators as one kernel: the same bits as the operators, where these round once."""
+
+import re
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from onnxgrad.runtime import Options, Session
+from onnxgrad.runtime.kernels import build, fused
+from onnxgrad.runtime.kernels.elementwise_programs import CODES, OPERANDS, RESULTS
+from onnxgrad.runtime.kernels.substitute import DOMAIN
+from onnxgrad.training import attach, compile_step
+from tests.runtime.kernels.twins import needs_compiler
+
+pytestmark = needs_compiler
+
+OPERATORS = Options(threads=1)
+#: Zeros, denormals, the ends of the range, halves, where exp overflows and underflows, infinities, NaN.
+SPECIAL = np.float32(
+    [0, -0.0, 1e-45, -1e-45, 1e-39, 1.1754944e-38, -1.1754944e-38, 1e-30, -1e-9, 1e-4, -0.25, 0.5, -0.5, 0.62, 0.63,
+     0.91, 0.93, -0.92, 1, -1, 1.5, 2.5, -2.5, 3, -3.9, 4.1, 9, -9.1, 17.5, -18.5, 80, 87.5, -87.3, 88.8, -88.8, -95,
+     -103.5, -120, 1e3, 8388609, -8388607, 1e10, -1e30, 3.4e38, -3.4e38, np.inf, -np.inf, np.nan]
+)  # fmt: skip
+
+
+def model_of(text, ends, opset=21):
+    """`text` between the inputs and outputs that `ends` declares."""
+    head = f'<ir_version: 10, opset_import: ["": {opset}]> g '
+    return ir.from_proto(onnx.parser.parse_model(head + ends + "{" + text + "}"))
+
+
+def groups(model):
+    return [n for g in fused(model).graphs() for n in g if n.domain == DOMAIN and n.op_type == "Elementwise"]
+
+
+def same(model, feeds, rtol=0.0, atol=0.0, threads=(1, 2), count=None):
+    """The same numbers with and without groups, of which there are `count` (or some)."""
+    found = len(groups(model))
+    assert found == count if count is not None else found
+    expected = Session(model, OPERATORS).run(feeds)
+    for number in threads:
+        results = Session(model, Options(threads=number, target="native")).run(feeds)
+        for name, array in results.items():
+            assert array.dtype == expected[name].dtype, name
+            assert array.shape == expected[name].shape, name
+            np.testing.assert_allclose(array, expected[name], rtol=rtol, atol=atol, err_msg=name)
+            if not rtol and array.dtype == np.float32:
+                there = ~np.isnan(array)
+                np.testing.assert_array_equal(np.signbit(array[there]), np.signbit(expected[name][there]), err_msg=name)
+
+
+def test_codes_are_those_of_the_kernel():
+    header = (build.SOURCES / "elementwise.h").read_text()
+    source = (build.SOURCES / "elementwise.c").read_text()
+    assert (*tuple(re.findall(r"^  X\((\w+),", header, re.MULTILINE)), "LOAD", "CONSTANT", "STORE") == CODES
+    assert f'.inputs = "{OPERANDS}", .outputs = "{RESULTS}"' in source
+
+
+#: Operators that round once, or copy bits.
+_ALONE = "Neg Abs Sqrt Relu Sign Floor Ceil Round Reciprocal Identity".split()  # noqa: SIM905
+EXACT = [
+    *(f"{name}(x)" for name in _ALONE),
+    *(f"{name}(x, y)" for name in ["Add", "Sub", "Mul", "Div", "Sum"]), "Sum(x, y, x)",
+    "Pow(x, two)", "Pow(x, three)", "Clip(x, low, high)", 'Clip(x, "", high)', "Clip(x, low)",
+    "LeakyRelu<alpha=0.1>(x)", "PRelu(x, y)", "HardSigmoid(x)", "HardSigmoid<alpha=3e38, beta=0.0>(x)", "Softsign(x)",
+    *(f"Cast<to=1>({name}(x, y))" for name in ["Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal"]),
+    "Cast<to=1>(IsNaN(x))", "Cast<to=1>(Cast<to=9>(x))", "Where(Less(x, y), x, y)", "Where(Not(Less(x, one)), y, one)",
+    "Cast<to=1>(And(Less(x, one), Or(Less(y, one), Xor(Less(x, y), IsNaN(y)))))", "Cast<to=1>(Cast<to=6>(Less(x, y)))",
+]  # fmt: skip
+#: Others: relative and absolute tolerance, which is how far those of ONNX Runtime are from the numbers.
+ROUNDED = {
+    "Exp(x)": (2e-6, 1e-37), "Log(x)": (3e-7, 1e-7), "Erf(x)": (1e-6, 1e-7), "Tanh(x)": (1e-6, 3e-7),
+    "Sigmoid(x)": (1e-6, 1e-7), "Softplus(x)": (1e-6, 1e-6), "Gelu(x)": (1e-5, 1e-6), "Mish(x)": (1e-5, 1e-6),
+    'Gelu<approximate="tanh">(x)': (1e-5, 1e-6),
+}  # fmt: skip
+_CONSTANTS = "<float one = {1}, float[1] two = {2.0}, float three = {3.0}, float low = {-1.5}, float high = {2.25}>"
+
+
+def nested(text):
+    """Nodes for a nested expression, whose last result is `z`."""
+    nodes = []
+
+    def emit(expression):
+        match = re.fullmatch(r"\s*(\w+)(<.*?>)?\((.*)\)\s*", expression)
+        if not match:
+            return expression.strip()
+        depth, parts = 0, [""]
+        for c in match[3]:
+            depth += (c == "(") - (c == ")")
+            if c == "," and not depth:
+                parts.append("")
+            else:
+                parts[-1] += c
+        operands = ", ".join([emit(p) for p in parts])
+        nodes.append(f"t{len(nodes)} = {match[1]}{match[2] or ''}({operands})")
+        return f"t{len(nodes) - 1}"
+
+    last = emit(text)
+    return f"{' '.join(nodes)} z = Mul({last}, w)"
+
+
+def pairs(repeat):
+    x, y = (a.reshape(-1) for a in np.meshgrid(SPECIAL, SPECIAL))
+    rng = np.random.default_rng(0)
+    x, y = (np.concatenate([a, rng.standard_normal(repeat).astype(np.float32) * 3]) for a in (x, y))
+    return {"x": x, "y": y, "w": np.ones_like(x)}
+
+
+@pytest.mark.parametrize("text", [*EXACT, *ROUNDED])
+def test_every_operation(text):
+    feeds = pairs(1000)
+    if "Where" in text:  # ONNX Runtime makes a zero that it picks a positive one
+        feeds = {name: array + 0.0 for name, array in feeds.items()}
+    ends = "(float[N] x, float[N] y, float[N] w) => (float[N] z) " + _CONSTANTS
+    rtol, atol = ROUNDED.get(text, (0.0, 0.0))
+    same(model_of(nested(text), ends), feeds, rtol, atol, threads=(2,), count=1)
+
+
+@pytest.mark.parametrize("name", ["Min", "Max"])
+def test_smaller_and_larger(name):
+    """NaN wherever there is one; of zeros of both signs, ONNX Runtime gives sometimes the one, sometimes the other."""
+    ends = "(float[N] x, float[N] y, float[N] w) => (float[N] z) " + _CONSTANTS
+    feeds = {k: a + 0.0 for k, a in pairs(1000).items()}
+    same(model_of(nested(f"{name}(x, y, one)"), ends), feeds, count=1)
+
+
+INTEGERS = [
+    "Add(x, y)", "Sub(x, y)", "Mul(x, y)", "BitwiseAnd(x, y)", "BitwiseOr(x, y)", "BitwiseXor(x, y)", "BitwiseNot(x)",
+    *(f"Cast<to=6>({name}(x, y))" for name in ["Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal"]),
+    "Cast<to=6>(Cast<to=12>(x))", "Cast<to=6>(Cast<to=9>(x))", "Where(Less(x, y), x, y)",
+    'Cast<to=6>(BitShift<direction="RIGHT">(Cast<to=12>(x), five))',
+    'Cast<to=6>(BitShift<direction="LEFT">(Cast<to=12>(x), five))',
+    "Cast<to=6>(BitwiseXor(Cast<to=12>(x), Cast<to=12>(y)))", "Cast<to=6>(Less(Cast<to=12>(x), Cast<to=12>(y)))",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", INTEGERS)
+def test_integers(text):
+    """What the hash of Dropout consists of, with its overflows."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(-(1 << 31), 1 << 31, (2, 3000)).astype(np.int32)
+    x[:500] = y[:500]
+    x[500:600] = 0
+    ends = "(int32[N] x, int32[N] y, int32[N] w) => (int32[N] z) <uint32 five = {5}>"
+    same(model_of(nested(text), ends), {"x": x, "y": y, "w": np.ones_like(x)}, count=1)
+    ends = "(int32[N] x, float[N] w) => (float[N] z)"
+    same(model_of(nested("Cast<to=1>(x)"), ends), {"x": x, "w": np.ones(3000, np.float32)}, count=1)
+
+
+def test_results_and_operands_of_all_types():
+    text = """c = Less(x, y) d = Or(c, b) i = Cast<to=6>(d) j = Add(i, n) u = Cast<to=12>(j)
+        f = Cast<to=1>(j) e = Where(d, f, x)"""
+    ends = """(float[A, B] x, float[B] y, bool[A, B] b, int32[A, B] n)
+        => (bool[A, B] d, int32[A, B] j, uint32[A, B] u, float[A, B] e)"""
+    rng = np.random.default_rng(0)
+    for shape in ((0, 3), (1, 1), (7, 33), (300, 100)):
+        x = rng.standard_normal(shape).astype(np.float32)
+        feeds = {"x": x, "y": x.sum(0), "b": x > 1, "n": rng.integers(-9, 9, shape).astype(np.int32)}
+        same(model_of(text, ends), feeds, count=1)
+
+
+# --- random graphs ---------------------------------------------------------------------------------------------------
+
+_SIZES = (1, 2, 3, 5, 8, 16, 17, 31, 64, 100)
+
+
+def random_graph(seed):
+    """Operators that are exact, over operands that broadcast in every way; (model, feeds)."""
+    rng = np.random.default_rng(seed)
+    rank = int(rng.integers(1, 5))
+    shape = [int(d) for d in rng.choice(_SIZES, rank)]
+    if rng.random() < 0.1:
+        shape[int(rng.integers(rank))] = 0
+    while np.prod(shape) > 200_000:
+        shape[int(np.argmax(shape))] //= 2
+    if rng.random() < 0.15:
+        shape = [int(rng.integers(20_000, 100_000))]
+    named = bool(rng.random() < 0.5)
+    dims = [f"D{k}" if named else str(d) for k, d in enumerate(shape)]
+    feeds, declared = {}, []
+    for k in range(int(rng.integers(2, 7))):
+        skip = 0 if k == 0 or rng.random() < 0.6 else int(rng.integers(0, len(shape) + 1))
+        ones = [k > 0 and rng.random() < 0.3 for _ in shape[skip:]]
+        own = [1 if one else d for one, d in zip(ones, shape[skip:])]
+        array = rng.standard_normal(own).astype(np.float32)
+        array.reshape(-1)[: min(array.size, 48)] = SPECIAL[: array.size]
+        feeds[f"x{k}"] = array
+        declared.append(f"float[{','.join('1' if one else d for one, d in zip(ones, dims[skip:]))}] x{k}")
+    values, nodes, ends = ["x0", *feeds], [], []
+    for k in range(int(rng.integers(3, 30))):
+        a, b, c = (values[-1 - min(int(rng.exponential(4)), len(values) - 1)] for _ in range(3))
+        kind = rng.choice(["two", "one", "where", "number"], p=[0.6, 0.2, 0.1, 0.1])
+        if kind == "two":
+            op = rng.choice(["Add", "Sub", "Mul", "Div"])
+            nodes.append(f"v{k} = {op}({a}, {b})")
+        elif kind == "one":
+            op = rng.choice(["Neg", "Abs", "Relu", "Sqrt", "Floor", "Sign", "Reciprocal", "Identity"])
+            nodes.append(f"v{k} = {op}({a})")
+        elif kind == "where":
+            nodes.append(f"m{k} = Less({a}, {b}) w{k} = Where(m{k}, {c}, {a}) v{k} = Abs(w{k})")
+        else:
+            nodes.append(f"v{k} = Mul({a}, half)")
+        values.append(f"v{k}")
+        if rng.random() < 0.15:
+            ends.append(f"v{k}")
+    ends = [*dict.fromkeys([*ends[:6], values[-1]])]
+    text = f"({', '.join(declared)}) => ({', '.join(f'float[] {e}' for e in ends)}) <float half = {{0.5}}>"
+    model = model_of(" ".join(nodes), text)
+    for value in model.graph.outputs:
+        value.shape = None
+    return model, feeds
+
+
+@pytest.mark.sweep(20)
+def test_random_graphs():
+    """Bit for bit, on one and two threads."""
+    with_groups = 0
+    for seed in range(200):
+        model, feeds = random_graph(seed)
+        with_groups += bool(groups(model))
+        with np.errstate(all="ignore"):
+            expected = Session(model, OPERATORS).run(feeds)
+            for threads in (1, 2):
+                found = Session(model, Options(threads=threads, target="native")).run(feeds)
+                for name, array in expected.items():
+                    np.testing.assert_array_equal(found[name], array, err_msg=f"{seed} {name}")
+                    there = ~np.isnan(array)
+                    signs = np.signbit(found[name][there]), np.signbit(array[there])
+                    np.testing.assert_array_equal(*signs, err_msg=f"{seed} {name}")
+    assert with_groups > 150
+
+
+def test_shapes_of_the_run():
+    """One session, any sizes: 0, 1, odd, larger than a tile and than a part of a thread."""
+    text = "s = Mul(x, c) t = Add(s, r) u = Mul(t, t) v = Sub(u, k) z = Relu(v)"
+    ends = "(float[A,B,C] x, float[B,1] c, float[C] r, float[A,1,1] k) => (float[A,B,C] z, float[A,B,C] u)"
+    model = model_of(text, ends)
+    assert len(groups(model)) == 1
+    plain, native = Session(model, OPERATORS), Session(model, Options(threads=2, target="native"))
+    rng = np.random.default_rng(0)
+    sizes = [(0, 2, 3), (2, 0, 3), (1, 1, 1), (1, 7, 1), (3, 1, 50), (2, 3, 1), (4, 5, 49), (3, 700, 3), (2, 3, 5000)]
+    for a, b, c in [*sizes, (1, 1, 30001), (999, 8, 1), (64, 64, 64)]:
+        shapes = {"x": (a, b, c), "c": (b, 1), "r": (c,), "k": (a, 1, 1)}
+        feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+        expected, found = plain.run(feeds), native.run(feeds)
+        for name in expected:
+            np.testing.assert_array_equal(found[name], expected[name], err_msg=str((a, b, c)))
+
+
+def test_sizes_that_a_name_promises_and_a_run_breaks():
+    """Two dimensions of one name may differ, if they broadcast: results have the shapes of the operators then."""
+    text = "s = Mul(x, x) t = Add(s, y) u = Neg(y) v = Mul(u, u) z = Add(t, v)"
+    model = model_of(text, "(float[N] x, float[N] y) => (float[N] z, float[N] s, float[N] v)")
+    assert len(groups(model)) == 1
+    for n, m in ((1, 4000), (4000, 1), (7, 1)):
+        feeds = {"x": np.arange(n, dtype=np.float32), "y": np.linspace(-1, 1, m).astype(np.float32)}
+        same(model, feeds)
+    with pytest.raises(Exception, match="broadcast"):
+        Session(model, Options(target="native")).run({"x": np.ones(3, np.float32), "y": np.ones(2, np.float32)})
+
+
+# --- what is grouped -------------------------------------------------------------------------------------------------
+
+
+def test_other_operators_between():
+    """What leads through a product and back is not one group; a shortcut around it is."""
+    text = "a = Mul(x, x) b = Add(a, y) p = MatMul(b, w) c = Sub(p, b) d = Mul(c, y) z = Relu(d)"
+    ends = "(float[64,64] x, float[64,64] y, float[64,64] w) => (float[64,64] z)"
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((64, 64)).astype(np.float32) for name in "xyw"}
+    same(model_of(text, ends), feeds, count=2)
+
+
+def test_long_chains_are_cut():
+    text = " ".join(f"v{k + 1} = Mul(v{k}, c)" for k in range(500))
+    model = model_of(text, "(float[4096] v0, float[1] c) => (float[4096] v500)")
+    feeds = {"v0": np.linspace(-2, 2, 4096).astype(np.float32), "c": np.float32([0.999])}
+    same(model, feeds, count=13)
+
+
+def test_little_is_left_alone():
+    """One operator gains nothing, nor do two on a few numbers."""
+    for text, size in (("z = Mul(x, y)", 5000), ("a = Mul(x, y) z = Add(a, y)", 100)):
+        assert not groups(model_of(text, f"(float[{size}] x, float[{size}] y) => (float[{size}] z)"))
+    text = "a = Mul(x, y) b = Mul(a, y) z = Add(b, y)"
+    assert len(groups(model_of(text, "(float[100] x, float[100] y) => (float[100] z)"))) == 1
+
+
+def test_what_the_runtime_does_better():
+    """Activations of a product, its scale and its bias."""
+    ends = "(float[64,64] x, float[64,64] w, float[64] b) => (float[64,64] z) <float half = {0.5}>"
+    assert not groups(model_of("p = Gemm(x, w, b) q = Relu(p) z = Neg(q)", ends))
+    assert not groups(model_of("p = MatMul(x, w) q = Mul(p, half) z = Neg(q)", ends))
+    assert not groups(model_of("p = MatMul(x, w) q = Add(p, b) z = Neg(q)", ends))
+
+
+def test_the_switch():
+    model = model_of("a = Mul(x, y) b = Mul(a, y) z = Add(b, y)", "(float[N] x, float[N] y) => (float[N] z)")
+    feeds = {name: np.ones(3, np.float32) for name in "xy"}
+    before = ir.to_proto(model).SerializeToString()
+    for without in ((), ("elementwise",)):
+        Session(model, Options(target="native", without=without)).run(feeds)
+    assert ir.to_proto(model).SerializeToString() == before
+
+
+def test_bodies():
+    """Inside a Scan, with a value of the outer graph."""
+    body = """body = g (float[H] s, float[H] x) => (float[H] t, float[H] o) {
+        a = Mul(s, x) b = Add(a, k) t = Tanh(b) c = Sub(t, x) o = Mul(c, k) }"""
+    text = f"k = Neg(q) t, o = Scan <num_scan_inputs = 1, {body}> (s, x)"
+    model = model_of(text, "(float[40] s, float[9, 40] x, float[40] q) => (float[40] t, float[9, 40] o)")
+    rng = np.random.default_rng(0)
+    feeds = {"s": rng.standard_normal(40), "x": rng.standard_normal((9, 40)), "q": rng.standard_normal(40)}
+    same(model, {k: v.astype(np.float32) for k, v in feeds.items()}, rtol=1e-5, atol=1e-6, count=1)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_steps_of_a_model(optimizer):
+    """The sigmoid of a SiLU is computed again in the way back, not kept; losses and weights are as without groups."""
+    from onnxgrad.runtime import StepRunner
+
+    rng = np.random.default_rng(0)
+    text = """h = Gemm(x, w1, b1) s = Sigmoid(h) a = Mul(h, s) m = MatMul(a, w2) r = Div(m, root) e = Erf(r)
+        f = Add(e, one) i = Mul(m, f) j = Mul(i, half) y = MatMul(j, w3)"""
+    model = model_of(
+        text, "(float[N, 8] x) => (float[N, 3] y) <float one = {1}, float half = {0.5}, float root = {1.4142}>"
+    )
+    for name, shape in {"w1": (8, 40), "b1": (40,), "w2": (40, 64), "w3": (64, 3)}.items():
+        tensor = ir.tensor(rng.standard_normal(shape).astype(np.float32) / 4, name=name)
+        value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(shape))
+        for node in model.graph:
+            for i, v in enumerate(node.inputs):
+                if v is not None and v.name == name:
+                    node.replace_input_with(i, value)
+        model.graph.register_initializer(value)
+    step = compile_step(attach(ir.to_proto(model), loss="cross_entropy", optimizer=optimizer, learning_rate=0.01))
+    calls = groups(step.model)
+    assert len(calls) >= 3
+    kept = [v for node in calls for v in node.outputs if v.name and v.name == "s"]
+    assert not kept
+    label = next(name for name in step.batch if name != "x")
+    states, losses = [], []
+    for options in (OPERATORS, Options(threads=2, target="native")):
+        machine = StepRunner(step, options=options)
+        data = np.random.default_rng(1)
+        for _ in range(5):
+            batch = {"x": data.standard_normal((96, 8)).astype(np.float32), label: data.integers(0, 3, 96)}
+            loss = machine.step(batch)[step.loss]
+        losses.append(float(loss))
+        states.append(machine.state())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for name, array in states[0].items():
+        np.testing.assert_allclose(states[1][name], array, rtol=2e-4, atol=2e-6, err_msg=name)
