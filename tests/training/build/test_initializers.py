@@ -86,7 +86,11 @@ def test_orthogonal(shape, runner):
 
 def test_orthogonal_is_uniform():
     """No direction is preferred: the elements of 3×3 rotations have mean 0 and variance 1/3."""
-    sample = np.stack([drawn("orthogonal", (3, 3), seed=float(s)) for s in range(200)])
+    nodes = [helper.make_node("MatMul", [f"x{i}", f"w{i}"], [f"x{i + 1}"]) for i in range(200)]
+    weights = {f"w{i}": np.zeros((3, 3), np.float32) for i in range(200)}
+    model = attach(model_of(nodes, weights, {"x0": ["N", 3]}, {"x200": ["N", 3]}), loss="mse", optimizer="sgd")
+    state = compile_step(initialize(model, {"w*": "orthogonal"}, seed=0.0)).state
+    sample = np.stack([state[name].initial.numpy() for name in weights])
     assert np.abs(sample.mean(0)).max() < 5 * math.sqrt(1 / 3 / 200)
     np.testing.assert_allclose((sample**2).mean(0), np.full((3, 3), 1 / 3), atol=0.12)
     assert 40 < sum(np.linalg.det(s) > 0 for s in sample) < 160
