@@ -1,0 +1,122 @@
+"""Adapters of PEFT in exported models, and adapters trained here in PEFT: the same outputs, in both directions."""
+
+import json
+import warnings
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from onnxgrad import BadInput, LoRA, Trainer, load_adapter
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+peft = pytest.importorskip("peft", reason="PEFT is not installed, or not whole", exc_type=ImportError)
+pytestmark = pytest.mark.torch
+
+IDS = np.random.default_rng(0).integers(0, 20, (4, 9))
+MODULES = ["block.query", "block.output", "embed", "convolution", "head"]
+
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query = torch.nn.Linear(12, 12, bias=False)
+        self.output = torch.nn.Linear(12, 12)
+
+    def forward(self, x):
+        q = self.query(x)
+        return x + self.output(torch.softmax(q @ q.transpose(1, 2), -1) @ q)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Embedding(20, 12)
+        self.block = Block()
+        self.convolution = torch.nn.Conv1d(12, 10, 3, stride=2, padding=1)
+        self.head = torch.nn.Linear(10, 4)
+
+    def forward(self, ids):
+        x = self.block(self.embed(ids))
+        return self.head(torch.relu(self.convolution(x.transpose(1, 2))).mean(-1))
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["torchscript", "dynamo"])
+def exported(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("net") / "net.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporters
+        torch.onnx.export(Net().eval(), (torch.from_numpy(IDS),), path, input_names=["ids"], output_names=["scores"],
+                          dynamo=request.param, opset_version=18)  # fmt: skip
+    return path
+
+
+def scores(model):
+    proto = model if isinstance(model, onnx.ModelProto) else onnx.load(model)
+    return onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"ids": IDS})[0]
+
+
+def of_peft(model):
+    with torch.no_grad():
+        return model(torch.from_numpy(IDS)).numpy()
+
+
+def test_trained_here_it_is_the_same_in_peft(exported, tmp_path):
+    trainer = Trainer(
+        exported, loss="cross_entropy", adapter=LoRA(rank=3, targets=MODULES, train_also=["head.bias"]),
+        learning_rate=0.05,
+    )  # fmt: skip
+    trainer.fit({"ids": IDS, "labels": np.arange(4)}, epochs=5, batch_size=4)
+    trainer.save_adapter(tmp_path / "a")
+    trainer.save(tmp_path / "merged.onnx")
+    settings = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    assert settings["target_modules"] == sorted(MODULES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = peft.PeftModel.from_pretrained(Net().eval(), str(tmp_path / "a"))
+    model.base_model.model.head.base_layer.bias.data = torch.from_numpy(trainer.state()["head.bias"])
+    assert np.abs(of_peft(model) - of_peft(Net().eval())).max() > 0.05
+    np.testing.assert_allclose(scores(tmp_path / "merged.onnx"), of_peft(model), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_trained_in_peft_it_is_the_same_here(exported, tmp_path, rslora):
+    settings = peft.LoraConfig(
+        r=3, lora_alpha=5, target_modules=MODULES, use_rslora=rslora, init_lora_weights=False, alpha_pattern={"head": 2}
+    )
+    model = peft.get_peft_model(Net().eval(), settings).eval()
+    model.save_pretrained(tmp_path / "a")
+    expected = of_peft(model)
+    assert np.abs(expected - scores(exported)).max() > 0.05
+    for merge in (False, True):
+        np.testing.assert_allclose(
+            scores(load_adapter(exported, tmp_path / "a", merge=merge)), expected, rtol=0, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"use_dora": True}, "use_dora=True"),
+        ({"peft_type": "VERA"}, "only 'LORA'"),
+        ({"r": "eight"}, "r='eight'"),
+    ],
+)
+def test_other_kinds_are_refused(exported, tmp_path, settings, said):
+    model = peft.get_peft_model(Net().eval(), peft.LoraConfig(r=2, target_modules=["head"]))
+    model.save_pretrained(tmp_path / "a")
+    file = tmp_path / "a" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    with pytest.raises(BadInput, match=said):
+        load_adapter(exported, tmp_path / "a")
+
+
+def test_modules_that_the_model_does_not_have(tmp_path, exported):
+    net = torch.nn.Sequential()
+    net.add_module("heads", torch.nn.Linear(10, 4))
+    model = peft.get_peft_model(net, peft.LoraConfig(r=2, target_modules=["heads"]))
+    model.save_pretrained(tmp_path / "a")
+    with pytest.raises(BadInput, match="that of another model: no module named 'heads'; did you mean 'head'"):
+        load_adapter(exported, tmp_path / "a")
