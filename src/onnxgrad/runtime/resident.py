@@ -90,7 +90,7 @@ class Resident:
             else:
                 self._loose.append((position, name))
         self._bindings = tuple(self._bind(read, 1 - read) for read in range(2))
-        give_back()
+        self._is_new = True
 
     def _bind(self, read: int, write: int) -> onnxruntime.IOBinding:
         binding = self.session.io_binding()
@@ -114,6 +114,9 @@ class Resident:
                 message says that a part of it had been overwritten (it was memory that was missing, say).
         """
         self._check_whole()
+        if self._is_new:  # whoever has built the graph may have dropped it by now
+            self._is_new = False
+            give_back()
         binding, bound = self._bindings[self._now], self._bound[self._now]
         for name, owner in self._owners.items():
             array = owner._buffers[owner._now][name]
