@@ -101,3 +101,20 @@ def test_every_step_with_its_jacobian(name):
     yours = autograd.jacobian(lambda x: STEPS[name](anp, x, x * y, 5))(x)
     for mode in ("forward", "reverse"):
         close(og.jacobian(ours, mode=mode)(x), yours)
+
+
+def test_arrays_inside_of_another_librarys_containers():
+    """A container that applies numpy's functions to what it holds, as xarray's do."""
+
+    class Labelled:
+        def __init__(self, data):
+            self.data = data
+
+        def __array_ufunc__(self, ufunc, method, *operands, **how):
+            held = [x.data if isinstance(x, Labelled) else x for x in operands]
+            return Labelled(getattr(ufunc, method)(*held, **how))
+
+    def f(x):
+        return xnp.sum(xnp.maximum(xnp.exp(Labelled(x)), xnp.abs(Labelled(x * 3.0))).data)
+
+    onp.testing.assert_allclose(onp.asarray(og.grad(f)(onp.array([0.1, 1.0]))), [onp.exp(0.1), 3.0])

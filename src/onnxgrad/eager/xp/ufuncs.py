@@ -33,11 +33,18 @@ def _named(function: Function, name: str, kernel: Any) -> Function:
     return function
 
 
+def _dispatches(x: Any) -> bool:
+    """Whether `x` is of another library that applies numpy's functions to what it holds, such as arrays of here."""
+    return getattr(type(x), "__array_ufunc__", None) is not None and not isinstance(x, (Array, np.ndarray, np.generic))
+
+
 def unary(name: str, op: Primitive, kernel: Any, floats: Primitive | None = None) -> Function:
     """An elementwise function of one operand, recorded as `op`, or on floats as `floats`."""
 
     def function(x: Any, /) -> Array:
         if type(x) is not _new_array:
+            if _dispatches(x) and isinstance(kernel, np.ufunc):
+                return kernel(x)
             x = as_array(x)
         node = x._node
         if node is None:
@@ -62,6 +69,8 @@ def binary(
 
     def function(x1: Any, x2: Any, /) -> Array:
         if type(x1) is not _new_array or type(x2) is not _new_array or x1._data.dtype != x2._data.dtype:
+            if isinstance(kernel, np.ufunc) and (_dispatches(x1) or _dispatches(x2)):
+                return kernel(x1, x2)
             x1, x2 = promoted(x1, x2)
         a, b = x1._data, x2._data
         m, n = x1._node, x2._node
