@@ -193,3 +193,16 @@ def test_operands_that_are_broadcast_or_wide_stay_operators():
     q, k, v = operands((2, 3), 5, 6, 4, 4)
     assert attention(q[:1], k, v).kernels == ["SoftmaxGrad"]
     assert attention(*(x.astype(np.float64) for x in (q, k, v)), scale="").kernels == []
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize("shape", [(2, 3, 9, 8), (2, 9, 24)], ids=str)
+def test_the_operator_attention(causal, shape):
+    """As it is lowered for its derivative; with a mask, whose rows may hide every key, scores are kept."""
+    arrays = {name: normal(*shape, seed=i) for i, name in enumerate("qkv")}
+    heads = {"q_num_heads": 3, "kv_num_heads": 3} if len(shape) == 3 else {}
+    node = helper.make_node("Attention", [*arrays], ["y"], is_causal=causal, **heads)
+    compare(Pulled([node], arrays, [*arrays], opset=23), normal(*shape, seed=3))
+    masked = helper.make_node("Attention", [*arrays, "m"], ["y"], is_causal=causal, **heads)
+    with_mask = {**arrays, "m": np.zeros((9, 9), np.float32)}
+    assert Pulled([masked], with_mask, [*arrays], opset=23).kernels == ["SoftmaxGrad"]
