@@ -237,7 +237,8 @@ class Function:
 
         def make() -> Function:
             mapped = Function(transforms.vmap(self.model, in_axes, out_axes, axis_size=axis_size), options=self.options)
-            mapped.results = self.results
+            names = dict(zip((v.name for v in self.model.graph.outputs), (v.name for v in mapped.model.graph.outputs)))
+            mapped.results = _renamed(self.results, names)
             return mapped
 
         axes = [tuple(sorted(a.items())) if isinstance(a, Mapping) else a for a in (in_axes, out_axes)]
@@ -400,6 +401,13 @@ def _array(name: str, argument: Any, dtype: ir.DataType | None) -> np.ndarray:
 
 def _leaves(results: Any) -> list[str]:
     return [n for r in results.values() for n in _leaves(r)] if isinstance(results, Mapping) else [results]
+
+
+def _renamed(results: Any, names: Mapping[str | None, str | None]) -> Any:
+    """The same tree with the new names."""
+    if not isinstance(results, Mapping):
+        return names[results]
+    return {label: _renamed(r, names) for label, r in results.items()}
 
 
 def _filled(results: Any, found: Mapping[str, np.ndarray]) -> Any:

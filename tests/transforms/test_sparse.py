@@ -286,6 +286,17 @@ def test_what_is_dense_is_refused_before_it_takes_all_memory():
         sparse_jacobian(source, wrt="x")
 
 
+@pytest.mark.parametrize(
+    ("shape", "sizes", "says"),
+    [("1000000, 1000000", 1, "'x' has 1000000000000 elements"), ("1", 10**13, "Expand node")],
+)
+def test_sizes_that_no_pattern_can_have_are_refused_before_it_takes_all_memory(shape, sizes, says):
+    statements = "s = Sin(x) e = Expand(s, n) y = ReduceSum <keepdims = 0> (e)"
+    source = parsed(f"(double[{shape}] x) => (double y) {{ {statements} }}", f"int64[1] n = {{{sizes}}}")
+    with pytest.raises(BadInput, match=says):
+        sparse_jacobian(source, wrt="x")
+
+
 def _branch(op, out):
     return helper.make_graph([helper.make_node(op, ["x"], [out])], out, [], [value(out, [20_000], 11)])
 

@@ -270,6 +270,26 @@ def test_axes_of_outputs():
     np.testing.assert_allclose(got["z"], np.repeat(np.sin(u)[:, None], 4, 1), rtol=1e-14)
 
 
+def test_an_input_that_is_handed_through():
+    source = parsed("g (double[3] x, double[2] u) => (double[3] x, double[2] u, double[3] y) { y = Sin(x) }")
+    x, u = normal((4, 3)), normal(2)
+    got = Function(source).vmap({"x": 0})(x, u)
+    np.testing.assert_array_equal(got["x"], x)
+    np.testing.assert_array_equal(got["u"], np.stack([u] * 4))
+    got = Function(source).vmap({"x": 0}, {"x": 1, "u": None})(x, u)
+    np.testing.assert_array_equal(got["x"], x.T)
+    np.testing.assert_array_equal(got["u"], u)
+
+
+def test_a_loop_that_is_longer_for_some_rows_of_some_rows():
+    source = parsed(LOOP % "Sin")
+    x, n = normal((2, 3)), np.array([[1, 2], [3, 0], [5, 5]])
+    got = session(vmap(vmap(source, {"x": 0, "n": 0}), {"n": 0}))({"x": x, "n": n})["y"]
+    one = session(source)
+    for i, k in np.ndindex(n.shape):
+        np.testing.assert_allclose(got[i, k], one({"x": x[k], "n": n[i, k]})["y"], rtol=1e-12)
+
+
 SEQUENCE = """g (double[3] x, seq(double[3]) q) => (double[3] y, seq(double[3]) r) {
     i = Constant <value = int64 {0}> () h = SequenceAt(q, i) y = Add(x, h) r = SequenceInsert(q, x) }"""
 NONZERO = "g (double[3] x) => (int64[1, K] y) { y = NonZero(x) }"

@@ -36,7 +36,10 @@ def mask_of(x: Var) -> Var:
 def selected(mask: Var, x: Var, y: Var) -> Var:
     """`x` for the directions for which `mask` holds, else `y`."""
     b = x.builder
-    return b.Where(b.Reshape(Var(b, mask.value), [-1, *[1] * (x.rank - 1)]), x, y)
+    mask = b.Reshape(Var(b, mask.value), [-1, *[1] * (x.rank - 1)])
+    if x.dtype == ir.DataType.BOOL:  # ONNX Runtime has no Where of them
+        return b.Or(b.And(mask, x), b.And(b.Not(mask), y))
+    return b.Where(mask, x, y)
 
 
 def any_of(mask: Var) -> Var:

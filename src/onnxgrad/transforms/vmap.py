@@ -56,7 +56,8 @@ def vmap(model: AnyModel, in_axes: Axes = 0, out_axes: Axes = 0, *, axis_size: i
         axis_size: the number of rows, or a name for one that each run chooses (it gets a suffix if it is taken).
 
     Returns:
-        A model of the kind that came in with the same names of inputs and outputs. Mapped inputs, and outputs, have
+        A model of the kind that came in with the same names of inputs and outputs (an output that is an input, or an
+        initializer, gets another name unless it is handed through as it is). Mapped inputs, and outputs, have
         one more axis; an output that depends on no mapped input is repeated. Local functions are inlined.
 
         Products, convolutions, recurrent layers and elementwise operators process all rows at once, and If, Loop and
@@ -76,9 +77,10 @@ def vmap(model: AnyModel, in_axes: Axes = 0, out_axes: Axes = 0, *, axis_size: i
     b.names.reserve(opened.training)
     size = _size(axis_size, graph)
     axes = _input_axes(graph, in_axes)
+    ends = dict(zip([v.name or "" for v in graph.outputs], graph.outputs))
     columns = [_column(b, v, axis, size) for v, axis in axes.items()]
     _write_out(b, axes)
-    ends = dict(zip([v.name or "" for v in graph.outputs], graph.outputs))
+    ends = {name: b.now(v) for name, v in ends.items()}
     places = _output_axes(graph, ends, out_axes, axes)
     graph.outputs.clear()
     for value in ends.values():
@@ -259,6 +261,6 @@ def _output(b: Builder, name: str, found: Var, old: ir.Value) -> ir.Value:
         return value
     if value.producer() is None or value.is_graph_output():
         value = b.append(ir.Node("", "Identity", [value]))[0].value
-    value.name = name if old.producer() is not None or old.name != name else b.names.exactly(name)
+    value.name = name if old.producer() is not None else b.names.fresh(name)  # an input or initializer has that name
     value.type = value.type or old.type
     return value

@@ -36,6 +36,10 @@ def pattern_of(builder: Builder, nodes: Sequence[ir.Node], of: ir.Value, wrt: ir
     from scipy.sparse import csr_array, eye_array
 
     size = math.prod(shape_of(wrt))
+    if size > MOST_ENTRIES:
+        raise BadInput(
+            f"{wrt.name!r} has {size} elements: more than {MOST_ENTRIES} unknowns are too many for a pattern"
+        )
     walk = _Walk(builder, {wrt: csr_array(eye_array(size, dtype=bool, format="csr"))})
     for node in ancestors(list(nodes), [of], {wrt}):
         walk.through(node)
@@ -76,6 +80,8 @@ class _Walk:
             self._fold(node)
             return
         moved = [v for v in node.outputs if v.name and is_differentiable(v)]
+        for value in moved:
+            self._refuse(node, math.prod(shape_of(value)))
         try:
             if inner or node.domain:
                 raise Unknown
@@ -118,7 +124,8 @@ class _Walk:
     def _refuse(self, node: ir.Node, entries: int) -> None:
         if entries > MOST_ENTRIES:
             raise BadInput(
-                f"the Jacobian is not sparse: {described(node)} has {entries} entries\n  hint: use jacobian, or jvp"
+                f"the Jacobian is not sparse: {described(node)} has {entries} entries or more\n"
+                "  hint: use jacobian, or jvp"
             )
 
     # --- constants ---------------------------------------------------------------------------------
