@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnxgrad.cli import panels, train_callbacks, train_options
+from onnxgrad.cli import panels, train_callbacks, train_config, train_options
 from onnxgrad.cli.grad import Dims, dims_of
 from onnxgrad.cli.path_clashes import GOING, MODEL, OUTPUT, Force, check_paths, checkpoint_files
 from onnxgrad.cli.train_run import Job
@@ -16,10 +16,12 @@ from onnxgrad.model_io import files_of, load_model
 from onnxgrad.training.adapters.folder import check_adapter
 from onnxgrad.training.adapters.folder import files_in as adapter_files
 from onnxgrad.training.data import Images, open_data
+from onnxgrad.training.loop.train import balanced
 from onnxgrad.training.spec.training_info import told
 
 
 def train(
+    context: typer.Context,
     model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
     data: Annotated[
         Path,
@@ -100,6 +102,15 @@ def train(
     patience: train_callbacks.Patience = None,
     keep_best: train_callbacks.KeepBestFlag = False,
     monitor: train_callbacks.Monitored = "validation_loss",
+    find_lr: Annotated[
+        bool,
+        panels.optimizer(
+            "--find-lr", help="Only look for a learning rate: raise it until the loss grows; --plot draws that."
+        ),
+    ] = False,
+    provider: train_options.Provider = None,
+    quiet: Annotated[bool, panels.run("--quiet", "-q", help="No progress, only results and errors.")] = False,
+    config: train_config.Config = None,
 ) -> None:
     """Train MODEL with a loss and an optimizer, or as the training information that it carries says.
 
@@ -145,6 +156,7 @@ def train(
     if head is not None:
         source, where = train_options.headed(source, head)
         notes.append(where)
+    flags["--loss"] = balanced(flags["--loss"], source, arrays, labels)
     training = train_options.with_training(source, model, flags, accumulate)
     if save_adapter is not None:
         check_adapter(training)
@@ -172,6 +184,10 @@ def train(
         restart=restart,
         threads=threads,
         target=target,
+        provider=provider,
+        quiet=quiet,
+        find_lr=find_lr,
+        replay=train_config.written(context),
         listeners=listeners,
         report=report,
         log=log,

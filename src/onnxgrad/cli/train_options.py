@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 
 from onnxgrad.cli import panels
 from onnxgrad.errors import BadInput
@@ -148,6 +149,31 @@ ImageMean = Annotated[
     str | None, panels.data("--image-mean", help="Subtracted from pictures (0 to 1): 0.5, or one per channel.")
 ]
 ImageStd = Annotated[str | None, panels.data("--image-std", help="Pictures are divided by it, likewise.")]
+
+
+Provider = Annotated[
+    list[str] | None,
+    panels.run("--provider", help="Execution provider of ONNX Runtime: cpu, cuda, coreml, … Repeatable, best first."),
+]
+
+
+def providers(names: Sequence[str] | None) -> tuple[str, ...]:
+    """Execution providers by their short or full names; those of the CPU take what others lack.
+
+    Raises:
+        BadInput: this ONNX Runtime does not have one of them.
+    """
+    there = {p.removesuffix("ExecutionProvider").lower(): p for p in onnxruntime.get_available_providers()}
+    found = []
+    for name in names or ("cpu",):
+        short = name.removesuffix("ExecutionProvider").lower()
+        if short not in there:
+            raise BadInput(
+                f"--provider {name}: this onnxruntime has {', '.join(sorted(there))}\n"
+                "  hint: another package of it has others, such as onnxruntime-gpu"
+            )
+        found.append(there[short])
+    return tuple(dict.fromkeys([*found, "CPUExecutionProvider"]))
 
 
 def files(losses: Iterable[str]) -> list[Path]:

@@ -16,8 +16,10 @@ import typer
 from onnxgrad.cli import train_options
 from onnxgrad.cli.console import console, error
 from onnxgrad.cli.train_callbacks import Notes
+from onnxgrad.cli.train_config import REPLAY
+from onnxgrad.cli.train_summary import outcome, summary
 from onnxgrad.errors import BadInput
-from onnxgrad.files import alone
+from onnxgrad.files import alone, replacing
 from onnxgrad.model_io import save_model
 from onnxgrad.runtime import Options
 from onnxgrad.training import Interrupted, Trainer
@@ -56,6 +58,10 @@ class Job:
         restart: an unfinished run may be discarded.
         threads: of ONNX Runtime.
         target: what it runs (see `onnxgrad.runtime.Options`).
+        provider: names of execution providers.
+        quiet: without progress.
+        find_lr: only look for a learning rate.
+        replay: settings that repeat the run, to be kept beside the checkpoint.
         checkpoint_seconds: between checkpoints within an epoch.
         listeners: further callbacks.
         report: HTML file.
@@ -84,6 +90,10 @@ class Job:
     restart: bool = False
     threads: int | None = None
     target: str = "auto"
+    provider: Sequence[str] | None = None
+    quiet: bool = False
+    find_lr: bool = False
+    replay: str = ""
     checkpoint_seconds: float = 60.0
     listeners: Sequence[Callback] = ()
     report: Path | None = None
@@ -99,7 +109,7 @@ class Job:
         )
         trainer = Trainer(
             self.model,
-            options=Options(threads=self.threads, target=self.target),
+            options=Options(threads=self.threads, target=self.target, providers=train_options.providers(self.provider)),
             accumulate=self.accumulate,
             memory=self.memory,
             batch_size=self.batch_size,
@@ -110,7 +120,11 @@ class Job:
         held_out = None if validation is None else trainer.data(*validation)
         if self.validation_split is not None:
             rows, held_out = split(rows, self.validation_split, self.seed)
+        if self.find_lr:
+            return self._find_rate(trainer, rows)
+        notes = [*notes, *summary(trainer, rows, held_out, self.epochs, self.batch_size, self.schedule)]
         before = None if held_out is None else self._before(trainer, held_out)
+        shown = [] if self.quiet else [Notes(notes), reporter(console(sys.stderr))]
         try:
             history = trainer.fit(
                 rows,
@@ -125,21 +139,25 @@ class Job:
                 checkpoint_seconds=self.checkpoint_seconds,
                 metrics=self.metrics,
                 plot=self.plot,
-                callbacks=[*lowering, *self.listeners, Notes(notes), reporter(console(sys.stderr))],
+                callbacks=[*lowering, *self.listeners, *shown],
+                progress=False,
             )
         except Interrupted as e:
             error(f"{e}\n  hint: the same command with --resume goes on from there")
             raise typer.Exit(INTERRUPTED) from e
         save_model(trainer.inference_model(), self.after)
+        if self.replay:
+            with replacing(self.checkpoint / REPLAY) as file:
+                file.write_text(self.replay, encoding="utf-8")
         if self.save_training is not None:
             trainer.save_training_model(self.save_training)
         if self.save_adapter is not None:
             trainer.save_adapter(self.save_adapter)
-        lines = []
+        lines = outcome(history.about)
         if held_out is not None and before is not None:
             after = trainer.evaluation.file(self.after, held_out)
             history.about |= {"before": before, "after": after}
-            lines = [_measured("before", before, self.before), _measured("after", after, self.after)]
+            lines += [_measured("before", before, self.before), _measured("after", after, self.after)]
             if self.metrics:
                 history.write(self.metrics)
         if self.report is not None:
@@ -161,6 +179,16 @@ class Job:
         for line in lines:
             out.print(line, markup=False, highlight=False, soft_wrap=True)
         return history.about
+
+    def _find_rate(self, trainer: Trainer, rows: Any) -> dict[str, Any]:
+        """Say which learning rate to begin with; nothing is trained and nothing saved but the plot."""
+        found = trainer.find_rate(rows, batch_size=self.batch_size, seed=self.seed)
+        if self.plot is not None:
+            found.plot(self.plot)
+        out = console()
+        out.print(f"learning rate  {found.suggestion:.2g}", highlight=False)
+        out.print(f"  hint: --lr {found.suggestion:.2g}; the loss grows from {found.rates[-1]:.2g} on", highlight=False)
+        return {"learning_rate": found.suggestion}
 
     def _before(self, trainer: Trainer, held_out: Any) -> dict[str, float]:
         """The file as it came, run by plain ONNX Runtime; if that cannot, as the trainer holds it."""

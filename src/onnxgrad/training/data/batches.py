@@ -71,7 +71,7 @@ class Data:
             if isinstance(column, ClassColumn):
                 columns[called] = column.renumbered(classes, name)  # type: ignore[arg-type]
         self.columns: dict[str, Column] = {f.name: columns[chosen[f.name]] for f in fed}
-        self._called = chosen
+        self.called = chosen
         #: what was checked and converted once
         self.arrays: dict[str, np.ndarray] = {}
         for f in fed:
@@ -126,7 +126,7 @@ class Data:
             column = self.columns.get(field.name)
             if isinstance(column, ClassColumn) and column.names != tuple(classes):
                 column = self.columns[field.name] = column.renumbered(classes, self.name)
-                self.arrays[field.name] = fitted(self._called[field.name], column.rows, field, self.name)
+                self.arrays[field.name] = fitted(self.called[field.name], column.rows, field, self.name)
                 self.__dict__.pop("fingerprint", None)
 
     def select(self, rows: np.ndarray, name: str) -> Data:
@@ -202,7 +202,7 @@ class Data:
         for field in self.fields:
             if field.name in self.arrays or field.name in self.ends:
                 continue
-            called = self._called[field.name]
+            called = self.called[field.name]
             found = self.columns[field.name].take(rows, field)
             sizes[field.name] = [len(a) if a.ndim else 1 for a in found]
             if isinstance(found, list) or self.pad_to > 1:

@@ -13,11 +13,11 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 
-from onnxgrad.errors import BadInput, TrainingError
+from onnxgrad.errors import BadInput, TrainingError, UnknownName
 from onnxgrad.files import alone
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.training.graph.dropout_masks import COUNT, first_count
-from onnxgrad.training.loop.callbacks import Callback
+from onnxgrad.training.loop.callbacks import Callback, Monitor
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.interruption import Interrupted, interruptible
 from onnxgrad.training.loop.resume import resume, save
@@ -87,6 +87,7 @@ class Fit:
     def __call__(self) -> None:
         """Take all epochs that are left."""
         run = self.run
+        self._check_monitors()
         try:
             for callback in self.callbacks:
                 callback.start(run)
@@ -100,6 +101,21 @@ class Fit:
         finally:
             for callback in self.callbacks:
                 callback.stop()
+
+    def _check_monitors(self) -> None:
+        """Raise UnknownName for a callback that watches what no epoch will have, before the first step."""
+        run = self.run
+        watched = [m.of for c in self.callbacks if isinstance(m := getattr(c, "monitor", None), Monitor)]
+        if not watched:
+            return
+        known = ["loss", "seconds", "steps_per_second"]
+        if run.validation is not None and self.evaluation is not None:
+            some = run.validation.select(np.arange(min(len(run.validation), 256)), run.validation.name)
+            known += [f"validation_{what}" for what in self.evaluation(run.state(), some)]
+        for name in watched:
+            if name not in known:
+                hint = "\n  hint: give validation data" if "validation_loss" not in known else ""
+                raise BadInput(f"{UnknownName(name, known, 'entry of an epoch')}{hint}")
 
     def _epoch(self) -> None:
         run, at = self.run, self.run.position

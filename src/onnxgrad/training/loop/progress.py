@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,8 +71,13 @@ class Bar(Callback):
 
 class _Speed(ProgressColumn):
     def render(self, task: Any) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{speed:.0f} steps/s")
+        found = task.finished_speed or task.speed
+        return Text(speed(found) if found else "")
+
+
+def speed(steps_per_second: float) -> str:
+    """In steps per second, or where they are slow in seconds per step."""
+    return f"{steps_per_second:.0f} steps/s" if steps_per_second >= 1 else f"{1 / steps_per_second:.1f} s/step"
 
 
 class Lines(Callback):
@@ -94,11 +100,11 @@ class Lines(Callback):
         if now < self._next:
             return
         self._next = now + self.PERIOD
-        speed = (run.step_count - self._done) / (now - self._begin)
-        left = (run.steps - run.step_count) / speed
+        per_second = (run.step_count - self._done) / (now - self._begin)
+        left = (run.steps - run.step_count) / per_second
         self._print(
             f"epoch {run.epoch + 1}/{run.epochs}  step {run.step_count}/{run.steps}  loss {number(loss)}  "
-            f"{speed:.0f} steps/s  {left:.0f} s left"
+            f"{speed(per_second)}  {left:.0f} s left"
         )
 
     def epoch(self, run: Run, record: dict[str, Any]) -> None:
@@ -132,13 +138,19 @@ def epoch_line(record: dict[str, Any], epochs: int) -> str:
     if held_out:
         parts.append(f"validation loss {number(held_out.pop('loss'))}")
         parts += [f"{k} {v:.2%}" if k in SHARES else f"{k} {number(v)}" for k, v in held_out.items()]
-    return "  ".join([*parts, f"{record['steps_per_second']:.0f} steps/s"])
+    rate = record["steps_per_second"]
+    return "  ".join([*parts, *([speed(rate)] if rate else [])])
 
 
 def reporter(console: Console | None = None) -> Callback:
     """A bar on a terminal, lines elsewhere; on standard error, which keeps standard output for results."""
     console = console or Console(stderr=True, markup=False, emoji=False)
     return Bar(console) if console.is_terminal else Lines(console)
+
+
+def interactive() -> bool:
+    """Whether somebody watches: a terminal, or a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
 def check_plot() -> None:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Mapping
 from typing import Any
 
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training.data import open_data
+from onnxgrad.training.data.class_weights import balanced_weights, labels_in
+from onnxgrad.training.data.columns import Column
 from onnxgrad.training.loop.trainer import AnyData, Trainer
+from onnxgrad.training.loss.config import Loss
+from onnxgrad.training.measure.predict import as_given
 
 
 def train(model: Any, data: AnyData, *, output: str | os.PathLike | None = None, **settings: Any) -> Trainer:
@@ -25,6 +34,9 @@ def train(model: Any, data: AnyData, *, output: str | os.PathLike | None = None,
     Raises:
         BadInput: as `Trainer` and `Trainer.fit`; or an argument that neither of them has.
     """
+    if _asks_for_balance(settings.get("loss")):
+        columns = open_data(data, inputs=settings.get("inputs"))
+        settings["loss"] = balanced(settings["loss"], as_given(model), columns, settings.get("labels"))
     fitting = set(inspect.signature(Trainer.fit).parameters) - {"self", "data"}
     making = {k: v for k, v in settings.items() if k not in fitting}
     if "memory" in settings and "batch_size" in settings:  # the memory is that of such a batch
@@ -34,3 +46,45 @@ def train(model: Any, data: AnyData, *, output: str | os.PathLike | None = None,
     if output is not None:
         trainer.save(output)
     return trainer
+
+
+def _asks_for_balance(loss: Any) -> bool:
+    listed = loss if isinstance(loss, (list, tuple)) else [loss]
+    return any(
+        "weight=balanced" in term if isinstance(term, str) else getattr(term, "options", {}).get("weight") == "balanced"
+        for term in listed
+    )
+
+
+def balanced(loss: Any, model: ir.Model, columns: Mapping[str, Column], labels: str | None = None) -> Any:
+    """`loss` with numbers for each ``weight="balanced"``: those that make up for how often each class occurs.
+
+    Args:
+        loss: one or several, as `attach` takes them.
+        model: tells how many classes there are.
+        columns: hold the labels.
+        labels: under which name.
+
+    Raises:
+        BadInput: the number of classes is not known, or the labels are no classes.
+    """
+    if not _asks_for_balance(loss):
+        return loss
+    listed = loss if isinstance(loss, (list, tuple)) else [loss]
+    return [_balanced(Loss.of(t) if isinstance(t, str) else t, model, columns, labels) for t in listed]
+
+
+def _balanced(term: Any, model: ir.Model, columns: Mapping[str, Column], labels: str | None) -> Any:
+    if not isinstance(term, Loss) or term.options.get("weight") != "balanced":
+        return term
+    floats = [v for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+    prediction = next((v for v in floats if term.output in (None, v.name)), None)
+    axis = term.options.get("axis", 1)
+    shape = None if prediction is None else prediction.shape
+    if shape is None or not -len(shape) <= axis < len(shape) or not isinstance(shape[axis], int):
+        raise BadInput("balanced weights need the number of classes, which the model does not declare; give numbers")
+    numbers = labels_in(columns, term.labels or labels)
+    weights = balanced_weights(numbers, int(shape[axis]), term.options.get("ignore_index"))
+    options = {**term.options, "weight": weights}
+    own = {"factor": term.factor, "output": term.output, "labels": term.labels, "teacher": term.teacher}
+    return Loss(term.loss, **own, **options)

@@ -27,8 +27,9 @@ from onnxgrad.training.loop.checkpoint import fingerprint
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.fit import Fit
 from onnxgrad.training.loop.history import History
-from onnxgrad.training.loop.progress import check_plot
+from onnxgrad.training.loop.progress import check_plot, interactive, reporter
 from onnxgrad.training.loop.progress import plot as draw
+from onnxgrad.training.loop.rate_finder import RateTest, range_test
 from onnxgrad.training.loop.run import Position, RateSchedule, Run
 from onnxgrad.training.measure import predict
 from onnxgrad.training.metadata import CLASSES, class_names
@@ -306,6 +307,42 @@ class Trainer:
         rows = self.data(data, "the validation data", inputs)
         return self.evaluation(self.machine.state(), rows, batch_size)
 
+    def find_rate(
+        self,
+        data: AnyData,
+        *,
+        lowest: float = 1e-7,
+        highest: float = 10.0,
+        steps: int = 100,
+        batch_size: int = 32,
+        seed: int = 0,
+        inputs: Mapping[str, str] | None = None,
+    ) -> RateTest:
+        """A learning rate to begin with: raise it from `lowest` to `highest` until the loss grows (Smith 2017).
+
+        The weights and the rate are afterwards as they were before.
+
+        Args:
+            data: see `fit`.
+            lowest: the rate of the first step.
+            highest: the rate of the last step.
+            steps: at most so many steps are taken, 10 or more.
+            batch_size: rows per step.
+            seed: decides the order of the rows.
+            inputs: which columns feed which input (see `fit`).
+
+        Returns:
+            Rates and losses, and the suggestion: where the loss fell fastest.
+
+        Raises:
+            BadInput: as `fit`; the model has several learning rates or none, or the loss falls at none.
+        """
+        rows = self.training_data(data, inputs=inputs)
+        return range_test(
+            self.machine, self.step.loss, rows,
+            lowest=lowest, highest=highest, steps=steps, batch_size=batch_size, seed=seed,
+        )  # fmt: skip
+
     def fit(
         self,
         data: AnyData,
@@ -325,6 +362,7 @@ class Trainer:
         plot: str | os.PathLike | None = None,
         callbacks: Sequence[Callback] = (),
         accept_changes: bool = False,
+        progress: bool | None = None,
     ) -> History:
         """Train for `epochs` epochs.
 
@@ -349,6 +387,7 @@ class Trainer:
             plot: PNG file with the curves, written at the end.
             accept_changes: resume although the data, or what decides the numbers, are not those of the checkpoint; if
                 the batches are others, the epoch at hand begins anew.
+            progress: whether to show how it goes, on standard error. Default: in a terminal or a notebook.
             callbacks: hear what the run does, and may interfere (see `onnxgrad.training.loop.callbacks`).
 
         Raises:
@@ -366,6 +405,8 @@ class Trainer:
         if (validation is not None or validation_split is not None) and self._evaluation is None:
             raise BadInput(self._why_not)
         notes: list[Callback] = [] if metrics is None else [Metrics(Path(metrics))]
+        if interactive() if progress is None else progress:
+            notes.append(reporter())
         if plot is not None:
             check_plot()
             notes.append(AtEnd(draw, Path(plot)))

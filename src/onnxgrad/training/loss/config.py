@@ -88,6 +88,11 @@ class Loss:
             if self.options or self.teacher is not None:
                 raise BadInput(f"the loss {self.name!r} is a graph, which takes no options and no teacher")
             return None
+        if isinstance(self.options.get("weight"), str):
+            raise BadInput(
+                f"the weights of classes are numbers, not {self.options['weight']!r}\n  hint: weight=balanced is "
+                "computed from the data, by `onnxgrad train` and `onnxgrad.train`"
+            )
         return loss_named(self.loss, self.options)
 
 

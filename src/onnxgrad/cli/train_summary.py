@@ -1,0 +1,47 @@
+"""What a training run says of itself: before the first step what it will do, after the last one why it ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from onnxgrad.errors import shown
+from onnxgrad.training import Trainer
+from onnxgrad.training.data import Data
+
+
+def summary(
+    trainer: Trainer, rows: Data, held_out: Data | None, epochs: int, batch_size: int, schedule: str
+) -> list[str]:
+    """Which array feeds which input, the rates, how long it runs, and on what."""
+    step, options = trainer.step, trainer.options
+    held = "" if held_out is None else f", {len(held_out):,} held out"
+    fed = ", ".join(f"{shown(array)} → {shown(name)}" for name, array in rows.called.items())
+    rates = ", ".join(f"{name} {float(t.numpy()):g}" for name, t in step.rates.items())
+    size = rows.fixed or batch_size
+    provider = options.providers[0].removesuffix("ExecutionProvider")
+    threads = options.threads or _cores()
+    lines = {
+        "data": f"{len(rows):,} rows{held}; {fed}",
+        "rates": f"{rates}, schedule {schedule}" if rates else "",
+        "run": f"{epochs} epochs of {-(-len(rows) // size):,} steps, {size} rows each",
+        "on": f"{provider}, {threads} threads, {trainer.options.target}",
+    }
+    return [f"{name:<6} {text}" for name, text in lines.items() if text]
+
+
+def outcome(about: Mapping[str, Any]) -> list[str]:
+    """Why a run stopped before its last epoch, and which epoch was kept, where there is something to say."""
+    lines = []
+    if about.get("stopped"):
+        lines.append(f"{'stopped':<14} {about['stopped']}")
+    best = about.get("best")
+    if isinstance(best, dict):
+        value = next((f"{k} {v:.6g}" for k, v in best.items() if k not in ("epoch", "step")), "")
+        lines.append(f"{'kept':<14} epoch {best.get('epoch')}, {value}")
+    return lines
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

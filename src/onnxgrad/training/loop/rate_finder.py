@@ -1,0 +1,110 @@
+"""A learning rate to begin with: the range test, which raises the rate step by step until the loss grows.
+
+Smith 2017, "Cyclical learning rates for training neural networks", section 3.3.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from onnxgrad.errors import BadInput
+from onnxgrad.runtime import StepRunner
+from onnxgrad.training.data import Data
+from onnxgrad.training.loop.checkpoint import replacing
+from onnxgrad.training.step.accumulate import Accumulating
+
+#: The loss is smoothed by this factor, and the test ends where it has grown to so many times its least.
+SMOOTHING, GROWN = 0.9, 4.0
+
+
+@dataclass
+class RateTest:
+    """What a range test found.
+
+    Attributes:
+        rates: of the steps that were taken.
+        losses: smoothed, of the same steps.
+        suggestion: the rate at which the loss fell fastest, over the logarithm of the rate.
+    """
+
+    rates: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    suggestion: float = math.nan
+
+    def plot(self, path: Path) -> None:
+        """Draw the losses over the rates into a PNG file."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(5, 3.6), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        axes.plot(self.rates, self.losses)
+        axes.axvline(self.suggestion, color="0.6", linestyle="--", label=f"{self.suggestion:.2g}")
+        axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
+        axes.legend()
+        with replacing(path) as file:
+            figure.savefig(file, format="png", dpi=120)
+
+
+def range_test(
+    machine: StepRunner | Accumulating,
+    loss: str,
+    data: Data,
+    *,
+    lowest: float,
+    highest: float,
+    steps: int,
+    batch_size: int,
+    seed: int,
+) -> RateTest:
+    """Take up to `steps` steps from `lowest` to `highest`, in equal ratios; state and rates are put back after them.
+
+    Raises:
+        BadInput: the machine has not one learning rate, the range is none, or the loss never falls.
+    """
+    if len(machine.held) != 1:
+        raise BadInput(f"a rate is looked for where there is one; the model has {len(machine.held)}")
+    if not 0 < lowest < highest or steps < 10:
+        raise BadInput(f"rates go up from a positive one in 10 steps or more, not {lowest} to {highest} in {steps}")
+    (rate,) = machine.held.values()
+    before, state = rate.copy(), machine.state()
+    found = RateTest()
+    mean = 0.0
+    try:
+        for step, batch in enumerate(_batches(data, batch_size, seed, steps)):
+            rate[...] = lowest * (highest / lowest) ** (step / (steps - 1))
+            value = float(machine.step(batch)[loss])
+            mean = SMOOTHING * mean + (1 - SMOOTHING) * value
+            smooth = mean / (1 - SMOOTHING ** (step + 1))
+            if not math.isfinite(value) or (found.losses and smooth > GROWN * min(found.losses)):
+                break
+            found.rates.append(float(rate))
+            found.losses.append(smooth)
+    finally:
+        rate[...] = before
+        machine.load_state(state)
+    best = int(np.argmin(found.losses)) if found.losses else 0
+    if best < 2:
+        raise BadInput(f"the loss does not fall at any rate from {lowest:g} on; try a lower one, or look at the data")
+    slopes = np.gradient(found.losses[: best + 1], np.log(found.rates[: best + 1]))
+    found.suggestion = found.rates[int(np.argmin(slopes))]
+    return found
+
+
+def _batches(data: Data, size: int, seed: int, count: int):  # type: ignore[no-untyped-def]
+    """`count` whole batches, epoch after epoch."""
+    epoch = taken = 0
+    size = data.fixed or min(size, len(data))
+    while taken < count:
+        order = data.order([seed, epoch], size)
+        for batch in data.batches(size, order[: len(order) // size * size]):
+            yield batch
+            taken += 1
+            if taken == count:
+                return
+        epoch += 1
