@@ -426,7 +426,7 @@ def test_version_and_help():
     ("typed", "offered"),
     [
         ("onnxgrad gr", ["grad"]),
-        ("onnxgrad ex", ["export-step"]),
+        ("onnxgrad ex", ["explain", "export-step"]),
         ("onnxgrad train --optim", ["--optimizer"]),
         ("onnxgrad grad m.onnx --wr", ["--wrt"]),
         ("onnxgrad nothing", []),

@@ -80,9 +80,10 @@ def test_the_main_path(place):
     metrics = json.loads((place / "m.json").read_text())
     assert 100 * metrics["after"]["accuracy"] == pytest.approx(float(said["after"]), abs=0.01)
     assert len(metrics["epochs"]) == 6
-    what, *epochs = found.stderr.splitlines()
+    what, *lines = found.stderr.splitlines()
     assert what == "trains 3 tensors, 80 numbers"
-    assert len(epochs) == 6, "a line per epoch where no terminal is"
+    assert [x.split()[0] for x in lines[:4]] == ["data", "rates", "run", "on"]
+    assert len(lines[4:]) == 6, "a line per epoch where no terminal is"
 
 
 def test_help_lists_the_flags_under_headings(tmp_path):
@@ -214,7 +215,9 @@ def test_a_loss_that_is_not_a_number(place):
     )
     found = command(*args, "-o", "out.onnx", cwd=place)
     assert found.returncode == 2
-    (line,) = (x for x in found.stderr.splitlines() if not x.startswith(("trains", "epoch")))
+    (line,) = (
+        x for x in found.stderr.splitlines() if not x.startswith(("trains", "epoch", "data", "rates", "run", "on "))
+    )
     assert re.match(r"error: .*(step \d+).*the last good checkpoint is 'out.checkpoint/checkpoint", line)
     assert not (place / "out.onnx").exists()
     assert "holds an unfinished run, at step" in refused(place, *args[1:])

@@ -17,6 +17,9 @@ from typer.testing import CliRunner
 from onnxgrad.cli.app import build
 from tests.training.models import blobs, classifier
 
+#: The beginnings of what a run says of itself before its first step.
+TOLD = ("trains ", "data ", "rates ", "run ", "on ")
+
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
@@ -74,7 +77,7 @@ def test_data(place, arrays, loss, words):
     np.savez("train.npz", **{k: v for k, v in (DATA | arrays).items() if v is not None})
     found = train(loss=loss)
     assert found.exit_code == 2
-    assert next(x for x in found.output.splitlines() if not x.startswith("trains ")).startswith("error: ")
+    assert next(x for x in found.output.splitlines() if not x.startswith(TOLD)).startswith("error: ")
     assert words in found.output
     assert not (place / "out.onnx").exists()
     whole(place)
@@ -155,7 +158,7 @@ def test_a_disk_that_is_full(place, limit, flags, file):
     """As far as one file is concerned; a limit of the process stands for the disk."""
     found = real(arguments(*flags), limit)
     assert found.returncode == 2, found.stderr
-    lines = [x for x in found.stderr.splitlines() if not x.startswith(("epoch", "trains "))]
+    lines = [x for x in found.stderr.splitlines() if not x.startswith(("epoch", *TOLD))]
     assert lines == [f"error: cannot write '{file}': File too large"]
     left = {p.name for p in place.iterdir()}
     assert left == {"m.onnx", "train.npz"} | ({"out.checkpoint"} if flags else set())
@@ -167,7 +170,7 @@ def test_a_log_that_the_disk_has_no_room_for(place):
     onnx.save(classifier(), "m.onnx")  # whose checkpoint is smaller than the log gets
     found = real(arguments("--log", "l.jsonl", "--epochs", "4", "--batch-size", "1"), 12_000)
     assert found.returncode == 2, found.stderr
-    lines = [x for x in found.stderr.splitlines() if not x.startswith(("epoch", "trains "))]
+    lines = [x for x in found.stderr.splitlines() if not x.startswith(("epoch", *TOLD))]
     assert lines == ["error: cannot write 'l.jsonl': File too large"]
     assert not (place / "out.onnx").exists()
     whole(place)

@@ -106,9 +106,9 @@ class Fit:
         """Raise UnknownName for a callback that watches what no epoch will have, before the first step."""
         run = self.run
         watched = [m.of for c in self.callbacks if isinstance(m := getattr(c, "monitor", None), Monitor)]
-        if not watched:
-            return
-        known = ["loss", "seconds", "steps_per_second"]
+        if not watched or any(not type(c).__module__.startswith("onnxgrad.") for c in self.callbacks):
+            return  # a callback of the caller's own may add to the record of an epoch
+        known = ["loss", "seconds", "steps_per_second", "rate_factor"]
         if run.validation is not None and self.evaluation is not None:
             some = run.validation.select(np.arange(min(len(run.validation), 256)), run.validation.name)
             known += [f"validation_{what}" for what in self.evaluation(run.state(), some)]
