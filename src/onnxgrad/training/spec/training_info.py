@@ -196,7 +196,9 @@ def _lasting(proto: onnx.TensorProto) -> ir.TensorProtocol:
     held = ir.serde.deserialize_tensor(proto)
     if isinstance(held, ir.ExternalTensor) or held.dtype == ir.DataType.STRING:
         return held
-    return ir.LazyTensor(lambda: held, dtype=held.dtype, shape=ir.Shape(held.shape), name=held.name)  # type: ignore[arg-type]
+    shape = ir.Shape(held.shape)  # type: ignore[arg-type]
+    props = dict(held.metadata_props)
+    return ir.LazyTensor(lambda: held, dtype=held.dtype, shape=shape, name=held.name, metadata_props=props)
 
 
 def _into_input(graph: ir.Graph, name: str) -> ir.TensorProtocol:
