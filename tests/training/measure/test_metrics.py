@@ -1,5 +1,7 @@
 """Metrics against scikit-learn, and against what they are by definition."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -80,3 +82,9 @@ def test_a_class_that_is_absent_is_no_class_with_zero():
 def test_perplexity_of_a_guess_is_the_number_of_classes():
     uniform = np.full((5, 7), -np.log(7.0))
     assert metric("perplexity", "classes", uniform, np.arange(5)) == pytest.approx(7)
+
+
+def test_the_page_defines_each_metric():
+    page = (Path(__file__).parents[3] / "docs" / "evaluate.md").read_text()
+    for name, about in METRICS.items():
+        assert f"| `{name}` | {about.formula} | {', '.join(about.tasks)} |" in page
