@@ -20,12 +20,12 @@ import onnx_ir as ir
 import onnxruntime
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.cleanup import has_transpose, vector_products
 from onnxgrad.ir.downgrade import loadable
 from onnxgrad.ir.execution_order import run_as
 from onnxgrad.runtime.feeds import feed
 from onnxgrad.runtime.kernels import at_hand, elementwise, fused, in_place, library, wants_kernels, with_kernels
 from onnxgrad.runtime.rewrites import REWRITES, optimized
+from onnxgrad.runtime.wrong_fusions import wrong_fusions
 
 #: Models with more bytes of constants go to the runtime through a file, which it maps into memory: as a message they
 #: are held four times meanwhile (a ResNet-50 with its way back takes 930 MB so, and 700 through a file).
@@ -186,7 +186,8 @@ def create(
         if isinstance(model, ir.Model) and wants_kernels(model):
             settled = options.settled(wait=False)
         return create(model, settled, flush, renewed, overwritten)
-    misread = {"disabled_optimizers": ["MatmulTransposeFusion"]} if _is_misread(model) else {}
+    wrong = wrong_fusions(model)
+    without = {"disabled_optimizers": wrong} if wrong else {}
     if isinstance(model, ir.Model):
         model = loadable(model)
     if isinstance(model, ir.Model) and options.level is None:
@@ -209,7 +210,7 @@ def create(
             run_as(model.graph, given.graph)
 
     def session(source: bytes | str) -> onnxruntime.InferenceSession:
-        return onnxruntime.InferenceSession(source, native, providers=list(options.providers), **misread)
+        return onnxruntime.InferenceSession(source, native, providers=list(options.providers), **without)
 
     try:
         if not isinstance(model, ir.Model):
@@ -238,22 +239,6 @@ def _through_a_file(
         found = session(str(path))
     give_back()
     return found
-
-
-def _is_misread(model: ir.Model | bytes | str | Path) -> bool:
-    """Whether the fusion of MatMul and Transpose may forget a transposition in `model` (see `onnxgrad.ir.cleanup`)."""
-    if not isinstance(model, ir.Model):
-        try:
-            content = model if isinstance(model, bytes) else Path(model).read_bytes()
-            if b"Transpose" not in content or b"MatMul" not in content:
-                return False
-            read = ir.from_proto(onnx.ModelProto.FromString(content))
-        except Exception:  # what cannot be read, the runtime tells
-            return False
-    else:
-        read = model
-    graphs = [read.graph, *(f.graph for f in read.functions.values())]
-    return any(map(has_transpose, graphs)) and any(map(vector_products, graphs))
 
 
 def give_back() -> None:

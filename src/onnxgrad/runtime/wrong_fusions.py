@@ -1,0 +1,53 @@
+"""Fusions of ONNX Runtime that would make the numbers of a model wrong, and are switched off for it.
+
+- ``MatmulTransposeFusion`` forgets the transposition of MatMul(Transpose(w), vector) (see `onnxgrad.ir.cleanup`).
+- ``MatMulScaleFusion`` holds the factor of a scaled MatMul in float32, also where the matrices are of float64: eight of
+  sixteen digits are lost.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.ir.cleanup import has_transpose, vector_products
+
+
+def wrong_fusions(model: ir.Model | bytes | str | Path) -> list[str]:
+    """The names of those that `model` has to do without."""
+    if isinstance(model, ir.Model):
+        read = model
+    else:
+        try:
+            content = model if isinstance(model, bytes) else Path(model).read_bytes()
+            if b"MatMul" not in content:
+                return []
+            read = ir.from_proto(onnx.ModelProto.FromString(content))
+        except Exception:  # what cannot be read, the runtime tells
+            return []
+    graphs = [read.graph, *(f.graph for f in read.functions.values())]
+    found = []
+    if any(map(has_transpose, graphs)) and any(map(vector_products, graphs)):
+        found.append("MatmulTransposeFusion")
+    if any(map(_has_doubles, graphs)) and any(n.op_type == "MatMul" for g in graphs for n in _nodes(g)):
+        found.append("MatMulScaleFusion")
+    return found
+
+
+def _nodes(graph: ir.Graph) -> list[ir.Node]:
+    return [n for g in (graph, *graph.subgraphs()) for n in g]
+
+
+def _has_doubles(graph: ir.Graph) -> bool:
+    """Whether anything in `graph` says that it is of float64."""
+    double = ir.DataType.DOUBLE
+    values = [v for g in (graph, *graph.subgraphs()) for v in (*g.inputs, *g.initializers.values())]
+    nodes = _nodes(graph)
+    return (
+        any(v.dtype == double for v in (*values, *(v for n in nodes for v in n.outputs)))
+        or any(n.op_type == "Cast" and n.attributes.get_int("to", 0) == double for n in nodes)
+        or any(a.type == ir.AttributeType.TENSOR and a.as_tensor().dtype == double for n in nodes
+               for a in n.attributes.values() if not a.is_ref())
+    )  # fmt: skip

@@ -1,0 +1,45 @@
+"""Fusions of ONNX Runtime that lose digits or transpositions are switched off where they would."""
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxgrad import Function
+from onnxgrad.runtime.wrong_fusions import wrong_fusions
+
+RNG = np.random.default_rng(0)
+X, W = RNG.standard_normal((5, 30)), RNG.standard_normal((30, 40))
+SCALED = """<ir_version: 10, opset_import: ["": 21]>
+g (KIND[N, 30] x, KIND[30, 40] w) => (KIND[N, 40] y) {
+    c = Constant<value = KIND {0.1}>()
+    s = Mul(x, c)
+    y = MatMul(s, w)
+}"""
+
+
+def model(kind):
+    return onnx.parser.parse_model(SCALED.replace("KIND", kind))
+
+
+@pytest.mark.parametrize("form", [lambda m: m, onnx.ModelProto.SerializeToString], ids=["model", "bytes"])
+def test_a_scaled_product_of_doubles_keeps_its_digits(form, tmp_path):
+    given = form(model("double"))
+    if isinstance(given, bytes):
+        (tmp_path / "m.onnx").write_bytes(given)
+        given = tmp_path / "m.onnx"
+    np.testing.assert_allclose(Function(given)(X, W), (X * 0.1) @ W, rtol=1e-12, atol=1e-14)
+
+
+def test_only_models_that_need_it_do_without():
+    assert wrong_fusions(model("float").SerializeToString()) == []
+    assert wrong_fusions(model("double").SerializeToString()) == ["MatMulScaleFusion"]
+    inside = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]>
+        g (float[N, 30] x, float[30, 40] w) => (float[N, 40] y) {
+            a = Cast<to=11>(x)
+            b = Cast<to=11>(w)
+            m = MatMul(a, b)
+            y = Cast<to=1>(m)
+        }"""
+    )
+    assert wrong_fusions(inside.SerializeToString()) == ["MatMulScaleFusion"]
