@@ -230,8 +230,8 @@ _FLAGS = (
 
 
 def chosen(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """What the parameters of a command say of how to train, by flag."""
-    return {f"--{name.replace('_', '-')}": parameters[name] for name in _FLAGS}
+    """What the parameters of a command say of how to train, by flag; None for a flag that it does not have."""
+    return {f"--{name.replace('_', '-')}": parameters.get(name) for name in _FLAGS}
 
 
 def with_training(
