@@ -289,6 +289,31 @@ def test_quantized_weights_stay_beside_their_adapters():
     assert run.history.epochs[-1]["loss"] < run.history.epochs[0]["loss"]
 
 
+def test_matrices_of_four_bits_stay_beside_their_adapters():
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        packed (float[N, 32] x) => (float[N, 3] y) {
+            h = com.microsoft.MatMulNBits <K = 32, N = 6, bits = 4, block_size = 16> (x, fours, scales)
+            a = Tanh (h)
+            y = MatMul (a, head)
+        }""")
+    fours, steps = rng.integers(0, 256, (6, 2, 8)).astype(np.uint8), np.full((6, 2), 0.05, np.float32)
+    head = rng.standard_normal((6, 3)).astype(np.float32)
+    for name, array in {"fours": fours, "scales": steps, "head": head}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    x = rng.standard_normal((32, 32)).astype(np.float32)
+    run = Trainer(model, loss="cross_entropy", adapter=LoRA(rank=2, targets=["fours"]), learning_rate=0.05)
+    np.testing.assert_array_equal(scores(run.inference_model(), {"x": x}), scores(model, {"x": x}))
+    run.fit({"x": x, "labels": rng.integers(0, 3, 32)}, epochs=3, batch_size=8)
+    assert run.history.epochs[-1]["loss"] < run.history.epochs[0]["loss"]
+    low, high = fours & 15, fours >> 4
+    whole = (np.stack([low, high], -1).reshape(6, 2, 16).astype(np.float32) - 8) * steps[..., None]
+    state = run.state()
+    delta = 2 * state["fours.lora_A"] @ state["fours.lora_B"]
+    expected = np.tanh(x @ (whole.reshape(6, 32).T + delta)) @ head
+    np.testing.assert_allclose(scores(run.inference_model(), {"x": x}), expected, rtol=0, atol=1e-4)
+
+
 def refusal(call):
     with pytest.raises(BadInput) as caught:
         call()

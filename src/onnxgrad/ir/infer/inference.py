@@ -370,7 +370,7 @@ class Inference:
     def __init__(
         self, opset_imports: dict[str, int], taken_dims: Sequence[str] = (), calls: Calls | None = None
     ) -> None:
-        self.context = _Counting(opset_imports)
+        self.context: osi.ShapeInferenceContext = _Counting(opset_imports)
         self.context.reserve_symbol_names(taken_dims)
         self.calls = calls
         self._known: dict[object, tuple[ir.DataType, ir.Shape]] = {}
@@ -393,11 +393,17 @@ class Inference:
                     inference(node)
         return inference
 
+    @property
+    def _made(self) -> int | None:
+        """How many symbols there are for dimensions nobody knows; None in a context of others, which does not count."""
+        return self.context.made if isinstance(self.context, _Counting) else None
+
     def __call__(self, node: ir.Node) -> None:
         """Set type and shape of `node`'s outputs; what cannot be known stays ``None``."""
         if node.outputs and node.outputs[0].shape is None and _alike(node):
             return
-        kind, made = _kind(node), self.context.made
+        made = self._made
+        kind = None if made is None else _kind(node)
         if kind is not None and kind in self._known:
             dtype, node.outputs[0].shape = self._known[kind]
             node.outputs[0].type = ir.TensorType(dtype)
@@ -415,7 +421,7 @@ class Inference:
                 logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
         if any(v.type is None for v in node.outputs):
             ask_onnx(node, opset)
-        if kind is not None and made == self.context.made:
+        if kind is not None and made == self._made:
             (out,) = node.outputs
             if out.dtype in _FLOATS and out.shape is not None and len(out.shape) > 1:
                 self._known[kind] = out.dtype, out.shape

@@ -24,7 +24,7 @@ class Site:
     """A node that reads a weight W.
 
     Attributes:
-        node: a MatMul, Gemm, Conv or Gather.
+        node: a MatMul, Gemm, Conv, Gather or MatMulNBits.
         at: by which of its inputs.
         transposed: y = x·Wᵀ (or W·x), not x·W.
         data: the input by which x, or the indices of rows, enter.
@@ -57,6 +57,7 @@ class Weight:
         sites: all nodes that read it.
         dtype: of what they read.
         quantized: it is an integer tensor, dequantized on the way, so that no adapter can be merged into it.
+        packed: the shape of the matrix that the integers of a MatMulNBits stand for.
     """
 
     value: ir.Value
@@ -64,6 +65,7 @@ class Weight:
     dtype: ir.DataType
     sites: list[Site] = field(default_factory=list)
     quantized: bool = False
+    packed: tuple[int, int] | None = None
 
     @property
     def name(self) -> str:
@@ -83,7 +85,9 @@ class Weight:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the initializer."""
+        """That of the matrix, or the kernel."""
+        if self.packed is not None:
+            return self.packed
         assert self.value.const_value is not None
         return tuple(int(d) for d in self.value.const_value.shape)  # type: ignore[arg-type]
 
@@ -135,8 +139,13 @@ def weights(graph: ir.Graph) -> dict[str, Weight]:
 
 def _operands(node: ir.Node) -> tuple[int, ...]:
     if node.domain not in ("", "ai.onnx"):
-        return ()
+        return (1,) if _is_packed(node) else ()
     return {"MatMul": (0, 1), "Gemm": (1,), "Conv": (1,), "Gather": (0,)}.get(node.op_type, ())
+
+
+def _is_packed(node: ir.Node) -> bool:
+    """Whether a contributed product with a matrix in blocks of few bits."""
+    return (node.domain, node.op_type) == ("com.microsoft", "MatMulNBits") and {"K", "N"} <= node.attributes.keys()
 
 
 def _source(value: ir.Value | None) -> tuple[ir.Value, bool, bool] | None:
@@ -183,6 +192,12 @@ def _weight(
     node: ir.Node, at: int, value: ir.Value, turned: bool, quantized: bool, known: Weight | None
 ) -> Weight | None:
     """`value` as a weight with `node` as a further site; None if it cannot be adapted there."""
+    if _is_packed(node):
+        packed = node.attributes["K"].as_int(), node.attributes["N"].as_int()
+        x = node.inputs[0]
+        if known is not None or turned or x is None or x.dtype not in FLOATS:
+            return None
+        return Weight(value, LINEAR, x.dtype, [Site(node, at, False)], True, packed)  # type: ignore[arg-type]
     read, rank = node.inputs[at], len(value.const_value.shape)  # type: ignore[union-attr]
     dtype = read.dtype if read is not None and read.dtype is not None else value.dtype
     if dtype not in FLOATS or rank < 2 or node.outputs[0].dtype not in (None, dtype):

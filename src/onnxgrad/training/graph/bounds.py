@@ -40,8 +40,23 @@ _RISING: dict[str, Callable[[float], float]] = {
 }
 
 
-def bounds(value: ir.Value, depth: int = DEPTH) -> Interval:
+#: What `bounds` knows already: how far back it looked decides what it found.
+_Known = dict[tuple[ir.Value, int], Interval]
+_ARITHMETIC = frozenset((
+    *("Neg", "Abs", "Reciprocal", "ReduceSum", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Clip"),
+    *("Where", "Max", "Min", "Add", "Sum", "Sub", "Mul", "Div"),
+))  # fmt: skip
+
+
+def bounds(value: ir.Value, depth: int = DEPTH, known: _Known | None = None) -> Interval:
     """The smallest and the largest number that `value` can provably hold."""
+    known = {} if known is None else known  # a residual network has as many paths as subsets of its blocks
+    if (value, depth) not in known:
+        known[value, depth] = _bounds(value, depth, known)
+    return known[value, depth]
+
+
+def _bounds(value: ir.Value, depth: int, known: _Known) -> Interval:
     held = constant(value)
     if held is not None and (held.size == 1 or value.producer() is not None):
         return (float(held.min()), float(held.max())) if held.size and held.dtype.kind in "fiu" else ANYTHING
@@ -53,25 +68,25 @@ def bounds(value: ir.Value, depth: int = DEPTH) -> Interval:
         return _FIXED[of]
     operands = [v for v in node.inputs if v is not None]
     if node.domain == "ai.onnx.ml":
-        return _classical(node, operands, depth)
+        return _classical(node, operands, depth, known)
     if node.domain not in ("", "ai.onnx") or not operands:
         return ANYTHING
     if of == "Cast" and operands[0].dtype == ir.DataType.BOOL:
         return UNIT
     if of in _CARRIED:
-        return bounds(operands[0], depth - 1)
+        return bounds(operands[0], depth - 1, known)
     if of in _JOINED:
-        found = [bounds(v, depth - 1) for v in operands]
+        found = [bounds(v, depth - 1, known) for v in operands]
         return min(low for low, _ in found), max(high for _, high in found)
     if of in _RISING:
-        low, high = bounds(operands[0], depth - 1)
+        low, high = bounds(operands[0], depth - 1, known)
         return _RISING[of](low), _RISING[of](high)
-    return _arithmetic(node, operands, depth)
+    return _arithmetic(node, operands, depth, known) if of in _ARITHMETIC else ANYTHING
 
 
-def _arithmetic(node: ir.Node, operands: list[ir.Value], depth: int) -> Interval:
+def _arithmetic(node: ir.Node, operands: list[ir.Value], depth: int, known: _Known) -> Interval:
     of = node.op_type
-    low, high = bounds(operands[0], depth - 1)
+    low, high = bounds(operands[0], depth - 1, known)
     if of == "Neg":
         return -high, -low
     if of == "Abs":
@@ -83,11 +98,11 @@ def _arithmetic(node: ir.Node, operands: list[ir.Value], depth: int) -> Interval
     if of in ("ReduceL1", "ReduceL2", "ReduceSumSquare"):
         return 0.0, math.inf
     if of == "Clip":
-        ends = [None if v is None else bounds(v, depth - 1) for v in (*node.inputs[1:], None, None)[:2]]
+        ends = [None if v is None else bounds(v, depth - 1, known) for v in (*node.inputs[1:], None, None)[:2]]
         lowest = -math.inf if ends[0] is None else ends[0][0]
         highest = math.inf if ends[1] is None else ends[1][1]
         return min(max(low, lowest), highest), min(max(high, lowest), highest)
-    others = [bounds(v, depth - 1) for v in operands[1:]]
+    others = [bounds(v, depth - 1, known) for v in operands[1:]]
     if of == "Where" and len(others) == 2:
         return min(others[0][0], others[1][0]), max(others[0][1], others[1][1])
     if of in ("Max", "Min"):
@@ -114,14 +129,14 @@ def _product(x: Interval, y: Interval) -> Interval:
     return min(ends), max(ends)
 
 
-def _classical(node: ir.Node, operands: list[ir.Value], depth: int) -> Interval:
+def _classical(node: ir.Node, operands: list[ir.Value], depth: int, known: _Known) -> Interval:
     given = node.attributes.get("norm" if node.op_type == "Normalizer" else "post_transform")
     kind = None if given is None else given.as_string()
     if node.op_type == "Normalizer":
-        low, _ = bounds(operands[0], depth - 1)
+        low, _ = bounds(operands[0], depth - 1, known)
         return UNIT if low >= 0 else (-1.0, 1.0) if kind in ("L1", "L2") else ANYTHING
     if node.op_type in ("ArrayFeatureExtractor",):
-        return bounds(operands[0], depth - 1)
+        return bounds(operands[0], depth - 1, known)
     return UNIT if kind in ("LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO") else ANYTHING
 
 

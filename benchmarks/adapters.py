@@ -1,0 +1,98 @@
+"""Adapters against full fine-tuning: a decoder of the structure of Llama, exported by PyTorch.
+
+    python -m benchmarks.adapters
+
+A process that trains all weights and one that trains adapters of rank 8 around attention, in turns: the CPU time of a
+step on one thread (median), and the largest memory of the process. Needs torch and transformers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROWS, TIME, WORDS, STEPS = 8, 64, 8000, 10
+
+
+def export(path: Path) -> None:
+    """Six layers of width 384 with random weights, input_ids → logits. For a process of its own: memory is measured."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=WORDS, hidden_size=384, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=6,
+        num_key_value_heads=2, max_position_embeddings=256, attn_implementation="eager", use_cache=False,
+    ))  # fmt: skip
+
+    class Logits(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.lm_head = model.model, model.lm_head
+
+        def forward(self, input_ids):
+            return self.lm_head(self.model(input_ids=input_ids).last_hidden_state)
+
+    free = {"input_ids": {0: torch.export.Dim("rows"), 1: torch.export.Dim("time")}}
+    ids = torch.zeros((2, TIME), dtype=torch.int64)
+    torch.onnx.export(Logits().eval(), (ids,), path, input_names=["input_ids"], output_names=["logits"], dynamo=True,
+                      opset_version=18, dynamic_shapes=free)  # fmt: skip
+
+
+def measure(path: Path, adapted: bool) -> dict[str, float]:
+    """What a few steps take, in this process."""
+    from onnxgrad import LoRA, Options, Trainer
+
+    ids = np.random.default_rng(0).integers(0, WORDS, (ROWS, TIME + 1))
+    batch = {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}
+    trainer = Trainer(
+        path, loss="cross_entropy:axis=-1", optimizer="adamw", learning_rate=1e-4, options=Options(threads=1),
+        adapter=LoRA(rank=8) if adapted else None,
+    )  # fmt: skip
+    seconds = []
+    for _ in range(STEPS):
+        start = time.process_time()
+        trainer.machine.step(batch)
+        seconds.append(time.process_time() - start)
+    state = trainer.step.state.values()
+    return {
+        "trained": sum(t.initial.size for t in state if t.kind == "parameter"),
+        "state MB": sum(t.initial.nbytes for t in state) / 1e6,
+        "step s": statistics.median(seconds[2:]),
+        "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+    }
+
+
+def main() -> None:
+    """Measure, and print one line for each process."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--of", nargs=2, metavar=("MODEL", "KIND"), help="measure one kind in this process")
+    asked = parser.parse_args()
+    if asked.of:
+        path, kind = Path(asked.of[0]), asked.of[1]
+        print(export(path) if kind == "export" else json.dumps(measure(path, kind == "adapters")))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "decoder.onnx"
+        for kind in ("export", *("all", "adapters") * 2):
+            line = [sys.executable, "-m", "benchmarks.adapters", "--of", str(path), kind]
+            one = os.environ | {"OMP_NUM_THREADS": "1"}
+            told = subprocess.run(line, env=one, capture_output=True, check=True, text=True).stdout
+            if kind == "export":
+                continue
+            found = json.loads(told)
+            print(f"{kind:<9}", "  ".join(f"{what}: {number:,.4g}" for what, number in found.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
