@@ -346,6 +346,36 @@ def test_refusals(base, folder, trained):
     assert "no attention that can be seen" in refusal(lambda: attach(plain, adapter=LoRA()))
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        "{",
+        "[]",
+        '{"version": 2}',
+        {"weights": {"wq": {"a": "none", "b": "wq.lora_B", "kind": "linear", "module": "wq", "scale": 1}}},
+        {"weights": {"wq": {"a": "head.lora_A", "b": "fc.lora_B", "kind": "linear", "module": "wq", "scale": 1}}},
+        {
+            "weights": {
+                "wq": {"a": "wq.lora_A", "b": "wq.lora_B", "kind": "conv", "module": "wq", "scale": 1, "groups": 0}
+            }
+        },
+        {"weights": {"wq": {"a": "wq.lora_A", "b": "wq.lora_B", "kind": "linear", "module": "wq", "scale": "x"}}},
+    ],
+)
+def test_metadata_of_strangers(trained, told):
+    model = trained.adapted_model()
+    if isinstance(told, dict):
+        told = json.dumps(json.loads(model.metadata_props["onnxgrad.adapter"]) | {"also": []} | told)
+    model.metadata_props["onnxgrad.adapter"] = told
+    refusal(lambda: merged(model))
+
+
+def test_marks_of_strangers(trained):
+    model = trained.adapted_model()
+    next(n for n in model.graph if n.op_type == "Softmax").metadata_props["onnxgrad.adapter"] = "wq"
+    refusal(lambda: merged(model))
+
+
 @pytest.mark.parametrize("damage", ["cut", "config", "missing", "extra"])
 def test_damaged_folders(base, folder, tmp_path, damage):
     place = tmp_path / "a"

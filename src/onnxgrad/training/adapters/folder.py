@@ -26,7 +26,7 @@ from onnxgrad.model_io import AnyModel, open_model, save_model
 from onnxgrad.training.adapters import peft
 from onnxgrad.training.adapters.insert import Factors, factor_shapes, insert
 from onnxgrad.training.adapters.merge import merged
-from onnxgrad.training.adapters.record import Entry, Record, base_fingerprint, record_of
+from onnxgrad.training.adapters.record import Entry, Record, base_fingerprint, record_in, record_of
 from onnxgrad.training.adapters.sites import Weight, weights
 from onnxgrad.training.graph.lift_weights import own_weights
 from onnxgrad.training.graph.linear_models import with_own_weights
@@ -129,7 +129,7 @@ def load_adapter(model: AnyModel, folder: str | os.PathLike, *, merge: bool = Fa
     opened = open_model(model)
     graph = opened.model.graph
     ir.external_data.load_to_model(opened.model)
-    present = record_of(opened.model.metadata_props)
+    present = record_in(opened.model)
     for value in list(graph.inputs):
         if value.is_initializer():  # an input with a default value is a weight
             graph.inputs.remove(value)

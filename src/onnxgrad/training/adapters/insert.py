@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Names
 from onnxgrad.training.adapters.config import LoRA
-from onnxgrad.training.adapters.record import Entry, Record, base_fingerprint, record_of
+from onnxgrad.training.adapters.record import Entry, Record, base_fingerprint, record_in
 from onnxgrad.training.adapters.sites import CONV, EMBEDDING, Site, Weight, weights
 from onnxgrad.training.adapters.targets import chosen
 from onnxgrad.training.graph.lift_weights import initializer
@@ -38,7 +38,7 @@ def adapted(model: ir.Model, lora: LoRA | None) -> Record | None:
     Raises:
         BadInput: it has one and shall have another, or what `adapt` refuses.
     """
-    known = record_of(model.metadata_props)
+    known = record_in(model)
     if lora is None:
         return known
     if known is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.training.adapters.record import Entry, record_of
+from onnxgrad.errors import BadInput
+from onnxgrad.training.adapters.record import Entry, record_in
 from onnxgrad.training.metadata import ADAPTER
 
 
@@ -14,20 +15,31 @@ def merged(model: ir.Model) -> ir.Model:
 
     Where a weight is quantized, its adapter stays beside it.
     """
-    record = record_of(model.metadata_props)
+    record = record_in(model)
     if record is None:
         return model
     graph = model.graph
     staying = {name for name, entry in record.weights.items() if entry.quantized}
-    for scope in (graph, *graph.subgraphs()):
-        _take_off(scope, staying)
+    try:
+        for scope in (graph, *graph.subgraphs()):
+            _take_off(scope, staying)
+    except ValueError as error:  # what is read elsewhere was not written by `insert`
+        raise BadInput(f"the model's nodes with the metadata {ADAPTER!r} are no adapters: {error}") from error
     for name, entry in record.weights.items():
         if name in staying:
             continue
         held, a, b = (graph.initializers[n] for n in (name, entry.a, entry.b))
         assert held.const_value is not None
         old = held.const_value.numpy()
-        new = old.astype(np.float64) + product(entry, a.const_value.numpy(), b.const_value.numpy())  # type: ignore[union-attr]
+        try:
+            delta = product(entry, a.const_value.numpy(), b.const_value.numpy())  # type: ignore[union-attr]
+        except (ValueError, IndexError, ZeroDivisionError):
+            delta = np.empty(0)
+        if delta.shape != old.shape:
+            raise BadInput(
+                f"{entry.a!r} and {entry.b!r} are no factors of {name!r}, which has the shape {list(old.shape)}"
+            )
+        new = old.astype(np.float64) + delta
         held.const_value = ir.tensor(new.astype(old.dtype), name=name)
         for own in (a, b):
             if not own.uses():

@@ -96,6 +96,20 @@ def record_of(props: Mapping[str, str]) -> Record | None:
     return found
 
 
+def record_in(model: ir.Model) -> Record | None:
+    """The adapter that the metadata of `model` tell of, all of which it has; None if they tell of none.
+
+    Raises:
+        BadInput: they tell of tensors that it does not have.
+    """
+    found = record_of(model.metadata_props)
+    for name in () if found is None else (*found.weights, *found.trained):
+        held = model.graph.initializers.get(name)
+        if held is None or held.const_value is None:
+            raise BadInput(f"the metadata {ADAPTER!r} tell of {name!r}, which the model does not have")
+    return found
+
+
 def base_fingerprint(graph: ir.Graph, without: Collection[str] = ()) -> str:
     """A digest of the weights of a model, whatever they are called: of its float tensors but those called `without`."""
     digests = []

@@ -197,7 +197,7 @@ def _weight(
         x = node.inputs[0]
         if known is not None or turned or x is None or x.dtype not in FLOATS:
             return None
-        return Weight(value, LINEAR, x.dtype, [Site(node, at, False)], True, packed)  # type: ignore[arg-type]
+        return Weight(value, LINEAR, x.dtype, [Site(node, at, False)], True, packed)
     read, rank = node.inputs[at], len(value.const_value.shape)  # type: ignore[union-attr]
     dtype = read.dtype if read is not None and read.dtype is not None else value.dtype
     if dtype not in FLOATS or rank < 2 or node.outputs[0].dtype not in (None, dtype):
