@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,8 @@ def test_the_help_lists_the_demonstrations():
 
 
 def test_flags_that_the_pages_name_exist():
-    known = set(re.findall(r"--[a-z][a-z-]*", shown("train") + shown("export-step") + shown("demo")))
+    hosts = files("onnxgrad.training.export").joinpath("host.mjs").read_text()
+    known = set(re.findall(r"--[a-z][a-z-]*", shown("train") + shown("export-step") + shown("demo") + hosts))
     for page in ("training.md", "fine-tuning.md", "migration.md"):
         named = set(re.findall(r"(?<![-\w])--[a-z][a-z-]*", (DOCS / page).read_text()))
         assert named <= known, page

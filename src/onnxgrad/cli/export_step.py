@@ -16,7 +16,7 @@ from onnxgrad.cli.path_clashes import MODEL, OUTPUT, check_paths
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import files_of, load_model
 from onnxgrad.training import export_step as export
-from onnxgrad.training.export.files import files_in
+from onnxgrad.training.export.files import BESIDE, files_in
 
 
 def export_step(
@@ -42,8 +42,8 @@ def export_step(
 ) -> None:
     """Write a training step, its halves, evaluation and inference as models, with the first state and a contract.
 
-    A host needs an ONNX runtime and a loop; host.py, which is written beside them, is one in Python. The schedule is a
-    part of the step.
+    A host needs an ONNX runtime and a loop; host.py and host.mjs, which are written beside them, are such hosts in
+    Python, and in JavaScript for Node and browsers. The schedule is a part of the step.
     """
     flags = train_options.chosen(locals())
     source: ir.Model | onnx.ModelProto = load_model(model)
@@ -65,5 +65,5 @@ def export_step(
     out = console()
     for name, about in contract["models"].items():
         out.print(f"{name:<14} {output / about['file']}", markup=False, highlight=False, soft_wrap=True)
-    for name in ("state.npz", "contract.json", "host.py"):
+    for name in BESIDE:
         out.print(f"{name.partition('.')[0]:<14} {output / name}", markup=False, highlight=False, soft_wrap=True)

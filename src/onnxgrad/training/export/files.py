@@ -10,6 +10,7 @@
 | ``state.npz`` | | the first state, by name |
 | ``contract.json`` | | which inputs and outputs of each file are what |
 | ``host.py`` | | a host in Python: onnxruntime and numpy, nothing else |
+| ``host.mjs`` | | a host for Node and browsers: onnxruntime-node or onnxruntime-web, nothing else |
 
 A host keeps the state as tensors by name. To take a step it feeds a batch, the state and the rates to ``train.onnx``,
 and takes each next value for the value. To train with less memory, or on several devices, it feeds parts of a batch to
@@ -40,13 +41,15 @@ from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.step import Step
 
 VERSION = 1
-HOST = Path(__file__).with_name("host.py")
+HOSTS = ("host.py", "host.mjs")
+#: What is written beside the models.
+BESIDE = ("state.npz", "contract.json", *HOSTS)
 
 
 def files_in(folder: Path) -> list[Path]:
     """What `export_step` may write into `folder`."""
     models = [f"{name}.onnx" for name in ("train", "gradient", "update", "evaluate", "infer")]
-    return [folder / n for n in (*models, *(f"{n}.data" for n in models), "state.npz", "contract.json", "host.py")]
+    return [folder / n for n in (*models, *(f"{n}.data" for n in models), *BESIDE)]
 
 
 def export_step(
@@ -100,8 +103,9 @@ def export_step(
         save_model(found, folder / f"{name}.onnx")
     with replacing(folder / "state.npz") as file, file.open("wb") as target:
         np.savez(target, **state)  # type: ignore[arg-type]
-    with replacing(folder / "host.py") as file:
-        shutil.copyfile(HOST, file)
+    for name in HOSTS:
+        with replacing(folder / name) as file:
+            shutil.copyfile(Path(__file__).with_name(name), file)
     with replacing(folder / "contract.json") as file:
         file.write_text(json.dumps(contract, indent=1) + "\n", encoding="utf-8")
     return contract
