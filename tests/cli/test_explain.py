@@ -3,9 +3,8 @@
 import numpy as np
 import onnx
 import pytest
-from typer.testing import CliRunner
 
-from onnxgrad.cli.app import build
+from tests.cli.said import said
 
 MODEL = """<ir_version: 10, opset_import: ["": 21]>
 g (float[N, 1, 8, 8] x) => (float[N, 2] y) <float[2, 1, 3, 3] w, int64[2] axes = {2, 3}> {
@@ -26,12 +25,6 @@ def place(tmp_path):
     x[0, 0, 2, 5] = 1
     np.savez(tmp_path / "d.npz", x=x)
     return tmp_path
-
-
-def said(place, line, code=0):
-    found = CliRunner().invoke(build(), line.replace("PLACE", str(place)).split())
-    assert found.exit_code == code, found.output
-    return found.output
 
 
 def test_integrated_gradients_find_the_bright_pixel(place):

@@ -6,9 +6,8 @@ import json
 import numpy as np
 import onnx
 import pytest
-from typer.testing import CliRunner
 
-from onnxgrad.cli.app import build
+from tests.cli.said import said
 
 X = np.random.default_rng(0).standard_normal((9, 3)).astype(np.float32)
 NAMES = ["ant", "bee", "cat"]
@@ -24,13 +23,6 @@ def files(tmp_path):
     lines = [",".join([*map(str, row.tolist()), NAMES[row.argmax()]]) for row in X]
     (tmp_path / "d.csv").write_text("a,b,c,kind\n" + "\n".join(lines) + "\n")
     return tmp_path
-
-
-def said(files, line, code=0):
-    """What the command says; PLACE in its line is the folder."""
-    found = CliRunner().invoke(build(), line.replace("PLACE", str(files)).split())
-    assert found.exit_code == code, found.output
-    return found.output
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])

@@ -3,9 +3,8 @@
 import numpy as np
 import onnx
 import pytest
-from typer.testing import CliRunner
 
-from onnxgrad.cli.app import build
+from tests.cli.said import ran
 
 X = np.random.default_rng(0).standard_normal((60, 3)).astype(np.float32)
 
@@ -21,28 +20,22 @@ def place(tmp_path):
     return tmp_path
 
 
-def run(place, line, code=0):
-    found = CliRunner().invoke(build(), line.replace("PLACE", str(place)).split())
-    assert found.exit_code == code, found.output
-    return found
-
-
 TRAIN = "train PLACE/m.onnx --data PLACE/d.npz --labels kinds --loss cross_entropy --optimizer sgd --lr 0.5 --seed 4"
 
 
 def test_a_run_is_repeated_from_its_file(place):
-    run(place, f"{TRAIN} --epochs 3 --validation-split 0.25 --keep-best -o PLACE/a.onnx")
+    ran(place, f"{TRAIN} --epochs 3 --validation-split 0.25 --keep-best -o PLACE/a.onnx")
     text = (place / "a.checkpoint" / "run.toml").read_text()
     assert 'loss = ["cross_entropy"]' in text
     assert "validation-split = 0.25" in text
-    run(place, "train PLACE/m.onnx --config PLACE/a.checkpoint/run.toml -o PLACE/b.onnx")
+    ran(place, "train PLACE/m.onnx --config PLACE/a.checkpoint/run.toml -o PLACE/b.onnx")
     assert (place / "a.onnx").read_bytes() == (place / "b.onnx").read_bytes()
-    run(place, "train PLACE/m.onnx --config PLACE/a.checkpoint/run.toml -o PLACE/c.onnx --lr 0.1")
+    ran(place, "train PLACE/m.onnx --config PLACE/a.checkpoint/run.toml -o PLACE/c.onnx --lr 0.1")
     assert (place / "a.onnx").read_bytes() != (place / "c.onnx").read_bytes()
 
 
 def test_a_run_says_what_it_does_and_why_it_ended(place):
-    found = run(place, f"{TRAIN} --lr 0 --epochs 9 --validation-split 0.25 --keep-best --patience 2 -o PLACE/a.onnx")
+    found = ran(place, f"{TRAIN} --lr 0 --epochs 9 --validation-split 0.25 --keep-best --patience 2 -o PLACE/a.onnx")
     assert "data   45 rows, 15 held out; x → x, kinds → kinds" in found.stderr
     assert "rates  learning_rate 0, schedule constant" in found.stderr
     assert "run    9 epochs of 2 steps, 32 rows each" in found.stderr
@@ -51,11 +44,11 @@ def test_a_run_says_what_it_does_and_why_it_ended(place):
 
 
 def test_quiet(place):
-    assert not run(place, f"{TRAIN} --epochs 1 -q -o PLACE/a.onnx").stderr
+    assert not ran(place, f"{TRAIN} --epochs 1 -q -o PLACE/a.onnx").stderr
 
 
 def test_a_rate_is_looked_for_and_nothing_is_written(place):
-    assert "learning rate" in run(place, f"{TRAIN} --find-lr -o PLACE/a.onnx").stdout
+    assert "learning rate" in ran(place, f"{TRAIN} --find-lr -o PLACE/a.onnx").stdout
     assert sorted(p.name for p in place.iterdir()) == ["d.npz", "m.onnx"]
 
 
@@ -71,9 +64,9 @@ def test_a_rate_is_looked_for_and_nothing_is_written(place):
 )
 def test_a_file_that_is_wrong_is_refused(place, content, words):
     (place / "c.toml").write_text(content)
-    assert words in run(place, f"{TRAIN} -o PLACE/a.onnx --config PLACE/c.toml", code=2).stderr
+    assert words in ran(place, f"{TRAIN} -o PLACE/a.onnx --config PLACE/c.toml", code=2).stderr
     assert not (place / "a.onnx").exists()
 
 
 def test_a_provider_that_is_not_there_is_refused(place):
-    assert "this onnxruntime has" in run(place, f"{TRAIN} -o PLACE/a.onnx --provider abacus", code=2).stderr
+    assert "this onnxruntime has" in ran(place, f"{TRAIN} -o PLACE/a.onnx --provider abacus", code=2).stderr

@@ -6,9 +6,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from typer.testing import CliRunner
 
-from onnxgrad.cli.app import build
+from tests.cli.said import said
 
 MODEL = (
     '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3] x, int64[N] k) => (float[N, 3] y, int64[1] n) '
@@ -20,12 +19,6 @@ MODEL = (
 def place(tmp_path):
     onnx.save(onnx.parser.parse_model(MODEL), tmp_path / "m.onnx")
     return tmp_path
-
-
-def said(place, line, code=0):
-    found = CliRunner().invoke(build(), line.replace("PLACE", str(place)).split())
-    assert found.exit_code == code, found.output
-    return found.output
 
 
 def test_the_manifest_tells_a_program_how_to_feed_the_files(place):

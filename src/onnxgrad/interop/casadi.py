@@ -90,12 +90,7 @@ def adjoint(model: ir.Model) -> ir.Model:
     wrt, of = _floats(model.graph.inputs), _floats(model.graph.outputs)
     derived = vjp(model, wrt=list(wrt), of=list(of), directions="nadj")
     names = signature(derived)
-    return _packed(
-        derived,
-        {names.cotangents[n]: (f"adj_{n}", value) for n, value in of.items()},
-        {names.gradients[n]: (f"adj_{n}", value) for n, value in wrt.items()},
-        "nadj",
-    )
+    return _packed(derived, "adj", (of, names.cotangents), (wrt, names.gradients))
 
 
 def forward(model: ir.Model, of: list[str] | None = None) -> ir.Model:
@@ -104,12 +99,7 @@ def forward(model: ir.Model, of: list[str] | None = None) -> ir.Model:
     wanted = {n: v for n, v in given.items() if of is None or n in of}
     derived = jvp(model, wrt=list(wrt), of=list(wanted), directions="nfwd")
     names = signature(derived)
-    return _packed(
-        derived,
-        {names.input_tangents[n]: (f"fwd_{n}", value) for n, value in wrt.items()},
-        {names.output_tangents[n]: (f"fwd_{n}", value) for n, value in wanted.items()},
-        "nfwd",
-    )
+    return _packed(derived, "fwd", (wrt, names.input_tangents), (wanted, names.output_tangents))
 
 
 def _is_seed(value: ir.Value) -> bool:
@@ -125,19 +115,27 @@ def _floats(values: Iterable[ir.Value]) -> dict[str, ir.Value]:
     return found
 
 
-def _packed(
-    model: ir.Model,
-    seeds: dict[str, tuple[str, ir.Value]],
-    sensitivities: dict[str, tuple[str, ir.Value]],
-    directions: str,
-) -> ir.Model:
-    """`model`, whose `seeds` and `sensitivities` [directions, …] become matrices as CasADi packs them."""
-    graph = model.graph
+#: Values of the primal model by name, and how the derivative of each is called.
+Derivatives = tuple[Mapping[str, ir.Value], Mapping[str, str]]
+
+
+def _packed(model: ir.Model, kind: str, given: Derivatives, found: Derivatives) -> ir.Model:
+    """`model`, whose inputs and outputs of derivatives [directions, …] become matrices as CasADi packs and calls them.
+
+    Args:
+        model: a derived one.
+        kind: ``adj`` or ``fwd``.
+        given: its seeds.
+        found: its sensitivities.
+    """
+    seeds, sensitivities = ({called[n]: value for n, value in values.items()} for values, called in (given, found))
+    graph, directions = model.graph, f"n{kind}"
     b = Builder(graph)
     for value in [v for v in graph.inputs if v.name in seeds]:
-        called, primal = seeds[value.name or ""]
+        primal = seeds[value.name or ""]
         rows, columns = _matrix(primal)
-        packed = ir.Value(name=called, type=value.type, shape=ir.Shape([rows, _width(directions, columns)]))
+        shape = ir.Shape([rows, _width(directions, columns)])
+        packed = ir.Value(name=f"{kind}_{primal.name}", type=value.type, shape=shape)
         graph.inputs[graph.inputs.index(value)] = packed
         if columns is None:
             apart = b.Reshape(b.Transpose(b.var(packed), perm=[1, 0]), [-1, *_sizes(primal)])
@@ -145,13 +143,13 @@ def _packed(
             apart = b.Transpose(b.Reshape(b.var(packed), _apart(b, graph, primal, rows, columns)), perm=[1, 0, 2])
         value.replace_all_uses_with(apart.value)
     for value in [v for v in graph.outputs if v.name in sensitivities]:
-        called, primal = sensitivities[value.name or ""]
+        primal = sensitivities[value.name or ""]
         rows, columns = _matrix(primal)
         if columns is None:
             packed = b.Transpose(b.Reshape(b.var(value), [-1, rows]), perm=[1, 0]).value
         else:
             packed = b.Reshape(b.Transpose(b.var(value), perm=[1, 0, 2]), [rows, -1]).value
-        packed.name, packed.shape = called, ir.Shape([rows, _width(directions, columns)])
+        packed.name, packed.shape = f"{kind}_{primal.name}", ir.Shape([rows, _width(directions, columns)])
         graph.outputs[graph.outputs.index(value)] = packed
     graph.sort()
     return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -64,18 +64,24 @@ def orders(graph: ir.Graph) -> list[list[ir.Node]]:
         (far, farther), (much, more) = height[node], depth[node]
         return -far, -much, -farther, -more, place[node]
 
+    return [nodes, inner + last, inner + [n for n in reversed(nodes) if not after[n]], ordered_by(nodes, key)]
+
+
+def ordered_by(nodes: Sequence[ir.Node], key: Callable[[ir.Node], tuple[float, ...]]) -> list[ir.Node]:
+    """A topological order: of the nodes that read none of those left, the one of least `key`, of which no two agree."""
+    before, after = _edges(nodes)
     missing = {n: len(before[n]) for n in nodes}
     ready = [(key(n), n) for n in nodes if not missing[n]]
     heapq.heapify(ready)
-    fourth = []
+    order = []
     while ready:
         node = heapq.heappop(ready)[1]
-        fourth.append(node)
+        order.append(node)
         for reader in after[node]:
             missing[reader] -= 1
             if not missing[reader]:
                 heapq.heappush(ready, (key(reader), reader))
-    return [nodes, inner + last, inner + [n for n in reversed(nodes) if not after[n]], fourth]
+    return order
 
 
 def run_as(graph: ir.Graph, like: ir.Graph) -> None:

@@ -142,8 +142,7 @@ class Derivation:
     def pull_cotangents(self, directions: int | str | None = None) -> list[Var]:
         """Add inputs for cotangents of `of`, and the gradient outputs; the inputs."""
         ends, wrt = list(self.of.values()), list(self.wrt.values())
-        seeds = [self.input(v, f"{name}_cotangent", directions) for name, v in self.of.items()]
-        self.signature.cotangents = {name: seed.name for name, seed in zip(self.of, seeds)}
+        seeds, self.signature.cotangents = self._seeds(self.of, "cotangent", directions)
 
         def write(slices: Sequence[Var]) -> list[Var]:
             return self.found(reverse(self.builder, list(self.graph), dict(zip(ends, slices)), wrt), self.wrt)
@@ -151,11 +150,17 @@ class Derivation:
         self.add_gradients(write(seeds) if directions is None else self._along(seeds, write, self.wrt, ends))
         return seeds
 
+    def _seeds(
+        self, at: Mapping[str, ir.Value], kind: str, directions: int | str | None
+    ) -> tuple[list[Var], dict[str, str]]:
+        """An input for the `kind` of each value `at`, and their names."""
+        seeds = [self.input(v, f"{name}_{kind}", directions) for name, v in at.items()]
+        return seeds, {name: seed.name for name, seed in zip(at, seeds)}
+
     def push_tangents(self, directions: int | str | None = None) -> list[Var]:
         """Add inputs for tangents of `wrt`, and outputs for those of `of`; the inputs."""
         ends, wrt = list(self.of.values()), list(self.wrt.values())
-        seeds = [self.input(v, f"{name}_tangent", directions) for name, v in self.wrt.items()]
-        self.signature.input_tangents = {name: seed.name for name, seed in zip(self.wrt, seeds)}
+        seeds, self.signature.input_tangents = self._seeds(self.wrt, "tangent", directions)
 
         def write(slices: Sequence[Var]) -> list[Var]:
             return self.found(forward(self.builder, list(self.graph), dict(zip(wrt, slices)), ends), self.of)

@@ -20,7 +20,7 @@ from onnxgrad.ir import Builder, Var, same_shape
 from onnxgrad.ir.graph import ancestors, named_values, prune, reads, scopes, subgraphs
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.names import described
-from onnxgrad.ir.subgraphs import rewired
+from onnxgrad.ir.subgraphs import rewired_node
 from onnxgrad.model_io import AnyModel, Opened, open_model
 from onnxgrad.model_io.local_functions import Functions
 from onnxgrad.model_io.open import Keep, nothing
@@ -259,14 +259,7 @@ class _Copies:
         """Copy `node` if it reads anything that has a copy."""
         if not any(v in self.values for v in reads(node)):
             return
-        copy = ir.Node(
-            node.domain,
-            node.op_type,
-            [None if v is None else self.values.get(v, v) for v in node.inputs],
-            [rewired(a, self.values, self.builder.names) for a in node.attributes.values()],
-            num_outputs=len(node.outputs),
-            overload=node.overload,
-        )
+        copy = rewired_node(node, self.values, self.builder.names)
         for old, new in zip(node.outputs, copy.outputs):
             new.name, new.type = (None if old.name else ""), old.type
             if self.same_shapes:

@@ -14,18 +14,13 @@ from tests.runtime.kernels.twins import needs_compiler
 
 BODIES = {
     "Scan": """h, hs = Scan <num_scan_inputs = 1, body = b (float[4] h, float[4] x) => (float[4] n, float[4] o) {
-            r = MatMul (w, h)
-            s = Add (r, x)
-            n = Relu (s)
-            o = Mul (n, n)
+            r = MatMul (w, h)  s = Add (r, x)  n = Relu (s)  o = Mul (n, n)
         }> (h0, xs)
         y = ReduceSum <keepdims = 0> (hs)""",
     "Loop": """count = Constant <value_int = 3> ()
         yes = Constant <value = bool {1}> ()
         h = Loop <body = b (int64 i, bool c, float[4] h) => (bool d, float[4] n) {
-            d = Identity (c)
-            r = MatMul (w, h)
-            n = Relu (r)
+            d = Identity (c)  r = MatMul (w, h)  n = Relu (r)
         }> (count, yes, h0)
         y = ReduceSum <keepdims = 0> (h)""",
     "If": """total = ReduceSum <keepdims = 0> (xs)
@@ -42,9 +37,7 @@ BODIES = {
             count = Constant <value_int = 2> ()
             yes = Constant <value = bool {1}> ()
             a = Loop <body = b (int64 i, bool c, float[4] h) => (bool d, float[4] n) {
-                d = Identity (c)
-                r = MatMul (w, h)
-                n = Relu (r)
+                d = Identity (c)  r = MatMul (w, h)  n = Relu (r)
             }> (count, yes, h0)
         }, else_branch = e () => (float[4] b) { b = Identity (h0) }>
         y = ReduceSum <keepdims = 0> (h)""",

@@ -116,9 +116,7 @@ def _scaled_mse(opset=21):
     """A loss of one's own: y, the labels and a weight per row, all with names of their own; and the largest error."""
     graph = onnx.parser.parse_graph("""
         own (float[N, 3] scores, float[N, 3] goal, float[N] importance) => (float loss, float worst) {
-            d = Sub (scores, goal)
-            dd = Mul (d, d)
-            rows = ReduceSum (dd, axis)
+            d = Sub (scores, goal)  dd = Mul (d, d)  rows = ReduceSum (dd, axis)
             weighted = Mul (rows, importance)
             loss = ReduceMean <keepdims = 0> (weighted)
             worst = ReduceMax <keepdims = 0> (dd)

@@ -13,11 +13,11 @@ from onnxgrad.training import attach, lower_gradients, optimizer_function, with_
 from onnxgrad.transforms.gradient_node import DOMAIN
 from tests.training.nets import mlp, run
 from tests.training.spec.test_optimizer_operators import (
-    CASES,
     STANDARD,
     _backend_cases,
     agree,
     drawn,
+    every_case,
     optimizer_model,
 )
 
@@ -44,14 +44,10 @@ def test_backend_node_test(name):
             np.testing.assert_allclose(found[out.name], want, rtol=1e-5, atol=1e-7, err_msg=out.name)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("t", [0, 1, 7])
-@pytest.mark.parametrize(("op", "states", "attrs"), CASES)
+@every_case
 def test_formula(op, states, attrs, t, dtype):
-    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    model = with_optimizer_functions(optimizer_model(op, states, element, **attrs))
-    feeds = drawn(model, t, dtype)
-    found = run(model, feeds)
+    model, feeds = drawn(op, states, attrs, t, dtype)
+    found = run(with_optimizer_functions(model), feeds)
     exact = {k: float(np.float32(v)) if isinstance(v, float) else v for k, v in attrs.items()}  # what the file holds
     agree(found, feeds, op, float(feeds["R"]), t, exact, rtol=2e-6 if dtype == np.float32 else 1e-13)
 

@@ -86,14 +86,15 @@ def written_out(op: str, r, t, x, g, v, h, **a):
     return x - r * (v if a["mode"] == "standard" else g + a["alpha"] * v), v
 
 
-def drawn(model: onnx.ModelProto, t: int, dtype) -> dict[str, np.ndarray]:
-    """Something positive for every input of an optimizer at step `t`."""
+def drawn(op: str, states: int, attrs, t: int, dtype) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A model of one optimizer, and something positive for every input of it at step `t`."""
+    model = optimizer_model(op, states, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), **attrs)
     rng = np.random.default_rng(0)
     feeds = {"R": np.array(0.1, dtype), "T": np.array(t, np.int64)}
     for value in model.graph.input[2:]:
         shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
         feeds[value.name] = np.abs(rng.standard_normal(shape)).astype(dtype)
-    return feeds
+    return model, feeds
 
 
 def agree(found, feeds, op: str, r: float, t: int, attrs, **tolerance) -> None:
@@ -119,14 +120,17 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("t", [0, 1, 7])
-@pytest.mark.parametrize(("op", "states", "attrs"), CASES)
+def every_case(test):
+    """At the first step and later ones, in both types."""
+    steps = pytest.mark.parametrize("t", [0, 1, 7])
+    types = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    return types(steps(pytest.mark.parametrize(("op", "states", "attrs"), CASES)(test)))
+
+
+@every_case
 def test_formula(op, states, attrs, t, dtype):
-    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    model = lower_gradients(optimizer_model(op, states, element, **attrs))
-    feeds = drawn(model, t, dtype)
-    found = run(model, feeds)
+    model, feeds = drawn(op, states, attrs, t, dtype)
+    found = run(lower_gradients(model), feeds)
     tolerance = 1e-6 if dtype is np.float32 else 1e-8
     agree(found, feeds, op, 0.1, t, attrs, rtol=tolerance, atol=tolerance)
 

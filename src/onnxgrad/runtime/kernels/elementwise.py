@@ -10,7 +10,6 @@ less through memory. Of a SiLU the backward pass needs the sigmoid, which costs 
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxgrad.errors import OnnxGradError
+from onnxgrad.ir.execution_order import ordered_by
 from onnxgrad.ir.graph import prune, reads, subgraphs
 from onnxgrad.ir.infer.inference import forget_values, infer_model
 from onnxgrad.runtime.kernels.elementwise_programs import (
@@ -333,24 +333,8 @@ def _write(graph: ir.Graph, plans: Sequence[_Plan], serial: int) -> None:
 def _sort(graph: ir.Graph, place: dict[ir.Node, float]) -> None:
     """A topological order that is that of `place` as far as may be."""
     nodes = list(graph)
-    here = set(nodes)
-    before = {n: {p for v in reads(n) if (p := v.producer()) in here} for n in nodes}
-    after: dict[ir.Node, list[ir.Node]] = {n: [] for n in nodes}
-    for node, makers in before.items():
-        for maker in makers:
-            after[maker].append(node)
-    missing = {n: len(makers) for n, makers in before.items()}
-    ready = [(place[n], i, n) for i, n in enumerate(nodes) if not missing[n]]
     number = {n: i for i, n in enumerate(nodes)}
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        node = heapq.heappop(ready)[2]
-        order.append(node)
-        for user in after[node]:
-            missing[user] -= 1
-            if not missing[user]:
-                heapq.heappush(ready, (place[user], number[user], user))
+    order = ordered_by(nodes, lambda n: (place[n], number[n]))
     assert len(order) == len(nodes)
     graph.remove(nodes)
     graph.extend(order)

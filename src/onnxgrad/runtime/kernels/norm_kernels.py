@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, before, kernel
+from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, before, float32_kernel, kernel
 
 
 @kernel("BatchNorm")
@@ -60,13 +60,5 @@ def _as_large_as_a_row(site: Occurrence, x: int, scale: int) -> bool:
     )
 
 
-@kernel("GroupNorm")
-def group_norm(site: Occurrence) -> KernelCall | None:
-    """[x, scale, bias] → [y], float32. ONNX Runtime's own kernel for single channels takes one thread."""
-    return KernelCall("GroupNorm", site.inputs, site.attributes) if site.all_float32 else None
-
-
-@kernel("GroupNormGrad")
-def group_norm_grad(site: Occurrence) -> KernelCall | None:
-    """[g, x, scale] → [x̄, scale, bias], float32."""
-    return KernelCall("GroupNormGrad", site.inputs, site.attributes) if site.all_float32 else None
+float32_kernel("GroupNorm")  # [x, scale, bias] → [y]; ONNX Runtime's own for single channels takes one thread
+float32_kernel("GroupNormGrad")  # [g, x, scale] → [x̄, scale, bias]

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, kernel
+from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, float32_kernel, kernel
 
-
-@kernel("SoftmaxGrad")
-def softmax_grad(site: Occurrence) -> KernelCall | None:
-    """[g, y] → [y·(g - Σ g·y)], float32; NaN in y counts as 0 where `guarded`."""
-    return KernelCall("SoftmaxGrad", site.inputs, site.attributes) if site.all_float32 else None
-
-
-@kernel("LogSoftmaxGrad")
-def log_softmax_grad(site: Occurrence) -> KernelCall | None:
-    """[g, y] → [g - exp(y)·Σ g], float32; NaN in y counts as -∞ where `guarded`."""
-    return KernelCall("LogSoftmaxGrad", site.inputs, site.attributes) if site.all_float32 else None
-
+float32_kernel("SoftmaxGrad")  # [g, y] → [y·(g - Σ g·y)]; NaN in y counts as 0 where `guarded`
+float32_kernel("LogSoftmaxGrad")  # [g, y] → [g - exp(y)·Σ g]; NaN in y counts as -∞ where `guarded`
 
 _CROSS_ENTROPY = {ir.DataType.INT64: "SoftmaxCrossEntropy", ir.DataType.INT32: "SoftmaxCrossEntropyInt32"}
 

@@ -111,6 +111,11 @@ def kernel(name: str) -> Callable[[Fits], Fits]:
     return registered
 
 
+def float32_kernel(name: str) -> None:
+    """Register a kernel that takes the operands and attributes of parts called `name` as they are, all in float32."""
+    kernel(name)(lambda site: KernelCall(name, site.inputs, site.attributes) if site.all_float32 else None)
+
+
 @functools.cache
 def kernels() -> Mapping[str, Fits]:
     """All that are registered, by the name of the part."""

@@ -19,7 +19,7 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.constants import is_repeatable
 from onnxgrad.ir.graph import ancestors, dependents, subgraphs
 from onnxgrad.ir.names import described
-from onnxgrad.ir.subgraphs import empty, give, rewired
+from onnxgrad.ir.subgraphs import empty, give, rewired_node
 from onnxgrad.rules.rule import add
 from onnxgrad.training.optim.update import FLOAT, State
 
@@ -62,14 +62,7 @@ class LossOfWeights:
     def _copied(self, b: Builder, weights: Sequence[Var]) -> dict[ir.Value, ir.Value]:
         values = dict(zip(self.weights, (w.value for w in weights)))
         for node in self._nodes:
-            copy = ir.Node(
-                node.domain,
-                node.op_type,
-                [None if v is None else values.get(v, v) for v in node.inputs],
-                [rewired(a, values, b.names) for a in node.attributes.values()],
-                num_outputs=len(node.outputs),
-                overload=node.overload,
-            )
+            copy = rewired_node(node, values, b.names)
             for old, new in zip(node.outputs, copy.outputs):
                 new.type, new.shape = old.type, old.shape
             b.append(copy)

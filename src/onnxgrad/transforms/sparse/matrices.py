@@ -143,30 +143,25 @@ def _seeds(d: Derivation, colours: np.ndarray, count: int, like: ir.Value) -> Va
 def _pushed(
     d: Derivation, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, plan: Compression, like: ir.Value
 ) -> Var | None:
-    """The products of forward mode, each flat."""
-    if not plan.forward:
-        return None
-
-    def write(seed: list[Var]) -> list[Var]:
-        found = forward(d.builder, nodes, {x: seed[0]}, [y])
-        return [found.get(y) or d.zeros(y)]
-
-    seeds = _seeds(d, plan.columns, plan.forward, x)
-    (found,) = vmapped(d.builder, [seeds], write, [Batched(d.builder.var(like))])
-    return d.builder.reshape(found, [-1])
+    """The products of forward mode, each flat; None if the plan has none."""
+    return _products(d, nodes, forward, x, y, _seeds(d, plan.columns, plan.forward, x), like) if plan.forward else None
 
 
 def _pulled(d: Derivation, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, plan: Compression) -> Var | None:
-    """The products of reverse mode, each flat."""
-    if not plan.reverse:
-        return None
+    """The products of reverse mode, each flat; None if the plan has none."""
+    return _products(d, nodes, reverse, y, x, _seeds(d, plan.rows, plan.reverse, y), x) if plan.reverse else None
+
+
+def _products(
+    d: Derivation, nodes: Sequence[ir.Node], mode: Any, start: ir.Value, end: ir.Value, seeds: Var, like: ir.Value
+) -> Var:
+    """What `mode` gives at `end` for each of `seeds` at `start`, flat."""
 
     def write(seed: list[Var]) -> list[Var]:
-        found = reverse(d.builder, nodes, {y: seed[0]}, [x])
-        return [found.get(x) or d.zeros(x)]
+        found = mode(d.builder, nodes, {start: seed[0]}, [end])
+        return [found.get(end) or d.zeros(end)]
 
-    seeds = _seeds(d, plan.rows, plan.reverse, y)
-    (found,) = vmapped(d.builder, [seeds], write, [Batched(d.builder.var(x))])
+    (found,) = vmapped(d.builder, [seeds], write, [Batched(d.builder.var(like))])
     return d.builder.reshape(found, [-1])
 
 

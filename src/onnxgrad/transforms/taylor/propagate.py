@@ -15,7 +15,7 @@ from onnxgrad.engine import forward
 from onnxgrad.engine.activity import is_differentiable, prepare, rule_of
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import captured
-from onnxgrad.ir.subgraphs import rewired
+from onnxgrad.ir.subgraphs import rewired_node
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.rule import Linear, Rule, Zero
 from onnxgrad.transforms.taylor.operators import PIECEWISE, by_equation, multilinear, term_by_term
@@ -74,14 +74,7 @@ def one_after_the_other(
     for k in range(1, order + 1):
         given = {v: d for v in moved if (d := found[v][k]) is not None}
         levels.append({v: Var(builder, _alone(builder, d.value)) for v, d in given.items()})
-    copy = ir.Node(
-        node.domain,
-        node.op_type,
-        [None if v is None else alone.get(v, v) for v in node.inputs],
-        [rewired(a, alone, builder.names) for a in node.attributes.values()],
-        num_outputs=len(node.outputs),
-        overload=node.overload,
-    )
+    copy = rewired_node(node, alone, builder.names)
     for new, old in zip(copy.outputs, node.outputs):
         new.type, new.shape = old.type, old.shape
     held: dict[ir.Value, Series] = {v: [builder.var(v)] for v in node.outputs if v.name and is_differentiable(v)}
