@@ -163,7 +163,6 @@ def updated(
     return [new for kind in zip(*found) for new in kind]
 
 
-@lowering(*KINDS, domain=DOMAIN)
 def update(b: Builder, node: ir.Node, shortest: bool = False) -> list[Var]:
     """A node of an optimizer, written out (see `updated`)."""
     given = {name: a.value for name, a in node.attributes.items()}
@@ -176,3 +175,17 @@ def update(b: Builder, node: ir.Node, shortest: bool = False) -> list[Var]:
     if len(operands) < len(node.inputs) or len(operands) < 2 + kinds or (len(operands) - 2) % kinds:
         raise BadInput(f"{described(node)} has {len(node.inputs)} inputs; it takes R, T and {kinds} per tensor")
     return updated(b, node.op_type, operands, given, shortest)
+
+
+def _registered(op_type: str) -> None:
+    """Register `update` for an operator under the formula of that operator."""
+
+    def lowered(b: Builder, node: ir.Node) -> list[Var]:
+        return update(b, node)
+
+    lowered.__doc__ = _FORMULAS[op_type].__doc__
+    lowering(op_type, domain=DOMAIN)(lowered)
+
+
+for _op_type in KINDS:
+    _registered(_op_type)

@@ -159,7 +159,11 @@ def test_the_same_training_in_less_memory(name):
         want, got = one.step(batch), other.step(batch)
         np.testing.assert_allclose(got["loss"], want["loss"], rtol=1e-5)
     for key, value in one.state().items():
-        np.testing.assert_allclose(other.state()[key], value, rtol=2e-3, atol=2e-5, err_msg=key)
+        found = other.state()[key]
+        if 0 < np.abs(value).max() < 1e-4:  # no gradient but rounding (the bias of keys), which Adam magnifies
+            assert np.abs(found).max() < 1e-4, key
+            continue
+        np.testing.assert_allclose(found, value, rtol=2e-3, atol=2e-5, err_msg=key)
     plain = Options(threads=1, layout="plain", level="none"), Options(threads=1, layout="plain")
     for options, margin in ((ONE, 1.25), *((options, 1.05) for options in plain)):  # copies in blocks of channels
         measured = measured_peak(planned, batches[0], options)

@@ -423,8 +423,16 @@ class Inference:
             ask_onnx(node, opset)
         if kind is not None and made == self._made:
             (out,) = node.outputs
-            if out.dtype in _FLOATS and out.shape is not None and len(out.shape) > 1:
+            if _is_array(out):
+                assert out.dtype is not None
+                assert out.shape is not None
                 self._known[kind] = out.dtype, out.shape
+
+
+def _is_array(value: ir.Value) -> bool:
+    """Whether it is a tensor of floats with two axes or more; a sequence of them has a dtype and a shape as well."""
+    tensor = isinstance(value.type, ir.TensorType) and value.dtype in _FLOATS
+    return tensor and value.shape is not None and len(value.shape) > 1
 
 
 def _kind(node: ir.Node) -> object | None:
@@ -435,10 +443,7 @@ def _kind(node: ir.Node) -> object | None:
     """
     if node.domain or len(node.outputs) != 1 or node.outputs[0].type is not None or node.outputs[0].shape is not None:
         return None
-    operands = [
-        v if v is None or v.shape is None or len(v.shape) < 2 or v.dtype not in _FLOATS else (v.dtype, v.shape.dims)
-        for v in node.inputs
-    ]
+    operands = [v if v is None or not _is_array(v) else (v.dtype, v.shape.dims) for v in node.inputs]  # type: ignore[union-attr]
     held = []
     for a in node.attributes.values():
         if a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS, ir.AttributeType.TENSOR):
