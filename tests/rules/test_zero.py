@@ -91,9 +91,7 @@ TREE = """nodes_treeids = [0], nodes_nodeids = [0], nodes_featureids = [0], node
     nodes_values = [0.0], nodes_truenodeids = [0], nodes_falsenodeids = [0]"""
 LEAF = "treeids = [0], {0}_nodeids = [0], {0}_ids = [0], {0}_weights = [1.0]"
 PATHS = {
-    "ArgMax": ("float[2,3] x", "", "z = ArgMax (x)"),
-    "ArgMin": ("float[2,3] x", "", "z = ArgMin (x)"),
-    "NonZero": ("float[2,3] x", "", "z = NonZero (x)"),
+    **{op: ("float[2,3] x", "", f"z = {op} (x)") for op in ("ArgMax", "ArgMin", "EyeLike", "NonZero")},
     "NonMaxSuppression": (
         "float[1,2,4] x, float[1,1,2] s",
         "int64[1] n = {1}, float[1] t = {0.5}",
@@ -116,7 +114,6 @@ PATHS = {
     ),
     "SequenceLength": ("float[2,3] x", "", "q = SequenceConstruct (x, x) z = SequenceLength (q)"),
     "OptionalHasElement": ("float[2,3] x", "", "z = OptionalHasElement (x)"),
-    "EyeLike": ("float[2,3] x", "", "z = EyeLike (x)"),
     "LabelEncoder": (
         "float[2,3] x",
         "",

@@ -178,14 +178,18 @@ def test_relu_of_what_is_not_finite():
         np.testing.assert_array_equal(operators.native(seed)[0], expected)
 
 
+def side_by_side(size, kernel, ceil=0):
+    return size, kernel, kernel, (0, 0, 0, 0), (1, 1), ceil
+
+
 #: (H, W), kernel, strides, pads, dilations, ceil_mode
 WINDOWS = {
-    "tiles": ((8, 8), (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), 0),
-    "wide tiles": ((4, 70), (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), 0),
-    "small tiles": ((4, 2), (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), 0),
-    "tiles of three": ((6, 9), (3, 3), (3, 3), (0, 0, 0, 0), (1, 1), 0),
-    "a row and a column left over": ((9, 35), (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), 0),
-    "hanging over": ((9, 35), (2, 2), (2, 2), (0, 0, 0, 0), (1, 1), 1),
+    "tiles": side_by_side((8, 8), (2, 2)),
+    "wide tiles": side_by_side((4, 70), (2, 2)),
+    "small tiles": side_by_side((4, 2), (2, 2)),
+    "tiles of three": side_by_side((6, 9), (3, 3)),
+    "a row and a column left over": side_by_side((9, 35), (2, 2)),
+    "hanging over": side_by_side((9, 35), (2, 2), ceil=1),
     "overlapping": ((11, 13), (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 0),
     "stride one": ((7, 6), (3, 2), (1, 1), (1, 0, 1, 1), (1, 1), 0),
     "dilated": ((12, 9), (2, 3), (2, 1), (1, 1, 1, 1), (3, 2), 0),
