@@ -86,13 +86,10 @@ def scores(value: ir.Value, axis: int) -> Ending | None:
 
 def logit(value: ir.Value) -> Ending | None:
     """The s of which `value` is the sigmoid, element by element; None where none are found."""
+    value = unguarded(value)
     node = value.producer()
-    if node is None:
-        return None
-    if (inner := spared(node)) is not None:
-        return logit(inner)
-    first = node.inputs[0] if node.inputs else None
-    if first is None or node.domain not in ("", "ai.onnx", "ai.onnx.ml"):
+    first = node.inputs[0] if node is not None and node.inputs else None
+    if node is None or first is None or node.domain not in ("", "ai.onnx", "ai.onnx.ml"):
         return None
     if node.op_type == "Sigmoid":
         return _leaf(first)
@@ -111,13 +108,10 @@ def logit(value: ir.Value) -> Ending | None:
 
 def logarithm(value: ir.Value) -> Ending | None:
     """log `value`, without overflow, for what is positive by an activation; None where that is not known."""
+    value = unguarded(value)
     node = value.producer()
-    if node is None:
-        return None
-    if (inner := spared(node)) is not None:
-        return logarithm(inner)
-    first = node.inputs[0] if node.inputs else None
-    if first is None:
+    first = node.inputs[0] if node is not None and node.inputs else None
+    if node is None or first is None:
         return None
     if node.op_type == "Exp" and node.domain == "":
         return _leaf(first)
