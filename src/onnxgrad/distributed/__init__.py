@@ -1,0 +1,8 @@
+"""Ranks that compute together: one small protocol, and the engines of others behind it.
+
+Nothing here knows of training. An array is handed over where it lies and is changed in place.
+"""
+
+from onnxgrad.distributed.collective import Alone, Collective, Lost, blocks
+
+__all__ = ["Alone", "Collective", "Lost", "blocks"]
