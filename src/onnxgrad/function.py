@@ -23,7 +23,7 @@ from onnxgrad.ir.constants import constant
 from onnxgrad.ir.graph import named_values, prune, subgraphs
 from onnxgrad.model_io import AnyModel, Signature, load_model, signature
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.feeds import bind, feed
+from onnxgrad.runtime.feeds import as_fed, bind, copied
 from onnxgrad.transforms import first_order
 from onnxgrad.transforms.gradient_lowering import needs_lowering, open_lowered
 from onnxgrad.transforms.select_values import Names
@@ -138,8 +138,8 @@ class Function:
             if name not in self._types:
                 raise UnknownName(name, self._types, "input")
         given = bind(self._positional, args, kwargs)
-        fed = {name: _fed(name, argument, self._types[name]) for name, argument in given.items()}
-        return {n: _copied(a) for n, a in fed.items()} if self._overwrites else fed
+        fed = {name: as_fed(name, argument, self._types[name]) for name, argument in given.items()}
+        return {n: copied(a) for n, a in fed.items()} if self._overwrites else fed
 
     # --- derivatives -------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class Function:
             held = signature(linear.model).residuals
             found = primal.session.run(feeds, list(dict.fromkeys([*_leaves(self.results), *held])))
             point = {
-                n: _copied(a) for n, a in feeds.items() if n in linear._types
+                n: copied(a) for n, a in feeds.items() if n in linear._types
             }  # the caller may go on to change them
             point |= {n: a for n, a in found.items() if n in linear._types}
 
@@ -362,41 +362,6 @@ def _overwrites_inputs(node: ir.Node) -> bool:
     if node.op_type == "BatchNormalization" and a is not None and a.as_int():
         return True
     return any(_overwrites_inputs(inner) for graph in subgraphs(node) for inner in graph)
-
-
-def _fed(name: str, argument: Any, held: ir.TypeProtocol | None) -> Any:
-    """`argument` as an array; as a list of arrays for a sequence; None for an optional without a value."""
-    if isinstance(held, ir.OptionalType):
-        return None if argument is None else _fed(name, argument, held.elem_type)
-    if isinstance(held, ir.SequenceType):
-        if not isinstance(argument, Sequence) or isinstance(argument, str):
-            raise BadInput(f"the argument for {name!r} is a {type(argument).__name__}, and the input takes a list")
-        return [_fed(name, each, held.elem_type) for each in argument]
-    return _array(name, argument, None if held is None else held.dtype)
-
-
-def _copied(fed: Any) -> Any:
-    return [_copied(a) for a in fed] if isinstance(fed, list) else None if fed is None else fed.copy()
-
-
-def _array(name: str, argument: Any, dtype: ir.DataType | None) -> np.ndarray:
-    if not isinstance(argument, (np.ndarray, np.generic)) and hasattr(argument, "__dlpack__"):
-        try:
-            argument = np.from_dlpack(argument)
-        except (BufferError, RuntimeError, TypeError) as error:
-            raise BadInput(f"the argument for {name!r} cannot be read as an array: {error}") from error
-    if isinstance(argument, np.ma.MaskedArray):
-        feed(name, argument)
-    literal = not isinstance(argument, (np.ndarray, np.generic))
-    array = np.asarray(argument)
-    if dtype is None:
-        return array
-    want = dtype.numpy()
-    if array.dtype == want:
-        return array
-    if not (literal and array.size == 0) and not np.can_cast(array.dtype, want, "same_kind"):
-        raise BadInput(f"the argument for {name!r} is {array.dtype}, and the input takes {want}")
-    return array.astype(want)
 
 
 def _leaves(results: Any) -> list[str]:

@@ -66,3 +66,39 @@ def feed(name: str, given: Any) -> np.ndarray:
     except TypeError as error:
         raise BadInput(f"input {name!r} holds {array.dtype}, which no tensor of ONNX does") from error
     return array.astype(native, copy=False)
+
+
+def as_fed(name: str, argument: Any, held: ir.TypeProtocol | None) -> Any:
+    """`argument` as an array; as a list of arrays for a sequence; None for an optional without a value."""
+    if isinstance(held, ir.OptionalType):
+        return None if argument is None else as_fed(name, argument, held.elem_type)
+    if isinstance(held, ir.SequenceType):
+        if not isinstance(argument, Sequence) or isinstance(argument, str):
+            raise BadInput(f"the argument for {name!r} is a {type(argument).__name__}, and the input takes a list")
+        return [as_fed(name, each, held.elem_type) for each in argument]
+    return _array(name, argument, None if held is None else held.dtype)
+
+
+def copied(fed: Any) -> Any:
+    """A copy of what `as_fed` gave."""
+    return [copied(a) for a in fed] if isinstance(fed, list) else None if fed is None else fed.copy()
+
+
+def _array(name: str, argument: Any, dtype: ir.DataType | None) -> np.ndarray:
+    if not isinstance(argument, (np.ndarray, np.generic)) and hasattr(argument, "__dlpack__"):
+        try:
+            argument = np.from_dlpack(argument)
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise BadInput(f"the argument for {name!r} cannot be read as an array: {error}") from error
+    if isinstance(argument, np.ma.MaskedArray):
+        feed(name, argument)
+    literal = not isinstance(argument, (np.ndarray, np.generic))
+    array = np.asarray(argument)
+    if dtype is None:
+        return array
+    want = dtype.numpy()
+    if array.dtype == want:
+        return array
+    if not (literal and array.size == 0) and not np.can_cast(array.dtype, want, "same_kind"):
+        raise BadInput(f"the argument for {name!r} is {array.dtype}, and the input takes {want}")
+    return array.astype(want)

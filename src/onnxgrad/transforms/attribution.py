@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from onnxgrad.batching.directions import Batched, vmapped
 from onnxgrad.engine import reverse
@@ -129,7 +128,7 @@ def _averaged(model: AnyModel, wrt: Names, of: Names | None, points: Any) -> Any
     nodes = d.lowered(list(d.of.values()))
     found = reverse(b, nodes, d.ones(), inner)
     gradients = d.found(found, d.wrt)
-    whole = [_replaced(d, v) for v in inner]
+    whole = [d.replaced(v, "point") for v in inner]
     d.graph.outputs.clear()
     columns, factors = zip(*(points(d, x, name) for x, name in zip(whole, d.wrt)))
 
@@ -146,13 +145,3 @@ def _averaged(model: AnyModel, wrt: Names, of: Names | None, points: Any) -> Any
         mean = b.ReduceMean(stack, [0], keepdims=0)
         d.output(mean if factor is None else factor * mean, f"{name}_attribution", x.value)
     return d.close()
-
-
-def _replaced(d: Derivation, value: ir.Value) -> Var:
-    """An input in place of `value`, which becomes a point on the way."""
-    new = ir.Value(name=value.name, type=value.type, shape=value.shape)
-    value.name = d.builder.names.fresh("point")
-    inputs = [new if v is value else v for v in d.graph.inputs]
-    d.graph.inputs.clear()
-    d.graph.inputs.extend(inputs)
-    return d.builder.var(new)

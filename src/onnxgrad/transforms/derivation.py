@@ -95,6 +95,15 @@ class Derivation:
         self.graph.inputs.append(value)
         return self.builder.var(value)
 
+    def replaced(self, value: ir.Value, name: str, shape: ir.Shape | None = None) -> Var:
+        """An input in place of the input `value`, which is no input any more; `name` is a stem for a new name."""
+        new = ir.Value(name=value.name, type=value.type, shape=shape or value.shape)
+        value.name = self.builder.names.fresh(name)
+        inputs = [new if v is value else v for v in self.graph.inputs]
+        self.graph.inputs.clear()
+        self.graph.inputs.extend(inputs)
+        return self.builder.var(new)
+
     def output(self, var: Var, name: str, like: ir.Value) -> str:
         """A new graph output that holds `var`, of the type and shape of `like`; returns its name."""
         value = var.value

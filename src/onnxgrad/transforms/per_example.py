@@ -52,7 +52,7 @@ def per_example_grad(
     found = reverse(b, d.nodes, d.ones(), list(d.wrt.values()))
     gradients = [found.get(v) or d.zeros(v) for v in d.wrt.values()]
     single = [v for v in d.graph.inputs if v.name in shapes]
-    whole = [_replaced(d, v, shapes[v.name or ""]) for v in single]
+    whole = [d.replaced(v, "example", shapes[v.name or ""]) for v in single]
     d.graph.outputs.clear()
 
     def write(slices: list[Var]) -> list[Var]:
@@ -98,16 +98,6 @@ def _as_batch_of_one(model: ir.Model, batch: int, shared: set[str]) -> dict[str,
         for value in (*(g.inputs if g is not graph else ()), *(v for node in g for v in node.outputs)):
             value.shape = None
     return shapes
-
-
-def _replaced(d: Derivation, value: ir.Value, shape: ir.Shape) -> Var:
-    """An input in place of `value`, for all examples."""
-    new = ir.Value(name=value.name, type=value.type, shape=shape)
-    value.name = d.builder.names.fresh("example")
-    inputs = [new if v is value else v for v in d.graph.inputs]
-    d.graph.inputs.clear()
-    d.graph.inputs.extend(inputs)
-    return d.builder.var(new)
 
 
 def _examples_first(x: Var, batch: int) -> Var:

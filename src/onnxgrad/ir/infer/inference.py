@@ -1,315 +1,29 @@
 """Types and shapes: of whole models when they are opened, of one node at a time while a derivative is written.
 
-The work is done by ``onnx-shape-inference``, with a few corrections. That library takes two *different*
-symbols that meet in a broadcast to be equal (``[N] + [M] → [N]``), which is what an author usually
-means but not what ONNX says: N may be 1. A gradient that trusts it would silently forget to sum, so
-the operators that broadcast are registered again here with an unknown dimension in that case. Likewise
-Squeeze, Split and Slice, whose axes or sizes it guesses where only the run tells.
+The work is done by ``onnx-shape-inference``, with corrections and further operators that the modules beside this one
+register.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import onnx
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.constants import sliced
-from onnxgrad.ir.einsum_labels import einsum_labels
 from onnxgrad.ir.graph import scopes
-from onnxgrad.ir.infer import classical, limits, loops, ranks, sequences
+from onnxgrad.ir.infer import classical, corrections, limits, loops, ranks, sequences
 from onnxgrad.ir.infer.calls import Calls, calls_known
-from onnxgrad.ir.infer.limits import check_asked, check_shapes
+from onnxgrad.ir.infer.corrections import FLOATS, alike
+from onnxgrad.ir.infer.limits import check_shapes
 from onnxgrad.ir.infer.onnx_fallback import ask_onnx
 from onnxgrad.ir.schemas import schema_of
 
-Dim = int | ir.SymbolicDim
-Infer = Callable[[osi.ShapeInferenceContext, ir.Node], None]
-
-#: Operators whose output is the multidirectional broadcast of all their inputs.
-BROADCASTING = [
-    *("Add", "Div", "Max", "Mean", "Min", "Mod", "Mul", "Pow", "Sub", "Sum", "Where", "BitShift"),
-    *("And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor"),
-    *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"),
-]
-
-
-def broadcast_dims(shapes: Sequence[Sequence[Dim]], unknown: Callable[[], Dim]) -> list[Dim]:
-    """The broadcast of `shapes`; `unknown()` where distinct symbols meet and either may be 1."""
-    rank = max(map(len, shapes), default=0)
-    dims: list[Dim] = []
-    for axis in range(-rank, 0):
-        here = {s[axis] for s in shapes if len(s) >= -axis} - {1}
-        sizes = [d for d in here if isinstance(d, int)]
-        if sizes:
-            dims.append(sizes[0])
-        elif not here:
-            dims.append(1)
-        elif len(here) == 1 and (only := here.pop()).value is not None:  # type: ignore[union-attr]
-            dims.append(only)
-        else:
-            dims.append(unknown())
-    return dims
-
-
-#: Those of them whose output has the type of their operands.
-_ARITHMETIC = frozenset({"Add", "Div", "Max", "Mean", "Min", "Mul", "Sub", "Sum"})
-_FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
-
-
-def _alike(node: ir.Node) -> bool:
-    """Whether `node`, which has no shapes yet, is arithmetic on floats all of one known shape, or scalars beside it.
-
-    Most of what a derivative consists of is; the library is asked about the rest. As it does, the result shares the
-    shape of an operand: nobody changes one in place.
-    """
-    operands = node.inputs
-    first = operands[0] if operands else None
-    if first is None or node.op_type not in _ARITHMETIC or node.domain:
-        return False
-    shape, held = first.shape, first.type
-    if shape is None or not isinstance(held, ir.TensorType) or held.dtype not in _FLOATS:
-        return False
-    for v in operands[1:]:
-        if v is None or v.shape is None or v.dtype != held.dtype:
-            return False
-        if v.shape is not shape and len(v.shape) and v.shape != shape:
-            if len(shape):
-                return False
-            shape = v.shape
-    for d in shape:
-        if not isinstance(d, int) and d.value is None:
-            return False
-    out = node.outputs[0]
-    out.type = out.type or ir.TensorType(held.dtype)
-    out.shape = shape
-    return True
-
-
-def _operands(ctx: osi.ShapeInferenceContext, node: ir.Node) -> list[Sequence[Dim] | None]:
-    """The shapes that meet in the broadcast of `node`; an Expand's second is what its input holds."""
-    if node.op_type != "Expand":
-        return [None if v is None else v.shape for v in node.inputs]  # type: ignore[misc]
-    data, target = node.inputs
-    assert data is not None
-    assert target is not None
-    const = ir.convenience.get_const_tensor(target)
-    asked = ctx.get_symbolic_value(target) if const is None else [int(d) for d in const.numpy()]
-    if asked is None and (rank := ranks.length(target)) is not None:
-        asked = [ctx.new_symbolic_dim() for _ in range(rank)]
-    return [data.shape, asked]  # type: ignore[list-item]
-
-
-def _broadcast(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-    shapes = _operands(ctx, node)
-    if all(s is not None for s in shapes):
-        dims = broadcast_dims([list(s) for s in shapes if s is not None], ctx.new_symbolic_dim)
-        node.outputs[0].shape = ir.Shape(dims)
-
-
-def _matmul(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-    """The leading axes of batches of matrices are broadcast."""
-    a, b = (None if v is None or v.shape is None else list(v.shape) for v in node.inputs[:2])
-    out = node.outputs[0].shape
-    if a is not None and b is not None and out is not None and len(a) > 1 and len(b) > 1:
-        batch = broadcast_dims([a[:-2], b[:-2]], ctx.new_symbolic_dim)
-        node.outputs[0].shape = ir.Shape([*batch, *list(out)[-2:]])
-
-
-def _einsum(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-    """Axes with the same label are broadcast."""
-    shapes = [v.shape for v in node.inputs if v is not None and v.shape is not None]
-    if len(shapes) < len(node.inputs) or node.outputs[0].shape is None:
-        return
-    terms, out = einsum_labels(node.attributes["equation"].as_string(), [len(s) for s in shapes])
-    sizes: dict[str, list[Sequence[Dim]]] = {}
-    for term, shape in zip(terms, shapes):
-        for label, dim in zip(term, shape):
-            sizes.setdefault(label, []).append([dim])
-    node.outputs[0].shape = ir.Shape([broadcast_dims(sizes[c], ctx.new_symbolic_dim)[0] for c in out])
-
-
-def _squeeze(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-    """Which axes go is known from constant axes; or, without axes, where every dimension is a number."""
-    x, axes = (*node.inputs, None)[:2]
-    known = x is not None and x.shape is not None and all(isinstance(d, int) for d in x.shape)
-    if "axes" not in node.attributes and (not known if axes is None else not _is_const(axes)):
-        count = None if axes is None or axes.shape is None or x is None or x.shape is None else axes.shape[0]
-        rank = len(x.shape) - count if isinstance(count, int) else None  # type: ignore[union-attr, arg-type]
-        node.outputs[0].shape = None if rank is None else ir.Shape([ctx.new_symbolic_dim() for _ in range(rank)])
-
-
-def _split(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-    """Sizes that are computed are unknown."""
-    x, sizes = (*node.inputs, None)[:2]
-    if sizes is None or x is None or x.shape is None or _is_const(sizes):
-        return
-    asked = ctx.get_symbolic_value(sizes) or []
-    axis = node.attributes.get_int("axis", 0)
-    for i, out in enumerate(node.outputs):
-        dims = list(x.shape)
-        dims[axis] = asked[i] if len(asked) == len(node.outputs) else ctx.new_symbolic_dim()
-        out.shape = ir.Shape(dims)
-
-
-def _slice(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-    """Axes that are not sliced keep their size; the size of a slice needs bounds known to be in range."""
-    x, starts, end, axes, steps = (*node.inputs, None, None, None)[:5]
-    out = node.outputs[0]
-    if x is None or x.shape is None or starts is None or end is None:
-        return
-    if axes is None and starts.shape is not None and isinstance(starts.shape[0], int):
-        along: list[int] = list(range(min(starts.shape[0], len(x.shape))))
-    else:
-        along = [int(a) for a in _ints(axes)] if axes is not None and _is_const(axes) else list(range(len(x.shape)))
-    fixed = (axes is None or _is_const(axes)) and _is_const(starts) and (steps is None or _is_const(steps))
-    dims = list(x.shape)
-    for i, axis in enumerate(along):
-        size = x.shape[axis]
-        if fixed and isinstance(size, int) and _is_const(end):
-            step = 1 if steps is None else _ints(steps)[i]
-            dims[axis] = len(sliced(size, _ints(starts)[i], _ints(end)[i], step))
-        elif fixed and out.shape is not None and _in_range(node, i, size):
-            dims[axis] = out.shape[axis]
-        else:
-            dims[axis] = ctx.new_symbolic_dim()
-    out.shape = ir.Shape(dims)
-
-
-def _in_range(node: ir.Node, i: int, size: Dim) -> bool:
-    """Whether the size of slice `i` is certain: that of x is a number, or the end is none."""
-    end = node.inputs[2]
-    assert end is not None
-    if isinstance(size, int) or not _is_const(end):
-        return True
-    return not 0 <= _ints(end)[i] < 2**31 - 1
-
-
-def _shaped(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-    """The rank is the length of the vector that asks for a shape, even where its elements are not known."""
-    out, target = node.outputs[0], node.inputs[-1]
-    if out.type is None and node.op_type == "Reshape" and node.inputs[0] is not None:
-        out.type = node.inputs[0].type  # the library leaves it open where the rank is unknown
-    if out.shape is None and target is not None and target.shape is not None and isinstance(target.shape[0], int):
-        asked = ctx.get_symbolic_value(target) if node.op_type == "ConstantOfShape" else None
-        out.shape = ir.Shape(asked or [ctx.new_symbolic_dim() for _ in range(target.shape[0])])
-
-
-def _window(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-    """With ceil_mode, a last window that starts in the padding at the end is dropped."""
-    out, x = node.outputs[0].shape, node.inputs[0]
-    if not node.attributes.get_int("ceil_mode", 0) or out is None:
-        return
-    big = None if x is None or x.shape is None else x.shape[2:]
-    heads = node.attributes.get_ints("pads", None) or [0] * len(out)
-    strides = node.attributes.get_ints("strides", None) or [1] * len(out)
-    dims: list[int | ir.SymbolicDim] = list(out)
-    for i, rows in enumerate(dims[2:]):
-        h = big[i] if big is not None else None
-        if not isinstance(rows, int) or not isinstance(h, int):  # symbols do not tell
-            dims[i + 2] = rows if isinstance(rows, int) else ctx.new_symbolic_dim()
-        elif (rows - 1) * strides[i] >= h + heads[i]:
-            dims[i + 2] = rows - 1
-    for value in (v for v in node.outputs if v.shape is not None):
-        value.shape = ir.Shape(dims)
-
-
-def _resize(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-    """Where the aspect ratio is kept, the sizes that are asked for are only bounds."""
-    out = node.outputs[0].shape
-    if node.attributes.get_string("keep_aspect_ratio_policy", "stretch") != "stretch" and out is not None:
-        node.outputs[0].shape = ir.Shape([ctx.new_symbolic_dim() for _ in out])
-
-
-def _ints(value: ir.Value) -> list[int]:
-    tensor = ir.convenience.get_const_tensor(value)
-    assert tensor is not None
-    return [int(v) for v in tensor.numpy().reshape(-1)]
-
-
-def _is_const(value: ir.Value) -> bool:
-    return ir.convenience.get_const_tensor(value) is not None
-
-
-def _corrected(infer: Infer, correct: Infer) -> Infer:
-    """`infer`, then `correct`; then what the model declares, as far as it can be believed.
-
-    Declared shapes of operators that broadcast were mostly inferred, with the same mistake; of
-    those only numbers are believed. A declared shape of another rank is wrong (ONNX Runtime only warns).
-    """
-
-    def corrected(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-        if node.op_type in ("Reshape", "Expand", "ConstantOfShape"):
-            check_asked(node)
-        declared = [out.shape for out in node.outputs]
-        for out in node.outputs:
-            out.shape = None
-        if correct is not _broadcast or not _alike(node):
-            infer(ctx, node)
-            for out in node.outputs:
-                out.shape = None if out.shape is None else ir.Shape(out.shape)
-            correct(ctx, node)
-        for out, shape in zip(node.outputs, declared):
-            if shape is None or (out.shape is not None and len(out.shape) != len(shape)):
-                continue
-            if correct in (_broadcast, _matmul, _einsum) and out.shape is not None and len(out.shape) == len(shape):
-                shape = ir.Shape([d if isinstance(d, int) else i for d, i in zip(shape, out.shape)])
-            out.shape = shape
-
-    corrected.onnxgrad = True  # type: ignore[attr-defined]
-    return corrected
-
-
-def _informed(infer: Infer) -> Infer:
-    """`infer` of a convolution, whose weights tell the rank of its operand where nothing else does (after an If)."""
-
-    def informed(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-        x, w = node.inputs[:2]
-        if x is not None and w is not None and x.shape is None and w.shape is not None:
-            x.shape = ir.Shape([ctx.new_symbolic_dim() for _ in w.shape])
-        infer(ctx, node)
-
-    informed.onnxgrad = True  # type: ignore[attr-defined]
-    return informed
-
-
-def _register() -> None:
-    osi.registry.collect()
-    corrections: dict[str, Infer] = dict.fromkeys((*BROADCASTING, "Expand"), _broadcast)
-    corrections |= {
-        "MatMul": _matmul,
-        "Einsum": _einsum,
-        "Squeeze": _squeeze,
-        "Split": _split,
-        "Slice": _slice,
-        "Reshape": _shaped,
-        "ConstantOfShape": _shaped,
-        "MaxPool": _window,
-        "AveragePool": _window,
-        "LpPool": _window,
-        "Resize": _resize,
-    }
-    for name, correct in corrections.items():
-        for since in osi.registry.version_boundaries("", name):
-            infer = osi.registry.get("", name, since)
-            if not hasattr(infer, "onnxgrad"):
-                osi.registry.register("", name, since)(_corrected(infer, correct))
-    for name in ("Conv", "ConvTranspose"):
-        for since in osi.registry.version_boundaries("", name):
-            infer = osi.registry.get("", name, since)
-            if not hasattr(infer, "onnxgrad"):
-                osi.registry.register("", name, since)(_informed(infer))
-    limits.register()
-    loops.register()
-    sequences.register()
-    classical.register()
-    ranks.register()
-
-
-_register()
+for _module in (corrections, limits, loops, sequences, classical, ranks):
+    _module.register()
 logging.getLogger("onnx_shape_inference").setLevel(logging.ERROR)
 
 
@@ -400,7 +114,7 @@ class Inference:
 
     def __call__(self, node: ir.Node) -> None:
         """Set type and shape of `node`'s outputs; what cannot be known stays ``None``."""
-        if node.outputs and node.outputs[0].shape is None and _alike(node):
+        if node.outputs and node.outputs[0].shape is None and alike(node):
             return
         made = self._made
         kind = None if made is None else _kind(node)
@@ -431,7 +145,7 @@ class Inference:
 
 def _is_array(value: ir.Value) -> bool:
     """Whether it is a tensor of floats with two axes or more; a sequence of them has a dtype and a shape as well."""
-    tensor = isinstance(value.type, ir.TensorType) and value.dtype in _FLOATS
+    tensor = isinstance(value.type, ir.TensorType) and value.dtype in FLOATS
     return tensor and value.shape is not None and len(value.shape) > 1
 
 

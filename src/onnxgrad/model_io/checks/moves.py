@@ -6,7 +6,7 @@ import math
 
 import onnx_ir as ir
 
-from onnxgrad.ir.infer.inference import BROADCASTING
+from onnxgrad.ir.infer.corrections import BROADCASTING
 from onnxgrad.model_io.checks.examined import (
     Check,
     Checks,

@@ -21,7 +21,8 @@ from onnxgrad.ir.constants import constant, is_repeatable
 from onnxgrad.ir.graph import ancestors, captured, subgraphs
 from onnxgrad.ir.names import described
 from onnxgrad.rules.rule import Elementwise, Zero
-from onnxgrad.transforms.sparse.dependence import MOST_ENTRIES, RULES, Operand, Shape, SizedNode, Unknown, elementwise
+from onnxgrad.transforms.sparse.dependence import MOST_ENTRIES, Operand, Shape, SizedNode, Unknown, elementwise
+from onnxgrad.transforms.sparse.rules import RULES
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
