@@ -2,6 +2,7 @@
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
@@ -106,3 +107,36 @@ def test_a_slice_backwards_from_before_the_first_takes_the_first(symbolic, start
     onnx.checker.check_model(derived, full_check=True)
     session = onnxruntime.InferenceSession(derived.SerializeToString())
     np.testing.assert_array_equal(session.run(None, {"x": np.ones(3, np.float32)})[0], want)
+
+
+@pytest.mark.parametrize("rows", ["N", "4"])
+@pytest.mark.parametrize("start", [0, 1, 6])
+def test_a_slice_whose_end_is_computed_gives_back_zeros_around(rows, start):
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["" : 21]>
+        g (float[{rows}, 3] x, float[M] like) => (float[K, 3] y) {{
+            from = Constant <value_ints = [{start}]> ()
+            axis = Constant <value_ints = [0]> ()
+            end = Shape (like)
+            y = Slice (x, from, end, axis)
+        }}""")
+    derived = grad(model, wrt="x")
+    assert "Range" not in {n.op_type for n in derived.graph.node}
+    session = onnxruntime.InferenceSession(derived.SerializeToString())
+    for end in (0, 2, 4, 7):
+        want = np.zeros((4, 3), np.float32)
+        want[start:end] = 1
+        feeds = {"x": np.ones((4, 3), np.float32), "like": np.ones(end, np.float32)}
+        given = {i.name: feeds[i.name] for i in session.get_inputs()}
+        np.testing.assert_array_equal(session.run(None, given)[0], want)
+
+
+def test_a_slice_of_everything_gives_back_all():
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]>
+        g (float[N, 3] x) => (float[N, 3] y) {
+            from = Constant <value_ints = [0]> ()
+            end = Shape <end = 1> (x)
+            y = Slice (x, from, end, from)
+        }""")
+    assert "Pad" not in {n.op_type for n in grad(model, wrt="x").graph.node}

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Var, reshape_to
 from onnxgrad.ir.constants import sliced
+from onnxgrad.ir.shapes import same_dim
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
 from onnxgrad.rules.rule import Result, Tangents
@@ -60,27 +61,37 @@ def put_rows(op: Op, g: Var, index: Var, x: Var, axis: int, unique: bool = False
 
 
 def _cuts(x: Var, starts: Any, ends: Any, axes: Any, steps: Any) -> Any:
-    """(axis, start, end, step) per sliced axis, or None where one is computed or may count from an unknown end."""
-    known = [None if v is None else v.const for v in (starts, ends, axes, steps)]
-    if x.shape is None or any(v is not None and k is None for v, k in zip((starts, ends, axes, steps), known)):
+    """(axis, start, end, step) per sliced axis, or None where one is computed or may count from an unknown end.
+
+    A computed end is None: where a slice begins, and how long it is, say the rest.
+    """
+    known = [None if v is None else v.const for v in (starts, axes, steps)]
+    if x.shape is None or any(v is not None and k is None for v, k in zip((starts, axes, steps), known)):
         return None
-    first, last, along, stride = known
+    first, along, stride = known
     assert first is not None
-    assert last is not None
     along = np.arange(len(first)) if along is None else along
     stride = np.ones_like(first) if stride is None else stride
-    return [(int(a) % x.rank, int(s), int(e), int(d)) for a, s, e, d in zip(along, first, last, stride)]
+    if ends.const is None:
+        whole = first.min() >= 0 and (stride == 1).all()
+        return [(int(a) % x.rank, int(s), None, 1) for a, s in zip(along, first)] if whole else None
+    return [(int(a) % x.rank, int(s), int(e), int(d)) for a, s, e, d in zip(along, first, ends.const, stride)]
 
 
 def _margins(op: Op, g: Var, x: Var, axis: int, start: Any, end: Any) -> Any:
-    """How many elements x[start:end] leaves out before and after, each a list or a vector of one."""
+    """How many elements x[start:end] leaves out before and after, each a list or a vector of one.
+
+    Where the end is computed (None), `g` tells how many it takes.
+    """
     size = x.dims[axis]
-    if isinstance(size, int):
+    if end is None and start == 0 and same_dim(g.dims[axis], size):
+        return [0], [0]
+    if isinstance(size, int) and end is not None:
         taken = range(*slice(start, end).indices(size))
         return [taken.start], [size - taken.start - len(taken)]
     along = op.shape_of(x, axis, axis + 1)
     before = [0] if start == 0 else op.Min(along, [start]) if start > 0 else op.Max(along + start, [0])
-    if end >= _ENDLESS:
+    if end is not None and end >= _ENDLESS:
         return before, [0]
     taken = op.Shape(g, start=axis, end=axis + 1)  # not what is declared: that often takes start and end to be in range
     return before, along - taken - (op.join(before) if start else 0)

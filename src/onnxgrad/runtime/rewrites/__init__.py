@@ -16,10 +16,12 @@ from onnxgrad.runtime.rewrites.batched_updates import BATCHED_UPDATES, compute_s
 from onnxgrad.runtime.rewrites.blocked_layout import BLOCKED_LAYOUT
 from onnxgrad.runtime.rewrites.depthwise_weight import DEPTHWISE_WEIGHT
 from onnxgrad.runtime.rewrites.joined_slices import JOINED_SLICES
+from onnxgrad.runtime.rewrites.known_rows import KNOWN_ROWS
 from onnxgrad.runtime.rewrites.maxpool_ties import MAXPOOL_TIES
 from onnxgrad.runtime.rewrites.rewrite import Rewrite
 from onnxgrad.runtime.rewrites.scattered_rows import SCATTERED_ROWS
 from onnxgrad.runtime.rewrites.strided_blocks import STRIDED_BLOCKS
+from onnxgrad.runtime.rewrites.whole_rows import WHOLE_ROWS
 
 #: In the order in which they are applied.
 REWRITES: tuple[Rewrite, ...] = (
@@ -28,7 +30,9 @@ REWRITES: tuple[Rewrite, ...] = (
     STRIDED_BLOCKS,
     MAXPOOL_TIES,
     JOINED_SLICES,
+    KNOWN_ROWS,
     SCATTERED_ROWS,
+    WHOLE_ROWS,
     BATCHED_UPDATES,
 )
 

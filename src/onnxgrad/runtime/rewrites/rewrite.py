@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.shapes import same_dim
+
 
 @dataclass(frozen=True)
 class Rewrite:
@@ -117,3 +119,26 @@ def sizes(value: ir.Value | None) -> tuple[int, ...] | None:
     if value is None or value.shape is None or not value.shape.is_static():
         return None
     return tuple(int(d) for d in value.shape.numpy())
+
+
+def repeated(indices: ir.Value | None, rank: int, axis: int) -> ir.Value | None:
+    """What `indices`, of `rank` axes, repeats along all of them but `axis`; None if it does not."""
+    spread = made(indices, "Expand")
+    column = indices if spread is None else spread.inputs[0]
+    dims = sizes(column)
+    if dims is None or indices is None or indices.shape is None or len(dims) > rank:
+        return None
+    dims = (1,) * (rank - len(dims)) + dims
+    alone = all(d == 1 for i, d in enumerate(dims) if i != axis)
+    return column if alone and indices.shape[axis] == dims[axis] else None
+
+
+def same_but(axis: int, one: ir.Shape, other: ir.Shape) -> list[int] | None:
+    """The sizes of all axes but `axis`, equal in both shapes (-1: without a number); None if not certain."""
+    found = []
+    for i, (a, b) in enumerate(zip(one, other, strict=True)):
+        if i != axis:
+            if not same_dim(a, b):
+                return None
+            found.append(a if isinstance(a, int) else -1)
+    return found

@@ -1,0 +1,91 @@
+"""Numbers picked by index, where the index is the same along a row: rows are copied instead.
+
+GatherElements looks up the index of each number; where it repeats a vector along all other axes, that is a Gather of
+rows (a fifth of the time). Gather along the last axis copies number by number; between two Transposes it
+copies rows (a quarter of the time). A Slice that takes everything, as exporters write before a scatter, copies nothing.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgrad.ir.shapes import same_dims
+from onnxgrad.runtime.rewrites.rewrite import Rewrite, Writer, is_op, known, put, repeated, same_but, sizes
+
+#: Fewer numbers of each row are picked soon enough.
+_FEWEST = 16
+
+
+def _axis(node: ir.Node, rank: int) -> int:
+    given = node.attributes.get("axis")
+    return (0 if given is None else given.as_int()) % rank
+
+
+def _repeated(node: ir.Node) -> tuple[ir.Value, int] | None:
+    """The vector of indices of a GatherElements of whole rows, and along what; None for anything else."""
+    if not is_op(node, "GatherElements"):
+        return None
+    x, indices = node.inputs
+    if x is None or indices is None or x.shape is None or indices.shape is None or len(x.shape) < 2:
+        return None
+    axis = _axis(node, len(x.shape))
+    column = repeated(indices, len(x.shape), axis)
+    whole = axis != len(x.shape) - 1 and same_but(axis, x.shape, indices.shape) is not None
+    return (column, axis) if column is not None and whole else None
+
+
+def _is_of_columns(node: ir.Node) -> bool:
+    """Whether a Gather picks numbers of each row of floats."""
+    if not is_op(node, "Gather") or node.inputs[0] is None or node.inputs[0].shape is None:
+        return False
+    x, rank, picked = node.inputs[0], len(node.inputs[0].shape), sizes(node.inputs[1])
+    is_float = x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+    return is_float and rank > 1 and _axis(node, rank) == rank - 1 and picked is not None and _is_long(picked)
+
+
+def _is_long(dims: tuple[int, ...]) -> bool:
+    return len(dims) == 1 and dims[0] >= _FEWEST
+
+
+def _takes_all(node: ir.Node) -> bool:
+    """Whether a Slice from 0 on gives what it is given."""
+    if not is_op(node, "Slice") or node.outputs[0].is_graph_output():
+        return False
+    x, starts = node.inputs[:2]
+    first, steps = known(starts), known(node.inputs[4]) if len(node.inputs) > 4 else None
+    if x is None or x.shape is None or first is None or (steps is None and len(node.inputs) > 4 and node.inputs[4]):
+        return False
+    y = node.outputs[0].shape
+    return (
+        not first.any() and (steps is None or (steps == 1).all()) and y is not None and same_dims(x.shape.dims, y.dims)
+    )
+
+
+def _write(graph: ir.Graph) -> None:
+    writer = Writer(graph, "whole_rows")
+    for node in list(graph):
+        writer.at = node
+        found = _repeated(node)
+        if _takes_all(node):
+            assert node.inputs[0] is not None
+            node.outputs[0].replace_all_uses_with(node.inputs[0])
+        elif found is not None:
+            column, axis = found
+            put(writer.emit("Gather", node.inputs[0], writer.view(column, -1), axis=axis), node.outputs[0])
+        elif _is_of_columns(node):
+            x, indices = node.inputs
+            assert x is not None
+            assert x.shape is not None
+            last = len(x.shape) - 1
+            ahead, back = [last, *range(last)], [*range(1, last + 1), 0]
+            picked = writer.emit("Gather", writer.emit("Transpose", x, perm=ahead), indices, axis=0)
+            put(writer.emit("Transpose", picked, perm=back), node.outputs[0])
+
+
+WHOLE_ROWS = Rewrite(
+    "whole_rows",
+    "rows are copied, not numbers",
+    "indices that are the same along a row, Gather along the last axis, a Slice of everything",
+    lambda graph: any(_takes_all(n) or _is_of_columns(n) or _repeated(n) is not None for n in graph),
+    _write,
+)

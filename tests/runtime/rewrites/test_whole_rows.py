@@ -1,0 +1,74 @@
+"""Rows are copied in place of numbers, and a slice of everything not at all: the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+from onnxgrad.errors import BadInput
+from onnxgrad.runtime import Options, Session
+from onnxgrad.runtime.rewrites import optimized
+
+
+def _model(inputs, output, body):
+    text = f'<ir_version: 10, opset_import: ["" : 20]> g ({inputs}) => ({output} y) {{ {body} }}'
+    return ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text), data_prop=True))
+
+
+def _ops(model):
+    return [n.op_type for n in optimized(model).graph]
+
+
+_ROWS = "s = Constant <value_ints = [30, 2, 6]> () index = Expand (ids, s) y = GatherElements <axis = 0> (x, index)"
+_COLUMNS = "y = Gather <axis = -1> (x, ids)"
+_CASES = {
+    "rows": ("float[9, 2, 6] x, int64[30, 1, 1] ids", "float[30, 2, 6]", _ROWS),
+    "columns": ("float[5, 9] x, int64[30] ids", "float[5, 30]", _COLUMNS),
+    "of a batch of matrices": ("float[2, 5, 9] x, int64[30] ids", "float[2, 5, 30]", _COLUMNS),
+}
+
+
+@pytest.mark.parametrize("case", _CASES.values(), ids=_CASES)
+def test_same_numbers(case):
+    model = _model(*case)
+    operators = _ops(model)
+    assert operators.count("Gather") == 1
+    assert "GatherElements" not in operators
+    rng = np.random.default_rng(0)
+    sizes = {v.name: tuple(v.shape.numpy()) for v in model.graph.inputs}
+    feeds = {"x": rng.standard_normal(sizes["x"], np.float32), "ids": rng.integers(-9, 9, sizes["ids"])}
+    y = {how: Session(model, Options(layout=how, threads=1)).run(feeds)["y"] for how in ("auto", "plain")}
+    np.testing.assert_array_equal(y["auto"], y["plain"])
+    session = Session(model, Options(threads=1))
+    with pytest.raises(BadInput):
+        session.run(feeds | {"ids": feeds["ids"] * 0 + 9})
+
+
+def test_a_slice_of_everything_is_what_it_is_of():
+    body = "z = Constant <value_ints = [0]> () e = Shape <end = 1> (x) a = Sqrt (x) s = Slice (a, z, e, z) y = Neg (s)"
+    model = _model("float[N, 3] x", "float[N, 3]", body)
+    next(n for n in model.graph if n.op_type == "Slice").outputs[0].shape = ir.Shape(["N", 3])
+    assert _ops(model) == ["Sqrt", "Neg"]
+    x = np.ones((4, 3), np.float32)
+    np.testing.assert_array_equal(Session(model, Options(threads=1)).run({"x": x})["y"], -x)
+
+
+_OTHERS = {
+    "parts of rows": ("float[9, 3, 6] x, int64[30, 1, 1] ids", "float[30, 2, 6]", _ROWS),
+    "few columns": ("float[5, 9] x, int64[3] ids", "float[5, 3]", _COLUMNS),
+    "integers": ("int64[5, 9] x, int64[30] ids", "int64[5, 30]", _COLUMNS),
+    "rows already": ("float[5, 9] x, int64[30] ids", "float[30, 9]", "y = Gather <axis = 0> (x, ids)"),
+    "a part": (
+        "float[N, 3] x", "float[M, 3]",
+        "z = Constant <value_ints = [1]> () e = Shape <end = 1> (x) o = Constant <value_ints = [0]> ()"
+        "s = Slice (x, z, e, o) y = Exp (s)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", _OTHERS.values(), ids=_OTHERS)
+def test_others_are_left_alone(case):
+    model = _model(*case)
+    assert optimized(model) is model
