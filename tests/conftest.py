@@ -10,6 +10,8 @@ from collections.abc import Generator, Sequence
 
 import pytest
 
+from tests.npm import modules, node  # noqa: F401  (fixtures)
+
 # A shell that starts the tests in the background ignores these; what tests start inherits the default, too.
 for name, handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
     number = getattr(signal, name, None)

@@ -10,13 +10,16 @@
  *     const { loss } = await host.step({ x: new ort.Tensor("float32", pixels, [32, 64]), labels });
  *     console.log(scalar(loss));
  *
+ * With `provider: "webgpu"` (of "onnxruntime-web/webgpu") the state stays on the device from step to step.
+ *
  * It reads contract.json, state.npz and the models beside it. The arrays of the .npz file have the names of the inputs.
  * int64 is a BigInt64Array, float16 a Uint16Array of its bits where there is no Float16Array, bool a Uint8Array.
  *
  * @typedef {{type: string, dims: readonly number[], data: any}} Values Values of a tensor in C order; a tensor is one.
  * @typedef {Record<string, Values>} Batch
  * @typedef {{file: string, batch: string[], state: Record<string, {input: string, output: string}>, reads: string[],
- *   rates: string[], results: string[]}} About What the inputs and outputs of one model are.
+ *   rates: string[], results: string[], off_webgpu?: Record<string, number>}} About What the inputs and outputs of one
+ *   model are, and how often which operators have no kernel on WebGPU.
  * @typedef {{version: number, loss: string, state: Record<string, {dtype: string, shape: number[]}>,
  *   rates: Record<string, number>, models: Record<string, About>}} Contract
  */
@@ -34,38 +37,60 @@ export class Host {
   /** @type {any} */ #ort;
   /** @type {URL} */ #base;
   /** @type {number} */ #threads;
-  /** @type {Map<string, Promise<any>>} */ #sessions = new Map();
+  /** @type {"cpu" | "webgpu"} Where it runs; "cpu" is WASM in a page. */ provider;
+  /** @type {(line: string) => void} */ #say;
+  /** @type {Map<string, any>} */ #sessions = new Map();
   /** @type {Promise<any>} */ #last = Promise.resolve();
 
   /**
    * The host of an exported step.
    *
    * @param {string | URL} [folder] a path (Node) or an address that ends in "/"; default: where this file lies.
-   * @param {{ort?: any, threads?: number}} [options] `ort`: onnxruntime-node or onnxruntime-web as imported; by default
-   *   it is imported by that name. `threads`: 0 leaves the number to the runtime; in a page, several need the headers
-   *   COOP and COEP.
+   * @param {{ort?: any, threads?: number, provider?: "cpu" | "webgpu", say?: (line: string) => void}} [options] `ort`:
+   *   onnxruntime-node or onnxruntime-web as imported; by default it is imported by that name. `threads`: 0 leaves the
+   *   number to the runtime; in a page, several need the headers COOP and COEP. `provider`: "webgpu" takes the processor
+   *   where there is no adapter. `say`: is told what runs on the processor after all.
    * @throws {HostError} of a contract of another version, or a state that does not match it.
    */
-  static async load(folder = new URL(".", import.meta.url), { ort, threads = 0 } = {}) {
+  static async load(
+    folder = new URL(".", import.meta.url),
+    { ort, threads = 0, provider = "cpu", say = (line) => console.warn(line) } = {},
+  ) {
     const base = await address(folder);
-    const contract = JSON.parse(new TextDecoder().decode(await read(new URL("contract.json", base))));
+    const contract = parsed(await read(new URL("contract.json", base)));
     if (contract.version !== VERSION)
-      throw new HostError(`contract.json has version ${contract.version}; this host reads version ${VERSION}`);
-    ort ??= await runtime(IN_NODE ? "onnxruntime-node" : "onnxruntime-web");
+      throw new HostError(
+        `contract.json has version ${contract.version}; this host reads version ${VERSION}\n` +
+          "  hint: take the host.mjs that export-step wrote beside it",
+      );
+    if (provider !== "cpu" && provider !== "webgpu")
+      throw new HostError(`provider is "cpu" or "webgpu", not ${JSON.stringify(provider)}`);
+    const gpu = provider === "webgpu";
+    ort ??= await runtime(IN_NODE ? "onnxruntime-node" : gpu ? "onnxruntime-web/webgpu" : "onnxruntime-web");
+    if (gpu && !(await globalThis.navigator?.gpu?.requestAdapter())) {
+      say("there is no WebGPU adapter here: all runs on the processor");
+      provider = "cpu";
+    }
     if (threads > 1 && globalThis.crossOriginIsolated === false)
       throw new HostError(
         "this page may not have threads: serve it with the headers Cross-Origin-Opener-Policy: same-origin and " +
           "Cross-Origin-Embedder-Policy: require-corp, or ask for one thread",
       );
     if (threads > 0) ort.env.wasm.numThreads = threads;
-    const host = new Host(ort, base, contract, threads);
+    const host = new Host(ort, base, contract, threads, provider, say);
     await host.loadState(await read(new URL("state.npz", base)));
     return host;
   }
 
-  /** Use `Host.load`. @param {any} ort @param {URL} base @param {Contract} contract @param {number} threads */
-  constructor(ort, base, contract, threads) {
+  /**
+   * Use `Host.load`.
+   *
+   * @param {any} ort @param {URL} base @param {Contract} contract @param {number} threads
+   * @param {"cpu" | "webgpu"} provider @param {(line: string) => void} say
+   */
+  constructor(ort, base, contract, threads, provider, say) {
     [this.#ort, this.#base, this.contract, this.#threads] = [ort, base, contract, threads];
+    [this.provider, this.#say] = [provider, say];
     this.rates = { ...contract.rates };
   }
 
@@ -120,16 +145,16 @@ export class Host {
 
   /** The state, as the bytes of an .npz file. */
   saveState() {
-    return writeNpz(this.state);
+    return this.#inTurn(async () => writeNpz(await onProcessor(this.state)));
   }
 
   /**
    * Take the state from the bytes of an .npz file.
    *
-   * @param {Uint8Array} bytes @throws {HostError} when it is of another model; the state is as it was then.
+   * @param {Uint8Array | Promise<Uint8Array>} bytes @throws {HostError} when it is of another model; the state is as it was then.
    */
   async loadState(bytes) {
-    const arrays = await readNpz(bytes, "the state");
+    const arrays = await readNpz(await bytes, "the state");
     const expected = Object.entries(this.contract.state);
     for (const [name, { dtype, shape }] of expected) {
       const found = arrays.get(name);
@@ -152,15 +177,14 @@ export class Host {
     const bytes = await read(new URL(file, this.#base));
     if (mentions(bytes, `${file}.data`))
       throw new HostError(`${file} keeps weights in ${file}.data; export the step from a model in one file`);
-    return withWeights(bytes, new Map(reads.map((name) => [name, this.state.get(name)])));
+    const weights = () => onProcessor(new Map(reads.map((name) => [name, this.state.get(name)])));
+    return withWeights(bytes, await this.#inTurn(weights));
   }
 
   /** Give back what the runtime holds. */
   release() {
     return this.#inTurn(async () => {
-      const sessions = await Promise.allSettled(this.#sessions.values());
-      this.#sessions.clear();
-      await Promise.all(sessions.map((found) => found.status === "fulfilled" && found.value.release()));
+      await this.#close();
       for (const tensor of new Set(this.state.values())) tensor.dispose();
       this.state.clear();
     });
@@ -194,18 +218,20 @@ export class Host {
   }
 
   /** @param {string} model @param {About} about */
-  #session(model, about) {
-    const made = this.#sessions.get(model) ?? this.#open(about);
-    this.#sessions.set(model, made);
-    made.catch(() => this.#sessions.delete(model));
-    return made;
+  async #session(model, about) {
+    const found = this.#sessions.get(model) ?? (await this.#open(about));
+    this.#sessions.set(model, found);
+    return found;
   }
 
   /** @param {About} about */
-  async #open({ file }) {
+  async #open(about) {
+    const { file } = about;
     const place = new URL(file, this.#base);
     /** @type {Record<string, any>} */
     const options = { executionProviders: ["cpu"], intraOpNumThreads: this.#threads };
+    if (this.provider === "webgpu")
+      Object.assign(options, { executionProviders: ["webgpu"], preferredOutputLocation: this.#places(about) });
     const versions = this.#ort.env.versions;
     /** @type {any} */
     let source = place;
@@ -216,15 +242,46 @@ export class Host {
       if (mentions(source, more)) options.externalData = [{ path: more, data: await read(new URL(more, place)) }];
     }
     try {
-      return await this.#ort.InferenceSession.create(source, options);
+      const session = await this.#ort.InferenceSession.create(source, options);
+      const off = Object.entries(about.off_webgpu ?? {}).map(([name, count]) => `${name} ×${count}`);
+      if (this.provider === "webgpu" && off.length)
+        this.#say(`${file}: not on WebGPU, so on the processor: ${off.join(", ")}`);
+      return session;
     } catch (error) {
       const cause = firstLine(error).replace(/^.*?(ERROR_MESSAGE: |failed: ?)/, "");
+      if (this.provider === "webgpu") {
+        this.#say(`${file} does not load on WebGPU, so all runs on the processor: ${cause}`);
+        await this.#toProcessor();
+        return this.#open(about);
+      }
       const said = cause.replace(/^.*(?=Current official support)/, "");
       const called = versions.node ? `onnxruntime-node ${versions.node}` : `onnxruntime-web ${versions.web}`;
       if (/not a registered function|could not find an implementation|no op registered|till opset/i.test(said))
         throw new HostError(`${called} lacks an operator of ${file}: ${said}\n  hint: try another or a newer runtime`);
       throw new HostError(`${called} cannot load ${file}: ${said}`);
     }
+  }
+
+  /** What of the outputs stays on the device: next values that later steps read there. @param {About} about */
+  #places({ state, results }) {
+    const kept = ["float32", "float16"];
+    const on = (/** @type {string} */ name) => kept.includes(this.contract.state[name].dtype);
+    const ends = Object.entries(state).map(([name, { output }]) => [output, on(name) ? "gpu-buffer" : "cpu"]);
+    return Object.fromEntries([...ends, ...results.map((name) => [name, "cpu"])]);
+  }
+
+  async #close() {
+    const sessions = [...this.#sessions.values()];
+    this.#sessions.clear();
+    for (const session of sessions) await session.release();
+  }
+
+  /** Leave the device: the state comes down, and sessions open anew. */
+  async #toProcessor() {
+    this.provider = "cpu";
+    const down = await onProcessor(this.state);
+    this.#replace([...down].map(([name, values]) => [name, this.#tensor(values)]));
+    await this.#close();
   }
 
   /** @param {string} model @param {Batch} batch @param {Record<string, number>} rates */
@@ -268,6 +325,15 @@ export class Host {
   }
 }
 
+/** Values of tensors, of which some may be on a device. @param {Map<string, any>} tensors */
+async function onProcessor(tensors) {
+  /** @type {Map<string, Values>} */
+  const found = new Map();
+  for (const [name, tensor] of tensors)
+    found.set(name, { type: tensor.type, dims: tensor.dims, data: await tensor.getData() });
+  return found;
+}
+
 /** The value of a tensor of one element, as a number. @param {Values} tensor */
 export function scalar({ type, data }) {
   if (type !== "float16" || !(data instanceof Uint16Array)) return Number(data[0]);
@@ -309,6 +375,15 @@ async function address(folder) {
   if (folder instanceof URL || !IN_NODE) return new URL(String(folder).replace(/\/*$/, "/"), page);
   const [{ pathToFileURL }, { resolve }] = [await import("node:url"), await import("node:path")];
   return /^(https?|file):\/\//.test(folder) ? new URL(folder) : new URL(`${pathToFileURL(resolve(folder)).href}/`);
+}
+
+/** @param {Uint8Array} bytes @returns {Contract} */
+function parsed(bytes) {
+  try {
+    return JSON.parse(new TextDecoder().decode(bytes));
+  } catch (error) {
+    throw new HostError(`contract.json is damaged: ${firstLine(error)}`);
+  }
 }
 
 /** @param {URL} place @returns {Promise<Uint8Array>} */
@@ -604,7 +679,7 @@ async function main() {
       throw new HostError(`cannot write ${path}: ${firstLine(error)}`);
     }
   };
-  if (options.save) await write(options.save, host.saveState());
+  if (options.save) await write(options.save, await host.saveState());
   if (options["save-model"]) await write(options["save-model"], await host.trainedModel());
   await host.release();
 }

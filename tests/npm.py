@@ -1,0 +1,71 @@
+"""Node, and the packages of ONNX Runtime that npm installs, once, into the user's cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+RUNTIMES = ["onnxruntime-node", "onnxruntime-web"]
+PIN = "1.30.0"
+#: What lets the tests download with npm.
+MAY_INSTALL = "ONNXGRAD_NPM"
+
+
+@pytest.fixture(scope="session")
+def node() -> str:
+    found = shutil.which("node")
+    if found is None:
+        pytest.skip("no node")
+    version = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=60).stdout
+    if int(version.strip("v\n").partition(".")[0]) < 20:
+        pytest.skip(f"node is {version.strip()}, older than 20")
+    return found
+
+
+@pytest.fixture(scope="session")
+def modules(node) -> Path:
+    """A folder with node_modules, installed once into the user's cache; of one process at a time."""
+    fcntl = pytest.importorskip("fcntl", reason="no locks of POSIX")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onnxgrad-tests"
+    place = cache / f"npm-{PIN}"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with open(cache / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (place / "complete").exists():
+                install(place)
+    except OSError as error:
+        pytest.skip(f"no folder for onnxruntime-node: {error}")
+    return place
+
+
+def install(place: Path) -> None:
+    npm = shutil.which("npm")
+    if npm is None or os.environ.get(MAY_INSTALL) != "1":
+        pytest.skip(f"no onnxruntime-node; {MAY_INSTALL}=1 lets npm install it (170 MB)")
+    place.mkdir(exist_ok=True)
+    (place / "package.json").write_text('{"private": true}')
+    command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=0"]
+    command += [f"{name}@{PIN}" for name in RUNTIMES]
+    try:
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        pytest.skip("npm install onnxruntime-node takes longer than 300 s")
+    if done.returncode:
+        pytest.skip(f"npm install onnxruntime-node fails: {done.stderr.strip()[-200:]}")
+    (place / "complete").touch()
+
+
+def run(node: str, cwd: Path, *command: object) -> subprocess.CompletedProcess:
+    return subprocess.run([node, *map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def script(node: str, cwd: Path, text: str, *arguments: object) -> str:
+    """What a module prints, of which `process.argv[1:]` are the arguments."""
+    done = run(node, cwd, "--input-type=module", "-e", text, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
