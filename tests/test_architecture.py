@@ -16,7 +16,19 @@ SOURCE = ROOT / "src" / "onnxgrad"
 
 #: Packages of the extras, and what only some machines have: imported where they are used.
 OPTIONAL = {
-    *("autograd", "IPython", "jax", "matplotlib", "ml_dtypes", "mlflow", "onnxscript", "PIL", "psutil", "pyarrow"),
+    *(
+        "autograd",
+        "IPython",
+        "jax",
+        "matplotlib",
+        "ml_dtypes",
+        "mlflow",
+        "mpi4py",
+        "onnxscript",
+        "PIL",
+        "psutil",
+        "pyarrow",
+    ),
     *("safetensors", "scipy", "sklearn", "tensorboardX", "tokenizers", "torch", "fcntl", "msvcrt", "resource"),
 }
 

@@ -70,8 +70,12 @@ class Collective(Protocol):
     def barrier(self) -> None:
         """Wait until all ranks are here."""
 
-    def close(self) -> None:
-        """Leave. Nothing can be exchanged afterwards; closing once more does nothing."""
+    def close(self, why: str = "") -> None:
+        """Leave. Nothing can be exchanged afterwards; closing once more does nothing.
+
+        Args:
+            why: what went wrong here, for those who still wait for this rank: their `Lost` says it, if the engine can.
+        """
 
 
 class Alone:
@@ -99,7 +103,7 @@ class Alone:
     def barrier(self) -> None:
         """Nobody to wait for."""
 
-    def close(self) -> None:
+    def close(self, why: str = "") -> None:
         """Nothing to leave."""
 
 

@@ -1,0 +1,92 @@
+"""Ranks by MPI: mpi4py over the memory of arrays, as ``mpiexec`` (or Slurm's ``srun``) starts them.
+
+When a process dies, the launcher ends the others and says which one it was.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.distributed.collective import Lost, check
+from onnxgrad.errors import BadInput
+
+
+class MPIEngine:
+    """The ranks of ``MPI.COMM_WORLD``, or of another communicator of mpi4py (see `Collective`).
+
+    Args:
+        communicator: a duplicate of it is used, so that nothing meets messages of the program's own.
+
+    Raises:
+        BadInput: there is no mpi4py, or no MPI library that it could load.
+    """
+
+    def __init__(self, communicator: Any = None) -> None:
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise BadInput(f"ranks of MPI need mpi4py: pip install 'onnxgrad[mpi]' ({error})") from error
+        self._mpi = MPI
+        self._comm: Any = (MPI.COMM_WORLD if communicator is None else communicator).Dup()
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)  # which mpi4py raises
+        self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
+
+    def all_reduce(self, array: np.ndarray) -> None:
+        """As the protocol says."""
+        check(array, summed=True)
+        with self._heard() as comm:
+            comm.Allreduce(self._mpi.IN_PLACE, array, self._mpi.SUM)
+
+    def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> None:
+        """As the protocol says."""
+        check(array, bounds, self.size, summed=True)
+        counts = np.diff(bounds).tolist()
+        with self._heard() as comm:
+            comm.Reduce_scatter(self._mpi.IN_PLACE, array, counts, self._mpi.SUM)
+        low, high = bounds[self.rank], bounds[self.rank + 1]
+        if low:  # MPI leaves it at the beginning
+            array[low:high] = array[: high - low].copy() if high - low > low else array[: high - low]
+
+    def all_gather(self, array: np.ndarray, bounds: Sequence[int]) -> None:
+        """As the protocol says."""
+        check(array, bounds, self.size)
+        size = array.dtype.itemsize
+        counts = [n * size for n in np.diff(bounds).tolist()]
+        starts = [low * size for low in bounds[:-1]]
+        with self._heard() as comm:
+            comm.Allgatherv(self._mpi.IN_PLACE, [array.view(np.uint8), counts, starts, self._mpi.BYTE])
+
+    def broadcast(self, array: np.ndarray, root: int = 0) -> None:
+        """As the protocol says."""
+        check(array)
+        with self._heard() as comm:
+            comm.Bcast([array.reshape(-1).view(np.uint8), self._mpi.BYTE], root)
+
+    def barrier(self) -> None:
+        """As the protocol says."""
+        with self._heard() as comm:
+            comm.Barrier()
+
+    def close(self, why: str = "") -> None:
+        """As the protocol says. Who leaves with a reason ends the others too: MPI has no word for leaving alone."""
+        comm, self._comm = self._comm, None
+        if comm is None:
+            return
+        if why.strip():
+            atexit.register(comm.Abort, 2)  # after whatever this rank has to say
+        else:
+            comm.Free()
+
+    @contextmanager
+    def _heard(self) -> Iterator[Any]:
+        if self._comm is None:
+            raise Lost(f"rank {self.rank} has left the others")
+        try:
+            yield self._comm
+        except self._mpi.Exception as error:
+            raise Lost(f"MPI failed: {error}") from error

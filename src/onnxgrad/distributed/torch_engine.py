@@ -1,0 +1,197 @@
+"""Ranks by torch.distributed: gloo over the memory of arrays, started by ``torchrun`` or whoever sets its variables.
+
+A process that dies takes its connections with it, so those who wait for it hear of it at once, but not of whom: gloo
+names an address. Every rank therefore leaves a sign of life in the store of the rendezvous each second. Who hears that
+a connection broke closes its own, so that the next one hears of it, and looks who gives none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.distributed.collective import Lost, check
+from onnxgrad.errors import BadInput
+
+#: Seconds between signs of life, and after how many without one a rank is taken for gone.
+BEAT, SILENCE = 1.0, 2.5
+
+
+class TorchEngine:
+    """The ranks of torch.distributed (see `Collective`).
+
+    A process group that the program has made itself is used; else one is made from the variables ``RANK``,
+    ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``.
+
+    Args:
+        timeout: seconds to wait for the other ranks.
+
+    Raises:
+        BadInput: there is no PyTorch, or one without torch.distributed, or the ranks do not find each other.
+    """
+
+    def __init__(self, timeout: float = 1800.0) -> None:
+        try:
+            import torch
+            import torch.distributed as dist
+            from torch.distributed import PrefixStore, rendezvous
+        except ImportError as error:
+            raise BadInput("ranks of torchrun need PyTorch: pip install 'onnxgrad[torch]'") from error
+        if not dist.is_available() or not dist.is_gloo_available():
+            raise BadInput("this PyTorch was built without torch.distributed or without gloo")
+        self._torch, self._dist, self.timeout = torch, dist, timeout
+        wait = timedelta(seconds=timeout)
+        try:
+            self._is_ours = not dist.is_initialized()
+            if self._is_ours:
+                store, self.rank, self.size = next(rendezvous("env://", timeout=wait))
+                dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=wait)
+                self._group: Any = dist.group.WORLD
+            else:
+                store = dist.distributed_c10d._get_default_store()
+                self._group = dist.new_group(backend="gloo", timeout=wait)
+                self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        except (RuntimeError, ValueError) as error:
+            raise BadInput(f"the ranks do not find each other: {str(error).splitlines()[0]}") from error
+        self._store = PrefixStore("onnxgrad", store)
+        self._over = threading.Event()
+        threading.Thread(target=self._beat, name="sign of life", daemon=True).start()
+
+    # --- exchanging ----------------------------------------------------------------------------
+
+    def all_reduce(self, array: np.ndarray) -> None:
+        """As the protocol says."""
+        check(array, summed=True)
+        if array.size:
+            self._heard(lambda: [self._dist.all_reduce(self._tensor(array), group=self._group, async_op=True)])
+
+    def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> None:
+        """As the protocol says; by pairs, since that of gloo is an all-reduce and sends twice as much."""
+        check(array, bounds, self.size, summed=True)
+        parts = [array[low:high] for low, high in pairwise(bounds)]
+        own = parts[self.rank]
+        received = np.empty_like(own)
+        for distance in range(1, self.size):
+            to, of = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+            self._heard(lambda: self._swap(parts[to], to, received, of))  # noqa: B023  (called at once)
+            own += received
+
+    def _swap(self, sent: np.ndarray, to: int, received: np.ndarray, of: int) -> list[Any]:
+        works = []
+        if len(sent):
+            works.append(self._dist.isend(self._tensor(sent), to, group=self._group))
+        if len(received):
+            works.append(self._dist.irecv(self._tensor(received), of, group=self._group))
+        return works
+
+    def all_gather(self, array: np.ndarray, bounds: Sequence[int]) -> None:
+        """As the protocol says; every rank tells its block to all, which works where blocks differ in size."""
+        check(array, bounds, self.size)
+        blocks = [self._bytes(array[low:high]) for low, high in pairwise(bounds)]
+        self._heard(
+            lambda: [
+                self._dist.broadcast(block, rank, group=self._group, async_op=True)
+                for rank, block in enumerate(blocks)
+                if block.numel()
+            ]
+        )
+
+    def broadcast(self, array: np.ndarray, root: int = 0) -> None:
+        """As the protocol says."""
+        check(array)
+        if array.size:
+            block = self._bytes(array)
+            self._heard(lambda: [self._dist.broadcast(block, root, group=self._group, async_op=True)])
+
+    def barrier(self) -> None:
+        """As the protocol says."""
+        self.all_reduce(np.zeros(1, np.int32))
+
+    def close(self, why: str = "") -> None:
+        """As the protocol says."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        with suppress(RuntimeError):  # the store may be gone before this rank
+            self._store.set(f"left/{self.rank}", why or " ")
+        self._disconnect()
+
+    def _tensor(self, array: np.ndarray) -> Any:
+        return self._torch.from_numpy(array)
+
+    def _bytes(self, array: np.ndarray) -> Any:
+        """The memory of `array` as bytes: PyTorch does not know every dtype that numpy does."""
+        return self._torch.from_numpy(array.reshape(-1).view(np.uint8))
+
+    # --- who is gone ---------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        count = 0
+        while not self._over.is_set():
+            with suppress(RuntimeError):
+                self._store.set(f"beat/{self.rank}", str(count))
+            count += 1
+            self._over.wait(BEAT)
+
+    def _heard(self, begin: Callable[[], list[Any]]) -> None:
+        """Wait for what `begin` has begun. Raises Lost where that fails."""
+        if self._over.is_set():
+            raise Lost(f"rank {self.rank} has left the others")
+        works: list[Any] = []
+        try:
+            works += begin()
+            while works:
+                works.pop().wait()
+            return
+        except RuntimeError as error:
+            failed = str(error).strip().split("\n")[0]
+        works.clear()  # what waits, and what an error remembers of its way here, keeps connections open
+        self._disconnect()
+        lost = self._who(failed)
+        self.close()
+        raise lost
+
+    def _who(self, failed: str) -> Lost:
+        """Who is gone, as those who are left see it."""
+        try:
+            before, left = self._signs(), self._left()
+            if not any(why.strip() for why in left.values()):
+                self._over.wait(SILENCE)
+            after, left = self._signs(), self._left()
+        except RuntimeError:  # the store cannot be reached
+            return Lost("the machine of rank 0, where the ranks meet, is gone or does not answer", [0])
+        silent = [r for r in range(self.size) if r not in left and before[r] == after[r] and r != self.rank]
+        alive = [r for r in range(self.size) if r == self.rank or not (r in silent or left.get(r, "").strip())]
+        speaker = self.rank == min(alive)
+        stopped = {r: why.strip() for r, why in left.items() if why.strip()}
+        if stopped:
+            rank, why = next(iter(stopped.items()))
+            return Lost(f"rank {rank} has stopped: {why}", sorted(stopped), speaker)
+        if silent:
+            which = f"rank {silent[0]} is" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))} are"
+            return Lost(f"{which} gone or does not answer; the others cannot go on", silent, speaker)
+        return Lost(f"the ranks do not reach each other any more: {failed}", speaker=speaker)
+
+    def _signs(self) -> list[bytes]:
+        found = []
+        for rank in range(self.size):
+            key = f"beat/{rank}"
+            found.append(self._store.get(key) if self._store.check([key]) else b"")
+        return found
+
+    def _left(self) -> dict[int, str]:
+        keys = {rank: f"left/{rank}" for rank in range(self.size)}
+        return {rank: self._store.get(key).decode() for rank, key in keys.items() if self._store.check([key])}
+
+    def _disconnect(self) -> None:
+        group, self._group = self._group, None
+        if group is None:
+            return
+        with suppress(RuntimeError, ValueError):
+            self._dist.destroy_process_group(None if self._is_ours else group)
