@@ -69,7 +69,10 @@ def test_what_a_model_is(files):
         ("predict PLACE/m.onnx --data PLACE/d.csv --input x=a..c -o PLACE/d.csv", "--data"),
         ("predict PLACE/m.onnx --data PLACE/d.csv --input x -o PLACE/p.npz", "not written as X=f0..f63"),
         ("predict PLACE/m.onnx --data PLACE/d.csv --input x=a..d -o PLACE/p.npz", "no column named 'd'"),
-        ("evaluate PLACE/m.onnx --data PLACE/d.csv --input x=a..c --metrics ,", "no metric named ''"),
+        (
+            "evaluate PLACE/m.onnx --data PLACE/d.csv --input x=a..c --metrics ,",
+            "no metric is named; there are",
+        ),
         ("info PLACE/none.onnx", "none.onnx"),
     ],
 )

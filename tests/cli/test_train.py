@@ -61,7 +61,7 @@ def test_the_main_path(place):
         "--epochs",
         6,
     )
-    found = command(*args, "-o", "out.onnx", "--metrics", "m.json", "--plot", "p.png", cwd=place)
+    found = command(*args, "-o", "out.onnx", "--history", "m.json", "--plot", "p.png", cwd=place)
     assert found.returncode == 0, found.stderr
     assert {p.name for p in place.iterdir()} == {
         *("m.onnx", "train.npz", "test.npz"),
@@ -253,7 +253,7 @@ def test_settings_of_plots_in_the_working_directory_are_not_used(place):
 
 
 def test_data_are_not_written_over(place):
-    for flag, what in (("--log", "train.npz"), ("--metrics", "test.npz")):
+    for flag, what in (("--log", "train.npz"), ("--history", "test.npz")):
         args = ("m.onnx", "--data", "train.npz", "--validation", "test.npz", *LOSS, flag, what)
         assert f"{flag} {what} would write over" in refused(place, *args)
 

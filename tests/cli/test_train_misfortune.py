@@ -118,7 +118,7 @@ def test_names_in_every_alphabet(place):
     np.savez("données ü.npz", **{"entrée·入力": DATA["x"], "étiquettes": DATA["labels"]})
     found = train(
         *("--labels", "étiquettes", "--prediction", "вывод", "--log", "журнал.jsonl", "--report", "報告.html"),
-        *("--train", "βάρος*", "--metrics", "métriques.json"),
+        *("--train", "βάρος*", "--history", "métriques.json"),
         model="モデル.onnx",
         data="données ü.npz",
         output="обученная.onnx",
@@ -134,7 +134,7 @@ def test_names_in_every_alphabet(place):
 
 @pytest.mark.skipif(not os.path.exists("/dev/null"), reason="needs a device")
 def test_a_device_is_not_replaced(place):
-    for flags in (("--log", "/dev/null"), ("--metrics", "/dev/null"), ("--report", "/dev/null")):
+    for flags in (("--log", "/dev/null"), ("--history", "/dev/null"), ("--report", "/dev/null")):
         found = train(*flags)
         assert (found.exit_code, found.output) == (2, "error: cannot write '/dev/null': it is no ordinary file\n")
     assert train(output="/dev/null").exit_code == 2

@@ -73,7 +73,7 @@ def test_averages_are_what_is_saved_and_measured(place):
         np.testing.assert_array_equal(plain[name], last[name])
     found = command(
         *("--loss", "cross_entropy", "--optimizer", "adam", "--epochs", 3, "--lr", 0.02, "--ema", 0.9),
-        *("-o", "slow.onnx", "--validation", "test.npz", "--metrics", "m.json"),
+        *("-o", "slow.onnx", "--validation", "test.npz", "--history", "m.json"),
     )
     assert found.exit_code == 0, found.output
     slow = weights("slow.onnx")

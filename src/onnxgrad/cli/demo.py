@@ -60,7 +60,7 @@ def demo(
         before=before,
         after=after,
         checkpoint=checkpoint,
-        metrics=metrics,
+        history=metrics,
         plot=plot,
         report=report,
         epochs=chosen.epochs if epochs is None else epochs,

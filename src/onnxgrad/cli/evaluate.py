@@ -11,7 +11,6 @@ from rich.text import Text
 
 from onnxgrad.cli import data_options, train_options
 from onnxgrad.cli.console import cell, console
-from onnxgrad.errors import BadInput
 from onnxgrad.model_io import load_model
 from onnxgrad.runtime import Options
 from onnxgrad.training.data import Images
@@ -46,12 +45,10 @@ def evaluate(
     as_one_line: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel="Output")] = False,
 ) -> None:
     """Compare what MODEL predicts with labels: metrics, and for classes a table of each."""
-    if metrics is not None and not metrics.strip():
-        raise BadInput(f"--metrics names none; there are {', '.join(METRICS)}")
     found = measured(
         load_model(model),
         data,
-        metrics=None if metrics is None else [m.strip() for m in metrics.split(",")],
+        metrics=metrics,
         labels=labels,
         prediction=prediction,
         inputs=train_options.inputs_of(inputs or ()),

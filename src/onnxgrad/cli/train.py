@@ -16,7 +16,9 @@ from onnxgrad.model_io import files_of, load_model
 from onnxgrad.training.adapters.folder import check_adapter
 from onnxgrad.training.adapters.folder import files_in as adapter_files
 from onnxgrad.training.data import Images, open_data
+from onnxgrad.training.loop.listeners import loggers, watchers
 from onnxgrad.training.loop.train import balanced
+from onnxgrad.training.measure.metrics import names_of
 from onnxgrad.training.spec.training_info import told
 
 
@@ -93,7 +95,7 @@ def train(
     head: train_options.Head = None,
     image_mean: train_options.ImageMean = None,
     image_std: train_options.ImageStd = None,
-    metrics: train_callbacks.MetricsFile = None,
+    history: train_callbacks.HistoryFile = None,
     plot: train_callbacks.PlotFile = None,
     report: train_callbacks.ReportFile = None,
     log: train_callbacks.LogFile = None,
@@ -101,7 +103,10 @@ def train(
     mlflow: train_callbacks.MLflowExperiment = None,
     patience: train_callbacks.Patience = None,
     keep_best: train_callbacks.KeepBestFlag = False,
+    keep: train_callbacks.Keep = None,
     monitor: train_callbacks.Monitored = "validation_loss",
+    metrics: train_callbacks.MetricNames = None,
+    evaluate_every: train_callbacks.EvaluateEvery = None,
     find_lr: Annotated[
         bool,
         panels.optimizer(
@@ -129,21 +134,15 @@ def train(
             "--validation": validation,
             "--loss": train_options.files(loss or ()),
         },
-        {OUTPUT: output, GOING: save_training, "--metrics": metrics, "--plot": plot, "--report": report, "--log": log},
+        {OUTPUT: output, GOING: save_training, "--history": history, "--plot": plot, "--report": report, "--log": log},
         folders if tensorboard is None else {**folders, "--tensorboard": (tensorboard, ())},
         force=force,
     )
     if accumulate < 1:
         raise BadInput(f"--accumulate must be at least 1, not {accumulate}")
-    listeners = train_callbacks.listeners(
-        log=log,
-        tensorboard=tensorboard,
-        mlflow=mlflow,
-        patience=patience,
-        keep_best=keep_best,
-        monitor=monitor,
-        validation=validation is not None or validation_split is not None,
-    )
+    names = names_of(metrics)
+    held = validation is not None or validation_split is not None
+    watching = watchers(monitor, patience, keep_best, keep, held)
     if validation is not None and validation_split is not None:
         raise BadInput("--validation and --validation-split exclude each other")
     images = Images(*train_options.normalization(image_mean, image_std))
@@ -168,7 +167,9 @@ def train(
         checkpoint=checkpoint,
         save_training=save_training,
         save_adapter=save_adapter,
-        metrics=metrics,
+        history=history,
+        metrics=names,
+        evaluate_every=evaluate_every,
         plot=plot,
         epochs=epochs,
         batch_size=batch_size,
@@ -188,7 +189,7 @@ def train(
         quiet=quiet,
         find_lr=find_lr,
         replay=train_config.written(context),
-        listeners=listeners,
+        listeners=[*watching, *loggers(log, tensorboard, mlflow)],
         report=report,
         log=log,
     )

@@ -1,4 +1,4 @@
-"""Who listens to a run of ``onnxgrad train``: flags, and the callbacks that they stand for."""
+"""What ``onnxgrad train`` measures, watches and writes down: its flags."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ from typing import Annotated
 
 from onnxgrad.cli import panels
 from onnxgrad.cli.console import console
-from onnxgrad.errors import BadInput
-from onnxgrad.training.loop.callbacks import Callback, EarlyStopping, KeepBest, Log
+from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.run import Run
-from onnxgrad.training.loop.trackers import MLflow, TensorBoard
+from onnxgrad.training.measure import METRICS
 
-MetricsFile = Annotated[Path | None, panels.output("--metrics", help="JSON file for losses and scores.")]
+MetricNames = Annotated[
+    str | None,
+    panels.run(
+        "--metrics",
+        help=f"What to measure of validation data, with commas between: {', '.join(METRICS)}. Default: what is usual.",
+    ),
+]
+EvaluateEvery = Annotated[
+    int | None,
+    panels.run("--evaluate-every", metavar="STEPS", help="Measure after so many steps, not after every epoch."),
+]
+HistoryFile = Annotated[Path | None, panels.output("--history", help="JSON file for losses and metrics.")]
 PlotFile = Annotated[Path | None, panels.output("--plot", help="PNG file for the curves.")]
 ReportFile = Annotated[Path | None, panels.output("--report", help="HTML file with settings, scores and curves.")]
 LogFile = Annotated[Path | None, panels.output("--log", help="JSON lines: every step and every epoch, as they happen.")]
@@ -26,8 +36,12 @@ Patience = Annotated[
 KeepBestFlag = Annotated[
     bool, panels.run("--keep-best", help="Save the weights of the epoch in which --monitor was best.")
 ]
+Keep = Annotated[
+    int | None,
+    panels.run("--keep", metavar="K", help="As --keep-best; the K best states stay beside the checkpoint."),
+]
 Monitored = Annotated[
-    str, panels.run("--monitor", help="For --patience and --keep-best: loss, validation_loss, validation_accuracy, …")
+    str, panels.run("--monitor", help="For --patience and --keep-best: loss, validation_loss, validation_auc, …")
 ]
 
 
@@ -41,35 +55,3 @@ class Notes(Callback):
         """Print them."""
         for line in self.lines:
             console(sys.stderr).print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def listeners(
-    *,
-    log: Path | None,
-    tensorboard: Path | None,
-    mlflow: str | None,
-    patience: int | None,
-    keep_best: bool,
-    monitor: str,
-    validation: bool,
-) -> list[Callback]:
-    """The callbacks that the flags stand for.
-
-    Raises:
-        BadInput: a package that one of them needs is missing, or what it would watch is not measured.
-    """
-    if (patience is not None or keep_best) and monitor.startswith("validation") and not validation:
-        flag = "--keep-best" if keep_best else "--patience"
-        raise BadInput(f"{flag} watches {monitor}: give --validation, or --monitor loss")
-    found: list[Callback] = []
-    if patience is not None:
-        found.append(EarlyStopping(monitor, patience))
-    if keep_best:
-        found.append(KeepBest(monitor))
-    if log is not None:
-        found.append(Log(log))
-    if tensorboard is not None:
-        found.append(TensorBoard(tensorboard))
-    if mlflow is not None:
-        found.append(MLflow(mlflow))
-    return found

@@ -17,12 +17,10 @@ from onnxgrad.model_io import files_of, load_model, training_info
 from onnxgrad.training import LoRA, attach
 from onnxgrad.training.adapters.config import ATTENTION
 from onnxgrad.training.build.heads import placed_head
-from onnxgrad.training.loop.callbacks import Callback, Plateau
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.loss.losses import LOSSES
 from onnxgrad.training.optim.optimizers import OPTIMIZERS, SECOND_ORDER
-from onnxgrad.training.optim.schedules import SCHEDULES, Schedule
-from onnxgrad.training.option_strings import completed, looked_up, spelled
+from onnxgrad.training.optim.schedules import SCHEDULES
 
 Losses = Annotated[
     list[str] | None,
@@ -305,19 +303,3 @@ def _dropout(texts: Sequence[str]) -> dict[str, float]:
         if not equals or not behind:
             raise BadInput(f"--dropout {text} is not written as Relu=0.1")
     return found
-
-
-def rate_plan(text: str, validation: bool) -> tuple[str | None, list[Callback]]:
-    """The schedule spelled `text` as what `Trainer.fit` takes, and the callbacks that it needs.
-
-    Raises:
-        BadInput: there is none, or its options do not fit.
-    """
-    name, options = spelled(text)
-    looked_up("schedule", name, {**SCHEDULES, "plateau": None})
-    if name != "plateau":
-        Schedule.of(text, total=10**6)
-        return (None if text == "constant" else text), []
-    monitor = "validation_loss" if validation else "loss"
-    defaults = {"monitor": monitor, "factor": 0.1, "patience": 2, "least": 0.0}
-    return None, [Plateau(**completed("the schedule 'plateau'", defaults, options))]

@@ -27,6 +27,7 @@ from onnxgrad.training.data import split
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from onnxgrad.training.loop.html_report import Picture, write_report
+from onnxgrad.training.loop.listeners import rate_plan, watched
 from onnxgrad.training.loop.progress import check_plot, measured, reporter
 
 INTERRUPTED = 130
@@ -43,7 +44,9 @@ class Job:
         checkpoint: folder.
         save_training: where the training model goes, as it stands at the end.
         save_adapter: the folder for the adapter.
-        metrics: JSON file.
+        history: JSON file.
+        metrics: names of what is measured.
+        evaluate_every: steps between measurements.
         plot: PNG file.
         epochs: how often every row is seen.
         batch_size: rows per step.
@@ -75,7 +78,9 @@ class Job:
     checkpoint: Path
     save_training: Path | None = None
     save_adapter: Path | None = None
-    metrics: Path | None = None
+    history: Path | None = None
+    metrics: Sequence[str] | None = None
+    evaluate_every: int | None = None
     plot: Path | None = None
     epochs: int = 10
     batch_size: int = 32
@@ -104,9 +109,6 @@ class Job:
     def run(self, data: tuple[Any, str], validation: tuple[Any, str] | None) -> dict[str, Any]:
         """Train, save, measure the saved file; data are arrays and what to call them."""
         self._check_places()
-        schedule, lowering = train_options.rate_plan(
-            self.schedule, validation is not None or self.validation_split is not None
-        )
         trainer = Trainer(
             self.model,
             options=Options(threads=self.threads, target=self.target, providers=train_options.providers(self.provider)),
@@ -123,7 +125,10 @@ class Job:
         if self.find_lr:
             return self._find_rate(trainer, rows)
         notes = [*notes, *summary(trainer, rows, held_out, self.epochs, self.batch_size, self.schedule)]
-        before = None if held_out is None else self._before(trainer, held_out)
+        metrics = self.metrics
+        if held_out is not None:
+            metrics = trainer.evaluation.metrics(metrics, watched(self.listeners))
+        before = None if held_out is None else self._before(trainer, held_out, metrics)
         shown = [] if self.quiet else [Notes(notes), reporter(console(sys.stderr))]
         try:
             history = trainer.fit(
@@ -132,14 +137,16 @@ class Job:
                 batch_size=self.batch_size,
                 validation=held_out,
                 seed=self.seed,
-                schedule=schedule,
+                schedule=self.schedule,
                 checkpoint=self.checkpoint,
                 resume=self.resume,
                 accept_changes=self.accept_changes,
                 checkpoint_seconds=self.checkpoint_seconds,
-                metrics=self.metrics,
+                metrics=metrics,
+                evaluate_every=self.evaluate_every,
+                history=self.history,
                 plot=self.plot,
-                callbacks=[*lowering, *self.listeners, *shown],
+                callbacks=[*self.listeners, *shown],
                 progress=False,
             )
         except Interrupted as e:
@@ -155,11 +162,11 @@ class Job:
             trainer.save_adapter(self.save_adapter)
         lines = outcome(history.about)
         if held_out is not None and before is not None:
-            after = trainer.evaluation.file(self.after, held_out)
+            after = trainer.evaluation.file(self.after, held_out, metrics=metrics)
             history.about |= {"before": before, "after": after}
             lines += [_measured("before", before, self.before), _measured("after", after, self.after)]
-            if self.metrics:
-                history.write(self.metrics)
+            if self.history:
+                history.write(self.history)
         if self.report is not None:
             pictures = self.pictures(self.before, self.after) if self.pictures else []
             write_report(history, self.report, f"Training {self.before.name}", pictures)
@@ -168,7 +175,7 @@ class Job:
             ("training model", self.save_training),
             ("adapter", self.save_adapter),
             ("checkpoint", self.checkpoint / FILE),
-            ("metrics", self.metrics),
+            ("history", self.history),
             ("plot", self.plot),
             ("report", self.report),
             ("log", self.log),
@@ -190,16 +197,16 @@ class Job:
         out.print(f"  hint: --lr {found.suggestion:.2g}; the loss grows from {found.rates[-1]:.2g} on", highlight=False)
         return {"learning_rate": found.suggestion}
 
-    def _before(self, trainer: Trainer, held_out: Any) -> dict[str, float]:
+    def _before(self, trainer: Trainer, held_out: Any, metrics: Sequence[str] | None) -> dict[str, float]:
         """The file as it came, run by plain ONNX Runtime; if that cannot, as the trainer holds it."""
         try:
-            return trainer.evaluation.file(self.before, held_out)
+            return trainer.evaluation.file(self.before, held_out, metrics=metrics)
         except BadInput:
-            return trainer.evaluate(held_out)
+            return trainer.evaluate(held_out, metrics=metrics)
 
     def _check_places(self) -> None:
         """Everything that could fail at the end of the run, looked at before it begins."""
-        train_options.rate_plan(self.schedule, False)
+        rate_plan(self.schedule, False)
         if self.plot is not None or self.report is not None:
             check_plot()
             _forget_style()

@@ -19,7 +19,7 @@ from onnxgrad.demo.assets import Asset
 from onnxgrad.errors import BadInput
 from onnxgrad.training.loop.evaluation import plain_session
 from onnxgrad.training.loop.html_report import Picture
-from onnxgrad.training.loop.scores import Sequences
+from onnxgrad.training.measure.comparisons import Sequences
 
 MODEL = Asset(
     "rapidocr-onnxruntime",

@@ -120,7 +120,7 @@ def test_the_command(tmp_path, monkeypatch):
     pictures(tmp_path / "test", ["bee", "cat"])
     pictures(tmp_path / "bad", ["bee", "dog"])
     args = ["train", "m.onnx", "--data", "train", "--loss", "cross_entropy", "--optimizer", "adam", "--lr", "0.1"]
-    args += ["--epochs", "30", "-o", "out.onnx", "--metrics", "m.json"]
+    args += ["--epochs", "30", "-o", "out.onnx", "--history", "m.json"]
     found = CliRunner().invoke(build(), [*args, "--validation", "test"])
     assert found.exit_code == 0, found.output
     measured = json.loads((tmp_path / "m.json").read_text())

@@ -70,7 +70,7 @@ class Forked:
 def arguments(name: str, epochs: int) -> list[str]:
     return [
         *RECIPE,
-        *("--epochs", str(epochs), "-o", f"{name}.onnx", "--log", f"{name}.jsonl", "--metrics", f"{name}.json"),
+        *("--epochs", str(epochs), "-o", f"{name}.onnx", "--log", f"{name}.jsonl", "--history", f"{name}.json"),
     ]
 
 

@@ -206,7 +206,7 @@ def test_ignored_labels_do_not_count(tmp_path):
 
 def test_metrics_and_plot(tmp_path):
     trainer = Trainer(trainable(), options=ONE)
-    trainer.fit(blobs(), epochs=2, validation=blobs(seed=1), metrics=tmp_path / "m.json", plot=tmp_path / "p.png")
+    trainer.fit(blobs(), epochs=2, validation=blobs(seed=1), history=tmp_path / "m.json", plot=tmp_path / "p.png")
     found = json.loads((tmp_path / "m.json").read_text())
     assert found["finished"]
     assert [e["epoch"] for e in found["epochs"]] == [1, 2]
@@ -265,7 +265,7 @@ def test_a_validation_loss_that_overflows_is_reported_and_kept(tmp_path):
     data = blobs() | {"labels": np.zeros((90, 3), np.float32)}
     model = attach(classifier(), loss="mse", optimizer="adam")
     options = {"checkpoint": tmp_path, "validation": worse}
-    history = Trainer(model, options=ONE).fit(data, epochs=1, metrics=tmp_path / "m.json", **options)
+    history = Trainer(model, options=ONE).fit(data, epochs=1, history=tmp_path / "m.json", **options)
     assert history.epochs[0]["validation_loss"] == np.inf
     assert json.loads((tmp_path / "m.json").read_text())["epochs"][0]["validation_loss"] is None
     assert len(Trainer(model, options=ONE).fit(data, epochs=2, resume=True, **options).epochs) == 2

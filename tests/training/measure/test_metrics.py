@@ -5,7 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxgrad.training.measure.metrics import METRICS, average_precision, per_class, ranking_auc
+from onnxgrad.training.measure.metrics import (
+    METRICS,
+    average_precision,
+    counts,
+    larger_is_better,
+    per_class,
+    ranking_auc,
+)
 
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 4, 200)
@@ -16,7 +23,7 @@ ODDS, ONES = RNG.standard_normal(200).round(1), RNG.integers(0, 2, 200)
 
 
 def metric(name, task, *data):
-    return METRICS[name].tasks[task](*data)
+    return METRICS[name].of(task, *data)
 
 
 def test_of_classes_as_scikit_learn():
@@ -76,7 +83,7 @@ def test_average_precision_by_hand():
 def test_a_class_that_is_absent_is_no_class_with_zero():
     scores, labels = np.log([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.2, 0.7]]), np.array([0, 1, 1])
     assert metric("f1", "classes", scores, labels) == pytest.approx((1 + 2 / 3) / 2)
-    assert per_class(scores, labels)["rows"].tolist() == [1, 2, 0]
+    assert per_class(counts(scores, labels))["rows"].tolist() == [1, 2, 0]
 
 
 def test_perplexity_of_a_guess_is_the_number_of_classes():
@@ -87,4 +94,6 @@ def test_perplexity_of_a_guess_is_the_number_of_classes():
 def test_the_page_defines_each_metric():
     page = (Path(__file__).parents[3] / "docs" / "evaluate.md").read_text()
     for name, about in METRICS.items():
-        assert f"| `{name}` | {about.formula} | {', '.join(about.tasks)} |" in page
+        better = "more" if about.larger else "less"
+        assert f"| `{name}` | {about.formula} | {', '.join(about.tasks)} | {better} |" in page
+        assert larger_is_better(f"validation_{name}") == about.larger

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,9 +21,7 @@ from onnxgrad.files import open_ordinary
 from onnxgrad.training.loop.checkpoint import Checkpoint, replacing
 from onnxgrad.training.loop.history import History, plain
 from onnxgrad.training.loop.run import Run
-
-#: What is better when it is larger; everything else when it is smaller.
-LARGER_IS_BETTER = ("accuracy", "f1", "r2", "top", "exact")
+from onnxgrad.training.measure.metrics import larger_is_better
 
 
 class Callback:
@@ -36,6 +35,9 @@ class Callback:
 
     def epoch(self, run: Run, record: dict[str, Any]) -> None:
         """An epoch is done and measured. Entries added to `record` are kept in the history."""
+
+    def evaluated(self, run: Run, record: dict[str, Any]) -> None:
+        """Validation data were measured between two steps, where that is done at every so many (`evaluate_every`)."""
 
     def end(self, run: Run) -> None:
         """The run has finished: it was neither interrupted nor did it fail."""
@@ -67,7 +69,7 @@ class Monitor:
         if least < 0:
             raise BadInput(f"an improvement must be at least 0, not {least}")
         self.of, self.least = of, least
-        self.sign = -1.0 if any(word in of for word in LARGER_IS_BETTER) else 1.0
+        self.sign = -1.0 if larger_is_better(of) else 1.0
         self.best = math.inf
         self.waited = 0
 
@@ -108,6 +110,20 @@ class _Monitoring(Callback):
     def __init__(self, monitor: str, least: float) -> None:
         self.monitor = Monitor(monitor, least)
 
+    def watch(self, run: Run, record: dict[str, Any]) -> None:
+        """Look at what was measured."""
+        raise NotImplementedError
+
+    def epoch(self, run: Run, record: dict[str, Any]) -> None:
+        """Watch, unless what is watched is measured between epochs."""
+        if run.evaluate_every is None or not self.monitor.of.startswith("validation_"):
+            self.watch(run, record)
+
+    def evaluated(self, run: Run, record: dict[str, Any]) -> None:
+        """Watch what is measured there."""
+        if self.monitor.of.startswith("validation_"):
+            self.watch(run, record)
+
     def state(self) -> dict[str, Any]:
         """The state of the monitor."""
         return self.monitor.state()
@@ -126,7 +142,7 @@ class EarlyStopping(_Monitoring):
 
     Args:
         monitor: an entry of the records of epochs.
-        patience: epochs to wait.
+        patience: epochs to wait; measurements, where validation data are measured between epochs.
         least: by how much it must become better.
     """
 
@@ -136,34 +152,75 @@ class EarlyStopping(_Monitoring):
             raise BadInput(f"patience must be at least 1, not {patience}")
         self.patience = patience
 
-    def epoch(self, run: Run, record: dict[str, Any]) -> None:
-        """Count the epochs without improvement."""
+    def watch(self, run: Run, record: dict[str, Any]) -> None:
+        """Count the epochs, or the measurements, without improvement."""
         if not self.monitor(record) and self.monitor.waited >= self.patience:
-            run.finish(f"{self.monitor.of} has not become better for {self.patience} epochs")
+            what = "epochs" if "seconds" in record else "measurements"
+            run.finish(f"{self.monitor.of} has not become better for {self.patience} {what}")
 
 
 class KeepBest(_Monitoring):
     """At the end, put back the weights of the epoch in which `monitor` was best.
 
     They lie beside the checkpoint, if there is one, in ``best.safetensors``; else in memory.
+
+    Args:
+        monitor: an entry of the records of epochs.
+        least: by how much it must become better.
+        keep: so many of the best states stay beside the checkpoint, in ``best-120.safetensors`` for that of step 120;
+            `Trainer.restore` takes one of them.
     """
 
     FILE = "best.safetensors"
 
-    def __init__(self, monitor: str = "validation_loss", least: float = 0.0) -> None:
+    def __init__(self, monitor: str = "validation_loss", least: float = 0.0, keep: int = 1) -> None:
         super().__init__(monitor, least)
+        if keep < 1:
+            raise BadInput(f"keep must be at least 1, not {keep}")
+        self.keep = keep
+        self.ranked: list[dict[str, Any]] = []
         self._kept: dict[str, np.ndarray] | None = None
 
-    def epoch(self, run: Run, record: dict[str, Any]) -> None:
-        """Keep the weights if they are the best."""
-        if self.monitor(record):
-            state = run.state()
-            about = {"epoch": record["epoch"], "step": record["step"], self.monitor.of: record[self.monitor.of]}
+    def start(self, run: Run) -> None:
+        """Forget what another run has kept there."""
+        if self.keep > 1 and run.folder is None:
+            raise BadInput(f"to keep {self.keep} states, say in which folder the checkpoint is")
+        if self.keep > 1 and run.folder is not None:
+            known = {entry["file"] for entry in self.ranked}
+            for file in run.folder.glob("best-*.safetensors"):
+                if file.name not in known and re.fullmatch(r"best-\d+\.safetensors", file.name):
+                    file.unlink()
+
+    def watch(self, run: Run, record: dict[str, Any]) -> None:
+        """Keep the weights if they are the best, or among the best."""
+        best = self.monitor(record)
+        about = {"epoch": record["epoch"], "step": record["step"], self.monitor.of: record[self.monitor.of]}
+        among = self.keep > 1 and self._rank(run, about)
+        if not best and not among:
+            return
+        state = run.state()
+        if among and run.folder is not None:
+            Checkpoint(state, about, run.fingerprint).save(run.folder / _best_file(about))
+        if best:
             run.history.about["best"] = about
             if run.folder is None:
                 self._kept = state
             else:
                 Checkpoint(state, about, run.fingerprint).save(run.folder / self.FILE)
+
+    def _rank(self, run: Run, about: dict[str, Any]) -> bool:
+        """Whether the state that `about` tells of is among the best; whatever is no longer goes."""
+        of, sign = self.monitor.of, self.monitor.sign
+        if not math.isfinite(about[of]):
+            return False
+        entry = {**about, "file": _best_file(about)}
+        ranked = sorted([*self.ranked, entry], key=lambda e: sign * e[of])  # stable: of two alike the earlier one stays
+        for gone in ranked[self.keep :]:
+            if gone is not entry and run.folder is not None:
+                (run.folder / gone["file"]).unlink(missing_ok=True)
+        self.ranked = ranked[: self.keep]
+        run.history.about["kept"] = self.ranked
+        return entry in self.ranked
 
     def end(self, run: Run) -> None:
         """Restore the best weights."""
@@ -172,6 +229,23 @@ class KeepBest(_Monitoring):
         kept = Checkpoint.load(run.folder / self.FILE).state if run.folder else self._kept
         if kept is not None:
             run.load_state(kept)
+
+    def state(self) -> dict[str, Any]:
+        """The state of the monitor, and which states are kept."""
+        return super().state() | ({"ranked": self.ranked} if self.keep > 1 else {})
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore them."""
+        super().load_state(state)
+        self.ranked = [dict(entry) for entry in state.get("ranked", ())]
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of the monitor, and how many states are kept."""
+        return super().settings() | ({"keep": self.keep} if self.keep > 1 else {})
+
+
+def _best_file(about: Mapping[str, Any]) -> str:
+    return f"best-{about['step']}.safetensors"
 
 
 class Plateau(_Monitoring):
@@ -190,7 +264,7 @@ class Plateau(_Monitoring):
         """Apply the factor reached so far."""
         run.rate_factors[id(self)] = self.share
 
-    def epoch(self, run: Run, record: dict[str, Any]) -> None:
+    def watch(self, run: Run, record: dict[str, Any]) -> None:
         """Count the epochs without improvement; lower the rate after `patience` of them."""
         if not self.monitor(record) and self.monitor.waited >= self.patience:
             self.share *= self.factor
@@ -266,6 +340,10 @@ class Log(Callback):
             self._write({"step": run.step_count, "epoch": run.epoch + 1, "loss": loss})
 
     def epoch(self, run: Run, record: dict[str, Any]) -> None:
+        """Write a line."""
+        self._write(record)
+
+    def evaluated(self, run: Run, record: dict[str, Any]) -> None:
         """Write a line."""
         self._write(record)
 

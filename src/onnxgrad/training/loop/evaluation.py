@@ -10,9 +10,8 @@ file that was saved, and neither measurement sees anything of training.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -25,8 +24,10 @@ from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.model_io import load_model
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.data import Data, Field
-from onnxgrad.training.loop.scores import Binary, Classes, Numbers, Score, Sequences
 from onnxgrad.training.loss.ctc import METADATA
+from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Meter, Sequences
+from onnxgrad.training.measure.metrics import METRICS
+from onnxgrad.training.metadata import class_names
 from onnxgrad.training.optim.averages import averaged
 from onnxgrad.training.spec.training_info import Merged, Source, bindings, merge
 from onnxgrad.training.step.step import Step
@@ -43,21 +44,24 @@ def plain_session(path: str | os.PathLike) -> onnxruntime.InferenceSession:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is compared with labels, and by which score.
+    """What is compared with labels, and how.
 
     Attributes:
         value: name of the value in the tail.
         label: name of the array of labels.
-        score: makes the running score.
+        comparison: lays one beside the other.
         classes: number of classes, if known.
-        ignored: label that does not count.
     """
 
     value: str
     label: str
-    score: Callable[[], Score]
+    comparison: Comparison
     classes: int | None = None
-    ignored: int | None = None
+
+    @property
+    def ignored(self) -> int | None:
+        """The label that does not count."""
+        return self.comparison.ignored if isinstance(self.comparison, Classes) else None
 
 
 @dataclass
@@ -123,14 +127,57 @@ class Evaluation:
                 return Field(**{**found.__dict__, "classes": p.classes, "ignored": p.ignored})
         return found
 
-    def __call__(self, state: Mapping[str, np.ndarray], data: Data, batch_size: int = 256) -> dict[str, float]:
-        """Loss and scores of the inference model with the weights of `state` (with their averages, if it has them)."""
+    def meters(self, metrics: Sequence[str] | None = None, classes: Sequence[str] | None = None) -> list[Meter]:
+        """What adds up `metrics` (by default those usual for each prediction), one for each prediction.
+
+        Args:
+            metrics: names (see `onnxgrad.training.measure.metrics`); each is taken of the first prediction that it
+                is defined for.
+            classes: names of the classes, where they are known.
+
+        Raises:
+            BadInput: one is defined for none of the predictions.
+        """
+        if metrics is None:
+            return [Meter(p.comparison) for p in self.predictions]
+        if not self.predictions:
+            raise BadInput(
+                f"the loss does not tell which values it compares with labels, so {metrics[0]} cannot be taken\n"
+                "  hint: `onnxgrad evaluate` measures the trained model"
+            )
+        shares: list[list[str]] = [[] for _ in self.predictions]
+        for name in metrics:
+            tasks = METRICS[name.partition(":")[0]].tasks
+            place = next((i for i, p in enumerate(self.predictions) if p.comparison.task in tasks), 0)
+            shares[place].append(name)
+        classes = classes or class_names(self.source.model)
+        return [Meter(p.comparison, names, classes) for p, names in zip(self.predictions, shares)]
+
+    def metrics(self, asked: Sequence[str] | None, watched: Iterable[str]) -> tuple[str, ...] | None:
+        """The metrics to measure: those `asked` for, or the usual ones, with those that are `watched`."""
+        names = [w.removeprefix("validation_") for w in watched if w.startswith("validation_")]
+        names = [n for n in names if n.partition(":")[0] in METRICS]
+        usual = [n for m in self.meters() for n in m.running]
+        if asked is None and set(names) <= set(usual):
+            return None
+        return tuple(dict.fromkeys([*([n for n in usual if n != "top5"] if asked is None else asked), *names]))
+
+    def __call__(
+        self,
+        state: Mapping[str, np.ndarray],
+        data: Data,
+        batch_size: int = 256,
+        metrics: Sequence[str] | None = None,
+    ) -> dict[str, float]:
+        """Loss and metrics of the inference model with the weights of `state` (with their averages, if it has them)."""
         if self._head is None:
             self._head = Session(self._open_head(), self.options)
-        return self._measure(self._head, data, batch_size, averaged(self.source, state))
+        return self._measure(self._head, data, batch_size, averaged(self.source, state), metrics)
 
-    def file(self, path: str | os.PathLike, data: Data, batch_size: int = 256) -> dict[str, float]:
-        """Loss and scores of a saved inference model, run as it is by plain ONNX Runtime.
+    def file(
+        self, path: str | os.PathLike, data: Data, batch_size: int = 256, metrics: Sequence[str] | None = None
+    ) -> dict[str, float]:
+        """Loss and metrics of a saved inference model, run as it is by plain ONNX Runtime.
 
         If the loss is taken of a value that is no output of the file (the logits before a final Softmax), the
         run asks for that value as well.
@@ -140,10 +187,10 @@ class Evaluation:
         except Exception as error:
             raise BadInput(f"ONNX Runtime cannot load {os.fspath(path)!r}: {error}") from error
         if set(self.boundary) <= with_outputs:
-            return self._measure(Session(os.fspath(path), self.options), data, batch_size, {})
+            return self._measure(Session(os.fspath(path), self.options), data, batch_size, {}, metrics)
         model = load_model(path)
         _add_outputs(model.graph, self.boundary)
-        return self._measure(Session(model, self.options), data, batch_size, {})
+        return self._measure(Session(model, self.options), data, batch_size, {}, metrics)
 
     def _open_head(self) -> ir.Model:
         """The inference graph with its weights as inputs, so that one session serves all epochs."""
@@ -161,7 +208,14 @@ class Evaluation:
         prune(graph)
         return model
 
-    def _measure(self, head: Session, data: Data, batch_size: int, state: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def _measure(
+        self,
+        head: Session,
+        data: Data,
+        batch_size: int,
+        state: Mapping[str, np.ndarray],
+        metrics: Sequence[str] | None,
+    ) -> dict[str, float]:
         fixed = data.fixed
         size = fixed or batch_size
         rows = np.arange(len(data) // fixed * fixed if fixed else len(data))
@@ -173,18 +227,18 @@ class Evaluation:
         for name in set(tail_inputs) - {*self.boundary, *data.names, *known}:
             known[name] = weights[name].const_value.numpy()  # type: ignore[union-attr]
         total = 0.0
-        scores = [p.score() for p in self.predictions]
+        meters = self.meters(metrics, data.classes)
         for batch in data.batches(size, rows):
             feeds = batch | known
             if self.boundary:
                 feeds |= head.run({n: feeds[n] for n in head.inputs}, self.boundary)
             found = feeds if self._tail is None else self._tail.run({n: feeds[n] for n in tail_inputs})
             total += float(found[self.loss]) * data.count(batch)
-            for p, score in zip(self.predictions, scores):
-                score.add(found[p.value], batch[p.label])
+            for p, meter in zip(self.predictions, meters):
+                meter.add(found[p.value], batch[p.label])
         measured = {"loss": total / len(rows)}
-        for score in scores:
-            measured |= {k: v for k, v in score.result().items() if k not in measured}
+        for meter in meters:
+            measured |= {k: v for k, v in meter.result().items() if k not in measured}
         return measured
 
 
@@ -278,14 +332,16 @@ def _prediction(node: ir.Node, labels: set[str]) -> Prediction | None:
     """What `node` of the tail compares with labels."""
     if METADATA in node.metadata_props:
         label, blank, time = node.metadata_props[METADATA].split(" ")
-        score = partial(Sequences, int(blank), int(time))
-        return Prediction(node.outputs[0].name or "", label, score) if label in labels else None
+        sequences = Sequences(int(blank), int(time))
+        return Prediction(node.outputs[0].name or "", label, sequences) if label in labels else None
     y, other = (*node.inputs, None, None)[:2]
     if y is None or other is None:
         return None
     if y.name in labels:
         y, other = other, y
-    label = other.name or ""
+    rows = other.producer()
+    in_rows = rows is not None and rows.op_type == "Reshape" and rows.inputs[0] is not None  # tokens, one per row
+    label = (rows.inputs[0].name if in_rows else other.name) or ""  # type: ignore[union-attr]
     if label not in labels:
         return None
     if node.op_type in _CLASS_LOSSES and y is node.inputs[0]:
@@ -293,12 +349,21 @@ def _prediction(node: ir.Node, labels: set[str]) -> Prediction | None:
         given = node.attributes.get("ignore_index")
         ignored = None if given is None else given.as_int()
         known = classes if isinstance(classes, int) else None
-        return Prediction(y.name or "", label, partial(Classes, 1, ignored), known, ignored)
+        return Prediction(y.name or "", label, Classes(1, ignored, words=_rank(y) == 3, called=label), known)
+    if in_rows:
+        return None
     if node.op_type == "Mul" and any(u.op_type == "Softplus" for u, _ in y.uses()):
-        return Prediction(y.name or "", label, Binary)  # y·t beside Softplus(y): binary cross entropy with logits
+        return Prediction(y.name or "", label, Binary())  # y·t beside Softplus(y): binary cross entropy with logits
     if node.op_type == "Sub":
-        return Prediction(y.name or "", label, Numbers)
+        return Prediction(y.name or "", label, Comparison())
     return None
+
+
+def _rank(y: ir.Value) -> int | None:
+    """The rank of the scores, before they were laid out in rows."""
+    node = y.producer()
+    source = node.inputs[0] if node is not None and node.op_type == "Flatten" else y
+    return None if source is None or source.shape is None else len(source.shape)
 
 
 def _add_outputs(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:

@@ -17,9 +17,10 @@ from onnxgrad.errors import BadInput, TrainingError, UnknownName
 from onnxgrad.files import alone
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.training.graph.dropout_masks import COUNT, first_count
-from onnxgrad.training.loop.callbacks import Callback, Monitor
+from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.interruption import Interrupted, interruptible
+from onnxgrad.training.loop.listeners import watched
 from onnxgrad.training.loop.resume import resume, save
 from onnxgrad.training.loop.run import Run
 from onnxgrad.training.optim.schedules import Schedule
@@ -105,14 +106,14 @@ class Fit:
     def _check_monitors(self) -> None:
         """Raise UnknownName for a callback that watches what no epoch will have, before the first step."""
         run = self.run
-        watched = [m.of for c in self.callbacks if isinstance(m := getattr(c, "monitor", None), Monitor)]
-        if not watched or any(not type(c).__module__.startswith("onnxgrad.") for c in self.callbacks):
+        names = watched(self.callbacks)
+        if not names or any(not type(c).__module__.startswith("onnxgrad.") for c in self.callbacks):
             return  # a callback of the caller's own may add to the record of an epoch
         known = ["loss", "seconds", "steps_per_second", "rate_factor"]
         if run.validation is not None and self.evaluation is not None:
             some = run.validation.select(np.arange(min(len(run.validation), 256)), run.validation.name)
-            known += [f"validation_{what}" for what in self.evaluation(run.state(), some)]
-        for name in watched:
+            known += [f"validation_{what}" for what in self.evaluation(run.state(), some, metrics=run.metrics)]
+        for name in names:
             if name not in known:
                 hint = "\n  hint: give validation data" if "validation_loss" not in known else ""
                 raise BadInput(f"{UnknownName(name, known, 'entry of an epoch')}{hint}")
@@ -124,7 +125,7 @@ class Fit:
             order = run.data.order([run.seed, at.epoch], run.batch_size)
         order = order[: run.rows]
         begin = saved = time.monotonic()
-        before = at.seconds
+        before, stopped = at.seconds, False
         for batch in run.data.batches(run.batch_size, order, at.row):
             self._set_rate()
             loss = float(run.machine.step(batch)[run.step.loss])
@@ -141,29 +142,53 @@ class Fit:
                 callback.step(run, loss)
             now = time.monotonic()
             at.seconds = before + now - begin
+            if run.evaluate_every is not None and at.step % run.evaluate_every == 0:
+                self._evaluate_between()
+                if stopped := bool(at.finished):
+                    break
             if self._interrupted:
                 self._interrupt()
             if now - saved > self.checkpoint_seconds and run.checkpoint:
                 self._save(run.state())
                 saved = time.monotonic()
-        self._end_epoch()
+        self._end_epoch(at.row if stopped else run.rows)
         if self._interrupted:
             self._interrupt()
 
-    def _end_epoch(self) -> None:
+    def _evaluate_between(self) -> None:
+        """Measure validation data between two steps."""
+        run, at = self.run, self.run.position
+        record = {"epoch": at.epoch + 1, "step": at.step, "loss": at.total / at.row, **self._validated(run.state())}
+        at.history.evaluations.append(record)
+        for callback in self.callbacks:
+            callback.evaluated(run, record)
+
+    def _validated(self, state: dict[str, np.ndarray]) -> dict[str, float]:
+        run = self.run
+        if run.validation is None or self.evaluation is None:
+            return {}
+        measured = self.evaluation(state, run.validation, max(run.batch_size, 256), run.metrics)
+        return {f"validation_{what}": value for what, value in measured.items()}
+
+    def _end_epoch(self, rows: int) -> None:
         run, at = self.run, self.run.position
         state = run.state()
         self._check_finite(state)
         record = {
             "epoch": at.epoch + 1,
             "step": at.step,
-            "loss": at.total / run.rows,
+            "loss": at.total / rows,
             "seconds": at.seconds,
-            "steps_per_second": run.steps_per_epoch / at.seconds if at.seconds else 0.0,
+            "steps_per_second": -(-rows // run.batch_size) / at.seconds if at.seconds else 0.0,
         }
-        if run.validation is not None and self.evaluation is not None:
-            measured = self.evaluation(state, run.validation, max(run.batch_size, 256))
-            record |= {f"validation_{what}": value for what, value in measured.items()}
+        between = at.history.evaluations
+        if run.evaluate_every is None:
+            record |= self._validated(state)
+        else:
+            if at.epoch + 1 == run.epochs and not (between and between[-1]["step"] == at.step):
+                self._evaluate_between()  # the last state is measured in any case
+            if between and between[-1]["step"] == at.step:
+                record |= {k: v for k, v in between[-1].items() if k.startswith("validation_")}
         at.history.epochs.append(record)
         at.epoch += 1
         at.begin_epoch()

@@ -46,20 +46,34 @@ class Curve:
 
 @dataclass
 class History:
-    """All that is known about a run; `epochs` holds one record per finished epoch."""
+    """All that is known about a run.
+
+    Attributes:
+        epochs: a record per finished epoch.
+        curve: the loss along the way.
+        about: settings, and what came of the run.
+        evaluations: a record of each time that validation data were measured, where that was not after every epoch.
+    """
 
     epochs: list[dict[str, Any]] = field(default_factory=list)
     curve: Curve = field(default_factory=Curve)
     about: dict[str, Any] = field(default_factory=dict)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+
+    def measured(self, entry: str) -> list[tuple[int, float]]:
+        """``(step, value)`` of each time that `entry`, such as ``validation_loss``, was measured."""
+        found = {record["step"]: record[entry] for record in [*self.evaluations, *self.epochs] if entry in record}
+        return sorted(found.items())
 
     def to_json(self) -> dict[str, Any]:
         """As plain data (with the state of the curve, so that `of_json` goes on where this stopped)."""
-        return {"epochs": self.epochs, "curve": asdict(self.curve), **self.about}
+        between = {"evaluations": self.evaluations} if self.evaluations else {}
+        return {"epochs": self.epochs, "curve": asdict(self.curve), **between, **self.about}
 
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> History:
         """The history that `to_json` wrote. Raises KeyError, TypeError or ValueError for what it did not write."""
-        about = {k: v for k, v in data.items() if k not in ("epochs", "curve")}
+        about = {k: v for k, v in data.items() if k not in ("epochs", "curve", "evaluations")}
         curve = Curve(**data["curve"])
         numbers = [curve.limit, curve.width, curve.total, curve.count, *curve.means]
         if (
@@ -68,13 +82,15 @@ class History:
             or not isinstance(curve.means, list)
         ):
             raise TypeError("the curve consists of numbers")
-        if not all(isinstance(record, dict) for record in data["epochs"]):
+        evaluations = list(data.get("evaluations", ()))
+        if not all(isinstance(record, dict) for record in [*data["epochs"], *evaluations]):
             raise TypeError("the record of an epoch holds entries by name")
-        return cls(list(data["epochs"]), curve, about)
+        return cls(list(data["epochs"]), curve, about, evaluations)
 
     def write(self, path: Path) -> None:
         """Write the metrics file, all or nothing."""
-        document = self.about | {
+        document = self.about | ({"evaluations": self.evaluations} if self.evaluations else {})
+        document |= {
             "epochs": self.epochs,
             "training_loss": {"step": self.curve.steps, "loss": self.curve.means},
         }

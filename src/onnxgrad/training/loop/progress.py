@@ -64,6 +64,10 @@ class Bar(Callback):
         self.progress.update(self.task, completed=record["step"])
         self.console.print(epoch_line(record, run.epochs), highlight=False)
 
+    def evaluated(self, run: Run, record: dict[str, Any]) -> None:
+        """Leave a line above the bar."""
+        self.console.print(epoch_line(record, run.epochs), highlight=False)
+
     def stop(self) -> None:
         """Take the bar away."""
         self.progress.stop()
@@ -112,6 +116,10 @@ class Lines(Callback):
         self._next = time.monotonic() + self.PERIOD
         self._print(epoch_line(record, run.epochs))
 
+    def evaluated(self, run: Run, record: dict[str, Any]) -> None:
+        """Print its line."""
+        self._print(epoch_line(record, run.epochs))
+
     def _print(self, line: str) -> None:
         self.console.print(line, highlight=False, soft_wrap=True)
 
@@ -122,7 +130,7 @@ def number(loss: float) -> str:
 
 
 #: Scores that are shares, and shown in percent.
-SHARES = ("accuracy", "f1", "top5", "exact", "cer")
+SHARES = ("accuracy", "f1", "top5", "exact", "cer", "wer")
 
 
 def measured(found: Mapping[str, Any]) -> str:
@@ -132,13 +140,14 @@ def measured(found: Mapping[str, Any]) -> str:
 
 
 def epoch_line(record: dict[str, Any], epochs: int) -> str:
-    """One epoch in words."""
-    parts = [f"epoch {record['epoch']}/{epochs}", f"loss {number(record['loss'])}"]
+    """One epoch in words, or one measurement between two steps."""
+    rate = record.get("steps_per_second")
+    parts = [f"epoch {record['epoch']}/{epochs}", *([f"step {record['step']}"] if rate is None else [])]
+    parts.append(f"loss {number(record['loss'])}")
     held_out = {k.removeprefix("validation_"): v for k, v in record.items() if k.startswith("validation_")}
     if held_out:
         parts.append(f"validation loss {number(held_out.pop('loss'))}")
         parts += [f"{k} {v:.2%}" if k in SHARES else f"{k} {number(v)}" for k, v in held_out.items()]
-    rate = record["steps_per_second"]
     return "  ".join([*parts, *([speed(rate)] if rate else [])])
 
 
@@ -172,7 +181,8 @@ def curves(history: History, title: str = "") -> Any:
     from matplotlib.figure import Figure
 
     ends = [e["step"] for e in history.epochs]
-    measured = dict.fromkeys(k for e in history.epochs for k in e if k.startswith("validation_"))
+    records = [*history.evaluations, *history.epochs]
+    measured = dict.fromkeys(k for e in records for k in e if k.startswith("validation_"))
     panels = [("loss", "validation_loss"), *((k[11:], k) for k in measured if k != "validation_loss")]
     figure = Figure(figsize=(5 * min(len(panels), 3), 3.6 * -(-len(panels) // 3)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -183,7 +193,7 @@ def curves(history: History, title: str = "") -> Any:
         if what == "loss":
             axes.plot(history.curve.steps, history.curve.means, color="0.75", label="training, per step")
             axes.plot(ends, [e["loss"] for e in history.epochs], label="training, per epoch")
-        points = [(e["step"], e[key]) for e in history.epochs if key in e]
+        points = history.measured(key)
         if points:
             axes.plot(*zip(*points), label="validation", marker="o" if len(points) == 1 else None)
         if what == "loss" and min(history.curve.means, default=0) > 0:

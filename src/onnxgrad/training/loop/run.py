@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,8 @@ class Run:
         data, validation: rows to train on, and to measure after every epoch.
         epochs: how many epochs it takes.
         steps: how many steps it takes.
+        metrics: names of what is measured of validation data; None: what is usual.
+        evaluate_every: steps between measurements of validation data; None: after every epoch.
         folder: where the checkpoint is kept, if there is one.
         target: what the machine runs, "portable" or "native" (see `onnxgrad.runtime.Options`).
         checkpoint: its file.
@@ -95,6 +97,8 @@ class Run:
         seed: int,
         shuffle: bool,
         schedule: RateSchedule | str | None,
+        metrics: Sequence[str] | None = None,
+        evaluate_every: int | None = None,
         folder: Path | None,
         target: str,
         follow: Callable[[str], tuple[StepRunner | Accumulating, str]],
@@ -102,6 +106,7 @@ class Run:
         self.step, self.machine, self.fingerprint, self.parts = step, machine, fingerprint, parts
         self.data, self.validation = data, validation
         self.epochs, self.batch_size, self.seed, self.shuffle = epochs, batch_size, seed, shuffle
+        self.metrics, self.evaluate_every = metrics, evaluate_every
         self.folder, self.target, self._follow = folder, target, follow
         self.checkpoint = None if folder is None else folder / FILE
         self.kept = False

@@ -54,6 +54,10 @@ class TensorBoard(Callback):
             self._writer.add_scalar(f"epoch/{name}", value, record["step"])
         self._writer.flush()
 
+    def evaluated(self, run: Run, record: dict[str, Any]) -> None:
+        """Write a point of everything."""
+        self.epoch(run, record)
+
     def stop(self) -> None:
         """Close the file."""
         if self._writer is not None:
@@ -90,6 +94,10 @@ class MLflow(Callback):
     def epoch(self, run: Run, record: dict[str, Any]) -> None:
         """Log what was measured."""
         self._mlflow.log_metrics(_numbers(record), step=record["step"])
+
+    def evaluated(self, run: Run, record: dict[str, Any]) -> None:
+        """Log what was measured."""
+        self.epoch(run, record)
 
     def stop(self) -> None:
         """End the run, if it is ours."""

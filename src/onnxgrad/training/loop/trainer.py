@@ -22,16 +22,16 @@ from onnxgrad.training.adapters.merge import merged
 from onnxgrad.training.build.attach import attached
 from onnxgrad.training.data import Data, Field, split
 from onnxgrad.training.data.axes import first_dim
-from onnxgrad.training.loop.callbacks import AtEnd, Callback, Metrics
-from onnxgrad.training.loop.checkpoint import fingerprint
+from onnxgrad.training.loop.callbacks import Callback
+from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits, fingerprint
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.fit import Fit
 from onnxgrad.training.loop.history import History
-from onnxgrad.training.loop.progress import check_plot, interactive, reporter
-from onnxgrad.training.loop.progress import plot as draw
+from onnxgrad.training.loop.listeners import loggers, rate_plan, watched, watchers, writers
 from onnxgrad.training.loop.rate_finder import RateTest, range_test
 from onnxgrad.training.loop.run import Position, RateSchedule, Run
 from onnxgrad.training.measure import predict
+from onnxgrad.training.measure.metrics import names_of
 from onnxgrad.training.metadata import CLASSES, class_names
 from onnxgrad.training.optim.averages import averaged
 from onnxgrad.training.optim.config import Optimizer
@@ -300,12 +300,26 @@ class Trainer:
         """
         save_model(self.training_model(), path)
 
+    def restore(self, path: str | os.PathLike) -> None:
+        """Take the state in the checkpoint at `path`, such as one of those that ``fit(keep=3)`` leaves.
+
+        Raises:
+            BadInput: there is none, it is damaged, or it belongs to another model.
+        """
+        found = Checkpoint.load(Path(path))
+        check_state_fits(found, self.initial, Path(path))
+        self.machine.load_state(found.state)
+
     def evaluate(
-        self, data: AnyData, batch_size: int = 256, inputs: Mapping[str, str] | None = None
+        self,
+        data: AnyData,
+        batch_size: int = 256,
+        inputs: Mapping[str, str] | None = None,
+        metrics: Sequence[str] | str | None = None,
     ) -> dict[str, float]:
-        """Loss and scores of the inference model, with the weights as they are now, over `data` (see `fit`)."""
+        """Loss and metrics of the inference model, with the weights as they are now, over `data` (see `fit`)."""
         rows = self.data(data, "the validation data", inputs)
-        return self.evaluation(self.machine.state(), rows, batch_size)
+        return self.evaluation(self.machine.state(), rows, batch_size, names_of(metrics))
 
     def find_rate(
         self,
@@ -358,8 +372,18 @@ class Trainer:
         checkpoint: str | os.PathLike | None = None,
         resume: bool = False,
         checkpoint_seconds: float = 60.0,
-        metrics: str | os.PathLike | None = None,
+        metrics: Sequence[str] | str | None = None,
+        evaluate_every: int | None = None,
+        monitor: str = "validation_loss",
+        patience: int | None = None,
+        keep_best: bool = False,
+        keep: int | None = None,
+        history: str | os.PathLike | None = None,
         plot: str | os.PathLike | None = None,
+        report: str | os.PathLike | None = None,
+        log: str | os.PathLike | None = None,
+        tensorboard: str | os.PathLike | None = None,
+        mlflow: str | None = None,
         callbacks: Sequence[Callback] = (),
         accept_changes: bool = False,
         progress: bool | None = None,
@@ -379,12 +403,25 @@ class Trainer:
             seed: decides the order of the rows, and which are held out.
             shuffle: whether the rows are drawn in a new random order in every epoch.
             schedule: of the learning rate, as ``"cosine:warmup=100"``, a `Schedule`, or a function of the share of the
-                run that is behind it (0 to 1). Default: the same rate all the time.
+                run that is behind it (0 to 1); ``"plateau:patience=2"`` follows what is measured. Default: the same
+                rate all the time.
             checkpoint: folder for the checkpoint, which is replaced after every epoch, at every
                 `checkpoint_seconds`, and when the run is interrupted.
             resume: go on from the checkpoint in that folder, exactly.
-            metrics: JSON file to write after every epoch.
+            metrics: what to measure of validation data beside the loss: names of `onnxgrad.training.measure.METRICS`,
+                in a list or with commas between them. Default: what is usual for the loss.
+            evaluate_every: measure after so many steps, and at the end, instead of after every epoch.
+            monitor: which entry of an epoch `patience` and `keep_best` watch: ``loss``, ``validation_loss``,
+                ``validation_auc``, … A metric that is watched is measured.
+            patience: stop when `monitor` has not become better for so many epochs (or measurements).
+            keep_best: in the end, put back the weights with which `monitor` was best.
+            keep: the same, and keep so many of the best states beside the checkpoint (see `restore`).
+            history: JSON file for losses and metrics, written after every epoch.
             plot: PNG file with the curves, written at the end.
+            report: HTML file with settings, metrics and curves, likewise.
+            log: file for a JSON line per step and per epoch.
+            tensorboard: folder for TensorBoard event files.
+            mlflow: name of the MLflow experiment to log to.
             accept_changes: resume although the data, or what decides the numbers, are not those of the checkpoint; if
                 the batches are others, the epoch at hand begins anew.
             progress: whether to show how it goes, on standard error. Default: in a terminal or a notebook.
@@ -404,12 +441,17 @@ class Trainer:
             raise BadInput("validation and validation_split exclude each other")
         if (validation is not None or validation_split is not None) and self._evaluation is None:
             raise BadInput(self._why_not)
-        notes: list[Callback] = [] if metrics is None else [Metrics(Path(metrics))]
-        if interactive() if progress is None else progress:
-            notes.append(reporter())
-        if plot is not None:
-            check_plot()
-            notes.append(AtEnd(draw, Path(plot)))
+        if evaluate_every is not None and (evaluate_every < 1 or (validation is None and validation_split is None)):
+            why = f"evaluate_every must be at least 1, not {evaluate_every}"
+            raise BadInput(why if evaluate_every < 1 else "evaluate_every measures validation data, and there are none")
+        asked, measures = names_of(metrics), validation is not None or validation_split is not None
+        planned, lowering = rate_plan(schedule, measures)
+        watching = watchers(monitor, patience, keep_best, keep, measures)
+        listening = [*callbacks, *lowering, *watching, *loggers(log, tensorboard, mlflow)]
+        listening += writers(history, plot, report, progress)
+        if measures:
+            asked = self.evaluation.metrics(asked, watched(listening))
+            self.evaluation.meters(asked)  # whether they are defined shows now
         rows = self.training_data(data, inputs=inputs)
         held_out = None if validation is None else self.data(validation, "the validation data", inputs)
         if validation_split is not None:
@@ -425,13 +467,15 @@ class Trainer:
             batch_size=batch_size,
             seed=seed,
             shuffle=shuffle,
-            schedule=schedule,
+            schedule=planned,
+            metrics=asked,
+            evaluate_every=evaluate_every,
             folder=None if checkpoint is None else Path(checkpoint),
             target=self.options.target,
             follow=self._follow,
         )
         self._position = run.position
-        loop = Fit(run, [*callbacks, *notes], self._evaluation, checkpoint_seconds)
+        loop = Fit(run, listening, self._evaluation, checkpoint_seconds)
         with loop.opened(resume, accept_changes):
             self.classes = rows.classes or self.classes  # a checkpoint may number them otherwise
             loop()

@@ -17,9 +17,13 @@ from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import LABELS
 from onnxgrad.training.data.labels import class_column
 from onnxgrad.training.graph.bounds import bounds
-from onnxgrad.training.measure.metrics import DEFAULTS, METRICS, counts, per_class
+from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Meter
+from onnxgrad.training.measure.metrics import DEFAULTS, METRICS, counts, names_of, per_class
 from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, chosen_outputs, fields_of, source_name
 from onnxgrad.training.metadata import class_names
+
+#: Of more classes there is no confusion matrix.
+MOST_CLASSES = 1000
 
 
 @dataclass
@@ -49,7 +53,7 @@ def evaluate(
     model: AnyModel,
     data: Any,
     *,
-    metrics: Sequence[str] | None = None,
+    metrics: Sequence[str] | str | None = None,
     labels: str | None = None,
     prediction: str | None = None,
     inputs: Mapping[str, str] | None = None,
@@ -67,7 +71,7 @@ def evaluate(
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
         data: see `predict`.
-        metrics: names of `METRICS`. Default: those usual for the task.
+        metrics: names of `METRICS`, in a list or with commas between them. Default: those usual for the task.
         labels: the array of labels. Default: the one that is called like labels are.
         prediction: the output that is compared. Default: the only one, or the first of floats.
         inputs: which columns feed which input.
@@ -80,43 +84,40 @@ def evaluate(
         BadInput: data that do not fit, no labels, or a metric that is not defined for the task.
         UnknownName: there is no such metric, array or output.
     """
-    for name in metrics or ():
-        if name not in METRICS:
-            raise UnknownName(name, METRICS, "metric")
+    asked = names_of(metrics)
     opened = as_given(model)
     output = _prediction(opened, prediction)
     columns = open_data(data, images, inputs)
     called = _labels(columns, labels, source_name(data), {f.name for f in fields_of(opened)})
     columns[called] = class_column(columns[called])
     first = columns[called].take(np.arange(1), Field(called, np.dtype(np.int64), ()))
-    own = Field(called, np.asarray(first).dtype, (None,) * (np.asarray(first).ndim - 1), label=True)
+    shape = (None,) * (np.asarray(first).ndim - 1)
+    own = Field(called, np.asarray(first).dtype, shape, label=True, ignored=ignore_index)
     names = class_names(opened)
     rows = Data(columns, [*fields_of(opened), own], source_name(data), classes=names)
-    given, truth = [], []
-    for batch, found in batches_of(Session(opened, options), rows, [output.name or ""], batch_size):
-        given.append(found[output.name or ""])
-        truth.append(batch[called])
-    y, t = np.concatenate(given), np.concatenate(truth)
-    task, scores, labelled = _task(y, t, bounds(output), metrics, ignore_index, called)
-    wanted = metrics or DEFAULTS[task]
-    for name in wanted:
-        if task not in METRICS[name].tasks:
-            fitting = ", ".join(n for n, m in METRICS.items() if task in m.tasks)
-            raise BadInput(f"{name} is no metric for a task of {task}; those are {fitting}")
-    result = Evaluated(
-        task,
-        {name: METRICS[name].tasks[task](scores, labelled) for name in wanted},
-        len(labelled),
-        called,
-        output.name or "",
-    )
-    if task == "classes" and scores.shape[1] <= 1000:
-        result.confusion = counts(scores, labelled)
-        table = per_class(scores, labelled)
-        known = rows.classes or names or [str(c) for c in range(scores.shape[1])]
+    shown = output.name or ""
+    meter: Meter | None = None
+    table: np.ndarray | None = None
+    for batch, found in batches_of(Session(opened, options), rows, [shown], batch_size):
+        y, t = found[shown], batch[called]
+        if meter is None:
+            comparison = _comparison(y, t, rows.arrays.get(called, t), bounds(output), asked, ignore_index, called)
+            usual = (*DEFAULTS[comparison.task], *(("perplexity",) if comparison.tokens else ()))
+            meter = Meter(comparison, usual if asked is None else asked, rows.classes or names)
+        scores, labelled = meter.add(*_alike(y, t))
+        if meter.comparison.task == "classes" and scores.shape[1] <= MOST_CLASSES:
+            part = counts(scores, labelled)
+            table = part if table is None else table + part
+    assert meter is not None  # data have a row
+    if not meter.count:
+        raise BadInput(f"{called!r} has no label that counts")
+    result = Evaluated(meter.comparison.task, meter.result(), meter.count, called, shown, table)
+    if table is not None:
+        known = rows.classes or names or [str(c) for c in range(len(table))]
+        each = per_class(table)
         result.classes = {
-            str(known[c] if c < len(known) else c): {k: float(v[c]) for k, v in table.items()}
-            for c in np.flatnonzero(table["rows"])
+            str(known[c] if c < len(known) else c): {k: float(v[c]) for k, v in each.items()}
+            for c in np.flatnonzero(each["rows"])
         }
     return result
 
@@ -143,56 +144,39 @@ def _labels(columns: Mapping[str, Column], name: str | None, source: str, fed: s
     raise BadInput(f"which array of {source} holds the labels? Say so with --labels; it holds {held}")
 
 
-def _task(
+def _alike(y: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Predictions and labels, without an axis of size 1 that only one of them has."""
+    if y.ndim == t.ndim + 1 and y.shape[-1] == 1:
+        return y[..., 0], t
+    if t.ndim and t.shape[-1] == 1 and (y.ndim == t.ndim - 1 or (y.ndim == t.ndim and y.shape[-1] > 1)):
+        return y, t[..., 0]
+    return y, t
+
+
+def _comparison(
     y: np.ndarray,
     t: np.ndarray,
+    every: np.ndarray,
     within: tuple[float, float],
     metrics: Sequence[str] | None,
     ignored: int | None,
     called: str,
-) -> tuple[str, np.ndarray, np.ndarray]:
-    """The task, its scores and its labels, as `onnxgrad.training.measure.metrics` wants them."""
+) -> Comparison:
+    """How predictions `y` and labels `t` of a batch are compared; of `every` label it is known what they are."""
     probabilities = within[0] >= 0 and within[1] <= 1
-    if t.ndim and t.shape[-1:] == (1,) and t.ndim == y.ndim and y.shape[-1] > 1:
-        t = t[..., 0]
-    if y.ndim == t.ndim + 1 and y.shape[-1] != 1 and (t.dtype.kind in "iub" or (t == np.trunc(t)).all()):
+    y, t = _alike(y, t)
+    misfit = BadInput(f"the labels {called!r} are {list(t.shape)} and the predictions {list(y.shape)}")
+    if y.ndim == t.ndim + 1 and (every.dtype.kind in "iub" or (every == np.trunc(every)).all()):
         axis = 1 if y.shape[2:] == t.shape[1:] else y.ndim - 1
-        scores = np.moveaxis(y, axis, -1)
-        if scores.shape[:-1] != t.shape:
-            raise BadInput(f"the labels {called!r} are {list(t.shape)} and the predictions {list(y.shape)}")
-        scores, labels = scores.reshape(-1, scores.shape[-1]).astype(np.float64), t.ravel().astype(np.int64)
-        kept = np.ones(labels.shape, bool) if ignored is None else labels != ignored
-        scores, labels = scores[kept], labels[kept]
-        bad = (labels < 0) | (labels >= scores.shape[1])
-        if bad.any():
-            raise BadInput(
-                f"the label {labels[bad][0]} of {called!r} is none of the {scores.shape[1]} classes of the model"
-            )
-        if not len(labels):
-            raise BadInput(f"{called!r} has no label that counts")
-        return "classes", _log_probabilities(scores, probabilities), labels
-    if y.ndim == t.ndim + 1 and y.shape[-1] == 1:
-        y = y[..., 0]
-    if y.ndim == t.ndim - 1 and t.shape[-1] == 1:
-        t = t[..., 0]
+        if np.delete(y.shape, axis).tolist() != list(t.shape):
+            raise misfit
+        return Classes(axis, ignored, probabilities, y.ndim == 3, called)
     if y.shape != t.shape:
-        raise BadInput(f"the labels {called!r} are {list(t.shape)} and the predictions {list(y.shape)}")
-    asked = [m for m in metrics or () if "numbers" not in METRICS[m].tasks]
-    if np.isin(t, (0, 1)).all() and (asked or (not metrics and t.dtype.kind in "iub")):
-        scores, labels = y.ravel().astype(np.float64), t.ravel().astype(np.int64)
-        if probabilities:
-            with np.errstate(divide="ignore"):
-                scores = np.log(scores) - np.log1p(-scores)
-        return "binary", scores, labels
-    return "numbers", y.reshape(len(y), -1).astype(np.float64), t.reshape(len(t), -1).astype(np.float64)
-
-
-def _log_probabilities(scores: np.ndarray, probabilities: bool) -> np.ndarray:
-    if probabilities:
-        with np.errstate(divide="ignore"):
-            return np.log(scores)
-    top = scores.max(1, keepdims=True)
-    return scores - top - np.log(np.exp(scores - top).sum(1, keepdims=True))
+        raise misfit
+    asked = [m for m in metrics or () if "numbers" not in METRICS[m.partition(":")[0]].tasks]
+    if np.isin(every, (0, 1)).all() and (asked or (not metrics and every.dtype.kind in "iub")):
+        return Binary(probabilities)
+    return Comparison()
 
 
 def as_json(found: Evaluated) -> str:

@@ -1,12 +1,13 @@
-"""Metrics by name: one number for the predictions and the labels of a whole data set.
+"""Metrics by name: one number for the predictions and the labels of a whole data set, added up over its batches.
 
-Each is a function of (scores, labels). What the scores are depends on the task:
+Each compares scores with labels. What these are depends on the task:
 
 | task | scores | labels |
 |---|---|---|
-| ``classes`` | log-probabilities [rows, classes] | class numbers [rows] |
+| ``classes`` | logits, of which log-probabilities are some, [rows, classes] | class numbers [rows] |
 | ``binary`` | log-odds [rows] | 0 or 1 [rows] |
 | ``numbers`` | numbers [rows, size] | numbers [rows, size] |
+| ``sequences`` | the symbols read, an array for each row | the symbols wanted, likewise |
 
 A mean over classes (macro) is over the classes that occur in the labels: a class that is absent from them is no class
 with a score of zero. Where a metric is not defined (the AUC of a single class), it is NaN.
@@ -14,10 +15,15 @@ with a score of zero. Where a metric is not defined (the AUC of a single class),
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.training.measure.running import NAN, Edits, Explained, Mean, Running, Tally, Whole
+from onnxgrad.training.option_strings import spelled
 
 Function = Callable[[np.ndarray, np.ndarray], float]
 
@@ -28,13 +34,19 @@ class Metric:
 
     Attributes:
         formula: its definition, in a line.
-        tasks: the function for each task.
+        tasks: makes the running metric for each task.
         larger: whether more is better.
     """
 
     formula: str
-    tasks: dict[str, Function]
+    tasks: dict[str, Callable[[], Running]]
     larger: bool = True
+
+    def of(self, task: str, scores: Any, labels: Any) -> float:
+        """Its value for all scores and labels at once."""
+        running = self.tasks[task]()
+        running.add(scores, labels)
+        return running.result()
 
 
 def counts(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -43,9 +55,12 @@ def counts(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return np.bincount(labels * size + scores.argmax(1), minlength=size * size).reshape(size, size)
 
 
-def per_class(scores: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
-    """precision, recall, f1 and rows of each class; precision is NaN for a class that is never predicted."""
-    table = counts(scores, labels)
+def per_class(table: np.ndarray) -> dict[str, np.ndarray]:
+    """precision, recall, f1 and rows of each class; precision is NaN for a class that is never predicted.
+
+    Args:
+        table: the confusion matrix, as `counts` gives it.
+    """
     right, actual, predicted = np.diag(table), table.sum(1), table.sum(0)
     with np.errstate(invalid="ignore", divide="ignore"):
         return {
@@ -56,20 +71,12 @@ def per_class(scores: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
         }
 
 
-def _macro(name: str) -> Function:
-    def mean(scores: np.ndarray, labels: np.ndarray) -> float:
-        table = per_class(scores, labels)
-        return float(np.nan_to_num(table[name][table["rows"] > 0]).mean())
-
-    return mean
-
-
 def ranking_auc(scores: np.ndarray, ones: np.ndarray) -> float:
     """The area under the ROC curve: how often a one scores more than a zero, ties by half (Mann, Whitney 1947)."""
     ones = ones.astype(bool)
     m, n = int(ones.sum()), int((~ones).sum())
     if not m or not n:
-        return float("nan")
+        return NAN
     _, inverse, repeats = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(repeats) - (repeats - 1) / 2)[inverse.ravel()]
     return float((ranks[ones].sum() - m * (m + 1) / 2) / (m * n))
@@ -79,7 +86,7 @@ def average_precision(scores: np.ndarray, ones: np.ndarray) -> float:
     """Σ (recall_k − recall_{k−1}) · precision_k over the thresholds k, from the largest score down."""
     ones = ones.astype(bool)
     if not ones.any():
-        return float("nan")
+        return NAN
     order = np.argsort(-scores, kind="stable")
     last = np.flatnonzero(np.diff(scores[order], append=np.nan) != 0)  # the last row of each threshold
     found = np.cumsum(ones[order])[last]
@@ -90,87 +97,175 @@ def _each_class(of: Function) -> Function:
     """`of` for each class against all others, averaged over the classes that occur."""
 
     def mean(scores: np.ndarray, labels: np.ndarray) -> float:
-        chances = np.exp(scores)
-        found = [of(chances[:, c], labels == c) for c in np.unique(labels)]
-        return float(np.mean(found)) if found else float("nan")
+        chances = np.exp(scores - _normalizer(scores)[:, None])
+        return float(np.mean([of(chances[:, c], labels == c) for c in np.unique(labels)]))
 
     return mean
 
 
-def _top(k: int) -> Function:
-    def share(scores: np.ndarray, labels: np.ndarray) -> float:
-        own = np.take_along_axis(scores, labels[:, None], 1)
-        return float(((scores > own).sum(1) < k).mean())
-
-    return share
+def _normalizer(scores: np.ndarray) -> np.ndarray:
+    """log Σ exp of each row."""
+    top = scores.max(1)
+    return top + np.log(np.exp(scores - top[:, None]).sum(1, dtype=np.float64))
 
 
-def _accuracy(scores: np.ndarray, labels: np.ndarray) -> float:
-    return float((scores.argmax(1) == labels).mean())
+def _own(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(scores, labels[:, None], 1)
 
 
-def _log_loss(scores: np.ndarray, labels: np.ndarray) -> float:
-    return float(-np.take_along_axis(scores, labels[:, None], 1).mean())
+def _surprise(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """−log of the probability of the true class, of each row; of log-odds likewise."""
+    if scores.ndim == 1:
+        return np.logaddexp(0, np.where(labels > 0, -scores, scores))
+    return _normalizer(scores) - _own(scores, labels)[:, 0]
 
 
-def _two(function: Function) -> Function:
-    """A metric of classes for log-odds: of the classes 0 and 1."""
-
-    def of(scores: np.ndarray, labels: np.ndarray) -> float:
-        return function(np.stack([-np.logaddexp(0, scores), -np.logaddexp(0, -scores)], 1), labels)
-
-    return of
+def _right(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return (scores.argmax(1) if scores.ndim > 1 else scores > 0) == labels
 
 
-def _of_ones(name: str) -> Function:
-    def of(scores: np.ndarray, labels: np.ndarray) -> float:
-        right, said, actual = ((scores > 0) & (labels == 1)).sum(), (scores > 0).sum(), labels.sum()
-        whole = {"precision": said, "recall": actual, "f1": (said + actual) / 2}[name]
-        return float(right / whole) if whole else float("nan")
-
-    return of
+def _top(k: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    return lambda scores, labels: (scores > _own(scores, labels)).sum(1) < k
 
 
-def _errors(of: Callable[[np.ndarray], np.ndarray]) -> Function:
-    return lambda y, t: float(of(y - t).mean())
+def _ratio(name: str, right: np.ndarray, said: np.ndarray, actual: np.ndarray) -> np.ndarray:
+    whole = {"precision": said, "recall": actual, "f1": (said + actual) / 2}[name]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return right / whole
 
 
-def _r2(y: np.ndarray, t: np.ndarray) -> float:
-    spread = ((t - t.mean(0)) ** 2).sum()
-    return float(1 - ((y - t) ** 2).sum() / spread) if spread else float("nan")
+def _macro(name: str) -> Callable[[], Running]:
+    """Of each class that occurs, averaged."""
+
+    def mean(right: np.ndarray, said: np.ndarray, actual: np.ndarray) -> float:
+        return float(np.nan_to_num(_ratio(name, right, said, actual)[actual > 0]).mean())
+
+    return lambda: Tally(mean)
+
+
+def _of_ones(name: str) -> Callable[[], Running]:
+    """Of the class 1 alone."""
+    return lambda: Tally(lambda *table: float(_ratio(name, *table)[1]))
+
+
+def _errors(of: Callable[[np.ndarray], np.ndarray], then: Callable[[float], Any] = float) -> Callable[[], Running]:
+    return lambda: Mean(lambda y, t: of(np.asarray(y, np.float64) - t), then)
+
+
+def _rows(of: Callable[..., np.ndarray], *tasks: str, then: Callable[[float], Any] = float) -> dict[str, Any]:
+    return dict.fromkeys(tasks, lambda: Mean(of, then))
+
+
+def _words(space: int) -> Callable[[], Running]:
+    """Edits of words, which the symbol `space` separates."""
+
+    def cut(symbols: np.ndarray) -> list[tuple[int, ...]]:
+        pieces = np.split(symbols, np.flatnonzero(np.asarray(symbols) == space))
+        return [word for p in pieces if (word := tuple(int(s) for s in p if s != space))]
+
+    return lambda: Edits(cut)
 
 
 METRICS: dict[str, Metric] = {
-    "accuracy": Metric("rows whose largest score is that of their class ÷ rows", {
-        "classes": _accuracy, "binary": _two(_accuracy)}),
+    "accuracy": Metric("rows whose largest score is that of their class ÷ rows", _rows(_right, "classes", "binary")),
     "balanced_accuracy": Metric("the mean of the recall over classes (macro)", {
-        "classes": _macro("recall"), "binary": _two(_macro("recall"))}),
-    "top5": Metric("rows whose class is among the five largest scores ÷ rows", {"classes": _top(5)}),
+        "classes": _macro("recall"), "binary": _macro("recall")}),
+    "top5": Metric("rows whose class is among the five largest scores ÷ rows", _rows(_top(5), "classes")),
     "precision": Metric("tp ÷ (tp + fp): of the ones, or the mean over classes (macro)", {
         "classes": _macro("precision"), "binary": _of_ones("precision")}),
     "recall": Metric("tp ÷ (tp + fn): of the ones, or the mean over classes (macro)", {
         "classes": _macro("recall"), "binary": _of_ones("recall")}),
     "f1": Metric("2·tp ÷ (2·tp + fp + fn): of the ones, or the mean over classes (macro)", {
         "classes": _macro("f1"), "binary": _of_ones("f1")}),
-    "f1_micro": Metric("2·Σtp ÷ (2·Σtp + Σfp + Σfn) over all classes, which is the accuracy", {
-        "classes": _accuracy, "binary": _two(_accuracy)}),
+    "f1_micro": Metric("2·Σtp ÷ (2·Σtp + Σfp + Σfn) over all classes, which is the accuracy",
+        _rows(_right, "classes", "binary")),
     "auc": Metric("area under the ROC curve; of several classes the mean of each against all others (macro)", {
-        "classes": _each_class(ranking_auc), "binary": ranking_auc}),
+        "classes": lambda: Whole(_each_class(ranking_auc)), "binary": lambda: Whole(ranking_auc)}),
     "average_precision": Metric("Σ (recall step) · precision; of several classes the mean (macro)", {
-        "classes": _each_class(average_precision), "binary": average_precision}),
-    "log_loss": Metric("the mean of −log of the probability of the true class", {
-        "classes": _log_loss, "binary": _two(_log_loss)}, larger=False),
-    "perplexity": Metric("exp(log_loss)", {
-        "classes": lambda s, t: float(np.exp(_log_loss(s, t)))}, larger=False),
+        "classes": lambda: Whole(_each_class(average_precision)), "binary": lambda: Whole(average_precision)}),
+    "log_loss": Metric("the mean of −log of the probability of the true class",
+        _rows(_surprise, "classes", "binary"), larger=False),
+    "perplexity": Metric("exp(log_loss)", _rows(_surprise, "classes", then=np.exp), larger=False),
     "mae": Metric("mean |y − t|", {"numbers": _errors(np.abs)}, larger=False),
     "mse": Metric("mean (y − t)²", {"numbers": _errors(np.square)}, larger=False),
-    "rmse": Metric("√mse", {"numbers": lambda y, t: float(np.sqrt(np.square(y - t).mean()))}, larger=False),
-    "r2": Metric("1 − Σ(y − t)² ÷ Σ(t − mean of its column)²", {"numbers": _r2}),
+    "rmse": Metric("√mse", {"numbers": _errors(np.square, np.sqrt)}, larger=False),
+    "r2": Metric("1 − Σ(y − t)² ÷ Σ(t − mean of its column)²", {"numbers": Explained}),
+    "exact": Metric("rows that are read without an error ÷ rows",
+        _rows(lambda y, t: np.array([np.array_equal(a, b) for a, b in zip(y, t)]), "sequences")),
+    "cer": Metric("Σ edit distance ÷ Σ length of the labels, in symbols", {"sequences": Edits}, larger=False),
+    "wer": Metric("Σ edit distance ÷ Σ length of the labels, in words", {"sequences": _words(-1)}, larger=False),
 }  # fmt: skip
 
-#: What is measured where nobody says what.
+#: What is measured where nobody says what: of a file, and while it is trained, where `top5` is for more than five
+#: classes and what is not defined is left out.
 DEFAULTS = {
     "classes": ("accuracy", "f1", "log_loss"),
     "binary": ("accuracy", "f1", "auc"),
     "numbers": ("mae", "rmse", "r2"),
+    "sequences": ("exact", "cer"),
 }
+WHILE_TRAINING = {
+    "classes": ("accuracy", "f1", "top5"),
+    "binary": ("accuracy", "f1"),
+    "numbers": ("mae", "r2"),
+    "sequences": ("exact", "cer"),
+}
+#: Names of the symbol between words, where the classes of a model have names.
+_SPACES = (" ", "<space>", "|", "▁")
+
+
+def names_of(metrics: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    """The names that ``"accuracy,auc"``, or a list of names, asks for.
+
+    Raises:
+        UnknownName: there is no such metric. BadInput: there is no name, or one with options that it does not have.
+    """
+    if metrics is None:
+        return None
+    found = tuple(n.strip() for n in (metrics.split(",") if isinstance(metrics, str) else metrics))
+    if not any(found):
+        raise BadInput(f"no metric is named; there are {', '.join(METRICS)}")
+    for text in found:
+        if text.endswith(".json") or "/" in text:
+            raise BadInput(
+                f"{text!r} is no metric: metrics are names, such as accuracy\n"
+                "  hint: --history (in Python history=) is the file for losses and scores"
+            )
+        name, options = spelled(text)
+        if name not in METRICS:
+            raise UnknownName(name, METRICS, "metric")
+        if options and (name != "wer" or options.keys() - {"space"}):
+            raise BadInput(f"the metric {name!r} has no option {next(iter(options))!r}")
+    return tuple(dict.fromkeys(found))
+
+
+def larger_is_better(entry: str) -> bool:
+    """Whether more of what an entry of a record is called, such as ``validation_auc``, is better; of others less is."""
+    metric = METRICS.get(entry.removeprefix("validation_").partition(":")[0])
+    return metric is not None and metric.larger
+
+
+def running(text: str, task: str, classes: Sequence[str] | None = None) -> Running:
+    """The metric spelled `text` for `task`, at its beginning.
+
+    Raises:
+        BadInput: it is not defined for that task, or for symbols of which nobody knows which stands between words.
+    """
+    name, options = spelled(text)
+    if task not in METRICS[name].tasks:
+        fitting = ", ".join(n for n, m in METRICS.items() if task in m.tasks)
+        raise BadInput(f"{name} is no metric for a task of {task}; those are {fitting}")
+    if name != "wer":
+        return METRICS[name].tasks[task]()
+    space = options.get("space", next((i for i, c in enumerate(classes or ()) if c in _SPACES), None))
+    if not isinstance(space, int):
+        raise BadInput(
+            "wer counts words, and nobody says which symbol stands between them\n  hint: write wer:space=5, its number"
+        )
+    return _words(space)()
+
+
+__all__ = [
+    "DEFAULTS", "METRICS", "WHILE_TRAINING", "Metric", "average_precision", "counts", "larger_is_better", "names_of",
+    "per_class", "ranking_auc", "running",
+]  # fmt: skip

@@ -1,14 +1,18 @@
-"""Scores, added up over batches, are those of the whole; each against another implementation."""
+"""Metrics that are added up over batches are those of the whole; each against another implementation."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onnxgrad.training.loop.scores import Binary, Classes, Numbers, Sequences, edit_distance
+from onnxgrad.errors import BadInput
+from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Meter, Sequences
+from onnxgrad.training.measure.metrics import METRICS
+from onnxgrad.training.measure.running import edit_distance
 
 
-def added(score, prediction, label, parts=3):
+def added(comparison, prediction, label, names=None, parts=3):
+    score = Meter(comparison, names)
     for p, t in zip(np.array_split(prediction, parts), np.array_split(label, parts)):
         if len(p):
             score.add(p, t)
@@ -31,7 +35,7 @@ def test_classes(rng, classes, axis):
     flat, labels = y.reshape(-1, classes)[t.ravel() >= 0], t[t >= 0]
     best = flat.argmax(1)
     assert found["accuracy"] == pytest.approx(metrics.accuracy_score(labels, best))
-    assert found["f1"] == pytest.approx(metrics.f1_score(labels, best, average="macro"))
+    assert found["f1"] == pytest.approx(metrics.f1_score(labels, best, labels=np.unique(labels), average="macro"))
     if classes > 5:
         top = metrics.top_k_accuracy_score(labels, flat, k=5, labels=range(classes))
         assert found["top5"] == pytest.approx(top)
@@ -50,10 +54,10 @@ def test_numbers(rng):
     metrics = pytest.importorskip("sklearn.metrics")
     t = rng.standard_normal((50, 2)) * [1, 5] + [1000, 0]
     y = t + rng.standard_normal((50, 2))
-    found = added(Numbers(), y.astype(np.float32), t.astype(np.float32))
+    found = added(Comparison(), y.astype(np.float32), t.astype(np.float32))
     assert found["mae"] == pytest.approx(metrics.mean_absolute_error(t, y), rel=1e-4)
     assert found["r2"] == pytest.approx(metrics.r2_score(t, y, multioutput="variance_weighted"), rel=1e-4)
-    assert "r2" not in added(Numbers(), np.ones((4, 1)), np.zeros((4, 1)))
+    assert "r2" not in added(Comparison(), np.ones((4, 1)), np.zeros((4, 1)))
 
 
 def test_sequences():
@@ -64,6 +68,24 @@ def test_sequences():
         assert [d.tolist() for d in score.decoded(prediction)] == [[1, 2, 2], [3], [], [1, 2, 3, 4]]
     found = added(Sequences(), y, labels)
     assert found == {"exact": 0.5, "cer": 2 / 8}
+
+
+def test_words_are_what_a_symbol_separates():
+    read = np.eye(5)[[[1, 2, 3, 4, 4, 3], [3, 1, 3, 2, 0, 3]]]  # "12|4|" and "|1|2|" with 3 between words
+    labels = np.array([[1, 2, 3, 4], [1, 3, 4, -1]])  # "12|4" and "1|4"
+    assert added(Sequences(), read, labels, ["wer:space=3"]) == {"wer:space=3": 1 / 4}
+    meter = Meter(Sequences(), ["wer", "cer"], classes=["_", "a", "b", " ", "c"])
+    meter.add(read, labels)
+    assert meter.result()["wer"] == 1 / 4
+    with pytest.raises(BadInput, match="which symbol stands between them"):
+        Meter(Sequences(), ["wer"])
+
+
+@pytest.mark.parametrize("name", [n for n, m in METRICS.items() if "classes" in m.tasks])
+def test_parts_amount_to_the_whole(rng, name):
+    y, t = rng.standard_normal((40, 7)).astype(np.float32), rng.integers(0, 7, 40)
+    whole = added(Classes(), y, t, [name], parts=1)
+    assert added(Classes(), y, t, [name], parts=5) == pytest.approx(whole, rel=1e-12)
 
 
 def slow_distance(a, b):
@@ -78,8 +100,7 @@ def test_edit_distance(a, b):
 
 
 def test_nothing_to_count():
-    for score in (Classes(ignored=0), Binary(), Numbers(), Sequences()):
-        assert score.result() == {}
-    score = Classes(ignored=0)
-    score.add(np.zeros((3, 2)), np.zeros(3, int))
-    assert score.result() == {}
+    for comparison in (Classes(ignored=0), Binary(), Comparison(), Sequences()):
+        assert Meter(comparison).result() == {}
+    assert added(Classes(ignored=0), np.zeros((3, 2)), np.zeros(3, int)) == {}
+    assert np.isnan(added(Classes(ignored=0), np.zeros((3, 2)), np.zeros(3, int), ["accuracy"])["accuracy"])

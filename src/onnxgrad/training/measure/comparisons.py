@@ -1,0 +1,183 @@
+"""Comparisons: how the predictions of a batch are laid beside its labels, and the metrics that are added up of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training.measure.metrics import WHILE_TRAINING, running
+from onnxgrad.training.measure.running import Running
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Predictions of numbers against numbers, [N, …] both; other tasks derive from it.
+
+    Attributes:
+        task: which metrics fit (see `onnxgrad.training.measure.metrics`).
+        tokens: whether the labels are tokens in a row, of which perplexity is usual.
+    """
+
+    @property
+    def task(self) -> str:
+        """Its task."""
+        return "numbers"
+
+    @property
+    def tokens(self) -> bool:
+        """Whether labels are tokens."""
+        return False
+
+    def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[Any, Any]:
+        """Scores and labels."""
+        return _flat(prediction), _flat(label)
+
+
+def _flat(x: np.ndarray) -> np.ndarray:
+    return x.reshape(len(x), -1).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Classes(Comparison):
+    """Scores of classes against class numbers.
+
+    Attributes:
+        axis: of the classes: [N, C, …] or [N, …, C] against [N, …].
+        ignored: the label that does not count.
+        probabilities: whether the scores are, so that their logarithms count.
+        words: whether labels are tokens in a row.
+        called: what the labels are called in messages.
+    """
+
+    axis: int = 1
+    ignored: int | None = None
+    probabilities: bool = False
+    words: bool = False
+    called: str = "labels"
+
+    @property
+    def task(self) -> str:
+        """Its task."""
+        return "classes"
+
+    @property
+    def tokens(self) -> bool:
+        """Whether labels are tokens."""
+        return self.words
+
+    def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Scores [rows, classes], labels [rows] that count."""
+        scores = np.moveaxis(prediction, self.axis, -1)
+        scores, labels = _wide(scores.reshape(-1, scores.shape[-1])), label.reshape(-1).astype(np.int64)
+        if self.ignored is not None:
+            kept = labels != self.ignored
+            scores, labels = scores[kept], labels[kept]
+        bad = (labels < 0) | (labels >= scores.shape[1])
+        if bad.any():
+            raise BadInput(
+                f"the label {labels[bad][0]} of {self.called!r} is none of the {scores.shape[1]} classes of the model"
+            )
+        if self.probabilities:
+            with np.errstate(divide="ignore"):
+                scores = np.log(scores)
+        return scores, labels
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    """At least float32."""
+    return x if x.dtype in (np.float32, np.float64) else x.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Binary(Comparison):
+    """Log-odds, or probabilities, against 0 and 1 of the same shape."""
+
+    probabilities: bool = False
+
+    @property
+    def task(self) -> str:
+        """Its task."""
+        return "binary"
+
+    def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Log-odds [elements], labels [elements]."""
+        scores, labels = prediction.ravel().astype(np.float64), (label.ravel() > 0.5).astype(np.int64)
+        if self.probabilities:
+            with np.errstate(divide="ignore"):
+                scores = np.log(scores) - np.log1p(-scores)
+        return scores, labels
+
+
+@dataclass(frozen=True)
+class Sequences(Comparison):
+    """Scores of symbols over time against label sequences (CTC), decoded greedily.
+
+    The best symbol of every time step, repetitions merged and blanks dropped (Graves et al. 2006, best path).
+
+    Attributes:
+        blank: the symbol that stands for nothing; it and negative numbers are padding in labels.
+        time: the axis of time, 1 of [N, T, C] or 0 of [T, N, C].
+    """
+
+    blank: int = 0
+    time: int = 1
+
+    @property
+    def task(self) -> str:
+        """Its task."""
+        return "sequences"
+
+    def decoded(self, prediction: np.ndarray) -> list[np.ndarray]:
+        """The symbols of every row."""
+        best = np.moveaxis(prediction.argmax(-1), self.time, 1)
+        changed = np.ones(best.shape, bool)
+        changed[:, 1:] = best[:, 1:] != best[:, :-1]
+        return [row[keep] for row, keep in zip(best, changed & (best != self.blank))]
+
+    def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The symbols read and wanted, of every row."""
+        return self.decoded(prediction), [row[(row >= 0) & (row != self.blank)] for row in label]
+
+
+class Meter:
+    """Metrics of one prediction, added up over batches.
+
+    Args:
+        comparison: lays predictions beside labels.
+        names: of metrics. Default: those usual while training, without what is not defined.
+        classes: the names of the classes, where they are known.
+
+    Raises:
+        BadInput: a metric that is not defined for the task.
+    """
+
+    def __init__(
+        self, comparison: Comparison, names: Sequence[str] | None = None, classes: Sequence[str] | None = None
+    ) -> None:
+        self.comparison, self._asked, self.size, self.count = comparison, names is not None, 0, 0
+        usual = (*WHILE_TRAINING[comparison.task], *(("perplexity",) if comparison.tokens else ()))
+        self.running: dict[str, Running] = {
+            name: running(name, comparison.task, classes) for name in (usual if names is None else names)
+        }
+
+    def add(self, prediction: np.ndarray, label: np.ndarray) -> tuple[Any, Any]:
+        """Take in a batch; its scores and labels."""
+        scores, labels = self.comparison(prediction, label)
+        self.count += len(labels)
+        self.size = scores.shape[1] if self.comparison.task == "classes" else 0
+        if len(labels):
+            for metric in self.running.values():
+                metric.add(scores, labels)
+        return scores, labels
+
+    def result(self) -> dict[str, float]:
+        """The metrics by name."""
+        found = {name: metric.result() for name, metric in self.running.items()}
+        if self._asked:
+            return found
+        return {k: v for k, v in found.items() if not math.isnan(v) and (k != "top5" or self.size > 5)}

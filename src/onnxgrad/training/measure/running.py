@@ -1,0 +1,159 @@
+"""Metrics that are added up over batches: what is kept between batches is a few sums, wherever that is enough.
+
+`add` takes the scores and the labels of a batch (see `onnxgrad.training.measure.metrics` for what they are), `result`
+says what all of them amount to: NaN where there is nothing to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+NAN = float("nan")
+
+
+class Running(Protocol):
+    """A metric over the batches so far."""
+
+    def add(self, scores: Any, labels: Any) -> None:
+        """Take in a batch."""
+
+    def result(self) -> float:
+        """What it amounts to."""
+
+
+class Mean:
+    """The mean of a number per row (or of several), and what becomes of it.
+
+    Args:
+        rows: those numbers.
+        then: of their mean, such as its root.
+    """
+
+    def __init__(self, rows: Callable[[Any, Any], np.ndarray], then: Callable[[float], Any] = float) -> None:
+        self.rows, self.then = rows, then
+        self.total, self.count = 0.0, 0
+
+    def add(self, scores: Any, labels: Any) -> None:
+        """Take in a batch."""
+        found = np.asarray(self.rows(scores, labels))
+        self.total += float(found.sum(dtype=np.float64))
+        self.count += found.size
+
+    def result(self) -> float:
+        """What it amounts to."""
+        return float(self.then(self.total / self.count)) if self.count else NAN
+
+
+class Tally:
+    """How often each class was right, predicted and actual, and what becomes of these three.
+
+    Args:
+        of: the metric of the three arrays [classes].
+    """
+
+    def __init__(self, of: Callable[[np.ndarray, np.ndarray, np.ndarray], float]) -> None:
+        self.of = of
+        self.table: np.ndarray | None = None
+
+    def add(self, scores: np.ndarray, labels: np.ndarray) -> None:
+        """Scores [rows, classes]; or log-odds [rows], of the classes 0 and 1."""
+        said = scores.argmax(1) if scores.ndim > 1 else (scores > 0).astype(np.int64)
+        size = scores.shape[1] if scores.ndim > 1 else 2
+        parts = (labels[said == labels], said, labels)
+        found = np.stack([np.bincount(p, minlength=size) for p in parts])
+        self.table = found if self.table is None else self.table + found
+
+    def result(self) -> float:
+        """What it amounts to."""
+        return NAN if self.table is None or not self.table[2].any() else float(self.of(*self.table))
+
+
+class Whole:
+    """What needs all scores and labels at once, such as their ranks."""
+
+    def __init__(self, of: Callable[[np.ndarray, np.ndarray], float]) -> None:
+        self.of = of
+        self.parts: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def add(self, scores: np.ndarray, labels: np.ndarray) -> None:
+        """Keep a batch."""
+        self.parts.append((np.array(scores), np.array(labels)))
+
+    def result(self) -> float:
+        """What it amounts to."""
+        if not any(len(labels) for _, labels in self.parts):
+            return NAN
+        return self.of(*(np.concatenate(p) for p in zip(*self.parts)))
+
+
+class Explained:
+    """R²: 1 minus the share of the variance that is left.
+
+    The variance is that of each element of a row over all rows, so that what differs between elements explains nothing.
+    """
+
+    def __init__(self) -> None:
+        self.rows, self.squared = 0, 0.0
+        self.mean: np.ndarray | None = None
+        self.spread: np.ndarray | None = None
+
+    def add(self, scores: np.ndarray, labels: np.ndarray) -> None:
+        """Both [rows, size]."""
+        y, t = np.asarray(scores, np.float64), np.asarray(labels, np.float64)
+        self.squared += float(((y - t) ** 2).sum())
+        # Chan, Golub, LeVeque 1983: means and sums of squares of parts, joined without cancellation
+        n, m = self.rows, len(t)
+        mean, spread = t.mean(0), ((t - t.mean(0)) ** 2).sum(0)
+        if self.mean is None or self.spread is None:
+            self.mean, self.spread = mean, spread
+        elif mean.shape == self.mean.shape:
+            self.spread = self.spread + spread + (mean - self.mean) ** 2 * (n * m / (n + m))
+            self.mean = self.mean + (mean - self.mean) * (m / (n + m))
+        else:  # rows of several sizes have no variance per element
+            self.spread = np.zeros(())
+        self.rows += m
+
+    def result(self) -> float:
+        """What it amounts to."""
+        variance = 0.0 if self.spread is None else float(self.spread.sum())
+        return 1 - self.squared / variance if variance else NAN
+
+
+class Edits:
+    """The sum of edit distances over the sum of the lengths of the labels.
+
+    Args:
+        units: what a sequence is cut into before it is compared; default: its symbols.
+    """
+
+    def __init__(self, units: Callable[[np.ndarray], Sequence[Any]] = list) -> None:
+        self.units = units
+        self.errors = self.length = self.rows = 0
+
+    def add(self, scores: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> None:
+        """Sequences of symbols, found and wanted."""
+        for found, wanted in zip(scores, labels):
+            goal = self.units(wanted)
+            self.errors += edit_distance(self.units(found), goal)
+            self.length += len(goal)
+            self.rows += 1
+
+    def result(self) -> float:
+        """What it amounts to."""
+        return self.errors / max(self.length, 1) if self.rows else NAN
+
+
+def edit_distance(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """The fewest insertions, deletions and replacements that make `b` of `a` (Levenshtein 1966)."""
+    numbers: dict[Any, int] = {}
+    goal = np.array([numbers.setdefault(s, len(numbers)) for s in b], np.int64)
+    row = np.arange(len(b) + 1)
+    steps = np.arange(len(b) + 1)
+    for i, symbol in enumerate(a, 1):
+        after = np.minimum(row[1:] + 1, row[:-1] + (goal != numbers.get(symbol, -1)))
+        # insertions run along the row: the least of what is left of here, plus the way from there
+        row = np.minimum.accumulate(np.concatenate([[i], after]) - steps) + steps
+    return int(row[-1])
