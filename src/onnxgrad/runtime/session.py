@@ -181,11 +181,13 @@ def create(
     """
     if isinstance(model, onnx.ModelProto):
         model = ir.from_proto(model)
-    if options.target == "auto":
-        settled = dataclasses.replace(options, target="portable")
-        if isinstance(model, ir.Model) and wants_kernels(model):
-            settled = options.settled(wait=False)
-        return create(model, settled, flush, renewed, overwritten)
+    if options.target != "portable":
+        graph = model if isinstance(model, ir.Model) else _read(model)
+        wanted = graph is not None and wants_kernels(graph)
+        if options.target == "auto":
+            options = options.settled(wait=False) if wanted else dataclasses.replace(options, target="portable")
+        if options.target == "native" and wanted and graph is not None:
+            model = graph
     wrong = wrong_fusions(model)
     without = {"disabled_optimizers": wrong} if wrong else {}
     if isinstance(model, ir.Model):
@@ -222,6 +224,18 @@ def create(
         raise
     except Exception as error:  # ONNX Runtime's exceptions share no base but this one
         raise BadInput(f"ONNX Runtime cannot load the model: {one_line(error)}") from error
+
+
+def _read(model: bytes | str | Path) -> ir.Model | None:
+    """A serialized model, to look for what kernels would take over; None for one that only the runtime need read."""
+    try:
+        proto = onnx.ModelProto.FromString(model if isinstance(model, bytes) else Path(model).read_bytes())
+        apart = onnx.TensorProto.EXTERNAL
+        if proto.graph.sparse_initializer or any(t.data_location == apart for t in proto.graph.initializer):
+            return None
+        return ir.from_proto(proto)
+    except Exception:  # the runtime tells what is wrong with it
+        return None
 
 
 def _through_a_file(

@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -74,6 +75,77 @@ def test_without_a_compiler_operators_run(no_compiler, targets):
     assert Trainer(trainable()).options.target == "portable"
     assert set(targets) == {"portable"}
     assert not no_compiler.exists()
+
+
+ROW = """<ir_version: 10, opset_import: ["": 21]> g (float[64, 64] x) => (float[64, 64] y) {
+    a = Sin (x)
+    b = Tanh (a)
+    c = Mul (b, b)
+    y = Exp (c)
+}"""
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """The serialized models that ONNX Runtime was given; where it was given a file, what that holds."""
+    seen, create = [], sessions.onnxruntime.InferenceSession
+
+    def session(source, *args, **kwargs):
+        seen.append(source if isinstance(source, bytes) else Path(source).read_bytes())
+        return create(source, *args, **kwargs)
+
+    monkeypatch.setattr(sessions.onnxruntime, "InferenceSession", session)
+    return seen
+
+
+@needs_compiler
+@pytest.mark.parametrize("inferred", [True, False])
+def test_the_graph_says_what_there_is_not_its_notes(tmp_path, ran, inferred):
+    """Of a file nobody knows more than its operators; of derivatives of elementwise functions no part has a name."""
+    library()
+    proto = onnx.parser.parse_model(ROW)
+    derived = ir.to_proto(grad(ir.from_proto(proto), wrt=["x"]))
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    for model in (proto, derived):
+        if not inferred:
+            model.graph.ClearField("value_info")
+        onnx.save(model, tmp_path / "m.onnx")
+        expected = Session(model, PORTABLE).run({"x": x})
+        for held in (model, ir.from_proto(model), model.SerializeToString(), tmp_path / "m.onnx"):
+            ran.clear()
+            found = Session(held, AUTO).run({"x": x})
+            assert b"onnxgrad.native" in ran[0], type(held)
+            for name, array in found.items():
+                np.testing.assert_allclose(array, expected[name], rtol=2e-6, atol=1e-6)
+        ran.clear()
+        Function(tmp_path / "m.onnx", options=AUTO)(x=x)
+        assert b"onnxgrad.native" in ran[0]
+
+
+@needs_compiler
+def test_files_that_are_left_to_the_runtime(tmp_path, ran):
+    """Those whose weights lie elsewhere, those without anything for a kernel, and everything where operators are asked
+    for: byte by byte as they are."""
+    library()
+    big = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[64, 64] x) => (float[64, 64] y) {'
+        "a = Mul (x, w) y = Tanh (a) }"
+    )
+    big.graph.initializer.append(onnx.numpy_helper.from_array(np.full((64, 64), 0.5, np.float32), "w"))
+    onnx.save(big, tmp_path / "big.onnx", save_as_external_data=True, size_threshold=0)
+    plain = onnx.parser.parse_model(ROW.replace("Tanh", "Identity").replace("Mul (b, b)", "MatMul (b, b)"))
+    onnx.save(plain, tmp_path / "plain.onnx")
+    onnx.save(onnx.parser.parse_model(ROW), tmp_path / "row.onnx")
+    for name, options in (("big", AUTO), ("plain", AUTO), ("row", PORTABLE)):
+        path = tmp_path / f"{name}.onnx"
+        found = Session(path, options).run({"x": np.ones((64, 64), np.float32)})
+        assert ran == [path.read_bytes()], name
+        assert np.isfinite(found["y"]).any()
+        ran.clear()
+    (tmp_path / "broken.onnx").write_bytes(b"\x08\x0a" + bytes(range(200)))
+    for broken in (tmp_path / "broken.onnx", tmp_path / "none.onnx", b"\xff" * 30):
+        with pytest.raises(BadInput, match="ONNX Runtime cannot load the model"):
+            Session(broken, AUTO)
 
 
 @needs_compiler

@@ -296,6 +296,17 @@ def test_what_the_runtime_does_better():
     assert not groups(model_of("p = MatMul(x, w) q = Add(p, b) z = Neg(q)", ends))
 
 
+@pytest.mark.parametrize("weights", ["constant", "given"])
+def test_sums_in_the_layout_of_convolutions(weights):
+    """ONNX Runtime keeps what follows a convolution with constant weights in a layout of its own."""
+    given = ", float[8, 8, 1, 1] w" if weights == "given" else ""
+    held = "" if given else f", float[8, 8, 1, 1] w = {{{', '.join(map(str, np.linspace(-1, 1, 64)))}}}"
+    rows = f"float[8] one = {{{', '.join('1' * 8)}}}, float[8] zero = {{{', '.join('0' * 8)}}}"
+    ends = f"(float[2, 8, 32, 32] x, float[2, 8, 32, 32] z{given}) => (float[2, 8, 32, 32] y) <{rows}{held}>"
+    text = "c = Conv (x, w) n = BatchNormalization (c, one, zero, zero, one) s = Add (n, z) y = Relu (s)"
+    assert len(groups(model_of(text, ends))) == (weights == "given")
+
+
 def test_the_switch():
     model = model_of("a = Mul(x, y) b = Mul(a, y) z = Add(b, y)", "(float[N] x, float[N] y) => (float[N] z)")
     feeds = {name: np.ones(3, np.float32) for name in "xy"}

@@ -45,6 +45,15 @@ _LONG = frozenset({"Erf", "Exp", "Gelu", "Log", "Mish", "Sigmoid", "Softplus", "
 _SMALL, _FEWEST = 2048, 3
 
 
+def may_fuse(model: ir.Model) -> bool:
+    """Whether anywhere in `model` an operator that programs have reads another one: a look, at no types or shapes."""
+    for graph in _graphs(model.graph):
+        for node in filter(is_known, graph):
+            if any(v is not None and (maker := v.producer()) is not None and is_known(maker) for v in node.inputs):
+                return True
+    return False
+
+
 def fused(model: ir.Model, own: bool = False) -> ir.Model:
     """A copy of `model` with groups of elementwise operators as calls; `model` itself if none gains.
 
@@ -124,6 +133,10 @@ def _is_the_runtimes(node: ir.Node) -> bool:
             continue
         if before.op_type in ("Conv", "Gemm") and node.op_type in ("Relu", "LeakyRelu", "Sigmoid", "Tanh"):
             return True
+        if node.op_type in ("Add", "Sum") and _has_constant_filter(before):
+            return True  # it stays in the layout of that convolution, and so does a Relu after it
+        if before.op_type in ("Add", "Sum") and node.op_type == "Relu" and _is_the_runtimes(before):
+            return True
         others = [v for v in node.inputs if v is not value]
         if before.op_type == "MatMul" and node.op_type in ("Mul", "Div") and constant(others[0]) is not None:
             return True
@@ -137,6 +150,15 @@ def _is_the_runtimes(node: ir.Node) -> bool:
         and users[0].op_type == "MatMul"
         and any(constant(v) is not None for v in node.inputs)
     )
+
+
+def _has_constant_filter(node: ir.Node) -> bool:
+    """Whether it is a Conv, perhaps with a BatchNormalization, that ONNX Runtime may give a layout of its own."""
+    given = node.inputs[0].producer() if node.op_type == "BatchNormalization" and node.inputs[0] is not None else node
+    if given is None or (given.domain, given.op_type) != ("", "Conv") or given.inputs[1] is None:
+        return False
+    weights = given.inputs[1]
+    return not weights.is_graph_input() and ir.convenience.get_const_tensor(weights) is not None
 
 
 class _Grouping:

@@ -37,9 +37,12 @@ def letter(value: ir.Value | None) -> str:
 
 def dims(value: ir.Value) -> Dims | None:
     """The shape of `value`; None unless every dimension has a number or a name."""
-    if value.shape is None or len(value.shape) > AXES:
+    shape = value.shape
+    if shape is None or len(shape) > AXES:
         return None
-    found = tuple(d if isinstance(d, int) else d.value for d in value.shape)
+    if shape.is_static():
+        return shape.numpy()
+    found = tuple(d if isinstance(d, int) else d.value for d in shape)
     return None if None in found else found  # type: ignore[return-value]
 
 

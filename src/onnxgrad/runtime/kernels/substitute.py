@@ -21,6 +21,7 @@ from onnxgrad.ir.aliases import known_as
 from onnxgrad.ir.composites import Part, named_parts
 from onnxgrad.ir.graph import prune, reads, subgraphs
 from onnxgrad.runtime.kernels.attention import fuse_attention
+from onnxgrad.runtime.kernels.elementwise import may_fuse
 
 DOMAIN = "onnxgrad.native"
 
@@ -125,6 +126,11 @@ def kernels() -> Mapping[str, Fits]:
 
 
 def wants_kernels(model: ir.Model) -> bool:
+    """Whether there may be a kernel for something in `model`: a named part, or elementwise operators in a row."""
+    return names_kernels(model) or may_fuse(model)
+
+
+def names_kernels(model: ir.Model) -> bool:
     """Whether a kernel is known for a named part of `model`, or of a graph inside it."""
     known = kernels()
     return any(part.name in known for graph in _with_bodies(model.graph) for part in named_parts(graph))
@@ -139,7 +145,7 @@ def _with_bodies(graph: ir.Graph) -> Iterator[ir.Graph]:
 
 def with_kernels(model: ir.Model) -> ir.Model:
     """A copy of `model` with kernels in the place of named parts, also in bodies; `model` itself if none fits."""
-    if not wants_kernels(model):
+    if not names_kernels(model):
         return model
     copy = model.clone()
     try:
