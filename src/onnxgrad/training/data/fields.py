@@ -177,6 +177,8 @@ def _hint(array: np.ndarray, field: Field) -> str:
     """A guess at what is wrong with the shape."""
     if field.label and np.issubdtype(field.dtype, np.integer) and array.ndim == len(field.shape) + 2:
         return " (class indices, not one-hot rows)"
+    if field.label and np.issubdtype(field.dtype, np.integer) and array.ndim == len(field.shape) + 1 > 1:
+        return "\n  hint: if the classes of the prediction lie along another axis, say so: cross_entropy:axis=-1"
     sizes = [d for d in field.shape if d is not None]
     if len(sizes) == len(field.shape) and array.ndim and array[:1].size == math.prod(sizes):
         return f" (its rows have the right size: reshape it to {[len(array), *field.shape]})"

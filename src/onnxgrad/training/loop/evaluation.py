@@ -51,12 +51,14 @@ class Prediction:
         label: name of the array of labels.
         comparison: lays one beside the other.
         classes: number of classes, if known.
+        is_loss: the loss is the mean over the labels that count, and nothing else.
     """
 
     value: str
     label: str
     comparison: Comparison
     classes: int | None = None
+    is_loss: bool = False
 
     @property
     def ignored(self) -> int | None:
@@ -226,20 +228,28 @@ class Evaluation:
         weights = self.source.model.graph.initializers
         for name in set(tail_inputs) - {*self.boundary, *data.names, *known}:
             known[name] = weights[name].const_value.numpy()  # type: ignore[union-attr]
-        total = 0.0
+        total, weights = 0.0, 0
         meters = self.meters(metrics, data.classes)
         for batch in data.batches(size, rows):
             feeds = batch | known
             if self.boundary:
                 feeds |= head.run({n: feeds[n] for n in head.inputs}, self.boundary)
             found = feeds if self._tail is None else self._tail.run({n: feeds[n] for n in tail_inputs})
-            total += float(found[self.loss]) * data.count(batch)
+            weight = self._weight(batch, data.count(batch))
+            total, weights = total + (float(found[self.loss]) * weight if weight else 0.0), weights + weight
             for p, meter in zip(self.predictions, meters):
                 meter.add(found[p.value], batch[p.label])
-        measured = {"loss": total / len(rows)}
+        measured = {"loss": total / weights if weights else float("nan")}
         for meter in meters:
             measured |= {k: v for k, v in meter.result().items() if k not in measured}
         return measured
+
+    def _weight(self, batch: Mapping[str, np.ndarray], rows: int) -> int:
+        """How much the loss of a batch counts in that of the data: by its rows, or by its labels that count."""
+        for p in self.predictions:
+            if p.is_loss and p.ignored is not None:
+                return int((batch[p.label] != p.ignored).sum())
+        return rows
 
 
 def measuring_graph(source: Source, step: Step) -> tuple[ir.Model, set[str]]:
@@ -349,7 +359,9 @@ def _prediction(node: ir.Node, labels: set[str]) -> Prediction | None:
         given = node.attributes.get("ignore_index")
         ignored = None if given is None else given.as_int()
         known = classes if isinstance(classes, int) else None
-        return Prediction(y.name or "", label, Classes(1, ignored, words=_rank(y) == 3, called=label), known)
+        mean = node.attributes.get("reduction")
+        alone = len(node.inputs) < 3 and (mean is None or mean.as_string() == "mean") and _is_end(node.outputs[0])
+        return Prediction(y.name or "", label, Classes(1, ignored, words=_rank(y) == 3, called=label), known, alone)
     if in_rows:
         return None
     if node.op_type == "Mul" and any(u.op_type == "Softplus" for u, _ in y.uses()):
@@ -357,6 +369,13 @@ def _prediction(node: ir.Node, labels: set[str]) -> Prediction | None:
     if node.op_type == "Sub":
         return Prediction(y.name or "", label, Comparison())
     return None
+
+
+def _is_end(value: ir.Value) -> bool:
+    """Whether `value` is the output of its graph, perhaps by another name."""
+    users = list(value.uses())
+    renamed = [n.outputs[0] for n, _ in users if n.op_type == "Identity"]
+    return value.is_graph_output() or (len(users) == len(renamed) == 1 and renamed[0].is_graph_output())
 
 
 def _rank(y: ir.Value) -> int | None:

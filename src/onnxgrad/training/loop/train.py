@@ -14,6 +14,7 @@ from onnxgrad.training.data import open_data
 from onnxgrad.training.data.class_weights import balanced_weights, labels_in
 from onnxgrad.training.data.columns import Column
 from onnxgrad.training.loop.trainer import AnyData, Trainer
+from onnxgrad.training.loss.class_axis import with_class_axis
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.measure.predict import as_given
 
@@ -79,8 +80,10 @@ def _balanced(term: Any, model: ir.Model, columns: Mapping[str, Column], labels:
         return term
     floats = [v for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
     prediction = next((v for v in floats if term.output in (None, v.name)), None)
-    axis = term.options.get("axis", 1)
     shape = None if prediction is None else prediction.shape
+    axis = 1
+    if prediction is not None:
+        axis = with_class_axis({"axis": term.options.get("axis")}, prediction)["axis"]
     if shape is None or not -len(shape) <= axis < len(shape) or not isinstance(shape[axis], int):
         raise BadInput("balanced weights need the number of classes, which the model does not declare; give numbers")
     numbers = labels_in(columns, term.labels or labels)

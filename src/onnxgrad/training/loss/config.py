@@ -28,8 +28,8 @@ class Loss:
         output: the value of the model that is the prediction; default: the model's only float output.
         labels: name of the label input; default: ``labels``. Terms that give the same name share it.
         teacher: a model with the inputs of the model, whose output takes the place of the labels.
-        options: of a loss by name: ``reduction`` ("mean" or "sum"), ``axis`` of the classes (1), ``ignore_index``,
-            ``weight`` per class, ``delta``, …
+        options: of a loss by name: ``reduction`` ("mean" or "sum"), ``axis`` of the classes (default: found out, see
+            `class_axis`), ``ignore_index``, ``weight`` per class, ``delta``, …
     """
 
     loss: Any

@@ -32,7 +32,7 @@ class LossFunction:
 
     Attributes:
         write: emits it, given prediction, labels and options.
-        options: its options with their defaults.
+        options: its options with their defaults; the axis of the classes is found out (see `class_axis`).
         labels: what its label inputs are, given the prediction and the options.
         contains: the activations that it contains, which are stripped off the prediction.
         mean: what its mean is taken over: "elements" of the prediction, "labels" that count, their "weights", or
@@ -134,7 +134,7 @@ def _positive(what: str, value: float) -> None:
 
 
 @_loss("cross_entropy", label_inputs.classes, ("Softmax", "LogSoftmax"), "weights", "classes",
-       axis=1, ignore_index=None, weight=None, label_smoothing=0.0)  # fmt: skip
+       axis=None, ignore_index=None, weight=None, label_smoothing=0.0)  # fmt: skip
 def cross_entropy(b, y, labels, reduction, axis, ignore_index, weight, label_smoothing):  # type: ignore[no-untyped-def]
     """-log softmax(y)[t], of which label smoothing ε puts the share ε/C on each of the C classes"""
     if not 0 <= label_smoothing <= 1:
@@ -159,14 +159,14 @@ def cross_entropy(b, y, labels, reduction, axis, ignore_index, weight, label_smo
     return b.Mul(sharp, 1 - label_smoothing) + b.Mul(even, label_smoothing)
 
 
-@_loss("nll", label_inputs.classes, (), "weights", "classes", axis=1, ignore_index=None, weight=None)
+@_loss("nll", label_inputs.classes, (), "weights", "classes", axis=None, ignore_index=None, weight=None)
 def nll(b, y, labels, reduction, axis, ignore_index, weight):  # type: ignore[no-untyped-def]
     """-y[t] for log-probabilities y"""
     y, weight = _classes_second(b, y, axis), _weight(b, weight, y)
     return b.NegativeLogLikelihoodLoss(y, labels, weight, reduction=reduction, ignore_index=ignore_index)
 
 
-@_loss("focal", label_inputs.classes, ("Softmax", "LogSoftmax"), "labels", "classes", axis=1, gamma=2.0,
+@_loss("focal", label_inputs.classes, ("Softmax", "LogSoftmax"), "labels", "classes", axis=None, gamma=2.0,
        ignore_index=None, weight=None)  # fmt: skip
 def focal(b, y, labels, reduction, axis, gamma, ignore_index, weight):  # type: ignore[no-untyped-def]
     """-w[t]·(1 - p)^γ·log p for p = softmax(y)[t]"""
@@ -245,7 +245,7 @@ def _unit(b: Builder, x: Var, axis: int) -> Var:
     return x / b.Sqrt(b.Max(b.ReduceSumSquare(x, [axis], keepdims=1), 1e-16))
 
 
-@_loss("kl", contains=("Softmax", "LogSoftmax"), axis=1, temperature=1.0,
+@_loss("kl", contains=("Softmax", "LogSoftmax"), axis=None, temperature=1.0,
        targets="logits")  # fmt: skip
 def kl(b, y, labels, reduction, axis, temperature, targets):  # type: ignore[no-untyped-def]
     """τ²·Σ p·(log p - log q) along `axis`, for q = softmax(y/τ) and p = softmax(t/τ), or softmax((log t)/τ)"""

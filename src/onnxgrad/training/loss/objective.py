@@ -17,6 +17,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.training.graph.inline_graphs import Inlined
+from onnxgrad.training.loss.class_axis import with_class_axis
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.loss.label_inputs import Labels
 from onnxgrad.training.loss.logits import Ending
@@ -38,7 +39,7 @@ class Objective:
 
     def __init__(self, builder: Builder, terms: Sequence[Loss], output: Callable[[str | None], ir.Value]) -> None:
         self.b, self.terms, self.output = builder, terms, output
-        self.losses = [t.function() for t in terms]
+        self.losses = [self._function(t) for t in terms]
         self.graphs = {
             k: Inlined(t.loss, f"the loss {t.name!r}") for k, t in enumerate(terms) if self.losses[k] is None
         }
@@ -47,6 +48,13 @@ class Objective:
         self.notes: dict[str, None] = {}
         self._values = {v.name or "": v for v in builder.graph.inputs}
         self._values |= {v.name: v for node in builder.graph for v in node.outputs if v.name}
+
+    def _function(self, term: Loss) -> tuple[LossFunction, dict[str, Any]] | None:
+        """The loss of that name, and its options; None for a graph."""
+        found = term.function()
+        if found is None or "axis" not in found[1]:
+            return found
+        return found[0], with_class_axis(found[1], self.output(term.output))
 
     def predictions(self) -> list[ir.Value]:
         """Every value of the model that a term reads."""
