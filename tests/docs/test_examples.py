@@ -117,6 +117,18 @@ def test_mpc(example, picture):
             np.testing.assert_allclose(slopes[name][0, :, i], (up - down) / 2e-6, atol=1e-8)
 
 
+@pytest.mark.skipif(not importlib.util.find_spec("casadi"), reason="casadi is not installed")
+def test_mpc_casadi(example, picture):
+    """IPOPT on the files for CasADi finds the plan that linearised steps converge to."""
+    m = example("mpc_casadi")
+    found = m.main(picture, ticks=3, horizon=12)
+    assert found.shape == (4, 4)
+    start, plan = np.array([0.1, -0.2, 0.1, 0.0]), np.zeros(12)
+    for _ in range(30):
+        plan = example("mpc").improve(start, plan)
+    assert m.Controller(12)(start) == pytest.approx(plan[0], rel=1e-5)
+
+
 def test_sensitivity(example, picture):
     from scipy.stats import spearmanr
 
