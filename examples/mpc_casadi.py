@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import casadi as ca
 import numpy as np
 import onnxruntime
 from mpc import EFFORT, LIMIT, STEP, WEIGHTS
@@ -22,7 +23,6 @@ from onnxgrad.interop.casadi import family
 # CasADi loads ONNX Runtime itself; the library lies in the wheel
 for library in Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.*"):
     os.environ.setdefault("CASADI_ONNXRUNTIME_LIB", str(library))
-import casadi as ca
 
 
 class Controller:
@@ -36,7 +36,7 @@ class Controller:
         self.start = opti.parameter(4)
         opti.subject_to(self.state[:, 0] == self.start)
         for t in range(horizon):
-            opti.subject_to(self.state[:, t + 1].T == step(self.state[:, t].T, self.force[:, t]))
+            opti.subject_to(step(self.state[:, t].T, self.force[:, t]) == self.state[:, t + 1].T)
         opti.subject_to(opti.bounded(-LIMIT, ca.vec(self.force), LIMIT))
         opti.minimize(ca.sumsqr(ca.diag(WEIGHTS) @ self.state) + EFFORT**2 * ca.sumsqr(self.force))
         opti.solver("ipopt", {"print_time": False}, {"print_level": 0, "sb": "yes", "max_iter": 200})
