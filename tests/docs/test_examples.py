@@ -194,3 +194,14 @@ def test_influence(example):
     pytest.importorskip("scipy")
     predicted, real = example("influence").main(3)
     np.testing.assert_allclose(predicted, real, rtol=0.2)
+
+
+def test_federated(example, monkeypatch):
+    pytest.importorskip("flwr", reason="no flwr, which wants older versions of what is pinned here")
+    pytest.importorskip("ray", reason="no ray, which flwr[simulation] brings")
+    for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"):
+        monkeypatch.setenv(name, "0")
+    together, alone = example("federated").main(rounds=8)
+    assert len(together) == 8
+    assert together[-1] > 0.6
+    assert alone < 0.3  # it knows three digits of ten

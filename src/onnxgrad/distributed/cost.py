@@ -56,8 +56,8 @@ class Network:
     def all_reduce(self, ranks: int, size: float, algorithm: str = "ring") -> float:
         """Seconds for an all-reduce of `size` bytes: by "ring", "tree" or "halving" (recursive halving and doubling).
 
-        >>> Network(latency=1e-6, seconds_per_byte=1e-9).all_reduce(4, 8e6)
-        0.012006
+        >>> f"{Network(latency=1e-6, seconds_per_byte=1e-9).all_reduce(4, 8e6):.6f}"
+        '0.012006'
         """
         if ranks < 1:
             raise BadInput(f"there is at least 1 rank, not {ranks}")
