@@ -101,6 +101,19 @@ def test_a_step_schedule_that_ends_training_ends_it(place):
     assert more == 0
 
 
+def test_samples_and_variants(place):
+    assert changed(train("--sample", "balanced")) == {"w1", "b1", "w2"}
+    assert any(not np.array_equal(a, b) for a, b in zip(weights().values(), weights("out.onnx").values()))
+    for flags, words in (
+        (("--sample", "balancd"), "sample is 'each' or 'balanced', not 'balancd'"),
+        (("--augment", "flp"), "did you mean 'flip'"),
+        (("--augment", "flip"), "augmentation is of pictures"),
+    ):
+        found = command("--loss", "cross_entropy", "--optimizer", "adam", "-o", "no.onnx", *flags)
+        assert found.exit_code == 2
+        assert words in found.output
+
+
 def test_dropout_is_put_back(place):
     plain, dropped = train(), train("--dropout", "Tanh=0.5", out="d.onnx")
     assert any(np.abs(plain[n] - dropped[n]).max() > 1e-3 for n in plain)

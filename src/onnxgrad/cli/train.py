@@ -15,7 +15,7 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.model_io import files_of, load_model
 from onnxgrad.training.adapters.folder import check_adapter
 from onnxgrad.training.adapters.folder import files_in as adapter_files
-from onnxgrad.training.data import Images, open_data
+from onnxgrad.training.data import Augment, Images, open_data
 from onnxgrad.training.loop.listeners import loggers, watchers
 from onnxgrad.training.loop.train import balanced
 from onnxgrad.training.measure.metrics import names_of
@@ -38,6 +38,8 @@ def train(
     ] = None,
     validation_split: train_options.ValidationSplit = None,
     inputs: train_options.Inputs = None,
+    sample: train_options.Sample = "each",
+    augment: train_options.Augmentation = None,
     loss: train_options.Losses = None,
     optimizer: train_options.Optimizer = None,
     prediction: train_options.Prediction = None,
@@ -141,6 +143,8 @@ def train(
     if accumulate < 1:
         raise BadInput(f"--accumulate must be at least 1, not {accumulate}")
     names = names_of(metrics)
+    if augment is not None:
+        Augment.of(augment)
     held = validation is not None or validation_split is not None
     watching = watchers(monitor, patience, keep_best, keep, held)
     if validation is not None and validation_split is not None:
@@ -175,6 +179,8 @@ def train(
         batch_size=batch_size,
         seed=seed,
         validation_split=validation_split,
+        sample=sample,
+        augment=augment,
         schedule=schedule,
         accumulate=accumulate,
         memory=memory,

@@ -56,6 +56,17 @@ Inputs = Annotated[
         "--input", help="Which columns feed an input: X=f0..f63, X=age,height, X='pixel*', X=images. Repeatable."
     ),
 ]
+Augmentation = Annotated[
+    str | None,
+    panels.data(
+        "--augment",
+        help="Train on random variants of pictures: flip, vflip, crop=4, jitter=0.2, erase, with commas between them.",
+    ),
+]
+Sample = Annotated[
+    str,
+    panels.data("--sample", help="each row once in an epoch, or balanced: each class as often as the others."),
+]
 Rate = Annotated[float | None, panels.optimizer("--lr", help="Learning rate. Default: that of the optimizer.")]
 Decay = Annotated[float | None, panels.optimizer("--weight-decay", help="Default: that of the optimizer.")]
 Momentum = Annotated[float | None, panels.optimizer("--momentum", help="Default: that of the optimizer.")]

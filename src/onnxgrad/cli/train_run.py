@@ -52,6 +52,8 @@ class Job:
         batch_size: rows per step.
         seed: decides the order of the rows.
         validation_split: the share of the rows that is held out, if no validation data are given.
+        sample: which rows an epoch takes.
+        augment: variants of pictures, as they are spelled.
         schedule: of the learning rate, as it is spelled.
         accumulate: into how many parts a batch is cut.
         memory: how much what a step computes may take, as it is written.
@@ -86,6 +88,8 @@ class Job:
     batch_size: int = 32
     seed: int = 0
     validation_split: float | None = None
+    sample: str = "each"
+    augment: str | None = None
     schedule: str = "constant"
     accumulate: int = 1
     memory: str | None = None
@@ -137,6 +141,8 @@ class Job:
                 batch_size=self.batch_size,
                 validation=held_out,
                 seed=self.seed,
+                sample=self.sample,
+                augment=self.augment,
                 schedule=self.schedule,
                 checkpoint=self.checkpoint,
                 resume=self.resume,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.errors import BadInput
+from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.axes import fed_whole, fixed_batch
 from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import Field, fitted, match
@@ -23,6 +24,7 @@ from onnxgrad.training.data.fingerprint import fingerprint
 from onnxgrad.training.data.images import Images
 from onnxgrad.training.data.labels import ClassColumn, class_column
 from onnxgrad.training.data.prefetch import DEPTH, ahead
+from onnxgrad.training.data.sampling import balanced
 from onnxgrad.training.data.sources import open_data
 
 #: Batches in a pool from which rows of like lengths are put together; larger pools pad less and shuffle less.
@@ -79,6 +81,9 @@ class Data:
             if array is not None:
                 self.arrays[f.name] = fitted(chosen[f.name], array, f, name)
         rows = {n: len(c) for n, c in self.columns.items()}
+        #: variants of the rows, and the inputs that take them (see `augmented`)
+        self.augment: Augment | None = None
+        self.pictures: list[str] = []
         #: inputs without a batch axis, which every batch has all of
         self.whole = fed_whole(fed, rows, name)
         for f in [f for f in fed if f.name in self.whole and f.name not in self.arrays]:
@@ -116,6 +121,13 @@ class Data:
         return np.max(known, axis=0) if known else None
 
     @property
+    def labels(self) -> np.ndarray | None:
+        """The class number of each row, where one array in memory holds them."""
+        found = [self.arrays[f.name] for f in self.fields if f.label and f.name in self.arrays]
+        found = [a for a in found if a.dtype.kind in "iu" and a.shape == (len(self),)]
+        return found[0] if len(found) == 1 else None
+
+    @property
     def classes(self) -> tuple[str, ...] | None:
         """The names of the classes, in the order of their numbers, where the source names them."""
         return next((c.names for c in self.columns.values() if isinstance(c, ClassColumn)), None)
@@ -148,10 +160,18 @@ class Data:
         }
         return f"{fingerprint(self.arrays, read)}-{self.pad_to}"
 
-    def order(self, seed: Sequence[int], batch_size: int) -> np.ndarray:
-        """All rows, shuffled by `seed`; rows of similar length are batched together."""
+    def augmented(self, how: Augment) -> Data:
+        """The same rows, of which `batches` gives variants. Raises BadInput if there are no pictures."""
+        shapes = {f.name: self.arrays[f.name].shape[1:] if f.name in self.arrays else f.shape for f in self.fields}
+        some = copy.copy(self)
+        some.augment, some.pictures = how, how.inputs(self.fields, shapes, self.name)
+        return some
+
+    def order(self, seed: Sequence[int], batch_size: int, sample: str = "each") -> np.ndarray:
+        """All rows, shuffled by `seed`, or a balanced `sample`; rows of similar length are batched together."""
         random = np.random.default_rng(list(seed))
-        order = random.permutation(self.rows)
+        labels = self.labels if sample == "balanced" else None
+        order = random.permutation(self.rows) if labels is None else balanced(labels, random)
         lengths = self.lengths
         if lengths is None:
             return order
@@ -161,19 +181,24 @@ class Data:
         batches = order[: full * batch_size].reshape(full, batch_size)
         return np.concatenate([batches[random.permutation(full)].ravel(), order[full * batch_size :]])
 
-    def batches(self, size: int, order: np.ndarray | None = None, start: int = 0) -> Iterator[dict[str, np.ndarray]]:
+    def batches(
+        self, size: int, order: np.ndarray | None = None, start: int = 0, draw: Sequence[int] | None = None
+    ) -> Iterator[dict[str, np.ndarray]]:
         """Batches of `size` rows, the last one smaller, in `order`, from the row at position `start` on.
 
         In an `order` the full batches of what lies in memory are handed out in the same arrays again and again. What
-        has to be read is read ahead, by a thread.
+        has to be read is read ahead, by a thread; there, too, pictures are varied, by what `draw` (a seed and an epoch)
+        says. Without it they stay as they are.
         """
-        lazy = len(self.arrays) + len(self.ends) < len(self.fields)
-        if lazy:
-            yield from ahead(self._made(size, order, start, DEPTH + 2))
+        varied = draw is not None and self.augment is not None
+        if varied or len(self.arrays) + len(self.ends) < len(self.fields):
+            yield from ahead(self._made(size, order, start, DEPTH + 2, draw if varied else None))
         else:
-            yield from self._made(size, order, start, 1)
+            yield from self._made(size, order, start, 1, None)
 
-    def _made(self, size: int, order: np.ndarray | None, start: int, copies: int) -> Iterator[dict[str, np.ndarray]]:
+    def _made(
+        self, size: int, order: np.ndarray | None, start: int, copies: int, draw: Sequence[int] | None
+    ) -> Iterator[dict[str, np.ndarray]]:
         """Batches in `copies` sets of arrays that take turns."""
         stop = self.rows if order is None else len(order)
         sets: list[dict[str, np.ndarray]] = [{} for _ in range(copies)]
@@ -193,7 +218,10 @@ class Data:
                     buffers[name] = np.empty((len(rows), *array.shape[1:]), array.dtype)
                 # the one mode that does not copy twice
                 batch[name] = np.take(array, rows, axis=0, out=buffers[name], mode="clip")
-            yield batch | self._read(rows)
+            batch |= self._read(rows)
+            if draw is not None and self.augment is not None:
+                batch |= {name: self.augment(batch[name], rows, draw) for name in self.pictures}
+            yield batch
 
     def _read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """What does not lie in memory, and where its rows end."""

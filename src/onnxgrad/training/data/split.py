@@ -24,20 +24,13 @@ def split(data: Data, share: float, seed: int) -> tuple[Data, Data]:
         raise BadInput(f"{data.name} has {len(data)} rows: a share of {share} leaves nothing on one side")
     random = np.random.default_rng([seed, 0x5EED])
     order = random.permutation(len(data))
-    labels = _classes(data)
+    labels = data.labels
     if labels is not None:
         order = _interleaved(labels, order)
     held = np.zeros(len(data), bool)
     held[order[:count]] = True
     rest, set_aside = np.flatnonzero(~held), np.flatnonzero(held)
     return data.select(rest, data.name), data.select(set_aside, f"the rows held out of {data.name}")
-
-
-def _classes(data: Data) -> np.ndarray | None:
-    """The class number of each row, where there is one array of them."""
-    found = [data.arrays[f.name] for f in data.fields if f.label and f.name in data.arrays]
-    found = [a for a in found if a.dtype.kind in "iu" and a.shape == (len(data),)]
-    return found[0] if len(found) == 1 else None
 
 
 def _interleaved(labels: np.ndarray, order: np.ndarray) -> np.ndarray:

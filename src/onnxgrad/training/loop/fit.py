@@ -122,11 +122,11 @@ class Fit:
         run, at = self.run, self.run.position
         order = np.arange(len(run.data))
         if run.shuffle:
-            order = run.data.order([run.seed, at.epoch], run.batch_size)
+            order = run.data.order([run.seed, at.epoch], run.batch_size, run.sample)
         order = order[: run.rows]
         begin = saved = time.monotonic()
         before, stopped = at.seconds, False
-        for batch in run.data.batches(run.batch_size, order, at.row):
+        for batch in run.data.batches(run.batch_size, order, at.row, [run.seed, at.epoch]):
             self._set_rate()
             loss = float(run.machine.step(batch)[run.step.loss])
             at.step += 1

@@ -94,7 +94,7 @@ def _compare(run: Run, found: Checkpoint, accept_changes: bool) -> bool:
                 f"the checkpoint {str(run.checkpoint)!r} belongs to another training step: the model, the loss, "
                 f"the optimizer or its settings are not those that it was written with{_ACCEPT}"
             )
-    return any(what in ("seed", "shuffle", "batch size", "rows", "training data") for what, _, _ in changes)
+    return any(what in ("seed", "shuffle", "batch size", "rows", "sample", "training data") for what, _, _ in changes)
 
 
 def _other(run: Run, what: str) -> BadInput:

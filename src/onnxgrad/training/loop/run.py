@@ -73,6 +73,7 @@ class Run:
         data, validation: rows to train on, and to measure after every epoch.
         epochs: how many epochs it takes.
         steps: how many steps it takes.
+        sample: which rows an epoch takes.
         metrics: names of what is measured of validation data; None: what is usual.
         evaluate_every: steps between measurements of validation data; None: after every epoch.
         folder: where the checkpoint is kept, if there is one.
@@ -97,6 +98,7 @@ class Run:
         seed: int,
         shuffle: bool,
         schedule: RateSchedule | str | None,
+        sample: str = "each",
         metrics: Sequence[str] | None = None,
         evaluate_every: int | None = None,
         folder: Path | None,
@@ -106,7 +108,7 @@ class Run:
         self.step, self.machine, self.fingerprint, self.parts = step, machine, fingerprint, parts
         self.data, self.validation = data, validation
         self.epochs, self.batch_size, self.seed, self.shuffle = epochs, batch_size, seed, shuffle
-        self.metrics, self.evaluate_every = metrics, evaluate_every
+        self.sample, self.metrics, self.evaluate_every = sample, metrics, evaluate_every
         self.folder, self.target, self._follow = folder, target, follow
         self.checkpoint = None if folder is None else folder / FILE
         self.kept = False
@@ -176,6 +178,7 @@ class Run:
             "shuffle": self.shuffle,
             "batch_size": self.batch_size,
             "rows": len(self.data),
+            "sample": self.sample,
         }
 
     @property
@@ -187,6 +190,7 @@ class Run:
             "classes": self.data.classes and list(self.data.classes),
             "validation data": self.validation and self.validation.fingerprint,
             "learning rate": rates[next(iter(rates))] if len(rates) == 1 else rates,
+            "augmentation": str(self.data.augment or ""),
             "schedule": self._planned,
             "accumulated parts": self.parts,
         }

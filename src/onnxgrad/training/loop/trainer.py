@@ -20,8 +20,9 @@ from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training.adapters.folder import save_adapter
 from onnxgrad.training.adapters.merge import merged
 from onnxgrad.training.build.attach import attached
-from onnxgrad.training.data import Data, Field, split
+from onnxgrad.training.data import Augment, Data, Field, split
 from onnxgrad.training.data.axes import first_dim
+from onnxgrad.training.data.sampling import check_sample
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits, fingerprint
 from onnxgrad.training.loop.evaluation import Evaluation
@@ -368,6 +369,8 @@ class Trainer:
         inputs: Mapping[str, str] | None = None,
         seed: int = 0,
         shuffle: bool = True,
+        sample: str = "each",
+        augment: Augment | str | None = None,
         schedule: RateSchedule | str | None = None,
         checkpoint: str | os.PathLike | None = None,
         resume: bool = False,
@@ -402,6 +405,10 @@ class Trainer:
                 `onnxgrad.training.data.wide`). Default: those of the same names.
             seed: decides the order of the rows, and which are held out.
             shuffle: whether the rows are drawn in a new random order in every epoch.
+            sample: which rows an epoch takes: ``"each"`` row once, or ``"balanced"``, as many rows in all, but of each
+                class as many as of the others.
+            augment: train on random variants of pictures, ``"flip,crop=4,jitter=0.2,erase"`` (see
+                `onnxgrad.training.data.augment`); validation data stay as they are.
             schedule: of the learning rate, as ``"cosine:warmup=100"``, a `Schedule`, or a function of the share of the
                 run that is behind it (0 to 1); ``"plateau:patience=2"`` follows what is measured. Default: the same
                 rate all the time.
@@ -456,6 +463,9 @@ class Trainer:
         held_out = None if validation is None else self.data(validation, "the validation data", inputs)
         if validation_split is not None:
             rows, held_out = split(rows, validation_split, seed)
+        check_sample(sample, rows.labels, shuffle, rows.name)
+        if augment is not None:
+            rows = rows.augmented(Augment.of(augment) if isinstance(augment, str) else augment)
         run = Run(
             self.step,
             self.machine,
@@ -468,6 +478,7 @@ class Trainer:
             seed=seed,
             shuffle=shuffle,
             schedule=planned,
+            sample=sample,
             metrics=asked,
             evaluate_every=evaluate_every,
             folder=None if checkpoint is None else Path(checkpoint),

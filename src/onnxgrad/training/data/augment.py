@@ -1,0 +1,161 @@
+"""Pictures in random variants while training: mirrored, moved, of other contrast, with a hole.
+
+What is drawn for a row is a function of the seed, the epoch and the number of the row alone: batches of any size, in
+any order, by any thread and after any interruption see the same pictures. Draws are those of SplitMix64 (Steele, Lea,
+Flood 2014). But for the zeros that `crop` lets in, nothing depends on how the numbers are scaled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.training.data.fields import Field
+
+#: What a variant is where it is named without a number.
+_USUAL: dict[str, float] = {"flip": 0.5, "vflip": 0.5, "crop": 4, "jitter": 0.2, "erase": 0.5}
+#: Draws that each of them may take.
+_DRAWS = 8
+_GOLDEN = 0x9E3779B97F4A7C15
+#: The least and the largest share of a picture that is erased, and the flattest rectangle (Zhong et al. 2020).
+_AREA, _FLATTEST = (0.02, 1 / 3), 0.3
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Variants of pictures, applied in this order.
+
+    Attributes:
+        flip: how often a picture is mirrored, left to right.
+        vflip: how often it is mirrored, top to bottom.
+        crop: by how many pixels at most it is moved in each direction; zeros come in.
+        jitter: each channel x with mean m and deviation s becomes m + c·(x − m) + d·s, for one c of 1 ± jitter
+            (contrast) and one d of ± jitter (brightness) per picture.
+        erase: how often a rectangle of 2 to 33 % of it takes the mean of its channel (Zhong et al. 2020).
+    """
+
+    flip: float = 0.0
+    vflip: float = 0.0
+    crop: int = 0
+    jitter: float = 0.0
+    erase: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if name == "crop" and not (number and value >= 0 and value == int(value)):
+                raise BadInput(f"crop is a number of pixels, not {value!r}")
+            if not number or (name != "crop" and not 0 <= value <= 1):
+                raise BadInput(f"{name} lies between 0 and 1, not at {value!r}")
+
+    @classmethod
+    def of(cls, text: str) -> Augment:
+        """The variants spelled ``flip,crop=4,jitter=0.2,erase``; without a number they are as usual."""
+        found: dict[str, float] = {}
+        for piece in text.split(","):
+            name, equals, value = (p.strip() for p in piece.partition("="))
+            if name not in _USUAL:
+                raise UnknownName(name, _USUAL, "augmentation")
+            if name in found:
+                raise BadInput(f"{text!r} names {name!r} twice")
+            try:
+                number = float(value) if equals else _USUAL[name]
+            except ValueError:
+                raise BadInput(f"{name} takes a number, as in {name}={_USUAL[name]}, not {value!r}") from None
+            found[name] = int(number) if name == "crop" and number == int(number) else number
+        return cls(**found)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={value:g}" for name, value in asdict(self).items() if value)
+
+    def inputs(self, fields: Sequence[Field], shapes: Mapping[str, tuple[int | None, ...]], source: str) -> list[str]:
+        """The names of the inputs that take pictures, of those in `shapes` (of a row).
+
+        Raises:
+            BadInput: there are none, or labels would have to be moved with them.
+        """
+        found = [f.name for f in fields if not f.label and f.name in shapes and _channels(shapes[f.name]) is not None]
+        if not found:
+            held = ", ".join(f"{f.name!r} ({f.wanted})" for f in fields if not f.label)
+            raise BadInput(f"augmentation is of pictures, [N, C, H, W] or [N, H, W, C]; {source} feeds {held}")
+        for field in fields:
+            if field.label and len(field.shape) > 1 and (self.flip or self.vflip or self.crop or self.erase):
+                raise BadInput(
+                    f"the labels {field.name!r} are {field.wanted}, and would have to move with the pictures\n"
+                    "  hint: of these variants, jitter alone leaves every pixel where it is"
+                )
+        return found
+
+    def __call__(self, pictures: np.ndarray, rows: np.ndarray, draw: Sequence[int]) -> np.ndarray:
+        """Variants of `pictures`, the `rows` of the data; `draw` is the seed and the epoch."""
+        chances = uniform(draw, rows, _DRAWS * len(_USUAL))
+        last = _channels(pictures.shape[1:]) == 2
+        result = np.empty_like(pictures)
+        for picture, chance, target in zip(pictures, chances, result):
+            varied = self._one(np.moveaxis(picture, -1, 0) if last else picture, chance.reshape(-1, _DRAWS))
+            target[...] = np.moveaxis(varied, 0, -1) if last else varied
+        return result
+
+    def _one(self, x: np.ndarray, chance: np.ndarray) -> np.ndarray:
+        """A variant of one picture [C, H, W]."""
+        flip, vflip, crop, jitter, erase = chance
+        if flip[0] < self.flip:
+            x = x[:, :, ::-1]
+        if vflip[0] < self.vflip:
+            x = x[:, ::-1]
+        if self.crop:
+            y0, x0 = (int(u * (2 * self.crop + 1)) for u in crop[:2])
+            around = np.pad(x, ((0, 0), (self.crop, self.crop), (self.crop, self.crop)))
+            x = around[:, y0 : y0 + x.shape[1], x0 : x0 + x.shape[2]]
+        if self.jitter:
+            contrast, brightness = self.jitter * (2 * jitter[:2] - 1)
+            wide = x.astype(np.float64)
+            mean, deviation = (f(wide, axis=(1, 2), keepdims=True) for f in (np.mean, np.std))
+            x = _as(mean + (1 + contrast) * (wide - mean) + brightness * deviation, x.dtype)
+        if erase[0] < self.erase:
+            x = x.copy()
+            high, wide_ = x.shape[1:]
+            area = high * wide_ * (_AREA[0] + (_AREA[1] - _AREA[0]) * erase[1])
+            aspect = _FLATTEST ** (2 * erase[2] - 1)
+            h = min(max(round((area * aspect) ** 0.5), 1), high)
+            w = min(max(round((area / aspect) ** 0.5), 1), wide_)
+            y0, x0 = int(erase[3] * (high - h + 1)), int(erase[4] * (wide_ - w + 1))
+            mean = x.mean(axis=(1, 2), keepdims=True, dtype=np.float64)
+            x[:, y0 : y0 + h, x0 : x0 + w] = _as(mean, x.dtype)
+        return x
+
+
+def _as(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """`x` in `dtype`: integers are rounded, and stay in their range."""
+    if dtype.kind not in "iu":
+        return x.astype(dtype)
+    info = np.iinfo(dtype)
+    return np.clip(np.rint(x), info.min, info.max).astype(dtype)
+
+
+def _channels(shape: Sequence[int | None]) -> int | None:
+    """The axis of the channels in the shape of a row; None if it is no picture."""
+    if len(shape) != 3:
+        return None
+    return next((axis for axis in (0, 2) if shape[axis] in (1, 2, 3, 4)), None)
+
+
+def uniform(draw: Sequence[int], rows: np.ndarray, count: int) -> np.ndarray:
+    """Numbers in [0, 1), [rows, count]: the same for the same `draw` and row."""
+    with np.errstate(over="ignore"):
+        key = np.zeros((), np.uint64)
+        for number in draw:
+            key = _mixed(key + np.uint64(number % 2**64))
+        keys = _mixed(key + np.asarray(rows).astype(np.uint64))[:, None]
+        return (_mixed(keys + np.arange(count, dtype=np.uint64) * np.uint64(_GOLDEN)) >> np.uint64(11)) * 2.0**-53
+
+
+def _mixed(z: np.ndarray) -> np.ndarray:
+    """A step of SplitMix64 from the state `z`."""
+    z = z + np.uint64(_GOLDEN)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(z ^ (z >> np.uint64(31)))

@@ -1,0 +1,37 @@
+"""Which rows an epoch takes, and how often: each row once, or each class as often as the others."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnxgrad.errors import BadInput
+
+#: Ways to sample, by name.
+SAMPLES = ("each", "balanced")
+
+
+def check_sample(sample: str, labels: np.ndarray | None, shuffle: bool, source: str) -> None:
+    """Raise BadInput unless rows can be sampled so: `labels` are the class numbers of all rows, if there are any."""
+    if sample not in SAMPLES:
+        raise BadInput(f"sample is {' or '.join(map(repr, SAMPLES))}, not {sample!r}")
+    if sample == "balanced" and not shuffle:
+        raise BadInput("balanced samples are drawn at random: leave shuffle=False out")
+    if sample == "balanced" and labels is None:
+        raise BadInput(f"balanced samples need one class number for each row of {source}, in memory")
+
+
+def balanced(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """As many rows as there are `labels`, in random order, of each class that occurs as many (or one more).
+
+    A class that is rare comes round several times, all of its rows before any of them again; of a frequent one, other
+    epochs take other rows.
+    """
+    known = np.unique(labels)
+    shares = np.full(len(known), len(labels) // len(known))
+    shares[random.permutation(len(known))[: len(labels) % len(known)]] += 1
+    taken = []
+    for label, share in zip(known, shares):
+        own = np.flatnonzero(labels == label)
+        rounds = [random.permutation(own) for _ in range(-(-share // len(own)))]
+        taken.append(np.concatenate([*rounds, own[:0]])[:share])
+    return random.permutation(np.concatenate(taken))
