@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         export_step,
         load_adapter,
         predict,
+        quantize,
         train,
     )
     from onnxgrad.transforms.attribution import grad_cam, integrated_gradients, smooth_grad
@@ -107,6 +108,7 @@ __all__ = [
     "load_rule",
     "per_example_grad",
     "predict",
+    "quantize",
     "rematerialize",
     "signature",
     "smooth_grad",
@@ -134,7 +136,7 @@ _LATER = {
         "runtime": ("Options", "Session", "StepRunner"),
         "training": (
             *("Group", "LoRA", "Loss", "Optimizer", "Schedule", "load_adapter"),
-            *("Trainer", "attach", "compile_step", "evaluate", "export_step", "predict", "train"),
+            *("Trainer", "attach", "compile_step", "evaluate", "export_step", "predict", "quantize", "train"),
         ),
         "transforms": (
             *("Split", "gauss_newton_vp", "hessian", "hvp", "jacobian", "jet", "laplacian"),

@@ -10,6 +10,7 @@ from onnxgrad.training.export.files import export_step
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.interruption import Interrupted
+from onnxgrad.training.loop.quantize import quantize
 from onnxgrad.training.loop.train import train
 from onnxgrad.training.loop.trainer import Trainer
 from onnxgrad.training.loss.config import Loss
@@ -57,6 +58,7 @@ __all__ = [
     "optimizer_function",
     "optimizer_functions",
     "predict",
+    "quantize",
     "renamed",
     "split_step",
     "train",

@@ -26,6 +26,9 @@ TAKEN_OF = "onnxgrad.loss"
 TRAINS = "onnxgrad.trains"
 #: Of a model with an adapter: what it is, as JSON. Of a node that belongs to it: the weight that is adapted.
 ADAPTER = "onnxgrad.adapter"
+#: Of a quantized model that is trained: which of its floats are stored as integers, as JSON. It is trained through
+#: what it rounds.
+QUANTIZED = "onnxgrad.quantized"
 
 
 def class_names(model: ir.Model) -> tuple[str, ...] | None:

@@ -47,7 +47,7 @@ def _flat(site: ExaminedNode) -> None:
 
 
 def _quantized(site: ExaminedNode) -> None:
-    if site.rank(1):
+    if site.rank(1) and list(site.shape(1) or ()) != [1]:  # a scale of one element serves all, wherever the axis points
         _axis(site)
 
 

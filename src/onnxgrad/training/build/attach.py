@@ -31,6 +31,7 @@ from onnxgrad.training.adapters.insert import adapted
 from onnxgrad.training.graph.exported_constants import INFINITE, Sorted, sort_out
 from onnxgrad.training.graph.lift_weights import initializer, own_weights
 from onnxgrad.training.graph.linear_models import with_own_weights
+from onnxgrad.training.graph.rounding import is_rounding, through_rounding
 from onnxgrad.training.graph.trainable import EVERYTHING, is_pattern, matching, without
 from onnxgrad.training.graph.training_mode import Mode, statistics, switch
 from onnxgrad.training.loss.config import Loss, terms_of
@@ -41,6 +42,9 @@ from onnxgrad.training.optim.config import Optimizer
 from onnxgrad.training.optim.optimizers import completed_settings
 from onnxgrad.training.optim.second_order import LossOfWeights, write_step
 from onnxgrad.training.optim.update import State, Update
+from onnxgrad.training.quantization.masters import with_masters
+from onnxgrad.training.quantization.record import Record
+from onnxgrad.training.quantization.scales import LearnedScale, learned_scales
 from onnxgrad.training.spec.training_info import Source
 from onnxgrad.transforms.gradient_node import DOMAIN
 
@@ -129,7 +133,9 @@ def attached(
     check_measures(metrics)
     frozen = ["*"] if freeze_bn is True else list(freeze_bn or ())
     mode = Mode(train_mode, frozen, dropout or {})
-    return _Attachment(model, trainable, freeze, adapter).attach(terms, chosen, mode, metrics, accumulate)
+    attachment = _Attachment(model, trainable, freeze, adapter)
+    with through_rounding(attachment.model):
+        return attachment.attach(terms, chosen, mode, metrics, accumulate)
 
 
 class _Attachment:
@@ -152,6 +158,7 @@ class _Attachment:
             if value.is_initializer():  # an input with a default value is a weight
                 self.graph.inputs.remove(value)
         self.adapter = adapted(self.model, adapter)
+        self.scales = self._opened_integers()
         write_otherwise(self.graph)  # so that the stock runtime is right about the trained file
         self.model.opset_imports.setdefault(DOMAIN, 1)
         self.builder = Builder(self.graph)
@@ -161,11 +168,22 @@ class _Attachment:
         self.bindings: dict[str, str] = {}
         self.told = ""
 
+    def _opened_integers(self) -> dict[str, LearnedScale]:
+        """Floats in the place of stored integers, if any; the scales that can train, by name.
+
+        Beside an adapter, integers stay what they are.
+        """
+        if self.adapter is None:
+            with_masters(self.model)
+        elif any(is_rounding(n) for n in self.graph):
+            Record().write(self.model)
+        return {} if self.adapter is not None else learned_scales(list(self.graph))
+
     def attach(
         self, terms: Sequence[Loss], optimizer: Optimizer, mode: Mode, metrics: Sequence[str], accumulate: bool
     ) -> Source:
         """Write everything; the model with its training information."""
-        if self.adapter is not None and not mode.frozen and statistics(self.nodes):
+        if (self.adapter is not None or self.scales) and not mode.frozen and statistics(self.nodes):
             mode = replace(mode, frozen=["*"])
         mode.check(self.nodes)
         objective = Objective(self.builder, terms, self._output)
@@ -188,6 +206,11 @@ class _Attachment:
             write_step(optimizer.name, completed_settings(optimizer.name, optimizer.settings), function, state)
         else:
             gradients = self._gradient(loss.value, parameters)
+            self.optimizer = optimizer.name
+            gradients = [
+                s.gradient(self.builder, g) if (s := self.scales.get(x.name or "")) else g
+                for x, g in zip(parameters, gradients)
+            ]
             update.write(parameters, gradients, owners, "gradient_norm" in metrics)
         for held in self.graph.initializers.values() if optimizer.schedule is not None else ():
             if FED in held.metadata_props:
@@ -227,6 +250,7 @@ class _Attachment:
         floats = [v for v in initializers.values() if v.dtype in FLOATS]
         reached = {v for node in on_path(nodes, floats, [loss], self.builder) for v in reads(node)}
         candidates = {v.name or "": v for v in floats if v in reached and v not in running}
+        scales = {n: candidates.pop(n) for n in self.scales if n in candidates and not optimizer.takes_loss}
         own = self._factors(candidates)
         asked = self.trainable if self.adapter is None else [*(self.trainable or ()), *self.adapter.also]
         sorted_out = Sorted(own, {})  # of many frozen weights, nobody need know what they are
@@ -238,12 +262,13 @@ class _Attachment:
                 raise BadInput(
                     "the loss depends on no float initializer that looks like a weight: there is nothing to train"
                 )
-            found = dict(usual)
+            found = usual | scales
         else:
             found = dict(own)
+            usual = usual | scales
             for text in dict.fromkeys(asked):
                 if text == EVERYTHING and text not in initializers:
-                    found |= {n: v for n, v in candidates.items() if sorted_out.constants.get(n) != INFINITE}
+                    found |= {n: v for n, v in candidates.items() if sorted_out.constants.get(n) != INFINITE} | scales
                     continue
                 for name in matching(text, usual, self.nodes) if is_pattern(text) else [text]:
                     found[name] = self._trained(name, initializers, reached, running)
@@ -324,6 +349,8 @@ class _Attachment:
         return Var(self.builder, value)
 
     def _bind(self, held: ir.Value, new: Var) -> None:
+        if held.name in self.scales:
+            new = self.scales[held.name].following(self.builder, new, self.optimizer)
         if new.value.producer() is None or new.name in self.bindings.values():
             (new,) = self.builder.append(ir.Node("", "Identity", [new.value]))
         new.value.name = self.builder.names.exactly(identifier(f"{held.name}_next"))

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.constants import constant
+from onnxgrad.training.graph.rounding import rounded
 
 Interval = tuple[float, float]
 ANYTHING: Interval = (-math.inf, math.inf)
@@ -71,6 +72,8 @@ def _bounds(value: ir.Value, depth: int, known: _Known) -> Interval:
         return _classical(node, operands, depth, known)
     if node.domain not in ("", "ai.onnx") or not operands:
         return ANYTHING
+    if (inner := rounded(node)) is not None:
+        return bounds(inner, depth - 1, known)
     if of == "Cast" and operands[0].dtype == ir.DataType.BOOL:
         return UNIT
     if of in _CARRIED:
@@ -164,12 +167,15 @@ def unguarded(value: ir.Value) -> ir.Value:
 
 def spared(node: ir.Node) -> ir.Value | None:
     """The operand of a `node` that leaves probabilities what they are: times 1, plus a tiny number, cut to [0, 1], or
-    plus a number where the sum of a row is 0 (as skl2onnx writes it); None for another node."""
+    plus a number where the sum of a row is 0 (as skl2onnx writes it), rounded to quantized numbers; None for another
+    node."""
     if node.domain not in ("", "ai.onnx") or not node.inputs or node.inputs[0] is None:
         return None
     first, of = node.inputs[0], node.op_type
     if of in ("Identity", "Dropout"):
         return first
+    if (inner := rounded(node)) is not None:
+        return inner
     numbers = [None if v is None else constant(v) for v in node.inputs]
     single = [None if a is None or a.size != 1 or a.dtype.kind != "f" else float(a.flat[0]) for a in numbers]
     if of == "Clip":

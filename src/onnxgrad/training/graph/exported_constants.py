@@ -47,7 +47,7 @@ _SETTINGS = {
 _GATES = {"Exp", "Softplus", "Sigmoid", "Tanh"}
 _MOVES = {
     *("Identity", "Cast", "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Expand", "Tile", "Slice", "Neg"),
-    *("Split", "CastLike"),
+    *("Split", "CastLike", "QuantizeLinear", "DequantizeLinear"),
 }
 _BUFFERS = {
     *(

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.graph import reads
+from onnxgrad.training.graph.rounding import is_rounding
 
 #: In the place of a pattern: everything that could train.
 EVERYTHING = "all"
@@ -71,7 +72,8 @@ def _readers(weights: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> dict[
     found: dict[str, list[int]] = {name: [] for name in weights}
     owner: dict[ir.Value, str] = {value: name for name, value in weights.items()}
     for i, node in enumerate(nodes):
-        read = [v for v in reads(node) if not _is_constant(v)]
+        operands = node.inputs[:1] if is_rounding(node) else reads(node)
+        read = [v for v in operands if v is not None and not _is_constant(v)]
         own = {owner[v] for v in read if v in owner}
         if len(own) == 1 and all(v in owner for v in read):
             owner.update(dict.fromkeys(node.outputs, own.pop()))

@@ -36,6 +36,7 @@ from onnxgrad.training.measure.metrics import names_of
 from onnxgrad.training.metadata import CLASSES, class_names
 from onnxgrad.training.optim.averages import averaged
 from onnxgrad.training.optim.config import Optimizer
+from onnxgrad.training.quantization.fold import folded
 from onnxgrad.training.spec.training_info import AnyTrainingModel, Source
 from onnxgrad.training.step.accumulate import Accumulating, split_step
 from onnxgrad.training.step.compile import compile_step
@@ -231,10 +232,11 @@ class Trainer:
     def inference_model(self) -> Any:
         """The inference model with the weights as they are now, an ``onnx_ir.Model``; adapters are merged into them.
 
+        Weights that are stored as integers are rounded to integers again (see `onnxgrad.training.quantization`).
         If the training information keeps averages of weights, with these (``step.inference_model(state())`` has the
         weights themselves).
         """
-        return self._named(merged(self.adapted_model()))
+        return self._named(folded(merged(self.adapted_model())))
 
     def adapted_model(self) -> Any:
         """The same with adapters beside the weights that they adapt, not merged into them."""

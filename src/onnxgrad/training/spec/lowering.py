@@ -19,6 +19,7 @@ from onnxgrad.ir.names import described
 from onnxgrad.lower.optimizers import KINDS, update
 from onnxgrad.model_io import AnyModel, Opened, open_model
 from onnxgrad.training.graph.batchnorm import trains, with_private_statistics
+from onnxgrad.training.graph.rounding import through_rounding
 from onnxgrad.training.spec.training_info import MutableInputs
 from onnxgrad.transforms.gradient_lowering import WithoutGradients
 from onnxgrad.transforms.gradient_node import DOMAIN, bind, is_gradient
@@ -35,7 +36,8 @@ class Lowered(WithoutGradients):
     def __init__(self, model: ir.Model) -> None:
         #: the BatchNormalization nodes whose statistics are their own
         self._private: set[ir.Node] = set()
-        super().__init__(model)
+        with through_rounding(model):
+            super().__init__(model)
 
     def _belongs(self, node: ir.Node) -> bool:
         return node.domain == DOMAIN

@@ -90,7 +90,7 @@ class Step:
             held = model.graph.initializers.get(name)
             if held is None or held.const_value is None:
                 continue
-            old, new = held.const_value, ir.tensor(np.ascontiguousarray(array), name=name)
+            old, new = held.const_value, ir.tensor(np.asarray(array, order="C"), name=name)
             if (new.dtype, new.shape) != (old.dtype, old.shape):
                 raise BadInput(f"{name!r} is a tensor of {old.dtype}{old.shape}, not {new.dtype}{new.shape}")
             held.const_value = new

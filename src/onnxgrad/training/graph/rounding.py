@@ -1,0 +1,31 @@
+"""Graphs that round to quantized numbers: what a pair of nodes rounds, and how training differentiates it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import onnx_ir as ir
+
+from onnxgrad.rules.registry import straight_through
+from onnxgrad.training.metadata import QUANTIZED
+
+STANDARD = ("", "ai.onnx")
+
+
+def is_rounding(node: ir.Node | None) -> bool:
+    """Whether `node` quantizes or dequantizes its first operand."""
+    return node is not None and node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.domain in STANDARD
+
+
+def rounded(node: ir.Node) -> ir.Value | None:
+    """The float that `node`, the DequantizeLinear of a QuantizeLinear, rounds; None for another node."""
+    held = node.inputs[0] if node.op_type == "DequantizeLinear" and is_rounding(node) else None
+    maker = None if held is None else held.producer()
+    if maker is None or not is_rounding(maker) or maker.op_type != "QuantizeLinear":
+        return None
+    return maker.inputs[0]
+
+
+def through_rounding(model: ir.Model) -> AbstractContextManager[None]:
+    """Differentiate a model that says that it is quantized as if it did not round, within the ``with`` block."""
+    return straight_through("QuantizeLinear") if QUANTIZED in model.metadata_props else nullcontext()

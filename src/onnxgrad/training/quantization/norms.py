@@ -1,0 +1,79 @@
+"""BatchNormalization folded into the layer before it: γ·(W·x + b - μ)/√(σ² + ε) + β is such a layer itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir import Names
+from onnxgrad.ir.constants import constant
+from onnxgrad.training.graph.batchnorm import trains
+from onnxgrad.training.graph.lift_weights import initializer
+from onnxgrad.training.graph.rounding import STANDARD
+from onnxgrad.training.quantization.masters import attribute
+
+
+def fold_norms(graph: ir.Graph) -> None:
+    """Fold every BatchNormalization of `graph` that only follows a Conv, ConvTranspose or Gemm into it, in place."""
+    names = Names.of_graph(graph)
+    for node in list(graph):
+        if node.op_type == "BatchNormalization" and node.domain in STANDARD and not trains(node):
+            _fold(graph, node, names)
+
+
+def _fold(graph: ir.Graph, norm: ir.Node, names: Names) -> None:
+    x = norm.inputs[0]
+    layer = None if x is None else x.producer()
+    if layer is None or x is None or len(x.uses()) > 1 or x.is_graph_output() or layer.graph is not graph:
+        return
+    axis = _out_axis(layer)
+    numbers = [None if v is None else constant(v) for v in norm.inputs[1:5]]
+    given = [None if v is None else constant(v) for v in (*layer.inputs, None)[1:3]]
+    if axis is None or any(n is None for n in numbers) or given[0] is None:
+        return
+    if len(layer.inputs) > 2 and layer.inputs[2] is not None and given[1] is None:
+        return
+    gamma, beta, mean, variance = (n.astype(np.float64) for n in numbers if n is not None)
+    epsilon = norm.attributes.get("epsilon")
+    factor = gamma / np.sqrt(variance + (1e-5 if epsilon is None else epsilon.as_float()))
+    weight = given[0]
+    if weight.shape[axis] != len(factor):
+        return
+    bias = np.zeros_like(factor) if given[1] is None else np.broadcast_to(given[1].astype(np.float64), factor.shape)
+    along = [-1 if i == axis else 1 for i in range(weight.ndim)]
+    arrays = [weight * factor.reshape(along), (bias - mean) * factor + beta]
+    held = []
+    for value, array, hint in zip((*layer.inputs, None)[1:3], arrays, ("weight", "bias")):
+        name = names.exactly(f"{layer.outputs[0].name}_{hint}")
+        alone = value is not None and value.is_initializer() and len(value.uses()) == 1 and not value.is_graph_input()
+        if alone and value is not None:
+            name = value.name or name
+            del graph.initializers[name]
+        held.append(initializer(ir.tensor(array.astype(weight.dtype), name=name)))
+        graph.register_initializer(held[-1])
+    replaced = [v for v in layer.inputs[1:3] if v is not None and v.name not in {h.name for h in held}]
+    layer.resize_inputs(3)
+    for at, value in enumerate(held, 1):
+        layer.replace_input_with(at, value)
+    out, given_name = norm.outputs[0], norm.outputs[0].name
+    out.replace_all_uses_with(x, replace_graph_outputs=True)
+    out.name = None
+    read = [v for v in (*norm.inputs, *replaced) if v is not None and v.is_initializer() and not v.is_graph_input()]
+    graph.remove(norm, safe=True)
+    x.name = given_name
+    for value in read:
+        if not value.uses():
+            graph.initializers.pop(value.name or "", None)
+
+
+def _out_axis(layer: ir.Node) -> int | None:
+    """The axis of the weight of `layer` that its channels lie along; None if it is no layer, or has factors."""
+    if layer.domain not in STANDARD:
+        return None
+    if layer.op_type == "Conv":
+        return 0
+    if layer.op_type == "ConvTranspose":
+        return 1 if attribute(layer, "group", 1) == 1 else None
+    if layer.op_type == "Gemm" and not {"alpha", "beta"} & layer.attributes.keys():
+        return 0 if attribute(layer, "transB", 0) else 1
+    return None

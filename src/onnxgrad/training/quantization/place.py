@@ -1,0 +1,234 @@
+"""Where a model is quantized, and with which scales: ONNX Runtime's quantizer and its calibrators decide."""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.ir import Names
+from onnxgrad.ir.builder import FLOATS
+from onnxgrad.model_io import AnyModel, open_model, training_info
+from onnxgrad.model_io.save import to_proto
+from onnxgrad.training.graph.lift_weights import own_weights
+from onnxgrad.training.graph.rounding import STANDARD
+from onnxgrad.training.graph.trainable import is_pattern
+from onnxgrad.training.metadata import QUANTIZED
+from onnxgrad.training.option_strings import looked_up
+from onnxgrad.training.quantization.masters import with_masters
+from onnxgrad.training.quantization.norms import fold_norms
+
+#: Types of weights and of activations, as ONNX Runtime calls them.
+WEIGHTS = {"int8": "QInt8", "uint8": "QUInt8", "int4": "QInt4", "uint4": "QUInt4"}
+ACTIVATIONS = {"uint8": "QUInt8", "int8": "QInt8", "uint16": "QUInt16", "int16": "QInt16"}
+CALIBRATIONS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
+#: A model of few bits, and one of quantized numbers of 16 bits, needs this opset.
+_OPSET = 21
+_ENDINGS = ("Softmax", "LogSoftmax", "Sigmoid")
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a model is quantized.
+
+    Attributes:
+        weights: ``int8``, ``uint8``, ``int4`` or ``uint4``.
+        activations: ``uint8``, ``int8``, ``uint16``, ``int16``.
+        per_channel: each output channel of a weight has a scale of its own; else one serves the whole weight.
+        block_size: weights of MatMul alone are quantized, in blocks of so many rows, each with a scale of its own;
+            activations stay floats.
+        calibration: how the range of an activation follows from what it is over the data: ``minmax``, ``entropy``,
+            ``percentile``.
+        operators: the types of nodes that are quantized; none: all that ONNX Runtime's quantizer knows.
+        exclude: nodes that are not: names, or globs over them.
+    """
+
+    weights: str = "int8"
+    activations: str = "uint8"
+    per_channel: bool = True
+    block_size: int | None = None
+    calibration: str = "minmax"
+    operators: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        looked_up("type of weights", self.weights, WEIGHTS)
+        looked_up("type of activations", self.activations, ACTIVATIONS)
+        looked_up("calibration", self.calibration, CALIBRATIONS)
+        size = self.block_size
+        if size is not None and (size < 16 or size & (size - 1)):
+            raise BadInput(f"blocks have 16, 32, 64, … rows, not {size}")
+        if size is not None and self.weights not in ("int4", "uint4"):
+            raise BadInput(f"weights in blocks are int4 or uint4, not {self.weights}")
+
+
+def opened_floats(model: AnyModel) -> ir.Model:
+    """`model`, private, in a form that is ready to be quantized: normalizations folded, every node named.
+
+    Raises:
+        BadInput: it is quantized already, it carries training information, or it cannot be opened.
+    """
+    opened = open_model(model).model
+    ir.external_data.load_to_model(opened)
+    graph = opened.graph
+    found = next((n for n in graph.all_nodes() if is_quantized(n)), None)
+    if found is not None or QUANTIZED in opened.metadata_props:
+        named = f": it has a {found.op_type}" if found is not None else ""
+        raise BadInput(f"the model is quantized already{named}\n  hint: `train` fine-tunes it as it is")
+    if training_info(opened):
+        raise BadInput("the model carries training information\n  hint: quantize the trained inference model")
+    own_weights(graph, ())
+    fold_norms(graph)
+    names = Names.of_graph(graph)
+    for node in graph:
+        node.name = node.name or names.fresh(node.op_type)
+    return opened
+
+
+def is_quantized(node: ir.Node) -> bool:
+    """Whether `node` computes with quantized numbers."""
+    kind = node.op_type
+    return (
+        "QuantizeLinear" in kind
+        or "DequantizeLinear" in kind
+        or kind.startswith("QLinear")
+        or (kind in ("ConvInteger", "MatMulInteger", "MatMulNBits", "QGemm", "QAttention", "DynamicQuantizeMatMul"))
+    )
+
+
+def placed(model: ir.Model, scheme: Scheme, batches: Iterable[Mapping[str, np.ndarray]]) -> ir.Model:
+    """`model`, from `opened_floats`, quantized as `scheme` says, its weights as floats that are rounded where they are
+    read (see `masters`).
+
+    Args:
+        model: is not changed.
+        scheme: how.
+        batches: inputs by name, over which activations are calibrated.
+
+    Raises:
+        BadInput: nothing in it can be quantized, or ONNX Runtime cannot do that.
+        UnknownName: a type of node or a node that it does not have.
+    """
+    left_out = _left_out(model.graph, scheme)
+    weights = {n: v.const_value.numpy() for n, v in model.graph.initializers.items() if v.const_value is not None
+               and v.dtype in FLOATS}  # fmt: skip
+    proto = to_proto(model)
+    with _quietly():
+        try:
+            made = _blocks(proto, scheme, left_out) if scheme.block_size else _static(proto, scheme, left_out, batches)
+        except BadInput:
+            raise
+        except Exception as error:  # whatever it may be, of the quantizer's own
+            text = " ".join(str(error).split())
+            raise BadInput(f"ONNX Runtime's quantizer fails: {type(error).__name__}: {text[:300]}") from error
+    quantized = open_model(made).model
+    if with_masters(quantized, weights) is None:
+        kinds = ", ".join(sorted({n.op_type for n in model.graph}))
+        raise BadInput(f"nothing in the model can be quantized; its nodes are {kinds}")
+    return quantized
+
+
+def _left_out(graph: ir.Graph, scheme: Scheme) -> list[str]:
+    """The names of nodes that are not quantized: those excluded, and activations that the model ends in."""
+    nodes = {n.name or "": n for n in graph}
+    kinds = {n.op_type for n in graph}
+    for kind in scheme.operators:
+        if kind not in kinds:
+            raise UnknownName(kind, kinds, "type of node")
+    found = [n.name or "" for n in graph if n.op_type in _ENDINGS and any(v.is_graph_output() for v in n.outputs)]
+    for text in scheme.exclude:
+        chosen = [name for name in nodes if _matches(name, text)]
+        if not chosen:
+            raise UnknownName(text, nodes, "node")
+        found += chosen
+    return list(dict.fromkeys(found))
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(name, pattern) if is_pattern(pattern) else name == pattern
+
+
+def _static(
+    proto: onnx.ModelProto, scheme: Scheme, left_out: list[str], batches: Iterable[Mapping[str, np.ndarray]]
+) -> onnx.ModelProto:
+    from onnxruntime import quantization  # takes a tenth of a second, which few want to spend
+
+    if "4" in scheme.weights or "16" in scheme.activations:
+        proto = _raised(proto)
+
+    class Batches(quantization.CalibrationDataReader):
+        """Every batch once."""
+
+        def __init__(self) -> None:
+            self._left = iter(batches)
+
+        def get_next(self) -> Any:
+            return next(self._left, None)
+
+    with tempfile.TemporaryDirectory(prefix="onnxgrad-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / "quantized.onnx"
+        quantization.quantize_static(
+            proto,
+            path,
+            Batches(),
+            quant_format=quantization.QuantFormat.QDQ,
+            per_channel=scheme.per_channel,
+            weight_type=quantization.QuantType[WEIGHTS[scheme.weights]],
+            activation_type=quantization.QuantType[ACTIVATIONS[scheme.activations]],
+            calibrate_method=quantization.CalibrationMethod[CALIBRATIONS[scheme.calibration]],
+            op_types_to_quantize=list(scheme.operators) or None,
+            nodes_to_exclude=left_out,
+        )
+        return onnx.load(path)
+
+
+def _blocks(proto: onnx.ModelProto, scheme: Scheme, left_out: list[str]) -> onnx.ModelProto:
+    try:
+        from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+        from onnxruntime.quantization.quant_utils import QuantFormat
+    except ImportError as error:
+        raise BadInput("this onnxruntime does not quantize weights in blocks\n  hint: a newer one does") from error
+    made = MatMulNBitsQuantizer(
+        _raised(proto),
+        block_size=scheme.block_size,
+        is_symmetric=scheme.weights == "int4",
+        nodes_to_exclude=left_out,
+        quant_format=QuantFormat.QDQ,
+    )
+    made.process()
+    return made.model.model
+
+
+def _raised(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """`proto` in an opset that has quantized numbers of 4 and 16 bits, and blocks."""
+    if all(o.version >= _OPSET for o in proto.opset_import if o.domain in STANDARD):
+        return proto
+    try:
+        return onnx.version_converter.convert_version(proto, _OPSET)
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise BadInput(f"the model cannot be raised to opset {_OPSET}, which 4 bits need: {text[:200]}") from error
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep what the quantizer logs, and how it sets logging up, to itself."""
+    root, before = logging.getLogger(), logging.root.manager.disable
+    handlers, level = list(root.handlers), root.level
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+        root.handlers[:] = handlers
+        root.setLevel(level)

@@ -1,0 +1,84 @@
+"""What a quantized model that is trained says of itself: which of its floats are stored as integers in the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.training.metadata import QUANTIZED
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Bias:
+    """A bias that is stored as int32, of which a step is that of the input times that of the weight.
+
+    Attributes:
+        stored: the name of the integers.
+        scale, point: the names of their scale and zero point (empty if there is none).
+        input, weight: the names of the scales whose product theirs is; empty if it is one of its own.
+        axis: of the scale.
+    """
+
+    stored: str
+    scale: str
+    point: str
+    input: str
+    weight: str
+    axis: int
+
+
+@dataclass
+class Record:
+    """The floats of a model that are stored as integers.
+
+    Attributes:
+        weights: the names of integers, by those of the floats that a QuantizeLinear rounds while they train.
+        biases: by the names of the floats that stand for them.
+    """
+
+    weights: dict[str, str] = field(default_factory=dict)
+    biases: dict[str, Bias] = field(default_factory=dict)
+
+    def write(self, model: ir.Model) -> None:
+        """Note it in the metadata of `model`, which is then trained through what it rounds."""
+        model.metadata_props[QUANTIZED] = json.dumps({"version": _VERSION, **asdict(self)}, ensure_ascii=False)
+
+
+def record_in(model: ir.Model) -> Record | None:
+    """What the metadata of `model` tell of; None if they tell of nothing.
+
+    Raises:
+        BadInput: they tell of something that is not known, or of tensors that the model does not have.
+    """
+    text = model.metadata_props.get(QUANTIZED, "")
+    if not text:
+        return None
+    try:
+        found = _read(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadInput(f"the metadata {QUANTIZED!r} tell of nothing that is known here: {text[:60]}") from error
+    needed = [*found.weights, *found.biases]
+    needed += [n for b in found.biases.values() for n in (b.scale, b.point, b.input, b.weight) if n]
+    for name in needed:
+        held = model.graph.initializers.get(name)
+        if held is None or held.const_value is None:
+            raise BadInput(f"the metadata {QUANTIZED!r} tell of {name!r}, which the model does not have")
+    return found
+
+
+def _read(told: Mapping[str, Any]) -> Record:
+    if told["version"] != _VERSION:
+        raise ValueError
+    found = Record(dict(told["weights"]), {name: Bias(**about) for name, about in told["biases"].items()})
+    names = [*found.weights.values()]
+    names += [n for b in found.biases.values() for n in (b.stored, b.scale, b.point, b.input, b.weight)]
+    if not all(isinstance(n, str) for n in names) or not all(isinstance(b.axis, int) for b in found.biases.values()):
+        raise ValueError
+    return found
