@@ -43,7 +43,7 @@ from onnxgrad.training.optim.optimizers import completed_settings
 from onnxgrad.training.optim.second_order import LossOfWeights, write_step
 from onnxgrad.training.optim.update import State, Update
 from onnxgrad.training.quantization.masters import with_masters
-from onnxgrad.training.quantization.record import Record
+from onnxgrad.training.quantization.record import Storage
 from onnxgrad.training.quantization.scales import LearnedScale, learned_scales
 from onnxgrad.training.spec.training_info import Source
 from onnxgrad.transforms.gradient_node import DOMAIN
@@ -176,7 +176,7 @@ class _Attachment:
         if self.adapter is None:
             with_masters(self.model)
         elif any(is_rounding(n) for n in self.graph):
-            Record().write(self.model)
+            Storage().write(self.model)
         return {} if self.adapter is not None else learned_scales(list(self.graph))
 
     def attach(

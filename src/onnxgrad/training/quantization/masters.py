@@ -18,7 +18,7 @@ from onnxgrad.ir.graph import named_values
 from onnxgrad.training.graph.lift_weights import initializer
 from onnxgrad.training.graph.rounding import STANDARD, is_rounding
 from onnxgrad.training.quantization.numbers import dequantized
-from onnxgrad.training.quantization.record import Bias, Record, record_in
+from onnxgrad.training.quantization.record import Bias, Storage, record_in
 
 #: Integers that QuantizeLinear gives.
 STORED = frozenset({
@@ -28,7 +28,7 @@ STORED = frozenset({
 _SUFFIXES = ("_quantized", "_DQ_Q4", "_DQ_Q8")
 
 
-def with_masters(model: ir.Model, known: Mapping[str, np.ndarray] | None = None) -> Record | None:
+def with_masters(model: ir.Model, known: Mapping[str, np.ndarray] | None = None) -> Storage | None:
     """Write floats in the place of the integers that `model` stores, in place; what became of them.
 
     None if nothing in its main graph is quantized.
@@ -41,7 +41,7 @@ def with_masters(model: ir.Model, known: Mapping[str, np.ndarray] | None = None)
     nodes = [n for n in graph if is_rounding(n)]
     if not nodes:
         return None
-    record = record_in(model) or Record()
+    record = record_in(model) or Storage()
     names = Names.of_graph(graph)
     for node in nodes:
         for at in range(len(node.inputs)):
@@ -75,7 +75,7 @@ class _Stored:
         self.graph, self.value, self.names, self.known = graph, value, names, known
         self.nodes = [node for node, _ in value.uses()]
 
-    def unfold(self, record: Record) -> None:
+    def unfold(self, record: Storage) -> None:
         """Write the float; nothing where that could not be undone."""
         node = self.nodes[0]
         operands = [(*n.inputs[1:], None)[:2] for n in self.nodes]
@@ -116,7 +116,7 @@ class _Stored:
         self.graph.register_initializer(held)
         return stored, held
 
-    def _weight(self, record: Record, array: np.ndarray, node: ir.Node) -> None:
+    def _weight(self, record: Storage, array: np.ndarray, node: ir.Node) -> None:
         dtype = self.value.dtype
         stored, master = self._master(array)
         scale, point = (*node.inputs[1:], None)[:2]
@@ -141,7 +141,7 @@ class _Stored:
         self.graph.insert_before(next(n for n in self.graph if n in self.nodes), rounding)
         record.weights[master.name or ""] = stored
 
-    def _bias(self, record: Record, array: np.ndarray, scale: ir.Value, point: ir.Value | None, axis: int) -> None:
+    def _bias(self, record: Storage, array: np.ndarray, scale: ir.Value, point: ir.Value | None, axis: int) -> None:
         steps = constant(scale)
         pairs = {_factors(node.outputs[0]) for node in self.nodes}
         product = pairs.pop() if len(pairs) == 1 else None

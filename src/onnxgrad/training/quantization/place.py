@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import importlib
 import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+from onnxruntime import quantization
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Names
@@ -161,8 +163,6 @@ def _matches(name: str, pattern: str) -> bool:
 def _static(
     proto: onnx.ModelProto, scheme: Scheme, left_out: list[str], batches: Iterable[Mapping[str, np.ndarray]]
 ) -> onnx.ModelProto:
-    from onnxruntime import quantization  # takes a tenth of a second, which few want to spend
-
     if "4" in scheme.weights or "16" in scheme.activations:
         proto = _raised(proto)
 
@@ -194,16 +194,15 @@ def _static(
 
 def _blocks(proto: onnx.ModelProto, scheme: Scheme, left_out: list[str]) -> onnx.ModelProto:
     try:
-        from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
-        from onnxruntime.quantization.quant_utils import QuantFormat
+        module = importlib.import_module("onnxruntime.quantization.matmul_nbits_quantizer")  # which sets up logging
     except ImportError as error:
         raise BadInput("this onnxruntime does not quantize weights in blocks\n  hint: a newer one does") from error
-    made = MatMulNBitsQuantizer(
+    made = module.MatMulNBitsQuantizer(
         _raised(proto),
         block_size=scheme.block_size,
         is_symmetric=scheme.weights == "int4",
         nodes_to_exclude=left_out,
-        quant_format=QuantFormat.QDQ,
+        quant_format=quantization.QuantFormat.QDQ,
     )
     made.process()
     return made.model.model

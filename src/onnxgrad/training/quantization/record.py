@@ -35,7 +35,7 @@ class Bias:
 
 
 @dataclass
-class Record:
+class Storage:
     """The floats of a model that are stored as integers.
 
     Attributes:
@@ -51,7 +51,7 @@ class Record:
         model.metadata_props[QUANTIZED] = json.dumps({"version": _VERSION, **asdict(self)}, ensure_ascii=False)
 
 
-def record_in(model: ir.Model) -> Record | None:
+def record_in(model: ir.Model) -> Storage | None:
     """What the metadata of `model` tell of; None if they tell of nothing.
 
     Raises:
@@ -73,10 +73,10 @@ def record_in(model: ir.Model) -> Record | None:
     return found
 
 
-def _read(told: Mapping[str, Any]) -> Record:
+def _read(told: Mapping[str, Any]) -> Storage:
     if told["version"] != _VERSION:
         raise ValueError
-    found = Record(dict(told["weights"]), {name: Bias(**about) for name, about in told["biases"].items()})
+    found = Storage(dict(told["weights"]), {name: Bias(**about) for name, about in told["biases"].items()})
     names = [*found.weights.values()]
     names += [n for b in found.biases.values() for n in (b.stored, b.scale, b.point, b.input, b.weight)]
     if not all(isinstance(n, str) for n in names) or not all(isinstance(b.axis, int) for b in found.biases.values()):
