@@ -15,5 +15,22 @@ DataPath = Annotated[
         rich_help_panel="Data",
     ),
 ]
+TokenizerFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        help="tokenizer.json: a column of text becomes input_ids, attention_mask and token_type_ids, as the model has "
+        "them. --input input_ids=review says which column.",
+        rich_help_panel="Data",
+    ),
+]
+MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        "--max-length",
+        help="The most tokens of a row. Default: what the model fixes, or else the tokenizer.",
+        rich_help_panel="Data",
+    ),
+]
 BatchSize = Annotated[int, typer.Option(min=1, help="Rows that run at once.", rich_help_panel="Run")]
 Threads = Annotated[int | None, typer.Option(help="Default: one per physical core.", rich_help_panel="Run")]

@@ -41,6 +41,8 @@ def predict(
     inputs: train_options.Inputs = None,
     image_mean: train_options.ImageMean = None,
     image_std: train_options.ImageStd = None,
+    tokenizer: data_options.TokenizerFile = None,
+    max_length: data_options.MaxLength = None,
     batch_size: data_options.BatchSize = 256,
     threads: data_options.Threads = None,
 ) -> None:
@@ -51,13 +53,15 @@ def predict(
     opened = load_model(model)
     if output.suffix.lower() not in SUFFIXES:
         raise BadInput(f"-o {output} is none of {', '.join(SUFFIXES)}")
-    check_paths({MODEL: files_of(opened, model), "--data": data}, {"-o": output})
+    check_paths({MODEL: files_of(opened, model), "--data": data, "--tokenizer": tokenizer}, {"-o": output})
     found = predicted(
         opened,
         data,
         outputs=outputs,
         inputs=train_options.inputs_of(inputs or ()),
         images=Images(*train_options.normalization(image_mean, image_std)),
+        tokenizer=tokenizer,
+        max_length=max_length,
         batch_size=batch_size,
         options=Options(threads=threads),
     )

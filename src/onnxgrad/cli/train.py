@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnxgrad.cli import panels, train_callbacks, train_config, train_options
+from onnxgrad.cli import data_options, panels, train_callbacks, train_config, train_options
 from onnxgrad.cli.grad import Dims, dims_of
 from onnxgrad.cli.path_clashes import GOING, MODEL, OUTPUT, Force, check_paths, checkpoint_files
 from onnxgrad.cli.train_run import Job
@@ -15,7 +15,7 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.model_io import files_of, load_model
 from onnxgrad.training.adapters.folder import check_adapter
 from onnxgrad.training.adapters.folder import files_in as adapter_files
-from onnxgrad.training.data import Augment, Images, open_data
+from onnxgrad.training.data import Augment, Images, Text, open_data
 from onnxgrad.training.loop.listeners import loggers, watchers
 from onnxgrad.training.loop.train import balanced
 from onnxgrad.training.measure.metrics import names_of
@@ -97,6 +97,8 @@ def train(
     head: train_options.Head = None,
     image_mean: train_options.ImageMean = None,
     image_std: train_options.ImageStd = None,
+    tokenizer: data_options.TokenizerFile = None,
+    max_length: data_options.MaxLength = None,
     history: train_callbacks.HistoryFile = None,
     plot: train_callbacks.PlotFile = None,
     report: train_callbacks.ReportFile = None,
@@ -134,6 +136,7 @@ def train(
             MODEL: files_of(source, model),
             "--data": data,
             "--validation": validation,
+            "--tokenizer": tokenizer,
             "--loss": train_options.files(loss or ()),
         },
         {OUTPUT: output, GOING: save_training, "--history": history, "--plot": plot, "--report": report, "--log": log},
@@ -151,6 +154,7 @@ def train(
         raise BadInput("--validation and --validation-split exclude each other")
     images = Images(*train_options.normalization(image_mean, image_std))
     columns = train_options.inputs_of(inputs or ())
+    text = Text.of(tokenizer, max_length)
     arrays = open_data(data, images, columns)
     held_out = None if validation is None else open_data(validation, images, columns)
     if labels is not None and labels not in arrays:
@@ -179,6 +183,7 @@ def train(
         batch_size=batch_size,
         seed=seed,
         validation_split=validation_split,
+        text=text,
         sample=sample,
         augment=augment,
         schedule=schedule,

@@ -23,7 +23,7 @@ from onnxgrad.files import alone, replacing
 from onnxgrad.model_io import save_model
 from onnxgrad.runtime import Options
 from onnxgrad.training import Interrupted, Trainer
-from onnxgrad.training.data import split
+from onnxgrad.training.data import Text, split
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from onnxgrad.training.loop.html_report import Picture, write_report
@@ -52,6 +52,7 @@ class Job:
         batch_size: rows per step.
         seed: decides the order of the rows.
         validation_split: the share of the rows that is held out, if no validation data are given.
+        text: how text becomes tokens.
         sample: which rows an epoch takes.
         augment: variants of pictures, as they are spelled.
         schedule: of the learning rate, as it is spelled.
@@ -88,6 +89,7 @@ class Job:
     batch_size: int = 32
     seed: int = 0
     validation_split: float | None = None
+    text: Text | None = None
     sample: str = "each"
     augment: str | None = None
     schedule: str = "constant"
@@ -122,8 +124,8 @@ class Job:
             dims=self.dims,
         )
         notes = self.notes if trainer.plan is None else [f"memory: {trainer.plan}", *self.notes]
-        rows = trainer.training_data(*data)
-        held_out = None if validation is None else trainer.data(*validation)
+        rows = trainer.training_data(*data, text=self.text)
+        held_out = None if validation is None else trainer.data(*validation, text=self.text)
         if self.validation_split is not None:
             rows, held_out = split(rows, self.validation_split, self.seed)
         if self.find_lr:

@@ -183,7 +183,7 @@ def test_a_row_is_read_once_for_all_its_columns():
         (3, "int is no data"),
         ([{"tokens": [1], "labels": 0}, {"labels": 1}], "row 1 has no 'tokens'; it has 'labels'"),
         ({"tokens": [[1], [[2]]], "labels": [0, 1]}, "'tokens' differ in rank|differ in rank"),
-        ({"tokens": ["a", "bc"], "labels": [0, 1]}, "not numbers"),
+        ({"tokens": ["a", "bc"], "labels": [0, 1]}, "'tokens' of the data is text.* takes tokens"),
     ],
 )
 def test_what_is_no_data(source, words):

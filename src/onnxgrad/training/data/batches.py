@@ -26,6 +26,7 @@ from onnxgrad.training.data.labels import ClassColumn, class_column
 from onnxgrad.training.data.prefetch import DEPTH, ahead
 from onnxgrad.training.data.sampling import balanced
 from onnxgrad.training.data.sources import open_data
+from onnxgrad.training.data.text import Text, check_tokens
 
 #: Batches in a pool from which rows of like lengths are put together; larger pools pad less and shuffle less.
 POOL = 50
@@ -42,6 +43,7 @@ class Data:
         inputs: which columns feed which input (see `onnxgrad.training.data.wide`).
         classes: the names of all classes in the order of their numbers, where the source names its own (folders of
             pictures, labels that are text). Default: those of the source, sorted.
+        text: how text becomes tokens, where it does.
         pad_to: sizes of padded axes are rounded up to a multiple of it.
 
     Raises:
@@ -57,10 +59,15 @@ class Data:
         images: Images | None = None,
         inputs: Mapping[str, str] | None = None,
         classes: Sequence[str] | None = None,
+        text: Text | None = None,
         pad_to: int = 1,
     ) -> None:
         self.fields, self.name, self.pad_to = list(fields), name, pad_to
         columns = open_data(source, images, inputs)
+        if text is not None:
+            columns = text.tokenized(columns, fields, name)
+        else:
+            check_tokens(columns, fields, name)
         self.ends = _ends(fields, columns)
         fed = [f for f in fields if f.name not in self.ends]
         chosen = match(columns, fed, name)

@@ -109,7 +109,8 @@ def fitted(name: str, array: np.ndarray, field: Field, source: str) -> np.ndarra
     """`array` converted to what `field` expects. Raises BadInput if it does not fit."""
     where = f"array {name!r} of {source}"
     if not (_is_float(array.dtype) or array.dtype.kind in "biu"):
-        raise BadInput(f"{where} holds {array.dtype}, not numbers; expected {field.wanted}")
+        kind = "text" if array.dtype.kind in "UO" else str(array.dtype)
+        raise BadInput(f"{where} holds {kind}, not numbers; expected {field.wanted}")
     array = _last_axis(array, field)
     shape = array.shape[1:]
     if array.ndim != len(field.shape) + 1 or any(w not in (None, n) for w, n in zip(field.shape, shape)):

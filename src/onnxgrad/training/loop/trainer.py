@@ -20,7 +20,7 @@ from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training.adapters.folder import save_adapter
 from onnxgrad.training.adapters.merge import merged
 from onnxgrad.training.build.attach import attached
-from onnxgrad.training.data import Augment, Data, Field, split
+from onnxgrad.training.data import Augment, Data, Field, Images, Text, split
 from onnxgrad.training.data.axes import first_dim
 from onnxgrad.training.data.sampling import check_sample
 from onnxgrad.training.loop.callbacks import Callback
@@ -199,13 +199,22 @@ class Trainer:
         """What the last run measured so far."""
         return self._position.history
 
-    def data(self, data: AnyData, what: str = "the data", inputs: Mapping[str, str] | None = None) -> Data:
+    def data(
+        self,
+        data: AnyData,
+        what: str = "the data",
+        inputs: Mapping[str, str] | None = None,
+        images: Images | None = None,
+        text: Text | None = None,
+    ) -> Data:
         """`data` as rows for this step.
 
         Args:
             data: see `fit`.
             what: to call them in messages.
             inputs: which columns feed which input (see `fit`).
+            images: how pictures become arrays.
+            text: how text becomes tokens.
 
         Raises:
             BadInput: they do not fit.
@@ -215,13 +224,18 @@ class Trainer:
                 data.number(self.classes)
             return data
         name = repr(os.fspath(data)) if isinstance(data, (str, os.PathLike)) else what
-        return Data(data, self.fields, name, inputs=inputs, classes=self.classes)
+        return Data(data, self.fields, name, inputs=inputs, classes=self.classes, images=images, text=text)
 
     def training_data(
-        self, data: AnyData, what: str = "the training data", inputs: Mapping[str, str] | None = None
+        self,
+        data: AnyData,
+        what: str = "the training data",
+        inputs: Mapping[str, str] | None = None,
+        images: Images | None = None,
+        text: Text | None = None,
     ) -> Data:
         """The same of data to train on: the names of their classes are those of the model, if it has none yet."""
-        rows = self.data(data, what, inputs)
+        rows = self.data(data, what, inputs, images, text)
         self.classes = self.classes or rows.classes
         return rows
 
@@ -253,6 +267,9 @@ class Trainer:
         *,
         outputs: Sequence[str] | None = None,
         inputs: Mapping[str, str] | None = None,
+        images: Images | None = None,
+        tokenizer: Any = None,
+        max_length: int | None = None,
         batch_size: int = 256,
     ) -> dict[str, np.ndarray]:
         """What the inference model gives, with the weights as they are now, for every row of `data`.
@@ -261,8 +278,9 @@ class Trainer:
             Arrays [rows, …] by the names of the outputs (see `onnxgrad.training.predict`, also for the arguments).
         """
         return predict(
-            self.inference_model(), data, outputs=outputs, inputs=inputs, batch_size=batch_size, options=self.options
-        )
+            self.inference_model(), data, outputs=outputs, inputs=inputs, images=images, tokenizer=tokenizer,
+            max_length=max_length, batch_size=batch_size, options=self.options,
+        )  # fmt: skip
 
     def save(self, path: str | os.PathLike) -> None:
         """Write `inference_model` to `path`, a plain ``.onnx`` file.
@@ -319,9 +337,12 @@ class Trainer:
         batch_size: int = 256,
         inputs: Mapping[str, str] | None = None,
         metrics: Sequence[str] | str | None = None,
+        images: Images | None = None,
+        tokenizer: Any = None,
+        max_length: int | None = None,
     ) -> dict[str, float]:
         """Loss and metrics of the inference model, with the weights as they are now, over `data` (see `fit`)."""
-        rows = self.data(data, "the validation data", inputs)
+        rows = self.data(data, "the validation data", inputs, images, Text.of(tokenizer, max_length))
         return self.evaluation(self.machine.state(), rows, batch_size, names_of(metrics))
 
     def find_rate(
@@ -369,6 +390,9 @@ class Trainer:
         validation: AnyData | None = None,
         validation_split: float | None = None,
         inputs: Mapping[str, str] | None = None,
+        images: Images | None = None,
+        tokenizer: Any = None,
+        max_length: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
         sample: str = "each",
@@ -405,6 +429,10 @@ class Trainer:
                 at random, of each class its share where the labels are classes.
             inputs: which columns of the data feed which input, as ``{"X": "f0..f63"}`` (see
                 `onnxgrad.training.data.wide`). Default: those of the same names.
+            images: how pictures become arrays: mean, deviation and size.
+            tokenizer: how text becomes tokens: the path of a ``tokenizer.json``, or a ``tokenizers.Tokenizer`` (see
+                `onnxgrad.training.data.text`).
+            max_length: the most tokens of a row. Default: what the model fixes, or else what the tokenizer says.
             seed: decides the order of the rows, and which are held out.
             shuffle: whether the rows are drawn in a new random order in every epoch.
             sample: which rows an epoch takes: ``"each"`` row once, or ``"balanced"``, as many rows in all, but of each
@@ -461,8 +489,11 @@ class Trainer:
         if measures:
             asked = self.evaluation.metrics(asked, watched(listening))
             self.evaluation.meters(asked)  # whether they are defined shows now
-        rows = self.training_data(data, inputs=inputs)
-        held_out = None if validation is None else self.data(validation, "the validation data", inputs)
+        text = Text.of(tokenizer, max_length)
+        rows = self.training_data(data, "the training data", inputs, images, text)
+        held_out = None
+        if validation is not None:
+            held_out = self.data(validation, "the validation data", inputs, images, text)
         if validation_split is not None:
             rows, held_out = split(rows, validation_split, seed)
         check_sample(sample, rows.labels, shuffle, rows.name)

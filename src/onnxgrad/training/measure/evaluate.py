@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.runtime import Options, Session
-from onnxgrad.training.data import Data, Field, Images, open_data
+from onnxgrad.training.data import Data, Field, Images, Text, open_data
 from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import LABELS
 from onnxgrad.training.data.labels import class_column
@@ -58,6 +58,8 @@ def evaluate(
     prediction: str | None = None,
     inputs: Mapping[str, str] | None = None,
     images: Images | None = None,
+    tokenizer: Any = None,
+    max_length: int | None = None,
     ignore_index: int | None = None,
     batch_size: int = 256,
     options: Options | None = None,
@@ -76,6 +78,9 @@ def evaluate(
         prediction: the output that is compared. Default: the only one, or the first of floats.
         inputs: which columns feed which input.
         images: how pictures become arrays.
+        tokenizer: how text becomes tokens: the path of a ``tokenizer.json``, or a ``tokenizers.Tokenizer`` (see
+            `onnxgrad.training.data.text`).
+        max_length: the most tokens of a row.
         ignore_index: the label that does not count.
         batch_size: rows that run at once.
         options: how ONNX Runtime runs the model.
@@ -94,7 +99,8 @@ def evaluate(
     shape = (None,) * (np.asarray(first).ndim - 1)
     own = Field(called, np.asarray(first).dtype, shape, label=True, ignored=ignore_index)
     names = class_names(opened)
-    rows = Data(columns, [*fields_of(opened), own], source_name(data), classes=names)
+    text = Text.of(tokenizer, max_length)
+    rows = Data(columns, [*fields_of(opened), own], source_name(data), classes=names, text=text)
     shown = output.name or ""
     meter: Meter | None = None
     table: np.ndarray | None = None

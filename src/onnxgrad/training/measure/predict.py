@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.model_io import load_model
 from onnxgrad.runtime import Options, Session
-from onnxgrad.training.data import Data, Field, Images
+from onnxgrad.training.data import Data, Field, Images, Text
 
 AnyModel = str | os.PathLike | onnx.ModelProto | ir.Model
 
@@ -65,6 +65,8 @@ def predict(
     outputs: Sequence[str] | None = None,
     inputs: Mapping[str, str] | None = None,
     images: Images | None = None,
+    tokenizer: Any = None,
+    max_length: int | None = None,
     batch_size: int = 256,
     options: Options | None = None,
 ) -> dict[str, np.ndarray]:
@@ -77,6 +79,9 @@ def predict(
         outputs: which outputs. Default: all.
         inputs: which columns feed which input, as ``{"X": "f0..f63"}``. Default: those of the same names.
         images: how pictures become arrays.
+        tokenizer: how text becomes tokens: the path of a ``tokenizer.json``, or a ``tokenizers.Tokenizer`` (see
+            `onnxgrad.training.data.text`).
+        max_length: the most tokens of a row.
         batch_size: rows that run at once; a model with a fixed batch size takes that one.
         options: how ONNX Runtime runs the model.
 
@@ -89,7 +94,8 @@ def predict(
     """
     opened = as_given(model)
     wanted = chosen_outputs(opened, outputs)
-    rows = Data(data, fields_of(opened), source_name(data), images=images, inputs=inputs)
+    text = Text.of(tokenizer, max_length)
+    rows = Data(data, fields_of(opened), source_name(data), images=images, inputs=inputs, text=text)
     parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
     for _, found in batches_of(Session(opened, options), rows, wanted, batch_size):
         for name in wanted:

@@ -1,0 +1,190 @@
+"""Text as tokens: a column of strings becomes the inputs that a language model takes, by their names.
+
+The tokenizer is the file ``tokenizer.json`` that models of this kind come with (package tokenizers). An input of whole
+numbers whose name contains ``mask`` gets ones where there are tokens, one with ``type`` or ``segment`` the number of
+the segment, and the remaining one the tokens. Text is cut to the length that is asked for, that the model fixes, or
+that the tokenizer itself has; a batch is padded to its longest row, or to what the model fixes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.errors import BadInput
+from onnxgrad.files import open_ordinary
+from onnxgrad.training.data.columns import Column
+from onnxgrad.training.data.fields import LABELS, Field
+
+
+class Tokens(Column):
+    """Rows of whole numbers, padded behind.
+
+    Args:
+        rows: one array each.
+        pad: what they are padded with.
+    """
+
+    def __init__(self, rows: Sequence[np.ndarray], pad: int) -> None:
+        self.items, self.pad = rows, pad
+        self.lengths = np.array([len(row) for row in rows], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def take(self, rows: np.ndarray, field: Field) -> np.ndarray:
+        """These rows, as long as `field` wants them or as the longest of them."""
+        width = field.shape[0] or max(len(self.items[i]) for i in rows)
+        found = np.full((len(rows), width), self.pad, np.int64)
+        for target, i in zip(found, rows):
+            target[: len(self.items[i])] = self.items[i]
+        return found
+
+
+class Text:
+    """How text becomes tokens.
+
+    Args:
+        tokenizer: the path of a ``tokenizer.json``, or a ``tokenizers.Tokenizer``.
+        max_length: the most tokens of a row; default: what the model fixes, or else what the tokenizer says.
+
+    Raises:
+        BadInput: the package is missing, or the file cannot be read.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int | None = None) -> None:
+        if max_length is not None and max_length < 1:
+            raise BadInput(f"max_length must be at least 1, not {max_length}")
+        self.tokenizer, self.max_length = _opened(tokenizer), max_length
+
+    @classmethod
+    def of(cls, tokenizer: Any, max_length: int | None) -> Text | None:
+        """What these arguments of a call ask for. Raises BadInput for a length without a tokenizer."""
+        if tokenizer is None and max_length is not None:
+            raise BadInput("max_length is for text, which needs a tokenizer\n  hint: --tokenizer tokenizer.json")
+        return None if tokenizer is None else cls(tokenizer, max_length)
+
+    def tokenized(self, columns: Mapping[str, Column], fields: Sequence[Field], source: str) -> dict[str, Column]:
+        """`columns` with tokens for `fields` in the place of text.
+
+        Raises:
+            BadInput: no input takes tokens, no column is text or several are, or a row has no tokens.
+        """
+        roles = _roles(fields, columns)
+        name = self._text(columns, roles["ids"], fields, source)
+        found = columns[name].take(np.arange(len(columns[name])), roles["ids"])
+        texts = [str(t) for t in found]
+        size = roles["ids"].shape[0] if len(roles["ids"].shape) == 1 else None
+        if size is not None and self.max_length is not None and self.max_length > size:
+            raise BadInput(f"max_length is {self.max_length}, and {roles['ids'].name!r} takes {size} tokens")
+        own = (self.tokenizer.truncation or {}).get("max_length")
+        longest = self.max_length or size or own
+        pad, pad_type = self._padding()
+        tokenizer = type(self.tokenizer).from_str(self.tokenizer.to_str())  # the caller's stays as it is
+        tokenizer.no_padding()
+        if longest is not None:
+            tokenizer.enable_truncation(longest)
+        encoded = tokenizer.encode_batch(texts)
+        empty = next((i for i, e in enumerate(encoded) if not e.ids), None)
+        if empty is not None:
+            raise BadInput(f"row {empty} of {name!r} of {source} has no tokens: {texts[empty][:40]!r}")
+        made = {
+            "ids": Tokens([np.array(e.ids, np.int64) for e in encoded], pad),
+            "mask": Tokens([np.array(e.attention_mask, np.int64) for e in encoded], 0),
+            "types": Tokens([np.array(e.type_ids, np.int64) for e in encoded], pad_type),
+        }
+        left = {n: c for n, c in columns.items() if n != name}
+        return left | {field.name: made[role] for role, field in roles.items()}
+
+    def _padding(self) -> tuple[int, int]:
+        """The token and the segment that pad."""
+        given = self.tokenizer.padding or {}
+        known = (self.tokenizer.token_to_id(t) for t in ("[PAD]", "<pad>", "<|pad|>"))
+        first = next((i for i in known if i is not None), 0)
+        return int(given.get("pad_id", first)), int(given.get("pad_type_id", 0))
+
+    def _text(self, columns: Mapping[str, Column], ids: Field, fields: Sequence[Field], source: str) -> str:
+        """The name of the column of text."""
+        if ids.name in columns and _is_text(columns[ids.name], ids):
+            return ids.name
+        fed = {f.name for f in fields}
+        found = [n for n, c in columns.items() if n not in fed and n.lower() not in LABELS and _is_text(c, ids)]
+        if len(found) != 1:
+            held = ", ".join(map(repr, found or columns))
+            what = f"{len(found)} columns of text: {held}" if found else f"no column of text; it holds {held}"
+            hint = f"\n  hint: --input {ids.name}={found[0]} says which (in Python inputs=)" if found else ""
+            raise BadInput(f"{source} has {what}{hint}")
+        return found[0]
+
+
+def check_tokens(columns: Mapping[str, Column], fields: Sequence[Field], source: str) -> None:
+    """Raise BadInput where an input takes tokens, and `columns` have text instead."""
+    held = {n: c for n, c in columns.items() if c.array is not None}
+    for field in fields:
+        if field.label or field.dtype.kind not in "iu" or len(field.shape) != 1:
+            continue
+        own = field.name in held and _is_text(held[field.name], field)
+        missing = field.name not in columns and any(part in field.name.lower() for part in ("ids", "token"))
+        others = [n for n, c in held.items() if n.lower() not in LABELS and _is_text(c, field)] if missing else []
+        if own or others:
+            text = field.name if own else others[0]
+            raise BadInput(
+                f"{text!r} of {source} is text, and the input {field.name!r} takes tokens\n"
+                "  hint: --tokenizer tokenizer.json (in Python tokenizer=) makes one of the other"
+            )
+
+
+def _is_text(column: Column, field: Field) -> bool:
+    if column.problem or not len(column):
+        return False
+    if column.array is not None:
+        rows = column.array
+        return rows.ndim == 1 and (rows.dtype.kind == "U" or (rows.dtype.kind == "O" and isinstance(rows[0], str)))
+    first = np.asarray(column.take(np.arange(1), field)[0])
+    return first.ndim == 0 and first.dtype.kind == "U"
+
+
+def _roles(fields: Sequence[Field], columns: Mapping[str, Column]) -> dict[str, Field]:
+    """Which field takes the tokens, the mask and the segments."""
+    roles: dict[str, Field] = {}
+    for field in fields:
+        if field.label or field.dtype.kind not in "iufb" or len(field.shape) != 1:
+            continue
+        name = field.name.lower()
+        role = "mask" if "mask" in name else "types" if "type" in name or "segment" in name else "ids"
+        if role == "ids" and (field.dtype.kind not in "iu" or "position" in name):
+            continue
+        if role in roles and not (role == "ids" and "ids" in name and "ids" not in roles["ids"].name.lower()):
+            continue
+        roles[role] = field
+    if "ids" not in roles:
+        held = ", ".join(f"{f.name!r} ({f.wanted})" for f in fields if not f.label)
+        raise BadInput(f"no input takes tokens, whole numbers [N, T]; the model takes {held}")
+    return roles
+
+
+def _opened(tokenizer: Any) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise BadInput("to turn text into tokens, install tokenizers: pip install 'onnxgrad[text]'") from error
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if not isinstance(tokenizer, (str, os.PathLike)):
+        kind = type(tokenizer).__name__
+        raise BadInput(f"a tokenizer is the path of a tokenizer.json, or a tokenizers.Tokenizer, not a {kind}")
+    path = Path(tokenizer)
+    try:
+        with open_ordinary(path) as file:
+            return Tokenizer.from_str(file.read().decode())
+    except FileNotFoundError as error:
+        raise BadInput(f"there is no file {str(path)!r}") from error
+    except BadInput:
+        raise
+    except Exception as error:  # the library raises Exception itself
+        why = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise BadInput(f"cannot read {str(path)!r} as a tokenizer.json: {why}") from error
