@@ -42,8 +42,8 @@ def export_step(
 ) -> None:
     """Write a training step, its halves, evaluation and inference as models, with the first state and a contract.
 
-    A host needs an ONNX runtime and a loop; host.py and host.mjs, which are written beside them, are such hosts in
-    Python, and in JavaScript for Node and browsers. The schedule is a part of the step.
+    A host needs an ONNX runtime and a loop; host.py, host.mjs and host.hpp, which are written beside them, are such
+    hosts in Python, in JavaScript for Node and browsers, and in C++. The schedule is a part of the step.
     """
     flags = train_options.chosen(locals())
     source: ir.Model | onnx.ModelProto = load_model(model)

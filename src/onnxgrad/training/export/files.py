@@ -11,6 +11,7 @@
 | ``contract.json`` | | which inputs and outputs of each file are what |
 | ``host.py`` | | a host in Python: onnxruntime and numpy, nothing else |
 | ``host.mjs`` | | a host for Node and browsers: onnxruntime-node or onnxruntime-web, nothing else |
+| ``host.hpp`` | | a host in C++: ONNX Runtime's C++ API and nlohmann/json, nothing else |
 
 A host keeps the state as tensors by name. To take a step it feeds a batch, the state and the rates to ``train.onnx``,
 and takes each next value for the value. To train with less memory, or on several devices, it feeds parts of a batch to
@@ -41,7 +42,7 @@ from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.step import Step
 
 VERSION = 1
-HOSTS = ("host.py", "host.mjs")
+HOSTS = ("host.py", "host.mjs", "host.hpp")
 #: What is written beside the models.
 BESIDE = ("state.npz", "contract.json", *HOSTS)
 
