@@ -73,6 +73,7 @@ class Job:
         report: HTML file.
         log: what a listener writes.
         pictures: what the report shows of the files before and after.
+        between: what to call the model before the first step, where it is not that of the file `before`.
     """
 
     model: onnx.ModelProto | ir.Model
@@ -111,6 +112,7 @@ class Job:
     log: Path | None = None
     notes: Sequence[str] = ()
     pictures: Callable[[Path, Path], list[Picture]] | None = None
+    between: str = ""
 
     def run(self, data: tuple[Any, str], validation: tuple[Any, str] | None) -> dict[str, Any]:
         """Train, save, measure the saved file; data are arrays and what to call them."""
@@ -135,6 +137,7 @@ class Job:
         if held_out is not None:
             metrics = trainer.evaluation.metrics(metrics, watched(self.listeners))
         before = None if held_out is None else self._before(trainer, held_out, metrics)
+        began = trainer.evaluate(held_out, metrics=metrics) if self.between and held_out is not None else None
         shown = [] if self.quiet else [Notes(notes), reporter(console(sys.stderr))]
         try:
             history = trainer.fit(
@@ -172,7 +175,11 @@ class Job:
         if held_out is not None and before is not None:
             after = trainer.evaluation.file(self.after, held_out, metrics=metrics)
             history.about |= {"before": before, "after": after}
-            lines += [_measured("before", before, self.before), _measured("after", after, self.after)]
+            lines.append(_measured("before", before, self.before))
+            if began is not None:
+                history.about[self.between] = began
+                lines.append(_measured(self.between, began, "before the first step"))
+            lines.append(_measured("after", after, self.after))
             if self.history:
                 history.write(self.history)
         if self.report is not None:
@@ -247,5 +254,5 @@ def _epochs(run: dict[str, Any]) -> int:
         return 0
 
 
-def _measured(when: str, found: dict[str, float], path: Path) -> str:
+def _measured(when: str, found: dict[str, float], path: Path | str) -> str:
     return f"{when:<14} {measured(found)}  {path}"

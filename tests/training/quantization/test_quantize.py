@@ -323,3 +323,16 @@ def test_shared_integers_with_other_scales_stay():
     assert record is not None
     assert not record.weights
     assert "q" in opened.graph.initializers
+
+
+def test_weights_of_integer_operators_are_named():
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        g (float[N, 2] x) => (float[N, 2] y)
+        <int8[2, 2] q = {1, 2, 3, 4}, float s = {0.5}, uint8 u = {0}, int8 z = {0}> {
+            a = QuantizeLinear (x, s, u)
+            b = QLinearMatMul (a, s, u, q, s, z, s, u)
+            y = DequantizeLinear (b, s, u)
+        }""")
+    with pytest.raises(BadInput, match=r"nothing to train\n  hint: the weights of QLinearMatMul are integers"):
+        attach(model, loss="mse")

@@ -31,7 +31,7 @@ from onnxgrad.training.adapters.insert import adapted
 from onnxgrad.training.graph.exported_constants import INFINITE, Sorted, sort_out
 from onnxgrad.training.graph.lift_weights import initializer, own_weights
 from onnxgrad.training.graph.linear_models import with_own_weights
-from onnxgrad.training.graph.rounding import is_rounding, through_rounding
+from onnxgrad.training.graph.rounding import is_quantized, is_rounding, through_rounding
 from onnxgrad.training.graph.trainable import EVERYTHING, is_pattern, matching, without
 from onnxgrad.training.graph.training_mode import Mode, statistics, switch
 from onnxgrad.training.loss.config import Loss, terms_of
@@ -261,6 +261,7 @@ class _Attachment:
             if not usual:
                 raise BadInput(
                     "the loss depends on no float initializer that looks like a weight: there is nothing to train"
+                    + self._way_out()
                 )
             found = usual | scales
         else:
@@ -289,6 +290,16 @@ class _Attachment:
             trained = sum(t.size for n in names if (t := found[n].const_value) is not None)
             self.told += f", {100 * trained / size:.2g} % of all; adapts {len(self.adapter.weights)} weights"
         return [found[name] for name in names], owners
+
+    def _way_out(self) -> str:
+        """What to do where the weights are integers of operators that compute with them."""
+        kinds = sorted({n.op_type for n in self.graph if is_quantized(n) and not is_rounding(n)})
+        if not kinds:
+            return ""
+        return (
+            f"\n  hint: the weights of {', '.join(kinds)} are integers, which do not train; quantize the model of floats "
+            "to QuantizeLinear and DequantizeLinear nodes, which do"
+        )
 
     def _factors(self, candidates: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
         """The factors of the adapter that the loss depends on."""

@@ -17,6 +17,17 @@ def is_rounding(node: ir.Node | None) -> bool:
     return node is not None and node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.domain in STANDARD
 
 
+def is_quantized(node: ir.Node) -> bool:
+    """Whether `node` computes with quantized numbers."""
+    kind = node.op_type
+    return (
+        "QuantizeLinear" in kind
+        or "DequantizeLinear" in kind
+        or kind.startswith("QLinear")
+        or (kind in ("ConvInteger", "MatMulInteger", "MatMulNBits", "QGemm", "QAttention", "DynamicQuantizeMatMul"))
+    )
+
+
 def rounded(node: ir.Node) -> ir.Value | None:
     """The float that `node`, the DequantizeLinear of a QuantizeLinear, rounds; None for another node."""
     held = node.inputs[0] if node.op_type == "DequantizeLinear" and is_rounding(node) else None

@@ -89,9 +89,15 @@ def quantize(
 
 
 def quantized(
-    model: AnyModel, data: Any, scheme: Scheme, *, rows: int = ROWS, inputs: Mapping[str, str] | None = None
+    model: AnyModel,
+    data: Any,
+    scheme: Scheme,
+    *,
+    rows: int = ROWS,
+    inputs: Mapping[str, str] | None = None,
+    name: str = "",
 ) -> ir.Model:
-    """The same, ready to be trained: weights are floats, rounded where they are read.
+    """The same, ready to be trained: weights are floats, rounded where they are read. `name`: to call the data by.
 
     Raises:
         BadInput, UnknownName: as `quantize`.
@@ -99,7 +105,7 @@ def quantized(
     if rows < 1:
         raise BadInput(f"activations are calibrated over at least 1 row, not {rows}")
     opened = opened_floats(model)
-    fed = Data(data, fields_of(opened), source_name(data), inputs=inputs)
+    fed = Data(data, fields_of(opened), name or source_name(data), inputs=inputs)
     return placed(opened, scheme, _batches(fed, rows))
 
 

@@ -23,7 +23,7 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.model_io import AnyModel, open_model, training_info
 from onnxgrad.model_io.save import to_proto
 from onnxgrad.training.graph.lift_weights import own_weights
-from onnxgrad.training.graph.rounding import STANDARD
+from onnxgrad.training.graph.rounding import STANDARD, is_quantized
 from onnxgrad.training.graph.trainable import is_pattern
 from onnxgrad.training.metadata import QUANTIZED
 from onnxgrad.training.option_strings import looked_up
@@ -95,17 +95,6 @@ def opened_floats(model: AnyModel) -> ir.Model:
     for node in graph:
         node.name = node.name or names.fresh(node.op_type)
     return opened
-
-
-def is_quantized(node: ir.Node) -> bool:
-    """Whether `node` computes with quantized numbers."""
-    kind = node.op_type
-    return (
-        "QuantizeLinear" in kind
-        or "DequantizeLinear" in kind
-        or kind.startswith("QLinear")
-        or (kind in ("ConvInteger", "MatMulInteger", "MatMulNBits", "QGemm", "QAttention", "DynamicQuantizeMatMul"))
-    )
 
 
 def placed(model: ir.Model, scheme: Scheme, batches: Iterable[Mapping[str, np.ndarray]]) -> ir.Model:
