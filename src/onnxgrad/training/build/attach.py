@@ -297,8 +297,8 @@ class _Attachment:
         if not kinds:
             return ""
         return (
-            f"\n  hint: the weights of {', '.join(kinds)} are integers, which do not train; quantize the model of floats "
-            "to QuantizeLinear and DequantizeLinear nodes, which do"
+            f"\n  hint: the weights of {', '.join(kinds)} are integers, which do not train; those of models "
+            "with QuantizeLinear and DequantizeLinear nodes do"
         )
 
     def _factors(self, candidates: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
