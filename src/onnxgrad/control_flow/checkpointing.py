@@ -63,11 +63,13 @@ def checkpointing(every: Every) -> Iterator[None]:
 def segment_length(node: ir.Node) -> Every:
     """The length of the segments that `node` is still to be split into: a number from 2 on, or "sqrt"; else None."""
     every = current().every
-    return None if every in (None, 1) or _KEPT in node.meta else every
+    return None if every in (None, 1) or _KEPT in node.meta or _KEPT in node.metadata_props else every
 
 
 def save_policy(node: ir.Node) -> SavePolicy:
     """What `node` saves."""
+    if node.metadata_props.get(_KEPT) == SavePolicy.STATES.name:
+        return SavePolicy.STATES
     return node.meta.get(_KEPT) or (SavePolicy.RESIDUALS if current().every is None else SavePolicy.STATES)
 
 
@@ -75,3 +77,8 @@ def set_save_policy(node: ir.Node | None, what: SavePolicy) -> None:
     """Fix what `node` saves, whatever `checkpointing` asks for."""
     assert node is not None
     node.meta[_KEPT] = what
+
+
+def save_always(node: ir.Node, what: SavePolicy) -> None:
+    """Fix the same where the model is written to a file and read again."""
+    node.metadata_props[_KEPT] = what.name

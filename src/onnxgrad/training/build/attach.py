@@ -75,7 +75,9 @@ def attach(
         loss: a name, also spelled with options as ``0.5*kl:temperature=2``; a `Loss`, which has the same as arguments;
             a graph that computes a scalar (an ONNX model or its path, a FunctionProto, an onnxscript function); or
             several of these, which are added. If the model ends in the Softmax (Sigmoid) that a loss contains, the
-            loss is computed from the logits.
+            loss is computed from the logits. Where these are a product of rows and a matrix of 16384 columns or more,
+            cross_entropy computes them by blocks of rows, also on the way back, and never has all of them
+            (``block_rows`` of the loss says otherwise; 0: all at once).
         optimizer: a name, also spelled with settings as ``adamw:betas=0.9,0.95``; or an `Optimizer`.
         output: the value that meets the labels; default: the model's only float output.
         labels: name of the label input: a new one, or an input that the model has. Default: ``labels``.
@@ -186,7 +188,7 @@ class _Attachment:
         if (self.adapter is not None or self.scales) and not mode.frozen and statistics(self.nodes):
             mode = replace(mode, frozen=["*"])
         mode.check(self.nodes)
-        objective = Objective(self.builder, terms, self._output)
+        objective = Objective(self.builder, terms, self._output, whole=optimizer.name == "lm")
         updates: dict[ir.Value, ir.Value] = {}
         copies: dict[ir.Value, ir.Value] = {}
         if mode.on:

@@ -24,8 +24,9 @@ from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.model_io import load_model
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.data import Data, Field
+from onnxgrad.training.loop.loss_by_blocks import LossByBlocks
 from onnxgrad.training.loss.ctc import METADATA
-from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Meter, Sequences
+from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Meter, Ranked, Sequences
 from onnxgrad.training.measure.metrics import METRICS
 from onnxgrad.training.metadata import class_names
 from onnxgrad.training.optim.averages import averaged
@@ -188,11 +189,16 @@ class Evaluation:
             with_outputs = {v.name for v in plain_session(path).get_outputs()}
         except Exception as error:
             raise BadInput(f"ONNX Runtime cannot load {os.fspath(path)!r}: {error}") from error
-        if set(self.boundary) <= with_outputs:
+        weights = set(self.state).intersection([] if self._tail is None else self._tail.inputs)
+        if set(self.boundary) <= with_outputs and not weights:
             return self._measure(Session(os.fspath(path), self.options), data, batch_size, {}, metrics)
         model = load_model(path)
+        held = {n: v.const_value for n, v in model.graph.initializers.items() if n in weights}
+        known = {n: tensor.numpy().copy() for n, tensor in held.items() if tensor is not None}
+        for name in sorted(weights - known.keys()):
+            raise BadInput(f"the loss reads the weight {name!r}, which {os.fspath(path)!r} does not have")
         _add_outputs(model.graph, self.boundary)
-        return self._measure(Session(model, self.options), data, batch_size, {}, metrics)
+        return self._measure(Session(model, self.options), data, batch_size, known, metrics)
 
     def _open_head(self) -> ir.Model:
         """The inference graph with its weights as inputs, so that one session serves all epochs."""
@@ -309,15 +315,12 @@ def _cut(graph: ir.Graph, nodes: list[ir.Node], loss: ir.Value, constants: set[s
         for value in reads(node):
             if value in inside or value in inputs or (value.is_initializer() and value.name in constants):
                 continue
-            if any(value in reads(n) and value not in n.inputs for n in nodes):
-                raise BadInput(f"the loss reads {value.name!r} inside a branch or loop body; it cannot be evaluated")
             if value.producer() is not None:
                 boundary.append(value.name or "")
             inputs[value] = ir.Value(name=value.name, type=value.type, shape=value.shape)
-    for node in nodes:
-        for i, old in enumerate(node.inputs):
-            if old is not None and old in inputs:
-                node.replace_input_with(i, inputs[old])
+    for old, new in inputs.items():
+        for user, i in tuple(old.uses()):  # also in bodies
+            user.replace_input_with(i, new)
     graph.remove([n for n in graph if n not in set(nodes)], safe=False)
     for value in inputs:
         if value.is_initializer():
@@ -332,7 +335,7 @@ def _predictions(nodes: list[ir.Node], labels: set[str]) -> list[Prediction]:
     """What the tail compares with labels, where it is known how predictions are told right from wrong."""
     graph = nodes[0].graph
     assert isinstance(graph, ir.Graph)
-    found = [p for node in nodes if (p := _prediction(node, labels)) is not None]
+    found = [p for node in nodes if (p := _prediction(node, labels) or _of_blocks(node, labels)) is not None]
     shown = {v.name for v in graph.outputs}
     _add_outputs(graph, [p.value for p in found if p.value not in shown])
     return found
@@ -383,6 +386,15 @@ def _rank(y: ir.Value) -> int | None:
     node = y.producer()
     source = node.inputs[0] if node is not None and node.op_type == "Flatten" else y
     return None if source is None or source.shape is None else len(source.shape)
+
+
+def _of_blocks(node: ir.Node, labels: set[str]) -> Prediction | None:
+    """What `node`, a loss by blocks of rows, compares with labels; the node is made to tell."""
+    blocks = LossByBlocks.of(node)
+    if blocks is None or blocks.label not in labels:
+        return None
+    ranked = Ranked(1, blocks.ignored, words=blocks.words, called=blocks.label, size=blocks.classes)
+    return Prediction(blocks.tell().name or "", blocks.label, ranked, blocks.classes, blocks.is_mean)
 
 
 def _add_outputs(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:

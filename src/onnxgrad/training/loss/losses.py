@@ -9,7 +9,7 @@ goes into it (see `endings`): the value is the same, and nothing overflows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from onnxgrad.training.loss import label_inputs
 from onnxgrad.training.loss.ctc import ctc_rows
 from onnxgrad.training.loss.label_inputs import Labels
 from onnxgrad.training.loss.logits import Ending, logit, scores
+from onnxgrad.training.loss.score_blocks import OfRows, ScoreBlocks
 from onnxgrad.training.option_strings import completed, looked_up, one_of
 
 
@@ -38,6 +39,8 @@ class LossFunction:
         mean: what its mean is taken over: "elements" of the prediction, "labels" that count, their "weights", or
             "rows" of the batch; "batch" where examples of a batch are compared with each other.
         compares: what accuracy compares: "classes" (scores with class numbers), "binary" (logits with 0 or 1), or "".
+        of_rows: for scores of very many classes: what the loss is of each row, given the weights of classes and the
+            options; before a mean is taken, or a sum.
     """
 
     write: Callable[..., Var]
@@ -46,6 +49,7 @@ class LossFunction:
     contains: tuple[str, ...] = ()
     mean: str = "elements"
     compares: str = ""
+    of_rows: Callable[[Var | None, Mapping[str, Any]], OfRows] | None = None
 
     @property
     def takes(self) -> str:
@@ -69,13 +73,29 @@ class LossFunction:
         return None
 
 
+    def by_blocks(self, b: Builder, blocks: ScoreBlocks, y: Var, labels: Var, options: Mapping[str, Any],
+                  others: Sequence[OfRows] = ()) -> list[Var]:  # fmt: skip
+        """The loss of scores of very many classes, then what `others` are of each row."""
+        assert self.of_rows is not None
+        weights = _weight(b, options["weight"], y)
+        most = options["block_rows"] or blocks.at_a_time
+        rows, *found = blocks.write(b, labels, [self.of_rows(weights, options), *others], most)
+        total, ignored = _total(b, rows), options["ignore_index"]
+        if options["reduction"] == "mean" and weights is None and ignored is None:
+            total = total / b.cast_like(b.Size(labels), y)
+        elif options["reduction"] == "mean":
+            total = total / _total(b, _counted(b, labels, y, ignored, options["weight"]))
+        return [total, *found]
+
+
 LOSSES: dict[str, LossFunction] = {}
 
 
 def _loss(name: str, labels: Any = label_inputs.as_prediction, contains: Any = (), mean: str = "elements",
-          compares: str = "", **options: Any) -> Callable[[Any], Any]:  # fmt: skip
+          compares: str = "", of_rows: Any = None, **options: Any) -> Callable[[Any], Any]:  # fmt: skip
     def register(function: Callable[..., Var]) -> Callable[..., Var]:
-        LOSSES[name] = LossFunction(function, {"reduction": "mean", **options}, labels, contains, mean, compares)
+        given = {"reduction": "mean", **options}
+        LOSSES[name] = LossFunction(function, given, labels, contains, mean, compares, of_rows)
         return function
 
     return register
@@ -133,12 +153,29 @@ def _positive(what: str, value: float) -> None:
         raise BadInput(f"{what} must be positive, not {value}")
 
 
-@_loss("cross_entropy", label_inputs.classes, ("Softmax", "LogSoftmax"), "weights", "classes",
-       axis=None, ignore_index=None, weight=None, label_smoothing=0.0)  # fmt: skip
-def cross_entropy(b, y, labels, reduction, axis, ignore_index, weight, label_smoothing):  # type: ignore[no-untyped-def]
+def _cross_entropy_of_rows(weights: Var | None, options: Mapping[str, Any]) -> OfRows:
+    """For scores of [rows, classes]."""
+    ignored, share = options["ignore_index"], options["label_smoothing"]
+    how = {"reduction": "none", "ignore_index": ignored}
+
+    def of_rows(b: Builder, y: Var, labels: Var) -> Var:
+        of_classes = None if weights is None else b.var(weights.value)
+        if not share:
+            return b.SoftmaxCrossEntropyLoss(y, labels, of_classes, **how)
+        log_p = b.LogSoftmax(y, axis=1)
+        sharp = b.NegativeLogLikelihoodLoss(log_p, labels, of_classes, **how)
+        even = -b.ReduceMean(log_p if of_classes is None else log_p * of_classes, [1], keepdims=0)
+        if ignored is not None:
+            even = b.Where(b.Equal(labels, b.const(ignored, labels.dtype)), 0.0, even)
+        return b.Mul(sharp, 1 - share) + b.Mul(even, share)
+
+    return of_rows
+
+
+@_loss("cross_entropy", label_inputs.classes, ("Softmax", "LogSoftmax"), "weights", "classes", _cross_entropy_of_rows,
+       axis=None, ignore_index=None, weight=None, label_smoothing=0.0, block_rows=None)  # fmt: skip
+def cross_entropy(b, y, labels, reduction, axis, ignore_index, weight, label_smoothing, block_rows):  # type: ignore[no-untyped-def]
     """-log softmax(y)[t], of which label smoothing ε puts the share ε/C on each of the C classes"""
-    if not 0 <= label_smoothing <= 1:
-        raise BadInput(f"cross_entropy: label_smoothing must be between 0 and 1, not {label_smoothing}")
     y, weights = _classes_second(b, y, axis), _weight(b, weight, y)
     if not label_smoothing:
         y, labels = _rows(b, y, labels)
@@ -341,6 +378,11 @@ def loss_named(name: str, options: Mapping[str, Any]) -> tuple[LossFunction, dic
     chosen = completed(f"the loss {name!r}", loss.options, options)
     if chosen["reduction"] not in ("mean", "sum"):
         raise BadInput(f"reduction must be 'mean' or 'sum' (a loss is a scalar), not {chosen['reduction']!r}")
+    block = chosen.get("block_rows")
+    if block is not None and (isinstance(block, bool) or not isinstance(block, int) or block < 0):
+        raise BadInput(f"the loss {name!r}: block_rows is a number of rows, 0 for all at once, not {block!r}")
+    if not 0 <= chosen.get("label_smoothing", 0.0) <= 1:
+        raise BadInput(f"cross_entropy: label_smoothing must be between 0 and 1, not {chosen['label_smoothing']}")
     return loss, chosen
 
 

@@ -22,7 +22,8 @@ from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.loss.label_inputs import Labels
 from onnxgrad.training.loss.logits import Ending
 from onnxgrad.training.loss.losses import LossFunction, prediction
-from onnxgrad.training.loss.step_metrics import measured
+from onnxgrad.training.loss.score_blocks import MANY, ScoreBlocks
+from onnxgrad.training.loss.step_metrics import OF_ROWS, measured
 
 #: In words, what a mean is taken over where none is taken.
 SUMMED = "nothing"
@@ -35,10 +36,17 @@ class Objective:
         builder: writes behind the inference graph.
         terms: what is summed.
         output: finds the value of the model that a name stands for (None: the only float output).
+        whole: whether losses must be functions of the predictions as a whole.
     """
 
-    def __init__(self, builder: Builder, terms: Sequence[Loss], output: Callable[[str | None], ir.Value]) -> None:
-        self.b, self.terms, self.output = builder, terms, output
+    def __init__(
+        self,
+        builder: Builder,
+        terms: Sequence[Loss],
+        output: Callable[[str | None], ir.Value],
+        whole: bool = False,
+    ) -> None:
+        self.b, self.terms, self.output, self.whole = builder, terms, output, whole
         self.losses = [self._function(t) for t in terms]
         self.graphs = {
             k: Inlined(t.loss, f"the loss {t.name!r}") for k, t in enumerate(terms) if self.losses[k] is None
@@ -99,17 +107,23 @@ class Objective:
         counts: list[tuple[str, Var | None]] = []
         for k, term in enumerate(self.terms):
             kind = self.losses[k]
+            rights: dict[str, Var] = {}
             if kind is None:
                 value, how_much = self._graph(k, copies), None
                 operands: tuple[Var, list[Var]] | None = None
             else:
                 operands = self._operands(k, copies)
                 y, labels = operands
-                value = kind[0].write(b, y, *labels, **kind[1])
+                if (blocks := self._blocks(k, y)) is not None:
+                    others = {n: OF_ROWS[n] for n in dict.fromkeys(metrics) if k == 0 and n in OF_ROWS}
+                    value, *found = kind[0].by_blocks(b, blocks, y, labels[0], kind[1], list(others.values()))
+                    rights = dict(zip(others, found))
+                else:
+                    value = kind[0].write(b, y, *labels, **kind[1])
                 how_much = kind[0].count(b, y, labels, kind[1]) if count else None
                 counts.append((self._counted(*kind), how_much))
             if k == 0 and metrics:
-                self.measures |= measured(b, metrics, kind, operands)
+                self.measures |= measured(b, metrics, kind, operands, rights)
             if count and how_much is None:
                 raise BadInput(
                     f"the loss {term.name!r} does not say over how much its mean is taken, or compares the examples "
@@ -131,6 +145,28 @@ class Objective:
             (value,) = self.b.append(ir.Node("", "Identity", [value.value]))
         value.value.name = self.b.names.exactly(name)
         return value
+
+    def _blocks(self, k: int, y: Var) -> ScoreBlocks | None:
+        """Logits `y` of term `k` as blocks of rows; None where they are computed as a whole.
+
+        Raises:
+            BadInput: blocks are asked for, and cannot be had.
+        """
+        kind = self.losses[k]
+        if kind is None or kind[0].of_rows is None or kind[1]["block_rows"] == 0:
+            return None
+        asked = kind[1]["block_rows"]
+        if self.whole:
+            if asked is not None:
+                raise BadInput(f"block_rows={asked}: this optimizer needs the predictions as a whole; drop block_rows")
+            return None
+        found = ScoreBlocks.of(y.value, kind[1]["axis"])
+        if found is None and asked is not None:
+            raise BadInput(
+                f"the loss {self.terms[k].name!r} has block_rows={asked}, but {y.name!r} is not known to be a product "
+                "of rows and one matrix\n  hint: drop block_rows, or give the axis of the classes"
+            )
+        return None if found is None or (asked is None and found.classes < MANY) else found
 
     def _weigh(self, counts: list[tuple[str, Var | None]]) -> None:
         if len({what for what, _ in counts}) > 1:

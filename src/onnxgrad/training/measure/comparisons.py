@@ -88,6 +88,29 @@ class Classes(Comparison):
         return scores, labels
 
 
+@dataclass(frozen=True)
+class Ranked(Classes):
+    """Class numbers against what is known of scores that nobody has: see the task ``ranked`` of the metrics.
+
+    Attributes:
+        size: how many classes there are.
+    """
+
+    size: int = 0
+
+    @property
+    def task(self) -> str:
+        """Its task."""
+        return "ranked"
+
+    def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Three numbers [rows, 3] for each label that counts; rows behind the last label are there to fill a block."""
+        labels = label.reshape(-1).astype(np.int64)
+        told = prediction.reshape(-1, 3)[: labels.size]
+        kept = np.ones(labels.shape, bool) if self.ignored is None else labels != self.ignored
+        return told[kept], labels[kept]
+
+
 def _wide(x: np.ndarray) -> np.ndarray:
     """At least float32."""
     return x if x.dtype in (np.float32, np.float64) else x.astype(np.float32)
@@ -169,7 +192,8 @@ class Meter:
         """Take in a batch; its scores and labels."""
         scores, labels = self.comparison(prediction, label)
         self.count += len(labels)
-        self.size = scores.shape[1] if self.comparison.task == "classes" else 0
+        ranked = self.comparison.size if isinstance(self.comparison, Ranked) else 0
+        self.size = scores.shape[1] if self.comparison.task == "classes" else ranked
         if len(labels):
             for metric in self.running.values():
                 metric.add(scores, labels)

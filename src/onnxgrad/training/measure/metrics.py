@@ -5,6 +5,7 @@ Each compares scores with labels. What these are depends on the task:
 | task | scores | labels |
 |---|---|---|
 | ``classes`` | logits, of which log-probabilities are some, [rows, classes] | class numbers [rows] |
+| ``ranked`` | the best class, how many are better than the label, −log of its probability, [rows, 3] | class numbers |
 | ``binary`` | log-odds [rows] | 0 or 1 [rows] |
 | ``numbers`` | numbers [rows, size] | numbers [rows, size] |
 | ``sequences`` | the symbols read, an array for each row | the symbols wanted, likewise |
@@ -152,6 +153,11 @@ def _errors(of: Callable[[np.ndarray], np.ndarray], then: Callable[[float], Any]
     return lambda: Mean(lambda y, t: of(np.asarray(y, np.float64) - t), then)
 
 
+def _told(column: int, of: Callable[[np.ndarray, np.ndarray], np.ndarray], then: Any = float) -> dict[str, Any]:
+    """Of a column of what is told of ranked classes, and of the labels."""
+    return {"ranked": lambda: Mean(lambda told, labels: of(told[:, column], labels), then)}
+
+
 def _rows(of: Callable[..., np.ndarray], *tasks: str, then: Callable[[float], Any] = float) -> dict[str, Any]:
     return dict.fromkeys(tasks, lambda: Mean(of, then))
 
@@ -167,10 +173,12 @@ def _words(space: int) -> Callable[[], Running]:
 
 
 METRICS: dict[str, Metric] = {
-    "accuracy": Metric("rows whose largest score is that of their class ÷ rows", _rows(_right, "classes", "binary")),
+    "accuracy": Metric("rows whose largest score is that of their class ÷ rows",
+        _rows(_right, "classes", "binary") | _told(0, np.equal)),
     "balanced_accuracy": Metric("the mean of the recall over classes (macro)", {
         "classes": _macro("recall"), "binary": _macro("recall")}),
-    "top5": Metric("rows whose class is among the five largest scores ÷ rows", _rows(_top(5), "classes")),
+    "top5": Metric("rows whose class is among the five largest scores ÷ rows",
+        _rows(_top(5), "classes") | _told(1, lambda better, _: better < 5)),
     "precision": Metric("tp ÷ (tp + fp): of the ones, or the mean over classes (macro)", {
         "classes": _macro("precision"), "binary": _of_ones("precision")}),
     "recall": Metric("tp ÷ (tp + fn): of the ones, or the mean over classes (macro)", {
@@ -184,8 +192,9 @@ METRICS: dict[str, Metric] = {
     "average_precision": Metric("Σ (recall step) · precision; of several classes the mean (macro)", {
         "classes": lambda: Whole(_each_class(average_precision)), "binary": lambda: Whole(average_precision)}),
     "log_loss": Metric("the mean of −log of the probability of the true class",
-        _rows(_surprise, "classes", "binary"), larger=False),
-    "perplexity": Metric("exp(log_loss)", _rows(_surprise, "classes", then=np.exp), larger=False),
+        _rows(_surprise, "classes", "binary") | _told(2, lambda surprise, _: surprise), larger=False),
+    "perplexity": Metric("exp(log_loss)",
+        _rows(_surprise, "classes", then=np.exp) | _told(2, lambda surprise, _: surprise, np.exp), larger=False),
     "mae": Metric("mean |y − t|", {"numbers": _errors(np.abs)}, larger=False),
     "mse": Metric("mean (y − t)²", {"numbers": _errors(np.square)}, larger=False),
     "rmse": Metric("√mse", {"numbers": _errors(np.square, np.sqrt)}, larger=False),
@@ -200,12 +209,14 @@ METRICS: dict[str, Metric] = {
 #: classes and what is not defined is left out.
 DEFAULTS = {
     "classes": ("accuracy", "f1", "log_loss"),
+    "ranked": ("accuracy", "log_loss"),
     "binary": ("accuracy", "f1", "auc"),
     "numbers": ("mae", "rmse", "r2"),
     "sequences": ("exact", "cer"),
 }
 WHILE_TRAINING = {
     "classes": ("accuracy", "f1", "top5"),
+    "ranked": ("accuracy", "top5"),
     "binary": ("accuracy", "f1"),
     "numbers": ("mae", "r2"),
     "sequences": ("exact", "cer"),

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.control_flow.recomputed import give_results_on_the_way_back
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.composites import read_notes
@@ -201,6 +202,7 @@ def _wire(lowered: Lowered, state: Sequence[StateTensor], results: Sequence[str]
         names.append(value.name or "")
     graph.outputs.extend(ends)
     finish(graph)
+    give_results_on_the_way_back(graph)
     return names
 
 

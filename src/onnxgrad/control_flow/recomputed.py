@@ -1,0 +1,150 @@
+"""Scans that need not run forward: the way back computes all that they give, as it goes.
+
+The way back of a Scan of rows (see `row_blocks`) computes each block anew. Where it reads nothing that depends on what
+the Scan gives, as with a loss that is summed over rows, it may as well give the results: the Scan before it goes, and
+with it a whole computation of what is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.control_flow.checkpointing import SavePolicy, save_policy
+from onnxgrad.control_flow.iteration import Iteration, ScanAxis
+from onnxgrad.ir.graph import dependents, prune
+from onnxgrad.ir.names import Names
+from onnxgrad.ir.shapes import same_dim
+from onnxgrad.ir.subgraphs import rewired_node
+
+#: What a block must have in common with its way back: without one of these, there is little to be saved.
+_PRODUCTS = frozenset(["MatMul", "Gemm"])
+
+
+def give_results_on_the_way_back(graph: ir.Graph) -> None:
+    """Have the ways back of Scans of rows in `graph` give the results of these, in place, where that can be."""
+    scans = [n for n in graph if n.op_type == "Scan" and n.domain == ""]
+    rows = [n for n in scans if save_policy(n) is SavePolicy.STATES and Iteration.of(n).count == 0]
+    names: Names | None = None
+    for node in rows:
+        _ask_others(graph, node)
+        made = dependents(graph, node.outputs)
+        for back in scans[scans.index(node) + 1 :]:
+            values = _read_alike(node, back)
+            if values and not made & set(back.outputs):
+                names = names or Names.of_graph(graph)
+                if _merged(node, back, values, names):
+                    graph.sort()
+                    break
+    if names is not None:
+        prune(graph)
+
+
+def _ask_others(graph: ir.Graph, scan: ir.Node) -> None:
+    """Have sizes of what depends on `scan` asked of values before it that have them, where there are any."""
+    made, before = dependents(graph, scan.outputs), list(graph.inputs)
+    for node in graph:
+        if node is scan:
+            break
+        before += [v for v in node.outputs if v.shape is not None]
+    for node in graph:
+        x = node.inputs[0] if node.op_type == "Shape" and node.domain == "" else None
+        if x is None or x not in made or x.shape is None:
+            continue
+        dims = list(x.shape[node.attributes.get_int("start", 0) : node.attributes.get_int("end", None)])
+        for other, start in _that_have(before, dims):
+            node.replace_input_with(0, other)
+            node.attributes["start"] = ir.AttrInt64("start", start)
+            node.attributes["end"] = ir.AttrInt64("end", start + len(dims))
+            break
+
+
+def _that_have(values: Iterable[ir.Value], dims: Sequence[int | ir.SymbolicDim]) -> Iterator[tuple[ir.Value, int]]:
+    """Those of `values` that have `dims`, one after the other, each with the first axis of these."""
+    for value in values:
+        shape = list(value.shape or ())
+        for i in range(len(shape) - len(dims) + 1):
+            if all(map(same_dim, shape[i : i + len(dims)], dims)):
+                yield value, i
+
+
+def _read_alike(node: ir.Node, back: ir.Node) -> dict[ir.Value, ir.Value]:
+    """What a step of `back` reads for each slice that a step of `node` reads; empty if one of them is missing."""
+    there, here = Iteration.of(back), Iteration.of(node)
+    columns = {(x, slot): s for x, slot, s in zip(there.scanned, there.ins, there.slices)}
+    found = {s: columns.get((x, slot.turned())) for s, x, slot in zip(here.slices, here.scanned, here.ins)}
+    return {} if None in found.values() else {k: v for k, v in found.items() if v is not None}
+
+
+def _merged(node: ir.Node, back: ir.Node, values: dict[ir.Value, ir.Value], names: Names) -> bool:
+    """Have `back` give what `node` does."""
+    it, body = Iteration.of(node), Iteration.of(back).body
+    values |= _constants(it.body, body)
+    missing, shared = [], False
+    for inner in it.body:
+        same = _same(inner, body, values)
+        if same is None:
+            missing.append(inner)
+        else:
+            values |= zip(inner.outputs, same.outputs)
+            shared |= inner.op_type in _PRODUCTS
+    if not shared:
+        return False
+    for own in (v for v in it.body.initializers.values() if v not in values):
+        assert own.const_value is not None
+        copy = ir.Value(name=names.fresh("const"), type=own.type, shape=own.shape, const_value=own.const_value)
+        body.register_initializer(copy)
+        values[own] = copy
+    for inner in missing:
+        again = rewired_node(inner, values, names)
+        again.name = names.fresh("row")
+        for old, new in zip(inner.outputs, again.outputs):
+            new.name, new.type, new.shape = names.fresh(old.name or "row"), old.type, old.shape
+        body.append(again)
+        values |= zip(inner.outputs, again.outputs)
+    slots = [*Iteration.of(back).outs, *(slot.turned() for slot in it.outs)]
+    for given, out in zip(it.given, node.outputs):
+        identity = ir.Node("", "Identity", [values.get(given, given)], name=names.fresh("row"))
+        (new,) = identity.outputs
+        new.name, new.type, new.shape = names.fresh(given.name or "row"), given.type, given.shape
+        body.append(identity)
+        body.outputs.append(new)
+        back.resize_outputs(len(back.outputs) + 1)
+        result = back.outputs[-1]
+        result.type, result.shape = out.type, out.shape
+        out.replace_all_uses_with(result, replace_graph_outputs=True)
+        result.name, out.name = out.name, names.fresh(out.name or "row")
+    _lay(back, slots)
+    return True
+
+
+def _constants(graph: ir.Graph, other: ir.Graph) -> dict[ir.Value, ir.Value]:
+    """The constants of `graph` that `other` has as well."""
+    held = {_content(v): v for v in other.initializers.values()}
+    return {v: held[key] for v in graph.initializers.values() if (key := _content(v)) in held}
+
+
+def _content(value: ir.Value) -> tuple[str, tuple[int, ...], bytes]:
+    tensor = value.const_value
+    assert tensor is not None
+    return tensor.dtype.name, tuple(tensor.shape.numpy()), tensor.tobytes()
+
+
+def _same(node: ir.Node, body: ir.Graph, values: Mapping[ir.Value, ir.Value]) -> ir.Node | None:
+    """The node of `body` that computes what `node` does, given which values are which."""
+    inputs = [None if v is None else values.get(v, v) for v in node.inputs]
+    attributes = {k: a.value for k, a in node.attributes.items()}
+    for other in body:
+        alike = (other.domain, other.op_type, other.overload) == (node.domain, node.op_type, node.overload)
+        alike = alike and {k: a.value for k, a in other.attributes.items()} == attributes
+        if alike and list(other.inputs) == inputs and len(other.outputs) >= len(node.outputs):
+            return other
+    return None
+
+
+def _lay(scan: ir.Node, slots: list[ScanAxis]) -> None:
+    """Say how the stacks of `scan` lie."""
+    scan.attributes["scan_output_axes"] = ir.AttrInt64s("scan_output_axes", [s.axis for s in slots])
+    backwards = [int(s.backwards) for s in slots]
+    scan.attributes["scan_output_directions"] = ir.AttrInt64s("scan_output_directions", backwards)

@@ -1,0 +1,105 @@
+"""A loss by blocks of rows (see `loss.score_blocks`), made to tell how good its scores are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgrad.control_flow.iteration import Iteration
+from onnxgrad.ir import Builder
+from onnxgrad.ir.subgraphs import give
+
+INT64, DOUBLE = int(ir.DataType.INT64), int(ir.DataType.DOUBLE)
+
+
+@dataclass
+class LossByBlocks:
+    """A Scan over rows whose body takes a loss of scores of classes.
+
+    Attributes:
+        node: the Scan.
+        loss: the node of its body.
+        label: name of what the labels of the loss are cut from.
+        classes: how many there are.
+        ignored: the label that does not count.
+    """
+
+    node: ir.Node
+    loss: ir.Node
+    label: str
+    classes: int
+    ignored: int | None
+
+    @classmethod
+    def of(cls, node: ir.Node) -> LossByBlocks | None:
+        """`node` as such a loss; None if it is none."""
+        if node.op_type != "Scan" or node.domain != "":
+            return None
+        it = Iteration.of(node)
+        if it.count or any(slot.axis or slot.backwards for slot in (*it.ins, *it.outs)):
+            return None
+        columns = dict(zip(it.slices, it.scanned))
+        for inner in it.body:
+            if inner.op_type not in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
+                continue
+            scores, labels = inner.inputs[:2]
+            shape = None if scores is None else scores.shape
+            if labels not in columns or shape is None or len(shape) != 2 or not isinstance(shape[1], int):
+                continue
+            source = _before(columns[labels], "Reshape", "Pad")
+            ignored = inner.attributes.get("ignore_index")
+            if source is not None:
+                return cls(node, inner, source.name or "", shape[1], None if ignored is None else ignored.as_int())
+        return None
+
+    @property
+    def words(self) -> bool:
+        """Whether the rows were tokens, [rows, time, …], before they were laid out in rows."""
+        rows = _before(Iteration.of(self.node).scanned[0], "Reshape", "Pad")
+        node = None if rows is None else rows.producer()
+        source = node.inputs[0] if node is not None and node.op_type == "Flatten" else None
+        return source is not None and source.shape is not None and len(source.shape) == 3
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether what is minimized is the mean over the labels that count, and nothing else."""
+        graph = self.node.graph
+        assert isinstance(graph, ir.Graph)
+        total = _before(graph.outputs[0], "Identity")
+        mean = None if total is None else total.producer()
+        if mean is None or mean.op_type != "Div" or len(self.loss.inputs) > 2:
+            return False
+        return _before(mean.inputs[0], "ReduceSum", "Pad", "Reshape") is self.node.outputs[0]
+
+    def tell(self) -> ir.Value:
+        """Have the Scan also give, of each row, the three numbers of the task ``ranked``: [.., .., 3]."""
+        node, graph = self.node, self.node.graph
+        assert isinstance(graph, ir.Graph)
+        outer = Builder(graph)
+        body = node.attributes["body"].as_graph()
+        b = outer.nested(body)
+        y, labels = (b.var(v) for v in self.loss.inputs[:2] if v is not None)
+        if self.ignored is not None:
+            labels = b.Where(b.Equal(labels, b.const(self.ignored, labels.dtype)), b.const(0, labels.dtype), labels)
+        own = b.GatherElements(y, b.Unsqueeze(labels, [1]), axis=1)
+        better = b.ReduceSum(b.Cast(y > own, to=INT64), [1], keepdims=1)
+        surprise = b.Unsqueeze(b.SoftmaxCrossEntropyLoss(y, labels, reduction="none"), [1])
+        told = [b.Cast(x, to=DOUBLE) for x in (b.ArgMax(y, axis=1, keepdims=1), better, surprise)]
+        give(b, [*body.outputs, b.Concat(*told, axis=1)])
+        slots = len(body.outputs)
+        for name in ("scan_output_axes", "scan_output_directions"):
+            if name in node.attributes:
+                node.attributes[name] = ir.AttrInt64s(name, [0] * slots)
+        node.resize_outputs(slots)
+        stack = node.outputs[-1]
+        stack.name, stack.type = outer.names.fresh("told"), ir.TensorType(ir.DataType.DOUBLE)
+        stack.shape = ir.Shape([None, None, 3])
+        return stack
+
+
+def _before(value: ir.Value | None, *kinds: str) -> ir.Value | None:
+    """What nodes of `kinds` have made `value` of."""
+    while value is not None and (node := value.producer()) is not None and node.op_type in kinds:
+        value = node.inputs[0]
+    return value
