@@ -62,9 +62,7 @@ def stepped(model, block_rows, feeds, target="portable", **options):
     """The step, what one step gives, and by how much it moves each weight."""
     loss = Loss("cross_entropy", **{"axis": -1, **options}, block_rows=block_rows)
     metrics = ["accuracy", "top5"]
-    step = compile_step(
-        attach(model, loss=loss, optimizer="sgd", learning_rate=1.0, metrics=metrics), outputs=metrics
-    )
+    step = compile_step(attach(model, loss=loss, optimizer="sgd", learning_rate=1.0, metrics=metrics), outputs=metrics)
     runner = StepRunner(step, options=Options(threads=1, target=target))
     before = runner.state()
     results = {n: np.array(a) for n, a in runner.step(feeds).items()}

@@ -72,7 +72,6 @@ class LossFunction:
             return b.cast_like(b.Squeeze(b.shape_of(labels[0], 0, 1), [0]), y)
         return None
 
-
     def by_blocks(self, b: Builder, blocks: ScoreBlocks, y: Var, labels: Var, options: Mapping[str, Any],
                   others: Sequence[OfRows] = ()) -> list[Var]:  # fmt: skip
         """The loss of scores of very many classes, then what `others` are of each row."""

@@ -88,7 +88,8 @@ class LossOfWeights:
 
 
 def _refuse_random(node: ir.Node, b: Builder) -> None:
-    if not subgraphs(node) and not is_repeatable(node.op_type, node.domain, b.infer.context.get_opset_version(node.domain)):
+    opset = b.infer.context.get_opset_version(node.domain)
+    if not subgraphs(node) and not is_repeatable(node.op_type, node.domain, opset):
         raise BadInput(
             f"{described(node)} draws numbers, and this optimizer takes a loss that is the same at every step\n"
             "  hint: train_mode=False, or another optimizer"
