@@ -30,6 +30,11 @@ for count in (0, 1, 10, 1000):
         array = mine.copy()
         ranks.broadcast(array, n - 1)
         np.testing.assert_array_equal(array, (np.arange(count) + n - 1).astype(dtype))
+ends = [0, *range(1, n), n + 4]  # the last rank is given more
+given = (np.arange(n + 4) + 100 * r).astype(np.int16)
+received = np.zeros((n, ends[r + 1] - ends[r]), np.int16)
+ranks.all_to_all(given, ends, received)
+np.testing.assert_array_equal(received, 100 * np.arange(n)[:, None] + np.arange(ends[r], ends[r + 1]))
 scalar = np.array(r, np.float64)
 ranks.all_reduce(scalar)
 assert scalar == n * (n - 1) / 2

@@ -23,6 +23,11 @@ def test_one_rank_alone_changes_nothing():
     alone.all_reduce(array)
     alone.reduce_scatter(array, [0, 6])
     alone.all_gather(array, [0, 6])
+    received = np.zeros((1, 6), np.float32)
+    alone.all_to_all(array, [0, 6], received)
+    np.testing.assert_array_equal(received, [array])
+    with pytest.raises(BadInput, match="rank 0 is given float32"):
+        alone.all_to_all(array, [0, 6], np.zeros((1, 5), np.float32))
     alone.broadcast(array)
     alone.barrier()
     alone.close()

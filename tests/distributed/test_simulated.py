@@ -75,6 +75,23 @@ def test_uneven_blocks():
         np.testing.assert_array_equal(gathered, [1] * 7 + [2])
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_everybody_is_given_a_block(size):
+    bounds = blocks(100, size)
+
+    def work(collective):
+        low, high = bounds[collective.rank : collective.rank + 2]
+        received = np.zeros((size, high - low), np.float16)
+        collective.all_to_all(np.arange(100).astype(np.float16) + collective.rank, bounds, received)
+        return received
+
+    world = World(size)
+    for rank, received in enumerate(world.run(work)):
+        expected = np.arange(bounds[rank], bounds[rank + 1]) + np.arange(size)[:, None]
+        np.testing.assert_array_equal(received, expected)
+    np.testing.assert_array_equal(world.sent, 200 - 2 * np.diff(bounds))
+
+
 def test_all_have_what_the_root_has():
     def work(collective):
         array = np.array([collective.rank], "S5")

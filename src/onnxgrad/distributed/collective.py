@@ -64,6 +64,15 @@ class Collective(Protocol):
             bounds: as in `reduce_scatter`.
         """
 
+    def all_to_all(self, array: np.ndarray, bounds: Sequence[int], received: np.ndarray) -> None:
+        """Give every rank its own block of `array`.
+
+        Args:
+            array: one axis, of any dtype of fixed size; it is not changed.
+            bounds: as in `reduce_scatter`; block r is for rank r.
+            received: [size, length of the own block]: what the ranks gave, in their order.
+        """
+
     def broadcast(self, array: np.ndarray, root: int = 0) -> None:
         """Replace `array`, of any shape and any dtype of fixed size, by what rank `root` has."""
 
@@ -95,6 +104,11 @@ class Alone:
     def all_gather(self, array: np.ndarray, bounds: Sequence[int]) -> None:
         """Nothing to fetch."""
         check(array, bounds, size=1)
+
+    def all_to_all(self, array: np.ndarray, bounds: Sequence[int], received: np.ndarray) -> None:
+        """Keep it."""
+        check_received(array, bounds, received, 0)
+        received[0] = array
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> None:
         """Nobody to tell."""
@@ -136,3 +150,13 @@ def check(array: np.ndarray, bounds: Sequence[int] | None = None, size: int = 1,
     ends = list(bounds)
     if array.ndim != 1 or len(ends) != size + 1 or ends != sorted(ends) or (ends[0], ends[-1]) != (0, len(array)):
         raise BadInput(f"{size + 1} ascending bounds divide an array of one axis, from 0 to {array.size}, not {ends}")
+
+
+def check_received(array: np.ndarray, bounds: Sequence[int], received: np.ndarray, rank: int) -> None:
+    """Raise BadInput unless `received` has a place for the block of each rank that is for `rank`."""
+    size = len(bounds) - 1
+    check(array, bounds, size)
+    check(received)
+    shape = (size, bounds[rank + 1] - bounds[rank])
+    if (received.shape, received.dtype) != (shape, array.dtype):
+        raise BadInput(f"rank {rank} is given {array.dtype}{list(shape)}, not {received.dtype}{list(received.shape)}")

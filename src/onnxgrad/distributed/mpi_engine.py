@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.distributed.collective import Lost, check
+from onnxgrad.distributed.collective import Lost, check, check_received
 from onnxgrad.errors import BadInput
 
 
@@ -60,6 +60,20 @@ class MPIEngine:
         starts = [low * size for low in bounds[:-1]]
         with self._heard() as comm:
             comm.Allgatherv(self._mpi.IN_PLACE, [array.view(np.uint8), counts, starts, self._mpi.BYTE])
+
+    def all_to_all(self, array: np.ndarray, bounds: Sequence[int], received: np.ndarray) -> None:
+        """As the protocol says."""
+        check_received(array, bounds, received, self.rank)
+        item = array.dtype.itemsize
+        sent = [n * item for n in np.diff(bounds).tolist()]
+        starts = [low * item for low in bounds[:-1]]
+        own = received.shape[1] * item
+        places = [rank * own for rank in range(self.size)]
+        with self._heard() as comm:
+            comm.Alltoallv(
+                [array.view(np.uint8), sent, starts, self._mpi.BYTE],
+                [received.reshape(-1).view(np.uint8), [own] * self.size, places, self._mpi.BYTE],
+            )
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> None:
         """As the protocol says."""

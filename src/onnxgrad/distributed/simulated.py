@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from onnxgrad.distributed.collective import Lost, blocks, check
+from onnxgrad.distributed.collective import Lost, blocks, check, check_received
 from onnxgrad.errors import BadInput
 
 R = TypeVar("R")
@@ -51,7 +51,7 @@ class World:
 
     def _begin(self) -> None:
         self._turns = [threading.Semaphore(0) for _ in range(self.size)]
-        self._asked: dict[int, tuple[str, np.ndarray, Any]] = {}  # by ranks that wait for the others
+        self._asked: dict[int, tuple[str, np.ndarray, Any, np.ndarray | None]] = {}  # by ranks that wait for the others
         self._ended: set[int] = set()
         self._over = threading.Event()
         self._lost: tuple[int, ...] = ()
@@ -116,10 +116,10 @@ class World:
         following = (r % self.size for r in range(rank + 1, rank + 1 + self.size))
         self._turns[next(r for r in following if r not in self._asked and r not in self._ended)].release()
 
-    def ask(self, rank: int, operation: str, array: np.ndarray, how: Any) -> None:
+    def ask(self, rank: int, operation: str, array: np.ndarray, how: Any, received: np.ndarray | None) -> None:
         """Wait until all ranks have come to this operation, and it is done."""
         if not self._lost and not self._refused:
-            self._asked[rank] = (operation, array.reshape(-1), how)
+            self._asked[rank] = (operation, array.reshape(-1), how, received)
             self._next(rank)
             self._turns[rank].acquire()
         if self._refused:
@@ -132,13 +132,13 @@ class World:
     def _exchange(self) -> None:
         """Do what all ranks have asked for."""
         asked = [self._asked[rank] for rank in range(self.size)]
-        said = [f"{what} {array.dtype}[{len(array)}] {how}" for what, array, how in asked]
+        said = [f"{what} {array.dtype}[{len(array)}] {how}" for what, array, how, _ in asked]
         other = next((rank for rank, text in enumerate(said) if text != said[0]), None)
         if other is not None:
             self._refused = f"ranks disagree on what to do: rank 0 {said[0]}, rank {other} {said[other]}"
             return
-        operation, first, how = asked[0]
-        arrays = [array for _, array, _ in asked]
+        operation, first, how, _ = asked[0]
+        arrays = [one[1] for one in asked]
         if operation == "broadcast":
             for array in arrays:
                 array[...] = arrays[how]
@@ -146,6 +146,12 @@ class World:
             return
         bounds = blocks(len(first), self.size) if how is None else how
         sizes = np.diff(bounds) * first.itemsize
+        if operation == "all_to_all":
+            for rank, (*_, received) in enumerate(asked):
+                if received is not None:
+                    received[...] = [array[bounds[rank] : bounds[rank + 1]] for array in arrays]
+            self.sent += sizes.sum() - sizes
+            return
         if operation != "all_gather":
             with np.errstate(all="ignore"):
                 total = np.add.reduce(arrays, axis=0, dtype=first.dtype)
@@ -169,13 +175,13 @@ class Simulated:
         self._world: World | None = world
         self._count = 0
 
-    def _ask(self, operation: str, array: np.ndarray, how: Any = None) -> None:
+    def _ask(self, operation: str, array: np.ndarray, how: Any = None, received: np.ndarray | None = None) -> None:
         if self._world is None:
             raise BadInput("this rank has left: nothing can be exchanged any more")
         if self._world.deaths.get(self.rank) == self._count:
             raise Killed
         self._count += 1
-        self._world.ask(self.rank, operation, array, how)
+        self._world.ask(self.rank, operation, array, how, received)
 
     def all_reduce(self, array: np.ndarray) -> None:
         """See `Collective`."""
@@ -191,6 +197,11 @@ class Simulated:
         """See `Collective`."""
         check(array, bounds, self.size)
         self._ask("all_gather", array, list(bounds))
+
+    def all_to_all(self, array: np.ndarray, bounds: Sequence[int], received: np.ndarray) -> None:
+        """See `Collective`."""
+        check_received(array, bounds, received, self.rank)
+        self._ask("all_to_all", array, list(bounds), received)
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> None:
         """See `Collective`."""

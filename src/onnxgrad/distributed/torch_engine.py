@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.distributed.collective import Lost, check
+from onnxgrad.distributed.collective import Lost, check, check_received
 from onnxgrad.errors import BadInput
 
 #: Seconds between signs of life, and after how many without one a rank is taken for gone.
@@ -101,6 +101,16 @@ class TorchEngine:
                 if block.numel()
             ]
         )
+
+    def all_to_all(self, array: np.ndarray, bounds: Sequence[int], received: np.ndarray) -> None:
+        """As the protocol says; by pairs."""
+        check_received(array, bounds, received, self.rank)
+        parts = [array[low:high].view(np.uint8) for low, high in pairwise(bounds)]
+        received[self.rank] = array[bounds[self.rank] : bounds[self.rank + 1]]
+        for distance in range(1, self.size):
+            to, of = (self.rank + distance) % self.size, (self.rank - distance) % self.size
+            place = received[of].view(np.uint8)
+            self._heard(lambda: self._swap(parts[to], to, place, of))  # noqa: B023  (called at once)
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> None:
         """As the protocol says."""
