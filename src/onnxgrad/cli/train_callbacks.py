@@ -48,6 +48,8 @@ Monitored = Annotated[
 class Notes(Callback):
     """Prints `lines` on stderr when the run begins: nothing precedes the error of a run that cannot."""
 
+    is_told_once = True
+
     def __init__(self, lines: Sequence[str]) -> None:
         self.lines = lines
 

@@ -1,7 +1,8 @@
-"""What ranks say to each other in words: JSON, as bytes over the arrays that an engine exchanges."""
+"""What ranks say to each other in words: JSON that may hold arrays, as bytes over those that an engine exchanges."""
 
 from __future__ import annotations
 
+import base64
 import json
 from itertools import pairwise
 from typing import Any
@@ -10,9 +11,12 @@ import numpy as np
 
 from onnxgrad.distributed.collective import Collective
 
+#: What an array is spelled under.
+_ARRAY = "onnxgrad.array"
+
 
 def gathered(collective: Collective, document: Any) -> list[Any]:
-    """The documents of all ranks, in their order; each is what JSON can hold (numbers with all their digits)."""
+    """The documents of all ranks, in their order: what JSON can hold (numbers with all their digits), and arrays."""
     text = _bytes(document)
     sizes = np.zeros(collective.size, np.int64)
     sizes[collective.rank] = len(text)
@@ -21,7 +25,7 @@ def gathered(collective: Collective, document: Any) -> list[Any]:
     together = np.zeros(bounds[-1], np.uint8)
     together[bounds[collective.rank] : bounds[collective.rank + 1]] = text
     collective.all_gather(together, bounds)
-    return [json.loads(together[low:high].tobytes()) for low, high in pairwise(bounds)]
+    return [_read(together[low:high]) for low, high in pairwise(bounds)]
 
 
 def told(collective: Collective, document: Any, root: int = 0) -> Any:
@@ -32,8 +36,27 @@ def told(collective: Collective, document: Any, root: int = 0) -> Any:
     if collective.rank != root:
         text = np.zeros(int(size[0]), np.uint8)
     collective.broadcast(text, root)
-    return json.loads(text.tobytes())
+    return _read(text)
 
 
 def _bytes(document: Any) -> np.ndarray:
-    return np.frombuffer(json.dumps(document).encode(), np.uint8).copy()
+    return np.frombuffer(json.dumps(document, default=_spelled).encode(), np.uint8).copy()
+
+
+def _read(text: np.ndarray) -> Any:
+    return json.loads(text.tobytes(), object_hook=_array)
+
+
+def _spelled(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return {_ARRAY: [value.dtype.str, value.shape, base64.b64encode(value.tobytes()).decode()]}
+    raise TypeError(f"ranks cannot tell each other a {type(value).__name__}")
+
+
+def _array(found: dict[str, Any]) -> Any:
+    if found.keys() != {_ARRAY}:
+        return found
+    dtype, shape, text = found[_ARRAY]
+    return np.frombuffer(base64.b64decode(text), np.dtype(dtype)).reshape(shape).copy()

@@ -214,6 +214,6 @@ class Simulated:
         """See `Collective`."""
         self._ask("barrier", np.zeros(0, np.uint8))
 
-    def close(self) -> None:
+    def close(self, why: str = "") -> None:
         """See `Collective`."""
         self._world = None

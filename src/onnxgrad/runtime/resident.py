@@ -152,6 +152,11 @@ class Resident:
             results |= {name: found[position].numpy() for position, name in self._loose}
         return results
 
+    @property
+    def now(self) -> Mapping[str, np.ndarray]:
+        """The arrays that hold the state until the next step; what is written into them is what that step reads."""
+        return self._buffers[self._now]
+
     def state(self) -> dict[str, np.ndarray]:
         """A copy of every tensor of state. Raises BadInput if a step has left it half updated."""
         self._check_whole()

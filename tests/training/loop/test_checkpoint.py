@@ -11,7 +11,9 @@ import safetensors
 import safetensors.numpy
 
 from onnxgrad.errors import BadInput, TrainingError
-from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits, previous, replacing
+from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits, previous, replacing, structure
+from onnxgrad.training.step.compile import compile_step
+from tests.training.models import trainable
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int64, np.int32, np.int16, np.int8]
 DTYPES += [np.uint64, np.uint32, np.uint16, np.uint8, np.bool_]
@@ -35,6 +37,16 @@ def test_round_trip(tmp_path):
         assert found.state[name].tobytes() == array.tobytes()
         assert found.state[name].flags.writeable
     assert os.listdir(path.parent) == [path.name], "nothing temporary stays"
+
+
+def test_the_structure_of_a_step_does_without_the_names_inside():
+    """A loss that says what it weighs draws other names; another optimizer or rate of decay is another step."""
+    plain, weighing, other, decayed = (
+        structure(compile_step(trainable(**how)).model)
+        for how in ({}, {"accumulate": True}, {"optimizer": "sgd"}, {"weight_decay": 0.1})
+    )
+    assert plain == weighing
+    assert len({plain, other, decayed}) == 3
 
 
 def test_every_truncation_is_refused_by_name(tmp_path):

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad.distributed import blocks
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.axes import fed_whole, fixed_batch
@@ -189,9 +190,17 @@ class Data:
         return np.concatenate([batches[random.permutation(full)].ravel(), order[full * batch_size :]])
 
     def batches(
-        self, size: int, order: np.ndarray | None = None, start: int = 0, draw: Sequence[int] | None = None
+        self,
+        size: int,
+        order: np.ndarray | None = None,
+        start: int = 0,
+        draw: Sequence[int] | None = None,
+        part: tuple[int, int] = (0, 1),
     ) -> Iterator[dict[str, np.ndarray]]:
         """Batches of `size` rows, the last one smaller, in `order`, from the row at position `start` on.
+
+        A `part` (k, n) has the k-th of n blocks of each batch (see `onnxgrad.distributed.blocks`) and reads nothing
+        else; where that has no row, its batch has none.
 
         In an `order` the full batches of what lies in memory are handed out in the same arrays again and again. What
         has to be read is read ahead, by a thread; there, too, pictures are varied, by what `draw` (a seed and an epoch)
@@ -199,19 +208,29 @@ class Data:
         """
         varied = draw is not None and self.augment is not None
         if varied or len(self.arrays) + len(self.ends) < len(self.fields):
-            yield from ahead(self._made(size, order, start, DEPTH + 2, draw if varied else None))
+            yield from ahead(self._made(size, order, start, part, DEPTH + 2, draw if varied else None))
         else:
-            yield from self._made(size, order, start, 1, None)
+            yield from self._made(size, order, start, part, 1, None)
 
     def _made(
-        self, size: int, order: np.ndarray | None, start: int, copies: int, draw: Sequence[int] | None
+        self,
+        size: int,
+        order: np.ndarray | None,
+        start: int,
+        part: tuple[int, int],
+        copies: int,
+        draw: Sequence[int] | None,
     ) -> Iterator[dict[str, np.ndarray]]:
         """Batches in `copies` sets of arrays that take turns."""
         stop = self.rows if order is None else len(order)
         sets: list[dict[str, np.ndarray]] = [{} for _ in range(copies)]
         for turn, low in enumerate(range(start, stop, size)):
             buffers = sets[turn % copies]
-            high = min(low + size, stop)
+            bounds = blocks(min(size, stop - low), part[1])
+            low, high = low + bounds[part[0]], low + bounds[part[0] + 1]
+            if low == high:
+                yield {name: array[:0] for name, array in self.arrays.items()}
+                continue
             rows = np.arange(low, high) if order is None else order[low:high]
             batch = {}
             for name, array in self.arrays.items():

@@ -25,7 +25,14 @@ from onnxgrad.training.measure.metrics import larger_is_better
 
 
 class Callback:
-    """Called while a run goes on. Override what you need: every method does nothing by default."""
+    """Called while a run goes on. Override what you need: every method does nothing by default.
+
+    Attributes:
+        is_told_once: of several ranks (see `onnxgrad.distributed`), only the first one has this callback: it writes or
+            prints. Callbacks that decide are on all of them, and decide from the same numbers.
+    """
+
+    is_told_once = False
 
     def start(self, run: Run) -> None:
         """The run starts or resumes."""
@@ -183,6 +190,8 @@ class KeepBest(_Monitoring):
 
     def start(self, run: Run) -> None:
         """Forget what another run has kept there."""
+        if not run.is_writer:
+            return
         if self.keep > 1 and run.folder is None:
             raise BadInput(f"to keep {self.keep} states, say in which folder the checkpoint is")
         if self.keep > 1 and run.folder is not None:
@@ -196,7 +205,7 @@ class KeepBest(_Monitoring):
         best = self.monitor(record)
         about = {"epoch": record["epoch"], "step": record["step"], self.monitor.of: record[self.monitor.of]}
         among = self.keep > 1 and self._rank(run, about)
-        if not best and not among:
+        if not run.is_writer or not (best or among):
             return
         state = run.state()
         if among and run.folder is not None:
@@ -289,6 +298,8 @@ class Plateau(_Monitoring):
 class Metrics(Callback):
     """Writes the history to a JSON file after every epoch and at the end, atomically."""
 
+    is_told_once = True
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
@@ -310,6 +321,8 @@ class Log(Callback):
         path: of the file.
         every: steps between lines of steps; 0 for epochs alone.
     """
+
+    is_told_once = True
 
     def __init__(self, path: str | Path, every: int = 1) -> None:
         self.path, self.every = Path(path), every
@@ -373,6 +386,8 @@ def _is_behind(line: Any, run: Run) -> bool:
 
 class AtEnd(Callback):
     """Calls ``write(history, path)`` at the end of the run: a plot, a report."""
+
+    is_told_once = True
 
     def __init__(self, write: Callable[[History, Path], None], path: str | Path) -> None:
         self.write, self.path = write, Path(path)

@@ -23,18 +23,20 @@ from typing import Any
 
 import ml_dtypes  # noqa: F401  (it registers bfloat16 with numpy)
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, TrainingError, warn_caller
 from onnxgrad.files import open_ordinary, replacing, scratch
 
-__all__ = ["FILE", "Checkpoint", "check_state_fits", "fingerprint", "previous", "replacing"]
+__all__ = ["FILE", "Checkpoint", "check_state_fits", "fingerprint", "previous", "replacing", "structure"]
 
 FILE = "checkpoint.safetensors"
 PREVIOUS = ".previous"
 _KEY = "onnxgrad.checkpoint"
 _DIGEST = "onnxgrad.digest"
 _VERSION = 2  # 1 had no digests
+_BODIES = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 #: What numpy (with ml_dtypes) calls the types of safetensors.
 _DTYPES = {
@@ -234,6 +236,38 @@ def fingerprint(model: ir.Model) -> str:
     proto = ir.to_proto(model)
     del proto.metadata_props[:]
     return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+
+
+def structure(model: ir.Model) -> str:
+    """The same, whatever the values inside are called: a loss that says what it weighs draws other names."""
+    proto = ir.to_proto(model)
+    del proto.metadata_props[:]
+    names = {value.name: value.name for value in proto.graph.input}
+    _rename(proto.graph, names)
+    return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+
+
+def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
+    """Call values by numbers, in the order in which nodes name them; `names` holds what is known so far."""
+
+    def numbered(name: str) -> str:
+        return names.setdefault(name, f"#{len(names)}") if name else ""
+
+    del graph.value_info[:]
+    for node in graph.node:
+        node.name = ""
+        node.input[:] = [numbered(name) for name in node.input]
+        for attribute in node.attribute:
+            for body in [attribute.g, *attribute.graphs] if attribute.type in _BODIES else ():
+                for value in body.input:
+                    value.name = numbered(value.name)
+                _rename(body, names)
+        node.output[:] = [numbered(name) for name in node.output]
+    for held in [*graph.output, *graph.initializer]:
+        held.name = numbered(held.name)
+    initializers = sorted(graph.initializer, key=lambda tensor: tensor.name)
+    del graph.initializer[:]
+    graph.initializer.extend(initializers)
 
 
 def _library() -> Any:

@@ -18,6 +18,7 @@ import onnx_ir as ir
 import onnxruntime
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
+from onnxgrad.distributed import Alone, Collective, blocks, gathered
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import named_values, prune, reads
 from onnxgrad.ir.infer.inference import infer_model
@@ -171,11 +172,15 @@ class Evaluation:
         data: Data,
         batch_size: int = 256,
         metrics: Sequence[str] | None = None,
+        collective: Collective | None = None,
     ) -> dict[str, float]:
-        """Loss and metrics of the inference model with the weights of `state` (with their averages, if it has them)."""
+        """Loss and metrics of the inference model with the weights of `state` (with their averages, if it has them).
+
+        The ranks of a `collective` measure a part of the batches each, and get the same numbers.
+        """
         if self._head is None:
             self._head = Session(self._open_head(), self.options)
-        return self._measure(self._head, data, batch_size, averaged(self.source, state), metrics)
+        return self._measure(self._head, data, batch_size, averaged(self.source, state), metrics, collective)
 
     def file(
         self, path: str | os.PathLike, data: Data, batch_size: int = 256, metrics: Sequence[str] | None = None
@@ -223,6 +228,7 @@ class Evaluation:
         batch_size: int,
         state: Mapping[str, np.ndarray],
         metrics: Sequence[str] | None,
+        ranks: Collective | None = None,
     ) -> dict[str, float]:
         fixed = data.fixed
         size = fixed or batch_size
@@ -234,18 +240,27 @@ class Evaluation:
         weights = self.source.model.graph.initializers
         for name in set(tail_inputs) - {*self.boundary, *data.names, *known}:
             known[name] = weights[name].const_value.numpy()  # type: ignore[union-attr]
-        total, weights = 0.0, 0
+        losses, ranks = [], ranks or Alone()  # of batches, with their weights
         meters = self.meters(metrics, data.classes)
-        for batch in data.batches(size, rows):
+        bounds = [size * n for n in blocks(-(-len(rows) // size), ranks.size)]
+        for batch in data.batches(size, rows[bounds[ranks.rank] : bounds[ranks.rank + 1]]):
             feeds = batch | known
             if self.boundary:
                 feeds |= head.run({n: feeds[n] for n in head.inputs}, self.boundary)
             found = feeds if self._tail is None else self._tail.run({n: feeds[n] for n in tail_inputs})
             weight = self._weight(batch, data.count(batch))
-            total, weights = total + (float(found[self.loss]) * weight if weight else 0.0), weights + weight
+            losses.append([float(found[self.loss]) if weight else 0.0, weight])
             for p, meter in zip(self.predictions, meters):
                 meter.add(found[p.value], batch[p.label])
-        measured = {"loss": total / weights if weights else float("nan")}
+        if ranks.size > 1:
+            everything = gathered(ranks, [losses, [meter.sums() for meter in meters]])
+            meters = self.meters(metrics, data.classes)
+            for _, sums in everything:
+                for meter, own in zip(meters, sums):
+                    meter.join(own)
+            losses = [loss for own, _ in everything for loss in own]
+        total = sum(weight for _, weight in losses)
+        measured = {"loss": sum(loss * weight for loss, weight in losses) / total if total else float("nan")}
         for meter in meters:
             measured |= {k: v for k, v in meter.result().items() if k not in measured}
         return measured

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from onnxgrad.errors import BadInput, TrainingError, UnknownName
 from onnxgrad.files import alone
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.training.graph.dropout_masks import COUNT, first_count
+from onnxgrad.training.loop.agreement import agreement
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.interruption import Interrupted, interruptible
@@ -24,6 +25,7 @@ from onnxgrad.training.loop.listeners import watched
 from onnxgrad.training.loop.resume import resume, save
 from onnxgrad.training.loop.run import Run
 from onnxgrad.training.optim.schedules import Schedule
+from onnxgrad.training.parallel.machine import DataParallel
 
 
 class Fit:
@@ -48,7 +50,7 @@ class Fit:
         """Hold the folder of the checkpoint and listen to signals; the run stands where it begins, or goes on."""
         run = self.run
         if run.folder is None:
-            with interruptible(self._ask):
+            with interruptible(self._ask, run.ranks is not None):
                 self._begin(resuming, accept_changes)
                 yield
             return
@@ -61,7 +63,7 @@ class Fit:
         elif not run.folder.is_dir():
             raise BadInput(f"there is no checkpoint {str(run.checkpoint)!r}")
         try:
-            with alone(run.folder), interruptible(self._ask):
+            with alone(run.folder), interruptible(self._ask, run.ranks is not None):
                 self._begin(resuming, accept_changes)
                 yield
         finally:
@@ -71,12 +73,22 @@ class Fit:
 
     def _begin(self, resuming: bool, accept_changes: bool) -> None:
         run = self.run
+        if run.ranks is not None:
+            run.ranks.agree(agreement(run, self.callbacks))
+            resuming = run.ranks.first(lambda: resuming)  # which may depend on what the first one has kept
         if resuming:
             resume(run, self.callbacks, accept_changes)
             return
         self._seed_masks()
-        if run.checkpoint:
-            self._save(run.state())  # a place that cannot be written shows now, not after the first epoch
+        if run.ranks is not None:
+            run.load_state(run.ranks.shared(run.state()))
+            run.ranks.first(self._save_first)
+        else:
+            self._save_first()
+
+    def _save_first(self) -> None:
+        if self.run.checkpoint:  # a place that cannot be written shows now, not after the first epoch
+            self._save(self.run.state())
 
     def _seed_masks(self) -> None:
         """Have the masks of Dropout follow from the seed, unless the model says where they stand."""
@@ -88,10 +100,11 @@ class Fit:
     def __call__(self) -> None:
         """Take all epochs that are left."""
         run = self.run
-        self._check_monitors()
         try:
-            for callback in self.callbacks:
-                callback.start(run)
+            with nullcontext() if run.ranks is None else run.ranks.agreeing():
+                self._check_monitors()
+                for callback in self.callbacks:
+                    callback.start(run)
             while run.epoch < run.epochs and not run.position.finished:
                 self._epoch()
             run.history.about["finished"] = True
@@ -99,6 +112,8 @@ class Fit:
                 run.history.about["stopped"] = run.position.finished
             for callback in self.callbacks:
                 callback.end(run)
+            if run.ranks is not None:  # whoever has put weights back had them on the first rank
+                run.load_state(run.ranks.shared(run.state()))
         finally:
             for callback in self.callbacks:
                 callback.stop()
@@ -126,7 +141,8 @@ class Fit:
         order = order[: run.rows]
         begin = saved = time.monotonic()
         before, stopped = at.seconds, False
-        for batch in run.data.batches(run.batch_size, order, at.row, [run.seed, at.epoch]):
+        part = (0, 1) if run.ranks is None else (run.ranks.rank, run.ranks.size)
+        for batch in run.data.batches(run.batch_size, order, at.row, [run.seed, at.epoch], part):
             self._set_rate()
             loss = float(run.machine.step(batch)[run.step.loss])
             at.step += 1
@@ -134,7 +150,7 @@ class Fit:
                 raise TrainingError(
                     f"the loss is {loss} at step {at.step} (epoch {at.epoch + 1}); {self._remedy()}{self._last_good()}"
                 )
-            size = run.data.count(batch) if batch else run.batch_size
+            size = min(run.batch_size, len(order) - at.row)
             at.row += size
             at.total += loss * size
             at.history.curve.add(loss)
@@ -146,14 +162,19 @@ class Fit:
                 self._evaluate_between()
                 if stopped := bool(at.finished):
                     break
-            if self._interrupted:
+            if self._is_to_stop():
                 self._interrupt()
             if now - saved > self.checkpoint_seconds and run.checkpoint:
                 self._save(run.state())
                 saved = time.monotonic()
         self._end_epoch(at.row if stopped else run.rows)
-        if self._interrupted:
+        if self._interrupted and run.ranks is None:  # several ranks hear of it with the next step
             self._interrupt()
+
+    def _is_to_stop(self) -> bool:
+        """Whether this process was asked to, or any of the ranks before the last step."""
+        machine = self.run.machine
+        return machine.stopping if isinstance(machine, DataParallel) else self._interrupted
 
     def _evaluate_between(self) -> None:
         """Measure validation data between two steps."""
@@ -162,18 +183,28 @@ class Fit:
         at.history.evaluations.append(record)
         for callback in self.callbacks:
             callback.evaluated(run, record)
+        self._decide_together()
+
+    def _decide_together(self) -> None:
+        """End the run on all ranks where a callback ends it on the first."""
+        run = self.run
+        if run.ranks is not None:
+            run.position.finished = run.ranks.first(lambda: run.position.finished)
 
     def _validated(self, state: dict[str, np.ndarray]) -> dict[str, float]:
         run = self.run
         if run.validation is None or self.evaluation is None:
             return {}
-        measured = self.evaluation(state, run.validation, max(run.batch_size, 256), run.metrics)
+        ranks = None if run.ranks is None else run.ranks.collective
+        measured = self.evaluation(state, run.validation, max(run.batch_size, 256), run.metrics, ranks)
         return {f"validation_{what}": value for what, value in measured.items()}
 
     def _end_epoch(self, rows: int) -> None:
         run, at = self.run, self.run.position
         state = run.state()
         self._check_finite(state)
+        if run.ranks is not None:
+            run.ranks.check_equal(state, at.step)
         record = {
             "epoch": at.epoch + 1,
             "step": at.step,
@@ -189,11 +220,14 @@ class Fit:
                 self._evaluate_between()  # the last state is measured in any case
             if between and between[-1]["step"] == at.step:
                 record |= {k: v for k, v in between[-1].items() if k.startswith("validation_")}
+        if run.ranks is not None:  # callbacks decide from the same numbers everywhere, from seconds too
+            record = run.ranks.first(lambda: record)
         at.history.epochs.append(record)
         at.epoch += 1
         at.begin_epoch()
         for callback in self.callbacks:
             callback.epoch(run, record)
+        self._decide_together()
         if run.checkpoint:
             self._save(state)
 
@@ -240,6 +274,8 @@ class Fit:
 
     def _ask(self) -> None:
         self._interrupted = True
+        if isinstance(self.run.machine, DataParallel):
+            self.run.machine.asked = True
 
     def _interrupt(self) -> None:
         if self.run.checkpoint:

@@ -21,8 +21,11 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def interruptible(ask: Callable[[], None]) -> Iterator[None]:
-    """Have Ctrl-C, SIGTERM and SIGHUP call `ask` within the block; a second one stops the process at once."""
+def interruptible(ask: Callable[[], None], launched: bool = False) -> Iterator[None]:
+    """Have Ctrl-C, SIGTERM and SIGHUP call `ask` within the block; a second one stops the process at once.
+
+    Not so if it was `launched` with others: its launcher repeats what a terminal says, and kills in the end anyway.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -32,7 +35,8 @@ def interruptible(ask: Callable[[], None]) -> Iterator[None]:
         asking.append(hangup)
 
     def handle(signum: int, frame: Any) -> None:
-        restore()
+        if not launched:
+            restore()
         ask()
 
     old = {number: signal.signal(number, handle) for number in asking}

@@ -29,6 +29,7 @@ from onnxgrad.training.loop.run import Run
 class Bar(Callback):
     """A progress bar with epoch, loss, steps per second and the time that is left."""
 
+    is_told_once = True
     PERIOD = 0.1  # seconds between updates: what it costs must not depend on how fast steps are
 
     def __init__(self, console: Console) -> None:
@@ -87,6 +88,7 @@ def speed(steps_per_second: float) -> str:
 class Lines(Callback):
     """One line per epoch, and one every few seconds while an epoch lasts."""
 
+    is_told_once = True
     PERIOD = 10.0
 
     def __init__(self, console: Console) -> None:

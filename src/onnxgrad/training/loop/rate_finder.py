@@ -61,6 +61,7 @@ def range_test(
     steps: int,
     batch_size: int,
     seed: int,
+    part: tuple[int, int] = (0, 1),
 ) -> RateTest:
     """Take up to `steps` steps from `lowest` to `highest`, in equal ratios; state and rates are put back after them.
 
@@ -76,7 +77,7 @@ def range_test(
     found = RateTest()
     mean = 0.0
     try:
-        for step, batch in enumerate(_batches(data, batch_size, seed, steps)):
+        for step, batch in enumerate(_batches(data, batch_size, seed, steps, part)):
             rate[...] = lowest * (highest / lowest) ** (step / (steps - 1))
             value = float(machine.step(batch)[loss])
             mean = SMOOTHING * mean + (1 - SMOOTHING) * value
@@ -96,13 +97,13 @@ def range_test(
     return found
 
 
-def _batches(data: Data, size: int, seed: int, count: int):  # type: ignore[no-untyped-def]
+def _batches(data: Data, size: int, seed: int, count: int, part: tuple[int, int]):  # type: ignore[no-untyped-def]
     """`count` whole batches, epoch after epoch."""
     epoch = taken = 0
     size = data.fixed or min(size, len(data))
     while taken < count:
         order = data.order([seed, epoch], size)
-        for batch in data.batches(size, order[: len(order) // size * size]):
+        for batch in data.batches(size, order[: len(order) // size * size], part=part):
             yield batch
             taken += 1
             if taken == count:

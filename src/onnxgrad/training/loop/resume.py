@@ -29,6 +29,7 @@ def save(run: Run, callbacks: Sequence[Callback], state: dict[str, np.ndarray]) 
         "drawing": run.drawing,
         "settings": run.settings,
         "target": run.target,
+        "structure": run.structure,
         "finished": at.finished,
         "callbacks": [[type(c).__name__, c.state(), c.settings()] for c in callbacks if c.state()],
         "history": at.history.to_json(),
@@ -43,10 +44,7 @@ def resume(run: Run, callbacks: Sequence[Callback], accept_changes: bool) -> Non
     Raises:
         BadInput: there is none, it is damaged, or it is that of a run with other settings.
     """
-    if run.checkpoint is None:
-        raise BadInput("to resume, say in which folder the checkpoint is")
-    found = Checkpoint.load(run.checkpoint)
-    check_state_fits(found, {name: t.initial.numpy() for name, t in run.step.state.items()}, run.checkpoint)
+    found = _loaded(run)
     run.kept = True
     classes = found.run.get("settings", {}).get("classes")
     if classes and accept_changes:  # what the outputs mean is no matter of choice
@@ -61,6 +59,30 @@ def resume(run: Run, callbacks: Sequence[Callback], accept_changes: bool) -> Non
         raise BadInput(f"the checkpoint {str(run.checkpoint)!r} does not say where its run stood") from error
     if moved:  # the rest of an epoch of other batches is none: that epoch begins anew
         run.position.begin_epoch()
+
+
+def _loaded(run: Run) -> Checkpoint:
+    """The checkpoint; of several ranks the first one reads it, and tells the others."""
+    like = {name: t.initial.numpy() for name, t in run.step.state.items()}
+
+    def read() -> Checkpoint:
+        if run.checkpoint is None:
+            raise BadInput("to resume, say in which folder the checkpoint is")
+        found = Checkpoint.load(run.checkpoint)
+        check_state_fits(found, like, run.checkpoint)
+        return found
+
+    if run.ranks is None:
+        return read()
+    held = Checkpoint(like)
+
+    def tell() -> list[Any]:
+        nonlocal held
+        held = read()
+        return [held.run, held.step_graph]
+
+    document, step_graph = run.ranks.first(tell)
+    return Checkpoint(run.ranks.shared(held.state), document, step_graph)
 
 
 def _number(run: Run, classes: Any) -> None:
@@ -89,7 +111,7 @@ def _compare(run: Run, found: Checkpoint, accept_changes: bool) -> bool:
     if not accept_changes:
         for what, old, new in changes:
             raise _other(run, f"other {what}" if what.endswith("data") else f"{what} {old}, not {new}")
-        if found.step_graph != run.fingerprint:
+        if found.step_graph != run.fingerprint and found.run.get("structure") != run.structure:
             raise BadInput(
                 f"the checkpoint {str(run.checkpoint)!r} belongs to another training step: the model, the loss, "
                 f"the optimizer or its settings are not those that it was written with{_ACCEPT}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad.distributed import launched
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import StepRunner
 from onnxgrad.training.data import Data
@@ -16,6 +17,7 @@ from onnxgrad.training.loop.checkpoint import FILE
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.metadata import SCHEDULED
 from onnxgrad.training.optim.schedules import Schedule
+from onnxgrad.training.parallel.ranks import Ranks
 from onnxgrad.training.step.accumulate import Accumulating
 from onnxgrad.training.step.step import Step
 
@@ -68,7 +70,7 @@ class Run:
     Attributes:
         step: the step, compiled.
         machine: what runs it and holds its state.
-        fingerprint: a digest of the step graph.
+        fingerprint: a digest of the step graph, and in `structure` one that does without the names inside of it.
         parts: into how many a batch is cut.
         data, validation: rows to train on, and to measure after every epoch.
         epochs: how many epochs it takes.
@@ -80,6 +82,7 @@ class Run:
         target: what the machine runs, "portable" or "native" (see `onnxgrad.runtime.Options`).
         checkpoint: its file.
         kept: whether there is a checkpoint of this run.
+        ranks: who else takes part in the run, if anybody does; each has a part of every batch.
         rate_factors: the learning rate is multiplied by each of them; whoever has one puts it under a key of its own.
         position: where the run stands.
     """
@@ -88,7 +91,7 @@ class Run:
         self,
         step: Step,
         machine: StepRunner | Accumulating,
-        fingerprint: str,
+        fingerprint: tuple[str, str],
         data: Data,
         validation: Data | None,
         *,
@@ -104,18 +107,21 @@ class Run:
         folder: Path | None,
         target: str,
         follow: Callable[[str], tuple[StepRunner | Accumulating, str]],
+        ranks: Ranks | None = None,
     ) -> None:
-        self.step, self.machine, self.fingerprint, self.parts = step, machine, fingerprint, parts
+        self.step, self.machine, self.parts = step, machine, parts
+        self.fingerprint, self.structure = fingerprint
         self.data, self.validation = data, validation
         self.epochs, self.batch_size, self.seed, self.shuffle = epochs, batch_size, seed, shuffle
         self.sample, self.metrics, self.evaluate_every = sample, metrics, evaluate_every
         self.folder, self.target, self._follow = folder, target, follow
+        self.ranks = ranks
         self.checkpoint = None if folder is None else folder / FILE
         self.kept = False
         self.rows = len(data)
-        if data.whole and parts > 1:
-            name = min(data.whole)
-            raise BadInput(f"the input {name!r} has no batch axis, so batches cannot be cut; leave `accumulate` out")
+        if data.whole and (parts > 1 or ranks is not None):
+            name, what = min(data.whole), "leave `accumulate` out" if parts > 1 else "train it in one process"
+            raise BadInput(f"the input {name!r} has no batch axis, so batches cannot be cut; {what}")
         fixed = data.fixed
         if fixed is not None:
             self.batch_size = fixed
@@ -136,6 +142,16 @@ class Run:
         self.history.about["settings"] = {**self.drawing, "epochs": epochs}
 
     # --- what callbacks may ask for ------------------------------------------------------------
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process writes files: the first of several ranks does."""
+        return self.ranks is None or self.ranks.is_first
+
+    @property
+    def is_restarted(self) -> bool:
+        """Whether its launcher has started this process anew, and the checkpoint tells how far it had come."""
+        return launched().restarts > 0 and self.checkpoint is not None and self.checkpoint.is_file()
 
     @property
     def epoch(self) -> int:

@@ -28,6 +28,8 @@ class TensorBoard(Callback):
         BadInput: the package tensorboardX is missing, or the folder cannot be written.
     """
 
+    is_told_once = True
+
     def __init__(self, folder: str | Path, every: int = 10) -> None:
         try:
             from tensorboardX import SummaryWriter
@@ -73,6 +75,8 @@ class MLflow(Callback):
     Raises:
         BadInput: the package mlflow is missing.
     """
+
+    is_told_once = True
 
     def __init__(self, experiment: str | None = None) -> None:
         try:

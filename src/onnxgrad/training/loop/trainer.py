@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.distributed import Collective
 from onnxgrad.errors import BadInput, warn_caller
 from onnxgrad.model_io import load_model, save_model, training_info
 from onnxgrad.remat import Plan
@@ -24,7 +26,7 @@ from onnxgrad.training.data import Augment, Data, Field, Images, Text, split
 from onnxgrad.training.data.axes import first_dim
 from onnxgrad.training.data.sampling import check_sample
 from onnxgrad.training.loop.callbacks import Callback
-from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits, fingerprint
+from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits, fingerprint, structure
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.fit import Fit
 from onnxgrad.training.loop.history import History
@@ -36,6 +38,7 @@ from onnxgrad.training.measure.metrics import names_of
 from onnxgrad.training.metadata import CLASSES, class_names
 from onnxgrad.training.optim.averages import averaged
 from onnxgrad.training.optim.config import Optimizer
+from onnxgrad.training.parallel.joining import machine_of, ranks_of, sharing, together
 from onnxgrad.training.quantization.fold import folded
 from onnxgrad.training.spec.training_info import AnyTrainingModel, Source
 from onnxgrad.training.step.accumulate import Accumulating, split_step
@@ -49,7 +52,7 @@ AnyData = Any
 
 
 def _with_training(
-    model: AnyTrainingModel | Step, asked: dict[str, Any], parts: int
+    model: AnyTrainingModel | Step, asked: dict[str, Any], in_halves: bool
 ) -> AnyTrainingModel | Source | Step:
     """`model` as it is if it carries training information, else with what is `asked` for attached."""
     if isinstance(model, (str, os.PathLike)):
@@ -61,7 +64,7 @@ def _with_training(
     elif model.training_info if isinstance(model, onnx.ModelProto) else training_info(model):
         carries = "the model carries training information"
     elif "loss" in asked:
-        return attached(model, **{"accumulate": parts > 1, **asked})
+        return attached(model, **{"accumulate": in_halves, **asked})
     else:
         raise BadInput("the model carries no training information; say which loss to minimize, as in loss='mse'")
     if asked:
@@ -87,6 +90,10 @@ class Trainer:
             (see `within_memory`). With `accumulate`, it is what a part may take.
         batch_size: the most rows of a batch that `memory` is for.
         dims: sizes of other symbolic dimensions that it is for, by name.
+        distributed: the ranks that train together, of which this process is one: "torch" (torchrun), "mpi" (mpiexec),
+            "none", or a `Collective`. Default: what the environment says that their launcher sets. Each rank takes its
+            part of every batch. `fit`, `evaluate` and `find_rate` are called on all of them; only the first one writes
+            files. Needs what `accumulate` needs.
         attached: further arguments of `attach`: ``learning_rate``, ``freeze``, ``groups``, ``adapter=LoRA(…)``, …
 
     Raises:
@@ -98,6 +105,7 @@ class Trainer:
         initial: the state before the first step.
         fingerprint: a digest of the step graph.
         accumulate: into how many parts a batch is cut.
+        ranks: who trains together, where there are several.
         classes: the names of the classes in the order of their numbers, where the model or its training data say them.
         plan: what is kept and what is computed anew, with `memory`.
     """
@@ -115,23 +123,27 @@ class Trainer:
         memory: int | str | None = None,
         batch_size: int | None = None,
         dims: Mapping[str, int] | None = None,
+        distributed: Collective | str | None = None,
         **attached: Any,
     ) -> None:
         if accumulate < 1:
             raise BadInput(f"a batch is cut into at least 1 part, not {accumulate}")
         asked = {"loss": loss, "optimizer": optimizer, **attached}
-        training = _with_training(model, {k: v for k, v in asked.items() if v is not None}, accumulate)
+        self.ranks = ranks_of(distributed)
+        parts = accumulate if self.ranks is None else accumulate * self.ranks.size
+        training = _with_training(model, {k: v for k, v in asked.items() if v is not None}, parts > 1)
         self.step = training if isinstance(training, Step) else compile_step(training, entry=entry)
         if not self.step.loss:
             raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
-        asked_of_runtime = options or Options()
+        asked_of_runtime = (options or Options()) if self.ranks is None else sharing(options or Options())
         self.options, self.accumulate = asked_of_runtime.settled(), accumulate
         self._is_free = asked_of_runtime.is_free
         self.fingerprint = fingerprint(self.step.model)  # of what is computed, not of the plan for its memory
+        self._structure = structure(self.step.model)
         self._run_by: Callable[[Options], StepRunner | Accumulating]
         self.plan: Plan | None = None
         self._planned = batch_size if memory is not None else None
-        if accumulate == 1:
+        if parts == 1:
             if memory is not None:
                 self.step = within_memory(self.step, memory, batch_size, dims)
             self.plan = self.step.plan
@@ -141,10 +153,10 @@ class Trainer:
         else:
             split = split_step(training)
             if memory is not None:
-                rows = None if batch_size is None else -(-batch_size // accumulate)
+                rows = None if batch_size is None else -(-batch_size // parts)
                 split.gradient = within_memory(split.gradient, memory, rows, dims)
             self.plan = split.gradient.plan
-            self._run_by = lambda how: Accumulating(split, accumulate, options=how)
+            self._run_by = lambda how: machine_of(split, accumulate, self.ranks, how)
         self.machine = self._run_by(self.options)
         self._why_not = ""
         self._evaluation = evaluation or self._default_evaluation()
@@ -154,8 +166,7 @@ class Trainer:
         fields = [field(inputs[name]) for name in self.step.batch]
         outputs = [] if self.step.source is None else [first_dim(v) for v in self.step.source.model.graph.outputs]
         self.fields = [
-            replace(f, batch=f.batch and f.batch * accumulate, shares=first_dim(inputs[f.name]) in outputs)
-            for f in fields
+            replace(f, batch=f.batch and f.batch * parts, shares=first_dim(inputs[f.name]) in outputs) for f in fields
         ]
         self.classes = None if self.step.source is None else class_names(self.step.source.model)
         self.initial = {name: t.initial.numpy() for name, t in self.step.state.items()}
@@ -188,6 +199,11 @@ class Trainer:
         return self.machine, self.options.target
 
     # --- what the caller may ask for -----------------------------------------------------------
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process writes files: the first of several ranks does."""
+        return self.ranks is None or self.ranks.is_first
 
     @property
     def step_count(self) -> int:
@@ -288,7 +304,8 @@ class Trainer:
         Raises:
             BadInput: it cannot be written there.
         """
-        save_model(self.inference_model(), path)
+        if self.is_writer:
+            save_model(self.inference_model(), path)
 
     def save_adapter(self, folder: str | os.PathLike) -> None:
         """Write the adapter into `folder`: for ONNX Runtime, for PEFT and for `load_adapter` (see `adapters.folder`).
@@ -298,7 +315,8 @@ class Trainer:
         """
         if self.step.source is None:
             raise BadInput("a step without the model that it was compiled from has no adapter to save")
-        save_adapter(self.adapted_model(), self.step.source.inference(), Path(folder))
+        if self.is_writer:
+            save_adapter(self.adapted_model(), self.step.source.inference(), Path(folder))
 
     def __repr__(self) -> str:
         return f"<Trainer at step {self.step_count} of {self.step!r}>"
@@ -319,7 +337,8 @@ class Trainer:
         Raises:
             BadInput: it cannot be written there.
         """
-        save_model(self.training_model(), path)
+        if self.is_writer:
+            save_model(self.training_model(), path)
 
     def restore(self, path: str | os.PathLike) -> None:
         """Take the state in the checkpoint at `path`, such as one of those that ``fit(keep=3)`` leaves.
@@ -343,7 +362,8 @@ class Trainer:
     ) -> dict[str, float]:
         """Loss and metrics of the inference model, with the weights as they are now, over `data` (see `fit`)."""
         rows = self.data(data, "the validation data", inputs, images, Text.of(tokenizer, max_length))
-        return self.evaluation(self.machine.state(), rows, batch_size, names_of(metrics))
+        collective = None if self.ranks is None else self.ranks.collective
+        return self.evaluation(self.machine.state(), rows, batch_size, names_of(metrics), collective)
 
     def find_rate(
         self,
@@ -379,8 +399,10 @@ class Trainer:
         return range_test(
             self.machine, self.step.loss, rows,
             lowest=lowest, highest=highest, steps=steps, batch_size=batch_size, seed=seed,
+            part=(0, 1) if self.ranks is None else (self.ranks.rank, self.ranks.size),
         )  # fmt: skip
 
+    @together
     def fit(
         self,
         data: AnyData,
@@ -486,6 +508,7 @@ class Trainer:
         watching = watchers(monitor, patience, keep_best, keep, measures)
         listening = [*callbacks, *lowering, *watching, *loggers(log, tensorboard, mlflow)]
         listening += writers(history, plot, report, progress)
+        listening = [c for c in listening if self.is_writer or not c.is_told_once]
         if measures:
             asked = self.evaluation.metrics(asked, watched(listening))
             self.evaluation.meters(asked)  # whether they are defined shows now
@@ -502,7 +525,7 @@ class Trainer:
         run = Run(
             self.step,
             self.machine,
-            self.fingerprint,
+            (self.fingerprint, self._structure),
             rows,
             held_out,
             parts=self.accumulate,
@@ -514,13 +537,15 @@ class Trainer:
             sample=sample,
             metrics=asked,
             evaluate_every=evaluate_every,
-            folder=None if checkpoint is None else Path(checkpoint),
+            folder=Path(checkpoint) if checkpoint is not None and self.is_writer else None,
             target=self.options.target,
             follow=self._follow,
+            ranks=self.ranks,
         )
         self._position = run.position
         loop = Fit(run, listening, self._evaluation, checkpoint_seconds)
-        with loop.opened(resume, accept_changes):
+        with loop.opened(resume or run.is_restarted, accept_changes):
             self.classes = rows.classes or self.classes  # a checkpoint may number them otherwise
-            loop()
+            with nullcontext() if self.ranks is None else self.ranks.running():
+                loop()
         return self.history

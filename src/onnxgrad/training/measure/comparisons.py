@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,6 +198,16 @@ class Meter:
             for metric in self.running.values():
                 metric.add(scores, labels)
         return scores, labels
+
+    def sums(self) -> dict[str, Any]:
+        """What was added up so far, as JSON and arrays."""
+        return {"size": self.size, "count": self.count, "of": {n: m.sums() for n, m in self.running.items()}}
+
+    def join(self, sums: Mapping[str, Any]) -> None:
+        """Take in the `sums` of another one of its kind."""
+        self.size, self.count = self.size or sums["size"], self.count + sums["count"]
+        for name, metric in self.running.items():
+            metric.join(sums["of"][name])
 
     def result(self) -> dict[str, float]:
         """The metrics by name."""

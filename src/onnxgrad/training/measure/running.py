@@ -1,13 +1,14 @@
-"""Metrics that are added up over batches: what is kept between batches is a few sums, wherever that is enough.
+"""Metrics that are added up over batches, and over ranks: what is kept is a few sums, wherever that is enough.
 
 `add` takes the scores and the labels of a batch (see `onnxgrad.training.measure.metrics` for what they are), `result`
-says what all of them amount to: NaN where there is nothing to say.
+says what all of them amount to: NaN where there is nothing to say. What another rank has added up comes as its `sums`,
+and is taken in by `join`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -23,14 +24,39 @@ class Running(Protocol):
     def result(self) -> float:
         """What it amounts to."""
 
+    def sums(self) -> dict[str, Any]:
+        """What was added up so far, as JSON and arrays."""
 
-class Mean:
+    def join(self, sums: Mapping[str, Any]) -> None:
+        """Take in the `sums` of another one of its kind."""
+
+
+class _Sums:
+    """What is added up in attributes, which add up themselves; None is nothing yet."""
+
+    SUMS: ClassVar[tuple[str, ...]] = ()
+
+    def sums(self) -> dict[str, Any]:
+        """What was added up so far."""
+        return {name: getattr(self, name) for name in self.SUMS}
+
+    def join(self, sums: Mapping[str, Any]) -> None:
+        """Take in the `sums` of another one."""
+        for name in self.SUMS:
+            own, other = getattr(self, name), sums[name]
+            if other is not None:
+                setattr(self, name, other if own is None else own + other)
+
+
+class Mean(_Sums):
     """The mean of a number per row (or of several), and what becomes of it.
 
     Args:
         rows: those numbers.
         then: of their mean, such as its root.
     """
+
+    SUMS = ("total", "count")
 
     def __init__(self, rows: Callable[[Any, Any], np.ndarray], then: Callable[[float], Any] = float) -> None:
         self.rows, self.then = rows, then
@@ -47,12 +73,14 @@ class Mean:
         return float(self.then(self.total / self.count)) if self.count else NAN
 
 
-class Tally:
+class Tally(_Sums):
     """How often each class was right, predicted and actual, and what becomes of these three.
 
     Args:
         of: the metric of the three arrays [classes].
     """
+
+    SUMS = ("table",)
 
     def __init__(self, of: Callable[[np.ndarray, np.ndarray, np.ndarray], float]) -> None:
         self.of = of
@@ -71,8 +99,10 @@ class Tally:
         return NAN if self.table is None or not self.table[2].any() else float(self.of(*self.table))
 
 
-class Whole:
+class Whole(_Sums):
     """What needs all scores and labels at once, such as their ranks."""
+
+    SUMS = ("parts",)
 
     def __init__(self, of: Callable[[np.ndarray, np.ndarray], float]) -> None:
         self.of = of
@@ -89,11 +119,13 @@ class Whole:
         return self.of(*(np.concatenate(p) for p in zip(*self.parts)))
 
 
-class Explained:
+class Explained(_Sums):
     """R²: 1 minus the share of the variance that is left.
 
     The variance is that of each element of a row over all rows, so that what differs between elements explains nothing.
     """
+
+    SUMS = ("squared",)
 
     def __init__(self) -> None:
         self.rows, self.squared = 0, 0.0
@@ -104,9 +136,11 @@ class Explained:
         """Both [rows, size]."""
         y, t = np.asarray(scores, np.float64), np.asarray(labels, np.float64)
         self.squared += float(((y - t) ** 2).sum())
-        # Chan, Golub, LeVeque 1983: means and sums of squares of parts, joined without cancellation
-        n, m = self.rows, len(t)
-        mean, spread = t.mean(0), ((t - t.mean(0)) ** 2).sum(0)
+        self._join_spread(len(t), t.mean(0), ((t - t.mean(0)) ** 2).sum(0))
+
+    def _join_spread(self, m: int, mean: np.ndarray, spread: np.ndarray) -> None:
+        """Chan, Golub, LeVeque 1983: means and sums of squares of parts, joined without cancellation."""
+        n = self.rows
         if self.mean is None or self.spread is None:
             self.mean, self.spread = mean, spread
         elif mean.shape == self.mean.shape:
@@ -116,18 +150,30 @@ class Explained:
             self.spread = np.zeros(())
         self.rows += m
 
+    def sums(self) -> dict[str, Any]:
+        """What was added up so far."""
+        return super().sums() | {"rows": self.rows, "mean": self.mean, "spread": self.spread}
+
+    def join(self, sums: Mapping[str, Any]) -> None:
+        """Take in the `sums` of another one."""
+        super().join(sums)
+        if sums["rows"]:
+            self._join_spread(sums["rows"], sums["mean"], sums["spread"])
+
     def result(self) -> float:
         """What it amounts to."""
         variance = 0.0 if self.spread is None else float(self.spread.sum())
         return 1 - self.squared / variance if variance else NAN
 
 
-class Edits:
+class Edits(_Sums):
     """The sum of edit distances over the sum of the lengths of the labels.
 
     Args:
         units: what a sequence is cut into before it is compared; default: its symbols.
     """
+
+    SUMS = ("errors", "length", "rows")
 
     def __init__(self, units: Callable[[np.ndarray], Sequence[Any]] = list) -> None:
         self.units = units

@@ -209,6 +209,14 @@ class Accumulating:
 
     def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """One update from the gradients of all parts; results are means over the parts, weighted as the gradients."""
+        found, total = self.gradients(batch)
+        return self.means(found, total) | self.update.step({})
+
+    def gradients(self, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
+        """Add up the gradients of all parts in the bucket; the sums of results, and of what divides them.
+
+        The bucket is not touched where there are no rows, nor are sums given where there was nothing to weigh.
+        """
         found: dict[str, np.ndarray] = {}
         total = 0.0
         for k, part in enumerate(self._cut(batch)):
@@ -220,11 +228,14 @@ class Accumulating:
                 value = np.asarray(results[name], np.float64) * (1.0 if name == WEIGHT else weight)
                 if weight:  # a mean over nothing is no number
                     found[name] = found[name] + value if name in found else value
-        for name in found.keys() - {WEIGHT, SUM}:
-            found[name] = np.asarray(found[name] / (1.0 if self.summed else total))
-        if not found:
-            found = {name: np.asarray(np.nan) for name in self.gradient.results}
-        return found | self.update.step({})
+        return found, total
+
+    def means(self, sums: Mapping[str, np.ndarray], total: float) -> dict[str, np.ndarray]:
+        """The results that `sums` of them amount to: a mean over nothing is no number."""
+        if not sums:
+            return {name: np.asarray(np.nan) for name in self.gradient.results}
+        divisor = 1.0 if self.summed else total
+        return {n: a if n in (WEIGHT, SUM) else np.asarray(a / divisor) for n, a in sums.items()}
 
     def _cut(self, batch: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
         rows = len(next(iter(batch.values())))

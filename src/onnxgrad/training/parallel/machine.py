@@ -1,0 +1,103 @@
+"""The machine of a rank: gradients of its rows, sums over all ranks, the same update everywhere.
+
+Between the two halves of a step (see `accumulate`) the buckets of all ranks are added where they lie. A second, small
+sum carries what else ranks share: over how much the loss is averaged, the results, running statistics, and whether
+somebody was asked to stop. All of them weigh as their rows do, so a batch means what it does in one process: with ranks
+that have fewer rows, or none, with ignored labels and weighted classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from onnxgrad.distributed import Collective
+from onnxgrad.errors import BadInput
+from onnxgrad.runtime import Options
+from onnxgrad.training.graph.dropout_masks import COUNT
+from onnxgrad.training.step.accumulate import BUCKET, TOTAL, Accumulating, SplitStep
+
+#: An odd number near 2³²/φ: multiples of it tell the seeds of ranks apart (Knuth, volume 3, section 6.4).
+_GOLDEN = 0x9E3779B1
+
+
+class DataParallel(Accumulating):
+    """The machine of a step of which this rank has a part of each batch (see `onnxgrad.runtime.Machine`).
+
+    Running statistics are means over ranks, weighted by rows. Counters are those of the last rank, which always has
+    rows. The masks of Dropout differ between ranks, and those of rank 0 are those of one process.
+
+    Args:
+        split: the step.
+        parts: into how many parts a rank cuts its rows.
+        collective: the ranks.
+        options: how ONNX Runtime runs both halves.
+
+    Attributes:
+        asked: whether this rank was asked to stop; the others hear of it at the next step.
+        stopping: whether any rank had been, before the last step.
+    """
+
+    def __init__(self, split: SplitStep, parts: int, collective: Collective, *, options: Options | None = None) -> None:
+        super().__init__(split, parts, options=options)
+        graph = split.gradient.model.graph
+        for value in graph.outputs:
+            if value.name in split.gradient.results and (value.shape is None or len(value.shape)):
+                raise BadInput(f"ranks share results that are scalars; {value.name!r} is none")
+        self.collective = collective
+        self.asked = self.stopping = False
+        self._statistics = [n for n in self.gradient.slots if n not in (BUCKET, TOTAL)]
+
+    def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """One update from the rows of all ranks, of which `batch` has those of this one, which may be none."""
+        rows = min((len(array) for array in batch.values()), default=0)
+        before = self._own_masks()
+        sums, total = self.gradients(batch) if rows else ({}, 0.0)
+        now = self.gradient.now
+        if not rows:
+            now[BUCKET][...] = 0
+        self.collective.all_reduce(now[BUCKET])
+        names = self.gradient.results
+        shared = np.array([self.asked, rows, total, bool(sums), *(float(sums.get(n, 0.0)) for n in names)])
+        statistics = np.concatenate([self._moved(before, rows), np.zeros(0)])
+        both = np.concatenate([shared, statistics])
+        self.collective.all_reduce(both)
+        asked, count, total, has_sums = (float(x) for x in both[:4])
+        self.stopping = asked > 0
+        now[TOTAL][...] = 1.0 if self.summed else total
+        self._take(before, both[len(shared) :], count)
+        found = dict(zip(names, (np.asarray(x) for x in both[4 : len(shared)]))) if has_sums else {}
+        return self.means(found, total) | self.update.step({})
+
+    def _own_masks(self) -> dict[str, np.ndarray]:
+        """The statistics before a step; the count of masks is moved to a seed of this rank."""
+        now = self.gradient.now
+        before = {name: now[name].copy() for name in self._statistics}
+        for name in self._statistics:
+            if name.rstrip("_") == COUNT and self.collective.rank:
+                seed, step = divmod(int(now[name]), 1 << 32)
+                seed = (seed + self.collective.rank * _GOLDEN) % (1 << 31)
+                now[name][...] = (seed << 32) + step
+        self._masks_from = {name: now[name].copy() for name in self._statistics if before[name].dtype.kind in "iu"}
+        return before
+
+    def _moved(self, before: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
+        """What this rank adds to the statistics of all: times its rows, and by how much the last one has counted on."""
+        now, is_last = self.gradient.now, self.collective.rank == self.collective.size - 1
+        parts = [np.zeros(0)]
+        for name in self._statistics:
+            if name in self._masks_from:
+                part = (now[name] - self._masks_from[name]).astype(np.float64) * is_last
+            else:
+                part = np.asarray(now[name], np.float64) * rows if rows else np.zeros(now[name].shape)
+            parts.append(part.reshape(-1))
+        return np.concatenate(parts)
+
+    def _take(self, before: Mapping[str, np.ndarray], sums: np.ndarray, rows: float) -> None:
+        """Set the statistics to those of all ranks."""
+        now, at = self.gradient.now, 0
+        for name, old in before.items():
+            part = sums[at : at + old.size].reshape(old.shape)
+            now[name][...] = old + part.astype(old.dtype) if name in self._masks_from else part / rows
+            at += old.size

@@ -1,0 +1,175 @@
+"""What ranks agree on beside gradients: that they do the same, what only the first one can know, and who went wrong.
+
+Before the first step every rank tells what it is about to do, or why it cannot; a difference, or an error of any of
+them, is raised on all. From then on, an error is either that of all ranks, who find it in the same numbers, or that of
+one of them, which leaves the others and tells them why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.distributed import Collective, Lost, gathered, told
+from onnxgrad.errors import BadInput, OnnxGradError, TrainingError
+
+
+class OnRank(TrainingError):
+    """An error of one rank alone, which the others do not know; its message says which rank."""
+
+
+class OnAll(BadInput):
+    """An error that is raised on all ranks, with the same words."""
+
+
+class Ranks:
+    """The ranks of a run, of which this process is one.
+
+    Args:
+        collective: how they are connected.
+
+    Attributes:
+        agreed: whether all of them know that they do the same.
+    """
+
+    def __init__(self, collective: Collective) -> None:
+        self.collective = collective
+        self.agreed = False
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank."""
+        return self.collective.rank
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return self.collective.size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that writes and prints."""
+        return self.rank == 0
+
+    # --- what is the same on all ---------------------------------------------------------------
+
+    def agree(self, document: Mapping[str, Any]) -> None:
+        """See that all ranks give the same `document`: what they are about to do, by what to call it, as JSON.
+
+        Raises:
+            OnAll: they do not, or one of them could not get that far; the message says what, and which.
+        """
+        self._judge({"does": document})
+
+    @contextmanager
+    def settling(self) -> Iterator[None]:
+        """What goes wrong on any rank before they have agreed is raised on all of them as OnAll."""
+        self.agreed = False
+        try:
+            yield
+        except OnnxGradError as error:
+            if not self.agreed and not isinstance(error, Lost):
+                self._judge({"error": str(error)})
+            raise
+
+    @contextmanager
+    def agreeing(self, document: Callable[[], Mapping[str, Any]] = dict) -> Iterator[None]:
+        """`agree` on a document at the end of a block, in which any rank may fail: all of them do then."""
+        with self.settling():
+            yield
+            self.agree(document())
+
+    def _judge(self, said: Mapping[str, Any]) -> None:
+        found = gathered(self.collective, said)
+        self.agreed = True
+        errors = {rank: one["error"] for rank, one in enumerate(found) if "error" in one}
+        if errors:
+            if len(errors) == self.size and len(set(errors.values())) == 1:
+                raise OnAll(errors[0])
+            raise OnAll("\n".join(f"rank {rank}: {text}" for rank, text in errors.items()))
+        first, lines = found[0]["does"], []
+        for rank, one in enumerate(found):
+            does = one["does"]
+            for what in sorted({**first, **does}):
+                if first.get(what) != does.get(what):
+                    lines.append(f"rank {rank}: {_told(what, does.get(what), first.get(what))}")
+        if lines:
+            more = f"\n  and {len(lines) - 8} more" if len(lines) > 8 else ""
+            raise OnAll("the ranks are not about to do the same, as rank 0 does\n  " + "\n  ".join(lines[:8]) + more)
+
+    def first(self, action: Callable[[], Any]) -> Any:
+        """What `action` gives on the first rank, as JSON has it; the others wait for it.
+
+        Raises:
+            OnAll: it raised an error there.
+        """
+        answer: dict[str, Any] = {}
+        if self.is_first:
+            try:
+                answer = {"value": action()}
+            except OnnxGradError as error:
+                answer = {"error": str(error)}
+        answer = told(self.collective, answer)
+        if "error" in answer:
+            raise OnAll(answer["error"])
+        return answer["value"]
+
+    def shared(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The tensors of the first rank, on all; those of the others say only their names, dtypes and shapes."""
+        found = {name: np.array(array, order="C") for name, array in sorted(state.items())}
+        for array in found.values():
+            self.collective.broadcast(array)
+        return found
+
+    def check_equal(self, state: Mapping[str, np.ndarray], step: int) -> None:
+        """Raise TrainingError unless all ranks hold the same bits."""
+        found = gathered(self.collective, digest(state))
+        others = [rank for rank, one in enumerate(found) if one != found[0]]
+        if others:
+            raise TrainingError(
+                f"after step {step} the weights of rank {others[0]} are no longer those of rank 0, bit by bit: "
+                "machines of different kinds round differently\n"
+                "  hint: --target portable, and the same versions on all machines"
+            )
+
+    # --- what is wrong with one ----------------------------------------------------------------
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """What goes wrong here is an error of this rank alone, which leaves the others and tells them why.
+
+        But for what all of them find in the same numbers (a TrainingError as such), or hear of (an interrupt).
+        """
+        try:
+            yield
+        except (OnAll, Lost, KeyboardInterrupt):
+            raise
+        except OnnxGradError as error:
+            if type(error) is TrainingError:
+                raise
+            self.collective.close(str(error))
+            raise OnRank(f"rank {self.rank}: {error}") from error
+        except BaseException as error:
+            self.collective.close(f"{type(error).__name__}: {error}")
+            raise
+
+
+def digest(state: Mapping[str, np.ndarray]) -> str:
+    """Of names, dtypes, shapes and contents of tensors."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, array in sorted(state.items()):
+        found.update(f"{name}{array.dtype}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
+
+
+def _told(what: str, here: Any, there: Any) -> str:
+    """A difference in a line; digests tell nothing."""
+    texts = [str(value) for value in (here, there)]
+    if any(len(text) >= 32 for text in texts):
+        return f"other {what}"
+    return f"{what} {texts[0]}, not {texts[1]}"
