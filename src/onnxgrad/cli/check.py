@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,8 @@ from onnxgrad.errors import BadInput, shown
 from onnxgrad.model_io import load_model, training_info
 from onnxgrad.rules.registry import registry
 from onnxgrad.training import lower_gradients
+from onnxgrad.training.measure.readiness import ADVICE, FACT, readiness
+from onnxgrad.training.measure.readiness import REFUSED as REFUSES
 from onnxgrad.training.spec.validation import Problem, validate
 from onnxgrad.transforms.gradient_node import DOMAIN
 
@@ -33,13 +36,28 @@ def check(
     ] = None,
     of: Annotated[list[str] | None, typer.Option(help="May be repeated. Default: every float output.")] = None,
     straight_through: StraightThrough = None,
+    train: Annotated[
+        bool, typer.Option("--train", help="Say instead how well it trains: what is mended, what to export otherwise.")
+    ] = False,
+    loss: Annotated[str | None, typer.Option(help="With --train: the loss. Default: cross_entropy, else mse.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --train: print JSON.")] = False,
 ) -> None:
     """Say of every operator between `wrt` and `of` how it is differentiated, or why it cannot be.
+
+    With --train, say whether the model trains as it was exported, what onnxgrad mends by itself, and what a better
+    export would give.
 
     If the model carries training information, every rule of the specification that it violates is listed as well.
     The exit code is 0 if the model is differentiable and its training information valid, 1 if not, 2 if it
     cannot be read.
     """
+    if train:
+        if wrt or straight_through or len(of or ()) > 1:
+            raise BadInput("--train takes the prediction as one --of, and neither --wrt nor --straight-through")
+        _readiness(model, loss, of[0] if of else None, as_json)
+        return
+    if loss is not None or as_json:
+        raise BadInput(f"{'--loss' if loss is not None else '--json'} goes with --train")
     opened = load_model(model)
     out = console()
     problems = validate(opened)
@@ -54,6 +72,21 @@ def check(
     finally:
         _training(out, opened, problems)
     if problems or not differentiable:
+        raise typer.Exit(NOT_DIFFERENTIABLE)
+
+
+def _readiness(model: Path, loss: str | None, output: str | None, as_json: bool) -> None:
+    """Print what there is to know before `model` is trained."""
+    found = readiness(load_model(model), loss, output=output)
+    refused = all(f.kind != FACT for f in found)
+    if as_json:
+        print(json.dumps([asdict(f) for f in found], ensure_ascii=False))
+    else:
+        out = console()
+        for finding in found:
+            style = {REFUSES: "bold red", ADVICE: "yellow"}.get(finding.kind, "")
+            out.print(cell(f"{finding.kind:<8} {finding.text}", style), soft_wrap=True)
+    if refused:
         raise typer.Exit(NOT_DIFFERENTIABLE)
 
 

@@ -1,0 +1,101 @@
+"""How well a model file trains as it was exported: what is mended by itself, what a better export would give."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxgrad.errors import OnnxGradError, shown
+from onnxgrad.model_io import AnyModel, open_model
+from onnxgrad.training.build.attach import attach
+from onnxgrad.training.graph.rounding import is_rounding
+from onnxgrad.training.spec.training_info import told
+from onnxgrad.training.step.compile import compile_step
+
+#: Kinds of findings: so it is; onnxgrad changes it for training; another export would train better; it does not train.
+FACT, MENDED, ADVICE, REFUSED = "trains", "mended", "advice", "refused"
+#: Where a network of so many convolutions has no normalization, an exporter has most likely folded it.
+MANY = 8
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to know before a model is trained; `kind` is one of those above."""
+
+    kind: str
+    text: str
+
+
+def readiness(model: AnyModel, loss: Any = None, **attached: Any) -> list[Finding]:
+    """What would happen if `model` were trained, found by attaching a loss and compiling a step.
+
+    Args:
+        model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.
+        loss: as of `attach`; default: cross_entropy, or mse where that does not fit.
+        attached: further arguments of `attach`.
+
+    Returns:
+        Findings; one of them is of the kind REFUSED if the model does not train.
+
+    Raises:
+        BadInput: the model cannot be read.
+    """
+    opened = open_model(model).model
+    found = [*_inputs(opened), *_nodes(opened)]
+    why: dict[str, list[str]] = {}
+    for name in ("cross_entropy", "mse") if loss is None else (loss,):
+        try:
+            proto = attach(model, loss=name, **attached)
+            compile_step(proto)
+        except OnnxGradError as error:
+            why.setdefault(str(error), []).append(shown(name))
+            continue
+        algorithm = proto.training_info[0].algorithm
+        given = [f"{v.name} {_declared(v)}" for v in algorithm.input]
+        labels = f"; labels: {', '.join(given)}" if given else ""
+        facts = [Finding(FACT, f"with loss {name}{labels}"), *(Finding(FACT, line) for line in told(proto))]
+        return [*facts, *found]
+    return [*(Finding(REFUSED, f"loss {' or '.join(names)}: {reason}") for reason, names in why.items()), *found]
+
+
+def _declared(value: Any) -> str:
+    kept = ir.serde.deserialize_value_info_proto(value, None)
+    dims = ", ".join(str(d) if isinstance(d, int) else d.value or "?" for d in kept.shape or ())
+    return f"{'?' if kept.dtype is None else kept.dtype.name.lower()}[{dims}]"
+
+
+def _inputs(model: ir.Model) -> list[Finding]:
+    graph = model.graph
+    fixed = [v for v in graph.inputs if not v.is_initializer() and v.shape and isinstance(v.shape[0], int)]
+    return [
+        Finding(
+            ADVICE,
+            f"{shown(v.name or '')} has {v.shape[0]} rows, always: a batch has exactly as many; "  # type: ignore[index]
+            "export with a dynamic first dimension",
+        )
+        for v in fixed
+    ]
+
+
+def _nodes(model: ir.Model) -> list[Finding]:
+    nodes = [n for g in model.graphs() for n in g]
+    kinds = Counter(n.op_type for n in nodes)
+    found = []
+    if count := kinds["BatchNormalization"]:
+        found.append(Finding(MENDED, f"{count} BatchNormalization run in training mode; --freeze-bn leaves them"))
+    elif kinds["Conv"] >= MANY and not any("Normalization" in kind for kind in kinds):
+        found.append(
+            Finding(
+                ADVICE,
+                f"{kinds['Conv']} Conv and no normalization: an exporter may have folded BatchNormalization into them; "
+                "take small learning rates, or export in training mode",
+            )
+        )
+    if count := kinds["Dropout"]:
+        found.append(Finding(MENDED, f"{count} Dropout drop while training"))
+    if rounding := sum(map(is_rounding, nodes)):
+        found.append(Finding(MENDED, f"{rounding} rounding nodes are passed straight through by gradients"))
+    return found

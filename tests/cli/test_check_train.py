@@ -1,0 +1,86 @@
+"""``onnxgrad check --train``: whether a file trains as it was exported, and what a better export would give."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxgrad.training.measure.readiness import readiness
+from tests.cli.said import ran, said
+
+HEAD = '<ir_version: 10, opset_import: ["": 21]> g '
+
+
+def model(text, weights=None):
+    proto = onnx.parser.parse_model(HEAD + text)
+    for name, shape in (weights or {}).items():
+        array = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return proto
+
+
+def checked(proto, place, flags="", code=0):
+    onnx.save(proto, place / "m.onnx")
+    return said(place, f"check PLACE/m.onnx --train {flags}", code)
+
+
+def test_a_classifier_of_probabilities(tmp_path):
+    proto = model("(float[N, 6] x) => (float[N, 3] y) { s = MatMul(x, w)\n y = Softmax(s) }", {"w": (6, 3)})
+    assert checked(proto, tmp_path).splitlines() == [
+        "trains   with loss cross_entropy; labels: labels int64[N]",
+        "trains   cross_entropy is taken of the logits 's' of the probabilities 'y'",
+        "trains   trains 1 tensors, 18 numbers",
+    ]
+    first = json.loads(checked(proto, tmp_path, "--loss mse --json"))[0]
+    assert first == {"kind": "trains", "text": "with loss mse; labels: labels float[N, 3]"}
+
+
+def test_what_is_mended_and_what_a_better_export_would_give():
+    chain = "".join(f"c{i + 1} = Conv(c{i}, w{i})\n " for i in range(8))
+    proto = model(
+        f"(float[2, 3, 9, 9] c0) => (float[2, 3] y) {{ {chain} d = Dropout(c8, half)\n y = Flatten(d) }}"
+        .replace("float[2, 3] y", "float[2, 243] y"),
+        {f"w{i}": (3, 3, 1, 1) for i in range(8)},
+    )  # fmt: skip
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.5), "half"))
+    kinds = {(f.kind, f.text.split(";")[0]) for f in readiness(proto)}
+    assert ("advice", "c0 has 2 rows, always: a batch has exactly as many") in kinds
+    assert ("advice", "8 Conv and no normalization: an exporter may have folded BatchNormalization into them") in kinds
+    assert ("mended", "1 Dropout drop while training") in kinds
+    normed = model(
+        "(float[N, 3, 4, 4] x) => (float[N, 3, 4, 4] y) { y = BatchNormalization(x, a, b, m, v) }",
+        dict.fromkeys("abmv", (3,)),
+    )
+    assert "1 BatchNormalization run in training mode" in next(f.text for f in readiness(normed) if f.kind == "mended")
+    rounded = model(
+        "(float[N, 4] x) => (float[N, 2] y) { q = QuantizeLinear(x, s, z)\n d = DequantizeLinear(q, s, z)\n"
+        " y = MatMul(d, w) }",
+        {"w": (4, 2)},
+    )
+    for name, array in {"s": np.float32(0.1), "z": np.int8(0)}.items():
+        rounded.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    found = readiness(rounded)
+    assert ("mended", "2 rounding nodes are passed straight through by gradients") in {(f.kind, f.text) for f in found}
+    assert found[0].kind == "trains"
+
+
+def test_what_does_not_train(tmp_path):
+    (line,) = checked(model("(float[N, 4] x) => (float[N, 4] y) { y = Tanh(x) }"), tmp_path, code=1).splitlines()
+    assert line.startswith("refused  loss cross_entropy or mse: ")
+    two = model("(float[N, 4] x) => (float[N, 2] y, float[N, 2] z) { y = MatMul(x, w)\n z = Tanh(y) }", {"w": (4, 2)})
+    assert "name the output" in checked(two, tmp_path, code=1)
+    assert checked(two, tmp_path, "--of z").startswith("trains ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--train --wrt x", "neither --wrt"),
+        ("--loss mse", "--loss goes with --train"),
+        ("--json", "--json goes with --train"),
+    ],
+)
+def test_flags_that_do_not_go_together(tmp_path, flags, says):
+    onnx.save(model("(float[N, 4] x) => (float[N, 4] y) { y = Tanh(x) }"), tmp_path / "m.onnx")
+    assert says in str(ran(tmp_path, f"check PLACE/m.onnx {flags}", 2).output)
