@@ -93,15 +93,15 @@ def hard_swish(op: Op, g: Var, x: Var) -> Result:
 
 
 @elementwise("Mish")
-def mish(op: Op, g: Var, x: Var) -> Result:
-    """y = x·t with t = tanh(log(1 + exp x)): g·(t + x·σ(x)·(1 - t²))
+def mish(op: Op, g: Var, x: Var, y: Var) -> Result:
+    """y = x·t with t = tanh(log(1 + exp x)): g·(t + s·(x - y·t)) with s = σ(x)
 
-    With s = σ(x), t = s(2 - s)/(1 + (1 - s)²): exact, and without the slow Softplus of ONNX Runtime.
+    With p = s(2 - s), t = p/(2 - p): exact, and without the slow Softplus of ONNX Runtime.
     """
     s = op.Sigmoid(x)
-    rest = 1 - s
-    t = s * (2 - s) / (rest * rest + 1)
-    return g * (t + x * s * (1 - t * t))
+    p = s * (2 - s)
+    t = p / (2 - p)
+    return g * (t + s * (x - y * t))
 
 
 @elementwise("ThresholdedRelu")
@@ -126,8 +126,8 @@ def swish(op: Op, g: Var, x: Var, y: Var) -> Result:
 
 @elementwise("Gelu")
 def gelu(op: Op, g: Var, x: Var) -> Result:
-    """y = x·Φ(x), or ½x(1 + tanh u) with u = √(2/π)(x + 0.044715x³) for "tanh":
-    g·(Φ(x) + x·φ(x)), or g·(½(1 + tanh u) + ½x(1 - tanh²u)·u')
+    """y = x·Φ(x), or ½x(1 + t) with t = tanh u and u = √(2/π)(x + 0.044715x³) for "tanh":
+    g·(Φ(x) + x·φ(x)), or g·(1 + t)·(½ + (1 - t)·½x·u')
     """
     if op.attr("approximate") == "tanh":
         return g * _tanh_gelu_slope(op, x)
@@ -137,7 +137,7 @@ def gelu(op: Op, g: Var, x: Var) -> Result:
 
 
 def _tanh_gelu_slope(op: Op, x: Var) -> Var:
-    """½(1 + t) + ½x(1 - t²)·√(2/π)(1 + 3·0.044715x²) with t = tanh u.
+    """(1 + t)·(½ + (1 - t)·½x·√(2/π)(1 + 3·0.044715x²)) with t = tanh u.
 
     From |x| = 10 on t is ±1 in every dtype; x is clipped there in float16, which x³ and x² overflow.
     """
@@ -145,4 +145,4 @@ def _tanh_gelu_slope(op: Op, x: Var) -> Var:
     x = op.Clip(x, -10.0, 10.0) if x.dtype == ir.DataType.FLOAT16 else x
     square = x * x
     t = op.Tanh(x * (square * (c * k) + c))
-    return (t + 1) * 0.5 + (1 - t * t) * (x * (square * (1.5 * c * k) + 0.5 * c))
+    return (t + 1) * ((1 - t) * (x * (square * (1.5 * c * k) + 0.5 * c)) + 0.5)
