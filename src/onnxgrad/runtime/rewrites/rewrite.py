@@ -125,12 +125,11 @@ def repeated(indices: ir.Value | None, rank: int, axis: int) -> ir.Value | None:
     """What `indices`, of `rank` axes, repeats along all of them but `axis`; None if it does not."""
     spread = made(indices, "Expand")
     column = indices if spread is None else spread.inputs[0]
-    dims = sizes(column)
-    if dims is None or indices is None or indices.shape is None or len(dims) > rank:
+    if column is None or column.shape is None or indices is None or indices.shape is None or len(column.shape) > rank:
         return None
-    dims = (1,) * (rank - len(dims)) + dims
+    dims = (1,) * (rank - len(column.shape)) + column.shape.dims
     alone = all(d == 1 for i, d in enumerate(dims) if i != axis)
-    return column if alone and indices.shape[axis] == dims[axis] else None
+    return column if alone and same_dim(indices.shape[axis], dims[axis]) else None
 
 
 def same_but(axis: int, one: ir.Shape, other: ir.Shape) -> list[int] | None:

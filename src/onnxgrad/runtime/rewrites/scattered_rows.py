@@ -1,4 +1,4 @@
-"""Rows added to a table (the cotangent of an embedding) one number after the other, not row by row.
+"""Rows added to a table (cotangents of an embedding, messages along edges) one number after the other, not row by row.
 
 ScatterElements keeps a counter for every axis and looks up the index of each number; on a tensor of one axis there
 is one counter, and each number takes two thirds of the time. What indexes the rows then indexes the numbers:
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.runtime.rewrites.rewrite import Rewrite, Writer, known, made, put, sizes
+from onnxgrad.runtime.rewrites.rewrite import Rewrite, Writer, is_op, made, put, repeated, same_but
 
 
 @dataclass(frozen=True)
@@ -20,30 +20,26 @@ class _Rows:
     table: ir.Value
     ids: ir.Value
     rows: ir.Value
-    shape: tuple[int, int]
+    dims: list[int]  #: of a row
 
     @classmethod
     def ending_in(cls, node: ir.Node) -> _Rows | None:
         """ScatterElements(add) along axis 0 of a table whose indices are the same in a row; None for anything else."""
-        if node.op_type != "ScatterElements" or node.domain != "":
+        if not is_op(node, "ScatterElements"):
             return None
         reduction, axis = node.attributes.get("reduction"), node.attributes.get("axis")
         if reduction is None or reduction.as_string() != "add" or (axis is not None and axis.as_int() != 0):
             return None
         table, indices, rows = node.inputs
-        spread = made(indices, "Expand")
-        shape = sizes(node.outputs[0]) or sizes(table)
-        if spread is None or table is None or rows is None or shape is None or len(shape) != 2:
+        shape = node.outputs[0].shape or (None if table is None else table.shape)
+        if table is None or rows is None or shape is None or rows.shape is None or len(shape) < 2:
             return None
-        ids = spread.inputs[0]
-        column = made(ids, "Reshape")
-        dims = known(column.inputs[1]) if column is not None else None
-        if ids is None or ids.dtype != ir.DataType.INT64 or dims is None or list(dims) != [-1, 1]:
-            return None
+        ids = repeated(indices, len(shape), 0)
         # as wide as the table, or the columns beyond would be those of the next row
-        if rows.shape is None or len(rows.shape) != 2 or rows.shape[1] != shape[1] or not shape[1]:
+        dims = same_but(0, shape, rows.shape)
+        if ids is None or ids.dtype != ir.DataType.INT64 or made(indices, "Expand") is None or dims is None:
             return None
-        return cls(table, ids, rows, (shape[0], shape[1]))
+        return cls(table, ids, rows, dims) if min(dims) > 0 else None
 
 
 def _write(graph: ir.Graph) -> None:
@@ -52,18 +48,18 @@ def _write(graph: ir.Graph) -> None:
         found = _Rows.ending_in(node)
         if found is not None:
             writer.at = node
-            width = found.shape[1]
-            first = writer.emit("Mul", found.ids, writer.ints(width))
+            width = int(np.prod(found.dims))
+            first = writer.emit("Mul", writer.view(found.ids, -1, 1), writer.ints(width))
             places = writer.emit("Add", first, writer.constant(np.arange(width)[None]))
             flat = [writer.view(v, -1) for v in (found.table, places, found.rows)]
             y = writer.emit("ScatterElements", *flat, axis=0, reduction="add")
-            put(writer.view(y, *found.shape), node.outputs[0])
+            put(writer.view(y, -1, *found.dims), node.outputs[0])
 
 
 SCATTERED_ROWS = Rewrite(
     "scattered_rows",
     "rows are added to a table as numbers to a vector",
-    "the cotangent of an embedding",
+    "ScatterElements(add) along axis 0, the same index along a row",
     lambda graph: any(_Rows.ending_in(node) is not None for node in graph),
     _write,
 )
