@@ -196,6 +196,13 @@ def test_influence(example):
     np.testing.assert_allclose(predicted, real, rtol=0.2)
 
 
+def test_quantize(example):
+    for name, (floats, calibrated, trained) in example("quantize").main().items():
+        assert floats > 0.94, name
+        assert floats - calibrated > 0.01, name
+        assert trained - calibrated > 0.5 * (floats - calibrated), name
+
+
 def test_federated(example, monkeypatch):
     pytest.importorskip("flwr", reason="no flwr, which wants older versions of what is pinned here")
     pytest.importorskip("ray", reason="no ray, which flwr[simulation] brings")
