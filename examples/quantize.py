@@ -3,7 +3,7 @@
     pip install onnxgrad[demo]
     python examples/quantize.py
 
-A convolutional network and an encoder (attention over the rows of a picture) are trained in floats, then quantized by
+A convolutional network and an encoder (attention over the rows of an image) are trained in floats, then quantized by
 ONNX Runtime's own quantizer, then trained as quantized models. Every number is the accuracy of a saved file in plain
 ONNX Runtime, on digits that no training has seen.
 """
