@@ -26,8 +26,8 @@ from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 
 from onnxgrad.errors import BadInput, OnnxGradError
 from onnxgrad.runtime import Session
+from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
-from onnxgrad.runtime.session import one_line
 from onnxgrad.training import lower_gradients
 from onnxgrad.training.spec.graph_call import DOMAIN
 

@@ -36,6 +36,23 @@ def shown(text: str, keep: str = "") -> str:
     return _UNSEEN.sub(lambda found: found[0] if found[0] in keep else "\N{REPLACEMENT CHARACTER}", text)
 
 
+def close_to(name: str, known: Iterable[str]) -> list[str]:
+    """Those of the `known` names that are written much like `name`, the nearest first."""
+    return difflib.get_close_matches(name, dict.fromkeys(known), n=3, cutoff=0.5)
+
+
+def suggested(name: str, known: Iterable[str]) -> str:
+    """What to write instead of `name`, in words.
+
+    >>> suggested("epoch", ["epochs", "seed"])
+    "did you mean 'epochs'?"
+    """
+    known = list(known)
+    if close := close_to(name, known):
+        return "did you mean " + " or ".join(map(repr, close)) + "?"
+    return "there are: " + ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
+
+
 class OnnxGradError(Exception):
     """Base of every error that a user can act on."""
 
@@ -52,15 +69,9 @@ class UnknownName(BadInput, KeyError):
 
     def __init__(self, name: str, known: Iterable[str], what: str = "value") -> None:
         known = sorted(k for k in known if k)
-        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        if close:
-            hint = "did you mean " + " or ".join(repr(c) for c in close) + "?"
-        elif known:
-            hint = "there are: " + ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
-        else:
-            hint = f"the model has no {what}"
+        hint = suggested(name, known) if known else f"the model has no {what}"
         self.name = name
-        self.close = close
+        self.close = close_to(name, known)
         super().__init__(f"no {what} named {name!r}; {hint}")
 
 

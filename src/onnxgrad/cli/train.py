@@ -183,6 +183,7 @@ def train(
         batch_size=batch_size,
         seed=seed,
         validation_split=validation_split,
+        inputs=columns,
         text=text,
         sample=sample,
         augment=augment,

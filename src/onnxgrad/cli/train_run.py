@@ -24,6 +24,7 @@ from onnxgrad.model_io import save_model
 from onnxgrad.runtime import Options
 from onnxgrad.training import Interrupted, Trainer
 from onnxgrad.training.data import Text, split
+from onnxgrad.training.data.wide import check_fed
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from onnxgrad.training.loop.html_report import Picture, write_report
@@ -52,6 +53,7 @@ class Job:
         batch_size: rows per step.
         seed: decides the order of the rows.
         validation_split: the share of the rows that is held out, if no validation data are given.
+        inputs: which columns feed which input.
         text: how text becomes tokens.
         sample: which rows an epoch takes.
         augment: variants of pictures, as they are spelled.
@@ -90,6 +92,7 @@ class Job:
     batch_size: int = 32
     seed: int = 0
     validation_split: float | None = None
+    inputs: Mapping[str, str] | None = None
     text: Text | None = None
     sample: str = "each"
     augment: str | None = None
@@ -125,6 +128,7 @@ class Job:
             batch_size=self.batch_size,
             dims=self.dims,
         )
+        check_fed(self.inputs or {}, trainer.fields)
         notes = self.notes if trainer.plan is None else [f"memory: {trainer.plan}", *self.notes]
         rows = trainer.training_data(*data, text=self.text)
         held_out = None if validation is None else trainer.data(*validation, text=self.text)

@@ -25,10 +25,11 @@ import onnxruntime
 
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime.denormals import flushing
+from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
 from onnxgrad.runtime.kernels import overwrites
 from onnxgrad.runtime.protocol import Slot, StepGraph
-from onnxgrad.runtime.session import Options, aligned, create, give_back, one_line, ort_value
+from onnxgrad.runtime.session import Options, aligned, create, give_back, ort_value
 
 
 class Resident:

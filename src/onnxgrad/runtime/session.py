@@ -22,6 +22,7 @@ import onnxruntime
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.downgrade import loadable
 from onnxgrad.ir.execution_order import run_as
+from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
 from onnxgrad.runtime.kernels import at_hand, elementwise, fused, in_place, library, wants_kernels, with_kernels
 from onnxgrad.runtime.rewrites import REWRITES, optimized
@@ -270,12 +271,6 @@ def _has_constant_filters(model: ir.Model) -> bool:
     """Whether a Conv anywhere in `model` has weights that no input changes."""
     convolutions = (n for g in model.graphs() for n in g if n.op_type == "Conv" and n.domain == "")
     return any(w.is_initializer() and not w.is_graph_input() for n in convolutions if (w := n.inputs[1]) is not None)
-
-
-def one_line(error: BaseException) -> str:
-    """The message of an error of ONNX Runtime as one line, without its preamble."""
-    text = " ".join(str(error).split())
-    return text.partition("Status Message: ")[2] or text
 
 
 def ort_value(array: np.ndarray) -> onnxruntime.OrtValue:

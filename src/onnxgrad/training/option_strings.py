@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, close_to
 
 _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
 
 
 def spelled(text: str) -> tuple[str, dict[str, Any]]:
-    """``name:key=value,…`` as a name and its options.
+    """``name:key=value,…`` as a name and its options. Raises BadInput where it is not written so, or is no text.
 
     >>> spelled("adamw:betas=0.9,0.95,eps=1e-6")
     ('adamw', {'betas': (0.9, 0.95), 'eps': 1e-06})
     """
+    if not isinstance(text, str):
+        raise BadInput(f"a name is wanted, as 'name' or 'name:key=value', not a {type(text).__name__}")
     name, _, rest = text.partition(":")
     found: dict[str, list[Any]] = {}
     values: list[Any] | None = None
@@ -65,8 +67,13 @@ def _value(text: str) -> Any:
 def looked_up(what: str, name: str, table: Mapping[str, Any]) -> Any:
     """The entry of `table` called `name`. Raises BadInput, listing what there is."""
     if name not in table:
-        raise BadInput(f"there is no {what} {name!r}; there are: {', '.join(table)}")
+        raise BadInput(f"there is no {what} {name!r}; there are: {', '.join(table)}{_near(name, table)}")
     return table[name]
+
+
+def _near(name: str, table: Iterable[str]) -> str:
+    close = close_to(name, table)
+    return f"\n  hint: did you mean {close[0]!r}?" if close else ""
 
 
 def completed(what: str, defaults: Mapping[str, Any], given: Mapping[str, Any], kind: str = "option") -> dict[str, Any]:
@@ -77,7 +84,8 @@ def completed(what: str, defaults: Mapping[str, Any], given: Mapping[str, Any], 
     """
     for key, value in given.items():
         if key not in defaults:
-            raise BadInput(f"{what} has no {kind} {key!r}; it has: {', '.join(defaults) or 'none'}")
+            listed = f"{', '.join(defaults) or 'none'}{_near(key, defaults)}"
+            raise BadInput(f"{what} has no {kind} {key!r}; it has: {listed}")
         number = isinstance(defaults[key], (int, float)) and not isinstance(defaults[key], bool)
         if number and (isinstance(value, (str, bool)) or not isinstance(value, (int, float))):
             raise BadInput(f"{what}: {key} must be a number, not {value!r}")

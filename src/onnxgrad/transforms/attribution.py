@@ -10,11 +10,13 @@ from onnxgrad.batching.directions import Batched, vmapped
 from onnxgrad.engine import reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Var
+from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.derivation import Derivation, without_collection
 from onnxgrad.transforms.select_values import Names
 
 
+@checked
 @without_collection()
 def integrated_gradients(model: AnyModel, *, wrt: Names, of: Names | None = None, steps: int = 32) -> Any:
     """Attributions to the elements of inputs that add up to what the output gains over a baseline.
@@ -49,6 +51,7 @@ def integrated_gradients(model: AnyModel, *, wrt: Names, of: Names | None = None
     return _averaged(model, wrt, of, points)
 
 
+@checked
 @without_collection()
 def smooth_grad(
     model: AnyModel, *, wrt: Names, of: Names | None = None, steps: int = 32, noise: float = 0.1, seed: int = 0
@@ -82,6 +85,7 @@ def smooth_grad(
     return _averaged(model, wrt, of, points)
 
 
+@checked
 @without_collection()
 def grad_cam(model: AnyModel, *, layer: str, of: Names | None = None) -> Any:
     """Where in its maps a layer speaks for an output: ReLU(Σ_c w_c·A_c), w_c the mean of ∂of/∂A_c.

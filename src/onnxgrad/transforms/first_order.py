@@ -8,6 +8,7 @@ from typing import Any
 
 from onnxgrad.custom import CustomRule, custom_rules
 from onnxgrad.errors import BadInput
+from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.derivation import Derivation, without_collection
 from onnxgrad.transforms.keep_functions import inlining, keeping_functions
@@ -18,6 +19,7 @@ Directions = int | str | None
 Rules = Sequence[CustomRule | Path]
 
 
+@checked
 @without_collection()
 @keeping_functions
 def vjp(
@@ -53,6 +55,7 @@ def vjp(
     return _derived(Derivation.pull_cotangents, model, wrt, of, directions, rules)
 
 
+@checked
 @without_collection()
 @keeping_functions
 def jvp(
@@ -68,6 +71,7 @@ def jvp(
     return _derived(Derivation.push_tangents, model, wrt, of, directions, rules)
 
 
+@checked
 @without_collection()
 @keeping_functions
 def value_and_grad(model: AnyModel, *, wrt: Names, of: Names | None = None, rules: Rules = ()) -> Any:
@@ -80,6 +84,7 @@ def value_and_grad(model: AnyModel, *, wrt: Names, of: Names | None = None, rule
     return _with_gradients(model, wrt, of, rules, primal=True)
 
 
+@checked
 @without_collection()
 @keeping_functions
 def grad(model: AnyModel, *, wrt: Names, of: Names | None = None, rules: Rules = ()) -> Any:

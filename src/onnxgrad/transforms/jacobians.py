@@ -16,6 +16,7 @@ from onnxgrad.batching.directions import Batched, identity, vmapped
 from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
+from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.derivation import Derivation, without_collection
 from onnxgrad.transforms.select_values import Names
@@ -24,6 +25,7 @@ Mode = Literal["auto", "reverse", "forward"]
 Dims = Sequence[int | ir.SymbolicDim]
 
 
+@checked
 @without_collection()
 def jacobian(
     model: AnyModel, *, wrt: Names, of: Names | None = None, mode: Mode = "auto", batch: int | None = None
@@ -68,6 +70,7 @@ def jacobian(
     return d.close()
 
 
+@checked
 @without_collection()
 def hessian(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The model with the Hessian of the sum of `of`: forward mode, for all unit vectors, over its gradient.

@@ -20,6 +20,7 @@ from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.constants import is_repeatable
 from onnxgrad.ir.graph import dependents, named_values, prune, subgraphs
 from onnxgrad.ir.outline import restrict
+from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel, Signature
 from onnxgrad.model_io.read import TRAINING
 from onnxgrad.transforms.derivation import Derivation, without_collection
@@ -34,6 +35,7 @@ class Split(NamedTuple):
     linear: Any
 
 
+@checked
 @without_collection()
 @keeping_functions
 def linearize(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
@@ -57,6 +59,7 @@ def linearize(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
     return _cut(d, d.push_tangents())
 
 
+@checked
 @without_collection()
 @keeping_functions
 def split_vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
@@ -73,6 +76,7 @@ def split_vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
     return _cut(d, d.pull_cotangents())
 
 
+@checked
 @without_collection()
 def transpose(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The transpose of a model that is linear in its inputs `wrt`: cotangents of `of` in, those of `wrt` out.

@@ -8,6 +8,7 @@ from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Var
 from onnxgrad.ir.graph import named_values
+from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.derivation import Derivation, without_collection
 from onnxgrad.transforms.jacobians import gradients_of
@@ -15,6 +16,7 @@ from onnxgrad.transforms.keep_functions import keeping_functions
 from onnxgrad.transforms.select_values import Names, float_values
 
 
+@checked
 @without_collection()
 @keeping_functions
 def hvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
@@ -42,6 +44,7 @@ def hvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     return d.close()
 
 
+@checked
 @without_collection()
 @keeping_functions
 def gauss_newton_vp(model: AnyModel, *, wrt: Names, of: Names | None = None, loss: str | None = None) -> Any:

@@ -19,6 +19,7 @@ from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.graph import dependents, named_values, reads, subgraphs
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.names import described
+from onnxgrad.keywords import checked
 from onnxgrad.lower import expand
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.derivation import without_collection
@@ -41,6 +42,7 @@ _SIZED_BY: dict[str, tuple[int, ...]] = {
 }
 
 
+@checked
 @without_collection()
 def vmap(model: AnyModel, in_axes: Axes = 0, out_axes: Axes = 0, *, axis_size: int | str = "batch") -> Any:
     """The model over a new batch axis: of every row of its mapped inputs, what `model` gives for it.

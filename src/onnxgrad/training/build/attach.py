@@ -24,6 +24,7 @@ from onnxgrad.ir.cleanup import write_otherwise
 from onnxgrad.ir.composites import spell_notes
 from onnxgrad.ir.graph import ancestors, prune, reads
 from onnxgrad.ir.infer.inference import forget_values
+from onnxgrad.keywords import check_keyword, keywords_of
 from onnxgrad.model_io import AnyModel, open_model, training_info
 from onnxgrad.model_io.save import to_proto
 from onnxgrad.training.adapters.config import LoRA
@@ -39,7 +40,7 @@ from onnxgrad.training.loss.objective import Objective
 from onnxgrad.training.loss.step_metrics import check_measures
 from onnxgrad.training.metadata import AVERAGE, CONVENTION, FED, MASKS, SCHEDULED, TAKEN_OF, TRAINS
 from onnxgrad.training.optim.config import Optimizer
-from onnxgrad.training.optim.optimizers import completed_settings
+from onnxgrad.training.optim.optimizers import completed_settings, setting_names
 from onnxgrad.training.optim.second_order import LossOfWeights, write_step
 from onnxgrad.training.optim.update import State, Update
 from onnxgrad.training.quantization.masters import with_masters
@@ -130,6 +131,8 @@ def attached(
     **settings: Any,
 ) -> Source:
     """What `attach` gives, still open: nothing need be read or validated again."""
+    for name in settings:
+        check_keyword("attach", name, known_arguments())
     terms = terms_of(loss, output, labels)
     chosen = Optimizer.of(optimizer, **settings)
     check_measures(metrics)
@@ -138,6 +141,11 @@ def attached(
     attachment = _Attachment(model, trainable, freeze, adapter)
     with through_rounding(attachment.model):
         return attachment.attach(terms, chosen, mode, metrics, accumulate)
+
+
+def known_arguments() -> list[str]:
+    """What `attach` may be told: its own arguments, those of `Optimizer`, and the settings of all optimizers."""
+    return [*keywords_of(attached), *keywords_of(Optimizer.__init__), *setting_names()]
 
 
 class _Attachment:

@@ -28,6 +28,7 @@ from onnxgrad.training.data.prefetch import DEPTH, ahead
 from onnxgrad.training.data.sampling import balanced
 from onnxgrad.training.data.sources import open_data
 from onnxgrad.training.data.text import Text, check_tokens
+from onnxgrad.training.data.wide import check_fed
 
 #: Batches in a pool from which rows of like lengths are put together; larger pools pad less and shuffle less.
 POOL = 50
@@ -65,6 +66,8 @@ class Data:
     ) -> None:
         self.fields, self.name, self.pad_to = list(fields), name, pad_to
         columns = open_data(source, images, inputs)
+        if inputs:
+            check_fed(inputs, fields)
         if text is not None:
             columns = text.tokenized(columns, fields, name)
         else:

@@ -109,7 +109,8 @@ def fitted(name: str, array: np.ndarray, field: Field, source: str) -> np.ndarra
     """`array` converted to what `field` expects. Raises BadInput if it does not fit."""
     where = f"array {name!r} of {source}"
     if not (_is_float(array.dtype) or array.dtype.kind in "biu"):
-        kind = "text" if array.dtype.kind in "UO" else str(array.dtype)
+        words = array.dtype.kind == "U" or (array.dtype.kind == "O" and any(isinstance(v, str) for v in array.flat))
+        kind = "text" if words else "Python objects" if array.dtype.kind == "O" else str(array.dtype)
         raise BadInput(f"{where} holds {kind}, not numbers; expected {field.wanted}")
     array = _last_axis(array, field)
     shape = array.shape[1:]

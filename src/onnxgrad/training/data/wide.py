@@ -43,6 +43,8 @@ def joined(columns: Mapping[str, Column], inputs: Mapping[str, str]) -> dict[str
     Raises:
         BadInput: a column is missing, holds no numbers, or columns differ in their number of rows.
     """
+    if not isinstance(inputs, Mapping):
+        raise BadInput(f'inputs are written as {{"X": "f0..f63"}}, from an input to its columns, not {inputs!r}')
     left, made = dict(columns), {}
     for name, text in inputs.items():
         chosen = _chosen(text, list(columns))
@@ -53,6 +55,13 @@ def joined(columns: Mapping[str, Column], inputs: Mapping[str, str]) -> dict[str
             continue
         made[name] = _side_by_side(name, {called: columns[called] for called in chosen})
     return {**left, **made}
+
+
+def check_fed(inputs: Mapping[str, str], fields: Sequence[Field]) -> None:
+    """Raise UnknownName for one of the `inputs` that columns are to feed, and that is none of the `fields`."""
+    for name in inputs:
+        if name not in {f.name for f in fields}:
+            raise UnknownName(name, [f.name for f in fields], "input")
 
 
 def _side_by_side(name: str, parts: Mapping[str, Column]) -> Column:

@@ -68,6 +68,8 @@ def rate_plan(
     Raises:
         BadInput: there is none of that name, or its options do not fit.
     """
+    if schedule is not None and not isinstance(schedule, str) and not callable(schedule):
+        raise BadInput(f"a schedule is a name, a Schedule or a function, not a {type(schedule).__name__}")
     if not isinstance(schedule, str):
         return schedule, []
     name, options = spelled(schedule)

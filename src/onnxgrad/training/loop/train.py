@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.keywords import check_keyword, keywords_of
+from onnxgrad.training.build.attach import known_arguments
 from onnxgrad.training.data import open_data
 from onnxgrad.training.data.class_weights import balanced_weights, labels_in
 from onnxgrad.training.data.columns import Column
@@ -35,10 +36,14 @@ def train(model: Any, data: AnyData, *, output: str | os.PathLike | None = None,
     Raises:
         BadInput: as `Trainer` and `Trainer.fit`; or an argument that neither of them has.
     """
+    fitting = {*keywords_of(Trainer.fit)} - {"data"}
+    for name in settings:
+        check_keyword(
+            "train", name, [*keywords_of(train), *fitting, *keywords_of(Trainer.__init__), *known_arguments()]
+        )
     if _asks_for_balance(settings.get("loss")):
         columns = open_data(data, inputs=settings.get("inputs"))
         settings["loss"] = balanced(settings["loss"], as_given(model), columns, settings.get("labels"))
-    fitting = set(inspect.signature(Trainer.fit).parameters) - {"self", "data"}
     making = {k: v for k, v in settings.items() if k not in fitting}
     if "memory" in settings and "batch_size" in settings:  # the memory is that of such a batch
         making["batch_size"] = settings["batch_size"]

@@ -16,12 +16,13 @@ import onnx_ir as ir
 
 from onnxgrad.distributed import Collective
 from onnxgrad.errors import BadInput, warn_caller
+from onnxgrad.keywords import check_keyword, checked, keywords_of
 from onnxgrad.model_io import load_model, save_model, training_info
 from onnxgrad.remat import Plan
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training.adapters.folder import save_adapter
 from onnxgrad.training.adapters.merge import merged
-from onnxgrad.training.build.attach import attached
+from onnxgrad.training.build.attach import attached, known_arguments
 from onnxgrad.training.data import Augment, Data, Field, Images, Text, split
 from onnxgrad.training.data.axes import first_dim
 from onnxgrad.training.data.sampling import check_sample
@@ -70,6 +71,13 @@ def _with_training(
     if asked:
         raise BadInput(f"{carries}, which is used as it is; drop {', '.join(asked)}")
     return model
+
+
+def _whole(**numbers: Any) -> None:
+    """Raise BadInput for an argument that should be a whole number, and is none."""
+    for name, number in numbers.items():
+        if number is not None and (isinstance(number, bool) or not isinstance(number, (int, np.integer))):
+            raise BadInput(f"{name} is a whole number, not {number!r}")
 
 
 class Trainer:
@@ -126,6 +134,9 @@ class Trainer:
         distributed: Collective | str | None = None,
         **attached: Any,
     ) -> None:
+        for name in attached:
+            check_keyword("Trainer", name, [*keywords_of(Trainer.__init__), *known_arguments()])
+        _whole(accumulate=accumulate)
         if accumulate < 1:
             raise BadInput(f"a batch is cut into at least 1 part, not {accumulate}")
         asked = {"loss": loss, "optimizer": optimizer, **attached}
@@ -277,6 +288,7 @@ class Trainer:
             model.metadata_props[CLASSES] = json.dumps(self.classes, ensure_ascii=False)
         return model
 
+    @checked
     def predict(
         self,
         data: AnyData,
@@ -298,6 +310,7 @@ class Trainer:
             max_length=max_length, batch_size=batch_size, options=self.options,
         )  # fmt: skip
 
+    @checked
     def save(self, path: str | os.PathLike) -> None:
         """Write `inference_model` to `path`, a plain ``.onnx`` file.
 
@@ -350,6 +363,7 @@ class Trainer:
         check_state_fits(found, self.initial, Path(path))
         self.machine.load_state(found.state)
 
+    @checked
     def evaluate(
         self,
         data: AnyData,
@@ -365,6 +379,7 @@ class Trainer:
         collective = None if self.ranks is None else self.ranks.collective
         return self.evaluation(self.machine.state(), rows, batch_size, names_of(metrics), collective)
 
+    @checked
     def find_rate(
         self,
         data: AnyData,
@@ -402,6 +417,7 @@ class Trainer:
             part=(0, 1) if self.ranks is None else (self.ranks.rank, self.ranks.size),
         )  # fmt: skip
 
+    @checked
     @together
     def fit(
         self,
@@ -491,6 +507,10 @@ class Trainer:
             TrainingError: the loss or the weights are no longer finite; the last checkpoint is good.
             Interrupted: Ctrl-C, SIGTERM or SIGHUP; the state was kept.
         """
+        _whole(epochs=epochs, batch_size=batch_size, seed=seed)
+        _whole(evaluate_every=evaluate_every, patience=patience, keep=keep)
+        if not isinstance(callbacks, Sequence) or not all(isinstance(c, Callback) for c in callbacks):
+            raise BadInput(f"callbacks are a list of Callback, not {callbacks!r}")
         for what, n, least in (("epochs", epochs, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
             if n < least:
                 raise BadInput(f"{what} must be at least {least}, not {n}")

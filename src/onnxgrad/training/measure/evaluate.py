@@ -11,11 +11,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.keywords import checked
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.data import Data, Field, Images, Text, open_data
 from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import LABELS
 from onnxgrad.training.data.labels import class_column
+from onnxgrad.training.data.wide import check_fed
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Meter
 from onnxgrad.training.measure.metrics import DEFAULTS, METRICS, counts, names_of, per_class
@@ -49,6 +51,7 @@ class Evaluated:
     classes: dict[str, dict[str, float]] | None = None
 
 
+@checked
 def evaluate(
     model: AnyModel,
     data: Any,
@@ -98,6 +101,7 @@ def evaluate(
     first = columns[called].take(np.arange(1), Field(called, np.dtype(np.int64), ()))
     shape = (None,) * (np.asarray(first).ndim - 1)
     own = Field(called, np.asarray(first).dtype, shape, label=True, ignored=ignore_index)
+    check_fed(inputs or {}, [*fields_of(opened), own])
     names = class_names(opened)
     text = Text.of(tokenizer, max_length)
     rows = Data(columns, [*fields_of(opened), own], source_name(data), classes=names, text=text)

@@ -233,7 +233,9 @@ def names_of(metrics: str | Iterable[str] | None) -> tuple[str, ...] | None:
     """
     if metrics is None:
         return None
-    found = tuple(n.strip() for n in (metrics.split(",") if isinstance(metrics, str) else metrics))
+    if not isinstance(metrics, Iterable):
+        raise BadInput(f"metrics are names, 'accuracy,auc' or a list of them, not {metrics!r}")
+    found = tuple(str(n).strip() for n in (metrics.split(",") if isinstance(metrics, str) else metrics))
     if not any(found):
         raise BadInput(f"no metric is named; there are {', '.join(METRICS)}")
     for text in found:

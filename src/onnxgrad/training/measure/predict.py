@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.keywords import checked
 from onnxgrad.model_io import load_model
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.data import Data, Field, Images, Text
@@ -58,6 +59,7 @@ def batches_of(
         yield batch, {name: array[:rows] for name, array in found.items()}
 
 
+@checked
 def predict(
     model: AnyModel,
     data: Any,

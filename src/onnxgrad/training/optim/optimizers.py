@@ -138,6 +138,12 @@ SECOND_ORDER: dict[str, Settings] = {
 SHORT = {"rate": "learning_rate", "lr": "learning_rate", "decay": "weight_decay"}
 
 
+def setting_names() -> list[str]:
+    """The names of all settings that some optimizer has, and their short names."""
+    found = [n for rule in OPTIMIZERS.values() for n in rule.settings]
+    return list(dict.fromkeys([*found, *(n for s in SECOND_ORDER.values() for n in s), *SHORT]))
+
+
 def in_full(given: Settings) -> dict[str, Any]:
     """Settings with short names under their full ones. Raises BadInput where both are given."""
     found: dict[str, Any] = {}

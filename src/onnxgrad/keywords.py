@@ -1,0 +1,82 @@
+"""Arguments by names that a function does not have: refused with the near one, where Python would not say which."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
+
+from onnxgrad.errors import BadInput, suggested
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: What other libraries call it.
+_ELSEWHERE = {
+    "lr": "learning_rate",
+    "wd": "weight_decay",
+    "n_epochs": "epochs",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "max_epochs": "epochs",
+    "bs": "batch_size",
+    "criterion": "loss",
+    "loss_fn": "loss",
+    "optim": "optimizer",
+    "val_split": "validation_split",
+    "val": "validation",
+    "validation_data": "validation",
+    "eval_set": "validation",
+    "early_stopping": "patience",
+    "save_best": "keep_best",
+    "eval_steps": "evaluate_every",
+    "random_state": "seed",
+    "argnums": "wrt",
+    "parameters": "trainable",
+    "params": "trainable",
+    "verbose": "progress",
+}
+
+
+class UnknownKeyword(BadInput, TypeError):
+    """A call with an argument that the function does not have."""
+
+
+def check_keyword(function: str, name: str, known: Iterable[str]) -> None:
+    """Raise UnknownKeyword, with the near ones, unless `function` has an argument called `name`."""
+    names = list(known)
+    if name in names:
+        return
+    near = _ELSEWHERE.get(name)
+    hint = f"did you mean {near!r}?" if near in names else suggested(name, names)
+    raise UnknownKeyword(f"{function} has no argument {name!r}; {hint}")
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, which says what the arguments are called where it is given one that it does not have."""
+    parameters = inspect.signature(function).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"]
+    places = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    called = function.__qualname__
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            check_keyword(called, name, names)
+        if len(args) > len(places):
+            taken = [n for n in places if n != "self"]
+            others = ", ".join(n for n in names if n not in taken)
+            raise UnknownKeyword(
+                f"{called} takes {', '.join(taken)} without a name, and {len(args) - len(places)} more are given\n"
+                f"  hint: give the others by their names: {others}"
+            )
+        return function(*args, **kwargs)
+
+    return call
+
+
+def keywords_of(function: Callable[..., Any]) -> list[str]:
+    """The names of the arguments of `function`."""
+    found = inspect.signature(function).parameters.values()
+    return [p.name for p in found if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"]

@@ -1,0 +1,45 @@
+"""What ONNX Runtime says of a failure, in words for whoever has handed in the data: without paths of its sources."""
+
+from __future__ import annotations
+
+import re
+
+_PREAMBLE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_NODE = re.compile(r"Non-zero status code returned while running (\w+) node\. Name:'([^']*)' Status Message: ")
+#: A place in its sources, and what was checked there.
+_PLACE = re.compile(r"^(?:\S*\.(?:h|cc|cpp):\d+ )+(?:.*? was false\. |\w+Impl |Compute |.*?\] )?")
+_SIZES = re.compile(r"index: (\d+) Got: (-?\d+) Expected: (-?\d+)")
+_BRACES = re.compile(r"\{([-\d, ]*)\}")
+
+_WORDS = (
+    (r"indices element out of data bounds, idx=(-?\d+) must be within the inclusive range \[-\d+,(-?\d+)\]",
+     r"the index \1 is outside of the table that it looks up, whose rows are 0 to \2"),
+    (r"Attempting to broadcast an axis by a dimension other than 1\. (\d+) by (\d+)",
+     r"the sizes \1 and \2 fit neither each other nor 1"),
+    (r"Unexpected input data type\. Actual: \((.*?)\) ?, expected: \((.*?)\)",
+     r"an input is a \1, and the model takes a \2"),
+    (r"Invalid rank for input: (\S+) Got: (\d+) Expected: (\d+).*",
+     r"the input '\1' has \2 axes, and the model takes \3"),
+    (r"GEMM: Dimension mismatch, W: (\{[\d,]*\}) K: (\d+) N:\s?(\d+)",
+     r"rows of \2 numbers meet a matrix \1"),
+    (r"MatMul dimension mismatch", r"the rows are of another size than the matrix has rows"),
+)  # fmt: skip
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error of ONNX Runtime as one line, in plain words where it is a known one."""
+    text = _PREAMBLE.sub("", " ".join(str(error).split()))
+    node = _NODE.search(text)
+    where = ""
+    if node is not None:
+        name = node[2].removesuffix("_nchwc")
+        where = f"{node[1]} node {name!r}: " if name else f"{node[1]}: "
+        text = _PLACE.sub("", text[node.end() :])
+    sizes = _SIZES.findall(text)
+    if text.startswith("Got invalid dimensions for input: ") and sizes:
+        name = text.removeprefix("Got invalid dimensions for input: ").partition(" for the")[0]
+        given = " and ".join(f"size {got} along axis {axis}" for axis, got, _ in sizes)
+        return f"the input {name!r} has {given}, and the model takes {' and '.join(want for *_, want in sizes)}"
+    for pattern, words in _WORDS:
+        text = re.sub(pattern, words, text)
+    return where + _BRACES.sub(lambda found: f"[{', '.join(p.strip() for p in found[1].split(','))}]", text)
