@@ -89,10 +89,11 @@ def _balanced(term: Any, model: ir.Model, columns: Mapping[str, Column], labels:
     axis = 1
     if prediction is not None:
         axis = with_class_axis({"axis": term.options.get("axis")}, prediction)["axis"]
-    if shape is None or not -len(shape) <= axis < len(shape) or not isinstance(shape[axis], int):
+    classes = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+    if not isinstance(classes, int):
         raise BadInput("balanced weights need the number of classes, which the model does not declare; give numbers")
     numbers = labels_in(columns, term.labels or labels)
-    weights = balanced_weights(numbers, int(shape[axis]), term.options.get("ignore_index"))
+    weights = balanced_weights(numbers, classes, term.options.get("ignore_index"))
     options = {**term.options, "weight": weights}
     own = {"factor": term.factor, "output": term.output, "labels": term.labels, "teacher": term.teacher}
     return Loss(term.loss, **own, **options)
