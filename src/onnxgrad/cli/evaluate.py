@@ -11,12 +11,15 @@ from rich.text import Text
 
 from onnxgrad.cli import data_options, train_options
 from onnxgrad.cli.console import cell, console
+from onnxgrad.errors import BadInput
+from onnxgrad.files import replacing
 from onnxgrad.model_io import load_model
 from onnxgrad.runtime import Options
 from onnxgrad.training.data import Images
 from onnxgrad.training.measure import METRICS
 from onnxgrad.training.measure import evaluate as measured
 from onnxgrad.training.measure.evaluate import Evaluated, as_json
+from onnxgrad.training.measure.misses import confusion_picture, misses_picture
 
 #: Classes that are listed one by one.
 MOST = 40
@@ -44,6 +47,17 @@ def evaluate(
     max_length: data_options.MaxLength = None,
     batch_size: data_options.BatchSize = 256,
     threads: data_options.Threads = None,
+    worst: Annotated[
+        int, typer.Option(min=0, help="List so many rows with the largest losses.", rich_help_panel="Output")
+    ] = 0,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw the confusion matrix into this PNG file; with --worst, those rows where they are pictures.",
+            rich_help_panel="Output",
+            metavar="FILE.png",
+        ),
+    ] = None,
     as_one_line: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel="Output")] = False,
 ) -> None:
     """Compare what MODEL predicts with labels: metrics, and for classes a table of each."""
@@ -60,11 +74,24 @@ def evaluate(
         ignore_index=ignore_index,
         batch_size=batch_size,
         options=Options(threads=threads),
+        worst=worst,
     )
+    if picture is not None:
+        _draw(found, picture)
     if as_one_line:
         print(as_json(found))
         return
     _print(found)
+
+
+def _draw(found: Evaluated, path: Path) -> None:
+    drawn = misses_picture(found.worst) if found.worst else None
+    if drawn is None:
+        if found.confusion is None:
+            raise BadInput("there is nothing to draw: the task has no classes, and no --worst row is a picture")
+        drawn = confusion_picture(found.confusion, found.names)
+    with replacing(path) as file:
+        file.write_bytes(drawn)
 
 
 def _print(found: Evaluated) -> None:
@@ -80,4 +107,13 @@ def _print(found: Evaluated) -> None:
         for name, row in found.classes.items():
             values = [f"{row[k]:.4f}" for k in ("precision", "recall", "f1")]
             table.add_row(cell(name), *values, str(int(row["rows"])))
+        out.print(table)
+    if found.worst:
+        table = Table(box=None, pad_edge=False)
+        for column in ("row", "loss"):
+            table.add_column(column, justify="right")
+        for column in ("actual", "predicted"):
+            table.add_column(column)
+        for miss in found.worst:
+            table.add_row(str(miss.row), f"{miss.loss:.4g}", cell(miss.actual), cell(miss.predicted))
         out.print(table)

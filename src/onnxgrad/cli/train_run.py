@@ -20,7 +20,7 @@ from onnxgrad.cli.train_config import REPLAY
 from onnxgrad.cli.train_summary import outcome, summary
 from onnxgrad.errors import BadInput
 from onnxgrad.files import alone, replacing
-from onnxgrad.model_io import save_model
+from onnxgrad.model_io import load_model, save_model
 from onnxgrad.runtime import Options
 from onnxgrad.training import Interrupted, Trainer
 from onnxgrad.training.data import Text, split
@@ -30,6 +30,7 @@ from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from onnxgrad.training.loop.html_report import Picture, write_report
 from onnxgrad.training.loop.listeners import rate_plan, watched
 from onnxgrad.training.loop.progress import check_plot, measured, reporter
+from onnxgrad.training.loop.report_pictures import report_pictures
 
 INTERRUPTED = 130
 
@@ -187,7 +188,10 @@ class Job:
             if self.history:
                 history.write(self.history)
         if self.report is not None:
-            pictures = self.pictures(self.before, self.after) if self.pictures else []
+            if self.pictures:
+                pictures = self.pictures(self.before, self.after)
+            else:
+                pictures = report_pictures(load_model(self.after), held_out, trainer.options)
             write_report(history, self.report, f"Training {self.before.name}", pictures)
         for what, path in (
             ("trained model", self.after),

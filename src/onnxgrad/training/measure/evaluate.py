@@ -21,6 +21,7 @@ from onnxgrad.training.data.wide import check_fed
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Meter
 from onnxgrad.training.measure.metrics import DEFAULTS, METRICS, counts, names_of, per_class
+from onnxgrad.training.measure.misses import Miss, Misses
 from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, chosen_outputs, fields_of, source_name
 from onnxgrad.training.metadata import class_names
 
@@ -40,6 +41,8 @@ class Evaluated:
         prediction: the output that they were compared with.
         confusion: the confusion matrix [actual, predicted], of classes.
         classes: precision, recall, f1 and rows of each class, by its name or number.
+        worst: the rows with the largest losses, the worst first, where they were asked for.
+        names: the names of the classes in the order of their numbers, where they are known.
     """
 
     task: str
@@ -49,6 +52,8 @@ class Evaluated:
     prediction: str
     confusion: np.ndarray | None = None
     classes: dict[str, dict[str, float]] | None = None
+    worst: list[Miss] | None = None
+    names: Sequence[str] | None = None
 
 
 @checked
@@ -66,6 +71,7 @@ def evaluate(
     ignore_index: int | None = None,
     batch_size: int = 256,
     options: Options | None = None,
+    worst: int = 0,
 ) -> Evaluated:
     """Compare what `model` predicts for the rows of `data` with their labels.
 
@@ -87,6 +93,7 @@ def evaluate(
         ignore_index: the label that does not count.
         batch_size: rows that run at once.
         options: how ONNX Runtime runs the model.
+        worst: how many of the rows with the largest losses to tell of.
 
     Raises:
         BadInput: data that do not fit, no labels, or a metric that is not defined for the task.
@@ -94,7 +101,7 @@ def evaluate(
     """
     asked = names_of(metrics)
     opened = as_given(model)
-    output = _prediction(opened, prediction)
+    output = prediction_of(opened, prediction)
     columns = open_data(data, images, inputs)
     called = _labels(columns, labels, source_name(data), {f.name for f in fields_of(opened)})
     columns[called] = class_column(columns[called])
@@ -105,16 +112,35 @@ def evaluate(
     names = class_names(opened)
     text = Text.of(tokenizer, max_length)
     rows = Data(columns, [*fields_of(opened), own], source_name(data), classes=names, text=text)
+    return compared(opened, rows, called, output, asked, ignore_index, batch_size, options, worst)
+
+
+def compared(
+    model: ir.Model,
+    rows: Data,
+    called: str,
+    output: ir.Value,
+    asked: Sequence[str] | None = None,
+    ignore_index: int | None = None,
+    batch_size: int = 256,
+    options: Options | None = None,
+    worst: int = 0,
+) -> Evaluated:
+    """What `evaluate` does with data that were opened: `called` are the labels, compared with `output`."""
+    names = class_names(model)
     shown = output.name or ""
+    misses = Misses(worst, rows.classes or names)
     meter: Meter | None = None
     table: np.ndarray | None = None
-    for batch, found in batches_of(Session(opened, options), rows, [shown], batch_size):
+    for batch, found in batches_of(Session(model, options), rows, [shown], batch_size):
         y, t = found[shown], batch[called]
         if meter is None:
             comparison = _comparison(y, t, rows.arrays.get(called, t), bounds(output), asked, ignore_index, called)
             usual = (*DEFAULTS[comparison.task], *(("perplexity",) if comparison.tokens else ()))
             meter = Meter(comparison, usual if asked is None else asked, rows.classes or names)
         scores, labelled = meter.add(*_alike(y, t))
+        if worst:
+            misses.add(scores, labelled, {n: a for n, a in batch.items() if n != called}, len(y))
         if meter.comparison.task == "classes" and scores.shape[1] <= MOST_CLASSES:
             part = counts(scores, labelled)
             table = part if table is None else table + part
@@ -129,10 +155,12 @@ def evaluate(
             str(known[c] if c < len(known) else c): {k: float(v[c]) for k, v in each.items()}
             for c in np.flatnonzero(each["rows"])
         }
+    result.worst, result.names = misses.result() if worst else None, rows.classes or names
     return result
 
 
-def _prediction(model: ir.Model, name: str | None) -> ir.Value:
+def prediction_of(model: ir.Model, name: str | None) -> ir.Value:
+    """The output `name`; default: the first of floats. Raises UnknownName, or BadInput if there is none."""
     if name is not None:
         (name,) = chosen_outputs(model, [name])
         return next(v for v in model.graph.outputs if v.name == name)
@@ -197,6 +225,10 @@ def as_json(found: Evaluated) -> str:
 
     table = (found.classes or {}).items()
     classes = {name: {k: plain(v) for k, v in row.items()} for name, row in table} or None
+    worst = None
+    if found.worst is not None:
+        told = ("row", "actual", "predicted")
+        worst = [{k: getattr(m, k) for k in told} | {"loss": plain(m.loss)} for m in found.worst]
     return json.dumps(
         {
             "task": found.task,
@@ -206,6 +238,7 @@ def as_json(found: Evaluated) -> str:
             "prediction": found.prediction,
             "classes": classes,
             "confusion": None if found.confusion is None else found.confusion.tolist(),
+            "worst": worst,
         },
         ensure_ascii=False,
     )

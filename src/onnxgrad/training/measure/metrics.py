@@ -114,7 +114,7 @@ def _own(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return np.take_along_axis(scores, labels[:, None], 1)
 
 
-def _surprise(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def surprise(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """−log of the probability of the true class, of each row; of log-odds likewise."""
     if scores.ndim == 1:
         return np.logaddexp(0, np.where(labels > 0, -scores, scores))
@@ -192,9 +192,9 @@ METRICS: dict[str, Metric] = {
     "average_precision": Metric("Σ (recall step) · precision; of several classes the mean (macro)", {
         "classes": lambda: Whole(_each_class(average_precision)), "binary": lambda: Whole(average_precision)}),
     "log_loss": Metric("the mean of −log of the probability of the true class",
-        _rows(_surprise, "classes", "binary") | _told(2, lambda surprise, _: surprise), larger=False),
+        _rows(surprise, "classes", "binary") | _told(2, lambda surprise, _: surprise), larger=False),
     "perplexity": Metric("exp(log_loss)",
-        _rows(_surprise, "classes", then=np.exp) | _told(2, lambda surprise, _: surprise, np.exp), larger=False),
+        _rows(surprise, "classes", then=np.exp) | _told(2, lambda surprise, _: surprise, np.exp), larger=False),
     "mae": Metric("mean |y − t|", {"numbers": _errors(np.abs)}, larger=False),
     "mse": Metric("mean (y − t)²", {"numbers": _errors(np.square)}, larger=False),
     "rmse": Metric("√mse", {"numbers": _errors(np.square, np.sqrt)}, larger=False),

@@ -1,0 +1,52 @@
+"""Pictures for the report of a run: what the trained model confuses, and the rows that it is most wrong about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.runtime import Options
+from onnxgrad.training.data import Data
+from onnxgrad.training.loop.callbacks import Callback
+from onnxgrad.training.loop.html_report import Picture, write_report
+from onnxgrad.training.loop.run import Run
+from onnxgrad.training.measure.evaluate import compared, prediction_of
+from onnxgrad.training.measure.misses import confusion_picture, misses_picture
+from onnxgrad.training.optim.averages import averaged
+
+#: Rows that are shown.
+WORST = 12
+
+
+def report_pictures(model: ir.Model, held_out: Data | None, options: Options | None = None) -> list[Picture]:
+    """Pictures of how `model` predicts `held_out`: none where its rows have not one label each."""
+    labels = [] if held_out is None else [f.name for f in held_out.fields if f.label]
+    if held_out is None or len(labels) != 1:
+        return []
+    try:
+        found = compared(model, held_out, labels[0], prediction_of(model, None), options=options, worst=WORST)
+    except BadInput:  # it compares nothing that a picture could show
+        return []
+    drawn = [(f"The {WORST} rows that the model is most wrong about", misses_picture(found.worst or []))]
+    if found.confusion is not None:
+        drawn.append(("Confusion matrix", confusion_picture(found.confusion, found.names)))
+    return [Picture(f"{title} (validation data)", png) for title, png in drawn if png is not None]
+
+
+class Report(Callback):
+    """Writes the report of a run to `path` at its end, as one HTML file."""
+
+    is_told_once = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def end(self, run: Run) -> None:
+        """Write it."""
+        pictures: list[Picture] = []
+        if run.validation is not None and run.step.source is not None:
+            model = run.step.inference_model(averaged(run.step.source, run.state()))
+            pictures = report_pictures(model, run.validation)
+        write_report(run.history, self.path, pictures=pictures)
