@@ -10,7 +10,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.training.loop.callbacks import AtEnd, Callback, EarlyStopping, KeepBest, Log, Metrics, Monitor, Plateau
 from onnxgrad.training.loop.progress import check_plot, interactive, reporter
 from onnxgrad.training.loop.progress import plot as draw
-from onnxgrad.training.loop.report_pictures import Report
+from onnxgrad.training.loop.report_pictures import WritesReport
 from onnxgrad.training.loop.run import RateSchedule
 from onnxgrad.training.loop.trackers import MLflow, TensorBoard
 from onnxgrad.training.optim.schedules import SCHEDULES, Schedule
@@ -56,7 +56,7 @@ def writers(history: File | None, plot: File | None, report: File | None, progre
     if plot is not None:
         found.append(AtEnd(draw, Path(plot)))
     if report is not None:
-        found.append(Report(Path(report)))
+        found.append(WritesReport(Path(report)))
     return found
 
 

@@ -35,7 +35,7 @@ def report_pictures(model: ir.Model, held_out: Data | None, options: Options | N
     return [Picture(f"{title} (validation data)", png) for title, png in drawn if png is not None]
 
 
-class Report(Callback):
+class WritesReport(Callback):
     """Writes the report of a run to `path` at its end, as one HTML file."""
 
     is_told_once = True
