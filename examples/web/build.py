@@ -49,7 +49,7 @@ def build(out: Path, runtime: Path | None = None) -> None:
     if missing := [name for name in RUNTIME if not (dist / name).is_file()]:
         raise BadInput(f"{str(dist)!r} is not onnxruntime-web: it has no {missing[0]}")
     model = attach(MODEL, loss="cross_entropy", optimizer="adam", learning_rate=3e-3)
-    export_step(model, out / "device")
+    export_step(model, out / "device", target="web")
     parts = zip(("train", "test"), digits(), strict=True)
     arrays = {f"{part}_{name}": array for part, data in parts for name, array in data.items()}
     for name, array in arrays.items():

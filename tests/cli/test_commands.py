@@ -157,6 +157,32 @@ def _odd(tmp_path):
     return tmp_path / "odd.onnx"
 
 
+def test_check_for_the_web(tmp_path):
+    """Of a source, of the step for any runtime, and of the one for the web; a model that nothing loads."""
+    onnx.save(mlp(), tmp_path / "m.onnx")
+    for target in ("any", "web"):
+        done = command(
+            *("export-step", "m.onnx", "-o", target, "--loss", "mse", "--optimizer", "adam", "--target", target),
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+    refused = command(
+        "export-step", "m.onnx", "-o", "far", "--loss", "mse", "--optimizer", "sgd", "--target", "phone", cwd=tmp_path
+    )
+    assert_refused(refused, "target must be one of 'any', 'web', not 'phone'")
+    text = '<ir_version: 8, opset_import: ["": 18, "far": 1]> g (float[N] x) => (float[N] y) { y = far.Away (x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "away.onnx")
+    for path, code, says in [
+        ("web/train.onnx", 0, ["on the processor", "int64", "WASM: runs"]),
+        ("any/train.onnx", 1, ["fails", "float64", "target web", "WebGPU: does not run", "WASM: runs"]),
+        ("away.onnx", 1, ["no such operator", "far.Away", "WASM: does not run"]),
+    ]:
+        done = command("check", path, "--target", "web", cwd=tmp_path)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert all(word in done.stdout for word in says), done.stdout
+    assert_refused(command("check", "m.onnx", "--target", "phone", cwd=tmp_path), "target must be 'web', not 'phone'")
+
+
 def test_check_of_a_model_that_is_not(tmp_path):
     path = _odd(tmp_path)
     done = command("check", path, "--of", "y")

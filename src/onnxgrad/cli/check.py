@@ -15,6 +15,7 @@ from rich.text import Text
 
 from onnxgrad.check import REFUSED, operators
 from onnxgrad.check import check as check_model
+from onnxgrad.cli.check_web import print_web_report
 from onnxgrad.cli.console import cell, console
 from onnxgrad.cli.grad import StraightThrough
 from onnxgrad.errors import BadInput, shown
@@ -41,6 +42,9 @@ def check(
     ] = False,
     loss: Annotated[str | None, typer.Option(help="With --train: the loss. Default: cross_entropy, else mse.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="With --train: print JSON.")] = False,
+    target: Annotated[
+        str | None, typer.Option(help="web: instead, say what does not run in browsers, and what to do about it.")
+    ] = None,
 ) -> None:
     """Say of every operator between `wrt` and `of` how it is differentiated, or why it cannot be.
 
@@ -49,17 +53,23 @@ def check(
 
     If the model carries training information, every rule of the specification that it violates is listed as well.
     The exit code is 0 if the model is differentiable and its training information valid, 1 if not, 2 if it
-    cannot be read.
+    cannot be read. With `--target web` it is 1 if onnxruntime-web fails on the model with WebGPU.
     """
     if train:
-        if wrt or straight_through or len(of or ()) > 1:
-            raise BadInput("--train takes the prediction as one --of, and neither --wrt nor --straight-through")
+        if wrt or straight_through or target or len(of or ()) > 1:
+            raise BadInput("--train takes the prediction as one --of, and no --wrt, --straight-through or --target")
         _readiness(model, loss, of[0] if of else None, as_json)
         return
     if loss is not None or as_json:
         raise BadInput(f"{'--loss' if loss is not None else '--json'} goes with --train")
     opened = load_model(model)
     out = console()
+    if target is not None:
+        if target != "web":
+            raise BadInput(f"target must be 'web', not {target!r}")
+        if not print_web_report(out, opened, model):
+            raise typer.Exit(NOT_DIFFERENTIABLE)
+        return
     problems = validate(opened)
     own = any(n.domain == DOMAIN for g in opened.graphs() for n in g) and not problems
     try:

@@ -39,6 +39,9 @@ def export_step(
     freeze_bn: train_options.FreezeBn = False,
     dropout: train_options.Dropout = None,
     head: train_options.Head = None,
+    target: Annotated[
+        str, typer.Option(help="web: for browsers, in operators that onnxruntime-web has on WebGPU; any: no such care.")
+    ] = "any",
 ) -> None:
     """Write a training step, its halves, evaluation and inference as models, with the first state and a contract.
 
@@ -61,7 +64,7 @@ def export_step(
         training = train_options.with_training(source, model, flags, 2, rates)
     except BadInput:  # a loss that compares the examples of a batch cannot be had in parts
         training = train_options.with_training(source, model, flags, 1, rates)
-    contract = export(training, output)
+    contract = export(training, output, target=target)
     out = console()
     for name, about in contract["models"].items():
         out.print(f"{name:<14} {output / about['file']}", markup=False, highlight=False, soft_wrap=True)

@@ -19,21 +19,24 @@ NEWEST_LOADED, NEWEST_IR_LOADED = 26, 13
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-def settle_opset(model: ir.Model) -> None:
-    """Have `model`, whose types are inferred, ask for no newer opset than `NEWEST_LOADED`, if it can; in place."""
+def settle_opset(model: ir.Model, newest: int = NEWEST_LOADED) -> ir.Node | None:
+    """Have `model`, whose types are inferred, ask for no newer opset than `newest`, if it can; in place.
+
+    The first node that means something else there, if there is one; the model stays as it is then.
+    """
     parts: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
-    settled = True
     for held in parts:
         opset = held.opset_imports.get("", 0)
-        settled &= opset <= NEWEST_LOADED or all(_is_same(n, opset) for n in _nodes(held))
-    if not settled:
-        return
+        other = next((n for n in _nodes(held) if opset > newest and not _is_same(n, opset, newest)), None)
+        if other is not None:
+            return other
     for held in parts:
-        if held.opset_imports.get("", 0) > NEWEST_LOADED:
+        if held.opset_imports.get("", 0) > newest:
             for node in _nodes(held):
-                _forget_new(node, held.opset_imports[""])
-            held.opset_imports[""] = NEWEST_LOADED
+                _forget_new(node, held.opset_imports[""], newest)
+            held.opset_imports[""] = newest
     model.ir_version = min(model.ir_version or NEWEST_IR_LOADED, NEWEST_IR_LOADED)
+    return None
 
 
 def loadable(model: ir.Model) -> ir.Model:
@@ -50,9 +53,9 @@ def _nodes(held: ir.Graph | ir.Function) -> Iterable[ir.Node]:
     return (n for n in held.all_nodes() if n.domain in ("", "ai.onnx"))
 
 
-def _is_same(node: ir.Node, opset: int) -> bool:
-    """Whether `node`, written for `opset`, means the same in `NEWEST_LOADED`."""
-    new, old = schema_of("", node.op_type, opset), schema_of("", node.op_type, NEWEST_LOADED)
+def _is_same(node: ir.Node, opset: int, newest: int) -> bool:
+    """Whether `node`, written for `opset`, means the same in `newest`."""
+    new, old = schema_of("", node.op_type, opset), schema_of("", node.op_type, newest)
     if new is None or old is None:
         return False
     if new.since_version == old.since_version:
@@ -71,9 +74,9 @@ def _is_same(node: ir.Node, opset: int) -> bool:
     return all(_is_allowed(v, p) for v, p in (*operands, *results) if v is not None)
 
 
-def _forget_new(node: ir.Node, opset: int) -> None:
-    """Drop what `node` says that could not be said in `NEWEST_LOADED`, where it is so anyway."""
-    new, old = schema_of("", node.op_type, opset), schema_of("", node.op_type, NEWEST_LOADED)
+def _forget_new(node: ir.Node, opset: int, newest: int) -> None:
+    """Drop what `node` says that could not be said in `newest`, where it is so anyway."""
+    new, old = schema_of("", node.op_type, opset), schema_of("", node.op_type, newest)
     if new is not None and old is not None and new.since_version != old.since_version:
         for name in node.attributes.keys() - old.attributes.keys():
             del node.attributes[name]

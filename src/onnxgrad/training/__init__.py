@@ -7,6 +7,7 @@ from onnxgrad.training.build.heads import with_head
 from onnxgrad.training.build.initializers import initialize
 from onnxgrad.training.data import load_npz
 from onnxgrad.training.export.files import export_step
+from onnxgrad.training.export.web_report import web_report
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.interruption import Interrupted
@@ -63,6 +64,7 @@ __all__ = [
     "split_step",
     "train",
     "validate",
+    "web_report",
     "with_head",
     "with_optimizer_functions",
     "within_memory",

@@ -35,6 +35,8 @@ from onnxgrad.files import replacing
 from onnxgrad.ir.graph import prune, reads
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.model_io import save_model
+from onnxgrad.training.export.for_web import for_web, narrowed
+from onnxgrad.training.export.web_report import report_on
 from onnxgrad.training.loop.evaluation import Evaluation, measuring_graph
 from onnxgrad.training.spec.training_info import AnyTrainingModel
 from onnxgrad.training.step.accumulate import split_step
@@ -43,6 +45,8 @@ from onnxgrad.training.step.step import Step
 
 VERSION = 1
 HOSTS = ("host.py", "host.mjs", "host.hpp")
+#: What steps are written for.
+TARGETS = ("any", "web")
 #: What is written beside the models.
 BESIDE = ("state.npz", "contract.json", *HOSTS)
 
@@ -54,7 +58,12 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def export_step(
-    model: AnyTrainingModel, folder: str | Path, *, entry: int | None = None, outputs: Sequence[str] = ()
+    model: AnyTrainingModel,
+    folder: str | Path,
+    *,
+    entry: int | None = None,
+    outputs: Sequence[str] = (),
+    target: str = "any",
 ) -> dict[str, Any]:
     """Write everything that a host needs into `folder`; the contract.
 
@@ -67,10 +76,14 @@ def export_step(
         folder: is made; files in it are replaced.
         entry: which of its training entries; default: all.
         outputs: names of further values to have as results, as in `compile_step`.
+        target: "any" runtime of ONNX, or "web": opset 18, without float64, in operators that onnxruntime-web has on
+            WebGPU where there is a way; the contract then lists what of each model runs on the processor.
 
     Raises:
-        BadInput: what `compile_step` refuses, or a place that cannot be written.
+        BadInput: what `compile_step` refuses, a place that cannot be written, or weights of float64 for the web.
     """
+    if target not in TARGETS:
+        raise BadInput(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}")
     step = compile_step(model, entry=entry, outputs=outputs)
     folder = Path(folder)
     try:
@@ -93,6 +106,11 @@ def export_step(
     if measured is not None:
         models["evaluate"] = measured
     models["infer"] = _inference(step)
+    if target == "web":
+        for found, ends in models.values():
+            for_web(found)
+            ends["off_webgpu"] = report_on(found).off_webgpu
+        state = {name: narrowed(name, array) for name, array in state.items()}
     contract = {
         "version": VERSION,
         "loss": step.loss,
@@ -102,8 +120,8 @@ def export_step(
     }
     for name, (found, _) in models.items():
         save_model(found, folder / f"{name}.onnx")
-    with replacing(folder / "state.npz") as file, file.open("wb") as target:
-        np.savez(target, **state)  # type: ignore[arg-type]
+    with replacing(folder / "state.npz") as file, file.open("wb") as out:
+        np.savez(out, **state)  # type: ignore[arg-type]
     for name in HOSTS:
         with replacing(folder / name) as file:
             shutil.copyfile(Path(__file__).with_name(name), file)

@@ -25,6 +25,7 @@
  */
 
 const VERSION = 1;
+const GPU_HINT = "on WebGPU, steps exported with --target web run, by onnxruntime-web/webgpu; the default build fails";
 
 /** What a user can mend: said in one line. */
 export class HostError extends Error {}
@@ -257,7 +258,10 @@ export class Host {
       const said = cause.replace(/^.*(?=Current official support)/, "");
       const called = versions.node ? `onnxruntime-node ${versions.node}` : `onnxruntime-web ${versions.web}`;
       if (/not a registered function|could not find an implementation|no op registered|till opset/i.test(said))
-        throw new HostError(`${called} lacks an operator of ${file}: ${said}\n  hint: try another or a newer runtime`);
+        throw new HostError(
+          `${called} lacks an operator of ${file}: ${said}\n  hint: try another or a newer runtime` +
+            (versions.web ? ", or export the step with --target web" : ""),
+        );
       throw new HostError(`${called} cannot load ${file}: ${said}`);
     }
   }
@@ -312,7 +316,8 @@ export class Host {
     try {
       found = await session.run(feeds, [...new Set([...outputs, ...about.results])]);
     } catch (error) {
-      throw new HostError(`${about.file} does not run: ${firstLine(error)}`);
+      const hint = this.provider === "webgpu" ? `\n  hint: ${GPU_HINT}` : "";
+      throw new HostError(`${about.file} does not run: ${firstLine(error)}${hint}`);
     }
     /** @type {Record<string, any>} */
     const results = {};
