@@ -80,7 +80,8 @@ def attach(
             cross_entropy computes them by blocks of rows, also on the way back, and never has all of them
             (``block_rows`` of the loss says otherwise; 0: all at once).
         optimizer: a name, also spelled with settings as ``adamw:betas=0.9,0.95``; or an `Optimizer`.
-        output: the value that meets the labels; default: the model's only float output.
+        output: the value that meets the labels; default: the model's only float output. ``prediction=`` is the same,
+            as the flag is called.
         labels: name of the label input: a new one, or an input that the model has. Default: ``labels``.
         trainable: what to train: names of initializers (or of outputs of Constant nodes), globs, ``type:Conv``,
             ``last:2``, ``all``. Default: every float initializer that the loss depends on and that is used as a weight
@@ -133,6 +134,7 @@ def attached(
     """What `attach` gives, still open: nothing need be read or validated again."""
     for name in settings:
         check_keyword("attach", name, known_arguments())
+    output = settings.pop("prediction", None) or output
     terms = terms_of(loss, output, labels)
     chosen = Optimizer.of(optimizer, **settings)
     check_measures(metrics)
@@ -145,7 +147,7 @@ def attached(
 
 def known_arguments() -> list[str]:
     """What `attach` may be told: its own arguments, those of `Optimizer`, and the settings of all optimizers."""
-    return [*keywords_of(attached), *keywords_of(Optimizer.__init__), *setting_names()]
+    return [*keywords_of(attached), "prediction", *keywords_of(Optimizer.__init__), *setting_names()]
 
 
 class _Attachment:
