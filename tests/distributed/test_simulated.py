@@ -131,7 +131,7 @@ def test_a_rank_that_dies_is_named():
             collective.all_reduce(np.ones(1, np.float32))
             seen[collective.rank] = k
 
-    with pytest.raises(Lost, match="rank 3 of 5") as caught:
+    with pytest.raises(Lost, match="rank 3 is gone or does not answer") as caught:
         world.run(work)
     assert caught.value.ranks == (3,)
     assert world.survivors == [0, 1, 2, 4]
@@ -160,7 +160,7 @@ def test_a_rank_that_returns_early_is_no_hang():
         if collective.rank:
             collective.barrier()
 
-    with pytest.raises(Lost, match="rank 0 of 3"):
+    with pytest.raises(Lost, match="rank 0 is gone"):
         World(3).run(work)
 
 
@@ -177,6 +177,17 @@ def test_a_rank_that_returns_early_is_no_hang():
 def test_ranks_that_disagree_are_told(work):
     with pytest.raises(BadInput, match=r"ranks disagree on what to do: rank 0 .*, rank 1 "):
         World(2).run(work)
+
+
+def test_why_a_rank_has_left_is_told():
+    def work(collective):
+        if collective.rank == 1:
+            collective.close("its disk is full")
+        else:
+            collective.barrier()
+
+    with pytest.raises(Lost, match=r"^rank 1 has stopped: its disk is full$"):
+        World(3).run(work)
 
 
 def test_who_has_left_exchanges_nothing():
@@ -206,7 +217,7 @@ def test_a_world_runs_again_without_its_dead():
 
     kept: dict[int, int] = {}
     world = World(4, deaths={1: 3, 2: 3})
-    with pytest.raises(Lost, match="ranks 1, 2 of 4"):
+    with pytest.raises(Lost, match="ranks 1, 2 are gone"):
         world.run(counting(0))
     assert kept == dict.fromkeys(range(4), 3)
     smaller = World(len(world.survivors))

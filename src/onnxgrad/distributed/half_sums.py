@@ -64,6 +64,12 @@ class HalfSums:
         self._lost[...] = 0
         self._lost_of_sum[...] = 0
 
+    def carry(self, lost: np.typing.ArrayLike) -> None:
+        """Begin anew, with what was `carried` elsewhere."""
+        self._lost[...] = 0
+        self._lost_of_sum[...] = 0
+        self.carried[...] = lost
+
     def _parts(self, array: np.ndarray) -> list[np.ndarray]:
         return [array[low:high] for low, high in zip(self._bounds, self._bounds[1:])]
 

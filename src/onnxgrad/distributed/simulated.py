@@ -39,6 +39,7 @@ class World:
     Attributes:
         sent: bytes that each rank has sent so far, int64[size].
         errors: what ended ranks that did not return, by rank.
+        reasons: why ranks have left, of those that told.
     """
 
     def __init__(self, size: int, deaths: Mapping[int, int] | None = None) -> None:
@@ -56,6 +57,7 @@ class World:
         self._over = threading.Event()
         self._lost: tuple[int, ...] = ()
         self._refused = ""
+        self.reasons: dict[int, str] = {}
 
     @property
     def survivors(self) -> list[int]:
@@ -125,9 +127,17 @@ class World:
         if self._refused:
             raise BadInput(self._refused)
         if self._lost:
-            names = f"rank{'s' * (len(self._lost) > 1)} {', '.join(map(str, self._lost))}"
-            first = min(set(range(self.size)) - set(self._lost))
-            raise Lost(f"{names} of {self.size} gone: nothing can be exchanged any more", self._lost, rank == first)
+            raise self._who(rank)
+
+    def _who(self, rank: int) -> Lost:
+        """Who is gone, in the words of `TorchEngine`, to `rank`."""
+        is_speaker = rank == min(set(range(self.size)) - set(self._lost))
+        for gone in self._lost:
+            if why := self.reasons.get(gone):
+                return Lost(f"rank {gone} has stopped: {why}", self._lost, is_speaker)
+        names = ", ".join(map(str, self._lost))
+        which = f"rank {names} is" if len(self._lost) == 1 else f"ranks {names} are"
+        return Lost(f"{which} gone or does not answer; the others cannot go on", self._lost, is_speaker)
 
     def _exchange(self) -> None:
         """Do what all ranks have asked for."""
@@ -216,4 +226,6 @@ class Simulated:
 
     def close(self, why: str = "") -> None:
         """See `Collective`."""
+        if self._world is not None and why.strip():
+            self._world.reasons[self.rank] = why.strip()
         self._world = None

@@ -35,6 +35,7 @@ FILE = "checkpoint.safetensors"
 PREVIOUS = ".previous"
 _KEY = "onnxgrad.checkpoint"
 _DIGEST = "onnxgrad.digest"
+_EXTRA = "onnxgrad.extra."
 _VERSION = 2  # 1 had no digests
 _BODIES = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
@@ -79,11 +80,13 @@ class Checkpoint:
         state: every tensor of state, by name.
         run: JSON: where the run stands and how it draws its rows.
         step_graph: fingerprint of the step graph that the state belongs to.
+        extras: what else ranks carry from step to step (see `training.parallel`), by name.
     """
 
     state: dict[str, np.ndarray]
     run: dict[str, Any] = field(default_factory=dict)
     step_graph: str = ""
+    extras: dict[str, np.ndarray] = field(default_factory=dict)
 
     def save(self, path: Path, *, keep: bool = False) -> None:
         """Write it to `path`, all or nothing; `keep` what was there as the previous one.
@@ -92,16 +95,17 @@ class Checkpoint:
             TrainingError: the state is not finite. BadInput: the place cannot be written.
         """
         safetensors = _library()
-        for name, array in self.state.items():
+        tensors = self.state | {_EXTRA + name: array for name, array in self.extras.items()}
+        for name, array in tensors.items():
             if not _finite(array):
                 step = self.run.get("step", "?")
                 raise TrainingError(f"{name!r} is not finite after step {step}; no checkpoint was written")
-        digests = {name: _digest(array) for name, array in self.state.items()}
+        digests = {name: _digest(array) for name, array in tensors.items()}
         about = {"version": _VERSION, "step_graph": self.step_graph, "run": self.run, "digests": digests}
         text = json.dumps(about)
         with replacing(path) as file:
             try:
-                safetensors.numpy.save_file(self.state, file, {_KEY: text, _DIGEST: _digest(text)})
+                safetensors.numpy.save_file(tensors, file, {_KEY: text, _DIGEST: _digest(text)})
             except safetensors.SafetensorError as error:  # a full disk, in words of its own
                 number = re.search(r"os error (\d+)", str(error))
                 why = os.strerror(int(number[1])) if number else str(error)
@@ -156,6 +160,8 @@ class Checkpoint:
         found._check_types(path)
         if version > 1:
             _check_digests(state, about.get("digests"), path)
+        for name in [name for name in state if name.startswith(_EXTRA)]:
+            found.extras[name.removeprefix(_EXTRA)] = state.pop(name)
         return found
 
     def _check_types(self, path: Path) -> None:

@@ -164,7 +164,7 @@ class Fit:
                     break
             if self._is_to_stop():
                 self._interrupt()
-            if now - saved > self.checkpoint_seconds and run.checkpoint:
+            if now - saved > self.checkpoint_seconds and run.checkpoint and self._is_settled():
                 self._save(run.state())
                 saved = time.monotonic()
         self._end_epoch(at.row if stopped else run.rows)
@@ -176,9 +176,14 @@ class Fit:
         machine = self.run.machine
         return machine.stopping if isinstance(machine, DataParallel) else self._interrupted
 
+    def _is_settled(self) -> bool:
+        machine = self.run.machine
+        return machine.is_settled if isinstance(machine, DataParallel) else True
+
     def _evaluate_between(self) -> None:
         """Measure validation data between two steps."""
         run, at = self.run, self.run.position
+        self._settle()
         record = {"epoch": at.epoch + 1, "step": at.step, "loss": at.total / at.row, **self._validated(run.state())}
         at.history.evaluations.append(record)
         for callback in self.callbacks:
@@ -199,8 +204,14 @@ class Fit:
         measured = self.evaluation(state, run.validation, max(run.batch_size, 256), run.metrics, ranks)
         return {f"validation_{what}": value for what, value in measured.items()}
 
+    def _settle(self) -> None:
+        """Have all ranks hold the same, where they do not at every step."""
+        if isinstance(self.run.machine, DataParallel):
+            self.run.position.total = self.run.machine.settle(self.run.position.total)
+
     def _end_epoch(self, rows: int) -> None:
         run, at = self.run, self.run.position
+        self._settle()
         state = run.state()
         self._check_finite(state)
         if run.ranks is not None:
@@ -278,6 +289,7 @@ class Fit:
             self.run.machine.asked = True
 
     def _interrupt(self) -> None:
+        self._settle()
         if self.run.checkpoint:
             self._save(self.run.state())
         raise Interrupted(self.run.step_count, self.run.checkpoint)

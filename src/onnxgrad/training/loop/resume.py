@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.run import Run
+from onnxgrad.training.parallel.machine import DataParallel
 
 _ACCEPT = "\n  hint: --accept-changes (in Python accept_changes=True) goes on with what it is told now"
 
@@ -34,7 +36,7 @@ def save(run: Run, callbacks: Sequence[Callback], state: dict[str, np.ndarray]) 
         "callbacks": [[type(c).__name__, c.state(), c.settings()] for c in callbacks if c.state()],
         "history": at.history.to_json(),
     }
-    Checkpoint(state, document, run.fingerprint).save(run.checkpoint, keep=True)
+    Checkpoint(state, document, run.fingerprint, _extras(run)).save(run.checkpoint, keep=True)
     run.kept = True
 
 
@@ -79,10 +81,26 @@ def _loaded(run: Run) -> Checkpoint:
     def tell() -> list[Any]:
         nonlocal held
         held = read()
+        _check_extras(held, like_extras, run.checkpoint)
         return [held.run, held.step_graph]
 
+    like_extras = _extras(run)
+    held.extras = like_extras
     document, step_graph = run.ranks.first(tell)
-    return Checkpoint(run.ranks.shared(held.state), document, step_graph)
+    return Checkpoint(run.ranks.shared(held.state), document, step_graph, run.ranks.shared(held.extras))
+
+
+def _extras(run: Run) -> dict[str, np.ndarray]:
+    return run.machine.extras() if isinstance(run.machine, DataParallel) else {}
+
+
+def _check_extras(found: Checkpoint, like: dict[str, np.ndarray], path: Path | None) -> None:
+    """Have the extras of `found` be those of `like`; those that it lacks begin as zeros, as in a run that begins."""
+    kept = {name: found.extras.get(name, np.zeros_like(array)) for name, array in like.items()}
+    for name, array in kept.items():
+        if (array.dtype, array.shape) != (like[name].dtype, like[name].shape):
+            raise BadInput(f"the checkpoint {str(path)!r} belongs to another model: its {name!r} is of another size")
+    found.extras = kept
 
 
 def _number(run: Run, classes: Any) -> None:
@@ -130,6 +148,8 @@ def _go_on(run: Run, found: Checkpoint) -> None:
     if (target := found.run.get("target")) in ("portable", "native"):  # earlier versions do not tell
         run.follow(target)
     run.load_state(found.state)
+    if isinstance(run.machine, DataParallel):
+        run.machine.load_extras(found.extras)
     at = run.position
     at.step = found.run["step"]
     about = at.history.about

@@ -17,6 +17,7 @@ from onnxgrad.training.loop.checkpoint import FILE
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.metadata import SCHEDULED
 from onnxgrad.training.optim.schedules import Schedule
+from onnxgrad.training.parallel.machine import DataParallel
 from onnxgrad.training.parallel.ranks import Ranks
 from onnxgrad.training.step.accumulate import Accumulating
 from onnxgrad.training.step.step import Step
@@ -209,4 +210,5 @@ class Run:
             "augmentation": str(self.data.augment or ""),
             "schedule": self._planned,
             "accumulated parts": self.parts,
+            **(self.machine.settings if isinstance(self.machine, DataParallel) else {}),
         }

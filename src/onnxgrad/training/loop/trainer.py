@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.distributed import Collective
-from onnxgrad.errors import BadInput, warn_caller
+from onnxgrad.errors import BadInput, UnknownName, warn_caller
 from onnxgrad.keywords import check_keyword, checked, keywords_of
 from onnxgrad.model_io import load_model, save_model, training_info
 from onnxgrad.remat import Plan
@@ -40,6 +40,8 @@ from onnxgrad.training.metadata import CLASSES, class_names
 from onnxgrad.training.optim.averages import averaged
 from onnxgrad.training.optim.config import Optimizer
 from onnxgrad.training.parallel.joining import machine_of, ranks_of, sharing, together
+from onnxgrad.training.parallel.local_steps import LocalSteps
+from onnxgrad.training.parallel.machine import COMPRESSIONS
 from onnxgrad.training.quantization.fold import folded
 from onnxgrad.training.spec.training_info import AnyTrainingModel, Source
 from onnxgrad.training.step.accumulate import Accumulating, split_step
@@ -102,6 +104,9 @@ class Trainer:
             "none", or a `Collective`. Default: what the environment says that their launcher sets. Each rank takes its
             part of every batch. `fit`, `evaluate` and `find_rate` are called on all of them; only the first one writes
             files. Needs what `accumulate` needs.
+        sync_every: steps that ranks take on their own between two exchanges (DiLoCo, arXiv 2311.08105); then they move
+            on together by an outer step with Nesterov's momentum.
+        compress: "fp16" sends gradients, or the ways of weights, as 16-bit numbers with error feedback: half the bytes.
         attached: further arguments of `attach`: ``learning_rate``, ``freeze``, ``groups``, ``adapter=LoRA(…)``, …
 
     Raises:
@@ -132,13 +137,19 @@ class Trainer:
         batch_size: int | None = None,
         dims: Mapping[str, int] | None = None,
         distributed: Collective | str | None = None,
+        sync_every: int = 1,
+        compress: str | None = None,
         **attached: Any,
     ) -> None:
         for name in attached:
             check_keyword("Trainer", name, [*keywords_of(Trainer.__init__), *known_arguments()])
-        _whole(accumulate=accumulate)
+        _whole(accumulate=accumulate, sync_every=sync_every)
         if accumulate < 1:
             raise BadInput(f"a batch is cut into at least 1 part, not {accumulate}")
+        if sync_every < 1:
+            raise BadInput(f"sync_every must be at least 1, not {sync_every}")
+        if compress is not None and compress not in COMPRESSIONS:
+            raise UnknownName(compress, COMPRESSIONS, "compression")
         asked = {"loss": loss, "optimizer": optimizer, **attached}
         self.ranks = ranks_of(distributed)
         parts = accumulate if self.ranks is None else accumulate * self.ranks.size
@@ -167,7 +178,7 @@ class Trainer:
                 rows = None if batch_size is None else -(-batch_size // parts)
                 split.gradient = within_memory(split.gradient, memory, rows, dims)
             self.plan = split.gradient.plan
-            self._run_by = lambda how: machine_of(split, accumulate, self.ranks, how)
+            self._run_by = lambda how: machine_of(split, accumulate, self.ranks, how, sync_every, compress)
         self.machine = self._run_by(self.options)
         self._why_not = ""
         self._evaluation = evaluation or self._default_evaluation()
@@ -410,6 +421,8 @@ class Trainer:
         Raises:
             BadInput: as `fit`; the model has several learning rates or none, or the loss falls at none.
         """
+        if isinstance(self.machine, LocalSteps):
+            raise BadInput("ranks that exchange weights seldom find no common rate; leave sync_every out for this")
         rows = self.training_data(data, inputs=inputs)
         return range_test(
             self.machine, self.step.loss, rows,

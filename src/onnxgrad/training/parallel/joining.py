@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 
 from onnxgrad.distributed import Collective, join, launched
 from onnxgrad.runtime import Options
+from onnxgrad.training.parallel.local_steps import LocalSteps
 from onnxgrad.training.parallel.machine import DataParallel
 from onnxgrad.training.parallel.ranks import Ranks
 from onnxgrad.training.step.accumulate import Accumulating, SplitStep
@@ -34,11 +35,18 @@ def ranks_of(distributed: Collective | str | None) -> Ranks | None:
     return Ranks(distributed) if distributed.size > 1 else None
 
 
-def machine_of(split: SplitStep, parts: int, ranks: Ranks | None, options: Options) -> Accumulating:
-    """What runs a step in two halves, of which each of several ranks has its rows, cut into so many parts."""
+def machine_of(
+    split: SplitStep, parts: int, ranks: Ranks | None, options: Options, every: int = 1, compress: str | None = None
+) -> Accumulating:
+    """What runs a step in two halves, of which each of several ranks has its rows, cut into so many parts.
+
+    One rank has nothing to exchange, so that `every` and `compress` are of no matter to it.
+    """
     if ranks is None:
         return Accumulating(split, parts, options=options)
-    return DataParallel(split, parts, ranks.collective, options=options)
+    if every > 1:
+        return LocalSteps(split, parts, ranks.collective, every=every, compress=compress, options=options)
+    return DataParallel(split, parts, ranks.collective, compress=compress, options=options)
 
 
 def together(method: Callable[P, R]) -> Callable[P, R]:

@@ -8,18 +8,33 @@ that have fewer rows, or none, with ignored labels and weighted classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from onnxgrad.distributed import Collective
-from onnxgrad.errors import BadInput
+from onnxgrad.distributed.half_sums import HalfSums
+from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.runtime import Options
 from onnxgrad.training.graph.dropout_masks import COUNT
 from onnxgrad.training.step.accumulate import BUCKET, TOTAL, Accumulating, SplitStep
 
 #: An odd number near 2³²/φ: multiples of it tell the seeds of ranks apart (Knuth, volume 3, section 6.4).
 _GOLDEN = 0x9E3779B1
+
+
+COMPRESSIONS = ("fp16",)
+LOST = "compression_error"
+
+
+def sums_of(collective: Collective, compress: str | None, like: np.ndarray) -> Callable[[np.ndarray], None]:
+    """What replaces arrays such as `like` by their sums over ranks. Raises UnknownName for an unknown compression."""
+    if compress is None:
+        return collective.all_reduce
+    if compress not in COMPRESSIONS:
+        raise UnknownName(compress, COMPRESSIONS, "compression")
+    return HalfSums(collective, len(like), like.dtype)
 
 
 class DataParallel(Accumulating):
@@ -32,14 +47,24 @@ class DataParallel(Accumulating):
         split: the step.
         parts: into how many parts a rank cuts its rows.
         collective: the ranks.
+        compress: "fp16" sends gradients as 16-bit numbers (see `HalfSums`); default: as they are.
         options: how ONNX Runtime runs both halves.
 
     Attributes:
         asked: whether this rank was asked to stop; the others hear of it at the next step.
         stopping: whether any rank had been, before the last step.
+        settings: how ranks exchange what they have, by what to call it in messages.
     """
 
-    def __init__(self, split: SplitStep, parts: int, collective: Collective, *, options: Options | None = None) -> None:
+    def __init__(
+        self,
+        split: SplitStep,
+        parts: int,
+        collective: Collective,
+        *,
+        compress: str | None = None,
+        options: Options | None = None,
+    ) -> None:
         super().__init__(split, parts, options=options)
         graph = split.gradient.model.graph
         for value in graph.outputs:
@@ -47,6 +72,8 @@ class DataParallel(Accumulating):
                 raise BadInput(f"ranks share results that are scalars; {value.name!r} is none")
         self.collective = collective
         self.asked = self.stopping = False
+        self._sum = sums_of(collective, compress, self.gradient.now[BUCKET])
+        self.settings: dict[str, Any] = {"steps between exchanges": 1, "compression": compress or "none"}
         self._statistics = [n for n in self.gradient.slots if n not in (BUCKET, TOTAL)]
 
     def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -57,7 +84,7 @@ class DataParallel(Accumulating):
         now = self.gradient.now
         if not rows:
             now[BUCKET][...] = 0
-        self.collective.all_reduce(now[BUCKET])
+        self._sum(now[BUCKET])
         names = self.gradient.results
         shared = np.array([self.asked, rows, total, bool(sums), *(float(sums.get(n, 0.0)) for n in names)])
         statistics = np.concatenate([self._moved(before, rows), np.zeros(0)])
@@ -69,6 +96,31 @@ class DataParallel(Accumulating):
         self._take(before, both[len(shared) :], count)
         found = dict(zip(names, (np.asarray(x) for x in both[4 : len(shared)]))) if has_sums else {}
         return self.means(found, total) | self.update.step({})
+
+    def settle(self, total: float = 0.0) -> float:
+        """Have all ranks hold the same, `extras` as well; `total`, a sum of losses that they add up, is that of all."""
+        if isinstance(self._sum, HalfSums):
+            self._sum.settle()
+        return total
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all ranks hold the same, `extras` as well."""
+        return not isinstance(self._sum, HalfSums)
+
+    def extras(self) -> dict[str, np.ndarray]:
+        """State beside that of the step, equal on all ranks that have settled."""
+        return {LOST: self._sum.carried} if isinstance(self._sum, HalfSums) else {}
+
+    def load_extras(self, extras: Mapping[str, np.ndarray]) -> None:
+        """Go on with it."""
+        if isinstance(self._sum, HalfSums):
+            self._sum.carry(extras.get(LOST, 0))
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Replace every tensor of state by a copy of the one given; there are no `extras` then."""
+        super().load_state(state)
+        DataParallel.load_extras(self, {})
 
     def _own_masks(self) -> dict[str, np.ndarray]:
         """The statistics before a step; the count of masks is moved to a seed of this rank."""
