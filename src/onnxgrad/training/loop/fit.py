@@ -22,6 +22,7 @@ from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.interruption import Interrupted, interruptible
 from onnxgrad.training.loop.listeners import watched
+from onnxgrad.training.loop.provenance import provenance
 from onnxgrad.training.loop.resume import resume, save
 from onnxgrad.training.loop.run import Run
 from onnxgrad.training.optim.schedules import Schedule
@@ -100,6 +101,7 @@ class Fit:
     def __call__(self) -> None:
         """Take all epochs that are left."""
         run = self.run
+        run.history.about["provenance"] = provenance(run.target)
         try:
             with nullcontext() if run.ranks is None else run.ranks.agreeing():
                 self._check_monitors()
@@ -124,7 +126,7 @@ class Fit:
         names = watched(self.callbacks)
         if not names or any(not type(c).__module__.startswith("onnxgrad.") for c in self.callbacks):
             return  # a callback of the caller's own may add to the record of an epoch
-        known = ["loss", "seconds", "steps_per_second", "rate_factor"]
+        known = ["loss", "seconds", "steps_per_second", "rate_factor", *run.rates]
         if run.validation is not None and self.evaluation is not None:
             some = run.validation.select(np.arange(min(len(run.validation), 256)), run.validation.name)
             known += [f"validation_{what}" for what in self.evaluation(run.state(), some, metrics=run.metrics)]
@@ -222,6 +224,7 @@ class Fit:
             "loss": at.total / rows,
             "seconds": at.seconds,
             "steps_per_second": -(-rows // run.batch_size) / at.seconds if at.seconds else 0.0,
+            **run.rates,
         }
         between = at.history.evaluations
         if run.evaluate_every is None:

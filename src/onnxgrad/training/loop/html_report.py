@@ -48,7 +48,7 @@ def write_report(history: History, path: Path, title: str = "Training run", pict
     Raises:
         BadInput: the place cannot be written, or matplotlib is missing.
     """
-    about = {k: v for k, v in history.about.items() if k not in ("settings", "before", "after", "best")}
+    about = {k: v for k, v in history.about.items() if k not in ("settings", "provenance", "before", "after", "best")}
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         _measured(history.about),
@@ -58,6 +58,8 @@ def write_report(history: History, path: Path, title: str = "Training run", pict
         f'<div class="scroll">{_epochs(history.epochs)}</div>',
         "<h2>Settings</h2>",
         _pairs({**history.about.get("settings", {}), **about}),
+        "<h2>Made with</h2>",
+        _pairs(history.about.get("provenance", {})),
         *(f'<h2>{html.escape(p.title)}</h2><img alt="{html.escape(p.title)}" src="{_data(p.png)}">' for p in pictures),
     ]
     page = (

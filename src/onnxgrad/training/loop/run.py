@@ -169,6 +169,11 @@ class Run:
         """What was measured so far."""
         return self.position.history
 
+    @property
+    def rates(self) -> dict[str, float]:
+        """The learning rates of the last step, by their names in the model; what its graph schedules has none."""
+        return {name: float(array) for name, array in self.machine.held.items() if array.ndim == 0}
+
     def state(self) -> dict[str, np.ndarray]:
         """A copy of every tensor of state."""
         return self.machine.state()

@@ -18,7 +18,7 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 class TensorBoard(Callback):
-    """Writes event files: ``step/loss`` every `every` steps, the records of epochs under ``epoch/``.
+    """Writes event files: loss and learning rates every `every` steps, records of epochs, settings and provenance.
 
     Args:
         folder: for the event files of this run.
@@ -44,11 +44,16 @@ class TensorBoard(Callback):
             self._writer = self._make(str(self.folder), purge_step=run.step_count or None)
         except OSError as error:
             raise BadInput(f"cannot write to {str(self.folder)!r}: {error.strerror or error}") from error
+        for title in ("settings", "provenance"):
+            table = "\n".join(f"| {k} | {v} |" for k, v in run.history.about.get(title, {}).items())
+            self._writer.add_text(title, f"| | |\n|---|---|\n{table}", run.step_count)
 
     def step(self, run: Run, loss: float) -> None:
         """Write a point."""
         if run.step_count % self.every == 0:
             self._writer.add_scalar("step/loss", loss, run.step_count)
+            for name, rate in run.rates.items():
+                self._writer.add_scalar(f"step/{name}", rate, run.step_count)
 
     def epoch(self, run: Run, record: dict[str, Any]) -> None:
         """Write a point of everything."""

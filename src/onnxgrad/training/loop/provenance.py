@@ -1,0 +1,39 @@
+"""Where the numbers of a run come from: the command, versions, and the machine."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+#: Packages that decide numbers.
+PACKAGES = ("onnxgrad", "onnxruntime", "onnx", "numpy")
+
+
+def provenance(target: str) -> dict[str, str]:
+    """What to know beside the settings to repeat a run: as plain text, by name.
+
+    Args:
+        target: what the step runs on, "portable" or "native" (see `onnxgrad.runtime.Options`).
+    """
+    program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    return {
+        "command": shlex.join([program, *sys.argv[1:]]),
+        "target": target,
+        **{name: version(name) for name in PACKAGES},
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        "processor": processor(),
+    }
+
+
+def processor() -> str:
+    """What the operating system calls the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.machine()
