@@ -93,6 +93,7 @@ function* batchesOfPackaged() {
  */
 async function train(batches, total, what) {
   state("training");
+  element("problem").hidden = true;
   [stopped, fresh] = [false, []];
   const [start, first] = [performance.now(), losses.length];
   let shown = start;
@@ -211,6 +212,7 @@ function showDrawings() {
 
 /** @param {unknown} error */
 function problem(error) {
+  if (document.body.dataset.state === "training") state("ready");
   element("problem").hidden = false;
   element("problem").textContent = error instanceof HostError ? error.message : String(error);
   if (!(error instanceof HostError)) throw error;
