@@ -57,7 +57,7 @@ def check(
     """
     if train:
         if wrt or straight_through or target or len(of or ()) > 1:
-            raise BadInput("--train takes the prediction as one --of, and neither --wrt, --straight-through nor --target")
+            raise BadInput("--train takes one --of, the prediction, and neither --wrt, --straight-through nor --target")
         _readiness(model, loss, of[0] if of else None, as_json)
         return
     if loss is not None or as_json:
