@@ -336,3 +336,22 @@ def test_weights_of_integer_operators_are_named():
         }""")
     with pytest.raises(BadInput, match=r"nothing to train\n  hint: the weights of QLinearMatMul are integers"):
         attach(model, loss="mse")
+
+
+def test_layers_that_share_a_bias():
+    """ONNX Runtime's quantizer copies a shared bias as ``b2``, …, which may be the name of an activation."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 21]>
+        network (float[N, 2, 6, 6] x) => (float[N, 3, 6, 6] y) {
+            b1 = Conv (x, v, b)
+            b2 = Conv (b1, w, b)
+            b3 = Conv (b2, u, b)
+            n = Neg (b2)
+            y = Add (b3, n)
+        }""")
+    rng = np.random.default_rng(0)
+    for name, shape in {"v": (3, 2, 1, 1), "w": (3, 3, 1, 1), "u": (3, 3, 1, 1), "b": (3,)}.items():
+        array = rng.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    wanted = scores(model, FEEDS)
+    assert np.abs(scores(quantize(model, FEEDS), FEEDS) - wanted).max() < 0.1 * np.ptp(wanted)

@@ -22,7 +22,8 @@ from onnxgrad.ir import Names
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.model_io import AnyModel, open_model, training_info
 from onnxgrad.model_io.save import to_proto
-from onnxgrad.training.graph.lift_weights import own_weights
+from onnxgrad.runtime import Session
+from onnxgrad.training.graph.lift_weights import initializer, own_weights
 from onnxgrad.training.graph.rounding import STANDARD, is_quantized
 from onnxgrad.training.graph.trainable import is_pattern
 from onnxgrad.training.metadata import QUANTIZED
@@ -92,9 +93,25 @@ def opened_floats(model: AnyModel) -> ir.Model:
     own_weights(graph, ())
     fold_norms(graph)
     names = Names.of_graph(graph)
+    _separate_biases(graph, names)
     for node in graph:
         node.name = node.name or names.fresh(node.op_type)
     return opened
+
+
+def _separate_biases(graph: ir.Graph, names: Names) -> None:
+    """Give every layer a bias of its own: stored as integers, each has another scale.
+
+    ONNX Runtime's quantizer would do so, under names that the model may have for something else.
+    """
+    for value in list(graph.initializers.values()):
+        readers = [n for n, at in value.uses() if at == 2 and n.op_type in ("Conv", "ConvTranspose", "Gemm")]
+        if value.const_value is None or value.is_graph_input():
+            continue
+        for node in readers[1:]:
+            own = initializer(ir.tensor(value.const_value.numpy(), name=names.fresh(f"{value.name}_copy")))
+            graph.register_initializer(own)
+            node.replace_input_with(2, own)
 
 
 def placed(model: ir.Model, scheme: Scheme, batches: Iterable[Mapping[str, np.ndarray]]) -> ir.Model:
@@ -117,6 +134,7 @@ def placed(model: ir.Model, scheme: Scheme, batches: Iterable[Mapping[str, np.nd
     with _quietly():
         try:
             made = _blocks(proto, scheme, left_out) if scheme.block_size else _static(proto, scheme, left_out, batches)
+            Session(made)  # what cannot run is no result
         except BadInput:
             raise
         except Exception as error:  # whatever it may be, of the quantizer's own
