@@ -18,6 +18,7 @@ from onnxgrad.engine.activity import active_values, describe_path, obstacle, on_
 from onnxgrad.errors import BadInput, NotDifferentiable, ZeroDerivative
 from onnxgrad.ir import Builder
 from onnxgrad.ir.graph import named_values, reads, subgraphs
+from onnxgrad.keywords import checked
 from onnxgrad.lower import expand
 from onnxgrad.lower.contrib import formals
 from onnxgrad.lower.function_bodies import body_of
@@ -69,6 +70,7 @@ class Report:
         return not self.problem
 
 
+@checked
 def check(model: AnyModel, *, wrt: Names | None = None, of: Names | None = None) -> Report:
     """Look at every operator between `wrt` (default: all float inputs and weights) and `of`.
 

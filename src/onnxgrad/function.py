@@ -21,6 +21,7 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.constants import constant
 from onnxgrad.ir.graph import named_values, prune, subgraphs
+from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel, Signature, load_model, signature
 from onnxgrad.runtime import Options, Session
 from onnxgrad.runtime.feeds import as_fed, bind, copied
@@ -64,6 +65,7 @@ class Function:
         results: the names of the outputs that a call returns, by what they are of.
     """
 
+    @checked
     def __init__(
         self,
         model: AnyModel,

@@ -58,7 +58,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     parameters = inspect.signature(function).parameters.values()
     names = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"]
     places = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    called = function.__qualname__
+    called = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -74,6 +74,12 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return call
+
+
+def checked_fields(cls: type[R]) -> type[R]:
+    """A dataclass, which says what its fields are called where it is given one that it does not have."""
+    cls.__init__ = checked(cls.__init__)  # type: ignore[misc]
+    return cls
 
 
 def keywords_of(function: Callable[..., Any]) -> list[str]:

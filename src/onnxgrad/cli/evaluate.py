@@ -41,6 +41,10 @@ def evaluate(
     ignore_index: Annotated[
         int | None, typer.Option(help="The label that does not count.", rich_help_panel="Data")
     ] = None,
+    blank: Annotated[
+        int,
+        typer.Option(help="The symbol that stands for nothing, for exact, cer and wer.", rich_help_panel="Data"),
+    ] = 0,
     image_mean: train_options.ImageMean = None,
     image_std: train_options.ImageStd = None,
     tokenizer: data_options.TokenizerFile = None,
@@ -72,6 +76,7 @@ def evaluate(
         tokenizer=tokenizer,
         max_length=max_length,
         ignore_index=ignore_index,
+        blank=blank,
         batch_size=batch_size,
         options=Options(threads=threads),
         worst=worst,

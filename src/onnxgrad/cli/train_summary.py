@@ -40,6 +40,9 @@ def outcome(about: Mapping[str, Any]) -> list[str]:
     if isinstance(best, dict):
         value = next((f"{k} {v:.6g}" for k, v in best.items() if k not in ("epoch", "step")), "")
         lines.append(f"{'kept':<14} epoch {best.get('epoch')}, {value}")
+    for entry in about.get("kept") or ():
+        value = next(f"{k} {v:.6g}" for k, v in entry.items() if k not in ("epoch", "step", "file"))
+        lines.append(f"{'kept, too':<14} step {entry['step']}, {value}  {entry['file']}")
     return lines
 
 

@@ -22,6 +22,7 @@ import onnxruntime
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.downgrade import loadable
 from onnxgrad.ir.execution_order import run_as
+from onnxgrad.keywords import checked_fields
 from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
 from onnxgrad.runtime.kernels import at_hand, elementwise, fused, in_place, library, wants_kernels, with_kernels
@@ -56,6 +57,7 @@ TARGET = "ONNXGRAD_TARGET"
 AnyModel = ir.Model | onnx.ModelProto | bytes | str | Path
 
 
+@checked_fields
 @dataclass(frozen=True)
 class Options:
     """How ONNX Runtime runs a graph.

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
+from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel, open_model, signature
 from onnxgrad.model_io.signature import KEY
 from onnxgrad.remat import Plan, amount, within
@@ -19,6 +20,7 @@ class Rematerialized(NamedTuple):
     plan: Plan
 
 
+@checked
 def rematerialize(model: AnyModel, memory: int | str, *, dims: Mapping[str, int] | None = None) -> Rematerialized:
     """A model of the same outputs, whose results take at most `memory` at a time while it runs.
 

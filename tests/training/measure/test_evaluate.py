@@ -54,6 +54,18 @@ def test_classes_by_logits_and_by_probabilities():
     assert json.loads(as_json(by_logits))["rows"] == 25
 
 
+def test_symbols_over_time_are_read_by_ctc():
+    path = np.array([[1, 1, 0, 2, 2, 0, 2], [0, 3, 3, 3, 0, 0, 0]])
+    data = {"x": np.eye(4, dtype=np.float32)[path], "labels": np.array([[1, 2, 2], [3, 3, -1]])}
+    ctc = model(types="float[N, T, 4] y", inputs="float[N, T, 4] x")
+    found = evaluate(ctc, data, metrics=["exact", "cer", "wer:space=2"])
+    assert (found.task, found.metrics) == ("sequences", {"exact": 0.5, "cer": 1 / 5, "wer:space=2": 1 / 2})
+    other = {"x": np.roll(data["x"], -1, 2), "labels": data["labels"] - 1}
+    assert evaluate(ctc, other, metrics="cer", blank=3).metrics["cer"] == found.metrics["cer"]
+    with pytest.raises(BadInput, match="the labels 'labels' are"):
+        evaluate(ctc, data, metrics=["accuracy", "cer"])
+
+
 def test_classes_by_name_have_the_numbers_of_the_model():
     names = np.array(["b", "c", "a"])[X.argmax(1)]
     found = evaluate(model(classes=["b", "c", "a"]), {"x": X, "labels": names})

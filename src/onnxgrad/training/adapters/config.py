@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnxgrad.errors import BadInput
+from onnxgrad.keywords import checked_fields
 
 ATTENTION = "attention"
 
 
+@checked_fields
 @dataclass(frozen=True)
 class LoRA:
     """Low-rank adaptation (Hu et al. 2021): W + s·A·B, of which A and B are trained and W is a constant.

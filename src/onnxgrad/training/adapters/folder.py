@@ -22,6 +22,7 @@ import onnxruntime
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.files import open_ordinary, replacing
+from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel, open_model, save_model
 from onnxgrad.training.adapters import peft
 from onnxgrad.training.adapters.insert import Factors, factor_shapes, insert
@@ -107,6 +108,7 @@ def _ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
 # --- and back --------------------------------------------------------------------------------------
 
 
+@checked
 def load_adapter(model: AnyModel, folder: str | os.PathLike, *, merge: bool = False) -> onnx.ModelProto | ir.Model:
     """`model` with the adapter of `folder`.
 

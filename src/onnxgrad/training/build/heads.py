@@ -13,11 +13,13 @@ from onnxgrad.ir import Builder
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import prune
 from onnxgrad.ir.names import described
+from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.training.graph.bounds import bounds, spared
 from onnxgrad.training.metadata import CLASSES
 
 
+@checked
 def with_head(model: AnyModel, outputs: int, *, of: str | None = None, name: str = "logits", seed: int = 0) -> Any:
     """`model` with ``logits = features · weight + bias`` for its only output.
 

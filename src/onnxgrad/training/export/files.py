@@ -34,6 +34,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.files import replacing
 from onnxgrad.ir.graph import prune, reads
 from onnxgrad.ir.infer.inference import infer_model
+from onnxgrad.keywords import checked
 from onnxgrad.model_io import save_model
 from onnxgrad.training.export.for_web import for_web, narrowed
 from onnxgrad.training.export.web_report import report_on
@@ -57,6 +58,7 @@ def files_in(folder: Path) -> list[Path]:
     return [folder / n for n in (*models, *(f"{n}.data" for n in models), *BESIDE)]
 
 
+@checked
 def export_step(
     model: AnyTrainingModel,
     folder: str | Path,

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.keywords import checked
 from onnxgrad.model_io import save_model
 from onnxgrad.model_io.save import gathered, to_proto
 from onnxgrad.training.data import Data
@@ -24,6 +25,7 @@ ROWS = 512
 _BATCH = 32
 
 
+@checked
 def quantize(
     model: AnyModel,
     data: Any,

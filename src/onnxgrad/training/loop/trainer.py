@@ -537,6 +537,10 @@ class Trainer:
             why = f"evaluate_every must be at least 1, not {evaluate_every}"
             raise BadInput(why if evaluate_every < 1 else "evaluate_every measures validation data, and there are none")
         asked, measures = names_of(metrics), validation is not None or validation_split is not None
+        if asked is not None and not measures:
+            raise BadInput(
+                "metrics are of validation data, and there are none\n  hint: give validation, or validation_split"
+            )
         planned, lowering = rate_plan(schedule, measures)
         watching = watchers(monitor, patience, keep_best, keep, measures)
         listening = [*callbacks, *lowering, *watching, *loggers(log, tensorboard, mlflow)]

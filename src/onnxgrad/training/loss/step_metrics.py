@@ -74,7 +74,10 @@ LATER = ("gradient_norm",)
 def check_measures(names: Sequence[str]) -> None:
     """Raise BadInput for a measure that there is not."""
     for name in names:
-        looked_up("metric", name, MEASURES | dict.fromkeys(LATER))
+        try:
+            looked_up("metric", name, MEASURES | dict.fromkeys(LATER))
+        except BadInput as error:
+            raise BadInput(f"{error}\n  hint: fit(metrics=…) measures validation data by many more") from None
 
 
 def measured(

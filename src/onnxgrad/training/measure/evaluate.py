@@ -19,7 +19,7 @@ from onnxgrad.training.data.fields import LABELS
 from onnxgrad.training.data.labels import class_column
 from onnxgrad.training.data.wide import check_fed
 from onnxgrad.training.graph.bounds import bounds
-from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Meter
+from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Meter, Sequences
 from onnxgrad.training.measure.metrics import DEFAULTS, METRICS, counts, names_of, per_class
 from onnxgrad.training.measure.misses import Miss, Misses
 from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, chosen_outputs, fields_of, source_name
@@ -69,6 +69,7 @@ def evaluate(
     tokenizer: Any = None,
     max_length: int | None = None,
     ignore_index: int | None = None,
+    blank: int = 0,
     batch_size: int = 256,
     options: Options | None = None,
     worst: int = 0,
@@ -77,7 +78,8 @@ def evaluate(
 
     Labels that are class numbers or names, and predictions with an axis of classes beside those of the labels, are a
     task of classes; labels of 0 and 1 for predictions of the same shape, which may be log-odds or probabilities, are
-    binary where the metrics asked for are those of classes; everything else compares numbers.
+    binary where the metrics asked for are those of classes; everything else compares numbers. Symbols over time, read
+    by CTC, are compared with sequences of labels where ``exact``, ``cer`` or ``wer`` is asked for.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
@@ -91,6 +93,7 @@ def evaluate(
             `onnxgrad.training.data.text`).
         max_length: the most tokens of a row.
         ignore_index: the label that does not count.
+        blank: the symbol that stands for nothing, where sequences are read from scores over time (CTC).
         batch_size: rows that run at once.
         options: how ONNX Runtime runs the model.
         worst: how many of the rows with the largest losses to tell of.
@@ -112,7 +115,7 @@ def evaluate(
     names = class_names(opened)
     text = Text.of(tokenizer, max_length)
     rows = Data(columns, [*fields_of(opened), own], source_name(data), classes=names, text=text)
-    return compared(opened, rows, called, output, asked, ignore_index, batch_size, options, worst)
+    return compared(opened, rows, called, output, asked, ignore_index, batch_size, options, worst, blank)
 
 
 def compared(
@@ -125,6 +128,7 @@ def compared(
     batch_size: int = 256,
     options: Options | None = None,
     worst: int = 0,
+    blank: int = 0,
 ) -> Evaluated:
     """What `evaluate` does with data that were opened: `called` are the labels, compared with `output`."""
     names = class_names(model)
@@ -135,11 +139,15 @@ def compared(
     for batch, found in batches_of(Session(model, options), rows, [shown], batch_size):
         y, t = found[shown], batch[called]
         if meter is None:
-            comparison = _comparison(y, t, rows.arrays.get(called, t), bounds(output), asked, ignore_index, called)
+            every = rows.arrays.get(called, t)
+            if asked is not None and _are_sequences(asked, y, t):
+                comparison: Comparison = Sequences(blank)
+            else:
+                comparison = _comparison(y, t, every, bounds(output), asked, ignore_index, called)
             usual = (*DEFAULTS[comparison.task], *(("perplexity",) if comparison.tokens else ()))
             meter = Meter(comparison, usual if asked is None else asked, rows.classes or names)
         scores, labelled = meter.add(*_alike(y, t))
-        if worst:
+        if worst and meter.comparison.task != "sequences":
             misses.add(scores, labelled, {n: a for n, a in batch.items() if n != called}, len(y))
         if meter.comparison.task == "classes" and scores.shape[1] <= MOST_CLASSES:
             part = counts(scores, labelled)
@@ -180,6 +188,12 @@ def _labels(columns: Mapping[str, Column], name: str | None, source: str, fed: s
         return found[0]
     held = ", ".join(map(repr, columns))
     raise BadInput(f"which array of {source} holds the labels? Say so with --labels; it holds {held}")
+
+
+def _are_sequences(metrics: Sequence[str], y: np.ndarray, t: np.ndarray) -> bool:
+    """Whether all `metrics` compare sequences, which scores [N, T, C] and labels [N, L] can be."""
+    names = (m.partition(":")[0] for m in metrics)
+    return all("sequences" in METRICS[n].tasks for n in names) and y.ndim == 3 and t.ndim == 2
 
 
 def _alike(y: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -18,6 +18,7 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.composites import read_notes
 from onnxgrad.ir.graph import reads
+from onnxgrad.keywords import checked
 from onnxgrad.training.graph.dropout_masks import drop_by_count, kept_count
 from onnxgrad.training.graph.pool_order import pool_first
 from onnxgrad.training.optim.named_formulas import Rewriting
@@ -41,6 +42,7 @@ from onnxgrad.training.step.step import StateTensor, Step
 from onnxgrad.transforms.gradient_node import DOMAIN, is_gradient, strings, target_name
 
 
+@checked
 def compile_step(
     model: AnyTrainingModel | Source,
     *,

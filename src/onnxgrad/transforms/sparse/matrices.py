@@ -13,6 +13,7 @@ from onnxgrad.batching.directions import Batched, vmapped
 from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Var
+from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.derivation import Derivation, without_collection
 from onnxgrad.transforms.jacobians import gradients_of
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 Shapes = Mapping[str, Sequence[int]]
 
 
+@checked
 @without_collection()
 def sparse_jacobian(model: AnyModel, *, wrt: str, of: str | None = None, shapes: Shapes | None = None) -> Any:
     """The model with the entries of the Jacobian of `of` with respect to `wrt` that can be nonzero.
@@ -66,6 +68,7 @@ def sparse_jacobian(model: AnyModel, *, wrt: str, of: str | None = None, shapes:
     return d.close()
 
 
+@checked
 @without_collection()
 def sparse_hessian(model: AnyModel, *, wrt: str, of: str | None = None, shapes: Shapes | None = None) -> Any:
     """The model with the entries of the Hessian of the sum of `of` that can be nonzero.

@@ -18,6 +18,7 @@ from onnxgrad.engine.forward import push_forward
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, same_shape
 from onnxgrad.ir.graph import captured
+from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel
 from onnxgrad.rules.rule import Elementwise, add
 from onnxgrad.transforms.derivation import Derivation, without_collection
@@ -28,6 +29,7 @@ from onnxgrad.transforms.taylor.propagate import push
 from onnxgrad.transforms.taylor.series import plus
 
 
+@checked
 @without_collection()
 def laplacian(model: AnyModel, *, wrt: str, of: Names | None = None, batch: int | None = None) -> Any:
     """The model with the Laplacian of each `of`: Σ ∂²of/∂x² over the elements x of `wrt`.
