@@ -325,6 +325,34 @@ def test_shared_integers_with_other_scales_stay():
     assert "q" in opened.graph.initializers
 
 
+@pytest.mark.parametrize("constants", [False, True])
+def test_quantized_by_others(plain, constants):
+    """Operators of ONNX Runtime's own domain; scales and weights in Constant nodes."""
+    model = onnx.ModelProto()
+    model.CopyFrom(plain)
+    graph = model.graph
+    if constants:
+        nodes = [onnx.helper.make_node("Constant", [], [t.name], value=t) for t in graph.initializer]
+        nodes += graph.node
+        del graph.initializer[:], graph.node[:]
+        graph.node.extend(nodes)
+    else:
+        model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+        for node in graph.node:
+            if "Quantize" in node.op_type or "Dequantize" in node.op_type:
+                node.domain = "com.microsoft"
+        del graph.value_info[:]
+    np.testing.assert_array_equal(scores(model, FEEDS, False), scores(plain, FEEDS, False))
+    trainer = trained(model, epochs=1)
+    usual = trained(plain, epochs=1)
+    assert trainer.history.epochs[0]["loss"] == pytest.approx(usual.history.epochs[0]["loss"], rel=1e-5)
+    assert trainer.step.state.keys() == usual.step.state.keys()
+    after, wanted = stored(trainer.inference_model()), stored(usual.inference_model())
+    for name in ("x_scale", "conv_weight_scale", "head_scale"):
+        np.testing.assert_allclose(after[name], wanted[name], rtol=1e-4)
+    assert (after["conv_weight_quantized"] == wanted["conv_weight_quantized"]).mean() > 0.95
+
+
 def test_weights_of_integer_operators_are_named():
     model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["": 21]>

@@ -32,7 +32,7 @@ from onnxgrad.training.adapters.insert import adapted
 from onnxgrad.training.graph.exported_constants import INFINITE, Sorted, sort_out
 from onnxgrad.training.graph.lift_weights import initializer, own_weights
 from onnxgrad.training.graph.linear_models import with_own_weights
-from onnxgrad.training.graph.rounding import is_quantized, is_rounding, through_rounding
+from onnxgrad.training.graph.rounding import is_quantized, is_rounding, standardize, through_rounding
 from onnxgrad.training.graph.trainable import EVERYTHING, is_pattern, matching, without
 from onnxgrad.training.graph.training_mode import Mode, statistics, switch
 from onnxgrad.training.loss.config import Loss, terms_of
@@ -156,7 +156,7 @@ class _Attachment:
     def __init__(
         self, model: AnyModel, trainable: Sequence[str] | None, freeze: Sequence[str], adapter: LoRA | None = None
     ) -> None:
-        self.model = open_model(model).model
+        self.model = open_model(model, standardize).model
         self.graph = self.model.graph
         ir.external_data.load_to_model(self.model)
         training_info(self.model).clear()

@@ -37,6 +37,23 @@ def rounded(node: ir.Node) -> ir.Value | None:
     return maker.inputs[0]
 
 
+def standardize(model: ir.Model) -> None:
+    """Have the QuantizeLinears and DequantizeLinears of ONNX Runtime's own domain be those of ONNX, in place.
+
+    They compute the same; ONNX has numbers of 4 and of 16 bits from opset 21 on.
+    """
+    small = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT32)
+    recent = model.opset_imports.get("", 1) >= 21
+    for graph in model.graphs():
+        typed = {v: v.dtype for v in (*graph.inputs, *graph.initializers.values())}
+        for node in graph:
+            if node.domain != "com.microsoft" or node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+                continue
+            kind = typed.get(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] is not None else None
+            if recent or kind in small:
+                node.domain = ""
+
+
 def through_rounding(model: ir.Model) -> AbstractContextManager[None]:
     """Differentiate a model that says that it is quantized as if it did not round, within the ``with`` block."""
     return straight_through("QuantizeLinear") if QUANTIZED in model.metadata_props else nullcontext()
