@@ -24,8 +24,9 @@ Written = Callable[[Builder, Sequence[Var]], Sequence[tuple[Var, int]]]
 def by_row_blocks(b: Builder, columns: Sequence[tuple[Var, int]], most: int, write: Written) -> list[Var]:
     """What `write` makes of rows, for at most `most` of them at a time.
 
-    Blocks are of one size, as even as can be; the last one is filled up with zeros, of which nothing is left in the
-    results, nor in a cotangent.
+    Blocks are of one size, as even as can be. The last one is filled up with copies of the last row, of which nothing
+    is left in the results, nor in a cotangent; whatever is defined for that row is for them (a row of zeros may be
+    one that a mask hides from everything).
 
     Args:
         b: where to write.
@@ -43,20 +44,20 @@ def by_row_blocks(b: Builder, columns: Sequence[tuple[Var, int]], most: int, wri
     rows: int | ir.SymbolicDim
     if isinstance(whole, int):
         blocks = max(1, -(-whole // most))
-        each = max(1, -(-whole // blocks))
+        each = -(-whole // blocks)
         count, per_step, missing = b.const([blocks]), b.const([each]), b.const([blocks * each - whole])
         steps, rows, filled = blocks, each, blocks * each != whole
     else:
         size = b.shape_of(first, axis, axis + 1)
         count = b.Max(b.Div(b.Add(size, most - 1), most), 1)
-        per_step = b.Max(b.Div(b.Sub(b.Add(size, count), 1), count), 1)
+        per_step = b.Div(b.Sub(b.Add(size, count), 1), count)
         missing, filled = b.Sub(b.Mul(count, per_step), size), True
         steps, rows = (ir.SymbolicDim(b.names.fresh(hint)) for hint in ("blocks", "rows"))
     read = []
     for given, at in columns:
         x = given
         if filled:
-            x = b.Pad(x, b.join([0], missing), _zero(b, x), [at])
+            x = b.Pad(x, b.join([0], missing), None, [at], mode="edge")
         cut = b.reshape(x, b.join(b.shape_of(x, 0, at), count, per_step, b.shape_of(x, at + 1)))
         cut.value.shape = ir.Shape([*given.dims[:at], steps, rows, *given.dims[at + 1 :]])
         read.append((cut, ScanAxis(at)))
@@ -70,11 +71,7 @@ def by_row_blocks(b: Builder, columns: Sequence[tuple[Var, int]], most: int, wri
     results = []
     for stack, (_, at) in zip(stacks, written):
         x = b.reshape(stack, b.join(b.shape_of(stack, 0, at), b.Mul(count, per_step), b.shape_of(stack, at + 2)))
-        x = b.Pad(x, b.join([0], b.Neg(missing)), _zero(b, x), [at]) if filled else x
+        x = b.Pad(x, b.join([0], b.Neg(missing)), b.const(0, x.dtype), [at]) if filled else x
         x.value.shape = ir.Shape([*x.dims[:at], whole, *x.dims[at + 1 :]])
         results.append(x)
     return results
-
-
-def _zero(b: Builder, x: Var) -> Var:
-    return b.const(False) if x.dtype == ir.DataType.BOOL else b.const(0, x.dtype)

@@ -107,6 +107,7 @@ class Trainer:
         sync_every: steps that ranks take on their own between two exchanges (DiLoCo, arXiv 2311.08105); then they move
             on together by an outer step with Nesterov's momentum.
         compress: "fp16" sends gradients, or the ways of weights, as 16-bit numbers with error feedback: half the bytes.
+        attention_rows: how many queries attention takes at a time (see `compile_step`).
         attached: further arguments of `attach`: ``learning_rate``, ``freeze``, ``groups``, ``adapter=LoRA(…)``, …
 
     Raises:
@@ -139,6 +140,7 @@ class Trainer:
         distributed: Collective | str | None = None,
         sync_every: int = 1,
         compress: str | None = None,
+        attention_rows: int | None = None,
         **attached: Any,
     ) -> None:
         for name in attached:
@@ -154,7 +156,8 @@ class Trainer:
         self.ranks = ranks_of(distributed)
         parts = accumulate if self.ranks is None else accumulate * self.ranks.size
         training = _with_training(model, {k: v for k, v in asked.items() if v is not None}, parts > 1)
-        self.step = training if isinstance(training, Step) else compile_step(training, entry=entry)
+        how: dict[str, Any] = {"attention_rows": attention_rows}
+        self.step = training if isinstance(training, Step) else compile_step(training, entry=entry, **how)
         if not self.step.loss:
             raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
         asked_of_runtime = (options or Options()) if self.ranks is None else sharing(options or Options())
@@ -173,7 +176,7 @@ class Trainer:
         elif isinstance(training, Step):
             raise BadInput("a compiled step cannot be cut into parts; hand in the model that it was compiled from")
         else:
-            split = split_step(training)
+            split = split_step(training, **how)
             if memory is not None:
                 rows = None if batch_size is None else -(-batch_size // parts)
                 split.gradient = within_memory(split.gradient, memory, rows, dims)

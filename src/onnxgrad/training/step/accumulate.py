@@ -45,12 +45,15 @@ class SplitStep:
     summed: bool = False
 
 
-def split_step(model: AnyTrainingModel | Source, *, outputs: Sequence[str] = ()) -> SplitStep:
+def split_step(
+    model: AnyTrainingModel | Source, *, outputs: Sequence[str] = (), attention_rows: int | None = None
+) -> SplitStep:
     """The step of `model`, which has one training entry, in two halves.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``, from ``attach(…, accumulate=True)``.
         outputs: names of further values to have as results, of the half that computes them.
+        attention_rows: as in `compile_step`.
 
     Raises:
         BadInput: it does not say over how much a batch is averaged, or its update reads the batch.
@@ -67,7 +70,7 @@ def split_step(model: AnyTrainingModel | Source, *, outputs: Sequence[str] = ())
             "  hint: attach the loss with accumulate=True"
         )
     gradients = [name for name in found[0].output if name]
-    step = compile_step(source, outputs=[*gradients, weight, *outputs])
+    step = compile_step(source, outputs=[*gradients, weight, *outputs], attention_rows=attention_rows)
     asked = dict(zip([step.loss, *dict.fromkeys([*gradients, weight, *outputs])], step.results, strict=True))
     return _Cut(step, [asked[name] for name in gradients], asked[weight], weight == SUM).halves()
 

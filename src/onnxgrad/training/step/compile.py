@@ -19,6 +19,7 @@ from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.composites import read_notes
 from onnxgrad.ir.graph import reads
 from onnxgrad.keywords import checked
+from onnxgrad.training.graph.attention_blocks import attend_by_blocks
 from onnxgrad.training.graph.dropout_masks import drop_by_count, kept_count
 from onnxgrad.training.graph.pool_order import pool_first
 from onnxgrad.training.optim.named_formulas import Rewriting
@@ -52,6 +53,7 @@ def compile_step(
     memory: int | str | None = None,
     batch_size: int | None = None,
     dims: Mapping[str, int] | None = None,
+    attention_rows: int | None = None,
 ) -> Step:
     """Compile the training information of `model` to a step graph.
 
@@ -68,6 +70,9 @@ def compile_step(
             the way back reads it (see `within_memory`). The `plan` of the step says what that is.
         batch_size: rows of a batch that `memory` is for.
         dims: sizes of other symbolic dimensions that it is for, by name.
+        attention_rows: how many queries attention takes at a time, so that the scores of all of them are never there
+            at once; 0: all. Default: all where there are fewer than 4096 keys, or nobody knows how many; else
+            2²⁰ ÷ keys.
 
     Raises:
         BadInput: there is no such entry, its graph or bindings are not what the specification demands, or it cannot
@@ -76,7 +81,7 @@ def compile_step(
     """
     source = read_valid(model)
     chosen = chosen_entries(source, entry)
-    step = _compiled(initialized(source, seed), chosen, outputs)
+    step = _compiled(initialized(source, seed), chosen, outputs, attention_rows)
     return step if memory is None else within_memory(step, memory, batch_size, dims)
 
 
@@ -104,13 +109,13 @@ def compile_entries(
     return {i: _compiled(source, [i], wanted[i]) for i in chosen}
 
 
-def _compiled(source: Source, chosen: Sequence[int], outputs: Sequence[str]) -> Step:
+def _compiled(source: Source, chosen: Sequence[int], outputs: Sequence[str], attention_rows: int | None = None) -> Step:
     """The step that runs the `chosen` entries of a source that is initialized."""
     bound = bindings(source, chosen)
     if not any(bound.values()):
         raise BadInput(f"training entry {chosen[0]} has no update bindings: a step would change nothing")
     wanted = _wanted(source, chosen, outputs)
-    steps = [_compile_entry(source, i, bound[i], wanted[i]) for i in chosen]
+    steps = [_compile_entry(source, i, bound[i], wanted[i], attention_rows) for i in chosen]
     step = functools.reduce(in_sequence, steps)
     in_good_order(step.model)
     step.source = source
@@ -126,13 +131,16 @@ def _wanted(source: Source, chosen: Sequence[int], outputs: Sequence[str]) -> di
     return {i: [name for name in outputs if name in known[i]] for i in chosen}
 
 
-def _compile_entry(source: Source, index: int, bound: Mapping[str, str], outputs: Sequence[str]) -> Step:
+def _compile_entry(
+    source: Source, index: int, bound: Mapping[str, str], outputs: Sequence[str], attention_rows: int | None
+) -> Step:
     """The step of one entry."""
     merged = merge(source, index, bound, updated(source.infos))
     data = [v.name or "" for v in merged.model.graph.inputs if v.name not in {*merged.hosted, *merged.fed}]
     trained, loss = _gradient_names(merged.model, source.infos[index].algorithm, bound)
     opened = open_bound(merged.model, constants={*merged.hosted, *merged.fed}).model
     pool_first(opened.graph, keep=[*bound.values(), loss, *outputs])
+    attend_by_blocks(opened.graph, attention_rows)
     counting = drop_by_count(opened.graph, {*data, *merged.hosted, *merged.fed})
     lowered = Lowered(opened)
     read_notes(lowered.graph, lambda name: lowered[name] if name in lowered.values else None, Rewriting())
