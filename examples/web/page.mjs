@@ -140,10 +140,13 @@ function showTraining(done, total) {
   element("loss").textContent = losses.length ? `now ${losses[losses.length - 1].toFixed(3)}` : "none yet";
 }
 
-/** @param {CanvasRenderingContext2D} target @param {ArrayLike<number>} image @param {number} x @param {number} y */
-function paint(target, image, x = 0, y = 0, [r, g, b] = [255, 255, 255]) {
+/**
+ * @param {CanvasRenderingContext2D} target @param {ArrayLike<number>} image @param {number} x @param {number} y
+ * @param {number[]} color
+ */
+function paint(target, image, x = 0, y = 0, color = [255, 255, 255]) {
   const data = new ImageData(SIDE, SIDE);
-  for (let k = 0; k < SIDE ** 2; k++) data.data.set([r, g, b].map((c) => 16 + (c - 16) * image[k]).concat(255), 4 * k);
+  for (let k = 0; k < SIDE ** 2; k++) data.data.set(color.map((c) => 16 + (c - 16) * image[k]).concat(255), 4 * k);
   target.putImageData(data, x, y);
 }
 

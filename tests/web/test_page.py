@@ -192,3 +192,24 @@ def test_the_model_that_is_downloaded_is_right_as_often(page, served, build, tmp
     assert (scores.argmax(1) == test["labels"]).mean() == pytest.approx(right, abs=0.006), "two may be very close"
     assert all(url.startswith((address, "data:", f"blob:{address}")) for url in page.asked), page.asked
     assert not [line for line in page.said if "uncaught" in line or "rror" in line], page.said
+
+
+def test_a_page_that_cannot_start_says_why(page, site, build, served, tmp_path):
+    """Here: the contract of another version. One message, and nothing to press."""
+    contract = (site / "device" / "contract.json").read_text()
+
+    class Other(build.Handler):
+        def do_GET(self) -> None:
+            if not self.path.endswith("contract.json"):
+                super().do_GET()
+                return
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(contract.replace('"version": 1', '"version": 2').encode())
+
+    page.open(served(Other))
+    page.wait("document.body?.dataset.state == 'failed'")
+    problem = text(page, "#problem").splitlines()
+    assert problem[0] == "contract.json has version 2; this host reads version 1"
+    assert len(problem) == 2
+    assert page.run("[...document.querySelectorAll('button')].every((b) => b.disabled || b.id == 'clear' || b.hidden)")

@@ -31,10 +31,10 @@ def exported(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(("parts", "threads"), [(1, 1), (2, 1), (1, 3)])
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_ten_steps(node, modules, exported, tmp_path, runtime, parts):
-    asked = ["--batch-size", 9, "--parts", parts, "--threads", 1, "--runtime", runtime]
+def test_ten_steps(node, modules, exported, tmp_path, runtime, parts, threads):
+    asked = ["--batch-size", 9, "--parts", parts, "--threads", threads, "--runtime", runtime]
     saved = ["--save", tmp_path / "end.npz", "--save-model", tmp_path / "end.onnx"]
     done = run(node, modules, exported / "host.mjs", exported / "data.npz", *asked, *saved)
     assert done.returncode == 0, done.stderr
@@ -170,6 +170,16 @@ def other_version(folder):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 2}))
 
 
+def contract_is(text):
+    return lambda folder: (folder / "contract.json").write_text(text)
+
+
+def other_export(folder):
+    """The models of another export beside the contract and the state of this one."""
+    export_step(attach(classifier(hidden=5), optimizer="sgd"), folder / "other")
+    shutil.copyfile(folder / "other" / "train.onnx", folder / "train.onnx")
+
+
 def other_state(change):
     def spoil(folder):
         with np.load(folder / "state.npz") as file:
@@ -213,6 +223,11 @@ def widen(state):
 
 REFUSALS = {
     "version": (other_version, "contract.json has version 2; this host reads version 1"),
+    "cut contract": (contract_is('{"version": 1, '), "contract.json is damaged: "),
+    "no contract": (contract_is("[]"), "contract.json is no contract: it has no version"),
+    "no object": (contract_is("null"), "contract.json is no contract: it has no version"),
+    "half a contract": (contract_is('{"version": 1, "loss": "loss"}'), "contract.json is damaged: it has no state"),
+    "another export": (other_export, "train.onnx does not run: "),
     "type": (
         other_state(widen),
         "the state is of another model: contract.json has float32[6,8] w1, the state has float64",
@@ -237,7 +252,7 @@ REFUSALS = {
 
 
 #: Those in which a runtime speaks.
-SAID = {"operator", "opset", "model", "file", "width"}
+SAID = {"operator", "opset", "model", "file", "width", "another export"}
 
 
 @pytest.mark.parametrize(

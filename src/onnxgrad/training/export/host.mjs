@@ -59,11 +59,6 @@ export class Host {
   ) {
     const base = await address(folder);
     const contract = parsed(await read(new URL("contract.json", base)));
-    if (contract.version !== VERSION)
-      throw new HostError(
-        `contract.json has version ${contract.version}; this host reads version ${VERSION}\n` +
-          "  hint: take the host.mjs that export-step wrote beside it",
-      );
     if (provider !== "cpu" && provider !== "webgpu")
       throw new HostError(`provider is "cpu" or "webgpu", not ${JSON.stringify(provider)}`);
     const gpu = provider === "webgpu";
@@ -225,7 +220,7 @@ export class Host {
     return found;
   }
 
-  /** @param {About} about */
+  /** @param {About} about @returns {Promise<any>} */
   async #open(about) {
     const { file } = about;
     const place = new URL(file, this.#base);
@@ -384,11 +379,22 @@ async function address(folder) {
 
 /** @param {Uint8Array} bytes @returns {Contract} */
 function parsed(bytes) {
+  /** @type {any} */
+  let found;
   try {
-    return JSON.parse(new TextDecoder().decode(bytes));
+    found = JSON.parse(new TextDecoder().decode(bytes));
   } catch (error) {
     throw new HostError(`contract.json is damaged: ${firstLine(error)}`);
   }
+  if (!Number.isInteger(found?.version)) throw new HostError("contract.json is no contract: it has no version");
+  if (found.version !== VERSION)
+    throw new HostError(
+      `contract.json has version ${found.version}; this host reads version ${VERSION}\n` +
+        "  hint: take the host.mjs that export-step wrote beside it",
+    );
+  const lacks = ["loss", "state", "rates", "models"].find((part) => !(part in found));
+  if (lacks) throw new HostError(`contract.json is damaged: it has no ${lacks}`);
+  return found;
 }
 
 /** @param {URL} place @returns {Promise<Uint8Array>} */
