@@ -31,7 +31,6 @@ from onnxgrad.runtime.kernels import overwrites
 from onnxgrad.runtime.protocol import Slot, StepGraph
 from onnxgrad.runtime.session import Options, aligned, create, give_back, ort_value
 
-
 #: A state of as many bytes is worth what it takes to look for graphs that are garbage before it is copied (60 ms).
 _MUCH = 1 << 22
 
