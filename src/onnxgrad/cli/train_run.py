@@ -60,6 +60,7 @@ class Job:
         augment: variants of pictures, as they are spelled.
         schedule: of the learning rate, as it is spelled.
         accumulate: into how many parts a batch is cut.
+        sync_every, compress: how ranks exchange what they have (see `Trainer`).
         memory: how much what a step computes may take, as it is written.
         dims: sizes of dimensions that it is for.
         resume: go on from the checkpoint.
@@ -99,6 +100,8 @@ class Job:
     augment: str | None = None
     schedule: str = "constant"
     accumulate: int = 1
+    sync_every: int = 1
+    compress: str | None = None
     memory: str | None = None
     dims: Mapping[str, int] | None = None
     resume: bool = False
@@ -125,6 +128,8 @@ class Job:
             self.model,
             options=Options(threads=self.threads, target=self.target, providers=train_options.providers(self.provider)),
             accumulate=self.accumulate,
+            sync_every=self.sync_every,
+            compress=self.compress,
             memory=self.memory,
             batch_size=self.batch_size,
             dims=self.dims,
