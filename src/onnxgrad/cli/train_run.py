@@ -244,7 +244,7 @@ class Job:
                 pass
         if file.exists() and not self.resume and not self.restart:
             run = Checkpoint.load(file).run
-            if not run.get("finished") and run.get("epoch", 0) < _epochs(run):
+            if not run.get("finished") and run.get("step") and run.get("epoch", 0) < _epochs(run):
                 raise BadInput(
                     f"{file} holds an unfinished run, at step {run.get('step')}\n"
                     "  hint: --resume goes on with it, --restart discards it"
