@@ -31,6 +31,12 @@ def mpiexec(ranks: int, *command: str, timeout: float = 300, **variables: str):
 
 
 def _run(command: list[str], timeout: float, variables: dict[str, str]):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI_", "TORCHELASTIC"))}
-    environment |= {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **variables}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(
+        command, env=environment() | variables, capture_output=True, text=True, timeout=timeout, start_new_session=True
+    )
+
+
+def environment() -> dict[str, str]:
+    """Variables for a launcher that is itself started by nobody's."""
+    found = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI_", "TORCHELASTIC"))}
+    return found | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}

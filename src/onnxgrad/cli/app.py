@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 import warnings
 from typing import Annotated, Any
 
@@ -54,7 +55,9 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except OnnxGradError as e:
-            console.error(e)
+            problem = train_ranks.said(e) if (train_ranks := sys.modules.get("onnxgrad.cli.train_ranks")) else e
+            if problem is not None:
+                console.error(problem)
             raise typer.Exit(BAD_INPUT) from e
         except RuleError as e:
             console.error(f"{e}\n  hint: this is a bug in a rule, not in the model; please report it")

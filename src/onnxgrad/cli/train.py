@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnxgrad.cli import data_options, panels, train_callbacks, train_config, train_options
+from onnxgrad.cli import data_options, panels, train_callbacks, train_config, train_options, train_ranks
 from onnxgrad.cli.grad import Dims, dims_of
 from onnxgrad.cli.path_clashes import GOING, MODEL, OUTPUT, Force, check_paths, checkpoint_files
 from onnxgrad.cli.train_run import Job
@@ -53,8 +53,6 @@ def train(
     clip_value: train_options.ClipValue = None,
     ema: train_options.Ema = None,
     accumulate: train_options.Accumulate = 1,
-    sync_every: train_options.SyncEvery = 1,
-    compress: train_options.Compress = None,
     memory: train_options.Memory = None,
     dim: Dims = None,
     train: train_options.Trainable = None,
@@ -120,6 +118,7 @@ def train(
         ),
     ] = False,
     provider: train_options.Provider = None,
+    distributed: train_ranks.Distributed = None,
     quiet: Annotated[bool, panels.run("--quiet", "-q", help="No progress, only results and errors.")] = False,
     config: train_config.Config = None,
 ) -> None:
@@ -128,6 +127,7 @@ def train(
     Beside the trained model, which is plain ONNX, it leaves a checkpoint to go on from.
     """
     flags = train_options.chosen(locals())
+    ranks = train_ranks.joined(distributed)
     source = load_model(model)
     checkpoint = checkpoint or output.parent / f"{output.stem}.checkpoint"
     folders = {"--checkpoint": (checkpoint, checkpoint_files(checkpoint))}
@@ -143,12 +143,10 @@ def train(
         },
         {OUTPUT: output, GOING: save_training, "--history": history, "--plot": plot, "--report": report, "--log": log},
         folders if tensorboard is None else {**folders, "--tensorboard": (tensorboard, ())},
-        force=force,
+        force=force or (ranks is not None and not ranks.is_first),  # which write nothing
     )
     if accumulate < 1:
         raise BadInput(f"--accumulate must be at least 1, not {accumulate}")
-    if sync_every < 1:
-        raise BadInput(f"--sync-every must be at least 1, not {sync_every}")
     names = names_of(metrics)
     if augment is not None:
         Augment.of(augment)
@@ -168,7 +166,7 @@ def train(
         source, where = train_options.headed(source, head)
         notes.append(where)
     flags["--loss"] = balanced(flags["--loss"], source, arrays, labels)
-    training = train_options.with_training(source, model, flags, accumulate)
+    training = train_options.with_training(source, model, flags, accumulate * (1 if ranks is None else ranks.size))
     if save_adapter is not None:
         check_adapter(training)
     job = Job(
@@ -193,8 +191,6 @@ def train(
         augment=augment,
         schedule=schedule,
         accumulate=accumulate,
-        sync_every=sync_every,
-        compress=compress,
         memory=memory,
         dims=dims_of(dim),
         resume=resume,
@@ -210,5 +206,6 @@ def train(
         listeners=[*watching, *loggers(log, tensorboard, mlflow)],
         report=report,
         log=log,
+        ranks=ranks,
     )
     job.run((arrays, str(data)), None if held_out is None else (held_out, str(validation)))

@@ -20,7 +20,7 @@ from onnxgrad.files import open_ordinary
 #: The file beside the checkpoint of a run that repeats it.
 REPLAY = "run.toml"
 #: What repeating a run does not repeat.
-_ONCE = {"resume", "restart", "accept_changes", "force", "config", "find_lr", "quiet", "model"}
+_ONCE = {"resume", "restart", "accept_changes", "force", "config", "find_lr", "quiet", "model", "distributed"}
 
 
 def _read(context: typer.Context, path: Path | None) -> Path | None:

@@ -18,6 +18,7 @@ from onnxgrad.cli.console import console, error
 from onnxgrad.cli.train_callbacks import Notes
 from onnxgrad.cli.train_config import REPLAY
 from onnxgrad.cli.train_summary import outcome, summary
+from onnxgrad.distributed import launched
 from onnxgrad.errors import BadInput
 from onnxgrad.files import alone, replacing
 from onnxgrad.model_io import load_model, save_model
@@ -31,6 +32,7 @@ from onnxgrad.training.loop.html_report import Picture, write_report
 from onnxgrad.training.loop.listeners import rate_plan, watched
 from onnxgrad.training.loop.progress import check_plot, measured, reporter
 from onnxgrad.training.loop.report_pictures import report_pictures
+from onnxgrad.training.parallel.ranks import Ranks
 
 INTERRUPTED = 130
 
@@ -60,7 +62,6 @@ class Job:
         augment: variants of pictures, as they are spelled.
         schedule: of the learning rate, as it is spelled.
         accumulate: into how many parts a batch is cut.
-        sync_every, compress: how ranks exchange what they have (see `Trainer`).
         memory: how much what a step computes may take, as it is written.
         dims: sizes of dimensions that it is for.
         resume: go on from the checkpoint.
@@ -77,6 +78,7 @@ class Job:
         report: HTML file.
         log: what a listener writes.
         pictures: what the report shows of the files before and after.
+        ranks: who trains together, of which the first one writes and prints.
         between: what to call the model before the first step, where it is not that of the file `before`.
     """
 
@@ -100,8 +102,6 @@ class Job:
     augment: str | None = None
     schedule: str = "constant"
     accumulate: int = 1
-    sync_every: int = 1
-    compress: str | None = None
     memory: str | None = None
     dims: Mapping[str, int] | None = None
     resume: bool = False
@@ -120,6 +120,7 @@ class Job:
     notes: Sequence[str] = ()
     pictures: Callable[[Path, Path], list[Picture]] | None = None
     between: str = ""
+    ranks: Ranks | None = None
 
     def run(self, data: tuple[Any, str], validation: tuple[Any, str] | None) -> dict[str, Any]:
         """Train, save, measure the saved file; data are arrays and what to call them."""
@@ -128,11 +129,10 @@ class Job:
             self.model,
             options=Options(threads=self.threads, target=self.target, providers=train_options.providers(self.provider)),
             accumulate=self.accumulate,
-            sync_every=self.sync_every,
-            compress=self.compress,
             memory=self.memory,
             batch_size=self.batch_size,
             dims=self.dims,
+            distributed=self.ranks or "none",
         )
         check_fed(self.inputs or {}, trainer.fields)
         notes = self.notes if trainer.plan is None else [f"memory: {trainer.plan}", *self.notes]
@@ -146,8 +146,10 @@ class Job:
         metrics = self.metrics
         if held_out is not None:
             metrics = trainer.evaluation.metrics(metrics, watched(self.listeners))
-        before = None if held_out is None else self._before(trainer, held_out, metrics)
-        began = trainer.evaluate(held_out, metrics=metrics) if self.between and held_out is not None else None
+        before = began = None
+        if held_out is not None and trainer.is_writer:
+            before = self._before(trainer, held_out, metrics)
+            began = trainer.evaluation(trainer.state(), held_out, metrics=metrics) if self.between else None
         shown = [] if self.quiet else [Notes(notes), reporter(console(sys.stderr))]
         try:
             history = trainer.fit(
@@ -171,8 +173,11 @@ class Job:
                 progress=False,
             )
         except Interrupted as e:
-            error(f"{e}\n  hint: the same command with --resume goes on from there")
+            if trainer.is_writer:
+                error(f"{e}\n  hint: the same command with --resume goes on from there")
             raise typer.Exit(INTERRUPTED) from e
+        if not trainer.is_writer:
+            return history.about
         save_model(trainer.inference_model(), self.after)
         if self.replay:
             with replacing(self.checkpoint / REPLAY) as file:
@@ -218,7 +223,7 @@ class Job:
     def _find_rate(self, trainer: Trainer, rows: Any) -> dict[str, Any]:
         """Say which learning rate to begin with; nothing is trained and nothing saved but the plot."""
         found = trainer.find_rate(rows, batch_size=self.batch_size, seed=self.seed)
-        if self.plot is not None:
+        if self.plot is not None and trainer.is_writer:
             found.plot(self.plot)
         out = console()
         out.print(f"learning rate  {found.suggestion:.2g}", highlight=False)
@@ -230,11 +235,13 @@ class Job:
         try:
             return trainer.evaluation.file(self.before, held_out, metrics=metrics)
         except BadInput:
-            return trainer.evaluate(held_out, metrics=metrics)
+            return trainer.evaluation(trainer.state(), held_out, metrics=metrics)
 
     def _check_places(self) -> None:
         """Everything that could fail at the end of the run, looked at before it begins."""
         rate_plan(self.schedule, False)
+        if self.ranks is not None and not self.ranks.is_first:
+            return
         if self.plot is not None or self.report is not None:
             check_plot()
             _forget_style()
@@ -242,9 +249,9 @@ class Job:
         if self.checkpoint.is_dir():
             with alone(self.checkpoint):
                 pass
-        if file.exists() and not self.resume and not self.restart:
+        if file.exists() and not self.resume and not self.restart and not launched().restarts:
             run = Checkpoint.load(file).run
-            if not run.get("finished") and run.get("step") and run.get("epoch", 0) < _epochs(run):
+            if not run.get("finished") and run.get("epoch", 0) < _epochs(run):
                 raise BadInput(
                     f"{file} holds an unfinished run, at step {run.get('step')}\n"
                     "  hint: --resume goes on with it, --restart discards it"

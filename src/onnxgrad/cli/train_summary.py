@@ -22,11 +22,12 @@ def summary(
     size = rows.fixed or batch_size
     provider = options.providers[0].removesuffix("ExecutionProvider")
     threads = options.threads or _cores()
+    several = "" if trainer.ranks is None else f"{trainer.ranks.size} ranks, each "
     lines = {
         "data": f"{len(rows):,} rows{held}; {fed}",
         "rates": f"{rates}, schedule {schedule}" if rates else "",
         "run": f"{epochs} epochs of {-(-len(rows) // size):,} steps, {size} rows each",
-        "on": f"{provider}, {threads} threads, {trainer.options.target}",
+        "on": f"{several}{provider}, {threads} threads, {trainer.options.target}",
     }
     return [f"{name:<6} {text}" for name, text in lines.items() if text]
 

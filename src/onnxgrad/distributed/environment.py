@@ -6,6 +6,7 @@ is none.
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ def join(engine: str | None = None) -> Collective:
         raise BadInput("ranks of torch.distributed are started by torchrun: torchrun --nproc-per-node 2 -m onnxgrad …")
     if name not in _joined:
         _joined[name] = ENGINES[name]()
+        atexit.register(_joined[name].close)  # connections that end with the interpreter have it aborted
     return _joined[name]
 
 

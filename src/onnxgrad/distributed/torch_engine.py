@@ -7,7 +7,7 @@ a connection broke closes its own, so that the next one hears of it, and looks w
 
 from __future__ import annotations
 
-import atexit
+import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -52,6 +52,10 @@ class TorchEngine:
             self._is_ours = not dist.is_initialized()
             if self._is_ours:
                 store, self.rank, self.size = next(rendezvous("env://", timeout=wait))
+                attempt = os.environ.get(
+                    "TORCHELASTIC_RESTART_COUNT", "0"
+                )  # the store outlives the ranks of the last one
+                store = PrefixStore(f"onnxgrad/{attempt}/{self.size}", store)
                 dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=wait)
                 self._group: Any = dist.group.WORLD
             else:
@@ -62,9 +66,7 @@ class TorchEngine:
             raise BadInput(f"the ranks do not find each other: {str(error).splitlines()[0]}") from error
         self._store = PrefixStore("onnxgrad", store)
         self._over = threading.Event()
-        self._beating = threading.Thread(target=self._beat, name="sign of life", daemon=True)
-        self._beating.start()
-        atexit.register(self.close)  # threads of gloo that outlive the interpreter abort the process
+        threading.Thread(target=self._beat, name="sign of life", daemon=True).start()
 
     # --- exchanging ----------------------------------------------------------------------------
 
@@ -134,7 +136,6 @@ class TorchEngine:
         with suppress(RuntimeError):  # the store may be gone before this rank
             self._store.set(f"left/{self.rank}", why or " ")
         self._disconnect()
-        self._beating.join(timeout=2 * BEAT)
 
     def _tensor(self, array: np.ndarray) -> Any:
         return self._torch.from_numpy(array)

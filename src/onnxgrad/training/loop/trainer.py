@@ -42,6 +42,7 @@ from onnxgrad.training.optim.config import Optimizer
 from onnxgrad.training.parallel.joining import machine_of, ranks_of, sharing, together
 from onnxgrad.training.parallel.local_steps import LocalSteps
 from onnxgrad.training.parallel.machine import COMPRESSIONS
+from onnxgrad.training.parallel.ranks import Ranks
 from onnxgrad.training.quantization.fold import folded
 from onnxgrad.training.spec.training_info import AnyTrainingModel, Source
 from onnxgrad.training.step.accumulate import Accumulating, split_step
@@ -137,7 +138,7 @@ class Trainer:
         memory: int | str | None = None,
         batch_size: int | None = None,
         dims: Mapping[str, int] | None = None,
-        distributed: Collective | str | None = None,
+        distributed: Ranks | Collective | str | None = None,
         sync_every: int = 1,
         compress: str | None = None,
         attention_rows: int | None = None,
@@ -389,11 +390,13 @@ class Trainer:
         max_length: int | None = None,
     ) -> dict[str, float]:
         """Loss and metrics of the inference model, with the weights as they are now, over `data` (see `fit`)."""
-        rows = self.data(data, "the validation data", inputs, images, Text.of(tokenizer, max_length))
+        with nullcontext() if self.ranks is None else self.ranks.agreeing():
+            rows = self.data(data, "the validation data", inputs, images, Text.of(tokenizer, max_length))
         collective = None if self.ranks is None else self.ranks.collective
         return self.evaluation(self.machine.state(), rows, batch_size, names_of(metrics), collective)
 
     @checked
+    @together
     def find_rate(
         self,
         data: AnyData,
@@ -427,6 +430,9 @@ class Trainer:
         if isinstance(self.machine, LocalSteps):
             raise BadInput("ranks that exchange weights seldom find no common rate; leave sync_every out for this")
         rows = self.training_data(data, inputs=inputs)
+        if self.ranks is not None:
+            about = {"model": self.fingerprint, "training data": rows.fingerprint, "steps": [steps, batch_size, seed]}
+            self.ranks.agree({**about, "rates": [lowest, highest]})
         return range_test(
             self.machine, self.step.loss, rows,
             lowest=lowest, highest=highest, steps=steps, batch_size=batch_size, seed=seed,

@@ -20,7 +20,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def ranks_of(distributed: Collective | str | None) -> Ranks | None:
+def ranks_of(distributed: Ranks | Collective | str | None) -> Ranks | None:
     """The ranks of a collective, or of the engine of this name; default: those that the environment tells of.
 
     One rank is none: what it would do is done without any engine.
@@ -28,6 +28,8 @@ def ranks_of(distributed: Collective | str | None) -> Ranks | None:
     Raises:
         UnknownName: there is no such engine. BadInput: it is not installed, or the ranks do not find each other.
     """
+    if isinstance(distributed, Ranks):
+        return distributed
     if distributed is None or isinstance(distributed, str):
         if distributed is None and launched().engine == "none":
             return None

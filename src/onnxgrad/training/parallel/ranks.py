@@ -69,6 +69,12 @@ class Ranks:
     def settling(self) -> Iterator[None]:
         """What goes wrong on any rank before they have agreed is raised on all of them as OnAll."""
         self.agreed = False
+        with self.continued():
+            yield
+
+    @contextmanager
+    def continued(self) -> Iterator[None]:
+        """The same of ranks that may have agreed: an error is then what it is."""
         try:
             yield
         except OnnxGradError as error:

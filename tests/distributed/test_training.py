@@ -1,0 +1,138 @@
+"""``onnxgrad train`` under torchrun and mpiexec, from the files to the trained model."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxgrad.cli import main
+from tests.distributed.launching import environment, mpiexec, torchrun
+from tests.training.models import blobs, classifier
+
+KILLED = str(Path(__file__).with_name("killed_worker.py"))
+HOW = ["--loss", "cross_entropy", "--optimizer", "adam", "--lr", "0.02", "--epochs", "3", "--batch-size", "16"]
+HOW += ["--target", "portable"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a model, data to train on and data to measure."""
+    folder = tmp_path_factory.mktemp("ranks")
+    onnx.save(classifier(), folder / "m.onnx")
+    np.savez(folder / "d.npz", **blobs(90))
+    np.savez(folder / "v.npz", **blobs(300, 1))
+    return folder
+
+
+def command(place, name, *more):
+    files = [str(place / "m.onnx"), "--data", str(place / "d.npz"), "--validation", str(place / "v.npz")]
+    out = ["-o", str(place / f"{name}.onnx"), "--history", str(place / f"{name}.json")]
+    return ["train", *files, *HOW, *out, *more]
+
+
+def history(place, name):
+    epochs = json.loads((place / f"{name}.json").read_text())["epochs"]
+    return [{k: v for k, v in e.items() if "second" not in k} for e in epochs]
+
+
+@pytest.fixture(scope="module")
+def alone(place):
+    """What one process measures."""
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxgrad", *command(place, "alone")],
+        env=environment(),
+        capture_output=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return history(place, "alone")
+
+
+def check_as_alone(found, alone):
+    for one, other in zip(found, alone, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_torchrun_trains_and_goes_on_after_a_kill_with_the_same_bits(place, alone):
+    whole = torchrun(3, "-m", "onnxgrad", *command(place, "whole"))
+    assert whole.returncode == 0, whole.stderr
+    assert whole.stdout.count("trained model") == whole.stderr.count("epoch 3/3") == 1
+    assert "3 ranks, each CPU, " in whole.stderr
+    check_as_alone(history(place, "whole"), alone)
+    again = torchrun(3, KILLED, *command(place, "again", "--checkpoint-seconds", "0"), options=("--max-restarts", "1"))
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count("error: rank 1 is gone or does not answer; the others cannot go on") == 1
+    assert "Traceback" not in again.stderr
+    assert history(place, "again") == history(place, "whole")
+    assert (place / "again.onnx").read_bytes() == (place / "whole.onnx").read_bytes()
+
+
+@pytest.mark.complete
+def test_without_restarts_a_kill_ends_the_others_with_one_line(place):
+    done = torchrun(2, KILLED, *command(place, "dead", "-q"))
+    assert done.returncode
+    said = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert said == ["error: rank 1 is gone or does not answer; the others cannot go on"]
+    assert not (place / "dead.onnx").exists()
+
+
+def test_ctrl_c_stops_all_ranks_and_keeps_the_checkpoint(place):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    how = ["-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "onnxgrad"]
+    run = command(place, "stopped", "-q", "--epochs", "100000")
+    launcher = subprocess.Popen(
+        [sys.executable, *how, *run], env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    file = place / "stopped.checkpoint" / "checkpoint.safetensors"
+    for _ in range(600):
+        if file.exists() or launcher.poll() is not None:
+            break
+        time.sleep(0.1)
+    os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does: everybody hears of it, and the launcher says it again
+    _, said = launcher.communicate(timeout=120)
+    lines = [line for line in said.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1, said
+    assert lines[0].startswith("error: interrupted after step ")
+    assert launcher.returncode
+    assert file.exists()
+
+
+def test_mpiexec_trains_and_refuses_with_one_message(place, alone):
+    done = mpiexec(2, "-m", "onnxgrad", *command(place, "mpi"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained model") == 1
+    check_as_alone(history(place, "mpi"), alone)
+    wrong = mpiexec(2, "-m", "onnxgrad", *command(place, "wrong", "--labels", "nothing"))
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("error:") == 1
+    assert "nothing" in wrong.stderr
+
+
+@pytest.mark.complete
+def test_a_rank_that_has_other_files_is_named_by_one_message(place, tmp_path):
+    (tmp_path / "train.sh").write_text(
+        'test "$RANK" = 1 && set -- "${@/d.npz/gone.npz}"; exec "$PYTHON" -m onnxgrad "$@"\n'
+    )
+    done = torchrun(
+        2, "bash", str(tmp_path / "train.sh"), *command(place, "x"), options=("--no-python",), PYTHON=sys.executable
+    )
+    assert done.returncode
+    said = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(said) == 1
+    assert said[0].startswith("error: rank 1: there is no file ")
+
+
+def test_an_engine_that_is_none_is_refused_by_name(place, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["onnxgrad", *command(place, "y", "--distributed", "nccl")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "no engine of ranks named 'nccl'" in capsys.readouterr().err
