@@ -13,7 +13,7 @@ from onnxgrad.runtime import Options, Session
 from onnxgrad.runtime.rewrites import optimized
 
 
-def _sliced(cuts, axis=1, factor=False):
+def _sliced(cuts, axis=1, factor=False, size=6):
     """y = a product of functions of slices of x; `cuts` are where each starts and ends."""
     tensors = [numpy_helper.from_array(np.array([axis], np.int64), "axis")]
     nodes = []
@@ -28,7 +28,7 @@ def _sliced(cuts, axis=1, factor=False):
         {"keepdims": 0} if factor else {})))  # fmt: skip
     nodes.append(helper.make_node("Add", ["sum", "t"], ["y"]))
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 6, 4])],
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", size, 4])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [])], tensors,
     )  # fmt: skip
     return vjp(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), wrt="x")
@@ -40,6 +40,8 @@ def _sliced(cuts, axis=1, factor=False):
         ({"cuts": [(0, 2), (2, 4), (4, 6)]}, True),
         ({"cuts": [(3, 6), (0, 3)]}, True),
         ({"cuts": [(2, 3), (3, 4), (0, 2)], "axis": 2}, True),
+        ({"cuts": [(i, i + 1) for i in range(70)], "size": 70}, True),  # the steps of an unrolled scan
+        ({"cuts": [(i, i + 1) for i in range(69)], "size": 70}, False),
         ({"cuts": [(0, 2), (3, 6)]}, False),  # a gap
         ({"cuts": [(0, 4), (3, 6)]}, False),  # an overlap
         ({"cuts": [(0, 3), (3, 5)]}, False),  # not to the end
@@ -53,7 +55,7 @@ def test_same_numbers(how, joined):
     assert ("Concat" in made, "Pad" in made) == (joined, not joined)
     assert ir.to_proto(model).SerializeToString(deterministic=True) == before
     names = signature(ir.to_proto(model))
-    x = np.random.default_rng(0).standard_normal((3, 6, 4)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((3, how.get("size", 6), 4)).astype(np.float32)
     feeds = {"x": x, names.cotangents["y"]: np.array(2, np.float32)}
     outputs = list(names.gradients.values())
     plain, quick = (Session(model, Options(layout=how)).run(feeds, outputs)[outputs[0]] for how in ("plain", "auto"))

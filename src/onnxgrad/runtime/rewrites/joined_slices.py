@@ -2,7 +2,8 @@
 
 What a tensor gets back from its slices is each cotangent with zeros around it, added up. Where the slices lie side
 by side, as when queries, keys and values are cut from one product, that is the cotangents side by side: one
-pass over memory that runs on all threads, in place of five (2 % of the step of a transformer on one thread).
+pass over memory that runs on all threads, in place of five (2 % of the step of a transformer on one thread). Of a scan
+that was unrolled, there are as many slices as steps, and each Pad is as large as all of them.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ def _continues(node: ir.Node) -> bool:
 
 
 def _terms(node: ir.Node) -> list[ir.Value]:
-    """What is added up, through every Add that nothing else reads; more than a few are not looked at."""
+    """What is added up, through every Add that nothing else reads."""
     terms: list[ir.Value] = []
     waiting = list(node.inputs)
-    while waiting and len(terms) < 16:
+    while waiting:
         value = waiting.pop()
         if value is None:
             continue
@@ -73,7 +74,7 @@ def _terms(node: ir.Node) -> list[ir.Value]:
             waiting.extend(maker.inputs)
         else:
             terms.append(value)
-    return [] if waiting else terms
+    return terms
 
 
 def _piece(value: ir.Value) -> _Piece | None:
