@@ -160,6 +160,16 @@ ImageMean = Annotated[
 ImageStd = Annotated[str | None, panels.data("--image-std", help="Pictures are divided by it, likewise.")]
 
 
+Precision = Annotated[
+    str | None,
+    panels.run(
+        "--precision", help="fp16 or bf16: products in 16 bits beside float32 weights, on a provider with them."
+    ),
+]
+AttentionRows = Annotated[
+    int | None,
+    panels.run("--attention-rows", help="How many queries attention takes at a time; 0: all. Default: by the length."),
+]
 Provider = Annotated[
     list[str] | None,
     panels.run("--provider", help="Execution provider of ONNX Runtime: cpu, cuda, coreml, … Repeatable, best first."),

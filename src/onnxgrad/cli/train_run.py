@@ -63,6 +63,8 @@ class Job:
         schedule: of the learning rate, as it is spelled.
         accumulate: into how many parts a batch is cut.
         memory: how much what a step computes may take, as it is written.
+        precision: of products.
+        attention_rows: how many queries attention takes at a time.
         dims: sizes of dimensions that it is for.
         resume: go on from the checkpoint.
         accept_changes: with other data or settings than before.
@@ -103,6 +105,8 @@ class Job:
     schedule: str = "constant"
     accumulate: int = 1
     memory: str | None = None
+    precision: str | None = None
+    attention_rows: int | None = None
     dims: Mapping[str, int] | None = None
     resume: bool = False
     accept_changes: bool = False
@@ -130,6 +134,8 @@ class Job:
             options=Options(threads=self.threads, target=self.target, providers=train_options.providers(self.provider)),
             accumulate=self.accumulate,
             memory=self.memory,
+            precision=self.precision,
+            attention_rows=self.attention_rows,
             batch_size=self.batch_size,
             dims=self.dims,
             distributed=self.ranks or "none",

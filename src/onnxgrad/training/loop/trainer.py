@@ -48,6 +48,7 @@ from onnxgrad.training.spec.training_info import AnyTrainingModel, Source
 from onnxgrad.training.step.accumulate import Accumulating, split_step
 from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.memory_budget import within_memory
+from onnxgrad.training.step.precision import precision_for
 from onnxgrad.training.step.snapshot import training_model
 from onnxgrad.training.step.step import Step
 
@@ -109,6 +110,8 @@ class Trainer:
             on together by an outer step with Nesterov's momentum.
         compress: "fp16" sends gradients, or the ways of weights, as 16-bit numbers with error feedback: half the bytes.
         attention_rows: how many queries attention takes at a time (see `compile_step`).
+        precision: "fp16" or "bf16": products in 16 bits, beside weights in float32, on a provider that has them; see
+            `Precision`. Default: all in the types that the model has.
         attached: further arguments of `attach`: ``learning_rate``, ``freeze``, ``groups``, ``adapter=LoRA(…)``, …
 
     Raises:
@@ -142,6 +145,7 @@ class Trainer:
         sync_every: int = 1,
         compress: str | None = None,
         attention_rows: int | None = None,
+        precision: str | None = None,
         **attached: Any,
     ) -> None:
         for name in attached:
@@ -157,8 +161,16 @@ class Trainer:
         self.ranks = ranks_of(distributed)
         parts = accumulate if self.ranks is None else accumulate * self.ranks.size
         training = _with_training(model, {k: v for k, v in asked.items() if v is not None}, parts > 1)
+        narrow = precision_for(precision, options or Options())
+        if narrow is not None and parts > 1:
+            raise BadInput("precision does not go with a batch in parts (accumulate, distributed); drop one of them")
+        if isinstance(training, Step) and (attention_rows is not None or narrow is not None):
+            raise BadInput("a compiled step is used as it is; hand attention_rows and precision to compile_step")
         how: dict[str, Any] = {"attention_rows": attention_rows}
-        self.step = training if isinstance(training, Step) else compile_step(training, entry=entry, **how)
+        if not isinstance(training, Step):
+            self.step = compile_step(training, entry=entry, precision=narrow, **how)
+        else:
+            self.step = training
         if not self.step.loss:
             raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
         asked_of_runtime = (options or Options()) if self.ranks is None else sharing(options or Options())

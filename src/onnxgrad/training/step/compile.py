@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
@@ -21,6 +22,7 @@ from onnxgrad.ir.graph import reads
 from onnxgrad.keywords import checked
 from onnxgrad.training.graph.attention_blocks import attend_by_blocks
 from onnxgrad.training.graph.dropout_masks import drop_by_count, kept_count
+from onnxgrad.training.graph.mixed_precision import Precision
 from onnxgrad.training.graph.pool_order import pool_first
 from onnxgrad.training.optim.named_formulas import Rewriting
 from onnxgrad.training.spec.initialization import initialized
@@ -54,6 +56,7 @@ def compile_step(
     batch_size: int | None = None,
     dims: Mapping[str, int] | None = None,
     attention_rows: int | None = None,
+    precision: Precision | None = None,
 ) -> Step:
     """Compile the training information of `model` to a step graph.
 
@@ -73,6 +76,7 @@ def compile_step(
         attention_rows: how many queries attention takes at a time, so that the scores of all of them are never there
             at once; 0: all. Default: all where there are fewer than 4096 keys, or nobody knows how many; else
             2²⁰ ÷ keys.
+        precision: how products are computed in 16 bits (see `Precision`).
 
     Raises:
         BadInput: there is no such entry, its graph or bindings are not what the specification demands, or it cannot
@@ -81,7 +85,7 @@ def compile_step(
     """
     source = read_valid(model)
     chosen = chosen_entries(source, entry)
-    step = _compiled(initialized(source, seed), chosen, outputs, attention_rows)
+    step = _compiled(initialized(source, seed), chosen, outputs, attention_rows, precision)
     return step if memory is None else within_memory(step, memory, batch_size, dims)
 
 
@@ -109,13 +113,19 @@ def compile_entries(
     return {i: _compiled(source, [i], wanted[i]) for i in chosen}
 
 
-def _compiled(source: Source, chosen: Sequence[int], outputs: Sequence[str], attention_rows: int | None = None) -> Step:
+def _compiled(
+    source: Source,
+    chosen: Sequence[int],
+    outputs: Sequence[str],
+    attention_rows: int | None = None,
+    precision: Precision | None = None,
+) -> Step:
     """The step that runs the `chosen` entries of a source that is initialized."""
     bound = bindings(source, chosen)
     if not any(bound.values()):
         raise BadInput(f"training entry {chosen[0]} has no update bindings: a step would change nothing")
     wanted = _wanted(source, chosen, outputs)
-    steps = [_compile_entry(source, i, bound[i], wanted[i], attention_rows) for i in chosen]
+    steps = [_compile_entry(source, i, bound[i], wanted[i], attention_rows, precision) for i in chosen]
     step = functools.reduce(in_sequence, steps)
     in_good_order(step.model)
     step.source = source
@@ -132,7 +142,12 @@ def _wanted(source: Source, chosen: Sequence[int], outputs: Sequence[str]) -> di
 
 
 def _compile_entry(
-    source: Source, index: int, bound: Mapping[str, str], outputs: Sequence[str], attention_rows: int | None
+    source: Source,
+    index: int,
+    bound: dict[str, str],
+    outputs: Sequence[str],
+    attention_rows: int | None,
+    precision: Precision | None,
 ) -> Step:
     """The step of one entry."""
     merged = merge(source, index, bound, updated(source.infos))
@@ -142,6 +157,10 @@ def _compile_entry(
     pool_first(opened.graph, keep=[*bound.values(), loss, *outputs])
     attend_by_blocks(opened.graph, attention_rows)
     counting = drop_by_count(opened.graph, {*data, *merged.hosted, *merged.fed})
+    scaling: dict[str, tuple[str, np.ndarray]] = {}
+    if precision is not None:
+        bound = dict(bound)
+        scaling = precision.apply(opened.graph, bound, {*data, *merged.hosted, *merged.fed})
     lowered = Lowered(opened)
     read_notes(lowered.graph, lambda name: lowered[name] if name in lowered.values else None, Rewriting())
     state = {
@@ -151,6 +170,9 @@ def _compile_entry(
     if counting:
         start = ir.tensor(kept_count(source.model), name=counting)
         state[counting] = StateTensor(counting, counting, f"{counting}_next", start, "statistic")
+    for name, (following, first) in scaling.items():
+        kind = "counter" if first.dtype.kind == "i" else "optimizer"
+        state[name] = StateTensor(name, name, following, ir.tensor(first, name=name), kind)
     asked = dict.fromkeys(name for name in [loss, *outputs] if name)
     results = _wire(lowered, list(state.values()), list(asked), index)
     graph = lowered.graph

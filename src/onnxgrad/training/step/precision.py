@@ -1,0 +1,38 @@
+"""What a user calls a precision, for the provider that is to run the step."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.runtime import Options
+from onnxgrad.runtime.kernels_of_provider import has_kernel, takes
+from onnxgrad.training.graph.mixed_precision import NAMES, Precision
+
+
+def precision_for(name: str | None, options: Options) -> Precision | None:
+    """The precision called `name` on the first provider of `options`; None for no name and for "fp32".
+
+    Raises:
+        BadInput: there is no such precision, or the provider does not multiply matrices in it.
+    """
+    if name is None or name == "fp32":
+        return None
+    if name not in NAMES:
+        raise BadInput(f"precision is fp32, {' or '.join(NAMES)}, not {name!r}")
+    provider, dtype = options.providers[0], NAMES[name]
+    if provider == "CPUExecutionProvider":
+        raise BadInput(
+            f"precision {name!r} is not for the CPU provider of ONNX Runtime, which has no products in 16 bits: it "
+            "would cast every operand to float32 and back\n  hint: leave precision out, or use a provider that has "
+            "such products: Options(providers=('CUDAExecutionProvider', 'CPUExecutionProvider')), --provider cuda"
+        )
+    if not takes(provider, "", "MatMul", 13, dtype, frozenset(["T"])):
+        raise BadInput(
+            f"precision {name!r}: {provider} has no MatMul of {dtype.name}, as far as ONNX Runtime says here"
+        )
+    return Precision.named(name, lambda node: has_kernel(provider, node, _opset(node), dtype))
+
+
+def _opset(node: ir.Node) -> int:
+    return 18 if node.graph is None else node.graph.opset_imports.get(node.domain, 18)
