@@ -22,6 +22,8 @@ import onnxruntime
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.downgrade import loadable
 from onnxgrad.ir.execution_order import run_as
+from onnxgrad.ir.graph import prune
+from onnxgrad.ir.known_branches import known_branches, take_known_branches
 from onnxgrad.keywords import checked_fields
 from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
@@ -194,7 +196,7 @@ def create(
     wrong = wrong_fusions(model)
     without = {"disabled_optimizers": wrong} if wrong else {}
     if isinstance(model, ir.Model):
-        model = loadable(model)
+        model = _without_known_branches(loadable(model))
     if isinstance(model, ir.Model) and options.level is None:
         options = dataclasses.replace(options, level="all" if _has_constant_filters(model) else "extended")
     native = options.native()
@@ -227,6 +229,16 @@ def create(
         raise
     except Exception as error:  # ONNX Runtime's exceptions share no base but this one
         raise BadInput(f"ONNX Runtime cannot load the model: {one_line(error)}") from error
+
+
+def _without_known_branches(model: ir.Model) -> ir.Model:
+    """`model`, or a copy of it where branches that are always taken are taken."""
+    if next(known_branches(model.graph), None) is None:
+        return model
+    model = model.clone()
+    take_known_branches(model.graph)
+    prune(model.graph)
+    return model
 
 
 def _read(model: bytes | str | Path) -> ir.Model | None:

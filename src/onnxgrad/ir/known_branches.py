@@ -1,0 +1,72 @@
+"""Branches that are always taken: an If whose condition is a constant is the nodes of its branch.
+
+Exporters leave such nodes behind (a model for two sampling rates, of which one was fixed). ONNX Runtime takes them
+apart as well, but looks at the types of the branch that is never taken first, and refuses models where these do not
+fit; and it crashes on some where a branch holds operators of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from onnxgrad.ir.constants import known_value
+from onnxgrad.ir.graph import scopes
+from onnxgrad.ir.names import Names
+
+
+def known_branches(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Graph]]:
+    """The If nodes of `graph` and of graphs inside of it whose branch is known, outermost first, and that branch."""
+    opset = graph.opset_imports.get("", 1)
+    for scope in scopes(graph):
+        for node in scope:
+            if node.op_type == "If" and node.domain in ("", "ai.onnx") and node.inputs[0] is not None:
+                condition = known_value(node.inputs[0], opset)
+                if condition is not None and condition.size == 1:
+                    taken = "then_branch" if condition.reshape(-1)[0] else "else_branch"
+                    yield node, node.attributes[taken].as_graph()
+
+
+def take_known_branches(graph: ir.Graph) -> int:
+    """Put the nodes of known branches in the place of their If, in place; how many there were.
+
+    Conditions that are computed from constants of another scope count once that scope is taken apart.
+    """
+    count = 0
+    names = None
+    while (found := next(known_branches(graph), None)) is not None:
+        names = names or Names.of_graph(graph)
+        _spliced(*found, names)
+        count += 1
+    return count
+
+
+def _spliced(node: ir.Node, branch: ir.Graph, names: Names) -> None:
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    outer = {*graph.initializers, *(v.name for v in graph.inputs)}
+    outer |= {v.name for n in graph for v in n.outputs}
+    ends = list(branch.outputs)
+    branch.outputs.clear()
+    for name, held in list(branch.initializers.items()):
+        del branch.initializers[name]
+        if name in outer:
+            held.name = names.fresh(name)
+        graph.register_initializer(held)
+    for inner in list(branch):
+        branch.remove(inner)
+        for value in inner.outputs:
+            if value.name in outer:  # another branch had a value of this name, or will have
+                value.name = names.fresh(value.name or "value")
+        graph.insert_before(node, inner)
+    for old, new in zip(list(node.outputs), ends, strict=True):
+        if old.is_graph_output():  # a value is an output under one name only
+            made = ir.Node("", "Identity", [new], num_outputs=1, name=names.fresh("Identity"))
+            made.outputs[0].type, made.outputs[0].shape = old.type, old.shape
+            graph.insert_before(node, made)
+            old.replace_all_uses_with(made.outputs[0], replace_graph_outputs=True)
+            made.outputs[0].name, old.name = old.name, made.outputs[0].name
+        else:
+            old.replace_all_uses_with(new)
+    graph.remove(node, safe=True)
