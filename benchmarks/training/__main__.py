@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.training.environments import PINS, Missing, environment
+from benchmarks.training.report import ratio, write
 
 RESULTS = Path(__file__).parent.parent / "results"
 WORKLOADS = (
@@ -198,8 +199,6 @@ def main() -> None:
     if args.rounds and not args.no_scale and not args.check and args.workload is None:
         subprocess.run([sys.executable, "-m", "benchmarks.training.scale", str(kept / "scale.json")], check=True)
     if args.page:
-        from benchmarks.training.report import write
-
         write(args.results, args.page)
     if worse:
         print("\n".join(worse))
@@ -212,7 +211,7 @@ def regressions(workload: str, kept: dict[str, Any], found: dict[str, Any]) -> l
     for name, key in ((n, k) for n in found if n.startswith("onnxgrad") for k in ("step_s", "peak_mb")):
         if any(key not in peers.get(n, {}) for peers in (kept, found) for n in (name, "torch")):
             continue
-        before, now = (np.median(peers[name][key]) / np.median(peers["torch"][key]) for peers in (kept, found))
+        before, now = (ratio(peers, name, key) for peers in (kept, found))
         if now > WORSE * before:
             lines.append(f"{workload}: {key} of {name} is {now:.2f} × PyTorch, it was {before:.2f}")
     return lines
@@ -220,13 +219,12 @@ def regressions(workload: str, kept: dict[str, Any], found: dict[str, Any]) -> l
 
 def show(workload: str, found: dict[str, Any]) -> None:
     """One line per competitor, for whoever waits."""
-    base = found.get("torch", {}).get("step_s")
     for name, r in found.items():
         if "unable" in r:
             print(f"{workload:12} {name:26} – {r['unable'][:120]}", flush=True)
             continue
-        ratio = f"{np.median(r['step_s']) / np.median(base):.2f}" if base else "–"
-        line = f"{1e3 * np.median(r['step_s']):9.2f} ms  × {ratio}  {r['peak_mb']:6.0f} MB  {r['start_up_s']:5.1f} s"
+        over = ratio(found, name, "step_s")
+        line = f"{1e3 * np.median(r['step_s']):9.2f} ms  × {over:.2f}  {r['peak_mb']:6.0f} MB  {r['start_up_s']:5.1f} s"
         print(f"{workload:12} {name:26} {line}", flush=True)
 
 

@@ -16,8 +16,8 @@ This page compares the time and memory of one training step of onnxgrad with PyT
 `benchmarks/results`, in a folder for each kind of processor. PyTorch exports the models. Every competitor starts from
 the same weights and sees the same batches, and the losses of its first steps are compared: a fast wrong step does not
 count. Competitors take turns in one run, each in its own process and, where needed, in its own environment. Ratios are
-to `torch`, with the quartiles over the turns. `python -m benchmarks.training --check` measures again and fails where a
-ratio has become worse than the one on this page.
+to `torch` in the same turn: their median and quartiles over the turns. `python -m benchmarks.training --check` measures
+again and fails where a ratio has become worse than the one on this page.
 
 | competitor | what it is |
 |---|---|
@@ -88,17 +88,24 @@ def write(results: Path, page: Path) -> None:
     page.write_text("\n".join(lines).rstrip() + "\n")
 
 
-def _ratio(peers: dict[str, Any], name: str, key: str) -> float:
-    """The median of a competitor over that of PyTorch; NaN if one of them has none."""
+def turns(peers: dict[str, Any], name: str, key: str) -> Any:
+    """A competitor over PyTorch, turn by turn: what slows the machine down for a while meets both."""
+    found, base = np.atleast_1d(peers[name][key]), np.atleast_1d(peers["torch"][key])
+    count = min(len(found), len(base))
+    return found[:count] / base[:count]
+
+
+def ratio(peers: dict[str, Any], name: str, key: str) -> float:
+    """The median over the turns of a competitor over PyTorch; NaN if one of them has none."""
     if key not in peers.get(name, {}) or key not in peers.get("torch", {}):
         return float("nan")
-    return float(np.median(peers[name][key]) / np.median(peers["torch"][key]))
+    return float(np.median(turns(peers, name, key)))
 
 
 def _summary(found: dict[str, dict[str, Any]], key: str, what: str) -> list[str]:
     """Ratios to PyTorch eager, a row for each model; their geometric mean and the worst of them on top."""
     names = [n for n in SUMMARY if any(key in peers.get(n, {}) for peers in found.values())]
-    table = {w: [_ratio(peers, n, key) for n in names] for w, peers in found.items()}
+    table = {w: [ratio(peers, n, key) for n in names] for w, peers in found.items()}
 
     def row(title: str, numbers: Any) -> str:
         return f"| {title} | " + " | ".join("–" if np.isnan(x) else f"{x:.2f}" for x in numbers) + " |"
@@ -149,17 +156,15 @@ def _section(workload: str, found: dict[str, Any]) -> list[str]:
         if "unable" in r:
             lines.append(f"| {name} | – | | | | | | | {r['unable'].replace('|', '¦')} |")
             continue
-        ratio = quartiles = memory = difference = "–"
+        step = quartiles = memory = difference = "–"
         if "step_s" in base:
-            ratio = f"{_ratio(peers, name, 'step_s'):.2f}"
-            count = min(len(r["step_s"]), len(base["step_s"]))
-            spread = np.array(r["step_s"][:count]) / np.array(base["step_s"][:count])
-            quartiles = "–".join(f"{q:.2f}" for q in np.quantile(spread, [0.25, 0.75]))
-            memory = f"{_ratio(peers, name, 'peak_mb'):.2f}"
+            step = f"{ratio(peers, name, 'step_s'):.2f}"
+            quartiles = "–".join(f"{q:.2f}" for q in np.quantile(turns(peers, name, "step_s"), [0.25, 0.75]))
+            memory = f"{ratio(peers, name, 'peak_mb'):.2f}"
             difference = f"{np.max(np.abs(np.array(r['losses']) - np.array(base['losses']))):.1e}"
         forward = f"{1e3 * np.median(r['forward_s']):.2f}" if r["forward_s"] else "–"
         lines.append(
-            f"| {name} | {1e3 * np.median(r['step_s']):.2f} | {ratio} | {quartiles} | {forward} | "
+            f"| {name} | {1e3 * np.median(r['step_s']):.2f} | {step} | {quartiles} | {forward} | "
             f"{r['peak_mb']:.0f} | {memory} | {r['start_up_s']:.1f} | {difference} |"
         )
         if r["notes"]:
@@ -188,7 +193,7 @@ def _plot(found: dict[str, Any], file: Path, key: str, what: str) -> None:
     figure, axes = pyplot.subplots(figsize=(12, 4))
     width = 0.85 / max(len(names), 1)
     for k, name in enumerate(names):
-        heights = [_ratio(peers, name, key) for peers in found.values()]
+        heights = [ratio(peers, name, key) for peers in found.values()]
         at = np.arange(len(found)) + (k - (len(names) - 1) / 2) * width
         drawn = axes.bar(at, np.minimum(heights, 2), width, label=name)
         for x, h in zip(at, heights):

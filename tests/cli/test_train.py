@@ -220,7 +220,10 @@ def test_a_loss_that_is_not_a_number(place):
     )
     assert re.match(r"error: .*(step \d+).*the last good checkpoint is 'out.checkpoint/checkpoint", line)
     assert not (place / "out.onnx").exists()
-    assert "holds an unfinished run, at step" in refused(place, *args[1:])
+    again = command(*args, "-o", "out.onnx", "--checkpoint-seconds", 0, cwd=place)
+    assert again.returncode == 2, "of the run before there is no step to lose"
+    assert "the loss is inf at step 2" in again.stderr
+    assert "holds an unfinished run, at step 1" in refused(place, *args[1:])
 
 
 def test_an_output_that_cannot_be_written(place):

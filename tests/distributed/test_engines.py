@@ -27,6 +27,16 @@ def test_torch_says_why_a_rank_has_stopped():
     assert done.returncode
 
 
+def test_torch_ends_well_where_nobody_leaves(tmp_path):
+    """A program of few lines does not close what it has joined."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import numpy as np\nfrom onnxgrad.distributed import join\njoin().all_reduce(np.ones(3, np.float32))\n"
+    )
+    done = torchrun(4, str(program))
+    assert not done.returncode, done.stderr
+
+
 @pytest.mark.parametrize("how", ["close", "kill", "stop"])
 def test_mpi_sums_and_ends_when_a_rank_does(how):
     done = mpiexec(3, WORKER, how)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from benchmarks.training.__main__ import regressions
 from benchmarks.training.environments import Missing, environment
 from benchmarks.training.fractions import operations
-from benchmarks.training.report import write
+from benchmarks.training.report import ratio, write
 
 SETTING = {"threads": 2, "processor": "a processor", "rounds": 2, "date": "2026-01-01", "versions": {"jax": "jax==1.0"}}
 
@@ -53,6 +54,14 @@ def test_what_became_worse_is_named():
     found = {"torch": _peer([0.008]), "onnxgrad": _peer([0.0042]), "onnxgrad, portable": _peer([0.012])}
     assert regressions("mlp", kept, found) == ["mlp: step_s of onnxgrad, portable is 1.50 × PyTorch, it was 1.00"]
     assert regressions("mlp", {}, found) == []
+
+
+def test_a_ratio_is_that_of_turns():
+    """A machine that is slow for a while is so for both; the medians of each may be from different whiles."""
+    peers = {"torch": _peer([0.004, 0.008, 0.004]), "onnxgrad": _peer([0.002, 0.004, 0.004, 0.1])}
+    assert ratio(peers, "onnxgrad", "step_s") == pytest.approx(0.5)
+    assert ratio(peers, "onnxgrad", "peak_mb") == 1
+    assert np.isnan(ratio(peers, "jax", "step_s"))
 
 
 def test_operations_of_products_and_convolutions():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,9 @@ from onnxgrad.cli.train_run import Job
 from onnxgrad.demo.tasks import TASKS
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.model_io import load_model, save_model
-from onnxgrad.training import attach
+from onnxgrad.training import LoRA, attach
+from onnxgrad.training.adapters.folder import files_in as adapter_files
+from onnxgrad.training.spec.training_info import told
 
 
 def demo(
@@ -25,6 +28,14 @@ def demo(
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="How often every row is seen. Default: what the task needs.")
+    ] = None,
+    lora: Annotated[
+        int | None,
+        typer.Option(
+            "--lora",
+            metavar="RANK",
+            help="Train adapters of this rank beside frozen weights instead of all weights (reviews).",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Decides the order of the rows.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a demo that was interrupted.")] = False,
@@ -42,12 +53,23 @@ def demo(
     if task not in TASKS:
         raise UnknownName(task, TASKS, "demo")
     chosen, output = TASKS[task], output or Path("out") / task
+    recipe, adapter = dict(chosen.recipe), None
+    if lora is not None:
+        if chosen.adapted is None:
+            able = ", ".join(name for name, task in TASKS.items() if task.adapted is not None)
+            raise BadInput(f"--lora: this demo has no pretrained weights to adapt; there are: {able}")
+        named = {f.name for f in fields(LoRA)}
+        of_adapter = {key: value for key, value in chosen.adapted.items() if key in named}
+        recipe |= {"adapter": LoRA(lora, **of_adapter)}
+        recipe |= {key: value for key, value in chosen.adapted.items() if key not in named}
+        adapter = output / "adapter"
     training, test = chosen.data()
     given = chosen.model()
     bare = load_model(given) if isinstance(given, Path) else given
     before, after, checkpoint = output / f"{task}-before.onnx", output / f"{task}-trained.onnx", output / "checkpoint"
     metrics, plot, report = output / "metrics.json", output / "curves.png", output / "report.html"
     left = [*model_files(before), *model_files(after), *checkpoint_files(checkpoint), metrics, plot, report]
+    left += [] if adapter is None else adapter_files(adapter)
     check_paths({MODEL: given if isinstance(given, Path) else None}, {}, {OUTPUT: (output, left)})
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -55,8 +77,11 @@ def demo(
         raise BadInput(f"cannot write to {output}: {e.strerror or e}") from e
     save_model(bare, before)
     shown = chosen.pictures
+    training_model = attach(bare, **recipe)
     job = Job(
-        model=attach(bare, **chosen.recipe),
+        model=training_model,
+        notes=told(training_model),
+        save_adapter=adapter,
         before=before,
         after=after,
         checkpoint=checkpoint,

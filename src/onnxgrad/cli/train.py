@@ -53,6 +53,8 @@ def train(
     clip_value: train_options.ClipValue = None,
     ema: train_options.Ema = None,
     accumulate: train_options.Accumulate = 1,
+    sync_every: train_options.SyncEvery = 1,
+    compress: train_options.Compress = None,
     memory: train_options.Memory = None,
     precision: train_options.Precision = None,
     attention_rows: train_options.AttentionRows = None,
@@ -149,6 +151,8 @@ def train(
     )
     if accumulate < 1:
         raise BadInput(f"--accumulate must be at least 1, not {accumulate}")
+    if sync_every < 1:
+        raise BadInput(f"--sync-every must be at least 1, not {sync_every}")
     names = names_of(metrics)
     if augment is not None:
         Augment.of(augment)
@@ -193,6 +197,8 @@ def train(
         augment=augment,
         schedule=schedule,
         accumulate=accumulate,
+        sync_every=sync_every,
+        compress=compress,
         memory=memory,
         precision=precision,
         attention_rows=attention_rows,

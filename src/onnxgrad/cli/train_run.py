@@ -62,6 +62,7 @@ class Job:
         augment: variants of pictures, as they are spelled.
         schedule: of the learning rate, as it is spelled.
         accumulate: into how many parts a batch is cut.
+        sync_every, compress: how ranks exchange what they have (see `Trainer`).
         memory: how much what a step computes may take, as it is written.
         precision: of products.
         attention_rows: how many queries attention takes at a time.
@@ -104,6 +105,8 @@ class Job:
     augment: str | None = None
     schedule: str = "constant"
     accumulate: int = 1
+    sync_every: int = 1
+    compress: str | None = None
     memory: str | None = None
     precision: str | None = None
     attention_rows: int | None = None
@@ -133,6 +136,8 @@ class Job:
             self.model,
             options=Options(threads=self.threads, target=self.target, providers=train_options.providers(self.provider)),
             accumulate=self.accumulate,
+            sync_every=self.sync_every,
+            compress=self.compress,
             memory=self.memory,
             precision=self.precision,
             attention_rows=self.attention_rows,
@@ -257,7 +262,7 @@ class Job:
                 pass
         if file.exists() and not self.resume and not self.restart and not launched().restarts:
             run = Checkpoint.load(file).run
-            if not run.get("finished") and run.get("epoch", 0) < _epochs(run):
+            if not run.get("finished") and run.get("step") and run.get("epoch", 0) < _epochs(run):
                 raise BadInput(
                     f"{file} holds an unfinished run, at step {run.get('step')}\n"
                     "  hint: --resume goes on with it, --restart discards it"

@@ -27,6 +27,8 @@ class Task:
         batch_size: rows per step.
         schedule: of the learning rate.
         pictures: what a person would look at: files before and after, test arrays.
+        adapted: arguments of `LoRA`, and what of the recipe is otherwise with adapters; None: there is nothing
+            pretrained to adapt.
         compare: another way to do the same, in words, and what it reaches (its accuracy).
     """
 
@@ -37,6 +39,7 @@ class Task:
     batch_size: int
     schedule: str = "cosine"
     pictures: Callable[[Path, Path, Arrays], list[Picture]] | None = None
+    adapted: Mapping[str, Any] | None = None
     compare: tuple[str, Callable[[Arrays, Arrays], float]] | None = field(default=None)
 
 
@@ -69,6 +72,7 @@ TASKS = {
         batch_size=32,
         schedule="cosine:warmup=50",
         pictures=reviews.pictures,
+        adapted={"learning_rate": 2e-3, "train_also": ["logits_*"]},
         compare=("logistic regression on what the model gives as it is", reviews.frozen),
     ),
 }

@@ -7,6 +7,7 @@ a connection broke closes its own, so that the next one hears of it, and looks w
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -66,7 +67,9 @@ class TorchEngine:
             raise BadInput(f"the ranks do not find each other: {str(error).splitlines()[0]}") from error
         self._store = PrefixStore("onnxgrad", store)
         self._over = threading.Event()
-        threading.Thread(target=self._beat, name="sign of life", daemon=True).start()
+        self._beating = threading.Thread(target=self._beat, name="sign of life", daemon=True)
+        self._beating.start()
+        atexit.register(self.close)  # threads of gloo that outlive the interpreter abort the process
 
     # --- exchanging ----------------------------------------------------------------------------
 
@@ -136,6 +139,7 @@ class TorchEngine:
         with suppress(RuntimeError):  # the store may be gone before this rank
             self._store.set(f"left/{self.rank}", why or " ")
         self._disconnect()
+        self._beating.join(timeout=2 * BEAT)
 
     def _tensor(self, array: np.ndarray) -> Any:
         return self._torch.from_numpy(array)

@@ -31,6 +31,9 @@ from onnxgrad.runtime.kernels import overwrites
 from onnxgrad.runtime.protocol import Slot, StepGraph
 from onnxgrad.runtime.session import Options, aligned, create, give_back, ort_value
 
+#: A state of as many bytes is worth what it takes to look for graphs that are garbage before it is copied (60 ms).
+_MUCH = 1 << 22
+
 
 class Resident:
     """A machine on ONNX Runtime (see `Machine`).
@@ -58,6 +61,8 @@ class Resident:
         reads: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         check_slots(model, slots, results)
+        if sum(s.initial.nbytes for s in slots.values()) >= _MUCH:
+            give_back()
         options = (options or Options()).settled()
         self._flushing = None if options.denormals else flushing()
         with self._flushing or nullcontext():

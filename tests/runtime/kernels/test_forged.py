@@ -39,7 +39,7 @@ ATTRIBUTES = {
     "LayerNormGrad": ("axis",),
     "RMSNorm": ("axis", "epsilon"),
     "RMSNormGrad": ("axis", "epsilon"),
-    "GroupNorm": ("groups", "epsilon"),
+    "GroupNorm": ("groups", "epsilon", "spread", "rank"),
     "GroupNormGrad": ("groups", "epsilon"),
     "SoftmaxGrad": ("axis", "guarded"),
     "LogSoftmaxGrad": ("axis", "guarded"),
@@ -142,6 +142,10 @@ def image(*shape):
     return array(*(shape or (1, 1, 1, 1)))
 
 
+def grouped(groups, spread=1, rank=3):
+    return {"groups": groups, "epsilon": 0.0, "spread": spread, "rank": rank}
+
+
 def step(code, *numbers):
     """Five numbers of a program."""
     code = CODES.index(code) if isinstance(code, str) else code
@@ -211,10 +215,14 @@ REFUSED = {
     ),
     "rms: a scale too short": ("RMSNorm", [array(2, 3), array(2)], {"axis": 1, "epsilon": 0.0}),
     "rms: another cotangent": ("RMSNormGrad", [array(3, 2), array(2, 3), array(3)], {"axis": 1, "epsilon": 0.0}),
-    "group: they leave a rest": ("GroupNorm", [array(2, 3, 4), array(3), array(3)], {"groups": 2, "epsilon": 0.0}),
-    "group: more than channels": ("GroupNorm", [array(2, 3, 4), array(3), array(3)], {"groups": 6, "epsilon": 0.0}),
-    "group: below zero": ("GroupNorm", [array(2, 3, 4), array(3), array(3)], {"groups": -1, "epsilon": 0.0}),
-    "group: another bias": ("GroupNorm", [array(2, 4, 4), array(4), array(2)], {"groups": 2, "epsilon": 0.0}),
+    "group: they leave a rest": ("GroupNorm", [array(2, 3, 4), array(3), array(3)], grouped(2)),
+    "group: more than channels": ("GroupNorm", [array(2, 3, 4), array(3), array(3)], grouped(6)),
+    "group: below zero": ("GroupNorm", [array(2, 3, 4), array(3), array(3)], grouped(-1)),
+    "group: another bias": ("GroupNorm", [array(2, 4, 4), array(4), array(2)], grouped(2)),
+    "group: no view": ("GroupNorm", [array(2, 4, 4), array(4), array(4)], grouped(2, spread=0)),
+    "group: a view of a vector": ("GroupNorm", [array(2, 4, 4), array(4), array(4)], grouped(2, rank=1)),
+    "group: a view of too many axes": ("GroupNorm", [array(2, 4, 4), array(4), array(4)], grouped(2, rank=65)),
+    "group: too many channels": ("GroupNorm", [array(2, 4, 4), array(4), array(4)], grouped(2, spread=1 << 62)),
     "group: another scale": ("GroupNormGrad", [array(2, 4, 4)] * 2 + [array(3)], {"groups": 2, "epsilon": 0.0}),
     "group: a vector": ("GroupNormGrad", [array(4)] * 2 + [array(4)], {"groups": 2, "epsilon": 0.0}),
     "softmax: an axis beyond": ("SoftmaxGrad", [array(2, 3)] * 2, {"axis": 2, "guarded": 0}),

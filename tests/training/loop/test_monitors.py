@@ -95,16 +95,20 @@ def test_it_stops_between_epochs():
         ({"metrics": "run/metrics.json"}, "is no metric: metrics are names"),
         ({"metrics": []}, "no metric is named"),
         ({"monitor": "validation_acuracy", "patience": 1}, "did you mean 'validation_accuracy'"),
+        ({"monitor": "auc", "keep_best": True}, "no entry of an epoch named 'auc'; did you mean 'validation_auc'"),
+        ({"monitor": "val_auc", "keep_best": True}, "did you mean 'validation_auc'"),
+        ({"monitor": "val_loss", "keep_best": True}, "did you mean 'validation_loss'"),
         ({"monitor": "validation_wer", "patience": 1}, "wer is no metric for a task of classes"),
         ({"evaluate_every": 0}, "evaluate_every must be at least 1"),
         ({"keep": 0}, "keep must be at least 1"),
     ],
 )
-def test_names_are_looked_up_before_the_first_step(options, words):
+def test_names_are_looked_up_before_the_first_step(options, words, tmp_path):
     found = trainer()
     with pytest.raises(BadInput, match=words):
-        found.fit(blobs(), epochs=1, validation=blobs(seed=1), **options)
+        found.fit(blobs(), epochs=1, validation=blobs(seed=1), checkpoint=tmp_path / "c", **options)
     assert found.step_count == 0
+    assert not (tmp_path / "c").exists(), "nothing is left behind"
 
 
 def test_without_validation_data_nothing_is_watched():

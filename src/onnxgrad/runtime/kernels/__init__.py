@@ -24,7 +24,7 @@ How a kernel is added, here and elsewhere:
 
 Modules: `build` (source files to a shared library), `at_hand` (whether there is one, for target "auto"), `substitute`
 (parts to calls), `in_place` (which state a call may overwrite), ``*_kernels`` (what fits where), `elementwise` (groups
-of operators, which nobody named, to programs).
+of operators, which nobody named, to programs), `open_norms` (normalizations that these groups finish).
 """
 
 from onnxgrad.runtime.kernels.at_hand import at_hand

@@ -31,6 +31,7 @@ from onnxgrad.runtime.kernels.elementwise_programs import (
     is_known,
     is_written,
 )  # fmt: skip
+from onnxgrad.runtime.kernels.open_norms import open_norms
 
 #: What `Options(without=…)` calls it.
 NAME = "elementwise"
@@ -68,6 +69,7 @@ def fused(model: ir.Model, own: bool = False) -> ir.Model:
         forget_values(copy.graph)
     count = 0
     for graph in list(_graphs(copy.graph)):
+        open_norms(graph)
         count += fuse(graph, count)
     if not count:
         return model

@@ -60,5 +60,12 @@ def _as_large_as_a_row(site: Occurrence, x: int, scale: int) -> bool:
     )
 
 
-float32_kernel("GroupNorm")  # [x, scale, bias] → [y]; ONNX Runtime's own for single channels takes one thread
+@kernel("GroupNorm")
+def group_norm(site: Occurrence) -> KernelCall | None:
+    """[x, scale, bias] → [y], float32. ONNX Runtime's own for single channels takes one thread."""
+    return (
+        KernelCall("GroupNorm", site.inputs, {**site.attributes, "spread": 1, "rank": 2}) if site.all_float32 else None
+    )
+
+
 float32_kernel("GroupNormGrad")  # [g, x, scale] → [x̄, scale, bias]

@@ -25,6 +25,7 @@ from onnxgrad.training.loop.listeners import watched
 from onnxgrad.training.loop.provenance import provenance
 from onnxgrad.training.loop.resume import resume, save
 from onnxgrad.training.loop.run import Run
+from onnxgrad.training.measure import METRICS
 from onnxgrad.training.optim.schedules import Schedule
 from onnxgrad.training.parallel.machine import DataParallel
 
@@ -50,6 +51,7 @@ class Fit:
     def opened(self, resuming: bool, accept_changes: bool = False) -> Iterator[None]:
         """Hold the folder of the checkpoint and listen to signals; the run stands where it begins, or goes on."""
         run = self.run
+        self._check_monitors()
         if run.folder is None:
             with interruptible(self._ask, run.ranks is not None):
                 self._begin(resuming, accept_changes)
@@ -104,7 +106,6 @@ class Fit:
         run.history.about["provenance"] = provenance(run.target)
         try:
             with nullcontext() if run.ranks is None else run.ranks.agreeing():
-                self._check_monitors()
                 for callback in self.callbacks:
                     callback.start(run)
             while run.epoch < run.epochs and not run.position.finished:
@@ -131,9 +132,13 @@ class Fit:
             some = run.validation.select(np.arange(min(len(run.validation), 256)), run.validation.name)
             known += [f"validation_{what}" for what in self.evaluation(run.state(), some, metrics=run.metrics)]
         for name in names:
-            if name not in known:
-                hint = "\n  hint: give validation data" if "validation_loss" not in known else ""
-                raise BadInput(f"{UnknownName(name, known, 'entry of an epoch')}{hint}")
+            if name in known:
+                continue
+            meant = f"validation_{name.removeprefix('val_')}"
+            if meant.removeprefix("validation_").partition(":")[0] in METRICS and run.validation is not None:
+                raise BadInput(f"no entry of an epoch named {name!r}; did you mean {meant!r}?")
+            hint = "\n  hint: give validation data" if "validation_loss" not in known else ""
+            raise BadInput(f"{UnknownName(name, known, 'entry of an epoch')}{hint}")
 
     def _epoch(self) -> None:
         run, at = self.run, self.run.position

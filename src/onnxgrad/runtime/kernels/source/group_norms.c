@@ -9,6 +9,7 @@
  * are near the processor after the first pass over them. Images are added up in double at the end, in their order.
  */
 #include <math.h>
+#include <string.h>
 
 #include "kernel.h"
 #include "lanes.h"
@@ -20,6 +21,8 @@ typedef struct {
   double *sums; /* of r*g*d and of g, by image and channel */
   int64_t images, groups, channels, plane; /* channels of a group */
   int per_channel;
+  float *centre, *gain, *shift; /* y as (x - centre) * gain + shift, by image and channel, `spread` times each */
+  int64_t spread;
 } Job;
 
 /* The scale or bias of channel `c`, counted over all groups. */
@@ -36,6 +39,13 @@ static void forward(void *data, int64_t from, int64_t to) {
       const int64_t at = parameter_of(j, group % j->groups * j->channels + c), start = group * count + c * j->plane;
       const float gain = j->scale[at] * inverse, bias = j->bias[at];
       const lanes gains = lanes_of(gain), biases = lanes_of(bias);
+      const int64_t column = (group * j->channels + c) * j->spread;
+      for (int64_t k = column; k < column + j->spread; k++) {
+        if (j->centre) j->centre[k] = mean;
+        if (j->gain) j->gain[k] = gain;
+        if (j->shift) j->shift[k] = bias;
+      }
+      if (!j->out) continue;
       const float *here = j->x + start;
       float *out = j->out + start;
       int64_t k = 0;
@@ -124,11 +134,20 @@ static void total(void *data, int64_t from, int64_t to) {
 typedef struct {
   int64_t groups;
   float epsilon;
+  int64_t spread, rank; /* of centre, gain and shift: x is a view of that many times as many channels, and of that rank */
 } Settings;
 
-static void read(Attributes *from, void *settings) {
+static void read_grad(Attributes *from, void *settings) {
   ((Settings *)settings)->groups = attribute_int(from, "groups");
   ((Settings *)settings)->epsilon = attribute_float(from, "epsilon");
+}
+
+static void read(Attributes *from, void *settings) {
+  Settings *s = settings;
+  read_grad(from, settings);
+  s->spread = attribute_int(from, "spread");
+  s->rank = attribute_int(from, "rank");
+  if (s->spread < 1 || s->rank < 2 || s->rank > MOST_DIMS) attributes_fail(from, "GroupNorm: there is no such view");
 }
 
 /* How x is divided, into as many groups as channels where the attribute is 0; 0 where the scale does not fit. */
@@ -152,7 +171,7 @@ static void each_group(Call *call, Job *j, void (*body)(void *, int64_t, int64_t
   if (j->images) parallel_ranges(call, j->images * j->groups, 4096 / (j->channels * j->plane) + 1, body, j);
 }
 
-/* (x, scale, bias) to y */
+/* (x, scale, bias) to y, and to what makes y of x */
 static void compute(Call *call, const void *settings) {
   const Shape x = shape_of(call, 0), scale = shape_of(call, 1), bias = shape_of(call, 2);
   Job j = {.x = input(call, 0), .scale = input(call, 1), .bias = input(call, 2)};
@@ -161,8 +180,24 @@ static void compute(Call *call, const void *settings) {
     fail(call, "GroupNorm: operands do not belong together");
     return;
   }
+  const Settings *s = settings;
+  Shape column = {.rank = (size_t)s->rank, .dims = {x.dims[0]}};
+  if (__builtin_mul_overflow(x.dims[1], s->spread, &column.dims[1]) ||
+      __builtin_mul_overflow(column.dims[0], column.dims[1], &column.count) || column.count > MOST_NUMBERS) {
+    fail(call, "GroupNorm: a view has too many channels");
+    return;
+  }
+  for (size_t i = 2; i < column.rank; i++) column.dims[i] = 1;
+  j.spread = s->spread;
   j.out = output(call, 0, &x);
-  if (!call->failed) each_group(call, &j, forward);
+  j.centre = output(call, 1, &column);
+  j.gain = output(call, 2, &column);
+  j.shift = output(call, 3, &column);
+  if (call->failed) return;
+  float *columns[] = {j.centre, j.gain, j.shift};
+  for (size_t i = 0; i < 3 && !j.images; i++) /* of nothing */
+    if (columns[i]) memset(columns[i], 0, (size_t)column.count * sizeof **columns);
+  each_group(call, &j, forward);
 }
 
 /* (g, x, scale) to the cotangents of (x, scale, bias) */
@@ -184,7 +219,7 @@ static void compute_grad(Call *call, const void *settings) {
 }
 
 const Kernel group_norm_kernels[] = {
-    {"GroupNorm", "fff", "f", sizeof(Settings), read, compute},
-    {"GroupNormGrad", "fff", "FFF", sizeof(Settings), read, compute_grad},
+    {"GroupNorm", "fff", "FFFF", sizeof(Settings), read, compute},
+    {"GroupNormGrad", "fff", "FFF", sizeof(Settings), read_grad, compute_grad},
     {0},
 };

@@ -18,6 +18,7 @@ enum { TOGETHER = 4096 }; /* numbers that are added up in float; sums of these a
 typedef struct {
   const float *g, *x, *mean, *variance, *scale, *bias, *y;
   float *out, *batch_mean, *batch_variance; /* of BatchNormalization */
+  float *centre, *gain, *shift;             /* the same as (x - centre) * gain + shift, by channel */
   float *dx, *d_scale, *d_bias, epsilon;    /* of its cotangent */
   int64_t images, channels, plane;
 } Job;
@@ -136,6 +137,9 @@ static void forward(void *data, size_t index) {
   const lanes means = lanes_of(mean), gains = lanes_of(gain), biases = lanes_of(bias);
   if (j->batch_mean) j->batch_mean[c] = mean;
   if (j->batch_variance) j->batch_variance[c] = variance;
+  if (j->centre) j->centre[c] = mean;
+  if (j->gain) j->gain[c] = gain;
+  if (j->shift) j->shift[c] = bias;
   for (int64_t n = 0; n < j->images && j->out; n++) {
     const int64_t from = (n * j->channels + c) * j->plane;
     const float *x = j->x + from;
@@ -180,7 +184,7 @@ static void compute_grad(Call *call, const void *settings) {
   parallel(call, (size_t)j.channels, channel, &j);
 }
 
-/* (x, scale, bias) to (y, mean, variance) */
+/* (x, scale, bias) to (y, mean, variance), and to what makes y of x, in as many axes as broadcast over the channels */
 static void compute(Call *call, const void *settings) {
   const Shape shape = shape_of(call, 0), scale = shape_of(call, 1), bias = shape_of(call, 2);
   Job j = {.epsilon = *(const float *)settings, .x = input(call, 0), .scale = input(call, 1), .bias = input(call, 2)};
@@ -193,11 +197,17 @@ static void compute(Call *call, const void *settings) {
   j.out = output(call, 0, &shape);
   j.batch_mean = output(call, 1, &scale);
   j.batch_variance = output(call, 2, &scale);
+  Shape column = {.rank = shape.rank - 1, .dims = {shape.dims[1]}, .count = shape.dims[1]};
+  for (size_t i = 1; i < column.rank; i++) column.dims[i] = 1;
+  j.centre = output(call, 3, &column);
+  j.gain = output(call, 4, &column);
+  j.shift = output(call, 5, &column);
+  if (call->failed) return;
   parallel(call, (size_t)j.channels, forward, &j);
 }
 
 const Kernel normalization_kernels[] = {
-    {"BatchNorm", "fff", "FFF", sizeof(float), read, compute},
+    {"BatchNorm", "fff", "FFFFFF", sizeof(float), read, compute},
     {"BatchNormGrad", "ffFFfF", "FFF", sizeof(float), read, compute_grad},
     {0},
 };
