@@ -54,8 +54,13 @@ def check_keyword(function: str, name: str, known: Iterable[str]) -> None:
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, which says what the arguments are called where it is given one that it does not have."""
+    """`function`, which says what the arguments are called where it is given one that it does not have.
+
+    One that takes any name is left alone: it knows itself what they may be.
+    """
     parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return function
     names = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"]
     places = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     called = function.__qualname__.removesuffix(".__init__")

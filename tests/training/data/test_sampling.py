@@ -47,11 +47,18 @@ def test_training_takes_balanced_samples_and_goes_on_with_them(tmp_path):
         fit(sample="each", checkpoint=tmp_path, resume=True)
 
 
+def test_arrays_in_files_are_balanced_as_those_in_memory(tmp_path):
+    for name, array in uneven().items():
+        np.save(tmp_path / f"{name}.npy", array)
+    options = {"validation_split": 0.2}
+    assert bits(fit(data=tmp_path, **options).state()) == bits(fit(**options).state())
+
+
 def test_what_cannot_be_balanced_is_refused():
     with pytest.raises(BadInput, match="sample is 'each' or 'balanced', not 'weighted'"):
         fit(sample="weighted")
     with pytest.raises(BadInput, match="leave shuffle=False out"):
         fit(shuffle=False)
     rows = [{"x": x, "labels": t} for x, t in zip(*blobs().values())]
-    with pytest.raises(BadInput, match="need one class number for each row of the training data"):
+    with pytest.raises(BadInput, match="need one array with a class number for each row of the training data"):
         fit(data=rows)

@@ -19,7 +19,7 @@ from onnxgrad.distributed import blocks
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.axes import fed_whole, fixed_batch
-from onnxgrad.training.data.columns import Column
+from onnxgrad.training.data.columns import Column, held
 from onnxgrad.training.data.fields import Field, fitted, match
 from onnxgrad.training.data.fingerprint import fingerprint
 from onnxgrad.training.data.images import Images
@@ -133,9 +133,10 @@ class Data:
 
     @property
     def labels(self) -> np.ndarray | None:
-        """The class number of each row, where one array in memory holds them."""
-        found = [self.arrays[f.name] for f in self.fields if f.label and f.name in self.arrays]
-        found = [a for a in found if a.dtype.kind in "iu" and a.shape == (len(self),)]
+        """The class number of each row, where one array holds them."""
+        names = [f.name for f in self.fields if f.label and f.name in self.columns]
+        rows = [self.arrays[n] if n in self.arrays else held(self.columns[n]) for n in names]
+        found = [a for a in rows if a is not None and a.dtype.kind in "iu" and a.shape == (len(self),)]
         return found[0] if len(found) == 1 else None
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training.data.columns import Column
+from onnxgrad.training.data.columns import Column, held
 from onnxgrad.training.data.fields import LABELS
 from onnxgrad.training.data.labels import class_column
 
@@ -35,7 +35,7 @@ def labels_in(columns: Mapping[str, Column], name: str | None) -> np.ndarray:
     found = [name] if name is not None else [n for n in columns if n.lower() in LABELS]
     if len(found) != 1 or found[0] not in columns:
         raise BadInput("balanced weights need the labels; say which array they are with --labels")
-    array = class_column(columns[found[0]]).array
+    array = held(class_column(columns[found[0]]))
     if array is None:
-        raise BadInput(f"balanced weights need labels that lie in memory; {found[0]!r} is read as it is needed")
+        raise BadInput(f"balanced weights need labels in one array; {found[0]!r} is read row by row")
     return array

@@ -17,7 +17,7 @@ def check_sample(sample: str, labels: np.ndarray | None, shuffle: bool, source: 
     if sample == "balanced" and not shuffle:
         raise BadInput("balanced samples are drawn at random: leave shuffle=False out")
     if sample == "balanced" and labels is None:
-        raise BadInput(f"balanced samples need one class number for each row of {source}, in memory")
+        raise BadInput(f"balanced samples need one array with a class number for each row of {source}")
 
 
 def balanced(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:

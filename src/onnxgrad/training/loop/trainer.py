@@ -419,6 +419,9 @@ class Trainer:
         batch_size: int = 32,
         seed: int = 0,
         inputs: Mapping[str, str] | None = None,
+        images: Images | None = None,
+        tokenizer: Any = None,
+        max_length: int | None = None,
     ) -> RateTest:
         """A learning rate to begin with: raise it from `lowest` to `highest` until the loss grows (Smith 2017).
 
@@ -432,6 +435,9 @@ class Trainer:
             batch_size: rows per step.
             seed: decides the order of the rows.
             inputs: which columns feed which input (see `fit`).
+            images: how pictures become arrays.
+            tokenizer: how text becomes tokens (see `fit`).
+            max_length: the most tokens of a row.
 
         Returns:
             Rates and losses, and the suggestion: where the loss fell fastest.
@@ -441,7 +447,7 @@ class Trainer:
         """
         if isinstance(self.machine, LocalSteps):
             raise BadInput("ranks that exchange weights seldom find no common rate; leave sync_every out for this")
-        rows = self.training_data(data, inputs=inputs)
+        rows = self.training_data(data, "the training data", inputs, images, Text.of(tokenizer, max_length))
         if self.ranks is not None:
             about = {"model": self.fingerprint, "training data": rows.fingerprint, "steps": [steps, batch_size, seed]}
             self.ranks.agree({**about, "rates": [lowest, highest]})
