@@ -50,8 +50,8 @@ def test_mpi_sums_and_ends_when_a_rank_does(how):
         ({}, Launch()),
         (
             {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "LOCAL_WORLD_SIZE": "2"}
-            | {"TORCHELASTIC_RESTART_COUNT": "3"},
-            Launch("torch", 4, 2, 3),
+            | {"TORCHELASTIC_RESTART_COUNT": "3", "TORCHELASTIC_RUN_ID": "a job"},
+            Launch("torch", 4, 2, 3, "a job"),
         ),
         ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "TORCHELASTIC_RESTART_COUNT": "1"}, Launch(restarts=1)),
         ({"RANK": "1", "WORLD_SIZE": "4"}, Launch()),

@@ -260,8 +260,11 @@ class Job:
         if self.checkpoint.is_dir():
             with alone(self.checkpoint):
                 pass
-        if file.exists() and not self.resume and not self.restart and not launched().restarts:
+        launch = launched()
+        if file.exists() and not self.resume and not self.restart and not launch.restarts:
             run = Checkpoint.load(file).run
+            if launch.job and run.get("job") == launch.job:  # which goes on
+                return
             if not run.get("finished") and run.get("step") and run.get("epoch", 0) < _epochs(run):
                 raise BadInput(
                     f"{file} holds an unfinished run, at step {run.get('step')}\n"

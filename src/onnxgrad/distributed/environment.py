@@ -6,7 +6,6 @@ is none.
 
 from __future__ import annotations
 
-import atexit
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,13 +31,15 @@ class Launch:
         engine: one of `ENGINES`.
         size: how many ranks there are.
         local: how many of them on this machine, as far as the launcher tells.
-        restarts: how often the launcher has started them anew.
+        restarts: how often the launcher has started them anew after one had failed.
+        job: what the launcher calls all that it starts, anew or first; empty if it does not say.
     """
 
     engine: str = "none"
     size: int = 1
     local: int = 1
     restarts: int = 0
+    job: str = ""
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Launch:
@@ -47,7 +48,9 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch:
         size, local, restarts = (
             _number(environment, name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
         )
-        return Launch("torch" if size > 1 else "none", max(size, 1), max(local, 1), restarts)
+        job = environment.get("TORCHELASTIC_RUN_ID", "none")
+        job = "" if job == "none" else job
+        return Launch("torch" if size > 1 else "none", max(size, 1), max(local, 1), restarts, job)
     size = max(_number(environment, name) for name in _MPI_SIZES)
     if "PMIX_RANK" in environment or "PMI_RANK" in environment:  # of srun, which says the rest in words of its own
         size = max(size, _number(environment, "SLURM_NTASKS"))
@@ -76,7 +79,6 @@ def join(engine: str | None = None) -> Collective:
         raise BadInput("ranks of torch.distributed are started by torchrun: torchrun --nproc-per-node 2 -m onnxgrad …")
     if name not in _joined:
         _joined[name] = ENGINES[name]()
-        atexit.register(_joined[name].close)  # connections that end with the interpreter have it aborted
     return _joined[name]
 
 

@@ -6,6 +6,7 @@ When a process dies, the launcher ends the others and says which one it was.
 from __future__ import annotations
 
 import atexit
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +35,7 @@ class MPIEngine:
         self._mpi = MPI
         self._comm: Any = (MPI.COMM_WORLD if communicator is None else communicator).Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)  # which mpi4py raises
+        sys.excepthook = self._abort
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
 
     def all_reduce(self, array: np.ndarray) -> None:
@@ -93,8 +95,12 @@ class MPIEngine:
             return
         if why.strip():
             atexit.register(comm.Abort, 2)  # after whatever this rank has to say
-        else:
-            comm.Free()
+
+    def _abort(self, *error: Any) -> None:
+        """End all ranks where this one ends by an error that nobody answers for: they would wait for it forever."""
+        sys.__excepthook__(*error)
+        sys.stderr.flush()
+        self._mpi.COMM_WORLD.Abort(1)
 
     @contextmanager
     def _heard(self) -> Iterator[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from onnxgrad.distributed import Launch
 from onnxgrad.distributed.simulated import World
 from onnxgrad.errors import TrainingError
 from onnxgrad.runtime import Options
@@ -275,3 +276,16 @@ def test_a_model_with_a_fixed_batch_has_it_on_every_rank():
     trainers = fitted(3, model=classifier(batch=8), data=blobs(60), epochs=2)
     check_alike(trainers)
     assert trainers[0].step_count == 2 * 2  # batches of 24, and 12 rows are left out
+
+
+def test_a_job_whose_ranks_come_and_go_is_resumed_until_its_end(tmp_path, monkeypatch):
+    """The launcher starts all of them anew and tells nothing but the name of its job; another job begins anew."""
+    monkeypatch.setattr("onnxgrad.training.loop.resume.launched", lambda: Launch(job="a job"))
+    with pytest.raises(Interrupted):
+        fitted(4, folder=tmp_path / "run", watch=[StopAfter])
+    resumed = fitted(2, folder=tmp_path / "run")
+    assert resumed[0].history.about["finished"]
+    assert [r["step"] for r in numbers(resumed[0])] == [6, 12, 18]
+    assert Checkpoint.load(tmp_path / "run" / FILE).run["step"] == 18
+    begun = fitted(2, folder=tmp_path / "run", seed=5)  # the run was at its end
+    assert numbers(begun[0]) != numbers(resumed[0])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxgrad.distributed import launched
 from onnxgrad.errors import BadInput
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits
@@ -32,12 +33,28 @@ def save(run: Run, callbacks: Sequence[Callback], state: dict[str, np.ndarray]) 
         "settings": run.settings,
         "target": run.target,
         "structure": run.structure,
+        "job": launched().job,
         "finished": at.finished,
         "callbacks": [[type(c).__name__, c.state(), c.settings()] for c in callbacks if c.state()],
         "history": at.history.to_json(),
     }
     Checkpoint(state, document, run.fingerprint, _extras(run)).save(run.checkpoint, keep=True)
     run.kept = True
+
+
+def is_restarted(run: Run) -> bool:
+    """Whether a launcher has started this process anew, and the checkpoint tells how far the run had come.
+
+    Where ranks come or go a launcher starts all of them anew and does not count it: the run of its job is then not at
+    its end.
+    """
+    launch = launched()
+    if run.checkpoint is None or not run.checkpoint.is_file() or not (launch.restarts or launch.job):
+        return False
+    if launch.restarts:
+        return True
+    found = Checkpoint.load(run.checkpoint).run
+    return found.get("job") == launch.job and not found.get("finished") and found.get("epoch", 0) < run.epochs
 
 
 def resume(run: Run, callbacks: Sequence[Callback], accept_changes: bool) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.distributed import launched
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import StepRunner
 from onnxgrad.training.data import Data
@@ -148,11 +147,6 @@ class Run:
     def is_writer(self) -> bool:
         """Whether this process writes files: the first of several ranks does."""
         return self.ranks is None or self.ranks.is_first
-
-    @property
-    def is_restarted(self) -> bool:
-        """Whether its launcher has started this process anew, and the checkpoint tells how far it had come."""
-        return launched().restarts > 0 and self.checkpoint is not None and self.checkpoint.is_file()
 
     @property
     def epoch(self) -> int:

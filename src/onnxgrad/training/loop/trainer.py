@@ -33,6 +33,7 @@ from onnxgrad.training.loop.fit import Fit
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.listeners import loggers, rate_plan, watched, watchers, writers
 from onnxgrad.training.loop.rate_finder import RateTest, range_test
+from onnxgrad.training.loop.resume import is_restarted
 from onnxgrad.training.loop.run import Position, RateSchedule, Run
 from onnxgrad.training.measure import predict
 from onnxgrad.training.measure.metrics import names_of
@@ -608,7 +609,7 @@ class Trainer:
         )
         self._position = run.position
         loop = Fit(run, listening, self._evaluation, checkpoint_seconds)
-        with loop.opened(resume or run.is_restarted, accept_changes):
+        with loop.opened(resume or is_restarted(run), accept_changes):
             self.classes = rows.classes or self.classes  # a checkpoint may number them otherwise
             with nullcontext() if self.ranks is None else self.ranks.running():
                 loop()
