@@ -21,6 +21,13 @@ def test_torch_sums_and_names_the_rank_that_was_killed():
 
 
 @pytest.mark.complete
+def test_torch_goes_beside_a_group_of_the_program_itself():
+    done = torchrun(2, WORKER, "own group")
+    assert sorted(re.findall(r"rank (\d) is done", done.stdout)) == ["0", "1"], done.stderr
+    assert not done.returncode
+
+
+@pytest.mark.complete
 def test_torch_says_why_a_rank_has_stopped():
     done = torchrun(2, WORKER, "stop")
     assert "speaker 0: rank 1 has stopped: its disk is full\n" in done.stdout, done.stderr

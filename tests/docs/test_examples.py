@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.distributed.launching import mpiexec
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -135,6 +138,17 @@ def test_sensitivity(example, picture):
     sensitivity, importance = example("sensitivity").main(picture)
     assert spearmanr(sensitivity, importance).statistic > 0.85
     assert importance[np.argmax(sensitivity)] > 1.5 * np.median(importance)
+
+
+def test_distributed(example):
+    """One process, and ranks of which each has its part, learn the same."""
+    m = example("distributed")
+    trainer, found = m.main(epochs=2)
+    assert trainer.ranks is None
+    assert found["accuracy"] > 0.9
+    done = mpiexec(2, str(EXAMPLES / "distributed.py"))
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"2 rank\(s\): loss 0\.\d+, accuracy 9\d\.\d% on unseen digits\n", done.stdout)
 
 
 def test_logistic(example):
