@@ -14,13 +14,14 @@ KINDS = [ir.DataType[n] for n in ("INT8", "UINT8", "INT16", "UINT16", "INT4", "U
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("way", ["all", "channels", "blocks"])
-def test_against_the_kernels(kind: ir.DataType, way: str) -> None:
+@pytest.mark.parametrize("floats", [np.float32, np.float16])
+def test_against_the_kernels(kind: ir.DataType, way: str, floats: type) -> None:
     shape, axis, block = {"all": ((), 1, 0), "channels": ((5,), 1, 0), "blocks": ((3, 5), 0, 4)}[way]
-    x = (RNG.standard_normal((10, 5)) * 20).astype(np.float32)
-    scale = (0.05 + RNG.random(shape)).astype(np.float32)
+    x = (RNG.standard_normal((10, 5)) * 20).astype(floats)
+    scale = (0.05 + RNG.random(shape)).astype(floats)
     x[:4] = np.rint(x[:4] * 2) / 2 * (scale if way != "blocks" else 1)  # ties
     if way == "blocks":
-        scale = scale * RNG.choice([-1, 1], shape).astype(np.float32)
+        scale = scale * RNG.choice([-1, 1], shape).astype(floats)
     point = RNG.integers(0, 8, shape).astype(kind.numpy())
     attributes = {"axis": axis} | ({"block_size": block} if block else {})
     make = onnx.helper.make_node
@@ -29,8 +30,9 @@ def test_against_the_kernels(kind: ir.DataType, way: str) -> None:
         make("DequantizeLinear", ["q", "s", "z"], ["y"], **attributes),
     ]
     value = onnx.helper.make_tensor_value_info
+    element = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(floats))
     graph = onnx.helper.make_graph(
-        nodes, "g", [value("x", 1, x.shape)], [value("y", 1, x.shape)],
+        nodes, "g", [value("x", element, x.shape)], [value("y", element, x.shape)],
         [onnx.numpy_helper.from_array(scale, "s"), ir.to_proto(ir.tensor(point, dtype=kind, name="z"))],
     )  # fmt: skip
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10)
