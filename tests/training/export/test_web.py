@@ -61,6 +61,17 @@ def one(opset, body, inputs="float[N, 3] x"):
         (one(18, "y = Add (x, x)", "int64[3] x"), "Add", PROCESSOR, "int64 is not", "none needed"),
         (one(18, "y = Add (x, x)", "double[3] x"), "Add", WASM, "float64", "float32"),
         (one(18, "y = Cast <to = 11> (x)"), "Cast", WASM, "float64", "float32"),
+        (
+            one(
+                18,
+                f"{', '.join(f'y{k}' for k in range(7))}, y = Split <num_outputs = 8, axis = 1> (x)",
+                "float[N, 9] x",
+            ),
+            "Split",
+            WASM,
+            "more than 7 parts",
+            "target web writes Slices",
+        ),
         (one(18, "y = far.Away (x)"), "far.Away", NOWHERE, "no such operator", "local function"),
         (LOOP, "Loop", PROCESSOR, "", "write the steps out"),
         (LOOP, "Tanh", PROCESSOR, "inside a Loop", "write the steps out"),
@@ -148,6 +159,36 @@ def test_one_minus_a_power_does_not_cancel(base):
     for steps in (0, 1, 2, 3, 10, 100, 498, 502, 693, 10_000, 1_000_000):
         found = session.run(None, {"t": np.array(steps)})[0]
         assert found == pytest.approx(-np.expm1(steps * np.log(base)), rel=6e-7)
+
+
+@pytest.mark.parametrize("how", ["x, sizes", "x", "x, fed"])
+def test_a_split_into_many_parts(how):
+    """Slices, where the sizes are known; refused where they are not."""
+    attributes = "axis = -1" if "," in how else "axis = -1, num_outputs = 8"
+    parts = ", ".join(f"p{k}" for k in range(8))
+    model = ir.from_proto(
+        onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]>
+    g (float[N, 15] x, int64[8] fed) => (float[N, m] y) <int64[8] sizes = {{1, 2, 3, 2, 1, 2, 3, 1}}> {{
+        {parts} = Split <{attributes}> ({how})
+        y = Concat <axis = 1> (p7, p1, p6, p0, p5, p4, p3, p2)
+    }}""")
+    )
+    sizes = np.array([1, 2, 3, 2, 1, 2, 3, 1])
+    feeds = {"x": np.random.default_rng(0).standard_normal((2, 15), np.float32), "fed": sizes}
+
+    def y():
+        proto = ir.to_proto(model).SerializeToString()
+        return onnxruntime.InferenceSession(proto, providers=["CPUExecutionProvider"]).run(["y"], feeds)[0]
+
+    expected = y()
+    infer_model(model)
+    if how == "x, fed":
+        with pytest.raises(BadInput, match="Split: more than 7 parts"):
+            for_web(model)
+        return
+    for_web(model)
+    assert "Split" not in {node.op_type for node in model.graph}
+    np.testing.assert_array_equal(y(), expected)
 
 
 WIDE = """<ir_version: 8, opset_import: ["": 18]>

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -29,7 +30,7 @@ from onnxgrad.ir.names import described
 from onnxgrad.ir.schemas import schema_of
 from onnxgrad.lower.function_bodies import body_of, expand
 from onnxgrad.lower.registry import Lowering, attribute, replace
-from onnxgrad.training.export.web_report import OPSET, has_kernel, is_training, report_on
+from onnxgrad.training.export.web_report import OPSET, has_kernel, is_training, report_on, splits_widely
 
 DOUBLE, FLOAT = ir.DataType.DOUBLE, ir.DataType.FLOAT
 #: Terms of eˣ - 1 = x·(1 + x/2·(1 + x/3·…)), enough for float32 while -NEAR < x.
@@ -85,7 +86,7 @@ def _write_out(graph: ir.Graph) -> None:
     while todo:
         node = todo.pop()
         write = _WRITTEN.get(node.op_type) if not node.domain and node.outputs[0].dtype in FLOATS else None
-        if write is not None and (node.op_type != "BatchNormalization" or is_training(node)):
+        if write is not None and _PROVIDED.get(node.op_type, lambda _: True)(node):
             todo.extend(replace(builder, node, write) or ())
             continue
         known = schema_of("", node.op_type, OPSET)
@@ -121,8 +122,40 @@ def _sign(b: Builder, node: ir.Node) -> list[Var]:
     return [b.cast_like(x > 0, x) - b.cast_like(x < 0, x)]
 
 
-#: What has no kernel on WebGPU, or none that trains, and no function body, by operator.
-_WRITTEN: dict[str, Lowering] = {"BatchNormalization": _batch_normalization, "Sum": _sum, "Sign": _sign}
+def _split(b: Builder, node: ir.Node) -> list[Var]:
+    assert node.inputs[0] is not None
+    sizes, axis = _parts(node), [attribute(b, node, "axis")]
+    assert sizes is not None
+    ends = [int(end) for end in np.cumsum(sizes)]
+    x = b.var(node.inputs[0])
+    return [b.Slice(x, [end - size], [end], axis) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _parts(node: ir.Node) -> list[int] | None:
+    """The sizes of the parts of a Split, if they are known."""
+    x, given = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    if given is not None:
+        sizes = known_value(given, OPSET)
+        return None if sizes is None else [int(size) for size in sizes]
+    axis = node.attributes.get("axis")
+    whole = x.shape[0 if axis is None else axis.as_int()] if x is not None and x.shape is not None else None
+    if not isinstance(whole, int):
+        return None
+    size = -(-whole // len(node.outputs))
+    return [min(size, max(whole - k * size, 0)) for k in range(len(node.outputs))]
+
+
+#: What has no kernel on WebGPU, or none for some nodes, and no function body, by operator; and for which nodes that is.
+_WRITTEN: dict[str, Lowering] = {
+    "BatchNormalization": _batch_normalization,
+    "Sum": _sum,
+    "Sign": _sign,
+    "Split": _split,
+}
+_PROVIDED: dict[str, Callable[[ir.Node], bool]] = {
+    "BatchNormalization": is_training,
+    "Split": lambda node: splits_widely(node) and _parts(node) is not None,
+}
 
 
 def _narrow(graph: ir.Graph) -> None:

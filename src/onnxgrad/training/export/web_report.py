@@ -30,6 +30,8 @@ OPSET = 18
 PROCESSOR, WASM, NOWHERE = "processor", "wasm", "nowhere"
 #: Types that kernels on WebGPU compute with; bool as what comparisons give and conditions take.
 ON_DEVICE = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT32, ir.DataType.UINT32, ir.DataType.BOOL})
+#: Parts of a Split: WebGPU promises eight buffers to a shader, and one holds the whole.
+MOST_PARTS = 7
 #: Which input is the data, where it is not the first.
 _DATA = {"Where": 1}
 #: Those for which the type of the first operand is of no account: a kernel that reads its shape, and loops.
@@ -166,6 +168,9 @@ def _of_node(node: ir.Node, inside: str, opsets: dict[str, int]) -> OffDevice | 
     if is_training(node):
         why = "in training mode, which the kernel refuses when it runs"
         return OffDevice(name, WASM, why, "target web writes it out in operators that have a kernel")
+    if splits_widely(node) and data in ON_DEVICE:
+        why = f"more than {MOST_PARTS} parts, for which a GPU need not have buffers: it fails when it runs"
+        return OffDevice(name, WASM, why, "target web writes Slices, where the sizes of the parts are known")
     if inside:
         return OffDevice(name, PROCESSOR, f"inside a {inside}", _UNROLL)
     if data is not None and data not in ON_DEVICE and node.op_type not in _ANY_DATA:
@@ -186,6 +191,11 @@ def is_training(node: ir.Node) -> bool:
     """Whether this is a BatchNormalization in training mode."""
     mode = node.attributes.get("training_mode")
     return node.op_type == "BatchNormalization" and not node.domain and mode is not None and mode.as_int() == 1
+
+
+def splits_widely(node: ir.Node) -> bool:
+    """Whether this is a Split that needs more buffers at once than every GPU has."""
+    return node.op_type == "Split" and not node.domain and len(node.outputs) > MOST_PARTS
 
 
 _UNROLL = "write the steps out if their number is small and fixed; else it is well on the processor"
