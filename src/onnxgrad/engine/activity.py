@@ -32,6 +32,8 @@ _DISCRETE = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL, i
 def is_differentiable(value: ir.Value) -> bool:
     """Whether a value can carry a tangent: floats, containers of floats, and values of unknown type."""
     held = value.type
+    if type(held) is ir.TensorType and held.dtype in FLOATS:
+        return True
     while isinstance(held, (ir.SequenceType, ir.OptionalType)):
         held = held.elem_type
     if held is None or not isinstance(held, ir.TensorType):
@@ -75,7 +77,9 @@ def active_values(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], builder: Bu
     active = set(wrt)
     for node in nodes:
         if moved_by(node, rule_of(node, builder), active):
-            active.update(v for v in node.outputs if is_differentiable(v))
+            for v in node.outputs:
+                if is_differentiable(v):
+                    active.add(v)
     return active
 
 
@@ -127,17 +131,19 @@ def prepare(
     while True:
         wrt, of = [builder.now(v) for v in wrt], [builder.now(v) for v in of]
         path = on_path(nodes, wrt, of, builder)
-        bodies = {node: body for node in path if (body := _instead(node, builder, of if reverse else None))}
+        rules = [rule_of(node, builder) for node in path]
+        bodies = {
+            node: body for node, r in zip(path, rules) if (body := _instead(node, r, builder, of if reverse else None))
+        }
         if not bodies:
             break
         nodes = [n for node in nodes for n in bodies.get(node, [node])]
-    refuse([n for n in path if obstacle(n, builder)], path, wrt, of, builder)
+    refuse([n for n, r in zip(path, rules) if r is None or isinstance(r, Undefined)], path, wrt, of, builder)
     return path
 
 
-def _instead(node: ir.Node, builder: Builder, of: Sequence[ir.Value] | None) -> list[ir.Node] | None:
+def _instead(node: ir.Node, rule: Rule | None, builder: Builder, of: Sequence[ir.Value] | None) -> list[ir.Node] | None:
     """The nodes that took the place of `node`, if any did; `of`: what has a cotangent, in reverse mode."""
-    rule = rule_of(node, builder)
     if rule is None:
         return expand(builder, node)
     return None if of is None or rule.rewrite is None else rule.rewrite(builder, node, of)

@@ -100,7 +100,9 @@ class Var:
         return -self if _is(other, 0) else self.builder.emit("Sub", other, self)
 
     def __mul__(self, other: Any) -> Var:
-        return self if _is(other, 1) else -self if _is(other, -1) else self.builder.emit("Mul", self, other)
+        if isinstance(other, (int, float)) and not isinstance(other, bool) and other in (1, -1):
+            return self if other == 1 else -self
+        return self.builder.emit("Mul", self, other)
 
     def __rmul__(self, other: Any) -> Var:
         return self * other if isinstance(other, (int, float)) else self.builder.emit("Mul", other, self)
@@ -161,6 +163,7 @@ class Builder:
         self.opset = self.infer.context.opset
         self._emitted: dict[Any, tuple[Var, ...]] = {}
         self._constants: dict[Any, Var] = {}
+        self._attributes: dict[tuple[str, str], ir.Attr] = {}
         self._numbers: dict[tuple[ir.DataType | None, str], Var] = {}
         self._shapes: dict[tuple[int | ir.SymbolicDim, ...], Var] = {}
         #: values whose producer was replaced, with the value that now stands for each
@@ -244,11 +247,7 @@ class Builder:
         values = self._values(inputs)
         attrs: Sequence[ir.Attr] = ()
         if attributes:
-            attrs = [
-                a if isinstance(a, ir.Attr) else ir.convenience.convert_attribute(k, a)
-                for k, a in sorted(attributes.items())
-                if a is not None
-            ]
+            attrs = [self._attribute(k, a) for k, a in sorted(attributes.items()) if a is not None]
         key: Any = None
         repeatable = self._repeatable.get((op_type, domain))
         if repeatable is None:
@@ -264,6 +263,18 @@ class Builder:
         if key:
             self._emitted[key] = results
         return results[0] if outputs == 1 else results
+
+    def _attribute(self, name: str, value: Any) -> ir.Attr:
+        """An attribute that holds `value`; nodes share one of numbers or text."""
+        if isinstance(value, ir.Attr):
+            return value
+        if not isinstance(value, (int, float, str, list, tuple)):
+            return ir.convenience.convert_attribute(name, value)
+        key = name, repr(value)  # 1, 1.0 and True are equal
+        found = self._attributes.get(key)
+        if found is None:
+            found = self._attributes[key] = ir.convenience.convert_attribute(name, value)
+        return found
 
     def _values(self, operands: Sequence[Any]) -> list[ir.Value | None]:
         """What `emit` is given, as values: of the constants among them too; without those left out at the end."""

@@ -26,9 +26,9 @@ def fold_constants(graph: ir.Graph, written: Container[ir.Value]) -> int:
     opset = graph.opset_imports.get("", 1)
     count = 0
     for node in list(graph):
-        if any(v.is_graph_output() for v in node.outputs) or not all(
-            _fixed(v, written) for v in node.inputs if v is not None
-        ):
+        if not all(_fixed(v, written) for v in node.inputs if v is not None):
+            continue
+        if any(v.is_graph_output() for v in node.outputs):
             continue
         array = exact(node, opset)
         if array is None:

@@ -27,7 +27,7 @@ def scopes(graph: ir.Graph) -> list[ir.Graph]:
     """`graph`, and every graph inside it."""
     found = [graph]
     for node in graph:
-        if node.attributes:
+        if node.attributes.data:  # a length would be asked of it in Python, once for each node
             for inner in subgraphs(node):
                 found += scopes(inner)
     return found
@@ -60,7 +60,7 @@ def free(graph: ir.Graph) -> Iterator[ir.Value]:
 def reads(node: ir.Node) -> list[ir.Value]:
     """Everything that `node` depends on: its inputs, then what its graphs capture."""
     direct = [v for v in node.inputs if v is not None]
-    return direct + captured(node) if node.attributes else direct
+    return direct + captured(node) if node.attributes.data else direct
 
 
 def values_read(graph: ir.Graph) -> set[ir.Value]:
@@ -72,7 +72,7 @@ def dependents(nodes: Iterable[ir.Node], start: Iterable[ir.Value]) -> set[ir.Va
     """`start`, and everything that `nodes`, in topological order, compute from it."""
     found = set(start)
     for node in nodes:
-        if any(v in found for v in reads(node)):
+        if not found.isdisjoint(reads(node)):
             found.update(node.outputs)
     return found
 
@@ -82,7 +82,7 @@ def ancestors(nodes: Reversible[ir.Node], ends: Iterable[ir.Value], start: Colle
     wanted = {v for v in ends if v not in start}
     found = []
     for node in reversed(nodes):
-        if any(v in wanted for v in node.outputs):
+        if not wanted.isdisjoint(node.outputs):
             wanted.update(v for v in reads(node) if v not in start)
             found.append(node)
     return found[::-1]
@@ -125,7 +125,7 @@ def prune(graph: ir.Graph, keep: Iterable[ir.Value] = ()) -> int:
     live = set(graph.outputs) | set(keep)
     dead: list[ir.Node] = []
     for node in reversed(graph):
-        if any(v in live for v in node.outputs):
+        if not live.isdisjoint(node.outputs):
             live.update(reads(node))
         else:
             dead.append(node)

@@ -35,12 +35,16 @@ def serialize(model: ir.Model) -> onnx.ModelProto:
     return proto
 
 
+_SMALL = frozenset({ir.AttributeType.INT, ir.AttributeType.INTS, ir.AttributeType.FLOAT, ir.AttributeType.STRING})
+
+
 class _Writer:
     """Fills one message."""
 
     def __init__(self, proto: onnx.GraphProto, ir_version: int) -> None:
         self.proto, self.ir_version = proto, ir_version
         self._types: dict[tuple[int, ir.DataType], onnx.TypeProto] = {}
+        self._attributes: dict[int, onnx.AttributeProto] = {}  # nodes share what holds them
 
     def write(self, graph: ir.Graph) -> None:
         for value in graph.inputs:
@@ -74,8 +78,14 @@ class _Writer:
         if node.name:
             proto.name = node.name
         for a in node.attributes.values():
+            known = self._attributes.get(id(a))
+            if known is not None:
+                proto.attribute.append(known)
+                continue
             write = ir.serde.serialize_reference_attribute_into if a.is_ref() else ir.serde.serialize_attribute_into
             write(proto.attribute.add(), a)
+            if a.type in _SMALL:
+                self._attributes[id(a)] = proto.attribute[-1]
 
     def describe(self, value: ir.Value) -> None:
         """Type and shape of `value`, if there is anything to say."""

@@ -64,6 +64,11 @@ def infer_model(model: ir.Model, calls: Calls | None = None) -> None:
     check_shapes(model.graph)
 
 
+def _symbols(value: ir.Value) -> list[str]:
+    """The names of dimensions in the shape of `value`."""
+    return [] if value.shape is None else [d.value for d in value.shape if not isinstance(d, int) and d.value]
+
+
 class _Counting(osi.ShapeInferenceContext):
     """Counts the symbols that are made for dimensions nobody knows: what has them is like nothing else."""
 
@@ -96,21 +101,25 @@ class Inference:
         `calls` are the local functions that stay functions.
         """
         dims: set[str] = set()
+        shapes: list[ir.Node] = []  # so that the values of shapes computed in the graph are known here too
         for g in scopes(graph):
-            for value in (*g.inputs, *(o for n in g for o in n.outputs)):
-                if value.shape is not None:
-                    dims.update(d.value for d in value.shape if isinstance(d, ir.SymbolicDim) and d.value)
+            for value in g.inputs:
+                dims.update(_symbols(value))
+            for node in g:
+                for value in node.outputs:
+                    dims.update(_symbols(value))
+                    if value.dtype == ir.DataType.INT64 and value.shape is not None and len(value.shape) < 2:
+                        shapes.append(node)
         inference = cls(dict(graph.opset_imports), sorted(dims), calls)
-        for g in scopes(graph):
-            for node in g:  # so that the values of shapes computed in the graph are known here too
-                if any(v.dtype == ir.DataType.INT64 and v.shape is not None and len(v.shape) < 2 for v in node.outputs):
-                    inference(node)
+        for node in dict.fromkeys(shapes):
+            inference(node)
         return inference
 
     @property
     def _made(self) -> int | None:
         """How many symbols there are for dimensions nobody knows; None in a context of others, which does not count."""
-        return self.context.made if isinstance(self.context, _Counting) else None
+        context = self.context
+        return context.made if type(context) is _Counting else None
 
     def __call__(self, node: ir.Node) -> None:
         """Set type and shape of `node`'s outputs; what cannot be known stays ``None``."""

@@ -99,7 +99,7 @@ def register() -> None:
 
     def bounded_shape(self: Any, value: ir.Value, shape: ir.Shape) -> bool:
         check_shape(value, shape)
-        if any(isinstance(d, ir.SymbolicDim) and len(d.value or "") > MOST_TEXT for d in shape):
+        if any(not isinstance(d, int) and len(d.value or "") > MOST_TEXT for d in shape):
             shape = ir.Shape([d if len(str(d)) <= MOST_TEXT else self.new_symbolic_dim() for d in shape])
         return set_shape(self, value, shape)
 

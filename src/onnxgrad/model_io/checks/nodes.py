@@ -36,8 +36,8 @@ def check_nodes(model: ir.Model) -> None:
             if why:
                 held = ", ".join("" if v is None else f"{v.name} {known(ExaminedNode.sizes(v))}" for v in node.inputs)
                 raise BadInput(f"the model is not valid: {described(node)}{where}, of ({held}): {why}")
-            inside = f" in {described(node)}{where}"
-            stack += [(g, inside) for g in subgraphs(node)] if node.attributes else []
+            if node.attributes and (inner := subgraphs(node)):
+                stack += [(g, f" in {described(node)}{where}") for g in inner]
 
 
 def complaint(node: ir.Node, opset: int, *, certain: bool = True) -> str:

@@ -78,8 +78,7 @@ def formal_complaint(node: ir.Node, asked: Formal) -> str:
         if int(a.type) != type_:
             wanted = onnx.AttributeProto.AttributeType.Name(type_)
             return f"the attribute {name!r} is {a.type.name}, and should be {wanted}"
-    missing = asked.required - node.attributes.keys()
-    if missing:
+    if asked.required and (missing := asked.required - node.attributes.keys()):
         return f"the attribute {min(missing)!r} is missing"
     return _types_complaint(node, asked)
 
