@@ -83,7 +83,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 def checked_fields(cls: type[R]) -> type[R]:
     """A dataclass, which says what its fields are called where it is given one that it does not have."""
-    cls.__init__ = checked(cls.__init__)  # type: ignore[misc]
+    cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
     return cls
 
 
