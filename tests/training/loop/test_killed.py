@@ -102,9 +102,9 @@ def litter(place: Path) -> list[Path]:
 
 
 def timeless(value):
-    """Without what was measured by a clock."""
+    """Without what was measured by a clock, and without the command, which says what is resumed and written where."""
     if isinstance(value, dict):
-        return {k: timeless(v) for k, v in value.items() if "second" not in k}
+        return {k: timeless(v) for k, v in value.items() if "second" not in k and k != "command"}
     return [timeless(v) for v in value] if isinstance(value, list) else value
 
 
