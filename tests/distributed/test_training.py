@@ -75,6 +75,17 @@ def test_torchrun_trains_and_goes_on_after_a_kill_with_the_same_bits(place, alon
 
 
 @pytest.mark.complete
+def test_ranks_that_exchange_seldom_and_little_go_on_after_a_kill_with_the_same_bits(place):
+    low = ("--sync-every", "4", "--compress", "fp16")
+    whole = torchrun(2, "-m", "onnxgrad", *command(place, "low", *low))
+    assert whole.returncode == 0, whole.stderr
+    again = torchrun(2, KILLED, *command(place, "low2", *low), options=("--max-restarts", "1"))
+    assert again.returncode == 0, again.stderr
+    assert history(place, "low2") == history(place, "low")
+    assert (place / "low2.onnx").read_bytes() == (place / "low.onnx").read_bytes()
+
+
+@pytest.mark.complete
 def test_without_restarts_a_kill_ends_the_others_with_one_line(place):
     done = torchrun(2, KILLED, *command(place, "dead", "-q"))
     assert done.returncode
