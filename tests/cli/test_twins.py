@@ -51,8 +51,6 @@ PYTHON_ONLY = {
     "entry": "of a model with several training entries",
     "evaluation": "a Python object",
     "distributed": "launchers of processes say it",
-    "sync_every": "how ranks talk is decided in programs",
-    "compress": "how ranks talk is decided in programs",
 }
 #: Defaults that differ.
 DEFAULTS = {
