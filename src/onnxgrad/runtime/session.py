@@ -29,6 +29,7 @@ from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
 from onnxgrad.runtime.kernels import at_hand, elementwise, fused, in_place, library, wants_kernels, with_kernels
 from onnxgrad.runtime.rewrites import REWRITES, optimized
+from onnxgrad.runtime.widened import widened
 from onnxgrad.runtime.wrong_fusions import wrong_fusions
 
 #: Models with more bytes of constants go to the runtime through a file, which it maps into memory: as a message they
@@ -203,7 +204,7 @@ def create(
     if flush:
         native.add_session_config_entry("session.set_denormal_as_zero", "1")
     if isinstance(model, ir.Model) and options.providers[:1] == ("CPUExecutionProvider",):
-        given = model
+        model = given = widened(model)
         if options.target == "native":
             model = with_kernels(model)
         has_kernels = model is not given

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.training.optim.config import Optimizer
 from onnxgrad.training.optim.formulas import Formula
@@ -51,6 +50,8 @@ class Update:
     def __init__(self, optimizer: Optimizer, state: State) -> None:
         self.optimizer, self.state, self.b = optimizer, state, state.builder
         self.norm: Var | None = None
+        #: weights of 16 bits, by the float32 ones that are updated in their place
+        self._halves: dict[ir.Value, ir.Value] = {}
 
     def write(
         self,
@@ -64,11 +65,23 @@ class Update:
         schedule = self.optimizer.schedule
         factor = None if schedule is None else schedule.write(self.b, self.state.count()[0])
         for k in (None, *range(len(self.optimizer.groups))):
-            chosen = [(x, g) for x, g in zip(parameters, gradients) if owners[x.name or ""] == k]
+            chosen = [self._wide(x, g) for x, g in zip(parameters, gradients) if owners[x.name or ""] == k]
             if chosen:
                 own = {} if k is None else self.optimizer.groups[k].settings
                 settings = completed_settings(self.optimizer.name, {**self.optimizer.settings, **own})
                 self._group(settings, self._rate(settings, factor), *map(list, zip(*chosen)))
+
+    def _wide(self, x: ir.Value, g: Var) -> tuple[ir.Value, Var]:
+        """A weight of 16 bits as one in float32, which the state keeps beside it, and its gradient likewise.
+
+        A step of it may be smaller than what 16 bits tell apart, and many of them would be none.
+        """
+        if x.dtype not in HALVES:
+            return x, g
+        assert x.const_value is not None
+        held = self.state.held(f"{x.name}_master", x.const_value.numpy().astype(np.float32), FLOAT)
+        self._halves[held.value] = x
+        return held.value, self.b.Cast(g, to=int(FLOAT))
 
     def _rate(self, settings: Settings, factor: Var | None) -> Var:
         """The learning rate of a group: fed, and scaled by the schedule."""
@@ -105,12 +118,6 @@ class Update:
             for x, g in zip(xs, gs):
                 self._formula(settings, rate, Var(self.b, x), g)
             return
-        for x in xs:
-            if x.dtype in HALVES:
-                raise BadInput(
-                    f"{x.name!r} is a tensor of {x.dtype}, which the operator {operator.type} does not update; "
-                    f"sgd, rmsprop, nadam, lion, lamb, adafactor and muon do, and adam with convention 'torch'"
-                )
         for dtype in dict.fromkeys(x.dtype for x in xs):
             chosen = [(Var(self.b, x), g) for x, g in zip(xs, gs) if x.dtype == dtype]
             self._operator(operator, settings, rate, *map(list, zip(*chosen)))
@@ -118,7 +125,8 @@ class Update:
     def _states(self, settings: Settings, x: Var, dtype: ir.DataType) -> list[Var]:
         shape = tuple(int(d) for d in x.shape or ())  # type: ignore[arg-type]
         wanted = OPTIMIZERS[self.optimizer.name].states(settings, shape)
-        return [self.state.held(f"{x.name}_{suffix}", np.zeros(dims), dtype) for suffix, dims in wanted.items()]
+        name = self._halves.get(x.value, x.value).name
+        return [self.state.held(f"{name}_{suffix}", np.zeros(dims), dtype) for suffix, dims in wanted.items()]
 
     def _operator(self, operator: OperatorNode, settings: Settings, rate: Var, xs: list[Var], gs: list[Var]) -> None:
         b = self.b
@@ -140,13 +148,12 @@ class Update:
             self._bind(held[k], out, average=k < len(xs))
 
     def _formula(self, settings: Settings, rate: Var, x: Var, g: Var) -> None:
-        """One tensor by the formula; half precision is computed, and has its state, in float."""
-        b, dtype = self.b, FLOAT if x.dtype in HALVES else x.dtype or FLOAT
+        """One tensor by the formula."""
+        b, dtype = self.b, x.dtype or FLOAT
         o = Formula(b, settings, rate, lambda: self.state.count()[1], dtype, self._keep)
-        wide = [v if v.dtype == dtype else b.Cast(v, to=int(dtype)) for v in (x, g)]
         states = self._states(settings, x, dtype)
-        new = OPTIMIZERS[self.optimizer.name].update(o, *wide, *states)
-        self._bind(x, b.cast_like(new[0], x), average=True)
+        new = OPTIMIZERS[self.optimizer.name].update(o, x, g, *states)
+        self._bind(x, new[0], average=True)
         for old, value in zip(states, new[1:], strict=True):
             self._bind(old, value)
 
@@ -163,12 +170,14 @@ class Update:
     def _bind(self, old: Var, new: Var, average: bool = False) -> None:
         """The next value of `old`; of a parameter also the average: first a copy, then share·old + (1 - share)·new."""
         share = self.optimizer.ema if average else None
+        weight = self._halves.get(old.value, old.value)
+        if weight is not old.value:
+            self.state.bind(weight, self.b.Cast(new, to=int(weight.dtype or FLOAT)))
         if share is not None:
-            b = self.b
+            b, wide = self.b, new
             assert old.value.const_value is not None
-            wide = new if new.dtype not in HALVES else b.Cast(new, to=int(FLOAT))
             start = old.value.const_value.numpy()
-            held = self.state.held(f"{old.name}_average", start, wide.dtype or FLOAT, average=old.name)
+            held = self.state.held(f"{weight.name}_average", start, wide.dtype or FLOAT, average=weight.name)
             first = b.Equal(self.state.count()[0], b.const(np.int64(0)))
             kept = b.cast_like(b.Where(first, b.const(np.float64(0)), b.const(np.float64(share))), wide)
             self.state.bind(held.value, held * kept + wide * b.Sub(1.0, kept))

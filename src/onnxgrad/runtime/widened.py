@@ -1,0 +1,73 @@
+"""Models of bfloat16 on the CPU provider: operators that it has no such kernel for take float32, between Casts.
+
+ONNX Runtime does so itself with float16. Of bfloat16, its CPU provider only moves numbers, and refuses a model that
+computes with them. Each result is rounded to bfloat16, so the numbers are those of kernels that add up in float32.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgrad.ir.graph import scopes, subgraphs
+from onnxgrad.ir.infer.inference import infer_model
+from onnxgrad.ir.names import Names
+from onnxgrad.runtime.kernels_of_provider import has_kernel
+
+BFLOAT16, FLOAT = ir.DataType.BFLOAT16, ir.DataType.FLOAT
+
+
+def has_bfloat16(model: ir.Model) -> bool:
+    """Whether a weight, an input or an output of `model` is of bfloat16, or something is cast to it."""
+    graph = model.graph
+    ends = [*graph.inputs, *graph.outputs, *graph.initializers.values()]
+    if any(v.dtype == BFLOAT16 for v in ends):
+        return True
+    return any(n.op_type == "Cast" and n.attributes["to"].as_int() == int(BFLOAT16) for g in scopes(graph) for n in g)
+
+
+def widened(model: ir.Model) -> ir.Model:
+    """`model` for the CPU provider: itself, or a copy in which float32 stands for bfloat16 where that has no kernel."""
+    if not has_bfloat16(model):
+        return model
+    copy = model.clone()
+    infer_model(copy)
+    names = Names.of(copy)
+    for graph in scopes(copy.graph):
+        opsets = copy.opset_imports
+        for node in list(graph):
+            values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.dtype == BFLOAT16]
+            if not values or subgraphs(node) or node.op_type == "Constant":
+                continue
+            if not has_kernel("CPUExecutionProvider", node, opsets.get(node.domain, 1), BFLOAT16):
+                _widen(graph, node, names)
+    return copy
+
+
+def _widen(graph: ir.Graph, node: ir.Node, names: Names) -> None:
+    for i, value in enumerate(node.inputs):
+        if value is not None and value.dtype == BFLOAT16:
+            cast = _cast(value, FLOAT, names)
+            graph.insert_before(node, cast)
+            node.replace_input_with(i, cast.outputs[0])
+    for value in node.outputs:
+        if value.dtype != BFLOAT16 or not value.name:
+            continue
+        value.type = ir.TensorType(FLOAT)
+        cast = _cast(value, BFLOAT16, names)
+        (narrow,) = cast.outputs
+        graph.insert_after(node, cast)
+        for user, i in tuple(value.uses()):
+            if user is not cast:
+                user.replace_input_with(i, narrow)
+        for held in (graph, *[g for g in scopes(graph) if g is not graph]):
+            for i, end in enumerate(held.outputs):
+                if end is value:
+                    held.outputs[i] = narrow
+        value.name, narrow.name = narrow.name, value.name
+
+
+def _cast(value: ir.Value, to: ir.DataType, names: Names) -> ir.Node:
+    node = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(to))], num_outputs=1, name=names.fresh("cast"))
+    (out,) = node.outputs
+    out.name, out.type, out.shape = names.fresh("cast"), ir.TensorType(to), value.shape
+    return node
