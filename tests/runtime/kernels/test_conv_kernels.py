@@ -186,11 +186,9 @@ def test_what_is_not_finite_stays_where_it_belongs(name, value):
 
 def test_other_types_and_ranks_stay_operators():
     assert pulled(GEOMETRIES["3×3"], dtype=np.float64)[0].kernels == []
-    line = helper.make_node("Conv", ["x", "w"], ["y"])
-    arrays = {"x": np.zeros((1, 2, 5), np.float32), "w": np.zeros((3, 2, 2), np.float32)}
-    assert Pulled([line], arrays, ["w"]).kernels == []
+    node = helper.make_node("Conv", ["x", "w"], ["y"])
     solid = {"x": np.zeros((1, 2, 5, 4, 3), np.float32), "w": np.zeros((3, 2, 2, 2, 2), np.float32)}
-    assert Pulled([line], solid, ["w"]).kernels == []
+    assert Pulled([node], solid, ["w"]).kernels == []
 
 
 def test_cotangent_of_another_batch_is_refused():
@@ -232,3 +230,35 @@ def test_few_pixels_stay_operators(monkeypatch):
     for side, kernels in ((7, []), (8, ["ConvWeightGrad"])):
         few, seed = pulled((2, 16, 16, 1, (side, side), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)))
         few.compare(seed, kernels, **tolerance(seed))
+
+
+#: N, C, M, groups, W, kernel, stride, dilation, pads
+ROWS = {
+    "two far taps": (4, 8, 6, 1, 300, 2, 1, 64, (64, 0)),
+    "one tap": (3, 8, 6, 1, 40, 1, 1, 1, (0, 0)),
+    "one tap, ragged": (2, 3, 5, 1, 37, 1, 1, 1, (0, 0)),
+    "strided": (3, 5, 7, 1, 101, 5, 3, 2, (4, 1)),
+    "groups": (2, 6, 8, 2, 33, 3, 1, 1, (1, 1)),
+    "depthwise": (2, 7, 7, 7, 65, 4, 1, 1, (3, 0)),
+    "one number": (2, 3, 4, 1, 1, 1, 1, 1, (0, 0)),
+    "longer than the row": (2, 3, 4, 1, 3, 7, 1, 1, (4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_weights_over_one_axis(name):
+    n, c, m, group, width, kernel, stride, dilation, pads = ROWS[name]
+    settings = {"group": group, "strides": [stride], "dilations": [dilation], "pads": pads}
+    node = helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[kernel], **settings)
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((n, c, width)).astype(np.float32)
+    operators = Pulled([node], {"x": x, "w": np.zeros((m, c // group, kernel), np.float32)}, ["w"])
+    out = (width + sum(pads) - dilation * (kernel - 1) - 1) // stride + 1
+    seed = rng.standard_normal((n, m, out)).astype(np.float32)
+    (found,) = operators.compare(seed, ["ConvWeightGrad"], rtol=1e-4, atol=1e-4)
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), pads)).reshape(n, group, c // group, -1)
+    g = seed.astype(np.float64).reshape(n, group, m // group, out)
+    for k in range(kernel):
+        taken = padded[..., k * dilation :][..., : (out - 1) * stride + 1 : stride]
+        expected = np.einsum("ngmt,ngct->gmc", g, taken).reshape(m, c // group)
+        np.testing.assert_allclose(found[..., k], expected, rtol=1e-4, atol=1e-4)

@@ -25,16 +25,21 @@ def within_reach(taps: Sequence[int], attributes: Mapping[str, Any]) -> bool:
 
 @kernel("ConvWeightGrad")
 def conv_weight_grad(site: Occurrence) -> KernelCall | None:
-    """[big side, small side] → [weights], float32; kernel, strides, dilations, padding before, and groups are known."""
+    """[big side, small side] → [weights], float32; kernel, strides, dilations, padding before, and groups are known.
+
+    Over one axis it is that of pictures of one row.
+    """
     sizes = site.sizes(1)
-    if not site.all_float32 or sizes is None:
+    if not site.all_float32 or sizes is None or len(sizes) != len(site.attributes["kernel"]) + 2:
         return None
     if not within_reach(site.attributes["kernel"], site.attributes):
         return None
     pixels = [n for n in sizes[2:] if n is not None]
     if site.attributes["group"] == 1 and len(pixels) == len(sizes[2:]) and math.prod(pixels) < FEWEST_PIXELS:
         return None
-    return KernelCall("ConvWeightGrad", site.inputs, site.attributes)
+    row = {"kernel": 1, "strides": 1, "dilations": 1, "pads": 0} if len(sizes) == 3 else {}
+    attributes = {**site.attributes, **{name: [n, *site.attributes[name]] for name, n in row.items()}}
+    return KernelCall("ConvWeightGrad", site.inputs, attributes)
 
 
 #: Most channels of the small side, in one group, for which a kernel is quicker than ONNX Runtime's ConvTranspose.

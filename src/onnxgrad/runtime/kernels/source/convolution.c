@@ -439,7 +439,9 @@ static void compute(Call *call, const void *settings) {
   const Shape big = shape_of(call, 0), small = shape_of(call, 1);
   const float *x = input(call, 0), *y = input(call, 1);
   if (call->failed) return;
-  int sound = big.rank == 4 && small.rank == 4 && big.dims[0] == small.dims[0] && by->group > 0;
+  const int row = big.rank == 3; /* over one axis: pictures of one row, and weights of the first rank */
+  int sound = (big.rank == 4 || row) && small.rank == big.rank && big.dims[0] == small.dims[0] && by->group > 0;
+  if (row) sound = sound && s->kernel[0] == 1 && !by->pads[0];
   for (int i = 0; i < 2; i++)
     sound = sound && within_reach(s->kernel[i], by->strides[i], by->dilations[i], by->pads[i]);
   if (!sound || s->kernel[0] * s->kernel[1] > MOST_TAPS || big.dims[1] % by->group || small.dims[1] % by->group) {
@@ -448,11 +450,12 @@ static void compute(Call *call, const void *settings) {
   }
   const Correlation at = {
       .images = big.dims[0], .groups = by->group, .m = small.dims[1] / by->group, .c = big.dims[1] / by->group,
-      .h = big.dims[2], .w = big.dims[3], .oh = small.dims[2], .ow = small.dims[3],
+      .h = row ? 1 : big.dims[2], .w = big.dims[3 - row], .oh = row ? 1 : small.dims[2], .ow = small.dims[3 - row],
       .kh = s->kernel[0], .kw = s->kernel[1], .sh = by->strides[0], .sw = by->strides[1],
       .dh = by->dilations[0], .dw = by->dilations[1], .ph = by->pads[0], .pw = by->pads[1],
   };
-  const Shape shape = {.rank = 4, .dims = {small.dims[1], at.c, at.kh, at.kw}};
+  Shape shape = {.rank = 4, .dims = {small.dims[1], at.c, at.kh, at.kw}};
+  if (row) shape = (Shape){.rank = 3, .dims = {small.dims[1], at.c, at.kw}};
   float *out = output(call, 0, &shape);
   if (!call->failed) correlate(call, &at, x, y, out);
 }
