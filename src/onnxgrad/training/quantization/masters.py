@@ -147,7 +147,7 @@ class _Stored:
         product = pairs.pop() if len(pairs) == 1 else None
         if product is not None:
             x, w = (constant(v) for v in product)
-            if x is None or w is None or not np.allclose(np.ravel(x * np.ravel(w)), np.ravel(steps), rtol=1e-3):  # type: ignore[arg-type]
+            if x is None or w is None or steps is None or not _is_product(x, w, steps):
                 product = None
         outputs = [node.outputs[0] for node in self.nodes]
         if any(v.is_graph_output() for v in outputs):
@@ -173,6 +173,12 @@ def _factors(bias: ir.Value) -> tuple[ir.Value, ir.Value] | None:
             return None
         found.add((scales[0], scales[1]))
     return found.pop() if len(found) == 1 else None  # type: ignore[return-value]
+
+
+def _is_product(x: np.ndarray, w: np.ndarray, steps: np.ndarray) -> bool:
+    """Whether `steps` are those of an integer kernel with inputs in steps of x and weights in steps of w."""
+    found = np.ravel(x) * np.ravel(w)
+    return found.size == steps.size and np.allclose(found, np.ravel(steps), rtol=1e-3, atol=0)
 
 
 def attribute(node: ir.Node, name: str, default: int) -> int:
