@@ -128,6 +128,22 @@ def test_a_loss_that_is_a_graph_does_not_tell_what_to_compare():
         Trainer(model).fit({"x": blobs()["x"]}, validation={"x": blobs()["x"]}, metrics="accuracy")
 
 
+def test_words_of_ctc_are_watched():
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        g (float[N, 6, 4] x) => (float[N, 6, 4] y) { y = MatMul (x, w) }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    path = np.array([[1, 0, 3, 2, 2, 0], [1, 1, 3, 1, 0, 0]])  # 3 stands between words
+    data = {"x": np.eye(4, dtype=np.float32)[path], "labels": np.array([[1, 3, 2], [2, 3, 1]])}
+    found = Trainer(model, loss="ctc", optimizer="sgd", learning_rate=1e-6, options=ONE)
+    found.fit(data, validation=data, monitor="validation_wer:space=3", keep_best=True)
+    last = found.history.epochs[-1]
+    assert (last["validation_exact"], last["validation_cer"]) == (0.5, 1 / 6)
+    assert last["validation_wer:space=3"] == 1 / 4
+    with pytest.raises(BadInput, match="which symbol stands between them"):
+        found.fit(data, validation=data, metrics="wer")
+
+
 def test_a_plateau_by_name_follows_what_is_measured():
     found = trainer()
     found.fit(blobs(), epochs=4, validation=blobs(seed=1), schedule="plateau:patience=1,monitor=validation_auc")

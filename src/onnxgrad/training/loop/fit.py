@@ -167,6 +167,7 @@ class Fit:
             at.seconds = before + now - begin
             if run.evaluate_every is not None and at.step % run.evaluate_every == 0:
                 self._evaluate_between()
+                begin += time.monotonic() - now  # which is no time of steps
                 if stopped := bool(at.finished):
                     break
             if self._is_to_stop():
