@@ -53,7 +53,12 @@ PAIRS = {
         z = Concat <axis = 1> (q, p)""",
     "two classes turned round": f"{SIGMOID}  z = Concat <axis = 1> (p, q)",
 }
+EITHER = """z = If (c) <then_branch = a () => (float[N, K] p) { p = Sigmoid (y) },
+    else_branch = b () => (float[N, K] q) { q = Tanh (y) }>"""
+UNKNOWN = "s = ReduceSum <keepdims = 0> (y)  zero = Sub (s, s)  c = Equal (s, zero)"
 BINARY = {
+    "mean of one": f"{COLUMNS}  u = Unsqueeze (y, i2)  e = Sigmoid (u)  z = ReduceMean <keepdims = 0> (e, i2)",
+    "the branch that is taken": f"c = Constant <value = bool {{1}}> ()  {EITHER}".replace("float[", "T["),
     "identity": "e = Sigmoid (y)  z = Identity (e)",
     "cast": "h = Cast <to = 11> (y)  e = Sigmoid (h)  f = Cast <to = TO> (e)  z = Identity (f)",
     "reshape": f"{FLAT}  e = Sigmoid (y)  z = Reshape (e, s)",
@@ -150,6 +155,20 @@ REFUSED = {
         "(?s)takes log-probabilities.*cross_entropy finds the logits",
     ),
     "mean of two": ("cross_entropy", {}, "a = Softmax (y)  n = Neg (y)  b = Softmax (n)  z = Mean (a, b)", 3, "twice"),
+    "mean of three": (
+        "bce_with_logits",
+        {},
+        f"{COLUMNS}  e = Sigmoid (y)  z = ReduceMean (e, i1)",
+        1,
+        "between 0 and 1 and is not known to be their Sigmoid",
+    ),
+    "either branch": (
+        "bce_with_logits",
+        {},
+        f"{UNKNOWN} {EITHER.replace('Tanh', 'HardSigmoid')}",
+        3,
+        "between 0 and 1 and is not known to be their Sigmoid",
+    ),
     "squashed": (
         "binary_focal",
         {},
@@ -188,6 +207,7 @@ def test_scores_are_left_alone():
         ("c = Constant <value = T {-2}> ()  e = Tanh (y)  z = Mul (e, c)", -2, 2),
         ("c = Constant <value = T {3}> ()  e = Sigmoid (y)  z = Sub (e, c)", -3, -2),
         ("a = Abs (y)  m = Sigmoid (y)  z = Min (a, m)", 0, 1),
+        (f"{UNKNOWN} {EITHER}", -1, 1),
         ("a = Relu (y)  c = Constant <value = T {2}> ()  d = Add (a, c)  z = Div (c, d)", 0, 1),
     ],
 )

@@ -23,7 +23,8 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.cleanup import write_otherwise
 from onnxgrad.ir.composites import spell_notes
 from onnxgrad.ir.graph import ancestors, prune, reads
-from onnxgrad.ir.infer.inference import forget_values
+from onnxgrad.ir.infer.inference import forget_values, infer_model
+from onnxgrad.ir.known_branches import take_known_branches
 from onnxgrad.keywords import check_keyword, keywords_of
 from onnxgrad.model_io import AnyModel, open_model, training_info
 from onnxgrad.model_io.save import to_proto
@@ -164,6 +165,8 @@ class _Attachment:
         if adapter is not None and adapter.train_also:
             trainable = [*(trainable or ()), *adapter.train_also]
         self.trainable, self.freeze = trainable, freeze
+        while take_known_branches(self.graph):
+            infer_model(self.model)  # the types of a branch say more than those of its If
         with_own_weights(self.graph)
         own_weights(self.graph, trainable or ())
         for value in list(self.graph.inputs):

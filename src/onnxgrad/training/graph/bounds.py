@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.constants import constant
+from onnxgrad.ir.graph import subgraphs
 from onnxgrad.training.graph.rounding import rounded
 
 Interval = tuple[float, float]
@@ -68,6 +69,9 @@ def _bounds(value: ir.Value, depth: int, known: _Known) -> Interval:
     if node.domain in ("", "ai.onnx") and of in _FIXED:
         return _FIXED[of]
     operands = [v for v in node.inputs if v is not None]
+    if of == "If" and node.domain in ("", "ai.onnx"):
+        either = [bounds(branch.outputs[value.index() or 0], depth - 1, known) for branch in subgraphs(node)]
+        return min(low for low, _ in either), max(high for _, high in either)
     if node.domain == "ai.onnx.ml":
         return _classical(node, operands, depth, known)
     if node.domain not in ("", "ai.onnx") or not operands:

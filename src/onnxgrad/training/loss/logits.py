@@ -45,6 +45,8 @@ class Ending:
 
 #: Nodes that move numbers, element by element, to where they are in the result.
 _MOVES = frozenset(["Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose"])
+#: Reductions that give back a number that stands alone.
+_REDUCTIONS = frozenset(["ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin"])
 #: And those that leave some out.
 _PICKS = frozenset(["Slice", "Gather"])
 
@@ -98,7 +100,7 @@ def logit(value: ir.Value) -> Ending | None:
     if (other := _complement(node)) is not None:
         found = logit(other)
         return None if found is None else found.then(lambda b, x: -x)
-    if node.op_type in _MOVES | _PICKS:
+    if node.op_type in _MOVES | _PICKS or _reduces_nothing(node):
         found = logit(first)
         return None if found is None else _moved(node, found)
     if node.op_type == "Concat":
@@ -168,6 +170,19 @@ def _joined(node: ir.Node, of: Callable[[ir.Value], Ending | None]) -> Ending | 
     axis = _int(node, "axis", 0)
     leaves = tuple(dict.fromkeys(v for p in found for v in p.leaves))
     return Ending(leaves, lambda b, get: b.Concat(*(p.write(b, get) for p in found), axis=axis))
+
+
+def _reduces_nothing(node: ir.Node) -> bool:
+    """Whether it is a reduction along axes of one element: the mean of one number is that number."""
+    x = node.inputs[0]
+    if node.op_type not in _REDUCTIONS or x is None or x.shape is None:
+        return False
+    held = node.attributes.get("axes")
+    axes = None if held is None else list(held.as_ints())
+    if axes is None and len(node.inputs) > 1 and node.inputs[1] is not None:
+        given = constant(node.inputs[1])
+        axes = None if given is None else given.reshape(-1).tolist()
+    return bool(axes) and all(-len(x.shape) <= a < len(x.shape) and x.shape[a] == 1 for a in axes or ())
 
 
 def _moved(node: ir.Node, before: Ending) -> Ending:
