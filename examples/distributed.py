@@ -5,7 +5,8 @@
     torchrun --standalone --nproc-per-node 2 examples/distributed.py
     mpiexec -n 2 python examples/distributed.py      # with onnxgrad[demo,mpi]
 
-All three learn the same: the batch is that of all ranks together, and each takes its part of it.
+The batch is that of all ranks together, and each takes its part of it. Accuracies differ a little all the same, since
+BatchNormalization takes the statistics of the rows of its rank.
 """
 
 from onnxgrad.demo import MODEL, digits

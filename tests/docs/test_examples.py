@@ -141,7 +141,7 @@ def test_sensitivity(example, picture):
 
 
 def test_distributed(example):
-    """One process, and ranks of which each has its part, learn the same."""
+    """One process learns, and so do ranks of which each has its part of a batch."""
     m = example("distributed")
     trainer, found = m.main(epochs=2)
     assert trainer.ranks is None
