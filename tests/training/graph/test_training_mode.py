@@ -209,7 +209,8 @@ def test_dropout_inside_a_branch_is_refused():
         [helper.make_tensor_value_info("d", 1, ["N", 1])],
     )
     nodes = [
-        node("Constant", [], ["c"], value=numpy_helper.from_array(np.array(True))),
+        node("ReduceMax", ["x"], ["m"], keepdims=0),
+        node("IsNaN", ["m"], ["c"]),
         node("If", ["c"], ["h"], then_branch=inner, else_branch=inner, name="if"),
         node("Mul", ["h", "w"], ["y"]),
     ]
