@@ -13,6 +13,7 @@ import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import StepRunner
+from onnxgrad.runtime.on_device import OnDevice
 from onnxgrad.training.data import Data
 from onnxgrad.training.loop.checkpoint import replacing
 from onnxgrad.training.step.accumulate import Accumulating
@@ -52,7 +53,7 @@ class RateTest:
 
 
 def range_test(
-    machine: StepRunner | Accumulating,
+    machine: StepRunner | OnDevice | Accumulating,
     loss: str,
     data: Data,
     *,

@@ -11,6 +11,7 @@ import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import StepRunner
+from onnxgrad.runtime.on_device import OnDevice
 from onnxgrad.training.data import Data
 from onnxgrad.training.loop.checkpoint import FILE
 from onnxgrad.training.loop.history import History
@@ -90,7 +91,7 @@ class Run:
     def __init__(
         self,
         step: Step,
-        machine: StepRunner | Accumulating,
+        machine: StepRunner | OnDevice | Accumulating,
         fingerprint: tuple[str, str],
         data: Data,
         validation: Data | None,
@@ -106,7 +107,7 @@ class Run:
         evaluate_every: int | None = None,
         folder: Path | None,
         target: str,
-        follow: Callable[[str], tuple[StepRunner | Accumulating, str]],
+        follow: Callable[[str], tuple[StepRunner | OnDevice | Accumulating, str]],
         ranks: Ranks | None = None,
     ) -> None:
         self.step, self.machine, self.parts = step, machine, parts

@@ -20,6 +20,7 @@ from onnxgrad.keywords import check_keyword, checked, keywords_of
 from onnxgrad.model_io import load_model, save_model, training_info
 from onnxgrad.remat import Plan
 from onnxgrad.runtime import Options, StepRunner
+from onnxgrad.runtime.on_device import OnDevice, runner
 from onnxgrad.training.adapters.folder import save_adapter
 from onnxgrad.training.adapters.merge import merged
 from onnxgrad.training.build.attach import attached, known_arguments
@@ -179,14 +180,14 @@ class Trainer:
         self._is_free = asked_of_runtime.is_free
         self.fingerprint = fingerprint(self.step.model)  # of what is computed, not of the plan for its memory
         self._structure = structure(self.step.model)
-        self._run_by: Callable[[Options], StepRunner | Accumulating]
+        self._run_by: Callable[[Options], StepRunner | OnDevice | Accumulating]
         self.plan: Plan | None = None
         self._planned = batch_size if memory is not None else None
         if parts == 1:
             if memory is not None:
                 self.step = within_memory(self.step, memory, batch_size, dims)
             self.plan = self.step.plan
-            self._run_by = lambda how: StepRunner(self.step, options=how)
+            self._run_by = lambda how: runner(self.step, how)
         elif isinstance(training, Step):
             raise BadInput("a compiled step cannot be cut into parts; hand in the model that it was compiled from")
         else:
@@ -224,7 +225,7 @@ class Trainer:
             raise BadInput(self._why_not)
         return self._evaluation
 
-    def _follow(self, target: str) -> tuple[StepRunner | Accumulating, str]:
+    def _follow(self, target: str) -> tuple[StepRunner | OnDevice | Accumulating, str]:
         """The machine of a run that was begun on `target`, and its own: another one, if nobody said which to take."""
         if self._is_free and target != self.options.target:
             if target == "portable" or replace(self.options, target="auto").settled().target == target:

@@ -1,0 +1,163 @@
+"""A step graph whose state lives in the memory of a device: two sets of tensors there that take turns.
+
+The same machine as `Resident`, for providers with memory of their own. The next state is written into bound outputs,
+so no tensor of state crosses the bus in a step; what crosses are the batch, the rates, and the results that the host
+asks for. A batch may be on the device already: a tensor of another library is taken by DLPack, where it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+
+from onnxgrad.errors import BadInput
+from onnxgrad.runtime.feeds import feed
+from onnxgrad.runtime.protocol import Slot, StepGraph
+from onnxgrad.runtime.resident import StepRunner, check_slots, check_state
+from onnxgrad.runtime.session import Options, array_of, create, one_line
+
+#: The devices of providers that have memory of their own, as ONNX Runtime calls these.
+DEVICES = {"CUDAExecutionProvider": "cuda", "TensorrtExecutionProvider": "cuda"}
+
+Tensor: TypeAlias = onnxruntime.OrtValue
+
+
+class OnDevice:
+    """A machine whose state is on a device (see `Machine`).
+
+    Args:
+        step: the compiled step.
+        options: how to run it; its first provider says which device, and its options which one of several.
+        device: name and number of the device, where that is to be another; ("cpu", 0) is the host.
+
+    Attributes:
+        held: the learning rates, as arrays on the host: write into them to change what the next step reads.
+
+    Raises:
+        BadInput: there is no such device in this ONNX Runtime, or it runs out of memory.
+    """
+
+    def __init__(
+        self, step: StepGraph, *, options: Options | None = None, device: tuple[str, int] | None = None
+    ) -> None:
+        options = (options or Options()).settled()
+        self.device = device or (DEVICES.get(options.providers[0], "cpu"), 0)
+        self.slots = {n: Slot(t.input, t.output, t.initial.numpy()) for n, t in step.state.items()}
+        check_slots(step.model, self.slots, step.results)
+        self.results = list(step.results)
+        self.session = create(step.model, options)
+        self.held, self.reads = ({n: t.numpy().copy() for n, t in some.items()} for some in (step.rates, step.reads))
+        taken = {s.input for s in self.slots.values()} | self.held.keys() | self.reads.keys()
+        self.batch = [v.name for v in self.session.get_inputs() if v.name not in taken]
+        self._state = tuple({n: self._room(s.initial) for n, s in self.slots.items()} for _ in range(2))
+        for name, slot in self.slots.items():
+            self._fill(self._state[0][name], slot.initial)
+        self._now = 0
+        self._fed: dict[str, Tensor] = {}
+        renewed = {s.output: n for n, s in self.slots.items()}
+        #: results that are state as well: an output has one binding, so they are read from the state
+        self._shared = {name: renewed[name] for name in self.results if name in renewed}
+        self._own = [name for name in self.results if name not in self._shared]
+        self._bindings = tuple(self._bind(read, 1 - read) for read in range(2))
+
+    def _room(self, like: np.ndarray) -> Tensor:
+        try:
+            return Tensor.ortvalue_from_shape_and_type(list(like.shape), like.dtype.type, *self.device)
+        except Exception as error:
+            place = ":".join(map(str, self.device))
+            raise BadInput(f"ONNX Runtime has no room for {like.nbytes} bytes on {place}: {one_line(error)}") from error
+
+    @staticmethod
+    def _fill(tensor: Tensor, array: np.ndarray) -> None:
+        if array.size:
+            tensor.update_inplace(np.ascontiguousarray(array))
+
+    def _bind(self, read: int, write: int) -> onnxruntime.IOBinding:
+        binding = self.session.io_binding()
+        for name in self._own:
+            binding.bind_output(name, "cpu")
+        for name, slot in self.slots.items():
+            binding.bind_ortvalue_input(slot.input, self._state[read][name])
+            binding.bind_ortvalue_output(slot.output, self._state[write][name])
+        for name, array in self.reads.items():
+            binding.bind_cpu_input(name, array)
+        return binding
+
+    def step(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Take one step; the results by name, on the host.
+
+        Args:
+            batch: arrays, or tensors with ``__dlpack__`` (OrtValue, torch, cupy, jax), which are read where they lie.
+
+        Raises:
+            BadInput: the runtime refuses the batch or fails on it; the state is then as before the step.
+        """
+        binding = self._bindings[self._now]
+        for name in self._own:  # or the runtime insists on the shapes of the last batch
+            binding.bind_output(name, "cpu")
+        for name, array in self.held.items():  # what is bound from the host is copied then, not when it runs
+            binding.bind_cpu_input(name, array)
+        for name in self.batch:
+            binding.bind_ortvalue_input(name, self._tensor(name, batch[name]))
+        try:
+            self.session.run_with_iobinding(binding)
+        except Exception as error:
+            raise BadInput(f"ONNX Runtime failed: {one_line(error)}") from error
+        self._now = 1 - self._now
+        results = dict(zip(self._own, (array_of(v) for v in binding.get_outputs()[: len(self._own)])))
+        return results | {name: self._state[self._now][slot].numpy() for name, slot in self._shared.items()}
+
+    def _tensor(self, name: str, given: Any) -> Tensor:
+        """A tensor of the batch on the device: where it lies, or copied into the room of the last one of its size."""
+        if isinstance(given, onnxruntime.OrtValue):
+            return given
+        if not isinstance(given, np.ndarray):
+            if not hasattr(given, "__dlpack__"):
+                raise BadInput(f"the batch has a {type(given).__name__} for {name!r}; it takes arrays, or DLPack")
+            try:
+                return Tensor.from_dlpack(given)
+            except Exception as error:
+                raise BadInput(f"the tensor for {name!r} cannot be taken by DLPack: {one_line(error)}") from error
+        array = feed(name, given)
+        held = self._fed.get(name)
+        if held is None or tuple(held.shape()) != array.shape or held.element_type() != _element(array):
+            held = self._fed[name] = self._room(array)
+        self._fill(held, array)
+        return held
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state where it lies, by name, until the next step: each has ``__dlpack__``, for other libraries."""
+        return dict(self._state[self._now])
+
+    def state(self) -> dict[str, np.ndarray]:
+        """A copy of every tensor of state, on the host."""
+        return {n: t.numpy().copy() for n, t in self._state[self._now].items()}
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Replace every tensor of state by a copy of the one given.
+
+        Raises:
+            BadInput: a tensor is missing, unknown, or of another dtype or shape; nothing is replaced then.
+        """
+        check_state(state, {n: s.initial for n, s in self.slots.items()})
+        for name, tensor in self._state[self._now].items():
+            self._fill(tensor, state[name])
+
+
+def _element(array: np.ndarray) -> int:
+    return int(ir.DataType.from_numpy(array.dtype))
+
+
+def runner(step: StepGraph, options: Options) -> StepRunner | OnDevice:
+    """The machine of `step`: on the device of the first provider, if it has memory of its own, else on the host.
+
+    State of a type that numpy lacks (bfloat16) stays on the host, from where it crosses the bus at every step.
+    """
+    kinds: Sequence[np.dtype] = [t.initial.dtype.numpy() for t in step.state.values()]
+    if options.providers[0] in DEVICES and all(k.isbuiltin == 1 for k in kinds):
+        return OnDevice(step, options=options)
+    return StepRunner(step, options=options)
