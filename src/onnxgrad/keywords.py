@@ -53,6 +53,12 @@ def check_keyword(function: str, name: str, known: Iterable[str]) -> None:
     raise UnknownKeyword(f"{function} has no argument {name!r}; {hint}")
 
 
+def check_kind(name: str, value: Any, kinds: type | tuple[type, ...], what: str) -> None:
+    """Raise BadInput unless `value` is None or one of `kinds`, `what` they are in words."""
+    if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)):
+        raise BadInput(f"{name} is {what}, not {value!r}")
+
+
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, which says what the arguments are called where it is given one that it does not have.
 

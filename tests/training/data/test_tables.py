@@ -164,3 +164,23 @@ def test_names_of_classes_stay_with_a_split():
 def test_a_share_that_leaves_nothing_is_refused(share):
     with pytest.raises(BadInput, match="share"):
         split(Data({"X": ROWS, "labels": np.zeros(4, int)}, [X, CLASS]), share, seed=0)
+
+
+@pytest.mark.parametrize("library", ["pyarrow", "pandas", "polars"])
+def test_tables_in_memory(library):
+    arrow = pytest.importorskip("pyarrow")
+    module = pytest.importorskip(library)
+    columns = {"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0], "kind": ["x", "y", "x"]}
+    table = arrow.table(columns) if library == "pyarrow" else module.DataFrame(columns)
+    fields = [Field("x", np.dtype(np.float32), (2,)), Field("kind", np.dtype(np.int64), (), label=True)]
+    data = Data(table, fields, inputs={"x": "a,b"})
+    (batch,) = data.batches(3)
+    assert batch["x"].tolist() == [[1, 4], [2, 5], [3, 6]]
+    assert batch["kind"].tolist() == [0, 1, 0]
+    assert data.classes == ("x", "y")
+
+
+def test_files_of_other_kinds_are_told(tmp_path):
+    (tmp_path / "d.xlsx").write_bytes(b"PK")
+    with pytest.raises(BadInput, match=r"hint: data are files of \.npz, \.npy"):
+        Data(tmp_path / "d.xlsx", [])

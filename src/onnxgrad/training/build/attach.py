@@ -25,7 +25,7 @@ from onnxgrad.ir.composites import spell_notes
 from onnxgrad.ir.graph import ancestors, prune, reads
 from onnxgrad.ir.infer.inference import forget_values, infer_model
 from onnxgrad.ir.known_branches import take_known_branches
-from onnxgrad.keywords import check_keyword, keywords_of
+from onnxgrad.keywords import check_keyword, check_kind, keywords_of
 from onnxgrad.model_io import AnyModel, open_model, training_info
 from onnxgrad.model_io.save import to_proto
 from onnxgrad.training.adapters.config import LoRA
@@ -136,6 +136,8 @@ def attached(
     for name in settings:
         check_keyword("attach", name, known_arguments())
     output = settings.pop("prediction", None) or output
+    check_kind("adapter", adapter, LoRA, "a LoRA(…)")
+    check_kind("dropout", dropout, Mapping, "a dict, as in {'Relu': 0.1}")
     terms = terms_of(loss, output, labels)
     chosen = Optimizer.of(optimizer, **settings)
     check_measures(metrics)

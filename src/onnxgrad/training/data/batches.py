@@ -210,6 +210,8 @@ class Data:
         has to be read is read ahead, by a thread; there, too, pictures are varied, by what `draw` (a seed and an epoch)
         says. Without it they stay as they are.
         """
+        if size < 1:
+            raise BadInput(f"batch_size must be at least 1, not {size}")
         varied = draw is not None and self.augment is not None
         if varied or len(self.arrays) + len(self.ends) < len(self.fields):
             yield from ahead(self._made(size, order, start, part, DEPTH + 2, draw if varied else None))

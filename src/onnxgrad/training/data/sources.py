@@ -8,6 +8,7 @@
 | ``.parquet``, ``.arrow``, ``.feather`` | its columns; lists of several lengths are ragged rows (package pyarrow) |
 | ``.csv``, ``.tsv``, ``.jsonl`` | its columns, by the names in the first line or of the fields (package pyarrow) |
 | a folder of folders of images | ``images``, and ``labels`` by the sorted names of the folders (package pillow) |
+| a table of pyarrow, pandas or polars | its columns (package pyarrow) |
 | a mapping of names to arrays, or to lists of arrays | those |
 | a sequence of mappings (dicts, a ``datasets.Dataset``) | the entries of its rows, read when a batch needs them |
 | any other iterable of mappings | the same, after reading it to its end once |
@@ -58,6 +59,8 @@ def open_data(source: Any, images: Images | None = None, inputs: Mapping[str, st
 def _opened(source: Any, images: Images | None) -> dict[str, Column]:
     if isinstance(source, (str, os.PathLike)):
         return _open_path(Path(source), images or Images())
+    if hasattr(source, "__arrow_c_stream__"):  # tables of pyarrow, pandas, polars, …
+        return _in_memory(source)
     if isinstance(source, Mapping):
         return {str(name): column(values, str(name)) for name, values in source.items()}
     if hasattr(source, "__getitem__") and hasattr(source, "__len__"):
@@ -65,6 +68,19 @@ def _opened(source: Any, images: Images | None) -> dict[str, Column]:
     if isinstance(source, Iterable):
         return _items(list(source))
     raise BadInput(f"{type(source).__name__} is no data: give a path, arrays by name, or rows that are dicts")
+
+
+def _in_memory(source: Any) -> dict[str, Column]:
+    """The columns of a table that can be had by the interface that Arrow's libraries share."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise BadInput("to read a table, install pyarrow: pip install 'onnxgrad[data]'") from error
+    try:
+        table = pyarrow.table(source)
+    except Exception as error:  # the library raises its own types and a dozen of Python's
+        raise BadInput(f"cannot read the {type(source).__name__} as a table: {' '.join(str(error).split())}") from error
+    return {name: _column_of(table.column(name), name) for name in table.column_names}
 
 
 def _items(rows: Any) -> dict[str, Column]:
@@ -85,7 +101,13 @@ def _open_path(path: Path, images: Images) -> dict[str, Column]:
         return _table(path)
     if suffix == ".npy":
         return {path.stem: Mapped(_mapped(path))}
-    return {name: Dense(array) for name, array in load_npz(path).items()}
+    try:
+        return {name: Dense(array) for name, array in load_npz(path).items()}
+    except BadInput as error:
+        if suffix in (".npz", "") or not path.exists():
+            raise
+        known = ", ".join([".npz", ".npy", *_TABLES, *text_tables.SUFFIXES])
+        raise BadInput(f"{error}\n  hint: data are files of {known}, or folders of arrays or pictures") from None
 
 
 def _folder(path: Path, images: Images) -> dict[str, Column]:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxgrad.distributed import Collective
 from onnxgrad.errors import BadInput, UnknownName, warn_caller
-from onnxgrad.keywords import check_keyword, checked, keywords_of
+from onnxgrad.keywords import check_keyword, check_kind, checked, keywords_of
 from onnxgrad.model_io import load_model, save_model, training_info
 from onnxgrad.remat import Plan
 from onnxgrad.runtime import Options, StepRunner
@@ -153,6 +153,8 @@ class Trainer:
         for name in attached:
             check_keyword("Trainer", name, [*keywords_of(Trainer.__init__), *known_arguments()])
         _whole(accumulate=accumulate, sync_every=sync_every)
+        check_kind("options", options, Options, "an Options(…)")
+        check_kind("dims", dims, Mapping, "a dict, as in {'seq': 128}")
         if accumulate < 1:
             raise BadInput(f"a batch is cut into at least 1 part, not {accumulate}")
         if sync_every < 1:
@@ -405,7 +407,10 @@ class Trainer:
     ) -> dict[str, float]:
         """Loss and metrics of the inference model, with the weights as they are now, over `data` (see `fit`)."""
         with nullcontext() if self.ranks is None else self.ranks.agreeing():
-            rows = self.data(data, "the validation data", inputs, images, Text.of(tokenizer, max_length))
+            _whole(batch_size=batch_size)
+        if batch_size < 1:
+            raise BadInput(f"batch_size must be at least 1, not {batch_size}")
+        rows = self.data(data, "the validation data", inputs, images, Text.of(tokenizer, max_length))
         collective = None if self.ranks is None else self.ranks.collective
         return self.evaluation(self.machine.state(), rows, batch_size, names_of(metrics), collective)
 
@@ -551,6 +556,12 @@ class Trainer:
         """
         _whole(epochs=epochs, batch_size=batch_size, seed=seed)
         _whole(evaluate_every=evaluate_every, patience=patience, keep=keep)
+        check_kind("validation_split", validation_split, (int, float), "a number between 0 and 1")
+        check_kind("monitor", monitor, str, "a name, as 'validation_loss'")
+        check_kind("images", images, Images, "an Images(…)")
+        check_kind("augment", augment, (str, Augment), "a text, as 'flip,crop=4', or an Augment(…)")
+        for name, path in (("checkpoint", checkpoint), ("history", history), ("plot", plot), ("log", log)):
+            check_kind(name, path, (str, os.PathLike), "a path")
         if not isinstance(callbacks, Sequence) or not all(isinstance(c, Callback) for c in callbacks):
             raise BadInput(f"callbacks are a list of Callback, not {callbacks!r}")
         for what, n, least in (("epochs", epochs, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
