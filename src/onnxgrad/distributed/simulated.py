@@ -22,7 +22,8 @@ from onnxgrad.distributed.collective import Lost, blocks, check, check_received
 from onnxgrad.errors import BadInput
 
 R = TypeVar("R")
-_STACK = 1 << 20  # bytes; address space, of which a rank touches little
+#: Bytes of address space for the stack of a rank: what a thread usually has, or less where there are very many.
+_STACK, _SMALL, _MANY = 8 << 20, 1 << 20, 256
 
 
 class Killed(BaseException):
@@ -76,7 +77,7 @@ class World:
         self._begin()
         self.errors.clear()
         found: list[Any] = [None] * self.size
-        before = threading.stack_size(_STACK)
+        before = threading.stack_size(_STACK if self.size <= _MANY else _SMALL)
         try:
             threads = [
                 threading.Thread(target=self._rank, args=(r, work, found), name=f"rank {r}", daemon=True)
