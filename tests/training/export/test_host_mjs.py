@@ -273,6 +273,24 @@ def test_one_clear_message(node, modules, exported, tmp_path, case, runtime):
     assert not (tmp_path / "end.npz").exists()
 
 
+def test_providers(node, modules, exported):
+    """One that there is not, and WebGPU where there is none."""
+    text = """
+        const [folder] = process.argv.slice(1);
+        const ort = await import("onnxruntime-node");
+        const { Host, readNpz, scalar } = await import(`file://${folder}/host.mjs`);
+        const { readFileSync } = await import("node:fs");
+        const refused = await Host.load(folder, { ort, provider: "wasm" }).catch((error) => error.message);
+        const said = [];
+        const host = await Host.load(folder, { ort, threads: 1, provider: "webgpu", say: (line) => said.push(line) });
+        const data = Object.fromEntries(await readNpz(readFileSync(`${folder}/data.npz`)));
+        console.log(JSON.stringify([refused, said, host.provider, scalar((await host.step(data)).loss)]));"""
+    refused, said, provider, loss = json.loads(script(node, modules, text, exported))
+    assert refused == 'provider is "cpu" or "webgpu", not "wasm"'
+    assert (said, provider) == (["there is no WebGPU adapter here: all runs on the processor"], "cpu")
+    assert loss == pytest.approx(float(Host(exported, 1).step(blobs())["loss"]), abs=1e-5)
+
+
 def test_without_a_runtime_or_threads(node, exported, tmp_path):
     for asked, message in [
         ([], "say which .npz file"),
