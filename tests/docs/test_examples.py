@@ -132,6 +132,15 @@ def test_mpc_casadi(example, picture):
     assert m.Controller(12)(start) == pytest.approx(plan[0], rel=1e-5)
 
 
+@pytest.mark.skipif(os.environ.get(MAY_INSTALL) != "1", reason=f"no recording; {MAY_INSTALL}=1 lets tests fetch 10 MB")
+def test_voice(example, picture):
+    found = example("voice").main(picture, rounds=2, mixes=4)
+    before, after = (np.array(found[k]) for k in ("before", "after"))
+    assert before[0] > 0.97
+    assert after[0] > before[0] - 0.02
+    assert (after[3:] > before[3:] + 0.1).all()
+
+
 def test_sensitivity(example, picture):
     from scipy.stats import spearmanr
 
