@@ -12,6 +12,7 @@ speeds, tell what it has learned. Data and detector are files inside of packages
 import io
 import sys
 import wave
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +85,7 @@ def halves(sound: np.ndarray, spoken: np.ndarray) -> list[tuple[np.ndarray, np.n
     """Two parts of the conversation, each with a part of the silence that it begins with."""
     first = int(spoken.argmax())
     bounds = [0, first // 2, first, (first + len(spoken)) // 2, len(spoken)]
-    parts = [slice(a, b) for a, b in zip(bounds, bounds[1:])]
+    parts = [slice(a, b) for a, b in pairwise(bounds)]
     rows = sound[: len(spoken) * PIECE].reshape(-1, PIECE)
     chosen = (parts[::2], parts[1::2])
     return [

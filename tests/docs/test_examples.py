@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.distributed.launching import mpiexec
+from tests.npm import MAY_INSTALL
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
