@@ -53,7 +53,7 @@ def trainer(kind, **options):
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "momentum", "adagrad"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "adagrad"])
 def test_a_half_model_learns_as_its_float32_twin(kind, optimizer):
     curves = []
     for k in ("float32", kind):

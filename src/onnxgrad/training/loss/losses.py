@@ -79,12 +79,14 @@ class LossFunction:
         weights = _weight(b, options["weight"], y)
         most = options["block_rows"] or blocks.at_a_time
         rows, *found = blocks.write(b, labels, [self.of_rows(weights, options), *others], most)
+        if y.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):  # sums of many rows, and their number, are too large
+            rows = b.Cast(rows, to=int(ir.DataType.FLOAT))
         total, ignored = _total(b, rows), options["ignore_index"]
         if options["reduction"] == "mean" and weights is None and ignored is None:
-            total = total / b.cast_like(b.Size(labels), y)
+            total = total / b.cast_like(b.Size(labels), rows)
         elif options["reduction"] == "mean":
-            total = total / _total(b, _counted(b, labels, y, ignored, options["weight"]))
-        return [total, *found]
+            total = total / _total(b, _counted(b, labels, rows, ignored, options["weight"]))
+        return [b.cast_like(total, y), *found]
 
 
 LOSSES: dict[str, LossFunction] = {}
