@@ -1,6 +1,7 @@
-"""Adapters against full fine-tuning: a decoder of the structure of Llama, exported by PyTorch.
+"""Adapters against full fine-tuning: a decoder of the structure of Llama, exported by PyTorch, or a sentence encoder.
 
     python -m benchmarks.adapters
+    python -m benchmarks.adapters --reviews   # the model and the sentences of `onnxgrad demo reviews`
 
 A process that trains all weights and one that trains adapters of rank 8 around attention, in turns: the CPU time of a
 step on one thread (median), and the largest memory of the process. Needs torch and transformers.
@@ -22,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 ROWS, TIME, WORDS, STEPS = 8, 64, 8000, 10
+REVIEWS = "reviews"
 
 
 def export(path: Path) -> None:
@@ -49,15 +51,32 @@ def export(path: Path) -> None:
                       opset_version=18, dynamic_shapes=free)  # fmt: skip
 
 
+def encoder() -> tuple[object, dict[str, np.ndarray], dict[str, object]]:
+    """MiniLM with a head, 32 sentences of reviews, and which weights train beside its adapters."""
+    from onnxgrad.demo import reviews
+    from onnxgrad.training import with_head
+
+    rows = reviews.reviews()[0]
+    chosen = sorted(range(len(rows["labels"])), key=lambda i: len(rows["input_ids"][i]))[4000:4032]
+    longest = max(len(rows["input_ids"][i]) for i in chosen)
+    batch = {"labels": rows["labels"][chosen]}
+    for name in ("input_ids", "attention_mask"):
+        batch[name] = np.stack([np.pad(rows[name][i], (0, longest - len(rows[name][i]))) for i in chosen])
+    return with_head(reviews.MODEL.path(), 2, of=reviews.POOLED), batch, {"train_also": ["logits_*"]}
+
+
 def measure(path: Path, adapted: bool) -> dict[str, float]:
     """What a few steps take, in this process."""
     from onnxgrad import LoRA, Options, Trainer
 
     ids = np.random.default_rng(0).integers(0, WORDS, (ROWS, TIME + 1))
-    batch = {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}
+    model, batch, also = path, {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}, {}
+    if path.name == REVIEWS:
+        model, batch, also = encoder()
+    axis = 1 if path.name == REVIEWS else -1
     trainer = Trainer(
-        path, loss="cross_entropy:axis=-1", optimizer="adamw", learning_rate=1e-4, options=Options(threads=1),
-        adapter=LoRA(rank=8) if adapted else None,
+        model, loss=f"cross_entropy:axis={axis}", optimizer="adamw", learning_rate=1e-4, options=Options(threads=1),
+        adapter=LoRA(rank=8, **also) if adapted else None,
     )  # fmt: skip
     seconds = []
     for _ in range(STEPS):
@@ -77,14 +96,15 @@ def main() -> None:
     """Measure, and print one line for each process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--of", nargs=2, metavar=("MODEL", "KIND"), help="measure one kind in this process")
+    parser.add_argument("--reviews", action="store_true", help="the sentence encoder, which is fetched from PyPI")
     asked = parser.parse_args()
     if asked.of:
         path, kind = Path(asked.of[0]), asked.of[1]
         print(export(path) if kind == "export" else json.dumps(measure(path, kind == "adapters")))
         return
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "decoder.onnx"
-        for kind in ("export", *("all", "adapters") * 2):
+        path = Path(folder) / (REVIEWS if asked.reviews else "decoder.onnx")
+        for kind in (() if asked.reviews else ("export",)) + ("all", "adapters") * 2:
             line = [sys.executable, "-m", "benchmarks.adapters", "--of", str(path), kind]
             one = os.environ | {"OMP_NUM_THREADS": "1"}
             told = subprocess.run(line, env=one, capture_output=True, check=True, text=True).stdout
