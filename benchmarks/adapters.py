@@ -52,8 +52,9 @@ def export(path: Path) -> None:
 
 
 def encoder() -> tuple[object, dict[str, np.ndarray], dict[str, object]]:
-    """MiniLM with a head, 32 sentences of reviews, and which weights train beside its adapters."""
+    """MiniLM with a head, 32 sentences of reviews, and how it is adapted."""
     from onnxgrad.demo import reviews
+    from onnxgrad.demo.tasks import TASKS
     from onnxgrad.training import with_head
 
     rows = reviews.reviews()[0]
@@ -62,7 +63,7 @@ def encoder() -> tuple[object, dict[str, np.ndarray], dict[str, object]]:
     batch = {"labels": rows["labels"][chosen]}
     for name in ("input_ids", "attention_mask"):
         batch[name] = np.stack([np.pad(rows[name][i], (0, longest - len(rows[name][i]))) for i in chosen])
-    return with_head(reviews.MODEL.path(), 2, of=reviews.POOLED), batch, {"train_also": ["logits_*"]}
+    return with_head(reviews.MODEL.path(), 2, of=reviews.POOLED), batch, TASKS["reviews"].adapted
 
 
 def measure(path: Path, adapted: bool) -> dict[str, float]:
@@ -76,7 +77,7 @@ def measure(path: Path, adapted: bool) -> dict[str, float]:
     axis = 1 if path.name == REVIEWS else -1
     trainer = Trainer(
         model, loss=f"cross_entropy:axis={axis}", optimizer="adamw", learning_rate=1e-4, options=Options(threads=1),
-        adapter=LoRA(rank=8, **also) if adapted else None,
+        adapter=LoRA(rank=8, **{k: v for k, v in also.items() if k != "learning_rate"}) if adapted else None,
     )  # fmt: skip
     seconds = []
     for _ in range(STEPS):

@@ -72,7 +72,7 @@ TASKS = {
         batch_size=32,
         schedule="cosine:warmup=50",
         pictures=reviews.pictures,
-        adapted={"learning_rate": 2e-3, "train_also": ["logits_*"]},
+        adapted={"learning_rate": 2e-3, "targets": ["type:MatMul", "!logits_*"], "train_also": ["logits_*"]},
         compare=("logistic regression on what the model gives as it is", reviews.frozen),
     ),
 }
