@@ -135,7 +135,7 @@ def right(session: onnxruntime.InferenceSession, sound: np.ndarray, spoken: np.n
     return float(np.mean([((heard(session, mixed(sound, decibels, rng))[0] > 0.5) == spoken).mean() for _ in range(4)]))
 
 
-def main(picture: str | None = "voice.png", rounds: int = 4, mixes: int = 6) -> dict[str, list[float]]:
+def main(picture: str | None = "voice.png", rounds: int = 4, mixes: int = 8) -> dict[str, list[float]]:
     """The share of pieces told rightly before and after, from quiet to loud noise."""
     import onnx_ir as ir
 
@@ -148,7 +148,7 @@ def main(picture: str | None = "voice.png", rounds: int = 4, mixes: int = 6) -> 
         parts = [heard(after, mixed(train[0], rng.choice([-10, -5, 0, 5, 40]), rng))[1] for _ in range(mixes)]
         data = {name: np.concatenate([p[name] for p in parts]) for name in ("input", "state")}
         data["labels"] = np.tile(train[1], mixes)[:, None, None].astype(np.float32)
-        trainer.fit(data, epochs=1, batch_size=32, progress=False)
+        trainer.fit(data, epochs=2, batch_size=64, schedule="cosine", progress=False)
         after = session_of(ir.to_proto(trainer.inference_model()))
     levels = [40, 5, 0, -5, -10]
     found = {name: [right(s, *test, db) for db in levels] for name, s in (("before", before), ("after", after))}

@@ -136,7 +136,7 @@ def test_mpc_casadi(example, picture):
 
 @pytest.mark.skipif(os.environ.get(MAY_INSTALL) != "1", reason=f"no recording; {MAY_INSTALL}=1 lets tests fetch 10 MB")
 def test_voice(example, picture):
-    found = example("voice").main(picture, rounds=2, mixes=4)
+    found = example("voice").main(picture, rounds=2, mixes=8)
     before, after = (np.array(found[k]) for k in ("before", "after"))
     assert before[0] > 0.97
     assert after[0] > before[0] - 0.02
