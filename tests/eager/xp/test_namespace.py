@@ -95,7 +95,7 @@ def test_what_is_recorded_has_the_value_and_the_dtype_of_what_ran(dtype):
         try:
             found = og.from_onnx(model)(a, b) if len(model.graph.input) == 2 else og.from_onnx(model)(a)
         except Exception as error:
-            if "NOT_IMPLEMENTED" in str(error):  # ONNX Runtime lacks some small integers
+            if "Could not find an implementation" in str(error):  # ONNX Runtime lacks some small integers
                 continue
             raise
         assert found.dtype == ours.dtype

@@ -298,8 +298,8 @@ def test_a_configuration_says_what_keywords_and_strings_say():
         (lambda: Optimizer("sgd", groups=["b*:betas=1"]), "the optimizer 'sgd' has no setting 'betas'"),
         (lambda: Group.of("b*:pattern=3") and Optimizer("sgd", groups=["b*:pattern=3"]), "has no setting 'pattern'"),
         (lambda: Loss.of("mse:factor=2"), r"write the factor in front, as in 0.5\*mse"),
-        (lambda: attach(mlp(), optimiser="sgd"), "the optimizer 'adam' has no setting 'optimiser'"),
-        (lambda: attach(mlp(), name="sgd"), "the optimizer 'adam' has no setting 'name'"),
+        (lambda: attach(mlp(), optimiser="sgd"), "attach has no argument 'optimiser'; did you mean 'optimizer'"),
+        (lambda: attach(mlp(), name="sgd"), "attach has no argument 'name'"),
         (lambda: attach(mlp(), optimizer=Optimizer("sgd"), ema=0.9), r"write Optimizer\('sgd', …, ema=…\)"),
     ],
 )
