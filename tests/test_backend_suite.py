@@ -27,7 +27,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "training-specification.md"
 REASONS = {
     "newer than the runtime: opset above 26 or IR above 13": r"(?i)unsupported model ir version|opset \d+ is under",
     "an operator that the runtime does not know": r"is not a registered function/op",
-    "a newer form of an operator than the runtime has": r"INVALID_GRAPH|Type Error",
+    "a newer form of an operator than the runtime has": r"This is an invalid model|Type Error",
     "an opset below 7, for which the runtime has no kernels": r"implementation for (\w+)\([16]\)",
     "no kernel on the CPU, or none for the type": r"Could not find an implementation|Failed to find kernel",
     "a layout that the kernel lacks": r"Exception during initialization",
