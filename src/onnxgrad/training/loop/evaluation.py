@@ -26,16 +26,13 @@ from onnxgrad.model_io import load_model
 from onnxgrad.runtime import Options, Session
 from onnxgrad.runtime.widened import has_bfloat16
 from onnxgrad.training.data import Data, Field
-from onnxgrad.training.loop.loss_by_blocks import LossByBlocks
-from onnxgrad.training.loss.ctc import METADATA
-from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Meter, Ranked, Sequences
+from onnxgrad.training.loop.predictions import Prediction, add_outputs, compared
+from onnxgrad.training.measure.comparisons import Meter
 from onnxgrad.training.measure.metrics import METRICS
 from onnxgrad.training.metadata import class_names
 from onnxgrad.training.optim.averages import averaged
 from onnxgrad.training.spec.training_info import Merged, Source, bindings, merge
 from onnxgrad.training.step.step import Step
-
-_CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 
 
 def plain_session(path: str | os.PathLike) -> onnxruntime.InferenceSession:
@@ -43,30 +40,6 @@ def plain_session(path: str | os.PathLike) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(os.fspath(path), options)
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What is compared with labels, and how.
-
-    Attributes:
-        value: name of the value in the tail.
-        label: name of the array of labels.
-        comparison: lays one beside the other.
-        classes: number of classes, if known.
-        is_loss: the loss is the mean over the labels that count, and nothing else.
-    """
-
-    value: str
-    label: str
-    comparison: Comparison
-    classes: int | None = None
-    is_loss: bool = False
-
-    @property
-    def ignored(self) -> int | None:
-        """The label that does not count."""
-        return self.comparison.ignored if isinstance(self.comparison, Classes) else None
 
 
 @dataclass
@@ -120,7 +93,7 @@ class Evaluation:
         read = {v.name for n in head for v in reads(n)}
         tail_inputs = {v.name for v in model.graph.inputs}
         labels = {n for n in step.batch if n not in given or (n not in read and n in tail_inputs)}
-        predictions = _predictions(nodes, labels)
+        predictions = compared(nodes, labels)
         return cls(source, model, loss.name or "", boundary, labels, predictions, state, options)
 
     def field(self, value: ir.Value) -> Field:
@@ -205,7 +178,7 @@ class Evaluation:
         known = {n: tensor.numpy().copy() for n, tensor in held.items() if tensor is not None}
         for name in sorted(weights - known.keys()):
             raise BadInput(f"the loss reads the weight {name!r}, which {os.fspath(path)!r} does not have")
-        _add_outputs(model.graph, self.boundary)
+        add_outputs(model.graph, self.boundary)
         return self._measure(Session(model, self.options), data, batch_size, known, metrics)
 
     def _open_head(self) -> ir.Model:
@@ -219,7 +192,7 @@ class Evaluation:
                 if value not in graph.inputs:
                     graph.inputs.append(value)
         infer_model(model)
-        outputs = _add_outputs(graph, self.boundary)
+        outputs = add_outputs(graph, self.boundary)
         graph.outputs[:] = outputs
         prune(graph)
         return model
@@ -347,83 +320,3 @@ def _cut(graph: ir.Graph, nodes: list[ir.Node], loss: ir.Value, constants: set[s
     graph.outputs[:] = [loss]
     prune(graph)
     return boundary
-
-
-def _predictions(nodes: list[ir.Node], labels: set[str]) -> list[Prediction]:
-    """What the tail compares with labels, where it is known how predictions are told right from wrong."""
-    graph = nodes[0].graph
-    assert isinstance(graph, ir.Graph)
-    found = [p for node in nodes if (p := _prediction(node, labels) or _of_blocks(node, labels)) is not None]
-    shown = {v.name for v in graph.outputs}
-    _add_outputs(graph, [p.value for p in found if p.value not in shown])
-    return found
-
-
-def _prediction(node: ir.Node, labels: set[str]) -> Prediction | None:
-    """What `node` of the tail compares with labels."""
-    if METADATA in node.metadata_props:
-        label, blank, time = node.metadata_props[METADATA].split(" ")
-        sequences = Sequences(int(blank), int(time))
-        return Prediction(node.outputs[0].name or "", label, sequences) if label in labels else None
-    y, other = (*node.inputs, None, None)[:2]
-    if y is None or other is None:
-        return None
-    if y.name in labels:
-        y, other = other, y
-    rows = other.producer()
-    in_rows = rows is not None and rows.op_type == "Reshape" and rows.inputs[0] is not None  # tokens, one per row
-    label = (rows.inputs[0].name if in_rows else other.name) or ""  # type: ignore[union-attr]
-    if label not in labels:
-        return None
-    if node.op_type in _CLASS_LOSSES and y is node.inputs[0]:
-        classes = y.shape[1] if y.shape is not None and len(y.shape) > 1 else None
-        given = node.attributes.get("ignore_index")
-        ignored = None if given is None else given.as_int()
-        known = classes if isinstance(classes, int) else None
-        mean = node.attributes.get("reduction")
-        alone = len(node.inputs) < 3 and (mean is None or mean.as_string() == "mean") and _is_end(node.outputs[0])
-        return Prediction(y.name or "", label, Classes(1, ignored, words=_rank(y) == 3, called=label), known, alone)
-    if in_rows:
-        return None
-    if node.op_type == "Mul" and any(u.op_type == "Softplus" for u, _ in y.uses()):
-        return Prediction(y.name or "", label, Binary())  # y·t beside Softplus(y): binary cross entropy with logits
-    if node.op_type == "Sub":
-        return Prediction(y.name or "", label, Comparison())
-    return None
-
-
-def _is_end(value: ir.Value) -> bool:
-    """Whether `value` is the output of its graph, perhaps by another name."""
-    users = list(value.uses())
-    renamed = [n.outputs[0] for n, _ in users if n.op_type == "Identity"]
-    return value.is_graph_output() or (len(users) == len(renamed) == 1 and renamed[0].is_graph_output())
-
-
-def _rank(y: ir.Value) -> int | None:
-    """The rank of the scores, before they were laid out in rows."""
-    node = y.producer()
-    source = node.inputs[0] if node is not None and node.op_type == "Flatten" else y
-    return None if source is None or source.shape is None else len(source.shape)
-
-
-def _of_blocks(node: ir.Node, labels: set[str]) -> Prediction | None:
-    """What `node`, a loss by blocks of rows, compares with labels; the node is made to tell."""
-    blocks = LossByBlocks.of(node)
-    if blocks is None or blocks.label not in labels:
-        return None
-    ranked = Ranked(1, blocks.ignored, words=blocks.words, called=blocks.label, size=blocks.classes)
-    return Prediction(blocks.tell().name or "", blocks.label, ranked, blocks.classes, blocks.is_mean)
-
-
-def _add_outputs(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:
-    """Make the values of these `names` outputs as well."""
-    values = named_values(graph)
-    outputs = []
-    for name in names:
-        if name not in values:
-            raise BadInput(f"the model has no value {name!r}, of which the loss is taken")
-        value = values[name]
-        if not value.is_graph_output():
-            graph.outputs.append(value)
-        outputs.append(value)
-    return outputs

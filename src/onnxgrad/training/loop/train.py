@@ -14,7 +14,8 @@ from onnxgrad.training.build.attach import known_arguments
 from onnxgrad.training.data import open_data
 from onnxgrad.training.data.class_weights import balanced_weights, labels_in
 from onnxgrad.training.data.columns import Column
-from onnxgrad.training.loop.trainer import AnyData, Trainer
+from onnxgrad.training.loop.trained import AnyData
+from onnxgrad.training.loop.trainer import Trainer
 from onnxgrad.training.loss.class_axis import with_class_axis
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.measure.predict import as_given

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx_ir as ir
 
 from onnxgrad.distributed import Collective
-from onnxgrad.errors import BadInput, UnknownName, warn_caller
+from onnxgrad.errors import BadInput
 from onnxgrad.keywords import check_keyword, check_kind, checked, keywords_of
-from onnxgrad.model_io import load_model, save_model, training_info
-from onnxgrad.remat import Plan
-from onnxgrad.runtime import Options, StepRunner
-from onnxgrad.runtime.on_device import OnDevice, runner
-from onnxgrad.training.adapters.folder import save_adapter
-from onnxgrad.training.adapters.merge import merged
-from onnxgrad.training.build.attach import attached, known_arguments
-from onnxgrad.training.data import Augment, Data, Field, Images, Text, split
-from onnxgrad.training.data.axes import first_dim
+from onnxgrad.model_io import save_model
+from onnxgrad.runtime import Options
+from onnxgrad.training.build.attach import known_arguments
+from onnxgrad.training.data import Augment, Images, Text, split
 from onnxgrad.training.data.sampling import check_sample
 from onnxgrad.training.loop.callbacks import Callback
-from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits, fingerprint, structure
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.fit import Fit
 from onnxgrad.training.loop.history import History
@@ -36,57 +26,20 @@ from onnxgrad.training.loop.listeners import loggers, rate_plan, watched, watche
 from onnxgrad.training.loop.rate_finder import RateTest, range_test
 from onnxgrad.training.loop.resume import is_restarted
 from onnxgrad.training.loop.run import Position, RateSchedule, Run
+from onnxgrad.training.loop.trained import AnyData, Trained
+from onnxgrad.training.loop.trainer_arguments import check_fit, check_whole
+from onnxgrad.training.loop.trainer_setup import set_up
 from onnxgrad.training.measure import predict
 from onnxgrad.training.measure.metrics import names_of
-from onnxgrad.training.metadata import CLASSES, class_names
-from onnxgrad.training.optim.averages import averaged
 from onnxgrad.training.optim.config import Optimizer
-from onnxgrad.training.parallel.joining import machine_of, ranks_of, sharing, together
+from onnxgrad.training.parallel.joining import together
 from onnxgrad.training.parallel.local_steps import LocalSteps
-from onnxgrad.training.parallel.machine import COMPRESSIONS
 from onnxgrad.training.parallel.ranks import Ranks
-from onnxgrad.training.quantization.fold import folded
-from onnxgrad.training.spec.training_info import AnyTrainingModel, Source
-from onnxgrad.training.step.accumulate import Accumulating, split_step
-from onnxgrad.training.step.compile import compile_step
-from onnxgrad.training.step.memory_budget import within_memory
-from onnxgrad.training.step.precision import precision_for
-from onnxgrad.training.step.snapshot import training_model
+from onnxgrad.training.spec.training_info import AnyTrainingModel
 from onnxgrad.training.step.step import Step
 
-#: What `onnxgrad.training.data.open_data` can open, or data that were opened.
-AnyData = Any
 
-
-def _with_training(
-    model: AnyTrainingModel | Step, asked: dict[str, Any], in_halves: bool
-) -> AnyTrainingModel | Source | Step:
-    """`model` as it is if it carries training information, else with what is `asked` for attached."""
-    if isinstance(model, (str, os.PathLike)):
-        model = load_model(model)
-    if not isinstance(model, (onnx.ModelProto, ir.Model, Step)):
-        raise BadInput(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not a {type(model).__name__}")
-    if isinstance(model, Step):
-        carries = "a compiled step carries its training information"
-    elif model.training_info if isinstance(model, onnx.ModelProto) else training_info(model):
-        carries = "the model carries training information"
-    elif "loss" in asked:
-        return attached(model, **{"accumulate": in_halves, **asked})
-    else:
-        raise BadInput("the model carries no training information; say which loss to minimize, as in loss='mse'")
-    if asked:
-        raise BadInput(f"{carries}, which is used as it is; drop {', '.join(asked)}")
-    return model
-
-
-def _whole(**numbers: Any) -> None:
-    """Raise BadInput for an argument that should be a whole number, and is none."""
-    for name, number in numbers.items():
-        if number is not None and (isinstance(number, bool) or not isinstance(number, (int, np.integer))):
-            raise BadInput(f"{name} is a whole number, not {number!r}")
-
-
-class Trainer:
+class Trainer(Trained):
     """Trains a model: with a loss and an optimizer, or as the training information that it carries says.
 
     Args:
@@ -152,100 +105,16 @@ class Trainer:
     ) -> None:
         for name in attached:
             check_keyword("Trainer", name, [*keywords_of(Trainer.__init__), *known_arguments()])
-        _whole(accumulate=accumulate, sync_every=sync_every)
+        check_whole(accumulate=accumulate, sync_every=sync_every)
         check_kind("options", options, Options, "an Options(…)")
         check_kind("dims", dims, Mapping, "a dict, as in {'seq': 128}")
-        if accumulate < 1:
-            raise BadInput(f"a batch is cut into at least 1 part, not {accumulate}")
-        if sync_every < 1:
-            raise BadInput(f"sync_every must be at least 1, not {sync_every}")
-        if compress is not None and compress not in COMPRESSIONS:
-            raise UnknownName(compress, COMPRESSIONS, "compression")
-        asked = {"loss": loss, "optimizer": optimizer, **attached}
-        self.ranks = ranks_of(distributed)
-        parts = accumulate if self.ranks is None else accumulate * self.ranks.size
-        training = _with_training(model, {k: v for k, v in asked.items() if v is not None}, parts > 1)
-        narrow = precision_for(precision, options or Options())
-        if narrow is not None and parts > 1:
-            raise BadInput("precision does not go with a batch in parts (accumulate, distributed); drop one of them")
-        if isinstance(training, Step) and (attention_rows is not None or narrow is not None):
-            raise BadInput("a compiled step is used as it is; hand attention_rows and precision to compile_step")
-        how: dict[str, Any] = {"attention_rows": attention_rows}
-        if not isinstance(training, Step):
-            self.step = compile_step(training, entry=entry, precision=narrow, **how)
-        else:
-            self.step = training
-        if not self.step.loss:
-            raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
-        asked_of_runtime = (options or Options()) if self.ranks is None else sharing(options or Options())
-        self.options, self.accumulate = asked_of_runtime.settled(), accumulate
-        self._is_free = asked_of_runtime.is_free
-        self.fingerprint = fingerprint(self.step.model)  # of what is computed, not of the plan for its memory
-        self._structure = structure(self.step.model)
-        self._run_by: Callable[[Options], StepRunner | OnDevice | Accumulating]
-        self.plan: Plan | None = None
-        self._planned = batch_size if memory is not None else None
-        if parts == 1:
-            if memory is not None:
-                self.step = within_memory(self.step, memory, batch_size, dims)
-            self.plan = self.step.plan
-            self._run_by = lambda how: runner(self.step, how)
-        elif isinstance(training, Step):
-            raise BadInput("a compiled step cannot be cut into parts; hand in the model that it was compiled from")
-        else:
-            split = split_step(training, **how)
-            if memory is not None:
-                rows = None if batch_size is None else -(-batch_size // parts)
-                split.gradient = within_memory(split.gradient, memory, rows, dims)
-            self.plan = split.gradient.plan
-            self._run_by = lambda how: machine_of(split, accumulate, self.ranks, how, sync_every, compress)
-        self.machine = self._run_by(self.options)
-        self._why_not = ""
-        self._evaluation = evaluation or self._default_evaluation()
+        setup = set_up(
+            model, {"loss": loss, "optimizer": optimizer, **attached}, entry=entry, options=options or Options(),
+            accumulate=accumulate, memory=memory, batch_size=batch_size, dims=dims, distributed=distributed,
+            sync_every=sync_every, compress=compress, attention_rows=attention_rows, precision=precision,
+        )  # fmt: skip
+        super().__init__(setup, evaluation)
         self._position = Position()
-        inputs = {v.name: v for v in self.step.model.graph.inputs}
-        field = self._evaluation.field if self._evaluation else Field.of
-        fields = [field(inputs[name]) for name in self.step.batch]
-        outputs = [] if self.step.source is None else [first_dim(v) for v in self.step.source.model.graph.outputs]
-        self.fields = [
-            replace(f, batch=f.batch and f.batch * parts, shares=first_dim(inputs[f.name]) in outputs) for f in fields
-        ]
-        self.classes = None if self.step.source is None else class_names(self.step.source.model)
-        self.initial = {name: t.initial.numpy() for name, t in self.step.state.items()}
-
-    def _default_evaluation(self) -> Evaluation | None:
-        try:
-            return Evaluation.of(self.step, self.options)
-        except BadInput as error:  # which matters only to those who want to evaluate
-            self._why_not = str(error)
-            return None
-
-    @property
-    def evaluation(self) -> Evaluation:
-        """How validation data are measured. Raises BadInput if they cannot be."""
-        if self._evaluation is None:
-            raise BadInput(self._why_not)
-        return self._evaluation
-
-    def _follow(self, target: str) -> tuple[StepRunner | OnDevice | Accumulating, str]:
-        """The machine of a run that was begun on `target`, and its own: another one, if nobody said which to take."""
-        if self._is_free and target != self.options.target:
-            if target == "portable" or replace(self.options, target="auto").settled().target == target:
-                self.options = replace(self.options, target=target)
-                self.machine = self._run_by(self.options)
-            else:
-                warn_caller(
-                    "the run was begun with kernels in C, which cannot be had here: it goes on with standard "
-                    "operators, whose sums may be rounded differently"
-                )
-        return self.machine, self.options.target
-
-    # --- what the caller may ask for -----------------------------------------------------------
-
-    @property
-    def is_writer(self) -> bool:
-        """Whether this process writes files: the first of several ranks does."""
-        return self.ranks is None or self.ranks.is_first
 
     @property
     def step_count(self) -> int:
@@ -256,68 +125,6 @@ class Trainer:
     def history(self) -> History:
         """What the last run measured so far."""
         return self._position.history
-
-    def data(
-        self,
-        data: AnyData,
-        what: str = "the data",
-        inputs: Mapping[str, str] | None = None,
-        images: Images | None = None,
-        text: Text | None = None,
-    ) -> Data:
-        """`data` as rows for this step.
-
-        Args:
-            data: see `fit`.
-            what: to call them in messages.
-            inputs: which columns feed which input (see `fit`).
-            images: how pictures become arrays.
-            text: how text becomes tokens.
-
-        Raises:
-            BadInput: they do not fit.
-        """
-        if isinstance(data, Data):
-            if self.classes:
-                data.number(self.classes)
-            return data
-        name = repr(os.fspath(data)) if isinstance(data, (str, os.PathLike)) else what
-        return Data(data, self.fields, name, inputs=inputs, classes=self.classes, images=images, text=text)
-
-    def training_data(
-        self,
-        data: AnyData,
-        what: str = "the training data",
-        inputs: Mapping[str, str] | None = None,
-        images: Images | None = None,
-        text: Text | None = None,
-    ) -> Data:
-        """The same of data to train on: the names of their classes are those of the model, if it has none yet."""
-        rows = self.data(data, what, inputs, images, text)
-        self.classes = self.classes or rows.classes
-        return rows
-
-    def state(self) -> dict[str, np.ndarray]:
-        """A copy of every tensor of state."""
-        return self.machine.state()
-
-    def inference_model(self) -> Any:
-        """The inference model with the weights as they are now, an ``onnx_ir.Model``; adapters are merged into them.
-
-        Weights that are stored as integers are rounded to integers again (see `onnxgrad.training.quantization`).
-        If the training information keeps averages of weights, with these (``step.inference_model(state())`` has the
-        weights themselves).
-        """
-        return self._named(folded(merged(self.adapted_model())))
-
-    def adapted_model(self) -> Any:
-        """The same with adapters beside the weights that they adapt, not merged into them."""
-        return self.step.inference_model(averaged(self.step.source, self.machine.state()))
-
-    def _named(self, model: ir.Model) -> ir.Model:
-        if self.classes:
-            model.metadata_props[CLASSES] = json.dumps(self.classes, ensure_ascii=False)
-        return model
 
     @checked
     def predict(
@@ -351,48 +158,8 @@ class Trainer:
         if self.is_writer:
             save_model(self.inference_model(), path)
 
-    def save_adapter(self, folder: str | os.PathLike) -> None:
-        """Write the adapter into `folder`: for ONNX Runtime, for PEFT and for `load_adapter` (see `adapters.folder`).
-
-        Raises:
-            BadInput: the model has no adapter, or the folder cannot be written.
-        """
-        if self.step.source is None:
-            raise BadInput("a step without the model that it was compiled from has no adapter to save")
-        if self.is_writer:
-            save_adapter(self.adapted_model(), self.step.source.inference(), Path(folder))
-
     def __repr__(self) -> str:
         return f"<Trainer at step {self.step_count} of {self.step!r}>"
-
-    def training_model(self) -> Any:
-        """The training model as it stands, an ``onnx_ir.Model``: present weights, counters, moments and averages.
-
-        ``Trainer(trainer.training_model())`` goes on with the same bits, given the same batches.
-        """
-        source = self.step.source
-        if source is None:
-            raise BadInput("a step without the model that it was compiled from cannot be saved as a training model")
-        return self._named(training_model(source, self.machine.state()))
-
-    def save_training_model(self, path: str | os.PathLike) -> None:
-        """Write `training_model` to `path`, an ``.onnx`` file with a TrainingInfoProto.
-
-        Raises:
-            BadInput: it cannot be written there.
-        """
-        if self.is_writer:
-            save_model(self.training_model(), path)
-
-    def restore(self, path: str | os.PathLike) -> None:
-        """Take the state in the checkpoint at `path`, such as one of those that ``fit(keep=3)`` leaves.
-
-        Raises:
-            BadInput: there is none, it is damaged, or it belongs to another model.
-        """
-        found = Checkpoint.load(Path(path))
-        check_state_fits(found, self.initial, Path(path))
-        self.machine.load_state(found.state)
 
     @checked
     def evaluate(
@@ -407,7 +174,7 @@ class Trainer:
     ) -> dict[str, float]:
         """Loss and metrics of the inference model, with the weights as they are now, over `data` (see `fit`)."""
         with nullcontext() if self.ranks is None else self.ranks.agreeing():
-            _whole(batch_size=batch_size)
+            check_whole(batch_size=batch_size)
         if batch_size < 1:
             raise BadInput(f"batch_size must be at least 1, not {batch_size}")
         rows = self.data(data, "the validation data", inputs, images, Text.of(tokenizer, max_length))
@@ -554,29 +321,13 @@ class Trainer:
             TrainingError: the loss or the weights are no longer finite; the last checkpoint is good.
             Interrupted: Ctrl-C, SIGTERM or SIGHUP; the state was kept.
         """
-        _whole(epochs=epochs, batch_size=batch_size, seed=seed)
-        _whole(evaluate_every=evaluate_every, patience=patience, keep=keep)
-        check_kind("validation_split", validation_split, (int, float), "a number between 0 and 1")
-        check_kind("monitor", monitor, str, "a name, as 'validation_loss'")
-        check_kind("images", images, Images, "an Images(…)")
-        check_kind("augment", augment, (str, Augment), "a text, as 'flip,crop=4', or an Augment(…)")
-        for name, path in (("checkpoint", checkpoint), ("history", history), ("plot", plot), ("log", log)):
-            check_kind(name, path, (str, os.PathLike), "a path")
-        if not isinstance(callbacks, Sequence) or not all(isinstance(c, Callback) for c in callbacks):
-            raise BadInput(f"callbacks are a list of Callback, not {callbacks!r}")
-        for what, n, least in (("epochs", epochs, 1), ("batch_size", batch_size, 1), ("seed", seed, 0)):
-            if n < least:
-                raise BadInput(f"{what} must be at least {least}, not {n}")
-        if self._planned is not None and batch_size > self._planned:
-            raise BadInput(f"memory was planned for batches of at most {self._planned} rows, not {batch_size}")
-        if validation is not None and validation_split is not None:
-            raise BadInput("validation and validation_split exclude each other")
-        if (validation is not None or validation_split is not None) and self._evaluation is None:
-            raise BadInput(self._why_not)
-        if evaluate_every is not None and (evaluate_every < 1 or (validation is None and validation_split is None)):
-            why = f"evaluate_every must be at least 1, not {evaluate_every}"
-            raise BadInput(why if evaluate_every < 1 else "evaluate_every measures validation data, and there are none")
-        asked, measures = names_of(metrics), validation is not None or validation_split is not None
+        measures = check_fit(
+            numbers=(epochs, batch_size, seed), evaluate_every=evaluate_every, patience=patience, keep=keep,
+            planned=self._setup.planned, validation=validation, validation_split=validation_split,
+            why_not=self._why_not, monitor=monitor, images=images, augment=augment,
+            paths={"checkpoint": checkpoint, "history": history, "plot": plot, "log": log}, callbacks=callbacks,
+        )  # fmt: skip
+        asked = names_of(metrics)
         if asked is not None and not measures:
             raise BadInput(
                 "metrics are of validation data, and there are none\n  hint: give validation, or validation_split"
@@ -602,7 +353,7 @@ class Trainer:
         run = Run(
             self.step,
             self.machine,
-            (self.fingerprint, self._structure),
+            (self.fingerprint, self._setup.structure),
             rows,
             held_out,
             parts=self.accumulate,

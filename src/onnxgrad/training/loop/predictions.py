@@ -1,0 +1,120 @@
+"""What the graph of a loss compares with labels: where the predictions are, and how they are told right from wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.ir.graph import named_values
+from onnxgrad.training.loop.loss_by_blocks import LossByBlocks
+from onnxgrad.training.loss.ctc import METADATA
+from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Ranked, Sequences
+
+_CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is compared with labels, and how.
+
+    Attributes:
+        value: name of the value in the tail.
+        label: name of the array of labels.
+        comparison: lays one beside the other.
+        classes: number of classes, if known.
+        is_loss: the loss is the mean over the labels that count, and nothing else.
+    """
+
+    value: str
+    label: str
+    comparison: Comparison
+    classes: int | None = None
+    is_loss: bool = False
+
+    @property
+    def ignored(self) -> int | None:
+        """The label that does not count."""
+        return self.comparison.ignored if isinstance(self.comparison, Classes) else None
+
+
+def compared(nodes: list[ir.Node], labels: set[str]) -> list[Prediction]:
+    """What the tail compares with labels, where it is known how predictions are told right from wrong."""
+    graph = nodes[0].graph
+    assert isinstance(graph, ir.Graph)
+    found = [p for node in nodes if (p := _prediction(node, labels) or _of_blocks(node, labels)) is not None]
+    shown = {v.name for v in graph.outputs}
+    add_outputs(graph, [p.value for p in found if p.value not in shown])
+    return found
+
+
+def _prediction(node: ir.Node, labels: set[str]) -> Prediction | None:
+    """What `node` of the tail compares with labels."""
+    if METADATA in node.metadata_props:
+        label, blank, time = node.metadata_props[METADATA].split(" ")
+        sequences = Sequences(int(blank), int(time))
+        return Prediction(node.outputs[0].name or "", label, sequences) if label in labels else None
+    y, other = (*node.inputs, None, None)[:2]
+    if y is None or other is None:
+        return None
+    if y.name in labels:
+        y, other = other, y
+    rows = other.producer()
+    in_rows = rows is not None and rows.op_type == "Reshape" and rows.inputs[0] is not None  # tokens, one per row
+    label = (rows.inputs[0].name if in_rows else other.name) or ""  # type: ignore[union-attr]
+    if label not in labels:
+        return None
+    if node.op_type in _CLASS_LOSSES and y is node.inputs[0]:
+        classes = y.shape[1] if y.shape is not None and len(y.shape) > 1 else None
+        given = node.attributes.get("ignore_index")
+        ignored = None if given is None else given.as_int()
+        known = classes if isinstance(classes, int) else None
+        mean = node.attributes.get("reduction")
+        alone = len(node.inputs) < 3 and (mean is None or mean.as_string() == "mean") and _is_end(node.outputs[0])
+        return Prediction(y.name or "", label, Classes(1, ignored, words=_rank(y) == 3, called=label), known, alone)
+    if in_rows:
+        return None
+    if node.op_type == "Mul" and any(u.op_type == "Softplus" for u, _ in y.uses()):
+        return Prediction(y.name or "", label, Binary())  # y·t beside Softplus(y): binary cross entropy with logits
+    if node.op_type == "Sub":
+        return Prediction(y.name or "", label, Comparison())
+    return None
+
+
+def _is_end(value: ir.Value) -> bool:
+    """Whether `value` is the output of its graph, perhaps by another name."""
+    users = list(value.uses())
+    renamed = [n.outputs[0] for n, _ in users if n.op_type == "Identity"]
+    return value.is_graph_output() or (len(users) == len(renamed) == 1 and renamed[0].is_graph_output())
+
+
+def _rank(y: ir.Value) -> int | None:
+    """The rank of the scores, before they were laid out in rows."""
+    node = y.producer()
+    source = node.inputs[0] if node is not None and node.op_type == "Flatten" else y
+    return None if source is None or source.shape is None else len(source.shape)
+
+
+def _of_blocks(node: ir.Node, labels: set[str]) -> Prediction | None:
+    """What `node`, a loss by blocks of rows, compares with labels; the node is made to tell."""
+    blocks = LossByBlocks.of(node)
+    if blocks is None or blocks.label not in labels:
+        return None
+    ranked = Ranked(1, blocks.ignored, words=blocks.words, called=blocks.label, size=blocks.classes)
+    return Prediction(blocks.tell().name or "", blocks.label, ranked, blocks.classes, blocks.is_mean)
+
+
+def add_outputs(graph: ir.Graph, names: Iterable[str]) -> list[ir.Value]:
+    """Make the values of these `names` outputs as well."""
+    values = named_values(graph)
+    outputs = []
+    for name in names:
+        if name not in values:
+            raise BadInput(f"the model has no value {name!r}, of which the loss is taken")
+        value = values[name]
+        if not value.is_graph_output():
+            graph.outputs.append(value)
+        outputs.append(value)
+    return outputs

@@ -1,0 +1,148 @@
+"""From a model and what a trainer is asked for to a step and what runs it: in parts, on ranks, within memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.distributed import Collective
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.model_io import load_model, training_info
+from onnxgrad.remat import Plan
+from onnxgrad.runtime import Options, StepRunner
+from onnxgrad.runtime.on_device import OnDevice, runner
+from onnxgrad.training.build.attach import attached
+from onnxgrad.training.loop.checkpoint import fingerprint, structure
+from onnxgrad.training.parallel.joining import machine_of, ranks_of, sharing
+from onnxgrad.training.parallel.machine import COMPRESSIONS
+from onnxgrad.training.parallel.ranks import Ranks
+from onnxgrad.training.spec.training_info import AnyTrainingModel, Source
+from onnxgrad.training.step.accumulate import Accumulating, split_step
+from onnxgrad.training.step.compile import compile_step
+from onnxgrad.training.step.memory_budget import within_memory
+from onnxgrad.training.step.precision import precision_for
+from onnxgrad.training.step.step import Step
+
+AnyRunner = StepRunner | OnDevice | Accumulating
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A step, and how it is run.
+
+    Attributes:
+        step: the step of a whole batch.
+        plan: what is kept and what is computed anew, where memory is bounded.
+        planned: the most rows of a batch that this is for.
+        fingerprint, structure: digests of the step graph (see `Run`), of what is computed, not of the plan.
+        ranks: who trains together, where there are several.
+        accumulate: into how many parts a rank cuts what it has of a batch.
+        options: how ONNX Runtime runs the step, the target decided.
+        is_free: whether nobody said which target to take.
+        run_by: the machine that runs the step by such options.
+    """
+
+    step: Step
+    plan: Plan | None
+    planned: int | None
+    fingerprint: str
+    structure: str
+    ranks: Ranks | None
+    accumulate: int
+    options: Options
+    is_free: bool
+    run_by: Callable[[Options], AnyRunner]
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts a batch is cut, on all ranks."""
+        return self.accumulate if self.ranks is None else self.accumulate * self.ranks.size
+
+
+def set_up(
+    model: AnyTrainingModel | Step,
+    asked: Mapping[str, Any],
+    *,
+    entry: int | None,
+    options: Options,
+    accumulate: int,
+    memory: int | str | None,
+    batch_size: int | None,
+    dims: Mapping[str, int] | None,
+    distributed: Ranks | Collective | str | None,
+    sync_every: int,
+    compress: str | None,
+    attention_rows: int | None,
+    precision: str | None,
+) -> Setup:
+    """The step of `model`, with what is `asked` of `attach`, set up as `Trainer` is asked to.
+
+    Raises:
+        BadInput: as `Trainer`.
+    """
+    if accumulate < 1:
+        raise BadInput(f"a batch is cut into at least 1 part, not {accumulate}")
+    if sync_every < 1:
+        raise BadInput(f"sync_every must be at least 1, not {sync_every}")
+    if compress is not None and compress not in COMPRESSIONS:
+        raise UnknownName(compress, COMPRESSIONS, "compression")
+    ranks = ranks_of(distributed)
+    parts = accumulate if ranks is None else accumulate * ranks.size
+    training = _with_training(model, {k: v for k, v in asked.items() if v is not None}, parts > 1)
+    narrow = precision_for(precision, options)
+    if narrow is not None and parts > 1:
+        raise BadInput("precision does not go with a batch in parts (accumulate, distributed); drop one of them")
+    if isinstance(training, Step) and (attention_rows is not None or narrow is not None):
+        raise BadInput("a compiled step is used as it is; hand attention_rows and precision to compile_step")
+    if not isinstance(training, Step):
+        step = compile_step(training, entry=entry, precision=narrow, attention_rows=attention_rows)
+    else:
+        step = training
+    if not step.loss:
+        raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
+    asked_of_runtime = options if ranks is None else sharing(options)
+    settled = asked_of_runtime.settled()
+    digests = fingerprint(step.model), structure(step.model)
+    run_by: Callable[[Options], AnyRunner]
+    if parts == 1:
+        if memory is not None:
+            step = within_memory(step, memory, batch_size, dims)
+        plan, run_by = step.plan, partial(runner, step)
+    elif isinstance(training, Step):
+        raise BadInput("a compiled step cannot be cut into parts; hand in the model that it was compiled from")
+    else:
+        split = split_step(training, attention_rows=attention_rows)
+        if memory is not None:
+            rows = None if batch_size is None else -(-batch_size // parts)
+            split.gradient = within_memory(split.gradient, memory, rows, dims)
+        plan = split.gradient.plan
+        run_by = partial(machine_of, split, accumulate, ranks, every=sync_every, compress=compress)
+    planned = batch_size if memory is not None else None
+    return Setup(step, plan, planned, *digests, ranks, accumulate, settled, asked_of_runtime.is_free, run_by)
+
+
+def _with_training(
+    model: AnyTrainingModel | Step, asked: dict[str, Any], in_halves: bool
+) -> AnyTrainingModel | Source | Step:
+    """`model` as it is if it carries training information, else with what is `asked` for attached."""
+    if isinstance(model, (str, os.PathLike)):
+        model = load_model(model)
+    if not isinstance(model, (onnx.ModelProto, ir.Model, Step)):
+        raise BadInput(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not a {type(model).__name__}")
+    if isinstance(model, Step):
+        carries = "a compiled step carries its training information"
+    elif model.training_info if isinstance(model, onnx.ModelProto) else training_info(model):
+        carries = "the model carries training information"
+    elif "loss" in asked:
+        return attached(model, **{"accumulate": in_halves, **asked})
+    else:
+        raise BadInput("the model carries no training information; say which loss to minimize, as in loss='mse'")
+    if asked:
+        raise BadInput(f"{carries}, which is used as it is; drop {', '.join(asked)}")
+    return model
