@@ -14,11 +14,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from onnxgrad.training import attach, export_step
 from onnxgrad.training.export import files
-from onnxgrad.training.export.host import Host
 from tests.npm import MAY_INSTALL
-from tests.training.models import blobs, classifier
+from tests.training.export.ten_steps import ROWS, compare, exported_step
+from tests.training.models import blobs
 
 HEADER = Path(files.__file__).with_name("host.hpp")
 POOL = "http://deb.debian.org/debian/pool/main/"
@@ -71,11 +70,7 @@ def host(headers, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("device")
-    source = attach(classifier(), optimizer="adam", learning_rate=0.02, dropout={"Tanh": 0.2}, accumulate=True)
-    export_step(source, folder)
-    np.savez(folder / "data.npz", **blobs())
-    return folder
+    return exported_step(tmp_path_factory.mktemp("device"))
 
 
 def run(host: Path, *arguments: object) -> subprocess.CompletedProcess:
@@ -84,21 +79,11 @@ def run(host: Path, *arguments: object) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_ten_steps(host, exported, tmp_path, parts):
-    asked = ["--folder", exported, "--batch-size", 9, "--parts", parts, "--threads", 1, "--save", tmp_path / "end.npz"]
+    asked = ["--folder", exported, "--batch-size", ROWS, "--parts", parts, "--threads", 1]
+    asked += ["--save", tmp_path / "end.npz"]
     done = run(host, exported / "data.npz", *asked)
     assert done.returncode == 0, done.stderr
-    own, data, losses = Host(exported, 1), blobs(), []
-    for low in range(0, 90, 9):
-        batch = {n: a[low : low + 9] for n, a in data.items()}
-        losses.append(float((own.step(batch) if parts == 1 else own.step_in_parts(batch, parts))["loss"]))
-    assert len(losses) == 10
-    np.testing.assert_allclose([float(line.split()[-1]) for line in done.stdout.splitlines()], losses, atol=1e-5)
-    with np.load(tmp_path / "end.npz") as end:
-        assert set(end.files) == set(own.state)
-        for name, array in own.state.items():
-            assert (end[name].dtype, end[name].shape) == (array.dtype, array.shape)
-            np.testing.assert_allclose(end[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
-    assert not list(tmp_path.glob("*.partial"))
+    compare(exported, parts, done.stdout, tmp_path / "end.npz")
 
 
 def test_export_step_writes_the_header(exported):

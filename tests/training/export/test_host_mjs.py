@@ -18,44 +18,29 @@ from onnxgrad.model_io import save
 from onnxgrad.training import attach, export_step
 from onnxgrad.training.export.host import Host
 from tests.npm import RUNTIMES, run, script
+from tests.training.export.ten_steps import ROWS, compare, exported_step
 from tests.training.loop.test_trainer import NORMED
 from tests.training.models import blobs, classifier
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("device")
-    source = attach(classifier(), optimizer="adam", learning_rate=0.02, dropout={"Tanh": 0.2}, accumulate=True)
-    export_step(source, folder)
-    np.savez(folder / "data.npz", **blobs())
-    return folder
+    return exported_step(tmp_path_factory.mktemp("device"))
 
 
 @pytest.mark.parametrize(("parts", "threads"), [(1, 1), (2, 1), (1, 3)])
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_ten_steps(node, modules, exported, tmp_path, runtime, parts, threads):
-    asked = ["--batch-size", 9, "--parts", parts, "--threads", threads, "--runtime", runtime]
+    asked = ["--batch-size", ROWS, "--parts", parts, "--threads", threads, "--runtime", runtime]
     saved = ["--save", tmp_path / "end.npz", "--save-model", tmp_path / "end.onnx"]
     done = run(node, modules, exported / "host.mjs", exported / "data.npz", *asked, *saved)
     assert done.returncode == 0, done.stderr
-    host, data, losses = Host(exported, 1), blobs(), []
-    for low in range(0, 90, 9):
-        batch = {n: a[low : low + 9] for n, a in data.items()}
-        losses.append(float((host.step(batch) if parts == 1 else host.step_in_parts(batch, parts))["loss"]))
-    assert len(losses) == 10
-    np.testing.assert_allclose([float(line.split()[-1]) for line in done.stdout.splitlines()], losses, atol=1e-5)
-    with np.load(tmp_path / "end.npz") as end:
-        assert set(end.files) == set(host.state)
-        for name, array in host.state.items():
-            assert (end[name].dtype, end[name].shape) == (array.dtype, array.shape)
-            np.testing.assert_allclose(end[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
-        host.state = dict(end)
+    host = compare(exported, parts, done.stdout, tmp_path / "end.npz")
     onnx.checker.check_model(onnx.load(tmp_path / "end.onnx"), full_check=True)
     assert [v.name for v in onnx.load(tmp_path / "end.onnx").graph.input] == ["x"]
     session = onnxruntime.InferenceSession(tmp_path / "end.onnx", providers=["CPUExecutionProvider"])
     test = {"x": blobs(seed=1)["x"]}
     np.testing.assert_allclose(session.run(None, test)[0], host.run("infer", test)["y"], rtol=1e-6, atol=1e-6)
-    assert not list(tmp_path.glob("*.partial"))
 
 
 EVALUATE = """
