@@ -30,6 +30,7 @@ from onnxgrad.model_io import AnyModel, open_model, training_info
 from onnxgrad.model_io.save import to_proto
 from onnxgrad.training.adapters.config import LoRA
 from onnxgrad.training.adapters.insert import adapted
+from onnxgrad.training.build.cut_off import cut_off
 from onnxgrad.training.graph.exported_constants import INFINITE, Sorted, sort_out
 from onnxgrad.training.graph.lift_weights import initializer, own_weights
 from onnxgrad.training.graph.linear_models import with_own_weights
@@ -395,28 +396,7 @@ class _Attachment:
         nodes = list(graph)[len(self.nodes) :]
         inputs = [v for v in graph.inputs if v not in self.inputs]
         added = [v for name, v in graph.initializers.items() if name not in self.held]
-        info = onnx.TrainingInfoProto()
-        algorithm = info.algorithm
-        algorithm.name = "training"
-        algorithm.node.extend(ir.to_proto(node) for node in nodes)
-        algorithm.input.extend(ir.to_proto(v) for v in inputs)
-        for value in added:
-            assert value.const_value is not None
-            tensor = ir.to_proto(value.const_value)
-            for key, said in value.metadata_props.items():
-                tensor.metadata_props.add(key=key, value=said)
-            algorithm.initializer.append(tensor)
-        made = (v for node in nodes for v in node.outputs if v.name)
-        algorithm.value_info.extend(ir.to_proto(v) for v in made if v.type is not None or v.shape is not None)
-        algorithm.output.extend(ir.to_proto(v) for v in ends)
-        for key, said in self.bindings.items():
-            info.update_binding.add(key=key, value=said)
-        graph.remove(nodes, safe=False)
-        for value in inputs:
-            graph.inputs.remove(value)
-        for value in added:
-            del graph.initializers[value.name or ""]
-        return info
+        return cut_off(graph, nodes, inputs, added, ends, self.bindings)
 
     def _kept(self) -> list[ir.Value]:
         """Initializers that stay, read or not."""

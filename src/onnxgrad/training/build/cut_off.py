@@ -1,0 +1,50 @@
+"""An algorithm that was written behind an inference graph, cut off it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import onnx
+import onnx_ir as ir
+
+
+def cut_off(
+    graph: ir.Graph,
+    nodes: list[ir.Node],
+    inputs: list[ir.Value],
+    initializers: list[ir.Value],
+    ends: Iterable[ir.Value],
+    bindings: Mapping[str, str],
+) -> onnx.TrainingInfoProto:
+    """Take `nodes`, with the inputs and initializers that came with them, off `graph`: a training entry with them.
+
+    Args:
+        graph: the inference graph with the algorithm.
+        nodes: those of the algorithm, in order.
+        inputs: its own inputs.
+        initializers: its own initializers.
+        ends: what it computes.
+        bindings: which initializer takes which of these values.
+    """
+    info = onnx.TrainingInfoProto()
+    algorithm = info.algorithm
+    algorithm.name = "training"
+    algorithm.node.extend(ir.to_proto(node) for node in nodes)
+    algorithm.input.extend(ir.to_proto(v) for v in inputs)
+    for value in initializers:
+        assert value.const_value is not None
+        tensor = ir.to_proto(value.const_value)
+        for key, said in value.metadata_props.items():
+            tensor.metadata_props.add(key=key, value=said)
+        algorithm.initializer.append(tensor)
+    made = (v for node in nodes for v in node.outputs if v.name)
+    algorithm.value_info.extend(ir.to_proto(v) for v in made if v.type is not None or v.shape is not None)
+    algorithm.output.extend(ir.to_proto(v) for v in ends)
+    for key, said in bindings.items():
+        info.update_binding.add(key=key, value=said)
+    graph.remove(nodes, safe=False)
+    for value in inputs:
+        graph.inputs.remove(value)
+    for value in initializers:
+        del graph.initializers[value.name or ""]
+    return info
