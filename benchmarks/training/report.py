@@ -119,7 +119,7 @@ def _summary(found: dict[str, dict[str, Any]], key: str, what: str) -> list[str]
 
     usual, unseen = [w for w in table if w not in UNSEEN], [w for w in table if w in UNSEEN]
     lines = [f"{what} ÷ PyTorch eager:\n", f"| | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    for kinds, select in (("usual kinds", usual), ("kinds nobody tuned for", unseen)):
+    for kinds, select in (("usual kinds", usual), ("other kinds", unseen)):
         if select:
             lines += [row(f"**geometric mean, {kinds}**", over(select, mean)), row("**worst**", over(select, np.max))]
             lines += [row(w, table[w]) for w in select]
