@@ -11,7 +11,11 @@
  */
 #include <math.h>
 #include <string.h>
+#ifdef _WIN32
+#include <stdlib.h>
+#else
 #include <unistd.h>
+#endif
 
 #include "exponential.h"
 #include "kernel.h"
@@ -368,6 +372,16 @@ static int sized(Job *j, const Shape *mask) {
   return 1;
 }
 
+static int64_t processors(void) {
+#ifdef _WIN32
+  const char *told = getenv("NUMBER_OF_PROCESSORS");
+  const long count = told ? atol(told) : 1;
+#else
+  const long count = sysconf(_SC_NPROCESSORS_ONLN);
+#endif
+  return count < 1 ? 1 : count;
+}
+
 static void run(Call *call, Job *j) {
   j->wide_keys = rounded(j->keys), j->wide_inside = rounded(j->inside), j->wide_outside = rounded(j->outside);
   j->rows = least(BAND_BYTES / 4 / j->wide_keys / TILE * TILE, MOST_ROWS);
@@ -375,8 +389,7 @@ static void run(Call *call, Job *j) {
   j->rows = least(j->rows, j->queries);
   const int64_t matrices = j->wide_keys * (j->inside + j->outside) + j->keys * (2 * j->wide_inside + j->wide_outside);
   j->room = rounded(matrices + j->rows * 2 * (j->wide_keys + j->wide_inside + j->wide_outside));
-  const long processors = sysconf(_SC_NPROCESSORS_ONLN);
-  j->pieces = least(j->heads, processors < 1 ? 1 : least(processors, MOST_PIECES));
+  j->pieces = least(j->heads, least(processors(), MOST_PIECES));
   j->space = scratch(call, j->pieces * j->room, sizeof(float));
   if (!call->failed) parallel(call, (size_t)j->pieces, some, j);
 }
