@@ -240,6 +240,12 @@ def test_targets(base, targets, found):
     assert set(json.loads(told)["weights"]) == found
 
 
+def test_a_list_of_types_may_name_some_that_the_model_does_not_have():
+    one = '<ir_version: 10, opset_import: ["": 21]> one (float[N, 3] x) => (float[N, 2] y) { y = MatMul (x, w) }'
+    model = with_weights(one, {"w": (3, 2)})
+    attach(model, adapter=LoRA(rank=1, targets="type:MatMul,Gemm,Conv"))
+
+
 def test_tied_weights_share_an_adapter():
     """An embedding that is the head as well, by way of a Transpose."""
     model = with_weights(
@@ -328,6 +334,7 @@ def test_refusals(base, folder, trained):
 
     assert "did you mean 'wq'" in refusal(asked(targets=["wqq"]))
     assert "these do: Conv, Gather, Gemm, MatMul" in refusal(asked(targets="type:LSTM"))
+    assert "no 'Mul' node" in refusal(asked(targets="type:MatMul,Mul"))
     assert "rank 6 is larger than that of 'head', which is 6 × 5" in refusal(asked(rank=6, targets=["head"]))
     assert "in each group" in refusal(asked(rank=3, targets=["grouped"]))
     assert "loop body" in refusal(asked(rank=2, targets=["body"], dropout=0.1))

@@ -15,6 +15,8 @@ import onnx_ir as ir
 from onnxgrad.ir.builder import FLOATS
 
 LINEAR, CONV, EMBEDDING = "linear", "conv", "embedding"
+#: Standard operators that read a weight which an adapter fits, and as which of their inputs.
+OPERANDS = {"MatMul": (0, 1), "Gemm": (1,), "Conv": (1,), "Gather": (0,)}
 #: What PyTorch's newer exporter tells of the modules that a node comes from.
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
@@ -140,7 +142,7 @@ def weights(graph: ir.Graph) -> dict[str, Weight]:
 def _operands(node: ir.Node) -> tuple[int, ...]:
     if node.domain not in ("", "ai.onnx"):
         return (1,) if _is_packed(node) else ()
-    return {"MatMul": (0, 1), "Gemm": (1,), "Conv": (1,), "Gather": (0,)}.get(node.op_type, ())
+    return OPERANDS.get(node.op_type, ())
 
 
 def _is_packed(node: ir.Node) -> bool:
