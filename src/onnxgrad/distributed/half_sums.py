@@ -45,11 +45,11 @@ class HalfSums:
             self._lost += self.carried
         self.carried[...] = 0
         for r, block in enumerate(self._parts(self._lost)):
-            block -= _packed(block, self._message(r))
+            _send(block, self._message(r))
         self.collective.all_to_all(self._sent, self._places, self._received)
         for message in self._received:
             self._lost_of_sum += _unpacked(message, self._lost.dtype)
-        self._lost_of_sum -= _packed(self._lost_of_sum, self._message(rank))
+        _send(self._lost_of_sum, self._message(rank))
         self.collective.all_gather(self._sent, self._places)
         for r, block in enumerate(self._parts(array)):
             block[...] = _unpacked(self._message(r), array.dtype)
@@ -77,13 +77,18 @@ class HalfSums:
         return self._sent[self._places[rank] : self._places[rank + 1]]
 
 
-def _packed(block: np.ndarray, message: np.ndarray) -> np.ndarray:
-    """What `message` holds of `block` once it has been written there: an exponent, and numbers below 2¹⁵."""
+def _send(block: np.ndarray, message: np.ndarray) -> None:
+    """Write `block` to `message`, an exponent and numbers below 2¹⁵, and leave in it what is lost by that.
+
+    Of numbers that are not finite nothing is left: the step that sees them is skipped, and what comes after it counts.
+    """
     largest = np.abs(block).max(initial=0)
-    shift = int(np.frexp(largest)[1]) - 15 if np.isfinite(largest) else 0
-    message[0] = shift
+    if not np.isfinite(largest):
+        message[0], message[1:].view(np.float16)[...], block[...] = 0, np.nan, 0
+        return
+    message[0] = shift = int(np.frexp(largest)[1]) - 15
     message[1:].view(np.float16)[...] = np.ldexp(block, -shift)
-    return _unpacked(message, block.dtype)
+    block -= _unpacked(message, block.dtype)
 
 
 def _unpacked(message: np.ndarray, dtype: np.dtype) -> np.ndarray:

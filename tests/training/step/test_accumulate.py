@@ -69,6 +69,15 @@ def test_one_part_is_the_batch():
         np.testing.assert_allclose(cut.step(batch)["loss"], whole.step(batch)["loss"], rtol=1e-6)
 
 
+def test_a_loaded_state_has_no_gradients_of_a_batch_before():
+    cut = Accumulating(split_step(attach(mlp(), loss="mse", accumulate=True)), 2)
+    before = cut.state()
+    (batch,) = batches("real", 1)
+    cut.step({**batch, "x": np.full_like(batch["x"], np.inf)})
+    cut.load_state(before)
+    assert all(np.isfinite(cut.step(batch)["loss"]) for _ in range(2))
+
+
 def test_the_bucket_is_one_vector():
     """All gradients, flat; the update reads nothing else that depends on a batch."""
     split = split_step(attach(mlp(), loss="mse", accumulate=True))

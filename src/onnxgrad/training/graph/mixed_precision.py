@@ -8,6 +8,7 @@
   are not lost in float16 (Micikevicius et al. 2018, arXiv:1710.03740).
 - Where a gradient is not finite, no state moves, and the scale is halved; after `growth` steps without such a one it is
   doubled. All this is in the graph: the host need not look.
+- Of a batch in parts, running statistics move before all gradients are known: with every part whose own are finite.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.graph import ancestors, named_values
+from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.graph import ancestors, dependents, named_values
 from onnxgrad.transforms.gradient_node import is_gradient
 
 FLOAT = ir.DataType.FLOAT
@@ -50,12 +52,14 @@ class Precision:
         runs: whether a node may take operands of that type.
         scale: the first loss scale.
         growth: after so many good steps the scale is doubled; 0: never.
+        in_parts: the step is to be cut at its gradients (see `split_step`).
     """
 
     dtype: ir.DataType
     runs: Callable[[ir.Node], bool]
     scale: float
     growth: int = 2000
+    in_parts: bool = False
 
     @classmethod
     def named(cls, name: str, runs: Callable[[ir.Node], bool]) -> Precision:
@@ -98,13 +102,16 @@ class Precision:
         lost = None
         for value in [v for v in gradient.outputs if v.uses()]:
             whole = b.var(value) / b.cast_like(b.var(scale), b.var(value))
-            wrong = b.IsNaN(b.ReduceSum(whole - whole, keepdims=0))
+            wrong = _is_lost(b, whole)
             _take_over(value, whole.value, besides=gradient)
             lost = wrong if lost is None else b.Or(lost, wrong)
         assert lost is not None
-        values = named_values(graph)
+        graph.sort()
+        values, behind = named_values(graph), dependents(graph, gradient.outputs)
         for name, following in bound.items():
-            kept = b.Where(lost, b.var(values[name]), b.var(values[following]))
+            new = values[following]
+            early = self.in_parts and new not in behind and new.dtype in FLOATS
+            kept = b.Where(_is_lost(b, b.var(new)) if early else lost, b.var(values[name]), b.var(new))
             kept.value.type, kept.value.shape = values[name].type, values[name].shape
             bound[name] = kept.value.name = b.names.exactly(f"{following}_or_kept")
         after = b.Add(b.var(good), b.const(np.int64(1)))
@@ -149,6 +156,11 @@ class Precision:
             _take_over(out, back, besides=back.producer())
             wide[back] = out
         b.graph.sort()
+
+
+def _is_lost(b: Builder, x: Var) -> Var:
+    """Whether some element of `x` is not finite."""
+    return b.IsNaN(b.ReduceSum(x - x, keepdims=0))
 
 
 def _before(b: Builder, node: ir.Node, write: Callable[[], Var]) -> Var:

@@ -96,8 +96,6 @@ def set_up(
     parts = accumulate if ranks is None else accumulate * ranks.size
     training = _with_training(model, {k: v for k, v in asked.items() if v is not None}, parts > 1)
     narrow = precision_for(precision, options)
-    if narrow is not None and parts > 1:
-        raise BadInput("precision does not go with a batch in parts (accumulate, distributed); drop one of them")
     if isinstance(training, Step) and (attention_rows is not None or narrow is not None):
         raise BadInput("a compiled step is used as it is; hand attention_rows and precision to compile_step")
     if not isinstance(training, Step):
@@ -117,7 +115,7 @@ def set_up(
     elif isinstance(training, Step):
         raise BadInput("a compiled step cannot be cut into parts; hand in the model that it was compiled from")
     else:
-        split = split_step(training, attention_rows=attention_rows)
+        split = split_step(training, attention_rows=attention_rows, precision=narrow)
         if memory is not None:
             rows = None if batch_size is None else -(-batch_size // parts)
             split.gradient = within_memory(split.gradient, memory, rows, dims)

@@ -19,6 +19,7 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.graph import dependents, named_values, values_read
 from onnxgrad.runtime import Options, StepRunner, share
+from onnxgrad.training.graph.mixed_precision import SCALE, Precision
 from onnxgrad.training.spec.training_info import AnyTrainingModel, Source, own_names
 from onnxgrad.training.spec.validation import read_valid
 from onnxgrad.training.step.compile import compile_step
@@ -46,14 +47,18 @@ class SplitStep:
 
 
 def split_step(
-    model: AnyTrainingModel | Source, *, outputs: Sequence[str] = (), attention_rows: int | None = None
+    model: AnyTrainingModel | Source,
+    *,
+    outputs: Sequence[str] = (),
+    attention_rows: int | None = None,
+    precision: Precision | None = None,
 ) -> SplitStep:
     """The step of `model`, which has one training entry, in two halves.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``, from ``attach(…, accumulate=True)``.
         outputs: names of further values to have as results, of the half that computes them.
-        attention_rows: as in `compile_step`.
+        attention_rows, precision: as in `compile_step`; where the sum over all parts is not finite, none counts.
 
     Raises:
         BadInput: it does not say over how much a batch is averaged, or its update reads the batch.
@@ -70,8 +75,10 @@ def split_step(
             "  hint: attach the loss with accumulate=True"
         )
     gradients = [name for name in found[0].output if name]
-    step = compile_step(source, outputs=[*gradients, weight, *outputs], attention_rows=attention_rows)
-    asked = dict(zip([step.loss, *dict.fromkeys([*gradients, weight, *outputs])], step.results, strict=True))
+    precision = precision and replace(precision, in_parts=True)
+    asked_of_step = [*gradients, weight, *outputs]
+    step = compile_step(source, outputs=asked_of_step, attention_rows=attention_rows, precision=precision)
+    asked = dict(zip([step.loss, *dict.fromkeys(asked_of_step)], step.results, strict=True))
     return _Cut(step, [asked[name] for name in gradients], asked[weight], weight == SUM).halves()
 
 
@@ -115,10 +122,12 @@ class _Cut:
             g = b.Reshape(Var(b, values[name]), [-1])
             flat.append(g if g.dtype == self.dtype else b.Cast(g, to=int(self.dtype)))
         joined = flat[0] if len(flat) == 1 else b.Concat(*flat, axis=0)
+        can_be_lost = SCALE in self.step.state  # what is left of a batch that was skipped times 0 is no number
+        sums = b.Where(keep > 0.0, bucket, 0.0) if can_be_lost else bucket * keep
         if self.summed:
-            held = {BUCKET: bucket * keep + joined, TOTAL: b.Max(total, weight)}
+            held = {BUCKET: sums + joined, TOTAL: b.Max(total, weight)}
         else:
-            held = {BUCKET: bucket * keep + joined * weight, TOTAL: total * keep + weight}
+            held = {BUCKET: sums + joined * weight, TOTAL: total * keep + weight}
         for name, var in held.items():
             var.value.name = b.names.exactly(f"{name}_next")
         own = {name: StateTensor(name, name, var.name, self._zeros(name), "optimizer") for name, var in held.items()}
@@ -252,7 +261,7 @@ class Accumulating:
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace every tensor of state by a copy of the one given."""
-        inner = self.gradient.state()
+        inner = self.gradient.state() | {n: np.zeros_like(self.gradient.now[n]) for n in (BUCKET, TOTAL)}
         known = self.state()
         for name in sorted(state.keys() ^ known.keys()):
             raise BadInput(f"state {name!r} is {'unknown here' if name in state else 'missing'}")
