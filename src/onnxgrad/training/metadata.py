@@ -16,6 +16,8 @@ SCHEDULED = "onnxgrad.schedule"
 AVERAGE = "onnxgrad.average"
 #: Of a model that tells classes apart: their names in the order of their numbers, as JSON.
 CLASSES = "onnxgrad.classes"
+#: Of a model with a new head, until somebody trains it: the output, by which the head's weights are named.
+HEAD = "onnxgrad.head"
 #: Of a training model that was saved during a run: the count that the masks of Dropout are drawn from.
 MASKS = "onnxgrad.dropout_step"
 #: Of an algorithm: where Adam adds its epsilon, in words.

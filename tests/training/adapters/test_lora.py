@@ -246,6 +246,21 @@ def test_a_list_of_types_may_name_some_that_the_model_does_not_have():
     attach(model, adapter=LoRA(rank=1, targets="type:MatMul,Gemm,Conv"))
 
 
+def test_the_merged_file_is_measured_where_the_training_graph_drops(tmp_path):
+    """What stands behind an added Dropout is there twice while training; the merged file has it once, without A and B."""
+    model = with_weights(
+        """<ir_version: 10, opset_import: ["": 21]>
+        two (float[N, 4] x) => (float[N, 3] y) { h = MatMul (x, v)  r = Relu (h)  y = MatMul (r, w) }""",
+        {"v": (4, 5), "w": (5, 3)},
+    )
+    data = {"x": np.random.default_rng(0).standard_normal((12, 4), np.float32), "labels": np.arange(12) % 3}
+    trainer = Trainer(model, loss="cross_entropy", adapter=LoRA(rank=2, targets="all"), dropout={"Relu": 0.2})
+    trainer.fit(data, epochs=1, batch_size=4)
+    trainer.save(tmp_path / "merged.onnx")
+    measured = trainer.evaluation.file(tmp_path / "merged.onnx", trainer.data(data))
+    assert measured == pytest.approx(trainer.evaluate(data), rel=1e-5)
+
+
 def test_tied_weights_share_an_adapter():
     """An embedding that is the head as well, by way of a Transpose."""
     model = with_weights(

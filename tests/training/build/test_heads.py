@@ -7,7 +7,7 @@ import pytest
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.runtime import Options
-from onnxgrad.training import Trainer, attach, with_head
+from onnxgrad.training import LoRA, Trainer, attach, with_head
 from onnxgrad.training.build.heads import placed_head
 from tests.training.models import blobs
 
@@ -53,6 +53,21 @@ def test_it_learns():
     trainer = Trainer(attach(with_head(net(), 3, of="h"), learning_rate=0.1), options=Options(threads=1))
     history = trainer.fit(blobs(), epochs=10, validation=blobs(seed=1))
     assert history.epochs[-1]["validation_accuracy"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("targets", "rank", "whole"), [("all", 3, True), (["w"], 4, True), (["w", "logits_weight"], 2, False)]
+)
+def test_it_trains_as_a_whole_beside_adapters(targets, rank, whole):
+    """Unless it is asked for by name: a random head would stay what it is."""
+    model = attach(with_head(net(), 3, of="h"), adapter=LoRA(rank=rank, targets=targets))
+    bound = {b.value for b in model.training_info[0].update_binding} | {
+        b.key for b in model.training_info[0].update_binding
+    }
+    assert {"w.lora_A", "w.lora_B"} <= bound
+    assert ("logits_weight" in bound, "logits_weight.lora_A" in bound) == (whole, not whole)
+    assert "logits_bias" in bound
+    assert not [p for p in model.metadata_props if p.key == "onnxgrad.head"]  # a head that was trained is not new
 
 
 @pytest.mark.parametrize(

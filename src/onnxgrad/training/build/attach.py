@@ -31,6 +31,7 @@ from onnxgrad.model_io.save import to_proto
 from onnxgrad.training.adapters.config import LoRA
 from onnxgrad.training.adapters.insert import adapted
 from onnxgrad.training.build.cut_off import cut_off
+from onnxgrad.training.build.heads import beside_head
 from onnxgrad.training.graph.exported_constants import INFINITE, Sorted, sort_out
 from onnxgrad.training.graph.lift_weights import initializer, own_weights
 from onnxgrad.training.graph.linear_models import with_own_weights
@@ -40,7 +41,7 @@ from onnxgrad.training.graph.training_mode import Mode, statistics, switch
 from onnxgrad.training.loss.config import Loss, terms_of
 from onnxgrad.training.loss.objective import Objective
 from onnxgrad.training.loss.step_metrics import check_measures
-from onnxgrad.training.metadata import AVERAGE, CONVENTION, FED, MASKS, SCHEDULED, TAKEN_OF, TRAINS
+from onnxgrad.training.metadata import AVERAGE, CONVENTION, FED, HEAD, MASKS, SCHEDULED, TAKEN_OF, TRAINS
 from onnxgrad.training.optim.config import Optimizer
 from onnxgrad.training.optim.optimizers import completed_settings, setting_names
 from onnxgrad.training.optim.second_order import LossOfWeights, write_step
@@ -165,8 +166,10 @@ class _Attachment:
         ir.external_data.load_to_model(self.model)
         training_info(self.model).clear()
         self.model.metadata_props.pop(MASKS, None)
-        if adapter is not None and adapter.train_also:
-            trainable = [*(trainable or ()), *adapter.train_also]
+        if adapter is not None:
+            adapter = beside_head(self.model, adapter)
+            trainable = [*(trainable or ()), *adapter.train_also] or trainable
+        self.model.metadata_props.pop(HEAD, None)
         self.trainable, self.freeze = trainable, freeze
         while take_known_branches(self.graph):
             infer_model(self.model)  # the types of a branch say more than those of its If

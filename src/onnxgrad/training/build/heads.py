@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from onnxgrad.ir.graph import prune
 from onnxgrad.ir.names import described
 from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel, open_model
+from onnxgrad.training.adapters.config import LoRA
 from onnxgrad.training.graph.bounds import bounds, spared
-from onnxgrad.training.metadata import CLASSES
+from onnxgrad.training.metadata import CLASSES, HEAD
 
 
 @checked
@@ -33,7 +35,8 @@ def with_head(model: AnyModel, outputs: int, *, of: str | None = None, name: str
             Default: what the last linear layer reads, whose place the head takes, if the model ends in one (with or
             without Softmax, Sigmoid, …); else the output. Of several float outputs, the only one of rank 2, or else
             the only one with features of known size.
-        name: of the new output; its weights are called ``{name}_weight`` and ``{name}_bias``.
+        name: of the new output; its weights are called ``{name}_weight`` and ``{name}_bias``. They train as a whole,
+            also beside adapters.
         seed: of the weights.
 
     Returns:
@@ -82,11 +85,27 @@ def placed_head(
     result.value.name = name
     graph.outputs[:] = [result.value]
     opened.model.metadata_props.pop(CLASSES, None)  # the old outputs had names
+    opened.model.metadata_props[HEAD] = name
     prune(graph)
     where = f"the head reads {value.name!r}, {size} features"
     if layer is not None:
         where += f", in the place of the last linear layer, {described(layer)}"
     return opened.close(), where
+
+
+def beside_head(model: ir.Model, adapter: LoRA) -> LoRA:
+    """`adapter`, with the weights of a new head trained as a whole beside it, unless a target is their very name.
+
+    They are random: a frozen head with an adapter would learn less than a head.
+    """
+    own = [
+        n
+        for n in (f"{model.metadata_props.get(HEAD)}_{w}" for w in ("weight", "bias"))
+        if n in model.graph.initializers
+    ]
+    own = [n for n in own if n not in adapter.patterns]
+    left_out = [f"!{n}" for n in own if n.endswith("weight")]
+    return replace(adapter, targets=[*adapter.patterns, *left_out], train_also=[*adapter.train_also, *own])
 
 
 def _features(graph: ir.Graph, values: dict[str, ir.Value], of: str | None) -> tuple[ir.Value, ir.Node | None]:

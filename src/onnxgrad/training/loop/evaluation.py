@@ -282,8 +282,10 @@ def _inference_mode(graph: ir.Graph) -> None:
                 if running is not None:
                     value.replace_all_uses_with(running, replace_graph_outputs=True)
             node.resize_outputs(1)
-        elif node.op_type == "Dropout" and len(node.inputs) > 2:
-            node.resize_inputs(2)
+        elif node.op_type == "Dropout" and node.inputs[0] is not None and not any(v.uses() for v in node.outputs[1:]):
+            node.outputs[0].replace_all_uses_with(node.inputs[0], replace_graph_outputs=True)
+        elif node.op_type == "Dropout":  # somebody reads the mask
+            node.resize_inputs(min(2, len(node.inputs)))
 
 
 def _tail_nodes(graph: ir.Graph, loss: ir.Value, inference: set[str]) -> list[ir.Node]:
