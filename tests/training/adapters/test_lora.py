@@ -247,7 +247,7 @@ def test_a_list_of_types_may_name_some_that_the_model_does_not_have():
 
 
 def test_the_merged_file_is_measured_where_the_training_graph_drops(tmp_path):
-    """What stands behind an added Dropout is there twice while training; the merged file has it once, without A and B."""
+    """What is behind an added Dropout is there twice in training; the merged file has it once, without A and B."""
     model = with_weights(
         """<ir_version: 10, opset_import: ["": 21]>
         two (float[N, 4] x) => (float[N, 3] y) { h = MatMul (x, v)  r = Relu (h)  y = MatMul (r, w) }""",
