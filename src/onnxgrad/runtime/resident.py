@@ -45,6 +45,8 @@ class Resident:
         options: how to run it.
         held: further inputs that seldom change (learning rates), with their values.
         reads: further inputs that are the state of other machines (see `share`), with the values that they start from.
+        places: further inputs and outputs, with the arrays of the caller's that they are bound to: what is read there
+            is what it holds then, and what is written is for whoever looks.
 
     Attributes:
         held: the arrays that are bound for `held`; write into them to change what the next step reads.
@@ -59,6 +61,7 @@ class Resident:
         options: Options | None = None,
         held: Mapping[str, np.ndarray] | None = None,
         reads: Mapping[str, np.ndarray] | None = None,
+        places: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         check_slots(model, slots, results)
         if sum(s.initial.nbytes for s in slots.values()) >= _MUCH:
@@ -70,7 +73,8 @@ class Resident:
             self.session = create(model, options, self._flushing is not None, renewed, overwritten)
         self.held = {name: _copied(array) for name, array in (held or {}).items()}
         self.reads = {name: _copied(array) for name, array in (reads or {}).items()}
-        taken = {s.input for s in slots.values()} | self.held.keys() | self.reads.keys()
+        self._places = dict(places or {})
+        taken = {s.input for s in slots.values()} | self.held.keys() | self.reads.keys() | self._places.keys()
         self.batch = [v.name for v in self.session.get_inputs() if v.name not in taken]
         self.results = list(results)
         first = {n: _copied(s.initial) for n, s in slots.items()}
@@ -108,8 +112,10 @@ class Resident:
         for name, slot in self.slots.items():
             binding.bind_ortvalue_input(slot.input, ort_value(self._buffers[read][name]))
             binding.bind_ortvalue_output(slot.output, ort_value(self._buffers[write][name]))
-        for name, array in (self.held | self.reads).items():
-            binding.bind_ortvalue_input(name, ort_value(array))
+        outputs = {v.name for v in self.session.get_outputs()}
+        for name, array in (self.held | self.reads | self._places).items():
+            bind = binding.bind_ortvalue_output if name in outputs else binding.bind_ortvalue_input
+            bind(name, ort_value(array))
         return binding
 
     def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -190,13 +196,20 @@ class StepRunner(Resident):
     Its `held` inputs are the learning rates of the step: ``runner.held["learning_rate"][...] = 1e-4``.
     """
 
-    def __init__(self, step: StepGraph, *, threads: int | None = None, options: Options | None = None) -> None:
+    def __init__(
+        self,
+        step: StepGraph,
+        *,
+        threads: int | None = None,
+        options: Options | None = None,
+        places: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
         options = options or Options()
         if threads is not None:
             options = dataclasses.replace(options, threads=threads)
         slots = {n: Slot(t.input, t.output, t.initial.numpy()) for n, t in step.state.items()}
         rates, reads = ({n: t.numpy() for n, t in held.items()} for held in (step.rates, step.reads))
-        super().__init__(step.model, slots, step.results, options, rates, reads)
+        super().__init__(step.model, slots, step.results, options, rates, reads, places)
 
 
 def share(*machines: Resident) -> None:

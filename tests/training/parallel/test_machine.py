@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from onnx import helper
 
-from onnxgrad.distributed import blocks
+from onnxgrad.distributed import Alone, blocks
 from onnxgrad.distributed.simulated import World
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, StepRunner
@@ -14,6 +16,7 @@ from onnxgrad.training import attach, compile_step
 from onnxgrad.training.parallel.machine import DataParallel
 from onnxgrad.training.step.accumulate import split_step
 from tests.training.graph.test_training_mode import norm_net
+from tests.training.models import blobs, classifier
 from tests.training.nets import mlp, model_of
 from tests.training.step.test_accumulate import CASES, batches
 
@@ -146,3 +149,31 @@ def test_results_that_are_no_scalars_are_refused():
     model = attach(mlp(), loss="mse", accumulate=True)
     with pytest.raises(BadInput, match="scalars; 'y' is none"):
         stepped(model, 2, [], outputs=["y"])
+
+
+def test_a_bucket_is_handed_over_where_it_lies():
+    """The runtime writes gradients into the array that is summed, and reads them there; no step allocates another."""
+    model = attach(classifier(hidden=20_000), loss="cross_entropy", optimizer="momentum", accumulate=True)
+    summed = []
+
+    class Spy(Alone):
+        def all_reduce(self, array):
+            summed.append((array.ctypes.data, array.nbytes))
+
+    machine = DataParallel(split_step(model), 1, Spy(), options=ONE)
+    array, first = machine.bucket.array, machine.state()
+    written = {value.data_ptr() for value in machine.gradient._bindings[0].get_outputs()}
+    assert {piece.ctypes.data for piece in machine.bucket.pieces.values()} <= written
+    machine.gradients(blobs(32))
+    array[...] = 0
+    machine.updated(1.0)
+    for name, value in machine.state().items():
+        np.testing.assert_array_equal(value, first[name] + (name == "steps"))
+    data = blobs(32)
+    machine.step(data)
+    tracemalloc.start()
+    machine.step(data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [s for s in summed if s[1] == array.nbytes] == [(array.ctypes.data, array.nbytes)] * 2
+    assert peak < array.nbytes / 4

@@ -65,7 +65,7 @@ class LocalSteps(DataParallel):
 
     def _start(self) -> None:
         """Begin from the weights as they are, at rest."""
-        self._from = self._flat(self._moving, self.gradient.now[BUCKET].dtype)
+        self._from = self._flat(self._moving, self.bucket.array.dtype)
         self._velocity = np.zeros_like(self._from)
         self._taken, self._is_settled = 0, True
 
@@ -77,9 +77,7 @@ class LocalSteps(DataParallel):
         for name, begun in self._masks_from.items():
             self.gradient.now[name][...] += before[name] - begun
         if sums:
-            if self.summed:
-                self.gradient.now[TOTAL][...] = 1.0
-            results = self.means(sums, total) | self.update.step({})
+            results = self.means(sums, total) | self.updated(total)
             self._results = {name: np.array(value) for name, value in results.items()}
             loss = float(self._results[self.results[0]])
             if not math.isfinite(loss):  # which the others do not see

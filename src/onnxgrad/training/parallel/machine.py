@@ -18,7 +18,7 @@ from onnxgrad.distributed.half_sums import HalfSums
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.runtime import Options
 from onnxgrad.training.graph.dropout_masks import COUNT
-from onnxgrad.training.step.accumulate import BUCKET, TOTAL, Accumulating, SplitStep
+from onnxgrad.training.step.accumulate import Accumulating, SplitStep
 
 #: An odd number near 2³²/φ: multiples of it tell the seeds of ranks apart (Knuth, volume 3, section 6.4).
 _GOLDEN = 0x9E3779B1
@@ -72,19 +72,18 @@ class DataParallel(Accumulating):
                 raise BadInput(f"ranks share results that are scalars; {value.name!r} is none")
         self.collective = collective
         self.asked = self.stopping = False
-        self._sum = sums_of(collective, compress, self.gradient.now[BUCKET])
+        self._sum = sums_of(collective, compress, self.bucket.array)
         self.settings: dict[str, Any] = {"steps between exchanges": 1, "compression": compress or "none"}
-        self._statistics = [n for n in self.gradient.slots if n not in (BUCKET, TOTAL)]
+        self._statistics = list(self.gradient.slots)
 
     def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """One update from the rows of all ranks, of which `batch` has those of this one, which may be none."""
         rows = min((len(array) for array in batch.values()), default=0)
         before = self._own_masks()
         sums, total = self.gradients(batch) if rows else ({}, 0.0)
-        now = self.gradient.now
         if not rows:
-            now[BUCKET][...] = 0
-        self._sum(now[BUCKET])
+            self.bucket.array[...] = 0
+        self._sum(self.bucket.array)
         names = self.gradient.results
         shared = np.array([self.asked, rows, total, bool(sums), *(float(sums.get(n, 0.0)) for n in names)])
         statistics = np.concatenate([self._moved(before, rows), np.zeros(0)])
@@ -92,10 +91,9 @@ class DataParallel(Accumulating):
         self.collective.all_reduce(both)
         asked, count, total, has_sums = (float(x) for x in both[:4])
         self.stopping = asked > 0
-        now[TOTAL][...] = 1.0 if self.summed else total
         self._take(before, both[len(shared) :], count)
         found = dict(zip(names, (np.asarray(x) for x in both[4 : len(shared)]))) if has_sums else {}
-        return self.means(found, total) | self.update.step({})
+        return self.means(found, total) | self.updated(total)
 
     def settle(self, total: float = 0.0) -> float:
         """Have all ranks hold the same, `extras` as well; `total`, a sum of losses that they add up, is that of all."""

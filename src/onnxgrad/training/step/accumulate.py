@@ -9,7 +9,7 @@ so the parts add up to the whole batch: with ignored labels and weighted classes
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -24,6 +24,7 @@ from onnxgrad.training.spec.training_info import AnyTrainingModel, Source, own_n
 from onnxgrad.training.spec.validation import read_valid
 from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.memory_budget import in_good_order
+from onnxgrad.training.step.pieces import Bucket, giving, taking
 from onnxgrad.training.step.step import StateTensor, Step
 
 BUCKET, TOTAL, KEEP = "gradient_bucket", "gradient_total", "gradient_keep"
@@ -39,11 +40,13 @@ class SplitStep:
             0 for the first part of a batch and 1 for the others.
         update: the bucket → the next parameters and state of the optimizer; the learning rates are its rates.
         summed: the loss is the sum over a batch, so parts are added and not averaged.
+        pieces: the gradients in the bucket, in their order: their shapes by their names in `update`.
     """
 
     gradient: Step
     update: Step
     summed: bool = False
+    pieces: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def split_step(
@@ -105,6 +108,7 @@ class _Cut:
             self._gradient(early, [n for n in results if n not in self.behind]),
             self._update(late, [n for n in results if n in self.behind]),
             self.summed,
+            dict(zip(self.gradients, self.shapes)),
         )
 
     def _copy(self) -> tuple[ir.Model, Builder, dict[str, ir.Value], Var, Var]:
@@ -207,14 +211,19 @@ class Accumulating:
 
     Attributes:
         held: the learning rates, to write into.
+        bucket: the gradients of the present step: their sum over all parts, then their mean.
     """
 
     def __init__(self, split: SplitStep, parts: int, *, options: Options | None = None) -> None:
         if parts < 1:
             raise BadInput(f"a batch is cut into at least 1 part, not {parts}")
         self.parts, self.summed = parts, split.summed
-        self.gradient = StepRunner(split.gradient, options=options)
-        self.update = StepRunner(split.update, options=options)
+        self.bucket = self._part = Bucket(split.pieces, self._dtype(split).numpy())
+        if parts > 1:
+            self._part = Bucket(split.pieces, self.bucket.array.dtype)
+        first = giving(split.gradient, split.pieces, self._dtype(split), (BUCKET, TOTAL, KEEP))
+        self.gradient = StepRunner(first, options=options, places=self._part.pieces)
+        self.update = self._updating(split, options)
         share(self.gradient, self.update)
         self.held = self.update.held
         self.results = [*split.gradient.results, *split.update.results]
@@ -222,7 +231,23 @@ class Accumulating:
     def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """One update from the gradients of all parts; results are means over the parts, weighted as the gradients."""
         found, total = self.gradients(batch)
-        return self.means(found, total) | self.update.step({})
+        return self.means(found, total) | self.updated(total)
+
+    def updated(self, total: float) -> dict[str, np.ndarray]:
+        """An update from the gradients in the bucket, which are sums over so much; its results."""
+        if not self.summed:
+            with np.errstate(all="ignore"):  # a mean over nothing is no number
+                self.bucket.array /= total
+        return self.update.step({})
+
+    @staticmethod
+    def _dtype(split: SplitStep) -> ir.DataType:
+        return split.gradient.state[BUCKET].initial.dtype
+
+    def _updating(self, split: SplitStep, options: Options | None) -> StepRunner:
+        """The machine that makes an update from the bucket."""
+        second, names = taking(split.update, split.pieces, self._dtype(split), (BUCKET, TOTAL))
+        return StepRunner(second, options=options, places={given: self.bucket.pieces[n] for n, given in names.items()})
 
     def gradients(self, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
         """Add up the gradients of all parts in the bucket; the sums of results, and of what divides them.
@@ -232,15 +257,26 @@ class Accumulating:
         found: dict[str, np.ndarray] = {}
         total = 0.0
         for k, part in enumerate(self._cut(batch)):
-            self.gradient.held[KEEP][...] = float(k > 0)
             results = self.gradient.step(part)
             weight = float(results[SUM if self.summed else WEIGHT])
             total += weight
+            self._gather(weight, first=not k)
             for name in self.gradient.results:
                 value = np.asarray(results[name], np.float64) * (1.0 if name == WEIGHT else weight)
                 if weight:  # a mean over nothing is no number
                     found[name] = found[name] + value if name in found else value
         return found, total
+
+    def _gather(self, weight: float, first: bool) -> None:
+        """Add the gradients of a part, times its weight, to those of the parts before it."""
+        part, total = self._part.array, self.bucket.array
+        with np.errstate(all="ignore"):  # what overflows is seen in the loss, or skipped
+            if not self.summed and weight != 1:
+                part *= weight
+            if first and part is not total:
+                total[...] = part
+            elif not first:
+                total += part
 
     def means(self, sums: Mapping[str, np.ndarray], total: float) -> dict[str, np.ndarray]:
         """The results that `sums` of them amount to: a mean over nothing is no number."""
@@ -257,13 +293,11 @@ class Accumulating:
 
     def state(self) -> dict[str, np.ndarray]:
         """A copy of every tensor of state; the bucket is none between steps."""
-        return {n: a for n, a in (self.gradient.state() | self.update.state()).items() if n not in (BUCKET, TOTAL)}
+        return self.gradient.state() | self.update.state()
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace every tensor of state by a copy of the one given."""
-        inner = self.gradient.state() | {n: np.zeros_like(self.gradient.now[n]) for n in (BUCKET, TOTAL)}
-        known = self.state()
-        for name in sorted(state.keys() ^ known.keys()):
+        for name in sorted(state.keys() ^ self.state().keys()):
             raise BadInput(f"state {name!r} is {'unknown here' if name in state else 'missing'}")
-        self.update.load_state({n: state[n] for n in self.update.state()})
-        self.gradient.load_state({n: state.get(n, inner[n]) for n in inner})
+        for half in (self.update, self.gradient):
+            half.load_state({n: state[n] for n in half.slots})

@@ -1,0 +1,98 @@
+"""The halves of a step as a machine runs them: each gradient is written to its place in the bucket, and read there.
+
+In the graphs of a `SplitStep`, which a host in any language can run, the bucket is one vector: gradients are joined,
+weighed and added to it, divided and cut apart. That is nine passes over it, 6 % of the step of a small transformer.
+Here a gradient is an output of the first half and an input of the second, both bound to its part of the bucket, where it
+lies; what is left to do with the bucket as a whole (weighing it, adding parts up, summing it over ranks, dividing it)
+is done to that vector in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.cleanup import finish
+from onnxgrad.ir.graph import named_values
+from onnxgrad.runtime.session import aligned
+from onnxgrad.training.step.step import Step
+
+
+def giving(step: Step, pieces: Iterable[str], dtype: ir.DataType, without: Collection[str]) -> Step:
+    """`step`, which gives the values called `pieces` as `dtype` as well, but has none of the inputs `without`."""
+    model = step.model.clone()
+    graph, values = model.graph, named_values(model.graph)
+    builder = Builder(graph)
+    state = {n: t for n, t in step.state.items() if n not in without}
+    ends = [values[t.output] for t in state.values()]
+    for name in pieces:
+        value = values[name]
+        if value.dtype != dtype:
+            cast = builder.Cast(Var(builder, value), to=int(dtype)).value
+            cast.name, value.name = name, builder.names.fresh(name)
+            value = cast
+        ends.append(value)
+    _close(graph, [*ends, *(values[name] for name in step.results)], without)
+    rates = {n: t for n, t in step.rates.items() if n not in without}
+    return replace(step, model=model, state=state, rates=rates)
+
+
+def taking(
+    step: Step, pieces: Mapping[str, tuple[int, ...]], dtype: ir.DataType, without: Collection[str]
+) -> tuple[Step, dict[str, str]]:
+    """`step`, which takes the values called `pieces`, of these shapes, as inputs of `dtype`, in place of `without`.
+
+    Returns:
+        It, and the names of these inputs; none for a piece that nothing is computed from.
+    """
+    model = step.model.clone()
+    graph, values = model.graph, named_values(model.graph)
+    builder, before = Builder(graph), list(graph)
+    names: dict[str, str] = {}
+    for name, shape in pieces.items():
+        if name not in values:
+            continue
+        old = values[name]
+        given = ir.Value(name=builder.names.fresh(name), type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        graph.inputs.append(given)
+        new = builder.cast_like(Var(builder, given), Var(builder, old)).value
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        new.name, old.name = old.name, new.name  # by which notes on the graph know it
+        names[name] = given.name or ""
+    made = list(graph)[len(before) :]
+    graph.remove(made)
+    graph.insert_before(before[0], made)
+    _close(graph, list(graph.outputs), without)
+    reads = {n: t for n, t in step.reads.items() if n not in without}
+    return replace(step, model=model, reads=reads), names
+
+
+def _close(graph: ir.Graph, outputs: Iterable[ir.Value], without: Collection[str]) -> None:
+    graph.outputs[:] = list(dict.fromkeys(outputs))
+    finish(graph)
+    graph.inputs[:] = [v for v in graph.inputs if v.name not in without]
+
+
+class Bucket:
+    """All gradients of a step in one vector.
+
+    Args:
+        pieces: their shapes by name, in order.
+        dtype: of the vector.
+
+    Attributes:
+        array: the vector.
+        pieces: the part of each, in its shape.
+    """
+
+    def __init__(self, pieces: Mapping[str, tuple[int, ...]], dtype: np.dtype) -> None:
+        ends = np.cumsum([0, *(int(np.prod(shape)) for shape in pieces.values())]).tolist()
+        self.array = aligned((ends[-1],), dtype)
+        self.pieces = {
+            name: self.array[low:high].reshape(shape)
+            for (name, shape), low, high in zip(pieces.items(), ends, ends[1:])
+        }
