@@ -2,9 +2,9 @@
 
 In the graphs of a `SplitStep`, which a host in any language can run, the bucket is one vector: gradients are joined,
 weighed and added to it, divided and cut apart. That is nine passes over it, 6 % of the step of a small transformer.
-Here a gradient is an output of the first half and an input of the second, both bound to its part of the bucket, where it
-lies; what is left to do with the bucket as a whole (weighing it, adding parts up, summing it over ranks, dividing it)
-is done to that vector in place.
+Here a gradient is an output of the first half and an input of the second, both bound to its part of the bucket, where
+it lies. What is left to do with the bucket as a whole (weighing it, adding parts up, summing it over ranks, dividing
+it) is done to that vector in place.
 """
 
 from __future__ import annotations
