@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz.graphs [--seconds 60] [--seed 0] [--only 17]``: gradients of random graphs.
+"""``python -m tests.fuzz.graphs [--seconds 60] [--seed 0] [--only 17] [--kernels]``: gradients of random graphs.
 
 Three to eight random operators on small tensors, each tried out as it is added; some sizes are symbols. The gradient is
 held to central differences in float64 along a random direction (the reference evaluator computes both), what ONNX
@@ -20,6 +20,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxgrad import NotDifferentiable, grad, jvp, signature
+from onnxgrad.runtime import Options, Session
 from tests.fuzz.random_graphs import CORRECTED, OPSET, Graph, Unfit, grown
 
 
@@ -66,7 +67,7 @@ def along(f: Callable[[float], np.ndarray], scale: float) -> np.ndarray:
     return central
 
 
-def judge(g: Graph, *, second: bool = False, runtime: bool = True) -> None:
+def judge(g: Graph, *, second: bool = False, runtime: bool = True, kernels: bool = False) -> None:
     """Hold the derivatives of `g` to differences.
 
     Raises:
@@ -102,6 +103,8 @@ def judge(g: Graph, *, second: bool = False, runtime: bool = True) -> None:
         np.testing.assert_allclose(product / size, wanted / size, atol=3e-4 * (1 + np.abs(wanted).max() / size))
     if runtime:
         _on_runtime(g, wrt, found)
+    if kernels:
+        _with_kernels(g, wrt)
 
 
 def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
@@ -131,11 +134,23 @@ def _on_runtime(g: Graph, wrt: list[str], found: list[np.ndarray]) -> None:
         np.testing.assert_allclose(a / scale, b / scale, atol=5e-3, err_msg=f"on ONNX Runtime, {n}")
 
 
-def case(seed: int) -> str:
+def _with_kernels(g: Graph, wrt: list[str]) -> None:
+    """The same numbers with kernels in C in the place of operators."""
+    derived = grad(model_of(g, np.float32), wrt=wrt)
+    feeds = {n: a.astype(np.float32) for n, a in g.inputs.items()}
+    plain, session = _session(derived), Session(derived, Options(target="native", threads=2))
+    names = [v.name for v in plain.get_inputs()]
+    held, got = plain.run(None, {n: feeds[n] for n in names}), session.run({n: feeds[n] for n in names})
+    for o, a in zip(plain.get_outputs(), held):
+        scale = 1 + np.abs(a).max(initial=0)
+        np.testing.assert_allclose(got[o.name] / scale, a / scale, atol=1e-4, err_msg=f"with kernels, {o.name}")
+
+
+def case(seed: int, kernels: bool = False) -> str:
     """Judge the graph of `seed`: "judged" or "dropped"."""
     rng = np.random.default_rng(seed)
     try:
-        judge(grown(rng), second=seed % 3 == 0)
+        judge(grown(rng), second=seed % 3 == 0, kernels=kernels)
     except Unfit:
         return "dropped"
     except NotDifferentiable as e:
@@ -151,19 +166,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int)
+    parser.add_argument("--kernels", action="store_true", help="also with kernels in C")
     parser.add_argument("--trace", action="store_true", help="print each seed first: ONNX Runtime may end the process")
     args = parser.parse_args()
     if args.only is not None:
         g = grown(np.random.default_rng(args.only))
         print(onnx.printer.to_text(model_of(g, np.float64)))
-        judge(g, second=args.only % 3 == 0)
+        judge(g, second=args.only % 3 == 0, kernels=args.kernels)
         return
     end, seed, counts = time.process_time() + args.seconds, args.seed, Counter[str]()
     while time.process_time() < end:
         if args.trace:
             print(seed, flush=True)
         try:
-            counts[case(seed)] += 1
+            counts[case(seed, args.kernels)] += 1
         except Exception as e:
             counts["failed"] += 1
             print(f"{seed}: {type(e).__name__}: {' '.join(str(e).split())[:300]}", flush=True)
