@@ -285,6 +285,13 @@ REFUSED = {
         "an operand that is left out": step("LOAD", 0, 2) + STORED,
         "a bool that is left out": step("LOAD", 0, 24) + STORED,
         "a result beyond": step("LOAD", 0, 0) + step("STORE", 16, 0), "a result twice": step("LOAD", 0, 0) + STORED * 2,
+        "a sum over unknown axes": step("LOAD", 0, 0) + step("SUM", 0, 0, 256),
+        "a sum over axes below none": step("LOAD", 0, 0) + step("SUM", 0, 0, -1),
+        "a sum over more axes than there are": step("LOAD", 0, 0) + step("SUM", 0, 0, 2),
+        "a sum of which nothing known becomes": step("LOAD", 0, 0) + step("SUM", 0, 0, 1, 3),
+        "a sum of bools": step("LOAD", 0, 0) + step("SUM", 14, 0, 1),
+        "a sum twice": step("LOAD", 0, 0) + STORED + step("SUM", 0, 0),
+        "a sum of nothing": step("SUM", 0, 0, 1), "a sum beyond": step("LOAD", 0, 0) + step("SUM", 16, 0, 1),
         "a constant of 64 bits": step("CONSTANT", 0, 1 << 40) + STORED,
         "one of 2^63": [(1 << 63) - 1] * 5 + STORED, "one of -2^63": [-(1 << 63)] * 5 + STORED,
     }.items()},
@@ -378,6 +385,9 @@ ODD = {
     ),
     "program: a constant alone": ("Elementwise", [array(5)], {"program": step("CONSTANT", 9, 0x3F800000) + step(
         "STORE", 7, 9)}, [*[((0,), 0)] * 7, ((), 1), *[((0,), 0)] * 8]),
+    "program: a mean of one number": ("Elementwise", [array(5), array(1)], {"program": step("LOAD", 0, 0) + step(
+        "CONSTANT", 1, 0x40000000) + step("SUM", 0, 0, 1) + step("MEAN", 1, 1, 0, 2) + step("SUM", 2, 1, 0, 1)}, [
+        ((), 5), ((1,), 2), ((), 2), *[((0,), 0)] * 13]),
     "program: one register for all": (
         "Elementwise", [array(3, 1), array(4000)], {"program": step("LOAD", 0, 0) + step("NEG", 0, 0) + step(
             "STORE", 0, 0) + step("LOAD", 0, 1) + step("CONSTANT", 0, 0) + step("LOAD", 0, 1) + step("STORE", 1, 0)},

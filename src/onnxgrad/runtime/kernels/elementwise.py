@@ -10,6 +10,7 @@ less through memory. Of a SiLU the backward pass needs the sigmoid, which costs 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from onnxgrad.ir.infer.inference import forget_values, infer_model
 from onnxgrad.runtime.kernels.elementwise_programs import (
     DOMAIN,
     Dims,
+    Reduction,
     TileProgram,
     Unfit,
     compiled,
@@ -30,8 +32,10 @@ from onnxgrad.runtime.kernels.elementwise_programs import (
     dims,
     is_known,
     is_written,
+    operands_of,
 )  # fmt: skip
 from onnxgrad.runtime.kernels.open_norms import open_norms
+from onnxgrad.runtime.kernels.reductions import VIEWS, reductions
 
 #: What `Options(without=…)` calls it.
 NAME = "elementwise"
@@ -176,12 +180,20 @@ class _Grouping:
             barrier = node not in self.fitting and any(ir.convenience.get_const_tensor(v) is None for v in reads(node))
             for value in node.outputs:
                 self.level[value] = depth + barrier
+        #: sums of values of fitting operators, which their groups give as well
+        self.sums = {n.outputs[0]: found for n in self.fitting if (found := list(reductions(n.outputs[0])))}
+        self.summing = {r.result.producer() for found in self.sums.values() for r in found}
+        for node in reversed(graph):
+            if (node.domain == "" and node.op_type in VIEWS) and not node.outputs[0].is_graph_output():
+                users = node.outputs[0].consumers()
+                self.summing |= {node} if users and all(user in self.summing for user in users) else set()
         #: values of fitting operators that somebody else reads, as far as is known
         self.needed = {n.outputs[0] for n in self.fitting if self._leaves(n.outputs[0])}
         self.groups = self._groups()
 
     def _leaves(self, value: ir.Value) -> bool:
-        return value.is_graph_output() or any(user not in self.fitting for user in value.consumers())
+        users = value.consumers()
+        return value.is_graph_output() or any(u not in self.fitting and u not in self.summing for u in users)
 
     def maker(self, value: ir.Value | None) -> ir.Node | None:
         """The fitting operator that gives `value`."""
@@ -215,7 +227,7 @@ class _Grouping:
             level, shape = keys[node]
             assert shape is not None
             group = open_groups.get(top)
-            more = {v for v in node.inputs if v is not None and dims(v) == shape and self.maker(v) is None}
+            more = {v for v in operands_of(node) if v is not None and dims(v) == shape and self.maker(v) is None}
             if group is None or len(group.nodes) >= _LONGEST or len(operands[top] | more) > _WIDEST:
                 group = open_groups[top] = _Group(level, shape)
                 operands[top] = set()
@@ -229,9 +241,10 @@ class _Grouping:
         found = []
         for group in reversed(self.groups):
             targets = [n.outputs[0] for n in group.nodes if n.outputs[0] in self.needed]
-            inside = self._slice(group, targets)
+            sums = [r for n in group.nodes for r in self.sums.get(n.outputs[0], ())]
+            inside = self._slice(group, [*targets, *(r.source for r in sums)])
             again = self._computed_again(group, inside) if inside else set()
-            plan = self._plan(group, targets, inside, again)
+            plan = self._plan(group, targets, sums, inside, again)
             everything = inside if plan is None else inside | again
             for node in everything:
                 self.needed.update(v for v in node.inputs if self.maker(v) not in (None, *everything) and v is not None)
@@ -250,20 +263,27 @@ class _Grouping:
         return found
 
     def _plan(
-        self, group: _Group, targets: Sequence[ir.Value], inside: set[ir.Node], again: set[ir.Node]
+        self,
+        group: _Group,
+        targets: Sequence[ir.Value],
+        sums: Sequence[Reduction],
+        inside: set[ir.Node],
+        again: set[ir.Node],
     ) -> _Plan | None:
         """The call for a group; None if it gains nothing, or does not fit into a program."""
         nodes = sorted(inside | again, key=self.place.__getitem__)
         known = [d for d in group.shape if isinstance(d, int)]
         small = len(known) == len(group.shape) and math.prod(known) < _SMALL
-        if len(nodes) < (_FEWEST if small else 2):
+        if len(nodes) + len(sums) < (_FEWEST if small else 2):
             return None
-        if [n.op_type for n in nodes] == ["Sigmoid", "Mul"] and set(nodes[0].inputs) <= set(nodes[1].inputs):
+        is_silu = [n.op_type for n in nodes] == ["Sigmoid", "Mul"] and set(nodes[0].inputs) <= set(nodes[1].inputs)
+        if is_silu and not sums:
             return None  # ONNX Runtime has a kernel for x·σ(x)
-        try:
-            return _Plan(compiled(nodes, targets, group.shape), nodes)
-        except Unfit:
-            return None
+        summed = [r.source for r in sums if r.source not in targets]
+        for given, ends in (([*targets], sums), ([*targets, *dict.fromkeys(summed)], ())):
+            with contextlib.suppress(Unfit):
+                return _Plan(compiled(nodes, given, group.shape, ends), nodes)
+        return None
 
     # --- what is computed again -----------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ CODES = tuple(
     """ADD SUB MUL DIV MIN MAX NEG ABS SQRT RELU SIGN FLOOR CEIL ROUND EXP LOG ERF TANH SIGMOID SOFTPLUS
     LESS LESS_EQUAL EQUAL TRUTH IS_NAN SELECT AND OR XOR NOT WHOLE_ADD WHOLE_SUB WHOLE_MUL SHIFT_LEFT SHIFT_RIGHT
     WHOLE_LESS WHOLE_LESS_EQUAL NATURAL_LESS NATURAL_LESS_EQUAL WHOLE_EQUAL WHOLE_TRUTH FLOAT_OF_WHOLE
-    LOAD CONSTANT STORE""".split()  # noqa: SIM905
+    LOAD CONSTANT STORE SUM MEAN""".split()  # noqa: SIM905
 )
 _NUMBER = {name: i for i, name in enumerate(CODES)}
 
@@ -52,6 +52,25 @@ def constant(value: ir.Value | None) -> np.ndarray | None:
         return None
     tensor = ir.convenience.get_const_tensor(value)
     return None if tensor is None or math.prod(tensor.shape.numpy()) != 1 else tensor.numpy()
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A sum, at the end of a program.
+
+    Attributes:
+        result: what it is.
+        source: of what, which a step gives.
+        code: what programs call it.
+        axes: of `source`, as bits from the last one on.
+        becomes: what becomes of them.
+    """
+
+    result: ir.Value
+    source: ir.Value
+    code: str
+    axes: int
+    becomes: int
 
 
 class Unfit(Exception):
@@ -291,6 +310,21 @@ def _relu_grad(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
 _REAL_ONLY = frozenset({"LeakyRelu", "PRelu", "HardSigmoid", "Softsign", "Mish", "Gelu"})
 
 
+def operands_of(node: ir.Node) -> list[ir.Value | None]:
+    """What `node` reads, or what that was before an Expand, where another operand is of the shape of the result."""
+    shape = dims(node.outputs[0])
+    whole = {v for v in node.inputs if v is not None and dims(v) == shape and constant(v) is None}
+    before: dict[ir.Value, ir.Value] = {}
+    for value in whole:
+        maker = value.producer()
+        given = maker.inputs[0] if maker is not None and (maker.domain, maker.op_type) == ("", "Expand") else None
+        if given is not None and dims(given) is not None:
+            before[value] = given
+    if whole <= before.keys():
+        return list(node.inputs)
+    return [None if v is None else before.get(v, v) for v in node.inputs]
+
+
 def _write(b: _Steps, node: ir.Node) -> None:
     """The steps of one operator.
 
@@ -303,7 +337,7 @@ def _write(b: _Steps, node: ir.Node) -> None:
         writes = _OPERATORS[node.op_type] if is_known(node) else None
     if writes is None or len(node.outputs) != 1 or not letter(node.outputs[0]):
         raise Unfit
-    given = list(node.inputs)
+    given = operands_of(node)
     kinds = [letter(v) for v in given]
     alike = kinds[1:] if node.op_type == "Where" else kinds[:1] if node.op_type in ("Pow", "Clip") else kinds
     if not alike or len(set(alike)) != 1 or (node.op_type in _REAL_ONLY and alike[0] != "F"):
@@ -341,8 +375,10 @@ class TileProgram:
     results: tuple[ir.Value | None, ...]
 
 
-def compiled(nodes: Iterable[ir.Node], targets: Sequence[ir.Value], shape: Dims) -> TileProgram:
-    """The program that computes `targets`, which `nodes`, in topological order, give, all of one shape.
+def compiled(
+    nodes: Iterable[ir.Node], targets: Sequence[ir.Value], shape: Dims, sums: Sequence[Reduction] = ()
+) -> TileProgram:
+    """The program that computes `targets`, which `nodes`, in topological order, give, all of one shape, and `sums`.
 
     Raises:
         Unfit: it needs more steps, registers, operands or results than there are.
@@ -351,11 +387,18 @@ def compiled(nodes: Iterable[ir.Node], targets: Sequence[ir.Value], shape: Dims)
     for node in nodes:
         _write(b, node)
     operands = _placed(list(b.loads), OPERANDS)
-    results = _placed(targets, RESULTS)
-    stores: dict[int, list[int]] = {}
+    results = _placed([*targets, *(s.result for s in sums)], RESULTS)
+    of = {s.result: s for s in sums}
+    stores: dict[int, list[list[int]]] = {}  # what is done with what a step gives: code, result, register, how
     for place, value in enumerate(results):
-        if value is not None:
-            stores.setdefault(b.known[value], []).append(place)
+        if value is None:
+            continue
+        total = of.get(value)
+        if total is None:
+            stores.setdefault(b.known[value], []).append([_NUMBER["STORE"], place, 0, 0, 0])
+        else:
+            how = [_NUMBER[total.code], place, 0, total.axes, total.becomes]
+            stores.setdefault(b.known[total.source], []).append(how)
     last = dict.fromkeys(range(len(b.made)), -1)
     for i, (code, reads) in enumerate(b.made):
         if code not in ("LOAD", "CONSTANT"):
@@ -382,8 +425,8 @@ def compiled(nodes: Iterable[ir.Node], targets: Sequence[ir.Value], shape: Dims)
         register[i] = count if i in kept or not free else free.pop()
         count = max(count, register[i] + 1)
         steps += [_NUMBER[code], register[i], *sources, *[0] * (3 - len(sources))]
-        for place in stores.get(i, ()):
-            steps += [_NUMBER["STORE"], place, register[i], 0, 0]
+        for store, place, _, *how in stores.get(i, ()):
+            steps += [store, place, register[i], *how]
         if last[i] == i and i not in kept:
             free.append(register[i])
     if count > _REGISTERS or len(steps) > 5 * _STEPS:
