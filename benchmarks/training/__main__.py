@@ -1,12 +1,15 @@
 """Time one training step of the same exported models in this project and its peers, interleaved in one run.
 
 ``python -m benchmarks.training [--workload NAME …] [--peer NAME …] [--rounds 15] [--threads 2] [--page] [--check]``
+``python -m benchmarks.training --kinds FILE [--workload NAME …]``
 
 Each competitor is a process of its own, in an environment of its own where it needs one (made on demand); they
 take turns (A B C A B C …), so that a slow minute of the machine hits all, after a pause in which the threads
 of the one before stop spinning. Results are kept as JSON, a folder for each kind of processor and in it one file per
 workload. `--page` writes the page and its plots from what is kept, also without measuring anything (`--rounds 0`).
 `--check` measures, keeps nothing, and exits with 1 where a ratio to PyTorch is worse than the one that was kept.
+`--kinds` measures models of your own, and keeps nothing unless `--results` names a folder: a Python file with
+`WORKLOADS`, a sequence of `benchmarks.training.workloads.Workload`. The page's other kinds may be examples.
 """
 
 from __future__ import annotations
@@ -164,7 +167,8 @@ def measure(workload: str, names: list[str], rounds: int, steps: int, threads: i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", action="append", choices=WORKLOADS, help="only these")
+    parser.add_argument("--workload", action="append", help="only these")
+    parser.add_argument("--kinds", type=Path, help="a Python file whose WORKLOADS are measured instead")
     parser.add_argument("--peer", action="append", choices=list(PEERS), help="only these, and torch")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each competitor; 0 measures nothing")
     parser.add_argument("--steps", type=int, default=4, help="steps per turn")
@@ -174,11 +178,21 @@ def main() -> None:
     parser.add_argument("--no-scale", action="store_true", help="leave out sizes, compile times and large models")
     parser.add_argument("--page", nargs="?", type=Path, const=Path("docs/benchmarks.md"), help="write the page")
     args = parser.parse_args()
+    known = WORKLOADS
+    if args.kinds:
+        os.environ["ONNXGRAD_BENCHMARK_KINDS"] = str(args.kinds.absolute())
+        from benchmarks.training.workloads import more
+
+        known = tuple(w.name for w in more())
+    if unknown := set(args.workload or ()) - set(known):
+        parser.error(f"no such workload: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    keeps = not args.check and (not args.kinds or args.results != RESULTS)
     kept = args.results / re.sub(r"[^a-z0-9]+", "-", processor().lower()).strip("-")
-    kept.mkdir(parents=True, exist_ok=True)
+    if keeps:
+        kept.mkdir(parents=True, exist_ok=True)
     worse = []
     names = [n for n in PEERS if args.peer is None or n in args.peer or n == "torch"]
-    for workload in args.workload or WORKLOADS:
+    for workload in args.workload or known:
         if not args.rounds:
             continue
         file = kept / f"{workload}.json"
@@ -194,9 +208,10 @@ def main() -> None:
         show(workload, found)
         if args.check:
             worse += regressions(workload, json.loads(file.read_text())["peers"] if file.exists() else {}, found)
+        if not keeps:
             continue
         file.write_text(json.dumps({"setting": setting, "peers": found}, indent=1) + "\n")
-    if args.rounds and not args.no_scale and not args.check and args.workload is None:
+    if args.rounds and not args.no_scale and keeps and not args.kinds and args.workload is None:
         subprocess.run([sys.executable, "-m", "benchmarks.training.scale", str(kept / "scale.json")], check=True)
     if args.page:
         write(args.results, args.page)

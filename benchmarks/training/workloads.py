@@ -7,6 +7,8 @@ same batches, and must report the same losses.
 from __future__ import annotations
 
 import json
+import os
+import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,7 @@ class Workload:
         tokens: how many different integers x holds; 0 if it holds floats.
         labels: the shape of a batch of labels; one for each row if it is not given.
         second: the shape of a batch of a second input, of floats.
+        dynamo: whether PyTorch's newer exporter writes it.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Workload:
     tokens: int = 0
     labels: tuple[int, ...] | None = None
     second: tuple[int, ...] | None = None
+    dynamo: bool = False
 
     def batches(self, count: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """`count` batches of inputs by name, and of labels: always the same."""
@@ -82,7 +86,19 @@ UNSEEN = (
 #: Forward and backward alone.
 DIFFERENTIATED = (Workload("resnet50", models.resnet50, (1, 3, 64, 64), 1000, "none", 0.0),)
 
+
+def more() -> tuple[Workload, ...]:
+    """The kinds of the file that ``--kinds`` names: its `WORKLOADS`."""
+    file = os.environ.get("ONNXGRAD_BENCHMARK_KINDS")
+    return tuple(runpy.run_path(file)["WORKLOADS"]) if file else ()
+
+
 WORKLOADS = {w.name: w for w in (*TUNED, *OTHERS, *UNSEEN, *DIFFERENTIATED)}
+
+
+def find(name: str) -> Workload:
+    """The workload of that name, of here or of the file that ``--kinds`` names."""
+    return WORKLOADS.get(name) or {w.name: w for w in more()}[name]
 
 
 def export(name: str, folder: Path, batches: int = 8) -> None:
@@ -91,7 +107,7 @@ def export(name: str, folder: Path, batches: int = 8) -> None:
     ``model.onnx`` (inference), ``training.onnx`` (the same in training mode), ``weights.npz``, ``batches.npz``
     and ``spec.json`` with the optimizer.
     """
-    workload = WORKLOADS[name]
+    workload = find(name)
     torch.manual_seed(0)
     model = workload.model().eval()
     inputs, y = workload.batches(batches)
@@ -102,6 +118,20 @@ def export(name: str, folder: Path, batches: int = 8) -> None:
     spec = {"optimizer": workload.optimizer, "learning_rate": workload.learning_rate, "parameters": parameters}
     (folder / "spec.json").write_text(json.dumps(spec))
     modes = {"model": torch.onnx.TrainingMode.PRESERVE, "training": torch.onnx.TrainingMode.TRAINING}
+    if workload.dynamo:
+        batch = torch.export.Dim("N", min=1)
+        program = torch.onnx.export(
+            model,
+            tuple(torch.from_numpy(x[0]) for x in inputs.values()),
+            dynamo=True,
+            opset_version=20,
+            input_names=list(inputs),
+            output_names=["y"],
+            dynamic_shapes=tuple({0: batch} for _ in inputs),
+        )
+        for file in modes:
+            program.save(str(folder / f"{file}.onnx"))
+        return
     for file, mode in modes.items():
         torch.onnx.export(
             model,

@@ -1,7 +1,11 @@
 """Pooling up the ladder."""
 
 import numpy as np
+import pytest
+from onnx import helper
 
+from onnxgrad import vjp
+from onnxgrad.runtime import Options, Session
 from onnxgrad.testing import Case
 from tests.rules import windowed
 from tests.rules.ladder import ladder
@@ -41,6 +45,8 @@ WINDOWS = [
     ("same upper, steps of 1", (1, 2, 4, 3), {"kernel_shape": [2, 3], "auto_pad": "SAME_UPPER"}),
     ("valid", (1, 2, 5, 4), {"kernel_shape": [3, 2], "strides": [2, 3], "auto_pad": "VALID"}),
     ("tiles", (1, 1, 2, 4, 2), {"kernel_shape": [1, 2, 2], "strides": [1, 2, 2]}),
+    ("tiles", (1, 2, 4, 2, 3), {"kernel_shape": [2, 1, 3], "strides": [2, 1, 3]}),
+    ("long tiles", (1, 1, 9, 4, 2), {"kernel_shape": [9, 2, 1], "strides": [9, 2, 1]}),
     ("", (1, 1, 3, 4, 3), {"kernel_shape": [2, 2, 2], "strides": [1, 2, 1], "pads": [0, 1, 0, 1, 0, 1]}),
 ]
 INCLUDED = ("overlap", "ceil, padded", OUTSIDE, "dilated", "same upper", "same lower")
@@ -48,6 +54,7 @@ INCLUDED = ("overlap", "ceil, padded", OUTSIDE, "dilated", "same upper", "same l
 CASES = [
     *(case("MaxPool", x, note=note, order=1 + (i < 4), **attrs) for i, (note, x, attrs) in enumerate(WINDOWS)),
     case("MaxPool", (2, 2, 4, 4), kernel_shape=[2, 2], strides=[2, 2], symbolic=BATCH, note="tiles, batch"),
+    case("MaxPool", (2, 1, 2, 2, 4), kernel_shape=[2, 1, 2], strides=[2, 1, 2], symbolic=BATCH, note="tiles, batch"),
     case("MaxPool", (2, 2, 3, 4), kernel_shape=[2, 2], storage_order=1, note="column major"),
     *(case("AveragePool", x, note=note, order=1 + (i < 5), **attrs) for i, (note, x, attrs) in enumerate(WINDOWS)),
     *(
@@ -73,3 +80,22 @@ CASES = [
     case("GlobalLpPool", (2, 2, 3, 2), p=1, note="p 1"),
 ]
 test_rule = ladder("pool", CASES)
+
+
+@pytest.mark.parametrize("kernel", [[2, 1, 3], [3, 2, 2], [9, 2, 1]], ids=str)
+def test_max_pool_tiles_over_three_axes(kernel):
+    """In float32, where tiles are written by copies: each is reached, as with float64, which has no such lowering."""
+    sizes = [2 * k for k in kernel]
+    x = np.random.default_rng(0).permutation(4 * int(np.prod(sizes))).reshape(2, 2, *sizes)
+    g = np.random.default_rng(1).standard_normal((2, 2, 2, 2, 2))
+    found = []
+    for dtype in (np.float32, np.float64):
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        node = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=kernel, strides=kernel)
+        x_info = helper.make_tensor_value_info("x", kind, ["N", 2, *sizes])
+        y_info = helper.make_tensor_value_info("y", kind, None)
+        graph = helper.make_graph([node], "pool", [x_info], [y_info])
+        derived = vjp(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), wrt=["x"])
+        feeds = {"x": x.astype(dtype), "y_cotangent": g.astype(dtype)}
+        found.append(Session(derived, Options(target="portable")).run(feeds)["x_grad"])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)

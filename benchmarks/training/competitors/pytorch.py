@@ -13,12 +13,12 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
     begin = time.perf_counter()
     import torch
 
-    from benchmarks.training.workloads import WORKLOADS
+    from benchmarks.training.workloads import find
 
     parts = {"import": time.perf_counter() - begin}
     begin = time.perf_counter()
     torch.set_num_threads(threads)
-    model = WORKLOADS[workload.name].model()
+    model = find(workload.name).model()
     model.load_state_dict({k: torch.from_numpy(v) for k, v in workload.weights().items()})
     model.train()
     xs = [[torch.from_numpy(x) for x in batch.values()] for batch in workload.batches]
