@@ -11,6 +11,9 @@ import pytest
 from onnxgrad import BadInput, LoRA, Trainer, load_adapter
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from tests.zoo.architectures import stub_torchvision  # noqa: E402
+
+stub_torchvision()  # transformers imports it, and PEFT transformers
 peft = pytest.importorskip("peft", reason="PEFT is not installed, or not whole", exc_type=ImportError)
 pytestmark = pytest.mark.torch
 
