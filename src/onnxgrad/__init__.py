@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Optimizer,
         Schedule,
         Trainer,
+        VeRA,
         attach,
         compile_step,
         evaluate,
@@ -83,6 +84,7 @@ __all__ = [
     "StepRunner",
     "Trainer",
     "UnknownName",
+    "VeRA",
     "ZeroDerivative",
     "attach",
     "checkpointing",
@@ -135,7 +137,7 @@ _LATER = {
         "rules.registry": ("straight_through",),
         "runtime": ("Options", "Session", "StepRunner"),
         "training": (
-            *("Group", "LoRA", "Loss", "Optimizer", "Schedule", "load_adapter"),
+            *("Group", "LoRA", "Loss", "Optimizer", "Schedule", "VeRA", "load_adapter"),
             *("Trainer", "attach", "compile_step", "evaluate", "export_step", "predict", "quantize", "train"),
         ),
         "transforms": (

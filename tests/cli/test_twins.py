@@ -10,7 +10,7 @@ import pytest
 import onnxgrad
 from onnxgrad.cli.app import command
 from onnxgrad.keywords import keywords_of
-from onnxgrad.training import LoRA, Trainer, train
+from onnxgrad.training import LoRA, Trainer, VeRA, train
 from onnxgrad.training.build.attach import known_arguments
 from onnxgrad.training.data import Images
 from tests.cli.said import ran
@@ -23,6 +23,9 @@ ELSEWHERE = {
     "dim": ("dims", "a flag is given once for each"),
     "train": ("trainable", "`train` is the function; --trainable is a name of the flag, too"),
     "lora": ("adapter", "LoRA.rank"),
+    "dora": ("adapter", "LoRA.dora"),
+    "rslora": ("adapter", "LoRA.rslora"),
+    "vera": ("adapter", "VeRA.rank"),
     "lora_alpha": ("adapter", "LoRA.alpha"),
     "lora_targets": ("adapter", "LoRA.targets"),
     "lora_dropout": ("adapter", "LoRA.dropout"),
@@ -57,7 +60,7 @@ DEFAULTS = {
     "epochs": "a command trains, a call takes a step at a time",
     "schedule": "the name of what None stands for",
 }
-VALUES = {"LoRA": LoRA, "Options": onnxgrad.Options, "Images": Images}
+VALUES = {"LoRA": LoRA, "VeRA": VeRA, "Options": onnxgrad.Options, "Images": Images}
 
 
 def flags():

@@ -14,7 +14,7 @@ import onnxruntime
 from onnxgrad.cli import panels
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import files_of, load_model, training_info
-from onnxgrad.training import LoRA, attach
+from onnxgrad.training import LoRA, VeRA, attach
 from onnxgrad.training.adapters.config import ATTENTION
 from onnxgrad.training.build.heads import placed_head
 from onnxgrad.training.loss.config import Loss
@@ -128,6 +128,14 @@ Lora = Annotated[
         "what trains as a whole, too.",
     ),
 ]
+Dora = Annotated[bool, panels.model("--dora", help="Adapters of --lora also train the length of each output (DoRA).")]
+Rslora = Annotated[bool, panels.model("--rslora", help="Adapters of --lora count alpha/√rank times.")]
+Vera = Annotated[
+    int | None,
+    panels.model(
+        "--vera", metavar="RANK", help="Train two vectors per weight between random matrices that all share (VeRA)."
+    ),
+]
 LoraAlpha = Annotated[
     float | None, panels.model("--lora-alpha", help="Adapters count alpha/rank times. Default: twice the rank.")
 ]
@@ -136,7 +144,7 @@ LoraTargets = Annotated[
     panels.model(
         "--lora-targets",
         metavar="PATTERN",
-        help="What is adapted: attention (default), q_proj, "
+        help="What is adapted: attention (default), q_proj, 'c_attn[q,v]' (a part), "
         "'*.mlp.*', type:MatMul,Gemm,Conv, all; '!head*': not these. Repeatable.",
     ),
 ]
@@ -255,7 +263,7 @@ def normalization(mean: str | None, std: str | None) -> tuple[tuple[float, ...],
 _FLAGS = (
     *("loss", "optimizer", "prediction", "labels", "lr", "weight_decay", "momentum", "group", "clip_norm"),
     *("clip_value", "ema", "train", "freeze", "freeze_bn", "dropout"),
-    *("lora", "lora_alpha", "lora_targets", "lora_dropout"),
+    *("lora", "dora", "rslora", "vera", "lora_alpha", "lora_targets", "lora_dropout"),
 )
 
 
@@ -308,19 +316,23 @@ def with_training(
     )
 
 
-def _adapter(flags: Mapping[str, Any]) -> LoRA | None:
+def _adapter(flags: Mapping[str, Any]) -> LoRA | VeRA | None:
     """What the flags say of adapters."""
-    if flags["--lora"] is None:
-        for flag in ("--lora-alpha", "--lora-targets", "--lora-dropout"):
-            if flags[flag] is not None:
+    lora, vera = flags["--lora"], flags["--vera"]
+    if lora is None:
+        of_both = ("--lora-targets", "--lora-dropout")
+        for flag in ("--lora-alpha", "--dora", "--rslora", *(of_both if vera is None else ())):
+            if flags[flag] not in (None, False):
                 raise BadInput(f"{flag} says more about adapters, which --lora RANK asks for")
+    elif vera is not None:
+        raise BadInput("--lora and --vera are two kinds of adapters; give one of them")
+    targets, dropout = flags["--lora-targets"] or ATTENTION, flags["--lora-dropout"] or 0.0
+    if vera is not None:
+        return VeRA(vera, targets, dropout)
+    if lora is None:
         return None
-    return LoRA(
-        flags["--lora"],
-        flags["--lora-alpha"],
-        flags["--lora-targets"] or ATTENTION,
-        flags["--lora-dropout"] or 0.0,
-    )
+    rslora, dora = bool(flags["--rslora"]), bool(flags["--dora"])
+    return LoRA(lora, flags["--lora-alpha"], targets, dropout, rslora=rslora, dora=dora)
 
 
 def _dropout(texts: Sequence[str]) -> dict[str, float]:

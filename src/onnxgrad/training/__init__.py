@@ -1,6 +1,6 @@
 """Training: a loss and an optimizer attached to a model, compiled to one step graph, run in a loop."""
 
-from onnxgrad.training.adapters.config import LoRA
+from onnxgrad.training.adapters.config import LoRA, VeRA
 from onnxgrad.training.adapters.folder import load_adapter
 from onnxgrad.training.build.attach import attach
 from onnxgrad.training.build.heads import with_head
@@ -46,6 +46,7 @@ __all__ = [
     "StateTensor",
     "Step",
     "Trainer",
+    "VeRA",
     "attach",
     "carry_training_info",
     "compile_entries",

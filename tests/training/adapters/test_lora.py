@@ -237,7 +237,7 @@ def test_scales(base):
 def test_targets(base, targets, found):
     adapted = attach(base, adapter=LoRA(rank=1, targets=targets))
     (told,) = [p.value for p in adapted.metadata_props if p.key == "onnxgrad.adapter"]
-    assert set(json.loads(told)["weights"]) == found
+    assert {e["weight"] for e in json.loads(told)["entries"]} == found
 
 
 def test_a_list_of_types_may_name_some_that_the_model_does_not_have():
@@ -368,26 +368,33 @@ def test_refusals(base, folder, trained):
     assert "no attention that can be seen" in refusal(lambda: attach(plain, adapter=LoRA()))
 
 
+ENTRY = {
+    "weight": "wq", "tensors": {"A": "wq.lora_A", "B": "wq.lora_B"}, "kind": "linear", "module": "wq", "scale": 1,
+    "part": None,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "told",
     [
         "{",
         "[]",
         '{"version": 2}',
-        {"weights": {"wq": {"a": "none", "b": "wq.lora_B", "kind": "linear", "module": "wq", "scale": 1}}},
-        {"weights": {"wq": {"a": "head.lora_A", "b": "fc.lora_B", "kind": "linear", "module": "wq", "scale": 1}}},
-        {
-            "weights": {
-                "wq": {"a": "wq.lora_A", "b": "wq.lora_B", "kind": "conv", "module": "wq", "scale": 1, "groups": 0}
-            }
-        },
-        {"weights": {"wq": {"a": "wq.lora_A", "b": "wq.lora_B", "kind": "linear", "module": "wq", "scale": "x"}}},
+        {"tensors": {"A": "none", "B": "wq.lora_B"}},
+        {"tensors": {"A": "head.lora_A", "B": "fc.lora_B"}},
+        {"tensors": {"A": "wq.lora_A"}},
+        {"kind": "conv", "groups": 0},
+        {"scale": "x"},
+        {"part": {"start": 0, "stop": 9, "every": 8}},
+        {"part": {"start": 0, "stop": 2, "every": "8"}},
+        {"form": "dora"},
     ],
 )
 def test_metadata_of_strangers(trained, told):
     model = trained.adapted_model()
     if isinstance(told, dict):
-        told = json.dumps(json.loads(model.metadata_props["onnxgrad.adapter"]) | {"also": []} | told)
+        form = {"form": told.pop("form", "lora"), "entries": [ENTRY | told], "also": []}
+        told = json.dumps(json.loads(model.metadata_props["onnxgrad.adapter"]) | form)
     model.metadata_props["onnxgrad.adapter"] = told
     refusal(lambda: merged(model))
 

@@ -5,10 +5,12 @@ import warnings
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
+import safetensors.numpy
 
-from onnxgrad import BadInput, LoRA, Trainer, load_adapter
+from onnxgrad import BadInput, LoRA, Trainer, VeRA, load_adapter
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from tests.zoo.architectures import stub_torchvision  # noqa: E402
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.torch
 
 IDS = np.random.default_rng(0).integers(0, 20, (4, 9))
 MODULES = ["block.query", "block.output", "embed", "convolution", "head"]
+LINEAR = ["block.query", "block.output", "head"]
 
 
 class Block(torch.nn.Module):
@@ -57,7 +60,8 @@ def exported(request, tmp_path_factory):
 
 
 def scores(model):
-    proto = model if isinstance(model, onnx.ModelProto) else onnx.load(model)
+    proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
+    proto = proto if isinstance(proto, onnx.ModelProto) else onnx.load(proto)
     return onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"ids": IDS})[0]
 
 
@@ -66,44 +70,114 @@ def of_peft(model):
         return model(torch.from_numpy(IDS)).numpy()
 
 
-def test_trained_here_it_is_the_same_in_peft(exported, tmp_path):
-    trainer = Trainer(
-        exported, loss="cross_entropy", adapter=LoRA(rank=3, targets=MODULES, train_also=["head.bias"]),
-        learning_rate=0.05,
-    )  # fmt: skip
+#: Adapters, the modules that they fit, and what PEFT calls them.
+ASKED = {
+    "lora": (LoRA(rank=3, targets=MODULES, train_also=["head.bias"]), MODULES, {}),
+    "dora": (LoRA(rank=3, targets=MODULES, dora=True, train_also=["head.bias"]), MODULES, {"use_dora": True}),
+    "vera": (VeRA(rank=16, targets=LINEAR, train_also=["head.bias"]), LINEAR, {"peft_type": "VERA"}),
+}
+
+
+@pytest.mark.parametrize("form", ASKED)
+def test_trained_here_it_is_the_same_in_peft(exported, tmp_path, form):
+    asked, modules, said = ASKED[form]
+    trainer = Trainer(exported, loss="cross_entropy", adapter=asked, learning_rate=0.05)
+    np.testing.assert_allclose(scores(trainer.adapted_model()), scores(exported), rtol=0, atol=1e-6)
     trainer.fit({"ids": IDS, "labels": np.arange(4)}, epochs=5, batch_size=4)
     trainer.save_adapter(tmp_path / "a")
     trainer.save(tmp_path / "merged.onnx")
     settings = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
-    assert settings["target_modules"] == sorted(MODULES)
+    assert settings["target_modules"] == sorted(modules)
+    assert said.items() <= settings.items()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = peft.PeftModel.from_pretrained(Net().eval(), str(tmp_path / "a"))
     model.base_model.model.head.base_layer.bias.data = torch.from_numpy(trainer.state()["head.bias"])
     assert np.abs(of_peft(model) - of_peft(Net().eval())).max() > 0.05
     np.testing.assert_allclose(scores(tmp_path / "merged.onnx"), of_peft(model), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(scores(trainer.adapted_model()), of_peft(model), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("rslora", [False, True])
-def test_trained_in_peft_it_is_the_same_here(exported, tmp_path, rslora):
+@pytest.mark.parametrize(
+    "asked",
+    [{}, {"use_rslora": True}, {"use_dora": True}, {"use_dora": True, "use_rslora": True}],
+    ids=["lora", "rslora", "dora", "dora, rslora"],
+)
+def test_trained_in_peft_it_is_the_same_here(exported, tmp_path, asked):
     settings = peft.LoraConfig(
-        r=3, lora_alpha=5, target_modules=MODULES, use_rslora=rslora, init_lora_weights=False, alpha_pattern={"head": 2}
+        r=3, lora_alpha=5, target_modules=MODULES, init_lora_weights=False, alpha_pattern={"head": 2}, **asked
     )
     model = peft.get_peft_model(Net().eval(), settings).eval()
-    model.save_pretrained(tmp_path / "a")
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if "magnitude" in name:
+                tensor.mul_(torch.rand_like(tensor) + 0.5)
+    check_loaded(exported, model, tmp_path / "a")
+
+
+@pytest.mark.parametrize("save", [True, False], ids=["with projections", "by seed"])
+@pytest.mark.filterwarnings("ignore:Specified to not")
+def test_vera_of_peft_is_the_same_here(exported, tmp_path, save):
+    settings = peft.VeraConfig(r=10, target_modules=LINEAR, projection_prng_key=7, save_projection=save)
+    model = peft.get_peft_model(Net().eval(), settings).eval()
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if "vera_lambda" in name:
+                tensor.copy_(torch.randn_like(tensor))
+    check_loaded(exported, model, tmp_path / "a")
+
+
+def check_loaded(exported, model, place):
+    """What PEFT saves of `model` gives the same here, beside the weights and in them."""
+    model.save_pretrained(place)
     expected = of_peft(model)
     assert np.abs(expected - scores(exported)).max() > 0.05
     for merge in (False, True):
-        np.testing.assert_allclose(
-            scores(load_adapter(exported, tmp_path / "a", merge=merge)), expected, rtol=0, atol=1e-5
-        )
+        np.testing.assert_allclose(scores(load_adapter(exported, place, merge=merge)), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["dora", "vera"])
+def test_a_step_is_that_of_peft(exported, tmp_path, form):
+    """Plain gradient descent, from the same factors: the norm of DoRA is a constant of the gradient."""
+    asked = {
+        "dora": peft.LoraConfig(r=3, lora_alpha=6, target_modules=MODULES, init_lora_weights=False, use_dora=True),
+        "vera": peft.VeraConfig(r=10, target_modules=LINEAR, d_initial=1.0),
+    }
+    model = peft.get_peft_model(Net().eval(), asked[form])
+    if form == "vera":
+        with torch.no_grad():
+            for name, tensor in model.named_parameters():
+                if "vera_lambda_b" in name:
+                    tensor.copy_(torch.randn_like(tensor))
+    model.save_pretrained(tmp_path / "before")
+    labels = np.arange(4)
+    loss = torch.nn.functional.cross_entropy(model(torch.from_numpy(IDS)), torch.from_numpy(labels))
+    loss.backward()
+    with torch.no_grad():
+        for tensor in model.parameters():
+            if tensor.grad is not None:
+                tensor -= 0.5 * tensor.grad
+    model.save_pretrained(tmp_path / "after")
+    trainer = Trainer(load_adapter(exported, tmp_path / "before"), loss="cross_entropy", optimizer="sgd",
+                      learning_rate=0.5)  # fmt: skip
+    trainer.fit({"ids": IDS, "labels": labels}, epochs=1, batch_size=4)
+    trainer.save_adapter(tmp_path / "mine")
+    theirs, mine, before = (
+        safetensors.numpy.load_file(tmp_path / n / "adapter_model.safetensors") for n in ("after", "mine", "before")
+    )
+    assert theirs.keys() == mine.keys()
+    for name, array in theirs.items():
+        np.testing.assert_allclose(mine[name], array, rtol=0, atol=1e-5, err_msg=name)
+        assert (array != before[name]).any() == ("vera_A" not in name and "vera_B" not in name), name
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"use_dora": True}, "use_dora=True"),
-        ({"peft_type": "VERA"}, "only 'LORA'"),
+        ({"use_dora": True}, "no tensor head.lora_magnitude_vector"),
+        ({"use_qalora": True}, "use_qalora=True"),
+        ({"peft_type": "VERA"}, "a tensor of another kind head.lora_A.weight"),
+        ({"peft_type": "IA3"}, "only 'LORA' and 'VERA'"),
         ({"r": "eight"}, "r='eight'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""How weights are adapted, as a value: `LoRA`."""
+"""How weights are adapted, as a value: `LoRA` (also as DoRA), `VeRA`."""
 
 from __future__ import annotations
 
@@ -12,43 +12,17 @@ from onnxgrad.keywords import checked_fields
 ATTENTION = "attention"
 
 
-@checked_fields
-@dataclass(frozen=True)
-class LoRA:
-    """Low-rank adaptation (Hu et al. 2021): W + s·A·B, of which A and B are trained and W is a constant.
+class _Asked:
+    """What all adapters are asked for."""
 
-    It is written beside each node that reads W, as y + s·(x·A)·B, which costs and keeps little. B begins with zeros
-    (beside embeddings: A), so that the adapted model is the model as it was. The other factor is drawn as PEFT
-    draws it: uniformly within ±1/√fan_in, normally beside embeddings.
-
-    Args:
-        rank: columns of A and rows of B. Beside a convolution with groups: for each group.
-        alpha: s is alpha/rank; default: twice the rank.
-        targets: which weights, one pattern or several: ``attention`` (the projections around products of activations),
-            a name of a weight or of the module that it belongs to, the end of such a name (``q_proj``), a glob,
-            ``type:MatMul,Gemm,Conv,Gather``, ``all``; what begins with ``!`` is left out.
-        dropout: the share of x that is dropped before A, in training.
-        rslora: s is alpha/√rank (Kalajdzievski 2023).
-        train_also: weights that train as a whole beside the adapters, as `attach` takes them: ``*.bias``, ``head.*``.
-        seed: decides the first factors.
-
-    Raises:
-        BadInput: a number out of its range.
-    """
-
-    rank: int = 8
-    alpha: float | None = None
-    targets: str | Sequence[str] = ATTENTION
-    dropout: float = 0.0
-    rslora: bool = False
-    train_also: Sequence[str] = ()
-    seed: int = 0
+    rank: int
+    targets: str | Sequence[str]
+    dropout: float
+    train_also: Sequence[str]
 
     def __post_init__(self) -> None:
         if isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 1:
             raise BadInput(f"the rank of an adapter is a whole number from 1 on, not {self.rank!r}")
-        if self.alpha is not None and not 0 < self.alpha < math.inf:
-            raise BadInput(f"the alpha of an adapter must be positive, not {self.alpha}")
         if not 0 <= self.dropout < 1:
             raise BadInput(f"the dropout of an adapter must be in [0, 1), not {self.dropout}")
         if not self.patterns:
@@ -61,6 +35,51 @@ class LoRA:
         """The `targets`, one by one."""
         return [self.targets] if isinstance(self.targets, str) else list(self.targets)
 
+
+@checked_fields
+@dataclass(frozen=True)
+class LoRA(_Asked):
+    """Low-rank adaptation (Hu et al. 2021): W + s·A·B, of which A and B are trained and W is a constant.
+
+    It is written beside each node that reads W, as y + s·(x·A)·B, which costs and keeps little. B begins with zeros
+    (beside embeddings: A), so that the adapted model is the model as it was. The other factor is drawn as PEFT
+    draws it: uniformly within ±1/√fan_in, normally beside embeddings.
+
+    With `dora` (Liu et al. 2024), W + s·A·B is a direction, of which each output has a length m of its own, which is
+    trained as well: m/‖W + s·A·B‖ · (W + s·A·B). It begins as ‖W‖. As in PEFT and section 4.3 of the paper, the norm
+    counts as a constant in gradients.
+
+    Args:
+        rank: columns of A and rows of B. Beside a convolution with groups: for each group.
+        alpha: s is alpha/rank; default: twice the rank.
+        targets: which weights, one pattern or several: ``attention`` (the projections around products of activations),
+            a name of a weight or of the module that it belongs to, the end of such a name (``q_proj``), a glob,
+            ``type:MatMul,Gemm,Conv,Gather``, ``all``; what begins with ``!`` is left out. ``c_attn[q,v]`` and
+            ``c_attn[0:768]`` are some of the outputs of a weight, each with factors of its own.
+        dropout: the share of x that is dropped before A, in training.
+        rslora: s is alpha/√rank (Kalajdzievski 2023).
+        dora: lengths of their own for directions.
+        train_also: weights that train as a whole beside the adapters, as `attach` takes them: ``*.bias``, ``head.*``.
+        seed: decides the first factors.
+
+    Raises:
+        BadInput: a number out of its range.
+    """
+
+    rank: int = 8
+    alpha: float | None = None
+    targets: str | Sequence[str] = ATTENTION
+    dropout: float = 0.0
+    rslora: bool = False
+    dora: bool = False
+    train_also: Sequence[str] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha is not None and not 0 < self.alpha < math.inf:
+            raise BadInput(f"the alpha of an adapter must be positive, not {self.alpha}")
+
     @property
     def strength(self) -> float:
         """The `alpha`, given or not."""
@@ -70,3 +89,39 @@ class LoRA:
     def scale(self) -> float:
         """The factor s of A·B."""
         return self.strength / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
+@checked_fields
+@dataclass(frozen=True)
+class VeRA(_Asked):
+    """Vector-based random adaptation (Kopiczko et al. 2023): W + (A·diag(d))·(B·diag(b)), of which d and b are trained.
+
+    A and B are random and never change, and all adapted weights share them: each takes as many rows of A and columns
+    of B as it has inputs and outputs. They are those that PEFT draws from the same seed. The vector b begins with
+    zeros, so that the adapted model is the model as it was.
+
+    Args:
+        rank: the length of d. It may be larger than that of a weight, since few numbers train.
+        targets: as of `LoRA`, of matrices that are multiplied from the left (Linear layers).
+        dropout: the share of x that is dropped before A, in training.
+        d_initial: what d begins with.
+        train_also: weights that train as a whole beside the adapters.
+        seed: decides A and B (PEFT's ``projection_prng_key``).
+
+    Raises:
+        BadInput: a number out of its range.
+    """
+
+    rank: int = 256
+    targets: str | Sequence[str] = ATTENTION
+    dropout: float = 0.0
+    d_initial: float = 0.1
+    train_also: Sequence[str] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not math.isfinite(self.d_initial) or self.d_initial == 0:
+            raise BadInput(f"d_initial must be a number other than 0, by which b would never move: {self.d_initial}")
+        if not 0 <= self.seed < 1 << 32:
+            raise BadInput(f"the seed of VeRA is a whole number of 32 bits, not {self.seed}")

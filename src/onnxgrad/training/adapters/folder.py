@@ -2,9 +2,9 @@
 
 | file | holds |
 |---|---|
-| ``adapter.onnx_adapter`` | A and B by the names of initializers, for ``onnxruntime.LoraAdapter`` |
-| ``model.onnx`` | the model as it was (B is 0); A and B are inputs with defaults, which take others |
-| ``adapter_model.safetensors``, ``adapter_config.json`` | the same A and B as PEFT has them |
+| ``adapter.onnx_adapter`` | what trained by the names of initializers, for ``onnxruntime.LoraAdapter`` |
+| ``model.onnx`` | the model as it was; what trained are inputs, whose defaults have no effect |
+| ``adapter_model.safetensors``, ``adapter_config.json`` | the same as PEFT has it |
 
 The header of the safetensors file also holds what onnxgrad knows of the adapter, with the fingerprint of its base.
 """
@@ -25,10 +25,14 @@ from onnxgrad.files import open_ordinary, replacing
 from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel, open_model, save_model
 from onnxgrad.training.adapters import peft
-from onnxgrad.training.adapters.insert import Factors, factor_shapes, insert
+from onnxgrad.training.adapters.foreign import understood
+from onnxgrad.training.adapters.insert import insert
 from onnxgrad.training.adapters.merge import merged
-from onnxgrad.training.adapters.record import Entry, Record, base_fingerprint, record_in, record_of
-from onnxgrad.training.adapters.sites import Weight, weights
+from onnxgrad.training.adapters.record import VERA, Entry, Record, base_fingerprint, record_in, record_of
+from onnxgrad.training.adapters.sites import CONV, Weight, weights
+from onnxgrad.training.adapters.targets import Target
+from onnxgrad.training.adapters.tensors import load_tensors, save_tensors
+from onnxgrad.training.adapters.values import lengths, shapes
 from onnxgrad.training.graph.lift_weights import own_weights
 from onnxgrad.training.graph.linear_models import with_own_weights
 from onnxgrad.training.metadata import ADAPTER
@@ -56,8 +60,9 @@ def save_adapter(model: ir.Model, base: ir.Model, folder: Path) -> None:
         BadInput: the model has no adapter, or the folder cannot be written.
     """
     record = check_adapter(model)
-    values = {n: model.graph.initializers[n].const_value.numpy() for n in record.trained}  # type: ignore[union-attr]
-    tensors = peft.written(record, values)
+    held = model.graph.initializers
+    values = {n: held[n].const_value.numpy() for n in record.trained}  # type: ignore[union-attr]
+    tensors = peft.written(record, values | {n: held[n].const_value.numpy() for n in record.shared.values()})  # type: ignore[union-attr]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -71,7 +76,7 @@ def save_adapter(model: ir.Model, base: ir.Model, folder: Path) -> None:
     with replacing(folder / ORT_FILE) as file:
         adapter.export_adapter(str(file))
     with replacing(folder / TENSORS_FILE) as file:
-        peft.save_tensors(tensors, file, {"format": "pt", ADAPTER: record.text()})
+        save_tensors(tensors, file, {"format": "pt", ADAPTER: record.text()})
     with replacing(folder / CONFIG_FILE) as file:
         file.write_text(json.dumps(peft.config(record), indent=2) + "\n", encoding="utf-8")
 
@@ -82,18 +87,20 @@ def check_adapter(model: onnx.ModelProto | ir.Model) -> Record:
     record = record_of(props if isinstance(props, dict) else {p.key: p.value for p in props})
     if record is None:
         raise BadInput("the model has no adapter to save\n  hint: train it with adapter=LoRA(…), --lora RANK")
-    peft.check_modules(record)
+    peft.by_module(record)
     return record
 
 
 def _switchable(model: ir.Model, record: Record) -> None:
     """Have the adapter of `model` be inputs with defaults, by which it has no effect."""
     graph = model.graph
+    neutral = {e.tensors["m"]: lengths(graph.initializers[e.weight], e) for e in record.entries if "m" in e.tensors}
     for name in record.trained:
         value = graph.initializers[name]
         if name not in record.also:
             assert value.const_value is not None
-            value.const_value = ir.tensor(np.zeros_like(value.const_value.numpy()), name=name)
+            old = value.const_value.numpy()
+            value.const_value = ir.tensor(neutral.get(name, np.zeros_like(old)).astype(old.dtype), name=name)
         if value not in graph.inputs:
             graph.inputs.append(value)
 
@@ -126,7 +133,7 @@ def load_adapter(model: AnyModel, folder: str | os.PathLike, *, merge: bool = Fa
         BadInput: the folder has no adapter, it is damaged, or it is that of another model.
     """
     place = Path(folder)
-    tensors, header = peft.load_tensors(place / TENSORS_FILE)
+    tensors, header = load_tensors(place / TENSORS_FILE)
     told = record_of(header)
     opened = open_model(model)
     graph = opened.model.graph
@@ -159,37 +166,54 @@ def load_adapter(model: AnyModel, folder: str | os.PathLike, *, merge: bool = Fa
 
 def _insert(graph: ir.Graph, told: Record, values: dict[str, np.ndarray], place: str) -> None:
     found = weights(graph)
-    factors, chosen = {}, []
-    for name, entry in told.weights.items():
-        if name not in found:
-            raise BadInput(f"the adapter in {place!r} is that of another model: {UnknownName(name, found, 'weight')}")
-        a, b = values[entry.a], values[entry.b]
-        _check(found[name], entry, a, b, place)
-        factors[name] = Factors(a, b, entry.scale)
-        chosen.append(found[name])
-    told.weights = {}
-    insert(graph, chosen, factors, told)
+    targets, own = [], []
+    entries, told.entries = told.entries, []
+    shared = {letter: values[name] for letter, name in told.shared.items()}
+    for entry in entries:
+        if entry.weight not in found:
+            unknown = UnknownName(entry.weight, found, "weight")
+            raise BadInput(f"the adapter in {place!r} is that of another model: {unknown}")
+        weight = found[entry.weight]
+        own.append({letter: values[name] for letter, name in entry.tensors.items()})
+        _check(weight, entry, told.form, own[-1], shared, place)
+        targets.append(Target(weight, entry.part, entry.label))
+    insert(graph, targets, own, [e.scale for e in entries], shared, told)
 
 
-def _check(weight: Weight, entry: Entry, a: np.ndarray, b: np.ndarray, place: str) -> None:
-    rank = b.shape[1] if entry.kind == "conv" and b.ndim > 1 else b.shape[-2] if b.ndim > 1 else 0
-    if (weight.kind, weight.transposed, weight.groups) != (entry.kind, entry.transposed, entry.groups) or (
-        (a.shape, b.shape) != factor_shapes(weight, rank)
+def _check(
+    weight: Weight, entry: Entry, form: str, own: dict[str, np.ndarray], shared: dict[str, np.ndarray], place: str
+) -> None:
+    first = own["d" if form == VERA else "A"]
+    rank = len(first) // entry.groups if form == VERA or entry.kind == CONV else first.shape[-1]
+    same = (weight.kind, weight.transposed, weight.groups) == (entry.kind, entry.transposed, entry.groups)
+    least = {"A": (weight.ends[0], rank), "B": (rank, weight.ends[1])}
+    given = {letter: a.shape for letter, a in own.items()}
+    if (
+        not same
+        or given != shapes(weight, form, rank, entry.part)
+        or any(min(np.subtract(a.shape, least[letter])) < 0 or rank not in a.shape for letter, a in shared.items())
     ):
+        sizes = " and ".join(str(list(shape)) for shape in (given | {k: a.shape for k, a in shared.items()}).values())
         raise BadInput(
-            f"the adapter in {place!r} is that of another model: its factors of {weight.name!r} are "
-            f"{list(a.shape)} and {list(b.shape)}, for a weight of {list(weight.shape)}"
+            f"the adapter in {place!r} is that of another model: its tensors of {weight.name!r} are "
+            f"{sizes}, for a weight of {list(weight.shape)}"
         )
 
 
 def _replace(graph: ir.Graph, present: Record, told: Record, values: dict[str, np.ndarray], place: str) -> None:
-    """Put an adapter in the place of one of the same weights and rank."""
-    for name in present.weights.keys() ^ told.weights.keys():
+    """Put an adapter in the place of one of the same weights, form and rank."""
+    if present.form != told.form:
+        raise BadInput(f"the adapter in {place!r} is {told.form}, and that of the model is {present.form}")
+    mine = {(e.weight, e.part): e for e in present.entries}
+    theirs = {(e.weight, e.part): e for e in told.entries}
+    for name, _ in mine.keys() ^ theirs.keys():
         raise BadInput(f"the adapter in {place!r} and that of the model are not both of {name!r}")
-    for name, entry in told.weights.items():
-        mine = present.weights[name]
-        _set(graph, mine.a, values[entry.a], place)
-        _set(graph, mine.b, values[entry.b] * (entry.scale / mine.scale), place)
+    for key, entry in theirs.items():
+        for letter, name in entry.tensors.items():
+            factor = entry.scale / mine[key].scale if letter == "B" else 1.0
+            _set(graph, mine[key].tensors[letter], values[name] * factor, place)
+    for letter, name in told.shared.items():
+        _set(graph, present.shared[letter], values[name], place)
 
 
 def _set(graph: ir.Graph, name: str, array: np.ndarray, place: str) -> None:
@@ -214,4 +238,4 @@ def _of_peft(
             raise ValueError("it is no object")
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"cannot read {str(file)!r}: {error}") from error
-    return peft.understood(config, tensors, weights(graph), set(graph.initializers), base, str(place))
+    return understood(config, tensors, weights(graph), set(graph.initializers), base, str(place))

@@ -1,192 +1,145 @@
-"""Adapters written into a graph: s·(x·A)·B beside every node that reads the weight, added to what it gives.
-
-Each added node carries the name of the weight as metadata, by which `merge` finds it again. What the node gave keeps
-its name for the sum.
-"""
+"""Adapters written into a graph: which weights have one, the tensors that train, and nodes beside every site."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Names
-from onnxgrad.training.adapters.config import LoRA
-from onnxgrad.training.adapters.record import Entry, Record, base_fingerprint, record_in
-from onnxgrad.training.adapters.sites import CONV, EMBEDDING, Site, Weight, weights
-from onnxgrad.training.adapters.targets import chosen
+from onnxgrad.training.adapters.branches import Beforehand, Branch, Factors
+from onnxgrad.training.adapters.config import LoRA, VeRA
+from onnxgrad.training.adapters.record import DORA, LORA, VERA, Entry, Record, base_fingerprint, record_in
+from onnxgrad.training.adapters.sites import LINEAR, weights
+from onnxgrad.training.adapters.targets import Target, chosen
+from onnxgrad.training.adapters.values import drawn, projections
 from onnxgrad.training.graph.lift_weights import initializer
-from onnxgrad.training.metadata import ADAPTER
+
+#: What the initializers that train are called, behind the name of the module.
+_CALLED = {
+    **{form: {"A": "lora_A", "B": "lora_B", "m": "lora_magnitude_vector"} for form in (LORA, DORA)},
+    VERA: {"d": "vera_lambda_d", "b": "vera_lambda_b"},
+}
 
 
-@dataclass(frozen=True)
-class Factors:
-    """A and B of one weight, and the factor of their product."""
-
-    a: np.ndarray
-    b: np.ndarray
-    scale: float
-
-
-def adapted(model: ir.Model, lora: LoRA | None) -> Record | None:
-    """The adapter of `model`: the one that it has, or the one that `lora` asks for, written into it in place.
+def adapted(model: ir.Model, asked: LoRA | VeRA | None) -> Record | None:
+    """The adapter of `model`: the one that it has, or the one that is `asked` for, written into it in place.
 
     Raises:
         BadInput: it has one and shall have another, or what `adapt` refuses.
     """
     known = record_in(model)
-    if lora is None:
+    if asked is None:
         return known
     if known is not None:
         raise BadInput("the model has an adapter, which is trained on as it is\n  hint: merge it, or give no `adapter`")
-    if not isinstance(lora, LoRA):
-        raise BadInput(f"an adapter is a LoRA, not a {type(lora).__name__}")
-    record = adapt(model.graph, lora)
+    record = adapt(model.graph, asked)
     record.write(model)
     return record
 
 
-def adapt(graph: ir.Graph, lora: LoRA) -> Record:
-    """Write fresh adapters, as `lora` asks for them, into `graph`, in place.
+def adapt(graph: ir.Graph, asked: LoRA | VeRA) -> Record:
+    """Write fresh adapters, as they are `asked` for, into `graph`, in place.
 
     Raises:
-        UnknownName, BadInput: targets that match nothing, or a rank that is larger than that of a weight.
+        UnknownName, BadInput: targets that match nothing or do not fit the form, or a rank that is larger than that of
+            a weight.
     """
-    found = chosen(lora.patterns, weights(graph), graph)
-    for weight in found:
-        if lora.rank > min(weight.ends):
-            size = " × ".join(map(str, weight.ends))
-            raise BadInput(
-                f"rank {lora.rank} is larger than that of {weight.name!r}, which is {size}"
-                + (" in each group" if weight.groups > 1 else "")
-                + f"\n  hint: a lower rank, or targets without it ('!{weight.name}')"
-            )
-        if lora.dropout and any(s.node.graph is not graph for s in weight.sites):
-            raise BadInput(
-                f"{weight.name!r} is read in a branch or loop body, where an adapter has no dropout\n"
-                f"  hint: dropout=0, or targets without it ('!{weight.name}')"
-            )
-    factors = {w.name: Factors(*_drawn(w, lora), lora.scale) for w in found}
-    record = Record(lora.rank, lora.strength, lora.dropout, lora.rslora, base_fingerprint(graph))
-    insert(graph, found, factors, record)
+    targets = chosen(asked.patterns, weights(graph), graph)
+    base = base_fingerprint(graph)
+    if isinstance(asked, VeRA):
+        record = Record(VERA, asked.rank, 1.0, asked.dropout, False, base, seed=asked.seed)
+    else:
+        form = DORA if asked.dora else LORA
+        record = Record(form, asked.rank, asked.strength, asked.dropout, asked.rslora, base)
+    for target in targets:
+        _check(target, record, graph)
+    scale = 1.0 if isinstance(asked, VeRA) else asked.scale
+    values = [drawn(t.weight, asked, t.part) for t in targets]
+    shared = projections([t.weight.ends for t in targets], asked.rank, asked.seed) if record.form == VERA else {}
+    insert(graph, targets, values, [scale] * len(targets), shared, record)
     return record
 
 
-def insert(graph: ir.Graph, found: Sequence[Weight], factors: Mapping[str, Factors], record: Record) -> None:
-    """Write adapters with the given `factors` beside `found`, and note them in `record`."""
-    names = Names.of_graph(graph)
-    for weight in found:
-        own = factors[weight.name]
-        held = []
-        for letter, array in (("A", own.a), ("B", own.b)):
-            tensor = ir.tensor(array.astype(weight.dtype.numpy()), name=names.exactly(f"{weight.module}.lora_{letter}"))
-            held.append(initializer(tensor))
-            graph.register_initializer(held[-1])
-        a, b = held
-        record.weights[weight.name] = Entry(
-            a.name or "", b.name or "", weight.kind, weight.module, own.scale, weight.transposed, weight.groups,
-            weight.quantized,
+def _check(target: Target, record: Record, graph: ir.Graph) -> None:
+    weight, rank = target.weight, record.rank
+    without = f"\n  hint: targets without it ('!{weight.name}')"
+    ends = (weight.ends[0], weight.ends[1] if target.part is None else len(target.part.columns(weight.ends[1])))
+    if record.form != VERA and rank > min(ends):
+        size = " × ".join(map(str, ends))
+        where = " in each group" if weight.groups > 1 else f" at {target.label}" if target.label else ""
+        raise BadInput(
+            f"rank {rank} is larger than that of {weight.name!r}, which is {size}{where}"
+            f"\n  hint: a lower rank, or targets without it ('!{weight.name}')"
+        )
+    if record.dropout and any(s.node.graph is not graph for s in weight.sites):
+        raise BadInput(
+            f"{weight.name!r} is read in a branch or loop body, where an adapter has no dropout\n"
+            f"  hint: dropout=0, or targets without it ('!{weight.name}')"
+        )
+    if record.form != LORA and target.part is not None:
+        raise BadInput(f"{record.form} adapts whole weights, not {target.label} of {weight.name!r}\n  hint: use LoRA")
+    turned = len({s.transposed for s in weight.sites}) > 1
+    if record.form == DORA:
+        why = (
+            "stored as integers" if weight.quantized
+            else f"{len(weight.shape) - 2} axes of matrices" if weight.kind == LINEAR and len(weight.shape) > 2
+            else "read from both sides" if turned
+            else ""
         )  # fmt: skip
+        if why:
+            raise BadInput(f"DoRA needs one length for each output of a weight; {weight.name!r} is {why}{without}")
+    if record.form == VERA and (
+        weight.kind != LINEAR or len(weight.shape) > 2 or turned or any(s.is_left for s in weight.sites)
+    ):
+        kinds = "/".join(sorted({s.node.op_type for s in weight.sites}))
+        raise BadInput(f"VeRA adapts matrices of Linear layers; {weight.name!r} is read by {kinds} otherwise{without}")
+
+
+def insert(
+    graph: ir.Graph, targets: Sequence[Target], values: Sequence[Mapping[str, np.ndarray]], scales: Sequence[float],
+    shared: Mapping[str, np.ndarray], record: Record,
+) -> None:  # fmt: skip
+    """Write adapters with the given `values` beside `targets`, and note them in `record`.
+
+    Args:
+        graph: changed in place.
+        targets: what is adapted.
+        values: what trains, by letter, for each of them.
+        scales: the factor of A·B of each of them.
+        shared: A and B of VeRA.
+        record: of the form that says what the values are.
+    """
+    names = Names.of_graph(graph)
+
+    def held(name: str, array: np.ndarray, dtype: ir.DataType) -> ir.Value:
+        value = initializer(ir.tensor(array.astype(dtype.numpy()), name=names.exactly(name)))
+        graph.register_initializer(value)
+        return value
+
+    common = {letter: held(f"vera_{letter}", a, targets[0].weight.dtype) for letter, a in shared.items()}
+    record.shared = {letter: value.name or "" for letter, value in common.items()}
+    for target, given, scale in zip(targets, values, scales):
+        weight, called = target.weight, _CALLED[record.form]
+        own = {k: held(f"{weight.module}{target.label}.{called[k]}", a, weight.dtype) for k, a in given.items()}
+        record.entries.append(Entry(
+            weight.name, {k: v.name or "" for k, v in own.items()}, weight.kind, weight.module, scale,
+            weight.transposed, weight.groups, weight.quantized, target.part, target.label,
+        ))  # fmt: skip
+        before = Beforehand(weight, names)
+        if record.form == VERA:
+            ends = weight.ends
+            a, b = before.first(common["A"], ends[0], 0), before.first(common["B"], ends[1], 1)
+            factors = Factors(a, b, scale, between=own["d"], after=own["b"])
+        else:
+            a, b = own["A"], own["B"]
+            if target.part is not None:
+                b = before.spread(b, target.part)
+            factors = Factors(a, b, scale)
+            if record.form == DORA:
+                factors.ratio = before.ratio(a, b, scale, own["m"])
+        before.write(graph)
         for site in weight.sites:
-            _Branch(site, weight, names).write(a, b, own.scale, record.dropout)
-
-
-def factor_shapes(weight: Weight, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of A and B."""
-    shape = weight.shape
-    if weight.kind == CONV:
-        return (rank * weight.groups, *shape[1:]), (shape[0], rank, *(1 for _ in shape[2:]))
-    rows, columns = weight.ends
-    return (*shape[:-2], rows, rank), (*shape[:-2], rank, columns)
-
-
-def _drawn(weight: Weight, lora: LoRA) -> tuple[np.ndarray, np.ndarray]:
-    """Fresh factors, whose product is zero: the same for the same weight and seed, whatever else is adapted."""
-    rng = np.random.default_rng([lora.seed, zlib.crc32(weight.name.encode())])
-    a, b = factor_shapes(weight, lora.rank)
-    if weight.kind == EMBEDDING:
-        return np.zeros(a), rng.standard_normal(b)
-    bound = weight.ends[0] ** -0.5
-    return rng.uniform(-bound, bound, a), np.zeros(b)
-
-
-class _Branch:
-    """The nodes of one adapter beside one site."""
-
-    def __init__(self, site: Site, weight: Weight, names: Names) -> None:
-        self.site, self.weight, self.names = site, weight, names
-        self.turned = site.transposed != weight.transposed
-        self.nodes: list[ir.Node] = []
-
-    def write(self, a: ir.Value, b: ir.Value, scale: float, dropout: float) -> None:
-        """Put them behind the node of the site."""
-        node, base = self.site.node, self.site.node.outputs[0]
-        name, users, is_output = base.name or "", list(base.uses()), base.is_graph_output()
-        x = self.site.data
-        if dropout and self.weight.kind != EMBEDDING:
-            x = self._like(self._emit("Dropout", x, self._number(dropout, np.dtype(np.float32))), x)
-        strength = scale * (node.attributes["alpha"].as_float() if "alpha" in node.attributes else 1.0)
-        delta = self._like(self._delta(x, a, b, strength), base)
-        base.name = self.names.exactly(f"{name}_base")
-        total = self._like(self._emit("Add", base, delta), base)
-        total.name = name
-        for user, at in users:
-            user.replace_input_with(at, total)
-        if is_output:
-            outputs = node.graph.outputs  # type: ignore[union-attr]
-            outputs[:] = [total if v is base else v for v in outputs]
-        node.graph.insert_after(node, self.nodes)  # type: ignore[union-attr]
-
-    def _delta(self, x: ir.Value, a: ir.Value, b: ir.Value, scale: float) -> ir.Value:
-        node = self.site.node
-        if self.weight.kind == CONV:
-            given = [v for n, v in node.attributes.items()]
-            inner = self._scaled(self._emit("Conv", x, a, attributes=given), scale)
-            groups = [ir.AttrInt64("group", self.weight.groups)] if self.weight.groups > 1 else []
-            return self._emit("Conv", inner, b, attributes=groups)
-        if self.turned:
-            a, b = self._turned(b), self._turned(a)
-        if node.op_type == "Gather":
-            return self._emit("MatMul", self._scaled(self._emit("Gather", a, x), scale), b)
-        if self.site.is_left:
-            return self._emit("MatMul", self._turned(b), self._scaled(self._emit("MatMul", self._turned(a), x), scale))
-        if "transA" in node.attributes and node.attributes["transA"].as_int():
-            x = self._emit("Transpose", x, attributes=[ir.AttrInt64s("perm", [1, 0])])
-        return self._emit("MatMul", self._scaled(self._emit("MatMul", x, a), scale), b)
-
-    def _scaled(self, value: ir.Value, scale: float) -> ir.Value:
-        if scale == 1:
-            return value
-        return self._like(self._emit("Mul", value, self._number(scale, self.weight.dtype.numpy())), value)
-
-    def _turned(self, value: ir.Value) -> ir.Value:
-        shape = [int(d) for d in value.shape or ()]  # type: ignore[arg-type]
-        rank = len(shape)
-        axes = [*range(rank - 2), rank - 1, rank - 2]
-        out = self._emit("Transpose", value, attributes=[ir.AttrInt64s("perm", axes)])
-        out.shape = ir.Shape([shape[i] for i in axes])
-        return out
-
-    def _number(self, number: float, dtype: np.dtype) -> ir.Value:
-        value = self._emit("Constant", attributes=[ir.AttrTensor("value", ir.tensor(np.array(number, dtype)))])
-        value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(dtype)), ir.Shape([])
-        return value
-
-    def _like(self, value: ir.Value, like: ir.Value) -> ir.Value:
-        if like.shape is not None:
-            value.shape = ir.Shape(list(like.shape))
-        return value
-
-    def _emit(self, op_type: str, *inputs: ir.Value, attributes: Sequence[ir.Attr] = ()) -> ir.Value:
-        hint = f"{self.weight.module}.lora_{op_type}"
-        node = ir.Node("", op_type, inputs, attributes, name=self.names.fresh(hint))
-        node.metadata_props[ADAPTER] = self.weight.name
-        (value,) = node.outputs
-        value.name = self.names.fresh(f"{hint}_out")
-        value.type = ir.TensorType(self.weight.dtype)
-        self.nodes.append(node)
-        return value
+            Branch(site, weight, names).write(factors, record.dropout)

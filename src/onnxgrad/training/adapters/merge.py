@@ -1,4 +1,4 @@
-"""Adapted weights as plain weights: W + s·A·B in the place of W, and nothing beside it."""
+"""Adapted weights as plain weights: what an adapter makes of W in the place of W, and nothing beside it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training.adapters.record import Entry, record_in
+from onnxgrad.training.adapters.record import record_in
+from onnxgrad.training.adapters.values import adapted_weight
 from onnxgrad.training.metadata import ADAPTER
+
+#: What a branch ends in (see `branches`).
+_SUMS = ("Add", "Sub", "Mul")
 
 
 def merged(model: ir.Model) -> ir.Model:
@@ -19,58 +23,56 @@ def merged(model: ir.Model) -> ir.Model:
     if record is None:
         return model
     graph = model.graph
-    staying = {name for name, entry in record.weights.items() if entry.quantized}
+    staying = {e.weight for e in record.entries if e.quantized}
     try:
-        for scope in (graph, *graph.subgraphs()):
-            _take_off(scope, staying)
+        _take_off(graph, staying)
     except ValueError as error:  # what is read elsewhere was not written by `insert`
         raise BadInput(f"the model's nodes with the metadata {ADAPTER!r} are no adapters: {error}") from error
-    for name, entry in record.weights.items():
-        if name in staying:
+    arrays = {n: v.const_value.numpy() for n, v in graph.initializers.items() if v.const_value is not None}
+    new: dict[str, np.ndarray] = {}
+    for entry in record.entries:
+        if entry.weight in staying:
             continue
-        held, a, b = (graph.initializers[n] for n in (name, entry.a, entry.b))
-        assert held.const_value is not None
-        old = held.const_value.numpy()
+        old = new.get(entry.weight, arrays[entry.weight])
+        given = {letter: arrays[name] for letter, name in (record.shared | entry.tensors).items()}
         try:
-            delta = product(entry, a.const_value.numpy(), b.const_value.numpy())  # type: ignore[union-attr]
+            found = adapted_weight(entry, old, given)
         except (ValueError, IndexError, ZeroDivisionError):
-            delta = np.empty(0)
-        if delta.shape != old.shape:
-            raise BadInput(
-                f"{entry.a!r} and {entry.b!r} are no factors of {name!r}, which has the shape {list(old.shape)}"
-            )
-        new = old.astype(np.float64) + delta
-        held.const_value = ir.tensor(new.astype(old.dtype), name=name)
-        for own in (a, b):
-            if not own.uses():
-                del graph.initializers[own.name or ""]
+            found = np.empty(0)
+        if found.shape != old.shape:
+            tensors = " and ".join(map(repr, entry.tensors.values()))
+            raise BadInput(f"{tensors} are no factors of {entry.weight!r}, which has the shape {list(old.shape)}")
+        new[entry.weight] = found
+    for name, array in new.items():
+        graph.initializers[name].const_value = ir.tensor(array.astype(arrays[name].dtype), name=name)
+    for name in (*record.own, *record.shared.values()):
+        if not graph.initializers[name].uses():
+            del graph.initializers[name]
     del model.metadata_props[ADAPTER]
     return model
 
 
-def product(entry: Entry, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """s·A·B in the layout of the weight."""
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    if entry.kind == "conv":
-        parts = a.reshape(entry.groups, -1, *a.shape[1:])  # by group: rank, channels, kernel
-        outs = b.reshape(entry.groups, -1, b.shape[1])  # by group: channels, rank
-        return entry.scale * np.einsum("gor,gr...->go...", outs, parts).reshape(len(b), *a.shape[1:])
-    found = entry.scale * (a @ b)
-    return np.swapaxes(found, -1, -2) if entry.transposed else found
-
-
 def _take_off(graph: ir.Graph, staying: set[str]) -> None:
-    """Remove the nodes of adapters from `graph`; sums become what they were added to, under their names."""
-    own = [n for n in graph if n.metadata_props.get(ADAPTER, "") and n.metadata_props[ADAPTER] not in staying]
-    marked = set(own)
-    for node in own:
-        base = node.inputs[0] if node.op_type == "Add" else None
-        if base is None or base.producer() in marked:
+    """Remove the nodes of adapters; what they made of a value becomes that value, under its name."""
+    scopes = [*graph.subgraphs(), graph]  # what is computed beforehand is read in all of them
+    own = [
+        [n for n in scope if n.metadata_props.get(ADAPTER, "") and n.metadata_props[ADAPTER] not in staying]
+        for scope in scopes
+    ]
+    marked = {n for nodes in own for n in nodes}
+    for node in (n for nodes in own for n in nodes):
+        total = node.outputs[0]
+        if not total.is_graph_output() and all(user in marked for user, _ in total.uses()):
             continue
-        (total,) = node.outputs
+        base: ir.Value | None = total
+        while base is not None and (maker := base.producer()) in marked and maker is not None:
+            base = maker.inputs[0] if maker.op_type in _SUMS else None
+        if base is None:
+            raise ValueError(f"{total.name!r} is no sum")
         name = total.name
         total.replace_all_uses_with(base, replace_graph_outputs=True)
         total.name = ""
         base.name = name
-    for node in reversed(own):
-        graph.remove(node, safe=True)
+    for scope, nodes in zip(scopes, own):
+        for node in reversed(nodes):
+            scope.remove(node, safe=True)

@@ -1,237 +1,193 @@
 """Adapters as PEFT has them: names by modules, factors with their axes exchanged, one JSON file of settings.
 
-A linear layer has ``lora_A.weight`` [rank, in] and ``lora_B.weight`` [out, rank], an embedding ``lora_embedding_A``
-[rank, rows] and ``lora_embedding_B`` [columns, rank], a convolution kernels as ONNX has them. What trains as a whole
-goes by the name of its parameter.
+| tensor of a module | shape |
+|---|---|
+| ``lora_A.weight``, ``lora_B.weight`` of a linear layer | [rank, in], [out, rank] |
+| ``lora_embedding_A``, ``lora_embedding_B`` | [rank, rows], [columns, rank] |
+| ``lora_A.weight``, ``lora_B.weight`` of a convolution | as ONNX has them; A reads all groups |
+| ``lora_magnitude_vector`` (DoRA) | [out], of a convolution [1, out, 1, …] |
+| ``vera_lambda_d``, ``vera_lambda_b``; once ``vera_A``, ``vera_B`` | [rank], [out]; [rank, most in], [most out, rank] |
+
+PEFT has one pair of factors for a module. Those of parts of it are blocks of it: A one over the other, B with zeros
+elsewhere; the rank of the module is then the sum. What trains as a whole goes by the name of its parameter.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import math
-from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from onnxgrad.errors import BadInput, UnknownName
-from onnxgrad.files import open_ordinary
-from onnxgrad.training.adapters.record import Entry, Record
-from onnxgrad.training.adapters.sites import CONV, EMBEDDING, LINEAR, Weight
+from onnxgrad.errors import BadInput
+from onnxgrad.training.adapters.record import DORA, VERA, Entry, Record
+from onnxgrad.training.adapters.sites import CONV, EMBEDDING
 
-_PREFIX = "base_model.model."
-_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-
-
-def _library() -> Any:
-    try:
-        import safetensors.numpy
-    except ImportError as error:
-        raise BadInput("adapters need the package safetensors: pip install 'onnxgrad[train]'") from error
-    return safetensors
-
-
-def save_tensors(tensors: Mapping[str, np.ndarray], file: Path, header: dict[str, str]) -> None:
-    """Write a safetensors file."""
-    arrays = {name: np.ascontiguousarray(a) for name, a in tensors.items()}
-    _library().numpy.save_file(arrays, file, header)
+PREFIX = "base_model.model."
+_SHARED = {"A": "base_model.vera_A", "B": "base_model.vera_B"}
+#: What PEFT calls a tensor, by its letter.
+ENDS = {
+    "A": "lora_A.weight",
+    "B": "lora_B.weight",
+    "m": "lora_magnitude_vector",
+    "d": "vera_lambda_d",
+    "b": "vera_lambda_b",
+}
+EMBEDDING_ENDS = ENDS | {"A": "lora_embedding_A", "B": "lora_embedding_B"}
 
 
-def load_tensors(file: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The tensors of a safetensors file, and what its header says.
+def by_module(record: Record) -> dict[str, list[Entry]]:
+    """The entries of each module.
 
     Raises:
-        BadInput: it cannot be read, holds other things than finite floats, or is damaged.
+        BadInput: several weights belong to one.
     """
-    safetensors = _library()
-    try:
-        with open_ordinary(file) as opened:
-            data = opened.read()
-        held = safetensors.deserialize(data)
-        with safetensors.safe_open(file, "np") as opened_again:
-            header = dict(opened_again.metadata() or {})
-    except OSError as error:
-        raise BadInput(f"cannot read {str(file)!r}: {error.strerror or error}") from error
-    except safetensors.SafetensorError as error:
-        raise BadInput(f"{str(file)!r} is no safetensors file, or a damaged one: {error}") from error
-    found = {}
-    for name, about in held:
-        if about["dtype"] not in _DTYPES:
-            raise BadInput(f"{str(file)!r}: {name!r} is a tensor of {about['dtype']}; factors are floats")
-        array = np.frombuffer(about["data"], _DTYPES[about["dtype"]]).reshape(about["shape"])
-        if not np.isfinite(array.astype(np.float32)).all():
-            raise BadInput(f"{str(file)!r}: {name!r} is not finite")
-        found[name] = array
-    return found, header
+    found: dict[str, list[Entry]] = {}
+    for entry in record.entries:
+        others = found.setdefault(entry.module, [])
+        if others and others[0].weight != entry.weight:
+            raise BadInput(
+                f"{others[0].weight!r} and {entry.weight!r} belong to one module, {entry.module!r}: PEFT has no names "
+                "for both"
+            )
+        others.append(entry)
+    return found
+
+
+def _keys(entry: Entry) -> dict[str, str]:
+    """The names of the tensors of an entry's module, by letter."""
+    ends = EMBEDDING_ENDS if entry.kind == EMBEDDING else ENDS
+    return {letter: f"{PREFIX}{entry.module}.{ends[letter]}" for letter in entry.tensors}
 
 
 # --- out -------------------------------------------------------------------------------------------
 
 
-def _keys(entry: Entry) -> tuple[str, str]:
-    module = f"{_PREFIX}{entry.module}"
-    if entry.kind == EMBEDDING:
-        return f"{module}.lora_embedding_A", f"{module}.lora_embedding_B"
-    return f"{module}.lora_A.weight", f"{module}.lora_B.weight"
-
-
-def _turned(entry: Entry, array: np.ndarray) -> np.ndarray:
-    """A factor as the other side has it; its own inverse."""
-    return array if entry.kind == CONV else np.swapaxes(array, -1, -2)
-
-
-def check_modules(record: Record) -> None:
-    """Raise BadInput unless each adapted weight has a module of its own."""
-    seen: dict[str, str] = {}
-    for name, entry in record.weights.items():
-        other = seen.setdefault(entry.module, name)
-        if other != name:
-            raise BadInput(f"{other!r} and {name!r} belong to one module, {entry.module!r}: PEFT has no names for both")
-
-
 def written(record: Record, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The tensors of PEFT's file."""
+    """The tensors of PEFT's file, of the `values` by the names of initializers."""
     found: dict[str, np.ndarray] = {}
-    for entry in record.weights.values():
-        for key, name in zip(_keys(entry), (entry.a, entry.b)):
-            found[key] = _turned(entry, values[name])
-    return found | {f"{_PREFIX}{name}": values[name] for name in record.also}
+    for entries in by_module(record).values():
+        for letter, key in _keys(entries[0]).items():
+            found[key] = _there(letter, entries, values)
+    found |= {_SHARED[letter]: np.swapaxes(values[name], 0, 1) for letter, name in record.shared.items()}
+    return found | {f"{PREFIX}{name}": values[name] for name in record.also}
+
+
+def _there(letter: str, entries: Sequence[Entry], values: Mapping[str, np.ndarray]) -> np.ndarray:
+    """One tensor of a module as PEFT has it."""
+    entry, arrays = entries[0], [values[e.tensors[letter]] for e in entries]
+    kernel = entry.kind == CONV
+    if letter == "m" and kernel:
+        return arrays[0].reshape(1, -1, *(1 for _ in values[entry.tensors["A"]].shape[2:]))
+    if letter not in ("A", "B"):
+        return arrays[0]
+    if letter == "B":
+        arrays = [_whole(e, a) for e, a in zip(entries, arrays)]
+    if kernel:
+        whole = np.concatenate(arrays, 0 if letter == "A" else 1)
+        return whole if letter == "B" else over_groups(whole, entry.groups)
+    return np.swapaxes(np.concatenate(arrays, -1 if letter == "A" else -2), -1, -2)
+
+
+def _whole(entry: Entry, b: np.ndarray) -> np.ndarray:
+    """B of a part, with zeros for other outputs."""
+    part, axis = entry.part, 0 if entry.kind == CONV else -1
+    if part is None:
+        return b
+    return part.spread(b, axis, b.shape[axis] // (part.stop - part.start) * part.every)
+
+
+def over_groups(a: np.ndarray, groups: int) -> np.ndarray:
+    """A of a convolution with groups as a convolution over all channels: zeros where it reads those of other groups."""
+    if groups == 1:
+        return a
+    rank, channels = len(a) // groups, a.shape[1]
+    found = np.zeros((len(a), groups * channels, *a.shape[2:]), a.dtype)
+    for g in range(groups):
+        found[g * rank : (g + 1) * rank, g * channels : (g + 1) * channels] = a[g * rank : (g + 1) * rank]
+    return found
+
+
+def within_groups(a: np.ndarray, groups: int) -> np.ndarray:
+    """And back. Raises ValueError if it reads channels of other groups, IndexError if it is no kernel."""
+    rank, channels = len(a) // groups, a.shape[1] // groups
+    found = np.concatenate([a[g * rank : (g + 1) * rank, g * channels : (g + 1) * channels] for g in range(groups)])
+    if not np.array_equal(over_groups(found, groups), a):
+        raise ValueError("it reads channels of other groups")
+    return found
 
 
 def config(record: Record) -> dict[str, Any]:
     """PEFT's settings."""
-    return {
-        "peft_type": "LORA",
+    modules = by_module(record)
+    found = {
         "task_type": None,
         "base_model_name_or_path": None,
         "inference_mode": True,
         "r": record.rank,
+        "target_modules": sorted(modules),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "modules_to_save": None,
+    }
+    if record.form == VERA:
+        own = {"projection_prng_key": record.seed, "save_projection": True, "vera_dropout": record.dropout}
+        return {"peft_type": "VERA"} | found | own
+    ranks = {m: record.rank * len(entries) * entries[0].groups for m, entries in modules.items()}
+    other = {m: rank for m, rank in ranks.items() if rank != record.rank}
+    return {"peft_type": "LORA"} | found | {
         "lora_alpha": record.alpha,
         "lora_dropout": record.dropout,
         "use_rslora": record.rslora,
-        "target_modules": sorted({e.module for e in record.weights.values()}),
-        "bias": "none",
-        "fan_in_fan_out": False,
+        "use_dora": record.form == DORA,
         "init_lora_weights": True,
-        "modules_to_save": None,
-    }
+        "rank_pattern": other,
+        "alpha_pattern": {m: modules[m][0].scale * (math.sqrt(r) if record.rslora else r) for m, r in other.items()},
+    }  # fmt: skip
 
 
 # --- in --------------------------------------------------------------------------------------------
 
 
 def read(record: Record, tensors: Mapping[str, np.ndarray], place: str) -> dict[str, np.ndarray]:
-    """The values of an adapter that was written here, by the names of initializers."""
-    wanted = {
-        key: (name, entry) for entry in record.weights.values() for key, name in zip(_keys(entry), (entry.a, entry.b))
-    }
-    also = {f"{_PREFIX}{name}": name for name in record.also}
-    for key in (wanted.keys() | also.keys()) ^ tensors.keys():
-        raise BadInput(f"the adapter in {place!r} is damaged: {key!r} is {'unknown' if key in tensors else 'missing'}")
-    for key in wanted:
-        if tensors[key].ndim < 2:
-            raise BadInput(f"the adapter in {place!r} is damaged: {key!r} has the shape {list(tensors[key].shape)}")
-    found = {name: _turned(entry, tensors[key]) for key, (name, entry) in wanted.items()}
-    return found | {name: tensors[key] for key, name in also.items()}
-
-
-#: What decides that an adapter is of another kind than A·B, with the values that mean nothing.
-_PLAIN = {
-    "use_dora": (False, None),
-    "use_qalora": (False, None),
-    "lora_bias": (False, None),
-    "layer_replication": (None,),
-}
-
-
-def understood(
-    settings: Mapping[str, Any], tensors: Mapping[str, np.ndarray], weights: Mapping[str, Weight],
-    held: Collection[str], base: str, place: str,
-) -> tuple[Record, dict[str, np.ndarray]]:  # fmt: skip
-    """The adapter that PEFT has written, for a model with these `weights` and initializers.
+    """The values of an adapter that was written here, by the names of initializers.
 
     Raises:
-        BadInput: it is of another kind than LoRA, or of modules that the model does not have.
+        BadInput: what the file holds is not what the record says.
     """
-    if settings.get("peft_type") != "LORA":
-        raise BadInput(f"the adapter in {place!r} is a {settings.get('peft_type')!r}; only 'LORA' can be loaded")
-    for key, plain in _PLAIN.items():
-        if settings.get(key) not in plain:
-            raise BadInput(f"the adapter in {place!r} has {key}={settings[key]!r}, which cannot be loaded")
-    rank, alpha, dropout = (_number(settings, k, place) for k in ("r", "lora_alpha", "lora_dropout"))
-    rslora = bool(settings.get("use_rslora"))
-    record = Record(int(rank), alpha, dropout, rslora, base)
-    values: dict[str, np.ndarray] = {}
-    named = {w.module: w for w in weights.values()}
-    pairs, others = _paired(tensors)
-    for module, (a, b, kind) in pairs.items():
-        weight = _module(module, named, place)
-        if kind == LINEAR and weight.kind == CONV:
-            kind = CONV
-        if kind != weight.kind:
-            raise BadInput(f"the adapter in {place!r} takes {module!r} for {kind}; in the model it is {weight.kind}")
-        own_rank = a.shape[0] // weight.groups if kind == CONV else a.shape[0]
-        strength = _patterned(settings.get("alpha_pattern"), module, alpha)
-        scale = strength / (math.sqrt(own_rank) if rslora else own_rank)
-        entry = Entry(
-            f"{module}.A", f"{module}.B", kind, weight.module, scale, weight.transposed, weight.groups, weight.quantized
-        )
-        record.weights[weight.name] = entry
-        values[entry.a], values[entry.b] = _turned(entry, a), _turned(entry, b)
-    for key, array in others.items():
-        name = key.removeprefix(_PREFIX).replace(".modules_to_save.", ".").replace(".base_layer.", ".")
-        if name not in held:
-            raise BadInput(f"the adapter in {place!r} is that of another model: {UnknownName(name, held, 'weight')}")
-        record.also.append(name)
-        values[name] = array
-    return record, values
+    modules = [(entries, _keys(entries[0])) for entries in by_module(record).values()]
+    also = {f"{PREFIX}{name}": name for name in record.also}
+    shared = {_SHARED[letter]: name for letter, name in record.shared.items()}
+    wanted = {key for _, keys in modules for key in keys.values()} | also.keys() | shared.keys()
+    for key in wanted ^ tensors.keys():
+        raise BadInput(f"the adapter in {place!r} is damaged: {key!r} is {'unknown' if key in tensors else 'missing'}")
+    found = {name: tensors[key] for key, name in also.items()}
+    for key, name in shared.items():
+        found[name] = np.swapaxes(tensors[key], 0, 1) if tensors[key].ndim == 2 else tensors[key]
+    for entries, keys in modules:
+        for letter, key in keys.items():
+            try:
+                found |= {e.tensors[letter]: a for e, a in zip(entries, _here(letter, entries, tensors[key]))}
+                fits = np.array_equal(_there(letter, entries, found), tensors[key])
+            except (ValueError, IndexError):
+                fits = False
+            if not fits:
+                what = " and ".join(e.weight + e.label for e in entries)
+                raise BadInput(
+                    f"the adapter in {place!r} is damaged: {key!r} of {list(tensors[key].shape)} is not of {what}"
+                )
+    return found
 
 
-def _number(settings: Mapping[str, Any], key: str, place: str) -> float:
-    value = settings.get(key, 0 if key == "lora_dropout" else None)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise BadInput(f"the adapter in {place!r} has {key}={value!r}, which is no number")
-    return value
-
-
-def _patterned(patterns: Any, module: str, usual: float) -> float:
-    """What ``alpha_pattern`` has for `module`: by its name, or the end of it."""
-    for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
-        if isinstance(value, (int, float)) and (module == pattern or fnmatch.fnmatchcase(module, f"*.{pattern}")):
-            return float(value)
-    return usual
-
-
-def _paired(
-    tensors: Mapping[str, np.ndarray],
-) -> tuple[dict[str, tuple[np.ndarray, np.ndarray, str]], dict[str, np.ndarray]]:
-    """A and B by module, with its kind; and all other tensors."""
-    pairs, others = {}, dict(tensors)
-    for ends, kind in (
-        ((".lora_A.weight", ".lora_B.weight"), LINEAR),
-        ((".lora_embedding_A", ".lora_embedding_B"), EMBEDDING),
-    ):
-        for key in _ending(tensors, ends[0]):
-            other = key.removesuffix(ends[0]) + ends[1]
-            a, b = others.pop(key), others.pop(other, None)
-            if b is None or a.ndim < 2 or b.ndim < 2:
-                raise BadInput(f"the adapter has no factor {other!r} that fits {key!r}")
-            pairs[key.removesuffix(ends[0]).removeprefix(_PREFIX)] = (a, b, kind)
-    return pairs, others
-
-
-def _ending(names: Iterable[str], end: str) -> list[str]:
-    return [name for name in names if name.endswith(end)]
-
-
-def _module(name: str, named: Mapping[str, Weight], place: str) -> Weight:
-    """The weight of the module that PEFT calls `name`; what was exported may be a part of what PEFT had, or hold it."""
-    if name in named:
-        return named[name]
-    found = [m for m in named if m.endswith(f".{name}") or name.endswith(f".{m}")]
-    if len(found) != 1:
-        known = UnknownName(name, named, "module")
-        raise BadInput(f"the adapter in {place!r} is that of another model: {known}")
-    return named[found[0]]
+def _here(letter: str, entries: Sequence[Entry], array: np.ndarray) -> list[np.ndarray]:
+    """The tensor of each entry of a module, of what PEFT has. Raises ValueError, IndexError if it does not fit."""
+    kernel = entries[0].kind == CONV
+    if letter not in ("A", "B"):
+        return [array.reshape(-1)]
+    if letter == "A":
+        array = within_groups(array, entries[0].groups) if kernel else np.swapaxes(array, -1, -2)
+        return np.split(array, len(entries), 0 if kernel else -1)
+    blocks = np.split(array if kernel else np.swapaxes(array, -1, -2), len(entries), 1 if kernel else -2)
+    axis = 0 if kernel else -1
+    return [b if e.part is None else np.take(b, e.part.columns(b.shape[axis]), axis) for e, b in zip(entries, blocks)]

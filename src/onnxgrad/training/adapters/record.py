@@ -12,31 +12,40 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.training.adapters.parts import Part
 from onnxgrad.training.metadata import ADAPTER
 
 _VERSION = 1
+LORA, DORA, VERA = "lora", "dora", "vera"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One adapted weight W: where A·B has its layout (`transposed`: that of Wᵀ), it is W + `scale`·A·B.
+    """One adapted weight W, or a part of its outputs.
 
     Attributes:
-        a, b: the names of the initializers A and B.
+        weight: the name of the initializer W.
+        tensors: the names of the initializers that train: ``A`` and ``B``, with DoRA ``m``; of VeRA ``d`` and ``b``.
         kind: ``linear``, ``conv`` or ``embedding``.
         module: of the exported model, by which PEFT knows it.
+        scale: the factor of A·B.
+        transposed: A·B has the layout of Wᵀ.
         groups: those of a convolution.
         quantized: it stays beside its adapter.
+        part: which of the outputs; None: all.
+        label: the part as it is called, in brackets.
     """
 
-    a: str
-    b: str
+    weight: str
+    tensors: dict[str, str]
     kind: str
     module: str
     scale: float
     transposed: bool = False
     groups: int = 1
     quantized: bool = False
+    part: Part | None = None
+    label: str = ""
 
 
 @dataclass
@@ -44,24 +53,35 @@ class Record:
     """The adapter of a model.
 
     Attributes:
+        form: ``lora``, ``dora`` or ``vera``.
         rank, alpha, dropout, rslora: as they were asked for.
         base: the fingerprint of the model without it.
-        weights: what is adapted, by the names of initializers.
+        entries: what is adapted.
         also: the names of initializers that train as a whole beside it.
+        shared: of VeRA, the names of the initializers ``A`` and ``B``.
+        seed: of VeRA, what they were drawn by.
     """
 
+    form: str
     rank: int
     alpha: float
     dropout: float
     rslora: bool
     base: str
-    weights: dict[str, Entry] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
     also: list[str] = field(default_factory=list)
+    shared: dict[str, str] = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def own(self) -> list[str]:
+        """The names of the initializers of the adapter that train."""
+        return [name for e in self.entries for name in e.tensors.values()]
 
     @property
     def trained(self) -> list[str]:
-        """The names of all initializers that belong to the adapter."""
-        return [*(name for e in self.weights.values() for name in (e.a, e.b)), *self.also]
+        """The names of all initializers that train."""
+        return [*self.own, *self.also]
 
     def write(self, model: ir.Model) -> None:
         """Note it in the metadata of `model`."""
@@ -70,6 +90,10 @@ class Record:
     def text(self) -> str:
         """As JSON."""
         return json.dumps({"version": _VERSION, **asdict(self)}, ensure_ascii=False)
+
+
+#: Which tensors the entries of a form have, and which are shared.
+_LETTERS = {LORA: ({"A", "B"}, set()), DORA: ({"A", "B", "m"}, set()), VERA: ({"d", "b"}, {"A", "B"})}
 
 
 def record_of(props: Mapping[str, str]) -> Record | None:
@@ -85,15 +109,28 @@ def record_of(props: Mapping[str, str]) -> Record | None:
         told: dict[str, Any] = json.loads(text)
         if told.pop("version") != _VERSION:
             raise ValueError
-        entries = {str(name): Entry(**about) for name, about in told.pop("weights").items()}
-        found = Record(**told, weights=entries)
-        numbers = (found.rank, found.alpha, found.dropout, *(e.scale for e in entries.values()))
-        names = (found.base, *(n for e in entries.values() for n in (e.a, e.b, e.kind, e.module)), *found.also)
+        entries = [_entry(about) for about in told.pop("entries")]
+        found = Record(**told, entries=entries)
+        own, shared = _LETTERS[found.form]
+        numbers = (found.rank, found.alpha, found.dropout, found.seed, *(e.scale for e in entries))
+        names = (
+            found.base,
+            *found.trained,
+            *found.shared.values(),
+            *(n for e in entries for n in (e.weight, e.module, e.label)),
+        )
         if not all(isinstance(n, (int, float)) for n in numbers) or not all(isinstance(n, str) for n in names):
+            raise ValueError
+        if found.shared.keys() != shared or any(e.tensors.keys() != own for e in entries):
             raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(f"the metadata {ADAPTER!r} tell of no adapter that is known here: {text[:60]}") from error
     return found
+
+
+def _entry(about: dict[str, Any]) -> Entry:
+    part = about.pop("part")
+    return Entry(**about, part=None if part is None else Part(**part))
 
 
 def record_in(model: ir.Model) -> Record | None:
@@ -103,7 +140,9 @@ def record_in(model: ir.Model) -> Record | None:
         BadInput: they tell of tensors that it does not have.
     """
     found = record_of(model.metadata_props)
-    for name in () if found is None else (*found.weights, *found.trained):
+    if found is None:
+        return None
+    for name in (*(e.weight for e in found.entries), *found.trained, *found.shared.values()):
         held = model.graph.initializers.get(name)
         if held is None or held.const_value is None:
             raise BadInput(f"the metadata {ADAPTER!r} tell of {name!r}, which the model does not have")

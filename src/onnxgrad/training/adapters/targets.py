@@ -1,16 +1,18 @@
-"""Which weights are adapted: attention, names, modules, globs, types of nodes."""
+"""Which weights are adapted: attention, names, modules, globs, types of nodes; parts of weights."""
 
 from __future__ import annotations
 
 import fnmatch
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.graph import reads
 from onnxgrad.training.adapters.config import ATTENTION
+from onnxgrad.training.adapters.parts import Part, named_part, outputs
 from onnxgrad.training.adapters.sites import EMBEDDING, LINEAR, OPERANDS, Weight
 
 #: Names of modules and weights around attention, where the graph does not show it.
@@ -21,8 +23,27 @@ _NAMES = re.compile(
 _ATTENTION = {"Attention", "MultiHeadAttention", "GroupQueryAttention"}
 
 
-def chosen(patterns: Sequence[str], weights: Mapping[str, Weight], graph: ir.Graph) -> list[Weight]:
-    """Those of `weights` that `patterns` stand for, in their order.
+#: A pattern with the parts that are meant: ``c_attn[q,v]``, ``c_attn[0:768]``.
+_PARTS = re.compile(r"(.+)\[((?:[qkv]|\d{1,9}:\d{1,9})(?:,(?:[qkv]|\d{1,9}:\d{1,9}))*)\]")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What has an adapter of its own.
+
+    Attributes:
+        weight: what is adapted.
+        part: which of its outputs; None: all.
+        label: the part as it is called, in brackets.
+    """
+
+    weight: Weight
+    part: Part | None = None
+    label: str = ""
+
+
+def chosen(patterns: Sequence[str], weights: Mapping[str, Weight], graph: ir.Graph) -> list[Target]:
+    """What of `weights` the `patterns` stand for, in their order. A weight that is named with parts has only those.
 
     Raises:
         UnknownName, BadInput: a pattern that stands for none.
@@ -30,15 +51,47 @@ def chosen(patterns: Sequence[str], weights: Mapping[str, Weight], graph: ir.Gra
     if not weights:
         raise BadInput("the model has no weight that an adapter fits: none that a MatMul, Gemm, Conv or Gather reads")
     taken: set[str] = set()
+    parts: dict[str, dict[str, Part]] = {}
     wanted = [p for p in patterns if not p.startswith("!")] or ["all"]
     for pattern in wanted:
-        taken.update(_matching(pattern, weights, graph))
+        if (found := _PARTS.fullmatch(pattern)) is None:
+            taken.update(_matching(pattern, weights, graph))
+            continue
+        for name in _matching(found[1], weights, graph):
+            taken.add(name)
+            for text in found[2].split(","):
+                parts.setdefault(name, {})[f"[{text}]"] = _part(weights[name], text)
     for pattern in patterns:
         if pattern.startswith("!"):
+            if _PARTS.fullmatch(pattern):
+                raise BadInput(f"{pattern!r} leaves out a part of a weight\n  hint: name the parts that are adapted")
             taken.difference_update(_matching(pattern[1:], weights, graph))
     if not taken:
         raise BadInput("`targets` leaves nothing to adapt")
-    return [w for name, w in weights.items() if name in taken]
+    for name in taken & parts.keys():
+        _check_apart(weights[name], parts[name])
+    found = []
+    for name, weight in weights.items():
+        if name in parts and name in taken:
+            found += [Target(weight, part, label) for label, part in parts[name].items()]
+        elif name in taken:
+            found.append(Target(weight))
+    return found
+
+
+def _part(weight: Weight, text: str) -> Part:
+    if weight.kind == EMBEDDING or weight.groups > 1:
+        what = "an embedding" if weight.kind == EMBEDDING else "a convolution with groups"
+        raise BadInput(f"{weight.name!r} is {what}, which is adapted as a whole")
+    return named_part(weight, text)
+
+
+def _check_apart(weight: Weight, parts: Mapping[str, Part]) -> None:
+    taken: dict[int, str] = {}
+    for label, part in parts.items():
+        for column in part.columns(outputs(weight)).tolist():
+            if taken.setdefault(column, label) != label:
+                raise BadInput(f"{label} and {taken[column]} of {weight.name!r} overlap: both hold output {column}")
 
 
 def _matching(pattern: str, weights: Mapping[str, Weight], graph: ir.Graph) -> list[str]:

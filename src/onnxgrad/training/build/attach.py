@@ -28,7 +28,7 @@ from onnxgrad.ir.known_branches import take_known_branches
 from onnxgrad.keywords import check_keyword, check_kind, keywords_of
 from onnxgrad.model_io import AnyModel, open_model, training_info
 from onnxgrad.model_io.save import to_proto
-from onnxgrad.training.adapters.config import LoRA
+from onnxgrad.training.adapters.config import LoRA, VeRA
 from onnxgrad.training.adapters.insert import adapted
 from onnxgrad.training.build.cut_off import cut_off
 from onnxgrad.training.build.heads import beside_head
@@ -67,7 +67,7 @@ def attach(
     dropout: Mapping[str, float] | None = None,
     metrics: Sequence[str] = (),
     accumulate: bool = False,
-    adapter: LoRA | None = None,
+    adapter: LoRA | VeRA | None = None,
     **settings: Any,
 ) -> onnx.ModelProto:
     """The model with training information.
@@ -131,14 +131,14 @@ def attached(
     dropout: Mapping[str, float] | None = None,
     metrics: Sequence[str] = (),
     accumulate: bool = False,
-    adapter: LoRA | None = None,
+    adapter: LoRA | VeRA | None = None,
     **settings: Any,
 ) -> Source:
     """What `attach` gives, still open: nothing need be read or validated again."""
     for name in settings:
         check_keyword("attach", name, known_arguments())
     output = settings.pop("prediction", None) or output
-    check_kind("adapter", adapter, LoRA, "a LoRA(…)")
+    check_kind("adapter", adapter, (LoRA, VeRA), "a LoRA(…) or a VeRA(…)")
     check_kind("dropout", dropout, Mapping, "a dict, as in {'Relu': 0.1}")
     terms = terms_of(loss, output, labels)
     chosen = Optimizer.of(optimizer, **settings)
@@ -159,7 +159,11 @@ class _Attachment:
     """One model to which an algorithm is attached: written behind the inference graph, then cut off it."""
 
     def __init__(
-        self, model: AnyModel, trainable: Sequence[str] | None, freeze: Sequence[str], adapter: LoRA | None = None
+        self,
+        model: AnyModel,
+        trainable: Sequence[str] | None,
+        freeze: Sequence[str],
+        adapter: LoRA | VeRA | None = None,
     ) -> None:
         self.model = open_model(model, standardize).model
         self.graph = self.model.graph
@@ -309,7 +313,9 @@ class _Attachment:
         if self.adapter is not None:
             size = sum(v.const_value.size for v in floats if v.const_value is not None)
             trained = sum(t.size for n in names if (t := found[n].const_value) is not None)
-            self.told += f", {100 * trained / size:.2g} % of all; adapts {len(self.adapter.weights)} weights"
+            self.told += (
+                f", {100 * trained / size:.2g} % of all; adapts {len({e.weight for e in self.adapter.entries})} weights"
+            )
         return [found[name] for name in names], owners
 
     def _way_out(self) -> str:
@@ -326,7 +332,7 @@ class _Attachment:
         """The factors of the adapter that the loss depends on."""
         if self.adapter is None:
             return {}
-        own = {n: candidates[n] for e in self.adapter.weights.values() for n in (e.a, e.b) if n in candidates}
+        own = {n: candidates[n] for n in self.adapter.own if n in candidates}
         if not own:
             raise BadInput("the loss depends on none of the weights that are adapted\n  hint: choose other targets")
         return own

@@ -1,0 +1,220 @@
+"""The nodes of adapters: beside a node that reads an adapted weight, what the adapter adds to what it gives.
+
+| | gives, of y = x·W + c |
+|---|---|
+| LoRA | y + s·(x·A)·B |
+| VeRA | y + ((x·A)∘d)·B∘b |
+| DoRA | g∘((y − c) + s·(x·A)·B) + c, with g = m/‖W + s·A·B‖ |
+
+The norm is written once for each weight, and no gradient passes through it. Each node carries the name of the weight as
+metadata, by which `merge` finds it again: from the last one, the first inputs lead to y. What the node gave keeps its
+name for what the last one gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.engine.activity import CONSTANT
+from onnxgrad.ir import Names
+from onnxgrad.training.adapters.parts import Part, outputs
+from onnxgrad.training.adapters.sites import CONV, EMBEDDING, Site, Weight
+from onnxgrad.training.metadata import ADAPTER
+
+
+@dataclass
+class Factors:
+    """What a branch computes with.
+
+    Attributes:
+        a, b: A and B; of a part, with zeros for the other outputs.
+        scale: of their product.
+        ratio: g of DoRA.
+        between, after: d and b of VeRA.
+    """
+
+    a: ir.Value
+    b: ir.Value
+    scale: float
+    ratio: ir.Value | None = None
+    between: ir.Value | None = None
+    after: ir.Value | None = None
+
+
+class _Nodes:
+    """Nodes of one weight's adapter, in order."""
+
+    def __init__(self, weight: Weight, names: Names) -> None:
+        self.weight, self.names = weight, names
+        self.nodes: list[ir.Node] = []
+
+    def emit(self, op_type: str, *inputs: ir.Value, attributes: Sequence[ir.Attr] = ()) -> ir.Value:
+        """The output of a new node."""
+        hint = f"{self.weight.module}.lora_{op_type}"
+        node = ir.Node("", op_type, inputs, attributes, name=self.names.fresh(hint))
+        node.metadata_props[ADAPTER] = self.weight.name
+        (value,) = node.outputs
+        value.name = self.names.fresh(f"{hint}_out")
+        value.type = ir.TensorType(self.weight.dtype)
+        self.nodes.append(node)
+        return value
+
+    def constant(self, array: np.ndarray) -> ir.Value:
+        """A new constant."""
+        value = self.emit("Constant", attributes=[ir.AttrTensor("value", ir.tensor(array))])
+        value.type, value.shape = ir.TensorType(ir.DataType.from_numpy(array.dtype)), ir.Shape(array.shape)
+        return value
+
+    def integers(self, *numbers: int) -> ir.Value:
+        """A new constant of int64."""
+        return self.constant(np.array(numbers, np.int64))
+
+    def times(self, value: ir.Value, scale: float) -> ir.Value:
+        """`value`, multiplied."""
+        if scale == 1:
+            return value
+        return like(self.emit("Mul", value, self.constant(np.array(scale, self.weight.dtype.numpy()))), value)
+
+    def turned(self, value: ir.Value) -> ir.Value:
+        """`value` with its last axes exchanged."""
+        shape = [int(d) for d in value.shape or ()]  # type: ignore[arg-type]
+        axes = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
+        out = self.emit("Transpose", value, attributes=[ir.AttrInt64s("perm", axes)])
+        out.shape = ir.Shape([shape[i] for i in axes])
+        return out
+
+    def shaped(self, value: ir.Value, shape: Sequence[int]) -> ir.Value:
+        """`value` in another shape."""
+        out = self.emit("Reshape", value, self.integers(*shape))
+        out.shape = ir.Shape(shape)
+        return out
+
+
+def like(value: ir.Value, other: ir.Value) -> ir.Value:
+    """`value`, which has the shape of `other`."""
+    if other.shape is not None:
+        value.shape = ir.Shape(list(other.shape))
+    return value
+
+
+class Beforehand(_Nodes):
+    """What is computed of the tensors of one adapter alone, once, at the beginning of the graph."""
+
+    def spread(self, b: ir.Value, part: Part) -> ir.Value:
+        """B of a part, with zeros for the other outputs."""
+        shape = [int(d) for d in b.shape or ()]  # type: ignore[arg-type]
+        axis, size = 0 if self.weight.kind == CONV else len(shape) - 1, outputs(self.weight)
+        cut = [*shape[:axis], size // part.every, part.stop - part.start, *shape[axis + 1 :]]
+        groups = self.shaped(b, cut)
+        sides = []
+        for width in (part.start, part.every - part.stop):
+            zeros = np.zeros([*cut[: axis + 1], width, *cut[axis + 2 :]], self.weight.dtype.numpy())
+            sides.append([self.constant(zeros)] if width else [])
+        whole = self.emit("Concat", *sides[0], groups, *sides[1], attributes=[ir.AttrInt64("axis", axis + 1)])
+        return self.shaped(whole, [*shape[:axis], size, *shape[axis + 1 :]])
+
+    def first(self, value: ir.Value, count: int, axis: int) -> ir.Value:
+        """The first rows, or columns, of a matrix that is shared."""
+        shape = [int(d) for d in value.shape or ()]  # type: ignore[arg-type]
+        if shape[axis] == count:
+            return value
+        out = self.emit("Slice", value, self.integers(0), self.integers(count), self.integers(axis))
+        shape[axis] = count
+        out.shape = ir.Shape(shape)
+        return out
+
+    def ratio(self, a: ir.Value, b: ir.Value, scale: float, m: ir.Value) -> ir.Value:
+        """g = m/‖W + s·A·B‖."""
+        weight = self.weight
+        if weight.kind == CONV:
+            groups, rank = weight.groups, int(b.shape[1])  # type: ignore[index,arg-type]
+            outs = self.shaped(b, [groups, weight.shape[0] // groups, rank])
+            product = self.shaped(self.emit("MatMul", outs, self.shaped(a, [groups, rank, -1])), weight.shape)
+            axes = list(range(1, len(weight.shape)))
+        elif weight.transposed:
+            product, axes = self.emit("MatMul", self.turned(b), self.turned(a)), [1]
+        else:
+            product, axes = self.emit("MatMul", a, b), [0]
+        moved = self.emit("Add", self.times(product, scale), weight.value)
+        norm = self.emit("ReduceL2", moved, self.integers(*axes), attributes=[ir.AttrInt64("keepdims", 0)])
+        norm.producer().metadata_props[CONSTANT] = "section 4.3 of DoRA: the norm is a constant"  # type: ignore[union-attr]
+        return like(self.emit("Div", m, like(norm, m)), m)
+
+    def write(self, graph: ir.Graph) -> None:
+        """Put them at the beginning of `graph`."""
+        if self.nodes:
+            graph.insert_before(graph[0], self.nodes)
+
+
+class Branch(_Nodes):
+    """The nodes of one adapter beside one site."""
+
+    def __init__(self, site: Site, weight: Weight, names: Names) -> None:
+        super().__init__(weight, names)
+        self.site = site
+        self.is_turned = site.transposed != weight.transposed
+
+    def write(self, factors: Factors, dropout: float) -> None:
+        """Put them behind the node of the site."""
+        node, base = self.site.node, self.site.node.outputs[0]
+        name, users, is_output = base.name or "", list(base.uses()), base.is_graph_output()
+        x = self.site.data
+        if dropout and self.weight.kind != EMBEDDING:
+            x = like(self.emit("Dropout", x, self.constant(np.array(dropout, np.float32))), x)
+        delta = like(self._delta(x, factors), base)
+        base.name = self.names.exactly(f"{name}_base")
+        total = self._sum(base, delta, factors.ratio)
+        total.name = name
+        for user, at in users:
+            user.replace_input_with(at, total)
+        if is_output:
+            outs = node.graph.outputs  # type: ignore[union-attr]
+            outs[:] = [total if v is base else v for v in outs]
+        node.graph.insert_after(node, self.nodes)  # type: ignore[union-attr]
+
+    def _sum(self, base: ir.Value, delta: ir.Value, ratio: ir.Value | None) -> ir.Value:
+        if ratio is None:
+            return like(self.emit("Add", base, delta), base)
+        bias = self._bias()
+        plain = base if bias is None else like(self.emit("Sub", base, bias), base)
+        total = like(self.emit("Mul", like(self.emit("Add", plain, delta), base), self._along(ratio)), base)
+        return total if bias is None else like(self.emit("Add", total, bias), base)
+
+    def _bias(self) -> ir.Value | None:
+        """What the node adds to the product."""
+        node = self.site.node
+        if node.op_type not in ("Conv", "Gemm") or len(node.inputs) < 3 or node.inputs[2] is None:
+            return None
+        if node.op_type == "Conv":
+            return self._along(node.inputs[2])
+        return self.times(node.inputs[2], node.attributes["beta"].as_float() if "beta" in node.attributes else 1.0)
+
+    def _along(self, vector: ir.Value) -> ir.Value:
+        """One number for each output, as it meets what the node gives."""
+        trailing = len(self.weight.shape) - 2 if self.weight.kind == CONV else int(self.site.is_left)
+        return self.shaped(vector, [outputs(self.weight), *(1 for _ in range(trailing))]) if trailing else vector
+
+    def _delta(self, x: ir.Value, factors: Factors) -> ir.Value:
+        node, a, b = self.site.node, factors.a, factors.b
+        scale = factors.scale * (node.attributes["alpha"].as_float() if "alpha" in node.attributes else 1.0)
+        if self.weight.kind == CONV:
+            given = [v for n, v in node.attributes.items()]
+            inner = self.times(self.emit("Conv", x, a, attributes=given), scale)
+            groups = [ir.AttrInt64("group", self.weight.groups)] if self.weight.groups > 1 else []
+            return self.emit("Conv", inner, b, attributes=groups)
+        if self.is_turned:
+            a, b = self.turned(b), self.turned(a)
+        if node.op_type == "Gather":
+            return self.emit("MatMul", self.times(self.emit("Gather", a, x), scale), b)
+        if self.site.is_left:
+            return self.emit("MatMul", self.turned(b), self.times(self.emit("MatMul", self.turned(a), x), scale))
+        if "transA" in node.attributes and node.attributes["transA"].as_int():
+            x = self.emit("Transpose", x, attributes=[ir.AttrInt64s("perm", [1, 0])])
+        inner = self.times(self.emit("MatMul", x, a), scale)
+        if factors.between is None or factors.after is None:
+            return self.emit("MatMul", inner, b)
+        return self.emit("Mul", self.emit("MatMul", self.emit("Mul", inner, factors.between), b), factors.after)

@@ -1,0 +1,166 @@
+"""Adapters that PEFT has written: LoRA, DoRA and VeRA by its settings and the names of modules, for a model at hand."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.training.adapters.peft import EMBEDDING_ENDS, ENDS, PREFIX, within_groups
+from onnxgrad.training.adapters.record import DORA, LORA, VERA, Entry, Record
+from onnxgrad.training.adapters.sites import CONV, Weight
+from onnxgrad.training.adapters.values import projections
+
+#: What decides that an adapter is of another kind, with the values that mean nothing.
+_PLAIN = {
+    "use_qalora": (False, None),
+    "lora_bias": (False, None),
+    "layer_replication": (None,),
+}
+
+
+def understood(
+    settings: Mapping[str, Any], tensors: Mapping[str, np.ndarray], weights: Mapping[str, Weight],
+    held: Collection[str], base: str, place: str,
+) -> tuple[Record, dict[str, np.ndarray]]:  # fmt: skip
+    """The adapter that PEFT has written, for a model with these `weights` and initializers.
+
+    Returns:
+        What it is, and its tensors by the names that are told.
+
+    Raises:
+        BadInput: it is of another kind than LoRA, DoRA or VeRA, or of modules that the model does not have.
+    """
+    kind = settings.get("peft_type")
+    if kind not in ("LORA", "VERA"):
+        raise BadInput(f"the adapter in {place!r} is a {kind!r}; only 'LORA' and 'VERA' can be loaded")
+    for key, plain in _PLAIN.items():
+        if settings.get(key) not in plain:
+            raise BadInput(f"the adapter in {place!r} has {key}={settings[key]!r}, which cannot be loaded")
+    rank = int(_number(settings, "r", place))
+    form = VERA if kind == "VERA" else DORA if settings.get("use_dora") else LORA
+    if form == VERA:
+        seed = int(_number(settings, "projection_prng_key", place))
+        record = Record(form, rank, 1.0, _number(settings, "vera_dropout", place), False, base, seed=seed)
+    else:
+        alpha, dropout = _number(settings, "lora_alpha", place), _number(settings, "lora_dropout", place)
+        record = Record(form, rank, alpha, dropout, bool(settings.get("use_rslora")), base)
+    values: dict[str, np.ndarray] = {}
+    named = {w.module: w for w in weights.values()}
+    modules, others = _sorted(tensors)
+    for module, given in modules.items():
+        weight = _module(module, named, place)
+        record.entries.append(_entry(module, given, weight, record, settings, place))
+        values |= {f"{module}.{letter}": array for letter, array in _turned(given, weight, module, place).items()}
+    if form == VERA:
+        ends = [weights[e.weight].ends for e in record.entries]
+        values |= _projections(others, ends, record, place)
+        record.shared = {"A": "A", "B": "B"}
+    for key, array in others.items():
+        name = key.removeprefix(PREFIX).replace(".modules_to_save.", ".").replace(".base_layer.", ".")
+        if name not in held:
+            raise BadInput(f"the adapter in {place!r} is that of another model: {UnknownName(name, held, 'weight')}")
+        record.also.append(name)
+        values[name] = array
+    return record, values
+
+
+def _entry(
+    module: str, given: Mapping[str, np.ndarray], weight: Weight, record: Record, settings: Mapping[str, Any],
+    place: str,
+) -> Entry:  # fmt: skip
+    letters = {LORA: {"A", "B"}, DORA: {"A", "B", "m"}, VERA: {"d", "b"}}[record.form]
+    for letter in sorted(given.keys() ^ letters):
+        end = ENDS[letter]
+        state = "a tensor of another kind" if letter in given else "no tensor"
+        raise BadInput(f"the adapter in {place!r} has {state} {module}.{end}")
+    scale = 1.0
+    if record.form != VERA:
+        if min(given["A"].ndim, given["B"].ndim) < 2:
+            raise BadInput(f"the adapter in {place!r} has factors of {module!r} that are no matrices")
+        own_rank = len(given["A"])
+        strength = _patterned(settings.get("alpha_pattern"), module, record.alpha)
+        scale = strength / (math.sqrt(own_rank) if record.rslora else own_rank)
+    return Entry(
+        weight.name, {letter: f"{module}.{letter}" for letter in ENDS if letter in given}, weight.kind, weight.module,
+        scale, weight.transposed, weight.groups, weight.quantized,
+    )  # fmt: skip
+
+
+def _turned(given: Mapping[str, np.ndarray], weight: Weight, module: str, place: str) -> dict[str, np.ndarray]:
+    """The tensors of a module in the layout of the model."""
+    found = {}
+    for letter, array in given.items():
+        if letter not in ("A", "B"):
+            found[letter] = array.reshape(-1)
+        elif weight.kind != CONV:
+            found[letter] = np.swapaxes(array, -1, -2)
+        elif letter == "B":
+            found[letter] = array
+        else:
+            try:
+                found[letter] = within_groups(array, weight.groups)
+            except (ValueError, IndexError) as error:
+                raise BadInput(
+                    f"the adapter in {place!r} reads all channels beside {module!r}, a convolution with "
+                    f"{weight.groups} groups, where an adapter reads those of its group: it cannot be loaded"
+                ) from error
+    return found
+
+
+def _projections(
+    others: dict[str, np.ndarray], ends: list[tuple[int, int]], record: Record, place: str
+) -> dict[str, np.ndarray]:
+    """A and B of VeRA: those of the file, or else those that its seed stands for."""
+    found = {letter: others.pop(f"base_model.vera_{letter}", None) for letter in "AB"}
+    if all(a is None for a in found.values()):
+        return projections(ends, record.rank, record.seed)
+    arrays = {letter: np.swapaxes(a, 0, 1) for letter, a in found.items() if a is not None and a.ndim == 2}
+    if len(arrays) < 2:
+        raise BadInput(f"the adapter in {place!r} is damaged: of vera_A and vera_B, one is missing or no matrix")
+    return arrays
+
+
+def _number(settings: Mapping[str, Any], key: str, place: str) -> float:
+    value = settings.get(key, 0 if key.endswith(("dropout", "key")) else None)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise BadInput(f"the adapter in {place!r} has {key}={value!r}, which is no number")
+    return value
+
+
+def _patterned(patterns: Any, module: str, usual: float) -> float:
+    """What ``alpha_pattern`` has for `module`: by its name, or the end of it."""
+    for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
+        if isinstance(value, (int, float)) and (module == pattern or fnmatch.fnmatchcase(module, f"*.{pattern}")):
+            return float(value)
+    return usual
+
+
+def _sorted(tensors: Mapping[str, np.ndarray]) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    """What belongs to modules, by letter; and all other tensors."""
+    modules: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
+    others = {}
+    ends = {f".{end}": letter for table in (ENDS, EMBEDDING_ENDS) for letter, end in table.items()}
+    for key, array in tensors.items():
+        end = next((e for e in ends if key.endswith(e)), None)
+        if end is None:
+            others[key] = array
+        else:
+            modules[key.removesuffix(end).removeprefix(PREFIX)][ends[end]] = array
+    return dict(modules), others
+
+
+def _module(name: str, named: Mapping[str, Weight], place: str) -> Weight:
+    """The weight of the module that PEFT calls `name`; what was exported may be a part of what PEFT had, or hold it."""
+    if name in named:
+        return named[name]
+    found = [m for m in named if m.endswith(f".{name}") or name.endswith(f".{m}")]
+    if len(found) != 1:
+        known = UnknownName(name, named, "module")
+        raise BadInput(f"the adapter in {place!r} is that of another model: {known}")
+    return named[found[0]]
