@@ -17,6 +17,8 @@ from tests.zoo.architectures import stub_torchvision  # noqa: E402
 
 stub_torchvision()  # transformers imports it, and PEFT transformers
 peft = pytest.importorskip("peft", reason="PEFT is not installed, or not whole", exc_type=ImportError)
+from transformers.pytorch_utils import Conv1D  # noqa: E402
+
 pytestmark = pytest.mark.torch
 
 IDS = np.random.default_rng(0).integers(0, 20, (4, 9))
@@ -197,3 +199,59 @@ def test_modules_that_the_model_does_not_have(tmp_path, exported):
     model.save_pretrained(tmp_path / "a")
     with pytest.raises(BadInput, match="that of another model: no module named 'heads'; did you mean 'head'"):
         load_adapter(exported, tmp_path / "a")
+
+
+class Fused(torch.nn.Module):
+    """Queries, keys and values of one weight, by a Linear and as GPT-2 has them, and a convolution with groups."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed = torch.nn.Embedding(20, 12)
+        self.qkv = torch.nn.Linear(12, 36)
+        self.c_attn = Conv1D(36, 12)
+        self.grouped = torch.nn.Conv1d(12, 6, 3, groups=3)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 6)).permute(2, 0, 3, 1, 4)
+        x = x + (torch.softmax(q @ k.transpose(-2, -1), -1) @ v).transpose(1, 2).flatten(2)
+        q, k, v = self.c_attn(x).split(12, -1)
+        x = x + torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+        return self.grouped(x.transpose(1, 2)).mean(-1)
+
+
+@pytest.mark.filterwarnings("ignore:LoRA adapter added to ConvNd layer with groups")  # which is not merged there
+@pytest.mark.parametrize(
+    ("dynamo", "form"), [(False, {}), (True, {"rslora": True})], ids=["torchscript, lora", "dynamo, rslora"]
+)
+def test_parts_are_blocks_of_one_pair_of_factors_in_peft(tmp_path, dynamo, form):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(Fused().eval(), (torch.from_numpy(IDS),), tmp_path / "fused.onnx", input_names=["ids"],
+                          output_names=["scores"], dynamo=dynamo, opset_version=18)  # fmt: skip
+    targets = ["qkv[q,v]", "c_attn[v]", "grouped"]
+    trainer = Trainer(tmp_path / "fused.onnx", loss="cross_entropy", learning_rate=0.05,
+                      adapter=LoRA(rank=2, targets=targets, **form))  # fmt: skip
+    trainer.fit({"ids": IDS, "labels": np.arange(4)}, epochs=5, batch_size=4)
+    trainer.save_adapter(tmp_path / "a")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "fan_in_fan_out")  # PEFT finds it out by itself
+        model = peft.PeftModel.from_pretrained(Fused().eval(), str(tmp_path / "a"))
+    assert np.abs(of_peft(model) - of_peft(Fused().eval())).max() > 0.05
+    np.testing.assert_allclose(scores(trainer.inference_model()), of_peft(model), rtol=0, atol=1e-5)
+    settings = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    assert settings["rank_pattern"] == {"qkv": 4, "grouped": 6}
+    model.save_pretrained(tmp_path / "b")  # without what onnxgrad knows: the whole weight is adapted there
+    back = load_adapter(tmp_path / "fused.onnx", tmp_path / "b", merge=True)
+    np.testing.assert_allclose(scores(back), of_peft(model), rtol=0, atol=1e-5)
+
+
+def test_what_reads_the_channels_of_other_groups_is_refused(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(Fused().eval(), (torch.from_numpy(IDS),), tmp_path / "fused.onnx", dynamo=False)
+        settings = peft.LoraConfig(r=3, target_modules=["grouped"], init_lora_weights=False)
+        peft.get_peft_model(Fused().eval(), settings).save_pretrained(tmp_path / "a")
+    with pytest.raises(BadInput, match="a convolution with 3 groups, where an adapter reads those of its group"):
+        load_adapter(tmp_path / "fused.onnx", tmp_path / "a")

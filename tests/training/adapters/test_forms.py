@@ -1,0 +1,243 @@
+"""DoRA and VeRA: no effect at first, right gradients, merged and switched without a difference, saved and loaded."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from onnxgrad import BadInput, LoRA, Trainer, VeRA, load_adapter
+from onnxgrad.training import attach, compile_step
+from onnxgrad.training.adapters.merge import merged
+from tests.training.adapters.models import every_kind, with_weights
+from tests.training.adapters.test_lora import DATA, FEEDS, refusal, scores, session
+
+LINEAR = ["wq", "wk", "wv", "wo", "fc", "inner", "branch", "body", "head"]
+FORMS = {"dora": LoRA(rank=2, targets="all", dora=True), "vera": VeRA(rank=7, targets=LINEAR)}
+
+
+@pytest.fixture(scope="module")
+def base():
+    return every_kind()
+
+
+def trainer(model, asked):
+    return Trainer(model, loss="cross_entropy", optimizer="adam", learning_rate=0.05, adapter=asked)
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def trained(base, request):
+    found = trainer(base, FORMS[request.param])
+    np.testing.assert_allclose(scores(found.adapted_model()), scores(base), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(scores(found.inference_model()), scores(base), rtol=0, atol=1e-6)
+    found.fit(DATA, epochs=4, batch_size=8)
+    assert found.history.epochs[-1]["loss"] < found.history.epochs[0]["loss"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(trained, tmp_path_factory):
+    place = tmp_path_factory.mktemp("adapter") / "a"
+    trained.save_adapter(place)
+    return place
+
+
+def test_vera_has_no_effect_at_all_before_the_first_step(base):
+    np.testing.assert_array_equal(scores(trainer(base, FORMS["vera"]).adapted_model()), scores(base))
+
+
+def test_what_trains(trained):
+    ends = {n.rpartition(".")[2] for n, t in trained.step.state.items() if t.kind == "parameter"}
+    assert ends in ({"lora_A", "lora_B", "lora_magnitude_vector"}, {"vera_lambda_d", "vera_lambda_b"})
+    assert not any(n.startswith("vera_") for n in trained.step.state), "what all share never changes"
+
+
+def test_merged_is_unmerged(trained, base):
+    adapted, whole = trained.adapted_model(), trained.inference_model()
+    np.testing.assert_allclose(scores(whole), scores(adapted), rtol=0, atol=1e-5)
+    assert np.abs(scores(whole) - scores(base)).max() > 0.1
+    assert set(whole.graph.initializers) == {t.name for t in base.graph.initializer}
+    assert [n.op_type for n in whole.graph] == [n.op_type for n in load_plain(base).graph]
+    for graph in whole.graphs():
+        assert not any("lora" in (v.name or "") for n in graph for v in n.outputs)
+
+
+def load_plain(base):
+    return Trainer(base, loss="cross_entropy").inference_model()
+
+
+def test_switched_in_one_session(trained, base, folder):
+    run = session(str(folder / "model.onnx"))
+    np.testing.assert_allclose(run.run(None, FEEDS)[0], scores(base), rtol=0, atol=1e-6)
+    adapter = onnxruntime.LoraAdapter()
+    adapter.Load(str(folder / "adapter.onnx_adapter"))
+    options = onnxruntime.RunOptions()
+    options.add_active_adapter(adapter)
+    switched = run.run(None, FEEDS, options)[0]
+    np.testing.assert_allclose(switched, scores(trained.inference_model()), rtol=0, atol=1e-5)
+
+
+def test_loaded_it_is_what_was_saved(trained, base, folder):
+    whole, beside = scores(trained.inference_model()), scores(trained.adapted_model())
+    np.testing.assert_array_equal(scores(load_adapter(base, folder)), beside)
+    np.testing.assert_array_equal(scores(load_adapter(base, folder, merge=True)), whole)
+    np.testing.assert_array_equal(scores(load_adapter(folder / "model.onnx", folder, merge=True)), whole)
+    again = Trainer(load_adapter(base, folder), loss="cross_entropy", learning_rate=0.05)
+    assert {n for n, t in again.step.state.items() if t.kind == "parameter"} == {
+        n for n, t in trained.step.state.items() if t.kind == "parameter"
+    }
+    before = again.evaluate(DATA)["loss"]
+    again.fit(DATA, epochs=2, batch_size=8)
+    assert again.evaluate(DATA)["loss"] < before
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_saved_in_mid_training_it_goes_on(base, tmp_path, form):
+    targets = ["wq", "head", *(["spatial", "table"] if form == "dora" else [])]
+    half = trainer(base, replace(FORMS[form], targets=targets))
+    half.fit(DATA, epochs=1, shuffle=False)
+    half.save_training_model(tmp_path / "going.onnx")
+    rest = Trainer(tmp_path / "going.onnx")
+    for run in (half, rest):
+        run.fit(DATA, epochs=1, shuffle=False)
+    assert all((rest.state()[name] == array).all() for name, array in half.state().items())
+
+
+def one_step(model, asked, change):
+    """The state before and after a step of plain descent at a rate of 1, from changed first values."""
+    step = compile_step(attach(model, optimizer="sgd", learning_rate=1.0, adapter=asked))
+    rates = {n: t.numpy() for n, t in step.rates.items()}
+    state = {n: change(n, t.initial.numpy()) for n, t in step.state.items()}
+    run, names = session(step.model), [v.name for v in step.model.graph.outputs]
+
+    def stepped(values):
+        return dict(zip(names, run.run(None, DATA | values | rates)))
+
+    return step, state, stepped
+
+
+def test_gradients_of_vera_by_central_differences(base):
+    rng = np.random.default_rng(5)
+    asked = VeRA(rank=7, targets=["body", "fc", "wq"])
+    step, state, stepped = one_step(base, asked, lambda n, a: rng.standard_normal(a.shape).astype(np.float32))
+    check(step, state, stepped, step.state)
+
+
+def test_gradients_of_magnitudes_by_central_differences(base):
+    rng = np.random.default_rng(5)
+
+    def change(name, array):
+        return (array + 0.3 * rng.standard_normal(array.shape)).astype(np.float32)
+
+    asked = LoRA(rank=2, targets=["body", "fc", "before", "table", "spatial", "grouped", "branch"], dora=True)
+    step, state, stepped = one_step(base, asked, change)
+    check(step, state, stepped, [n for n in step.state if n.endswith("vector")])
+
+
+def check(step, state, stepped, names):
+    there = stepped(state)
+    for name in names:
+        gradient = state[name] - there[step.state[name].output]
+        direction = gradient / np.linalg.norm(gradient)
+        up, down = ({**state, name: state[name] + s * 3e-2 * direction} for s in (1, -1))
+        slope = (stepped(up)[step.loss] - stepped(down)[step.loss]) / 6e-2
+        np.testing.assert_allclose(slope, np.linalg.norm(gradient), rtol=2e-2, err_msg=name)
+
+
+def test_the_norm_is_a_constant_of_gradients(base):
+    """∂L/∂A is that of y = g∘(x·W + s·(x·A)·B) at a fixed g: what LoRA says of weights that are scaled by g."""
+    rng = np.random.default_rng(3)
+    noise = {}
+
+    def change(name, array):
+        noise[name] = (array + 0.3 * rng.standard_normal(array.shape)).astype(np.float32)
+        return noise[name]
+
+    step, state, stepped = one_step(base, LoRA(rank=2, alpha=4, targets=["head"], dora=True), change)
+    there = stepped(state)
+    got = {n: state[n] - there[t.output] for n, t in step.state.items()}
+    weight = next(t for t in base.graph.initializer if t.name == "head")
+    w = np.frombuffer(weight.raw_data, np.float32).reshape(6, 5)
+    a, b, m = (state[f"head.{n}"] for n in ("lora_A", "lora_B", "lora_magnitude_vector"))
+    g = m / np.linalg.norm(w + 2 * a @ b, axis=0)
+    scaled = every_kind()
+    next(t for t in scaled.graph.initializer if t.name == "head").raw_data = (g * w).astype(np.float32).tobytes()
+    plain = {"head.lora_A": a, "head.lora_B": (g * b).astype(np.float32)}
+    step, state, stepped = one_step(scaled, LoRA(rank=2, alpha=4, targets=["head"]), lambda n, _: plain[n])
+    there = stepped(state)
+    plain = {n: state[n] - there[t.output] for n, t in step.state.items()}
+    np.testing.assert_allclose(got["head.lora_A"], plain["head.lora_A"], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(got["head.lora_B"], g * plain["head.lora_B"], rtol=1e-3, atol=1e-5)
+
+
+def test_dora_beside_a_gemm_with_all_its_attributes():
+    model = with_weights(
+        """<ir_version: 10, opset_import: ["": 21]>
+        gemm (float[4, N] x) => (float[N, 3] y) {
+            y = Gemm <transA = 1, transB = 1, alpha = 0.5, beta = 3.0> (x, w, c)
+        }""",
+        {"w": (3, 4), "c": (1, 3)},
+    )
+    feeds = {"x": np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)}
+    run = attach(model, adapter=LoRA(rank=2, targets="all", dora=True))
+    held = {t.name: t for t in run.graph.initializer}
+    del run.training_info[:]
+    rng = np.random.default_rng(1)
+    for tensor in (held["w.lora_A"], held["w.lora_B"], held["w.lora_magnitude_vector"]):
+        tensor.raw_data = rng.standard_normal(list(tensor.dims)).astype(np.float32).tobytes()
+    adapted = ir.from_proto(run)
+    np.testing.assert_allclose(scores(merged(adapted.clone()), feeds), scores(adapted, feeds), rtol=0, atol=1e-5)
+
+
+def test_refusals(base, folder, tmp_path):
+    def asked(adapter, model=base):
+        return lambda: attach(model, adapter=adapter)
+
+    assert "'spatial' is read by Conv otherwise" in refusal(asked(VeRA(targets=["spatial"])))
+    assert "'table' is read by Gather otherwise" in refusal(asked(VeRA(targets=["table"])))
+    assert "'before' is read by MatMul otherwise" in refusal(asked(VeRA(targets=["before"])))
+    assert "did you mean 'wq'" in refusal(asked(VeRA(targets=["wqq"])))
+    assert "rank 6 is larger than that of 'head', which is 6 × 5" in refusal(
+        asked(LoRA(rank=6, targets=["head"], dora=True))
+    )
+    assert "dora adapts whole weights, not [0:4] of 'wq'" in refusal(
+        asked(LoRA(rank=1, targets=["wq[0:4]"], dora=True))
+    )
+    assert "vera adapts whole weights" in refusal(asked(VeRA(targets=["wq[0:4]"])))
+    assert "from 1 on" in refusal(lambda: VeRA(rank=0))
+    assert "other than 0" in refusal(lambda: VeRA(d_initial=0.0))
+    assert "32 bits" in refusal(lambda: VeRA(seed=-1))
+    assert "that of another model" in refusal(lambda: load_adapter(every_kind(seed=1), folder))
+    form = json.loads((folder / "adapter_config.json").read_text())["peft_type"]
+    other = trainer(base, FORMS["dora" if form == "VERA" else "vera"])
+    assert "that of the model is" in refusal(lambda: load_adapter(other.adapted_model(), folder))
+    tied = with_weights(
+        """<ir_version: 10, opset_import: ["": 21]>
+        tied (int64[N, T] ids) => (float[N, T, 9] scores) {
+            words = Gather (table, ids)
+            turned = Transpose <perm = [1, 0]> (table)
+            scores = MatMul (words, turned)
+        }""",
+        {"table": (9, 6)},
+    )
+    assert "'table' is read from both sides" in refusal(asked(LoRA(rank=1, targets="all", dora=True), tied))
+
+
+def test_a_rank_of_vera_may_be_larger_than_that_of_a_weight(base):
+    assert trainer(base, VeRA(rank=300, targets=["head"])).initial["head.vera_lambda_d"].shape == (300,)
+
+
+def test_a_form_of_another_kind_is_no_adapter():
+    with pytest.raises(BadInput, match="a LoRA"):
+        attach(every_kind(), adapter={"rank": 8})
+
+
+def test_projections_are_drawn_once_for_all(base):
+    one, other = (trainer(base, VeRA(rank=7, targets=t, seed=s)).adapted_model() for t, s in ((LINEAR, 0), (LINEAR, 1)))
+    a, b = (m.graph.initializers["vera_A"].const_value.numpy() for m in (one, other))
+    assert a.shape == (8, 7)
+    assert one.graph.initializers["vera_B"].const_value.shape == (7, 8)
+    assert (a != b).mean() > 0.9
+    assert np.abs(a).max() <= (6 / 8) ** 0.5
