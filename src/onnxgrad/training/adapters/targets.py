@@ -54,12 +54,12 @@ def chosen(patterns: Sequence[str], weights: Mapping[str, Weight], graph: ir.Gra
     parts: dict[str, dict[str, Part]] = {}
     wanted = [p for p in patterns if not p.startswith("!")] or ["all"]
     for pattern in wanted:
-        if (found := _PARTS.fullmatch(pattern)) is None:
+        if (written := _PARTS.fullmatch(pattern)) is None:
             taken.update(_matching(pattern, weights, graph))
             continue
-        for name in _matching(found[1], weights, graph):
+        for name in _matching(written[1], weights, graph):
             taken.add(name)
-            for text in found[2].split(","):
+            for text in written[2].split(","):
                 parts.setdefault(name, {})[f"[{text}]"] = _part(weights[name], text)
     for pattern in patterns:
         if pattern.startswith("!"):
@@ -70,7 +70,7 @@ def chosen(patterns: Sequence[str], weights: Mapping[str, Weight], graph: ir.Gra
         raise BadInput("`targets` leaves nothing to adapt")
     for name in taken & parts.keys():
         _check_apart(weights[name], parts[name])
-    found = []
+    found: list[Target] = []
     for name, weight in weights.items():
         if name in parts and name in taken:
             found += [Target(weight, part, label) for label, part in parts[name].items()]

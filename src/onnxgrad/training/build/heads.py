@@ -16,7 +16,7 @@ from onnxgrad.ir.graph import prune
 from onnxgrad.ir.names import described
 from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel, open_model
-from onnxgrad.training.adapters.config import LoRA
+from onnxgrad.training.adapters.config import LoRA, VeRA
 from onnxgrad.training.graph.bounds import bounds, spared
 from onnxgrad.training.metadata import CLASSES, HEAD
 
@@ -93,7 +93,7 @@ def placed_head(
     return opened.close(), where
 
 
-def beside_head(model: ir.Model, adapter: LoRA) -> LoRA:
+def beside_head(model: ir.Model, adapter: LoRA | VeRA) -> LoRA | VeRA:
     """`adapter`, with the weights of a new head trained as a whole beside it, unless a target is their very name.
 
     They are random: a frozen head with an adapter would learn less than a head.
