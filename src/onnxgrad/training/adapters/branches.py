@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from onnxgrad.engine.activity import CONSTANT
 from onnxgrad.ir import Names
-from onnxgrad.training.adapters.parts import Part, outputs
+from onnxgrad.training.adapters.parts import WeightPart, outputs
 from onnxgrad.training.adapters.sites import CONV, EMBEDDING, Site, Weight
 from onnxgrad.training.metadata import ADAPTER
 
@@ -104,7 +104,7 @@ def like(value: ir.Value, other: ir.Value) -> ir.Value:
 class Beforehand(_Nodes):
     """What is computed of the tensors of one adapter alone, once, at the beginning of the graph."""
 
-    def spread(self, b: ir.Value, part: Part) -> ir.Value:
+    def spread(self, b: ir.Value, part: WeightPart) -> ir.Value:
         """B of a part, with zeros for the other outputs."""
         shape = [int(d) for d in b.shape or ()]  # type: ignore[arg-type]
         axis, size = 0 if self.weight.kind == CONV else len(shape) - 1, outputs(self.weight)

@@ -27,7 +27,7 @@ _LARGEST = 1 << 24
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightPart:
     """The outputs from `start` up to `stop` of every `every` ones.
 
     Raises:
@@ -62,7 +62,7 @@ class Part:
         return f"{self.start}:{self.stop}" + (f" of {self.every}" if self.every < size else "")
 
 
-def named_part(weight: Weight, text: str) -> Part:
+def named_part(weight: Weight, text: str) -> WeightPart:
     """The part of `weight` that `text` stands for: ``q``, or ``0:768``.
 
     Raises:
@@ -73,7 +73,7 @@ def named_part(weight: Weight, text: str) -> Part:
     if colon:
         if not int(start) < int(stop) <= size:
             raise BadInput(f"{weight.name!r} has {size} outputs; {text} are none of them")
-        return Part(int(start), int(stop), size)
+        return WeightPart(int(start), int(stop), size)
     found = _seen(weight)
     if text not in found:
         raise BadInput(
@@ -88,7 +88,7 @@ def outputs(weight: Weight) -> int:
     return weight.shape[0] if weight.kind == CONV else weight.ends[1]
 
 
-def _seen(weight: Weight) -> dict[str, Part]:
+def _seen(weight: Weight) -> dict[str, WeightPart]:
     """Queries, keys and values, where they are seen."""
     site = weight.sites[0]
     out = site.node.outputs[0]
@@ -108,13 +108,13 @@ def _seen(weight: Weight) -> dict[str, Part]:
     return {name: part for name, part in zip(NAMES, parts) if part is not None}
 
 
-def _part(columns: np.ndarray, size: int) -> Part | None:
+def _part(columns: np.ndarray, size: int) -> WeightPart | None:
     breaks = np.flatnonzero(np.diff(columns) > 1)
     every = size if not len(breaks) else int(columns[breaks[0] + 1] - columns[0])
     last = columns[-1] if not len(breaks) else columns[breaks[0]]
     if last >= every:
         return None
-    found = Part(int(columns[0]), int(last) + 1, every)
+    found = WeightPart(int(columns[0]), int(last) + 1, every)
     return found if np.array_equal(found.columns(size), columns) else None
 
 

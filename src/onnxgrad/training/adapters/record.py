@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.training.adapters.parts import Part
+from onnxgrad.training.adapters.parts import WeightPart
 from onnxgrad.training.metadata import ADAPTER
 
 _VERSION = 1
@@ -44,7 +44,7 @@ class Entry:
     transposed: bool = False
     groups: int = 1
     quantized: bool = False
-    part: Part | None = None
+    part: WeightPart | None = None
     label: str = ""
 
 
@@ -130,7 +130,7 @@ def record_of(props: Mapping[str, str]) -> Record | None:
 
 def _entry(about: dict[str, Any]) -> Entry:
     part = about.pop("part")
-    return Entry(**about, part=None if part is None else Part(**part))
+    return Entry(**about, part=None if part is None else WeightPart(**part))
 
 
 def record_in(model: ir.Model) -> Record | None:

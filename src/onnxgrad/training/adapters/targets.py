@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.graph import reads
 from onnxgrad.training.adapters.config import ATTENTION
-from onnxgrad.training.adapters.parts import Part, named_part, outputs
+from onnxgrad.training.adapters.parts import WeightPart, named_part, outputs
 from onnxgrad.training.adapters.sites import EMBEDDING, LINEAR, OPERANDS, Weight
 
 #: Names of modules and weights around attention, where the graph does not show it.
@@ -38,7 +38,7 @@ class Target:
     """
 
     weight: Weight
-    part: Part | None = None
+    part: WeightPart | None = None
     label: str = ""
 
 
@@ -51,7 +51,7 @@ def chosen(patterns: Sequence[str], weights: Mapping[str, Weight], graph: ir.Gra
     if not weights:
         raise BadInput("the model has no weight that an adapter fits: none that a MatMul, Gemm, Conv or Gather reads")
     taken: set[str] = set()
-    parts: dict[str, dict[str, Part]] = {}
+    parts: dict[str, dict[str, WeightPart]] = {}
     wanted = [p for p in patterns if not p.startswith("!")] or ["all"]
     for pattern in wanted:
         if (written := _PARTS.fullmatch(pattern)) is None:
@@ -79,14 +79,14 @@ def chosen(patterns: Sequence[str], weights: Mapping[str, Weight], graph: ir.Gra
     return found
 
 
-def _part(weight: Weight, text: str) -> Part:
+def _part(weight: Weight, text: str) -> WeightPart:
     if weight.kind == EMBEDDING or weight.groups > 1:
         what = "an embedding" if weight.kind == EMBEDDING else "a convolution with groups"
         raise BadInput(f"{weight.name!r} is {what}, which is adapted as a whole")
     return named_part(weight, text)
 
 
-def _check_apart(weight: Weight, parts: Mapping[str, Part]) -> None:
+def _check_apart(weight: Weight, parts: Mapping[str, WeightPart]) -> None:
     taken: dict[int, str] = {}
     for label, part in parts.items():
         for column in part.columns(outputs(weight)).tolist():

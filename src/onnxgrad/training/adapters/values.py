@@ -10,12 +10,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.training.adapters.config import LoRA, VeRA
-from onnxgrad.training.adapters.parts import Part, outputs
+from onnxgrad.training.adapters.parts import WeightPart, outputs
 from onnxgrad.training.adapters.record import DORA, VERA, Entry
 from onnxgrad.training.adapters.sites import CONV, EMBEDDING, Weight
 
 
-def shapes(weight: Weight, form: str, rank: int, part: Part | None = None) -> dict[str, tuple[int, ...]]:
+def shapes(weight: Weight, form: str, rank: int, part: WeightPart | None = None) -> dict[str, tuple[int, ...]]:
     """The shapes of what trains."""
     shape, ends = weight.shape, weight.ends
     size = outputs(weight)
@@ -29,7 +29,7 @@ def shapes(weight: Weight, form: str, rank: int, part: Part | None = None) -> di
     return found | ({"m": (out,)} if form == DORA else {})
 
 
-def drawn(weight: Weight, asked: LoRA | VeRA, part: Part | None) -> dict[str, np.ndarray]:
+def drawn(weight: Weight, asked: LoRA | VeRA, part: WeightPart | None) -> dict[str, np.ndarray]:
     """First values, by which nothing changes: the same for the same weight and seed, whatever else is adapted."""
     if isinstance(asked, VeRA):
         sizes = shapes(weight, VERA, asked.rank, part)
