@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -33,6 +34,14 @@ from onnxgrad.runtime.session import Options, aligned, create, give_back, ort_va
 
 #: A state of as many bytes is worth what it takes to look for graphs that are garbage before it is copied (60 ms).
 _MUCH = 1 << 22
+
+
+class Owner(Protocol):
+    """What holds state that machines read."""
+
+    @property
+    def now(self) -> Mapping[str, np.ndarray]:
+        """The arrays that hold the state until the next step, by name."""
 
 
 class Resident:
@@ -85,7 +94,7 @@ class Resident:
         self._now = 0
         self._overwrites = overwrites() if overwritten else None
         self._is_torn = False
-        self._owners: dict[str, Resident] = {}
+        self._owners: dict[str, Owner] = {}
         self._bound: tuple[dict[str, np.ndarray], ...] = ({}, {})
         self._fixed: dict[str, np.ndarray] = {}
         self._loose: list[tuple[int, str]] = []
@@ -131,7 +140,7 @@ class Resident:
             give_back()
         binding, bound = self._bindings[self._now], self._bound[self._now]
         for name, owner in self._owners.items():
-            array = owner._buffers[owner._now][name]
+            array = owner.now[name]
             if bound.get(name) is not array:
                 binding.bind_ortvalue_input(name, ort_value(array))
                 bound[name] = array
@@ -173,6 +182,16 @@ class Resident:
         """A copy of every tensor of state. Raises BadInput if a step has left it half updated."""
         self._check_whole()
         return {n: a.copy() for n, a in self._buffers[self._now].items()}
+
+    def read_from(self, owners: Mapping[str, Owner]) -> None:
+        """Read these of `reads` where their owners hold them, as they are then.
+
+        Raises:
+            BadInput: an owner has one with another dtype or shape.
+        """
+        for name, owner in owners.items():
+            check_state({name: owner.now[name]}, {name: self.reads[name]})
+        self._owners = {**self._owners, **owners}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace every tensor of state by a copy of the one given.
@@ -230,11 +249,7 @@ def share(*machines: Resident) -> None:
             if owners.setdefault(name, machine) is not machine:
                 raise BadInput(f"two of the machines update the state {name!r}")
     for machine in machines:
-        for name, array in machine.reads.items():
-            if name in owners:
-                check_state({name: owners[name].slots[name].initial}, {name: array})
-    for machine in machines:
-        machine._owners = {name: owners[name] for name in machine.reads if name in owners}
+        machine.read_from({name: owners[name] for name in machine.reads if name in owners})
 
 
 def _copied(array: np.ndarray) -> np.ndarray:

@@ -39,10 +39,11 @@ def with_private_statistics(b: Builder, node: ir.Node, serial: int) -> list[Var]
     y, *batch = b.append(new)
     for old, out in zip((mean, var), batch):
         out.value.type, out.value.shape = old.value.type, old.value.shape
-    return [y, *(_moved(b, old, new, momentum) for old, new in zip((mean, var), batch))]
+    return [y, *(moved(b, old, new, momentum) for old, new in zip((mean, var), batch))]
 
 
-def _moved(b: Builder, old: Var, new: Var, momentum: float) -> Var:
+def moved(b: Builder, old: Var, new: Var, momentum: float) -> Var:
+    """A running statistic after a batch that has `new`."""
     return b.Mul(old, momentum) + b.Mul(new, 1 - momentum) if momentum else new
 
 

@@ -18,7 +18,10 @@ from onnxgrad.distributed.half_sums import HalfSums
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.runtime import Options
 from onnxgrad.training.graph.dropout_masks import COUNT
+from onnxgrad.training.graph.synchronized_norm import is_sum
+from onnxgrad.training.parallel.staged import Staged
 from onnxgrad.training.step.accumulate import Accumulating, SplitStep
+from onnxgrad.training.step.step import Step
 
 #: An odd number near 2³²/φ: multiples of it tell the seeds of ranks apart (Knuth, volume 3, section 6.4).
 _GOLDEN = 0x9E3779B1
@@ -65,12 +68,12 @@ class DataParallel(Accumulating):
         compress: str | None = None,
         options: Options | None = None,
     ) -> None:
+        self.collective = collective
         super().__init__(split, parts, options=options)
         graph = split.gradient.model.graph
         for value in graph.outputs:
             if value.name in split.gradient.results and (value.shape is None or len(value.shape)):
                 raise BadInput(f"ranks share results that are scalars; {value.name!r} is none")
-        self.collective = collective
         self.asked = self.stopping = False
         self._sum = sums_of(collective, compress, self.bucket.array)
         self.settings: dict[str, Any] = {"steps between exchanges": 1, "compression": compress or "none"}
@@ -80,7 +83,7 @@ class DataParallel(Accumulating):
         """One update from the rows of all ranks, of which `batch` has those of this one, which may be none."""
         rows = min((len(array) for array in batch.values()), default=0)
         before = self._own_masks()
-        sums, total = self.gradients(batch) if rows else ({}, 0.0)
+        sums, total = self.gradients(batch if rows else {})
         if not rows:
             self.bucket.array[...] = 0
         self._sum(self.bucket.array)
@@ -94,6 +97,19 @@ class DataParallel(Accumulating):
         self._take(before, both[len(shared) :], count)
         found = dict(zip(names, (np.asarray(x) for x in both[4 : len(shared)]))) if has_sums else {}
         return self.means(found, total) | self.updated(total)
+
+    def _computing(self, half: Step, options: Options | None) -> Any:
+        if any(is_sum(node) for node in half.model.graph):
+            return Staged(half, self.collective, options, self._part.pieces)
+        return super()._computing(half, options)
+
+    def gradients(self, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
+        """As the base does; a rank that has fewer parts than others still takes part in the sums inside a step."""
+        found = super().gradients(batch)
+        if isinstance(self.gradient, Staged):
+            for _ in range(self.parts - sum(1 for _ in self._cut(batch))):
+                self.gradient.idle()
+        return found
 
     def settle(self, total: float = 0.0) -> float:
         """Have all ranks hold the same, `extras` as well; `total`, a sum of losses that they add up, is that of all."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -41,12 +42,14 @@ class SplitStep:
         update: the bucket → the next parameters and state of the optimizer; the learning rates are its rates.
         summed: the loss is the sum over a batch, so parts are added and not averaged.
         pieces: the gradients in the bucket, in their order: their shapes by their names in `update`.
+        weighted: gradients are those of the loss times its weight.
     """
 
     gradient: Step
     update: Step
     summed: bool = False
     pieces: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    weighted: bool = False
 
 
 def split_step(
@@ -55,6 +58,7 @@ def split_step(
     outputs: Sequence[str] = (),
     attention_rows: int | None = None,
     precision: Precision | None = None,
+    synchronized: bool = False,
 ) -> SplitStep:
     """The step of `model`, which has one training entry, in two halves.
 
@@ -62,6 +66,7 @@ def split_step(
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``, from ``attach(…, accumulate=True)``.
         outputs: names of further values to have as results, of the half that computes them.
         attention_rows, precision: as in `compile_step`; where the sum over all parts is not finite, none counts.
+        synchronized: have BatchNormalization take the statistics of all ranks; `DataParallel` runs such a step.
 
     Raises:
         BadInput: it does not say over how much a batch is averaged, or its update reads the batch.
@@ -80,16 +85,21 @@ def split_step(
     gradients = [name for name in found[0].output if name]
     precision = precision and replace(precision, in_parts=True)
     asked_of_step = [*gradients, weight, *outputs]
-    step = compile_step(source, outputs=asked_of_step, attention_rows=attention_rows, precision=precision)
+    summed = weight == SUM
+    step = compile_step(
+        source, outputs=asked_of_step, attention_rows=attention_rows, precision=precision,
+        synchronized=("" if summed else weight) if synchronized else None,
+    )  # fmt: skip
     asked = dict(zip([step.loss, *dict.fromkeys(asked_of_step)], step.results, strict=True))
-    return _Cut(step, [asked[name] for name in gradients], asked[weight], weight == SUM).halves()
+    return _Cut(step, [asked[name] for name in gradients], asked[weight], summed, synchronized).halves()
 
 
 class _Cut:
     """A step, and where it is cut."""
 
-    def __init__(self, step: Step, gradients: Sequence[str], weight: str, summed: bool) -> None:
-        self.step, self.gradients, self.weight, self.summed = step, list(gradients), weight, summed
+    def __init__(self, step: Step, gradients: Sequence[str], weight: str, summed: bool, weighted: bool) -> None:
+        self.step, self.gradients, self.weight = step, list(gradients), weight
+        self.summed, self.weighted = summed, weighted or summed
         graph = step.model.graph
         values = named_values(graph)
         self.behind = {v.name for v in dependents(graph, [values[name] for name in gradients])}
@@ -109,6 +119,7 @@ class _Cut:
             self._update(late, [n for n in results if n in self.behind]),
             self.summed,
             dict(zip(self.gradients, self.shapes)),
+            self.weighted,
         )
 
     def _copy(self) -> tuple[ir.Model, Builder, dict[str, ir.Value], Var, Var]:
@@ -128,10 +139,10 @@ class _Cut:
         joined = flat[0] if len(flat) == 1 else b.Concat(*flat, axis=0)
         can_be_lost = SCALE in self.step.state  # what is left of a batch that was skipped times 0 is no number
         sums = b.Where(keep > 0.0, bucket, 0.0) if can_be_lost else bucket * keep
-        if self.summed:
-            held = {BUCKET: sums + joined, TOTAL: b.Max(total, weight)}
-        else:
-            held = {BUCKET: sums + joined * weight, TOTAL: total * keep + weight}
+        held = {
+            BUCKET: sums + (joined if self.weighted else joined * weight),
+            TOTAL: b.Max(total, weight) if self.summed else total * keep + weight,
+        }
         for name, var in held.items():
             var.value.name = b.names.exactly(f"{name}_next")
         own = {name: StateTensor(name, name, var.name, self._zeros(name), "optimizer") for name, var in held.items()}
@@ -217,12 +228,12 @@ class Accumulating:
     def __init__(self, split: SplitStep, parts: int, *, options: Options | None = None) -> None:
         if parts < 1:
             raise BadInput(f"a batch is cut into at least 1 part, not {parts}")
-        self.parts, self.summed = parts, split.summed
+        self.parts, self.summed, self.weighted = parts, split.summed, split.weighted
         self.bucket = self._part = Bucket(split.pieces, self._dtype(split).numpy())
         if parts > 1:
             self._part = Bucket(split.pieces, self.bucket.array.dtype)
         first = giving(split.gradient, split.pieces, self._dtype(split), (BUCKET, TOTAL, KEEP))
-        self.gradient = StepRunner(first, options=options, places=self._part.pieces)
+        self.gradient = self._computing(first, options)
         self.update = self._updating(split, options)
         share(self.gradient, self.update)
         self.held = self.update.held
@@ -243,6 +254,10 @@ class Accumulating:
     @staticmethod
     def _dtype(split: SplitStep) -> ir.DataType:
         return split.gradient.state[BUCKET].initial.dtype
+
+    def _computing(self, half: Step, options: Options | None) -> Any:
+        """The machine that computes the gradients of a part."""
+        return StepRunner(half, options=options, places=self._part.pieces)
 
     def _updating(self, split: SplitStep, options: Options | None) -> StepRunner:
         """The machine that makes an update from the bucket."""
@@ -271,7 +286,7 @@ class Accumulating:
         """Add the gradients of a part, times its weight, to those of the parts before it."""
         part, total = self._part.array, self.bucket.array
         with np.errstate(all="ignore"):  # what overflows is seen in the loss, or skipped
-            if not self.summed and weight != 1:
+            if not self.weighted and weight != 1:
                 part *= weight
             if first and part is not total:
                 total[...] = part
@@ -286,7 +301,7 @@ class Accumulating:
         return {n: a if n in (WEIGHT, SUM) else np.asarray(a / divisor) for n, a in sums.items()}
 
     def _cut(self, batch: Mapping[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
-        rows = len(next(iter(batch.values())))
+        rows = min((len(array) for array in batch.values()), default=0)
         size = -(-rows // min(self.parts, rows)) if rows else 1
         for low in range(0, rows, size):
             yield {name: array[low : low + size] for name, array in batch.items()}

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
 from onnxgrad.control_flow.recomputed import give_results_on_the_way_back
+from onnxgrad.custom import custom_rules
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.composites import read_notes
@@ -24,6 +26,7 @@ from onnxgrad.training.graph.attention_blocks import attend_by_blocks
 from onnxgrad.training.graph.dropout_masks import drop_by_count, kept_count
 from onnxgrad.training.graph.mixed_precision import Precision
 from onnxgrad.training.graph.pool_order import pool_first
+from onnxgrad.training.graph.synchronized_norm import RULE, synchronize
 from onnxgrad.training.optim.named_formulas import Rewriting
 from onnxgrad.training.spec.initialization import initialized
 from onnxgrad.training.spec.lowering import Lowered, open_bound
@@ -57,6 +60,7 @@ def compile_step(
     dims: Mapping[str, int] | None = None,
     attention_rows: int | None = None,
     precision: Precision | None = None,
+    synchronized: str | None = None,
 ) -> Step:
     """Compile the training information of `model` to a step graph.
 
@@ -77,6 +81,8 @@ def compile_step(
             at once; 0: all. Default: all where there are fewer than 4096 keys, or nobody knows how many; else
             2²⁰ ÷ keys.
         precision: how products are computed in 16 bits (see `Precision`).
+        synchronized: have BatchNormalization take the statistics of all ranks (see `synchronize`); gradients are then
+            multiplied by the value of this name, if it is not empty.
 
     Raises:
         BadInput: there is no such entry, its graph or bindings are not what the specification demands, or it cannot
@@ -85,7 +91,7 @@ def compile_step(
     """
     source = read_valid(model)
     chosen = chosen_entries(source, entry)
-    step = _compiled(initialized(source, seed), chosen, outputs, attention_rows, precision)
+    step = _compiled(initialized(source, seed), chosen, outputs, attention_rows, precision, synchronized)
     return step if memory is None else within_memory(step, memory, batch_size, dims)
 
 
@@ -119,13 +125,17 @@ def _compiled(
     outputs: Sequence[str],
     attention_rows: int | None = None,
     precision: Precision | None = None,
+    synchronized: str | None = None,
 ) -> Step:
     """The step that runs the `chosen` entries of a source that is initialized."""
     bound = bindings(source, chosen)
     if not any(bound.values()):
         raise BadInput(f"training entry {chosen[0]} has no update bindings: a step would change nothing")
     wanted = _wanted(source, chosen, outputs)
-    steps = [_compile_entry(source, i, bound[i], wanted[i], attention_rows, precision) for i in chosen]
+    with custom_rules(RULE) if synchronized is not None else nullcontext():
+        steps = [
+            _compile_entry(source, i, bound[i], wanted[i], attention_rows, precision, synchronized) for i in chosen
+        ]
     step = functools.reduce(in_sequence, steps)
     in_good_order(step.model)
     step.source = source
@@ -148,12 +158,15 @@ def _compile_entry(
     outputs: Sequence[str],
     attention_rows: int | None,
     precision: Precision | None,
+    synchronized: str | None,
 ) -> Step:
     """The step of one entry."""
     merged = merge(source, index, bound, updated(source.infos))
     data = [v.name or "" for v in merged.model.graph.inputs if v.name not in {*merged.hosted, *merged.fed}]
     trained, loss = _gradient_names(merged.model, source.infos[index].algorithm, bound)
     opened = open_bound(merged.model, constants={*merged.hosted, *merged.fed}).model
+    if synchronized is not None:
+        synchronize(opened.graph, synchronized)
     pool_first(opened.graph, keep=[*bound.values(), loss, *outputs])
     attend_by_blocks(opened.graph, attention_rows)
     counting = drop_by_count(opened.graph, {*data, *merged.hosted, *merged.fed})
