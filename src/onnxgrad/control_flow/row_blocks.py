@@ -9,6 +9,7 @@ the memory of one block of rows, forward and backward, for one more computation 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -17,16 +18,71 @@ from onnxgrad.control_flow.iteration import ScanAxis, scan
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.subgraphs import empty, give
 
+Dim = int | ir.SymbolicDim
+
 #: Writes what is computed of a block of rows, given the blocks: values that have the rows of the block.
 Written = Callable[[Builder, Sequence[Var]], Sequence[tuple[Var, int]]]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Rows in blocks of one size, as even as can be; the last block is filled up.
+
+    Attributes:
+        whole: how many rows there are.
+        steps: how many blocks.
+        rows: of a block.
+        count, each, missing: int64 vectors of one element: `steps`, `rows`, and how many rows are filled up.
+        filled: whether any may be.
+    """
+
+    whole: Dim
+    steps: Dim
+    rows: Dim
+    count: Var
+    each: Var
+    missing: Var
+    filled: bool
+
+    @classmethod
+    def of(cls, b: Builder, x: Var, axis: int, most: int) -> Blocks:
+        """The rows along an axis of `x`, at most so many in a block."""
+        whole = x.dims[axis]
+        if isinstance(whole, int):
+            blocks = max(1, -(-whole // most))
+            each = -(-whole // blocks)
+            missing = blocks * each - whole
+            return cls(whole, blocks, each, b.const([blocks]), b.const([each]), b.const([missing]), missing != 0)
+        size = b.shape_of(x, axis, axis + 1)
+        count = b.Max(b.Div(b.Add(size, most - 1), most), 1)
+        per_step = b.Div(b.Sub(b.Add(size, count), 1), count)
+        steps, rows = (ir.SymbolicDim(b.names.fresh(hint)) for hint in ("blocks", "rows"))
+        return cls(whole, steps, rows, count, per_step, b.Sub(b.Mul(count, per_step), size), True)
+
+    def cut(self, b: Builder, x: Var, axis: int) -> Var:
+        """`x` with its rows as two axes: blocks, and rows of a block. It is filled up with copies of the last row.
+
+        Whatever is defined for that row is for them (a row of zeros may be one that a mask hides from everything).
+        """
+        given = x.dims
+        if self.filled:
+            x = b.Pad(x, b.join([0], self.missing), None, [axis], mode="edge")
+        x = b.reshape(x, b.join(b.shape_of(x, 0, axis), self.count, self.each, b.shape_of(x, axis + 1)))
+        x.value.shape = ir.Shape([*given[:axis], self.steps, self.rows, *given[axis + 1 :]])
+        return x
+
+    def joined(self, b: Builder, x: Var, axis: int) -> Var:
+        """The way back: the blocks along an axis of `x`, and the rows of a block along the next, as rows."""
+        x = b.reshape(x, b.join(b.shape_of(x, 0, axis), b.Mul(self.count, self.each), b.shape_of(x, axis + 2)))
+        x = b.Pad(x, b.join([0], b.Neg(self.missing)), b.const(0, x.dtype), [axis]) if self.filled else x
+        x.value.shape = ir.Shape([*x.dims[:axis], self.whole, *x.dims[axis + 1 :]])
+        return x
 
 
 def by_row_blocks(b: Builder, columns: Sequence[tuple[Var, int]], most: int, write: Written) -> list[Var]:
     """What `write` makes of rows, for at most `most` of them at a time.
 
-    Blocks are of one size, as even as can be. The last one is filled up with copies of the last row, of which nothing
-    is left in the results, nor in a cotangent; whatever is defined for that row is for them (a row of zeros may be
-    one that a mask hides from everything).
+    Of the rows that fill up the last block, nothing is left in the results, nor in a cotangent.
 
     Args:
         b: where to write.
@@ -38,40 +94,15 @@ def by_row_blocks(b: Builder, columns: Sequence[tuple[Var, int]], most: int, wri
         The values for all rows, along the same axes.
     """
     inner, body = empty(b, "rows")
-    (first, axis), *_ = columns
-    whole = first.dims[axis]
-    steps: int | ir.SymbolicDim
-    rows: int | ir.SymbolicDim
-    if isinstance(whole, int):
-        blocks = max(1, -(-whole // most))
-        each = -(-whole // blocks)
-        count, per_step, missing = b.const([blocks]), b.const([each]), b.const([blocks * each - whole])
-        steps, rows, filled = blocks, each, blocks * each != whole
-    else:
-        size = b.shape_of(first, axis, axis + 1)
-        count = b.Max(b.Div(b.Add(size, most - 1), most), 1)
-        per_step = b.Div(b.Sub(b.Add(size, count), 1), count)
-        missing, filled = b.Sub(b.Mul(count, per_step), size), True
-        steps, rows = (ir.SymbolicDim(b.names.fresh(hint)) for hint in ("blocks", "rows"))
+    blocks = Blocks.of(b, *columns[0], most)
     read = []
     for given, at in columns:
-        x = given
-        if filled:
-            x = b.Pad(x, b.join([0], missing), None, [at], mode="edge")
-        cut = b.reshape(x, b.join(b.shape_of(x, 0, at), count, per_step, b.shape_of(x, at + 1)))
-        cut.value.shape = ir.Shape([*given.dims[:at], steps, rows, *given.dims[at + 1 :]])
-        read.append((cut, ScanAxis(at)))
-        dims = [*given.dims[:at], rows, *given.dims[at + 1 :]]
-        body.inputs.append(ir.Value(name=b.names.fresh("rows"), type=x.value.type, shape=ir.Shape(dims)))
+        read.append((blocks.cut(b, given, at), ScanAxis(at)))
+        dims = [*given.dims[:at], blocks.rows, *given.dims[at + 1 :]]
+        body.inputs.append(ir.Value(name=b.names.fresh("rows"), type=given.value.type, shape=ir.Shape(dims)))
     written = list(write(inner, [inner.var(v) for v in body.inputs]))
     give(inner, [value for value, _ in written])
     with b.record() as nodes:
         stacks = scan(b, body, [], read, [ScanAxis(at) for _, at in written])
     save_always(next(n for n in nodes if n.op_type == "Scan"), SavePolicy.STATES)
-    results = []
-    for stack, (_, at) in zip(stacks, written):
-        x = b.reshape(stack, b.join(b.shape_of(stack, 0, at), b.Mul(count, per_step), b.shape_of(stack, at + 2)))
-        x = b.Pad(x, b.join([0], b.Neg(missing)), b.const(0, x.dtype), [at]) if filled else x
-        x.value.shape = ir.Shape([*x.dims[:at], whole, *x.dims[at + 1 :]])
-        results.append(x)
-    return results
+    return [blocks.joined(b, stack, at) for stack, (_, at) in zip(stacks, written)]

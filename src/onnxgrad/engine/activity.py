@@ -14,16 +14,18 @@ from onnxgrad.ir.names import described
 from onnxgrad.lower import expand
 from onnxgrad.lower.registry import lowering_for
 from onnxgrad.rules.registry import registry
-from onnxgrad.rules.rule import Rule, Undefined, Zero
+from onnxgrad.rules.rule import OWN, Rule, Undefined, Zero
 
 #: Metadata of a node through which no derivative passes, whatever its operator; the value says why.
 CONSTANT = "onnxgrad.constant"
 
 
 def rule_of(node: ir.Node, builder: Builder) -> Rule | None:
-    """The rule that applies to `node` at the opset of the model."""
+    """The rule that applies to `node` at the opset of the model: its own, if it brings one."""
     if CONSTANT in node.metadata_props:
         return Zero(node.metadata_props[CONSTANT])
+    if (own := node.meta.get(OWN)) is not None:
+        return own
     functions = builder.functions
     if functions is not None and node in functions:
         return registry.custom(node.domain, node.op_type) or functions.rule

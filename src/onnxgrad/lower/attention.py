@@ -36,7 +36,7 @@ def attention(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     k = k if past_k is None else b.Concat(past_k, k, axis=2)
     v = v if past_v is None else b.Concat(past_v, v, axis=2)
 
-    scores = _product(b, q * _scale(b, node, q), b.Transpose(k, perm=[0, 1, 3, 2]))
+    scores = product(b, q * _scale(b, node, q), b.Transpose(k, perm=[0, 1, 3, 2]))
     shown = [scores]
     cap = attribute(b, node, "softcap")
     if cap:
@@ -54,7 +54,7 @@ def attention(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     p = p if dead is None else b.Where(dead, 0.0, p)
     shown.append(p)
 
-    y = _product(b, b.cast_like(p, v), v)
+    y = product(b, b.cast_like(p, v), v)
     if flat:
         y = b.Reshape(b.Transpose(y, perm=[0, 2, 1, 3]), _joined_heads(y))
     y = y if y.dtype == dtype else b.Cast(y, to=int(dtype or 0))
@@ -83,10 +83,9 @@ def _scale(b: Builder, node: ir.Node, q: Var) -> float | Var:
     return b.Reciprocal(b.Sqrt(b.Cast(b.Shape(q, start=3), to=int(q.dtype or 0))))
 
 
-def _product(b: Builder, q: Var, k: Var) -> Var:
+def product(b: Builder, q: Var, k: Var) -> Var:
     """q·k for each head; the heads of q that share one of k are rows of one matrix."""
-    heads, of_keys = (x.shape[1] for x in (q, k) if x.rank and x.shape is not None)
-    if same_dim(heads, of_keys):
+    if q.rank != 4 or k.rank != 4 or same_dim(q.dims[1], k.dims[1]):
         return q @ k
     rows = b.Reshape(q, b.join([0], b.shape_of(k, 1, 2), [-1], b.shape_of(q, 3)))
     return b.reshape(rows @ k, b.join(b.shape_of(q, 0, 3), b.shape_of(k, 3)))

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var, reshape_to
 from onnxgrad.ir.shapes import same_dim
-from onnxgrad.lower.attention import _heads, _joined_heads, _product
+from onnxgrad.lower.attention import _heads, _joined_heads, product
 from onnxgrad.lower.contrib import attribute, contrib, needed, refuse, refuse_operand
 from onnxgrad.lower.transformer import rotated
 
@@ -43,7 +43,7 @@ class Scores:
             q = q * (1 / math.sqrt(width))
         else:
             q = q / b.Sqrt(b.Cast(b.shape_of(q, 3, 4), to=int(q.dtype or 0)))
-        scores = _product(b, q, b.Transpose(k, perm=[0, 1, 3, 2]))
+        scores = product(b, q, b.Transpose(k, perm=[0, 1, 3, 2]))
         if self.softcap:
             scores = b.Tanh(scores / self.softcap) * self.softcap
         for bias in self.bias:
@@ -53,7 +53,7 @@ class Scores:
         else:
             column = b.Expand(b.Unsqueeze(self.sink, [0, 2, 3]), b.join(b.shape_of(scores, 0, 3), [1]))
             p = b.Slice(b.Softmax(b.Concat(scores, column, axis=-1), axis=-1), [0], [-1], [-1])
-        y = _product(b, p, v)
+        y = product(b, p, v)
         return b.Reshape(b.Transpose(y, perm=[0, 2, 1, 3]), _joined_heads(y)), scores, p
 
 

@@ -36,6 +36,9 @@ from onnxgrad.ir import Builder, Var, containers, expand_to, sum_to
 from onnxgrad.rules.gates import joined
 from onnxgrad.rules.op import Op
 
+#: Where a node may bring a rule of its own, which is then asked in the place of that of its operator.
+OWN = "onnxgrad.own_rule"
+
 Cotangents = Sequence[Var | None]
 Parts = list[Var | None]
 #: what a function that gives a JVP gets: a tangent for each input, None for one that does not move

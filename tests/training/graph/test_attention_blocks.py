@@ -1,18 +1,25 @@
-"""Attention by blocks of queries, against the same with all scores at once."""
+"""Attention by blocks of queries and keys, against the same with all scores at once."""
 
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad import Trainer
+from onnxgrad.engine import reverse
 from onnxgrad.errors import BadInput
-from onnxgrad.runtime import Options, StepRunner, measured_peak
+from onnxgrad.ir import Builder
+from onnxgrad.model_io import open_model
+from onnxgrad.runtime import Options, Session, StepRunner, measured_peak
 from onnxgrad.training.build.attach import attach
-from onnxgrad.training.graph.attention_blocks import MANY
+from onnxgrad.training.graph import attention_blocks
+from onnxgrad.training.graph.attention_blocks import MANY, attend_by_blocks
+from onnxgrad.training.graph.mixed_precision import Precision
 from onnxgrad.training.step.compile import compile_step
 from tests.runtime.kernels.twins import needs_compiler
+from tests.training.nets import model_of
 
 HEADS, WIDTH = 2, 3
 node = helper.make_node
@@ -29,6 +36,22 @@ BETWEEN = {
         node("Softmax", ["m"], ["q_"], axis=-1), node("IsNaN", ["q_"], ["lost"]),
         node("Where", ["lost", "nil", "q_"], ["p"]),
     ],
+    "hidden": [  # some queries see nothing
+        node("Add", ["s", "window"], ["m"]), node("Softmax", ["m"], ["q_"], axis=-1), node("IsNaN", ["q_"], ["lost"]),
+        node("Where", ["lost", "nil", "q_"], ["p"]),
+    ],
+    "lowest": [node("Where", ["window_seen", "s", "lowest"], ["m"]), node("Softmax", ["m"], ["p"], axis=-1)],
+    "far": [node("Where", ["far", "faraway", "s"], ["m"]), node("Softmax", ["m"], ["p"], axis=-1)],
+    "biases": [  # all of which train
+        node("Add", ["s", "pairs"], ["s1"]), node("Mul", ["slopes", "of_keys"], ["s2"]),
+        node("Add", ["s1", "s2"], ["s3"]), node("Add", ["of_queries", "s3"], ["s4"]),
+        node("Sub", ["s4", "slopes"], ["s5"]),
+        node("Softmax", ["s5"], ["p"], axis=-1),
+    ],
+    "half": [
+        node("Cast", ["s", ], ["whole"], to=1), node("Softmax", ["whole"], ["wide"], axis=-1),
+        node("Cast", ["wide"], ["p"], to=10),
+    ],
     "capped": [
         node("Div", ["s", "cap"], ["d"]), node("Tanh", ["d"], ["t"]), node("Mul", ["t", "cap"], ["capped"]),
         node("Softmax", ["capped"], ["p"], axis=-1),
@@ -36,6 +59,13 @@ BETWEEN = {
     "read": [node("Softmax", ["s"], ["p"], axis=-1), node("ReduceMax", ["p"], ["most"], keepdims=0)],
     "dropped": [node("Softmax", ["s"], ["p_"], axis=-1), node("Dropout", ["p_", "", "on"], ["p", ""])],
 }  # fmt: skip
+
+
+def window(length):
+    """1 for keys near a query, but for queries 5 to 7, which see nothing."""
+    near = np.abs(np.subtract.outer(np.arange(length), np.arange(length))) < 3
+    near[5:8] = False
+    return near.astype(np.float64)
 
 
 def layer(kind, length, dtype=np.float64, **attributes):
@@ -46,8 +76,14 @@ def layer(kind, length, dtype=np.float64, **attributes):
     known = length if isinstance(length, int) else 0
     constants = {
         "heads": np.array([0, 0, HEADS, WIDTH]), "flat": np.array([0, 0, size]), "scale": np.array(0.5, dtype),
-        "mask": np.where(np.tri(known), 0, -1e9).astype(dtype), "zero": np.array(0), "one": np.array(1),
+        "mask": np.where(np.tri(known), 0, -1e4).astype(dtype), "zero": np.array(0), "one": np.array(1),
         "ones": np.array([1]), "inf": np.array(-np.inf, dtype), "nil": np.array(0, dtype), "cap": np.array(2, dtype),
+        "pairs": rng.standard_normal((HEADS, known, known)).astype(dtype),
+        "window": np.where(window(known), 0, -np.inf).astype(dtype),
+        "slopes": rng.standard_normal((HEADS, 1, 1)).astype(dtype), "window_seen": window(known) > 0,
+        "of_keys": rng.standard_normal((HEADS, 1, known)).astype(dtype), "faraway": np.array(-1e4, dtype),
+        "of_queries": rng.standard_normal((1, HEADS, known, 1)).astype(dtype), "far": window(known) == 0,
+        "lowest": np.array(np.finfo(dtype).min, dtype),
         "on": np.array(True), "keys_mask": np.linspace(0, 1, known).astype(dtype).reshape(1, 1, 1, -1),
     }  # fmt: skip
     nodes = []
@@ -93,14 +129,18 @@ def stepped(step, dtype=np.float64, target="portable", length=13):
     return {"loss": runner.step(feeds)["loss"]} | {n: before[n] - a for n, a in runner.state().items()}
 
 
+#: Kind, length, queries and keys of a block.
 CASES = [
-    ("plain", 13), ("plain", "time"), ("mask", 13), ("row_mask", 13), ("causal", 13), ("causal", "time"),
-    ("capped", 13), ("operator", 13), ("operator", "time"),
+    ("plain", 13, 4, 5), ("plain", "time", 4, 5), ("mask", 13, 4, 13), ("mask", 13, 13, 4), ("row_mask", 13, 5, 3),
+    ("causal", 13, 4, 4), ("causal", 13, 2, 2), ("causal", "time", 4, 3), ("capped", 13, 4, 6), ("operator", 13, 4, 5),
+    ("operator", "time", 3, 20), ("hidden", 13, 3, 2), ("hidden", 13, 4, 20), ("lowest", 13, 3, 2), ("far", 13, 3, 2),
+    ("biases", 13, 4, 5), ("biases", 13, 13, 13),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "length", "rows"), [*((*case, 4) for case in CASES), ("mask", 13, 13)])
-def test_gradients_are_those_of_all_scores_at_once(kind, length, rows):
+@pytest.mark.parametrize(("kind", "length", "rows", "keys"), CASES)
+def test_gradients_are_those_of_all_scores_at_once(kind, length, rows, keys, monkeypatch):
+    monkeypatch.setattr(attention_blocks, "KEYS", keys)
     model = layer(kind, length, **({"is_causal": 1} if kind == "operator" else {}))
     whole, blocks = (compiled(model, n) for n in (0, rows))
     assert not scans(whole)
@@ -108,6 +148,92 @@ def test_gradients_are_those_of_all_scores_at_once(kind, length, rows):
     found = stepped(blocks)
     for name, array in stepped(whole).items():
         np.testing.assert_allclose(found[name], array, rtol=1e-9, atol=1e-13, err_msg=name)
+
+
+def test_products_in_16_bits_stay_in_16_bits(monkeypatch):
+    monkeypatch.setattr(attention_blocks, "KEYS", 5)
+    model = layer("half", 13, np.float16)
+    whole, blocks = (compiled(model, n) for n in (0, 4))
+    inside = [n for g in blocks.model.graphs() for n in g if g is not blocks.model.graph and n.op_type == "MatMul"]
+    assert len(inside) == 7
+    assert {n.inputs[0].dtype.name for n in inside} == {"FLOAT16"}
+    found = stepped(blocks, np.float16)
+    for name, array in stepped(whole, np.float16).items():
+        np.testing.assert_allclose(found[name], array, rtol=0.05, atol=2e-3, err_msg=name)
+
+
+def test_a_step_in_16_bits_has_its_blocks_in_16_bits():
+    training = attach(layer("causal", 13, np.float32), loss="mse", output="y", optimizer="sgd", learning_rate=1.0)
+    narrow = Precision(ir.DataType.FLOAT16, lambda node: True, 2.0**8, 3)
+    step = compile_step(training, attention_rows=4, precision=narrow)
+    inside = [n for g in step.model.graphs() for n in g if g is not step.model.graph and n.op_type == "MatMul"]
+    assert len(inside) == 7
+    assert {n.inputs[0].dtype.name for n in inside} == {"FLOAT16"}
+    found = stepped(step, np.float32)
+    for name, array in stepped(compiled(layer("causal", 13, np.float32), 0), np.float32).items():
+        np.testing.assert_allclose(found[name], array, rtol=0.02, atol=2e-3, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "attributes", [{"kv_num_heads": 1}, {"kv_num_heads": 1, "is_causal": 1, "softcap": 1.5}, {"is_causal": 1}]
+)
+def test_heads_that_share_keys(attributes, monkeypatch):
+    """Four heads of queries, of 3, on one or two of keys."""
+    monkeypatch.setattr(attention_blocks, "KEYS", 5)
+    rng, few = np.random.default_rng(0), attributes.get("kv_num_heads", 2)
+    weights = {f"w{c}": rng.standard_normal((12, 12 if c == "q" else 3 * few)) for c in "qkv"}
+    nodes = [node("MatMul", ["x", w], [w[1]]) for w in weights]
+    nodes += [node("Attention", ["q", "k", "v", "bias"], ["y"], q_num_heads=4, **{"kv_num_heads": few, **attributes})]
+    weights["bias"] = rng.standard_normal((4, 13, 13))
+    model = model_of(nodes, weights, {"x": ["N", 13, 12]}, {"y": ["N", 13, 12]}, 24, TensorProto.DOUBLE)
+    results = []
+    for rows in (0, 4):
+        step = compiled(model, rows)
+        assert bool(scans(step)) == bool(rows)
+        rng = np.random.default_rng(1)
+        runner = StepRunner(step, options=Options(threads=1, target="portable"))
+        runner.step({n: rng.standard_normal((2, 13, 12)) for n in ("x", "labels")})
+        results.append(runner.state())
+    for name, array in results[0].items():
+        np.testing.assert_allclose(results[1][name], array, rtol=1e-9, atol=1e-13, err_msg=name)
+
+
+def test_blocks_that_a_mask_hides_are_not_computed(monkeypatch):
+    """What is no number, among values that only the last queries see, is not met by the others."""
+    monkeypatch.setattr(attention_blocks, "KEYS", 4)
+    model = layer("causal", 12, np.float32)
+    spoil = np.zeros((12, 1), np.float32)
+    spoil[8:] = np.nan
+    model.graph.initializer.append(numpy_helper.from_array(spoil, "spoil"))
+    last = next(i for i, n in enumerate(model.graph.node) if n.output[0] == "a")
+    model.graph.node[last].input[1] = "spoilt"
+    model.graph.node.insert(last, node("Add", ["v", "spoil"], ["spoilt"]))
+    opened = open_model(model).model
+    assert attend_by_blocks(opened.graph, 4) == 1
+    x = np.random.default_rng(0).standard_normal((1, 12, HEADS * WIDTH)).astype(np.float32)
+    (y,) = Session(opened, Options(threads=1, target="portable")).run({"x": x}).values()
+    assert np.isfinite(y[:, :8]).all()
+    assert np.isnan(y[:, 8:]).all()
+
+
+def test_a_derivative_of_the_derivative(monkeypatch):
+    """Of |∂Σy²/∂x|², through what is kept of the forward pass as well."""
+    monkeypatch.setattr(attention_blocks, "KEYS", 3)
+    found = []
+    for rows in (0, 2):
+        model = open_model(layer("causal", 7)).model
+        graph = model.graph
+        assert attend_by_blocks(graph, rows) == bool(rows)
+        (x, *_), (y, *_) = graph.inputs, graph.outputs
+        b = Builder(graph)
+        for _ in range(2):
+            (slope,) = reverse(b, list(graph), {y: 2 * b.var(y)}, [x]).values()
+            y = b.ReduceSum(slope * slope, keepdims=0).value if y.shape else slope.value
+        graph.outputs[0] = y
+        data = np.random.default_rng(0).standard_normal((2, 7, HEADS * WIDTH))
+        found.append(next(iter(Session(model, Options(threads=1, target="portable")).run({"x": data}).values())))
+    assert np.abs(found[0]).max() > 1
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-9, atol=1e-11)
 
 
 @needs_compiler

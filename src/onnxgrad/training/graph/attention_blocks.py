@@ -1,207 +1,324 @@
-"""Attention by blocks of queries: the scores of all queries with all keys are never there at once.
+"""Attention by blocks of queries and keys, found where exporters write it out: no matrix of all scores is ever there.
 
-Attention over S tokens has S² scores for each head, and its way back several matrices of that size. A softmax is taken
-of the scores of one query, so some queries at a time do as well: a block is compared with all keys, normalized and
-multiplied with the values, and of all that only the result is kept. The way back computes the scores of a block anew
-and sums the cotangents of keys and values (see `by_row_blocks`; as FlashAttention, Dao 2023, but for whole rows: no
-maximum and no sum has to be carried along the keys). What is kept is linear in S.
-
-What adds to the scores or hides some of them goes along where it is elementwise: a mask of [queries, keys] is cut, or,
-where it is computed from numbers of queries and of keys (as that of causal attention), computed for the block.
+Attention over S tokens has S² scores for each head, and its way back several matrices of that size. Between the two
+products, everything goes element by element but the softmax: what scales, caps or masks the scores, and masks that are
+computed from numbers of queries and of keys. So a block of them can be computed at a time (see `online_softmax`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.control_flow.row_blocks import by_row_blocks
+from onnxgrad.engine.activity import CONSTANT
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import dependents
 from onnxgrad.ir.shapes import same_dim, same_dims
-from onnxgrad.lower.registry import expand, replace
+from onnxgrad.lower.registry import expand, lowering_for, replace
+from onnxgrad.training.graph.online_softmax import Scores, attend
 
-#: From so many keys on, attention goes by blocks of queries unless it is said otherwise.
-MANY = 4096
-#: A head of a block has about so many scores, and at least 32 queries.
-_SCORES = 1 << 20
+#: From so many keys on, attention goes by blocks unless it is said otherwise.
+MANY = 1024
+#: Queries and keys of a block, which were the fastest of those tried.
+QUERIES, KEYS = 512, 256
 
-#: What goes row by row between the two products, and in masks.
-_ROW_BY_ROW = frozenset([
+#: Operators that are attention, by domain.
+_WHOLE = {
+    "": ("Attention",),
+    "com.microsoft": ("Attention", "MultiHeadAttention", "GroupQueryAttention", "PackedMultiHeadAttention"),
+}
+
+#: What goes element by element between the first product and the softmax, and in masks.
+_BY_ELEMENT = frozenset([
     "Add", "Sub", "Mul", "Div", "Neg", "Where", "Cast", "Identity", "Tanh", "Max", "Min", "Clip", "Abs", "Expand",
-    "And", "Or", "Not", "IsNaN", "IsInf", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Softmax",
+    "And", "Or", "Not", "IsNaN", "IsInf", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual",
 ])  # fmt: skip
+
+Dims = list[int | ir.SymbolicDim]
 
 
 def attend_by_blocks(graph: ir.Graph, rows: int | None = None) -> int:
-    """Have attention in `graph` go by blocks of queries, in place; how often that is found.
+    """Have attention in `graph` go by blocks, in place; how often that is found.
 
     Args:
         graph: typed, with nodes of the inference graph.
-        rows: queries of a block; 0: leave all as it is; None: where there are `MANY` keys or more, as many as are good.
+        rows: queries of a block; 0: leave all as it is; None: `QUERIES`, where there are `MANY` keys or more.
 
     Raises:
         BadInput: `rows` is no such number.
     """
     if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 0):
         raise BadInput(f"attention_rows is a number of queries, 0 for all at once, not {rows!r}")
-    if rows == 0 or not any(n.op_type in ("Softmax", "Attention") for n in graph):
+    if rows == 0 or not any(n.op_type == "Softmax" or n.op_type in _WHOLE.get(n.domain, ()) for n in graph):
         return 0
     builder = Builder(graph)
-    for node in [n for n in graph if n.op_type == "Attention" and n.domain == ""]:
-        key = node.inputs[1]
-        length = None if key is None or key.shape is None else key.shape[-2]
-        if rows is not None or (isinstance(length, int) and length >= MANY):
-            expand(builder, node)
+    for node in [n for n in graph if n.op_type in _WHOLE.get(n.domain, ())]:
+        if lowering_for(node.op_type, node.domain) is not None and (rows is not None or _reads_many(node)):
+            for made in reversed(expand(builder, node) or []):
+                if not any(v.uses() or v.is_graph_output() for v in made.outputs):
+                    graph.remove(made, safe=True)
     count = 0
     for node in [n for n in graph if n.op_type == "MatMul" and n.domain == ""]:
         found = _Attention.of(node)
         if found is not None and (rows is not None or found.is_long):
-            replace(builder, node, lambda b, n, found=found: [found.write(b, rows)])  # type: ignore[misc]
+            replace(builder, found.last, lambda b, n, found=found: [found.write(b, rows)])  # type: ignore[misc]
             count += 1
     return count
 
 
+def _reads_many(node: ir.Node) -> bool:
+    """Whether an operator that is attention reads something of so many rows that keys may be many."""
+    shapes = [v.shape for v in node.inputs if v is not None and v.shape is not None and len(v.shape) > 2]
+    return any(isinstance(d, int) and d >= MANY for shape in shapes for d in shape[1:-1])
+
+
 @dataclass
 class _Attention:
-    """Between a product of queries and keys, and one with values: nodes that go row by row.
+    """Between a product of queries and keys, and one with values: nodes that go element by element, and a softmax.
 
     Attributes:
-        scores: the first product.
-        last: the second.
-        nodes: those in between, in order.
-        cut: what they read that has a row for each query.
+        last: what gives the result: the second product, or a Reshape of it.
+        q, kt, v: queries, transposed keys, values; several heads of queries may share one of keys.
+        product: the first product, as scores see it.
+        score: what the softmax is taken of.
+        probabilities: what it gives.
+        nodes: those between `product` and `score`, and those of masks, in order.
+        moving: those that depend on the product.
+        reads: what the nodes read besides, with its axes of queries and keys.
+        lost: conditions, one number per query, under which the result is 0.
+        hides_lost: whether it is 0 where the softmax is no number.
     """
 
-    scores: ir.Node
     last: ir.Node
+    q: ir.Value
+    kt: ir.Value
+    v: ir.Value
+    product: ir.Value
+    score: ir.Value
+    probabilities: ir.Value
     nodes: list[ir.Node] = field(default_factory=list)
-    cut: list[ir.Value] = field(default_factory=list)
+    moving: set[ir.Node] = field(default_factory=set)
+    reads: dict[ir.Value, tuple[int | None, int | None]] = field(default_factory=dict)
+    lost: list[ir.Value] = field(default_factory=list)
+    hides_lost: bool = False
 
     @classmethod
-    def of(cls, last: ir.Node) -> _Attention | None:
-        """What ends in `last`; None if that is no attention."""
-        end, values = last.inputs
-        if end is None or end.shape is None or len(end.shape) < 3 or values is None:
+    def of(cls, node: ir.Node) -> _Attention | None:
+        """What ends in the product `node`; None if that is no attention."""
+        end, v = node.inputs
+        graph = node.graph
+        if end is None or v is None or end.shape is None or len(end.shape) < 3 or not isinstance(graph, ir.Graph):
             return None
-        inside = _rows_behind(end)
-        products = [n for n in inside if n.op_type == "MatMul"]
-        if len(products) != 1 or not any(n.op_type == "Softmax" for n in inside):
-            return None
-        (scores,) = products
-        out, graph = scores.outputs[0], last.graph
-        assert isinstance(graph, ir.Graph)
-        if not same_dims(_dims(out), _dims(end)) or scores.inputs[0] is None or scores.inputs[0].shape is None:
-            return None
-        nodes = [n for n in graph if n in inside and n is not scores]
-        moving = dependents(graph, [out])
-        own = {scores, last, *nodes}
-        of_scores = [n for n in (scores, *nodes) if n.outputs[0] in moving]
-        if any(u not in own for n in of_scores for u in n.outputs[0].consumers()):
-            return None  # somebody else reads scores
-        if any(n.outputs[0].is_graph_output() for n in of_scores) or values in moving:
-            return None
-        found = cls(scores, last, nodes)
-        made = {n.outputs[0] for n in nodes} | {out}
-        for v in dict.fromkeys(v for n in nodes for v in n.inputs[: 1 if n.op_type == "Expand" else None]):
-            if v is None or v in made:
-                continue
-            kind = _kind(v, out)
-            if kind is None or v in moving:
+        last, own = node, {node}
+        if (grouped := _group(end, node)) is not None:
+            last, reshape = grouped
+            end, own = reshape.inputs[0], own | {last, reshape}
+            assert end is not None
+        lost: list[ir.Value] = []
+        hides_lost, value = False, end
+        while (maker := value.producer()) is not None and maker.op_type != "Softmax":
+            inner, condition, hides = _before_softmax(maker, end)
+            if inner is None:
                 return None
-            if kind == "rows":
-                found.cut.append(v)
-        return found
+            own |= {maker} if not hides else {maker, *(u for u in inner.consumers() if u.op_type == "IsNaN")}
+            lost += [] if condition is None else [condition]
+            hides_lost, value = hides_lost or hides, inner
+        if maker is None or maker.domain != "" or not _is_last(maker) or maker.inputs[0] is None:
+            return None
+        score = maker.inputs[0]
+        inside = _behind(score)
+        products = [n for n in inside if n.op_type in ("MatMul", "Reshape")]
+        operands = _factors(products[0], score) if len(products) == 1 else None
+        if operands is None:
+            return None
+        q, kt, made_by = operands
+        product = products[0].outputs[0]
+        nodes = [n for n in graph if n in inside and n is not products[0]]
+        moved = dependents(graph, [product])
+        own |= {maker, *made_by, *nodes}
+        moving = {n for n in nodes if n.outputs[0] in moved}
+        hidden = [product, *(n.outputs[0] for n in moving), *(m.outputs[0] for m in own - {*nodes, last})]
+        if any(u not in own for x in hidden for u in x.consumers()) or any(x.is_graph_output() for x in hidden):
+            return None  # somebody else reads scores
+        found = cls(last, q, kt, v, product, score, value, nodes, moving, lost=lost, hides_lost=hides_lost)
+        return found if not {v, *lost} & moved and found._reads(moved) else None
+
+    def _reads(self, moved: set[ir.Value]) -> bool:
+        """Fill in `reads`; whether it is known how all of them lie."""
+        made = {n.outputs[0] for n in self.nodes} | {self.product}
+        for x in dict.fromkeys(x for n in self.nodes for x in n.inputs[: 1 if n.op_type == "Expand" else None]):
+            if x is None or x in made:
+                continue
+            axes = _axes(x, self.score)
+            if axes is None or x in moved:
+                return False
+            if axes != (None, None):
+                self.reads[x] = axes
+        return True
 
     @property
     def is_long(self) -> bool:
         """Whether there are many keys."""
-        dims = _dims(self.scores.outputs[0])
+        dims = _dims(self.score)
         return dims is not None and isinstance(dims[-1], int) and dims[-1] >= MANY
 
     def write(self, b: Builder, rows: int | None) -> Var:
         """The same by blocks."""
-        queries = self.scores.inputs[0]
-        assert queries is not None
-        assert queries.shape is not None
-        dims = _dims(self.scores.outputs[0])
-        keys = dims[-1] if dims else None
-        most = rows or max(32, _SCORES // keys if isinstance(keys, int) else 0)
-        columns = [(b.var(v), len(v.shape or ()) - 2) for v in (queries, *self.cut)]
-
-        def block(inner: Builder, parts: Sequence[Var]) -> list[tuple[Var, int]]:
-            values = dict(zip((queries, *self.cut), parts))
-
-            def operands(node: ir.Node) -> list[Var | None]:
-                return [None if v is None else values.get(v) or inner.var(v) for v in node.inputs]
-
-            for node in (self.scores, *self.nodes):
-                if node.op_type == "Expand":  # what reads it broadcasts as well
-                    (x, _) = operands(node)
-                    assert x is not None
-                else:
-                    attributes: dict[str, Any] = dict(node.attributes.items())
-                    x = inner.emit(node.op_type, *operands(node), **attributes)
-                values[node.outputs[0]] = x
-            result = inner.MatMul(*operands(self.last))
-            return [(result, result.rank - 2)]
-
-        (found,) = by_row_blocks(b, columns, most, block)
-        return found
+        q, product, nodes = b.var(self.q), self.product, list(self.nodes)
+        while (scaled := _scaled(product, nodes)) is not None:  # fewer numbers are scaled in queries than in scores
+            node, factor = scaled
+            q = q / b.var(factor) if node.op_type == "Div" else q * b.var(factor)
+            product = node.outputs[0]
+            nodes.remove(node)
+        reads = {v: axes for v, axes in self.reads.items() if any(v in n.inputs for n in nodes)}
+        scores = Scores(
+            q, b.var(self.kt), b.var(self.v), product, nodes, self.moving & set(nodes), self.score, reads,
+            self.hides_lost,
+        )  # fmt: skip
+        y = attend(b, scores, rows or QUERIES, KEYS)
+        for condition in self.lost:
+            y = b.Where(b.var(condition), 0.0, y)
+        return y
 
 
-def _rows_behind(end: ir.Value) -> set[ir.Node]:
-    """The elementwise nodes, softmaxes over keys and products that `end` [.., queries, keys] is computed from."""
+def _group(end: ir.Value, node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
+    """The Reshapes after and before a product in which heads of queries that share one of keys are rows of one."""
+    reshape, users = end.producer(), list(node.outputs[0].consumers())
+    if reshape is None or reshape.op_type != "Reshape" or len(users) != 1 or users[0].op_type != "Reshape":
+        return None
+    before, after = _dims_of(reshape.inputs[0]), _dims(users[0].outputs[0])
+    is_of_heads = before is not None and after is not None and len(before) == len(after) == len(end.shape or ()) == 4
+    return (users[0], reshape) if is_of_heads and same_dims(before[:3], after[:3]) else None  # type: ignore[index]
+
+
+def _factors(node: ir.Node, score: ir.Value) -> tuple[ir.Value, ir.Value, set[ir.Node]] | None:
+    """Queries, transposed keys, and the nodes that multiply them; None if queries are not laid out as scores."""
+    made_by = {node}
+    if node.op_type == "Reshape":
+        source = node.inputs[0]
+        inner = None if source is None else source.producer()
+        if inner is None or inner.op_type != "MatMul" or inner.inputs[0] is None:
+            return None
+        reshape = inner.inputs[0].producer()
+        if reshape is None or reshape.op_type != "Reshape" or len(_dims_of(inner.inputs[1]) or ()) != 4:
+            return None
+        q, kt = reshape.inputs[0], inner.inputs[1]
+        made_by.add(inner)
+    else:
+        q, kt = node.inputs
+    dims, whole = _dims_of(q), _dims(score)
+    if q is None or kt is None or kt.shape is None or dims is None or whole is None:
+        return None
+    return (q, kt, made_by) if same_dims(dims[:-1], whole[:-1]) and same_dim(kt.shape[-1], whole[-1]) else None
+
+
+def _before_softmax(node: ir.Node, end: ir.Value) -> tuple[ir.Value | None, ir.Value | None, bool]:
+    """What `node` makes probabilities of; under which condition they are 0; whether those that are no numbers are."""
+    x = node.inputs[0]
+    if node.domain != "" or x is None:
+        return None, None, False
+    if node.op_type in ("Identity", "Cast"):
+        return x, None, False
+    if node.op_type != "Where" or not _is_zero(node.inputs[1]) or node.inputs[2] is None:
+        return None, None, False
+    inner, asked = node.inputs[2], x.producer()
+    if asked is not None and asked.op_type == "IsNaN" and asked.inputs[0] is inner:
+        return inner, None, True
+    dims, whole = _dims(x), _dims(end)
+    if dims is None or whole is None or not dims or dims[-1] != 1 or len(dims) > len(whole):
+        return None, None, False
+    return inner, x, False
+
+
+def _scaled(product: ir.Value, nodes: Sequence[ir.Node]) -> tuple[ir.Node, ir.Value] | None:
+    """The node that alone reads a product and multiplies or divides it by one number, and that number."""
+    users = list(product.consumers())
+    made = {n.outputs[0] for n in nodes}
+    if len(users) != 1 or users[0] not in nodes or users[0].op_type not in ("Mul", "Div"):
+        return None
+    first, second = users[0].inputs
+    factor = second if first is product else first
+    fits = factor is not None and factor is not product and factor not in made and _is_one(factor)
+    return (users[0], factor) if fits and (users[0].op_type == "Mul" or first is product) else None  # type: ignore[return-value]
+
+
+def _behind(score: ir.Value) -> set[ir.Node]:
+    """The elementwise nodes and the product that `score` [.., queries, keys] is computed from."""
     inside: set[ir.Node] = set()
-    todo = [end]
+    todo = [score]
     while todo:
         value = todo.pop()
         node = value.producer()
-        if node is None or node in inside or node.domain != "" or not _has_rows_and_keys(value, end):
+        if node is None or node in inside or node.domain != "" or not _has_queries_and_keys(value, score):
             continue
-        if node.op_type == "MatMul":
+        if CONSTANT in node.metadata_props:  # it is read as it is
+            continue
+        if node.op_type == "MatMul" or (node.op_type == "Reshape" and _is_product(node.inputs[0])):
             inside.add(node)
-        elif node.op_type in _ROW_BY_ROW and len(node.outputs) == 1 and _fits(node, end):
+        elif node.op_type in _BY_ELEMENT and len(node.outputs) == 1 and _fits(node, score):
             inside.add(node)
             todo += [v for v in node.inputs if v is not None]
     return inside
 
 
+def _is_product(value: ir.Value | None) -> bool:
+    node = None if value is None else value.producer()
+    return node is not None and node.op_type == "MatMul" and node.domain == ""
+
+
 def _fits(node: ir.Node, end: ir.Value) -> bool:
-    """Whether `node` goes row by row: a Softmax over keys; an Expand to a shape that what it meets has as well."""
-    out = node.outputs[0]
-    if node.op_type == "Softmax":
-        axis = node.attributes.get("axis")
-        return axis is None or axis.as_int() in (-1, len(out.shape or ()) - 1)
-    if node.op_type == "Expand":
-        x, dims, whole = node.inputs[0], _dims(out), _dims(end)
-        if x is None or x.shape is None or dims is None or whole is None or len(x.shape) != len(dims):
-            return False
-        return all(d == 1 or same_dim(d, w) for d, w in zip(dims[::-1], whole[::-1]))
-    return True
+    """Whether `node` goes element by element: an Expand, to a shape that what it meets has as well."""
+    if node.op_type != "Expand":
+        return True
+    dims, given, whole = _dims(node.outputs[0]), _dims_of(node.inputs[0]), _dims(end)
+    if given is None or dims is None or whole is None or len(given) != len(dims):
+        return False
+    return all(d == 1 or same_dim(d, w) for d, w in zip(dims[::-1], whole[::-1]))
 
 
-def _has_rows_and_keys(value: ir.Value, end: ir.Value) -> bool:
+def _is_last(softmax: ir.Node) -> bool:
+    """Whether a Softmax goes along the last axis."""
+    axis = softmax.attributes.get("axis")
+    return axis is None or axis.as_int() in (-1, len(softmax.outputs[0].shape or ()) - 1)
+
+
+def _has_queries_and_keys(value: ir.Value, score: ir.Value) -> bool:
     """Whether `value` has a number for each query and each key."""
-    dims, whole = _dims(value), _dims(end)
+    dims, whole = _dims(value), _dims(score)
     if dims is None or whole is None or len(dims) < 2:
         return False
     return all(same_dim(d, w) for d, w in zip(dims[-2:], whole[-2:])) and dims[-2] != 1
 
 
-def _kind(value: ir.Value, scores: ir.Value) -> str | None:
-    """Whether there is a "row" of `value` for each query, or all queries share it; None where that is not known."""
-    dims, whole = _dims(value), _dims(scores)
-    if dims is None or whole is None:
+def _axes(value: ir.Value, score: ir.Value) -> tuple[int | None, int | None] | None:
+    """The axes of queries and of keys of `value`, None for one that it lacks; None where that is not known."""
+    dims, whole = _dims(value), _dims(score)
+    if dims is None or whole is None or len(dims) > len(whole):
         return None
-    if len(dims) < 2 or dims[-2] == 1:
-        return "shared"
-    return "rows" if same_dim(dims[-2], whole[-2]) else None
+    found: list[int | None] = []
+    for back in (2, 1):
+        is_there = len(dims) >= back and dims[-back] != 1
+        if is_there and not same_dim(dims[-back], whole[-back]):
+            return None
+        found.append(len(dims) - back if is_there else None)
+    return found[0], found[1]
 
 
-def _dims(value: ir.Value) -> list[int | ir.SymbolicDim] | None:
+def _is_zero(value: ir.Value | None) -> bool:
+    tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
+    return tensor is not None and tensor.size == 1 and not tensor.numpy().any()
+
+
+def _is_one(value: ir.Value) -> bool:
+    return value.shape is not None and all(d == 1 for d in value.shape)
+
+
+def _dims_of(value: ir.Value | None) -> Dims | None:
+    return None if value is None else _dims(value)
+
+
+def _dims(value: ir.Value) -> Dims | None:
     return None if value.shape is None else list(value.shape)

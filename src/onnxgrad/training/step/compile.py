@@ -77,9 +77,9 @@ def compile_step(
             the way back reads it (see `within_memory`). The `plan` of the step says what that is.
         batch_size: rows of a batch that `memory` is for.
         dims: sizes of other symbolic dimensions that it is for, by name.
-        attention_rows: how many queries attention takes at a time, so that the scores of all of them are never there
-            at once; 0: all. Default: all where there are fewer than 4096 keys, or nobody knows how many; else
-            2²⁰ ÷ keys.
+        attention_rows: how many queries attention takes at a time, and 256 keys, so that the scores of all of them are
+            never there at once; 0: all. Default: all where there are fewer than 1024 keys, or nobody knows how many;
+            else 512.
         precision: how products are computed in 16 bits (see `Precision`).
         synchronized: have BatchNormalization take the statistics of all ranks (see `synchronize`); gradients are then
             multiplied by the value of this name, if it is not empty.
@@ -168,12 +168,12 @@ def _compile_entry(
     if synchronized is not None:
         synchronize(opened.graph, synchronized)
     pool_first(opened.graph, keep=[*bound.values(), loss, *outputs])
-    attend_by_blocks(opened.graph, attention_rows)
     counting = drop_by_count(opened.graph, {*data, *merged.hosted, *merged.fed})
     scaling: dict[str, tuple[str, np.ndarray]] = {}
     if precision is not None:
         bound = dict(bound)
         scaling = precision.apply(opened.graph, bound, {*data, *merged.hosted, *merged.fed})
+    attend_by_blocks(opened.graph, attention_rows)
     lowered = Lowered(opened)
     read_notes(lowered.graph, lambda name: lowered[name] if name in lowered.values else None, Rewriting())
     state = {
