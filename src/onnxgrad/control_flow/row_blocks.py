@@ -25,7 +25,7 @@ Written = Callable[[Builder, Sequence[Var]], Sequence[tuple[Var, int]]]
 
 
 @dataclass(frozen=True)
-class Blocks:
+class RowBlocks:
     """Rows in blocks of one size, as even as can be; the last block is filled up.
 
     Attributes:
@@ -45,7 +45,7 @@ class Blocks:
     filled: bool
 
     @classmethod
-    def of(cls, b: Builder, x: Var, axis: int, most: int) -> Blocks:
+    def of(cls, b: Builder, x: Var, axis: int, most: int) -> RowBlocks:
         """The rows along an axis of `x`, at most so many in a block."""
         whole = x.dims[axis]
         if isinstance(whole, int):
@@ -94,7 +94,7 @@ def by_row_blocks(b: Builder, columns: Sequence[tuple[Var, int]], most: int, wri
         The values for all rows, along the same axes.
     """
     inner, body = empty(b, "rows")
-    blocks = Blocks.of(b, *columns[0], most)
+    blocks = RowBlocks.of(b, *columns[0], most)
     read = []
     for given, at in columns:
         read.append((blocks.cut(b, given, at), ScanAxis(at)))

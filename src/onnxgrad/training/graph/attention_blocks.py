@@ -18,7 +18,7 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import dependents
 from onnxgrad.ir.shapes import same_dim, same_dims
 from onnxgrad.lower.registry import expand, lowering_for, replace
-from onnxgrad.training.graph.online_softmax import Scores, attend
+from onnxgrad.training.graph.online_softmax import BlockedScores, attend
 
 #: From so many keys on, attention goes by blocks unless it is said otherwise.
 MANY = 1024
@@ -174,7 +174,7 @@ class _Attention:
             product = node.outputs[0]
             nodes.remove(node)
         reads = {v: axes for v, axes in self.reads.items() if any(v in n.inputs for n in nodes)}
-        scores = Scores(
+        scores = BlockedScores(
             q, b.var(self.kt), b.var(self.v), product, nodes, self.moving & set(nodes), self.score, reads,
             self.hides_lost,
         )  # fmt: skip

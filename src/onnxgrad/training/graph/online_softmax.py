@@ -28,7 +28,7 @@ import onnx_ir as ir
 from ml_dtypes import finfo
 
 from onnxgrad.control_flow.iteration import ScanAxis, scan
-from onnxgrad.control_flow.row_blocks import Blocks
+from onnxgrad.control_flow.row_blocks import RowBlocks
 from onnxgrad.engine import reverse
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import dependents
@@ -48,7 +48,7 @@ _RISING: Mapping[str, Sequence[int]] = {
 
 
 @dataclass
-class Scores:
+class BlockedScores:
     """Attention, as far as it is a matter of queries and keys.
 
     Attributes:
@@ -106,7 +106,7 @@ def _is_scaled(node: ir.Node) -> bool:
     return any(t is not None and bool((t.numpy() > 0).all()) for t in known)
 
 
-def attend(b: Builder, scores: Scores, queries: int, keys: int) -> Var:
+def attend(b: Builder, scores: BlockedScores, queries: int, keys: int) -> Var:
     """The result of attention, for at most so many `queries` and `keys` at a time."""
     return _Blocked(b, scores, queries, keys).result()
 
@@ -123,7 +123,7 @@ class _Column:
 @dataclass
 class _Blocked:
     b: Builder
-    scores: Scores
+    scores: BlockedScores
     most_queries: int
     most_keys: int
     columns: dict[ir.Value, _Column] = field(init=False, default_factory=dict)
@@ -131,8 +131,8 @@ class _Blocked:
     def result(self) -> Var:
         """The Scan, and what it gives, as one tensor."""
         b, s = self.b, self.scores
-        self.rows = Blocks.of(b, s.q, s.q.rank - 2, self.most_queries)
-        self.keys = Blocks.of(b, s.kt, s.kt.rank - 1, self.most_keys)
+        self.rows = RowBlocks.of(b, s.q, s.q.rank - 2, self.most_queries)
+        self.keys = RowBlocks.of(b, s.kt, s.kt.rank - 1, self.most_keys)
         self._cut(s.q, s.q.rank - 2, None)
         self._cut(s.kt, None, s.kt.rank - 1)
         self._cut(s.v, None, s.v.rank - 2)
