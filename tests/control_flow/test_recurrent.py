@@ -197,3 +197,25 @@ def test_an_unknown_activation_is_refused():
     model, _, wrt = layer("RNN", activations=["Strange"])
     with pytest.raises(onnxgrad.NotDifferentiable, match="RNN node 'Y': its activation 'Strange'"):
         onnxgrad.grad(model, wrt=wrt)
+
+
+@pytest.mark.parametrize(
+    ("op", "options"), [("GRU", {"linear_before_reset": 1}), ("LSTM", {"operands": "XWRBP"})], ids=["GRU", "peepholes"]
+)
+def test_the_weights_products_and_sums_are_made_once_for_all_steps(op, options):
+    """Whatever the batch: nothing of the size of a weight is carried from step to step."""
+    model, feeds, wrt = layer(op, **options)
+    for v in model.graph.input:
+        if v.name in ("X", "h0", "c0"):
+            v.type.tensor_type.shape.dim[1].dim_param = "N"
+    derived = onnxgrad.grad(model, wrt=wrt, of="Y")
+    back = [n for n in derived.graph.node if n.op_type == "Scan"][-1]
+    body = next(a.g for a in back.attribute if a.name == "body")
+    states = len(body.input) - next(a.i for a in back.attribute if a.name == "num_scan_inputs")
+    assert states == (2 if op == "LSTM" else 1)  # cotangents of h, and of c
+    assert not [n for n in body.node if n.op_type in ("Expand", "ReduceSum")]
+    assert not [a for n in body.node for a in n.attribute if a.name == "transA" and a.i]
+    known, _, _ = layer(op, **options)
+    found, want = run(derived, feeds), run(onnxgrad.grad(known, wrt=wrt, of="Y"), feeds)
+    for name, value in want.items():
+        close(found[name], value, 1e-5, name)

@@ -12,7 +12,7 @@ import itertools
 import onnx_ir as ir
 
 from onnxgrad.control_flow.checkpointing import SavePolicy, save_policy
-from onnxgrad.control_flow.deferred_products import Product, products
+from onnxgrad.control_flow.deferred_products import Product, RowSum, products
 from onnxgrad.control_flow.deferred_products import summed as sums_of
 from onnxgrad.control_flow.hoisting import hoist_elementwise, hoist_transposes
 from onnxgrad.control_flow.indexed_slices import step_slices
@@ -76,7 +76,7 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     gives += [(found[p.out].value, p.slot) for p in picked]
     later = _products(op, it, found, captures, at_hand, gives)
     for parts in later.values():
-        gives += [(p.b, p.a.slot) for p in parts if (p.b, p.a.slot) not in gives]
+        gives += [(p.b, p.slot) for p in parts if (p.b, p.slot) not in gives]
     added = [c for c in captures if c in found and c not in later]
     sums = [formal(b, c, "sum") for c in added]
     totals = [add([s, Var(b, found[c].value)]) for s, c in zip(sums, added)]
@@ -103,7 +103,7 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
         """The cotangents that are computed after the iteration from its stacked outputs."""
         places = {g: stacks[i] for i, g in reversed(list(enumerate(gives)))}
         wholes = [p.whole(w, stacks[len(pieces) + i]) for i, p in enumerate(picked)]
-        rest = [sums_of(w, parts, [places[p.b, p.a.slot] for p in parts], Var(w, c)) for c, parts in later.items()]
+        rest = [sums_of(w, parts, [places[p.b, p.slot] for p in parts], Var(w, c)) for c, parts in later.items()]
         return [*stacks[: len(pieces)], *wholes, *rest]
 
     back = Backwards(op, b, reads, [*g_states.values(), *sums], [*first, *zeros], [slot for _, slot in gives], closing)
@@ -121,8 +121,8 @@ def _products(
     captures: list[ir.Value],
     at_hand: dict[ir.Value, StepInput],
     gives: list[tuple[ir.Value, ScanAxis]],
-) -> dict[ir.Value, list[Product]]:
-    """The captured values whose cotangents are products of stacked values, where all residuals are stacked."""
+) -> dict[ir.Value, list[Product | RowSum]]:
+    """The captured values whose cotangents are products or sums of stacked values, where all residuals are stacked."""
     if save_policy(op.node) is not SavePolicy.RESIDUALS or not _is_stackable(op, it):
         return {}
     columns = {v: c for v, c in at_hand.items() if c.slot.axis == 0 and c.outer is not None}
@@ -132,9 +132,9 @@ def _products(
         if c not in found:
             continue
         asked = {**columns, **{s: StepInput(s, None, ScanAxis(0, backwards=True)) for s in taped}}
-        parts = products(found[c].value, c, asked, {v for v, _ in gives})
+        parts = products(found[c].value, c, asked, dict(gives))
         for p in parts:
-            if p.a.outer is None:
+            if isinstance(p, Product) and p.a.outer is None:
                 p.a = saved_state(op, it.states.index(p.a.inner), p.a.inner)
         if parts:
             later[c] = parts
