@@ -14,38 +14,45 @@ GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 T, N, H = 3, 2, 2
 
 
-def layer(op, *, directions=1, operands="XWRB", lens=False, states=True, dtype=TensorProto.FLOAT, **attrs):
+def layer(
+    op, *, directions=1, operands="XWRB", lens=False, states=True, dtype=TensorProto.FLOAT, sizes=(T, N, H),
+    any_batch=False, **attrs,
+):  # fmt: skip
     """A model of one node, its feeds, and the names of its float operands."""
     g = GATES[op]
+    t, n, h = sizes
     first = attrs.get("layout", 0)
     shapes = {
-        "X": (N, T, H) if first else (T, N, H),
-        "W": (directions, g * H, H),
-        "R": (directions, g * H, H),
-        "B": (directions, 2 * g * H),
-        "sequence_lens": (N,),
-        "h0": (N, directions, H) if first else (directions, N, H),
-        "c0": (N, directions, H) if first else (directions, N, H),
-        "P": (directions, 3 * H),
+        "X": (n, t, h) if first else (t, n, h),
+        "W": (directions, g * h, h),
+        "R": (directions, g * h, h),
+        "B": (directions, 2 * g * h),
+        "sequence_lens": (n,),
+        "h0": (n, directions, h) if first else (directions, n, h),
+        "c0": (n, directions, h) if first else (directions, n, h),
+        "P": (directions, 3 * h),
     }
     order = ["X", "W", "R", "B", "sequence_lens", "h0", *(["c0", "P"] if op == "LSTM" else [])]
     used = [*operands]
     used += ["sequence_lens"] * lens + (["h0"] + ["c0"] * (op == "LSTM")) * states
-    feeds = {n: 0.7 * normal(*shapes[n]) for n in order if n in used and n != "sequence_lens"}
+    feeds = {k: 0.7 * normal(*shapes[k]) for k in order if k in used and k != "sequence_lens"}
     wrt = list(feeds)
     if lens:
-        feeds["sequence_lens"] = np.array([T, T - 2], np.int32)
-    symbols = {"X": ["N", "T", H] if first else ["T", "N", H]}
+        feeds["sequence_lens"] = np.arange(t, t - 2 * n, -2, np.int32).clip(1)
+    symbols = {"X": ["N", "T", h] if first else ["T", "N", h]}
+    if any_batch:
+        state = ["N", directions, h] if first else [directions, "N", h]
+        symbols |= {"sequence_lens": ["N"], "h0": state, "c0": state}
     inputs = [
         helper.make_tensor_value_info(
-            n, TensorProto.INT32 if n == "sequence_lens" else dtype, symbols.get(n, feeds[n].shape)
+            k, TensorProto.INT32 if k == "sequence_lens" else dtype, symbols.get(k, feeds[k].shape)
         )
-        for n in feeds
+        for k in feeds
     ]
     outs = ["Y", "Y_h", *(["Y_c"] if op == "LSTM" else [])]
     way = ["forward", "bidirectional"][directions - 1]
     node = helper.make_node(
-        op, [n if n in feeds else "" for n in order], outs, hidden_size=H, **{"direction": way, **attrs}
+        op, [k if k in feeds else "" for k in order], outs, hidden_size=h, **{"direction": way, **attrs}
     )
     graph = helper.make_graph(
         [node],
@@ -204,10 +211,7 @@ def test_an_unknown_activation_is_refused():
 )
 def test_the_weights_products_and_sums_are_made_once_for_all_steps(op, options):
     """Whatever the batch: nothing of the size of a weight is carried from step to step."""
-    model, feeds, wrt = layer(op, **options)
-    for v in model.graph.input:
-        if v.name in ("X", "h0", "c0"):
-            v.type.tensor_type.shape.dim[1].dim_param = "N"
+    model, feeds, wrt = layer(op, any_batch=True, **options)
     derived = onnxgrad.grad(model, wrt=wrt, of="Y")
     back = [n for n in derived.graph.node if n.op_type == "Scan"][-1]
     body = next(a.g for a in back.attribute if a.name == "body")

@@ -27,7 +27,17 @@ from onnxgrad.ir.known_branches import known_branches, take_known_branches
 from onnxgrad.keywords import checked_fields
 from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
-from onnxgrad.runtime.kernels import at_hand, elementwise, fused, in_place, library, wants_kernels, with_kernels
+from onnxgrad.runtime.kernels import (
+    at_hand,
+    elementwise,
+    fused,
+    in_place,
+    library,
+    recurrence,
+    recurrent,
+    wants_kernels,
+    with_kernels,
+)
 from onnxgrad.runtime.rewrites import REWRITES, optimized
 from onnxgrad.runtime.widened import widened
 from onnxgrad.runtime.wrong_fusions import wrong_fusions
@@ -134,7 +144,7 @@ class Options:
             raise BadInput(f"layout must be 'auto' or 'plain', not {self.layout!r}")
         if self.target not in TARGETS:
             raise BadInput(f"target must be 'auto', 'portable' or 'native', not {self.target!r}")
-        names = [*(rewrite.name for rewrite in REWRITES), elementwise.NAME]
+        names = [*(rewrite.name for rewrite in REWRITES), elementwise.NAME, recurrence.NAME]
         if unknown := [name for name in self.without if name not in names]:
             raise BadInput(f"there is no rewrite {unknown[0]!r}; there are {', '.join(names)}")
         levels = {
@@ -210,6 +220,8 @@ def create(
         has_kernels = model is not given
         if options.layout == "auto":
             model = optimized(model, options.without)
+        if options.target == "native" and recurrence.NAME not in options.without:
+            model = recurrent(model, own=model is not given)
         if options.target == "native" and elementwise.NAME not in options.without:
             model = fused(model, own=model is not given)
         if has_kernels:  # last: it sees who reads what

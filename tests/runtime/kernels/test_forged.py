@@ -36,6 +36,7 @@ ATTRIBUTES = {
     "BatchNorm": ("epsilon",),
     "BatchNormGrad": ("epsilon",),
     "Elementwise": ("program",),
+    "Recurrence": ("columns", "values", "states", "matrices", "steps"),
     "LayerNormGrad": ("axis",),
     "RMSNorm": ("axis", "epsilon"),
     "RMSNormGrad": ("axis", "epsilon"),
@@ -86,7 +87,7 @@ def array(*shape, kind="f", fill=1):
 
 
 def test_every_kernel_is_known():
-    assert len(KERNELS) == 40
+    assert len(KERNELS) == 41
     assert set(ATTRIBUTES) < set(KERNELS)
 
 
@@ -458,7 +459,8 @@ def _random(rng, name):
         elif key == "order":
             orders = [rng.permutation(4) if rng.random() < 0.5 else range(4) for _ in range(7 if "Grad" in name else 4)]
             attributes[key] = [int(i) for order in orders for i in order]
-        elif key in ("divides", "group", "relu", "groups", "axis", "guarded", "ignores", "ignored", "reduction"):
+        elif key in ("divides", "group", "relu", "groups", "axis", "guarded", "ignores", "ignored", "reduction",
+                     "columns"):  # fmt: skip
             attributes[key] = number() if rng.random() < 0.3 else 1
         else:
             attributes[key] = [number() for _ in range(2 if rng.random() < 0.97 else rng.integers(1, 4))]

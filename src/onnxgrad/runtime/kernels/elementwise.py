@@ -65,12 +65,8 @@ def fused(model: ir.Model, own: bool = False) -> ir.Model:
     If `model` is the caller's `own` copy, it is changed in place.
     """
     copy = model if own else model.clone()
-    if any(node.outputs[0].shape is None and is_known(node) for graph in _graphs(copy.graph) for node in graph):
-        try:
-            infer_model(copy)
-        except OnnxGradError:  # ONNX Runtime will say what is wrong
-            return model
-        forget_values(copy.graph)
+    if not has_shapes(copy):
+        return model
     count = 0
     for graph in list(_graphs(copy.graph)):
         open_norms(graph)
@@ -79,6 +75,21 @@ def fused(model: ir.Model, own: bool = False) -> ir.Model:
         return model
     copy.opset_imports[DOMAIN] = 1
     return copy
+
+
+def has_shapes(model: ir.Model) -> bool:
+    """See that the shapes in `model` are known as far as may be; false where they contradict each other."""
+    if any(
+        node.outputs[0].shape is None and (is_known(node) or graph is not model.graph)
+        for graph in _graphs(model.graph)
+        for node in graph
+    ):
+        try:
+            infer_model(model)
+        except OnnxGradError:  # ONNX Runtime will say what is wrong
+            return False
+        forget_values(model.graph)
+    return True
 
 
 def fuse(graph: ir.Graph, serial: int = 0) -> int:

@@ -78,7 +78,7 @@ class Unfit(Exception):
 
 
 @dataclass
-class _Steps:
+class Steps:
     """Steps in the making; what a step gives is called by its place among them.
 
     Attributes:
@@ -93,6 +93,7 @@ class _Steps:
     _constants: dict[int, int] = field(default_factory=dict)
 
     def __call__(self, code: str, *places: int) -> int:
+        """One more step; its place."""
         self.made.append((code, places))
         return len(self.made) - 1
 
@@ -126,7 +127,7 @@ class _Steps:
         return self.loads[value]
 
 
-Writes = Callable[[_Steps, ir.Node, Sequence[int], str], int]
+Writes = Callable[[Steps, ir.Node, Sequence[int], str], int]
 _OPERATORS: dict[str, Writes] = {}
 
 
@@ -171,22 +172,22 @@ _SWAPPED = {"Greater": "Less", "GreaterOrEqual": "LessOrEqual"}
 
 
 @_operator(*_UNARY)
-def _unary(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _unary(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return b(_one_of(_UNARY[node.op_type], kind), x[0])
 
 
 @_operator(*_BINARY)
-def _binary(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _binary(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return b(_one_of(_BINARY[node.op_type], kind), x[0], x[1])
 
 
 @_operator(*_SWAPPED)
-def _swapped(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _swapped(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return b(_one_of(_BINARY[_SWAPPED[node.op_type]], kind), x[1], x[0])
 
 
 @_operator("Min", "Max", "Sum")
-def _variadic(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _variadic(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     code, total = _one_of({"F": {"Min": "MIN", "Max": "MAX", "Sum": "ADD"}[node.op_type]}, kind), x[0]
     for more in x[1:]:
         total = b(code, total, more)
@@ -194,22 +195,22 @@ def _variadic(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
 
 
 @_operator("BitShift")
-def _shift(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _shift(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return b(_one_of({"U": f"SHIFT_{node.attributes['direction'].as_string()}"}, kind), x[0], x[1])
 
 
 @_operator("Where")
-def _where(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _where(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return b("SELECT", *x)
 
 
 @_operator("Identity")
-def _identity(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _identity(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return x[0]
 
 
 @_operator("Cast")
-def _cast(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _cast(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     match kind + letter(node.outputs[0]):
         case "FF" | "II" | "UU" | "BB" | "IU" | "UI":
             return x[0]
@@ -227,12 +228,12 @@ def _cast(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
 
 
 @_operator("Reciprocal")
-def _reciprocal(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _reciprocal(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return b(_one_of({"F": "DIV"}, kind), b.float(1), x[0])
 
 
 @_operator("Pow")
-def _pow(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _pow(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     """ONNX Runtime multiplies for the exponents 2 and 3; of others it is the C library that rounds."""
     exponent = constant(node.inputs[1])
     rank = len(node.inputs[0].shape or ()) if node.inputs[0] is not None else 0
@@ -245,7 +246,7 @@ def _pow(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
 
 
 @_operator("Clip")
-def _clip(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _clip(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     """Bounds that are constants, and numbers; one that is left out is the end of the range."""
     if kind != "F" or node.attributes:
         raise Unfit
@@ -259,38 +260,38 @@ def _clip(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return found
 
 
-def _if_positive(b: _Steps, x: int, otherwise: int) -> int:
+def _if_positive(b: Steps, x: int, otherwise: int) -> int:
     return b("SELECT", b("LESS_EQUAL", b.float(0), x), x, otherwise)
 
 
 @_operator("LeakyRelu")
-def _leaky_relu(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _leaky_relu(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return _if_positive(b, x[0], b("MUL", x[0], b.float(_float(node, "alpha", 0.01))))
 
 
 @_operator("PRelu")
-def _prelu(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _prelu(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return b("SELECT", b("LESS", x[0], b.float(0)), b("MUL", x[0], x[1]), x[0])
 
 
 @_operator("HardSigmoid")
-def _hard_sigmoid(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _hard_sigmoid(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     scaled = b("MUL", x[0], b.float(_float(node, "alpha", 0.2)))
     return b("MAX", b("MIN", b("ADD", scaled, b.float(_float(node, "beta", 0.5))), b.float(1)), b.float(0))
 
 
 @_operator("Softsign")
-def _softsign(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _softsign(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return b("MUL", x[0], b("DIV", b.float(1), b("ADD", b.float(1), b("ABS", x[0]))))
 
 
 @_operator("Mish")
-def _mish(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _mish(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return b("MUL", x[0], b("TANH", b("SOFTPLUS", x[0])))
 
 
 @_operator("Gelu")
-def _gelu(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _gelu(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     half = b("MUL", x[0], b.float(0.5))
     given = node.attributes.get("approximate")
     if given is None or given.as_string() == "none":
@@ -301,7 +302,7 @@ def _gelu(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return b("MUL", half, b("ADD", inner, b.float(1)))
 
 
-def _relu_grad(b: _Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _relu_grad(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     """The kernel of that name: [g, y] to g·[y > 0]."""
     return b("MUL", x[0], b("AND", b("LESS", b.float(0), x[1]), b.float(1)))
 
@@ -325,7 +326,7 @@ def operands_of(node: ir.Node) -> list[ir.Value | None]:
     return [None if v is None else before.get(v, v) for v in node.inputs]
 
 
-def _write(b: _Steps, node: ir.Node) -> None:
+def write_steps(b: Steps, node: ir.Node) -> None:
     """The steps of one operator.
 
     Raises:
@@ -354,7 +355,7 @@ def is_known(node: ir.Node) -> bool:
 def is_written(node: ir.Node) -> bool:
     """Whether programs have the operator, for its types."""
     try:
-        _write(_Steps(), node)
+        write_steps(Steps(), node)
     except Unfit:
         return False
     return True
@@ -383,9 +384,9 @@ def compiled(
     Raises:
         Unfit: it needs more steps, registers, operands or results than there are.
     """
-    b = _Steps()
+    b = Steps()
     for node in nodes:
-        _write(b, node)
+        write_steps(b, node)
     operands = _placed(list(b.loads), OPERANDS)
     results = _placed([*targets, *(s.result for s in sums)], RESULTS)
     of = {s.result: s for s in sums}

@@ -22,6 +22,7 @@ from onnxgrad.ir.composites import Part, named_parts
 from onnxgrad.ir.graph import prune, reads, subgraphs
 from onnxgrad.runtime.kernels.attention import fuse_attention
 from onnxgrad.runtime.kernels.elementwise import may_fuse
+from onnxgrad.runtime.kernels.recurrence import may_recur
 
 DOMAIN = "onnxgrad.native"
 
@@ -126,8 +127,8 @@ def kernels() -> Mapping[str, Fits]:
 
 
 def wants_kernels(model: ir.Model) -> bool:
-    """Whether there may be a kernel for something in `model`: a named part, or elementwise operators in a row."""
-    return names_kernels(model) or may_fuse(model)
+    """Whether there may be a kernel for something in `model`: a named part, elementwise operators in a row, a Scan."""
+    return names_kernels(model) or may_fuse(model) or may_recur(model)
 
 
 def names_kernels(model: ir.Model) -> bool:

@@ -82,8 +82,8 @@ static void tiles_of(const Job *job, int piece, int64_t from, int64_t to) {
       if (is_operation(step)) {
         char *result = step->direct < 0 || job->one[i] ? NULL : job->results[step->direct];
         void *target = result ? (void *)(result + start * 4) : own;
-        const int operands = operations[step->code].operands;
-        operations[step->code].loop(job->one[i] ? 0 : job->single[i], target, value,
+        const int operands = elementwise_operations[step->code].operands;
+        elementwise_operations[step->code].loop(job->one[i] ? 0 : job->single[i], target, value,
                                     operands > 1 ? values[step->from[1]] : NULL,
                                     operands > 2 ? values[step->from[2]] : NULL, job->one[i] ? 1 : count);
         values[step->to] = target;
@@ -179,7 +179,7 @@ static uint32_t live_steps(Job *job) {
     wanted[step->to] = 0;
     if (!job->live[i]) continue;
     if (step->code == LOAD) loaded |= (uint32_t)1 << step->from[0];
-    for (int k = 0; is_operation(step) && k < operations[step->code].operands; k++) wanted[step->from[k]] = 1;
+    for (int k = 0; is_operation(step) && k < elementwise_operations[step->code].operands; k++) wanted[step->from[k]] = 1;
   }
   return loaded;
 }
@@ -234,7 +234,7 @@ static int place_registers(Job *job) {
   for (int i = 0; i < job->program->count; i++) {
     const Step *step = &job->program->steps[i];
     if (!job->live[i]) continue;
-    const int reads = is_result(step->code) ? 1 : is_operation(step) ? operations[step->code].operands : 0;
+    const int reads = is_result(step->code) ? 1 : is_operation(step) ? elementwise_operations[step->code].operands : 0;
     job->single[i] = 0;
     for (int k = 0; k < reads; k++) job->single[i] |= (char)(one[step->from[k]] << k);
     if (is_result(step->code)) continue;

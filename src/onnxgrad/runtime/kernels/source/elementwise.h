@@ -176,4 +176,13 @@ INLINE lanes part_of(const float *from, int64_t count) {
   X(WHOLE_TRUTH, 1, NATURAL_MASK, x != 0)                               \
   X(FLOAT_OF_WHOLE, 1, FROM_WHOLE, x)
 
+/* An operation on `count` elements, which may go to where an operand is. Of operands whose bits are set in `single`, all
+ * elements are the first one. */
+typedef void Loop(int single, void *to, const void *from_x, const void *from_y, const void *from_z, int64_t count);
+typedef struct {
+  Loop *loop;
+  int operands;
+} Operation;
+extern const Operation elementwise_operations[];
+
 #endif

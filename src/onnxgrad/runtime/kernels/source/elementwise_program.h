@@ -24,9 +24,6 @@ static inline int is_bool(const char *letters, int index) { return (letters[inde
 
 /* --- operations --------------------------------------------------------------------------------------------------- */
 
-/* Of operands whose bits are set in `single`, all elements are the first one. */
-typedef void Loop(int single, void *to, const void *from_x, const void *from_y, const void *from_z, int64_t count);
-
 #define ONE_BY_ONE(name, operands, source, result, value)                                          \
   INLINE void each_##name(const int single, void *to, const void *from_x, const void *from_y, const void *from_z, \
                           int64_t count) {                                                         \
@@ -100,10 +97,7 @@ enum {
   CODES
 };
 
-static const struct {
-  Loop *loop;
-  int operands;
-} operations[] = {
+const Operation elementwise_operations[] = {
 #define LISTED(name, operands, kind, value) {run_##name, operands},
     OPERATIONS(LISTED)
 #undef LISTED
@@ -152,7 +146,7 @@ static const char *parse(Program *program, Step *step, const int64_t *numbers, u
     if (numbers[2] < INT32_MIN || numbers[2] > UINT32_MAX) return "a program has a constant of more than 32 bits";
     step->bits = (int32_t)(uint32_t)numbers[2];
   } else {
-    const int operands = is_result(code) ? 1 : operations[code].operands;
+    const int operands = is_result(code) ? 1 : elementwise_operations[code].operands;
     for (int k = 0; k < operands; k++) {
       if (!within(numbers[2 + k], REGISTERS) || !needs[numbers[2 + k]]) return "a program reads an empty register";
       step->from[k] = (int32_t)numbers[2 + k];

@@ -1,0 +1,72 @@
+"""Scans to calls of one kernel that makes all their steps, rows by rows: recurrent layers, forwards and backwards.
+
+Nothing is matched by name: any body whose rows do not read each other is a program (`recurrence_programs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+from onnxgrad.ir.graph import prune, scopes
+from onnxgrad.runtime.kernels.elementwise import has_shapes
+from onnxgrad.runtime.kernels.elementwise_programs import DOMAIN, Unfit
+from onnxgrad.runtime.kernels.recurrence_programs import Program, program_of
+
+#: What `Options(without=…)` calls it.
+NAME = "recurrence"
+
+
+def may_recur(model: ir.Model) -> bool:
+    """Whether there is a Scan anywhere in `model`."""
+    return any(_scans(graph) for graph in scopes(model.graph))
+
+
+def recurrent(model: ir.Model, own: bool = False) -> ir.Model:
+    """A copy of `model` with calls in the place of Scans; `model` itself if none fits.
+
+    If `model` is the caller's `own` copy, it is changed in place.
+    """
+    if not may_recur(model):
+        return model
+    copy = model if own else model.clone()
+    if not has_shapes(copy):
+        return model
+    count = 0
+    for graph in reversed(scopes(copy.graph)):
+        for scan, program in _programs(graph):
+            _write(graph, scan, program, count)
+            count += 1
+        prune(graph)
+    if not count:
+        return model
+    copy.opset_imports[DOMAIN] = 1
+    return copy
+
+
+def _scans(graph: ir.Graph) -> list[ir.Node]:
+    return [node for node in graph if node.op_type == "Scan" and node.domain == ""]
+
+
+def _programs(graph: ir.Graph) -> Iterator[tuple[ir.Node, Program]]:
+    for scan in _scans(graph):
+        try:
+            yield scan, program_of(scan)
+        except Unfit:
+            continue
+
+
+def _write(graph: ir.Graph, scan: ir.Node, program: Program, serial: int) -> None:
+    attributes = [ir.AttrInt64s(k, v) for k, v in program.attributes.items() if isinstance(v, list)]
+    attributes.append(ir.AttrInt64("columns", program.attributes["columns"]))
+    name = f"native.recurrence.{serial}"
+    node = ir.Node(DOMAIN, "Recurrence", program.operands, attributes, num_outputs=len(program.results), name=name)
+    graph.insert_after(scan, node)
+    for i, (old, made) in enumerate(zip(program.results, node.outputs)):
+        made.name = "" if old is None else f"{name}.{i}"
+        if old is not None:
+            made.type, made.shape = old.type, old.shape
+            old.replace_all_uses_with(made, replace_graph_outputs=True)
+            made.name, old.name = old.name, made.name
+    graph.remove(scan, safe=True)
