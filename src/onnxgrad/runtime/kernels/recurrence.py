@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxgrad.ir.graph import prune, scopes
 from onnxgrad.runtime.kernels.elementwise import has_shapes
 from onnxgrad.runtime.kernels.elementwise_programs import DOMAIN, Unfit
-from onnxgrad.runtime.kernels.recurrence_programs import Program, program_of
+from onnxgrad.runtime.kernels.recurrence_programs import RowProgram, program_of
 
 #: What `Options(without=…)` calls it.
 NAME = "recurrence"
@@ -49,7 +49,7 @@ def _scans(graph: ir.Graph) -> list[ir.Node]:
     return [node for node in graph if node.op_type == "Scan" and node.domain == ""]
 
 
-def _programs(graph: ir.Graph) -> Iterator[tuple[ir.Node, Program]]:
+def _programs(graph: ir.Graph) -> Iterator[tuple[ir.Node, RowProgram]]:
     for scan in _scans(graph):
         try:
             yield scan, program_of(scan)
@@ -57,7 +57,7 @@ def _programs(graph: ir.Graph) -> Iterator[tuple[ir.Node, Program]]:
             continue
 
 
-def _write(graph: ir.Graph, scan: ir.Node, program: Program, serial: int) -> None:
+def _write(graph: ir.Graph, scan: ir.Node, program: RowProgram, serial: int) -> None:
     attributes = [ir.AttrInt64s(k, v) for k, v in program.attributes.items() if isinstance(v, list)]
     attributes.append(ir.AttrInt64("columns", program.attributes["columns"]))
     name = f"native.recurrence.{serial}"

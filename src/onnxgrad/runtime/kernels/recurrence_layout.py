@@ -35,7 +35,7 @@ class _Action:
     matrix: int = 0
 
 
-class Layout:
+class RowLayout:
     """Where the values of a body lie: in results where they are one, in what they are joined to, or in registers.
 
     Attributes:

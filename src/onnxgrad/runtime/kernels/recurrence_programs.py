@@ -23,13 +23,13 @@ from onnxgrad.runtime.kernels.elementwise_programs import (
     is_written,
     write_steps,
 )  # fmt: skip
-from onnxgrad.runtime.kernels.recurrence_layout import OPERATIONS, Entry, Layout
+from onnxgrad.runtime.kernels.recurrence_layout import OPERATIONS, Entry, RowLayout
 
 _MOST_OPERANDS, _MOST_RESULTS, _MOST_MATRICES, _MOST_STATES = 40, 32, 16, 16
 
 
 @dataclass(frozen=True)
-class Program:
+class RowProgram:
     """What the kernel is called with.
 
     Attributes:
@@ -43,7 +43,7 @@ class Program:
     attributes: Mapping[str, Any]
 
 
-def program_of(scan: ir.Node) -> Program:
+def program_of(scan: ir.Node) -> RowProgram:
     """The program that does what `scan` does.
 
     Raises:
@@ -88,13 +88,13 @@ def program_of(scan: ir.Node) -> Program:
     def clock() -> Entry:
         return "SCANNED", b.operand(b.outer[count]), b.width_of(body.inputs[count]), 0
 
-    layout = Layout(b.made, b.widths, results, states, clock)
+    layout = RowLayout(b.made, b.widths, results, states, clock)
     attributes = layout.attributes() | {"matrices": [n for key in b.matrices for n in key]}
     used = layout.operands() | {key[0] for key in b.matrices}
     if len(b.operands) > _MOST_OPERANDS or len(scan.outputs) > _MOST_RESULTS or len(b.matrices) > _MOST_MATRICES:
         raise Unfit
     operands = [v if k in used else None for v, k in b.operands.items()]
-    return Program(operands, [v if r else None for v, r in zip(scan.outputs, read)], attributes)
+    return RowProgram(operands, [v if r else None for v, r in zip(scan.outputs, read)], attributes)
 
 
 class _Body(Steps):
