@@ -222,9 +222,10 @@ def test_influence(example):
 
 
 def test_quantize(example):
-    for name, (floats, calibrated, trained) in example("quantize").main().items():
+    for name, (floats, calibrated, rounded, trained) in example("quantize").main().items():
         assert floats > 0.94, name
         assert floats - calibrated > 0.01, name
+        assert rounded > calibrated, name
         assert trained - calibrated > 0.5 * (floats - calibrated), name
 
 

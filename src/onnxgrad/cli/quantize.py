@@ -17,12 +17,13 @@ from onnxgrad.training.data import Images, open_data
 from onnxgrad.training.loop.quantize import ROWS, quantized
 from onnxgrad.training.loop.train import balanced
 from onnxgrad.training.quantization.fold import folded
-from onnxgrad.training.quantization.place import ACTIVATIONS, CALIBRATIONS, WEIGHTS, Scheme
+from onnxgrad.training.quantization.place import ACTIVATIONS, CALIBRATIONS, ROUNDINGS, WEIGHTS, Scheme
 from onnxgrad.training.spec.training_info import told
 
 #: Flags that mean something without --qat.
 _ALWAYS = {
-    *("model", "data", "output", "weights", "activations", "per_tensor", "block_size", "calibration", "rows"),
+    *("model", "data", "output", "weights", "activations", "per_tensor", "block_size", "calibration", "rounding"),
+    "rows",
     *("operators", "exclude", "inputs", "image_mean", "image_std", "force", "qat"),
 }
 
@@ -50,6 +51,9 @@ def quantize(
     calibration: Annotated[
         str, panels.model(help=f"How a range follows from what an activation is: {', '.join(CALIBRATIONS)}.")
     ] = "minmax",
+    rounding: Annotated[
+        str, panels.model(help=f"Of weights: {', '.join(ROUNDINGS)} (by what the layer gives over the rows).")
+    ] = "nearest",
     rows: Annotated[int, panels.data(min=1, help="So many rows, the first, decide the ranges of activations.")] = ROWS,
     operators: Annotated[
         list[str] | None,
@@ -105,7 +109,9 @@ def quantize(
     flags = train_options.chosen(locals())
     if not qat:
         _refuse_training(context)
-    scheme = Scheme(weights, activations, not per_tensor, block_size, calibration, operators or (), exclude or ())
+    scheme = Scheme(
+        weights, activations, not per_tensor, block_size, calibration, rounding, operators or (), exclude or ()
+    )
     source = load_model(model)
     checkpoint = checkpoint or output.parent / f"{output.stem}.checkpoint"
     check_paths(

@@ -272,6 +272,10 @@ CASES = {
     "quantized already": (lambda: quantize(pair(), {"x": np.zeros((4, 3))}), "quantized already: it has a Quantize"),
     "training": (lambda: quantize(attach(network()), DATA), "carries training information"),
     "nothing": (lambda: quantize(_sine(), {"x": np.zeros((4, 3))}), "nothing in the model can be quantized"),
+    "nothing in blocks": (
+        lambda: quantize(_sine(), {"x": np.zeros((4, 3))}, weights="int4", block_size=16),
+        "only weights of MatMul are quantized in blocks",
+    ),
     "no rows": (lambda: quantize(network(), {"x": np.zeros((0, 2, 6, 6), np.float32)}), "0 rows"),
     "other data": (lambda: quantize(network(), {"x": np.zeros((4, 2, 5, 6), np.float32)}), "[N, 2, 6, 6]"),
     "no such type": (lambda: quantize(network(), DATA, weights="int5"), "there are: int8, uint8, int4, uint4"),

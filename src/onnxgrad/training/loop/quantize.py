@@ -18,6 +18,7 @@ from onnxgrad.training.data import Data
 from onnxgrad.training.loop.train import train
 from onnxgrad.training.measure.predict import AnyModel, fields_of, source_name
 from onnxgrad.training.quantization.fold import folded
+from onnxgrad.training.quantization.learned_rounding import learn_rounding
 from onnxgrad.training.quantization.place import Scheme, opened_floats, placed
 
 #: Rows that activations are calibrated over.
@@ -36,6 +37,7 @@ def quantize(
     per_channel: bool = True,
     block_size: int | None = None,
     calibration: str = "minmax",
+    rounding: str = "nearest",
     rows: int = ROWS,
     operators: Sequence[str] = (),
     exclude: Sequence[str] = (),
@@ -61,6 +63,8 @@ def quantize(
         block_size: quantize the weights of MatMul alone, to 4 bits, in blocks of so many rows (16, 32, 64, …), each
             with a scale of its own; activations stay floats.
         calibration: ``minmax``, ``entropy`` or ``percentile``: how a range follows from what an activation is.
+        rounding: of weights: ``nearest``, or ``learned``: up or down by what that does to the outputs of the layer
+            over the same rows (AdaRound).
         rows: how many rows of `data`, its first, activations are calibrated over.
         operators: types of nodes to quantize, as ``["Conv", "MatMul"]``. Default: all that ONNX Runtime can.
         exclude: nodes not to quantize: names, or globs. Activations that the model ends in (Softmax) never are.
@@ -77,7 +81,7 @@ def quantize(
     """
     if settings and not qat:
         raise BadInput(f"{next(iter(settings))!r} says how to train, which qat=True asks for")
-    scheme = Scheme(weights, activations, per_channel, block_size, calibration, operators, exclude)
+    scheme = Scheme(weights, activations, per_channel, block_size, calibration, rounding, operators, exclude)
     found = quantized(model, data, scheme, rows=rows, inputs=inputs)
     if qat:
         found = train(found, data, inputs=inputs, **settings).inference_model()
@@ -108,7 +112,10 @@ def quantized(
         raise BadInput(f"activations are calibrated over at least 1 row, not {rows}")
     opened = opened_floats(model)
     fed = Data(data, fields_of(opened), name or source_name(data), inputs=inputs)
-    return placed(opened, scheme, _batches(fed, rows))
+    found = placed(opened, scheme, _batches(fed, rows))
+    if scheme.rounding == "learned":
+        learn_rounding(found, _batches(fed, rows))
+    return found
 
 
 def _batches(data: Data, rows: int) -> Iterator[dict[str, np.ndarray]]:

@@ -34,6 +34,7 @@ from onnxgrad.training.quantization.norms import fold_norms
 #: Types of weights and of activations, as ONNX Runtime calls them.
 WEIGHTS = {"int8": "QInt8", "uint8": "QUInt8", "int4": "QInt4", "uint4": "QUInt4"}
 ACTIVATIONS = {"uint8": "QUInt8", "int8": "QInt8", "uint16": "QUInt16", "int16": "QInt16"}
+ROUNDINGS = {"nearest": "each weight by itself", "learned": "by what the layer gives"}
 CALIBRATIONS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
 #: A model of few bits, and one of quantized numbers of 16 bits, needs this opset.
 _OPSET = 21
@@ -52,6 +53,7 @@ class Scheme:
             activations stay floats.
         calibration: how the range of an activation follows from what it is over the data: ``minmax``, ``entropy``,
             ``percentile``.
+        rounding: of weights: ``nearest``, or ``learned`` (see `learned_rounding`).
         operators: the types of nodes that are quantized; none: all that ONNX Runtime's quantizer knows.
         exclude: nodes that are not: names, or globs over them.
     """
@@ -61,6 +63,7 @@ class Scheme:
     per_channel: bool = True
     block_size: int | None = None
     calibration: str = "minmax"
+    rounding: str = "nearest"
     operators: Sequence[str] = ()
     exclude: Sequence[str] = ()
 
@@ -68,6 +71,7 @@ class Scheme:
         looked_up("type of weights", self.weights, WEIGHTS)
         looked_up("type of activations", self.activations, ACTIVATIONS)
         looked_up("calibration", self.calibration, CALIBRATIONS)
+        looked_up("rounding", self.rounding, ROUNDINGS)
         size = self.block_size
         if size is not None and (size < 16 or size & (size - 1)):
             raise BadInput(f"blocks have 16, 32, 64, … rows, not {size}")
@@ -143,7 +147,9 @@ def placed(model: ir.Model, scheme: Scheme, batches: Iterable[Mapping[str, np.nd
     quantized = open_model(made).model
     if with_masters(quantized, weights) is None:
         kinds = ", ".join(sorted({n.op_type for n in model.graph}))
-        raise BadInput(f"nothing in the model can be quantized; its nodes are {kinds}")
+        blocks = "\n  hint: only weights of MatMul are quantized in blocks; give no block_size"
+        hint = blocks if scheme.block_size else ""
+        raise BadInput(f"nothing in the model can be quantized; its nodes are {kinds}{hint}")
     return quantized
 
 

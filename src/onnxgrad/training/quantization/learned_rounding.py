@@ -1,0 +1,183 @@
+"""Weights rounded up or down by what that does to the outputs of their layer (AdaRound, Nagel et al. 2020).
+
+The nearest number is best for each weight, and not for what they give together. Over calibration rows x, the error of a
+layer is ‖x·(Ŵ - W)‖², a quadratic form of what rounding changes, with the matrix H = Σ xᵀx (section 3 of the paper).
+Each output has a form of its own. The paper relaxes the choices and descends along gradients; here it is one input
+after the other, for all outputs at once: a weight takes the number below or above it, whichever is better given all
+others, until none moves. So the error never grows, and there is nothing to tune.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.ir.constants import constant
+from onnxgrad.runtime import Session
+from onnxgrad.training.graph.rounding import is_rounding
+from onnxgrad.training.quantization.masters import attribute
+from onnxgrad.training.quantization.numbers import limits, spread
+from onnxgrad.training.quantization.record import record_in
+
+#: Added to the diagonal of H, as a share of its mean: directions that no row has gone are not for free.
+_DAMPING = 0.01
+_SWEEPS = 20
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A weight that is rounded, and the one node that reads it."""
+
+    master: ir.Value
+    rounding: ir.Node
+    node: ir.Node
+
+    @property
+    def groups(self) -> int:
+        return attribute(self.node, "group", 1)
+
+    def columns(self, array: np.ndarray) -> np.ndarray:
+        """A tensor of the weight's shape as [group, input, output]."""
+        if self.node.op_type == "Conv":
+            return array.reshape(self.groups, len(array) // self.groups, -1).swapaxes(1, 2)
+        return (array.T if attribute(self.node, "transB", 0) else array)[None]
+
+    def back(self, columns: np.ndarray) -> np.ndarray:
+        """And back."""
+        shape = [int(d) for d in self.master.shape or ()]  # type: ignore[arg-type]
+        if self.node.op_type == "Conv":
+            return columns.swapaxes(1, 2).reshape(shape)
+        return columns[0].T if attribute(self.node, "transB", 0) else columns[0]
+
+    def squares(self, x: np.ndarray) -> np.ndarray:
+        """Σ xᵀx, [group, input, input]: of a convolution, over the patches that it reads."""
+        if self.node.op_type != "Conv":
+            rows = (x.T if attribute(self.node, "transA", 0) else x).reshape(-1, self.columns_in())
+            return (rows.astype(np.float64).T @ rows)[None]
+        found = np.zeros((self.groups, self.columns_in(), self.columns_in()))
+        for one in x:
+            patches = self._patches(one.astype(np.float64))
+            found += patches @ patches.swapaxes(1, 2)
+        return found
+
+    def columns_in(self) -> int:
+        """How many numbers an output is a sum over."""
+        shape = [int(d) for d in self.master.shape or ()]  # type: ignore[arg-type]
+        return math.prod(shape[1:]) if self.node.op_type == "Conv" else shape[attribute(self.node, "transB", 0)]
+
+    def _patches(self, x: np.ndarray) -> np.ndarray:
+        """[group, input, place] of an image [channel, …]."""
+        kernel = [int(d) for d in (self.master.shape or ())[2:]]  # type: ignore[arg-type]
+        rank = len(kernel)
+        given = {n: list(a.as_ints()) for n, a in self.node.attributes.items() if n in ("pads", "strides", "dilations")}
+        pads, ones = given.get("pads", [0] * 2 * rank), [1] * rank
+        dilations, strides = given.get("dilations", ones), given.get("strides", ones)
+        x = np.pad(x, [(0, 0), *zip(pads[:rank], pads[rank:])])
+        windows = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
+        seen = np.lib.stride_tricks.sliding_window_view(x, windows, axis=tuple(range(1, rank + 1)))
+        steps = [slice(None, None, s) for s in (*strides, *dilations)]
+        seen = seen[(slice(None), *steps)]  # channel, places, kernel
+        order = [0, *range(rank + 1, 2 * rank + 1), *range(1, rank + 1)]
+        return seen.transpose(order).reshape(self.groups, self.columns_in(), -1)
+
+
+def learn_rounding(model: ir.Model, batches: Iterable[Mapping[str, np.ndarray]]) -> None:
+    """Set the floats of `model`, from `placed`, to numbers that they are rounded to anyway, in place.
+
+    Weights of MatMul, Gemm and Conv that one node reads are; others stay, and are rounded to the nearest.
+
+    Args:
+        model: has floats that are rounded where they are read; scales stay.
+        batches: inputs by name.
+    """
+    layers = list(_layers(model))
+    if not layers:
+        return
+    probe = model.clone()
+    values = {v.name: v for n in probe.graph for v in n.outputs} | {v.name: v for v in probe.graph.inputs}
+    names = [layer.node.inputs[0].name for layer in layers]  # type: ignore[union-attr]
+    ends = [values[n] for n in dict.fromkeys(names)]
+    probe.graph.outputs.extend(v for v in ends if v not in (*probe.graph.inputs, *probe.graph.outputs))
+    session = Session(probe)
+    forms = [np.zeros((layer.groups, layer.columns_in(), layer.columns_in())) for layer in layers]
+    for batch in batches:
+        seen = dict(batch) | session.run({n: batch[n] for n in session.inputs})
+        for layer, name, form in zip(layers, names, forms):
+            form += layer.squares(seen[name or ""])
+    for layer, form in zip(layers, forms):
+        _round(layer, form)
+
+
+def _layers(model: ir.Model) -> Iterator[_Layer]:
+    """The weights of layers, each rounded and read once."""
+    record = record_in(model)
+    for name in () if record is None else record.weights:
+        master = model.graph.initializers[name]
+        way = [(node, at) for value in _alone(master, 3) for node, at in value.uses()]
+        if len(way) < 3 or not all(is_rounding(node) for node, _ in way[:2]):
+            continue
+        rounding, (node, at) = way[0][0], way[2]
+        padded = node.attributes.get("auto_pad")
+        fits = len(master.shape or ()) == 2 if node.op_type in ("MatMul", "Gemm") else node.op_type == "Conv"
+        if fits and at == 1 and node.graph is model.graph and (padded is None or padded.as_string() == "NOTSET"):
+            yield _Layer(master, rounding, node)
+
+
+def _alone(value: ir.Value, most: int) -> Iterator[ir.Value]:
+    """`value` and what is made of it, as long as one node reads each; at most so many."""
+    while most and len(value.uses()) == 1 and not value.is_graph_output():
+        yield value
+        ((node, _),) = value.uses()
+        value, most = node.outputs[0], most - 1
+
+
+def _round(layer: _Layer, form: np.ndarray) -> None:
+    """Set the weight of `layer` to the best numbers that coordinate descent finds."""
+    scale, point = (constant(v) for v in layer.rounding.inputs[1:3] if v is not None)
+    held = layer.master.const_value
+    assert held is not None
+    assert scale is not None
+    assert point is not None
+    old = held.numpy()
+    axis, block = attribute(layer.rounding, "axis", 1), attribute(layer.rounding, "block_size", 0)
+    steps, zeros = (np.broadcast_to(spread(a, old.shape, axis, block), old.shape) for a in (scale, point))
+    low, high = limits(layer.rounding.outputs[0].dtype)  # type: ignore[arg-type]
+    steps = steps.astype(np.float64)
+    exact = np.clip(old / steps, low - zeros.astype(np.float64), high - zeros.astype(np.float64))
+    parts = zip(layer.columns(exact), layer.columns(steps), form)
+    new = np.stack([descended(of_group, sizes, _damped(h)) for of_group, sizes, h in parts])
+    layer.master.const_value = ir.tensor((layer.back(new) * steps).astype(old.dtype), name=layer.master.name)
+
+
+def _damped(h: np.ndarray) -> np.ndarray:
+    """H with something added to its diagonal."""
+    return h + np.eye(len(h)) * (_DAMPING * np.trace(h) / len(h) or 1.0)
+
+
+def descended(exact: np.ndarray, steps: np.ndarray, h: np.ndarray) -> np.ndarray:
+    """Whole numbers next to `exact` that make eᵀ·H·e small for each output, e being how far they are off.
+
+    Args:
+        exact: the weights in units of their steps, [input, output].
+        steps: float64 of the same shape.
+        h: float64[input, input].
+    """
+    found = np.rint(exact)
+    slope = h @ ((found - exact) * steps)  # half the gradient
+    for _ in range(_SWEEPS):
+        moved = False
+        for i in range(len(h)):
+            other = np.where(found[i] > exact[i], np.floor(exact[i]), np.ceil(exact[i]))
+            change = (other - found[i]) * steps[i]
+            better = change * (2 * slope[i] + change * h[i, i]) < -1e-12 * h[i, i] * steps[i] ** 2
+            if better.any():
+                moved = True
+                found[i, better] = other[better]
+                slope[:, better] += np.outer(h[:, i], change[better])
+        if not moved:
+            break
+    return found
