@@ -365,3 +365,16 @@ def test_steps_of_a_model(optimizer):
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     for name, array in states[0].items():
         np.testing.assert_allclose(states[1][name], array, rtol=2e-4, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("maker", ["h = Erf (x)", "s = Sigmoid (x)  h = Mul (x, s)"])
+@pytest.mark.parametrize("size", [64, 5000])
+def test_what_is_computed_again_is_computed_by_one(maker, size):
+    """The largest element is among the elements: both are ONNX Runtime's, or both the kernel's."""
+    ends = "(float[N] x) => (float[N] z) <float one = {1}>"
+    text = f"{maker} m = ReduceMax (h)  e = Equal (h, m)  c = Cast <to = 1> (e)  p = Mul (c, x)  z = Sub (p, one)"
+    model = model_of(text, ends.replace("N", str(size)))
+    assert len(groups(model)) == 2
+    x = np.random.default_rng(0).permutation(np.linspace(-2, 1, size, dtype=np.float32))
+    z = Session(model, Options(threads=2, target="native")).run({"x": x})["z"]
+    assert np.flatnonzero(z + 1).tolist() == [int(x.argmax())]

@@ -199,8 +199,11 @@ class _Grouping:
                 users = node.outputs[0].consumers()
                 self.summing |= {node} if users and all(user in self.summing for user in users) else set()
         #: values of fitting operators that somebody else reads, as far as is known
-        self.needed = {n.outputs[0] for n in self.fitting if self._leaves(n.outputs[0])}
+        self.needed: set[ir.Value] = set()
         self.groups = self._groups()
+        #: operators that calls have to give in any case, and those that are not computed again
+        self.called: set[ir.Node] = set()
+        self.once: set[ir.Node] = set()
 
     def _leaves(self, value: ir.Value) -> bool:
         users = value.consumers()
@@ -248,8 +251,25 @@ class _Grouping:
         return sorted(found, key=_Group.order)
 
     def plans(self) -> list[_Plan]:
-        """The calls, in topological order. Groups are looked at from the last on: what they read, others must give."""
-        found = []
+        """The calls, in topological order.
+
+        What rounds otherwise than ONNX Runtime's operator is not computed by both: a maximum of the one would not be
+        among the elements of the other, and its gradient would be lost.
+        """
+        while True:
+            found, left = self._attempt()
+            again = {node for plan in found for node in plan.nodes if node.op_type in _LONG}
+            torn = again & left
+            if not torn:
+                return found
+            self.once |= torn & self.called
+            self.called |= torn
+
+    def _attempt(self) -> tuple[list[_Plan], set[ir.Node]]:
+        """The calls, and what stays as it is. Groups are looked at from the last on: others give what they read."""
+        self.needed = {n.outputs[0] for n in self.fitting if self._leaves(n.outputs[0])}
+        found: list[_Plan] = []
+        left: set[ir.Node] = set()
         for group in reversed(self.groups):
             targets = [n.outputs[0] for n in group.nodes if n.outputs[0] in self.needed]
             sums = [r for n in group.nodes for r in self.sums.get(n.outputs[0], ())]
@@ -259,9 +279,11 @@ class _Grouping:
             everything = inside if plan is None else inside | again
             for node in everything:
                 self.needed.update(v for v in node.inputs if self.maker(v) not in (None, *everything) and v is not None)
-            if plan is not None:
+            if plan is None:
+                left |= inside
+            else:
                 found.append(plan)
-        return found[::-1]
+        return found[::-1], left
 
     def _slice(self, group: _Group, targets: Iterable[ir.Value]) -> set[ir.Node]:
         """The operators of `group` that lead to `targets`."""
@@ -285,10 +307,11 @@ class _Grouping:
         nodes = sorted(inside | again, key=self.place.__getitem__)
         known = [d for d in group.shape if isinstance(d, int)]
         small = len(known) == len(group.shape) and math.prod(known) < _SMALL
-        if len(nodes) + len(sums) < (_FEWEST if small else 2):
+        free = self.called.isdisjoint(inside)
+        if free and len(nodes) + len(sums) < (_FEWEST if small else 2):
             return None
         is_silu = [n.op_type for n in nodes] == ["Sigmoid", "Mul"] and set(nodes[0].inputs) <= set(nodes[1].inputs)
-        if is_silu and not sums:
+        if free and is_silu and not sums:
             return None  # ONNX Runtime has a kernel for x·σ(x)
         summed = [r.source for r in sums if r.source not in targets]
         for given, ends in (([*targets], sums), ([*targets, *dict.fromkeys(summed)], ())):
@@ -325,7 +348,7 @@ class _Grouping:
         todo = list(start)
         while todo and len(taken) <= _AGAIN:
             node = todo.pop()
-            if node in taken or (halting and node.outputs[0] in self.needed):
+            if node in taken or node in self.once or (halting and node.outputs[0] in self.needed):
                 continue
             taken.add(node)
             todo += [m for v in node.inputs if (m := self.maker(v)) is not None and dims(m.outputs[0]) == group.shape]
