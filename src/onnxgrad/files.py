@@ -144,7 +144,7 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def _temporary(path: Path, *, folder: bool) -> Iterator[Path]:
-    _sweep(path)
+    sweep(path.parent, re.escape(path.name))
     while True:
         prefix = f".{path.name}."
         if folder:
@@ -168,21 +168,21 @@ def _temporary(path: Path, *, folder: bool) -> Iterator[Path]:
 
 def is_left_of(path: Path, place: Path) -> bool:
     """Whether `path` is (in) what a process that was killed may have left of `place`: who writes there removes it."""
-    folder, pattern = place.parent.resolve(), _left_of(place)
+    folder, pattern = place.parent.resolve(), _left_of(re.escape(place.name))
     return any(
         p.parent == folder and pattern.fullmatch(p.name) for p in (path, *path.resolve().parents, path.resolve())
     )
 
 
-def _left_of(place: Path) -> re.Pattern[str]:
-    return re.compile(re.escape(f".{place.name}.") + "[a-z0-9_]{8}" + re.escape(_SUFFIX))
+def _left_of(names: str) -> re.Pattern[str]:
+    return re.compile(rf"\.{names}\.[a-z0-9_]{{8}}{re.escape(_SUFFIX)}")
 
 
-def _sweep(path: Path) -> None:
-    """Remove what killed processes left of `path`."""
-    pattern = _left_of(path)
+def sweep(folder: Path, names: str) -> None:
+    """Remove from `folder` what killed processes left of files whose names match the regular expression `names`."""
+    pattern = _left_of(names)
     try:
-        with os.scandir(path.parent) as entries:
+        with os.scandir(folder) as entries:
             left = [Path(e.path) for e in entries if pattern.fullmatch(e.name)]
     except OSError:
         return

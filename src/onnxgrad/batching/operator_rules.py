@@ -217,7 +217,8 @@ def _length(x: Var) -> int:
     return x.shape[0]
 
 
-_ELEMENTWISE = """
+#: What gives each element of its result from one element of each operand, which broadcast.
+ELEMENTWISE = """
     Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast Ceil Celu Cos
     Cosh Div Elu Equal Erf Exp Floor Gelu Greater
     GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul
@@ -233,7 +234,7 @@ _ROWS = """
 _ALIKE = "Bernoulli CastLike Clip Det Dropout RandomNormalLike RandomUniformLike".split()  # noqa: SIM905
 
 WRITE: dict[str, Write] = {
-    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
     **{f"Reduce{name}": _reduce for name in _REDUCE},
     **dict.fromkeys(_ROWS, rows),
     **{name: _along(-1) for name in _LAST},

@@ -25,6 +25,7 @@ COMMANDS = {
     "ops": "List the operators and how each is differentiated.",
     "lower": "Write MODEL with the operators of ai.onnx.preview.training replaced by standard ones.",
     "train": "Train MODEL with a loss and an optimizer, or as the training information that it carries says.",
+    "consolidate": "Turn a checkpoint in parts, as `train --shard-optimizer` writes it, into an ordinary one.",
     "quantize": "Quantize MODEL as ONNX Runtime does, and train the quantized model if asked to.",
     "predict": "Run MODEL over data and write what it gives for each row.",
     "evaluate": "Compare what MODEL predicts with labels: metrics, and for classes a table of each.",

@@ -19,6 +19,7 @@ from onnxgrad.training.data import Augment, Images, Text, open_data
 from onnxgrad.training.loop.listeners import loggers, watchers
 from onnxgrad.training.loop.train import balanced
 from onnxgrad.training.measure.metrics import names_of
+from onnxgrad.training.parallel.exchanges import Exchanges
 from onnxgrad.training.spec.training_info import told
 
 
@@ -53,8 +54,11 @@ def train(
     clip_value: train_options.ClipValue = None,
     ema: train_options.Ema = None,
     accumulate: train_options.Accumulate = 1,
-    sync_every: train_options.SyncEvery = 1,
-    compress: train_options.Compress = None,
+    sync_every: train_ranks.SyncEvery = 1,
+    outer_rate: train_ranks.OuterRate = None,
+    outer_momentum: train_ranks.OuterMomentum = None,
+    compress: train_ranks.Compress = None,
+    shard_optimizer: train_ranks.ShardOptimizer = False,
     memory: train_options.Memory = None,
     precision: train_options.Precision = None,
     attention_rows: train_options.AttentionRows = None,
@@ -200,8 +204,7 @@ def train(
         augment=augment,
         schedule=schedule,
         accumulate=accumulate,
-        sync_every=sync_every,
-        compress=compress,
+        exchange=Exchanges(sync_every, outer_rate, outer_momentum, compress, shard_optimizer),
         memory=memory,
         precision=precision,
         attention_rows=attention_rows,

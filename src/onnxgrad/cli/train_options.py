@@ -93,17 +93,6 @@ Accumulate = Annotated[
     int,
     panels.run("--accumulate", help="Cut every batch into so many parts, one after the other, to need less memory."),
 ]
-SyncEvery = Annotated[
-    int,
-    panels.run(
-        "--sync-every",
-        help="Processes that train together take so many steps on their own, and then an outer one together (DiLoCo).",
-    ),
-]
-Compress = Annotated[
-    str | None,
-    panels.run("--compress", help="Send gradients between processes in fewer bytes, with error feedback: fp16."),
-]
 Memory = Annotated[
     str | None,
     panels.run(

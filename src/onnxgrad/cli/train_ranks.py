@@ -22,6 +22,31 @@ Distributed = Annotated[
     ),
 ]
 
+SyncEvery = Annotated[
+    int,
+    panels.run(
+        "--sync-every",
+        help="Processes that train together take so many steps on their own, and then an outer one together (DiLoCo).",
+    ),
+]
+OuterRate = Annotated[
+    float | None, panels.run("--outer-rate", help="Of the step that they take together. Default: 0.7.")
+]
+OuterMomentum = Annotated[
+    float | None, panels.run("--outer-momentum", help="Of that step, after Nesterov. Default: 0.9.")
+]
+Compress = Annotated[
+    str | None,
+    panels.run("--compress", help="Send gradients between processes in fewer bytes, with error feedback: fp16."),
+]
+ShardOptimizer = Annotated[
+    bool,
+    panels.run(
+        "--shard-optimizer",
+        help="Processes that train together each keep their part of the optimizer's state (ZeRO-1), which takes that "
+        "much less memory.",
+    ),
+]
 
 _ranks: Ranks | None = None
 

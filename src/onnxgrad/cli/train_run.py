@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from onnxgrad.cli.train_summary import outcome, summary
 from onnxgrad.distributed import launched
 from onnxgrad.errors import BadInput
 from onnxgrad.files import alone, replacing
-from onnxgrad.model_io import load_model, save_model
+from onnxgrad.model_io import load_model
 from onnxgrad.runtime import Options
 from onnxgrad.training import Interrupted, Trainer
 from onnxgrad.training.data import Text, split
@@ -32,6 +32,7 @@ from onnxgrad.training.loop.html_report import Picture, write_report
 from onnxgrad.training.loop.listeners import rate_plan, watched
 from onnxgrad.training.loop.progress import check_plot, measured, reporter
 from onnxgrad.training.loop.report_pictures import report_pictures
+from onnxgrad.training.parallel.exchanges import Exchanges
 from onnxgrad.training.parallel.ranks import Ranks
 
 INTERRUPTED = 130
@@ -62,7 +63,7 @@ class Job:
         augment: variants of pictures, as they are spelled.
         schedule: of the learning rate, as it is spelled.
         accumulate: into how many parts a batch is cut.
-        sync_every, compress: how ranks exchange what they have (see `Trainer`).
+        exchange: how ranks exchange what they have.
         memory: how much what a step computes may take, as it is written.
         precision: of products.
         attention_rows: how many queries attention takes at a time.
@@ -105,8 +106,7 @@ class Job:
     augment: str | None = None
     schedule: str = "constant"
     accumulate: int = 1
-    sync_every: int = 1
-    compress: str | None = None
+    exchange: Exchanges = field(default_factory=Exchanges)
     memory: str | None = None
     precision: str | None = None
     attention_rows: int | None = None
@@ -136,8 +136,7 @@ class Job:
             self.model,
             options=Options(threads=self.threads, target=self.target, providers=train_options.providers(self.provider)),
             accumulate=self.accumulate,
-            sync_every=self.sync_every,
-            compress=self.compress,
+            **asdict(self.exchange),
             memory=self.memory,
             precision=self.precision,
             attention_rows=self.attention_rows,
@@ -160,7 +159,7 @@ class Job:
         before = began = None
         if held_out is not None and trainer.is_writer:
             before = self._before(trainer, held_out, metrics)
-            began = trainer.evaluation(trainer.state(), held_out, metrics=metrics) if self.between else None
+            began = trainer.evaluation(trainer.initial, held_out, metrics=metrics) if self.between else None
         shown = [] if self.quiet else [Notes(notes), reporter(console(sys.stderr))]
         try:
             history = trainer.fit(
@@ -187,16 +186,16 @@ class Job:
             if trainer.is_writer:
                 error(f"{e}\n  hint: the same command with --resume goes on from there")
             raise typer.Exit(INTERRUPTED) from e
-        if not trainer.is_writer:
-            return history.about
-        save_model(trainer.inference_model(), self.after)
-        if self.replay:
-            with replacing(self.checkpoint / REPLAY) as file:
-                file.write_text(self.replay, encoding="utf-8")
+        trainer.save(self.after)
         if self.save_training is not None:
             trainer.save_training_model(self.save_training)
         if self.save_adapter is not None:
             trainer.save_adapter(self.save_adapter)
+        if not trainer.is_writer:
+            return history.about
+        if self.replay:
+            with replacing(self.checkpoint / REPLAY) as file:
+                file.write_text(self.replay, encoding="utf-8")
         lines = outcome(history.about)
         if held_out is not None and before is not None:
             after = trainer.evaluation.file(self.after, held_out, metrics=metrics)
@@ -246,7 +245,7 @@ class Job:
         try:
             return trainer.evaluation.file(self.before, held_out, metrics=metrics)
         except BadInput:
-            return trainer.evaluation(trainer.state(), held_out, metrics=metrics)
+            return trainer.evaluation(trainer.initial, held_out, metrics=metrics)
 
     def _check_places(self) -> None:
         """Everything that could fail at the end of the run, looked at before it begins."""

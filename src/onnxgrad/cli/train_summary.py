@@ -22,12 +22,14 @@ def summary(
     size = rows.fixed or batch_size
     provider = options.providers[0].removesuffix("ExecutionProvider")
     threads = options.threads or _cores()
+    own, whole = trainer.optimizer_bytes
+    shared = f"; {_amount(own)} of {_amount(whole)} of the optimizer's state"
     several = "" if trainer.ranks is None else f"{trainer.ranks.size} ranks, each "
     lines = {
         "data": f"{len(rows):,} rows{held}; {fed}",
         "rates": f"{rates}, schedule {schedule}" if rates else "",
         "run": f"{epochs} epochs of {-(-len(rows) // size):,} steps, {size} rows each",
-        "on": f"{several}{provider}, {threads} threads, {trainer.options.target}",
+        "on": f"{several}{provider}, {threads} threads, {trainer.options.target}{shared if trainer.ranks else ''}",
     }
     return [f"{name:<6} {text}" for name, text in lines.items() if text]
 
@@ -45,6 +47,15 @@ def outcome(about: Mapping[str, Any]) -> list[str]:
         value = next(f"{k} {v:.6g}" for k, v in entry.items() if k not in ("epoch", "step", "file"))
         lines.append(f"{'kept, too':<14} step {entry['step']}, {value}  {entry['file']}")
     return lines
+
+
+def _amount(count: float) -> str:
+    """So many bytes, in words."""
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
 
 
 def _cores() -> int:

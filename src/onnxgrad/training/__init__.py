@@ -8,6 +8,7 @@ from onnxgrad.training.build.initializers import initialize
 from onnxgrad.training.data import load_npz
 from onnxgrad.training.export.files import export_step
 from onnxgrad.training.export.web_report import web_report
+from onnxgrad.training.loop.checkpoint_parts import consolidate
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.interruption import Interrupted
@@ -51,6 +52,7 @@ __all__ = [
     "carry_training_info",
     "compile_entries",
     "compile_step",
+    "consolidate",
     "evaluate",
     "export_step",
     "initialize",

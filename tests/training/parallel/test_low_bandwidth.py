@@ -12,6 +12,7 @@ from onnxgrad.runtime import Options
 from onnxgrad.training import Trainer, attach
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
+from onnxgrad.training.parallel.exchanges import Exchanges
 from onnxgrad.training.parallel.local_steps import VELOCITY, LocalSteps
 from onnxgrad.training.parallel.machine import LOST, DataParallel
 from onnxgrad.training.parallel.ranks import OnAll, OnRank
@@ -64,19 +65,23 @@ def by_hand(split, data, size, every, rate, momentum):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize(("size", "every"), [(2, 3), (3, 4), (4, 1), (1, 5)])
-def test_outer_steps_are_those_of_a_plain_program(splits, optimizer, size, every):
+@pytest.mark.parametrize(
+    ("size", "every", "outer"), [(2, 3, (None, None)), (3, 4, (0.5, 0.0)), (4, 1, (None, 0.3)), (1, 5, (1.2, None))]
+)
+def test_outer_steps_are_those_of_a_plain_program(splits, optimizer, size, every, outer):
+    """By default with a rate of 0.7 and a momentum of 0.9."""
     data, split = batches(10), splits[optimizer]
+    rate, momentum = (default if given is None else given for given, default in zip(outer, (0.7, 0.9)))
 
     def work(collective):
-        machine = LocalSteps(split, 1, collective, every=every, options=ONE)
+        machine = LocalSteps(split, 1, collective, Exchanges(every, *outer), options=ONE)
         losses = [float(machine.step(part_of(b, collective.rank, size))[split.gradient.loss]) for b in data]
         own = machine.state()
         machine.settle()
         return losses, own, machine.state(), machine.extras()
 
     found = World(size).run(work)
-    expected, means = by_hand(split, data, size, every, rate=0.7, momentum=0.9)
+    expected, means = by_hand(split, data, size, every, rate, momentum)
     for _, _, state, extras in found:
         for name, array in state.items():
             np.testing.assert_array_equal(array, found[0][2][name])
@@ -93,7 +98,7 @@ def test_a_mean_of_weights_after_each_step_of_gradient_descent_is_a_step_from_th
 
     def work(collective):
         plain = DataParallel(split, 1, collective, options=ONE)
-        means = LocalSteps(split, 1, collective, every=1, rate=1.0, momentum=0.0, options=ONE)
+        means = LocalSteps(split, 1, collective, Exchanges(1, 1.0, 0.0), options=ONE)
         for batch in data:
             part = part_of(batch, collective.rank, 4)
             plain.step(part)
@@ -126,7 +131,7 @@ def test_bytes_on_the_wire(every, compress, share):
     if every == 1:
         less = sent(lambda c: DataParallel(split, 1, c, compress=compress, options=ONE))
     else:
-        less = sent(lambda c: LocalSteps(split, 1, c, every=every, compress=compress, options=ONE))
+        less = sent(lambda c: LocalSteps(split, 1, c, Exchanges(every, compress=compress), options=ONE))
     np.testing.assert_allclose(less, plain * share, rtol=0.01)
     bucket = 4 * sum(t.initial.size for t in split.update.state.values() if t.kind == "parameter")
     np.testing.assert_allclose(plain, len(data) * 2 * (size - 1) / size * bucket, rtol=0.01)
@@ -163,7 +168,7 @@ class Dies(Callback):
 
 
 def fitted(size, folder=None, dies=None, data=None, **options):
-    own = HOW | {k: options.pop(k) for k in ("sync_every", "compress", "loss") if k in options}
+    own = HOW | {k: options.pop(k) for k in ("sync_every", "outer_rate", "compress", "loss") if k in options}
     options = {"epochs": 4, "batch_size": 16, "seed": 3, "progress": False, **options}
 
     def work(collective):
@@ -212,6 +217,8 @@ def test_what_decides_the_numbers_must_be_told_again(tmp_path):
     fitted(2, tmp_path, sync_every=4, epochs=1)
     with pytest.raises(BadInput, match="steps between exchanges 4, not 8"):
         fitted(2, tmp_path, sync_every=8, resume=True)
+    with pytest.raises(BadInput, match=r"outer rate 0.7, not 0.5"):
+        fitted(2, tmp_path, sync_every=4, outer_rate=0.5, resume=True)
     with pytest.raises(BadInput, match="compression none, not fp16"):
         fitted(2, tmp_path, sync_every=4, compress="fp16", resume=True)
 
@@ -236,7 +243,14 @@ def test_a_loss_that_is_no_number_on_one_rank_is_told_to_all():
 
 
 def test_what_makes_no_sense_is_refused():
-    for options, said in (({"sync_every": 0}, "at least 1"), ({"compress": "fp8"}, "fp16")):
+    for options, said in (
+        ({"sync_every": 0}, "at least 1"),
+        ({"compress": "fp8"}, "fp16"),
+        ({"sync_every": 4, "outer_rate": 0.0}, "outer_rate must be positive, not 0"),
+        ({"sync_every": 4, "outer_momentum": 1.0}, r"outer_momentum must be in \[0, 1\), not 1"),
+        ({"outer_momentum": 0.5}, "together every sync_every steps"),
+        ({"outer_rate": "fast", "sync_every": 2}, "outer_rate is a number, not 'fast'"),
+    ):
         with pytest.raises(BadInput, match=said):
             Trainer(classifier(), **HOW, **options)
     with pytest.raises((BadInput, OnAll), match="leave sync_every out"):

@@ -9,11 +9,12 @@ from onnxgrad.distributed import Launch
 from onnxgrad.distributed.simulated import World
 from onnxgrad.errors import TrainingError
 from onnxgrad.runtime import Options
-from onnxgrad.training import Interrupted, Trainer
+from onnxgrad.training import Interrupted, Trainer, attach, split_step
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from onnxgrad.training.parallel.ranks import OnAll, OnRank
 from tests.training.models import blobs, classifier
+from tests.training.step.test_memory_budget import deep, least_of
 
 ONE = Options(threads=1, target="portable")
 HOW = {"loss": "cross_entropy", "optimizer": "adam", "learning_rate": 0.02}
@@ -289,3 +290,24 @@ def test_a_job_whose_ranks_come_and_go_is_resumed_until_its_end(tmp_path, monkey
     assert Checkpoint.load(tmp_path / "run" / FILE).run["step"] == 18
     begun = fitted(2, folder=tmp_path / "run", seed=5)  # the run was at its end
     assert numbers(begun[0]) != numbers(resumed[0])
+
+
+def test_memory_is_that_of_the_rows_of_a_rank():
+    """Each rank computes anew what does not fit of its part of a batch; the numbers are those of plenty."""
+    proto, size = deep(6, 8), 2
+    least = least_of(split_step(attach(proto, loss="mse", accumulate=True)).gradient, 50)
+    x = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
+
+    def work(collective, memory):
+        trainer = Trainer(proto, loss="mse", options=ONE, distributed=collective, memory=memory, batch_size=100)
+        trainer.fit({"x": x, "labels": np.tanh(x)}, batch_size=100, progress=False)
+        return trainer.plan, trainer.state()
+
+    wanted = World(size).run(lambda c: work(c, None))[0][1]
+    for plan, state in World(size).run(lambda c: work(c, least)):
+        assert plan.nodes
+        for name, array in wanted.items():
+            np.testing.assert_allclose(state[name], array, rtol=1e-4, atol=1e-6, err_msg=name)
+    with pytest.raises(OnAll, match="at most 100 rows, not 101"):
+        World(size).run(lambda c: Trainer(proto, loss="mse", distributed=c, memory=least, batch_size=100).fit(
+            {"x": x, "labels": x}, batch_size=101, progress=False))  # fmt: skip

@@ -14,8 +14,11 @@ from onnxgrad.runtime import Options
 from onnxgrad.training import attach
 from onnxgrad.training.graph.mixed_precision import Precision
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
+from onnxgrad.training.parallel.exchanges import Exchanges
+from onnxgrad.training.parallel.joining import machine_of
 from onnxgrad.training.parallel.local_steps import LocalSteps
-from onnxgrad.training.parallel.machine import DataParallel
+from onnxgrad.training.parallel.ranks import Ranks
+from onnxgrad.training.parallel.sharded import whole_state
 from onnxgrad.training.step import precision as of_step
 from onnxgrad.training.step.accumulate import Accumulating, split_step
 from tests.cli.said import said
@@ -87,17 +90,19 @@ def test_running_statistics_move_with_parts_that_are_finite():
         assert (after[name].tobytes() == before[name].tobytes()) == (name not in ("mean", "var")), name
 
 
-@pytest.mark.parametrize("compress", [None, "fp16"])
-def test_what_is_not_finite_on_one_rank_skips_the_step_on_all(compress):
+@pytest.mark.parametrize(
+    "exchange", [Exchanges(), Exchanges(compress="fp16"), Exchanges(shard_optimizer=True)], ids=str
+)
+def test_what_is_not_finite_on_one_rank_skips_the_step_on_all(exchange):
     halves = split()
 
     def work(collective):
-        machine = DataParallel(halves, 1, collective, compress=compress, options=ONE)
+        machine = machine_of(halves, 1, Ranks(collective), exchange, ONE)
         found = []
         for bad in (None, 5, None):  # row 5 is the second rank's
             rows = slice(4 * collective.rank, 4 * collective.rank + 4)
             machine.step({name: array[rows] for name, array in batch(bad=bad).items()})
-            found.append(machine.state())
+            found.append(whole_state(machine))
         return found
 
     found = World(3).run(work)
@@ -114,7 +119,7 @@ def test_ranks_that_exchange_seldom_skip_on_their_own():
     halves = split(Precision(ir.DataType.FLOAT16, lambda node: True, 2.0**125, 3))  # too large for a start
 
     def work(collective):
-        machine = LocalSteps(halves, 1, collective, every=2, options=ONE)
+        machine = LocalSteps(halves, 1, collective, Exchanges(sync_every=2), options=ONE)
         for _ in range(8):
             rows = slice(6 * collective.rank, 6 * collective.rank + 6)
             machine.step({name: 1000 * array[rows] for name, array in batch().items()})

@@ -11,6 +11,7 @@ import onnxruntime
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.run import Run
 from onnxgrad.training.parallel.ranks import digest
+from onnxgrad.training.parallel.sharded import Sharded, common_state
 
 
 def agreement(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
@@ -22,8 +23,11 @@ def agreement(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
         **run.settings,
         "epochs": run.epochs,
         "model": run.fingerprint,
-        "weights": "" if draws else digest(run.state()),  # the first rank's, where each may have drawn others
+        "weights": ""
+        if draws
+        else digest(common_state(run.machine)),  # the first rank's, where each may have drawn others
         "kernels": run.target,
+        "state of the optimizer": "shared out" if isinstance(run.machine, Sharded) else "on every rank",
         "callbacks": [
             [type(c).__name__, c.settings(), getattr(c, "patience", None)] for c in callbacks if not c.is_told_once
         ],

@@ -205,9 +205,11 @@ class KeepBest(_Monitoring):
         best = self.monitor(record)
         about = {"epoch": record["epoch"], "step": record["step"], self.monitor.of: record[self.monitor.of]}
         among = self.keep > 1 and self._rank(run, about)
-        if not run.is_writer or not (best or among):
+        if not (best or among):
             return
         state = run.state()
+        if not run.is_writer:
+            return
         if among and run.folder is not None:
             Checkpoint(state, about, run.fingerprint).save(run.folder / _best_file(about))
         if best:
@@ -235,9 +237,7 @@ class KeepBest(_Monitoring):
         """Restore the best weights."""
         if self.monitor.best == math.inf:
             return
-        kept = Checkpoint.load(run.folder / self.FILE).state if run.folder else self._kept
-        if kept is not None:
-            run.load_state(kept)
+        run.take_state(Checkpoint.load(run.folder / self.FILE).state if run.folder else self._kept)
 
     def state(self) -> dict[str, Any]:
         """The state of the monitor, and which states are kept."""

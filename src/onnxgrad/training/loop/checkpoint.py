@@ -29,10 +29,22 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput, TrainingError, warn_caller
 from onnxgrad.files import open_ordinary, replacing, scratch
 
-__all__ = ["FILE", "Checkpoint", "check_state_fits", "fingerprint", "previous", "replacing", "structure"]
+__all__ = [
+    "FILE",
+    "Checkpoint",
+    "check_state_fits",
+    "digest_of",
+    "fingerprint",
+    "named_parts",
+    "previous",
+    "replacing",
+    "structure",
+]
 
 FILE = "checkpoint.safetensors"
 PREVIOUS = ".previous"
+#: What `Checkpoint.run` says of the parts that a checkpoint is in (see `checkpoint_parts`).
+PARTS = "parts"
 _KEY = "onnxgrad.checkpoint"
 _DIGEST = "onnxgrad.digest"
 _EXTRA = "onnxgrad.extra."
@@ -81,31 +93,39 @@ class Checkpoint:
         run: JSON: where the run stands and how it draws its rows.
         step_graph: fingerprint of the step graph that the state belongs to.
         extras: what else ranks carry from step to step (see `training.parallel`), by name.
+        digest: of what the file says beside its tensors, where it was read from one.
     """
 
     state: dict[str, np.ndarray]
     run: dict[str, Any] = field(default_factory=dict)
     step_graph: str = ""
     extras: dict[str, np.ndarray] = field(default_factory=dict)
+    digest: str = ""
 
-    def save(self, path: Path, *, keep: bool = False) -> None:
-        """Write it to `path`, all or nothing; `keep` what was there as the previous one.
+    @property
+    def _tensors(self) -> dict[str, np.ndarray]:
+        return self.state | {_EXTRA + name: array for name, array in self.extras.items()}
+
+    def described(self) -> str:
+        """What the file says beside its tensors, as JSON. Raises TrainingError if one of them is not finite."""
+        for name, array in self._tensors.items():
+            if not _finite(array):
+                step = self.run.get("step", "?")
+                raise TrainingError(f"{name!r} is not finite after step {step}; no checkpoint was written")
+        digests = {name: digest_of(array) for name, array in self._tensors.items()}
+        return json.dumps({"version": _VERSION, "step_graph": self.step_graph, "run": self.run, "digests": digests})
+
+    def save(self, path: Path, *, keep: bool = False, text: str | None = None) -> None:
+        """Write it to `path`, all or nothing; `keep` what was there as the previous one; `text` is what it `described`.
 
         Raises:
             TrainingError: the state is not finite. BadInput: the place cannot be written.
         """
-        safetensors = _library()
-        tensors = self.state | {_EXTRA + name: array for name, array in self.extras.items()}
-        for name, array in tensors.items():
-            if not _finite(array):
-                step = self.run.get("step", "?")
-                raise TrainingError(f"{name!r} is not finite after step {step}; no checkpoint was written")
-        digests = {name: _digest(array) for name, array in tensors.items()}
-        about = {"version": _VERSION, "step_graph": self.step_graph, "run": self.run, "digests": digests}
-        text = json.dumps(about)
+        safetensors, tensors = _library(), self._tensors
+        text = self.described() if text is None else text
         with replacing(path) as file:
             try:
-                safetensors.numpy.save_file(tensors, file, {_KEY: text, _DIGEST: _digest(text)})
+                safetensors.numpy.save_file(tensors, file, {_KEY: text, _DIGEST: digest_of(text)})
             except safetensors.SafetensorError as error:  # a full disk, in words of its own
                 number = re.search(r"os error (\d+)", str(error))
                 why = os.strerror(int(number[1])) if number else str(error)
@@ -142,7 +162,7 @@ class Checkpoint:
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise BadInput(f"{str(path)!r} is not a checkpoint of onnxgrad{_offer(path)}") from error
         digested = metadata.get(_DIGEST)
-        if digested is not None and digested != _digest(metadata[_KEY]):
+        if digested is not None and digested != digest_of(metadata[_KEY]):
             raise BadInput(f"the checkpoint {str(path)!r} is damaged: its header is not what was written{_offer(path)}")
         if version not in (1, _VERSION) or isinstance(version, (bool, float)):
             raise BadInput(f"the checkpoint {str(path)!r} has version {version}; this onnxgrad reads {_VERSION}")
@@ -156,7 +176,7 @@ class Checkpoint:
                 raise BadInput(f"{str(path)!r} is not a checkpoint of onnxgrad: {name!r} is {tensor['dtype']}")
             flat = np.frombuffer(bytes(tensor["data"]), np.dtype(_DTYPES[tensor["dtype"]]))
             state[name] = flat.reshape(tensor["shape"]).copy()
-        found = cls(state, about.get("run"), about.get("step_graph"))
+        found = cls(state, about.get("run"), about.get("step_graph"), digest=digested or "")
         found._check_types(path)
         if version > 1:
             _check_digests(state, about.get("digests"), path)
@@ -182,7 +202,7 @@ class Checkpoint:
                 raise wrong(key, value)
 
 
-def _digest(what: str | np.ndarray) -> str:
+def digest_of(what: str | np.ndarray) -> str:
     """Of a text, or of the dtype, the shape and the contents of an array."""
     if isinstance(what, str):
         return hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
@@ -195,13 +215,37 @@ def _check_digests(state: Mapping[str, np.ndarray], digests: Any, path: Path) ->
     """Raise BadInput unless the tensors of `state`, and no others, are those that were written."""
     expected = digests if isinstance(digests, dict) else {}
     for name in sorted(expected.keys() | state.keys()):
-        if name not in state or name not in expected or _digest(state[name]) != expected[name]:
+        if name not in state or name not in expected or digest_of(state[name]) != expected[name]:
             raise BadInput(f"the checkpoint {str(path)!r} is damaged: {name!r} is not what was written{_offer(path)}")
 
 
 def previous(path: Path) -> Path:
     """Where the checkpoint before the one at `path` is kept."""
     return path.with_name(path.stem + PREVIOUS + path.suffix)
+
+
+def named_parts(path: Path, strict: bool = False) -> list[str]:
+    """The names of the files that the checkpoint at `path` is in parts in, if it is one and is in parts.
+
+    Args:
+        path: of the checkpoint; its tensors are not read.
+        strict: raise BadInput if it is none.
+    """
+    try:
+        with open_ordinary(path) as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return _parts_of(json.loads(header["__metadata__"][_KEY])["run"])
+    except (BadInput, OSError, MemoryError, OverflowError, ValueError, KeyError, TypeError, RecursionError):
+        if strict:
+            Checkpoint.load(path)
+        return []
+
+
+def _parts_of(run: Mapping[str, Any]) -> list[str]:
+    try:
+        return [str(name) for name, _ in run[PARTS]["files"]]
+    except (KeyError, TypeError, ValueError):
+        return []
 
 
 def _offer(path: Path) -> str:
@@ -215,6 +259,8 @@ def _offer(path: Path) -> str:
     except (BadInput, KeyError):
         return ""
     if not all(_finite(array) for array in found.state.values()):
+        return ""
+    if not all((path.parent / name).is_file() for name in _parts_of(found.run)):
         return ""
     return f"\n  hint: the one before it, of step {step}, is whole: rename {str(other)!r} to {path.name!r} to use it"
 

@@ -28,6 +28,8 @@ from onnxgrad.training.loop.run import Run
 from onnxgrad.training.measure import METRICS
 from onnxgrad.training.optim.schedules import Schedule
 from onnxgrad.training.parallel.machine import DataParallel
+from onnxgrad.training.parallel.ranks import OnRank
+from onnxgrad.training.parallel.sharded import Sharded, common_state
 
 
 class Fit:
@@ -82,23 +84,27 @@ class Fit:
         if resuming:
             resume(run, self.callbacks, accept_changes)
             return
-        self._seed_masks()
-        if run.ranks is not None:
+        if isinstance(run.machine, Sharded):
+            if run.machine.is_new:
+                run.take_state({name: t.numpy() for name, t in run.machine.first.items()})
+        elif run.ranks is not None:
             run.load_state(run.ranks.shared(run.state()))
-            run.ranks.first(self._save_first)
-        else:
+        self._seed_masks()
+        if run.ranks is None or isinstance(run.machine, Sharded):
             self._save_first()
+        else:
+            run.ranks.first(self._save_first)
 
     def _save_first(self) -> None:
-        if self.run.checkpoint:  # a place that cannot be written shows now, not after the first epoch
-            self._save(self.run.state())
+        if self.run.keeps:  # a place that cannot be written shows now, not after the first epoch
+            self._save(self.run.machine.state())
 
     def _seed_masks(self) -> None:
         """Have the masks of Dropout follow from the seed, unless the model says where they stand."""
-        state = self.run.state()
+        state = self.run.machine.state()
         if COUNT in state and not self.run.step.state[COUNT].initial.numpy():
             state[COUNT] = first_count(self.run.seed)
-            self.run.load_state(state)
+            self.run.machine.load_state(state)
 
     def __call__(self) -> None:
         """Take all epochs that are left."""
@@ -115,7 +121,9 @@ class Fit:
                 run.history.about["stopped"] = run.position.finished
             for callback in self.callbacks:
                 callback.end(run)
-            if run.ranks is not None:  # whoever has put weights back had them on the first rank
+            if run.ranks is not None and not isinstance(
+                run.machine, Sharded
+            ):  # the first rank may have put others back
                 run.load_state(run.ranks.shared(run.state()))
         finally:
             for callback in self.callbacks:
@@ -130,7 +138,9 @@ class Fit:
         known = ["loss", "seconds", "steps_per_second", "rate_factor", *run.rates]
         if run.validation is not None and self.evaluation is not None:
             some = run.validation.select(np.arange(min(len(run.validation), 256)), run.validation.name)
-            known += [f"validation_{what}" for what in self.evaluation(run.state(), some, metrics=run.metrics)]
+            known += [
+                f"validation_{what}" for what in self.evaluation(run.inference_state(), some, metrics=run.metrics)
+            ]
         for name in names:
             if name in known:
                 continue
@@ -151,6 +161,8 @@ class Fit:
         part = (0, 1) if run.ranks is None else (run.ranks.rank, run.ranks.size)
         for batch in run.data.batches(run.batch_size, order, at.row, [run.seed, at.epoch], part):
             self._set_rate()
+            if isinstance(run.machine, Sharded):
+                run.machine.due = run.folder is not None and time.monotonic() - saved > self.checkpoint_seconds
             loss = float(run.machine.step(batch)[run.step.loss])
             at.step += 1
             if not math.isfinite(loss):
@@ -172,8 +184,8 @@ class Fit:
                     break
             if self._is_to_stop():
                 self._interrupt()
-            if now - saved > self.checkpoint_seconds and run.checkpoint and self._is_settled():
-                self._save(run.state())
+            if self._is_to_save(now - saved):
+                self._save(run.machine.state())
                 saved = time.monotonic()
         self._end_epoch(at.row if stopped else run.rows)
         if self._interrupted and run.ranks is None:  # several ranks hear of it with the next step
@@ -184,15 +196,19 @@ class Fit:
         machine = self.run.machine
         return machine.stopping if isinstance(machine, DataParallel) else self._interrupted
 
-    def _is_settled(self) -> bool:
+    def _is_to_save(self, seconds: float) -> bool:
+        """Whether it is time for a checkpoint; where each rank writes its part, the first one has told them all."""
         machine = self.run.machine
-        return machine.is_settled if isinstance(machine, DataParallel) else True
+        if isinstance(machine, Sharded):
+            return machine.is_due
+        is_settled = machine.is_settled if isinstance(machine, DataParallel) else True
+        return self.run.keeps and is_settled and seconds > self.checkpoint_seconds
 
     def _evaluate_between(self) -> None:
         """Measure validation data between two steps."""
         run, at = self.run, self.run.position
         self._settle()
-        record = {"epoch": at.epoch + 1, "step": at.step, "loss": at.total / at.row, **self._validated(run.state())}
+        record = {"epoch": at.epoch + 1, "step": at.step, "loss": at.total / at.row, **self._validated()}
         at.history.evaluations.append(record)
         for callback in self.callbacks:
             callback.evaluated(run, record)
@@ -204,12 +220,12 @@ class Fit:
         if run.ranks is not None:
             run.position.finished = run.ranks.first(lambda: run.position.finished)
 
-    def _validated(self, state: dict[str, np.ndarray]) -> dict[str, float]:
+    def _validated(self) -> dict[str, float]:
         run = self.run
         if run.validation is None or self.evaluation is None:
             return {}
         ranks = None if run.ranks is None else run.ranks.collective
-        measured = self.evaluation(state, run.validation, max(run.batch_size, 256), run.metrics, ranks)
+        measured = self.evaluation(run.inference_state(), run.validation, max(run.batch_size, 256), run.metrics, ranks)
         return {f"validation_{what}": value for what, value in measured.items()}
 
     def _settle(self) -> None:
@@ -220,10 +236,10 @@ class Fit:
     def _end_epoch(self, rows: int) -> None:
         run, at = self.run, self.run.position
         self._settle()
-        state = run.state()
+        state = run.machine.state()
         self._check_finite(state)
         if run.ranks is not None:
-            run.ranks.check_equal(state, at.step)
+            run.ranks.check_equal(common_state(run.machine), at.step)
         record = {
             "epoch": at.epoch + 1,
             "step": at.step,
@@ -234,7 +250,7 @@ class Fit:
         }
         between = at.history.evaluations
         if run.evaluate_every is None:
-            record |= self._validated(state)
+            record |= self._validated()
         else:
             if at.epoch + 1 == run.epochs and not (between and between[-1]["step"] == at.step):
                 self._evaluate_between()  # the last state is measured in any case
@@ -248,7 +264,7 @@ class Fit:
         for callback in self.callbacks:
             callback.epoch(run, record)
         self._decide_together()
-        if run.checkpoint:
+        if run.keeps:
             self._save(state)
 
     def _set_rate(self) -> None:
@@ -268,10 +284,11 @@ class Fit:
 
     def _check_finite(self, state: dict[str, np.ndarray]) -> None:
         for name, tensor in self.run.step.state.items():
-            if tensor.initial.dtype in FLOATS and not np.isfinite(state[name]).all():
+            if tensor.initial.dtype in FLOATS and name in state and not np.isfinite(state[name]).all():
                 if not np.isfinite(tensor.initial.numpy()).all():
                     continue  # a mask, or a bound, that was infinite from the start
-                raise TrainingError(
+                is_own = isinstance(self.run.machine, Sharded) and name in self.run.machine.shares.kept
+                raise (OnRank if is_own else TrainingError)(
                     f"{name!r} is not finite after step {self.run.step_count} (epoch {self.run.epoch + 1}); "
                     f"try a smaller learning rate{self._last_good()}"
                 )
@@ -299,6 +316,6 @@ class Fit:
 
     def _interrupt(self) -> None:
         self._settle()
-        if self.run.checkpoint:
-            self._save(self.run.state())
+        if self.run.keeps:
+            self._save(self.run.machine.state())
         raise Interrupted(self.run.step_count, self.run.checkpoint)

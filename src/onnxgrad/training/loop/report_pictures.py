@@ -47,6 +47,6 @@ class WritesReport(Callback):
         """Write it."""
         pictures: list[Picture] = []
         if run.validation is not None and run.step.source is not None:
-            model = run.step.inference_model(averaged(run.step.source, run.state()))
+            model = run.step.inference_model(averaged(run.step.source, run.inference_state()))
             pictures = report_pictures(model, run.validation)
         write_report(run.history, self.path, pictures=pictures)

@@ -12,16 +12,17 @@ from onnxgrad.distributed import launched
 from onnxgrad.errors import BadInput
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits
+from onnxgrad.training.loop.checkpoint_parts import load_whole, save_parts, tidy
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.run import Run
 from onnxgrad.training.parallel.machine import DataParallel
+from onnxgrad.training.parallel.sharded import Sharded
 
 _ACCEPT = "\n  hint: --accept-changes (in Python accept_changes=True) goes on with what it is told now"
 
 
 def save(run: Run, callbacks: Sequence[Callback], state: dict[str, np.ndarray]) -> None:
-    """Write the checkpoint of `run`, which stands where `state` is."""
-    assert run.checkpoint is not None
+    """Write the checkpoint of `run`, which stands where `state` is: what this process has of it."""
     at = run.position
     document = {
         "step": at.step,
@@ -38,7 +39,12 @@ def save(run: Run, callbacks: Sequence[Callback], state: dict[str, np.ndarray]) 
         "callbacks": [[type(c).__name__, c.state(), c.settings()] for c in callbacks if c.state()],
         "history": at.history.to_json(),
     }
-    Checkpoint(state, document, run.fingerprint, _extras(run)).save(run.checkpoint, keep=True)
+    found = Checkpoint(state, document, run.fingerprint, _extras(run))
+    if isinstance(run.machine, Sharded) and run.ranks is not None and run.parts_folder is not None:
+        save_parts(found, run.machine, run.ranks, run.parts_folder)
+    elif run.checkpoint is not None:
+        found.save(run.checkpoint, keep=True)
+        tidy(run.checkpoint.parent)
     run.kept = True
 
 
@@ -81,13 +87,13 @@ def resume(run: Run, callbacks: Sequence[Callback], accept_changes: bool) -> Non
 
 
 def _loaded(run: Run) -> Checkpoint:
-    """The checkpoint; of several ranks the first one reads it, and tells the others."""
+    """The checkpoint; of several ranks the first one reads it, and tells the others all but its state."""
     like = {name: t.initial.numpy() for name, t in run.step.state.items()}
 
     def read() -> Checkpoint:
         if run.checkpoint is None:
             raise BadInput("to resume, say in which folder the checkpoint is")
-        found = Checkpoint.load(run.checkpoint)
+        found = load_whole(run.checkpoint)
         check_state_fits(found, like, run.checkpoint)
         return found
 
@@ -104,7 +110,7 @@ def _loaded(run: Run) -> Checkpoint:
     like_extras = _extras(run)
     held.extras = like_extras
     document, step_graph = run.ranks.first(tell)
-    return Checkpoint(run.ranks.shared(held.state), document, step_graph, run.ranks.shared(held.extras))
+    return Checkpoint(held.state, document, step_graph, run.ranks.shared(held.extras))
 
 
 def _extras(run: Run) -> dict[str, np.ndarray]:
@@ -164,7 +170,7 @@ def _other(run: Run, what: str) -> BadInput:
 def _go_on(run: Run, found: Checkpoint) -> None:
     if (target := found.run.get("target")) in ("portable", "native"):  # earlier versions do not tell
         run.follow(target)
-    run.load_state(found.state)
+    run.take_state(found.state)
     if isinstance(run.machine, DataParallel):
         run.machine.load_extras(found.extras)
     at = run.position

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from onnxgrad.training.metadata import SCHEDULED
 from onnxgrad.training.optim.schedules import Schedule
 from onnxgrad.training.parallel.machine import DataParallel
 from onnxgrad.training.parallel.ranks import Ranks
+from onnxgrad.training.parallel.sharded import Sharded, inference_state, load_state, whole_state
 from onnxgrad.training.step.accumulate import Accumulating
 from onnxgrad.training.step.step import Step
 
@@ -79,7 +80,9 @@ class Run:
         sample: which rows an epoch takes.
         metrics: names of what is measured of validation data; None: what is usual.
         evaluate_every: steps between measurements of validation data; None: after every epoch.
-        folder: where the checkpoint is kept, if there is one.
+        folder: where the checkpoint is kept, if there is one and this process writes it.
+        keeps: whether there is one, and this process writes it or a part of it.
+        parts_folder: where it writes its part.
         target: what the machine runs, "portable" or "native" (see `onnxgrad.runtime.Options`).
         checkpoint: its file.
         kept: whether there is a checkpoint of this run.
@@ -115,9 +118,12 @@ class Run:
         self.data, self.validation = data, validation
         self.epochs, self.batch_size, self.seed, self.shuffle = epochs, batch_size, seed, shuffle
         self.sample, self.metrics, self.evaluate_every = sample, metrics, evaluate_every
-        self.folder, self.target, self._follow = folder, target, follow
+        self.target, self._follow = target, follow
         self.ranks = ranks
-        self.checkpoint = None if folder is None else folder / FILE
+        self.folder = folder if self.is_writer else None
+        self.checkpoint = None if self.folder is None else self.folder / FILE
+        self.parts_folder = folder if isinstance(machine, Sharded) else None
+        self.keeps = self.checkpoint is not None or self.parts_folder is not None
         self.kept = False
         self.rows = len(data)
         if data.whole and (parts > 1 or ranks is not None):
@@ -170,12 +176,28 @@ class Run:
         return {name: float(array) for name, array in self.machine.held.items() if array.ndim == 0}
 
     def state(self) -> dict[str, np.ndarray]:
-        """A copy of every tensor of state."""
-        return self.machine.state()
+        """A copy of every tensor of state. Ranks that have shared it out put it together: all of them call this."""
+        return whole_state(self.machine)
 
-    def load_state(self, state: dict[str, np.ndarray]) -> None:
-        """Go on from `state`."""
-        self.machine.load_state(state)
+    def inference_state(self) -> dict[str, np.ndarray]:
+        """A copy of what of it the inference model needs; where an epoch or the run ends, any rank may call this."""
+        return inference_state(self.machine)
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Go on from `state`; of several ranks, those that have shared it out all call this."""
+        load_state(self.machine, state.items())
+
+    def take_state(self, state: Mapping[str, np.ndarray] | None) -> None:
+        """Go on from the `state` of the first rank, if it gives one; all ranks call this."""
+        if self.ranks is None:
+            found: Iterable[tuple[str, np.ndarray]] | None = None if state is None else state.items()
+        elif self.ranks.first(lambda: state is not None):
+            like = {name: t.initial.numpy() for name, t in self.step.state.items()}
+            found = self.ranks.each(state if self.ranks.is_first and state is not None else like)
+        else:
+            found = None
+        if found is not None:
+            load_state(self.machine, found)
 
     def follow(self, target: str) -> None:
         """Take a machine for `target`, on which the run was begun, where that is left to us and possible."""

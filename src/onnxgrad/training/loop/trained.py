@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -20,15 +20,19 @@ from onnxgrad.training.adapters.folder import save_adapter
 from onnxgrad.training.adapters.merge import merged
 from onnxgrad.training.data import Data, Field, Images, Text
 from onnxgrad.training.data.axes import first_dim
-from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits
+from onnxgrad.training.loop.checkpoint import check_state_fits
+from onnxgrad.training.loop.checkpoint_parts import load_whole
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.trainer_setup import AnyRunner, Setup
 from onnxgrad.training.metadata import CLASSES, class_names
 from onnxgrad.training.optim.averages import averaged
 from onnxgrad.training.parallel.ranks import Ranks
+from onnxgrad.training.parallel.sharded import Sharded, inference_state, load_state, whole_state
 from onnxgrad.training.quantization.fold import folded
 from onnxgrad.training.step.snapshot import training_model
 from onnxgrad.training.step.step import Step
+
+R = TypeVar("R")
 
 #: What `onnxgrad.training.data.open_data` can open, or data that were opened.
 AnyData = Any
@@ -139,8 +143,19 @@ class Trained:
         return rows
 
     def state(self) -> dict[str, np.ndarray]:
-        """A copy of every tensor of state."""
-        return self.machine.state()
+        """A copy of every tensor of state. With `shard_optimizer`, all ranks call this."""
+        return whole_state(self.machine)
+
+    def _of_all(self, made: Callable[[], R]) -> R | None:
+        """What the process that writes makes of the state; ranks that have shared it out all make it."""
+        found = made() if self.is_writer or isinstance(self.machine, Sharded) else None
+        return found if self.is_writer else None
+
+    @property
+    def optimizer_bytes(self) -> tuple[int, int]:
+        """Bytes of what the optimizer keeps beside the weights: on this rank, and of all of it."""
+        whole = sum(t.initial.nbytes for t in self.step.state.values() if t.kind == "optimizer")
+        return self.machine.optimizer_bytes if isinstance(self.machine, Sharded) else whole, whole
 
     def inference_model(self) -> Any:
         """The inference model with the weights as they are now, an ``onnx_ir.Model``; adapters are merged into them.
@@ -153,7 +168,7 @@ class Trained:
 
     def adapted_model(self) -> Any:
         """The same with adapters beside the weights that they adapt, not merged into them."""
-        return self.step.inference_model(averaged(self.step.source, self.machine.state()))
+        return self.step.inference_model(averaged(self.step.source, inference_state(self.machine)))
 
     def _named(self, model: ir.Model) -> ir.Model:
         if self.classes:
@@ -168,8 +183,9 @@ class Trained:
         """
         if self.step.source is None:
             raise BadInput("a step without the model that it was compiled from has no adapter to save")
-        if self.is_writer:
-            save_adapter(self.adapted_model(), self.step.source.inference(), Path(folder))
+        model = self._of_all(self.adapted_model)
+        if model is not None:
+            save_adapter(model, self.step.source.inference(), Path(folder))
 
     def training_model(self) -> Any:
         """The training model as it stands, an ``onnx_ir.Model``: present weights, counters, moments and averages.
@@ -179,7 +195,7 @@ class Trained:
         source = self.step.source
         if source is None:
             raise BadInput("a step without the model that it was compiled from cannot be saved as a training model")
-        return self._named(training_model(source, self.machine.state()))
+        return self._named(training_model(source, whole_state(self.machine)))
 
     def save_training_model(self, path: str | os.PathLike) -> None:
         """Write `training_model` to `path`, an ``.onnx`` file with a TrainingInfoProto.
@@ -187,8 +203,9 @@ class Trained:
         Raises:
             BadInput: it cannot be written there.
         """
-        if self.is_writer:
-            save_model(self.training_model(), path)
+        model = self._of_all(self.training_model)
+        if model is not None:
+            save_model(model, path)
 
     def restore(self, path: str | os.PathLike) -> None:
         """Take the state in the checkpoint at `path`, such as one of those that ``fit(keep=3)`` leaves.
@@ -196,6 +213,6 @@ class Trained:
         Raises:
             BadInput: there is none, it is damaged, or it belongs to another model.
         """
-        found = Checkpoint.load(Path(path))
+        found = load_whole(Path(path))
         check_state_fits(found, self.initial, Path(path))
-        self.machine.load_state(found.state)
+        load_state(self.machine, found.state.items())

@@ -32,9 +32,11 @@ from onnxgrad.training.loop.trainer_setup import set_up
 from onnxgrad.training.measure import predict
 from onnxgrad.training.measure.metrics import names_of
 from onnxgrad.training.optim.config import Optimizer
+from onnxgrad.training.parallel.exchanges import Exchanges
 from onnxgrad.training.parallel.joining import together
 from onnxgrad.training.parallel.local_steps import LocalSteps
 from onnxgrad.training.parallel.ranks import Ranks
+from onnxgrad.training.parallel.sharded import inference_state
 from onnxgrad.training.spec.training_info import AnyTrainingModel
 from onnxgrad.training.step.step import Step
 
@@ -63,7 +65,11 @@ class Trainer(Trained):
             files. Needs what `accumulate` needs.
         sync_every: steps that ranks take on their own between two exchanges (DiLoCo, arXiv 2311.08105); then they move
             on together by an outer step with Nesterov's momentum.
+        outer_rate, outer_momentum: of that step. Default: 0.7 and 0.9.
         compress: "fp16" sends gradients, or the ways of weights, as 16-bit numbers with error feedback: half the bytes.
+        shard_optimizer: each rank keeps and updates its part of the optimizer's state alone (ZeRO-1, arXiv 1910.02054):
+            memory for it is divided by the number of ranks. `save`, `state`, `training_model` and what else asks for
+            the model are then called on all ranks, too.
         attention_rows: how many queries attention takes at a time (see `compile_step`).
         precision: "fp16" or "bf16": products in 16 bits, beside weights in float32, on a provider that has them; see
             `Precision`. Default: all in the types that the model has.
@@ -98,7 +104,10 @@ class Trainer(Trained):
         dims: Mapping[str, int] | None = None,
         distributed: Ranks | Collective | str | None = None,
         sync_every: int = 1,
+        outer_rate: float | None = None,
+        outer_momentum: float | None = None,
         compress: str | None = None,
+        shard_optimizer: bool = False,
         attention_rows: int | None = None,
         precision: str | None = None,
         **attached: Any,
@@ -108,10 +117,14 @@ class Trainer(Trained):
         check_whole(accumulate=accumulate, sync_every=sync_every)
         check_kind("options", options, Options, "an Options(…)")
         check_kind("dims", dims, Mapping, "a dict, as in {'seq': 128}")
+        check_kind("shard_optimizer", shard_optimizer, bool, "true or false")
+        for name, number in (("outer_rate", outer_rate), ("outer_momentum", outer_momentum)):
+            check_kind(name, number, (int, float), "a number")
+        exchange = Exchanges(sync_every, outer_rate, outer_momentum, compress, shard_optimizer)
         setup = set_up(
             model, {"loss": loss, "optimizer": optimizer, **attached}, entry=entry, options=options or Options(),
             accumulate=accumulate, memory=memory, batch_size=batch_size, dims=dims, distributed=distributed,
-            sync_every=sync_every, compress=compress, attention_rows=attention_rows, precision=precision,
+            exchange=exchange, attention_rows=attention_rows, precision=precision,
         )  # fmt: skip
         super().__init__(setup, evaluation)
         self._position = Position()
@@ -155,8 +168,9 @@ class Trainer(Trained):
         Raises:
             BadInput: it cannot be written there.
         """
-        if self.is_writer:
-            save_model(self.inference_model(), path)
+        model = self._of_all(self.inference_model)
+        if model is not None:
+            save_model(model, path)
 
     def __repr__(self) -> str:
         return f"<Trainer at step {self.step_count} of {self.step!r}>"
@@ -179,7 +193,7 @@ class Trainer(Trained):
             raise BadInput(f"batch_size must be at least 1, not {batch_size}")
         rows = self.data(data, "the validation data", inputs, images, Text.of(tokenizer, max_length))
         collective = None if self.ranks is None else self.ranks.collective
-        return self.evaluation(self.machine.state(), rows, batch_size, names_of(metrics), collective)
+        return self.evaluation(inference_state(self.machine), rows, batch_size, names_of(metrics), collective)
 
     @checked
     @together
@@ -365,7 +379,7 @@ class Trainer(Trained):
             sample=sample,
             metrics=asked,
             evaluate_every=evaluate_every,
-            folder=Path(checkpoint) if checkpoint is not None and self.is_writer else None,
+            folder=None if checkpoint is None else Path(checkpoint),
             target=self.options.target,
             follow=self._follow,
             ranks=self.ranks,

@@ -12,15 +12,15 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.distributed import Collective
-from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.errors import BadInput
 from onnxgrad.model_io import load_model, training_info
 from onnxgrad.remat import Plan
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.runtime.on_device import OnDevice, runner
 from onnxgrad.training.build.attach import attached
 from onnxgrad.training.loop.checkpoint import fingerprint, structure
-from onnxgrad.training.parallel.joining import machine_of, ranks_of, sharing
-from onnxgrad.training.parallel.machine import COMPRESSIONS
+from onnxgrad.training.parallel.exchanges import Exchanges
+from onnxgrad.training.parallel.joining import arrangement_of, machine_of, ranks_of, sharing
 from onnxgrad.training.parallel.ranks import Ranks
 from onnxgrad.training.spec.training_info import AnyTrainingModel, Source
 from onnxgrad.training.step.accumulate import Accumulating, split_step
@@ -76,8 +76,7 @@ def set_up(
     batch_size: int | None,
     dims: Mapping[str, int] | None,
     distributed: Ranks | Collective | str | None,
-    sync_every: int,
-    compress: str | None,
+    exchange: Exchanges,
     attention_rows: int | None,
     precision: str | None,
 ) -> Setup:
@@ -88,10 +87,8 @@ def set_up(
     """
     if accumulate < 1:
         raise BadInput(f"a batch is cut into at least 1 part, not {accumulate}")
-    if sync_every < 1:
-        raise BadInput(f"sync_every must be at least 1, not {sync_every}")
-    if compress is not None and compress not in COMPRESSIONS:
-        raise UnknownName(compress, COMPRESSIONS, "compression")
+    if exchange.sync_every == 1 and (exchange.outer_rate, exchange.outer_momentum) != (None, None):
+        raise BadInput("outer_rate and outer_momentum are of the step that ranks take together every sync_every steps")
     ranks = ranks_of(distributed)
     parts = accumulate if ranks is None else accumulate * ranks.size
     training = _with_training(model, {k: v for k, v in asked.items() if v is not None}, parts > 1)
@@ -115,12 +112,14 @@ def set_up(
     elif isinstance(training, Step):
         raise BadInput("a compiled step cannot be cut into parts; hand in the model that it was compiled from")
     else:
-        split = split_step(training, attention_rows=attention_rows, precision=narrow)
+        split = split_step(
+            training, attention_rows=attention_rows, precision=narrow, arrange=arrangement_of(ranks, exchange)
+        )
         if memory is not None:
             rows = None if batch_size is None else -(-batch_size // parts)
             split.gradient = within_memory(split.gradient, memory, rows, dims)
         plan = split.gradient.plan
-        run_by = partial(machine_of, split, accumulate, ranks, every=sync_every, compress=compress)
+        run_by = partial(machine_of, split, accumulate, ranks, exchange)
     planned = batch_size if memory is not None else None
     return Setup(step, plan, planned, *digests, ranks, accumulate, settled, asked_of_runtime.is_free, run_by)
 

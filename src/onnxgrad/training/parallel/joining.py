@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import ParamSpec, TypeVar
 
 from onnxgrad.distributed import Collective, join, launched
 from onnxgrad.runtime import Options
+from onnxgrad.training.parallel.exchanges import Exchanges
 from onnxgrad.training.parallel.local_steps import LocalSteps
 from onnxgrad.training.parallel.machine import DataParallel
 from onnxgrad.training.parallel.ranks import Ranks
+from onnxgrad.training.parallel.sharded import Sharded
+from onnxgrad.training.parallel.shares import Shares, arrangement
 from onnxgrad.training.step.accumulate import Accumulating, SplitStep
 
 P = ParamSpec("P")
@@ -38,17 +41,21 @@ def ranks_of(distributed: Ranks | Collective | str | None) -> Ranks | None:
 
 
 def machine_of(
-    split: SplitStep, parts: int, ranks: Ranks | None, options: Options, every: int = 1, compress: str | None = None
+    split: SplitStep, parts: int, ranks: Ranks | None, exchange: Exchanges, options: Options
 ) -> Accumulating:
-    """What runs a step in two halves, of which each of several ranks has its rows, cut into so many parts.
-
-    One rank has nothing to exchange, so that `every` and `compress` are of no matter to it.
-    """
+    """What runs a step in two halves, of which each of several ranks has its rows, cut into so many parts."""
     if ranks is None:
         return Accumulating(split, parts, options=options)
-    if every > 1:
-        return LocalSteps(split, parts, ranks.collective, every=every, compress=compress, options=options)
-    return DataParallel(split, parts, ranks.collective, compress=compress, options=options)
+    if exchange.shard_optimizer:
+        return Sharded(split, parts, ranks.collective, Shares(split, ranks.size), options=options)
+    if exchange.sync_every > 1:
+        return LocalSteps(split, parts, ranks.collective, exchange, options=options)
+    return DataParallel(split, parts, ranks.collective, compress=exchange.compress, options=options)
+
+
+def arrangement_of(ranks: Ranks | None, exchange: Exchanges) -> Callable[[SplitStep], Sequence[str]] | None:
+    """What tells in which order the machine of these ranks needs the bucket (see `split_step`), if it matters."""
+    return None if ranks is None or not exchange.shard_optimizer else partial(arrangement, ranks.size)
 
 
 def together(method: Callable[P, R]) -> Callable[P, R]:

@@ -14,15 +14,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from onnxgrad.distributed import Collective
-from onnxgrad.errors import BadInput
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.runtime import Options
+from onnxgrad.training.parallel.exchanges import Exchanges
 from onnxgrad.training.parallel.machine import DataParallel, sums_of
 from onnxgrad.training.parallel.ranks import OnRank
 from onnxgrad.training.step.accumulate import BUCKET, TOTAL, SplitStep
 
-#: Of the outer step; those that the paper found best.
-RATE, MOMENTUM = 0.7, 0.9
 VELOCITY = "outer_momentum"
 
 
@@ -32,9 +30,8 @@ class LocalSteps(DataParallel):
     Results of a step are those of the rows of this rank. A rank without rows takes no step.
 
     Args:
-        split, parts, collective, compress, options: as of `DataParallel`; what is compressed are the ways of weights.
-        every: steps between two exchanges, 1 or more.
-        rate, momentum: of the outer step.
+        split, parts, collective, options: as of `DataParallel`; what is compressed are the ways of weights.
+        exchange: how many steps between two exchanges, and the rate and the momentum of the outer step.
     """
 
     def __init__(
@@ -42,17 +39,12 @@ class LocalSteps(DataParallel):
         split: SplitStep,
         parts: int,
         collective: Collective,
+        exchange: Exchanges,
         *,
-        every: int,
-        rate: float = RATE,
-        momentum: float = MOMENTUM,
-        compress: str | None = None,
         options: Options | None = None,
     ) -> None:
-        if every < 1:
-            raise BadInput(f"ranks exchange weights every 1 step or more, not every {every}")
         super().__init__(split, parts, collective, options=options)
-        self.every, self.rate, self.momentum = every, rate, momentum
+        self.every, self.rate, self.momentum = exchange.sync_every, exchange.rate, exchange.momentum
         state = {n: t for half in (split.gradient, split.update) for n, t in half.state.items()}
         held = {n: t for n, t in state.items() if n not in (BUCKET, TOTAL)}
         self._moving = [n for n, t in held.items() if t.kind == "parameter"]
@@ -60,8 +52,13 @@ class LocalSteps(DataParallel):
         self._counting = [n for n, t in held.items() if t.initial.dtype not in FLOATS]
         self._results = dict.fromkeys(self.results, np.zeros(()))
         self._start()
-        self._sum = sums_of(collective, compress, self._from)
-        self.settings = {"steps between exchanges": every, "compression": compress or "none"}
+        self._sum = sums_of(collective, exchange.compress, self._from)
+        self.settings |= {
+            "steps between exchanges": self.every,
+            "compression": exchange.compress or "none",
+            "outer rate": self.rate,
+            "outer momentum": self.momentum,
+        }
 
     def _start(self) -> None:
         """Begin from the weights as they are, at rest."""

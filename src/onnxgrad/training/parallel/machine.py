@@ -15,7 +15,7 @@ import numpy as np
 
 from onnxgrad.distributed import Collective
 from onnxgrad.distributed.half_sums import HalfSums
-from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options
 from onnxgrad.training.graph.dropout_masks import COUNT
 from onnxgrad.training.graph.synchronized_norm import is_sum
@@ -27,16 +27,13 @@ from onnxgrad.training.step.step import Step
 _GOLDEN = 0x9E3779B1
 
 
-COMPRESSIONS = ("fp16",)
 LOST = "compression_error"
 
 
 def sums_of(collective: Collective, compress: str | None, like: np.ndarray) -> Callable[[np.ndarray], None]:
-    """What replaces arrays such as `like` by their sums over ranks. Raises UnknownName for an unknown compression."""
+    """What replaces arrays such as `like` by their sums over ranks; `compress` is that of an `Exchanges`."""
     if compress is None:
         return collective.all_reduce
-    if compress not in COMPRESSIONS:
-        raise UnknownName(compress, COMPRESSIONS, "compression")
     return HalfSums(collective, len(like), like.dtype)
 
 
@@ -56,6 +53,8 @@ class DataParallel(Accumulating):
     Attributes:
         asked: whether this rank was asked to stop; the others hear of it at the next step.
         stopping: whether any rank had been, before the last step.
+        due: whether this rank finds that it is time for a checkpoint; the others hear of it at the next step.
+        is_due: whether any rank had found it, before the last step.
         settings: how ranks exchange what they have, by what to call it in messages.
     """
 
@@ -74,7 +73,7 @@ class DataParallel(Accumulating):
         for value in graph.outputs:
             if value.name in split.gradient.results and (value.shape is None or len(value.shape)):
                 raise BadInput(f"ranks share results that are scalars; {value.name!r} is none")
-        self.asked = self.stopping = False
+        self.asked = self.stopping = self.due = self.is_due = False
         self._sum = sums_of(collective, compress, self.bucket.array)
         self.settings: dict[str, Any] = {"steps between exchanges": 1, "compression": compress or "none"}
         self._statistics = list(self.gradient.slots)
@@ -88,20 +87,20 @@ class DataParallel(Accumulating):
             self.bucket.array[...] = 0
         self._sum(self.bucket.array)
         names = self.gradient.results
-        shared = np.array([self.asked, rows, total, bool(sums), *(float(sums.get(n, 0.0)) for n in names)])
+        shared = np.array([self.asked, self.due, rows, total, bool(sums), *(float(sums.get(n, 0.0)) for n in names)])
         statistics = np.concatenate([self._moved(before, rows), np.zeros(0)])
         both = np.concatenate([shared, statistics])
         self.collective.all_reduce(both)
-        asked, count, total, has_sums = (float(x) for x in both[:4])
-        self.stopping = asked > 0
+        asked, due, count, total, has_sums = (float(x) for x in both[:5])
+        self.stopping, self.is_due = asked > 0, due > 0
         self._take(before, both[len(shared) :], count)
-        found = dict(zip(names, (np.asarray(x) for x in both[4 : len(shared)]))) if has_sums else {}
+        found = dict(zip(names, (np.asarray(x) for x in both[5 : len(shared)]))) if has_sums else {}
         return self.means(found, total) | self.updated(total)
 
-    def _computing(self, half: Step, options: Options | None) -> Any:
+    def _computing(self, half: Step, options: Options | None, places: Mapping[str, np.ndarray]) -> Any:
         if any(is_sum(node) for node in half.model.graph):
-            return Staged(half, self.collective, options, self._part.pieces)
-        return super()._computing(half, options)
+            return Staged(half, self.collective, options, places)
+        return super()._computing(half, options, places)
 
     def gradients(self, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
         """As the base does; a rank that has fewer parts than others still takes part in the sums inside a step."""

@@ -107,6 +107,22 @@ class Ranks:
             more = f"\n  and {len(lines) - 8} more" if len(lines) > 8 else ""
             raise OnAll("the ranks are not about to do the same, as rank 0 does\n  " + "\n  ".join(lines[:8]) + more)
 
+    def every(self, action: Callable[[], Any]) -> list[Any]:
+        """What `action` gives on each rank, as JSON has it.
+
+        Raises:
+            OnAll: it raised an error on some of them; the message says which.
+        """
+        try:
+            answer = {"value": action()}
+        except OnnxGradError as error:
+            answer = {"error": str(error)}
+        found = gathered(self.collective, answer)
+        errors = [f"rank {rank}: {one['error']}" for rank, one in enumerate(found) if "error" in one]
+        if errors:
+            raise OnAll("\n".join(errors))
+        return [one["value"] for one in found]
+
     def first(self, action: Callable[[], Any]) -> Any:
         """What `action` gives on the first rank, as JSON has it; the others wait for it.
 
@@ -126,10 +142,14 @@ class Ranks:
 
     def shared(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The tensors of the first rank, on all; those of the others say only their names, dtypes and shapes."""
-        found = {name: np.array(array, order="C") for name, array in sorted(state.items())}
-        for array in found.values():
-            self.collective.broadcast(array)
-        return found
+        return dict(self.each(state))
+
+    def each(self, state: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+        """The same, one after the other."""
+        for name, array in sorted(state.items()):
+            found = np.array(array, order="C")
+            self.collective.broadcast(found)
+            yield name, found
 
     def check_equal(self, state: Mapping[str, np.ndarray], step: int) -> None:
         """Raise TrainingError unless all ranks hold the same bits."""

@@ -8,7 +8,7 @@ so the parts add up to the whole batch: with ignored labels and weighted classes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,6 +59,7 @@ def split_step(
     attention_rows: int | None = None,
     precision: Precision | None = None,
     synchronized: bool = False,
+    arrange: Callable[[SplitStep], Sequence[str]] | None = None,
 ) -> SplitStep:
     """The step of `model`, which has one training entry, in two halves.
 
@@ -67,6 +68,7 @@ def split_step(
         outputs: names of further values to have as results, of the half that computes them.
         attention_rows, precision: as in `compile_step`; where the sum over all parts is not finite, none counts.
         synchronized: have BatchNormalization take the statistics of all ranks; `DataParallel` runs such a step.
+        arrange: tells, of the step as it would be, in which order the bucket should have its pieces.
 
     Raises:
         BadInput: it does not say over how much a batch is averaged, or its update reads the batch.
@@ -91,7 +93,10 @@ def split_step(
         synchronized=("" if summed else weight) if synchronized else None,
     )  # fmt: skip
     asked = dict(zip([step.loss, *dict.fromkeys(asked_of_step)], step.results, strict=True))
-    return _Cut(step, [asked[name] for name in gradients], asked[weight], summed, synchronized).halves()
+    names = [asked[name] for name in gradients]
+    split = _Cut(step, names, asked[weight], summed, synchronized).halves()
+    order = names if arrange is None else list(arrange(split))
+    return split if order == names else _Cut(step, order, asked[weight], summed, synchronized).halves()
 
 
 class _Cut:
@@ -233,7 +238,7 @@ class Accumulating:
         if parts > 1:
             self._part = Bucket(split.pieces, self.bucket.array.dtype)
         first = giving(split.gradient, split.pieces, self._dtype(split), (BUCKET, TOTAL, KEEP))
-        self.gradient = self._computing(first, options)
+        self.gradient = self._computing(first, options, self._part.pieces)
         self.update = self._updating(split, options)
         share(self.gradient, self.update)
         self.held = self.update.held
@@ -255,9 +260,9 @@ class Accumulating:
     def _dtype(split: SplitStep) -> ir.DataType:
         return split.gradient.state[BUCKET].initial.dtype
 
-    def _computing(self, half: Step, options: Options | None) -> Any:
-        """The machine that computes the gradients of a part."""
-        return StepRunner(half, options=options, places=self._part.pieces)
+    def _computing(self, half: Step, options: Options | None, places: Mapping[str, np.ndarray]) -> Any:
+        """The machine that computes the gradients of a part; `places` as in `Resident`."""
+        return StepRunner(half, options=options, places=places)
 
     def _updating(self, split: SplitStep, options: Options | None) -> StepRunner:
         """The machine that makes an update from the bucket."""

@@ -9,6 +9,7 @@ it) is done to that vector in place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
@@ -90,9 +91,13 @@ class Bucket:
     """
 
     def __init__(self, pieces: Mapping[str, tuple[int, ...]], dtype: np.dtype) -> None:
-        ends = np.cumsum([0, *(int(np.prod(shape)) for shape in pieces.values())]).tolist()
-        self.array = aligned((ends[-1],), dtype)
-        self.pieces = {
-            name: self.array[low:high].reshape(shape)
-            for (name, shape), low, high in zip(pieces.items(), ends, ends[1:])
+        self.array = aligned((sum(math.prod(shape) for shape in pieces.values()),), dtype)
+        self.pieces = Bucket.cut(self.array, pieces)
+
+    @staticmethod
+    def cut(array: np.ndarray, pieces: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+        """The parts of `array`, one after the other, in these shapes."""
+        ends = np.cumsum([0, *(math.prod(shape) for shape in pieces.values())]).tolist()
+        return {
+            name: array[low:high].reshape(shape) for (name, shape), low, high in zip(pieces.items(), ends, ends[1:])
         }

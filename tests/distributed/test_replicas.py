@@ -1,0 +1,142 @@
+"""Processes that share out the state of the optimizer, that are many, or that come and go: torchrun and mpiexec."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxgrad.distributed.simulated import World
+from onnxgrad.runtime import Options
+from onnxgrad.training import Trainer, consolidate
+from onnxgrad.training.loop.checkpoint import FILE, Checkpoint, named_parts
+from tests.distributed.launching import environment, mpiexec, torchrun
+from tests.distributed.test_training import KILLED, command, history
+from tests.training.models import blobs, classifier
+
+WORKER = str(Path(__file__).with_name("replicas_worker.py"))
+ROOT = str(Path(__file__).parents[2])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a model, data to train on and data to measure."""
+    folder = tmp_path_factory.mktemp("ranks")
+    onnx.save(classifier(), folder / "m.onnx")
+    np.savez(folder / "d.npz", **blobs(90))
+    np.savez(folder / "v.npz", **blobs(300, 1))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def replicated(place):
+    """The weights that two simulated ranks have that share nothing out: a sum of two is the same in either order."""
+
+    def work(collective):
+        how = {"loss": "cross_entropy", "optimizer": "adam", "learning_rate": 0.02}
+        trainer = Trainer(classifier(), options=Options(threads=1, target="portable"), distributed=collective, **how)
+        trainer.fit(blobs(90), epochs=3, batch_size=16, progress=False)
+        return trainer.state()
+
+    return World(2).run(work)[0]
+
+
+def check(place, name, state):
+    """The trained model, and the checkpoint put together, hold these bits."""
+    weights = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(place / f"{name}.onnx").graph.initializer}
+    folder = place / f"{name}.checkpoint"
+    assert len(named_parts(folder / FILE)) == 2
+    whole = Checkpoint.load(consolidate(folder, place / f"{name}.safetensors")).state
+    for tensor, array in state.items():
+        np.testing.assert_array_equal(whole[tensor], array, err_msg=tensor)
+        np.testing.assert_array_equal(weights.get(tensor, array), array, err_msg=tensor)
+
+
+def test_torchrun_shares_out_the_state(place, replicated):
+    done = torchrun(2, "-m", "onnxgrad", *command(place, "shard", "--shard-optimizer"))
+    assert done.returncode == 0, done.stderr
+    assert "320 bytes of 640 bytes of the optimizer's state" in done.stderr
+    check(place, "shard", replicated)
+
+
+@pytest.mark.complete
+def test_mpiexec_shares_out_the_state(place, replicated):
+    done = mpiexec(2, "-m", "onnxgrad", *command(place, "mpi", "--shard-optimizer"))
+    assert done.returncode == 0, done.stderr
+    check(place, "mpi", replicated)
+
+
+@pytest.mark.complete
+def test_after_a_kill_it_goes_on_with_the_same_bits(place, replicated):
+    how = command(place, "killed", "--shard-optimizer", "--checkpoint-seconds", "0")
+    done = torchrun(2, KILLED, *how, options=("--max-restarts", "1"))
+    assert done.returncode == 0, done.stderr
+    check(place, "killed", replicated)
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize("how", ["replicated", "shard"])
+def test_eight_processes_hold_the_same_bits_after_a_hundred_steps(how):
+    done = torchrun(8, WORKER, how, PYTHONPATH=f"{ROOT}/src{os.pathsep}{ROOT}")
+    assert done.returncode == 0, done.stderr
+    said = re.findall(r"after (\d+) steps (\w+) (\S+)", done.stdout)
+    assert len(said) == 8
+    assert len(set(said)) == 1
+    assert int(said[0][0]) == 102
+    how = {"loss": "cross_entropy", "optimizer": "adam", "learning_rate": 0.02, "clip_norm": 1.0}
+    alone = Trainer(classifier(), options=Options(threads=1, target="portable"), **how)
+    alone.fit(blobs(90), epochs=17, batch_size=16, seed=3, progress=False)
+    assert float(said[0][2]) == pytest.approx(alone.history.epochs[-1]["loss"], rel=1e-4)
+
+
+@pytest.mark.complete
+def test_nodes_come_and_go(place):
+    """Two launchers, as on two machines; the second is killed with its rank, and the first goes on alone."""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    how = ["--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "a job"]
+    how += ["--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", "last_call_timeout=5", "--max-restarts", "3"]
+    run = command(place, "nodes", "-q", "--epochs", "300", "--checkpoint-seconds", "0", "--shard-optimizer")
+    line = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *how, "-m", "onnxgrad", *run]
+    nodes = []
+    for _ in range(2):
+        nodes.append(
+            subprocess.Popen(
+                line, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+                start_new_session=True,
+            )
+        )  # fmt: skip
+        time.sleep(1)
+    file = place / "nodes.checkpoint" / FILE
+    try:
+        for _ in range(1200):
+            if file.exists() and Checkpoint.load(file).run["step"] > 5:
+                break
+            time.sleep(0.1)
+        assert len(named_parts(file)) == 2
+        os.killpg(nodes[1].pid, signal.SIGKILL)
+        _, said = nodes[0].communicate(timeout=240)
+        assert nodes[0].returncode == 0, said
+    finally:
+        for node in nodes:
+            if node.poll() is None:
+                os.killpg(node.pid, signal.SIGKILL)
+            node.wait()
+            if node.stderr is not None:
+                node.stderr.close()
+    assert named_parts(file) == []  # one rank shares nothing out
+    epochs = history(place, "nodes")
+    assert [e["epoch"] for e in epochs] == list(range(1, 301))
+    assert json.dumps(epochs[-1])
