@@ -54,6 +54,8 @@ ATTRIBUTES = {
 def called(name, arrays, attributes, outputs=None):
     """What a node that calls a kernel gives for these operands (None for one that is left out)."""
     kinds, results = KERNELS[name]
+    if kinds.endswith("L") and len(arrays) == len(kinds) - 1:
+        arrays = [*arrays, None]
     names = ["" if a is None else f"i{k}" for k, a in enumerate(arrays)]
     count = len(results) if outputs is None else outputs
     node = helper.make_node(name, names, [f"o{k}" for k in range(count)], domain=DOMAIN, **attributes)
@@ -97,7 +99,7 @@ CONSTANTS = {"Sgd": 1, "Momentum": 3, "Adam": 7, "NAdam": 6, "Adagrad": 2, "Lion
 
 def operands(name, size=100):
     """Sound operands of an optimizer."""
-    letters = KERNELS[name][0]
+    letters = KERNELS[name][0].removesuffix("L")
     tensors = len(letters) - 1 - sum(c.isupper() for c in letters)
     scalars = len(letters) - 1 - tensors
     kind = letters[0]

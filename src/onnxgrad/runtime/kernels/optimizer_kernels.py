@@ -1,7 +1,8 @@
 """Kernels of ``source/optimizers.c``: updates of one tensor, in float32 and float64, the same to the last bit.
 
-Operands of all of them: X, G and the states; scalars, left out where they are 1; a vector of the constants. Products
-of X or G with a scalar (decay of weights, clipping of gradients) are taken into the kernel.
+Operands of all of them: X, G and the states; scalars, left out where they are 1; a vector of the constants; an index.
+Products of X or G with a scalar (decay of weights, clipping of gradients) are taken into the kernel. So is the
+cotangent of picking rows of X: G is that of the rows then, and a gradient as large as X is not there at all.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.runtime.kernels.substitute import Fits, KernelCall, Occurrence, kernel
+from onnxgrad.runtime.kernels.substitute import Fits, KernelCall, Occurrence, before, kernel
 
 #: What kernels are called for a type, after their names.
 _SUFFIX = {ir.DataType.FLOAT: "", ir.DataType.DOUBLE: "Double"}
@@ -41,7 +42,10 @@ def _optimizer(name: str, states: int, scalars: int, constants: Sequence[str]) -
             return None
         (x, shrink), (g, clip) = map(_scaled, tensors[:2])
         vector = site.constant(np.array(numbers, dtype.numpy()))
-        return KernelCall(f"{name}{_SUFFIX[dtype]}", [x, g, *tensors[2:], rates[0], shrink, clip, *rates[1:], vector])
+        operands = [x, g, *tensors[2:], rates[0], shrink, clip, *rates[1:], vector, None]
+        if (picking := before(site, 1, "GatherGrad")) is not None and _same_shape(x, picking.outputs[0]):
+            operands[1], operands[-1], _ = picking.inputs
+        return KernelCall(f"{name}{_SUFFIX[dtype]}", operands)
 
     return fits
 

@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "kernel.h"
+#include "picked.h"
 #include "streaming.h"
 
 #ifdef __clang__
@@ -38,27 +39,28 @@ static void copy(void *to, const void *from, size_t bytes) { memcpy(to, from, by
 #define NAME(name) name##_d
 #include "optimizers.h"
 
-/* Lower case: X, G and states, and at the end the constants; upper case: scalars, which may be left out for 1; *: what comes before. */
+/* Lower case: X, G and states, and at the end the constants; upper case: scalars, which may be left out for 1, and L, the
+ * rows that were picked; *: what comes before. */
 const Kernel optimizer_kernels[] = {
-    {.name = "Sgd", .inputs = "ffFFFf*", .outputs = "f", .compute = sgd_f},
-    {.name = "SgdDouble", .inputs = "ddDDDd*", .outputs = "d", .compute = sgd_d},
-    {.name = "Momentum", .inputs = "fffFFFFf*", .outputs = "ff", .compute = momentum_f},
-    {.name = "MomentumDouble", .inputs = "dddDDDDd*", .outputs = "dd", .compute = momentum_d},
-    {.name = "Adam", .inputs = "ffffFFFFf*", .outputs = "fff", .compute = adam_f},
-    {.name = "AdamDouble", .inputs = "ddddDDDDd*", .outputs = "ddd", .compute = adam_d},
-    {.name = "NAdam", .inputs = "ffffFFFFFf*", .outputs = "fff", .compute = nadam_f},
-    {.name = "NAdamDouble", .inputs = "ddddDDDDDd*", .outputs = "ddd", .compute = nadam_d},
-    {.name = "Adagrad", .inputs = "fffFFFf*", .outputs = "ff", .compute = adagrad_f},
-    {.name = "AdagradDouble", .inputs = "dddDDDd*", .outputs = "dd", .compute = adagrad_d},
-    {.name = "RMSProp", .inputs = "fffFFFf*", .outputs = "ff", .compute = rmsprop_f},
-    {.name = "RMSPropDouble", .inputs = "dddDDDd*", .outputs = "dd", .compute = rmsprop_d},
-    {.name = "RMSPropMoving", .inputs = "ffffFFFf*", .outputs = "fff", .compute = rmsprop_moving_f},
-    {.name = "RMSPropMovingDouble", .inputs = "ddddDDDd*", .outputs = "ddd", .compute = rmsprop_moving_d},
-    {.name = "RMSPropCentered", .inputs = "ffffFFFf*", .outputs = "fff", .compute = rmsprop_centered_f},
-    {.name = "RMSPropCenteredDouble", .inputs = "ddddDDDd*", .outputs = "ddd", .compute = rmsprop_centered_d},
-    {.name = "RMSPropCenteredMoving", .inputs = "fffffFFFf*", .outputs = "ffff", .compute = rmsprop_both_f},
-    {.name = "RMSPropCenteredMovingDouble", .inputs = "dddddDDDd*", .outputs = "dddd", .compute = rmsprop_both_d},
-    {.name = "Lion", .inputs = "fffFFFf*", .outputs = "ff", .compute = lion_f},
-    {.name = "LionDouble", .inputs = "dddDDDd*", .outputs = "dd", .compute = lion_d},
+    {.name = "Sgd", .inputs = "ffFFFfL*", .outputs = "f", .compute = sgd_f},
+    {.name = "SgdDouble", .inputs = "ddDDDdL*", .outputs = "d", .compute = sgd_d},
+    {.name = "Momentum", .inputs = "fffFFFFfL*", .outputs = "ff", .compute = momentum_f},
+    {.name = "MomentumDouble", .inputs = "dddDDDDdL*", .outputs = "dd", .compute = momentum_d},
+    {.name = "Adam", .inputs = "ffffFFFFfL*", .outputs = "fff", .compute = adam_f},
+    {.name = "AdamDouble", .inputs = "ddddDDDDdL*", .outputs = "ddd", .compute = adam_d},
+    {.name = "NAdam", .inputs = "ffffFFFFFfL*", .outputs = "fff", .compute = nadam_f},
+    {.name = "NAdamDouble", .inputs = "ddddDDDDDdL*", .outputs = "ddd", .compute = nadam_d},
+    {.name = "Adagrad", .inputs = "fffFFFfL*", .outputs = "ff", .compute = adagrad_f},
+    {.name = "AdagradDouble", .inputs = "dddDDDdL*", .outputs = "dd", .compute = adagrad_d},
+    {.name = "RMSProp", .inputs = "fffFFFfL*", .outputs = "ff", .compute = rmsprop_f},
+    {.name = "RMSPropDouble", .inputs = "dddDDDdL*", .outputs = "dd", .compute = rmsprop_d},
+    {.name = "RMSPropMoving", .inputs = "ffffFFFfL*", .outputs = "fff", .compute = rmsprop_moving_f},
+    {.name = "RMSPropMovingDouble", .inputs = "ddddDDDdL*", .outputs = "ddd", .compute = rmsprop_moving_d},
+    {.name = "RMSPropCentered", .inputs = "ffffFFFfL*", .outputs = "fff", .compute = rmsprop_centered_f},
+    {.name = "RMSPropCenteredDouble", .inputs = "ddddDDDdL*", .outputs = "ddd", .compute = rmsprop_centered_d},
+    {.name = "RMSPropCenteredMoving", .inputs = "fffffFFFfL*", .outputs = "ffff", .compute = rmsprop_both_f},
+    {.name = "RMSPropCenteredMovingDouble", .inputs = "dddddDDDdL*", .outputs = "dddd", .compute = rmsprop_both_d},
+    {.name = "Lion", .inputs = "fffFFFfL*", .outputs = "ff", .compute = lion_f},
+    {.name = "LionDouble", .inputs = "dddDDDdL*", .outputs = "dd", .compute = lion_d},
     {0},
 };

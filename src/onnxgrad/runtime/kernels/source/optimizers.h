@@ -1,7 +1,8 @@
 /* The optimizers for tensors of REAL; included once for each type by optimizers.c.
  *
- * Operands, in this order: X, G, up to three states; scalars of shape [], left out for 1; constants, one vector; then
- * whatever has to be computed before, and is not looked at.
+ * Operands, in this order: X, G, up to three states; scalars of shape [], left out for 1; constants, one vector; the
+ * rows that G is added to, left out where G is of the size of X; then whatever has to be computed before, and is not
+ * looked at.
  * Results: X', and the states in their order. Each may lie where its operand lies.
  */
 
@@ -10,8 +11,24 @@ typedef struct {
   REAL *x_new, *state_new[3];
   REAL scalar[6];
   const REAL *constant;
-  int streams, apart;
+  Picked picked;
+  int streams, apart, in_place;
 } NAME(Run);
+
+/* `count` elements of the gradient from `start` on: the rows of G that were picked from there, added up in `room`. Keys
+ * before `next` are of rows before that. */
+static const REAL *NAME(added)(const NAME(Run) *run, int64_t *next, int64_t start, int64_t count, REAL *room) {
+  const Picked *p = &run->picked;
+  memset(room, 0, (size_t)count * sizeof(REAL));
+  while (*next < p->count && (row_at(p, *next) + 1) * p->width <= start) ++*next;
+  for (int64_t at = *next; at < p->count && row_at(p, at) * p->width < start + count; at++) {
+    const int64_t begin = row_at(p, at) * p->width, from = begin > start ? begin : start;
+    const int64_t end = least(begin + p->width, start + count);
+    const REAL *g = run->g + place_at(p, at) * p->width - begin;
+    for (int64_t i = from; i < end; i++) room[i - start] += g[i];
+  }
+  return room;
+}
 
 /* Operands and results of a run, in `run`; false where it failed, or nothing is to be done. */
 static int NAME(prepare)(Call *call, NAME(Run) *run, size_t states, size_t scalars, int64_t constants) {
@@ -32,33 +49,43 @@ static int NAME(prepare)(Call *call, NAME(Run) *run, size_t states, size_t scala
   }
   run->constant = input(call, at + scalars);
   if (shape_of(call, at + scalars).count != constants) fail(call, "an optimizer has not its number of constants");
-  if (shape_of(call, 1).count != shape.count) fail(call, "a gradient has not the size of its parameter");
+  const int64_t *index = input(call, at + scalars + 1);
+  const Shape picked = shape_of(call, at + scalars + 1);
+  const int some = (index || picked.rank) && shape.count && !call->failed;
+  if (some) pick(call, &run->picked, index, picked.count, &shape);
+  if (shape_of(call, 1).count != (some ? run->picked.count * run->picked.width : shape.count))
+    fail(call, "a gradient has not the size of its parameter");
   int in_place = run->x == run->x_new;
   for (size_t i = 0; i < states; i++) in_place |= run->state[i] == run->state_new[i];
   run->streams = !in_place && CAN_STORE_PAST_CACHES && shape.count * (int64_t)sizeof(REAL) >= STREAMED;
   run->apart = in_place || run->streams;
+  run->in_place = run->x == run->x_new;
+  for (size_t i = 0; i < states; i++) run->in_place &= run->state[i] == run->state_new[i];
   if (in_place && shape.count && !call->failed) __atomic_fetch_add(&onnxgrad_overwrites, 1, __ATOMIC_RELAXED);
   return call->failed ? 0 : (int)(shape.count > 0);
 }
 
-/* A kernel: how many states, scalars and constants it has, and what it does to element i.
+/* A kernel: how many states, scalars and constants it has, whether a gradient of 0 changes nothing, and what it does to
+ * element i.
  *
  * Results of large tensors go past the caches, which hold none of them by the next step: a store would first read what
  * it overwrites. They are made in a small block, and go to memory from there (three quarters of the time of Adam on 8
  * million elements). So do those that take the place of what they are computed from.
  */
-#define OPTIMIZER(name, states, scalars, constants, before, ...)                                \
+#define OPTIMIZER(name, states, scalars, constants, still, before, ...)                         \
   static void NAME(name##_range)(void *data, int64_t from, int64_t to) {                        \
     const NAME(Run) *run = data;                                                                \
     const REAL *s = run->scalar, *k = run->constant;                                            \
     const REAL rate = s[0], shrink = s[1], clip = s[2];                                         \
-    _Alignas(64) REAL room[1 + states][BLOCK];                                                  \
+    _Alignas(64) REAL room[1 + states][BLOCK], sums[BLOCK];                                     \
+    int64_t next = run->picked.key ? first_of(&run->picked, from / run->picked.width) : 0;      \
     before;                                                                                     \
     for (int64_t start = from; start < to; start += BLOCK) {                                    \
       const int64_t count = least(BLOCK, to - start);                                           \
       REAL *const into[4] = {run->x_new, run->state_new[0], run->state_new[1], run->state_new[2]}; \
       {                                                                                         \
-      const REAL *restrict x = run->x + start, *restrict g = run->g + start;                    \
+      const REAL *restrict x = run->x + start;                                                  \
+      const REAL *restrict g = run->picked.key ? NAME(added)(run, &next, start, count, sums) : run->g + start; \
       const REAL *restrict a = states > 0 ? run->state[0] + start : NULL;                       \
       const REAL *restrict b = states > 1 ? run->state[1] + start : NULL;                       \
       const REAL *restrict c = states > 2 ? run->state[2] + start : NULL;                       \
@@ -75,24 +102,40 @@ static int NAME(prepare)(Call *call, NAME(Run) *run, size_t states, size_t scala
     }                                                                                           \
     if (run->streams) stores_done();                                                            \
   }                                                                                             \
+  /* Each row that was picked, once. */                                                         \
+  static void NAME(name##_rows)(void *data, int64_t from, int64_t to) {                         \
+    const Picked *p = &((const NAME(Run) *)data)->picked;                                       \
+    for (int64_t at = from; at < to; at++) {                                                    \
+      const int64_t row = row_at(p, at);                                                        \
+      if (!at || row_at(p, at - 1) != row)                                                      \
+        NAME(name##_range)(data, row * p->width, (row + 1) * p->width);                         \
+    }                                                                                           \
+  }                                                                                             \
   static void NAME(name)(Call *call, const void *settings) {                                    \
     (void)settings;                                                                             \
     NAME(Run) run = {0};                                                                        \
     int64_t count = shape_of(call, 0).count;                                                    \
-    if (NAME(prepare)(call, &run, states, scalars, constants))                                  \
+    if (!NAME(prepare)(call, &run, states, scalars, constants)) return;                         \
+    const REAL *s = run.scalar, *k = run.constant;                                              \
+    (void)s, (void)k;                                                                           \
+    if (run.picked.key && run.in_place && (still))                                              \
+      parallel_ranges(call, run.picked.count, GRAIN / least(run.picked.width, GRAIN), NAME(name##_rows), &run); \
+    else                                                                                        \
       parallel_ranges(call, count, GRAIN, NAME(name##_range), &run);                            \
   }
 
+/* Weights do not shrink, and rates and factors of gradients are numbers: x - rate·0 is x. */
+#define STILL (k[0] == 0 && s[1] == 1 && s[0] * (0 * s[2]) == 0)
 #define MIXED(old, new, share, rest) ((old) * (share) + (new) * (rest))
 #define DECAYED (norm != 0 ? g[i] * clip + xi * norm : g[i] * clip)
 
-OPTIMIZER(sgd, 0, 3, 1, const REAL norm = k[0], {
+OPTIMIZER(sgd, 0, 3, 1, STILL, const REAL norm = k[0], {
   const REAL xi = x[i] * shrink, gi = DECAYED;
   x_new[i] = xi - rate * gi;
 })
 
 /* V' = αV + β'G; X' = X - R·V', nesterov: X - R·(G + αV') */
-OPTIMIZER(momentum, 1, 4, 3,
+OPTIMIZER(momentum, 1, 4, 3, 0,
           const REAL norm = k[0]; const REAL alpha = k[1]; const int nesterov = k[2] != 0;
           const REAL first = s[3], {
   const REAL xi = x[i] * shrink, gi = DECAYED;
@@ -107,7 +150,7 @@ OPTIMIZER(momentum, 1, 4, 3,
   a_new[i] = v;                                                                                  \
   b_new[i] = h;
 /* V' = αV + (1-α)G, H' = βH + (1-β)G², X' = post·(X - R·V'/(√H'/root + ε)) */
-OPTIMIZER(adam, 2, 4, 7,
+OPTIMIZER(adam, 2, 4, 7, 0,
           const REAL norm = k[0]; const REAL root = s[3]; const REAL alpha = k[1]; const REAL alpha_rest = k[2];
           const REAL beta = k[3]; const REAL beta_rest = k[4]; const REAL epsilon = k[5]; const REAL post = k[6], {
   MOMENTS
@@ -115,7 +158,7 @@ OPTIMIZER(adam, 2, 4, 7,
 })
 
 /* As adam, with share·G + ahead·V' in the place of R·V' */
-OPTIMIZER(nadam, 2, 5, 6,
+OPTIMIZER(nadam, 2, 5, 6, 0,
           const REAL norm = k[0]; const REAL root = s[3]; const REAL ahead = s[4]; const REAL alpha = k[1];
           const REAL alpha_rest = k[2]; const REAL beta = k[3]; const REAL beta_rest = k[4]; const REAL epsilon = k[5], {
   MOMENTS
@@ -123,7 +166,7 @@ OPTIMIZER(nadam, 2, 5, 6,
 })
 
 /* H' = H + G², X' = X - R·(G/(√H' + ε)) */
-OPTIMIZER(adagrad, 1, 3, 2, const REAL norm = k[0]; const REAL epsilon = k[1], {
+OPTIMIZER(adagrad, 1, 3, 2, STILL && k[1] > 0, const REAL norm = k[0]; const REAL epsilon = k[1], {
   const REAL xi = x[i] * shrink, gi = DECAYED;
   const REAL h = a[i] + gi * gi;
   a_new[i] = h;
@@ -145,21 +188,21 @@ OPTIMIZER(adagrad, 1, 3, 2, const REAL norm = k[0]; const REAL epsilon = k[1], {
   const REAL square = variance < 0 ? 0 : variance;               \
   b_new[i] = mean;
 #define MOVED(square) (gi / (ROOT(square) + epsilon))
-OPTIMIZER(rmsprop, 1, 3, 5, RMSPROP, {
+OPTIMIZER(rmsprop, 1, 3, 5, 0, RMSPROP, {
   SQUARE
   x_new[i] = xi - rate * MOVED(h);
 })
-OPTIMIZER(rmsprop_moving, 2, 3, 5, RMSPROP, {
+OPTIMIZER(rmsprop_moving, 2, 3, 5, 0, RMSPROP, {
   SQUARE
   const REAL move = b[i] * momentum + MOVED(h);
   b_new[i] = move;
   x_new[i] = xi - rate * move;
 })
-OPTIMIZER(rmsprop_centered, 2, 3, 5, RMSPROP, {
+OPTIMIZER(rmsprop_centered, 2, 3, 5, 0, RMSPROP, {
   SQUARE CENTERED
   x_new[i] = xi - rate * MOVED(square);
 })
-OPTIMIZER(rmsprop_both, 3, 3, 5, RMSPROP, {
+OPTIMIZER(rmsprop_both, 3, 3, 5, 0, RMSPROP, {
   SQUARE CENTERED
   const REAL move = c[i] * momentum + MOVED(square);
   c_new[i] = move;
@@ -167,7 +210,7 @@ OPTIMIZER(rmsprop_both, 3, 3, 5, RMSPROP, {
 })
 
 /* X' = X - R·sign(β₁V + (1-β₁)G), V' = β₂V + (1-β₂)G */
-OPTIMIZER(lion, 1, 3, 5,
+OPTIMIZER(lion, 1, 3, 5, 0,
           const REAL norm = k[0]; const REAL now = k[1]; const REAL now_rest = k[2]; const REAL later = k[3];
           const REAL later_rest = k[4], {
   const REAL xi = x[i] * shrink, gi = DECAYED;
@@ -177,6 +220,7 @@ OPTIMIZER(lion, 1, 3, 5,
 })
 
 #undef OPTIMIZER
+#undef STILL
 #undef MIXED
 #undef DECAYED
 #undef MOMENTS
