@@ -198,11 +198,56 @@ def test_operands_that_are_broadcast_or_wide_stay_operators():
 @pytest.mark.parametrize("causal", [0, 1])
 @pytest.mark.parametrize("shape", [(2, 3, 9, 8), (2, 9, 24)], ids=str)
 def test_the_operator_attention(causal, shape):
-    """As it is lowered for its derivative; with a mask, whose rows may hide every key, scores are kept."""
+    """As it is lowered for its derivative; with a mask, whose rows may hide every key, too."""
     arrays = {name: normal(*shape, seed=i) for i, name in enumerate("qkv")}
     heads = {"q_num_heads": 3, "kv_num_heads": 3} if len(shape) == 3 else {}
     node = helper.make_node("Attention", [*arrays], ["y"], is_causal=causal, **heads)
     compare(Pulled([node], arrays, [*arrays], opset=23), normal(*shape, seed=3))
     masked = helper.make_node("Attention", [*arrays, "m"], ["y"], is_causal=causal, **heads)
-    with_mask = {**arrays, "m": np.zeros((9, 9), np.float32)}
-    assert Pulled([masked], with_mask, [*arrays], opset=23).kernels == ["SoftmaxGrad"]
+    mask = normal(9, 9, seed=4)
+    mask[mask > 1], mask[4], mask[0, 0] = -np.inf, -np.inf, 0
+    found = compare(Pulled([masked], {**arrays, "m": mask}, [*arrays], opset=23), normal(*shape, seed=3))
+    assert all(np.isfinite(x).all() for x in found)
+    assert not found[0].reshape(2, -1, 9, 8)[:, :, 4].any() or len(shape) == 3
+
+
+def discarding(asked="p", zero=0.0):
+    """Attention as PyTorch exports it: scaled before, a Cast that changes nothing, NaN discarded."""
+    rng = operands((2, 2), 40, 90, 8, 8)
+    mask = np.zeros((40, 90), np.float32)
+    mask[~np.tri(40, 90, 50, dtype=bool)] = -np.inf
+    mask[:3] = -np.inf  # three queries see nothing
+    arrays = {**dict(zip("qkv", rng)), "m": mask, "s": np.float32(0.6)}
+    nodes = [
+        helper.make_node("Constant", [], ["zero"], value_float=zero), helper.make_node("Mul", ["q", "s"], ["qs"]),
+        helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]),
+        helper.make_node("Mul", ["kt", "s"], ["ks"]), helper.make_node("MatMul", ["qs", "ks"], ["products"]),
+        helper.make_node("Add", ["products", "m"], ["masked"]), helper.make_node("Softmax", ["masked"], ["p"], axis=-1),
+        helper.make_node("IsNaN", [asked], ["lost"]), helper.make_node("Where", ["lost", "zero", "p"], ["p1"]),
+        helper.make_node("Cast", ["p1"], ["p2"], to=1), helper.make_node("MatMul", ["p2", "v"], ["y"]),
+    ]  # fmt: skip
+    return Pulled(nodes, arrays, ["q", "k", "v"])
+
+
+def test_probabilities_that_are_no_numbers_are_discarded():
+    found = compare(discarding(), normal(2, 2, 40, 8, seed=3))
+    assert all(np.isfinite(x).all() for x in found)
+    assert not found[0][:, :, :3].any()
+    assert found[0][:, :, 3:].all()
+
+
+def test_what_discards_something_else_keeps_the_scores():
+    assert "Attention" not in discarding("masked").kernels
+    assert "Attention" not in discarding(zero=0.5).kernels
+
+
+@pytest.mark.parametrize("lowest", [-np.inf, np.finfo(np.float32).min])
+@pytest.mark.parametrize("window", [(-200, 0), (-9, 9), (20, 300)], ids=str)
+def test_keys_that_a_mask_hides_at_both_ends(window, lowest):
+    """Left out where all queries of a band see some key; also where one of them sees none."""
+    place = np.subtract.outer(np.arange(90), np.arange(200)) * -1
+    mask = np.where((place >= window[0]) & (place <= window[1]), 0, lowest).astype(np.float32)
+    mask[70] = lowest if np.isfinite(lowest) else 0
+    compare(attention(*operands((1, 2), 90, 200, 16, 8), mask=mask), normal(1, 2, 90, 8, seed=3))
+    per_head = np.stack([mask, np.zeros_like(mask)])
+    compare(attention(*operands((1, 2), 90, 200, 16, 8), mask=per_head), normal(1, 2, 90, 8, seed=3))

@@ -12,9 +12,10 @@ written. The calls read and write through the Transposes that are around.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import prune
@@ -77,6 +78,10 @@ class _Scores:
 def fuse_attention(graph: ir.Graph, domain: str) -> int:
     """Put calls in `domain` where attention is derived in `graph`; how many were found."""
     count = 0
+    for node in [n for n in graph if _is(n, "Cast") and _is_idle(n)]:  # exporters write them around a softmax
+        assert node.inputs[0] is not None
+        node.outputs[0].replace_all_uses_with(node.inputs[0])
+        graph.remove(node, safe=True)
     for node in [n for n in graph if n.op_type == "SoftmaxGrad" and n.domain == domain]:
         count += _fused(graph, node, domain, count)
     if count:
@@ -87,13 +92,18 @@ def fuse_attention(graph: ir.Graph, domain: str) -> int:
 
 def _fused(graph: ir.Graph, grad: ir.Node, domain: str, index: int) -> bool:
     dp, p = grad.inputs
-    if dp is None or p is None or _rank(p) not in _SWAPPED or grad.attributes["guarded"].as_int():
+    if dp is None or p is None or _rank(p) not in _SWAPPED:
         return False
-    softmax, to_p, rank = _producer(p, "Softmax"), _producer(_guarded(dp), "MatMul"), _rank(p)
+    guarded = bool(grad.attributes["guarded"].as_int())
+    discarded = _Discarded.of(p, dp) if guarded else _Discarded(p, dp, [], None)
+    if discarded is None:
+        return False
+    shown, of_p, discarding = discarded.shown, discarded.of_p, discarded.nodes
+    softmax, to_p, rank = _producer(p, "Softmax"), _producer(_guarded(of_p), "MatMul"), _rank(p)
     if softmax is None or to_p is None or grad.attributes["axis"].as_int() != rank - 1:
         return False
     axis = softmax.attributes.get("axis")
-    scores = _scores(softmax.inputs[0])
+    scores = discarded.unmasked(_scores(softmax.inputs[0]))
     if scores is None or (axis is not None and axis.as_int() not in (-1, rank - 1)):
         return False
     q, k = _View.of(scores.q), _View.of(scores.kt).swapped
@@ -102,23 +112,26 @@ def _fused(graph: ir.Graph, grad: ir.Node, domain: str, index: int) -> bool:
     assert vt is not None
     v = _View.of(vt).swapped
 
-    forward, to_v = _readers_of_p(p, grad, v)
+    forward, to_v = _readers_of_p(shown, [grad, *discarding], v)
     ds = _scaled_by(grad.outputs[0], scores)
     if to_v is None or ds is None or _View.of(to_v[1]) != _View.of(dy):
         return False
     to_q, to_k = _readers_of_ds(ds, k, q)
-    hidden = [*scores.made, p, dp, to_p.outputs[0], grad.outputs[0], ds]
+    hidden = [*scores.made, p, shown, dp, of_p, to_p.outputs[0], grad.outputs[0], ds]
+    hidden += [v for node in discarding for v in node.outputs]
     if to_q is None or to_k is None or any(x.is_graph_output() for x in hidden):
         return False
-    if _readers(dp) != [grad] or len(_readers(to_p.outputs[0])) != 1:
+    if _readers(dp) != [grad] or len(_readers(of_p)) != 1 or len(_readers(to_p.outputs[0])) != 1:
+        return False
+    if shown is not p and {*_readers(p)} != {grad, *(n for n in discarding if p in n.inputs)}:
         return False
     operands = [q, k, v, _View.of(dy)]
     if not _fit(scores, [scores.q, scores.kt, vt, dy]):
         return False
 
-    for value in [*hidden, *(x for user in _readers(p) for x in user.outputs)]:
+    for value in [*hidden, *(x for user in (*_readers(p), *_readers(shown)) for x in user.outputs)]:
         _ask_others(value, [q.root, k.root, v.root])
-    attributes = {"divides": int(scores.divides)}
+    attributes = {"divides": int(scores.divides), "guarded": int(guarded)}
     extras = [scores.scale, scores.mask]
     calls = []
     if forward is not None:
@@ -132,6 +145,57 @@ def _fused(graph: ir.Graph, grad: ir.Node, domain: str, index: int) -> bool:
         _call(graph, after, domain, f"native.{name}.{index}", [*(x.root for x in read), *more], written,
               {**attributes, "order": order})  # fmt: skip
     return True
+
+
+@dataclass(frozen=True)
+class _Discarded:
+    """Probabilities behind a Where that puts 0 in the place of some, forward and backward.
+
+    Exporters write ``Where(IsNaN(p), 0, p)``. The operator Attention is written out as ``Where(dead, 0, p)``, where the
+    mask of a query that is `dead`, as it sees no key, is 0. Either way, queries get 0 that see no key.
+
+    Attributes:
+        shown: what is left of the probabilities.
+        of_p: the cotangent of that.
+        nodes: those that discard.
+        dead: the condition, where it is not IsNaN.
+    """
+
+    shown: ir.Value
+    of_p: ir.Value
+    nodes: Sequence[ir.Node]
+    dead: ir.Value | None
+
+    @classmethod
+    def of(cls, p: ir.Value, dp: ir.Value) -> _Discarded | None:
+        """As it is found before the cotangent `dp` of probabilities `p`; None if it is not."""
+        back = _producer(dp, "Where")
+        condition = None if back is None else back.inputs[0]
+        ahead = [n for n in p.consumers() if _is(n, "Where") and n.inputs[0] is condition and n.inputs[2] is p]
+        if back is None or condition is None or back.inputs[2] is None or len(ahead) != 1:
+            return None
+        if not all(_is_zero(where.inputs[1]) for where in (back, ahead[0])):
+            return None
+        found = ahead[0].outputs[0], back.inputs[2], [ahead[0], back]
+        asked = _producer(condition, "IsNaN")
+        if asked is None:
+            return cls(*found, condition)
+        alone = asked.inputs[0] is p and {*condition.consumers()} == {*found[2]} and not condition.is_graph_output()
+        return cls(found[0], found[1], [asked, *found[2]], None) if alone else None
+
+    def unmasked(self, scores: _Scores | None) -> _Scores | None:
+        """`scores` with the mask that hides all from queries that are `dead`; None if they are not so by it."""
+        if scores is None or self.dead is None:
+            return scores
+        where, equal = _producer(scores.mask, "Where"), _producer(self.dead, "Equal")
+        largest = None if equal is None else _producer(equal.inputs[0], "ReduceMax")
+        if where is None or equal is None or largest is None or where.inputs[0] is not self.dead:
+            return None
+        mask, axes, lowest = where.inputs[2], _constant(largest.inputs[1]), _constant(equal.inputs[1])
+        fits = (
+            mask is largest.inputs[0] and _is_zero(where.inputs[1]) and lowest is not None and (lowest == -np.inf).all()
+        )
+        return replace(scores, mask=mask) if fits and axes is not None and axes.tolist() == [-1] else None
 
 
 def _guarded(value: ir.Value) -> ir.Value | None:
@@ -186,8 +250,13 @@ def _ask_others(value: ir.Value, others: Sequence[ir.Value]) -> None:
 
 
 def _is_zero(value: ir.Value | None) -> bool:
-    tensor = None if value is None or value.is_graph_input() else value.const_value
-    return tensor is not None and tensor.size == 1 and not tensor.numpy().any()
+    array = _constant(value)
+    return array is not None and array.size == 1 and not array.any()
+
+
+def _constant(value: ir.Value | None) -> np.ndarray | None:
+    tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
 
 
 def _call(
@@ -227,11 +296,13 @@ def _scores(value: ir.Value | None) -> _Scores | None:
     return None
 
 
-def _readers_of_p(p: ir.Value, grad: ir.Node, v: _View) -> tuple[ir.Node | None, tuple[ir.Node, ir.Value] | None]:
+def _readers_of_p(
+    p: ir.Value, known: Sequence[ir.Node], v: _View
+) -> tuple[ir.Node | None, tuple[ir.Node, ir.Value] | None]:
     """P·V, if that is still there, and Pᵀ·dY with dY; nothing else may read P."""
     forward = to_v = None
     for user in _readers(p):
-        if user is grad:
+        if user in known:
             continue
         if _is(user, "MatMul") and user.inputs[0] is p and user.inputs[1] is not None and forward is None:
             if _View.of(user.inputs[1]) != v:
@@ -297,6 +368,12 @@ def _fit(scores: _Scores, operands: Sequence[ir.Value]) -> bool:
     return len(mask) <= len(whole) and all(
         m == 1 or same_dim(m, n) or (isinstance(n, int) and n > 1) for m, n in zip(mask[::-1], whole[::-1])
     )
+
+
+def _is_idle(cast: ir.Node) -> bool:
+    """Whether a Cast is to the type that there is."""
+    (x,), (y,) = cast.inputs, cast.outputs
+    return x is not None and x.dtype is not None and x.dtype == y.dtype and not y.is_graph_output()
 
 
 def _rank(value: ir.Value) -> int:

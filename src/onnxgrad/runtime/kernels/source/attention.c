@@ -7,7 +7,7 @@
  *
  * Heads are divided among the threads. Operands and results are seen through an order of their axes, which saves the
  * transposes around them. A head's operands are copied first, with rows that are whole vectors; in a band, columns
- * beyond the keys have probability 0.
+ * beyond the keys have probability 0. Keys that a mask hides from all queries of a band are left out at both ends.
  */
 #include <math.h>
 #include <string.h>
@@ -38,6 +38,9 @@ enum { TILE = 4 };
 #endif
 enum { BAND_BYTES = 1 << 16, MOST_ROWS = 64, MOST_PIECES = 256 };
 
+/* What a mask adds so that nothing is left, beside any score that is not hidden. */
+#define HIDDEN (-1e30f)
+
 /* Matrices of all heads, over two leading axes, somewhere in a tensor. */
 typedef struct {
   float *at;
@@ -51,8 +54,14 @@ typedef struct {
   int64_t heads, queries, keys, inside, outside;
   int64_t rows, wide_keys, wide_inside, wide_outside, room; /* of a band; rounded up to vectors; of a thread's space */
   int64_t mask_strides[4], pieces, next;
-  int divides;
+  int divides, guarded; /* guarded: a query whose probabilities are no numbers has none */
 } Job;
+
+/* Some queries, and the keys that they see. */
+typedef struct {
+  int64_t first, rows, from, keys, wide;
+  const float *mask;
+} Band;
 
 /* --- products of matrices ----------------------------------------------------------------------------------------- */
 
@@ -195,43 +204,70 @@ INLINE lanes score_of(const Job *j, lanes v, const float *mask, int64_t along, i
   return v;
 }
 
+/* Queries from `first` on; all keys, where one of them sees none. */
+static Band band_of(const Job *j, int64_t first, const float *mask) {
+  const int64_t down = j->mask_strides[2];
+  Band band = {first, least(j->rows, j->queries - first), 0, j->keys, j->wide_keys, mask ? mask + first * down : NULL};
+  int64_t low = j->keys, high = 0;
+  if (!mask || !j->mask_strides[3]) return band;
+  for (int64_t r = 0; r < (down ? band.rows : 1); r++) {
+    const float *row = band.mask + r * down;
+    int64_t begin = 0, end = j->keys;
+    while (begin < end && row[begin] <= HIDDEN) begin++;
+    if (begin == end) return band;
+    while (end > high && row[end - 1] <= HIDDEN) end--;
+    low = least(low, begin);
+    if (end > high) high = end;
+  }
+  band.from = low / LANES * LANES;
+  band.keys = high - band.from;
+  band.wide = rounded(band.keys);
+  band.mask += band.from;
+  return band;
+}
+
 /* Probabilities, given the products of queries with the keys. */
-static void normalize(const Job *j, float *band, int64_t first, int64_t rows, const float *mask) {
+static void normalize(const Job *j, float *scores, const Band *band) {
   const int64_t down = j->mask_strides[2], along = j->mask_strides[3];
-  for (int64_t r = 0; r < rows; r++) {
-    float *s = band + r * j->wide_keys;
-    const float *add = mask ? mask + (first + r) * down : NULL;
+  for (int64_t r = 0; r < band->rows; r++) {
+    float *s = scores + r * j->wide_keys;
+    const float *add = band->mask ? band->mask + r * down : NULL;
     lanes most = lanes_of(-INFINITY);
     int64_t k = 0;
-    for (; k + LANES <= j->keys; k += LANES) {
+    for (; k + LANES <= band->keys; k += LANES) {
       const lanes here = score_of(j, *(lanes *)(s + k), add ? add + k * along : NULL, along, LANES);
       *(lanes *)(s + k) = here;
       most = lanes_most(here, most);
     }
-    if (k < j->keys) {
-      const lanes here = score_of(j, *(lanes *)(s + k), add ? add + k * along : NULL, along, j->keys - k);
+    if (k < band->keys) {
+      const lanes here = score_of(j, *(lanes *)(s + k), add ? add + k * along : NULL, along, band->keys - k);
       *(lanes *)(s + k) = here;
       most = lanes_most(here, most);
     }
     const lanes mosts = lanes_of(lanes_largest(most));
     lanes total = {0};
-    for (k = 0; k < j->wide_keys; k += LANES) {
+    for (k = 0; k < band->wide; k += LANES) {
       const lanes e = lanes_exp(*(lanes *)(s + k) - mosts);
       *(lanes *)(s + k) = e;
       total += e;
     }
-    const lanes inverse = lanes_of(1 / lanes_sum(total));
-    for (k = 0; k < j->wide_keys; k += LANES) *(lanes *)(s + k) *= inverse;
+    const float sum = lanes_sum(total);
+    if (j->guarded && !(sum == sum)) {
+      memset(s, 0, (size_t)band->wide * sizeof(float));
+      continue;
+    }
+    const lanes inverse = lanes_of(1 / sum);
+    for (k = 0; k < band->wide; k += LANES) *(lanes *)(s + k) *= inverse;
   }
 }
 
 /* The cotangents of the products, in the place of those of the probabilities. */
-static void pull_scores(const Job *j, const float *p, float *dp, int64_t rows) {
-  for (int64_t r = 0; r < rows; r++, p += j->wide_keys, dp += j->wide_keys) {
+static void pull_scores(const Job *j, const float *p, float *dp, const Band *band) {
+  for (int64_t r = 0; r < band->rows; r++, p += j->wide_keys, dp += j->wide_keys) {
     lanes total = {0};
-    for (int64_t k = 0; k < j->wide_keys; k += LANES) total += *(const lanes *)(p + k) * *(lanes *)(dp + k);
+    for (int64_t k = 0; k < band->wide; k += LANES) total += *(const lanes *)(p + k) * *(lanes *)(dp + k);
     const lanes sum = lanes_of(lanes_sum(total));
-    for (int64_t k = 0; k < j->wide_keys; k += LANES) {
+    for (int64_t k = 0; k < band->wide; k += LANES) {
       lanes here = *(const lanes *)(p + k) * (*(lanes *)(dp + k) - sum);
       if (j->scale) here = scaled(j, here);
       *(lanes *)(dp + k) = here;
@@ -256,10 +292,13 @@ static void attend(const Job *j, int64_t head, float *space) {
   transposed(head_of(&j->k, head), ks[0], ks[1], j->keys, j->inside, k, j->wide_keys);
   packed(head_of(&j->v, head), vs[0], vs[1], j->keys, j->outside, v, j->wide_outside);
   for (int64_t first = 0; first < j->queries; first += j->rows) {
-    const int64_t rows = least(j->rows, j->queries - first);
-    product(rows, j->wide_keys, j->inside, q + first * qs[0], qs[0], qs[1], k, j->wide_keys, band, j->wide_keys);
-    normalize(j, band, first, rows, mask);
-    product(rows, j->wide_outside, j->keys, band, j->wide_keys, 1, v, j->wide_outside, y, j->wide_outside);
+    const Band seen = band_of(j, first, mask);
+    const int64_t rows = seen.rows;
+    const float *values = v + seen.from * j->wide_outside;
+    product(rows, seen.wide, j->inside, q + first * qs[0], qs[0], qs[1], k + seen.from, j->wide_keys, band,
+            j->wide_keys);
+    normalize(j, band, &seen);
+    product(rows, j->wide_outside, seen.keys, band, j->wide_keys, 1, values, j->wide_outside, y, j->wide_outside);
     unpacked(y, j->wide_outside, rows, j->outside, to + first * ys[0], ys[0], ys[1]);
   }
 }
@@ -279,17 +318,19 @@ static void pull(const Job *j, int64_t head, float *space) {
   memset(dk, 0, (size_t)(j->keys * j->wide_inside) * sizeof(float));
   memset(dv, 0, (size_t)(j->keys * j->wide_outside) * sizeof(float));
   for (int64_t first = 0; first < j->queries; first += j->rows) {
-    const int64_t rows = least(j->rows, j->queries - first);
+    const Band seen = band_of(j, first, mask);
+    const int64_t rows = seen.rows, inside = seen.from * j->wide_inside, outside = seen.from * j->wide_outside;
     packed(head_of(&j->q, head) + first * qs[0], qs[0], qs[1], rows, j->inside, q, j->wide_inside);
     packed(head_of(&j->g, head) + first * gs[0], gs[0], gs[1], rows, j->outside, g, j->wide_outside);
-    product(rows, j->wide_keys, j->inside, q, j->wide_inside, 1, kt, j->wide_keys, band, j->wide_keys);
-    normalize(j, band, first, rows, mask);
-    add_product(j->keys, j->wide_outside, rows, band, 1, j->wide_keys, g, j->wide_outside, dv, j->wide_outside);
-    product(rows, j->wide_keys, j->outside, g, j->wide_outside, 1, vt, j->wide_keys, ds, j->wide_keys);
-    pull_scores(j, band, ds, rows);
-    product(rows, j->wide_inside, j->keys, ds, j->wide_keys, 1, k, j->wide_inside, dq, j->wide_inside);
+    product(rows, seen.wide, j->inside, q, j->wide_inside, 1, kt + seen.from, j->wide_keys, band, j->wide_keys);
+    normalize(j, band, &seen);
+    add_product(seen.keys, j->wide_outside, rows, band, 1, j->wide_keys, g, j->wide_outside, dv + outside,
+                j->wide_outside);
+    product(rows, seen.wide, j->outside, g, j->wide_outside, 1, vt + seen.from, j->wide_keys, ds, j->wide_keys);
+    pull_scores(j, band, ds, &seen);
+    product(rows, j->wide_inside, seen.keys, ds, j->wide_keys, 1, k + inside, j->wide_inside, dq, j->wide_inside);
     unpacked(dq, j->wide_inside, rows, j->inside, head_of(&j->dq, head) + first * dqs[0], dqs[0], dqs[1]);
-    add_product(j->keys, j->wide_inside, rows, ds, 1, j->wide_keys, q, j->wide_inside, dk, j->wide_inside);
+    add_product(seen.keys, j->wide_inside, rows, ds, 1, j->wide_keys, q, j->wide_inside, dk + inside, j->wide_inside);
   }
   unpacked(dk, j->wide_inside, j->keys, j->inside, head_of(&j->dk, head), dks[0], dks[1]);
   unpacked(dv, j->wide_outside, j->keys, j->outside, head_of(&j->dv, head), dvs[0], dvs[1]);
@@ -316,7 +357,7 @@ static void some(void *data, size_t piece) {
 enum { OPERANDS = 3, RESULTS = 3, VIEWS = 7 };
 
 typedef struct {
-  int64_t divides, order[4 * VIEWS]; /* the axes of each tensor that are heads, heads, rows and columns */
+  int64_t divides, guarded, order[4 * VIEWS]; /* the axes of each tensor that are heads, heads, rows and columns */
 } Settings;
 
 /* Whether axes are in an order, of which a tensor of rank 3 lacks the first. */
@@ -396,7 +437,8 @@ static void run(Call *call, Job *j) {
 
 /* (q, k, v, scale, mask) to y; or, with a cotangent of y before these, to those of (q, k, v). */
 static void compute_any(Call *call, const Settings *s, const size_t pulled) {
-  Job j = {.scale = input(call, pulled + 3), .mask = input(call, pulled + 4), .divides = s->divides != 0};
+  Job j = {.scale = input(call, pulled + 3), .mask = input(call, pulled + 4), .divides = s->divides != 0,
+           .guarded = s->guarded != 0};
   const Shape scale = shape_of(call, pulled + 3), mask = shape_of(call, pulled + 4), q = shape_of(call, pulled);
   View *operands[] = {&j.q, &j.k, &j.v}, *results[] = {&j.dq, &j.dk, &j.dv};
   const int64_t *rest = s->order + 4 * OPERANDS;
@@ -427,6 +469,7 @@ static void compute_grad(Call *call, const void *settings) { compute_any(call, s
 
 static void read_settings(Attributes *from, Settings *s, size_t views) {
   s->divides = attribute_int(from, "divides");
+  s->guarded = attribute_int(from, "guarded");
   attribute_ints(from, "order", s->order, 4 * views);
 }
 static void read_forward(Attributes *from, void *settings) { read_settings(from, settings, OPERANDS + 1); }
