@@ -53,7 +53,7 @@ def test_the_quadratic_form_is_the_error_of_the_layer(kind):
     change = np.random.default_rng(0).standard_normal(LAYERS[kind][1]).astype(np.float32)
     model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(change, "w"))
     columns = layer.columns(change.astype(np.float64))
-    form = layer.squares(feeds["x"])
+    form, _ = layer.squares(feeds["x"])
     expected = np.square(outputs(model, feeds).astype(np.float64)).sum()
     np.testing.assert_allclose(np.einsum("gio,gij,gjo->", columns, form, columns), expected, rtol=1e-5)
     np.testing.assert_array_equal(layer.back(layer.columns(change)), change)

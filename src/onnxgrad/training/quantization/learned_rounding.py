@@ -23,9 +23,7 @@ from onnxgrad.training.quantization.masters import attribute
 from onnxgrad.training.quantization.numbers import limits, spread
 from onnxgrad.training.quantization.record import record_in
 
-#: Added to the diagonal of H, as a share of its mean: directions that no row has gone are not for free.
-_DAMPING = 0.01
-_SWEEPS = 20
+_SWEEPS, _BLOCK = 20, 64
 
 
 @dataclass(frozen=True)
@@ -53,16 +51,17 @@ class _Layer:
             return columns.swapaxes(1, 2).reshape(shape)
         return columns[0].T if attribute(self.node, "transB", 0) else columns[0]
 
-    def squares(self, x: np.ndarray) -> np.ndarray:
-        """Σ xᵀx, [group, input, input]: of a convolution, over the patches that it reads."""
+    def squares(self, x: np.ndarray) -> tuple[np.ndarray, int]:
+        """Σ xᵀx, [group, input, input], and over how many rows: of a convolution, over the patches that it reads."""
         if self.node.op_type != "Conv":
             rows = (x.T if attribute(self.node, "transA", 0) else x).reshape(-1, self.columns_in())
-            return (rows.astype(np.float64).T @ rows)[None]
-        found = np.zeros((self.groups, self.columns_in(), self.columns_in()))
+            return (rows.astype(np.float64).T @ rows)[None], len(rows)
+        found, count = np.zeros((self.groups, self.columns_in(), self.columns_in())), 0
         for one in x:
             patches = self._patches(one.astype(np.float64))
             found += patches @ patches.swapaxes(1, 2)
-        return found
+            count += patches.shape[2]
+        return found, count
 
     def columns_in(self) -> int:
         """How many numbers an output is a sum over."""
@@ -104,12 +103,15 @@ def learn_rounding(model: ir.Model, batches: Iterable[Mapping[str, np.ndarray]])
     probe.graph.outputs.extend(v for v in ends if v not in (*probe.graph.inputs, *probe.graph.outputs))
     session = Session(probe)
     forms = [np.zeros((layer.groups, layer.columns_in(), layer.columns_in())) for layer in layers]
+    counts = [0] * len(layers)
     for batch in batches:
         seen = dict(batch) | session.run({n: batch[n] for n in session.inputs})
-        for layer, name, form in zip(layers, names, forms):
-            form += layer.squares(seen[name or ""])
-    for layer, form in zip(layers, forms):
-        _round(layer, form)
+        for i, (layer, name) in enumerate(zip(layers, names)):
+            form, count = layer.squares(seen[name or ""])
+            forms[i] += form
+            counts[i] += count
+    for layer, form, count in zip(layers, forms, counts):
+        _round(layer, form, count)
 
 
 def _layers(model: ir.Model) -> Iterator[_Layer]:
@@ -135,7 +137,7 @@ def _alone(value: ir.Value, most: int) -> Iterator[ir.Value]:
         value, most = node.outputs[0], most - 1
 
 
-def _round(layer: _Layer, form: np.ndarray) -> None:
+def _round(layer: _Layer, form: np.ndarray, count: int) -> None:
     """Set the weight of `layer` to the best numbers that coordinate descent finds."""
     scale, point = (constant(v) for v in layer.rounding.inputs[1:3] if v is not None)
     held = layer.master.const_value
@@ -149,13 +151,16 @@ def _round(layer: _Layer, form: np.ndarray) -> None:
     steps = steps.astype(np.float64)
     exact = np.clip(old / steps, low - zeros.astype(np.float64), high - zeros.astype(np.float64))
     parts = zip(layer.columns(exact), layer.columns(steps), form)
-    new = np.stack([descended(of_group, sizes, _damped(h)) for of_group, sizes, h in parts])
+    new = np.stack([descended(of_group, sizes, _damped(h, count)) for of_group, sizes, h in parts])
     layer.master.const_value = ir.tensor((layer.back(new) * steps).astype(old.dtype), name=layer.master.name)
 
 
-def _damped(h: np.ndarray) -> np.ndarray:
-    """H with something added to its diagonal."""
-    return h + np.eye(len(h)) * (_DAMPING * np.trace(h) / len(h) or 1.0)
+def _damped(h: np.ndarray, seen: int) -> np.ndarray:
+    """H of `seen` rows with a share of its mean diagonal added to it: 1/100, or more where rows are few.
+
+    What a layer reads is a little different in use, and directions that no row has gone are not for free.
+    """
+    return h + np.eye(len(h)) * (max(0.01, len(h) / max(seen, 1)) * np.trace(h) / len(h) or 1.0)
 
 
 def descended(exact: np.ndarray, steps: np.ndarray, h: np.ndarray) -> np.ndarray:
@@ -170,14 +175,19 @@ def descended(exact: np.ndarray, steps: np.ndarray, h: np.ndarray) -> np.ndarray
     slope = h @ ((found - exact) * steps)  # half the gradient
     for _ in range(_SWEEPS):
         moved = False
-        for i in range(len(h)):
-            other = np.where(found[i] > exact[i], np.floor(exact[i]), np.ceil(exact[i]))
-            change = (other - found[i]) * steps[i]
-            better = change * (2 * slope[i] + change * h[i, i]) < -1e-12 * h[i, i] * steps[i] ** 2
-            if better.any():
+        for start in range(0, len(h), _BLOCK):  # the slope of others is brought up to date once for a block
+            block = slice(start, start + _BLOCK)
+            before, near, inner = found[block].copy(), slope[block].copy(), h[block, block]
+            for i, row in enumerate(range(start, start + len(near))):
+                other = np.where(found[row] > exact[row], np.floor(exact[row]), np.ceil(exact[row]))
+                change = (other - found[row]) * steps[row]
+                better = change * (2 * near[i] + change * h[row, row]) < -1e-12 * h[row, row] * steps[row] ** 2
+                found[row] = np.where(better, other, found[row])
+                near += np.outer(inner[:, i], np.where(better, change, 0))
+            jumped = (found[block] - before) * steps[block]
+            if jumped.any():
                 moved = True
-                found[i, better] = other[better]
-                slope[:, better] += np.outer(h[:, i], change[better])
+                slope += h[:, block] @ jumped
         if not moved:
             break
     return found
