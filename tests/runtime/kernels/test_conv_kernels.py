@@ -21,6 +21,11 @@ def however_few_pixels(monkeypatch):
 #: N, C, M, groups, (H, W), kernel, strides, dilations, pads
 GEOMETRIES = {
     "3×3": (2, 16, 16, 1, (9, 8), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    "Winograd": (4, 32, 40, 1, (13, 18), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    "Winograd, no padding": (3, 37, 64, 1, (16, 16), (3, 3), (1, 1), (1, 1), (0, 0, 0, 0)),
+    "Winograd, uneven padding": (2, 48, 32, 1, (12, 19), (3, 3), (1, 1), (1, 1), (2, 0, 1, 2)),
+    "Winograd, parts of rows": (1, 40, 64, 1, (6, 403), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+    "Winograd, many images": (33, 32, 32, 1, (4, 4), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     "one channel": (3, 1, 1, 1, (5, 7), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     "three to odd": (2, 3, 7, 1, (17, 33), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
     "whole vectors": (4, 64, 64, 1, (8, 8), (3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
@@ -171,7 +176,10 @@ def test_transposed_convolution():
     operators.compare(seed, ["ConvWeightGrad"], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["3×3", "padding at the end", "3×3, strided", "dilated", "depthwise", "1×1", "bands"])
+@pytest.mark.parametrize(
+    "name",
+    ["3×3", "padding at the end", "3×3, strided", "dilated", "depthwise", "1×1", "bands", "Winograd, uneven padding"],
+)
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_what_is_not_finite_stays_where_it_belongs(name, value):
     operators, seed = pulled(GEOMETRIES[name])

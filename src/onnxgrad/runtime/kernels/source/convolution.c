@@ -12,6 +12,7 @@
 #include "kernel.h"
 #include "lanes.h"
 #include "windows.h"
+#include "winograd.h"
 
 #include <math.h>
 #include <string.h>
@@ -315,6 +316,12 @@ static void all_plainly(void *data, int64_t from, int64_t to) {
   for (int64_t k = from; k < to; k++) j->out[k] = plainly(j, k);
 }
 
+static void mend(void *data, int64_t from, int64_t to) {
+  const Job *j = data;
+  for (int64_t k = from; k < to; k++)
+    if (!isfinite(j->out[k])) j->out[k] = plainly(j, k);
+}
+
 /* Adds up the shares for some blocks of rows of the weights; there they lie column by column. */
 static void finish(void *data, int64_t from, int64_t to) {
   const Job *j = data;
@@ -380,6 +387,11 @@ static void correlate(Call *call, const Correlation *at, const float *x, const f
   if (!j.outs) return;
   if (!at->images || !at->oh || !at->ow || !at->h || !at->w) {
     memset(out, 0, (size_t)j.outs * sizeof *out);
+    return;
+  }
+  if (winograd_fits(at)) {
+    winograd(call, at, x, y, out);
+    parallel_ranges(call, j.outs, FINISHED, mend, &j);
     return;
   }
   int64_t *row_phase = scratch(call, taps + 2 * (at->kh + at->kw), sizeof *row_phase);
