@@ -22,7 +22,7 @@ from onnxgrad.runtime.feeds import feed
 from onnxgrad.runtime.protocol import Slot
 from onnxgrad.runtime.resident import Owner, check_state
 from onnxgrad.runtime.session import aligned, create, ort_value
-from onnxgrad.training.parallel.stages import last_readers, stages
+from onnxgrad.training.parallel.stages import last_readers, stages, with_own_kernels
 from onnxgrad.training.step.step import Step
 
 
@@ -49,11 +49,12 @@ class Staged:
         self.slots = {n: Slot(t.input, t.output, t.initial.numpy()) for n, t in step.state.items()}
         self.now = {n: np.array(s.initial) for n, s in self.slots.items()}
         self.reads, self._owners = {n: t.numpy() for n, t in step.reads.items()}, dict[str, Owner]()
-        found = stages(step.model)
+        model = with_own_kernels(step.model, options)
+        found = stages(model)
         with self._flushing or nullcontext():
             self._sessions = [create(stage.model, options, self._flushing is not None) for stage in found]
         self._last = last_readers(found)
-        values = named_values(step.model.graph)
+        values = named_values(model.graph)
         self._sums = [np.zeros(0)] * len(found)
         self._at: dict[str, Any] = {name: ort_value(array) for name, array in places.items()}
         for number, stage in enumerate(found):
@@ -83,7 +84,8 @@ class Staged:
                 held[name] = value
             for name in [n for n in held if n not in kept and n not in self._at and self._last.get(n, -1) <= number]:
                 del held[name]
-            self.collective.all_reduce(self._sums[number])
+            if len(self._sums[number]):
+                self.collective.all_reduce(self._sums[number])
         for name, slot in self.slots.items():
             np.copyto(self.now[name], held[slot.output].numpy())
         return {name: held[name].numpy() for name in self.results}
@@ -110,7 +112,8 @@ class Staged:
         """Take part in the sums of a step of the others, with no rows."""
         for sums in self._sums:
             sums[...] = 0
-            self.collective.all_reduce(sums)
+            if len(sums):
+                self.collective.all_reduce(sums)
 
     def read_from(self, owners: Mapping[str, Owner]) -> None:
         """As `Resident` does."""

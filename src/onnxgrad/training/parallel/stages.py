@@ -12,8 +12,12 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from onnxgrad.ir.downgrade import loadable
 from onnxgrad.ir.graph import reads
 from onnxgrad.ir.subgraphs import rewired
+from onnxgrad.runtime import Options
+from onnxgrad.runtime.kernels import with_kernels
+from onnxgrad.runtime.widened import widened
 from onnxgrad.training.graph.synchronized_norm import DOMAIN, is_sum
 
 
@@ -50,6 +54,12 @@ def stages(model: ir.Model) -> list[Stage]:
         )
         for here in range(max(level.values(), default=0) + 1)
     ]
+
+
+def with_own_kernels(model: ir.Model, options: Options) -> ir.Model:
+    """`model`, or a copy with the kernels that it is going to have: parts that a cut divides would have none."""
+    on_cpu = options.providers[:1] == ("CPUExecutionProvider",)
+    return with_kernels(widened(loadable(model))) if options.target == "native" and on_cpu else model
 
 
 def _part(model: ir.Model, nodes: list[ir.Node], wanted: set[ir.Value], number: int) -> ir.Model:
