@@ -147,6 +147,7 @@ LOSS = ("--loss", "cross_entropy", "--optimizer", "adam")
         ((*LOSS, "--accumulate", "0"), "--accumulate must be at least 1, not 0"),
         ((*LOSS, "--outer-rate", "0.5"), "are of the step that ranks take together every sync_every steps"),
         ((*LOSS, "--shard-optimizer", "--compress", "fp16"), "shard_optimizer does not go with compress"),
+        ((*LOSS, "--sync-batch-norm", "--sync-every", "2"), "sync_batch_norm does not go with sync_every"),
         ((*LOSS, "--sync-every", "0"), "--sync-every must be at least 1, not 0"),
         ((*LOSS, "--compress", "fp17"), "no compression named 'fp17'; did you mean 'fp16'?"),
         ((*LOSS, "--train", "last:x"), "last:x must end in a number of layers"),

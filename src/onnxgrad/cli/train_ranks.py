@@ -47,6 +47,13 @@ ShardOptimizer = Annotated[
         "much less memory.",
     ),
 ]
+SyncBatchNorm = Annotated[
+    bool,
+    panels.run(
+        "--sync-batch-norm",
+        help="BatchNormalization takes the statistics of the rows of all processes that train together, not of each.",
+    ),
+]
 
 _ranks: Ranks | None = None
 

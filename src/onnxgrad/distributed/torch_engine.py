@@ -76,7 +76,7 @@ class TorchEngine:
     def all_reduce(self, array: np.ndarray) -> None:
         """As the protocol says."""
         check(array, summed=True)
-        if array.size:
+        if array.size and self.size > 1:
             self._heard(lambda: [self._dist.all_reduce(self._tensor(array), group=self._group, async_op=True)])
 
     def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ from onnx import helper
 from onnxgrad.distributed.simulated import World
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, StepRunner
-from onnxgrad.training import Loss, attach, compile_step
+from onnxgrad.training import Loss, Trainer, attach, compile_step
 from onnxgrad.training.parallel.machine import DataParallel
 from onnxgrad.training.parallel.stages import stages
 from onnxgrad.training.step.accumulate import Accumulating, split_step
@@ -115,3 +115,39 @@ def test_a_step_has_a_stage_for_each_sum_in_a_row():
 def test_a_model_without_such_statistics_is_refused():
     with pytest.raises(BadInput, match="no BatchNormalization in training mode"):
         split_step(attach(mlp(), loss="mse", accumulate=True), synchronized=True)
+
+
+# --- whole runs ---------------------------------------------------------------------------------
+
+HOW = {"loss": "cross_entropy", "optimizer": "adam", "learning_rate": 0.01}
+
+
+def fitted(size, folder=None, resume=False, **own):
+    """The trainers of `size` ranks after two epochs, whose last batch has rows for some ranks only."""
+    [data] = batches(11, 1)
+
+    def work(collective):
+        trainer = Trainer(convolutional(), options=ONE, distributed=collective, **HOW, **own)
+        trainer.fit(data, epochs=2, batch_size=5, seed=1, checkpoint=folder, resume=resume, progress=False)
+        return trainer
+
+    return World(size).run(work)
+
+
+@pytest.mark.parametrize("own", [{}, pytest.param({"shard_optimizer": True}, marks=pytest.mark.complete)])
+def test_a_run_of_ranks_is_that_of_one_process(own, tmp_path):
+    (alone,) = fitted(1, sync_batch_norm=True)  # which is of no matter to one rank
+    for trainer in fitted(2, tmp_path, sync_batch_norm=True, **own):
+        for one, other in zip(trainer.history.epochs, alone.history.epochs):
+            assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        for name in ("w0", "s1", "m0", "v1"):
+            found, wanted = (t.machine.state()[name] for t in (trainer, alone))
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5, err_msg=name)
+    with pytest.raises(BadInput, match="statistics of batches of all ranks, not of each rank"):
+        fitted(2, tmp_path, resume=True, **own)
+
+
+@pytest.mark.parametrize("own", [{"sync_every": 4}, {"memory": "1GB", "batch_size": 10}])
+def test_what_does_not_go_with_it_is_refused(own):
+    with pytest.raises(BadInput, match=f"sync_batch_norm does not go with {next(iter(own))}"):
+        World(2).run(lambda c: Trainer(convolutional(), distributed=c, sync_batch_norm=True, **HOW, **own))

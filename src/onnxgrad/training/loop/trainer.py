@@ -70,6 +70,8 @@ class Trainer(Trained):
         shard_optimizer: each rank keeps and updates its part of the optimizer's state alone (ZeRO-1, arXiv 1910.02054):
             memory for it is divided by the number of ranks. `save`, `state`, `training_model` and what else asks for
             the model are then called on all ranks, too.
+        sync_batch_norm: BatchNormalization takes the statistics of the rows of all ranks, as one process does; they are
+            exchanged in the middle of a step, forward and backward. Default: each rank takes those of its rows.
         attention_rows: how many queries attention takes at a time (see `compile_step`).
         precision: "fp16" or "bf16": products in 16 bits, beside weights in float32, on a provider that has them; see
             `Precision`. Default: all in the types that the model has.
@@ -108,6 +110,7 @@ class Trainer(Trained):
         outer_momentum: float | None = None,
         compress: str | None = None,
         shard_optimizer: bool = False,
+        sync_batch_norm: bool = False,
         attention_rows: int | None = None,
         precision: str | None = None,
         **attached: Any,
@@ -118,9 +121,10 @@ class Trainer(Trained):
         check_kind("options", options, Options, "an Options(…)")
         check_kind("dims", dims, Mapping, "a dict, as in {'seq': 128}")
         check_kind("shard_optimizer", shard_optimizer, bool, "true or false")
+        check_kind("sync_batch_norm", sync_batch_norm, bool, "true or false")
         for name, number in (("outer_rate", outer_rate), ("outer_momentum", outer_momentum)):
             check_kind(name, number, (int, float), "a number")
-        exchange = Exchanges(sync_every, outer_rate, outer_momentum, compress, shard_optimizer)
+        exchange = Exchanges(sync_every, outer_rate, outer_momentum, compress, shard_optimizer, sync_batch_norm)
         setup = set_up(
             model, {"loss": loss, "optimizer": optimizer, **attached}, entry=entry, options=options or Options(),
             accumulate=accumulate, memory=memory, batch_size=batch_size, dims=dims, distributed=distributed,

@@ -112,9 +112,14 @@ def set_up(
     elif isinstance(training, Step):
         raise BadInput("a compiled step cannot be cut into parts; hand in the model that it was compiled from")
     else:
+        synchronized = ranks is not None and exchange.sync_batch_norm
+        for what, given in (("memory", memory), ("precision", narrow)):
+            if synchronized and given is not None:
+                raise BadInput(f"sync_batch_norm does not go with {what}")
         split = split_step(
-            training, attention_rows=attention_rows, precision=narrow, arrange=arrangement_of(ranks, exchange)
-        )
+            training, attention_rows=attention_rows, precision=narrow, arrange=arrangement_of(ranks, exchange),
+            synchronized=synchronized,
+        )  # fmt: skip
         if memory is not None:
             rows = None if batch_size is None else -(-batch_size // parts)
             split.gradient = within_memory(split.gradient, memory, rows, dims)

@@ -20,6 +20,7 @@ class Exchanges:
         outer_rate, outer_momentum: of the outer step after them; default: those of `rate` and `momentum`.
         compress: "fp16" sends 16-bit numbers (see `HalfSums`).
         shard_optimizer: each rank keeps its part of the state of the optimizer alone (see `Sharded`).
+        sync_batch_norm: BatchNormalization takes the statistics of the rows of all ranks (see `synchronize`).
 
     Raises:
         BadInput: a number is out of its range, or two of them exclude each other.
@@ -30,6 +31,7 @@ class Exchanges:
     outer_momentum: float | None = None
     compress: str | None = None
     shard_optimizer: bool = False
+    sync_batch_norm: bool = False
 
     def __post_init__(self) -> None:
         if self.sync_every < 1:
@@ -46,6 +48,10 @@ class Exchanges:
             )
         if self.shard_optimizer and self.compress is not None:
             raise BadInput("shard_optimizer does not go with compress: what rounding loses is as large as the state")
+        if self.sync_batch_norm and self.sync_every > 1:
+            raise BadInput(
+                "sync_batch_norm does not go with sync_every: ranks that step on their own share no statistics"
+            )
 
     @property
     def rate(self) -> float:

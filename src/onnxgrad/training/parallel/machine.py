@@ -75,7 +75,11 @@ class DataParallel(Accumulating):
                 raise BadInput(f"ranks share results that are scalars; {value.name!r} is none")
         self.asked = self.stopping = self.due = self.is_due = False
         self._sum = sums_of(collective, compress, self.bucket.array)
-        self.settings: dict[str, Any] = {"steps between exchanges": 1, "compression": compress or "none"}
+        self.settings: dict[str, Any] = {
+            "steps between exchanges": 1,
+            "compression": compress or "none",
+            "statistics of batches": "of all ranks" if isinstance(self.gradient, Staged) else "of each rank",
+        }
         self._statistics = list(self.gradient.slots)
 
     def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
