@@ -13,6 +13,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder
 from onnxgrad.model_io import open_model
 from onnxgrad.runtime import Options, Session, StepRunner, measured_peak
+from onnxgrad.runtime.kernels import with_kernels
 from onnxgrad.training.build.attach import attach
 from onnxgrad.training.graph import attention_blocks
 from onnxgrad.training.graph.attention_blocks import MANY, attend_by_blocks
@@ -254,6 +255,34 @@ def test_many_keys_are_taken_by_blocks_and_few_are_not():
     assert not scans(compiled(layer("plain", MANY - 1), None))
     assert scans(compiled(layer("plain", MANY), None))
     assert not scans(compiled(layer("plain", "time"), None))  # nobody knows how many
+
+
+@needs_compiler
+def test_attention_is_left_to_a_kernel_where_there_is_one(monkeypatch):
+    """Up to so many keys, by a trainer; a step that is compiled for anybody has blocks, and one run is the other."""
+    monkeypatch.setattr(attention_blocks, "MANY", 8)
+    monkeypatch.setattr(attention_blocks, "MANY_FOR_KERNEL", 20)
+
+    def trainer(kind="plain", length=13, dtype=np.float32, target="native", **more):
+        options = Options(threads=1, target=target)
+        return Trainer(layer(kind, length, dtype), loss="mse", output="y", optimizer="sgd", options=options, **more)
+
+    left, blocks = trainer(), trainer(target="portable")
+    assert not scans(left.step)
+    assert scans(blocks.step)
+    assert "AttentionGrad" in {n.op_type for n in with_kernels(left.step.model).graph}
+    assert left.fingerprint == blocks.fingerprint
+    rng = np.random.default_rng(3)
+    feeds = {n: rng.standard_normal((4, 13, HEADS * WIDTH)).astype(np.float32) for n in ("x", "labels")}
+    for machine in (left.machine, blocks.machine):
+        machine.step(feeds)
+    for name, array in blocks.state().items():
+        np.testing.assert_allclose(left.state()[name], array, rtol=1e-4, atol=1e-6)
+    assert not scans(trainer(accumulate=2).step)
+    assert scans(compiled(layer("plain", 13, np.float32), None))
+    assert not scans(compiled(layer("plain", 13, np.float32), "kernel"))
+    for other in ({"kind": "capped"}, {"length": 20}, {"dtype": np.float64}, {"attention_rows": 4}):
+        assert scans(trainer(**other).step), other
 
 
 def test_what_a_step_takes_is_linear_in_the_length():

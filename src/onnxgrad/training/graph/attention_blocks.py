@@ -20,8 +20,9 @@ from onnxgrad.ir.shapes import same_dim, same_dims
 from onnxgrad.lower.registry import expand, lowering_for, replace
 from onnxgrad.training.graph.online_softmax import BlockedScores, attend
 
-#: From so many keys on, attention goes by blocks unless it is said otherwise.
-MANY = 1024
+#: From so many keys on, attention goes by blocks unless it is said otherwise; so many where a kernel may have it, which
+#: is faster below, but reads a mask of [queries, keys] as a whole.
+MANY, MANY_FOR_KERNEL = 1024, 8192
 #: Queries and keys of a block, which were the fastest of those tried.
 QUERIES, KEYS = 512, 256
 
@@ -39,17 +40,22 @@ _BY_ELEMENT = frozenset([
 
 Dims = list[int | ir.SymbolicDim]
 
+#: Metadata of a Scan that a kernel would have been better for.
+_FOR_KERNEL = "onnxgrad.attention_for_kernel"
 
-def attend_by_blocks(graph: ir.Graph, rows: int | None = None) -> int:
+
+def attend_by_blocks(graph: ir.Graph, rows: int | str | None = None) -> int:
     """Have attention in `graph` go by blocks, in place; how often that is found.
 
     Args:
         graph: typed, with nodes of the inference graph.
-        rows: queries of a block; 0: leave all as it is; None: `QUERIES`, where there are `MANY` keys or more.
+        rows: queries of a block; 0: leave all as it is; None: `QUERIES`, where there are `MANY` keys or more; "kernel":
+            the same, but what a kernel takes is left to it where there are fewer than `MANY_FOR_KERNEL`.
 
     Raises:
         BadInput: `rows` is no such number.
     """
+    leave, rows = rows == "kernel", None if rows == "kernel" else rows
     if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 0):
         raise BadInput(f"attention_rows is a number of queries, 0 for all at once, not {rows!r}")
     if rows == 0 or not any(n.op_type == "Softmax" or n.op_type in _WHOLE.get(n.domain, ()) for n in graph):
@@ -63,10 +69,21 @@ def attend_by_blocks(graph: ir.Graph, rows: int | None = None) -> int:
     count = 0
     for node in [n for n in graph if n.op_type == "MatMul" and n.domain == ""]:
         found = _Attention.of(node)
-        if found is not None and (rows is not None or found.is_long):
-            replace(builder, found.last, lambda b, n, found=found: [found.write(b, rows)])  # type: ignore[misc]
-            count += 1
+        if found is None or (rows is None and not found.has_keys(MANY)):
+            continue
+        for_kernel = rows is None and found.is_for_kernel and not found.has_keys(MANY_FOR_KERNEL)
+        if for_kernel and leave:
+            continue
+        new = replace(builder, found.last, lambda b, n, found=found: [found.write(b, rows)])  # type: ignore[misc]
+        for scan in [n for n in new or () if n.op_type == "Scan" and for_kernel]:
+            scan.metadata_props[_FOR_KERNEL] = "1"
+        count += 1
     return count
+
+
+def wants_kernel(graph: ir.Graph) -> bool:
+    """Whether "kernel" would leave something in `graph` as it is, that goes by blocks now."""
+    return any(_FOR_KERNEL in node.metadata_props for node in graph)
 
 
 def _reads_many(node: ir.Node) -> bool:
@@ -159,11 +176,21 @@ class _Attention:
                 self.reads[x] = axes
         return True
 
-    @property
-    def is_long(self) -> bool:
-        """Whether there are many keys."""
+    def has_keys(self, many: int) -> bool:
+        """Whether there are known to be so many keys."""
         dims = _dims(self.score)
-        return dims is not None and isinstance(dims[-1], int) and dims[-1] >= MANY
+        return dims is not None and isinstance(dims[-1], int) and dims[-1] >= many
+
+    @property
+    def is_for_kernel(self) -> bool:
+        """Whether this is what a kernel takes: scaled products and a mask (see `runtime.kernels.attention`)."""
+        alike = [_dims_of(x) for x in (self.q, self.kt, self.v)]
+        heads = [None if d is None else d[:-2] for d in alike]
+        floats = all(x.dtype == ir.DataType.FLOAT for x in (self.q, self.kt, self.v, self.score))
+        kinds = [n.op_type for n in self.moving if n.op_type not in ("Identity", "Cast")]
+        plain = kinds.count("Add") < 2 and kinds.count("Mul") + kinds.count("Div") < 2
+        only = set(kinds) <= {"Add", "Mul", "Div"} and plain
+        return floats and only and same_dims(heads[0], heads[1]) and same_dims(heads[0], heads[2])
 
     def write(self, b: Builder, rows: int | None) -> Var:
         """The same by blocks."""

@@ -72,7 +72,8 @@ class Trainer(Trained):
             the model are then called on all ranks, too.
         sync_batch_norm: BatchNormalization takes the statistics of the rows of all ranks, as one process does; they are
             exchanged in the middle of a step, forward and backward. Default: each rank takes those of its rows.
-        attention_rows: how many queries attention takes at a time (see `compile_step`).
+        attention_rows: how many queries attention takes at a time (see `compile_step`); by default "kernel" where
+            the target is native.
         precision: "fp16" or "bf16": products in 16 bits, beside weights in float32, on a provider that has them; see
             `Precision`. Default: all in the types that the model has.
         attached: further arguments of `attach`: ``learning_rate``, ``freeze``, ``groups``, ``adapter=LoRA(…)``, …

@@ -18,6 +18,7 @@ from onnxgrad.remat import Plan
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.runtime.on_device import OnDevice, runner
 from onnxgrad.training.build.attach import attached
+from onnxgrad.training.graph.attention_blocks import wants_kernel
 from onnxgrad.training.loop.checkpoint import fingerprint, structure
 from onnxgrad.training.parallel.exchanges import Exchanges
 from onnxgrad.training.parallel.joining import arrangement_of, machine_of, ranks_of, sharing
@@ -103,7 +104,12 @@ def set_up(
         raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
     asked_of_runtime = options if ranks is None else sharing(options)
     settled = asked_of_runtime.settled()
-    digests = fingerprint(step.model), structure(step.model)
+    digests = fingerprint(step.model), structure(step.model)  # whatever the target
+    rows: int | str | None = attention_rows
+    if attention_rows is None and settled.target == "native" and wants_kernel(step.model.graph):
+        rows = "kernel"
+        if not isinstance(training, Step):
+            step = compile_step(training, entry=entry, precision=narrow, attention_rows=rows)
     run_by: Callable[[Options], AnyRunner]
     if parts == 1:
         if memory is not None:
@@ -117,12 +123,12 @@ def set_up(
             if synchronized and given is not None:
                 raise BadInput(f"sync_batch_norm does not go with {what}")
         split = split_step(
-            training, attention_rows=attention_rows, precision=narrow, arrange=arrangement_of(ranks, exchange),
+            training, attention_rows=rows, precision=narrow, arrange=arrangement_of(ranks, exchange),
             synchronized=synchronized,
         )  # fmt: skip
         if memory is not None:
-            rows = None if batch_size is None else -(-batch_size // parts)
-            split.gradient = within_memory(split.gradient, memory, rows, dims)
+            each = None if batch_size is None else -(-batch_size // parts)
+            split.gradient = within_memory(split.gradient, memory, each, dims)
         plan = split.gradient.plan
         run_by = partial(machine_of, split, accumulate, ranks, exchange)
     planned = batch_size if memory is not None else None

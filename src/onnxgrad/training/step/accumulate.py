@@ -56,7 +56,7 @@ def split_step(
     model: AnyTrainingModel | Source,
     *,
     outputs: Sequence[str] = (),
-    attention_rows: int | None = None,
+    attention_rows: int | str | None = None,
     precision: Precision | None = None,
     synchronized: bool = False,
     arrange: Callable[[SplitStep], Sequence[str]] | None = None,

@@ -58,7 +58,7 @@ def compile_step(
     memory: int | str | None = None,
     batch_size: int | None = None,
     dims: Mapping[str, int] | None = None,
-    attention_rows: int | None = None,
+    attention_rows: int | str | None = None,
     precision: Precision | None = None,
     synchronized: str | None = None,
 ) -> Step:
@@ -79,7 +79,7 @@ def compile_step(
         dims: sizes of other symbolic dimensions that it is for, by name.
         attention_rows: how many queries attention takes at a time, and 256 keys, so that the scores of all of them are
             never there at once; 0: all. Default: all where there are fewer than 1024 keys, or nobody knows how many;
-            else 512.
+            else 512. "kernel": so, but attention over fewer than 8192 keys that a kernel in C takes is left to it.
         precision: how products are computed in 16 bits (see `Precision`).
         synchronized: have BatchNormalization take the statistics of all ranks (see `synchronize`); gradients are then
             multiplied by the value of this name, if it is not empty.
@@ -123,7 +123,7 @@ def _compiled(
     source: Source,
     chosen: Sequence[int],
     outputs: Sequence[str],
-    attention_rows: int | None = None,
+    attention_rows: int | str | None = None,
     precision: Precision | None = None,
     synchronized: str | None = None,
 ) -> Step:
@@ -156,7 +156,7 @@ def _compile_entry(
     index: int,
     bound: dict[str, str],
     outputs: Sequence[str],
-    attention_rows: int | None,
+    attention_rows: int | str | None,
     precision: Precision | None,
     synchronized: str | None,
 ) -> Step:
