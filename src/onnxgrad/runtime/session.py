@@ -33,10 +33,12 @@ from onnxgrad.runtime.kernels import (
     fused,
     in_place,
     library,
+    products,
     recurrence,
     recurrent,
     wants_kernels,
     with_kernels,
+    with_products,
 )
 from onnxgrad.runtime.rewrites import REWRITES, optimized
 from onnxgrad.runtime.widened import widened
@@ -144,7 +146,7 @@ class Options:
             raise BadInput(f"layout must be 'auto' or 'plain', not {self.layout!r}")
         if self.target not in TARGETS:
             raise BadInput(f"target must be 'auto', 'portable' or 'native', not {self.target!r}")
-        names = [*(rewrite.name for rewrite in REWRITES), elementwise.NAME, recurrence.NAME]
+        names = [*(rewrite.name for rewrite in REWRITES), elementwise.NAME, recurrence.NAME, products.NAME]
         if unknown := [name for name in self.without if name not in names]:
             raise BadInput(f"there is no rewrite {unknown[0]!r}; there are {', '.join(names)}")
         levels = {
@@ -224,6 +226,8 @@ def create(
             model = recurrent(model, own=model is not given)
         if options.target == "native" and elementwise.NAME not in options.without:
             model = fused(model, own=model is not given)
+        if options.target == "native" and products.NAME not in options.without:
+            model = with_products(model, own=model is not given)
         if has_kernels:  # last: it sees who reads what
             if overwritten is not None:
                 overwritten |= in_place(model.graph, renewed or {})

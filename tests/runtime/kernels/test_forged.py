@@ -89,7 +89,7 @@ def array(*shape, kind="f", fill=1):
 
 
 def test_every_kernel_is_known():
-    assert len(KERNELS) == 41
+    assert len(KERNELS) == 42
     assert set(ATTRIBUTES) < set(KERNELS)
 
 
@@ -129,6 +129,15 @@ def test_length_of_the_constants_of_adam():
     """Read beyond their end once."""
     refused("Adam", [array(100)] * 4 + [array()] + [None] * 3 + [array(1)], match="constants")
     refused("Lion", [array(100)] * 3 + [array()] + [None] * 2 + [array(1)], match="constants")
+
+
+def test_products():
+    assert called("ProductGrad", [array(500, 7), array(500, 40)], {})[0].max() == 500
+    for x, g in (((5, 7), (4, 7)), ((5,), (5, 7)), ((5, 7), (5,)), ((5, 7), (5, 7, 1)), ((), ())):
+        refused("ProductGrad", [array(*x), array(*g)], match="belong together")
+    huge = np.zeros((0, 1 << 20), np.float32)
+    refused("ProductGrad", [huge, huge], match="too many numbers")
+    assert not called("ProductGrad", [array(0, 7), array(0, 40)], {})[0].any()
 
 
 EMPTY = np.zeros((0, 1 << 30, 1 << 30), np.float32)
