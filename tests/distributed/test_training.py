@@ -13,6 +13,7 @@ import onnx
 import pytest
 
 from onnxgrad.cli import main
+from tests.cli.said import ran
 from tests.distributed.launching import environment, mpiexec, torchrun
 from tests.training.models import blobs, classifier
 
@@ -45,13 +46,7 @@ def history(place, name):
 @pytest.fixture(scope="module")
 def alone(place):
     """What one process measures."""
-    done = subprocess.run(
-        [sys.executable, "-m", "onnxgrad", *command(place, "alone")],
-        env=environment(),
-        capture_output=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    ran(place, " ".join(command(place, "alone", "-q")))
     return history(place, "alone")
 
 
@@ -61,17 +56,28 @@ def check_as_alone(found, alone):
 
 
 def test_torchrun_trains_and_goes_on_after_a_kill_with_the_same_bits(place, alone):
-    whole = torchrun(3, "-m", "onnxgrad", *command(place, "whole"))
-    assert whole.returncode == 0, whole.stderr
-    assert whole.stdout.count("trained model") == whole.stderr.count("epoch 3/3") == 1
-    assert "3 ranks, each CPU, " in whole.stderr
+    """The whole run and the one that is killed are two commands of the same processes."""
+    both = [*command(place, "whole"), "--then", *command(place, "again", "--checkpoint-seconds", "0")]
+    done = torchrun(2, KILLED, *both, options=("--max-restarts", "1"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained model") == done.stderr.count("epoch 3/3") == 2
+    assert "2 ranks, each CPU, " in done.stderr
+    assert done.stderr.count("error: rank 1 is gone or does not answer; the others cannot go on") == 1
+    assert "Traceback" not in done.stderr
     check_as_alone(history(place, "whole"), alone)
-    again = torchrun(3, KILLED, *command(place, "again", "--checkpoint-seconds", "0"), options=("--max-restarts", "1"))
-    assert again.returncode == 0, again.stderr
-    assert again.stderr.count("error: rank 1 is gone or does not answer; the others cannot go on") == 1
-    assert "Traceback" not in again.stderr
     assert history(place, "again") == history(place, "whole")
     assert (place / "again.onnx").read_bytes() == (place / "whole.onnx").read_bytes()
+
+
+@pytest.mark.complete
+def test_three_ranks_go_on_after_a_kill_with_the_same_bits(place, alone):
+    whole = torchrun(3, "-m", "onnxgrad", *command(place, "three"))
+    assert whole.returncode == 0, whole.stderr
+    check_as_alone(history(place, "three"), alone)
+    again = torchrun(3, KILLED, *command(place, "three2", "--checkpoint-seconds", "0"), options=("--max-restarts", "1"))
+    assert again.returncode == 0, again.stderr
+    assert history(place, "three2") == history(place, "three")
+    assert (place / "three2.onnx").read_bytes() == (place / "three.onnx").read_bytes()
 
 
 @pytest.mark.complete
@@ -117,14 +123,14 @@ def test_ctrl_c_stops_all_ranks_and_keeps_the_checkpoint(place):
 
 
 def test_mpiexec_trains_and_refuses_with_one_message(place, alone):
-    done = mpiexec(2, "-m", "onnxgrad", *command(place, "mpi"))
-    assert done.returncode == 0, done.stderr
+    """Two commands of the same processes; the second one is wrong."""
+    wrong = command(place, "wrong", "--labels", "nothing")
+    done = mpiexec(2, KILLED, *command(place, "mpi"), "--then", *wrong)
     assert done.stdout.count("trained model") == 1
     check_as_alone(history(place, "mpi"), alone)
-    wrong = mpiexec(2, "-m", "onnxgrad", *command(place, "wrong", "--labels", "nothing"))
-    assert wrong.returncode == 2
-    assert wrong.stderr.count("error:") == 1
-    assert "nothing" in wrong.stderr
+    assert done.returncode == 2
+    assert done.stderr.count("error:") == 1
+    assert "nothing" in done.stderr
 
 
 @pytest.mark.complete
