@@ -16,6 +16,7 @@ from onnxgrad.cli import main
 from tests.cli.said import ran
 from tests.distributed.launching import environment, mpiexec, torchrun
 from tests.training.models import blobs, classifier
+from tests.training.parallel.test_synchronized import batches, convolutional
 
 KILLED = str(Path(__file__).with_name("killed_worker.py"))
 HOW = ["--loss", "cross_entropy", "--optimizer", "adam", "--lr", "0.02", "--epochs", "3", "--batch-size", "16"]
@@ -78,6 +79,23 @@ def test_three_ranks_go_on_after_a_kill_with_the_same_bits(place, alone):
     assert again.returncode == 0, again.stderr
     assert history(place, "three2") == history(place, "three")
     assert (place / "three2.onnx").read_bytes() == (place / "three.onnx").read_bytes()
+
+
+@pytest.mark.complete
+def test_torchrun_shares_the_statistics_of_batches(tmp_path):
+    onnx.save(convolutional(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", **next(batches(22)))
+    found = []
+    for name in ("one", "two"):
+        files = [str(tmp_path / "m.onnx"), "--data", str(tmp_path / "d.npz"), "-o", str(tmp_path / f"{name}.onnx")]
+        line = ["train", *files, *HOW, "--history", str(tmp_path / f"{name}.json"), "--sync-batch-norm", "-q"]
+        if name == "one":
+            ran(tmp_path, " ".join(line))
+        else:
+            done = torchrun(2, "-m", "onnxgrad", *line)
+            assert done.returncode == 0, done.stderr
+        found.append([epoch["loss"] for epoch in history(tmp_path, name)])
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
 @pytest.mark.complete
