@@ -46,8 +46,8 @@ ATTRIBUTES = {
     "LogSoftmaxGrad": ("axis", "guarded"),
     "SoftmaxCrossEntropy": ("ignores", "ignored", "reduction"),
     "SoftmaxCrossEntropyInt32": ("ignores", "ignored", "reduction"),
-    "Attention": ("divides", "order"),
-    "AttentionGrad": ("divides", "order"),
+    "Attention": ("divides", "guarded", "order"),
+    "AttentionGrad": ("divides", "guarded", "order"),
 }
 
 
@@ -146,7 +146,7 @@ WEIGHTS = {"group": 1, "kernel": [1, 1], **ONES}
 INPUT = {"group": 1, "size": [1, 1], **ONES}
 POOL = {"kernel": [1, 1], "relu": 0, **ONES}
 FAR = (1 << 24) - 1
-ORDERED = {"divides": 0, "order": [0, 1, 2, 3] * 4}
+ORDERED = {"divides": 0, "guarded": 0, "order": [0, 1, 2, 3] * 4}
 LOSS = {"ignores": 0, "ignored": 0, "reduction": 2}
 
 

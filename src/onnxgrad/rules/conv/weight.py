@@ -7,7 +7,8 @@ on ONNX Runtime 1.31 (two cores, batch 16 to 32, 32 to 64 channels, 16² to 32²
 * `_pointwise` — one tap: a product of matrices.
 * `_interleaved` — the channels of the big side moved inside its last axis, so that one convolution, whose
   kernel is the whole small side and whose dilations are the strides, yields all taps and channels of a row
-  at once. 1.2 to 1.9 × PyTorch's kernel, where exchanging batch and channels takes 5 to 15 ×.
+  at once. 1.2 to 1.9 × PyTorch's kernel, where exchanging batch and channels takes 5 to 15 ×. Dilated over one
+  axis, channels are an axis of their own, so that nothing is computed between taps (.6 to .8 of a WaveNet's step).
 * `_by_rows` — depthwise: the products of all columns with all columns (a batched product of matrices), of
   which a 0/1 mask picks the diagonals. 2.7 and 4.8 ms where `_exchanged` takes 6.9 and 15.
 * `_exchanged` — batch and channels exchanged in an ordinary convolution: needs no size at all.
@@ -86,8 +87,22 @@ def _interleaved(op: Op, big: Var, small: Var, like: Var, windows: Windows, inne
     else:
         lanes = view(op, big, [batch, group, inner, *room])
         lanes = op.Transpose(lanes, perm=[1, 0, *(a + 1 for a in axes), 2])
-    lanes = view(op, lanes, [1, batch * group, *room[:-1], room[-1] * inner])
     kernel = _filled(op, op.Transpose(small, perm=[1, 0, *axes]))
+    gap = windows.dilations[-1]
+    if gap > 1 and rank == 1:  # the offsets between taps are most of what there is
+        lanes = view(op, lanes, [1, batch * group, *room, inner])
+        y = op.Conv(
+            lanes,
+            op.Unsqueeze(kernel, [3]),
+            strides=[gap, 1],
+            dilations=[windows.strides[0], 1],
+            pads=[windows.pads[0], 0, windows.pads[1], 0],
+            group=group,
+        )
+        if windows.surplus[0] >= gap:
+            y = crop(op, y, [*windows.kernel, inner])
+        return op.Transpose(op.Squeeze(y, [0]), perm=[0, 2, 1])
+    lanes = view(op, lanes, [1, batch * group, *room[:-1], room[-1] * inner])
     pads = windows.pads
     pads[rank - 1] *= inner
     pads[-1] *= inner
@@ -100,7 +115,6 @@ def _interleaved(op: Op, big: Var, small: Var, like: Var, windows: Windows, inne
         group=group,
     )
     taps: list[Any] = list(windows.kernel)
-    gap = windows.dilations[-1]
     run = windows.reach[-1] + 1  # the last axis of y holds every offset, not only the taps
     if any(e >= d for e, d in zip(windows.surplus, [*windows.dilations[:-1], 1])):
         y = crop(op, y, [*taps[:-1], run * inner])
