@@ -339,3 +339,23 @@ def test_dimensions_that_nobody_knows_are_different_in_nodes_of_one_kind():
     assert first.dims[0] != second.dims[0]
     assert first.dims[0] not in ("N", "M")
     assert builder.Exp(c).shape == known.shape == a.shape
+
+
+def test_a_declared_dimension_without_number_and_name_says_nothing():
+    """PyTorch's exporter declares so what it reshapes to the Shape of something."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]>
+        g (float[N, 32, 8, 8] x) => (float[N, 32, 8, 8] y)
+        <int64[3] groups = {0, 8, -1}, float[8] one = {1, 1, 1, 1, 1, 1, 1, 1}>
+        {
+            v = Reshape (x, groups)
+            n = InstanceNormalization (v, one, one)
+            s = Shape (x)
+            z = Reshape (n, s)
+            y = Mul (z, z)
+        }""")
+    model.graph.value_info.append(helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [None] * 4))
+    inferred = ir.from_proto(model)
+    infer_model(inferred)
+    (z,) = [v for node in inferred.graph for v in node.outputs if v.name == "z"]
+    assert [d if isinstance(d, int) else d.value for d in z.shape] == ["N", 32, 8, 8]

@@ -230,7 +230,8 @@ def _corrected(infer: Infer, correct: Infer) -> Infer:
     """`infer`, then `correct`; then what the model declares, as far as it can be believed.
 
     Declared shapes of operators that broadcast were mostly inferred, with the same mistake; of
-    those only numbers are believed. A declared shape of another rank is wrong (ONNX Runtime only warns).
+    those only numbers are believed. A declared dimension without number and name says nothing. A declared
+    shape of another rank is wrong (ONNX Runtime only warns).
     """
 
     def corrected(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
@@ -247,8 +248,10 @@ def _corrected(infer: Infer, correct: Infer) -> Infer:
         for out, shape in zip(node.outputs, declared):
             if shape is None or (out.shape is not None and len(out.shape) != len(shape)):
                 continue
-            if correct in (_broadcast, _matmul, _einsum) and out.shape is not None and len(out.shape) == len(shape):
-                shape = ir.Shape([d if isinstance(d, int) else i for d, i in zip(shape, out.shape)])
+            if out.shape is not None:
+                named = correct not in (_broadcast, _matmul, _einsum)
+                dims = zip(shape, out.shape)
+                shape = ir.Shape([d if isinstance(d, int) or (named and d.value is not None) else i for d, i in dims])
             out.shape = shape
 
     corrected.onnxgrad = True  # type: ignore[attr-defined]
