@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -99,6 +98,14 @@ def test_eight_processes_hold_the_same_bits_after_a_hundred_steps(how):
     assert float(said[0][2]) == pytest.approx(alone.history.epochs[-1]["loss"], rel=1e-4)
 
 
+def _wait(is_so):
+    for _ in range(1200):
+        if is_so():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it has not come to that")
+
+
 @pytest.mark.complete
 def test_nodes_come_and_go(place):
     """Two launchers, as on two machines; the second is killed with its rank, and the first goes on alone."""
@@ -108,7 +115,7 @@ def test_nodes_come_and_go(place):
         port = free.getsockname()[1]
     how = ["--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "a job"]
     how += ["--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", "last_call_timeout=5", "--max-restarts", "3"]
-    run = command(place, "nodes", "-q", "--epochs", "300", "--checkpoint-seconds", "0", "--shard-optimizer")
+    run = command(place, "nodes", "-q", "--epochs", "200", "--shard-optimizer")
     line = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *how, "-m", "onnxgrad", *run]
     nodes = []
     for _ in range(2):
@@ -118,13 +125,10 @@ def test_nodes_come_and_go(place):
                 start_new_session=True,
             )
         )  # fmt: skip
-        time.sleep(1)
+        _wait(lambda: not socket.socket().connect_ex(("localhost", port)))  # the first one is where they meet
     file = place / "nodes.checkpoint" / FILE
     try:
-        for _ in range(1200):
-            if file.exists() and Checkpoint.load(file).run["step"] > 5:
-                break
-            time.sleep(0.1)
+        _wait(lambda: file.exists() and Checkpoint.load(file).run["step"] > 5)
         assert len(named_parts(file)) == 2
         os.killpg(nodes[1].pid, signal.SIGKILL)
         _, said = nodes[0].communicate(timeout=240)
@@ -138,5 +142,5 @@ def test_nodes_come_and_go(place):
                 node.stderr.close()
     assert named_parts(file) == []  # one rank shares nothing out
     epochs = history(place, "nodes")
-    assert [e["epoch"] for e in epochs] == list(range(1, 301))
-    assert json.dumps(epochs[-1])
+    assert [e["epoch"] for e in epochs] == list(range(1, 201))
+    assert epochs[-1]["loss"] < epochs[0]["loss"]

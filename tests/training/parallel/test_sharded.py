@@ -34,7 +34,7 @@ def batches(count, rows=24):
     return [{n: a[k * rows : (k + 1) * rows] for n, a in data.items()} for k in range(count)]
 
 
-def both(model, size, steps=6, parts=1, rows=24, data=None):
+def both(model, size, steps=6, parts=1, rows=24, data=None, how=ONE):
     """Of replicated ranks, and of ranks that share it out, by rank: machine, losses, state, and bytes that all sent."""
     plain, arranged = split_step(model), split_step(model, arrange=partial(arrangement, size))
     data, shares = data or batches(steps, rows), Shares(arranged, size)
@@ -48,8 +48,8 @@ def both(model, size, steps=6, parts=1, rows=24, data=None):
 
         return (world := World(size)).run(work)
 
-    first = run(lambda c: DataParallel(plain, parts, c, options=ONE))
-    return first, run(lambda c: Sharded(arranged, parts, c, shares, options=ONE)), shares
+    first = run(lambda c: DataParallel(plain, parts, c, options=how))
+    return first, run(lambda c: Sharded(arranged, parts, c, shares, options=how)), shares
 
 
 def check_alike(first, second, atol=0.0):
@@ -115,6 +115,13 @@ def test_weights_of_other_types(dtype):
     item = np.dtype(dtype).itemsize
     assert shares.places[1][-1] == pytest.approx(80 * item, abs=3 * 64)
     assert sum(m.optimizer_bytes for m, *_ in second) == 80 * (2 * item if item == 8 else 3 * 4)
+
+
+def test_kernels_update_parts_as_they_update_all():
+    """Where they can be had; a part of a tensor is a vector, of which there is a named update as well."""
+    model = attach(classifier(), loss="cross_entropy", optimizer="adamw", clip_value=0.1, ema=0.9, accumulate=True)
+    first, second, _ = both(model, 3, how=Options(threads=1))
+    check_alike(first, second)
 
 
 def test_parts_of_a_batch_and_ranks_without_rows():
