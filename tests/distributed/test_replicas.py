@@ -1,4 +1,4 @@
-"""Processes that share out the state of the optimizer, that are many, or that come and go: torchrun and mpiexec."""
+"""Processes that share out the state of the optimizer, that are many, or of which a node goes: torchrun, mpiexec."""
 
 from __future__ import annotations
 
@@ -107,15 +107,15 @@ def _wait(is_so):
 
 
 @pytest.mark.complete
-def test_nodes_come_and_go(place):
+def test_a_node_goes(place):
     """Two launchers, as on two machines; the second is killed with its rank, and the first goes on alone."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     how = ["--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "a job"]
-    how += ["--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", "last_call_timeout=5", "--max-restarts", "3"]
-    run = command(place, "nodes", "-q", "--epochs", "200", "--shard-optimizer")
+    how += ["--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", "last_call_timeout=30", "--max-restarts", "3"]
+    run = command(place, "nodes", "-q", "--epochs", "60", "--shard-optimizer")
     line = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *how, "-m", "onnxgrad", *run]
     nodes = []
     for _ in range(2):
@@ -125,12 +125,13 @@ def test_nodes_come_and_go(place):
                 start_new_session=True,
             )
         )  # fmt: skip
-        _wait(lambda: not socket.socket().connect_ex(("localhost", port)))  # the first one is where they meet
     file = place / "nodes.checkpoint" / FILE
     try:
         _wait(lambda: file.exists() and Checkpoint.load(file).run["step"] > 5)
         assert len(named_parts(file)) == 2
+        (rank,) = Path(f"/proc/{nodes[1].pid}/task/{nodes[1].pid}/children").read_text().split()
         os.killpg(nodes[1].pid, signal.SIGKILL)
+        os.kill(int(rank), signal.SIGKILL)  # a machine takes both with it
         _, said = nodes[0].communicate(timeout=240)
         assert nodes[0].returncode == 0, said
     finally:
@@ -142,5 +143,5 @@ def test_nodes_come_and_go(place):
                 node.stderr.close()
     assert named_parts(file) == []  # one rank shares nothing out
     epochs = history(place, "nodes")
-    assert [e["epoch"] for e in epochs] == list(range(1, 201))
+    assert [e["epoch"] for e in epochs] == list(range(1, 61))
     assert epochs[-1]["loss"] < epochs[0]["loss"]
