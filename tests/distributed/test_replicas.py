@@ -114,11 +114,12 @@ def test_a_node_goes(place):
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     how = ["--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "a job"]
-    how += ["--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", "last_call_timeout=30", "--max-restarts", "3"]
+    how += ["--rdzv-endpoint", f"localhost:{port}", "--max-restarts", "3"]
     run = command(place, "nodes", "-q", "--epochs", "60", "--shard-optimizer")
-    line = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *how, "-m", "onnxgrad", *run]
+    launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *how]
     nodes = []
-    for _ in range(2):
+    for is_host in ("true", "false"):  # the ranks meet at the first one
+        line = [*launch, "--rdzv-conf", f"last_call_timeout=30,is_host={is_host}", "-m", "onnxgrad", *run]
         nodes.append(
             subprocess.Popen(
                 line, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
