@@ -61,13 +61,6 @@ def check(place, name, state):
         np.testing.assert_array_equal(weights.get(tensor, array), array, err_msg=tensor)
 
 
-def test_torchrun_shares_out_the_state(place, replicated):
-    done = torchrun(2, "-m", "onnxgrad", *command(place, "shard", "--shard-optimizer"))
-    assert done.returncode == 0, done.stderr
-    assert "320 bytes of 640 bytes of the optimizer's state" in done.stderr
-    check(place, "shard", replicated)
-
-
 @pytest.mark.complete
 def test_mpiexec_shares_out_the_state(place, replicated):
     done = mpiexec(2, "-m", "onnxgrad", *command(place, "mpi", "--shard-optimizer"))

@@ -13,6 +13,7 @@ import onnx
 import pytest
 
 from onnxgrad.cli import main
+from onnxgrad.training.loop.checkpoint import FILE, named_parts
 from tests.cli.said import ran
 from tests.distributed.launching import environment, mpiexec, torchrun
 from tests.training.models import blobs, classifier
@@ -57,17 +58,21 @@ def check_as_alone(found, alone):
 
 
 def test_torchrun_trains_and_goes_on_after_a_kill_with_the_same_bits(place, alone):
-    """The whole run and the one that is killed are two commands of the same processes."""
-    both = [*command(place, "whole"), "--then", *command(place, "again", "--checkpoint-seconds", "0")]
-    done = torchrun(2, KILLED, *both, options=("--max-restarts", "1"))
+    """The whole run, one that shares out the optimizer's state, and one that is killed are commands of one launch."""
+    three = [*command(place, "whole"), "--then", *command(place, "parts", "--shard-optimizer")]
+    three += ["--then", *command(place, "again", "--checkpoint-seconds", "0")]
+    done = torchrun(2, KILLED, *three, options=("--max-restarts", "1"))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("trained model") == done.stderr.count("epoch 3/3") == 2
+    assert done.stdout.count("trained model") == done.stderr.count("epoch 3/3") == 3
+    assert "320 bytes of 640 bytes of the optimizer's state" in done.stderr
     assert "2 ranks, each CPU, " in done.stderr
     assert done.stderr.count("error: rank 1 is gone or does not answer; the others cannot go on") == 1
     assert "Traceback" not in done.stderr
     check_as_alone(history(place, "whole"), alone)
-    assert history(place, "again") == history(place, "whole")
-    assert (place / "again.onnx").read_bytes() == (place / "whole.onnx").read_bytes()
+    for name in ("parts", "again"):  # a sum of two is the same in either order
+        assert history(place, name) == history(place, "whole")
+        assert (place / f"{name}.onnx").read_bytes() == (place / "whole.onnx").read_bytes()
+    assert len(named_parts(place / "parts.checkpoint" / FILE)) == 2
 
 
 @pytest.mark.complete
