@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+import onnx
 
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.runtime.rewrites import REWRITES, optimized
@@ -35,7 +36,8 @@ STEPS = 4  #: in a turn
 ALL = "all of them"
 
 
-def step_of(workload: str) -> tuple[Step, list[dict[str, np.ndarray]]]:
+def training_of(workload: str) -> tuple[onnx.ModelProto, list[dict[str, np.ndarray]]]:
+    """The model of `workload` with a loss and an optimizer, and batches for it."""
     from benchmarks.training.workloads import WORKLOADS as MODELS
     from benchmarks.training.workloads import export
 
@@ -43,10 +45,15 @@ def step_of(workload: str) -> tuple[Step, list[dict[str, np.ndarray]]]:
     with tempfile.TemporaryDirectory() as folder:
         export(workload, Path(folder))
         training = attach(Path(folder, "model.onnx"), loss="cross_entropy", optimizer=how.optimizer)
-        step = compile_step(training)
     inputs, labels = how.batches(8)
-    label = next(name for name in step.batch if name not in inputs)
-    return step, [{**{name: x[i] for name, x in inputs.items()}, label: labels[i]} for i in range(8)]
+    label = training.training_info[0].algorithm.input[0].name
+    return training, [{**{name: x[i] for name, x in inputs.items()}, label: labels[i]} for i in range(8)]
+
+
+def step_of(workload: str) -> tuple[Step, list[dict[str, np.ndarray]]]:
+    """A step of `workload`, and batches for it."""
+    training, batches = training_of(workload)
+    return compile_step(training), batches
 
 
 def measure(workload: str, rounds: int, only: list[str]) -> dict[str, tuple[float, float, float]]:
@@ -59,6 +66,13 @@ def measure(workload: str, rounds: int, only: list[str]) -> dict[str, tuple[floa
     portable = Options(threads=1, target="portable")
     whole = StepRunner(step, options=portable)
     others = {n: StepRunner(step, options=dataclasses.replace(portable, without=out)) for n, out in left_out.items()}
+    return in_turns(whole, others, batches, rounds)
+
+
+def in_turns(
+    whole: StepRunner, others: dict[str, StepRunner], batches: list[dict[str, np.ndarray]], rounds: int
+) -> dict[str, tuple[float, float, float]]:
+    """The median of the time of `whole` over that of each of `others`, and between what the middle half lies."""
     ratios: dict[str, list[float]] = {name: [] for name in others}
     for turn in range(-2, rounds):
         for name, other in others.items():

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from onnxgrad.function import Function
     from onnxgrad.linear_operator import linear_operator
     from onnxgrad.model_io.signature import Signature, signature
-    from onnxgrad.rules.registry import straight_through
+    from onnxgrad.rules.registry import straight_through, without_lowerings
     from onnxgrad.runtime import Options, Session, StepRunner
     from onnxgrad.training import (
         Group,
@@ -123,6 +123,7 @@ __all__ = [
     "value_and_grad",
     "vjp",
     "vmap",
+    "without_lowerings",
 ]
 
 #: Where each name is, which is imported when it is first asked for: most of them take half a second.
@@ -134,7 +135,7 @@ _LATER = {
         "function": ("Function",),
         "linear_operator": ("linear_operator",),
         "model_io": ("Signature", "signature"),
-        "rules.registry": ("straight_through",),
+        "rules.registry": ("straight_through", "without_lowerings"),
         "runtime": ("Options", "Session", "StepRunner"),
         "training": (
             *("Group", "LoRA", "Loss", "Optimizer", "Schedule", "VeRA", "load_adapter"),

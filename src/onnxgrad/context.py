@@ -38,6 +38,7 @@ class Context:
         every: Which states of an iteration reverse mode saves: those of every k-th step, about √T of T ("sqrt"), or
             (None) all that it needs of every step.
         attempt: The attempt under way to keep local functions; None: inline them all.
+        without: The lowerings that rules do not choose (`ir.lowerings`).
         calls: The table of local functions that shape inference asks about calls (`ir.infer.calls.Calls`).
     """
 
@@ -46,6 +47,7 @@ class Context:
     straight_through: frozenset[str] = frozenset()
     every: int | str | None = None
     attempt: Attempt | None = None
+    without: frozenset[str] = frozenset()
     calls: Any = None
 
 

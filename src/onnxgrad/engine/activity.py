@@ -76,7 +76,7 @@ def moved_by(node: ir.Node, rule: Rule | None, active: Collection[ir.Value]) -> 
     for i, v in enumerate(node.inputs):
         if v in active and (rule is None or rule.carries(i)):
             return True
-    return bool(node.attributes) and any(v in active for v in captured(node))
+    return bool(node.attributes.data) and any(v in active for v in captured(node))
 
 
 def active_values(nodes: Iterable[ir.Node], wrt: Iterable[ir.Value], builder: Builder) -> set[ir.Value]:

@@ -18,14 +18,11 @@ import onnx_ir as ir
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir.composites import Part
 from onnxgrad.ir.constants import is_repeatable, known_value
-from onnxgrad.ir.infer.inference import Inference
+from onnxgrad.ir.infer.inference import Inference, held_by
 from onnxgrad.ir.names import Names
 
 #: Tensor element types that can carry a derivative.
 FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
-
-#: Types of attributes by which nodes are not compared.
-_UNHASHED = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS, ir.AttributeType.TENSOR})
 
 Literal = int | float | bool
 Operand = "Var | Literal | Sequence[int] | np.ndarray | None"
@@ -156,8 +153,12 @@ class Builder:
     of ints (int64), numpy arrays, or ``None`` for an optional input that is left out.
     """
 
-    def __init__(self, graph: ir.Graph, names: Names | None = None, infer: Inference | None = None) -> None:
+    def __init__(
+        self, graph: ir.Graph, names: Names | None = None, infer: Inference | None = None, *, noting: bool = True
+    ) -> None:
         self.graph = graph
+        #: whether `named` leaves notes: they are lost where a message is made of the graph
+        self.noting = noting
         self.names = names or Names.of_graph(graph)
         self.infer = infer or Inference.of(graph)
         self.opset = self.infer.context.opset
@@ -188,7 +189,7 @@ class Builder:
 
     def nested(self, graph: ir.Graph) -> Builder:
         """A builder for a graph inside this one (a branch or a loop body) with the same pool of names."""
-        return Builder(graph, self.names, self.infer)
+        return Builder(graph, self.names, self.infer, noting=self.noting)
 
     def now(self, value: ir.Value) -> ir.Value:
         """`value`, or what took its place when its node was lowered (which may have been lowered in turn)."""
@@ -246,20 +247,28 @@ class Builder:
         """
         values = self._values(inputs)
         attrs: Sequence[ir.Attr] = ()
+        held: Sequence[Any] | None = ()
         if attributes:
             attrs = [self._attribute(k, a) for k, a in sorted(attributes.items()) if a is not None]
+            held = held_by(attrs)
         key: Any = None
         repeatable = self._repeatable.get((op_type, domain))
         if repeatable is None:
             repeatable = is_repeatable(op_type, domain, self.infer.context.get_opset_version(domain))
             self._repeatable[op_type, domain] = repeatable
-        if repeatable and not (attrs and any(a.type in _UNHASHED for a in attrs)):
-            held = [(a.name, tuple(a.value) if isinstance(a.value, (list, tuple)) else a.value) for a in attrs]
+        if repeatable and held is not None:
             key = (op_type, domain, outputs, *held, *map(id, values))
             results = self._emitted.get(key)
             if results is not None and self._has(results[0]):
                 return results[0] if outputs == 1 else results
-        results = self.append(ir.Node(domain, op_type, values, attrs, num_outputs=outputs))
+        known = None if domain or outputs != 1 or held is None else self.infer.known(op_type, values, held)
+        if known is None:
+            results = self.append(ir.Node(domain, op_type, values, attrs, num_outputs=outputs))
+        else:
+            name = self.names.fresh(f"d_{op_type}")
+            value = ir.Value(name=name, type=known[0], shape=known[1])
+            self._add(ir.Node("", op_type, values, attrs, outputs=[value], name=name))
+            results = (Var(self, value),)
         if key:
             self._emitted[key] = results
         return results[0] if outputs == 1 else results
@@ -322,12 +331,15 @@ class Builder:
         for value in node.outputs:
             value.name = value.name or self.names.fresh(f"d_{node.op_type}")
         node.name = node.name or node.outputs[0].name
+        self._add(node)
+        self.infer(node)
+        return tuple([Var(self, v) for v in node.outputs])
+
+    def _add(self, node: ir.Node) -> None:
         self.graph.append(node)
         self._own.add(node)
-        self.infer(node)
         for recording in self._recordings:
             recording.append(node)
-        return tuple(Var(self, v) for v in node.outputs)
 
     @contextmanager
     def record(self) -> Iterator[list[ir.Node]]:
@@ -359,6 +371,8 @@ class Builder:
         Nothing is emitted. Every other value that `outputs` are computed from is a constant, or the shape of
         something; an output that nobody asked for may be None.
         """
+        if not self.noting:
+            return
         inputs, results = ([None if v is None else v.value for v in vs] for vs in (of, outputs))
         Part.of(name, inputs, results, attributes).note()
 

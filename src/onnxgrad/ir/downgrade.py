@@ -27,9 +27,9 @@ def settle_opset(model: ir.Model, newest: int = NEWEST_LOADED) -> ir.Node | None
     parts: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for held in parts:
         opset = held.opset_imports.get("", 0)
-        other = next((n for n in _nodes(held) if opset > newest and not _is_same(n, opset, newest)), None)
-        if other is not None:
-            return other
+        for node in _nodes(held) if opset > newest else ():
+            if not _is_same(node, opset, newest):
+                return node
     for held in parts:
         if held.opset_imports.get("", 0) > newest:
             for node in _nodes(held):

@@ -9,14 +9,14 @@ initializer is a parameter that a user may exchange.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
 from onnxgrad.ir.exact import exact
 
 
-def fold_constants(graph: ir.Graph, written: Container[ir.Value]) -> int:
+def fold_constants(graph: ir.Graph, written: Iterable[ir.Value]) -> int:
     """Replace nodes of `graph` by `Constant` nodes with outputs of the same names, in place; how many.
 
     Args:
@@ -25,9 +25,12 @@ def fold_constants(graph: ir.Graph, written: Container[ir.Value]) -> int:
     """
     opset = graph.opset_imports.get("", 1)
     count = 0
+    fixed = {None, *written}
     for node in list(graph):
-        if not all(_fixed(v, written) for v in node.inputs if v is not None):
+        if not fixed.issuperset(node.inputs):
             continue
+        if node.op_type == "Constant" and not node.domain:
+            fixed.update(node.outputs)
         if any(v.is_graph_output() for v in node.outputs):
             continue
         array = exact(node, opset)
@@ -41,10 +44,6 @@ def fold_constants(graph: ir.Graph, written: Container[ir.Value]) -> int:
         graph.insert_before(node, made)
         value.replace_all_uses_with(held)
         graph.remove(node, safe=True)
+        fixed.add(held)
         count += 1
     return count
-
-
-def _fixed(value: ir.Value, written: Container[ir.Value]) -> bool:
-    node = value.producer()
-    return value in written if node is None else node.op_type == "Constant" and not node.domain

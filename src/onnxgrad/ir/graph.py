@@ -15,12 +15,13 @@ from onnxgrad.ir.aliases import follow, known_as
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """The graphs that `node` holds as attributes."""
-    return [
-        g
-        for a in node.attributes.values()
-        for g in ([a.as_graph()] if a.type == ir.AttributeType.GRAPH else
-                  list(a.as_graphs()) if a.type == ir.AttributeType.GRAPHS else [])
-    ]  # fmt: skip
+    found: list[ir.Graph] = []
+    for a in node.attributes.data.values():
+        if a.type == ir.AttributeType.GRAPH:
+            found.append(a.as_graph())
+        elif a.type == ir.AttributeType.GRAPHS:
+            found.extend(a.as_graphs())
+    return found
 
 
 def scopes(graph: ir.Graph) -> list[ir.Graph]:
@@ -35,7 +36,7 @@ def scopes(graph: ir.Graph) -> list[ir.Graph]:
 
 def captured(node: ir.Node) -> list[ir.Value]:
     """Values of outer scopes that the graphs inside `node` read, each once, in order of first use."""
-    if not node.attributes:
+    if not node.attributes.data:
         return []
     found: dict[ir.Value, None] = {}
     for graph in subgraphs(node):
@@ -122,13 +123,15 @@ def stand_in(value: ir.Value, name: str | None = None) -> ir.Value:
 
 def prune(graph: ir.Graph, keep: Iterable[ir.Value] = ()) -> int:
     """Remove the nodes that no output (nor `keep`) needs; returns how many went. Initializers likewise."""
-    live = set(graph.outputs) | set(keep)
+    live: set[ir.Value | None] = {*graph.outputs, *keep}
     dead: list[ir.Node] = []
     for node in reversed(graph):
-        if not live.isdisjoint(node.outputs):
-            live.update(reads(node))
-        else:
+        if live.isdisjoint(node.outputs):
             dead.append(node)
+        else:
+            live.update(node.inputs)
+            if node.attributes.data:
+                live.update(captured(node))
     graph.remove(dead, safe=False)
     for node in dead:
         for i in range(len(node.inputs)):

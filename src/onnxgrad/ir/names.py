@@ -42,9 +42,7 @@ class Names:
         for g in scopes(graph):
             pool.reserve(v.name for v in g.inputs)
             pool.reserve(g.initializers)
-            for node in g:
-                pool.reserve([node.name])
-                pool.reserve(v.name for v in node.outputs)
+            pool.reserve(name for node in g for name in (node.name, *[v.name for v in node.outputs]))
         return pool
 
     def reserve(self, names: Iterable[str | None]) -> None:

@@ -12,8 +12,11 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
+from onnxgrad.ir.lowerings import lowering
 
 Dim = int | ir.SymbolicDim
+
+_LEADING = lowering("leading_products", "what was broadcast along leading axes", "ones·X", "ReduceSum")
 
 
 def same_dim(a: Dim, b: Dim) -> bool:
@@ -55,7 +58,7 @@ def sum_to(x: Var, like: Var) -> Var:
             return _sum_to_at_run_time(b, x, like)
     if all(x.shape[axis] == 1 for axis in axes):
         return reshape_to(x, like)
-    leading = axes == list(range(len(axes))) and len(axes) < x.rank
+    leading = _LEADING.taken and axes == list(range(len(axes))) and len(axes) < x.rank
     if leading and 0 not in x.shape and x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         return _sum_leading(b, x, len(axes), like)
     if axes == list(range(lead)):

@@ -72,8 +72,8 @@ def _as_written(lower: Lowering) -> Callable[[osi.ShapeInferenceContext, ir.Node
         copy = ir.Node(node.domain, node.op_type, copies, attributes, outputs=outputs)
         inputs = [v for v in copies if v is not None]
         graph = ir.Graph(inputs, [], nodes=[], opset_imports=dict(ctx.opset_imports))
-        inference = Inference.__new__(Inference)
-        inference.context, inference.calls = ctx, None
+        inference = Inference({})
+        inference.context = ctx
         try:
             results = lower(Builder(graph, Names.of_graph(graph), inference), copy)
         except NotDifferentiable:  # which is said where a derivative is asked for

@@ -9,6 +9,7 @@ changed its meaning, …) a fix of our own takes its place (see `old_forms`).
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Collection
 
@@ -151,11 +152,18 @@ def _fill_defaults(model: ir.Model, opset: int) -> None:
     """
     for graph in scopes(model.graph):
         for node in graph:
-            schema = schema_of("", node.op_type, opset) if node.domain == "" else None
-            if schema is not None and schema.has_function:  # type: ignore[attr-defined]
-                for name, spec in schema.attributes.items():
-                    if name not in node.attributes and spec.default_value.name:
-                        node.attributes[name] = ir.serde.deserialize_attribute(spec.default_value)
+            for name, default in _forgotten(node.op_type, opset) if node.domain == "" else ():
+                if name not in node.attributes:
+                    node.attributes[name] = ir.serde.deserialize_attribute(default)
+
+
+@functools.cache
+def _forgotten(op_type: str, opset: int) -> list[tuple[str, onnx.AttributeProto]]:
+    """The attributes that have a default, of an operator that is defined by a function body."""
+    schema = schema_of("", op_type, opset)
+    if schema is None or not schema.has_function:  # type: ignore[attr-defined]
+        return []
+    return [(name, spec.default_value) for name, spec in schema.attributes.items() if spec.default_value.name]
 
 
 def _form(node: ir.Node) -> object:

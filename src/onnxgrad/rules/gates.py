@@ -11,7 +11,9 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxgrad.ir import Var
+from onnxgrad.ir.lowerings import lowering
 
+_JOINED = lowering("joined_gates", "SiLU as Mul and Sigmoid", "one product for both", "the sum of two")
 Factors = tuple[ir.Value | None, ir.Value | None]
 
 
@@ -20,7 +22,7 @@ def joined(terms: Sequence[Var]) -> list[Var]:
     found: dict[int, Var] = dict(enumerate(terms))
     places: dict[Factors, int] = {}
     for i, term in enumerate(terms):
-        gate = _gate(term.value) if len(terms) > 1 else None
+        gate = _gate(term.value) if len(terms) > 1 and _JOINED.taken else None
         if gate is None:
             continue
         g, sigma, y, rest = gate

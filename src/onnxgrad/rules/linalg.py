@@ -16,9 +16,12 @@ import numpy as np
 
 from onnxgrad.ir import Var, product, reshape_to, sum_to
 from onnxgrad.ir.constants import MOST_WRITTEN
+from onnxgrad.ir.lowerings import lowering
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
 from onnxgrad.rules.rule import Result
+
+_ROWS = lowering("gemm_of_rows", "the right operand of MatMul", "a Gemm over all rows", "a batch of products, summed")
 
 
 def transposed(op: Op, x: Var) -> Var:
@@ -73,7 +76,7 @@ def _matmul(op: Op, g: Var, a: Var, b: Var) -> tuple[Var | None, Var | None]:
     if op.needs[0]:
         da = gemm(op, g, b, tb=True) if g.rank == b.rank == 2 else sum_to(product(g, transposed(op, b)), a)
     if op.needs[1]:
-        one = b.rank == 2 and a.rank == g.rank
+        one = _ROWS.taken and b.rank == 2 and a.rank == g.rank
         db = gemm(op, rows(op, a), rows(op, g), ta=True) if one else sum_to(product(transposed(op, a), g), b)
     return da, db
 

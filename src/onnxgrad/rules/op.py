@@ -25,6 +25,16 @@ def float_outputs(domain: str, op_type: str, opset: int) -> int | None:
     return sum("float" in " ".join(map(str, o.types)) for o in schema.outputs)
 
 
+@functools.cache
+def _default(domain: str, op_type: str, opset: int, name: str) -> ir.Attr | None:
+    """What the schema says of an attribute that is left out."""
+    schema = schema_of(domain, op_type, opset)
+    if schema is None or name not in schema.attributes:
+        return None
+    spec = schema.attributes[name].default_value
+    return ir.serde.deserialize_attribute(spec) if spec.name else None
+
+
 class Op:
     """One node under differentiation.
 
@@ -77,9 +87,8 @@ class Op:
     def attr(self, name: str, default: Any = _MISSING) -> Any:
         """The attribute `name`: as given, else the schema's default, else `default` (None)."""
         given = self.node.attributes.get(name)
-        if given is None and self.schema is not None and name in self.schema.attributes:
-            spec = self.schema.attributes[name].default_value
-            given = ir.serde.deserialize_attribute(spec) if spec.name else None
+        if given is None:
+            given = _default(self.node.domain, self.node.op_type, self.opset, name)
         if given is None:
             return None if default is _MISSING else default
         return list(given.value) if isinstance(given.value, (tuple, list)) else given.value

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from onnxgrad.context import changed, current
 from onnxgrad.errors import RuleError, UnknownName
+from onnxgrad.ir.lowerings import LOWERINGS
 from onnxgrad.rules.rule import (
     Elementwise,
     Function,
@@ -108,6 +109,27 @@ def straight_through(*operators: str) -> AbstractContextManager[None]:
         UnknownName: an operator without an estimator.
     """
     return registry.straight_through(*operators)
+
+
+@contextmanager
+def without_lowerings(*names: str) -> Iterator[None]:
+    """Within the ``with`` block, derivatives are written without the lowerings called `names`.
+
+    ::
+
+        with without_lowerings("interleaved_weight"):
+            slower = grad(model, wrt="w")
+
+    Gradients are the same but for rounding. docs/runtime.md lists the names, and what each of them gains.
+
+    Raises:
+        UnknownName: there is no lowering of that name.
+    """
+    for name in names:
+        if name not in LOWERINGS:
+            raise UnknownName(name, LOWERINGS, "lowering")
+    with changed(without=current().without | set(names)):
+        yield
 
 
 def _decorator(

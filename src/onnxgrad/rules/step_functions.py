@@ -13,9 +13,11 @@ import math
 import onnx_ir as ir
 
 from onnxgrad.ir import Var
+from onnxgrad.ir.lowerings import lowering
 from onnxgrad.rules.op import Op
 
 STEEP = 3e38
+_STEEP = lowering("steep_steps", "Relu and other kinks", "a steep HardSigmoid", "Greater and Cast, or Sign")
 
 #: Smallest positive normal float32: a HardSigmoid that is done rising there has no ramp.
 _TINY = 2.0**-126
@@ -49,14 +51,14 @@ def is_nonnegative(x: Var) -> bool:
 
 def positive(op: Op, x: Var) -> Var:
     """1 where x > 0, else 0."""
-    if x.dtype == ir.DataType.FLOAT:
+    if x.dtype == ir.DataType.FLOAT and _STEEP.taken:
         return op.HardSigmoid(x, alpha=STEEP, beta=0.0)
     return op.Cast(x > 0, to=int(x.dtype or 0))
 
 
 def heaviside(op: Op, x: Var) -> Var:
     """1 where x > 0, ½ where x = 0, else 0."""
-    if x.dtype == ir.DataType.FLOAT:
+    if x.dtype == ir.DataType.FLOAT and _STEEP.taken:
         return op.HardSigmoid(x, alpha=STEEP, beta=0.5)
     return op.Sign(x) * 0.5 + 0.5
 

@@ -74,7 +74,8 @@ class Derivation:
         self.graph = self.opened.model.graph
         values = named_values(self.graph)
         self.wrt = float_values(wrt, values, "wrt", containers)
-        self.builder = Builder(self.graph, infer=Inference.of(self.graph, functions))
+        noting = self.opened.kind is ir.Model
+        self.builder = Builder(self.graph, infer=Inference.of(self.graph, functions), noting=noting)
         self.of = default_of(self.graph, containers) if of is None else of_values(of, values, self.builder, containers)
         self.builder.names.reserve(self.opened.training)
         self.nodes = list(self.graph)

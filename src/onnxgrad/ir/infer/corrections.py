@@ -52,33 +52,29 @@ _ARITHMETIC = frozenset({"Add", "Div", "Max", "Mean", "Min", "Mul", "Sub", "Sum"
 FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
 
-def alike(node: ir.Node) -> bool:
-    """Whether `node`, which has no shapes yet, is arithmetic on floats all of one known shape, or scalars beside it.
+def alike(op_type: str, operands: Sequence[ir.Value | None]) -> tuple[ir.TypeProtocol, ir.Shape] | None:
+    """Type and shape of arithmetic on floats that are all of one known shape, or scalars beside it; else None.
 
-    Most of what a derivative consists of is; the library is asked about the rest. As it does, the result shares the
-    shape of an operand: nobody changes one in place.
+    Most of what a derivative consists of is; the library is asked about the rest. As it does, the result shares them
+    with an operand: nobody changes one in place.
     """
-    operands = node.inputs
     first = operands[0] if operands else None
-    if first is None or node.op_type not in _ARITHMETIC or node.domain:
-        return False
+    if first is None or op_type not in _ARITHMETIC:
+        return None
     shape, held = first.shape, first.type
     if shape is None or not isinstance(held, ir.TensorType) or held.dtype not in FLOATS:
-        return False
+        return None
     for v in operands[1:]:
         if v is None or v.shape is None or v.dtype != held.dtype:
-            return False
+            return None
         if v.shape is not shape and len(v.shape) and v.shape != shape:
             if len(shape):
-                return False
+                return None
             shape = v.shape
-    for d in shape:
+    for d in shape.dims:
         if not isinstance(d, int) and d.value is None:
-            return False
-    out = node.outputs[0]
-    out.type = out.type or ir.TensorType(held.dtype)
-    out.shape = shape
-    return True
+            return None
+    return ir.TensorType(held.dtype) if held.denotation else held, shape
 
 
 def _operands(ctx: osi.ShapeInferenceContext, node: ir.Node) -> list[Sequence[Dim] | None]:
@@ -240,7 +236,11 @@ def _corrected(infer: Infer, correct: Infer) -> Infer:
         declared = [out.shape for out in node.outputs]
         for out in node.outputs:
             out.shape = None
-        if correct is not _broadcast or not alike(node):
+        found = alike(node.op_type, node.inputs) if correct is _broadcast else None
+        if found is not None:
+            node.outputs[0].type = node.outputs[0].type or found[0]
+            node.outputs[0].shape = found[1]
+        else:
             infer(ctx, node)
             for out in node.outputs:
                 out.shape = None if out.shape is None else ir.Shape(out.shape)

@@ -46,10 +46,12 @@ def _where(value: ir.Value) -> str:
 
 def check_shapes(graph: ir.Graph) -> None:
     """`check_shape` of every value in `graph` and the graphs in it."""
+    good: set[int] = set()  # values share shapes
     for g in scopes(graph):
         for value in (*g.inputs, *(v for node in g for v in node.outputs)):
-            if value.shape is not None:
+            if value.shape is not None and id(value.shape) not in good:
                 check_shape(value, value.shape)
+                good.add(id(value.shape))
 
 
 def check_asked(node: ir.Node) -> None:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.infer.inference import kind_of
 from onnxgrad.ir.names import described
 from onnxgrad.model_io.checks.examined import ExaminedNode, MisfitError, known
 from onnxgrad.model_io.checks.layers import LAYERS
@@ -28,14 +29,20 @@ def check_nodes(model: ir.Model) -> None:
     """
     stack: list[tuple[ir.Graph | ir.Function, str]] = [(model.graph, "")]
     stack += [(function, f" in the function {function.name}") for function in model.functions.values()]
+    good: set[object] = set()
     while stack:
         graph, where = stack.pop()
         imports = graph.opset_imports if isinstance(graph, ir.Function) else model.graph.opset_imports
         for node in graph:
+            kind = kind_of(node)
+            if kind in good:
+                continue
             why = complaint(node, imports.get(node.domain, 1), certain=not where)
             if why:
                 held = ", ".join("" if v is None else f"{v.name} {known(ExaminedNode.sizes(v))}" for v in node.inputs)
                 raise BadInput(f"the model is not valid: {described(node)}{where}, of ({held}): {why}")
+            if kind is not None:
+                good.add(kind)
             if node.attributes and (inner := subgraphs(node)):
                 stack += [(g, f" in {described(node)}{where}") for g in inner]
 

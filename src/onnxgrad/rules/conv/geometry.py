@@ -17,7 +17,10 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.ir import Var
+from onnxgrad.ir.lowerings import lowering
 from onnxgrad.rules.op import Op
+
+_MIRRORED = lowering("mirrored_weights", "operand of Conv, stride 1", "Conv with mirrored weights", "ConvTranspose")
 
 
 @dataclass
@@ -198,7 +201,7 @@ def spread(op: Op, g: Var, w: Var, windows: Windows, dims: Sequence[Any]) -> Var
     With stride 1 it is a convolution with the weights mirrored and their channels exchanged, which needs no
     size (on ONNX Runtime 1.6–2 × PyTorch's kernel, against up to 3.3 for ConvTranspose); else ConvTranspose.
     """
-    if None not in windows.kernel and all(s == 1 for s in windows.strides):
+    if _MIRRORED.taken and None not in windows.kernel and all(s == 1 for s in windows.strides):
         head = [r - a for r, a in zip(windows.reach, windows.head)]
         tail = [r - b for r, b in zip(windows.reach, windows.tail)]
         if min(head + tail) >= 0:

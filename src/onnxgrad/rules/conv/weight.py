@@ -24,8 +24,17 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.ir import Var, unless_empty
+from onnxgrad.ir.lowerings import lowering
 from onnxgrad.rules.conv.geometry import Windows, crop, dim, pad, size, spatial, tap, vector, view
 from onnxgrad.rules.op import Op
+
+_POINTWISE = lowering("pointwise_weight", "weights of Conv 1×1", "a product of matrices", "`interleaved_weight`")
+_INTERLEAVED = lowering(
+    "interleaved_weight", "weights of Conv", "a Conv with channels inside its last axis", "batch and channels exchanged"
+)
+_ROWS = lowering(
+    "depthwise_rows", "weights of depthwise Conv", "products of rows, and a mask", "batch and channels exchanged"
+)
 
 #: Widest rows for `_by_rows`, whose work per element grows with the width.
 WIDEST_ROW = 64
@@ -53,15 +62,17 @@ def _correlated(op: Op, big: Var, small: Var, like: Var, windows: Windows) -> Va
     inner = size(like, 1)
     if inner is None and size(big, 1) is not None:
         inner = size(big, 1) // group  # type: ignore[operator]
-    if group == 1 and windows.kernel == [1] * windows.rank and not any(windows.pads):
+    if _POINTWISE.taken and group == 1 and windows.kernel == [1] * windows.rank and not any(windows.pads):
         return _pointwise(op, big, small, like, windows)
     if None in windows.kernel or inner is None:
         return _exchanged(op, big, small, like, windows)
     if group > 1 and inner == 1:
-        rows = windows.rank == 2 and windows.exact and size(like, 0) == group
+        rows = _ROWS.taken and windows.rank == 2 and windows.exact and size(like, 0) == group
         width, narrow = size(big, big.rank - 1), size(small, small.rank - 1)
         if rows and width is not None and narrow is not None and size(small, 2) and width <= WIDEST_ROW:
             return _by_rows(op, big, small, like, windows)
+        return _exchanged(op, big, small, like, windows)
+    if not _INTERLEAVED.taken:
         return _exchanged(op, big, small, like, windows)
     return _interleaved(op, big, small, like, windows, inner)
 

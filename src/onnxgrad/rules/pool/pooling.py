@@ -10,12 +10,18 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Var, expand_to
 from onnxgrad.ir.constants import MOST_WRITTEN
+from onnxgrad.ir.lowerings import lowering
 from onnxgrad.rules.conv.geometry import size, windows
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.pool.window_sums import scatter_mean, scatter_sum, tiled, upsample
 from onnxgrad.rules.registry import linear, rule
 from onnxgrad.rules.rule import Result, Tangents
 from onnxgrad.rules.step_functions import is_nonnegative, lowest
+
+_COMPARED = lowering(
+    "compared_tiles", "MaxPool in tiles", "a comparison with the result, upsampled", "indices and ScatterElements"
+)
+_REPEATED = lowering("repeated_tiles", "AveragePool in tiles", "Resize", "`band_products`")
 
 
 def _winners(op: Op, x: Var, y: Var, kernel: list[int]) -> Var:
@@ -72,7 +78,7 @@ def max_pool(op: Op, g: Var, x: Var, y: Var) -> Result:
 
 def _to_winners(op: Op, g: Var, x: Var, y: Var) -> Var:
     """Each element of g, at the first of the largest elements of its window."""
-    kernel = tiled(op, x)
+    kernel = tiled(op, x) if _COMPARED.taken else None
     if kernel and math.prod(kernel) <= MOST_WRITTEN:
         return upsample(op, g, kernel) * _winners(op, x, y, kernel)
     wide = g
@@ -108,7 +114,7 @@ def average_pool(op: Op, g: Var, x: Var) -> Result:
 
     The count leaves out the padding unless count_include_pad, and always what hangs over the padding.
     """
-    kernel = tiled(op, x)
+    kernel = tiled(op, x) if _REPEATED.taken else None
     if kernel:
         return upsample(op, g * (1.0 / float(np.prod(kernel))), kernel)
     return scatter_mean(op, g, x, include_pads=bool(op.attr("count_include_pad")))

@@ -10,9 +10,12 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Var
 from onnxgrad.ir.constants import MOST_WRITTEN
+from onnxgrad.ir.lowerings import lowering
 from onnxgrad.rules.conv.geometry import Windows, crop, dim, pad, size, spatial, spread, unpad, vector, view, windows
 from onnxgrad.rules.op import Op
 
+_BANDS = lowering("band_products", "AveragePool, LpPool", "products with band matrices", "ConvTranspose with ones")
+_COPIED = lowering("copied_planes", "pools of three axes, in tiles", "Resize over two, and copies", "Resize over three")
 #: Most operands of a Concat that copies.
 _COPIES = 8
 
@@ -36,7 +39,7 @@ def upsample(op: Op, y: Var, kernel: list[int]) -> Var:
     """
     sizes = [size(y, a + 2) for a in range(len(kernel))]
     modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    if len(kernel) <= 2 or not all(sizes):
+    if len(kernel) <= 2 or not all(sizes) or not _COPIED.taken:
         return op.Resize(y, None, np.array([1, 1, *kernel], np.float32), **modes)
     planes = view(op, y, [1, -1, *sizes[-2:]])
     copied = op.Resize(planes, None, np.array([1, 1, *kernel[-2:]], np.float32), **modes)
@@ -96,9 +99,11 @@ def _rows(where: Windows, i: int, h: int) -> int:
 
 
 def _written(where: Windows, sizes: list[Any]) -> bool:
-    """Whether the band matrices are known, and small enough to be constants."""
-    return None not in sizes and all(
-        _rows(where, i, h) * max(h, where.kernel[i] or 0) <= MOST_WRITTEN for i, h in enumerate(sizes)
+    """Whether band matrices are wanted, known, and small enough to be constants."""
+    return (
+        _BANDS.taken
+        and None not in sizes
+        and all(_rows(where, i, h) * max(h, where.kernel[i] or 0) <= MOST_WRITTEN for i, h in enumerate(sizes))
     )
 
 

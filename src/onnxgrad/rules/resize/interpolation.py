@@ -16,11 +16,14 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NoDerivative
 from onnxgrad.ir import Var
+from onnxgrad.ir.lowerings import lowering
 from onnxgrad.ir.shapes import same_dim
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule
 from onnxgrad.rules.resize.coordinates import Axis, check_moves, crops
 from onnxgrad.rules.rule import Result, Tangents
+
+_AVERAGED = lowering("averaged_copies", "Resize to copies", "AveragePool", "products with matrices")
 
 #: How coordinates and rounding combine to copies of every element, where scales are whole numbers.
 _COPIES = {("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil")}
@@ -257,7 +260,7 @@ def _pulled(op: Op, g: Var, x: Var, y: Var) -> Var:
     if y.shape is not None and 0 in y.shape:
         return op.zeros_like(x)
     axes = _axes(op, x)
-    copies = _whole_scales(op, x, axes)
+    copies = _whole_scales(op, x, axes) if _AVERAGED.taken else None
     if copies:
         return op.AveragePool(g, kernel_shape=copies, strides=copies) * float(np.prod(copies))
     for place in sorted(range(len(axes)), key=lambda p: -axes[p]):

@@ -168,11 +168,11 @@ def _narrow(graph: ir.Graph) -> None:
         if value.dtype == DOUBLE:
             if value.is_graph_input() and (value.shape is None or value.shape.rank()):
                 raise BadInput(_REFUSED.format(value.name))
-            value.dtype = FLOAT
+            value.type = ir.TensorType(FLOAT)  # other values may share what it had
     for name, value in graph.initializers.items():
         if value.const_value is not None and value.const_value.dtype == DOUBLE:
             value.const_value = ir.tensor(narrowed(name, value.const_value.numpy()), name=name)
-            value.dtype = FLOAT
+            value.type = ir.TensorType(FLOAT)
     for node in list(graph):
         for key, attr in node.attributes.items():
             if attr.type == ir.AttributeType.TENSOR and attr.as_tensor().dtype == DOUBLE:

@@ -1,0 +1,1 @@
+"""How long a derivation takes, beside onnx-ad."""

@@ -1,0 +1,44 @@
+"""Choices of a rule among several ways to write one derivative, each with a name by which it is left out.
+
+Which way is fast is a matter of the runtime and the processor; that both are right is not. A rule says where the
+choice is that it takes the faster one; ``python -m benchmarks.lowerings`` measures each of them by its switch, and the
+tests derive the same numbers on both sides of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxgrad.context import current
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """A way to write a derivative where another would do.
+
+    Attributes:
+        name: what `onnxgrad.without_lowerings` calls it.
+        where: what is differentiated.
+        what: what is written.
+        instead: what is written without it.
+    """
+
+    name: str
+    where: str
+    what: str
+    instead: str
+
+    @property
+    def taken(self) -> bool:
+        """Whether a rule may choose it now."""
+        return self.name not in current().without
+
+
+#: By name, in the order in which modules declare them.
+LOWERINGS: dict[str, Lowering] = {}
+
+
+def lowering(name: str, where: str, what: str, instead: str) -> Lowering:
+    """Declare a `Lowering`."""
+    made = LOWERINGS[name] = Lowering(name, where, what, instead)
+    return made
