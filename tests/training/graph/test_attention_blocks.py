@@ -199,6 +199,34 @@ def test_heads_that_share_keys(attributes, monkeypatch):
         np.testing.assert_allclose(results[1][name], array, rtol=1e-9, atol=1e-13, err_msg=name)
 
 
+@pytest.mark.parametrize("unidirectional", [0, 1])
+@pytest.mark.parametrize("operator", ["Attention", "MultiHeadAttention"])
+def test_operators_of_onnx_runtime(operator, unidirectional, monkeypatch):
+    monkeypatch.setattr(attention_blocks, "KEYS", 5)
+    rng = np.random.default_rng(0)
+    wide = {"w": rng.standard_normal((12, 36)), "b": rng.standard_normal(36)}
+    weights = wide if operator == "Attention" else {f"w{c}": rng.standard_normal((12, 12)) for c in "qkv"}
+    nodes = [] if operator == "Attention" else [node("MatMul", ["x", w], [w[1]]) for w in weights]
+    names = ["x", "w", "b"] if operator == "Attention" else ["q", "k", "v"]
+    attributes = {"num_heads": 4, "unidirectional": unidirectional}
+    nodes += [node(operator, names, ["y"], domain="com.microsoft", **attributes)]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 13, 12]) for n in "xy"]
+    held = [numpy_helper.from_array(a.astype(np.float32), n) for n, a in weights.items()]
+    domains = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph(nodes, "fused", ends[:1], ends[1:], held)
+    model = helper.make_model(graph, opset_imports=domains, ir_version=10)
+    results = []
+    for rows in (0, 4):
+        step = compiled(model, rows)
+        assert len(scans(step)) == (2 if rows else 0)
+        rng = np.random.default_rng(1)
+        runner = StepRunner(step, options=Options(threads=1, target="portable"))
+        runner.step({n: rng.standard_normal((2, 13, 12)).astype(np.float32) for n in ("x", "labels")})
+        results.append(runner.state())
+    for name, array in results[0].items():
+        np.testing.assert_allclose(results[1][name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
 def test_blocks_that_a_mask_hides_are_not_computed(monkeypatch):
     """What is no number, among values that only the last queries see, is not met by the others."""
     monkeypatch.setattr(attention_blocks, "KEYS", 4)
