@@ -10,7 +10,8 @@ from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, before, 
 @kernel("BatchNorm")
 def batch_norm(site: Occurrence) -> KernelCall | None:
     """[x, scale, bias, …] → [y, mean, variance], float32. ONNX Runtime's own kernel takes one thread."""
-    return KernelCall("BatchNorm", site.inputs[:3], site.attributes) if site.all_float32 else None
+    fits = site.all_float32 and _has_planes(site, 0)
+    return KernelCall("BatchNorm", site.inputs[:3], site.attributes) if fits else None
 
 
 @kernel("BatchNormGrad")
@@ -19,13 +20,19 @@ def batch_norm_grad(site: Occurrence) -> KernelCall | None:
 
     Where g comes from a ReLU and goes nowhere else, its mask is taken into the kernel.
     """
-    if not site.all_float32:
+    if not site.all_float32 or not _has_planes(site, 1):
         return None
     sign = before(site, 0, "ReluGrad")
     if sign is None:
         return KernelCall("BatchNormGrad", site.inputs, site.attributes)
     g, y = sign.inputs
     return KernelCall("BatchNormGrad", [g, *site.inputs[1:], y], site.attributes)
+
+
+def _has_planes(site: Occurrence, index: int) -> bool:
+    """Whether numbers of a channel lie beside each other: for a matrix the kernels take twice as long as operators."""
+    sizes = site.sizes(index)
+    return sizes is not None and len(sizes) > 2
 
 
 @kernel("LayerNormGrad")
