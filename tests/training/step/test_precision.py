@@ -11,7 +11,7 @@ import pytest
 
 from onnxgrad.distributed.simulated import World
 from onnxgrad.runtime import Options
-from onnxgrad.training import attach
+from onnxgrad.training import Trainer, attach
 from onnxgrad.training.graph.mixed_precision import Precision
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from onnxgrad.training.parallel.exchanges import Exchanges
@@ -112,6 +112,31 @@ def test_what_is_not_finite_on_one_rank_skips_the_step_on_all(exchange):
     assert same(first, skipped, OWN)
     assert skipped["loss_scale"] == first["loss_scale"] / 2
     assert all(np.isfinite(array).all() for array in last.values())
+    assert not same(skipped, last, OWN)
+
+
+def test_ranks_with_parts_of_the_state_skip_the_same_step(monkeypatch):
+    """Only the part of one rank has a gradient that is not finite."""
+    monkeypatch.setattr(of_step, "takes", lambda *asked: True)
+    monkeypatch.setattr(of_step, "has_kernel", lambda *asked: True)
+    options = Options(threads=1, target="portable", providers=("AzureExecutionProvider", "CPUExecutionProvider"))
+    how = {"loss": "mse", "optimizer": "adam", "learning_rate": 0.05, "precision": "fp16", "options": options}
+
+    def work(collective):
+        trainer = Trainer(mlp(), distributed=collective, shard_optimizer=True, **how)
+        found = []
+        for bad in (None, 5, None):
+            rows = slice(4 * collective.rank, 4 * collective.rank + 4)
+            trainer.machine.step({name: array[rows] for name, array in batch(bad=bad).items()})
+            found.append({n: trainer.machine.state()[n] for n in ("w1", "b1", "w2", "b2", *OWN)})
+        return found
+
+    found = World(3).run(work)
+    for ranks in zip(*found):
+        assert all(same(ranks[0], other) for other in ranks[1:])
+    first, skipped, last = found[0]
+    assert same(first, skipped, OWN)
+    assert skipped["loss_scale"] == first["loss_scale"] / 2
     assert not same(skipped, last, OWN)
 
 
