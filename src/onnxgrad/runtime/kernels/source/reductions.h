@@ -87,8 +87,9 @@ static void reach(const Axes *axes, Sum *sum, int piece, int64_t from, int64_t l
 
 /* Cuts all numbers, of which `unit` belong together, for `sums`; how many sums there are in all pieces. */
 static int64_t cut_pieces(Pieces *pieces, const Axes *axes, int64_t unit, Sum *const *sums, size_t many) {
-  int64_t count = 1, all = 0;
+  int64_t count = 1, all = 0, results = 0;
   for (size_t k = 0; k < axes->count; k++) count *= axes->dims[k];
+  for (size_t s = 0; s < many; s++) results += sums[s]->count;
   pieces->slices = 1;
   if (axes->count > 1 && count / axes->dims[0] >= SLICE_LEAST) {
     pieces->slices = axes->dims[0];
@@ -113,7 +114,7 @@ static int64_t cut_pieces(Pieces *pieces, const Axes *axes, int64_t unit, Sum *c
         sums[s]->start[i] = all;
         all += sums[s]->end[i] - sums[s]->first[i];
       }
-    if (pieces->count == 1 || all <= count / 4 + PIECE_LEAST) return all;
+    if (pieces->count == 1 || all <= results + count / 4 + PIECE_LEAST) return all;
   }
 }
 
