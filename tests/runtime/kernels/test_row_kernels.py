@@ -6,6 +6,7 @@ from onnx import helper
 
 from onnxgrad.errors import OnnxGradError
 from onnxgrad.runtime import Options, Session
+from onnxgrad.runtime.kernels import with_kernels
 from tests.runtime.kernels.pulled import Pulled
 from tests.runtime.kernels.twins import needs_compiler
 
@@ -248,6 +249,13 @@ def test_max_pool_of_what_is_not_finite_is_that_of_torch(name, odd):
     y = torch.nn.functional.max_pool2d(leaf, kernel, strides, pads[:2], dilations)
     (expected,) = torch.autograd.grad(y, leaf, torch.tensor(seed))
     np.testing.assert_allclose(pooling(name, x).native(seed)[0], expected.numpy(), **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["overlapping", "dilated"])
+def test_indices_that_nobody_reads_are_not_computed(name):
+    operators = pooling(name, normal(3, 5, *WINDOWS[name][0]))
+    assert [len(n.outputs) for n in with_kernels(operators.model).graph if n.op_type == "MaxPool"] == [1]
+    assert [len(n.outputs) for n in operators.model.graph if n.op_type == "MaxPool"] == [2]
 
 
 def test_max_pool_of_nothing():
