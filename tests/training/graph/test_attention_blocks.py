@@ -43,6 +43,7 @@ BETWEEN = {
     ],
     "lowest": [node("Where", ["window_seen", "s", "lowest"], ["m"]), node("Softmax", ["m"], ["p"], axis=-1)],
     "far": [node("Where", ["far", "faraway", "s"], ["m"]), node("Softmax", ["m"], ["p"], axis=-1)],
+    "faint": [node("Add", ["s", "faint"], ["m"]), node("Softmax", ["m"], ["p"])],  # which hides nothing
     "biases": [  # all of which train
         node("Add", ["s", "pairs"], ["s1"]), node("Mul", ["slopes", "of_keys"], ["s2"]),
         node("Add", ["s1", "s2"], ["s3"]), node("Add", ["of_queries", "s3"], ["s4"]),
@@ -84,7 +85,7 @@ def layer(kind, length, dtype=np.float64, **attributes):
         "slopes": rng.standard_normal((HEADS, 1, 1)).astype(dtype), "window_seen": window(known) > 0,
         "of_keys": rng.standard_normal((HEADS, 1, known)).astype(dtype), "faraway": np.array(-1e4, dtype),
         "of_queries": rng.standard_normal((1, HEADS, known, 1)).astype(dtype), "far": window(known) == 0,
-        "lowest": np.array(np.finfo(dtype).min, dtype),
+        "lowest": np.array(np.finfo(dtype).min, dtype), "faint": (12 * (window(known) - 1)).astype(dtype),
         "on": np.array(True), "keys_mask": np.linspace(0, 1, known).astype(dtype).reshape(1, 1, 1, -1),
     }  # fmt: skip
     nodes = []
@@ -135,6 +136,7 @@ CASES = [
     ("plain", 13, 4, 5), ("plain", "time", 4, 5), ("mask", 13, 4, 13), ("mask", 13, 13, 4), ("row_mask", 13, 5, 3),
     ("causal", 13, 4, 4), ("causal", 13, 2, 2), ("causal", "time", 4, 3), ("capped", 13, 4, 6), ("operator", 13, 4, 5),
     ("operator", "time", 3, 20), ("hidden", 13, 3, 2), ("hidden", 13, 4, 20), ("lowest", 13, 3, 2), ("far", 13, 3, 2),
+    ("faint", 13, 3, 2),
     ("biases", 13, 4, 5), ("biases", 13, 13, 13),
 ]  # fmt: skip
 
