@@ -29,7 +29,10 @@ logging.getLogger("onnx_shape_inference").setLevel(logging.ERROR)
 
 
 Typed = tuple[ir.TypeProtocol, ir.Shape]
-_UNHASHED = frozenset({ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS, ir.AttributeType.TENSOR})
+_HASHED = frozenset(
+    {ir.AttributeType.INT, ir.AttributeType.INTS, ir.AttributeType.FLOAT, ir.AttributeType.FLOATS}
+    | {ir.AttributeType.STRING, ir.AttributeType.STRINGS}
+)
 #: Operators that make shapes of the elements of floats, or elements that shapes may be made of.
 _READING = frozenset({"Constant", "OneHot", "Range", "Resize", "Upsample"})
 
@@ -230,10 +233,10 @@ def kind_of(node: ir.Node) -> tuple[object, ...] | None:
 
 
 def held_by(attributes: Iterable[ir.Attr]) -> list[Any] | None:
-    """Names and values of `attributes`, to compare; None where one holds a graph or a tensor."""
+    """Names and values of `attributes`, to compare; None where one holds more than numbers and text."""
     held = []
     for a in attributes:
-        if a.type in _UNHASHED:
+        if a.type not in _HASHED:
             return None
         held.append((a.name, tuple(a.value) if isinstance(a.value, (list, tuple)) else a.value))
     return held
