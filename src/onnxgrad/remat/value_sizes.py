@@ -47,11 +47,35 @@ def _inferred(light: ir.Model) -> dict[str, onnx.TypeProto]:
     for v in proto.graph.output:
         if any(not d.HasField("dim_value") for d in v.type.tensor_type.shape.dim):
             v.type.tensor_type.ClearField("shape")
+    known = _types(proto, follow=False)
+    if all(_dims(known.get(name)) is not None for node in proto.graph.node for name in node.output if name):
+        return known
+    _take_out_long(proto.graph, known)
+    return known | _types(proto, follow=True)
+
+
+def _types(proto: onnx.ModelProto, follow: bool) -> dict[str, onnx.TypeProto]:
+    """What the inference of ONNX says; it may `follow` the elements of vectors, which could be sizes."""
     try:
-        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
+        graph = onnx.shape_inference.infer_shapes(proto, data_prop=follow).graph
     except Exception as error:  # of no common base
         raise BadInput(f"the sizes of values cannot be told: {' '.join(str(error).split())[:300]}") from error
-    return {v.name: v.type for v in (*inferred.value_info, *inferred.output, *inferred.input)}
+    return {v.name: v.type for v in (*graph.value_info, *graph.output, *graph.input)}
+
+
+def _take_out_long(graph: onnx.GraphProto, known: Mapping[str, onnx.TypeProto]) -> None:
+    """Make inputs of what nodes with long vectors give, if it is known: each element is followed, in 400 bytes."""
+    long = {n for n, held in known.items() if (dims := _dims(held)) and len(dims) == 1 and dims[0] > _LARGEST_SHAPE}
+    staying = []
+    for node in graph.node:
+        if not long.isdisjoint((*node.input, *node.output)) and all(
+            n in known and _dims(known[n]) is not None for n in node.output
+        ):
+            graph.input.extend(onnx.ValueInfoProto(name=n, type=known[n]) for n in node.output)
+        else:
+            staying.append(node)
+    del graph.node[:]
+    graph.node.extend(staying)
 
 
 def _fold(light: ir.Model, known: Mapping[str, onnx.TypeProto]) -> bool:
