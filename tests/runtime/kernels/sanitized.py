@@ -49,7 +49,7 @@ def main() -> int:
             print("skipped: no C compiler with AddressSanitizer here")
             return 0
         chosen = sys.argv[1:] or [str(Path(__file__).parent), "-m", "not torch"]
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "auto", "-p", "no:cacheprovider", *chosen]
         return subprocess.run(command, env={**os.environ, **more}, check=False).returncode
 
 
