@@ -30,10 +30,11 @@ SyncEvery = Annotated[
     ),
 ]
 OuterRate = Annotated[
-    float | None, panels.run("--outer-rate", help="Of the step that they take together. Default: 0.7.")
+    float | None, panels.run("--outer-rate", help="Learning rate of the outer step of --sync-every. Default: 0.7.")
 ]
 OuterMomentum = Annotated[
-    float | None, panels.run("--outer-momentum", help="Of that step, after Nesterov. Default: 0.9.")
+    float | None,
+    panels.run("--outer-momentum", help="Nesterov momentum of the outer step of --sync-every. Default: 0.9."),
 ]
 Compress = Annotated[
     str | None,
