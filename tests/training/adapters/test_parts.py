@@ -64,7 +64,8 @@ def trainer(model, *targets, rank=2, **asked):
 
 def trained(model, *targets, **asked):
     found = trainer(model, *targets, **asked)
-    np.testing.assert_array_equal(scores(found.adapted_model(), FEEDS), scores(model, FEEDS))
+    rounding = 1e-6 if asked.get("dora") else 0
+    np.testing.assert_allclose(scores(found.adapted_model(), FEEDS), scores(model, FEEDS), rtol=0, atol=rounding)
     found.fit(DATA, epochs=4, batch_size=8)
     assert found.history.epochs[-1]["loss"] < found.history.epochs[0]["loss"]
     return found
@@ -77,22 +78,26 @@ def moved(found, model):
     return np.flatnonzero((new != old).any(0)).tolist()
 
 
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
 @pytest.mark.parametrize("form", FORMS)
-def test_values_alone(form):
+def test_values_alone(form, dora):
     model = fused(form)
-    found = trained(model, "c_attn[v]")
+    found = trained(model, "c_attn[v]", dora=dora)
     assert moved(found, model) == list(FORMS[form][1])
-    assert {n for n, t in found.step.state.items() if t.kind == "parameter"} == {"c_attn[v].lora_A", "c_attn[v].lora_B"}
+    assert {n for n, t in found.step.state.items() if t.kind == "parameter"} == {
+        f"c_attn[v].lora_{end}" for end in ("A", "B", *(["magnitude_vector"] if dora else []))
+    }
     np.testing.assert_allclose(
         scores(found.adapted_model(), FEEDS), scores(found.inference_model(), FEEDS), rtol=0, atol=1e-5
     )
     assert np.abs(scores(found.inference_model(), FEEDS) - scores(model, FEEDS)).max() > 0.05
 
 
-@pytest.mark.parametrize("form", ["split", "by heads"])
-def test_queries_and_values_saved_and_loaded(form, tmp_path):
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+@pytest.mark.parametrize("form", ["split after a bias", "by heads"])
+def test_queries_and_values_saved_and_loaded(form, dora, tmp_path):
     model = fused(form)
-    found = trained(model, "c_attn[q,v]")
+    found = trained(model, "c_attn[q,v]", dora=dora)
     whole = scores(found.inference_model(), FEEDS)
     assert len(moved(found, model)) == 16
     assert set(FORMS[form][1]) < set(moved(found, model))
@@ -103,7 +108,7 @@ def test_queries_and_values_saved_and_loaded(form, tmp_path):
     adapter, options = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()
     adapter.Load(str(tmp_path / "adapter.onnx_adapter"))
     options.add_active_adapter(adapter)
-    np.testing.assert_array_equal(run.run(None, FEEDS)[0], scores(model, FEEDS))
+    np.testing.assert_allclose(run.run(None, FEEDS)[0], scores(model, FEEDS), rtol=0, atol=1e-6 if dora else 0)
     np.testing.assert_allclose(run.run(None, FEEDS, options)[0], whole, rtol=0, atol=1e-5)
     again = Trainer(load_adapter(model, tmp_path), loss="cross_entropy", learning_rate=0.05)
     again.fit(DATA, epochs=1, batch_size=8)
@@ -127,7 +132,42 @@ def test_what_peft_gets_is_one_pair_of_factors_in_blocks(tmp_path):
     np.testing.assert_allclose(old + scale * (b @ a).T, new, rtol=0, atol=1e-6)
 
 
-def test_numbers_and_gemm_and_left():
+def test_lengths_of_a_part_are_those_of_its_columns(tmp_path):
+    """DoRA's formula on the columns of the part, by the file for PEFT; other lengths are those of the weight."""
+    model = fused("by heads")
+    found = trained(model, "c_attn[q,v]", dora=True)
+    found.save_adapter(tmp_path)
+    held = safetensors.numpy.load_file(tmp_path / "adapter_model.safetensors")
+    a, b = (held[f"base_model.model.c_attn.lora_{n}.weight"].astype(np.float64) for n in "AB")
+    m = held["base_model.model.c_attn.lora_magnitude_vector"].astype(np.float64)
+    (old,) = [onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "c_attn"]
+    direction = old + 2 * (b @ a).T
+    new = found.inference_model().graph.initializers["c_attn"].const_value.numpy()
+    np.testing.assert_allclose(m / np.linalg.norm(direction, axis=0) * direction, new, rtol=0, atol=1e-6)
+    keys = [i for i in range(24) if i not in moved(found, model)]
+    np.testing.assert_allclose(m[keys], np.linalg.norm(old[:, keys], axis=0), rtol=1e-6)
+    assert np.abs(m - np.linalg.norm(old, axis=0)).max() > 0.01
+
+
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+def test_other_outputs_stay_to_the_last_bit(dora):
+    """Also where the node itself adds a bias."""
+    model = with_weights(
+        """<ir_version: 10, opset_import: ["": 21]>
+        biased (float[N, 8] x) => (float[N, 6] y) { y = Gemm <beta = 0.5> (x, w, bias) }""",
+        {"w": (8, 6), "bias": (6,)},
+    )
+    data = {"x": DATA["x"][:, 0], "labels": DATA["labels"] % 6}
+    found = trainer(model, "w[1:3]", "w[4:5]", rank=1, dora=dora)
+    found.fit(data, epochs=3, batch_size=8)
+    feeds = {"x": data["x"]}
+    before, after = scores(model, feeds), scores(found.adapted_model(), feeds)
+    assert np.flatnonzero((before != after).any(0)).tolist() == [1, 2, 4]
+    np.testing.assert_allclose(after, scores(found.inference_model(), feeds), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+def test_numbers_and_gemm_and_left(dora):
     """A Gemm that is turned, and a weight that is the left operand."""
     model = with_weights(
         """<ir_version: 10, opset_import: ["": 21]>
@@ -140,7 +180,7 @@ def test_numbers_and_gemm_and_left():
         {"turned": (12, 8), "left": (6, 12)},
     )
     data = {"x": DATA["x"][:, 0], "labels": DATA["labels"] % 6}
-    found = trainer(model, "turned[4:8]", "turned[10:12]", "left[2:5]")
+    found = trainer(model, "turned[4:8]", "turned[10:12]", "left[2:5]", dora=dora)
     found.fit(data, epochs=3, batch_size=8)
     whole = found.inference_model()
     feeds = {"x": data["x"]}
@@ -151,7 +191,8 @@ def test_numbers_and_gemm_and_left():
         assert np.flatnonzero((new != old).any(1)).tolist() == rows
 
 
-def test_channels_of_a_convolution(tmp_path):
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+def test_channels_of_a_convolution(dora, tmp_path):
     model = with_weights(
         """<ir_version: 10, opset_import: ["": 21]>
         channels (float[N, 4, 5, 5] image) => (float[N, 2] scores) {
@@ -167,7 +208,7 @@ def test_channels_of_a_convolution(tmp_path):
     )
     rng = np.random.default_rng(0)
     data = {"image": rng.standard_normal((16, 4, 5, 5)).astype(np.float32), "labels": rng.integers(0, 2, 16)}
-    found = trainer(model, "qkv[k]", "qkv[0:1]", rank=1)
+    found = trainer(model, "qkv[k]", "qkv[0:1]", rank=1, dora=dora)
     found.fit(data, epochs=3, batch_size=8)
     feeds = {"image": data["image"]}
     whole = found.inference_model()

@@ -4,9 +4,10 @@
 |---|---|
 | LoRA | y + s·(x·A)·B |
 | VeRA | y + ((x·A)∘d)·B∘b |
-| DoRA | g∘((y − c) + s·(x·A)·B) + c, with g = m/‖W + s·A·B‖ |
+| DoRA | g∘(y + s·(x·A)·B) + (c − g∘c), with g = m/‖W + s·A·B‖ |
 
-The norm is written once for each weight, and no gradient passes through it. Each node carries the name of the weight as
+The norm is written once for each weight, and no gradient passes through it. Of a part of a weight, A·B is zero and g is
+one for the other outputs, which stay what they are to the last bit. Each node carries the name of the weight as
 metadata, by which `merge` finds it again: from the last one, the first inputs lead to y. What the node gave keeps its
 name for what the last one gives.
 """
@@ -104,18 +105,24 @@ def like(value: ir.Value, other: ir.Value) -> ir.Value:
 class Beforehand(_Nodes):
     """What is computed of the tensors of one adapter alone, once, at the beginning of the graph."""
 
-    def spread(self, b: ir.Value, part: WeightPart) -> ir.Value:
-        """B of a part, with zeros for the other outputs."""
+    def spread(self, b: ir.Value, part: WeightPart, rest: float = 0.0) -> ir.Value:
+        """B, or a vector, of a part with `rest` for the other outputs."""
         shape = [int(d) for d in b.shape or ()]  # type: ignore[arg-type]
         axis, size = 0 if self.weight.kind == CONV else len(shape) - 1, outputs(self.weight)
         cut = [*shape[:axis], size // part.every, part.stop - part.start, *shape[axis + 1 :]]
         groups = self.shaped(b, cut)
         sides = []
         for width in (part.start, part.every - part.stop):
-            zeros = np.zeros([*cut[: axis + 1], width, *cut[axis + 2 :]], self.weight.dtype.numpy())
-            sides.append([self.constant(zeros)] if width else [])
+            given = np.full([*cut[: axis + 1], width, *cut[axis + 2 :]], rest, self.weight.dtype.numpy())
+            sides.append([self.constant(given)] if width else [])
         whole = self.emit("Concat", *sides[0], groups, *sides[1], attributes=[ir.AttrInt64("axis", axis + 1)])
         return self.shaped(whole, [*shape[:axis], size, *shape[axis + 1 :]])
+
+    def picked(self, vector: ir.Value, part: WeightPart) -> ir.Value:
+        """The numbers of a part, of one for each output."""
+        rows = self.shaped(vector, [outputs(self.weight) // part.every, part.every])
+        cut = self.emit("Slice", rows, self.integers(part.start), self.integers(part.stop), self.integers(1))
+        return self.shaped(cut, [outputs(self.weight) // part.every * (part.stop - part.start)])
 
     def first(self, value: ir.Value, count: int, axis: int) -> ir.Value:
         """The first rows, or columns, of a matrix that is shared."""
@@ -127,8 +134,9 @@ class Beforehand(_Nodes):
         out.shape = ir.Shape(shape)
         return out
 
-    def ratio(self, a: ir.Value, b: ir.Value, scale: float, m: ir.Value) -> ir.Value:
-        """g = m/‖W + s·A·B‖."""
+    def ratio(self, factors: Factors, m: ir.Value, part: WeightPart | None) -> ir.Value:
+        """g = m/‖W + s·A·B‖; 1 beside a part."""
+        a, b = factors.a, factors.b
         weight = self.weight
         if weight.kind == CONV:
             groups, rank = weight.groups, int(b.shape[1])  # type: ignore[index,arg-type]
@@ -139,10 +147,13 @@ class Beforehand(_Nodes):
             product, axes = self.emit("MatMul", self.turned(b), self.turned(a)), [1]
         else:
             product, axes = self.emit("MatMul", a, b), [0]
-        moved = self.emit("Add", self.times(product, scale), weight.value)
+        moved = self.emit("Add", self.times(product, factors.scale), weight.value)
         norm = self.emit("ReduceL2", moved, self.integers(*axes), attributes=[ir.AttrInt64("keepdims", 0)])
         norm.producer().metadata_props[CONSTANT] = "section 4.3 of DoRA: the norm is a constant"  # type: ignore[union-attr]
-        return like(self.emit("Div", m, like(norm, m)), m)
+        if part is None:
+            return like(self.emit("Div", m, like(norm, m)), m)
+        norm.shape = ir.Shape([outputs(weight)])
+        return self.spread(like(self.emit("Div", m, self.picked(norm, part)), m), part, 1.0)
 
     def write(self, graph: ir.Graph) -> None:
         """Put them at the beginning of `graph`."""
@@ -177,12 +188,14 @@ class Branch(_Nodes):
         node.graph.insert_after(node, self.nodes)  # type: ignore[union-attr]
 
     def _sum(self, base: ir.Value, delta: ir.Value, ratio: ir.Value | None) -> ir.Value:
+        total = like(self.emit("Add", base, delta), base)
         if ratio is None:
-            return like(self.emit("Add", base, delta), base)
-        bias = self._bias()
-        plain = base if bias is None else like(self.emit("Sub", base, bias), base)
-        total = like(self.emit("Mul", like(self.emit("Add", plain, delta), base), self._along(ratio)), base)
-        return total if bias is None else like(self.emit("Add", total, bias), base)
+            return total
+        bias, g = self._bias(), self._along(ratio)
+        total = like(self.emit("Mul", total, g), base)
+        if bias is None:
+            return total
+        return like(self.emit("Add", total, self.emit("Sub", bias, self.emit("Mul", bias, g))), base)
 
     def _bias(self) -> ir.Value | None:
         """What the node adds to the product."""

@@ -62,7 +62,9 @@ def save_adapter(model: ir.Model, base: ir.Model, folder: Path) -> None:
     record = check_adapter(model)
     held = model.graph.initializers
     values = {n: held[n].const_value.numpy() for n in record.trained}  # type: ignore[union-attr]
-    tensors = peft.written(record, values | {n: held[n].const_value.numpy() for n in record.shared.values()})  # type: ignore[union-attr]
+    shared = {n: held[n].const_value.numpy() for n in record.shared.values()}  # type: ignore[union-attr]
+    whole = {e.module: lengths(base.graph.initializers[e.weight], e) for e in record.entries if "m" in e.tensors}
+    tensors = peft.written(record, values | shared, whole)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -94,9 +96,10 @@ def check_adapter(model: onnx.ModelProto | ir.Model) -> Record:
 def _switchable(model: ir.Model, record: Record) -> None:
     """Have the adapter of `model` be inputs with defaults, by which it has no effect."""
     graph = model.graph
-    neutral = {e.tensors["m"]: lengths(graph.initializers[e.weight], e) for e in record.entries if "m" in e.tensors}
+    held, entries = graph.initializers, [e for e in record.entries if "m" in e.tensors]
+    neutral = {e.tensors["m"]: lengths(held[e.weight], e, e.part) for e in entries}
     for name in record.trained:
-        value = graph.initializers[name]
+        value = held[name]
         if name not in record.also:
             assert value.const_value is not None
             old = value.const_value.numpy()

@@ -79,8 +79,10 @@ def _check(target: Target, record: Record, graph: ir.Graph) -> None:
             f"{weight.name!r} is read in a branch or loop body, where an adapter has no dropout\n"
             f"  hint: dropout=0, or targets without it ('!{weight.name}')"
         )
-    if record.form != LORA and target.part is not None:
-        raise BadInput(f"{record.form} adapts whole weights, not {target.label} of {weight.name!r}\n  hint: use LoRA")
+    if record.form == VERA and target.part is not None:
+        raise BadInput(
+            f"VeRA has one d for a weight, and none for {target.label} of {weight.name!r}\n  hint: use LoRA, or DoRA"
+        )
     turned = len({s.transposed for s in weight.sites}) > 1
     if record.form == DORA:
         why = (
@@ -139,7 +141,7 @@ def insert(
                 b = before.spread(b, target.part)
             factors = Factors(a, b, scale)
             if record.form == DORA:
-                factors.ratio = before.ratio(a, b, scale, own["m"])
+                factors.ratio = before.ratio(factors, own["m"], target.part)
         before.write(graph)
         for site in weight.sites:
             Branch(site, weight, names).write(factors, record.dropout)

@@ -11,7 +11,7 @@ from onnxgrad.training.adapters.values import adapted_weight
 from onnxgrad.training.metadata import ADAPTER
 
 #: What a branch ends in (see `branches`).
-_SUMS = ("Add", "Sub", "Mul")
+_SUMS = ("Add", "Mul")
 
 
 def merged(model: ir.Model) -> ir.Model:

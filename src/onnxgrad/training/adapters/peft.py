@@ -9,7 +9,8 @@
 | ``vera_lambda_d``, ``vera_lambda_b``; once ``vera_A``, ``vera_B`` | [rank], [out]; [rank, most in], [most out, rank] |
 
 PEFT has one pair of factors for a module. Those of parts of it are blocks of it: A one over the other, B with zeros
-elsewhere; the rank of the module is then the sum. What trains as a whole goes by the name of its parameter.
+elsewhere; the rank of the module is then the sum. The lengths of other outputs are those of the weight.
+What trains as a whole goes by the name of its parameter.
 """
 
 from __future__ import annotations
@@ -64,22 +65,34 @@ def _keys(entry: Entry) -> dict[str, str]:
 # --- out -------------------------------------------------------------------------------------------
 
 
-def written(record: Record, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The tensors of PEFT's file, of the `values` by the names of initializers."""
+def written(record: Record, values: Mapping[str, np.ndarray], whole: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors of PEFT's file.
+
+    Args:
+        record: of the adapter.
+        values: by the names of initializers.
+        whole: with DoRA, the lengths of a module's weight without its adapter.
+    """
     found: dict[str, np.ndarray] = {}
-    for entries in by_module(record).values():
+    for module, entries in by_module(record).items():
         for letter, key in _keys(entries[0]).items():
-            found[key] = _there(letter, entries, values)
+            found[key] = _there(letter, entries, values, whole.get(module))
     found |= {_SHARED[letter]: np.swapaxes(values[name], 0, 1) for letter, name in record.shared.items()}
     return found | {f"{PREFIX}{name}": values[name] for name in record.also}
 
 
-def _there(letter: str, entries: Sequence[Entry], values: Mapping[str, np.ndarray]) -> np.ndarray:
+def _there(
+    letter: str, entries: Sequence[Entry], values: Mapping[str, np.ndarray], whole: np.ndarray | None
+) -> np.ndarray:
     """One tensor of a module as PEFT has it."""
     entry, arrays = entries[0], [values[e.tensors[letter]] for e in entries]
     kernel = entry.kind == CONV
-    if letter == "m" and kernel:
-        return arrays[0].reshape(1, -1, *(1 for _ in values[entry.tensors["A"]].shape[2:]))
+    if letter == "m":
+        assert whole is not None
+        found = whole.astype(arrays[0].dtype).reshape(-1)
+        for e, array in zip(entries, arrays):
+            found[e.part.columns(found.size) if e.part is not None else slice(None)] = array
+        return found.reshape(1, -1, *(1 for _ in values[entry.tensors["A"]].shape[2:])) if kernel else found
     if letter not in ("A", "B"):
         return arrays[0]
     if letter == "B":
@@ -169,7 +182,7 @@ def read(record: Record, tensors: Mapping[str, np.ndarray], place: str) -> dict[
         for letter, key in keys.items():
             try:
                 found |= {e.tensors[letter]: a for e, a in zip(entries, _here(letter, entries, tensors[key]))}
-                fits = np.array_equal(_there(letter, entries, found), tensors[key])
+                fits = np.array_equal(_there(letter, entries, found, tensors[key]), tensors[key])
             except (ValueError, IndexError):
                 fits = False
             if not fits:
@@ -184,7 +197,8 @@ def _here(letter: str, entries: Sequence[Entry], array: np.ndarray) -> list[np.n
     """The tensor of each entry of a module, of what PEFT has. Raises ValueError, IndexError if it does not fit."""
     kernel = entries[0].kind == CONV
     if letter not in ("A", "B"):
-        return [array.reshape(-1)]
+        flat = array.reshape(-1)
+        return [flat if e.part is None else flat[e.part.columns(flat.size)] for e in entries]
     if letter == "A":
         array = within_groups(array, entries[0].groups) if kernel else np.swapaxes(array, -1, -2)
         return np.split(array, len(entries), 0 if kernel else -1)

@@ -42,13 +42,14 @@ def drawn(weight: Weight, asked: LoRA | VeRA, part: WeightPart | None) -> dict[s
     else:
         bound = weight.ends[0] ** -0.5
         found = {"A": rng.uniform(-bound, bound, sizes["A"]), "B": np.zeros(sizes["B"])}
-    return found | ({"m": lengths(weight.value, weight)} if asked.dora else {})
+    return found | ({"m": lengths(weight.value, weight, part)} if asked.dora else {})
 
 
-def lengths(held: ir.Value, about: Weight | Entry) -> np.ndarray:
-    """‖W‖ for each output."""
+def lengths(held: ir.Value, about: Weight | Entry, part: WeightPart | None = None) -> np.ndarray:
+    """‖W‖ for each output, or each of a part."""
     assert held.const_value is not None
-    return _lengths(held.const_value.numpy(), about.kind == CONV, about.transposed)
+    found = _lengths(held.const_value.numpy(), about.kind == CONV, about.transposed)
+    return found if part is None else found[part.columns(len(found))]
 
 
 def _lengths(array: np.ndarray, kernel: bool, transposed: bool) -> np.ndarray:
@@ -95,7 +96,9 @@ def adapted_weight(entry: Entry, old: np.ndarray, tensors: Mapping[str, np.ndarr
         b = entry.part.spread(b, 0 if kernel else -1, size)
     new = old + _product(entry, a, b)
     if "m" in given:
-        ratio = given["m"] / _lengths(new, kernel, entry.transposed)
+        norms, ratio = _lengths(new, kernel, entry.transposed), np.ones(size)
+        own = slice(None) if entry.part is None else entry.part.columns(size)
+        ratio[own] = given["m"] / norms[own]
         axes = range(1, new.ndim) if kernel else (-1,) if entry.transposed else ()
         new *= np.expand_dims(ratio, tuple(axes))
     return new

@@ -29,7 +29,7 @@ def cut_off(
     info = onnx.TrainingInfoProto()
     algorithm = info.algorithm
     algorithm.name = "training"
-    algorithm.node.extend(ir.to_proto(node) for node in nodes)
+    algorithm.node.extend(ir.serde.serialize_node(node) for node in nodes)
     algorithm.input.extend(ir.to_proto(v) for v in inputs)
     for value in initializers:
         assert value.const_value is not None
@@ -38,7 +38,7 @@ def cut_off(
             tensor.metadata_props.add(key=key, value=said)
         algorithm.initializer.append(tensor)
     made = (v for node in nodes for v in node.outputs if v.name)
-    algorithm.value_info.extend(ir.to_proto(v) for v in made if v.type is not None or v.shape is not None)
+    algorithm.value_info.extend(ir.serde.serialize_value(v) for v in made if v.type is not None or v.shape is not None)
     algorithm.output.extend(ir.to_proto(v) for v in ends)
     for key, said in bindings.items():
         info.update_binding.add(key=key, value=said)
