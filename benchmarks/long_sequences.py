@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from benchmarks.vocabularies import peak
+from benchmarks.vocabularies import from_outside, peak
 
 HEADS, WIDTH = 4, 64
 KINDS = {"plain": 0, "blocks": None}
@@ -65,7 +63,7 @@ def measure(kind: str, length: int, steps: int, target: str, rows: int | None, p
         runner.step(batch)
         seconds.append(time.process_time() - start)
     np.savez(path, **{n: a - first[n] for n, a in runner.state().items()})
-    return {"step s": statistics.median(seconds), "grown MB": peak() - before, "peak MB": peak()}
+    return {"step s": statistics.median(seconds), "grown MB": peak() - before}
 
 
 def main() -> None:
@@ -81,16 +79,13 @@ def main() -> None:
         kind, length, path = asked.of
         print(json.dumps(measure(kind, int(length), asked.steps, asked.target, asked.rows, path)))
         return
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.long_sequences", f"--steps={asked.steps}", f"--target={asked.target}"]
     command += [] if asked.rows is None else [f"--rows={asked.rows}"]
     for length in asked.lengths.split(","):
         with tempfile.TemporaryDirectory() as folder:
             paths = {kind: str(Path(folder, f"{kind}.npz")) for kind in KINDS}
             for kind, path in paths.items():
-                run = subprocess.run([*command, "--of", kind, length, path], env=one_thread, check=True,
-                                     capture_output=True, text=True)  # fmt: skip
-                row = json.loads(run.stdout)
+                row = from_outside([*command, "--of", kind, length, path])
                 print(f"{length:>6} {kind:8}", "  ".join(f"{what} {value:.4g}" for what, value in row.items()))
             plain, blocks = (np.load(path) for path in paths.values())
             worst = max(np.abs(blocks[n] - plain[n]).max() / np.abs(plain[n]).max() for n in plain)

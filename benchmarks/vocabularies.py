@@ -3,8 +3,8 @@
     python -m benchmarks.vocabularies [--words 131072] [--width 128] [--tokens 4096]
 
 A language model of two products: embedded tokens, a layer, and scores by the transposed embedding. Processes in turns,
-one of each kind: the CPU time of a step on one thread (median), and by how much the largest memory of the process
-grows in the steps (what was there before are weights, twice, and the libraries).
+one of each kind: the CPU time of a step on one thread (median), the largest memory of the process as the one that has
+started it is told by the system, and by how much it grows in the steps.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
@@ -68,13 +69,21 @@ def measure(kind: str, words: int, width: int, tokens: int, steps: int, target: 
         start = time.process_time()
         result = trainer.machine.step(batch)
         seconds.append(time.process_time() - start)
-    return {
-        "step s": statistics.median(seconds),
-        "before MB": before,
-        "grown MB": peak() - before,
-        "peak MB": peak(),
-        "loss": float(result[trainer.step.loss]),
-    }
+    loss = float(result[trainer.step.loss])
+    return {"step s": statistics.median(seconds), "grown MB": peak() - before, "loss": loss}
+
+
+def from_outside(command: Sequence[str]) -> dict[str, float]:
+    """What a process on one thread prints, and the most memory that it had."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return {**json.loads(told), "peak MB": usage.ru_maxrss / 1e3}
 
 
 def main() -> None:
@@ -92,11 +101,9 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     command = [sys.executable, "-m", "benchmarks.vocabularies", *(f"--{n}={getattr(asked, n)}" for n in
                ("words", "width", "tokens", "steps", "target"))]  # fmt: skip
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     for _ in range(asked.turns):
         for kind, held in found.items():
-            run = subprocess.run([*command, f"--of={kind}"], env=one_thread, check=True, capture_output=True, text=True)
-            held.append(json.loads(run.stdout))
+            held.append(from_outside([*command, f"--of={kind}"]))
     medians = {k: {what: statistics.median(r[what] for r in held) for what in held[0]} for k, held in found.items()}
     for kind, row in medians.items():
         print(f"{kind:8}", "  ".join(f"{what} {value:.4g}" for what, value in row.items()))

@@ -36,9 +36,11 @@ from onnxgrad.runtime.kernels import (
     products,
     recurrence,
     recurrent,
+    running_sums,
     wants_kernels,
     with_kernels,
     with_products,
+    with_running_sums,
 )
 from onnxgrad.runtime.rewrites import REWRITES, optimized
 from onnxgrad.runtime.widened import widened
@@ -146,7 +148,13 @@ class Options:
             raise BadInput(f"layout must be 'auto' or 'plain', not {self.layout!r}")
         if self.target not in TARGETS:
             raise BadInput(f"target must be 'auto', 'portable' or 'native', not {self.target!r}")
-        names = [*(rewrite.name for rewrite in REWRITES), elementwise.NAME, recurrence.NAME, products.NAME]
+        names = [
+            *(rewrite.name for rewrite in REWRITES),
+            elementwise.NAME,
+            recurrence.NAME,
+            products.NAME,
+            running_sums.NAME,
+        ]
         if unknown := [name for name in self.without if name not in names]:
             raise BadInput(f"there is no rewrite {unknown[0]!r}; there are {', '.join(names)}")
         levels = {
@@ -224,6 +232,8 @@ def create(
             model = optimized(model, options.without)
         if options.target == "native" and recurrence.NAME not in options.without:
             model = recurrent(model, own=model is not given)
+        if options.target == "native" and running_sums.NAME not in options.without:
+            model = with_running_sums(model, own=model is not given)
         if options.target == "native" and elementwise.NAME not in options.without:
             model = fused(model, own=model is not given)
         if options.target == "native" and products.NAME not in options.without:

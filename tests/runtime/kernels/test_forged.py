@@ -89,11 +89,11 @@ def array(*shape, kind="f", fill=1):
 
 
 def test_every_kernel_is_known():
-    assert len(KERNELS) == 42
+    assert len(KERNELS) == 45
     assert set(ATTRIBUTES) < set(KERNELS)
 
 
-OPTIMIZERS = [name for name in KERNELS if name not in ATTRIBUTES and "Grad" not in name]
+OPTIMIZERS = [name for name in KERNELS if name not in ATTRIBUTES and not re.search("Grad|RunningSum", name)]
 CONSTANTS = {"Sgd": 1, "Momentum": 3, "Adam": 7, "NAdam": 6, "Adagrad": 2, "Lion": 5}
 
 
@@ -129,6 +129,29 @@ def test_length_of_the_constants_of_adam():
     """Read beyond their end once."""
     refused("Adam", [array(100)] * 4 + [array()] + [None] * 3 + [array(1)], match="constants")
     refused("Lion", [array(100)] * 3 + [array()] + [None] * 2 + [array(1)], match="constants")
+
+
+def test_running_sums():
+    """Nothing is written to but what `RunningSum` has made, whose place nobody knows beforehand."""
+    total, place = called("RunningSum", [np.array([3, 5])], {})
+    assert total.shape == (3, 5)
+    assert not total.any()
+    assert place.any()
+    for at in (*(array(1, kind="l", fill=f) for f in (0, 1, -8)), array(0, kind="l"), array(2, kind="l")):
+        refused("RunningSumAdd", [array(3, 5), at, array(3, 5)], match="none, or another")
+        refused("RunningSumEnd", [array(3, 5), at], match="none, or another")
+    for sizes in ([-1], [0, 3], [1 << 39], [1 << 32, 1 << 32], [1] * 65, 7, [[2, 3]]):
+        refused("RunningSum", [np.array(sizes, np.int64)], match="no sizes")
+    text = """<ir_version: 10, opset_import: ["": 18, "onnxgrad.native": 1]> g (float[n, 5] x) => (float[n, 5] y) {
+        sizes = Constant <value_ints = [3, 5]> ()
+        sum, place = onnxgrad.native.RunningSum (sizes)
+        next = onnxgrad.native.RunningSumAdd (sum, place, x)
+        y = onnxgrad.native.RunningSumEnd (sum, next) }"""
+    session = loaded(onnx.parser.parse_model(text).SerializeToString())
+    for _ in range(2):
+        np.testing.assert_array_equal(session.run(None, {"x": array(3, 5)})[0], 1.0)
+    with pytest.raises(Exception, match="another shape"):
+        session.run(None, {"x": array(2, 5)})
 
 
 def test_products():

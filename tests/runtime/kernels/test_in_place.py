@@ -31,6 +31,11 @@ MODELS = {
     "scaled": ("h = Mul (w1, half)\na = MatMul (x, h)\ny = MatMul (a, w2)", {"w2"}),
     "in a body": (
         f"h, ts = Scan <num_scan_inputs = 1, {BODY} n = Tanh (m)\nt = Identity (s) }}> (x, three)\ny = MatMul (h, w2)",
+        {"w1", "w2"},
+    ),
+    "elementwise in a body": (
+        f"h, ts = Scan <num_scan_inputs = 1, {BODY} n = Tanh (m)\nq = ReduceSum <keepdims = 0> (w1)\nt = Mul (s, q) }}>"
+        " (x, three)\ny = MatMul (h, w2)",
         {"w2"},
     ),
 }  # fmt: skip

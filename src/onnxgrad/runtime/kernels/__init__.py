@@ -25,7 +25,7 @@ How a kernel is added, here and elsewhere:
 Modules: `build` (source files to a shared library), `at_hand` (whether there is one, for target "auto"), `substitute`
 (parts to calls), `in_place` (which state a call may overwrite), ``*_kernels`` (what fits where), `elementwise` (groups
 of operators, which nobody named, to programs), `open_norms` (normalizations that these groups finish), `recurrence`
-(Scans, to programs), `products` (of matrices, which nobody named either).
+(Scans, to programs), `running_sums` (of their steps), `products` (of matrices, which nobody named either).
 """
 
 from onnxgrad.runtime.kernels.at_hand import at_hand
@@ -34,6 +34,7 @@ from onnxgrad.runtime.kernels.elementwise import fused
 from onnxgrad.runtime.kernels.in_place import in_place
 from onnxgrad.runtime.kernels.products import with_products
 from onnxgrad.runtime.kernels.recurrence import recurrent
+from onnxgrad.runtime.kernels.running_sums import with_running_sums
 from onnxgrad.runtime.kernels.substitute import wants_kernels, with_kernels
 
 __all__ = [
@@ -46,4 +47,5 @@ __all__ = [
     "wants_kernels",
     "with_kernels",
     "with_products",
+    "with_running_sums",
 ]

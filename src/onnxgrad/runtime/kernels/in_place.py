@@ -3,8 +3,8 @@
 ONNX Runtime orders nodes as it likes, so this needs certainty that whoever reads an old value has done so before: each
 reader is an ancestor of the update, or the update takes what the reader gives as one more operand. Moments are read by
 their update alone. Weights are also read by products and lookups; a Transpose or Reshape of them may be looked
-through by an optimization of the graph or share their memory, so what reads that counts as well. With any
-other reader, the state stays in two buffers.
+through by an optimization of the graph or share their memory, so what reads that counts as well. What reads in
+a body of a Scan, a Loop or an If has done so when that is done. With any other reader, the state stays in two buffers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
-from onnxgrad.ir.graph import reads
+from onnxgrad.ir.graph import reads, subgraphs
 from onnxgrad.runtime.kernels.optimizer_kernels import STATES
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 
@@ -55,7 +55,7 @@ def _of(update: ir.Node, renewed: Mapping[str, str], before: _Before) -> Iterato
         name = old.name or ""
         if renewed.get(name) != new.name or list(update.inputs).count(old) > 1:
             continue
-        readers = _readers(old, update)
+        readers = _readers(old, update, before)
         if readers is None or (readers and (place or _bytes(old) < _SMALL)):
             continue
         late = [r for r in readers if not before.is_before(r, update)]
@@ -68,8 +68,11 @@ def _of(update: ir.Node, renewed: Mapping[str, str], before: _Before) -> Iterato
             update.replace_input_with(i, value)
 
 
-def _readers(value: ir.Value, update: ir.Node) -> list[ir.Node] | None:
-    """The nodes that may read the memory of `value`, but for `update`; None where that cannot be told."""
+def _readers(value: ir.Value, update: ir.Node, before: _Before) -> list[ir.Node] | None:
+    """The nodes of the graph of `update` in which the memory of `value` may be read, but for `update` itself.
+
+    None where that cannot be told.
+    """
     found: list[ir.Node] = []
     todo = [value]
     while todo:
@@ -79,12 +82,12 @@ def _readers(value: ir.Value, update: ir.Node) -> list[ir.Node] | None:
         for node, index in here.uses():
             if node is update and here is value:
                 continue
-            if node.graph is not update.graph or _is_update(node):
+            if _is_update(node):
                 return None
             if node.domain == "" and node.op_type in _VIEWS and index == 0:
                 todo.extend(node.outputs)
             elif node.domain in _OWN or (node.domain == "" and node.op_type in _READERS):
-                found.append(node)
+                found.append(before.outermost[node])
             elif node.domain == "" and node.op_type in ("Shape", "Size"):
                 continue  # of no memory
             else:
@@ -104,8 +107,11 @@ class _Before:
     def __init__(self, graph: ir.Graph, updates: list[ir.Node]) -> None:
         self.bits: dict[ir.Node, int] = {}
         self.sets: dict[ir.Node, int] = {}
+        #: the node of the graph that a node is, or in the body of which it is
+        self.outermost: dict[ir.Node, ir.Node] = {}
         for i, node in enumerate(graph):
             self.bits[node] = 1 << i
+            self.outermost |= {inner: node for body in subgraphs(node) for inner in body.all_nodes()} | {node: node}
             found = 0
             for value in reads(node):
                 maker = value.producer()

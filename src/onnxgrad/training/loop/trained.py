@@ -50,7 +50,6 @@ class Trained:
     fingerprint: str
     fields: list[Field]
     classes: tuple[str, ...] | None
-    initial: dict[str, np.ndarray]
 
     def __init__(self, setup: Setup, evaluation: Evaluation | None) -> None:
         self._setup = setup
@@ -68,7 +67,11 @@ class Trained:
             for f in fields
         ]
         self.classes = None if self.step.source is None else class_names(self.step.source.model)
-        self.initial = {name: t.initial.numpy() for name, t in self.step.state.items()}
+
+    @property
+    def initial(self) -> dict[str, np.ndarray]:
+        """The state before the first step; made of the model when asked for, so that it is not kept twice."""
+        return {name: t.initial.numpy() for name, t in self.step.state.items()}
 
     def _default_evaluation(self) -> Evaluation | None:
         try:

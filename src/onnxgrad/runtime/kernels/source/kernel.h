@@ -70,6 +70,7 @@ typedef struct Kernel {
   size_t settings; /* how many bytes `read` fills */
   void (*read)(Attributes *, void *settings);
   void (*compute)(Call *, const void *settings);
+  int is_view; /* whether the first result is given the memory of the first operand, which a caller may prevent */
 } Kernel;
 
 float attribute_float(Attributes *, const char *name);

@@ -7,11 +7,11 @@
 
 extern const Kernel optimizer_kernels[], convolution_kernels[], normalization_kernels[], row_kernels[],
     pooling_kernels[], spreading_kernels[], row_norm_kernels[], group_norm_kernels[], softmax_kernels[],
-    attention_kernels[], elementwise_kernels[], recurrence_kernels[], product_kernels[];
+    attention_kernels[], elementwise_kernels[], recurrence_kernels[], product_kernels[], sum_kernels[];
 static const Kernel *const tables[] = {optimizer_kernels, convolution_kernels, normalization_kernels, row_kernels,
                                        pooling_kernels,   spreading_kernels,  row_norm_kernels,
                                        group_norm_kernels, softmax_kernels,   attention_kernels,
-                                       elementwise_kernels, recurrence_kernels, product_kernels};
+                                       elementwise_kernels, recurrence_kernels, product_kernels, sum_kernels};
 
 /* --- what a kernel calls ------------------------------------------------------------------------------------------ */
 
@@ -218,6 +218,14 @@ static int end_version(const OrtCustomOp *op) {
   return INT32_MAX;
 }
 
+/* The first result is the first operand, in its memory. */
+static size_t aliases(int **operands, int **results) {
+  static int first[1];
+  *operands = *results = first;
+  return 1;
+}
+static void keep(int *operands, int *results) { (void)operands, (void)results; }
+
 static void destroy(void *kernel) {
   Instance *instance = kernel;
   if (!instance) return;
@@ -285,6 +293,7 @@ static OrtStatus *fill(OrtCustomOpDomain *domain) {
       if (!op) return ort_CreateStatus(the_table, ORT_FAIL, "out of memory");
       op->callbacks = callbacks;
       op->kernel = kernel;
+      if (kernel->is_view) op->callbacks.GetAliasMap = aliases, op->callbacks.ReleaseAliasMap = keep;
       OrtStatus *failed = ort_CustomOpDomain_Add(the_table, domain, &op->callbacks);
       if (failed) return failed;
     }

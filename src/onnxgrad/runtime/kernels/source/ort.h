@@ -3,7 +3,7 @@
  * The interface is a table of functions. A version of it only ever appends to the table of the one before, so a
  * function has the same place in every release that has it. Version 18 is that of onnxruntime 1.18; whatever is
  * newer has it too. An operator is a struct of callbacks that says itself which version it was written for: it is
- * declared here as of version 17.
+ * declared here as of version 18.
  */
 #ifndef ONNXGRAD_ORT_H
 #define ONNXGRAD_ORT_H
@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { ORT_TABLE_VERSION = 18, ORT_OPERATOR_VERSION = 17 };
+enum { ORT_TABLE_VERSION = 18, ORT_OPERATOR_VERSION = 18 };
 
 typedef struct OrtStatus OrtStatus;
 typedef struct OrtValue OrtValue;
@@ -63,6 +63,10 @@ struct OrtCustomOp {
   OrtStatus *(*InferOutputShapeFn)(const OrtCustomOp *, OrtShapeInferContext *);
   int (*GetStartVersion)(const OrtCustomOp *);
   int (*GetEndVersion)(const OrtCustomOp *);
+  size_t (*GetMayInplace)(int **operands, int **results);
+  void (*ReleaseMayInplace)(int *operands, int *results);
+  size_t (*GetAliasMap)(int **operands, int **results);
+  void (*ReleaseAliasMap)(int *operands, int *results);
 };
 
 /* ort_Name(table, …) calls the function at a place of the table. */

@@ -1,0 +1,113 @@
+"""Sums over the steps of a Scan in one buffer, as calls of ``source/sums.c``.
+
+To a state of a Scan, ONNX Runtime gives the buffer that it starts from, two that take turns, and one for the result. Of
+the cotangent of a large matrix that steps add up, that is four times the matrix. A sum that starts from zeros, to which
+each step adds something and which nothing else reads, needs one: the steps add to it where it lies, and what they hand
+on as the state is where that is.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnxgrad.control_flow.iteration import Iteration
+from onnxgrad.ir.graph import prune, scopes
+from onnxgrad.ir.names import Names
+from onnxgrad.runtime.kernels.substitute import DOMAIN
+
+#: What `Options(without=…)` calls it.
+NAME = "running_sums"
+
+#: Sums of fewer numbers are not worth two more calls.
+_FEWEST = 1 << 16
+
+
+def with_running_sums(model: ir.Model, own: bool = False) -> ir.Model:
+    """A copy of `model` with such sums in one buffer; `model` itself if there are none.
+
+    If `model` is the caller's `own` copy, it is changed in place.
+    """
+    if not any(_sums(graph) for graph in scopes(model.graph)):
+        return model
+    copy = model if own else model.clone()
+    names = Names.of_graph(copy.graph)
+    for graph in scopes(copy.graph):
+        for scan, index in _sums(graph):
+            _write(graph, scan, index, names)
+        prune(graph)
+    copy.opset_imports[DOMAIN] = 1
+    return copy
+
+
+def _sums(graph: ir.Graph) -> list[tuple[Iteration, int]]:
+    """The Scans of `graph`, each with the place of a state that is such a sum."""
+    scans = [Iteration.of(n) for n in graph if n.op_type == "Scan" and n.domain == ""]
+    return [(it, i) for it in scans for i in range(it.count) if _is_sum(it, i)]
+
+
+def _is_sum(it: Iteration, i: int) -> bool:
+    state, following = it.states[i], it.following[i]
+    add = following.producer()
+    if add is None or add.op_type != "Add" or add.domain != "" or following.uses() or _sizes(it.initial[i]) is None:
+        return False
+    alone = list(add.inputs).count(state) == 1 and list(state.consumers()) == [add] and add.graph is it.body
+    part = _part(add, state)
+    if not alone or state.is_graph_output() or part.shape is None or not part.shape.is_static():
+        return False
+    large = math.prod(part.shape.numpy()) >= _FEWEST
+    return large and state.dtype == part.dtype == ir.DataType.FLOAT and part.shape == following.shape
+
+
+def _part(add: ir.Node, state: ir.Value) -> ir.Value:
+    """What a step adds."""
+    first, second = add.inputs
+    assert first is not None
+    assert second is not None
+    return second if first is state else first
+
+
+def _sizes(initial: ir.Value) -> ir.Value | None:
+    """The shape that zeros have been given; None if `initial` is something else."""
+    node = initial.producer()
+    if node is None or node.op_type != "Expand" or node.domain != "" or node.inputs[0] is None:
+        return None
+    tensor = ir.convenience.get_const_tensor(node.inputs[0])
+    return (
+        node.inputs[1]
+        if tensor is not None and not node.inputs[0].is_graph_input() and not tensor.numpy().any()
+        else None
+    )
+
+
+def _write(graph: ir.Graph, it: Iteration, i: int, names: Names) -> None:
+    scan, state, following = it.node, it.states[i], it.following[i]
+    add = following.producer()
+    assert add is not None
+    start = _call("RunningSum", [_sizes(it.initial[i])], [it.initial[i], None], names)
+    total, place = start.outputs
+    graph.insert_before(scan, start)
+    scan.replace_input_with(i, place)
+    step = _call("RunningSumAdd", [total, state, _part(add, state)], [None], names)
+    it.body.insert_before(add, step)
+    it.body.outputs[i] = step.outputs[0]
+    it.body.remove(add, safe=True)
+    result = scan.outputs[i]
+    end = _call("RunningSumEnd", [total, result], [result], names)
+    graph.insert_after(scan, end)
+    result.replace_all_uses_with(end.outputs[0], replace_graph_outputs=True)
+    end.replace_input_with(1, result)
+    end.outputs[0].name, result.name = result.name, end.outputs[0].name
+    for value in (state, result):
+        value.type, value.shape = place.type, place.shape
+
+
+def _call(kernel: str, inputs: list[ir.Value | None], like: list[ir.Value | None], names: Names) -> ir.Node:
+    """A call whose results are like others, or say where a sum lies."""
+    node = ir.Node(DOMAIN, kernel, inputs, num_outputs=len(like), name=names.fresh("running_sum"))
+    for value, other in zip(node.outputs, like):
+        value.name = names.fresh("running_sum")
+        value.type = ir.TensorType(ir.DataType.INT64) if other is None else other.type
+        value.shape = ir.Shape([1]) if other is None else other.shape
+    return node
