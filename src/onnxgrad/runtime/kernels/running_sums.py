@@ -12,7 +12,6 @@ import math
 
 import onnx_ir as ir
 
-from onnxgrad.control_flow.iteration import Iteration
 from onnxgrad.ir.graph import prune, scopes
 from onnxgrad.ir.names import Names
 from onnxgrad.runtime.kernels.substitute import DOMAIN
@@ -34,25 +33,26 @@ def with_running_sums(model: ir.Model, own: bool = False) -> ir.Model:
     copy = model if own else model.clone()
     names = Names.of_graph(copy.graph)
     for graph in scopes(copy.graph):
-        for scan, index in _sums(graph):
-            _write(graph, scan, index, names)
+        for found in _sums(graph):
+            _write(graph, *found, names)
         prune(graph)
     copy.opset_imports[DOMAIN] = 1
     return copy
 
 
-def _sums(graph: ir.Graph) -> list[tuple[Iteration, int]]:
-    """The Scans of `graph`, each with the place of a state that is such a sum."""
-    scans = [Iteration.of(n) for n in graph if n.op_type == "Scan" and n.domain == ""]
-    return [(it, i) for it in scans for i in range(it.count) if _is_sum(it, i)]
+def _sums(graph: ir.Graph) -> list[tuple[ir.Node, ir.Graph, int]]:
+    """The Scans of `graph` with their bodies, and the place of a state that is such a sum."""
+    scans = [(n, n.attributes["body"].as_graph()) for n in graph if n.op_type == "Scan" and n.domain == ""]
+    states = {node: len(body.inputs) - node.attributes["num_scan_inputs"].as_int() for node, body in scans}
+    return [(n, body, i) for n, body in scans for i in range(states[n]) if _is_sum(n.inputs[i], body, i)]
 
 
-def _is_sum(it: Iteration, i: int) -> bool:
-    state, following = it.states[i], it.following[i]
+def _is_sum(initial: ir.Value | None, body: ir.Graph, i: int) -> bool:
+    state, following = body.inputs[i], body.outputs[i]
     add = following.producer()
-    if add is None or add.op_type != "Add" or add.domain != "" or following.uses() or _sizes(it.initial[i]) is None:
+    if add is None or add.op_type != "Add" or add.domain != "" or following.uses() or _sizes(initial) is None:
         return False
-    alone = list(add.inputs).count(state) == 1 and list(state.consumers()) == [add] and add.graph is it.body
+    alone = list(add.inputs).count(state) == 1 and list(state.consumers()) == [add] and add.graph is body
     part = _part(add, state)
     if not alone or state.is_graph_output() or part.shape is None or not part.shape.is_static():
         return False
@@ -68,9 +68,9 @@ def _part(add: ir.Node, state: ir.Value) -> ir.Value:
     return second if first is state else first
 
 
-def _sizes(initial: ir.Value) -> ir.Value | None:
+def _sizes(initial: ir.Value | None) -> ir.Value | None:
     """The shape that zeros have been given; None if `initial` is something else."""
-    node = initial.producer()
+    node = None if initial is None else initial.producer()
     if node is None or node.op_type != "Expand" or node.domain != "" or node.inputs[0] is None:
         return None
     tensor = ir.convenience.get_const_tensor(node.inputs[0])
@@ -81,18 +81,18 @@ def _sizes(initial: ir.Value) -> ir.Value | None:
     )
 
 
-def _write(graph: ir.Graph, it: Iteration, i: int, names: Names) -> None:
-    scan, state, following = it.node, it.states[i], it.following[i]
-    add = following.producer()
+def _write(graph: ir.Graph, scan: ir.Node, body: ir.Graph, i: int, names: Names) -> None:
+    initial, state = scan.inputs[i], body.inputs[i]
+    add = body.outputs[i].producer()
     assert add is not None
-    start = _call("RunningSum", [_sizes(it.initial[i])], [it.initial[i], None], names)
+    start = _call("RunningSum", [_sizes(initial)], [initial, None], names)
     total, place = start.outputs
     graph.insert_before(scan, start)
     scan.replace_input_with(i, place)
     step = _call("RunningSumAdd", [total, state, _part(add, state)], [None], names)
-    it.body.insert_before(add, step)
-    it.body.outputs[i] = step.outputs[0]
-    it.body.remove(add, safe=True)
+    body.insert_before(add, step)
+    body.outputs[i] = step.outputs[0]
+    body.remove(add, safe=True)
     result = scan.outputs[i]
     end = _call("RunningSumEnd", [total, result], [result], names)
     graph.insert_after(scan, end)
