@@ -21,6 +21,7 @@ from onnxgrad.runtime.rewrites.maxpool_ties import MAXPOOL_TIES
 from onnxgrad.runtime.rewrites.rewrite import Rewrite
 from onnxgrad.runtime.rewrites.scattered_rows import SCATTERED_ROWS
 from onnxgrad.runtime.rewrites.strided_blocks import STRIDED_BLOCKS
+from onnxgrad.runtime.rewrites.turned_products import TURNED_PRODUCTS
 from onnxgrad.runtime.rewrites.whole_rows import WHOLE_ROWS
 
 #: In the order in which they are applied.
@@ -33,6 +34,7 @@ REWRITES: tuple[Rewrite, ...] = (
     KNOWN_ROWS,
     SCATTERED_ROWS,
     WHOLE_ROWS,
+    TURNED_PRODUCTS,
     BATCHED_UPDATES,
 )
 
