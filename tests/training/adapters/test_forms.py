@@ -191,6 +191,37 @@ def test_dora_beside_a_gemm_with_all_its_attributes():
     np.testing.assert_allclose(scores(merged(adapted.clone()), feeds), scores(adapted, feeds), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_outputs_without_a_direction_stay_as_they_are(optimizer):
+    """Channels that training has switched off are all zero in real files, or as small as a float can be."""
+    model = with_weights(
+        """<ir_version: 10, opset_import: ["": 21]>
+        dead (float[N, 4] x) => (float[N, 5] y) {
+            h = Gemm (x, w, c)
+            y = MatMul (h, v)
+        }""",
+        {"w": (4, 5), "c": (5,), "v": (5, 5)},
+    )
+    sizes = np.array([1, 0, 1e-39, 1e-17, 1], np.float32)
+    for tensor in model.graph.initializer:
+        if tensor.name != "c":
+            array = np.frombuffer(tensor.raw_data, np.float32).reshape(tensor.dims)
+            tensor.raw_data = (array * sizes).tobytes()
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.standard_normal((16, 4)).astype(np.float32)}
+    found = Trainer(model, loss="mse", optimizer=optimizer, learning_rate=0.05,
+                    adapter=LoRA(rank=2, targets="all", dora=True))  # fmt: skip
+    np.testing.assert_allclose(scores(found.adapted_model(), feeds), scores(model, feeds), rtol=0, atol=1e-6)
+    found.fit(feeds | {"labels": rng.standard_normal((16, 5)).astype(np.float32)}, epochs=4, batch_size=8)
+    new = found.inference_model()
+    for name in ("w", "v"):
+        array = new.graph.initializers[name].const_value.numpy()
+        assert np.isfinite(array).all()
+        assert not array[:, 1:3].any()
+    np.testing.assert_allclose(scores(new, feeds), scores(found.adapted_model(), feeds), rtol=0, atol=1e-5)
+    assert np.abs(scores(new, feeds) - scores(model, feeds)).max() > 0.01
+
+
 def test_refusals(base, folder, tmp_path):
     def asked(adapter, model=base):
         return lambda: attach(model, adapter=adapter)

@@ -4,7 +4,7 @@
 |---|---|
 | LoRA | y + s·(x·A)·B |
 | VeRA | y + ((x·A)∘d)·B∘b |
-| DoRA | g∘(y + s·(x·A)·B) + (c − g∘c), with g = m/‖W + s·A·B‖ |
+| DoRA | z + (g − 1)∘(z − c), with z = y + s·(x·A)·B and g = m/‖W + s·A·B‖; without c: g∘z |
 
 The norm is written once for each weight, and no gradient passes through it. Of a part of a weight, A·B is zero and g is
 one for the other outputs, which stay what they are to the last bit. Each node carries the name of the weight as
@@ -24,6 +24,7 @@ from onnxgrad.engine.activity import CONSTANT
 from onnxgrad.ir import Names
 from onnxgrad.training.adapters.parts import WeightPart, outputs
 from onnxgrad.training.adapters.sites import CONV, EMBEDDING, Site, Weight
+from onnxgrad.training.adapters.values import NO_LENGTH, lengths
 from onnxgrad.training.metadata import ADAPTER
 
 
@@ -150,6 +151,11 @@ class Beforehand(_Nodes):
         moved = self.emit("Add", self.times(product, factors.scale), weight.value)
         norm = self.emit("ReduceL2", moved, self.integers(*axes), attributes=[ir.AttrInt64("keepdims", 0)])
         norm.producer().metadata_props[CONSTANT] = "section 4.3 of DoRA: the norm is a constant"  # type: ignore[union-attr]
+        if (lengths(weight.value, weight) <= NO_LENGTH).any():
+            least, most = (self.constant(np.array(n, weight.dtype.numpy())) for n in (NO_LENGTH, np.inf))
+            longer = self.emit("Greater", norm, least)
+            longer.type = ir.TensorType(ir.DataType.BOOL)
+            norm = self.emit("Where", longer, norm, most)
         if part is None:
             return like(self.emit("Div", m, like(norm, m)), m)
         norm.shape = ir.Shape([outputs(weight)])
@@ -192,10 +198,11 @@ class Branch(_Nodes):
         if ratio is None:
             return total
         bias, g = self._bias(), self._along(ratio)
-        total = like(self.emit("Mul", total, g), base)
         if bias is None:
-            return total
-        return like(self.emit("Add", total, self.emit("Sub", bias, self.emit("Mul", bias, g))), base)
+            return like(self.emit("Mul", total, g), base)
+        one = self.constant(np.array(1, self.weight.dtype.numpy()))
+        moved = like(self.emit("Mul", like(self.emit("Sub", total, bias), base), self.emit("Sub", g, one)), base)
+        return like(self.emit("Add", total, moved), base)
 
     def _bias(self) -> ir.Value | None:
         """What the node adds to the product."""

@@ -47,7 +47,7 @@ class LoRA(_Asked):
 
     With `dora` (Liu et al. 2024), W + s·A·B is a direction, of which each output has a length m of its own, which is
     trained as well: m/‖W + s·A·B‖ · (W + s·A·B). It begins as ‖W‖. As in PEFT and section 4.3 of the paper, the norm
-    counts as a constant in gradients.
+    counts as a constant in gradients. An output whose weights are all zero has no direction, and stays zero.
 
     Args:
         rank: columns of A and rows of B. Beside a convolution with groups: for each group.

@@ -14,6 +14,9 @@ from onnxgrad.training.adapters.parts import WeightPart, outputs
 from onnxgrad.training.adapters.record import DORA, VERA, Entry
 from onnxgrad.training.adapters.sites import CONV, EMBEDDING, Weight
 
+#: An output of this length, or less, has no direction: its squares vanish in float32. It stays zero with DoRA.
+NO_LENGTH = 1e-18
+
 
 def shapes(weight: Weight, form: str, rank: int, part: WeightPart | None = None) -> dict[str, tuple[int, ...]]:
     """The shapes of what trains."""
@@ -97,6 +100,7 @@ def adapted_weight(entry: Entry, old: np.ndarray, tensors: Mapping[str, np.ndarr
     new = old + _product(entry, a, b)
     if "m" in given:
         norms, ratio = _lengths(new, kernel, entry.transposed), np.ones(size)
+        norms[norms <= NO_LENGTH] = np.inf
         own = slice(None) if entry.part is None else entry.part.columns(size)
         ratio[own] = given["m"] / norms[own]
         axes = range(1, new.ndim) if kernel else (-1,) if entry.transposed else ()
