@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -87,21 +88,26 @@ class Steps:
         loads: operands, in order of first use.
     """
 
-    made: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    made: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     known: dict[ir.Value, int] = field(default_factory=dict)
     loads: dict[ir.Value, int] = field(default_factory=dict)
-    _constants: dict[int, int] = field(default_factory=dict)
+    _place: dict[tuple[str, tuple[Any, ...], int], int] = field(default_factory=dict)
 
     def __call__(self, code: str, *places: int) -> int:
-        """One more step; its place."""
-        self.made.append((code, places))
-        return len(self.made) - 1
+        """A step that reads others; its place."""
+        return self.once(code, places)
+
+    def once(self, code: str, about: tuple[Any, ...], width: int = 1) -> int:
+        """The place of a step that gives rows of `width` numbers: one more, unless there is the same one already."""
+        key = code, about, width
+        if key not in self._place:
+            self._place[key] = len(self.made)
+            self.made.append((code, about))
+        return self._place[key]
 
     def bits(self, bits: int) -> int:
         """A constant of 32 bits."""
-        if bits not in self._constants:
-            self._constants[bits] = self("CONSTANT", bits)
-        return self._constants[bits]
+        return self("CONSTANT", bits)
 
     def float(self, number: float) -> int:
         """A constant of float32."""

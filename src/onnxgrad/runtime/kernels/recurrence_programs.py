@@ -109,7 +109,6 @@ class _Body(Steps):
         self.operands: dict[ir.Value, int] = {}
         self.matrices: dict[tuple[int, int, int, int], int] = {}  #: operand, depth, columns, turned; numbers
         self.waiting: dict[ir.Value, tuple[int, int]] = {}  #: products to which something is added: rows, matrix
-        self.spreads: dict[tuple[int, int], int] = {}
         self.sinking: set[ir.Node] = set()  #: operators before the Scan that its steps take over
 
     # --- steps ------------------------------------------------------------------------------------
@@ -123,10 +122,11 @@ class _Body(Steps):
         return self.made_of(code, width, *(self.spread(p, width) for p in places))
 
     def made_of(self, code: str, width: int, *about: Any) -> int:
-        """A step of its own."""
-        self.made.append((code, about))
-        self.widths.append(width)
-        return len(self.made) - 1
+        """A step that gives values of `width` columns."""
+        place = self.once(code, about, width)
+        if place == len(self.widths):
+            self.widths.append(width)
+        return place
 
     def spread(self, place: int, width: int) -> int:
         """`place` with as many columns as `width`."""
@@ -134,10 +134,7 @@ class _Body(Steps):
             return place
         if self.widths[place] != 1:
             raise Unfit
-        key = place, width
-        if key not in self.spreads:
-            self.spreads[key] = self.made_of("SPREAD", width, place)
-        return self.spreads[key]
+        return self.made_of("SPREAD", width, place)
 
     def given(self, kind: str, place: int, width: int, way: int = 0) -> int:
         """A value that is there before the step."""
