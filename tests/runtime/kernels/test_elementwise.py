@@ -274,6 +274,19 @@ def test_other_operators_between():
     same(model_of(text, ends), feeds, count=2)
 
 
+def test_equal_steps_are_one():
+    """A GELU and its derivative need one erf, where two operators say so."""
+    model = model_of(
+        "h = Neg(x) y = Gelu(h) u = Mul(h, root) e = Erf(u) f = Add(e, one) v = Mul(h, root) w = Mul(v, v) z = Sub(f, w)",
+        "(float[N,C] x) => (float[N,C] y, float[N,C] z) <float root={0.70710678}, float one={1}>",
+    )
+    (call,) = groups(model)
+    codes = [CODES[k] for k in call.attributes["program"].as_ints()[::5]]
+    assert (codes.count("ERF"), codes.count("LOAD")) == (1, 1)
+    assert codes.count("MUL") == 4  # x/2, x/sqrt(2), their product with erf, and a square
+    same(model, {"x": np.linspace(-6, 6, 3000, dtype=np.float32).reshape(3, -1)}, rtol=2e-6, atol=1e-6)
+
+
 def test_long_chains_are_cut():
     text = " ".join(f"v{k + 1} = Mul(v{k}, c)" for k in range(500))
     model = model_of(text, "(float[4096] v0, float[1] c) => (float[4096] v500)")

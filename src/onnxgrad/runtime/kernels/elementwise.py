@@ -1,53 +1,21 @@
-"""Groups of elementwise operators to calls of one kernel, which makes one pass over memory for all of them.
-
-Every elementwise operator has a *level*: how many other operators (products, reductions, reshapes) lie on the longest
-way to it. Between two elementwise operators of one level there are elementwise operators of that level alone, so the
-connected ones of one level and one shape can be computed together, whatever else the graph holds.
-
-What a later group needs of an earlier one is either a result of that one too, or is computed again: whichever moves
-less through memory. Of a SiLU the backward pass needs the sigmoid, which costs less than to write, keep and read it.
-"""
+"""Groups of elementwise operators to calls of one kernel, which makes one pass over memory for all of them."""
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
 from onnxgrad.errors import OnnxGradError
 from onnxgrad.ir.execution_order import ordered_by
-from onnxgrad.ir.graph import prune, reads, subgraphs
+from onnxgrad.ir.graph import prune, subgraphs
 from onnxgrad.ir.infer.inference import forget_values, infer_model
-from onnxgrad.runtime.kernels.elementwise_programs import (
-    DOMAIN,
-    Dims,
-    Reduction,
-    TileProgram,
-    Unfit,
-    compiled,
-    constant,
-    dims,
-    is_known,
-    is_written,
-    operands_of,
-)  # fmt: skip
+from onnxgrad.runtime.kernels.elementwise_groups import Plan, plans
+from onnxgrad.runtime.kernels.elementwise_steps import DOMAIN, is_known
 from onnxgrad.runtime.kernels.open_norms import open_norms
-from onnxgrad.runtime.kernels.reductions import VIEWS, reductions
 
 #: What `Options(without=…)` calls it.
 NAME = "elementwise"
-
-#: Most operators of a group, and most that are computed again for one; most operands of its full shape.
-_LONGEST, _AGAIN, _WIDEST = 40, 24, 12
-
-#: Operators that take about as long as it takes to read a tensor.
-_LONG = frozenset({"Erf", "Exp", "Gelu", "Log", "Mish", "Sigmoid", "Softplus", "Tanh"})
-
-#: Groups on tensors of fewer elements spare calls, not memory: with fewer operators they are not worth one.
-_SMALL, _FEWEST = 2048, 3
 
 
 def may_fuse(model: ir.Model) -> bool:
@@ -97,10 +65,10 @@ def fuse(graph: ir.Graph, serial: int = 0) -> int:
 
     Names of calls are numbered from `serial` on.
     """
-    plans = _plans(graph)
-    if plans:
-        _write(graph, plans, serial)
-    return len(plans)
+    calls = plans(graph)
+    if calls:
+        _write(graph, calls, serial)
+    return len(calls)
 
 
 def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
@@ -110,283 +78,11 @@ def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
             yield from _graphs(body)
 
 
-@dataclass
-class _Group:
-    """Operators of one level and one shape, in topological order."""
-
-    level: int
-    shape: Dims
-    nodes: list[ir.Node] = field(default_factory=list)
-
-    def order(self) -> tuple[int, int, int]:
-        """Where it comes among groups: what one of a level reads of another has fewer axes, or fewer that are long."""
-        return self.level, len(self.shape), sum(d != 1 for d in self.shape)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """A call in the making: what it computes, and what is read of that elsewhere."""
-
-    program: TileProgram
-    nodes: Sequence[ir.Node]
-
-
-def _fits(node: ir.Node) -> bool:
-    """Whether programs have this operator, and the shapes of what it reads and gives are known."""
-    if any(v is None or dims(v) is None for v in (*node.inputs[:1], *node.outputs)):
-        return False
-    if any(v is not None and dims(v) is None for v in node.inputs):
-        return False
-    if all(v is None or ir.convenience.get_const_tensor(v) is not None for v in node.inputs):
-        return False
-    return is_written(node) and not _is_the_runtimes(node)
-
-
-def _is_the_runtimes(node: ir.Node) -> bool:
-    """Whether ONNX Runtime takes this operator into the product or convolution beside it, which costs nothing."""
-    for value in node.inputs:
-        before = None if value is None else value.producer()
-        if before is None or before.domain != "" or value is None or len(value.uses()) > 1 or value.is_graph_output():
-            continue
-        if before.op_type in ("Conv", "Gemm") and node.op_type in ("Relu", "LeakyRelu", "Sigmoid", "Tanh"):
-            return True
-        if node.op_type in ("Add", "Sum") and _has_constant_filter(before):
-            return True  # it stays in the layout of that convolution, and so does a Relu after it
-        if before.op_type in ("Add", "Sum") and node.op_type == "Relu" and _is_the_runtimes(before):
-            return True
-        others = [v for v in node.inputs if v is not value]
-        if before.op_type == "MatMul" and node.op_type in ("Mul", "Div") and constant(others[0]) is not None:
-            return True
-        shapes = [dims(v) for v in before.inputs if v is not None]
-        if before.op_type == "MatMul" and node.op_type == "Add" and all(s is not None and len(s) == 2 for s in shapes):
-            return others[0] is not None and len(dims(others[0]) or (1, 1)) == 1
-    users = node.outputs[0].consumers()
-    return (
-        node.op_type in ("Mul", "Div")
-        and len(users) == 1
-        and users[0].op_type == "MatMul"
-        and any(constant(v) is not None for v in node.inputs)
-    )
-
-
-def _has_constant_filter(node: ir.Node) -> bool:
-    """Whether it is a Conv, perhaps with a BatchNormalization, that ONNX Runtime may give a layout of its own."""
-    given = node.inputs[0].producer() if node.op_type == "BatchNormalization" and node.inputs[0] is not None else node
-    if given is None or (given.domain, given.op_type) != ("", "Conv") or given.inputs[1] is None:
-        return False
-    weights = given.inputs[1]
-    return not weights.is_graph_input() and ir.convenience.get_const_tensor(weights) is not None
-
-
-class _Grouping:
-    """The elementwise operators of a graph, their groups, and what is read of them by others."""
-
-    def __init__(self, graph: ir.Graph) -> None:
-        self.graph = graph
-        self.place = {node: i for i, node in enumerate(graph)}
-        self.level: dict[ir.Value, int] = {}
-        self.fitting = {node for node in graph if _fits(node)}
-        for node in graph:
-            depth = max((self.level.get(v, 0) for v in reads(node)), default=0)
-            barrier = node not in self.fitting and any(ir.convenience.get_const_tensor(v) is None for v in reads(node))
-            for value in node.outputs:
-                self.level[value] = depth + barrier
-        #: sums of values of fitting operators, which their groups give as well
-        self.sums = {n.outputs[0]: found for n in self.fitting if (found := list(reductions(n.outputs[0])))}
-        self.summing = {r.result.producer() for found in self.sums.values() for r in found}
-        for node in reversed(graph):
-            if (node.domain == "" and node.op_type in VIEWS) and not node.outputs[0].is_graph_output():
-                users = node.outputs[0].consumers()
-                self.summing |= {node} if users and all(user in self.summing for user in users) else set()
-        #: values of fitting operators that somebody else reads, as far as is known
-        self.needed: set[ir.Value] = set()
-        self.groups = self._groups()
-        #: operators that calls have to give in any case, and those that are not computed again
-        self.called: set[ir.Node] = set()
-        self.once: set[ir.Node] = set()
-
-    def _leaves(self, value: ir.Value) -> bool:
-        users = value.consumers()
-        return value.is_graph_output() or any(u not in self.fitting and u not in self.summing for u in users)
-
-    def maker(self, value: ir.Value | None) -> ir.Node | None:
-        """The fitting operator that gives `value`."""
-        node = None if value is None else value.producer()
-        return node if node in self.fitting else None
-
-    def _groups(self) -> list[_Group]:
-        """Connected operators of one level and shape, cut where they become too many, in topological order."""
-        owner: dict[ir.Node, ir.Node] = {node: node for node in self.fitting}
-
-        def root(node: ir.Node) -> ir.Node:
-            while owner[node] is not node:
-                owner[node] = node = owner[owner[node]]
-            return node
-
-        def key(node: ir.Node) -> tuple[int, Dims | None]:
-            return self.level[node.outputs[0]], dims(node.outputs[0])
-
-        keys = {node: key(node) for node in self.fitting}
-        inside = [node for node in self.graph if node in self.fitting]
-        for node in inside:
-            for value in node.inputs:
-                maker = self.maker(value)
-                if maker is not None and keys[maker] == keys[node]:
-                    owner[root(node)] = root(maker)
-        open_groups: dict[ir.Node, _Group] = {}
-        operands: dict[ir.Node, set[ir.Value]] = {}
-        found: list[_Group] = []
-        for node in inside:
-            top = root(node)
-            level, shape = keys[node]
-            assert shape is not None
-            group = open_groups.get(top)
-            more = {v for v in operands_of(node) if v is not None and dims(v) == shape and self.maker(v) is None}
-            if group is None or len(group.nodes) >= _LONGEST or len(operands[top] | more) > _WIDEST:
-                group = open_groups[top] = _Group(level, shape)
-                operands[top] = set()
-                found.append(group)
-            operands[top] |= more
-            group.nodes.append(node)
-        return sorted(found, key=_Group.order)
-
-    def plans(self) -> list[_Plan]:
-        """The calls, in topological order.
-
-        What rounds otherwise than ONNX Runtime's operator is not computed by both: a maximum of the one would not be
-        among the elements of the other, and its gradient would be lost.
-        """
-        while True:
-            found, left = self._attempt()
-            again = {node for plan in found for node in plan.nodes if node.op_type in _LONG}
-            torn = again & left
-            if not torn:
-                return found
-            self.once |= torn & self.called
-            self.called |= torn
-
-    def _attempt(self) -> tuple[list[_Plan], set[ir.Node]]:
-        """The calls, and what stays as it is. Groups are looked at from the last on: others give what they read."""
-        self.needed = {n.outputs[0] for n in self.fitting if self._leaves(n.outputs[0])}
-        found: list[_Plan] = []
-        left: set[ir.Node] = set()
-        for group in reversed(self.groups):
-            targets = [n.outputs[0] for n in group.nodes if n.outputs[0] in self.needed]
-            sums = [r for n in group.nodes for r in self.sums.get(n.outputs[0], ())]
-            inside = self._slice(group, [*targets, *(r.source for r in sums)])
-            again = self._computed_again(group, inside) if inside else set()
-            plan = self._plan(group, targets, sums, inside, again)
-            everything = inside if plan is None else inside | again
-            for node in everything:
-                self.needed.update(v for v in node.inputs if self.maker(v) not in (None, *everything) and v is not None)
-            if plan is None:
-                left |= inside
-            else:
-                found.append(plan)
-        return found[::-1], left
-
-    def _slice(self, group: _Group, targets: Iterable[ir.Value]) -> set[ir.Node]:
-        """The operators of `group` that lead to `targets`."""
-        wanted, members = set(targets), set(group.nodes)
-        found = set()
-        for node in reversed(group.nodes):
-            if node.outputs[0] in wanted:
-                found.add(node)
-                wanted.update(v for v in node.inputs if self.maker(v) in members and v is not None)
-        return found
-
-    def _plan(
-        self,
-        group: _Group,
-        targets: Sequence[ir.Value],
-        sums: Sequence[Reduction],
-        inside: set[ir.Node],
-        again: set[ir.Node],
-    ) -> _Plan | None:
-        """The call for a group; None if it gains nothing, or does not fit into a program."""
-        nodes = sorted(inside | again, key=self.place.__getitem__)
-        known = [d for d in group.shape if isinstance(d, int)]
-        small = len(known) == len(group.shape) and math.prod(known) < _SMALL
-        free = self.called.isdisjoint(inside)
-        if free and len(nodes) + len(sums) < (_FEWEST if small else 2):
-            return None
-        is_silu = [n.op_type for n in nodes] == ["Sigmoid", "Mul"] and set(nodes[0].inputs) <= set(nodes[1].inputs)
-        if free and is_silu and not sums:
-            return None  # ONNX Runtime has a kernel for x·σ(x)
-        summed = [r.source for r in sums if r.source not in targets]
-        for given, ends in (([*targets], sums), ([*targets, *dict.fromkeys(summed)], ())):
-            with contextlib.suppress(Unfit):
-                return _Plan(compiled(nodes, given, group.shape, ends), nodes)
-        return None
-
-    # --- what is computed again -----------------------------------------------------------------------------------
-
-    def _computed_again(self, group: _Group, inside: set[ir.Node]) -> set[ir.Node]:
-        """Operators of earlier groups that are better computed again in this one than read."""
-        whole = {v for n in inside for v in n.inputs if v is not None and dims(v) == group.shape}
-        foreign = {m for v in whole if (m := self.maker(v)) is not None and m not in inside}
-        given = {v for v in whole if self.maker(v) is None}
-        best: set[ir.Node] = set()
-        attempts: list[Collection[ir.Node]] = [foreign]
-        attempts += [[m] for m in sorted(foreign, key=self.place.__getitem__, reverse=True)] if len(foreign) > 1 else []
-        price = sum(self._price(m.outputs[0], group, inside) for m in foreign)
-        for start in attempts:
-            for halting in (False, True):
-                taken = self._closure(start, group, halting) | best
-                if len(taken) > _AGAIN:
-                    continue
-                leaves = {v for n in taken | inside for v in n.inputs if v is not None and dims(v) == group.shape}
-                leaves = {v for v in leaves if self.maker(v) not in taken and self.maker(v) not in inside}
-                fresh = sum(self._price(v, group, inside) for v in leaves - given) + self._work(taken)
-                if fresh < price and len(leaves) <= _WIDEST:
-                    best, price = taken, fresh
-        return best
-
-    def _closure(self, start: Iterable[ir.Node], group: _Group, halting: bool) -> set[ir.Node]:
-        """What computes the results of `start`: back to what is not elementwise, or also to what is kept anyway."""
-        taken: set[ir.Node] = set()
-        todo = list(start)
-        while todo and len(taken) <= _AGAIN:
-            node = todo.pop()
-            if node in taken or node in self.once or (halting and node.outputs[0] in self.needed):
-                continue
-            taken.add(node)
-            todo += [m for v in node.inputs if (m := self.maker(v)) is not None and dims(m.outputs[0]) == group.shape]
-        return taken
-
-    def _price(self, value: ir.Value, group: _Group, inside: Collection[ir.Node]) -> float:
-        """What it costs to read `value`: a read, a write where nobody else needs it, and its memory until then."""
-        maker = self.maker(value)
-        written = maker is not None and value not in self.needed
-        return 1 + written + (not self._is_held(value, group, inside))
-
-    def _work(self, nodes: Iterable[ir.Node]) -> float:
-        """What it costs to compute `nodes`, in reads of a tensor."""
-        return sum(1.0 if node.op_type in _LONG else 0.1 for node in nodes)
-
-    def _is_held(self, value: ir.Value, group: _Group, inside: Collection[ir.Node]) -> bool:
-        """Whether somebody else reads `value` as late as `group`, so that its memory is taken anyway."""
-        if value.is_graph_output() or value.is_graph_input() or value.producer() is None:
-            return True
-        for user in value.consumers():
-            if user in inside or (user in self.fitting and value not in self.needed):
-                continue
-            level = max((self.level.get(v, 0) for v in user.outputs), default=0)
-            if level - (user not in self.fitting) >= group.level:
-                return True
-        return False
-
-
-def _plans(graph: ir.Graph) -> list[_Plan]:
-    grouping = _Grouping(graph)
-    return grouping.plans() if grouping.fitting else []
-
-
-def _write(graph: ir.Graph, plans: Sequence[_Plan], serial: int) -> None:
+def _write(graph: ir.Graph, calls: Sequence[Plan], serial: int) -> None:
     """Calls in the place of what they give; what nobody reads then goes."""
     place: dict[ir.Node, float] = {node: i for i, node in enumerate(graph)}
     new: dict[ir.Value, ir.Value] = {}
-    for plan in plans:
+    for plan in calls:
         name = f"native.elementwise.{serial}"
         serial += 1
         operands = [None if v is None else new.get(v, v) for v in plan.program.operands]

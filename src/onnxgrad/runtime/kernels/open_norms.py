@@ -12,7 +12,7 @@ import math
 
 import onnx_ir as ir
 
-from onnxgrad.runtime.kernels.elementwise_programs import DOMAIN, dims, is_written
+from onnxgrad.runtime.kernels.elementwise_steps import DOMAIN, dims, is_written
 
 #: The first of the results that make y of x, by kernel.
 _COLUMNS = {"BatchNorm": 3, "GroupNorm": 1}

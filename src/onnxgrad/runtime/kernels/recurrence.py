@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.graph import prune, scopes
 from onnxgrad.runtime.kernels.elementwise import has_shapes
-from onnxgrad.runtime.kernels.elementwise_programs import DOMAIN, Unfit
+from onnxgrad.runtime.kernels.elementwise_steps import DOMAIN, Unfit
 from onnxgrad.runtime.kernels.recurrence_programs import RowProgram, program_of
 
 #: What `Options(without=…)` calls it.

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onnxgrad.runtime.kernels.elementwise_programs import CODES, Unfit
+from onnxgrad.runtime.kernels import elementwise_steps
+from onnxgrad.runtime.kernels.elementwise_steps import Unfit
 
 #: Kinds of values, and what steps do, in the order of the kernel's own lists.
 _KINDS = ("REGISTER", "STATE", "SCANNED", "FIXED", "SHARED", "CONSTANT", "RESULT")
-OPERATIONS = (*CODES[: CODES.index("LOAD")], "PRODUCT", "SPREAD", "COPY")
+OPERATIONS = (*elementwise_steps.OPERATIONS, "PRODUCT", "SPREAD", "COPY")
 _CODE = {name: i for i, name in enumerate(OPERATIONS)}
 _MOST_STEPS, _MOST_VALUES = 256, 256
 #: Columns of anything, and of all registers.

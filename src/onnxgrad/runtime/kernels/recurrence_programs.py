@@ -13,7 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.ir.constants import constant as elements
-from onnxgrad.runtime.kernels.elementwise_programs import (
+from onnxgrad.runtime.kernels.elementwise_steps import (
     Dims,
     Steps,
     Unfit,

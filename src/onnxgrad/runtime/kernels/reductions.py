@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.runtime.kernels.elementwise_programs import AXES, Dims, Reduction, dims
+from onnxgrad.runtime.kernels.elementwise_programs import Reduction
+from onnxgrad.runtime.kernels.elementwise_steps import AXES, Dims, dims
 
 #: What becomes of axes that are summed over, in the order of the kernel's own list.
 _GO, _STAY, _FLAT = range(3)

@@ -1,0 +1,345 @@
+"""What programs can do: elementwise operators as steps, of the operations of ``source/elementwise.h``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+DOMAIN = "onnxgrad.native"
+
+#: Operations of elements, in the order of the kernel's own list.
+OPERATIONS = tuple(
+    """ADD SUB MUL DIV MIN MAX NEG ABS SQRT RELU SIGN FLOOR CEIL ROUND EXP LOG ERF TANH SIGMOID SOFTPLUS
+    LESS LESS_EQUAL EQUAL TRUTH IS_NAN SELECT AND OR XOR NOT WHOLE_ADD WHOLE_SUB WHOLE_MUL SHIFT_LEFT SHIFT_RIGHT
+    WHOLE_LESS WHOLE_LESS_EQUAL NATURAL_LESS NATURAL_LESS_EQUAL WHOLE_EQUAL WHOLE_TRUTH FLOAT_OF_WHOLE""".split()  # noqa: SIM905
+)
+
+#: Most axes of what programs read and write.
+AXES = 8
+
+_LETTERS = {ir.DataType.FLOAT: "F", ir.DataType.INT32: "I", ir.DataType.UINT32: "U", ir.DataType.BOOL: "B"}
+
+#: A dimension: a number, or the name of one.
+Dims = tuple[int | str, ...]
+
+
+def letter(value: ir.Value | None) -> str:
+    """F, I, U or B for float32, int32, uint32 and bool; empty for what has no registers."""
+    return "" if value is None or value.dtype is None else _LETTERS.get(value.dtype, "")
+
+
+def dims(value: ir.Value) -> Dims | None:
+    """The shape of `value`; None unless every dimension has a number or a name."""
+    shape = value.shape
+    if shape is None or len(shape) > AXES:
+        return None
+    if shape.is_static():
+        return shape.numpy()
+    found = tuple(d if isinstance(d, int) else d.value for d in shape)
+    return None if None in found else found  # type: ignore[return-value]
+
+
+def constant(value: ir.Value | None) -> np.ndarray | None:
+    """A constant of one element; None for anything else."""
+    if value is None or value.is_graph_input():
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    return None if tensor is None or math.prod(tensor.shape.numpy()) != 1 else tensor.numpy()
+
+
+class Unfit(Exception):
+    """An operator that programs do not have, or more of something than they have room for."""
+
+
+@dataclass
+class Steps:
+    """Steps in the making; what a step gives is called by its place among them.
+
+    Attributes:
+        made: (code, places that it reads) or, of loads and constants, (code, what).
+        known: places of values.
+        loads: operands, in order of first use.
+    """
+
+    made: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    known: dict[ir.Value, int] = field(default_factory=dict)
+    loads: dict[ir.Value, int] = field(default_factory=dict)
+    _place: dict[tuple[str, tuple[Any, ...], int], int] = field(default_factory=dict)
+
+    def __call__(self, code: str, *places: int) -> int:
+        """A step that reads others; its place."""
+        return self.once(code, places)
+
+    def once(self, code: str, about: tuple[Any, ...], width: int = 1) -> int:
+        """The place of a step that gives rows of `width` numbers: one more, unless there is the same one already."""
+        key = code, about, width
+        if key not in self._place:
+            self._place[key] = len(self.made)
+            self.made.append((code, about))
+        return self._place[key]
+
+    def bits(self, bits: int) -> int:
+        """A constant of 32 bits."""
+        return self("CONSTANT", bits)
+
+    def float(self, number: float) -> int:
+        """A constant of float32."""
+        return self.bits(int(np.float32(number).view(np.int32)))
+
+    def read(self, value: ir.Value | None, beside: Collection[ir.Value | None] = ()) -> int:
+        """A value: a step's, a constant if it changes no shape `beside` others, or an operand."""
+        if value is None:
+            raise Unfit
+        if value in self.known:
+            return self.known[value]
+        kind, number = letter(value), constant(value)
+        if not kind:
+            raise Unfit
+        rank = max(
+            (len(v.shape) for v in beside if v is not None and v is not value and v.shape is not None), default=0
+        )
+        if number is not None and number.ndim <= rank:
+            flat = number.reshape(())
+            return self.bits(-int(flat) if kind == "B" else int(flat.view(np.int32)))
+        if value not in self.loads:
+            self.loads[value] = self("LOAD", len(self.loads))
+        return self.loads[value]
+
+
+Writes = Callable[[Steps, ir.Node, Sequence[int], str], int]
+_OPERATORS: dict[str, Writes] = {}
+
+
+def _operator(*names: str) -> Callable[[Writes], Writes]:
+    def registered(writes: Writes) -> Writes:
+        _OPERATORS.update(dict.fromkeys(names, writes))
+        return writes
+
+    return registered
+
+
+def _float(node: ir.Node, name: str, default: float) -> float:
+    given = node.attributes.get(name)
+    return default if given is None else given.as_float()
+
+
+def _one_of(codes: Mapping[str, str], kind: str) -> str:
+    if kind not in codes:
+        raise Unfit
+    return codes[kind]
+
+
+_UNARY = {
+    **{name: {"F": name.upper()} for name in (
+        "Neg", "Abs", "Sqrt", "Exp", "Log", "Erf", "Tanh", "Sigmoid", "Softplus", "Relu", "Sign", "Floor", "Ceil",
+        "Round",
+    )},
+    "IsNaN": {"F": "IS_NAN"}, "Not": {"B": "NOT"}, "BitwiseNot": {"I": "NOT", "U": "NOT"},
+}  # fmt: skip
+_BINARY = {
+    "Add": {"F": "ADD", "I": "WHOLE_ADD", "U": "WHOLE_ADD"},
+    "Sub": {"F": "SUB", "I": "WHOLE_SUB", "U": "WHOLE_SUB"},
+    "Mul": {"F": "MUL", "I": "WHOLE_MUL", "U": "WHOLE_MUL"},
+    "Div": {"F": "DIV"},
+    "Less": {"F": "LESS", "I": "WHOLE_LESS", "U": "NATURAL_LESS"},
+    "LessOrEqual": {"F": "LESS_EQUAL", "I": "WHOLE_LESS_EQUAL", "U": "NATURAL_LESS_EQUAL"},
+    "Equal": {"F": "EQUAL", "I": "WHOLE_EQUAL", "U": "WHOLE_EQUAL", "B": "WHOLE_EQUAL"},
+    "And": {"B": "AND"}, "Or": {"B": "OR"}, "Xor": {"B": "XOR"},
+    **{f"Bitwise{name}": dict.fromkeys("IU", name.upper()) for name in ("And", "Or", "Xor")},
+}  # fmt: skip
+_SWAPPED = {"Greater": "Less", "GreaterOrEqual": "LessOrEqual"}
+
+
+@_operator(*_UNARY)
+def _unary(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    return b(_one_of(_UNARY[node.op_type], kind), x[0])
+
+
+@_operator(*_BINARY)
+def _binary(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    return b(_one_of(_BINARY[node.op_type], kind), x[0], x[1])
+
+
+@_operator(*_SWAPPED)
+def _swapped(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    return b(_one_of(_BINARY[_SWAPPED[node.op_type]], kind), x[1], x[0])
+
+
+@_operator("Min", "Max", "Sum")
+def _variadic(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    code, total = _one_of({"F": {"Min": "MIN", "Max": "MAX", "Sum": "ADD"}[node.op_type]}, kind), x[0]
+    for more in x[1:]:
+        total = b(code, total, more)
+    return total
+
+
+@_operator("BitShift")
+def _shift(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    return b(_one_of({"U": f"SHIFT_{node.attributes['direction'].as_string()}"}, kind), x[0], x[1])
+
+
+@_operator("Where")
+def _where(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    return b("SELECT", *x)
+
+
+@_operator("Identity")
+def _identity(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    return x[0]
+
+
+@_operator("Cast")
+def _cast(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    match kind + letter(node.outputs[0]):
+        case "FF" | "II" | "UU" | "BB" | "IU" | "UI":
+            return x[0]
+        case "BF":
+            return b("AND", x[0], b.float(1))
+        case "BI" | "BU":
+            return b("AND", x[0], b.bits(1))
+        case "FB":
+            return b("TRUTH", x[0])
+        case "IB" | "UB":
+            return b("WHOLE_TRUTH", x[0])
+        case "IF":
+            return b("FLOAT_OF_WHOLE", x[0])
+    raise Unfit
+
+
+@_operator("Reciprocal")
+def _reciprocal(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    return b(_one_of({"F": "DIV"}, kind), b.float(1), x[0])
+
+
+@_operator("Pow")
+def _pow(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    """ONNX Runtime multiplies for the exponents 2 and 3; of others it is the C library that rounds."""
+    exponent = constant(node.inputs[1])
+    rank = len(node.inputs[0].shape or ()) if node.inputs[0] is not None else 0
+    if exponent is not None and exponent.ndim > rank:
+        raise Unfit
+    if kind != "F" or letter(node.inputs[1]) != "F" or exponent is None or float(exponent.reshape(())) not in (2, 3):
+        raise Unfit
+    square = b("MUL", x[0], x[0])
+    return square if float(exponent.reshape(())) == 2 else b("MUL", square, x[0])
+
+
+@_operator("Clip")
+def _clip(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    """Bounds that are constants, and numbers; one that is left out is the end of the range."""
+    if kind != "F" or node.attributes:
+        raise Unfit
+    found = x[0]
+    for k, (code, end) in enumerate((("MAX", np.finfo(np.float32).min), ("MIN", np.finfo(np.float32).max)), 1):
+        given = node.inputs[k] if k < len(node.inputs) else None
+        bound = np.float32(end) if given is None else constant(given)
+        if bound is None or np.isnan(bound).any():
+            raise Unfit
+        found = b(code, found, b.float(float(bound.reshape(()))))
+    return found
+
+
+def _if_positive(b: Steps, x: int, otherwise: int) -> int:
+    return b("SELECT", b("LESS_EQUAL", b.float(0), x), x, otherwise)
+
+
+@_operator("LeakyRelu")
+def _leaky_relu(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    return _if_positive(b, x[0], b("MUL", x[0], b.float(_float(node, "alpha", 0.01))))
+
+
+@_operator("PRelu")
+def _prelu(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    return b("SELECT", b("LESS", x[0], b.float(0)), b("MUL", x[0], x[1]), x[0])
+
+
+@_operator("HardSigmoid")
+def _hard_sigmoid(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    scaled = b("MUL", x[0], b.float(_float(node, "alpha", 0.2)))
+    return b("MAX", b("MIN", b("ADD", scaled, b.float(_float(node, "beta", 0.5))), b.float(1)), b.float(0))
+
+
+@_operator("Softsign")
+def _softsign(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    return b("MUL", x[0], b("DIV", b.float(1), b("ADD", b.float(1), b("ABS", x[0]))))
+
+
+@_operator("Mish")
+def _mish(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    return b("MUL", x[0], b("TANH", b("SOFTPLUS", x[0])))
+
+
+@_operator("Gelu")
+def _gelu(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    half = b("MUL", x[0], b.float(0.5))
+    given = node.attributes.get("approximate")
+    if given is None or given.as_string() == "none":
+        inner = b("ERF", b("MUL", x[0], b.float(math.sqrt(0.5))))
+    else:
+        cube = b("MUL", b("MUL", b("MUL", x[0], x[0]), x[0]), b.float(0.044715))
+        inner = b("TANH", b("MUL", b("ADD", x[0], cube), b.float(math.sqrt(2 / math.pi))))
+    return b("MUL", half, b("ADD", inner, b.float(1)))
+
+
+def _relu_grad(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+    """The kernel of that name: [g, y] to g·[y > 0]."""
+    return b("MUL", x[0], b("AND", b("LESS", b.float(0), x[1]), b.float(1)))
+
+
+#: Operators that are written for float32 alone, whose operands all are.
+_REAL_ONLY = frozenset({"LeakyRelu", "PRelu", "HardSigmoid", "Softsign", "Mish", "Gelu"})
+
+
+def operands_of(node: ir.Node) -> list[ir.Value | None]:
+    """What `node` reads, or what that was before an Expand, where another operand is of the shape of the result."""
+    shape = dims(node.outputs[0])
+    whole = {v for v in node.inputs if v is not None and dims(v) == shape and constant(v) is None}
+    before: dict[ir.Value, ir.Value] = {}
+    for value in whole:
+        maker = value.producer()
+        given = maker.inputs[0] if maker is not None and (maker.domain, maker.op_type) == ("", "Expand") else None
+        if given is not None and dims(given) is not None:
+            before[value] = given
+    if whole <= before.keys():
+        return list(node.inputs)
+    return [None if v is None else before.get(v, v) for v in node.inputs]
+
+
+def write_steps(b: Steps, node: ir.Node) -> None:
+    """The steps of one operator.
+
+    Raises:
+        Unfit: programs do not have it, for these types.
+    """
+    if (node.domain, node.op_type) == (DOMAIN, "ReluGrad"):
+        writes: Writes | None = _relu_grad
+    else:
+        writes = _OPERATORS[node.op_type] if is_known(node) else None
+    if writes is None or len(node.outputs) != 1 or not letter(node.outputs[0]):
+        raise Unfit
+    given = operands_of(node)
+    kinds = [letter(v) for v in given]
+    alike = kinds[1:] if node.op_type == "Where" else kinds[:1] if node.op_type in ("Pow", "Clip") else kinds
+    if not alike or len(set(alike)) != 1 or (node.op_type in _REAL_ONLY and alike[0] != "F"):
+        raise Unfit
+    read = given[:1] if node.op_type in ("Pow", "Clip") else given
+    b.known[node.outputs[0]] = writes(b, node, [b.read(v, given) for v in read], alike[0])
+
+
+def is_known(node: ir.Node) -> bool:
+    """Whether programs have the operator, for some types."""
+    return node.domain == "" and node.op_type in _OPERATORS
+
+
+def is_written(node: ir.Node) -> bool:
+    """Whether programs have the operator, for its types."""
+    try:
+        write_steps(Steps(), node)
+    except Unfit:
+        return False
+    return True
