@@ -277,7 +277,8 @@ def test_other_operators_between():
 def test_equal_steps_are_one():
     """A GELU and its derivative need one erf, where two operators say so."""
     model = model_of(
-        "h = Neg(x) y = Gelu(h) u = Mul(h, root) e = Erf(u) f = Add(e, one) v = Mul(h, root) w = Mul(v, v) z = Sub(f, w)",
+        "h = Neg(x) y = Gelu(h) u = Mul(h, root) e = Erf(u) f = Add(e, one) v = Mul(h, root) w = Mul(v, v) "
+        "z = Sub(f, w)",
         "(float[N,C] x) => (float[N,C] y, float[N,C] z) <float root={0.70710678}, float one={1}>",
     )
     (call,) = groups(model)
