@@ -10,7 +10,7 @@ from onnxgrad.errors import OnnxGradError
 from onnxgrad.ir.execution_order import ordered_by
 from onnxgrad.ir.graph import prune, subgraphs
 from onnxgrad.ir.infer.inference import forget_values, infer_model
-from onnxgrad.runtime.kernels.elementwise_groups import Plan, plans
+from onnxgrad.runtime.kernels.elementwise_groups import GroupCall, plans
 from onnxgrad.runtime.kernels.elementwise_steps import DOMAIN, is_known
 from onnxgrad.runtime.kernels.open_norms import open_norms
 
@@ -78,7 +78,7 @@ def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
             yield from _graphs(body)
 
 
-def _write(graph: ir.Graph, calls: Sequence[Plan], serial: int) -> None:
+def _write(graph: ir.Graph, calls: Sequence[GroupCall], serial: int) -> None:
     """Calls in the place of what they give; what nobody reads then goes."""
     place: dict[ir.Node, float] = {node: i for i, node in enumerate(graph)}
     new: dict[ir.Value, ir.Value] = {}

@@ -46,7 +46,7 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GroupCall:
     """A call in the making: what it computes, and what is read of that elsewhere."""
 
     program: TileProgram
@@ -172,7 +172,7 @@ class _Grouping:
             group.nodes.append(node)
         return sorted(found, key=_Group.order)
 
-    def plans(self) -> list[Plan]:
+    def plans(self) -> list[GroupCall]:
         """The calls, in topological order.
 
         What rounds otherwise than ONNX Runtime's operator is not computed by both: a maximum of the one would not be
@@ -187,10 +187,10 @@ class _Grouping:
             self.once |= torn & self.called
             self.called |= torn
 
-    def _attempt(self) -> tuple[list[Plan], set[ir.Node]]:
+    def _attempt(self) -> tuple[list[GroupCall], set[ir.Node]]:
         """The calls, and what stays as it is. Groups are looked at from the last on: others give what they read."""
         self.needed = {n.outputs[0] for n in self.fitting if self._leaves(n.outputs[0])}
-        found: list[Plan] = []
+        found: list[GroupCall] = []
         left: set[ir.Node] = set()
         for group in reversed(self.groups):
             targets = [n.outputs[0] for n in group.nodes if n.outputs[0] in self.needed]
@@ -224,7 +224,7 @@ class _Grouping:
         sums: Sequence[Reduction],
         inside: set[ir.Node],
         again: set[ir.Node],
-    ) -> Plan | None:
+    ) -> GroupCall | None:
         """The call for a group; None if it gains nothing, or does not fit into a program."""
         nodes = sorted(inside | again, key=self.place.__getitem__)
         known = [d for d in group.shape if isinstance(d, int)]
@@ -238,7 +238,7 @@ class _Grouping:
         summed = [r.source for r in sums if r.source not in targets]
         for given, ends in (([*targets], sums), ([*targets, *dict.fromkeys(summed)], ())):
             with contextlib.suppress(Unfit):
-                return Plan(compiled(nodes, given, group.shape, ends), nodes)
+                return GroupCall(compiled(nodes, given, group.shape, ends), nodes)
         return None
 
     # --- what is computed again -----------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ class _Grouping:
         return False
 
 
-def plans(graph: ir.Graph) -> list[Plan]:
+def plans(graph: ir.Graph) -> list[GroupCall]:
     """The calls that take the place of elementwise operators of `graph`, in topological order."""
     grouping = _Grouping(graph)
     return grouping.plans() if grouping.fitting else []
