@@ -257,3 +257,37 @@ def test_what_reads_the_channels_of_other_groups_is_refused(tmp_path):
         peft.get_peft_model(Fused().eval(), settings).save_pretrained(tmp_path / "a")
     with pytest.raises(BadInput, match="a convolution with 3 groups, where an adapter reads those of its group"):
         load_adapter(tmp_path / "fused.onnx", tmp_path / "a")
+
+
+class Tied(torch.nn.Module):
+    """Scores of words by the matrix that embeds them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.words = torch.nn.Embedding(20, 12)
+        self.head = torch.nn.Linear(12, 20, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.words(ids))).mean(1)
+
+
+def test_a_tied_matrix_of_which_the_exporter_makes_two_has_two_modules(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(Tied().eval(), (torch.from_numpy(IDS),), tmp_path / "tied.onnx", input_names=["ids"],
+                          output_names=["scores"], dynamo=True, opset_version=18)  # fmt: skip
+    asked = LoRA(rank=2, targets="all")
+    trainer = Trainer(tmp_path / "tied.onnx", loss="cross_entropy", learning_rate=0.05, adapter=asked)
+    trainer.fit({"ids": IDS, "labels": np.arange(4)}, epochs=5, batch_size=4)
+    trainer.save_adapter(tmp_path / "a")
+    settings = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    assert settings["target_modules"] == ["head", "words"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = peft.PeftModel.from_pretrained(Tied().eval(), str(tmp_path / "a"))
+    np.testing.assert_allclose(scores(trainer.inference_model()), of_peft(model), rtol=0, atol=1e-5)
+    model.save_pretrained(tmp_path / "b")
+    back = load_adapter(tmp_path / "tied.onnx", tmp_path / "b", merge=True)
+    np.testing.assert_allclose(scores(back), of_peft(model), rtol=0, atol=1e-5)

@@ -87,7 +87,7 @@ def _check(target: Target, record: Record, graph: ir.Graph) -> None:
     if record.form == DORA:
         why = (
             "stored as integers" if weight.quantized
-            else f"{len(weight.shape) - 2} axes of matrices" if weight.kind == LINEAR and len(weight.shape) > 2
+            else "a stack of matrices" if weight.kind == LINEAR and len(weight.shape) > 2
             else "read from both sides" if turned
             else ""
         )  # fmt: skip

@@ -7,6 +7,7 @@ if each of them is a site: then all of them are, with the same factors, and the 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -60,6 +61,7 @@ class Weight:
         dtype: of what they read.
         quantized: it is an integer tensor, dequantized on the way, so that no adapter can be merged into it.
         packed: the shape of the matrix that the integers of a MatMulNBits stand for.
+        is_tied: another weight belongs to the module that this one is named after.
     """
 
     value: ir.Value
@@ -68,6 +70,7 @@ class Weight:
     sites: list[Site] = field(default_factory=list)
     quantized: bool = False
     packed: tuple[int, int] | None = None
+    is_tied: bool = False
 
     @property
     def name(self) -> str:
@@ -108,7 +111,7 @@ class Weight:
     @property
     def module(self) -> str:
         """The module of the exported model that it belongs to, as ``model.layers.0.self_attn.q_proj``."""
-        if self.name.endswith(".weight") and "::" not in self.name:
+        if self.name.endswith(".weight") and "::" not in self.name and not self.is_tied:
             return self.name.removesuffix(".weight")
         node = self.sites[0].node
         scopes = [s for s in re.findall(r"'([^']*)'", node.metadata_props.get(_SCOPES, "")) if s]
@@ -136,7 +139,11 @@ def weights(graph: ir.Graph) -> dict[str, Weight]:
                 found.pop(value.name or "", None)
             else:
                 found[weight.name] = weight
-    return {n: w for n, w in found.items() if set(_readers(w.value)) == {(s.node, s.at) for s in w.sites}}
+    fit = {n: w for n, w in found.items() if set(_readers(w.value)) == {(s.node, s.at) for s in w.sites}}
+    several = Counter(w.module for w in fit.values())
+    for weight in fit.values():  # an exporter that turns a tied matrix once for all writes two, with one name
+        weight.is_tied = several[weight.module] > 1
+    return fit
 
 
 def _operands(node: ir.Node) -> tuple[int, ...]:
