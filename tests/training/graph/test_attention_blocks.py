@@ -41,6 +41,7 @@ BETWEEN = {
         node("Add", ["s", "window"], ["m"]), node("Softmax", ["m"], ["q_"], axis=-1), node("IsNaN", ["q_"], ["lost"]),
         node("Where", ["lost", "nil", "q_"], ["p"]),
     ],
+    "added": [node("Add", ["s", "lowest_mask"], ["m"]), node("Softmax", ["m"], ["p"])],  # scores are lost in it
     "lowest": [node("Where", ["window_seen", "s", "lowest"], ["m"]), node("Softmax", ["m"], ["p"], axis=-1)],
     "far": [node("Where", ["far", "faraway", "s"], ["m"]), node("Softmax", ["m"], ["p"], axis=-1)],
     "faint": [node("Add", ["s", "faint"], ["m"]), node("Softmax", ["m"], ["p"])],  # which hides nothing
@@ -85,7 +86,8 @@ def layer(kind, length, dtype=np.float64, **attributes):
         "slopes": rng.standard_normal((HEADS, 1, 1)).astype(dtype), "window_seen": window(known) > 0,
         "of_keys": rng.standard_normal((HEADS, 1, known)).astype(dtype), "faraway": np.array(-1e4, dtype),
         "of_queries": rng.standard_normal((1, HEADS, known, 1)).astype(dtype), "far": window(known) == 0,
-        "lowest": np.array(np.finfo(dtype).min, dtype), "faint": (12 * (window(known) - 1)).astype(dtype),
+        "lowest": np.array(np.finfo(dtype).min, dtype),
+        "lowest_mask": np.where(window(known), 0, max(np.finfo(np.float32).min, np.finfo(dtype).min)).astype(dtype), "faint": (12 * (window(known) - 1)).astype(dtype),
         "on": np.array(True), "keys_mask": np.linspace(0, 1, known).astype(dtype).reshape(1, 1, 1, -1),
     }  # fmt: skip
     nodes = []
@@ -113,8 +115,8 @@ def layer(kind, length, dtype=np.float64, **attributes):
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
 
 
-def compiled(model, rows):
-    training = attach(model, loss="mse", output="y", optimizer="sgd", learning_rate=1.0)
+def compiled(model, rows, rate=1.0):
+    training = attach(model, loss="mse", output="y", optimizer="sgd", learning_rate=rate)
     return compile_step(training, attention_rows=rows)
 
 
@@ -122,10 +124,11 @@ def scans(step):
     return [n for n in step.model.graph if n.op_type == "Scan"]
 
 
-def stepped(step, dtype=np.float64, target="portable", length=13):
+def stepped(step, dtype=np.float64, target="portable", length=13, drawn=None):
     """The loss, and by how much a step moves each weight."""
     rng = np.random.default_rng(1)
-    feeds = {n: rng.standard_normal((2, length, HEADS * WIDTH)).astype(dtype) for n in ("x", "labels")}
+    shape = (2, length, HEADS * WIDTH)
+    feeds = {n: rng.standard_normal(shape).astype(drawn or dtype).astype(dtype) for n in ("x", "labels")}
     runner = StepRunner(step, options=Options(threads=1, target=target))
     before = runner.state()
     return {"loss": runner.step(feeds)["loss"]} | {n: before[n] - a for n, a in runner.state().items()}
@@ -151,6 +154,29 @@ def test_gradients_are_those_of_all_scores_at_once(kind, length, rows, keys, mon
     found = stepped(blocks)
     for name, array in stepped(whole).items():
         np.testing.assert_allclose(found[name], array, rtol=1e-9, atol=1e-13, err_msg=name)
+
+
+#: So large a rate that of a weight in float32, which a step moves by rate times gradient, no digit is seen in that.
+FAR = 2.0**30
+
+
+@pytest.mark.parametrize("target", ["portable", pytest.param("native", marks=needs_compiler)])
+@pytest.mark.parametrize("kind", ["mask", "causal", "lowest", "added"])
+def test_gradients_in_float32_are_near_to_float64(kind, target, monkeypatch):
+    """Also where large finite masks hide keys, or all keys from some queries; and where softmaxes are sharp."""
+    monkeypatch.setattr(attention_blocks, "KEYS", 40)
+    found = {}
+    for name, rows, dtype in (("true", 0, np.float64), ("whole", 0, np.float32), ("blocks", 32, np.float32)):
+        model = layer(kind, 96, dtype)
+        for t in model.graph.initializer:
+            if t.name == "scale":
+                t.CopyFrom(numpy_helper.from_array(np.array(3, dtype), t.name))
+        step = compiled(model, rows, FAR)
+        target_of = "portable" if dtype == np.float64 else target
+        found[name] = stepped(step, dtype, target_of, length=96, drawn=np.float32)
+    for name, true in found["true"].items():
+        whole, blocks = (np.abs(found[how][name] - true).max() / np.abs(true).max() for how in ("whole", "blocks"))
+        assert max(whole, blocks) < 5e-6, (name, whole, blocks)
 
 
 def test_products_in_16_bits_stay_in_16_bits(monkeypatch):

@@ -62,10 +62,13 @@ def exported(name, kind, how, path):
 @pytest.mark.parametrize("kind", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_attention_of_a_decoder_is_found(name, kind, how, tmp_path, monkeypatch):
-    """Its gradients are those of all scores at once, also where padding comes first and hides all from queries."""
+    """Its gradients are those of all scores at once, also where padding comes first and hides all from queries.
+
+    They are read off weights that a step moves far: of one that it moves by 1e-4, float32 shows three digits of that.
+    """
     monkeypatch.setattr(attention_blocks, "KEYS", 16)
     training = attach(exported(name, kind, how, tmp_path / "m.onnx"), loss="cross_entropy", optimizer="sgd",
-                      learning_rate=1.0)  # fmt: skip
+                      learning_rate=2.0**24)  # fmt: skip
     plain, blocks = (compile_step(training, attention_rows=rows) for rows in (0, 20))
     assert sum(n.op_type == "Scan" for n in blocks.model.graph) == 2 * LAYERS
     kernels = [n.op_type for n in with_kernels(plain.model).graph]
@@ -82,4 +85,4 @@ def test_attention_of_a_decoder_is_found(name, kind, how, tmp_path, monkeypatch)
         moved.append({n: a - before[n] for n, a in runner.state().items()})
     for name, array in moved[0].items():
         for other in moved[1:]:
-            np.testing.assert_allclose(other[name], array, atol=1e-4 * np.abs(array).max() + 1e-7, err_msg=name)
+            np.testing.assert_allclose(other[name], array, rtol=0, atol=2e-6 * np.abs(array).max(), err_msg=name)

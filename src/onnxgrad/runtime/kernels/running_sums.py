@@ -73,12 +73,9 @@ def _sizes(initial: ir.Value | None) -> ir.Value | None:
     node = None if initial is None else initial.producer()
     if node is None or node.op_type != "Expand" or node.domain != "" or node.inputs[0] is None:
         return None
-    tensor = ir.convenience.get_const_tensor(node.inputs[0])
-    return (
-        node.inputs[1]
-        if tensor is not None and not node.inputs[0].is_graph_input() and not tensor.numpy().any()
-        else None
-    )
+    given = node.inputs[0]
+    tensor = None if given.is_graph_input() else ir.convenience.get_const_tensor(given)
+    return None if tensor is None or tensor.numpy().any() else node.inputs[1]
 
 
 def _write(graph: ir.Graph, scan: ir.Node, body: ir.Graph, i: int, names: Names) -> None:
