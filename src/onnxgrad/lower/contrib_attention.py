@@ -335,11 +335,11 @@ def _cached(b: Builder, past: Var | None, new: Var, before: Var, total: Var) -> 
 
 def _seen(b: Builder, node: ir.Node, k: Var, places: Var, ends: Var) -> Var:
     """Whether a token sees a key: [B, 1, S, T]."""
-    keys, at = b.Unsqueeze(_range(b, k, 2), [0, 1]), b.Unsqueeze(places, [2])
-    seen = b.Less(keys, b.Unsqueeze(ends, [2]))
+    keys, at = b.Unsqueeze(_range(b, k, 2), [0, 1, 2]), b.Unsqueeze(places, [1, 3])
+    seen = b.Less(keys, b.Unsqueeze(ends, [1, 3]))
     if attribute(node, "causal", 1):
         seen = b.And(seen, b.LessOrEqual(keys, at))
     window = attribute(node, "local_window_size", -1)
     if window > 0:
         seen = b.And(seen, b.Greater(keys, b.Sub(at, b.const(window))))
-    return b.Unsqueeze(seen, [1])
+    return seen

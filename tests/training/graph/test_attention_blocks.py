@@ -64,6 +64,10 @@ BETWEEN = {
 }  # fmt: skip
 
 
+#: What masks have for keys that are hidden.
+LOWEST = {t: max(np.finfo(t).min, np.finfo(np.float32).min) for t in (np.float16, np.float32, np.float64)}
+
+
 def window(length):
     """1 for keys near a query, but for queries 5 to 7, which see nothing."""
     near = np.abs(np.subtract.outer(np.arange(length), np.arange(length))) < 3
@@ -86,8 +90,9 @@ def layer(kind, length, dtype=np.float64, **attributes):
         "slopes": rng.standard_normal((HEADS, 1, 1)).astype(dtype), "window_seen": window(known) > 0,
         "of_keys": rng.standard_normal((HEADS, 1, known)).astype(dtype), "faraway": np.array(-1e4, dtype),
         "of_queries": rng.standard_normal((1, HEADS, known, 1)).astype(dtype), "far": window(known) == 0,
-        "lowest": np.array(np.finfo(dtype).min, dtype),
-        "lowest_mask": np.where(window(known), 0, max(np.finfo(np.float32).min, np.finfo(dtype).min)).astype(dtype), "faint": (12 * (window(known) - 1)).astype(dtype),
+        "lowest": np.array(LOWEST[dtype], dtype),
+        "lowest_mask": np.where(window(known), 0, LOWEST[dtype]).astype(dtype),
+        "faint": (12 * (window(known) - 1)).astype(dtype),
         "on": np.array(True), "keys_mask": np.linspace(0, 1, known).astype(dtype).reshape(1, 1, 1, -1),
     }  # fmt: skip
     nodes = []
@@ -225,6 +230,42 @@ def test_heads_that_share_keys(attributes, monkeypatch):
         results.append(runner.state())
     for name, array in results[0].items():
         np.testing.assert_allclose(results[1][name], array, rtol=1e-9, atol=1e-13, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"local_window_size": 4}, {"softcap": 1.5}, {"do_rotary": 1}, {"smooth_softmax": 1}], ids=str
+)
+def test_group_query_attention(more, monkeypatch):
+    """Four heads of queries on two of keys, of sequences of 13 and 9 tokens; with a sink, it stays as it is."""
+    monkeypatch.setattr(attention_blocks, "KEYS", 5)
+    rng = np.random.default_rng(0)
+    weights = {f"w{c}": rng.standard_normal((12, 32 if c == "q" else 16)) for c in "qkv"}
+    weights = {n: a.astype(np.float32) for n, a in weights.items()} | {
+        "ends": np.array([12, 8], np.int32), "total": np.array(13, np.int32),
+    }  # fmt: skip
+    angles = np.outer(np.arange(16), 0.5 ** np.arange(4)).astype(np.float32)
+    turned = {"cos": np.cos(angles), "sin": np.sin(angles)} if "do_rotary" in more else {}
+    names = ["q", "k", "v", "", "", "ends", "total", *turned]
+    nodes = [node("MatMul", ["x", f"w{c}"], [c]) for c in "qkv"]
+    nodes += [node("GroupQueryAttention", names, ["y"], domain="com.microsoft", num_heads=4, kv_num_heads=2, **more)]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 13, d]) for n, d in (("x", 12), ("y", 32))]
+    held = [numpy_helper.from_array(a, n) for n, a in (weights | turned).items()]
+    domains = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph(nodes, "fused", ends[:1], ends[1:], held)
+    model = helper.make_model(graph, opset_imports=domains, ir_version=10)
+    results = []
+    for rows in (0, 4):
+        training = attach(model, loss="mse", trainable=["wq", "wk", "wv"], optimizer="sgd", learning_rate=1.0)
+        step = compile_step(training, attention_rows=rows)
+        assert len(scans(step)) == (2 if rows and "smooth_softmax" not in more else 0)
+        rng = np.random.default_rng(1)
+        runner = StepRunner(step, options=Options(threads=1, target="portable"))
+        feeds = {n: rng.standard_normal((2, 13, d)).astype(np.float32) for n, d in (("x", 12), ("labels", 32))}
+        before = runner.state()
+        runner.step(feeds)
+        results.append({n: before[n] - a for n, a in runner.state().items()})
+    for name, array in results[0].items():
+        np.testing.assert_allclose(results[1][name], array, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("unidirectional", [0, 1])

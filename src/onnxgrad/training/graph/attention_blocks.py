@@ -27,7 +27,7 @@ MANY, MANY_FOR_KERNEL = 1024, 8192
 QUERIES, KEYS = 512, 256
 
 #: Operators that are attention, by domain.
-_WHOLE = {"": ("Attention",), "com.microsoft": ("Attention", "MultiHeadAttention")}
+_WHOLE = {"": ("Attention",), "com.microsoft": ("Attention", "MultiHeadAttention", "GroupQueryAttention")}
 
 #: What goes element by element between the first product and the softmax, and in masks.
 _BY_ELEMENT = frozenset([
