@@ -3,8 +3,9 @@
     python -m benchmarks.adapters
     python -m benchmarks.adapters reviews   # the model and the sentences of `onnxgrad demo reviews`
 
-A process that trains all weights and one that trains adapters of rank 8 around attention, in turns: the CPU time of a
-step on one thread (median), and the largest memory of the process. Needs torch and transformers.
+A process that trains all weights and one for each form of adapters, of rank 8 around attention, in turns: the CPU
+time of a step on one thread (median), and the largest memory of the process; at the end their ratios to those of all
+weights, medians over the turns. Needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -18,17 +19,21 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from pathlib import Path
 
 import numpy as np
 
-ROWS, TIME, WORDS, STEPS = 8, 64, 8000, 10
+ROWS, TIME, WORDS, STEPS, TURNS = 8, 64, 8000, 10, 2
+FORMS = ("all", "LoRA", "DoRA", "VeRA 8", "VeRA 256")
 REVIEWS = "reviews"
 
 
 def export(path: Path) -> None:
     """Six layers of width 384 with random weights, input_ids → logits. For a process of its own: memory is measured."""
     import torch
+
+    sys.modules["torchvision._meta_registrations"] = types.ModuleType("none")  # torchvision may be of another build
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -66,18 +71,22 @@ def encoder() -> tuple[object, dict[str, np.ndarray], dict[str, object]]:
     return with_head(reviews.MODEL.path(), 2, of=reviews.POOLED), batch, TASKS["reviews"].adapted
 
 
-def measure(path: Path, adapted: bool) -> dict[str, float]:
+def measure(path: Path, form: str) -> dict[str, float]:
     """What a few steps take, in this process."""
-    from onnxgrad import LoRA, Options, Trainer
+    from onnxgrad import LoRA, Options, Trainer, VeRA
 
     ids = np.random.default_rng(0).integers(0, WORDS, (ROWS, TIME + 1))
     model, batch, also = path, {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}, {}
     if path.name == REVIEWS:
         model, batch, also = encoder()
     axis = 1 if path.name == REVIEWS else -1
+    targets = {k: v for k, v in also.items() if k != "learning_rate"}
+    kind, _, rank = form.partition(" ")
+    forms = {"all": None, "VeRA": VeRA(rank=int(rank or 8), **targets)}
+    forms |= {name: LoRA(rank=8, dora=name == "DoRA", **targets) for name in ("LoRA", "DoRA")}
     trainer = Trainer(
         model, loss=f"cross_entropy:axis={axis}", optimizer="adamw", learning_rate=1e-4, options=Options(threads=1),
-        adapter=LoRA(rank=8, **{k: v for k, v in also.items() if k != "learning_rate"}) if adapted else None,
+        adapter=forms[kind],
     )  # fmt: skip
     seconds = []
     for _ in range(STEPS):
@@ -101,18 +110,23 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.of:
         path, kind = Path(asked.of[0]), asked.of[1]
-        print(export(path) if kind == "export" else json.dumps(measure(path, kind == "adapters")))
+        print(export(path) if kind == "export" else json.dumps(measure(path, kind)))
         return
+    taken: dict[str, list[dict[str, float]]] = {form: [] for form in FORMS}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / (REVIEWS if asked.model else "decoder.onnx")
-        for kind in (() if asked.model else ("export",)) + ("all", "adapters") * 2:
+        for kind in (() if asked.model else ("export",)) + FORMS * TURNS:
             line = [sys.executable, "-m", "benchmarks.adapters", "--of", str(path), kind]
             one = os.environ | {"OMP_NUM_THREADS": "1"}
             told = subprocess.run(line, env=one, capture_output=True, check=True, text=True).stdout
             if kind == "export":
                 continue
             found = json.loads(told)
+            taken[kind].append(found)
             print(f"{kind:<9}", "  ".join(f"{what}: {number:,.4g}" for what, number in found.items()), flush=True)
+    for kind, turns in taken.items():
+        ratios = (statistics.median(t[k] / a[k] for t, a in zip(turns, taken["all"])) for k in ("step s", "peak MB"))
+        print(f"{kind:<9}", "of the time and the memory of all weights: {:.2f}, {:.2f}".format(*ratios))
 
 
 if __name__ == "__main__":
