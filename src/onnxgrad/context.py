@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 Operator = tuple[str, str]  # domain, operator or function
@@ -63,7 +63,7 @@ def current() -> Context:
 @contextmanager
 def changed(**fields: Any) -> Iterator[None]:
     """Within the ``with`` block, `fields` of the record have these values."""
-    token = _current.set(replace(current(), **fields))
+    token = _current.set(Context(**(vars(current()) | fields)))
     try:
         yield
     finally:

@@ -14,8 +14,8 @@ import onnx_ir as ir
 from onnxgrad.engine.activity import active_values, is_differentiable, on_path, rule_of
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import captured, free, reach, reads
-from onnxgrad.ir.subgraphs import copy_of
 from onnxgrad.rules.op import Op
 
 
@@ -42,6 +42,8 @@ class Iteration:
     count: int
     ins: list[ScanAxis] = field(default_factory=list)
     outs: list[ScanAxis] = field(default_factory=list)
+    #: of a copy, what its values are copies of
+    originals: dict[ir.Value, ir.Value] = field(default_factory=dict)
 
     @classmethod
     def of(cls, node: ir.Node) -> Iteration:
@@ -64,8 +66,11 @@ class Iteration:
 
     def copy(self, builder: Builder) -> tuple[Builder, Iteration]:
         """The same iteration with a copy of the body, and a builder for it."""
-        inner, body = copy_of(builder, self.body)
-        return inner, Iteration(self.node, body, self.lead, self.head, self.count, list(self.ins), list(self.outs))
+        copies = Copies({}, builder.names, builder.noting)
+        body = copies.graph(self.body)
+        held = Iteration(self.node, body, self.lead, self.head, self.count, list(self.ins), list(self.outs))
+        held.originals = {new: old for old, new in copies.values.items()}
+        return builder.nested(body), held
 
     @property
     def initial(self) -> list[ir.Value]:

@@ -62,7 +62,7 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     at_hand: dict[ir.Value, StepInput] = {}
     if save_policy(op.node) is SavePolicy.RESIDUALS:
         primal = list(itertools.takewhile(lambda n: n is not border, body))
-        columns = stack_saved(op, b, primal, list(body.outputs), [s.value for s in steps])
+        columns = stack_saved(op, b, it.originals, primal, list(body.outputs), [s.value for s in steps])
         instead = {v: c.inner for v, c in columns.items()}
         backs = [Var(b, instead.get(g.value, g.value)) for g in backs]
         found = {v: Var(b, instead.get(g.value, g.value)) for v, g in found.items()}

@@ -104,7 +104,8 @@ class Backwards:
         if not columns:  # a Scan takes its number of steps from what it reads
             unread = formal(self.b, it.body.inputs[0 if it.lead else it.count], "unread").value
             columns = [StepInput(unread, it.scanned[0] if it.scanned else None, (*it.ins, ScanAxis())[0].turned())]
-        steps = self.steps() if it.lead else None
+        certain = not it.lead or _at_least_once(self.op.node)
+        steps = None if certain and all(c.outer is not None for c in columns) else self.steps()
         pieces = [(o.Range(0, steps, 1).value if c.outer is None else c.outer, c.slot) for c in columns]
         self.graph.inputs.clear()
         self.graph.inputs.extend([*(v.value for v in self.carried), *(c.inner for c in columns)])
@@ -114,8 +115,9 @@ class Backwards:
             results = scan(w, self.graph, first, [(Var(w, x), slot) for x, slot in pieces], self.outs)
             return [*results[: len(first)], *self.closing(w, results[len(first) :])]
 
-        if steps is None or _at_least_once(self.op.node):
+        if certain:
             return emit(o)
+        assert steps is not None
         return _unless_none(o, steps, emit, self.initial, [Var(o, v) for v in self.instead])
 
     # --- as a Loop ---------------------------------------------------------------------------------

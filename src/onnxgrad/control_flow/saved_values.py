@@ -7,7 +7,7 @@ input): stacking it would copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -26,13 +26,19 @@ _PICKED = _SHAPED | {"Gather", "Slice", "Cast", "CastLike", "Shape", "Expand", "
 
 
 def stack_saved(
-    op: Op, b: Builder, primal: Sequence[ir.Node], ends: Sequence[ir.Value], results: Iterable[ir.Value]
+    op: Op,
+    b: Builder,
+    originals: Mapping[ir.Value, ir.Value],
+    primal: Sequence[ir.Node],
+    ends: Sequence[ir.Value],
+    results: Iterable[ir.Value],
 ) -> dict[ir.Value, StepInput]:
     """Have the primal iteration stack the values of `primal` that `results` need; these then read columns.
 
     Args:
         op: the primal iteration.
         b: writes into a copy of its body, of which `primal` are the nodes, and `ends` the outputs.
+        originals: what the values of the copy are copies of.
         primal: the nodes of the copy before the backward pass was appended.
         ends: the outputs of the copy.
         results: the results of the backward pass.
@@ -48,11 +54,15 @@ def stack_saved(
     stacked = [v for v in given if it.outs[given[v] - it.count] == ScanAxis() and op.node.outputs[given[v]].name]
     places = {v: given[v] for v in values if v in stacked}
     new = [v for v in values if v not in places]
-    b.graph.outputs.clear()
-    b.graph.outputs.extend([*ends, *new])
-    inner, body = copy_of(op.builder, b.graph)
-    b.graph.outputs.clear()
-    give(inner, list(body.outputs))
+    if all(v in originals for v in new):
+        body = it.body
+        give(op.builder.nested(body), [*body.outputs, *(originals[v] for v in new)])
+    else:  # some are of what was written in the place of a node
+        b.graph.outputs.clear()
+        b.graph.outputs.extend([*ends, *new])
+        inner, body = copy_of(op.builder, b.graph)
+        b.graph.outputs.clear()
+        give(inner, list(body.outputs))
     for out, like in zip(body.outputs, [*ends, *new]):
         out.type, out.shape = out.type or like.type, like.shape if out.shape is None else out.shape
     op.node.attributes["body"] = ir.AttrGraph("body", body)

@@ -11,6 +11,7 @@ from onnxgrad.errors import NoDerivative, NoRule, NotDifferentiable
 from onnxgrad.ir.builder import FLOATS, Builder
 from onnxgrad.ir.graph import captured, reads
 from onnxgrad.ir.names import described
+from onnxgrad.ir.notes import notes, properties
 from onnxgrad.lower import expand
 from onnxgrad.lower.registry import lowering_for
 from onnxgrad.rules.registry import registry
@@ -22,10 +23,10 @@ CONSTANT = "onnxgrad.constant"
 
 def rule_of(node: ir.Node, builder: Builder) -> Rule | None:
     """The rule that applies to `node` at the opset of the model: its own, if it brings one."""
-    if CONSTANT in node.metadata_props:
-        return Zero(node.metadata_props[CONSTANT])
-    if (own := node.meta.get(OWN)) is not None:
-        return own
+    if (said := properties(node)) and CONSTANT in said:
+        return Zero(said[CONSTANT])
+    if (held := notes(node)) and OWN in held:
+        return held[OWN]
     functions = builder.functions
     if functions is not None and node in functions:
         return registry.custom(node.domain, node.op_type) or functions.rule

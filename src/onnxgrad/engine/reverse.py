@@ -6,8 +6,7 @@ checks what comes back, and accumulates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -78,19 +77,28 @@ def pull_back(
     return summed(found)
 
 
-@contextmanager
-def telling(node: ir.Node) -> Iterator[None]:
+class telling:  # noqa: N801  (it reads like a function)
     """Have every error that a rule raises inside the ``with`` block name `node`."""
-    try:
-        yield
-    except NotDifferentiable as e:
-        raise type(e)(f"{described(node)}: {e}") from e
-    except MemoryError as e:
-        raise NotDifferentiable(
-            f"{described(node)}: its derivative takes more memory than there is to write down"
-        ) from e
-    except (RuleError, AssertionError, AttributeError, TypeError, ValueError, IndexError, KeyError) as e:
-        raise RuleError(f"the rule failed on {described(node)}: {type(e).__name__}: {e}") from e
+
+    def __init__(self, node: ir.Node) -> None:
+        self.node = node
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, e: BaseException | None, trace: object) -> None:
+        if isinstance(e, NotDifferentiable):
+            raise type(e)(f"{described(self.node)}: {e}") from e
+        if isinstance(e, MemoryError):
+            raise NotDifferentiable(
+                f"{described(self.node)}: its derivative takes more memory than there is to write down"
+            ) from e
+        if isinstance(e, _FAILURES):
+            raise RuleError(f"the rule failed on {described(self.node)}: {type(e).__name__}: {e}") from e
+
+
+#: What a rule raises that fails.
+_FAILURES = (RuleError, AssertionError, AttributeError, TypeError, ValueError, IndexError, KeyError)
 
 
 def summed(cotangents: Iterable[tuple[ir.Value, Var]]) -> dict[ir.Value, Var]:
@@ -98,7 +106,7 @@ def summed(cotangents: Iterable[tuple[ir.Value, Var]]) -> dict[ir.Value, Var]:
     terms: dict[ir.Value, list[Var]] = {}
     for value, g in cotangents:
         terms.setdefault(value, []).append(g)
-    return {value: add(gs) for value, gs in terms.items()}
+    return {value: add(gs) if len(gs) > 1 else gs[0] for value, gs in terms.items()}
 
 
 def _check(node: ir.Node, x: Var, g: Var) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgrad.ir.notes import notes
+
 _KEY = "onnxgrad.aliases"
 
 
 def known_as(value: ir.Value) -> tuple[str, ...]:
     """All names of `value`, the present one first."""
-    return tuple(dict.fromkeys([*([value.name] if value.name else ()), *value.meta.get(_KEY, ())]))
+    held = notes(value)
+    before = held.get(_KEY, ()) if held else ()
+    return tuple(dict.fromkeys([value.name, *before] if value.name else before))
 
 
 def follow(new: ir.Value, old: tuple[str, ...]) -> None:

@@ -208,11 +208,11 @@ class Builder:
         array = np.asarray(array)
         if dtype is not None:
             array = array.astype(dtype.numpy())
-        key = (array.dtype.str, str(array.dtype), array.shape, array.tobytes())
+        key = (array.dtype, array.shape, array.tobytes())
         found = self._constants.get(key)
         if found is None or self.graph.initializers.get(found.name) is not found.value:  # or it was pruned
             name = self.names.fresh("const")
-            tensor = ir.tensor(array, dtype=dtype, name=name)
+            tensor = ir.Tensor(array, dtype, name=name)
             value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape))
             value.type = ir.TensorType(tensor.dtype)
             self.graph.register_initializer(value)

@@ -22,6 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.exact import exact
+from onnxgrad.ir.notes import notes, properties
 
 _KEY = "onnxgrad.part"
 
@@ -78,7 +79,8 @@ def named_parts(graph: ir.Graph) -> Iterator[Part]:
     """
     seen: set[int] = set()
     for node in graph:
-        part = node.meta.get(_KEY)
+        held = notes(node)
+        part = held.get(_KEY) if held else None
         if part is not None and id(part) not in seen:
             seen.add(id(part))
             yield part
@@ -116,7 +118,8 @@ def read_notes(graph: ir.Graph, find: Callable[[str], ir.Value | None], written:
     """
     read: dict[str, Part | None] = {}
     for node in graph:
-        text = node.metadata_props.pop(_KEY, None)
+        held = properties(node)
+        text = held.pop(_KEY, None) if held else None
         if text is None:
             continue
         if text not in read:

@@ -73,7 +73,7 @@ def rename_inside(graph: ir.Graph, names: Names) -> None:
     for g in scopes(graph):
         for value in g.initializers.values():
             if value.const_value is not None:  # a value renames its tensor, which copies of a graph share
-                value.const_value = _own(value.const_value)
+                value.const_value = own_tensor(value.const_value)
         for value in [*g.inputs, *g.initializers.values(), *(v for node in g for v in node.outputs)]:
             if value.name:
                 follow(value, known_as(value))
@@ -83,7 +83,7 @@ def rename_inside(graph: ir.Graph, names: Names) -> None:
                 node.name = names.fresh(node.name)
 
 
-def _own(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+def own_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     """The same data under a name that can be changed by itself."""
     if isinstance(tensor, (ir.Tensor, ir.ExternalTensor)):
         return copy.copy(tensor)

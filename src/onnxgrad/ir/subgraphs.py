@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import Builder, Var
+from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import prune
-from onnxgrad.ir.names import Names, rename_inside
+from onnxgrad.ir.names import Names
 
 
 def copy_of(builder: Builder, graph: ir.Graph) -> tuple[Builder, ir.Graph]:
     """A copy of a graph inside a node, with names of its own, and a builder that writes into it."""
-    copy = graph.clone(allow_outer_scope_values=True)
-    rename_inside(copy, builder.names)
+    copy = Copies({}, builder.names, builder.noting).graph(graph)
     return builder.nested(copy), copy
 
 
@@ -92,23 +92,4 @@ def rewired(attribute: ir.Attr, values: Mapping[ir.Value, ir.Value], names: Name
         values: what is read instead, by what is read now.
         names: the pool that new names of what the copies define are from; without it, they keep theirs.
     """
-    if attribute.type == ir.AttributeType.GRAPH:
-        return ir.AttrGraph(attribute.name, _rewired(attribute.as_graph(), values, names))
-    if attribute.type == ir.AttributeType.GRAPHS:
-        return ir.AttrGraphs(attribute.name, [_rewired(g, values, names) for g in attribute.as_graphs()])
-    return attribute
-
-
-def _rewired(graph: ir.Graph, values: Mapping[ir.Value, ir.Value], names: Names | None) -> ir.Graph:
-    copy = graph.clone(allow_outer_scope_values=True)
-    if names is not None:
-        rename_inside(copy, names)
-    for g in (copy, *copy.subgraphs()):
-        for node in g:
-            for i, value in enumerate(node.inputs):
-                if value is not None and value in values:
-                    node.replace_input_with(i, values[value])
-        for i, value in enumerate(g.outputs):
-            if value in values:
-                g.outputs[i] = values[value]
-    return copy
+    return Copies(values, names).attribute(attribute)

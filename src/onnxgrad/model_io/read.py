@@ -19,7 +19,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.files import open_ordinary
 from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.names import described
-from onnxgrad.model_io.checks.declared_sizes import check_strings, check_tensors
+from onnxgrad.model_io.checks.declared_sizes import check_message
 from onnxgrad.model_io.external_data import settle_external
 from onnxgrad.model_io.map_outputs import without_maps
 
@@ -63,8 +63,7 @@ def _check(proto: onnx.ModelProto, what: str) -> None:
     for opset in (*proto.opset_import, *(o for f in proto.functions for o in f.opset_import)):
         if not 0 < opset.version < 2**31:
             raise BadInput(f"{what} is not a valid ONNX model: it imports opset {opset.version}")
-    check_strings(proto, what)
-    check_tensors(proto, what)
+    check_message(proto, what)
 
 
 def _read(proto: onnx.ModelProto, what: str) -> ir.Model:

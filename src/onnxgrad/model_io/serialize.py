@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.ir.notes import properties
 from onnxgrad.model_io.read import ANNOTATED
 
 
@@ -23,7 +24,7 @@ def serialize(model: ir.Model) -> onnx.ModelProto:
     graph = model.graph
     shell = copy.copy(model)
     shell.graph = ir.Graph((), (), nodes=(), opset_imports=graph.opset_imports)
-    proto = ir.to_proto(shell)
+    proto = ir.serde.serialize_model(shell)
     _Writer(model.ir_version).graph(proto.graph, graph)
     return proto
 
@@ -33,7 +34,7 @@ def _tag(message: type, field: str) -> bytes:
     return bytes([message.DESCRIPTOR.fields_by_name[field].number << 3 | 2])  # type: ignore[attr-defined]
 
 
-_NODE, _VALUE_INFO = (_tag(onnx.GraphProto, field) for field in ("node", "value_info"))
+_NODE, _VALUE_INFO, _IN, _OUT = (_tag(onnx.GraphProto, field) for field in ("node", "value_info", "input", "output"))
 _INPUT, _OUTPUT, _NAME, _OP_TYPE, _ATTRIBUTE, _DOMAIN = (
     _tag(onnx.NodeProto, field) for field in ("input", "output", "name", "op_type", "attribute", "domain")
 )
@@ -74,7 +75,8 @@ class _Writer:
     def __init__(self, ir_version: int) -> None:
         self.ir_version = ir_version
         self._texts = _Texts()
-        self._types: dict[tuple[int, ir.DataType], bytes] = {}
+        self._types: dict[tuple[int, int], bytes] = {}  # of values that share them
+        self._alike: dict[tuple[ir.DataType, tuple[int | str | None, ...]], bytes] = {}  # of those that have equal ones
         self._attributes: dict[int, bytes] = {}  # nodes share what holds them
 
     def graph(self, proto: onnx.GraphProto, graph: ir.Graph) -> None:
@@ -86,13 +88,13 @@ class _Writer:
         proto.metadata_props.extend(
             onnx.StringStringEntryProto(key=key, value=value) for key, value in graph.metadata_props.items()
         )
-        for value in graph.inputs:
-            ir.serde.serialize_value_into(proto.input.add(), value)
-        given = {value.name for value in graph.inputs}
         parts: list[bytes] = []
+        for value in graph.inputs:
+            parts += _IN, self.value(value)
+        given = {value.name for value in graph.inputs}
         for value in graph.initializers.values():
             if value.name not in given:
-                parts += self.described(value)
+                self.describe(value, parts)
             if value.const_value is not None:
                 value.const_value.name = value.name
                 ir.serde.serialize_tensor_into(proto.initializer.add(), value.const_value)
@@ -106,28 +108,31 @@ class _Writer:
                 parts += _NODE, said
             for value in node.outputs:
                 if value.name and not value.is_graph_output():
-                    parts += self.described(value)
-        proto.MergeFromString(b"".join(parts))
+                    self.describe(value, parts)
         for value in graph.outputs:
-            ir.serde.serialize_value_into(proto.output.add(), value)
+            parts += _OUT, self.value(value)
+        proto.MergeFromString(b"".join(parts))
 
     def node(self, node: ir.Node) -> bytes | None:
         """The message of `node`, behind its length; None if it has notes, or a tensor that is better not copied."""
-        if node.doc_string or node.metadata_props or node.overload or node.device_configurations:
+        if node.doc_string or properties(node) or node.overload or node.device_configurations:
             return None
         texts = self._texts
-        parts = [_INPUT + texts["" if v is None else v.name or ""] for v in node.inputs]
-        parts += [_OUTPUT + texts[name] for name in _named(node.outputs)]
-        if node.name:
-            parts += _NAME, texts[node.name]
+        parts: list[bytes] = []
+        for v in node.inputs:
+            parts += _INPUT, texts["" if v is None else v.name or ""]
+        for name in _named(node.outputs):
+            parts += _OUTPUT, texts[name]
+        if name := node.name:
+            parts += _NAME, texts[name]
         parts += _OP_TYPE, texts[node.op_type]
-        if node.attributes.data:
-            for a in node.attributes.data.values():
+        if attributes := node.attributes.data:
+            for a in attributes.values():
                 if a.type == ir.AttributeType.TENSOR and not a.is_ref() and a.value.nbytes > _COPIED:
                     return None
                 parts += _ATTRIBUTE, self.attribute(a)
-        if node.domain:
-            parts += _DOMAIN, texts[node.domain]
+        if domain := node.domain:
+            parts += _DOMAIN, texts[domain]
         return _measured(b"".join(parts))
 
     def attribute(self, a: ir.Attr) -> bytes:
@@ -146,21 +151,34 @@ class _Writer:
                 self._attributes[id(a)] = known
         return known
 
-    def described(self, value: ir.Value) -> list[bytes]:
-        """Type and shape of `value` as a part of a graph; nothing if there is nothing to say."""
+    def describe(self, value: ir.Value, parts: list[bytes]) -> None:
+        """Add type and shape of `value` to the `parts` of a graph; nothing if there is nothing to say."""
+        if value.type is not None or value.shape is not None or properties(value) or value.doc_string:
+            parts += _VALUE_INFO, self.value(value)
+
+    def value(self, value: ir.Value) -> bytes:
+        """The message of `value`, behind its length."""
         held, shape = value.type, value.shape
-        noted = value.metadata_props or value.doc_string
-        if isinstance(held, ir.TensorType) and shape is not None and not held.denotation and not noted:
-            key = (id(shape), held.dtype)
-            known = self._types.get(key)
-            if known is None:
-                message = ir.serde.serialize_type(held)
-                ir.serde.serialize_shape_into(message, shape)
-                known = self._types[key] = _VALUE_TYPE + _measured(message.SerializeToString())
-            return [_VALUE_INFO, _measured(_VALUE_NAME + self._texts[value.name or ""] + known)]
-        if held is None and shape is None and not noted:
-            return []
-        return [_VALUE_INFO, _measured(ir.serde.serialize_value(value).SerializeToString())]
+        if held is None or shape is None or properties(value) or value.doc_string:
+            return _measured(ir.serde.serialize_value(value).SerializeToString())
+        known = self._types.get((id(shape), id(held)))
+        if known is None:
+            known = self._types[id(shape), id(held)] = self.type(held, shape)
+        return _measured(_VALUE_NAME + self._texts[value.name or ""] + known)
+
+    def type(self, held: ir.TypeProtocol, shape: ir.Shape) -> bytes:
+        """The field of a value that holds type and shape."""
+        said = held.denotation or any(map(shape.get_denotation, range(len(shape))))
+        dims = tuple([d if isinstance(d, int) else d.value for d in shape.dims])
+        key = None if said or type(held) is not ir.TensorType else (held.dtype, dims)
+        known = None if key is None else self._alike.get(key)
+        if known is None:
+            message = ir.serde.serialize_type(held)
+            ir.serde.serialize_shape_into(message, shape)
+            known = _VALUE_TYPE + _measured(message.SerializeToString())
+            if key is not None:
+                self._alike[key] = known
+        return known
 
 
 def _named(values: Sequence[ir.Value]) -> list[str]:

@@ -7,7 +7,7 @@ clash gets a suffix. The exact mapping travels with the model, so nobody has to 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import onnx
 import onnx_ir as ir
@@ -57,7 +57,7 @@ class Signature:
 
     def store(self, model: ir.Model) -> None:
         """Write it into the metadata of `model`."""
-        model.metadata_props[KEY] = json.dumps(asdict(self))
+        model.metadata_props[KEY] = json.dumps(vars(self))
 
 
 def signature(model: onnx.ModelProto | ir.Model) -> Signature:

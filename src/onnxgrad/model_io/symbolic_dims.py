@@ -8,6 +8,7 @@ size``) are renamed, everywhere alike.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import onnx_ir as ir
@@ -44,11 +45,16 @@ def _settled(dim: int | ir.SymbolicDim, renamed: dict[str, str], names: set[str]
     name = dim.value
     if name is None or name.strip().lower() in UNKNOWN or name.lstrip("-").isdigit():
         return None
+    return dim if _is_expression(name) else _renamed(name, renamed, names)
+
+
+@functools.lru_cache(1024)
+def _is_expression(name: str) -> bool:
     try:
-        dim.free_symbols()  # reads the name
+        ir.SymbolicDim(name).free_symbols()  # reads the name
     except ValueError:
-        return _renamed(name, renamed, names)
-    return dim
+        return False
+    return True
 
 
 def _renamed(name: str, renamed: dict[str, str], names: set[str]) -> str:

@@ -51,11 +51,10 @@ class Registry:
         if key in asked.rules:
             return asked.rules[key]
         estimated = op_type in asked.straight_through and key in self._estimators
-        found = None
-        for since, rule in (self._estimators if estimated else self._rules).get(key, ()):
+        for since, rule in reversed((self._estimators if estimated else self._rules).get(key, ())):
             if since <= opset:
-                found = rule
-        return found
+                return rule
+        return None
 
     def estimates(self, domain: str, op_type: str) -> bool:
         """Whether an estimator stands for the derivative of an operator now."""

@@ -178,7 +178,10 @@ class FunctionRule(Rule):
 def _apply(function: Function, op: Op, g: Any) -> Any:
     """Call `function` with as many formal inputs and outputs as it names."""
     arity = parameters(function) - 2
-    return function(op, g, *[*op.inputs, *op.outputs, *[None] * arity][:arity])
+    given = op.inputs[:arity]
+    if len(given) < arity:
+        given = [*given, *op.outputs, *[None] * arity][:arity]
+    return function(op, g, *given)
 
 
 class Elementwise(FunctionRule):

@@ -21,6 +21,7 @@ from onnxgrad.ir.infer.calls import Calls, calls_known
 from onnxgrad.ir.infer.corrections import FLOATS, alike
 from onnxgrad.ir.infer.limits import check_shapes
 from onnxgrad.ir.infer.onnx_fallback import ask_onnx
+from onnxgrad.ir.notes import properties
 from onnxgrad.ir.schemas import schema_of
 
 for _module in (corrections, limits, loops, sequences, classical, ranks):
@@ -51,7 +52,8 @@ def forget_values(graph: ir.Graph) -> None:
     for g in scopes(graph):
         for node in g:
             for value in node.outputs:
-                value.metadata_props.pop(osi.SYM_DATA_KEY, None)
+                if noted := properties(value):
+                    noted.pop(osi.SYM_DATA_KEY, None)
 
 
 def infer_model(model: ir.Model, calls: Calls | None = None) -> None:

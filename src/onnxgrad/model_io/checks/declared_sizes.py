@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import onnx
@@ -26,47 +26,67 @@ MOST_NODES, FREE_NODES, MOST_PER_NODE = 5_000_000, 20_000, 500
 MOST_NOTES = 1 << 26
 
 
-def check_tensors(proto: onnx.ModelProto, what: str) -> None:
-    """Raise BadInput unless every tensor in `proto` holds as many elements as its dimensions say."""
-    for tensor in _tensors(_graphs(proto), proto.functions):
-        why = _complaint(tensor)
-        if why:
-            raise BadInput(f"{what} is not a valid ONNX model: the tensor {_called(tensor)} {why}")
-    for sparse in _sparse(_graphs(proto), proto.functions):
-        why = _sparse_complaint(sparse)
-        if why:
-            raise BadInput(f"{what} is not a valid ONNX model: the sparse tensor {_called(sparse.values)} {why}")
+def check_message(proto: onnx.ModelProto, what: str) -> None:
+    """Raise BadInput unless every string in `proto` is text, and every tensor holds as many elements as it declares.
 
-
-def check_strings(proto: onnx.ModelProto, what: str) -> None:
-    """Raise BadInput if a string in `proto` is no text: the package protobuf then gives bytes, without a word."""
+    Where a string is no text, the package protobuf gives bytes, without a word.
+    """
     stack: list[Any] = [proto]
     notes = 0
     while stack:
         message = stack.pop()
-        if isinstance(message, onnx.StringStringEntryProto):
+        kind = type(message)
+        if kind is onnx.TensorProto:
+            why = _complaint(message)
+            if why:
+                raise BadInput(f"{what} is not a valid ONNX model: the tensor {_called(message)} {why}")
+            stack += (*message.external_data, *message.metadata_props)
+            fields = [(f, getattr(message, f.name)) for f in _NAMED if message.HasField(f.name)]  # not its data
+        else:
+            fields = message.ListFields()
+        if kind is onnx.SparseTensorProto:
+            why = _sparse_complaint(message)
+            if why:
+                raise BadInput(f"{what} is not a valid ONNX model: the sparse tensor {_called(message.values)} {why}")
+        elif kind is onnx.AttributeProto:
+            _check_attribute(message, what)
+        elif kind is onnx.StringStringEntryProto:
             notes += message.ByteSize()  # without making text of it
-        if isinstance(message, onnx.TensorShapeProto) and len(message.dim) > MOST_AXES:
+        elif kind is onnx.TensorShapeProto and len(message.dim) > MOST_AXES:
             raise BadInput(
                 f"{what} is not a valid ONNX model: it declares a value of {len(message.dim)} axes; "
                 f"{MOST_AXES} are the most"
             )
         if notes > MOST_NOTES:
             raise BadInput(f"{what} carries more than {MOST_NOTES >> 20} MiB of metadata, which are not read")
-        for field, value in message.ListFields():
-            if field.type == FieldDescriptor.TYPE_MESSAGE:
-                stack.extend(value if field.is_repeated else (value,))
+        for field, value in fields:
+            held = _FIELDS[field]
+            if held is None:
                 continue
-            if field.type != FieldDescriptor.TYPE_STRING:
+            is_message, is_repeated = held
+            values = value if is_repeated else (value,)
+            if is_message:
+                stack += values[::-1]
                 continue
             if field.name == "doc_string":
                 notes += len(value)
-            if any(isinstance(s, bytes) for s in (value if field.is_repeated else (value,))):
+            if bytes in map(type, values):
                 name = field.full_name.split(".", 1)[1]
                 raise BadInput(f"{what} is not a valid ONNX model: its {name} is no text")
-    for a in _attributes(_graphs(proto), proto.functions):
-        if isinstance(a, onnx.AttributeProto):
-            _check_attribute(a, what)
+
+
+class _Fields(dict[FieldDescriptor, tuple[bool, bool] | None]):
+    """Of the fields that hold messages or strings: whether it is messages, and whether there may be several."""
+
+    def __missing__(self, field: FieldDescriptor) -> tuple[bool, bool] | None:
+        is_message = field.type == FieldDescriptor.TYPE_MESSAGE
+        is_held = is_message or field.type == FieldDescriptor.TYPE_STRING
+        found = self[field] = (is_message, field.is_repeated) if is_held else None
+        return found
+
+
+_FIELDS = _Fields()
+_NAMED = [onnx.TensorProto.DESCRIPTOR.fields_by_name[name] for name in ("name", "doc_string")]
 
 
 def _check_attribute(a: onnx.AttributeProto, what: str) -> None:
@@ -184,6 +204,9 @@ def _external_complaint(entries: dict[str, str], dtype: ir.DataType, count: int)
 
 
 def _sparse_complaint(sparse: onnx.SparseTensorProto) -> str:
+    for tensor in (sparse.values, sparse.indices):
+        if why := _complaint(tensor):
+            return why
     dims, held, at = list(sparse.dims), list(sparse.values.dims), list(sparse.indices.dims)
     if len(dims) > MOST_AXES:
         return f"has {len(dims)} axes; {MOST_AXES} are the most"
@@ -209,53 +232,3 @@ def _sparse_complaint(sparse: onnx.SparseTensorProto) -> str:
 
 def _called(tensor: onnx.TensorProto) -> str:
     return repr(tensor.name) if tensor.name else "without a name"
-
-
-def _graphs(proto: onnx.ModelProto) -> list[onnx.GraphProto]:
-    return [proto.graph, *(g for i in proto.training_info for g in (i.algorithm, i.initialization))]
-
-
-def _attributes(
-    graphs: Iterable[onnx.GraphProto], functions: Iterable[onnx.FunctionProto]
-) -> Iterator[onnx.GraphProto | onnx.FunctionProto | onnx.AttributeProto]:
-    """The graphs and functions, the graphs in them, and every attribute."""
-    stack: list[onnx.GraphProto | onnx.FunctionProto] = [*graphs, *functions]
-    while stack:
-        top = stack.pop()
-        yield top
-        if isinstance(top, onnx.GraphProto):
-            held: list[onnx.AttributeProto] = []
-        else:
-            held = list(top.attribute_proto)
-        held += [a for node in top.node for a in node.attribute]
-        for a in held:
-            yield a
-            if a.HasField("g"):
-                stack.append(a.g)
-            stack.extend(a.graphs)
-
-
-def _tensors(graphs: Iterable[onnx.GraphProto], functions: Iterable[onnx.FunctionProto]) -> Iterator[onnx.TensorProto]:
-    yield from _held(graphs, functions, "initializer", "t", "tensors")
-    for sparse in _sparse(graphs, functions):
-        yield sparse.values
-        yield sparse.indices
-
-
-def _sparse(
-    graphs: Iterable[onnx.GraphProto], functions: Iterable[onnx.FunctionProto]
-) -> Iterator[onnx.SparseTensorProto]:
-    return _held(graphs, functions, "sparse_initializer", "sparse_tensor", "sparse_tensors")
-
-
-def _held(
-    graphs: Iterable[onnx.GraphProto], functions: Iterable[onnx.FunctionProto], stored: str, one: str, several: str
-) -> Iterator[Any]:
-    """What graphs hold in the field `stored`, and attributes in the fields `one` and `several`."""
-    for holder in _attributes(graphs, functions):
-        if isinstance(holder, onnx.GraphProto):
-            yield from getattr(holder, stored)
-        elif isinstance(holder, onnx.AttributeProto):
-            if holder.HasField(one):
-                yield getattr(holder, one)
-            yield from getattr(holder, several)

@@ -1,0 +1,102 @@
+"""Copies of graphs inside nodes, which read the same values of outer scopes.
+
+``onnx_ir`` has a `clone`, which copies every shape and makes room for notes everywhere. Nobody changes a shape in
+place, so copies share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import onnx_ir as ir
+
+from onnxgrad.ir.aliases import follow, known_as
+from onnxgrad.ir.names import Names, own_tensor
+from onnxgrad.ir.notes import notes, properties
+
+Noted = TypeVar("Noted", ir.Node, ir.Value)
+
+
+class Copies:
+    """What became of values whose graphs, or the nodes that make them, were copied.
+
+    Attributes:
+        values: what copies read in the place of others: given at first, and what was copied so far.
+        names: the pool that names of copies are from; None: they keep those of the originals.
+        noting: whether copies go by the names of the originals as well (see `aliases`).
+    """
+
+    def __init__(self, values: Mapping[ir.Value, ir.Value], names: Names | None, noting: bool = True) -> None:
+        self.values = dict(values)
+        self.names = names
+        self.noting = noting and names is not None
+
+    def graph(self, graph: ir.Graph) -> ir.Graph:
+        """A copy of `graph`."""
+        inputs = [self._value(v) for v in graph.inputs]
+        held = [self.values[v] if v in self.values else self._value(v) for v in graph.initializers.values()]
+        nodes = [self.node(node) for node in graph]
+        made = ir.Graph(
+            inputs,
+            [self.values.get(v, v) for v in graph.outputs],
+            nodes=nodes,
+            initializers=held,
+            doc_string=graph.doc_string,
+            opset_imports=graph.opset_imports.copy(),
+            name=graph.name,
+        )
+        if graph.metadata_props:
+            made.metadata_props.update(graph.metadata_props)
+        if graph.meta:
+            made.meta.update(graph.meta)
+        return made
+
+    def node(self, node: ir.Node) -> ir.Node:
+        """A copy of `node`, in no graph yet."""
+        values = self.values
+        attributes = node.attributes.data
+        name = node.name
+        outputs = [self._value(v) for v in node.outputs]
+        made = ir.Node(
+            node.domain,
+            node.op_type,
+            [v if v is None else values.get(v, v) for v in node.inputs],
+            [self.attribute(a) for a in attributes.values()] if attributes else (),
+            overload=node.overload,
+            outputs=outputs,
+            version=node.version,
+            name=self.names.fresh(name) if name and self.names else name,
+            doc_string=node.doc_string,
+        )
+        return _noted(made, node)
+
+    def attribute(self, a: ir.Attr) -> ir.Attr:
+        """`a`, with copies of the graphs in it."""
+        if a.type == ir.AttributeType.GRAPH and not a.is_ref():
+            return ir.Attr(a.name, a.type, self.graph(a.value), doc_string=a.doc_string)
+        if a.type == ir.AttributeType.GRAPHS and not a.is_ref():
+            return ir.Attr(a.name, a.type, [self.graph(g) for g in a.value], doc_string=a.doc_string)
+        return a
+
+    def _value(self, value: ir.Value) -> ir.Value:
+        name, tensor = value.name, value.const_value
+        if self.names is not None and name:
+            name = self.names.fresh(name)
+            if tensor is not None and value.is_initializer():  # a value renames its tensor, which copies share
+                tensor = own_tensor(tensor)
+                tensor.name = name
+        made = ir.Value(name=name, type=value.type, shape=value.shape, doc_string=value.doc_string, const_value=tensor)
+        self.values[value] = _noted(made, value)
+        if self.noting:
+            follow(made, known_as(value))
+        return made
+
+
+def _noted(made: Noted, like: Noted) -> Noted:
+    """`made`, with the notes of `like`."""
+    if said := properties(like):
+        made.metadata_props.update(said)
+    if held := notes(like):
+        made.meta.update(held)
+    return made
