@@ -3,8 +3,13 @@
 import numpy as np
 import onnx_ir as ir
 import pytest
+from benchmarks.derivations.graphs import nested
 
-from onnxgrad.ir import Builder
+import onnxgrad
+from onnxgrad.ir import Builder, Names
+from onnxgrad.ir.aliases import known_as
+from onnxgrad.ir.copies import Copies
+from onnxgrad.ir.graph import free, scopes
 from onnxgrad.ir.subgraphs import empty, formal, give
 
 
@@ -38,3 +43,28 @@ def test_a_node_that_was_pruned_is_written_again(body, make):
     assert first.value.producer().graph is None
     again = make(b, x)
     assert again.value.producer().graph is graph
+
+
+def test_a_body_that_stacks_residuals_is_the_callers_own():
+    """Nothing is copied to be added to: the names stay, and the nodes are as many."""
+    given = nested(1).model
+    derived = onnxgrad.vjp(given, wrt=["x"], of=["y"])
+    loops = [n for n in derived.graph.node if n.op_type == "Loop"]
+    before, after = (next(a.g for a in n.attribute if a.name == "body") for n in (given.graph.node[0], *loops))
+    assert [n.output[0] for n in after.node][: len(before.node)] == [n.output[0] for n in before.node]
+    assert len(after.output) > len(before.output)
+
+
+def test_a_copy_reads_the_same_values_outside_and_none_inside():
+    graph = ir.from_proto(nested(1).model).graph
+    body = graph[0].attributes["body"].as_graph()
+    names = Names.of_graph(graph)
+    copies = Copies({}, names)
+    copy = copies.graph(body)
+    assert [n.op_type for g in scopes(copy) for n in g] == [n.op_type for g in scopes(body) for n in g]
+    assert set(free(copy)) == set(free(body))
+    own, new = ({v.name for g in scopes(which) for n in g for v in n.outputs} for which in (body, copy))
+    assert len(own) == len(new)
+    assert not own & new
+    assert all(copies.values[v].shape is v.shape for v in body.inputs)
+    assert "held0" in known_as(copy.inputs[2])

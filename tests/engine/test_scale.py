@@ -8,12 +8,14 @@ from collections import Counter
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
 from onnx import helper
 
 from onnxgrad import grad, jvp, vjp
 from onnxgrad.engine import activity
 from onnxgrad.ir.infer import inference
+from onnxgrad.ir.notes import notes, properties
 from tests.large_models import float_weights, gpt
 from tests.model_io.function_models import transformer
 from tests.models import assert_no_traps, chain, model, run, value
@@ -122,3 +124,11 @@ def test_many_weights():
     derived = vjp(source, wrt=list(weights))
     assert len(derived.graph.output) == count + 1
     assert len(derived.graph.node) < 4 * count
+
+
+def test_nothing_that_a_derivation_writes_has_room_for_notes_that_it_has_not():
+    """`onnx_ir` makes an empty store wherever notes are asked for: half of the objects of a derived graph."""
+    derived = vjp(onnx_ir.from_proto(chain(20)), wrt=["x", "w"])
+    written = [x for node in derived.graph if node.name.startswith("d_") for x in (node, *node.outputs)]
+    assert len(written) > 100
+    assert all(held is None or held for x in written for held in (notes(x), properties(x)))

@@ -72,7 +72,8 @@ def pull_back(
     for i, (key, g) in enumerate(pairs):
         value = key.value if isinstance(key, Var) else key
         if g is not None and value is not None and (value in active if named else needs[i]):
-            _check(node, Var(builder, value), g)
+            if value.shape is not g.value.shape or value.type is not g.value.type:
+                _check(node, Var(builder, value), g)
             found.append((value, g))
     return summed(found)
 

@@ -19,13 +19,11 @@ from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir.composites import Part
 from onnxgrad.ir.constants import is_repeatable, known_value
 from onnxgrad.ir.infer.inference import Inference, held_by
+from onnxgrad.ir.literals import Literals
 from onnxgrad.ir.names import Names
 
 #: Tensor element types that can carry a derivative.
 FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE})
-
-Literal = int | float | bool
-Operand = "Var | Literal | Sequence[int] | np.ndarray | None"
 
 #: What `full_like` and `zeros_like` give for a value that is no tensor, by its type: `containers` says it.
 FULL_LIKE: dict[type, Callable[[Builder, Var, float], Var]] = {}
@@ -141,6 +139,10 @@ def _order(node: ir.Node) -> list[int] | None:
     return None if shape is None else list(reversed(range(len(shape))))
 
 
+def _first(results: Var | tuple[Var, ...]) -> Var:
+    return results[0] if isinstance(results, tuple) else results
+
+
 def _is(x: Any, number: int) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool) and x == number
 
@@ -162,15 +164,13 @@ class Builder:
         self.names = names or Names.of_graph(graph)
         self.infer = infer or Inference.of(graph)
         self.opset = self.infer.context.opset
-        self._emitted: dict[Any, tuple[Var, ...]] = {}
-        self._constants: dict[Any, Var] = {}
+        self._emitted: dict[Any, Any] = {}  # what `emit` returned
+        self._literals = Literals(graph, self.names)
         self._attributes: dict[tuple[str, str], ir.Attr] = {}
-        self._numbers: dict[tuple[ir.DataType | None, str], Var] = {}
         self._shapes: dict[tuple[int | ir.SymbolicDim, ...], Var] = {}
         #: values whose producer was replaced, with the value that now stands for each
         self.moved: dict[ir.Value, ir.Value] = {}
         self._recordings: list[list[ir.Node]] = []
-        self._repeatable: dict[tuple[str, str], bool] = {}
         self._own: set[ir.Node] = set()
 
     def operator(self, op_type: str) -> Callable[..., Any]:
@@ -205,38 +205,14 @@ class Builder:
 
     def const(self, array: Any, dtype: ir.DataType | None = None) -> Var:
         """A constant: an initializer of the graph, shared by all that ask for the same one."""
-        array = np.asarray(array)
-        if dtype is not None:
-            array = array.astype(dtype.numpy())
-        key = (array.dtype, array.shape, array.tobytes())
-        found = self._constants.get(key)
-        if found is None or self.graph.initializers.get(found.name) is not found.value:  # or it was pruned
-            name = self.names.fresh("const")
-            tensor = ir.Tensor(array, dtype, name=name)
-            value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape))
-            value.type = ir.TensorType(tensor.dtype)
-            self.graph.register_initializer(value)
-            found = self._constants[key] = Var(self, value)
-        return found
+        return Var(self, self._literals.array(array, dtype))
 
     def written(self) -> set[ir.Value]:
         """The constants that were written down so far."""
-        return {var.value for var in self._constants.values()}
+        return self._literals.written()
 
-    def _operand(self, x: Any, beside: ir.DataType | None) -> Var | None:
-        if x is None or isinstance(x, Var):
-            return x
-        if isinstance(x, (int, float)) and not isinstance(x, (bool, np.generic)):
-            key = (beside, repr(x))
-            found = self._numbers.get(key)
-            if found is None or self.graph.initializers.get(found.name) is not found.value:
-                found = self._numbers[key] = self.const(x, beside)
-            return found
-        if isinstance(x, (bool, np.generic)):
-            return self.const(x, None if isinstance(x, bool) else beside)
-        if isinstance(x, (list, tuple)):
-            return self.const(np.array(x, np.int64))
-        return self.const(x)
+    def _operand(self, x: Any, beside: ir.DataType | None) -> Var:
+        return x if isinstance(x, Var) else Var(self, self._literals.literal(x, beside))
 
     # --- emission ------------------------------------------------------------------------------
 
@@ -252,26 +228,23 @@ class Builder:
             attrs = [self._attribute(k, a) for k, a in sorted(attributes.items()) if a is not None]
             held = held_by(attrs)
         key: Any = None
-        repeatable = self._repeatable.get((op_type, domain))
-        if repeatable is None:
-            repeatable = is_repeatable(op_type, domain, self.infer.context.get_opset_version(domain))
-            self._repeatable[op_type, domain] = repeatable
-        if repeatable and held is not None:
+        if held is not None and is_repeatable(op_type, domain, self.infer.context.get_opset_version(domain)):
             key = (op_type, domain, outputs, *held, *map(id, values))
             results = self._emitted.get(key)
-            if results is not None and self._has(results[0]):
-                return results[0] if outputs == 1 else results
+            if results is not None and self._has(_first(results)):
+                return results
         known = None if domain or outputs != 1 or held is None else self.infer.known(op_type, values, held)
         if known is None:
             results = self.append(ir.Node(domain, op_type, values, attrs, num_outputs=outputs))
+            results = results[0] if outputs == 1 else results
         else:
             name = self.names.fresh(f"d_{op_type}")
             value = ir.Value(name=name, type=known[0], shape=known[1])
-            self._add(ir.Node("", op_type, values, attrs, outputs=[value], name=name))
-            results = (Var(self, value),)
+            self._add(ir.Node("", op_type, values, attrs, outputs=(value,), name=name))
+            results = Var(self, value)
         if key:
             self._emitted[key] = results
-        return results[0] if outputs == 1 else results
+        return results
 
     def _attribute(self, name: str, value: Any) -> ir.Attr:
         """An attribute that holds `value`; nodes share one of numbers or text."""
@@ -298,8 +271,7 @@ class Builder:
                 if not seen:
                     dtypes = [v.dtype for v in operands if isinstance(v, Var) and v.dtype != ir.DataType.BOOL]
                     beside, seen = next((d for d in dtypes if d in FLOATS), dtypes[0] if dtypes else None), True
-                operand = self._operand(x, beside)
-                values.append(None if operand is None else operand.value)
+                values.append(self._literals.literal(x, beside))
         while values and values[-1] is None:
             values.pop()
         return values
@@ -353,16 +325,15 @@ class Builder:
 
     def forget(self) -> None:
         """Drop what was noted for further nodes: none will come."""
-        for notes in (self._emitted, self._constants, self._numbers, self._shapes, self.moved):
+        for notes in (self._emitted, self._literals, self._shapes, self.moved, self._own):
             notes.clear()
-        self._own.clear()
 
     def move(self, nodes: Sequence[ir.Node], inner: Builder) -> None:
         """Move `nodes` of this graph, in order, to the end of the graph of `inner`, and forget them here."""
         self.graph.remove(nodes)
         inner.graph.extend(nodes)
         gone = set(nodes)
-        self._emitted = {k: held for k, held in self._emitted.items() if held[0].value.producer() not in gone}
+        self._emitted = {k: v for k, v in self._emitted.items() if _first(v).value.producer() not in gone}
         self._shapes = {k: held for k, held in self._shapes.items() if held.value.producer() not in gone}
 
     def named(self, name: str, outputs: Sequence[Var | None], *, of: Sequence[Var | None], **attributes: Any) -> None:
@@ -395,7 +366,7 @@ class Builder:
 
     def join(self, *parts: Any) -> Var:
         """One int64 vector of `parts`, each a list of ints or a vector; a constant where all of them are."""
-        vectors = [v for p in parts if (v := self._operand(p, None)) is not None and v.shape != (0,)]
+        vectors = [v for p in parts if (v := self._operand(p, None)).shape != (0,)]
         known = [v.const for v in vectors]
         if all(k is not None for k in known):
             return self.const(np.concatenate([np.zeros(0, np.int64), *known]))
@@ -422,7 +393,6 @@ class Builder:
     def reshape(self, x: Var, shape: Any) -> Var:
         """`x` with the shape `shape` (a vector or a list, in which 0 means a dimension of size 0)."""
         shape = self._operand(shape, ir.DataType.INT64)
-        assert isinstance(shape, Var)
         known = shape.const
         exact = known is None or (known == 0).any()  # allowzero forbids -1, and is not needed without a 0
         return self.Reshape(x, shape, allowzero=1 if exact else None)

@@ -11,7 +11,7 @@ and 1.32, level "extended"): so a vector becomes a matrix of one column there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -24,18 +24,19 @@ from onnxgrad.ir.names import Names
 
 def finish(graph: ir.Graph, keep: Iterable[ir.Value] = (), names: Names | None = None) -> None:
     """Clean up a derived `graph`, in place; values of `keep` stay even if no output needs them."""
-    write_otherwise(graph, names)
+    graphs = scopes(graph)
+    write_otherwise(graph, names, graphs)
+    forget_values(graph, graphs)
     prune(graph, keep)
-    forget_values(graph)
 
 
-def write_otherwise(graph: ir.Graph, names: Names | None = None) -> None:
-    """Rewrite, in place, the nodes of `graph` that ONNX Runtime misreads."""
+def write_otherwise(graph: ir.Graph, names: Names | None = None, graphs: Sequence[ir.Graph] = ()) -> None:
+    """Rewrite, in place, the nodes of `graph`, whose scopes are `graphs`, that ONNX Runtime misreads."""
     found: dict[str, list[ir.Node]] = {"Pad": [], "MatMul": [], "Transpose": []}
-    for g in scopes(graph):
+    for g in graphs or scopes(graph):
         for node in g:
-            if node.op_type in found:
-                found[node.op_type].append(node)
+            if (op_type := node.op_type) in found:
+                found[op_type].append(node)
     for node in found["Pad"]:
         if node.domain == "" and len(node.inputs) > 3 and node.inputs[3] is not None:
             names = names or Names.of_graph(graph)

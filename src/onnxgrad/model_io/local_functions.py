@@ -297,6 +297,8 @@ def worth_keeping(model: ir.Model) -> set[Identifier]:
     A function that only an inlined function calls counts as called from wherever that lands.
     """
     functions = model.functions
+    if not functions:
+        return set()
     calls = {name: [n.op_identifier() for n in nodes_of(f.graph)] for name, f in functions.items()}
     order = _callers_first(calls)
     if order is None:  # a cycle: inlining says so

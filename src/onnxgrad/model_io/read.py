@@ -73,15 +73,15 @@ def _read(proto: onnx.ModelProto, what: str) -> ir.Model:
         dense.CopyFrom(proto)
         _densify(dense.graph)
         proto = dense
-    level = logging.getLogger("onnx_ir").level
-    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # what it warns of is refused below
+    log = logging.getLogger("onnx_ir.serde")
+    disabled, log.disabled = log.disabled, True  # what it warns of is refused below
     try:
         model = ir.from_proto(proto)
     except Exception as e:
         reason = str(e.__cause__ or e).strip().splitlines()[-1]
         raise BadInput(f"{what} is not a valid ONNX model: {reason}") from e
     finally:
-        logging.getLogger("onnx_ir").setLevel(level)
+        log.disabled = disabled
     model.meta[TRAINING] = [_copied(t) for t in proto.training_info]
     model.meta[ANNOTATED] = bool(proto.graph.quantization_annotation)
     return model

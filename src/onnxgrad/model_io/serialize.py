@@ -121,10 +121,11 @@ class _Writer:
         parts: list[bytes] = []
         for v in node.inputs:
             parts += _INPUT, texts["" if v is None else v.name or ""]
-        for name in _named(node.outputs):
+        outputs = node.outputs
+        for name in [outputs[0].name] if len(outputs) == 1 and outputs[0].name else _named(outputs):
             parts += _OUTPUT, texts[name]
-        if name := node.name:
-            parts += _NAME, texts[name]
+        if node.name:
+            parts += _NAME, texts[node.name]
         parts += _OP_TYPE, texts[node.op_type]
         if attributes := node.attributes.data:
             for a in attributes.values():

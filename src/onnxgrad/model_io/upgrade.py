@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -112,8 +112,9 @@ def raise_opset(model: ir.Model) -> None:
     for value in mistakable:
         value.type = value.shape = None
     for node in nodes:
-        node.version = None
-    _fill_defaults(model, target)
+        if node.version is not None:
+            node.version = None
+    _fill_defaults([n for g in scopes(model.graph) for n in g if n.domain == ""] if stale else nodes, target)
     imports[""] = target
     model.ir_version = max(model.ir_version or 0, 8)
 
@@ -145,16 +146,15 @@ def _infer(model: ir.Model) -> None:
         logging.getLogger("onnx_ir").setLevel(level)
 
 
-def _fill_defaults(model: ir.Model, opset: int) -> None:
-    """Write out the default attributes of operators that are defined by a function body.
+def _fill_defaults(nodes: Sequence[ir.Node], opset: int) -> None:
+    """Write out the default attributes of those standard `nodes` that are defined by a function body.
 
     The onnx package forgets them when it expands the body, and then refuses the model in a full check.
     """
-    for graph in scopes(model.graph):
-        for node in graph:
-            for name, default in _forgotten(node.op_type, opset) if node.domain == "" else ():
-                if name not in node.attributes:
-                    node.attributes[name] = ir.serde.deserialize_attribute(default)
+    for node in nodes:
+        for name, default in _forgotten(node.op_type, opset):
+            if name not in node.attributes:
+                node.attributes[name] = ir.serde.deserialize_attribute(default)
 
 
 @functools.cache

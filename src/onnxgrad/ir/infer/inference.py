@@ -47,9 +47,9 @@ def is_unversioned(op_type: str) -> bool:
     return unknown and osi.registry.get("", op_type, 1) is not None
 
 
-def forget_values(graph: ir.Graph) -> None:
-    """Remove the notes about values of shapes that inference leaves in the metadata."""
-    for g in scopes(graph):
+def forget_values(graph: ir.Graph, graphs: Sequence[ir.Graph] = ()) -> None:
+    """Remove the notes about values of shapes that inference leaves in `graph`, whose scopes are `graphs`."""
+    for g in graphs or scopes(graph):
         for node in g:
             for value in node.outputs:
                 if noted := properties(value):
