@@ -47,7 +47,7 @@ def commands(job: str, options: list[str]) -> list[list[str]]:
     python = str(BIN / "python")
     return {
         "demo": [[python, "-m", "onnxgrad", "demo", *options]],
-        "test": [[python, "-m", "pytest", "-n", "auto", *options]],
+        "test": [[python, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *options]],
         "lint": [
             [python, "-m", "ruff", "check"],
             [python, "-m", "ruff", "format", "--check"],
@@ -77,6 +77,7 @@ def main() -> int:
     except subprocess.CalledProcessError as e:
         print(f"error: the installation failed with exit code {e.returncode} (see above)", file=sys.stderr)
         return 2
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of many processes would compile the sources again
     for command in commands(job, sys.argv[2:]):
         code = subprocess.run(command, cwd=HERE).returncode
         if code:

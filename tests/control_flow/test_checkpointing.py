@@ -75,7 +75,8 @@ def test_every_policy_gives_the_same_gradients(program):
             close(got[name], want[name], 2e-5, f"{k}: {name}")
 
 
-SECOND = ["Loop, scalars, stacked", "while below 20.0", "Scan, directions and axes"]
+SECOND = ["Loop, scalars, stacked", "while below 20.0", "Scan, 2 steps",
+          pytest.param("Scan, directions and axes", marks=pytest.mark.complete)]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SECOND)

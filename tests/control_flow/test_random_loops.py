@@ -11,6 +11,7 @@ import zlib
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -114,14 +115,17 @@ def against_differences(program: onnx.ModelProto, feeds: dict, tolerance: float)
         close(np.asarray(right), np.asarray(left), 1e-9, "⟨u, Jt⟩ = ⟨Jᵀu, t⟩")
 
 
-@settings(
-    max_examples=8,
+FEW = settings(
+    max_examples=4,
     deadline=None,
     derandomize=True,
     database=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
+
+
+@FEW
 @given(programs())
 def test_a_random_program_against_central_differences(program_and_steps):
     text, steps = program_and_steps
@@ -132,3 +136,10 @@ def test_a_random_program_against_central_differences(program_and_steps):
     against_differences(program, feeds, 1e-7)
     against_differences(onnxgrad.grad(program, wrt=["x", "w"]), feeds, 1e-6)
     against_differences(onnxgrad.jvp(program, wrt=["x", "w"]), feeds, 1e-6)
+
+
+@pytest.mark.complete
+@settings(FEW, max_examples=30)
+@given(programs())
+def test_more_random_programs_against_central_differences(program_and_steps):
+    test_a_random_program_against_central_differences.hypothesis.inner_test(program_and_steps)

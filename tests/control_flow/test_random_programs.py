@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
@@ -171,14 +172,17 @@ AN_ELEMENT_OF_A_SEQUENCE_IN_A_SCAN = (
 )
 
 
-@settings(
-    max_examples=12,
+FEW = settings(
+    max_examples=5,
     deadline=None,
     derandomize=True,
     database=None,
     phases=[Phase.explicit, Phase.generate],  # a failure prints its program at once: shrinking takes minutes
     suppress_health_check=list(HealthCheck),
 )
+
+
+@FEW
 @given(programs())
 @example(RESET_IN_THE_SECOND_ORDER)
 @example(AN_ELEMENT_OF_A_SEQUENCE_IN_A_SCAN)
@@ -186,3 +190,10 @@ def test_a_random_program_equals_its_unrolling(text):
     program = model(text)
     feeds = {"x": 0.5 * normal(2), "w": 0.5 * normal(2), "n": np.array(STEPS)}
     check(program, unrolled(program, STEPS), feeds, ["x", "w"])
+
+
+@pytest.mark.complete
+@settings(FEW, max_examples=40)
+@given(programs())
+def test_more_random_programs_equal_their_unrolling(text):
+    test_a_random_program_equals_its_unrolling.hypothesis.inner_test(text)

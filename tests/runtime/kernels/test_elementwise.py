@@ -214,11 +214,12 @@ def random_graph(seed):
     return model, feeds
 
 
-@pytest.mark.sweep(20)
-def test_random_graphs():
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("start", range(0, 200, 50))
+def test_random_graphs(start):
     """Bit for bit, on one and two threads."""
     with_groups = 0
-    for seed in range(200):
+    for seed in range(start, start + 50):
         model, feeds = random_graph(seed)
         with_groups += bool(groups(model))
         with np.errstate(all="ignore"):
@@ -230,7 +231,7 @@ def test_random_graphs():
                     there = ~np.isnan(array)
                     signs = np.signbit(found[name][there]), np.signbit(array[there])
                     np.testing.assert_array_equal(*signs, err_msg=f"{seed} {name}")
-    assert with_groups > 150
+    assert with_groups > 37
 
 
 def test_shapes_of_the_run():

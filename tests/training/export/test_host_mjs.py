@@ -28,7 +28,7 @@ def exported(tmp_path_factory) -> Path:
     return exported_step(tmp_path_factory.mktemp("device"))
 
 
-@pytest.mark.parametrize(("parts", "threads"), [(1, 1), (2, 1), (1, 3)])
+@pytest.mark.parametrize(("parts", "threads"), [(1, 1), (2, 3)])
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_ten_steps(node, modules, exported, tmp_path, runtime, parts, threads):
     asked = ["--batch-size", ROWS, "--parts", parts, "--threads", threads, "--runtime", runtime]
