@@ -70,9 +70,7 @@ def quantize(
         bool,
         panels.run("--qat", help="Train the quantized model: straight through the rounding, with learned scales."),
     ] = False,
-    validation: Annotated[
-        Path | None, panels.data(help="Held-out data: measured after every epoch, and before and after.")
-    ] = None,
+    validation: train_options.Validation = None,
     validation_split: train_options.ValidationSplit = None,
     loss: train_options.Losses = None,
     optimizer: train_options.Optimizer = None,
@@ -86,20 +84,18 @@ def quantize(
     clip_norm: train_options.ClipNorm = None,
     train: train_options.Trainable = None,
     freeze: train_options.Freeze = None,
-    epochs: Annotated[int, panels.run(help="How often every row is seen.")] = 10,
-    batch_size: Annotated[int, panels.run(help="Rows per step.")] = 32,
-    seed: Annotated[int, panels.run(help="Decides the order of the rows.")] = 0,
-    threads: Annotated[int | None, panels.run(help="Default: one per physical core.")] = None,
-    checkpoint: Annotated[
-        Path | None, panels.run(help="Folder for the checkpoint. Default: OUTPUT with the suffix .checkpoint.")
-    ] = None,
-    resume: Annotated[bool, panels.run("--resume", help="Go on from the checkpoint, exactly.")] = False,
-    restart: Annotated[bool, panels.run("--restart", help="Discard the checkpoint of an unfinished run.")] = False,
+    epochs: train_options.Epochs = 10,
+    batch_size: train_options.BatchSize = 32,
+    seed: train_options.Seed = 0,
+    threads: train_options.Threads = None,
+    checkpoint: train_options.CheckpointFolder = None,
+    resume: train_options.Resume = False,
+    restart: train_options.Restart = False,
     save_training: Annotated[
         Path | None, panels.output(help="Where to write the training model as it stands at the end.")
     ] = None,
     history: train_callbacks.HistoryFile = None,
-    quiet: Annotated[bool, panels.run("--quiet", "-q", help="No progress, only results and errors.")] = False,
+    quiet: train_options.Quiet = False,
 ) -> None:
     """Quantize MODEL as ONNX Runtime does, and train the quantized model if asked to.
 

@@ -34,9 +34,7 @@ def train(
         ),
     ],
     output: Annotated[Path, panels.output("-o", "--output", help="Where to write the trained model.")],
-    validation: Annotated[
-        Path | None, panels.data(help="Held-out data: measured after every epoch, and before and after.")
-    ] = None,
+    validation: train_options.Validation = None,
     validation_split: train_options.ValidationSplit = None,
     inputs: train_options.Inputs = None,
     sample: train_options.Sample = "each",
@@ -75,10 +73,10 @@ def train(
     lora_alpha: train_options.LoraAlpha = None,
     lora_targets: train_options.LoraTargets = None,
     lora_dropout: train_options.LoraDropout = None,
-    epochs: Annotated[int, panels.run(help="How often every row is seen.")] = 10,
-    batch_size: Annotated[int, panels.run(help="Rows per step.")] = 32,
-    seed: Annotated[int, panels.run(help="Decides the order of the rows.")] = 0,
-    threads: Annotated[int | None, panels.run(help="Default: one per physical core.")] = None,
+    epochs: train_options.Epochs = 10,
+    batch_size: train_options.BatchSize = 32,
+    seed: train_options.Seed = 0,
+    threads: train_options.Threads = None,
     target: Annotated[
         str,
         panels.run(
@@ -86,9 +84,7 @@ def train(
             "auto: with kernels where possible."
         ),
     ] = "auto",
-    checkpoint: Annotated[
-        Path | None, panels.run(help="Folder for the checkpoint. Default: OUTPUT with the suffix .checkpoint.")
-    ] = None,
+    checkpoint: train_options.CheckpointFolder = None,
     checkpoint_seconds: Annotated[
         float, panels.run(min=0, help="Seconds between checkpoints within an epoch; 0: after every step.")
     ] = 60.0,
@@ -100,11 +96,11 @@ def train(
         ),
     ] = None,
     save_adapter: train_options.SaveAdapter = None,
-    resume: Annotated[bool, panels.run("--resume", help="Go on from the checkpoint, exactly.")] = False,
+    resume: train_options.Resume = False,
     accept_changes: Annotated[
         bool, panels.run("--accept-changes", help="Resume with other data or flags than those of the checkpoint.")
     ] = False,
-    restart: Annotated[bool, panels.run("--restart", help="Discard the checkpoint of an unfinished run.")] = False,
+    restart: train_options.Restart = False,
     force: Force = False,
     head: train_options.Head = None,
     image_mean: train_options.ImageMean = None,
@@ -131,7 +127,7 @@ def train(
     ] = False,
     provider: train_options.Provider = None,
     distributed: train_ranks.Distributed = None,
-    quiet: Annotated[bool, panels.run("--quiet", "-q", help="No progress, only results and errors.")] = False,
+    quiet: train_options.Quiet = False,
     config: train_config.Config = None,
 ) -> None:
     """Train MODEL with a loss and an optimizer, or as the training information that it carries says.

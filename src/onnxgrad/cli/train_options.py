@@ -43,6 +43,10 @@ Prediction = Annotated[
 Labels = Annotated[
     str | None, panels.loss("--labels", help="The array (or model input) that holds the labels. Default: 'labels'.")
 ]
+Validation = Annotated[
+    Path | None,
+    panels.data("--validation", help="Held-out data: measured after every epoch, and before and after."),
+]
 ValidationSplit = Annotated[
     float | None,
     panels.data(
@@ -182,6 +186,17 @@ Provider = Annotated[
     list[str] | None,
     panels.run("--provider", help="Execution provider of ONNX Runtime: cpu, cuda, coreml, … Repeatable, best first."),
 ]
+Epochs = Annotated[int, panels.run("--epochs", help="How often every row is seen.")]
+BatchSize = Annotated[int, panels.run("--batch-size", help="Rows per step.")]
+Seed = Annotated[int, panels.run("--seed", help="Decides the order of the rows.")]
+Threads = Annotated[int | None, panels.run("--threads", help="Default: one per physical core.")]
+CheckpointFolder = Annotated[
+    Path | None,
+    panels.run("--checkpoint", help="Folder for the checkpoint. Default: OUTPUT with the suffix .checkpoint."),
+]
+Resume = Annotated[bool, panels.run("--resume", help="Go on from the checkpoint, exactly.")]
+Restart = Annotated[bool, panels.run("--restart", help="Discard the checkpoint of an unfinished run.")]
+Quiet = Annotated[bool, panels.run("--quiet", "-q", help="No progress, only results and errors.")]
 
 
 def providers(names: Sequence[str] | None) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from onnxgrad.training.graph.exported_constants import INFINITE, Sorted, sort_ou
 from onnxgrad.training.graph.lift_weights import initializer, own_weights
 from onnxgrad.training.graph.linear_models import with_own_weights
 from onnxgrad.training.graph.rounding import is_quantized, is_rounding, standardize, through_rounding
-from onnxgrad.training.graph.trainable import EVERYTHING, is_pattern, matching, without
+from onnxgrad.training.graph.trainable import EVERYTHING, is_pattern, matching, named_weight, without
 from onnxgrad.training.graph.training_mode import Mode, statistics, switch
 from onnxgrad.training.loss.config import Loss, terms_of
 from onnxgrad.training.loss.objective import Objective
@@ -297,7 +297,7 @@ class _Attachment:
                     found |= {n: v for n, v in candidates.items() if sorted_out.constants.get(n) != INFINITE} | scales
                     continue
                 for name in matching(text, usual, self.nodes) if is_pattern(text) else [text]:
-                    found[name] = self._trained(name, initializers, reached, running)
+                    found[name] = named_weight(name, initializers, reached, running)
             if not found:
                 raise BadInput("`trainable` is empty: there is nothing to train")
         owners = optimizer.owners(found, self.nodes)
@@ -336,22 +336,6 @@ class _Attachment:
         if not own:
             raise BadInput("the loss depends on none of the weights that are adapted\n  hint: choose other targets")
         return own
-
-    @staticmethod
-    def _trained(
-        name: str, initializers: Mapping[str, ir.Value], reached: set[ir.Value], running: set[ir.Value]
-    ) -> ir.Value:
-        """The initializer that was asked for by `name`."""
-        if name not in initializers:
-            raise UnknownName(name, initializers, "initializer")
-        value = initializers[name]
-        if value.dtype not in FLOATS:
-            raise BadInput(f"{name!r} is a tensor of {value.dtype}; only floats can be trained")
-        if value not in reached:
-            raise BadInput(f"the loss does not depend on {name!r}: it cannot be trained")
-        if value in running:
-            raise BadInput(f"{name!r} is a running statistic, which is not trained by its gradient")
-        return value
 
     def _gradient(self, loss: ir.Value, parameters: list[ir.Value]) -> list[Var]:
         needed = {v for node in ancestors(self.graph, [loss]) for v in reads(node)}

@@ -8,11 +8,12 @@ read), or ``last:2`` / ``first:2``: by depth. A layer begins where the network f
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import reads
 from onnxgrad.training.graph.rounding import is_rounding
 
@@ -43,6 +44,26 @@ def matching(pattern: str, weights: Mapping[str, ir.Value], nodes: Sequence[ir.N
     if not found:
         raise UnknownName(pattern, weights, "weight")
     return found
+
+
+def named_weight(
+    name: str, initializers: Mapping[str, ir.Value], reached: Container[ir.Value], running: Container[ir.Value]
+) -> ir.Value:
+    """The initializer called `name`, if it can train: a float that the loss has `reached`, no `running` statistic.
+
+    Raises:
+        UnknownName, BadInput: there is none, or it cannot.
+    """
+    if name not in initializers:
+        raise UnknownName(name, initializers, "initializer")
+    value = initializers[name]
+    if value.dtype not in FLOATS:
+        raise BadInput(f"{name!r} is a tensor of {value.dtype}; only floats can be trained")
+    if value not in reached:
+        raise BadInput(f"the loss does not depend on {name!r}: it cannot be trained")
+    if value in running:
+        raise BadInput(f"{name!r} is a running statistic, which is not trained by its gradient")
+    return value
 
 
 def _by_type(op_type: str, weights: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> list[str]:

@@ -12,7 +12,8 @@ import numpy as np
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import identifier
 from onnxgrad.training.graph.inline_graphs import is_graph
-from onnxgrad.training.loss.losses import LOSSES, LossFunction, loss_named
+from onnxgrad.training.loss.loss_function import LossFunction
+from onnxgrad.training.loss.losses import LOSSES, loss_named
 from onnxgrad.training.option_strings import spelled, weighted
 
 

@@ -8,86 +8,18 @@ goes into it (see `endings`): the value is the same, and nothing overflows.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
-from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.loss import label_inputs
 from onnxgrad.training.loss.ctc import ctc_rows
-from onnxgrad.training.loss.label_inputs import Labels
-from onnxgrad.training.loss.logits import Ending, logit, scores
-from onnxgrad.training.loss.score_blocks import OfRows, ScoreBlocks
+from onnxgrad.training.loss.loss_function import LossFunction, counted, total, weight_of
+from onnxgrad.training.loss.score_blocks import OfRows
 from onnxgrad.training.option_strings import completed, looked_up, one_of
-
-
-@dataclass(frozen=True)
-class LossFunction:
-    """A loss by name.
-
-    Attributes:
-        write: emits it, given prediction, labels and options.
-        options: its options with their defaults; the axis of the classes is found out (see `class_axis`).
-        labels: what its label inputs are, given the prediction and the options.
-        contains: the activations that it contains, which are stripped off the prediction.
-        mean: what its mean is taken over: "elements" of the prediction, "labels" that count, their "weights", or
-            "rows" of the batch; "batch" where examples of a batch are compared with each other.
-        compares: what accuracy compares: "classes" (scores with class numbers), "binary" (logits with 0 or 1), or "".
-        of_rows: for scores of very many classes: what the loss is of each row, given the weights of classes and the
-            options; before a mean is taken, or a sum.
-    """
-
-    write: Callable[..., Var]
-    options: Mapping[str, Any]
-    labels: Callable[[ir.Value, Mapping[str, Any]], Labels]
-    contains: tuple[str, ...] = ()
-    mean: str = "elements"
-    compares: str = ""
-    of_rows: Callable[[Var | None, Mapping[str, Any]], OfRows] | None = None
-
-    @property
-    def takes(self) -> str:
-        """What it is taken of, where that is not any numbers."""
-        return "logits" if self.contains else "log-probabilities" if self.compares == "classes" else ""
-
-    def count(self, b: Builder, y: Var, labels: list[Var], options: Mapping[str, Any]) -> Var | None:
-        """Over how much the mean of a batch is taken (or a multiple of that), a float scalar.
-
-        None where examples are compared with each other, so that parts of a batch do not add up to it.
-        """
-        if options.get("reduction", "mean") == "sum":
-            return b.const(1.0, y.dtype)
-        if self.mean in ("labels", "weights"):
-            weight = options["weight"] if self.mean == "weights" else None
-            return _total(b, _counted(b, labels[0], y, options["ignore_index"], weight))
-        if self.mean == "elements":
-            return b.cast_like(b.Size(y), y)
-        if self.mean == "rows":
-            return b.cast_like(b.Squeeze(b.shape_of(labels[0], 0, 1), [0]), y)
-        return None
-
-    def by_blocks(self, b: Builder, blocks: ScoreBlocks, y: Var, labels: Var, options: Mapping[str, Any],
-                  others: Sequence[OfRows] = ()) -> list[Var]:  # fmt: skip
-        """The loss of scores of very many classes, then what `others` are of each row."""
-        assert self.of_rows is not None
-        weights = _weight(b, options["weight"], y)
-        most = options["block_rows"] or blocks.at_a_time
-        rows, *found = blocks.write(b, labels, [self.of_rows(weights, options), *others], most)
-        if y.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):  # sums of many rows, and their number, are too large
-            rows = b.Cast(rows, to=int(ir.DataType.FLOAT))
-        total, ignored = _total(b, rows), options["ignore_index"]
-        if options["reduction"] == "mean" and weights is None and ignored is None:
-            total = total / b.cast_like(b.Size(labels), rows)
-        elif options["reduction"] == "mean":
-            total = total / _total(b, _counted(b, labels, rows, ignored, options["weight"]))
-        return [b.cast_like(total, y), *found]
-
 
 LOSSES: dict[str, LossFunction] = {}
 
@@ -104,10 +36,6 @@ def _loss(name: str, labels: Any = label_inputs.as_prediction, contains: Any = (
 
 def _reduce(b: Builder, x: Var, reduction: str) -> Var:
     return (b.ReduceMean if reduction == "mean" else b.ReduceSum)(x, keepdims=0)
-
-
-def _total(b: Builder, x: Var) -> Var:
-    return b.ReduceSum(x, keepdims=0)
 
 
 def _classes_second(b: Builder, x: Var, axis: int) -> Var:
@@ -132,21 +60,6 @@ def _rows(b: Builder, y: Var, labels: Var) -> tuple[Var, Var]:
     if x is None or perm is None or list(perm.as_ints()) != [0, y.rank - 1, *range(1, y.rank - 1)]:
         return y, labels
     return b.Flatten(Var(b, x), axis=y.rank - 1), b.Reshape(labels, [-1])
-
-
-def _weight(b: Builder, weight: Any, like: Var) -> Var | None:
-    return None if weight is None else b.const(np.atleast_1d(np.asarray(weight, np.float64)), like.dtype)
-
-
-def _counted(b: Builder, labels: Var, like: Var, ignore_index: Any, weight: Any) -> Var:
-    """How much each label counts: the weight of its class (1 without weights), 0 where it is ignored."""
-    ignored = None if ignore_index is None else b.Equal(labels, b.const(ignore_index, labels.dtype))
-    if weight is None:
-        counts = b.full_like(b.cast_like(labels, like), 1.0)
-    else:
-        known = labels if ignored is None else b.Where(ignored, b.const(0, labels.dtype), labels)
-        counts = b.Gather(_weight(b, weight, like), known)
-    return counts if ignored is None else b.Where(ignored, 0.0, counts)
 
 
 def _positive(what: str, value: float) -> None:
@@ -177,7 +90,7 @@ def _cross_entropy_of_rows(weights: Var | None, options: Mapping[str, Any]) -> O
        axis=None, ignore_index=None, weight=None, label_smoothing=0.0, block_rows=None)  # fmt: skip
 def cross_entropy(b, y, labels, reduction, axis, ignore_index, weight, label_smoothing, block_rows):  # type: ignore[no-untyped-def]
     """-log softmax(y)[t], of which label smoothing ε puts the share ε/C on each of the C classes"""
-    y, weights = _classes_second(b, y, axis), _weight(b, weight, y)
+    y, weights = _classes_second(b, y, axis), weight_of(b, weight, y)
     if not label_smoothing:
         y, labels = _rows(b, y, labels)
         return b.SoftmaxCrossEntropyLoss(y, labels, weights, reduction=reduction, ignore_index=ignore_index)
@@ -189,18 +102,18 @@ def cross_entropy(b, y, labels, reduction, axis, ignore_index, weight, label_smo
     if ignore_index is not None:
         even = b.Where(b.Equal(labels, b.const(ignore_index, labels.dtype)), 0.0, even)
     if reduction == "sum":
-        even = _total(b, even)
+        even = total(b, even)
     elif weights is None and ignore_index is None:
         even = b.ReduceMean(even, keepdims=0)
     else:
-        even = _total(b, even) / b.Max(_total(b, _counted(b, labels, y, ignore_index, weight)), 1e-12)
+        even = total(b, even) / b.Max(total(b, counted(b, labels, y, ignore_index, weight)), 1e-12)
     return b.Mul(sharp, 1 - label_smoothing) + b.Mul(even, label_smoothing)
 
 
 @_loss("nll", label_inputs.classes, (), "weights", "classes", axis=None, ignore_index=None, weight=None)
 def nll(b, y, labels, reduction, axis, ignore_index, weight):  # type: ignore[no-untyped-def]
     """-y[t] for log-probabilities y"""
-    y, weight = _classes_second(b, y, axis), _weight(b, weight, y)
+    y, weight = _classes_second(b, y, axis), weight_of(b, weight, y)
     return b.NegativeLogLikelihoodLoss(y, labels, weight, reduction=reduction, ignore_index=ignore_index)
 
 
@@ -212,10 +125,10 @@ def focal(b, y, labels, reduction, axis, gamma, ignore_index, weight):  # type: 
     nll = b.SoftmaxCrossEntropyLoss(y, labels, reduction="none", ignore_index=ignore_index)
     rows = _power(b, b.Sub(1.0, b.Exp(-nll)), gamma) * nll
     if weight is not None:
-        rows = rows * _counted(b, labels, y, ignore_index, weight)
+        rows = rows * counted(b, labels, y, ignore_index, weight)
     if reduction == "sum" or ignore_index is None:
         return _reduce(b, rows, reduction)
-    return _total(b, rows) / b.Max(_total(b, _counted(b, labels, y, ignore_index, None)), 1.0)
+    return total(b, rows) / b.Max(total(b, counted(b, labels, y, ignore_index, None)), 1.0)
 
 
 def _power(b: Builder, x: Var, gamma: float) -> Var:
@@ -351,8 +264,8 @@ def _pairs(b: Builder, labels: Var) -> tuple[Var, Var]:
 
 def _mean_where(b: Builder, x: Var, counts: Var, reduction: str) -> Var:
     """The sum or mean of `x` where it counts; 0 where nothing does."""
-    kept = _total(b, b.Where(counts, x, 0.0))
-    return kept if reduction == "sum" else kept / b.Max(_total(b, b.cast_like(counts, x)), 1.0)
+    kept = total(b, b.Where(counts, x, 0.0))
+    return kept if reduction == "sum" else kept / b.Max(total(b, b.cast_like(counts, x)), 1.0)
 
 
 @_loss("ctc", label_inputs.sequences, ("Softmax", "LogSoftmax"), "rows", blank=0, time=1, axis=-1, zero_infinity=False,
@@ -385,30 +298,3 @@ def loss_named(name: str, options: Mapping[str, Any]) -> tuple[LossFunction, dic
     if not 0 <= chosen.get("label_smoothing", 0.0) <= 1:
         raise BadInput(f"cross_entropy: label_smoothing must be between 0 and 1, not {chosen['label_smoothing']}")
     return loss, chosen
-
-
-def prediction(loss: LossFunction, value: ir.Value, options: Mapping[str, Any], what: str) -> Ending:
-    """What the loss called `what` is taken of where `value` is given: the logits, if it contains the activation.
-
-    Raises:
-        BadInput: the values are probabilities, which the loss does not take, and their logits are not known.
-    """
-    found = None
-    if loss.contains == ("Sigmoid",):
-        found = logit(value)
-    elif loss.contains:
-        found = scores(value, options["axis"])
-    if found is not None:
-        return found
-    low, high = bounds(value) if loss.takes else (-math.inf, math.inf)
-    if low >= 0 and high <= 1:
-        axis = f" along axis {options['axis']}" if "axis" in options else ""
-        why, hint = "", "cross_entropy finds the logits"
-        if loss.contains:
-            why = f" and is not known to be their {loss.contains[0]}: the activation would be applied twice"
-            hint = "name the value before the activation with `output` (--prediction)"
-        raise BadInput(
-            f"the loss {what!r} takes {loss.takes}{axis}, but {value.name!r} holds numbers between 0 and 1{why}\n"
-            f"  hint: {hint}"
-        )
-    return Ending((value,), lambda b, get: get(value))

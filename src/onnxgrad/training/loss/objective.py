@@ -21,7 +21,7 @@ from onnxgrad.training.loss.class_axis import with_class_axis
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.loss.label_inputs import Labels
 from onnxgrad.training.loss.logits import Ending
-from onnxgrad.training.loss.losses import LossFunction, prediction
+from onnxgrad.training.loss.loss_function import LossFunction, prediction
 from onnxgrad.training.loss.score_blocks import MANY, ScoreBlocks
 from onnxgrad.training.loss.step_metrics import OF_ROWS, measured
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, identifier
-from onnxgrad.training.loss.losses import LossFunction
+from onnxgrad.training.loss.loss_function import LossFunction
 from onnxgrad.training.loss.score_blocks import OfRows
 from onnxgrad.training.option_strings import looked_up
 

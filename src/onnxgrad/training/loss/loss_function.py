@@ -1,0 +1,128 @@
+"""What a loss is: how it is written, what its labels are, over what it is a mean, and what it is taken of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.ir import Builder, Var
+from onnxgrad.training.graph.bounds import bounds
+from onnxgrad.training.loss.label_inputs import Labels
+from onnxgrad.training.loss.logits import Ending, logit, scores
+from onnxgrad.training.loss.score_blocks import OfRows, ScoreBlocks
+
+
+@dataclass(frozen=True)
+class LossFunction:
+    """A loss by name.
+
+    Attributes:
+        write: emits it, given prediction, labels and options.
+        options: its options with their defaults; the axis of the classes is found out (see `class_axis`).
+        labels: what its label inputs are, given the prediction and the options.
+        contains: the activations that it contains, which are stripped off the prediction.
+        mean: what its mean is taken over: "elements" of the prediction, "labels" that count, their "weights", or
+            "rows" of the batch; "batch" where examples of a batch are compared with each other.
+        compares: what accuracy compares: "classes" (scores with class numbers), "binary" (logits with 0 or 1), or "".
+        of_rows: for scores of very many classes: what the loss is of each row, given the weights of classes and the
+            options; before a mean is taken, or a sum.
+    """
+
+    write: Callable[..., Var]
+    options: Mapping[str, Any]
+    labels: Callable[[ir.Value, Mapping[str, Any]], Labels]
+    contains: tuple[str, ...] = ()
+    mean: str = "elements"
+    compares: str = ""
+    of_rows: Callable[[Var | None, Mapping[str, Any]], OfRows] | None = None
+
+    @property
+    def takes(self) -> str:
+        """What it is taken of, where that is not any numbers."""
+        return "logits" if self.contains else "log-probabilities" if self.compares == "classes" else ""
+
+    def count(self, b: Builder, y: Var, labels: list[Var], options: Mapping[str, Any]) -> Var | None:
+        """Over how much the mean of a batch is taken (or a multiple of that), a float scalar.
+
+        None where examples are compared with each other, so that parts of a batch do not add up to it.
+        """
+        if options.get("reduction", "mean") == "sum":
+            return b.const(1.0, y.dtype)
+        if self.mean in ("labels", "weights"):
+            weight = options["weight"] if self.mean == "weights" else None
+            return total(b, counted(b, labels[0], y, options["ignore_index"], weight))
+        if self.mean == "elements":
+            return b.cast_like(b.Size(y), y)
+        if self.mean == "rows":
+            return b.cast_like(b.Squeeze(b.shape_of(labels[0], 0, 1), [0]), y)
+        return None
+
+    def by_blocks(self, b: Builder, blocks: ScoreBlocks, y: Var, labels: Var, options: Mapping[str, Any],
+                  others: Sequence[OfRows] = ()) -> list[Var]:  # fmt: skip
+        """The loss of scores of very many classes, then what `others` are of each row."""
+        assert self.of_rows is not None
+        weights = weight_of(b, options["weight"], y)
+        most = options["block_rows"] or blocks.at_a_time
+        rows, *found = blocks.write(b, labels, [self.of_rows(weights, options), *others], most)
+        if y.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):  # sums of many rows, and their number, are too large
+            rows = b.Cast(rows, to=int(ir.DataType.FLOAT))
+        summed, ignored = total(b, rows), options["ignore_index"]
+        if options["reduction"] == "mean" and weights is None and ignored is None:
+            summed = summed / b.cast_like(b.Size(labels), rows)
+        elif options["reduction"] == "mean":
+            summed = summed / total(b, counted(b, labels, rows, ignored, options["weight"]))
+        return [b.cast_like(summed, y), *found]
+
+
+def prediction(loss: LossFunction, value: ir.Value, options: Mapping[str, Any], what: str) -> Ending:
+    """What the loss called `what` is taken of where `value` is given: the logits, if it contains the activation.
+
+    Raises:
+        BadInput: the values are probabilities, which the loss does not take, and their logits are not known.
+    """
+    found = None
+    if loss.contains == ("Sigmoid",):
+        found = logit(value)
+    elif loss.contains:
+        found = scores(value, options["axis"])
+    if found is not None:
+        return found
+    low, high = bounds(value) if loss.takes else (-math.inf, math.inf)
+    if low >= 0 and high <= 1:
+        axis = f" along axis {options['axis']}" if "axis" in options else ""
+        why, hint = "", "cross_entropy finds the logits"
+        if loss.contains:
+            why = f" and is not known to be their {loss.contains[0]}: the activation would be applied twice"
+            hint = "name the value before the activation with `output` (--prediction)"
+        raise BadInput(
+            f"the loss {what!r} takes {loss.takes}{axis}, but {value.name!r} holds numbers between 0 and 1{why}\n"
+            f"  hint: {hint}"
+        )
+    return Ending((value,), lambda b, get: get(value))
+
+
+def total(b: Builder, x: Var) -> Var:
+    """The sum of all elements, a scalar."""
+    return b.ReduceSum(x, keepdims=0)
+
+
+def weight_of(b: Builder, weight: Any, like: Var) -> Var | None:
+    """Weights of classes as a vector of the type of `like`."""
+    return None if weight is None else b.const(np.atleast_1d(np.asarray(weight, np.float64)), like.dtype)
+
+
+def counted(b: Builder, labels: Var, like: Var, ignore_index: Any, weight: Any) -> Var:
+    """How much each label counts: the weight of its class (1 without weights), 0 where it is ignored."""
+    ignored = None if ignore_index is None else b.Equal(labels, b.const(ignore_index, labels.dtype))
+    if weight is None:
+        counts = b.full_like(b.cast_like(labels, like), 1.0)
+    else:
+        known = labels if ignored is None else b.Where(ignored, b.const(0, labels.dtype), labels)
+        counts = b.Gather(weight_of(b, weight, like), known)
+    return counts if ignored is None else b.Where(ignored, 0.0, counts)
