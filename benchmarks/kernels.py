@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks.pages import write_table
 from benchmarks.rewrites import WORKLOADS, seconds_of, step_of
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training import attach, compile_step
@@ -78,12 +79,8 @@ def main() -> None:
         alone.append(f"| {title} | {operators:.1f} | {kernels:.1f} | {mid:.2f} | {low:.2f}–{high:.2f} |")
         print(alone[-1], flush=True)
     if given.page:
-        page = PAGE.read_text()
-        for mark, lines in (("steps", steps), ("optimizers", alone)):
-            head, _, rest = page.partition(f"<!-- {mark} -->\n")
-            tail = rest[rest.index("<!-- end -->") :]
-            page = "\n".join((f"{head}<!-- {mark} -->", *lines, tail))
-        PAGE.write_text(page)
+        write_table(PAGE, "steps", "\n".join(steps))
+        write_table(PAGE, "optimizers", "\n".join(alone))
 
 
 def _quartiles(found: np.ndarray) -> Sequence[float]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 
+from benchmarks.pages import write_table
 from benchmarks.rewrites import PAGE, ROOT, in_turns, training_of
 from onnxgrad import without_lowerings
 from onnxgrad.ir.lowerings import LOWERINGS
@@ -71,13 +71,7 @@ def main() -> None:
             kept[workload] = factors
             RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
     if given.page:
-        page = re.sub(
-            r"(?<=<!-- lowerings -->\n).*?(?=\n<!-- end lowerings -->)",
-            lambda _: table(kept),
-            PAGE.read_text(),
-            flags=re.DOTALL,
-        )
-        PAGE.write_text(page)
+        write_table(PAGE, "lowerings", table(kept))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper
 
+from benchmarks.pages import write_table
 from benchmarks.training.environments import Missing, environment
 from onnxgrad.runtime import Options
 from onnxgrad.runtime.kernels.build import SOURCES
@@ -182,9 +183,7 @@ def main() -> None:
             lines.append(f"| {m} × {k} → {n} ({where}) | {product} | {' | '.join(cells)} |")
             print(lines[-1], flush=True)
     if given.page:
-        page = PAGE.read_text()
-        head, _, rest = page.partition("<!-- products -->\n")
-        PAGE.write_text("\n".join((f"{head}<!-- products -->", *lines, rest[rest.index("<!-- end -->") :])))
+        write_table(PAGE, "products", "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
 import tempfile
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from statistics import median
 import numpy as np
 import onnx
 
+from benchmarks.pages import write_table
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.runtime.rewrites import REWRITES, optimized
 from onnxgrad.training import attach, compile_step
@@ -121,10 +121,7 @@ def main() -> None:
             kept[workload] = factors
             RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
     if given.page:
-        page = re.sub(
-            r"(?<=<!-- rewrites -->\n).*?(?=\n<!-- end -->)", lambda _: table(kept), PAGE.read_text(), flags=re.DOTALL
-        )
-        PAGE.write_text(page)
+        write_table(PAGE, "rewrites", table(kept))
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 from statistics import median
 
 from benchmarks.derivations.graphs import PROBLEMS
+from benchmarks.pages import write_table
 from benchmarks.training.environments import environment
 
 ROOT = Path(__file__).parent.parent.parent
@@ -74,13 +74,7 @@ def main() -> int:
         print(problem, kept[problem], flush=True)
         RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
     if given.page:
-        page = re.sub(
-            r"(?<=<!-- derivations -->\n).*?(?=\n<!-- end derivations -->)",
-            lambda _: table(kept),
-            PAGE.read_text(),
-            flags=re.DOTALL,
-        )
-        PAGE.write_text(page)
+        write_table(PAGE, "derivations", table(kept))
     return 0
 
 
