@@ -32,6 +32,7 @@ KERNELS = {
 ATTRIBUTES = {
     "ConvWeightGrad": ("group", "kernel", "strides", "dilations", "pads"),
     "ConvInputGrad": ("group", "size", "strides", "dilations", "pads"),
+    "Conv3x3": ("pads", "turned"),
     "MaxPoolGrad": ("kernel", "strides", "dilations", "pads", "relu"),
     "BatchNorm": ("epsilon",),
     "BatchNormGrad": ("epsilon",),
@@ -89,7 +90,7 @@ def array(*shape, kind="f", fill=1):
 
 
 def test_every_kernel_is_known():
-    assert len(KERNELS) == 45
+    assert len(KERNELS) == 46
     assert set(ATTRIBUTES) < set(KERNELS)
 
 
@@ -170,6 +171,7 @@ INPUT = {"group": 1, "size": [1, 1], **ONES}
 POOL = {"kernel": [1, 1], "relu": 0, **ONES}
 FAR = (1 << 24) - 1
 ORDERED = {"divides": 0, "guarded": 0, "order": [0, 1, 2, 3] * 4}
+NINE = {"pads": [0] * 4, "turned": 0}
 LOSS = {"ignores": 0, "ignored": 0, "reduction": 2}
 
 
@@ -221,6 +223,16 @@ REFUSED = {
     "input: padding below zero": ("ConvInputGrad", [image(), image()], {**INPUT, "pads": [-1, 0]}),
     "input: a size below zero": ("ConvInputGrad", [image(), image()], {**INPUT, "size": [1, -5]}),
     "input: a rank of two": ("ConvInputGrad", [image(1, 1), image(1, 1)], INPUT),
+    "3×3: a kernel of 2×3": ("Conv3x3", [image(), image(1, 1, 2, 3)], NINE),
+    "3×3: other channels": ("Conv3x3", [image(1, 2, 3, 3), image(1, 1, 3, 3)], NINE),
+    "3×3: other channels, turned": ("Conv3x3", [image(1, 2, 3, 3), image(1, 2, 3, 3)], {**NINE, "turned": 1}),
+    "3×3: no channels": ("Conv3x3", [image(1, 0, 3, 3), image(1, 0, 3, 3)], NINE),
+    "3×3: less than the taps": ("Conv3x3", [image(1, 1, 2, 9), image(1, 1, 3, 3)], NINE),
+    "3×3: rows of nothing": ("Conv3x3", [image(1, 1, 1 << 37, 0), image(1, 1, 3, 3)], {**NINE, "pads": [2] * 4}),
+    "3×3: padding below zero": ("Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [0, -1, 0, 0]}),
+    "3×3: padding of 2^62": ("Conv3x3", [image(1, 1, 9, 9), image(1, 1, 3, 3)], {**NINE, "pads": [0, 0, 0, 1 << 62]}),
+    "3×3: a bias too long": ("Conv3x3", [image(1, 1, 3, 3), image(1, 1, 3, 3), array(2)], NINE),
+    "3×3: a rank of three": ("Conv3x3", [image(1, 3, 3), image(1, 1, 3, 3)], NINE),
     "pool: no window": ("MaxPoolGrad", [image(), image()], {**POOL, "kernel": [0, 1]}),
     "pool: other channels": ("MaxPoolGrad", [image(1, 2, 1, 1), image()], POOL),
     "pool: a rank of five": ("MaxPoolGrad", [image(1, 1, 1, 1, 1), image()], POOL),

@@ -25,7 +25,8 @@ How a kernel is added, here and elsewhere:
 Modules: `build` (source files to a shared library), `at_hand` (whether there is one, for target "auto"), `substitute`
 (parts to calls), `in_place` (which state a call may overwrite), ``*_kernels`` (what fits where), `elementwise` (groups
 of operators, which nobody named, to programs), `open_norms` (normalizations that these groups finish), `recurrence`
-(Scans, to programs), `running_sums` (of their steps), `products` (of matrices, which nobody named either).
+(Scans, to programs), `running_sums` (of their steps), `products` (of matrices, which nobody named either),
+`convolutions` (of 3×3 taps).
 """
 
 from onnxgrad.runtime.kernels.at_hand import at_hand

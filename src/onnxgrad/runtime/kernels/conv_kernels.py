@@ -1,4 +1,4 @@
-"""Kernels of ``source/convolution.c`` and ``source/spreading.c``: the cotangents of the operands of a convolution."""
+"""Kernels of ``source/convolution.c``, ``spreading.c`` and ``winograd.c``: cotangents of operands of a convolution."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from onnxgrad.runtime.kernels import convolutions
 from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, kernel
 
 #: Fewest pixels of the small side, without groups: with less, its rows are too short for vectors, and of few pictures
@@ -48,13 +49,16 @@ _MOST_SUMMED = 32
 
 @kernel("ConvInputGrad")
 def conv_input_grad(site: Occurrence) -> KernelCall | None:
-    """[small side, weights] → [big side], float32, where windows are more than one apart and sums are short.
+    """[small side, weights] → [big side], float32.
 
-    Where windows are one apart it is a convolution, and with one tap a product of matrices: ONNX Runtime is as quick.
+    Windows that are more than one apart are spread, if sums are short. Where they are one apart it is a convolution:
+    there is a kernel for some of 3×3 taps. With one tap it is a product of matrices: ONNX Runtime is as quick.
     """
     sizes = site.sizes(1)
-    if not site.all_float32 or sizes is None or max(site.attributes["strides"]) == 1:
+    if not site.all_float32 or sizes is None:
         return None
+    if max(site.attributes["strides"]) == 1:
+        return _convolution(site)
     outer, _, *taps = sizes
     if outer is None or taps == [1, 1] or outer // site.attributes["group"] > _MOST_SUMMED:
         return None
@@ -62,3 +66,18 @@ def conv_input_grad(site: Occurrence) -> KernelCall | None:
     if len(known) < len(taps) or not within_reach(known, site.attributes):
         return None
     return KernelCall("ConvInputGrad", site.inputs, site.attributes)
+
+
+def _convolution(site: Occurrence) -> KernelCall | None:
+    """The small side, with what is missing to the big side as padding, convolved with the weights turned round."""
+    (w, small), at = (site.sizes(1), site.sizes(0)), site.attributes
+    if w is None or small is None or at["group"] != 1 or list(at["dilations"]) != [1, 1] or w[2:] != (3, 3):
+        return None
+    weights, big = site.inputs[1], at["size"]
+    if None in w or None in small[2:] or weights is None or convolutions.is_constant(weights):
+        return None
+    head = [2 - n for n in at["pads"]]
+    tail = [n + 2 - m - h for n, m, h in zip(big, small[2:], head) if m is not None]
+    if not all(0 <= p <= 2 for p in head + tail) or not convolutions.gains(small[0], (w[0] or 0, w[1] or 0), big):
+        return None
+    return KernelCall(convolutions.KERNEL, site.inputs, {"pads": head + tail, "turned": 1})

@@ -21,6 +21,7 @@ from onnxgrad.ir.aliases import known_as
 from onnxgrad.ir.composites import Part, named_parts
 from onnxgrad.ir.graph import prune, reads, subgraphs
 from onnxgrad.runtime.kernels.attention import fuse_attention
+from onnxgrad.runtime.kernels.convolutions import fuse_convolutions
 from onnxgrad.runtime.kernels.elementwise import may_fuse
 from onnxgrad.runtime.kernels.recurrence import may_recur
 
@@ -160,6 +161,7 @@ def with_kernels(model: ir.Model) -> ir.Model:
         prune(graph)
         _without_indices(graph)
         fuse_attention(graph, DOMAIN)
+        fuse_convolutions(graph, DOMAIN)
     return copy
 
 

@@ -1,0 +1,92 @@
+"""Convolutions of 3×3 taps side by side to calls of ``source/winograd.c``: forward, and for the cotangent of the input.
+
+Nobody names them where they run forward: any such Conv in float32 is one, if its weights change. Constant weights are
+laid out once by ONNX Runtime, for a whole chain of convolutions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+#: The name of the kernel.
+KERNEL = "Conv3x3"
+
+#: Fewest channels on either side, and tiles of 4×4 in all pictures: with fewer, transforming these or weights shows.
+_CHANNELS, _TILES = 16, 64
+#: How many pictures there are taken to be where only a run tells.
+_IMAGES = 16
+#: Most numbers of transformed weights (16 MB).
+_WEIGHTS = 1 << 22
+#: How much may be computed for what is asked for: tiles, and vectors of 16 channels, may be cut off.
+_EMPTIEST = 1.6
+
+
+def gains(images: int | None, channels: tuple[int, int], size: Sequence[int | None]) -> bool:
+    """Whether the kernel is quicker from so many channels to so many, for pictures that become `size`.
+
+    It depends on the sizes in the graph alone, so that ranks choose alike.
+    """
+    known = [n for n in size if n is not None]
+    if len(known) < len(size) or min(channels) < _CHANNELS:
+        return False
+    tiles = math.prod(-(-n // 4) for n in known)
+    inner, outer = (-(-n // 16) * 16 for n in channels)
+    return (
+        (images or _IMAGES) * tiles >= _TILES
+        and 36 * inner * outer <= _WEIGHTS
+        and 16 * tiles * outer <= _EMPTIEST * math.prod(known) * channels[1]
+    )
+
+
+def is_constant(w: ir.Value) -> bool:
+    """Whether `w` is known before anything runs."""
+    return ir.convenience.get_const_tensor(w) is not None and not w.is_graph_input()
+
+
+def fuse_convolutions(graph: ir.Graph, domain: str) -> int:
+    """Put calls in the place of each Conv of `graph` that gains; how many."""
+    count = 0
+    for node in list(graph):
+        pads = _pads(node)
+        if pads is None:
+            continue
+        old = node.outputs[0]
+        attributes = ir.convenience.convert_attributes({"pads": pads, "turned": 0})
+        call = ir.Node(domain, KERNEL, node.inputs, attributes, num_outputs=1, name=f"native.{KERNEL}.forward.{count}")
+        graph.insert_before(node, call)
+        new = call.outputs[0]
+        new.type, new.shape, new.name = old.type, old.shape, old.name
+        ir.convenience.replace_all_uses_with([old], [new], replace_graph_outputs=True)
+        graph.remove(node, safe=True)
+        count += 1
+    return count
+
+
+def _pads(node: ir.Node) -> list[int] | None:
+    """The padding of a Conv that the kernel gains for; None of anything else."""
+    if node.domain != "" or node.op_type != "Conv":
+        return None
+    x, w = node.inputs[:2]
+    y = node.outputs[0]
+    if x is None or w is None or x.dtype != ir.DataType.FLOAT or w.dtype != ir.DataType.FLOAT or is_constant(w):
+        return None
+    if w.shape is None or not w.shape.is_static() or y.shape is None or len(w.shape) != 4 or len(y.shape) != 4:
+        return None
+    m, c, *taps = w.shape.numpy()
+    given = {
+        name: node.attributes[name].as_ints() for name in ("strides", "dilations", "pads") if name in node.attributes
+    }
+    if taps != [3, 3] or node.attributes.get_int("group", 1) != 1:
+        return None
+    if any(n != 1 for name in ("strides", "dilations") for n in given.get(name, ())):
+        return None
+    if node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", ""):
+        return None
+    pads = list(given.get("pads", (0, 0, 0, 0)))
+    images, _, *size = (d if isinstance(d, int) else None for d in y.shape)
+    if not all(0 <= p <= 2 for p in pads) or not gains(images, (c, m), size):
+        return None
+    return pads
