@@ -31,7 +31,7 @@ from onnxgrad.training.step.compile import Step
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "rewrites.json"
 PAGE = ROOT / "docs" / "runtime.md"
-WORKLOADS = ("mlp", "cnn", "residual", "depthwise", "transformer", "lstm", "dlrm", "graph_net")
+WORKLOADS = ("mlp", "cnn", "residual", "depthwise", "transformer", "lstm", "dlrm", "graph_net", "wavenet")
 STEPS = 4  #: in a turn
 ALL = "all of them"
 

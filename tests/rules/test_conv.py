@@ -45,6 +45,8 @@ CASES = [
     case("Conv", (2, 4, 9), (6, 2, 3), strides=[2], dilations=[2], pads=[2, 1], group=2, note="dilated groups"),
     case("Conv", (2, 2, 12), (3, 2, 2), strides=[5], dilations=[2], symbolic=BATCH, note="dilated, rest"),
     case("Conv", (1, 2, 7, 6), (1, 2, 2, 2), dilations=[2, 3], pads=[3, 4, 0, 3], symbolic=BATCH, note="wide padding"),
+    case("Conv", (2, 4, 5, 6), (4, 2, 3, 2), dilations=[1, 2], group=2, symbolic=BATCH, note="dilated, 2", order=2),
+    case("Conv", (1, 2, 8, 6), (2, 2, 2, 2), dilations=[3, 2], strides=[1, 3], symbolic=BATCH, note="dilated, rest 2"),
     case("Conv", (2, 2, 3, 3), (3, 2, 1, 1), (3,), symbolic=ROOM, note="pointwise", order=2),
     case("Conv", (2, 2, 4, 3), (3, 2, 1, 1), strides=[2, 2], symbolic=ROOM, note="pointwise strided"),
     case("Conv", (2, 2, 3, 3), (3, 2, 1, 1), pads=[1, 0, 0, 2], symbolic=ROOM, note="pointwise padded"),

@@ -21,6 +21,7 @@ MODELS = {
     "mirrored_weights": ("2,3,6,5", "4,3,3,2", "y = Conv <pads = [1, 0, 1, 1]> (x, w)", "2,4,6,5"),
     "gemm_of_rows": ("2,4,3", "3,5", "y = MatMul (x, w)", "2,4,5"),
     "pointwise_weight": ("2,3,6,5", "4,3,1,1", "y = Conv <strides = [2, 1]> (x, w)", "2,4,3,5"),
+    "image_products": ("2,3,6,5", "4,3,1,1", "y = Conv <strides = [2, 1]> (x, w)", "2,4,3,5"),
     "interleaved_weight": (
         "2,4,7,6",
         "6,2,3,2",

@@ -18,10 +18,12 @@ from onnxgrad.runtime.rewrites.depthwise_weight import DEPTHWISE_WEIGHT
 from onnxgrad.runtime.rewrites.joined_slices import JOINED_SLICES
 from onnxgrad.runtime.rewrites.known_rows import KNOWN_ROWS
 from onnxgrad.runtime.rewrites.maxpool_ties import MAXPOOL_TIES
+from onnxgrad.runtime.rewrites.ranked_scalars import RANKED_SCALARS
 from onnxgrad.runtime.rewrites.rewrite import Rewrite
 from onnxgrad.runtime.rewrites.scattered_rows import SCATTERED_ROWS
 from onnxgrad.runtime.rewrites.strided_blocks import STRIDED_BLOCKS
 from onnxgrad.runtime.rewrites.turned_products import TURNED_PRODUCTS
+from onnxgrad.runtime.rewrites.unexpanded import UNEXPANDED
 from onnxgrad.runtime.rewrites.whole_rows import WHOLE_ROWS
 
 #: In the order in which they are applied.
@@ -35,7 +37,9 @@ REWRITES: tuple[Rewrite, ...] = (
     SCATTERED_ROWS,
     WHOLE_ROWS,
     TURNED_PRODUCTS,
+    UNEXPANDED,
     BATCHED_UPDATES,
+    RANKED_SCALARS,
 )
 
 

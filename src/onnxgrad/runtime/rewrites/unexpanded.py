@@ -1,0 +1,44 @@
+"""A tensor that is expanded to the shape of what it meets in an elementwise operator meets it as it is.
+
+The cotangent of a mean is expanded to the shape of what was averaged (a rule cannot know what comes next), and mostly
+it is then added to another cotangent, or multiplied by a mask, of that shape. Those operators broadcast by themselves
+and on all threads, where Expand is a pass of its own over memory on one.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxgrad.ir.shapes import same_dims
+from onnxgrad.runtime.rewrites.rewrite import Rewrite, made
+
+_BROADCASTING = frozenset({"Add", "Div", "Max", "Min", "Mul", "Sub"})
+
+
+def _spread(node: ir.Node) -> tuple[int, ir.Value] | None:
+    """An operand of `node` that need not be expanded: which one, and from what. The other one says the shape."""
+    if node.op_type not in _BROADCASTING or node.domain != "" or len(node.inputs) != 2:
+        return None
+    for i, (x, other) in enumerate(zip(node.inputs, reversed(node.inputs))):
+        expand = made(x, "Expand")
+        source = None if expand is None else expand.inputs[0]
+        if source is None or x is None or other is None or x is other or x.shape is None or other.shape is None:
+            continue
+        if same_dims(x.shape, other.shape):
+            return i, source
+    return None
+
+
+def _write(graph: ir.Graph) -> None:
+    for node in graph:
+        if (found := _spread(node)) is not None:
+            node.replace_input_with(*found)
+
+
+UNEXPANDED = Rewrite(
+    "unexpanded",
+    "an operand is broadcast, not expanded",
+    "elementwise operators with an Expand to the shape of the other operand",
+    lambda graph: any(_spread(node) is not None for node in graph),
+    _write,
+)
