@@ -64,6 +64,25 @@ def floats():
     return to_proto(trained(network(), epochs=20).inference_model())
 
 
+def test_what_no_node_reads_is_left_out_without_a_word(floats, capfd):
+    model = onnx.ModelProto.FromString(floats.SerializeToString())
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.int64), "spare"))
+    assert "spare" not in stored(quantize(model, DATA, rows=8))
+    assert capfd.readouterr().err == ""
+
+
+def test_adapters_of_integer_products_are_refused_by_name():
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        integers (float[N, 4] x) => (float[N, 3] y) <int8[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}> {
+            q, scale, point = DynamicQuantizeLinear (x)
+            p = MatMulInteger (q, w, point)
+            f = Cast <to = 1> (p)
+            y = Mul (f, scale)
+        }""")
+    with pytest.raises(BadInput, match=r"integers \(DynamicQuantizeLinear, MatMulInteger\); adapt the model of floats"):
+        attach(model, loss="mse", optimizer="sgd", adapter=LoRA(rank=1, targets="all"))
+
+
 @pytest.fixture(scope="module")
 def plain(floats):
     return quantize(floats, DATA)

@@ -14,6 +14,7 @@ from onnxgrad.ir.graph import reads
 from onnxgrad.training.adapters.config import ATTENTION
 from onnxgrad.training.adapters.parts import WeightPart, named_part, outputs
 from onnxgrad.training.adapters.sites import EMBEDDING, LINEAR, OPERANDS, Weight
+from onnxgrad.training.graph.rounding import is_quantized
 
 #: Names of modules and weights around attention, where the graph does not show it.
 _NAMES = re.compile(
@@ -49,7 +50,13 @@ def chosen(patterns: Sequence[str], weights: Mapping[str, Weight], graph: ir.Gra
         UnknownName, BadInput: a pattern that stands for none.
     """
     if not weights:
-        raise BadInput("the model has no weight that an adapter fits: none that a MatMul, Gemm, Conv or Gather reads")
+        integers = sorted({n.op_type for n in graph.all_nodes() if is_quantized(n)})
+        hint = (
+            f"\n  hint: it computes in integers ({', '.join(integers)}); adapt the model of floats" if integers else ""
+        )
+        raise BadInput(
+            f"the model has no weight that an adapter fits: none that a MatMul, Gemm, Conv or Gather reads{hint}"
+        )
     taken: set[str] = set()
     parts: dict[str, dict[str, WeightPart]] = {}
     wanted = [p for p in patterns if not p.startswith("!")] or ["all"]

@@ -96,6 +96,9 @@ def opened_floats(model: AnyModel) -> ir.Model:
         raise BadInput("the model carries training information\n  hint: quantize the trained inference model")
     own_weights(graph, ())
     fold_norms(graph)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_input() and not value.is_graph_output():
+            del graph.initializers[name]  # shapes that were folded: ONNX Runtime warns of each
     names = Names.of_graph(graph)
     _separate_biases(graph, names)
     for node in graph:
