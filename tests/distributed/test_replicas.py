@@ -28,16 +28,6 @@ ROOT = str(Path(__file__).parents[2])
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with a model, data to train on and data to measure."""
-    folder = tmp_path_factory.mktemp("ranks")
-    onnx.save(classifier(), folder / "m.onnx")
-    np.savez(folder / "d.npz", **blobs(90))
-    np.savez(folder / "v.npz", **blobs(300, 1))
-    return folder
-
-
-@pytest.fixture(scope="module")
 def replicated(place):
     """The weights that two simulated ranks have that share nothing out: a sum of two is the same in either order."""
 

@@ -16,22 +16,11 @@ from onnxgrad.cli import main
 from onnxgrad.training.loop.checkpoint import FILE, named_parts
 from tests.cli.said import ran
 from tests.distributed.launching import environment, mpiexec, torchrun
-from tests.training.models import blobs, classifier
 from tests.training.parallel.test_synchronized import batches, convolutional
 
 KILLED = str(Path(__file__).with_name("killed_worker.py"))
 HOW = ["--loss", "cross_entropy", "--optimizer", "adam", "--lr", "0.02", "--epochs", "3", "--batch-size", "16"]
 HOW += ["--target", "portable"]
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with a model, data to train on and data to measure."""
-    folder = tmp_path_factory.mktemp("ranks")
-    onnx.save(classifier(), folder / "m.onnx")
-    np.savez(folder / "d.npz", **blobs(90))
-    np.savez(folder / "v.npz", **blobs(300, 1))
-    return folder
 
 
 def command(place, name, *more):

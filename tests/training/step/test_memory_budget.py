@@ -81,8 +81,8 @@ def convolutions(blocks: int = 4, norm: bool = True, skip: bool = True) -> onnx.
 
 def dropping() -> onnx.ModelProto:
     """A deep network that drops behind every activation."""
-    proto = deep(8)
-    for i in range(7):
+    proto = deep(6)
+    for i in range(5):
         proto.graph.node.append(node("Dropout", [f"a{i}", "share", "yes"], [f"d{i}"], name=f"drop{i}"))
         reader = next(n for n in proto.graph.node if n.name == f"mul{i + 1}")
         reader.input[0] = f"d{i}"
