@@ -49,7 +49,7 @@ class ExaminedNode:
         """The attribute, as given or by default; None if there is neither, or it is a function's."""
         given = self.node.attributes.get(name)
         if given is None:
-            held = self.asked.default(name)
+            held = self.asked.defaults.get(name)
             return held.decode() if isinstance(held, bytes) else held
         return None if given.is_ref() else given.value
 

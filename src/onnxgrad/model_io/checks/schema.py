@@ -23,16 +23,10 @@ class Formal(NamedTuple):
     inputs: tuple[int, int]
     outputs: tuple[int, int]
     attributes: dict[str, int]
+    defaults: dict[str, Any]  # of the attributes that the schema gives one
     required: frozenset[str]
     single: int  # how many operands in front may not be left out
     binds: tuple[str, ...]  # the type variable of each operand, empty where any type may stand
-
-    def default(self, name: str) -> Any:
-        """What an attribute is where a node leaves it out; None if the schema does not say."""
-        spec = self.schema.attributes.get(name)
-        if spec is None or not spec.default_value.name:
-            return None
-        return onnx.helper.get_attribute_value(spec.default_value)
 
 
 @functools.cache
@@ -53,7 +47,12 @@ def formal(domain: str, op_type: str, opset: int) -> Formal | None:
         (schema.min_input, schema.max_input),
         (schema.min_output, schema.max_output),
         {name: int(a.type) for name, a in attributes.items()},
-        frozenset(name for name, a in schema.attributes.items() if a.required),
+        {
+            name: onnx.helper.get_attribute_value(a.default_value)
+            for name, a in attributes.items()
+            if a.default_value.name
+        },
+        frozenset(name for name, a in attributes.items() if a.required),
         single,
         tuple(p.type_str if p.type_str in variables and p.is_homogeneous else "" for p in schema.inputs),
     )
