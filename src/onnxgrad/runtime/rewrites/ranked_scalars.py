@@ -38,7 +38,7 @@ def _write(graph: ir.Graph) -> None:
                 writer.at = node
                 array, ones = known(scalar), (1,) * rank
                 same = writer.view(scalar, *ones) if array is None else writer.constant(array.reshape(ones))
-                same.dtype, same.shape = scalar.dtype, ir.Shape(ones)
+                same.type, same.shape = scalar.type, ir.Shape(ones)
                 found[scalar, rank] = same
             node.replace_input_with(i, found[scalar, rank])
 

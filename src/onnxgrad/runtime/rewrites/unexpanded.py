@@ -24,7 +24,7 @@ def _spread(node: ir.Node) -> tuple[int, ir.Value] | None:
         source = None if expand is None else expand.inputs[0]
         if source is None or x is None or other is None or x is other or x.shape is None or other.shape is None:
             continue
-        if same_dims(x.shape, other.shape):
+        if same_dims(x.shape.dims, other.shape.dims):
             return i, source
     return None
 
