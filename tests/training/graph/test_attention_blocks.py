@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -340,6 +341,18 @@ def test_kernels_take_the_place_of_a_block():
     found = stepped(compiled(model, 4), np.float32, "native")
     for name, array in stepped(compiled(model, 0), np.float32).items():
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_a_product_of_a_constant_node_is_no_attention():
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        g (float[N, 1, 2] x) => (float[N, 2, 2] y) <float[1, 2] W = {1, 2}> {
+            c = Constant <value = float[1, 2, 1] {1, 2}> ()
+            h = Mul (x, W)
+            p = MatMul (c, h)
+            y = Softmax (p)
+        }""")
+    assert not scans(compiled(model, 4))
 
 
 @pytest.mark.parametrize("kind", ["read", "dropped"])

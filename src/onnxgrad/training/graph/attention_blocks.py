@@ -241,7 +241,7 @@ def _factors(node: ir.Node, score: ir.Value) -> tuple[ir.Value, ir.Value, set[ir
 
 def _before_softmax(node: ir.Node, end: ir.Value) -> tuple[ir.Value | None, ir.Value | None, bool]:
     """What `node` makes probabilities of; under which condition they are 0; whether those that are no numbers are."""
-    x = node.inputs[0]
+    x = node.inputs[0] if node.inputs else None  # a Constant reads nothing
     if node.domain != "" or x is None:
         return None, None, False
     if node.op_type in ("Identity", "Cast"):
