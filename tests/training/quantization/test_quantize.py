@@ -71,16 +71,31 @@ def test_what_no_node_reads_is_left_out_without_a_word(floats, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_adapters_of_integer_products_are_refused_by_name():
+@pytest.fixture(scope="module")
+def integers():
+    """A product of integers as `quantize_dynamic` writes it."""
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
-        integers (float[N, 4] x) => (float[N, 3] y) <int8[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}> {
+        integers (float[N, 4] x) => (float[N, 3] y)
+        <int8[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, float step = {0.01}, float[3] bias = {1, 2, 3}> {
             q, scale, point = DynamicQuantizeLinear (x)
             p = MatMulInteger (q, w, point)
             f = Cast <to = 1> (p)
-            y = Mul (f, scale)
+            both = Mul (scale, step)
+            z = Mul (f, both)
+            y = Add (z, bias)
         }""")
+    model.graph.initializer[1].name = model.graph.node[3].input[1] = "fc.weight_scale"  # as modules have parameters
+    return model
+
+
+def test_the_scale_of_stored_integers_does_not_train(integers):
+    trainer = Trainer(integers, loss="mse", optimizer="sgd", learning_rate=0.1)
+    assert [n for n, t in trainer.step.state.items() if t.kind == "parameter"] == ["bias"]
+
+
+def test_adapters_of_integer_products_are_refused_by_name(integers):
     with pytest.raises(BadInput, match=r"integers \(DynamicQuantizeLinear, MatMulInteger\); adapt the model of floats"):
-        attach(model, loss="mse", optimizer="sgd", adapter=LoRA(rank=1, targets="all"))
+        attach(integers, loss="mse", optimizer="sgd", adapter=LoRA(rank=1, targets="all"))
 
 
 @pytest.fixture(scope="module")

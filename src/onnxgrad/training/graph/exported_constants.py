@@ -140,6 +140,8 @@ def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], cir
     if _along(array) <= 1 and array.size > 1 and _only_angles(value):
         return "frequencies"
     uses = list(_meetings(value))
+    if any(_scales_integers(node, at) for node, at, _ in uses):
+        return "the scale of stored integers"
     bias = any(node.op_type in ("Add", "Sub") and _behind_layer(node, at) for node, at, _ in uses)
     layer = any(node.op_type in _LAYERS or node.domain not in ("", "ai.onnx") for node, _, _ in uses)
     if array.size > 1 and _along(array) == 1 and (bias or layer):
@@ -184,6 +186,13 @@ def _meetings(value: ir.Value, through: tuple[str, ...] = ()) -> Iterable[tuple[
                 yield from found
                 continue
         yield node, at, through
+
+
+def _scales_integers(node: ir.Node, at: int) -> bool:
+    """Whether the other factor is the scale of what is quantized at run time, as beside a MatMulInteger."""
+    other = node.inputs[1 - at] if node.op_type == "Mul" and at < 2 else None
+    maker = None if other is None else other.producer()
+    return maker is not None and maker.op_type == "DynamicQuantizeLinear"
 
 
 def _behind_layer(node: ir.Node, at: int) -> bool:
