@@ -251,6 +251,53 @@ def test_shapes_of_the_run():
             np.testing.assert_array_equal(found[name], expected[name], err_msg=str((a, b, c)))
 
 
+@pytest.mark.parametrize("width", [2, 3, 8, 13, 63])
+def test_short_rows(width):
+    """Operands that are spread: the same row, one number for each row, and rows that lie elsewhere."""
+    model = model_of(
+        "p = Mul(x, a) q = Add(p, b) r = Sub(q, c) s = Mul(r, d) y = Where(e, s, x)",
+        "(float[N,T,M,W] x, float[W] a, float[M,1] b, float[N,1,M,W] c, float[N,T,1,W] d, bool[T,1,W] e)"
+        " => (float[N,T,M,W] y)",
+    )
+    n, t, m = 3, 5, 90
+    rng = np.random.default_rng(width)
+    shapes = {"x": (n, t, m, width), "a": (width,), "b": (m, 1), "c": (n, 1, m, width), "d": (n, t, 1, width)}
+    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    same(model, {**feeds, "e": rng.random((t, 1, width)) < 0.5}, count=1)
+
+
+def test_groups_too_wide_for_a_program_are_cut():
+    """A recurrence that is written out: each step reads two operands, and gives a state and a sum."""
+    steps = range(24)
+    text = " ".join(
+        f"k{i} = Mul(h{i}, a{i}) h{i + 1} = Add(k{i}, b{i}) o{i} = Mul(h{i + 1}, c{i}) s{i} = ReduceSum(o{i}, axes)"
+        for i in steps
+    )
+    operands = [f"float[N,4,8] {name}{i}" for i in steps for name in "ab"] + [f"float[N,1,8] c{i}" for i in steps]
+    results = [f"float[N,4,8] h{i + 1}" for i in steps] + [f"float[N,4,1] s{i}" for i in steps]
+    ends = f"(float[N,4,8] h0, {', '.join(operands)}) => ({', '.join(results)}) <int64[1] axes={{-1}}>"
+    model = model_of(text, ends)
+    left = [n for n in fused(model.clone()).graph if n.op_type in ("Mul", "Add", "ReduceSum")]
+    assert not left
+    rng = np.random.default_rng(0)
+    feeds = {v.name: rng.standard_normal([7, *v.shape[1:]]).astype(np.float32) for v in model.graph.inputs}
+    same(model, feeds, rtol=1e-5, atol=1e-5)
+
+
+def test_an_expand_is_read_through_only_where_others_have_its_shape():
+    """Sizes of different names may be 1, and axes may come from the Expand alone."""
+    model = model_of(
+        "w = Expand(x, shape) p = Mul(w, y) q = Add(p, p) v = Expand(z, shape) r = Mul(v, one) s = Neg(r)",
+        "(float[A,1] x, float[A,M] y, float[K] z, int64[2] shape) => (float[A,K] q, float[A,K] s) <float[1,1] one={2}>",
+    )
+    x, z = np.float32([[2], [3]]), np.arange(4, dtype=np.float32)
+    feeds = {"x": x, "z": z, "shape": np.array([2, 4])}
+    for y in (np.ones((2, 1), np.float32), np.ones((2, 4), np.float32)):
+        found = Session(model, Options(threads=1, target="native")).run(feeds | {"y": y})
+        np.testing.assert_array_equal(found["q"], np.broadcast_to(2 * x, (2, 4)))
+        np.testing.assert_array_equal(found["s"], np.broadcast_to(-2 * z, (2, 4)))
+
+
 def test_sizes_that_a_name_promises_and_a_run_breaks():
     """Two dimensions of one name may differ, if they broadcast: results have the shapes of the operators then."""
     text = "s = Mul(x, x) t = Add(s, y) u = Neg(y) v = Mul(u, u) z = Add(t, v)"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
@@ -188,16 +188,27 @@ class _Grouping:
             self.called |= torn
 
     def _attempt(self) -> tuple[list[GroupCall], set[ir.Node]]:
-        """The calls, and what stays as it is. Groups are looked at from the last on: others give what they read."""
+        """The calls, and what stays as it is.
+
+        Groups are looked at from the last on: others give what they read. One that does not fit is cut in two.
+        """
         self.needed = {n.outputs[0] for n in self.fitting if self._leaves(n.outputs[0])}
         found: list[GroupCall] = []
         left: set[ir.Node] = set()
-        for group in reversed(self.groups):
+        todo = list(self.groups)
+        while todo:
+            group = todo.pop()
             targets = [n.outputs[0] for n in group.nodes if n.outputs[0] in self.needed]
             sums = [r for n in group.nodes for r in self.sums.get(n.outputs[0], ())]
             inside = self._slice(group, [*targets, *(r.source for r in sums)])
             again = self._computed_again(group, inside) if inside else set()
-            plan = self._plan(group, targets, sums, inside, again)
+            try:
+                plan = self._plan(group, targets, sums, inside, again)
+            except Unfit:
+                plan, half = None, len(group.nodes) // 2
+                if half:
+                    todo += [replace(group, nodes=part) for part in (group.nodes[:half], group.nodes[half:])]
+                    continue
             everything = inside if plan is None else inside | again
             for node in everything:
                 self.needed.update(v for v in node.inputs if self.maker(v) not in (None, *everything) and v is not None)
@@ -225,7 +236,11 @@ class _Grouping:
         inside: set[ir.Node],
         again: set[ir.Node],
     ) -> GroupCall | None:
-        """The call for a group; None if it gains nothing, or does not fit into a program."""
+        """The call for a group; None if it gains nothing.
+
+        Raises:
+            Unfit: it does not fit into a program.
+        """
         nodes = sorted(inside | again, key=self.place.__getitem__)
         known = [d for d in group.shape if isinstance(d, int)]
         small = len(known) == len(group.shape) and math.prod(known) < _SMALL
@@ -239,7 +254,7 @@ class _Grouping:
         for given, ends in (([*targets], sums), ([*targets, *dict.fromkeys(summed)], ())):
             with contextlib.suppress(Unfit):
                 return GroupCall(compiled(nodes, given, group.shape, ends), nodes)
-        return None
+        raise Unfit
 
     # --- what is computed again -----------------------------------------------------------------------------------
 

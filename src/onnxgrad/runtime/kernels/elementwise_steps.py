@@ -296,18 +296,19 @@ _REAL_ONLY = frozenset({"LeakyRelu", "PRelu", "HardSigmoid", "Softsign", "Mish",
 
 
 def operands_of(node: ir.Node) -> list[ir.Value | None]:
-    """What `node` reads, or what that was before an Expand, where another operand is of the shape of the result."""
-    shape = dims(node.outputs[0])
-    whole = {v for v in node.inputs if v is not None and dims(v) == shape and constant(v) is None}
-    before: dict[ir.Value, ir.Value] = {}
-    for value in whole:
-        maker = value.producer()
-        given = maker.inputs[0] if maker is not None and (maker.domain, maker.op_type) == ("", "Expand") else None
-        if given is not None and dims(given) is not None:
-            before[value] = given
-    if whole <= before.keys():
-        return list(node.inputs)
-    return [None if v is None else before.get(v, v) for v in node.inputs]
+    """What `node` reads, or what that was before an Expand, where the shape of the result is the same without it."""
+    given = [None if v is None else _before_expand(v) for v in node.inputs]
+    shape = dims(node.outputs[0]) or ()
+    shapes = [dims(v) or () for v in given if v is not None]
+    there = {k for each in shapes for k in range(1, len(each) + 1) if each[-k] == shape[-k]}
+    return given if len(there) == len(shape) else list(node.inputs)
+
+
+def _before_expand(value: ir.Value) -> ir.Value:
+    """What an Expand makes `value` of, if one does."""
+    maker = value.producer()
+    given = maker.inputs[0] if maker is not None and (maker.domain, maker.op_type) == ("", "Expand") else None
+    return value if given is None or dims(given) is None else given
 
 
 def write_steps(b: Steps, node: ir.Node) -> None:

@@ -34,13 +34,35 @@ typedef struct {
   Pieces pieces;
 } Job;
 
+/* Rows of `width` numbers that lie `stride` apart, or of one number each. */
+static void spread_short_rows(natural *to, const natural *from, int64_t stride, int single, int64_t rows, int64_t width) {
+  if (single) {
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t i = 0; i < width; i++) to[r * width + i] = from[r * stride];
+  } else if (stride) {
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t i = 0; i < width; i++) to[r * width + i] = from[r * stride + i];
+  } else { /* the same row: what is there already, once more */
+    memcpy(to, from, (size_t)width * 4);
+    for (int64_t there = 1; there < rows; there *= 2)
+      memcpy(to + there * width, to, (size_t)(least(there, rows - there) * width) * 4);
+  }
+}
+
 /* `count` elements of a broadcast operand from the place `at` on, 4 bytes each. */
 static void spread(const Job *job, const Source *source, natural *to, const int64_t *at, int64_t count) {
   const size_t last = job->axes.count - 1;
   Place place = place_in(&job->axes, source->strides, at);
   while (count > 0) {
-    const int64_t run = least(count, job->axes.dims[last] - place.at[last]);
     const char *from = source->data + place.offset * source->bytes;
+    const int64_t rows = source->bytes == 1 ? 0 : short_rows(&place, &job->axes, count), width = job->axes.dims[last];
+    if (rows) {
+      spread_short_rows(to, (const natural *)from, source->strides[last - 1], !source->strides[last], rows, width);
+      to += rows * width, count -= rows * width;
+      next_rows(&place, &job->axes, source->strides, rows);
+      continue;
+    }
+    const int64_t run = least(count, width - place.at[last]);
     if (source->bytes == 1)
       for (int64_t i = 0; i < run; i++) to[i] = from[source->strides[last] ? i : 0] ? UINT32_MAX : 0;
     else if (source->strides[last])

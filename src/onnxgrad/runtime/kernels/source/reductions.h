@@ -13,8 +13,9 @@
 #include "lanes.h"
 #include "moments.h"
 
-/* Axes; pieces at most, numbers of a piece at least, and of a slice that is cut; results that are added up together. */
-enum { AXES = 8, PIECES = 16, PIECE_LEAST = 8192, SLICE_LEAST = 32768, RESULTS_TOGETHER = 1024 };
+/* Axes; pieces at most, numbers of a piece at least, and of a slice that is cut; results that are added up together;
+ * what rows are shorter than that are gone through several at a time. */
+enum { AXES = 8, PIECES = 16, PIECE_LEAST = 8192, SLICE_LEAST = 32768, RESULTS_TOGETHER = 1024, SHORT = 64 };
 
 /* The axes that are gone through, the last one fastest. */
 typedef struct {
@@ -54,6 +55,21 @@ static inline void next_row(Place *place, const Axes *axes, const int64_t *strid
     if (++place->at[k] < axes->dims[k]) break;
     place->offset -= axes->dims[k] * strides[k], place->at[k] = 0;
   }
+}
+
+/* How many of `count` numbers are whole rows of the last axis that lie side by side along the one before, if rows are
+ * short; in rows. */
+static inline int64_t short_rows(const Place *place, const Axes *axes, int64_t count) {
+  const size_t last = axes->count - 1;
+  if (!last || place->at[last] || axes->dims[last] >= SHORT) return 0;
+  return least(count / axes->dims[last], axes->dims[last - 1] - place->at[last - 1]);
+}
+
+/* To the row that is `rows` further on, of those of `short_rows`. */
+static inline void next_rows(Place *place, const Axes *axes, const int64_t *strides, int64_t rows) {
+  const size_t before = axes->count - 2;
+  place->offset += (rows - 1) * strides[before], place->at[before] += rows - 1;
+  next_row(place, axes, strides);
 }
 
 typedef struct {
@@ -118,6 +134,37 @@ static int64_t cut_pieces(Pieces *pieces, const Axes *axes, int64_t unit, Sum *c
   }
 }
 
+typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
+
+static inline float short_sum(const float *x, int64_t count) {
+  four total = {0};
+  int64_t k = 0;
+  for (; k + 4 <= count; k += 4) total += *(const four *)(x + k);
+  float sum = (total[0] + total[2]) + (total[1] + total[3]);
+  for (; k < count; k++) sum += x[k];
+  return sum;
+}
+
+/* Adds rows of `width` numbers to sums: each to its own ones, `stride` further on, or all to the same. */
+static void add_short_rows(double *sums, int64_t stride, int each, const float *x, int64_t rows, int64_t width) {
+  if (!each) {
+    for (int64_t r = 0; r < rows; r++) sums[r * stride] += short_sum(x + r * width, width);
+  } else if (stride) {
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t i = 0; i < width; i++) sums[r * stride + i] += x[r * width + i];
+  } else {
+    int64_t i = 0;
+    for (; i + 8 <= width; i += 8) {
+      double total[8] = {0};
+      for (int64_t r = 0; r < rows; r++)
+        for (int k = 0; k < 8; k++) total[k] += x[r * width + i + k];
+      for (int k = 0; k < 8; k++) sums[i + k] += total[k];
+    }
+    for (; i < width; i++)
+      for (int64_t r = 0; r < rows; r++) sums[i] += x[r * width + i];
+  }
+}
+
 /* Adds `count` numbers from the place `at` on to the sums of a piece. They are all the first one where there is a
  * `single` one, of one row. */
 static void add_up(const Axes *axes, const Sum *sum, int piece, int single, const float *x, const int64_t *at,
@@ -126,8 +173,15 @@ static void add_up(const Axes *axes, const Sum *sum, int piece, int single, cons
   const size_t last = axes->count - 1;
   Place place = place_in(axes, sum->strides, at);
   while (count > 0) {
-    const int64_t run = least(count, axes->dims[last] - place.at[last]);
     double *here = sum->sums + (begin + place.offset);
+    const int64_t rows = single ? 0 : short_rows(&place, axes, count), width = axes->dims[last];
+    if (rows) {
+      add_short_rows(here, sum->strides[last - 1], sum->strides[last] != 0, x, rows, width);
+      x += rows * width, count -= rows * width;
+      next_rows(&place, axes, sum->strides, rows);
+      continue;
+    }
+    const int64_t run = least(count, width - place.at[last]);
     if (sum->strides[last])
       for (int64_t i = 0; i < run; i++) here[i] += x[single ? 0 : i];
     else
