@@ -297,10 +297,12 @@ _REAL_ONLY = frozenset({"LeakyRelu", "PRelu", "HardSigmoid", "Softsign", "Mish",
 
 def operands_of(node: ir.Node) -> list[ir.Value | None]:
     """What `node` reads, or what that was before an Expand, where the shape of the result is the same without it."""
+    shape = dims(node.outputs[0])
+    if shape is None:
+        return list(node.inputs)
     given = [None if v is None else _before_expand(v) for v in node.inputs]
-    shape = dims(node.outputs[0]) or ()
     shapes = [dims(v) or () for v in given if v is not None]
-    there = {k for each in shapes for k in range(1, len(each) + 1) if each[-k] == shape[-k]}
+    there = {k for each in shapes for k, (d, whole) in enumerate(zip(each[::-1], shape[::-1])) if d == whole}
     return given if len(there) == len(shape) else list(node.inputs)
 
 
