@@ -42,9 +42,12 @@ SHAPES = {
     (2048, 768, 192): "vit",
     (1024, 128, 8000): "bert, its vocabulary",
     (512, 242, 256): "dlrm",
+    (4096, 242, 256): "dlrm, batch of 4096",
+    (2048, 256, 256): "a radiance field",
     (4096, 96, 384): "swin",
     (1600, 64, 512): "lstm",
 }
+KERNELS = ("ProductGrad", "Layer")
 PEAK = """
 #include "lanes.h"
 float peak(long count) {
@@ -90,7 +93,7 @@ def session(nodes: list[tuple[str, list[str], str, dict[str, object]]], out: tup
     """Runs nodes (operator, inputs, output, attributes) as they are, into memory that is there."""
     kinds = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, a.shape) for name, a in arrays.items()}
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, out)
-    made = [helper.make_node(op, given, [to], domain=DOMAIN if op == "ProductGrad" else "", **attributes)
+    made = [helper.make_node(op, given, [to], domain=DOMAIN if op in KERNELS else "", **attributes)
             for op, given, to, attributes in nodes]  # fmt: skip
     graph = helper.make_graph(made, "product", list(kinds.values()), [y])
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, 1)]
@@ -114,10 +117,12 @@ def forms(m: int, k: int, n: int, threads: int) -> dict[str, dict[str, Run]]:
     found: dict[str, dict[str, Run]] = {
         "forward": {
             "MLAS": session([("Gemm", ["a", "b"], "y", {})], (m, n), threads, a=x, b=w),
+            "kernel": session([("Layer", ["a", "b"], "y", {"turned": 0, "relu": 0})], (m, n), threads, a=x, b=w),
             "OpenBLAS": lambda: x @ w,
         },
         "of x": {
             "MLAS": session([("Gemm", ["a", "b"], "y", {"transB": 1})], (m, k), threads, a=g, b=w),
+            "kernel": session([("Layer", ["a", "b"], "y", {"turned": 1, "relu": 0})], (m, k), threads, a=g, b=w),
             "OpenBLAS": lambda: g @ w.T,
         },
         "of W": {

@@ -34,6 +34,7 @@ ATTRIBUTES = {
     "ConvInputGrad": ("group", "size", "strides", "dilations", "pads"),
     "Conv3x3": ("pads", "turned"),
     "MaxPoolGrad": ("kernel", "strides", "dilations", "pads", "relu"),
+    "Layer": ("turned", "relu"),
     "BatchNorm": ("epsilon",),
     "BatchNormGrad": ("epsilon",),
     "Elementwise": ("program",),
@@ -90,7 +91,7 @@ def array(*shape, kind="f", fill=1):
 
 
 def test_every_kernel_is_known():
-    assert len(KERNELS) == 46
+    assert len(KERNELS) == 47
     assert set(ATTRIBUTES) < set(KERNELS)
 
 
@@ -162,6 +163,17 @@ def test_products():
     huge = np.zeros((0, 1 << 20), np.float32)
     refused("ProductGrad", [huge, huge], match="too many numbers")
     assert not called("ProductGrad", [array(0, 7), array(0, 40)], {})[0].any()
+
+
+def test_sizes_of_layers():
+    how = {"turned": 0, "relu": 0}
+    assert called("Layer", [array(500, 7), array(7, 40), None], how)[0].max() == 7
+    assert called("Layer", [array(5, 3, 7), array(40, 7), array(40)], {"turned": 9, "relu": 9})[0].shape == (5, 3, 40)
+    wrong = [((8, 40), None), ((40, 7), None), ((7,), None), ((2, 7, 40), None), ((7, 40), (39,)), ((7, 40), (1, 40))]
+    for x, w, bias in (*(((500, 7), *others) for others in wrong), ((7,), (7, 40), None), ((500, 0), (0, 40), None)):
+        refused("Layer", [array(*x), array(*w), None if bias is None else array(*bias)], how, match="belong together")
+    assert not called("Layer", [array(0, 7), array(7, 40), None], how)[0].size
+    assert not called("Layer", [array(7, 7), array(7, 0), None], how)[0].size
 
 
 EMPTY = np.zeros((0, 1 << 30, 1 << 30), np.float32)

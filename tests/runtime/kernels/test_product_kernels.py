@@ -1,6 +1,8 @@
-"""Cotangents of weights of products in C, against numpy in float64 and the operators of the runtime."""
+"""Products in C, of layers and cotangents of their weights, against numpy in float64 and the runtime's operators."""
 
 import numpy as np
+import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 from onnx import helper
@@ -25,8 +27,8 @@ def product(op, m, n, leading=("K",), kind=1, **attributes):
     return vjp(ir.from_proto(model), wrt=["w"])
 
 
-def calls(model):
-    return [node for node in with_products(model).graph if (node.domain, node.op_type) == (DOMAIN, "ProductGrad")]
+def calls(model, kernel="ProductGrad"):
+    return [node for node in with_products(model).graph if (node.domain, node.op_type) == (DOMAIN, kernel)]
 
 
 def normal(*shape, seed=0):
@@ -107,3 +109,93 @@ def test_in_a_branch():
     model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10))
     inside = [n.op_type for body in with_products(model).graphs() for n in body if n.domain == DOMAIN]
     assert inside == ["ProductGrad"] * 2
+
+
+def layer(body, **shapes):
+    """A model of that body, from inputs of these shapes to y."""
+    ends = ", ".join(f"float[{','.join(map(str, shape))}] {name}" for name, shape in shapes.items())
+    text = f'<ir_version: 10, opset_import: ["" : 20]> g ({ends}) => (y) {{ {body} }}'
+    return ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))
+
+
+@pytest.mark.parametrize(("k", "n"), [(64, 64), (37, 250), (19, 608), (1024, 32)], ids=str)
+@pytest.mark.parametrize("turned", [0, 1])
+def test_layers_against_float64(k, n, turned):
+    """Heights of tiles and their rests, pieces, and columns between tiles; few rows, and no row."""
+    body = f"h = Gemm <transB = {turned}> (x, w, c) y = Relu (h)"
+    model = layer(body, x=("N", k), w=(n, k) if turned else (k, n), c=(n,))
+    assert [call.attributes["relu"].as_int() for call in calls(model, "Layer")] == [1]
+    feeds = {"w": normal(*((n, k) if turned else (k, n)), seed=1), "c": normal(n, seed=2)}
+    w = feeds["w"].T if turned else feeds["w"]
+    sessions = [Session(model, Options(threads=t, target="native")) for t in (1, 2)]
+    for rows in (1000, 193, 96, 50, 23, 12, 5, 4, 1, 0):
+        x = normal(rows, k)
+        found = [session.run(feeds | {"x": x})["y"] for session in sessions]
+        expected = np.maximum(x.astype(np.float64) @ w + feeds["c"], 0)
+        np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=1e-6 * k)
+        np.testing.assert_array_equal(*found)
+
+
+#: Operators, shapes, how many layers, and with which bias and ReLU.
+LAYERS = {
+    "plain": ("y = MatMul (x, w)", {}, [(False, 0)]),
+    "of several axes": ("y = MatMul (x, w)", {"x": ("N", 5, 64)}, [(False, 0)]),
+    "Transpose before": ("t = Transpose <perm = [1, 0]> (w) y = MatMul (x, t)", {"w": (96, 64)}, [(False, 0)]),
+    "Add behind": ("h = MatMul (x, w) y = Add (c, h)", {}, [(True, 0)]),
+    "Add and Relu": ("h = MatMul (x, w) a = Add (h, c) y = Relu (a)", {}, [(True, 1)]),
+    "Relu alone": ("h = Gemm (x, w) y = Relu (h)", {}, [(False, 1)]),
+    "read twice": ("h = Gemm (x, w, c) r = Relu (h) y = Add (r, h)", {}, [(True, 0)]),
+    "another operator": ("h = Gemm (x, w, c) y = Tanh (h)", {}, [(True, 0)]),
+    "added to itself": ("h = MatMul (x, w) y = Add (h, h)", {}, [(False, 0)]),
+    "Add of a column": ("h = MatMul (x, w) y = Add (h, c)", {"x": (96, 64), "c": (96, 1)}, [(False, 0)]),
+    "bias for each row": ("y = Gemm (x, w, c)", {"c": ("N", 96)}, []),
+    "scaled": ("y = Gemm <alpha = 2.0> (x, w, c)", {}, []),
+    "bias scaled": ("y = Gemm <beta = 2.0> (x, w, c)", {}, []),
+    "x transposed": ("y = Gemm <transA = 1> (x, w, c)", {"x": (64, 96)}, []),
+    "columns between tiles": ("y = MatMul (x, w)", {"w": (64, 65)}, []),
+    "few weights": ("y = MatMul (x, w)", {"x": ("N", 32), "w": (32, 96)}, []),
+    "long rows": ("y = MatMul (x, w)", {"x": ("N", 1025), "w": (1025, 64)}, []),
+    "many weights": ("y = MatMul (x, w)", {"x": ("N", 1000), "w": (1000, 1088)}, []),
+    "few rows": ("y = MatMul (x, w)", {"x": (3, 21, 64)}, []),
+    "constant weights": ("v = ConstantOfShape (s) y = MatMul (x, v)", {}, []),
+    "a batch of matrices": ("y = MatMul (x, w)", {"x": (2, 96, 64), "w": (2, 64, 96)}, []),
+    "other axes transposed": ("t = Transpose <perm = [0, 2, 1]> (w) y = MatMul (x, t)", {"w": (1, 96, 64)}, []),
+}
+
+
+@pytest.mark.parametrize(("body", "shapes", "expected"), LAYERS.values(), ids=LAYERS)
+def test_which_layers_are_taken(body, shapes, expected):
+    body = body.replace("v = ConstantOfShape (s)", "s = Constant <value_ints = [64, 96]> () v = ConstantOfShape (s)")
+    shapes = {"x": ("N", 64), "w": (64, 96), "c": (96,)} | shapes
+    model = layer(body, **shapes)
+    made = [(call.inputs[2] is not None, call.attributes["relu"].as_int()) for call in calls(model, "Layer")]
+    if "ConstantOfShape" not in body:  # the runtime folds it later
+        assert made == expected
+    feeds = {
+        name: normal(*(70 if d == "N" else d for d in shape), seed=i) for i, (name, shape) in enumerate(shapes.items())
+    }
+    feeds = {v.name: feeds[v.name] for v in model.graph.inputs if v.name in feeds}
+    native, portable = (Session(model, Options(target=t)).run(feeds)["y"] for t in ("native", "portable"))
+    np.testing.assert_allclose(native, portable, rtol=1e-4, atol=1e-4)
+
+
+def test_infinity_and_nan_of_layers_stay_where_they_are():
+    model = layer("h = Gemm (x, w, c) y = Relu (h)", x=("N", 64), w=(64, 96), c=(96,))
+    for rows in (3, 40):
+        feeds = {"x": normal(rows, 64), "w": abs(normal(64, 96, seed=1)), "c": normal(96, seed=2)}
+        feeds["x"][1, 5], feeds["x"][2, 7], feeds["c"][9] = np.inf, np.nan, np.nan
+        found = Session(model, Options(target="native")).run(feeds)["y"]
+        wrong = np.zeros((rows, 96), bool)
+        wrong[1], wrong[2], wrong[:, 9] = True, True, True
+        np.testing.assert_array_equal(~np.isfinite(found), wrong)
+        assert np.isnan(found[2]).all()
+        assert np.isposinf(found[1, :9]).all()
+
+
+def test_nothing_else_reads_what_is_looked_at():
+    """A call that was only tried once counted as a reader of its operands."""
+    model = layer("h = Gemm (x, w, c) y = Relu (h)", x=("N", 64), w=(64, 96), c=(96,))
+    copy = with_products(model)
+    assert copy is not model
+    assert [len(v.uses()) for v in (*model.graph.inputs, *copy.graph.inputs)] == [1] * 6
+    assert [n.op_type for n in copy.graph] == ["Layer"]

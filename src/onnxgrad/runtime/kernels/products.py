@@ -1,11 +1,14 @@
-"""Products xᵀ·g, the cotangents of weights, to calls of ``source/products.c``.
+"""Products of two matrices to calls of ``source/products.c`` (xᵀ·g, the cotangents of weights) and ``source/layers.c``.
 
-Nobody names them: any Gemm or MatMul of two matrices in float32 with a transposed left operand is one. ONNX Runtime's
-own kernel reads that operand in an order that the processor cannot foresee (`python -m benchmarks.products`); it is as
-quick where nothing is transposed, or the right operand.
+Nobody names them: they are any Gemm or MatMul in float32 whose sizes are right. Of xᵀ·g ONNX Runtime's own kernel reads
+the left operand in an order that the processor cannot foresee; of x·W with many rows it is slower than with few
+(`python -m benchmarks.products`). A bias and a ReLU behind a layer are part of the call.
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -15,8 +18,10 @@ from onnxgrad.runtime.kernels.substitute import DOMAIN
 #: What `Options(without=…)` calls it.
 NAME = "products"
 
-#: Of the result: fewer numbers are not worth a copy, nor are tiles of so many columns where they are emptier.
+#: Of weights: fewer numbers are not worth a copy, nor are tiles of so many columns where they are emptier.
 _FEWEST, _COLUMNS, _EMPTIEST = 4096, 32, 1.15
+#: Of a layer: the longest rows, the most weights, and the fewest rows where it is known how many there are.
+_LONGEST, _MOST, _ROWS = 1024, 1 << 20, 64
 
 
 def with_products(model: ir.Model, own: bool = False) -> ir.Model:
@@ -29,54 +34,103 @@ def with_products(model: ir.Model, own: bool = False) -> ir.Model:
     copy = model if own else model.clone()
     for graph in [copy.graph, *(body for node in copy.graph.all_nodes() for body in subgraphs(node))]:
         for node in list(graph):
-            call = _call(node)
-            if call is not None:
-                graph.insert_after(node, call)
-                ir.convenience.replace_all_uses_with(node.outputs, call.outputs, replace_graph_outputs=True)
-                (old,), (new,) = node.outputs, call.outputs
+            found = _call(node)
+            if found is not None:
+                old, last = found.result, found.result.producer()
+                attributes = ir.convenience.convert_attributes(found.attributes)
+                call = ir.Node(DOMAIN, found.kernel, found.inputs, attributes, num_outputs=1, name=node.name)
+                assert last is not None
+                graph.insert_after(last, call)
+                ir.convenience.replace_all_uses_with(old, call.outputs[0], replace_graph_outputs=True)
+                (new,) = call.outputs
                 new.type, new.shape, new.name = old.type, old.shape, old.name
-                graph.remove(node, safe=True)
+                old.name = f"{old.name}.operators"
         prune(graph)
     copy.opset_imports[DOMAIN] = 1
     return copy
 
 
-def _call(node: ir.Node) -> ir.Node | None:
-    """The call that stands for `node`, if it is such a product."""
-    if node.domain != "" or node.op_type not in ("Gemm", "MatMul") or any(v is None for v in node.inputs[:2]):
+@dataclass(frozen=True)
+class _Call:
+    """A call that is to be: its operands, and the value that it gives."""
+
+    kernel: str
+    inputs: tuple[ir.Value | None, ...]
+    result: ir.Value
+    attributes: dict[str, int] = field(default_factory=dict)
+
+
+def _call(node: ir.Node) -> _Call | None:
+    """The call that stands for the product `node`, or for that with the operators behind it."""
+    if node.domain != "" or node.op_type not in ("Gemm", "MatMul"):
         return None
-    x, g = node.inputs[:2]
-    assert x is not None
-    assert g is not None
+    x, w = node.inputs[:2]
+    if x is None or w is None or x.dtype != ir.DataType.FLOAT or w.dtype != ir.DataType.FLOAT:
+        return None
     left = right = False
     if node.op_type == "Gemm":
-        if len(node.inputs) > 2 and node.inputs[2] is not None:
-            return None
-        if node.attributes.get_float("alpha", 1.0) != 1.0:
+        if any(node.attributes.get_float(name, 1.0) != 1.0 for name in ("alpha", "beta")):
             return None
         left, right = (bool(node.attributes.get_int(name, 0)) for name in ("transA", "transB"))
-    if x.dtype != ir.DataType.FLOAT or g.dtype != ir.DataType.FLOAT or not _is_worth_it(node.outputs[0]):
-        return None
     x, left = _untransposed(x, left)
-    g, right = _untransposed(g, right)
-    if not left or right:
+    w, right = _untransposed(w, right)
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if not left:
+        return _layer(node.outputs[0], x, w, right, bias)
+    size = _dims(node.outputs[0])
+    if right or bias is not None or len(size) != 2 or not _is_worth_it(*size):
         return None
-    return ir.Node(DOMAIN, "ProductGrad", [x, g], num_outputs=1, name=node.name)
+    return _Call("ProductGrad", (x, w), node.outputs[0])
 
 
-def _is_worth_it(result: ir.Value) -> bool:
-    """Whether `result` is a matrix that tiles cover well."""
-    if result.shape is None or len(result.shape) != 2:
-        return False
-    rows, columns = result.shape
-    if not isinstance(rows, int) or not isinstance(columns, int) or rows * columns < _FEWEST:
+def _layer(y: ir.Value, x: ir.Value, w: ir.Value, turned: bool, bias: ir.Value | None) -> _Call | None:
+    """`y` = x·W, or x·Wᵀ if `turned`, with what follows it, unless ONNX Runtime is as quick."""
+    size = _dims(w)
+    if len(size) != 2 or x.shape is None or len(x.shape) < 2 or ir.convenience.get_const_tensor(w) is not None:
+        return None  # constant weights are laid out once by the runtime
+    k, n = size[::-1] if turned else size
+    if k is None or k > _LONGEST or not _is_worth_it(k, n) or n is None or k * n > _MOST:
+        return None
+    rows = [d for d in _dims(x)[:-1] if d is not None]
+    if len(rows) == len(x.shape) - 1 and math.prod(rows) < _ROWS:
+        return None
+    if bias is not None and _dims(bias) != (n,):
+        return None
+    after = _only_user(y, "Add")
+    if bias is None and after is not None:
+        others = [v for v in after.inputs if v is not y and v is not None]
+        if len(others) == 1 and _dims(others[0]) == (n,):
+            bias, y = others[0], after.outputs[0]
+    after = _only_user(y, "Relu")
+    y = y if after is None else after.outputs[0]
+    return _Call("Layer", (x, w, bias), y, {"turned": int(turned), "relu": int(after is not None)})
+
+
+def _is_worth_it(rows: int | None, columns: int | None) -> bool:
+    """Whether there is a matrix of these sizes, and tiles cover it well."""
+    if rows is None or columns is None or rows * columns < _FEWEST:
         return False
     return -(-columns // _COLUMNS) * _COLUMNS <= _EMPTIEST * columns
 
 
+def _dims(value: ir.Value) -> tuple[int | None, ...]:
+    """The sizes of `value`, None for those that only a run tells; no size at all if nothing is known."""
+    return tuple(d if isinstance(d, int) else None for d in value.shape or ())
+
+
+def _only_user(value: ir.Value, op_type: str) -> ir.Node | None:
+    """The operator of that name that alone reads `value`; None if there is no such thing."""
+    users, maker = value.consumers(), value.producer()
+    if len(value.uses()) != 1 or value.is_graph_output() or maker is None or users[0].graph is not maker.graph:
+        return None
+    return users[0] if (users[0].domain, users[0].op_type) == ("", op_type) else None
+
+
 def _untransposed(value: ir.Value, transposed: bool) -> tuple[ir.Value, bool]:
-    """What `value` is a Transpose of, if it is one, and whether the product then transposes."""
+    """What `value` is the Transpose of, if it is a matrix and one, and whether the product then transposes."""
     node = value.producer()
     if node is None or node.op_type != "Transpose" or node.domain != "" or node.inputs[0] is None:
+        return value, transposed
+    if value.shape is None or len(value.shape) != 2:
         return value, transposed
     return node.inputs[0], not transposed

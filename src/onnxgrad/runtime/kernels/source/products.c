@@ -8,19 +8,12 @@
 #include <string.h>
 
 #include "kernel.h"
-#include "lanes.h"
+#include "tiles.h"
 
-#if defined(__AVX512F__) || defined(__aarch64__)
-enum { ROWS = 12 };
-#else
-enum { ROWS = 6 };
-#endif
 enum {
-  COLUMNS = 2 * LANES,
   DEPTH = 192,     /* of the strips: one of b with COLUMNS stays in the first cache */
   BAND = 240,      /* rows of the result that are computed together, at most */
   WIDTH = 512,     /* and columns */
-  AHEAD = 6,       /* rows that are asked for before they are copied: they are short and far from each other */
   PIECE = 1 << 24, /* multiplications of a piece, where that gives enough of them */
   FEW = 4,         /* rows of the operands */
   SHARES = 32,     /* pieces that are enough, and most threads at work */
@@ -37,37 +30,13 @@ typedef struct {
   uint32_t taken; /* slots of memory, a bit each */
 } Job;
 
-/* `count` columns of rows of `stride` numbers, as panels of `width`: [panel][row][width] */
-INLINE void panels(const float *x, int64_t stride, int64_t rows, int64_t count, int64_t width, float *out) {
-  const int64_t whole = count / width * width, rest = count - whole;
-  for (int64_t p = 0; p < rows; p++, x += stride) {
-    float *to = out + p * width;
-    for (int64_t q = 0; q < whole; q += width, to += rows * width) {
-      if (p + AHEAD < rows)
-        for (int64_t i = 0; i < width; i += 16) __builtin_prefetch(x + AHEAD * stride + q + i);
-      memcpy(to, x + q, width * sizeof(float));
-    }
-    if (!rest) continue;
-    memcpy(to, x + whole, rest * sizeof(float));
-    memset(to + rest, 0, (width - rest) * sizeof(float));
-  }
-}
-
 /* A tile of the result from a panel of each operand; added to what is there, but for the first strip. */
 INLINE void tile(const int height, int64_t depth, const float *a, const float *b, float *out, int64_t stride,
                  int64_t rows, int64_t columns, int first) {
   lanes sum[ROWS][2];
 #pragma GCC unroll 16
   for (int i = 0; i < height; i++) sum[i][0] = sum[i][1] = lanes_of(0);
-  for (int64_t p = 0; p < depth; p++, a += ROWS, b += COLUMNS) {
-    const lanes left = *(const lanes *)b, right = *(const lanes *)(b + LANES);
-#pragma GCC unroll 16
-    for (int i = 0; i < height; i++) {
-      const lanes x = lanes_of(a[i]);
-      sum[i][0] += x * left;
-      sum[i][1] += x * right;
-    }
-  }
+  add_products(height, depth, a, 1, ROWS, b, sum);
   if (rows == height && columns == COLUMNS) {
 #pragma GCC unroll 16
     for (int i = 0; i < height; i++, out += stride) {
@@ -154,7 +123,6 @@ static void add_up(void *data, int64_t from, int64_t to) {
   }
 }
 
-static int64_t quotient(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* How the work is divided: wide pieces first, for whose operands are copied least; then sums; then rows. */
