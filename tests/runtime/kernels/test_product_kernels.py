@@ -118,7 +118,7 @@ def layer(body, **shapes):
     return ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))
 
 
-@pytest.mark.parametrize(("k", "n"), [(64, 64), (37, 250), (19, 608), (1024, 32)], ids=str)
+@pytest.mark.parametrize(("k", "n"), [(96, 64), (101, 250), (133, 608), (1024, 32)], ids=str)
 @pytest.mark.parametrize("turned", [0, 1])
 def test_layers_against_float64(k, n, turned):
     """Heights of tiles and their rests, pieces, and columns between tiles; few rows, and no row."""
@@ -139,34 +139,35 @@ def test_layers_against_float64(k, n, turned):
 #: Operators, shapes, how many layers, and with which bias and ReLU.
 LAYERS = {
     "plain": ("y = MatMul (x, w)", {}, [(False, 0)]),
-    "of several axes": ("y = MatMul (x, w)", {"x": ("N", 5, 64)}, [(False, 0)]),
-    "Transpose before": ("t = Transpose <perm = [1, 0]> (w) y = MatMul (x, t)", {"w": (96, 64)}, [(False, 0)]),
+    "of several axes": ("y = MatMul (x, w)", {"x": ("N", 5, 128)}, [(False, 0)]),
+    "Transpose before": ("t = Transpose <perm = [1, 0]> (w) y = MatMul (x, t)", {"w": (96, 128)}, [(False, 0)]),
     "Add behind": ("h = MatMul (x, w) y = Add (c, h)", {}, [(True, 0)]),
     "Add and Relu": ("h = MatMul (x, w) a = Add (h, c) y = Relu (a)", {}, [(True, 1)]),
     "Relu alone": ("h = Gemm (x, w) y = Relu (h)", {}, [(False, 1)]),
     "read twice": ("h = Gemm (x, w, c) r = Relu (h) y = Add (r, h)", {}, [(True, 0)]),
     "another operator": ("h = Gemm (x, w, c) y = Tanh (h)", {}, [(True, 0)]),
     "added to itself": ("h = MatMul (x, w) y = Add (h, h)", {}, [(False, 0)]),
-    "Add of a column": ("h = MatMul (x, w) y = Add (h, c)", {"x": (96, 64), "c": (96, 1)}, [(False, 0)]),
+    "Add of a column": ("h = MatMul (x, w) y = Add (h, c)", {"x": (96, 128), "c": (96, 1)}, [(False, 0)]),
     "bias for each row": ("y = Gemm (x, w, c)", {"c": ("N", 96)}, []),
     "scaled": ("y = Gemm <alpha = 2.0> (x, w, c)", {}, []),
     "bias scaled": ("y = Gemm <beta = 2.0> (x, w, c)", {}, []),
-    "x transposed": ("y = Gemm <transA = 1> (x, w, c)", {"x": (64, 96)}, []),
-    "columns between tiles": ("y = MatMul (x, w)", {"w": (64, 65)}, []),
-    "few weights": ("y = MatMul (x, w)", {"x": ("N", 32), "w": (32, 96)}, []),
+    "x transposed": ("y = Gemm <transA = 1> (x, w, c)", {"x": (128, 96)}, []),
+    "columns between tiles": ("y = MatMul (x, w)", {"w": (128, 65)}, []),
+    "few weights": ("y = MatMul (x, w)", {"x": ("N", 100), "w": (100, 32)}, []),
+    "short rows": ("y = MatMul (x, w)", {"x": ("N", 95), "w": (95, 96)}, []),
     "long rows": ("y = MatMul (x, w)", {"x": ("N", 1025), "w": (1025, 64)}, []),
-    "many weights": ("y = MatMul (x, w)", {"x": ("N", 1000), "w": (1000, 1088)}, []),
-    "few rows": ("y = MatMul (x, w)", {"x": (3, 21, 64)}, []),
+    "many weights": ("y = MatMul (x, w)", {"x": ("N", 1000), "w": (1000, 544)}, []),
+    "few rows": ("y = MatMul (x, w)", {"x": (3, 21, 128)}, []),
     "constant weights": ("v = ConstantOfShape (s) y = MatMul (x, v)", {}, []),
-    "a batch of matrices": ("y = MatMul (x, w)", {"x": (2, 96, 64), "w": (2, 64, 96)}, []),
-    "other axes transposed": ("t = Transpose <perm = [0, 2, 1]> (w) y = MatMul (x, t)", {"w": (1, 96, 64)}, []),
+    "a batch of matrices": ("y = MatMul (x, w)", {"x": (2, 96, 128), "w": (2, 128, 96)}, []),
+    "other axes transposed": ("t = Transpose <perm = [0, 2, 1]> (w) y = MatMul (x, t)", {"w": (1, 96, 128)}, []),
 }
 
 
 @pytest.mark.parametrize(("body", "shapes", "expected"), LAYERS.values(), ids=LAYERS)
 def test_which_layers_are_taken(body, shapes, expected):
-    body = body.replace("v = ConstantOfShape (s)", "s = Constant <value_ints = [64, 96]> () v = ConstantOfShape (s)")
-    shapes = {"x": ("N", 64), "w": (64, 96), "c": (96,)} | shapes
+    body = body.replace("v = ConstantOfShape (s)", "s = Constant <value_ints = [128, 96]> () v = ConstantOfShape (s)")
+    shapes = {"x": ("N", 128), "w": (128, 96), "c": (96,)} | shapes
     model = layer(body, **shapes)
     made = [(call.inputs[2] is not None, call.attributes["relu"].as_int()) for call in calls(model, "Layer")]
     if "ConstantOfShape" not in body:  # the runtime folds it later
@@ -180,9 +181,9 @@ def test_which_layers_are_taken(body, shapes, expected):
 
 
 def test_infinity_and_nan_of_layers_stay_where_they_are():
-    model = layer("h = Gemm (x, w, c) y = Relu (h)", x=("N", 64), w=(64, 96), c=(96,))
+    model = layer("h = Gemm (x, w, c) y = Relu (h)", x=("N", 128), w=(128, 96), c=(96,))
     for rows in (3, 40):
-        feeds = {"x": normal(rows, 64), "w": abs(normal(64, 96, seed=1)), "c": normal(96, seed=2)}
+        feeds = {"x": normal(rows, 128), "w": abs(normal(128, 96, seed=1)), "c": normal(96, seed=2)}
         feeds["x"][1, 5], feeds["x"][2, 7], feeds["c"][9] = np.inf, np.nan, np.nan
         found = Session(model, Options(target="native")).run(feeds)["y"]
         wrong = np.zeros((rows, 96), bool)
@@ -194,7 +195,7 @@ def test_infinity_and_nan_of_layers_stay_where_they_are():
 
 def test_nothing_else_reads_what_is_looked_at():
     """A call that was only tried once counted as a reader of its operands."""
-    model = layer("h = Gemm (x, w, c) y = Relu (h)", x=("N", 64), w=(64, 96), c=(96,))
+    model = layer("h = Gemm (x, w, c) y = Relu (h)", x=("N", 128), w=(128, 96), c=(96,))
     copy = with_products(model)
     assert copy is not model
     assert [len(v.uses()) for v in (*model.graph.inputs, *copy.graph.inputs)] == [1] * 6

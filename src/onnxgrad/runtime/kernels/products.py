@@ -20,8 +20,8 @@ NAME = "products"
 
 #: Of weights: fewer numbers are not worth a copy, nor are tiles of so many columns where they are emptier.
 _FEWEST, _COLUMNS, _EMPTIEST = 4096, 32, 1.15
-#: Of a layer: the longest rows, the most weights, and the fewest rows where it is known how many there are.
-_LONGEST, _MOST, _ROWS = 1024, 1 << 20, 64
+#: Of a layer: the shortest and longest rows, the most weights, and the fewest rows where their number is known.
+_SHORTEST, _LONGEST, _MOST, _ROWS = 96, 1024, 1 << 19, 64
 
 
 def with_products(model: ir.Model, own: bool = False) -> ir.Model:
@@ -89,7 +89,7 @@ def _layer(y: ir.Value, x: ir.Value, w: ir.Value, turned: bool, bias: ir.Value |
     if len(size) != 2 or x.shape is None or len(x.shape) < 2 or ir.convenience.get_const_tensor(w) is not None:
         return None  # constant weights are laid out once by the runtime
     k, n = size[::-1] if turned else size
-    if k is None or k > _LONGEST or not _is_worth_it(k, n) or n is None or k * n > _MOST:
+    if k is None or n is None or not _SHORTEST <= k <= _LONGEST or not _is_worth_it(k, n) or k * n > _MOST:
         return None
     rows = [d for d in _dims(x)[:-1] if d is not None]
     if len(rows) == len(x.shape) - 1 and math.prod(rows) < _ROWS:
