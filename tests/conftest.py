@@ -25,7 +25,10 @@ _create = onnxruntime.InferenceSession.__init__
 
 def _create_without_spinning(self, source, sess_options=None, *args, **named) -> None:
     sess_options = sess_options or onnxruntime.SessionOptions()
-    sess_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        sess_options.get_session_config_entry("session.intra_op.allow_spinning")
+    except RuntimeError:  # it is not set yet; set twice, it would be warned of
+        sess_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     _create(self, source, sess_options, *args, **named)
 
 

@@ -175,7 +175,8 @@ class Options:
         if self.profile:
             options.profile_file_prefix = self.profile
         options.log_severity_level = 4  # what goes wrong comes back as an exception; do not print it as well
-        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self.spinning else "0")
+        if not self.spinning:
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if self.target == "native":
             place = library()
             try:
