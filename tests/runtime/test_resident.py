@@ -1,17 +1,20 @@
 """The machine with resident state is exactly the one that feeds everything, and faster."""
 
+import dataclasses
 import errno
 import itertools
 import subprocess
 import sys
 import textwrap
 import time
+import weakref
 
 import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from onnx import numpy_helper
 
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Fed, Options, ReferenceSession, Resident, Session, Slot
@@ -202,6 +205,30 @@ def test_bfloat16_state():
     assert machine.step({})["wn"].tolist() == machine.state()["w"].tolist() == [4, 4, 4]
     assert machine.state()["w"].dtype == ml_dtypes.bfloat16
     assert not machine.state()["b"]
+
+
+def test_first_values_are_read_one_after_the_other():
+    alive, most = 0, 0
+
+    class Read(ir.TensorProtoTensor):
+        def numpy(self):
+            nonlocal alive, most
+            array = super().numpy().copy()
+            alive, most = alive + 1, max(most, alive + 1)
+            weakref.finalize(array, gone)
+            return array
+
+    def gone():
+        nonlocal alive
+        alive -= 1
+
+    rng = np.random.default_rng(0)
+    given = slots(rng, 4, 8, 3)
+    held = {n: dataclasses.replace(s, first=Read(numpy_helper.from_array(s.initial))) for n, s in given.items()}
+    machine = Resident(model(STEP, IN=4, H=8, OUT=3), held, ["loss", "y"])
+    assert most <= 2  # the one before, until the name stands for the next
+    assert alive == 0
+    assert bits(machine.state()) == bits({n: s.initial for n, s in given.items()})
 
 
 def test_a_failed_step_leaves_the_state(capfd):

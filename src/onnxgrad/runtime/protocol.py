@@ -16,11 +16,16 @@ import onnx_ir as ir
 
 @dataclass(frozen=True)
 class Slot:
-    """One tensor of state: the graph input it enters by, the output that renews it, its first value."""
+    """One tensor of state: the graph input it enters by, the output that renews it, and what holds its first value."""
 
     input: str
     output: str
-    initial: np.ndarray
+    first: np.ndarray | ir.TensorProtocol
+
+    @property
+    def initial(self) -> np.ndarray:
+        """The first value: of a tensor of a model another copy each time, which nobody should keep."""
+        return self.first if isinstance(self.first, np.ndarray) else self.first.numpy()
 
 
 class _Tensor(Protocol):

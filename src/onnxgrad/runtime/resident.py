@@ -73,7 +73,7 @@ class Resident:
         places: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         check_slots(model, slots, results)
-        if sum(s.initial.nbytes for s in slots.values()) >= _MUCH:
+        if sum(s.first.nbytes for s in slots.values()) >= _MUCH:
             give_back()
         options = (options or Options()).settled()
         self._flushing = None if options.denormals else flushing()
@@ -90,7 +90,7 @@ class Resident:
         second = {n: a if slots[n].input in overwritten else aligned(a.shape, a.dtype) for n, a in first.items()}
         self._buffers = first, second
         #: what was given, but for the first values, which may be as large as the model and are not kept twice
-        self.slots = {n: dataclasses.replace(s, initial=self._buffers[0][n]) for n, s in slots.items()}
+        self.slots = {n: dataclasses.replace(s, first=self._buffers[0][n]) for n, s in slots.items()}
         self._now = 0
         self._overwrites = overwrites() if overwritten else None
         self._is_torn = False
@@ -226,7 +226,7 @@ class StepRunner(Resident):
         options = options or Options()
         if threads is not None:
             options = dataclasses.replace(options, threads=threads)
-        slots = {n: Slot(t.input, t.output, t.initial.numpy()) for n, t in step.state.items()}
+        slots = {n: Slot(t.input, t.output, t.initial) for n, t in step.state.items()}
         rates, reads = ({n: t.numpy() for n, t in held.items()} for held in (step.rates, step.reads))
         super().__init__(step.model, slots, step.results, options, rates, reads, places)
 
@@ -279,17 +279,18 @@ def check_slots(model: ir.Model, slots: Mapping[str, Slot], results: Sequence[st
         for end in sorted(twice):
             raise BadInput(f"two tensors of state are bound to the {side} {end!r} of the step graph")
     for name, slot in slots.items():
+        initial = slot.initial
         for end, there, side in ((slot.input, inputs, "input"), (slot.output, outputs, "output")):
             if end not in there:
                 raise BadInput(f"state {name!r} is bound to {end!r}, which is no {side} of the step graph")
             value = there[end]
-            fits = value.dtype is None or value.dtype.numpy() == slot.initial.dtype
+            fits = value.dtype is None or value.dtype.numpy() == initial.dtype
             if fits and value.shape is not None:
-                fits = len(value.shape) == slot.initial.ndim and all(
-                    not isinstance(d, int) or d == n for d, n in zip(value.shape, slot.initial.shape)
+                fits = len(value.shape) == initial.ndim and all(
+                    not isinstance(d, int) or d == n for d, n in zip(value.shape, initial.shape)
                 )
             if not fits:
-                start = f"{slot.initial.dtype}{list(slot.initial.shape)}"
+                start = f"{initial.dtype}{list(initial.shape)}"
                 raise BadInput(
                     f"state {name!r} starts as {start}, but the {side} {end!r} of the step graph is "
                     f"{value.dtype}{value.shape}"
