@@ -361,7 +361,7 @@ class _Attachment:
         self, name: str, array: np.ndarray, dtype: ir.DataType, fed: bool = False, average: str | None = None
     ) -> Var:
         """A new initializer of its own (constants of the builder are shared)."""
-        tensor = ir.tensor(array.astype(dtype.numpy()), name=self.builder.names.exactly(identifier(name)))
+        tensor = ir.tensor(array.astype(dtype.numpy(), copy=False), name=self.builder.names.exactly(identifier(name)))
         value = initializer(tensor)
         if fed:
             value.metadata_props[FED] = "rate"

@@ -126,7 +126,9 @@ class Update:
         shape = tuple(int(d) for d in x.shape or ())  # type: ignore[arg-type]
         wanted = OPTIMIZERS[self.optimizer.name].states(settings, shape)
         name = self._halves.get(x.value, x.value).name
-        return [self.state.held(f"{name}_{suffix}", np.zeros(dims), dtype) for suffix, dims in wanted.items()]
+        return [
+            self.state.held(f"{name}_{suffix}", np.zeros(dims, dtype.numpy()), dtype) for suffix, dims in wanted.items()
+        ]
 
     def _operator(self, operator: OperatorNode, settings: Settings, rate: Var, xs: list[Var], gs: list[Var]) -> None:
         b = self.b
