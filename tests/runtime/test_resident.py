@@ -224,11 +224,11 @@ def test_first_values_are_read_one_after_the_other():
 
     rng = np.random.default_rng(0)
     given = slots(rng, 4, 8, 3)
-    held = {n: dataclasses.replace(s, first=Read(numpy_helper.from_array(s.initial))) for n, s in given.items()}
+    held = {n: dataclasses.replace(s, initial=Read(numpy_helper.from_array(s.first))) for n, s in given.items()}
     machine = Resident(model(STEP, IN=4, H=8, OUT=3), held, ["loss", "y"])
     assert most <= 2  # the one before, until the name stands for the next
     assert alive == 0
-    assert bits(machine.state()) == bits({n: s.initial for n, s in given.items()})
+    assert bits(machine.state()) == bits({n: s.first for n, s in given.items()})
 
 
 def test_a_failed_step_leaves_the_state(capfd):

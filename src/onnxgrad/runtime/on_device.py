@@ -53,9 +53,9 @@ class OnDevice:
         self.held, self.reads = ({n: t.numpy().copy() for n, t in some.items()} for some in (step.rates, step.reads))
         taken = {s.input for s in self.slots.values()} | self.held.keys() | self.reads.keys()
         self.batch = [v.name for v in self.session.get_inputs() if v.name not in taken]
-        self._state = tuple({n: self._room(s.initial) for n, s in self.slots.items()} for _ in range(2))
+        self._state = tuple({n: self._room(s.first) for n, s in self.slots.items()} for _ in range(2))
         for name, slot in self.slots.items():
-            self._fill(self._state[0][name], slot.initial)
+            self._fill(self._state[0][name], slot.first)
         self._now = 0
         self._fed: dict[str, Tensor] = {}
         renewed = {s.output: n for n, s in self.slots.items()}
@@ -143,7 +143,7 @@ class OnDevice:
         Raises:
             BadInput: a tensor is missing, unknown, or of another dtype or shape; nothing is replaced then.
         """
-        check_state(state, {n: s.initial for n, s in self.slots.items()})
+        check_state(state, {n: s.first for n, s in self.slots.items()})
         for name, tensor in self._state[self._now].items():
             self._fill(tensor, state[name])
 

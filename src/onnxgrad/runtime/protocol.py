@@ -20,12 +20,12 @@ class Slot:
 
     input: str
     output: str
-    first: np.ndarray | ir.TensorProtocol
+    initial: np.ndarray | ir.TensorProtocol
 
     @property
-    def initial(self) -> np.ndarray:
+    def first(self) -> np.ndarray:
         """The first value: of a tensor of a model another copy each time, which nobody should keep."""
-        return self.first if isinstance(self.first, np.ndarray) else self.first.numpy()
+        return self.initial if isinstance(self.initial, np.ndarray) else self.initial.numpy()
 
 
 class _Tensor(Protocol):

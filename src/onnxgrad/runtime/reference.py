@@ -41,7 +41,7 @@ class Fed:
         self.session = session
         self.slots = dict(slots)
         self.results = list(results)
-        self._state = {n: s.initial.copy() for n, s in slots.items()}
+        self._state = {n: s.first.copy() for n, s in slots.items()}
 
     def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Take one step; the results by name."""
@@ -58,5 +58,5 @@ class Fed:
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace every tensor of state by a copy of the one given."""
-        check_state(state, {n: s.initial for n, s in self.slots.items()})
+        check_state(state, {n: s.first for n, s in self.slots.items()})
         self._state = {n: state[n].copy() for n in self.slots}

@@ -73,7 +73,7 @@ class Resident:
         places: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         check_slots(model, slots, results)
-        if sum(s.first.nbytes for s in slots.values()) >= _MUCH:
+        if sum(s.initial.nbytes for s in slots.values()) >= _MUCH:
             give_back()
         options = (options or Options()).settled()
         self._flushing = None if options.denormals else flushing()
@@ -86,11 +86,11 @@ class Resident:
         taken = {s.input for s in slots.values()} | self.held.keys() | self.reads.keys() | self._places.keys()
         self.batch = [v.name for v in self.session.get_inputs() if v.name not in taken]
         self.results = list(results)
-        first = {n: _copied(s.initial) for n, s in slots.items()}
+        first = {n: _copied(s.first) for n, s in slots.items()}
         second = {n: a if slots[n].input in overwritten else aligned(a.shape, a.dtype) for n, a in first.items()}
         self._buffers = first, second
         #: what was given, but for the first values, which may be as large as the model and are not kept twice
-        self.slots = {n: dataclasses.replace(s, first=self._buffers[0][n]) for n, s in slots.items()}
+        self.slots = {n: dataclasses.replace(s, initial=self._buffers[0][n]) for n, s in slots.items()}
         self._now = 0
         self._overwrites = overwrites() if overwritten else None
         self._is_torn = False
@@ -279,7 +279,7 @@ def check_slots(model: ir.Model, slots: Mapping[str, Slot], results: Sequence[st
         for end in sorted(twice):
             raise BadInput(f"two tensors of state are bound to the {side} {end!r} of the step graph")
     for name, slot in slots.items():
-        initial = slot.initial
+        initial = slot.first
         for end, there, side in ((slot.input, inputs, "input"), (slot.output, outputs, "output")):
             if end not in there:
                 raise BadInput(f"state {name!r} is bound to {end!r}, which is no {side} of the step graph")

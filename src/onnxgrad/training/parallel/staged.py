@@ -47,7 +47,7 @@ class Staged:
         self.collective, self.results = collective, list(step.results)
         self._flushing = None if options.denormals else flushing()
         self.slots = {n: Slot(t.input, t.output, t.initial.numpy()) for n, t in step.state.items()}
-        self.now = {n: np.array(s.initial) for n, s in self.slots.items()}
+        self.now = {n: np.array(s.first) for n, s in self.slots.items()}
         self.reads, self._owners = {n: t.numpy() for n, t in step.reads.items()}, dict[str, Owner]()
         model = with_own_kernels(step.model, options)
         found = stages(model)
