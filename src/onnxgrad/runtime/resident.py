@@ -4,7 +4,7 @@ Binding the next value of a parameter onto the memory of its present one is sile
 orders nodes as it likes, so a node may read the parameter after the optimizer has overwritten it. Hence
 two sets of buffers for all state, A and B, and two bindings that never change: one reads A and writes B,
 the other reads B and writes A. A step runs one of them and swaps; nothing is copied, nothing is allocated.
-Where a kernel updates a tensor once all who read it have done so (`kernels.in_place`), A and B are one.
+Where a tensor is updated once all who read it have done so (`same_memory`, `kernels.in_place`), A and B are one.
 
 The buffers are private, because some operators write into their inputs (BatchNormalization in training
 mode does so with its running statistics).
@@ -30,6 +30,7 @@ from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
 from onnxgrad.runtime.kernels import overwrites
 from onnxgrad.runtime.protocol import Slot, StepGraph
+from onnxgrad.runtime.same_memory import SameMemory
 from onnxgrad.runtime.session import Options, aligned, create, give_back, ort_value
 
 #: A state of as many bytes is worth what it takes to look for graphs that are garbage before it is copied (60 ms).
@@ -78,8 +79,8 @@ class Resident:
         options = (options or Options()).settled()
         self._flushing = None if options.denormals else flushing()
         with self._flushing or nullcontext():
-            renewed, overwritten = {s.input: s.output for s in slots.values()}, set[str]()
-            self.session = create(model, options, self._flushing is not None, renewed, overwritten)
+            renewed, overwritten, shared = {s.input: s.output for s in slots.values()}, set[str](), SameMemory()
+            self.session = create(model, options, self._flushing is not None, renewed, overwritten, shared)
         self.held = {name: _copied(array) for name, array in (held or {}).items()}
         self.reads = {name: _copied(array) for name, array in (reads or {}).items()}
         self._places = dict(places or {})
@@ -87,12 +88,14 @@ class Resident:
         self.batch = [v.name for v in self.session.get_inputs() if v.name not in taken]
         self.results = list(results)
         first = {n: _copied(s.first) for n, s in slots.items()}
-        second = {n: a if slots[n].input in overwritten else aligned(a.shape, a.dtype) for n, a in first.items()}
+        one = overwritten | shared.inputs
+        second = {n: a if slots[n].input in one else aligned(a.shape, a.dtype) for n, a in first.items()}
         self._buffers = first, second
         #: what was given, but for the first values, which may be as large as the model and are not kept twice
         self.slots = {n: dataclasses.replace(s, initial=self._buffers[0][n]) for n, s in slots.items()}
         self._now = 0
         self._overwrites = overwrites() if overwritten else None
+        self._shared_memory = shared
         self._is_torn = False
         self._owners: dict[str, Owner] = {}
         self._bound: tuple[dict[str, np.ndarray], ...] = ({}, {})
@@ -161,7 +164,8 @@ class Resident:
             with self._flushing or nullcontext():
                 self.session.run_with_iobinding(binding)
         except Exception as error:
-            self._is_torn = self._overwrites is not None and self._overwrites.value != so_far
+            counted = self._overwrites is not None and self._overwrites.value != so_far
+            self._is_torn = counted or self._shared_memory.may_have_changed(str(error))
             lost = ", when a part of the state had been updated" if self._is_torn else ""
             raise BadInput(f"ONNX Runtime failed{lost}: {one_line(error)}") from error
         self._now = 1 - self._now

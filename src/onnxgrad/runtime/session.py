@@ -43,6 +43,8 @@ from onnxgrad.runtime.kernels import (
     with_running_sums,
 )
 from onnxgrad.runtime.rewrites import REWRITES, optimized
+from onnxgrad.runtime.same_memory import NAME as SAME_MEMORY
+from onnxgrad.runtime.same_memory import SameMemory, same_memory
 from onnxgrad.runtime.widened import widened
 from onnxgrad.runtime.wrong_fusions import wrong_fusions
 
@@ -154,6 +156,7 @@ class Options:
             recurrence.NAME,
             products.NAME,
             running_sums.NAME,
+            SAME_MEMORY,
         ]
         if unknown := [name for name in self.without if name not in names]:
             raise BadInput(f"there is no rewrite {unknown[0]!r}; there are {', '.join(names)}")
@@ -192,6 +195,7 @@ def create(
     flush: bool = False,
     renewed: Mapping[str, str] | None = None,
     overwritten: set[str] | None = None,
+    shared: SameMemory | None = None,
 ) -> onnxruntime.InferenceSession:
     """A session of ONNX Runtime for `model`, which may be larger than a protobuf message.
 
@@ -201,7 +205,8 @@ def create(
         flush: whether its threads take denormal numbers for zeros. The first session of a process that does has the
             calling thread do so as well, from now on.
         renewed: inputs that are state, and the outputs that are their new values.
-        overwritten: where the inputs are put of which the new value may be in the memory of the old one.
+        overwritten: where the inputs are put of which kernels may put the new value in the memory of the old one.
+        shared: the same for standard operators, where there are no kernels.
 
     Raises:
         BadInput: ONNX Runtime cannot load it.
@@ -243,6 +248,8 @@ def create(
             if overwritten is not None:
                 overwritten |= in_place(model.graph, renewed or {})
             run_as(model.graph, given.graph)
+        elif shared is not None and SAME_MEMORY not in options.without:
+            same_memory(model.graph, renewed or {}, shared)
 
     def session(source: bytes | str) -> onnxruntime.InferenceSession:
         return onnxruntime.InferenceSession(source, native, providers=list(options.providers), **without)

@@ -36,7 +36,7 @@ def in_place(graph: ir.Graph, renewed: Mapping[str, str]) -> set[str]:
         renewed: inputs, and the outputs that are their new values.
     """
     updates = [node for node in graph if _is_update(node)]
-    before = _Before(graph, updates)
+    before = Before(graph, updates)
     found = {name for node in updates for name in _of(node, renewed, before)}
     graph.sort()
     return found
@@ -46,7 +46,7 @@ def _is_update(node: ir.Node) -> bool:
     return node.domain == DOMAIN and node.op_type in STATES
 
 
-def _of(update: ir.Node, renewed: Mapping[str, str], before: _Before) -> Iterator[str]:
+def _of(update: ir.Node, renewed: Mapping[str, str], before: Before) -> Iterator[str]:
     """The inputs that `update` may overwrite; the operands that this takes are added to it."""
     states = STATES[update.op_type]
     for place, (old, new) in enumerate(zip((update.inputs[0], *update.inputs[2 : 2 + states]), update.outputs)):
@@ -68,7 +68,7 @@ def _of(update: ir.Node, renewed: Mapping[str, str], before: _Before) -> Iterato
             update.replace_input_with(i, value)
 
 
-def _readers(value: ir.Value, update: ir.Node, before: _Before) -> list[ir.Node] | None:
+def _readers(value: ir.Value, update: ir.Node, before: Before) -> list[ir.Node] | None:
     """The nodes of the graph of `update` in which the memory of `value` may be read, but for `update` itself.
 
     None where that cannot be told.
@@ -101,7 +101,7 @@ def _bytes(value: ir.Value) -> int:
     return int(math.prod(value.shape.numpy()) * value.dtype.itemsize)
 
 
-class _Before:
+class Before:
     """Which nodes of a graph come before which, in whatever order it runs: sets of nodes as bits of a number."""
 
     def __init__(self, graph: ir.Graph, updates: list[ir.Node]) -> None:

@@ -1,0 +1,144 @@
+"""State in one buffer under standard operators: the same bits as in two, and only where no reader can come too late."""
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from onnxgrad.errors import BadInput
+from onnxgrad.runtime import Options, StepRunner
+from onnxgrad.runtime.same_memory import SameMemory, same_memory
+from tests.runtime.kernels.test_in_place import MODELS, batches, in_one_place, step_of
+
+#: Weights with one buffer. The last one of two products is read for the cotangent of what it multiplies, too, on which
+#: the gradient of the first one depends, but not its own.
+WEIGHTS = {
+    "products": {"w1"},
+    "one weight, twice": {"w1"},
+    "transposed": {"w1"},
+    "reshaped": {"w1"},
+    "a sum": {"w1", "w2"},
+    "scaled": {"w1"},
+    "in a body": set(),
+}
+
+
+def runner(step, threads=1, **more):
+    return StepRunner(step, options=Options(threads=threads, target="portable", **more))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_the_same_bits_as_in_two_buffers(case, threads):
+    step = step_of(MODELS[case][0])
+    one, two = runner(step, threads), runner(step, threads, without=("same_memory",))
+    weights = {n for n, a in one._buffers[0].items() if n.startswith("w") and "_" not in n and a.ndim}
+    moments = {n for n, a in one._buffers[0].items() if a.ndim} - weights
+    assert in_one_place(one) == WEIGHTS[case] | moments
+    assert not in_one_place(two)
+    for batch in batches(4):
+        losses = [float(m.step(batch)[step.loss]) for m in (one, two)]
+        assert losses[0] == losses[1]
+    for name, array in one.state().items():
+        np.testing.assert_array_equal(array, two.state()[name], err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "rmsprop", "adagrad", "lion", "nadam", "adamw"])
+def test_all_optimizers(optimizer):
+    step = step_of(MODELS["products"][0], optimizer)
+    one, two = runner(step, 2), runner(step, 2, without=("same_memory",))
+    assert "w1" in in_one_place(one)
+    for batch in batches(3):
+        one.step(batch), two.step(batch)
+    for name, array in one.state().items():
+        np.testing.assert_array_equal(array, two.state()[name])
+
+
+@pytest.mark.parametrize(
+    ("body", "shared"),
+    [
+        ("n = Add (x, g)", True),
+        ("a = Mul (x, c)\nn = Add (a, g)", True),
+        ("a = Mul (x, c)\nl = MatMul (a, g)\nn = Add (a, g)", False),  # which may read x, and the factor later
+        ("l = MatMul (x, g)\nn = Add (x, g)", False),
+        ("l = MatMul (x, g)\nn = Add (x, l)", True),
+        ("t = Transpose (x)\nn = Add (x, t)", False),  # the number in the place of another
+        ("t = Transpose (x)\nl = MatMul (t, g)\nn = Add (x, g)", False),
+        ("l = ReduceSum (x)\nn = Add (x, l)", False),  # of no kind that is known
+        ("n = MatMul (x, g)", False),  # not number by number
+        ("n = Add (x, g)\nl = Shape (x)", True),
+    ],
+)
+def test_who_may_read(body, shared):
+    left = ["l"] if "l = " in body and "(x, l)" not in body else []
+    outputs = ", ".join(["float[64, 64] n", *(f"{'int64[2]' if 'Shape' in body else 'float'} {v}" for v in left)])
+    inputs = "float[64, 64] x, float[64, 64] g, float c"
+    text = f'<ir_version: 10, opset_import: ["": 21]> g ({inputs}) => ({outputs}) {{ {body} }}'
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))
+    found, none = SameMemory(), SameMemory()
+    same_memory(model.graph, {"x": "n"}, found)
+    same_memory(model.graph, {}, none)
+    assert found.inputs == ({"x"} if shared else set())
+    assert not none.inputs
+
+
+def test_small_state_has_two_buffers():
+    """A counter is updated whether or not a step succeeds."""
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[8] x, float[8] g) => (float[8] n) { n = Add (x, g) }'
+    found = SameMemory()
+    same_memory(ir.from_proto(onnx.parser.parse_model(text)).graph, {"x": "n"}, found)
+    assert not found.inputs
+
+
+def test_a_step_that_fails_before_updates_leaves_the_state():
+    machine = runner(step_of("a = MatMul (x, w1)\ny = Tanh (a)"))
+    assert in_one_place(machine)
+    good, other = batches(2)
+    machine.step(good)
+    before = machine.state()
+    with pytest.raises(BadInput, match="ONNX Runtime failed: "):  # as the loss is computed
+        machine.step({"x": good["x"], "labels": other["labels"][:3]})
+    with pytest.raises(BadInput, match="ONNX Runtime failed: "):  # before the run
+        machine.step({"x": good["x"].astype(np.float64), "labels": good["labels"]})
+    for name, array in machine.state().items():
+        np.testing.assert_array_equal(array, before[name])
+    machine.step(good)
+
+
+def test_a_step_that_fails_midway_says_so():
+    """Then the state is neither the old nor the new one, and nobody gets it."""
+    machine = runner(step_of("a = MatMul (x, w1)\ny = Tanh (a)"))
+    start, (batch,) = machine.state(), batches(1)
+    session = machine.session
+
+    class Failing:
+        def run_with_iobinding(self, binding):
+            session.run_with_iobinding(binding)
+            raise RuntimeError("no memory")
+
+    machine.session = Failing()
+    with pytest.raises(BadInput, match="failed, when a part of the state had been updated: no memory"):
+        machine.step(batch)
+    machine.session = session
+    for use in (machine.state, lambda: machine.step(batch)):
+        with pytest.raises(BadInput, match="load a state before going on"):
+            use()
+    machine.load_state(start)
+    machine.step(batch)
+
+
+@pytest.mark.parametrize(
+    ("message", "changed"),
+    [
+        ("Non-zero status code returned while running Gather node. Name:'a' Status Message: no", False),
+        ("Non-zero status code returned while running FusedGemm node. Name:'fused a' Status Message: no", False),
+        ("Non-zero status code returned while running Conv node. Name:'a_nchwc' Status Message: no", False),
+        ("Non-zero status code returned while running Add node. Name:'b' Status Message: no", True),
+        ("Non-zero status code returned while running Add node. Name:'' Status Message: no", True),
+        ("Got invalid dimensions for input: x", False),
+    ],
+)
+def test_what_a_failure_says_of_the_state(message, changed):
+    assert SameMemory({"x"}, {"a"}).may_have_changed(f"Error in execution: {message}") == changed
+    assert not SameMemory().may_have_changed(message)
+    assert SameMemory({"x"}, {"a"}).may_have_changed("std::bad_alloc")
