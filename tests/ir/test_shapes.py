@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
-from onnx.backend.test.case.node import collect_testcases
 from onnx.reference import ReferenceEvaluator
 
 import onnxgrad
 from onnxgrad.ir import Builder, expand_to, reshape_to, sum_to
 from onnxgrad.ir.infer.inference import infer_model
+from tests.onnx_cases import NODE_CASES
 from tests.rules.evaluators import Flatten
 
 onnxruntime.set_default_logger_severity(3)
@@ -202,7 +202,7 @@ def test_sizes_that_only_the_run_tells_are_unknown(op, shapes, constants, attrs)
 
 def node_tests():
     """The node tests of the onnx package for standard operators on tensors."""
-    for case in collect_testcases(None):
+    for case in NODE_CASES:
         opset = {o.domain: o.version for o in case.model.opset_import}.get("", 99)
         data = case.data_sets
         if opset <= 26 and len(case.model.graph.node) == 1 and data and not case.model.graph.node[0].domain:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
-
 import numpy as np
 import onnx
 import pytest
@@ -15,6 +12,7 @@ from onnxgrad.training.build.attach import attach
 from onnxgrad.training.spec.lower_model import lower_gradients
 from onnxgrad.training.step.compile import compile_step
 from onnxgrad.transforms.gradient_node import DOMAIN
+from tests.onnx_cases import NODE_CASES
 from tests.training.nets import mlp, run, train
 
 STANDARD = [
@@ -28,18 +26,9 @@ STANDARD = [
 ]
 
 
-@functools.cache
-def _backend_cases():
-    from onnx.backend.test.loader import load_model_tests
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return {c.name: c for c in load_model_tests(kind="node") if c.name in STANDARD}
-
-
 @pytest.mark.parametrize("name", STANDARD)
 def test_backend_node_test(name):
-    case = _backend_cases()[name]
+    case = next(c for c in NODE_CASES if c.name == name)
     case.model.opset_import.append(helper.make_opsetid("", 21))
     lowered = lower_gradients(case.model)
     assert all(n.domain == "" for n in lowered.graph.node)
