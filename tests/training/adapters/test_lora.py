@@ -240,10 +240,52 @@ def test_targets(base, targets, found):
     assert {e["weight"] for e in json.loads(told)["entries"]} == found
 
 
+def test_weights_of_a_lower_rank_are_left_out_together(base):
+    adapted = attach(base, adapter=LoRA(rank=6, targets=["all", "!small"]))
+    (told,) = [p.value for p in adapted.metadata_props if p.key == "onnxgrad.adapter"]
+    small = {"spatial", "grouped", "head"}
+    assert [e["weight"] for e in json.loads(told)["entries"]] == [n for n in ADAPTED if n not in small]
+    with pytest.raises(BadInput, match="leaves nothing"):
+        attach(base, adapter=LoRA(rank=12, targets=["all", "!small"]))
+
+
 def test_a_list_of_types_may_name_some_that_the_model_does_not_have():
     one = '<ir_version: 10, opset_import: ["": 21]> one (float[N, 3] x) => (float[N, 2] y) { y = MatMul (x, w) }'
     model = with_weights(one, {"w": (3, 2)})
     attach(model, adapter=LoRA(rank=1, targets="type:MatMul,Gemm,Conv"))
+
+
+def test_branches_that_are_always_taken(tmp_path):
+    """ONNX Runtime fails on what such an If reads; weights that only the other branch has are none of the model."""
+    model = with_weights(
+        """<ir_version: 10, opset_import: ["": 18]>
+        one (float[1, 6] x) => (float[N] y) {
+            m = MatMul (x, w)
+            h = Add (bias, m)
+            shape = Shape (h)
+            axis = Constant <value = int64[1] {1}> ()
+            size = Gather (shape, axis)
+            one = Constant <value = int64[1] {1}> ()
+            is_one = Equal (size, one)
+            y = If (is_one) <
+                then_branch = yes () => (float[N] a) { other = Constant <value = float[4] {1, 2, 3, 4}> ()
+                                                       p = Mul (h, other)  first = Constant <value = int64[1] {0}> ()
+                                                       a = Squeeze (p, first) },
+                else_branch = no () => (float[N] b) { r = ReduceMean <keepdims = 0> (h, axis) b = Relu (r) }
+            >
+        }""",
+        {"w": (6, 4), "bias": (4,)},
+    )
+    data = {"x": np.ones((1, 6), np.float32), "labels": np.ones(1, np.float32)}
+    trainer = Trainer(model, loss="mse", adapter=LoRA(rank=2, targets="all"), learning_rate=0.1)
+    trainer.fit(data, epochs=1, batch_size=1)
+    trainer.save_adapter(tmp_path / "a")
+    for merge in (False, True):
+        loaded = load_adapter(model, tmp_path / "a", merge=merge)
+        assert not [n for n in loaded.graph.node if n.op_type == "If"]
+        np.testing.assert_allclose(scores(loaded, {"x": data["x"]}), trainer.predict({"x": data["x"]})["y"], atol=1e-6)
+    trained = trainer.inference_model().graph
+    assert {n for n, v in trained.initializers.items() if not v.uses()} == set(), "ONNX Runtime warns of each"
 
 
 def test_the_merged_file_is_measured_where_the_training_graph_drops(tmp_path):

@@ -54,8 +54,9 @@ class LoRA(_Asked):
         alpha: s is alpha/rank; default: twice the rank.
         targets: which weights, one pattern or several: ``attention`` (the projections around products of activations),
             a name of a weight or of the module that it belongs to, the end of such a name (``q_proj``), a glob,
-            ``type:MatMul,Gemm,Conv,Gather``, ``all``; what begins with ``!`` is left out. ``c_attn[q,v]`` and
-            ``c_attn[0:768]`` are some of the outputs of a weight, each with factors of its own.
+            ``type:MatMul,Gemm,Conv,Gather``, ``all``; what begins with ``!`` is left out, with ``!small`` all
+            weights of a lower rank. ``c_attn[q,v]`` and ``c_attn[0:768]`` are some of the outputs of a weight, each
+            with factors of its own.
         dropout: the share of x that is dropped before A, in training.
         rslora: s is alpha/√rank (Kalajdzievski 2023).
         dora: lengths of their own for directions.

@@ -33,8 +33,8 @@ from onnxgrad.training.adapters.sites import CONV, Weight, weights
 from onnxgrad.training.adapters.targets import Target
 from onnxgrad.training.adapters.tensors import load_tensors, save_tensors
 from onnxgrad.training.adapters.values import lengths, shapes
-from onnxgrad.training.graph.lift_weights import own_weights
-from onnxgrad.training.graph.linear_models import with_own_weights
+from onnxgrad.training.graph.own_tensors import own_tensors
+from onnxgrad.training.graph.rounding import standardize
 from onnxgrad.training.metadata import ADAPTER
 
 ORT_FILE, MODEL_FILE = "adapter.onnx_adapter", "model.onnx"
@@ -138,15 +138,11 @@ def load_adapter(model: AnyModel, folder: str | os.PathLike, *, merge: bool = Fa
     place = Path(folder)
     tensors, header = load_tensors(place / TENSORS_FILE)
     told = record_of(header)
-    opened = open_model(model)
+    opened = open_model(model, standardize)
     graph = opened.model.graph
     ir.external_data.load_to_model(opened.model)
     present = record_in(opened.model)
-    for value in list(graph.inputs):
-        if value.is_initializer():  # an input with a default value is a weight
-            graph.inputs.remove(value)
-    with_own_weights(graph)
-    own_weights(graph, told.also if told is not None else ())
+    own_tensors(opened.model, told.also if told is not None else ())
     base = present.base if present is not None else base_fingerprint(graph)
     if told is not None and told.base != base:
         raise BadInput(f"the adapter in {str(place)!r} is that of another model: it was trained beside other weights")

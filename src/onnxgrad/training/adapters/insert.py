@@ -47,7 +47,8 @@ def adapt(graph: ir.Graph, asked: LoRA | VeRA) -> Record:
         UnknownName, BadInput: targets that match nothing or do not fit the form, or a rank that is larger than that of
             a weight.
     """
-    targets = chosen(asked.patterns, weights(graph), graph)
+    rank = 0 if isinstance(asked, VeRA) else asked.rank
+    targets = chosen(asked.patterns, weights(graph), graph, rank)
     base = base_fingerprint(graph)
     if isinstance(asked, VeRA):
         record = Record(VERA, asked.rank, 1.0, asked.dropout, False, base, seed=asked.seed)
@@ -72,7 +73,7 @@ def _check(target: Target, record: Record, graph: ir.Graph) -> None:
         where = " in each group" if weight.groups > 1 else f" at {target.label}" if target.label else ""
         raise BadInput(
             f"rank {rank} is larger than that of {weight.name!r}, which is {size}{where}"
-            f"\n  hint: a lower rank, or targets without it ('!{weight.name}')"
+            f"\n  hint: a lower rank, or targets without it ('!{weight.name}'), or without all such weights ('!small')"
         )
     if record.dropout and any(s.node.graph is not graph for s in weight.sites):
         raise BadInput(

@@ -24,6 +24,8 @@ _NAMES = re.compile(
 _ATTENTION = {"Attention", "MultiHeadAttention", "GroupQueryAttention"}
 
 
+#: After ``!``: weights whose rank is lower than the one that is asked for.
+SMALL = "small"
 #: A pattern with the parts that are meant: ``c_attn[q,v]``, ``c_attn[0:768]``.
 _PARTS = re.compile(r"(.+)\[((?:[qkv]|\d{1,9}:\d{1,9})(?:,(?:[qkv]|\d{1,9}:\d{1,9}))*)\]")
 
@@ -43,8 +45,14 @@ class Target:
     label: str = ""
 
 
-def chosen(patterns: Sequence[str], weights: Mapping[str, Weight], graph: ir.Graph) -> list[Target]:
+def chosen(patterns: Sequence[str], weights: Mapping[str, Weight], graph: ir.Graph, rank: int = 0) -> list[Target]:
     """What of `weights` the `patterns` stand for, in their order. A weight that is named with parts has only those.
+
+    Args:
+        patterns: see `LoRA`.
+        weights: what can be adapted, by name.
+        graph: they are read in.
+        rank: ``!small`` leaves out weights of a lower one.
 
     Raises:
         UnknownName, BadInput: a pattern that stands for none.
@@ -72,7 +80,8 @@ def chosen(patterns: Sequence[str], weights: Mapping[str, Weight], graph: ir.Gra
         if pattern.startswith("!"):
             if _PARTS.fullmatch(pattern):
                 raise BadInput(f"{pattern!r} leaves out a part of a weight\n  hint: name the parts that are adapted")
-            taken.difference_update(_matching(pattern[1:], weights, graph))
+            small = [n for n, w in weights.items() if min(w.ends) < rank]
+            taken.difference_update(small if pattern[1:] == SMALL else _matching(pattern[1:], weights, graph))
     if not taken:
         raise BadInput("`targets` leaves nothing to adapt")
     for name in taken & parts.keys():

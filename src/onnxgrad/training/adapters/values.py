@@ -101,6 +101,7 @@ def adapted_weight(entry: Entry, old: np.ndarray, tensors: Mapping[str, np.ndarr
     if "m" in given:
         norms, ratio = _lengths(new, kernel, entry.transposed), np.ones(size)
         norms[norms <= NO_LENGTH] = np.inf
+        norms = norms.astype(tensors["m"].dtype).astype(np.float64)  # as m was at first: then the ratio is 1
         own = slice(None) if entry.part is None else entry.part.columns(size)
         ratio[own] = given["m"] / norms[own]
         axes = range(1, new.ndim) if kernel else (-1,) if entry.transposed else ()

@@ -23,8 +23,7 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.cleanup import write_otherwise
 from onnxgrad.ir.composites import spell_notes
 from onnxgrad.ir.graph import ancestors, prune, reads
-from onnxgrad.ir.infer.inference import forget_values, infer_model
-from onnxgrad.ir.known_branches import take_known_branches
+from onnxgrad.ir.infer.inference import forget_values
 from onnxgrad.keywords import check_keyword, check_kind, keywords_of
 from onnxgrad.model_io import AnyModel, open_model, training_info
 from onnxgrad.model_io.save import to_proto
@@ -33,8 +32,8 @@ from onnxgrad.training.adapters.insert import adapted
 from onnxgrad.training.build.cut_off import cut_off
 from onnxgrad.training.build.heads import beside_head
 from onnxgrad.training.graph.exported_constants import INFINITE, Sorted, sort_out
-from onnxgrad.training.graph.lift_weights import initializer, own_weights
-from onnxgrad.training.graph.linear_models import with_own_weights
+from onnxgrad.training.graph.lift_weights import initializer
+from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.graph.rounding import is_quantized, is_rounding, standardize, through_rounding
 from onnxgrad.training.graph.trainable import EVERYTHING, is_pattern, matching, named_weight, without
 from onnxgrad.training.graph.training_mode import Mode, statistics, switch
@@ -175,13 +174,7 @@ class _Attachment:
             trainable = [*(trainable or ()), *adapter.train_also] or trainable
         self.model.metadata_props.pop(HEAD, None)
         self.trainable, self.freeze = trainable, freeze
-        while take_known_branches(self.graph):
-            infer_model(self.model)  # the types of a branch say more than those of its If
-        with_own_weights(self.graph)
-        own_weights(self.graph, trainable or ())
-        for value in list(self.graph.inputs):
-            if value.is_initializer():  # an input with a default value is a weight
-                self.graph.inputs.remove(value)
+        own_tensors(self.model, trainable or ())
         self.adapter = adapted(self.model, adapter)
         self.scales = self._opened_integers()
         write_otherwise(self.graph)  # so that the stock runtime is right about the trained file

@@ -23,7 +23,8 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.model_io import AnyModel, open_model, training_info
 from onnxgrad.model_io.save import to_proto
 from onnxgrad.runtime import Session
-from onnxgrad.training.graph.lift_weights import initializer, own_weights
+from onnxgrad.training.graph.lift_weights import initializer
+from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.graph.rounding import STANDARD, is_quantized
 from onnxgrad.training.graph.trainable import is_pattern
 from onnxgrad.training.metadata import QUANTIZED
@@ -94,11 +95,11 @@ def opened_floats(model: AnyModel) -> ir.Model:
         raise BadInput(f"the model is quantized already{named}\n  hint: `train` fine-tunes it as it is")
     if training_info(opened):
         raise BadInput("the model carries training information\n  hint: quantize the trained inference model")
-    own_weights(graph, ())
+    own_tensors(opened)
     fold_norms(graph)
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_input() and not value.is_graph_output():
-            del graph.initializers[name]  # shapes that were folded: ONNX Runtime warns of each
+            del graph.initializers[name]  # ONNX Runtime warns of each
     names = Names.of_graph(graph)
     _separate_biases(graph, names)
     for node in graph:

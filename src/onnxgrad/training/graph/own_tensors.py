@@ -1,0 +1,36 @@
+"""A model that was opened, as training reads it: every weight is an initializer with a name of its own.
+
+What is trained, adapted, loaded and quantized is the same graph, so that weights have the same names in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.infer.inference import infer_model
+from onnxgrad.ir.known_branches import take_known_branches
+from onnxgrad.training.graph.lift_weights import own_weights
+from onnxgrad.training.graph.linear_models import with_own_weights
+
+
+def own_tensors(model: ir.Model, wanted: Collection[str] = ()) -> None:
+    """Take branches that are always taken, give every weight (and all that are `wanted`) an initializer, in place.
+
+    An input with a default value is a weight.
+    """
+    graph = model.graph
+    while take_known_branches(graph):
+        infer_model(model)  # the types of a branch say more than those of its If
+    with_own_weights(graph)
+    own_weights(graph, wanted)
+    for value in list(graph.inputs):
+        if value.is_initializer():
+            graph.inputs.remove(value)
+    told = "".join(model.metadata_props.values())
+    for name, value in list(graph.initializers.items()):
+        unused = not value.uses() and not value.is_graph_output()
+        if unused and value.dtype not in FLOATS and f'"{name}"' not in told:
+            del graph.initializers[name]  # shapes that were folded: ONNX Runtime warns of each
