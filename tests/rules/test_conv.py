@@ -47,6 +47,8 @@ CASES = [
     case("Conv", (1, 2, 7, 6), (1, 2, 2, 2), dilations=[2, 3], pads=[3, 4, 0, 3], symbolic=BATCH, note="wide padding"),
     case("Conv", (2, 4, 5, 6), (4, 2, 3, 2), dilations=[1, 2], group=2, symbolic=BATCH, note="dilated, 2", order=2),
     case("Conv", (1, 2, 8, 6), (2, 2, 2, 2), dilations=[3, 2], strides=[1, 3], symbolic=BATCH, note="dilated, rest 2"),
+    case("Conv", (2, 3, 5, 4), (2, 3, 3, 2), pads=[1, 0, 2, 1], symbolic=BATCH, note="narrowing", order=2),
+    case("Conv", (2, 6, 7), (2, 3, 2), group=2, dilations=[2], pads=[0, 2], symbolic=BATCH, note="narrowing groups"),
     case("Conv", (2, 2, 3, 3), (3, 2, 1, 1), (3,), symbolic=ROOM, note="pointwise", order=2),
     case("Conv", (2, 2, 4, 3), (3, 2, 1, 1), strides=[2, 2], symbolic=ROOM, note="pointwise strided"),
     case("Conv", (2, 2, 3, 3), (3, 2, 1, 1), pads=[1, 0, 0, 2], symbolic=ROOM, note="pointwise padded"),

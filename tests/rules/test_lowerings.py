@@ -28,6 +28,12 @@ MODELS = {
         "y = Conv <group = 2, strides = [2, 1], dilations = [1, 2]> (x, w)",
         "2,6,3,4",
     ),
+    "wider_kernel": (
+        "2,6,7,6",
+        "4,3,3,2",
+        "y = Conv <group = 2, pads = [2, 0, 1, 1], dilations = [1, 2]> (x, w)",
+        "2,4,8,5",
+    ),
     "depthwise_rows": ("2,3,6,5", "3,1,3,2", "y = Conv <group = 3, strides = [1, 2]> (x, w)", "2,3,4,2"),
     "band_products": ("2,3,6,5", "2,3,6,5", "z = Mul (x, w) y = AveragePool <kernel_shape = [3, 2]> (z)", "2,3,4,4"),
     "compared_tiles": (
