@@ -58,9 +58,7 @@ def check_grads(
     rng = np.random.default_rng(seed)
 
     def flat(*xs: Array) -> list[Array]:
-        rest = iter(xs)
-        result = f(*(trees.rebuilt(a, [next(rest) for _ in trees.leaves(a)]) for a in args))
-        return [as_array(y) for _, y in trees.leaves(result)]
+        return [as_array(y) for _, y in trees.leaves(f(*trees.rebuilt(args, xs)))]
 
     primals = [x for i, a in enumerate(args) for x in trees.float_leaves(a, f"argument {i}")]
     _check(flat, primals, order, order, tuple(modes), eps, rtol, atol, rng)

@@ -9,7 +9,7 @@ function at each of them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.core.executable import Executable, model_of
 from onnxgrad.eager.core.plans import formal, new_builder
-from onnxgrad.eager.core.primitives import Macro, Primitive, StandardOp
+from onnxgrad.eager.core.primitives import Macro, StandardOp
 from onnxgrad.eager.core.tape import Node, exporting, history, leaf
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, identifier
@@ -77,18 +77,17 @@ class _Recording:
     def __init__(self, f: Callable[..., Any], args: Sequence[Any]) -> None:
         self.name = getattr(f, "__name__", "the function")
         labels = _parameters(f, len(args))
-        found = [(identifier(p), as_array(x)) for a, n in zip(args, labels) for p, x in _named_leaves(a, n)]
-        self.names = [_path(p) for p, _ in found]
+        found = [(identifier(p), as_array(x)) for a, n in zip(args, labels) for p, x in trees.leaves(a, n)]
+        self.names = ["_".join(filter(None, p.split("_"))) or "input" for p, _ in found]
         for name, x in zip(self.names, (x for _, x in found)):
             if x.dtype.kind == "c":
                 hint = "hand over the real and the imaginary part"
                 raise BadInput(f"{name} is {x.dtype}; ONNX has no complex numbers\n  hint: {hint}")
         self.inputs = [Array(x._data, leaf(x._data)) for _, x in found]
         self.leaves = [x._node for x in self.inputs if x._node is not None]
-        rest = iter(self.inputs)
         token = exporting.set(True)
         try:
-            result = f(*(trees.rebuilt(a, [next(rest) for _ in trees.leaves(a)]) for a in args))
+            result = f(*trees.rebuilt(tuple(args), self.inputs))
         finally:
             exporting.reset(token)
         self.results = [as_array(y) for _, y in trees.leaves(result, f"the result of {self.name}")]
@@ -109,15 +108,6 @@ def _parameters(f: Callable[..., Any], count: int) -> list[str]:
         names = []
     whole = [n for n in names if n not in ("args", "kwargs")]
     return whole if len(whole) >= count else [f"input_{i}" for i in range(count)]
-
-
-def _named_leaves(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
-    return trees.leaves(tree, name)
-
-
-def _path(text: str) -> str:
-    parts = [p for p in text.split("_") if p]
-    return "_".join(parts) or "input"
 
 
 # --- sizes -----------------------------------------------------------------------------------------
@@ -157,8 +147,7 @@ def _resized(r: _Recording, args: Sequence[Any], dims: Mapping[tuple[str, int], 
                     raise BadInput(f"the example for {name!r} is empty along its dynamic axis {axis}")
                 data = np.take(data, np.arange(sizes[dims[name, axis]]), axis=axis, mode="wrap")
         values.append(Array(data))
-    rest = iter(values)
-    return [trees.rebuilt(a, [next(rest) for _ in trees.leaves(a)]) for a in args]
+    return trees.rebuilt(tuple(args), values)
 
 
 @dataclass(frozen=True)
@@ -175,7 +164,7 @@ class _Sizes:
 
     def __init__(self, table: dict[str, tuple[int, ...]], recordings: Sequence[_Recording]) -> None:
         self.table, self.recordings = table, recordings
-        if len({tuple(_shape_of(n.op) for n in r.nodes) for r in recordings}) > 1:
+        if len({tuple(n.op.key[0] for n in r.nodes) for r in recordings}) > 1:
             raise BadInput(
                 f"{recordings[0].name} does other operations at other sizes\n"
                 "  hint: loops over a dynamic axis cannot be recorded; use operations on whole arrays"
@@ -210,10 +199,6 @@ class _Sizes:
         if all(isinstance(p, int) for p in parts):
             return self.explain(parts, where)
         raise BadInput(f"{where} does something else at other sizes")
-
-
-def _shape_of(op: Primitive) -> Any:
-    return op.key[0]
 
 
 # --- writing ---------------------------------------------------------------------------------------

@@ -7,230 +7,24 @@ small expression of operators; docs/array-api.md lists which.
 import sys as _sys
 
 import numpy as _np
-from numpy import random
+from numpy import random as random
 
-from onnxgrad.eager.core.array import Array
+from onnxgrad.eager.core.array import Array as Array
 from onnxgrad.eager.core.methods import attach as _attach
-from onnxgrad.eager.core.recording import stop_gradient
-from onnxgrad.eager.xp import fft, linalg
-from onnxgrad.eager.xp.creation import (
-    arange,
-    asarray,
-    empty,
-    empty_like,
-    eye,
-    from_dlpack,
-    full,
-    full_like,
-    linspace,
-    ones,
-    ones_like,
-    zeros,
-    zeros_like,
-)
-from onnxgrad.eager.xp.dtypes import astype, can_cast, finfo, iinfo, isdtype, result_type
-from onnxgrad.eager.xp.elementwise import (
-    abs,
-    acos,
-    acosh,
-    add,
-    asin,
-    asinh,
-    atan,
-    atan2,
-    atanh,
-    bitwise_and,
-    bitwise_invert,
-    bitwise_left_shift,
-    bitwise_or,
-    bitwise_right_shift,
-    bitwise_xor,
-    ceil,
-    clip,
-    conj,
-    copysign,
-    cos,
-    cosh,
-    divide,
-    equal,
-    exp,
-    exp2,
-    expm1,
-    floor,
-    floor_divide,
-    greater,
-    greater_equal,
-    hypot,
-    imag,
-    isfinite,
-    isinf,
-    isnan,
-    less,
-    less_equal,
-    log,
-    log1p,
-    log2,
-    log10,
-    logaddexp,
-    logical_and,
-    logical_not,
-    logical_or,
-    logical_xor,
-    maximum,
-    minimum,
-    multiply,
-    negative,
-    nextafter,
-    not_equal,
-    positive,
-    pow,
-    real,
-    reciprocal,
-    remainder,
-    round,
-    sign,
-    signbit,
-    sin,
-    sinh,
-    sqrt,
-    square,
-    subtract,
-    tan,
-    tanh,
-    trunc,
-    where,
-)
-from onnxgrad.eager.xp.indexing import getitem, setitem, take
-from onnxgrad.eager.xp.info import __array_namespace_info__
-from onnxgrad.eager.xp.manipulation import (
-    broadcast_arrays,
-    broadcast_to,
-    concat,
-    expand_dims,
-    flip,
-    matrix_transpose,
-    meshgrid,
-    moveaxis,
-    permute_dims,
-    ravel,
-    repeat,
-    reshape,
-    roll,
-    split,
-    squeeze,
-    stack,
-    swapaxes,
-    tile,
-    tril,
-    triu,
-    unstack,
-)
-from onnxgrad.eager.xp.numpy_extras import (  # fmt: skip
-    angle,
-    append,
-    array_split,
-    atleast_1d,
-    atleast_2d,
-    atleast_3d,
-    average,
-    c_,
-    cbrt,
-    column_stack,
-    cumprod,
-    cumsum,
-    deg2rad,
-    degrees,
-    diag,
-    dsplit,
-    dstack,
-    fliplr,
-    flipud,
-    fmax,
-    fmin,
-    gradient,
-    hsplit,
-    hstack,
-    kron,
-    logaddexp2,
-    nan_to_num,
-    pad,
-    r_,
-    rad2deg,
-    radians,
-    real_if_close,
-    rollaxis,
-    rot90,
-    select,
-    sinc,
-    vsplit,
-    vstack,
-)
-from onnxgrad.eager.xp.products import (  # fmt: skip
-    cross,
-    diagonal,
-    dot,
-    einsum,
-    inner,
-    make_diagonal,
-    matmul,
-    outer,
-    tensordot,
-    trace,
-    vecdot,
-)
-from onnxgrad.eager.xp.reductions import (
-    all,
-    any,
-    cumulative_prod,
-    cumulative_sum,
-    diff,
-    max,
-    mean,
-    min,
-    prod,
-    std,
-    sum,
-    var,
-)
-from onnxgrad.eager.xp.searching import (
-    argmax,
-    argmin,
-    argsort,
-    count_nonzero,
-    isin,
-    nonzero,
-    searchsorted,
-    sort,
-    take_along_axis,
-    unique_all,
-    unique_counts,
-    unique_inverse,
-    unique_values,
-)
-from onnxgrad.eager.xp.statistics import (  # fmt: skip
-    convolve,
-    corrcoef,
-    correlate,
-    cov,
-    ediff1d,
-    interp,
-    logspace,
-    median,
-    nanmax,
-    nanmean,
-    nanmin,
-    nanprod,
-    nanstd,
-    nansum,
-    nanvar,
-    partition,
-    percentile,
-    polyval,
-    ptp,
-    quantile,
-    trapezoid,
-    vander,
-)
+from onnxgrad.eager.core.recording import stop_gradient as stop_gradient
+from onnxgrad.eager.xp import fft as fft
+from onnxgrad.eager.xp import linalg as linalg
+from onnxgrad.eager.xp.creation import *
+from onnxgrad.eager.xp.dtypes import *
+from onnxgrad.eager.xp.elementwise import *
+from onnxgrad.eager.xp.indexing import *
+from onnxgrad.eager.xp.info import __array_namespace_info__ as __array_namespace_info__
+from onnxgrad.eager.xp.manipulation import *
+from onnxgrad.eager.xp.numpy_extras import *
+from onnxgrad.eager.xp.products import *
+from onnxgrad.eager.xp.reductions import *
+from onnxgrad.eager.xp.searching import *
+from onnxgrad.eager.xp.statistics import *
 from onnxgrad.eager.xp.ufuncs import beyond as _beyond
 from onnxgrad.eager.xp.ufuncs import discrete as _discrete
 
@@ -285,33 +79,4 @@ __version__ = _np.__version__
 __getattr__ = _beyond(_np, "numpy", "use the functions of onnxgrad.eager.numpy")
 _attach(_sys.modules[__name__])
 
-# what type checkers go by
-__all__ = [
-    "Array", "__array_namespace_info__", "abs", "absolute", "acos", "acosh", "add", "all", "allclose", "amax", "amin",
-    "angle", "any", "append", "arange", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctan2", "arctanh",
-    "argmax", "argmin", "argsort", "argwhere", "array", "array_equal", "array_split", "asarray", "asin", "asinh",
-    "astype", "atan", "atan2", "atanh", "atleast_1d", "atleast_2d", "atleast_3d", "average", "bitwise_and",
-    "bitwise_invert", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "bool",
-    "broadcast_arrays", "broadcast_shapes", "broadcast_to", "c_", "can_cast", "cbrt", "ceil", "clip", "column_stack",
-    "complex64", "complex128", "concat", "concatenate", "conj", "conjugate", "convolve", "copysign", "corrcoef",
-    "correlate", "cos", "cosh", "count_nonzero", "cov", "cross", "cumprod", "cumsum", "cumulative_prod",
-    "cumulative_sum", "deg2rad", "degrees", "diag", "diagonal", "diff", "digitize", "divide", "dot", "dsplit", "dstack",
-    "e", "ediff1d", "einsum", "empty", "empty_like", "equal", "exp", "exp2", "expand_dims", "expm1", "eye", "fabs",
-    "fft", "finfo", "flatnonzero", "flip", "fliplr", "flipud", "float32", "float64", "floor", "floor_divide", "fmax",
-    "fmin", "from_dlpack", "full", "full_like", "getitem", "gradient", "greater", "greater_equal", "hsplit", "hstack",
-    "hypot", "identity", "iinfo", "imag", "inf", "inner", "int8", "int16", "int32", "int64", "interp", "invert",
-    "isclose", "iscomplex", "iscomplexobj", "isdtype", "isfinite", "isin", "isinf", "isnan", "isreal", "isrealobj",
-    "kron", "left_shift", "less", "less_equal", "linalg", "linspace", "log", "log1p", "log2", "log10", "logaddexp",
-    "logaddexp2", "logical_and", "logical_not", "logical_or", "logical_xor", "logspace", "make_diagonal", "matmul",
-    "matrix_transpose", "max", "maximum", "mean", "median", "meshgrid", "min", "minimum", "mod", "moveaxis", "multiply",
-    "nan", "nan_to_num", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd", "nansum", "nanvar", "ndarray", "ndim",
-    "negative", "newaxis", "nextafter", "nonzero", "not_equal", "ones", "ones_like", "outer", "pad", "partition",
-    "percentile", "permute_dims", "pi", "polyval", "positive", "pow", "power", "prod", "ptp", "quantile", "r_",
-    "rad2deg", "radians", "random", "ravel", "real", "real_if_close", "reciprocal", "remainder", "repeat", "reshape",
-    "result_type", "right_shift", "rint", "roll", "rollaxis", "rot90", "round", "row_stack", "searchsorted", "select",
-    "setitem", "shape", "sign", "signbit", "sin", "sinc", "sinh", "size", "sort", "split", "sqrt", "square", "squeeze",
-    "stack", "std", "stop_gradient", "subtract", "sum", "swapaxes", "take", "take_along_axis", "tan", "tanh",
-    "tensordot", "tile", "trace", "transpose", "trapezoid", "tril", "triu", "true_divide", "trunc", "uint8", "uint16",
-    "uint32", "uint64", "unique_all", "unique_counts", "unique_inverse", "unique_values", "unstack", "vander", "var",
-    "vecdot", "vsplit", "vstack", "where", "zeros", "zeros_like",
-]  # fmt: skip
+__all__ = ["__array_namespace_info__", *(name for name in list(globals()) if not name.startswith("_"))]

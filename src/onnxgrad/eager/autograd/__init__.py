@@ -18,7 +18,7 @@ from onnxgrad.eager import transforms as t
 from onnxgrad.eager.autograd.extend import primitive
 from onnxgrad.eager.autograd.nary import unary_to_nary
 from onnxgrad.eager.core import trees
-from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.eager.core.array import as_array
 from onnxgrad.eager.transforms import checkpoint
 
 __all__ = [
@@ -133,11 +133,7 @@ def tensor_jacobian_product(fun: Function, argnum: int = 0) -> Function:
 hessian_vector_product, vector_jacobian_product = hessian_tensor_product, tensor_jacobian_product
 
 
-def _half_square(x: Any) -> Array:
-    return np.sum(x**2, axis=-1) / 2
-
-
-def make_ggnvp(f: Function, g: Function = _half_square, f_argnum: int = 0) -> Function:
+def make_ggnvp(f: Function, g: Function = lambda x: np.sum(x**2, axis=-1) / 2, f_argnum: int = 0) -> Function:
     """The generalized Gauss–Newton product of ``g(f(x))`` at a point: Jᵀ·H·J·v, with J of `f` and H of `g`."""
 
     @unary_to_nary

@@ -44,7 +44,8 @@ class Arithmetic:
             place[v] = len(place)
         for v in graph.initializers.values():
             place[v] = self._count + len(self._constants)
-            self._constants.append(_elements(v))
+            assert v.const_value is not None
+            self._constants.append(v.const_value.numpy())
         nodes = _steps(graph)
         base = self._count + len(self._constants)
         views = {y: xs[0] for kernel, xs, y in nodes if kernel is None}
@@ -113,11 +114,6 @@ def _origin(v: ir.Value, views: dict[ir.Value, Any]) -> ir.Value:
     while v in views:
         v = views[v]
     return v
-
-
-def _elements(v: ir.Value) -> np.ndarray:
-    assert v.const_value is not None
-    return v.const_value.numpy()
 
 
 def _kind(v: ir.Value) -> _Kind:

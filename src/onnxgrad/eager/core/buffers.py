@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import threading
 from typing import Any
 
@@ -69,7 +70,7 @@ def release() -> None:
 def computed(kernel: Any, *operands: np.ndarray) -> Any:
     """``kernel(*operands)``, in memory of the pool if the result is elementwise, large and like the largest operand."""
     first = operands[0]
-    largest = max(operands, key=_size) if len(operands) > 1 else first
+    largest = max(operands, key=operator.attrgetter("size")) if len(operands) > 1 else first
     if largest.nbytes < LARGE or largest.dtype.kind != "f" or not isinstance(kernel, np.ufunc) or kernel.signature:
         return kernel(*operands)
     shape = largest.shape
@@ -84,10 +85,6 @@ def computed(kernel: Any, *operands: np.ndarray) -> Any:
 def _keeps(kernel: np.ufunc, dtype: np.dtype, *given: np.dtype) -> bool:
     """Whether `kernel` gives `dtype` for operands of these dtypes."""
     return kernel.resolve_dtypes((*given, None))[-1] == dtype
-
-
-def _size(x: np.ndarray) -> int:
-    return x.size
 
 
 def _fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:

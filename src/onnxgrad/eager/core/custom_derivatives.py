@@ -79,14 +79,13 @@ def opaque_call(
             raise BadInput(f"{name} cannot be recorded as ONNX: its values come from elsewhere, not from operations")
         return result
     arrays = [as_array(x) for i, a in enumerate(args) for _, x in trees.leaves(a, f"argument {i}")]
-    constants = iter([Array(x._data) for x in arrays])
-    result = f(*(trees.rebuilt(a, [next(constants) for _ in trees.leaves(a)]) for a in args), **(kwargs or {}))
+    result = f(*trees.rebuilt(tuple(args), [Array(x._data) for x in arrays]), **(kwargs or {}))
     if all(x._node is None for x in arrays):
         return result
     ends = [as_array(y) for _, y in trees.leaves(result)]
     if any(y._node is not None for y in ends):
         raise BadInput(f"{name} reads a variable that is not among its arguments\n  hint: pass it as an argument")
-    given = trees.rebuilt(list(args), arrays)
+    given = trees.rebuilt(tuple(args), arrays)
     dtypes = [y.dtype for y in ends]
 
     def whole(outputs: Sequence[Array]) -> Any:
@@ -94,7 +93,7 @@ def opaque_call(
 
     def pull_back(outputs: list[Array], cotangents: list[Array]) -> list[Array | None]:
         seeds = [cotangent_of_pairs(g, d) for g, d in zip(cotangents, dtypes)]
-        found = _matched(backward(tuple(given), whole(outputs), trees.rebuilt(result, seeds)), args, arrays, name)
+        found = _matched(backward(given, whole(outputs), trees.rebuilt(result, seeds)), args, arrays, name)
         return [None if g is None else pairs_of_cotangent(g, x.dtype) for g, x in zip(found, arrays)]
 
     operands = [real_form(x) for x in arrays]

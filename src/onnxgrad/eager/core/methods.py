@@ -20,36 +20,10 @@ _COMPARISONS = {
 _UNARY = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
 #: numpy's methods that are functions of the namespace.
 _METHODS = (
-    "all",
-    "any",
-    "argmax",
-    "argmin",
-    "argsort",
-    "astype",
-    "clip",
-    "conj",
-    "conjugate",
-    "cumprod",
-    "cumsum",
-    "diagonal",
-    "dot",
-    "max",
-    "mean",
-    "min",
-    "nonzero",
-    "prod",
-    "ravel",
-    "repeat",
-    "round",
-    "searchsorted",
-    "squeeze",
-    "std",
-    "sum",
-    "swapaxes",
-    "take",
-    "trace",
-    "var",
-)
+    "all", "any", "argmax", "argmin", "argsort", "astype", "clip", "conj", "conjugate", "cumprod", "cumsum",
+    "diagonal", "dot", "max", "mean", "min", "nonzero", "prod", "ravel", "repeat", "round", "searchsorted", "squeeze",
+    "std", "sum", "swapaxes", "take", "trace", "var",
+)  # fmt: skip
 _OPERANDS = (Array, np.ndarray, np.generic, bool, int, float, complex, list, tuple)
 
 

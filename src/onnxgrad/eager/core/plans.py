@@ -189,7 +189,9 @@ class DerivativePlan:
         restrict(graph, [*read, *(s.value for s in seeds)], list(graph.outputs), b.names)
         finish(graph, names=b.names)
         self._refuse_random(graph)
-        self.run = _runner(graph) if graph.outputs else None
+        self.run: Arithmetic | Executable | None = None
+        if graph.outputs:
+            self.run = Arithmetic(graph) if is_arithmetic(graph) else Executable(model_of(graph))
         self.call = GraphCall(graph, versions)
 
     @staticmethod
@@ -229,11 +231,6 @@ class DerivativePlan:
         if part is None:
             return Array(value, source)
         return Array(value, Node(pick(part), (source,), value))
-
-
-def _runner(graph: ir.Graph) -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
-    """What runs `graph`."""
-    return Arithmetic(graph) if is_arithmetic(graph) else Executable(model_of(graph))
 
 
 # --- the plans that there are ----------------------------------------------------------------------

@@ -8,6 +8,7 @@ nothing older than a variable can depend on it.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def history(results: Iterable[Node], leaves: Iterable[Node], discrete: bool = Fa
         for p in node.inputs:
             if type(p) is Node:
                 stack.append(p)
-    found.sort(key=_serial)
+    found.sort(key=operator.attrgetter("serial"))
     return found
 
 
@@ -95,10 +96,6 @@ def varies(node: Node, discrete: bool = False) -> bool:
         seen.add(n)
         stack.extend(p for p in n.inputs if type(p) is Node)
     return False
-
-
-def _serial(node: Node) -> int:
-    return node.serial
 
 
 @dataclass(slots=True)

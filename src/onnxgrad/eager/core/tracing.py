@@ -49,10 +49,9 @@ class Traced:
         self.leaves: list[Node] = [leaf(x._data, x._node) for x in held]
         fresh_arrays = [Array(n.value, n) for n in self.leaves]
         self.variables = [of_pairs(v) if x.dtype.kind == "c" else v for v, x in zip(fresh_arrays, primals)]
-        rest = iter(self.variables)
         fresh = list(args)
-        for i, a in zip(several, picked):
-            fresh[i] = trees.rebuilt(a, [next(rest) for _ in trees.leaves(a)])
+        for i, a in zip(several, trees.rebuilt(picked, self.variables)):
+            fresh[i] = a
         result = f(*fresh, **kwargs)
         self.aux: Any = None
         if has_aux:

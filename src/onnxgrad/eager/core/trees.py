@@ -59,7 +59,9 @@ def _filled(tree: Any, rest: Iterator[Any], keep_fixed: bool) -> Any:
 def _assembled(tree: Any, parts: list[Any]) -> Any:
     """A container like `tree` with other children."""
     if isinstance(tree, dict):
-        return type(tree)(zip(tree, parts)) if type(tree) is dict else _like(tree, dict(zip(tree, parts)))
+        made = tree.copy()
+        made.update(zip(tree, parts))
+        return made
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*parts)
     if isinstance(tree, (list, tuple)):
@@ -67,12 +69,6 @@ def _assembled(tree: Any, parts: list[Any]) -> Any:
     made = copy.copy(tree)
     for field, part in zip(dataclasses.fields(tree), parts):
         object.__setattr__(made, field.name, part)
-    return made
-
-
-def _like(tree: dict, held: dict) -> dict:
-    made = tree.copy()
-    made.update(held)
     return made
 
 
@@ -88,11 +84,9 @@ def _children(tree: Any, path: str = "") -> list[tuple[str, Any]]:
     if isinstance(tree, _FIXED) or callable(tree):
         return []
     hint = "containers are dicts, lists, tuples, named tuples and dataclasses"
-    raise BadInput(f"{_of(path)}a {type(tree).__name__} is neither an array nor a container\n  hint: {hint}")
-
-
-def _of(path: str) -> str:
-    return f"{path}: " if path else ""
+    raise BadInput(
+        f"{f'{path}: ' if path else ''}a {type(tree).__name__} is neither an array nor a container\n  hint: {hint}"
+    )
 
 
 def float_leaves(tree: Any, what: str) -> list[Array]:

@@ -17,10 +17,9 @@ import scipy.special as _scipy
 from onnxgrad.eager import numpy as np
 from onnxgrad.eager.core.array import Array, as_array, refuse_tracked, tracked
 from onnxgrad.eager.core.custom_derivatives import elementwise
-from onnxgrad.eager.core.primitives import macro, standard
+from onnxgrad.eager.core.primitives import standard
 from onnxgrad.eager.core.recording import stop_gradient
 from onnxgrad.eager.xp.ufuncs import beyond, unary
-from onnxgrad.ir import Builder, Var
 
 Function = Callable[..., Any]
 _ROOT_PI = math.sqrt(math.pi)
@@ -144,13 +143,8 @@ psi, jn, yn = digamma, jv, yv
 # --- functions that ONNX has -----------------------------------------------------------------------
 
 
-def ndtr_of(b: Builder, x: Var) -> Var:
-    """The distribution function of the standard normal distribution."""
-    return (b.Erf(x * math.sqrt(0.5)) + 1.0) * 0.5
-
-
 expit = unary("expit", standard("Sigmoid"), _scipy.expit)
-ndtr = unary("ndtr", macro(ndtr_of), _scipy.ndtr)
+ndtr = unary("ndtr", lambda b, x: (b.Erf(x * math.sqrt(0.5)) + 1.0) * 0.5, _scipy.ndtr)
 _real_erf = unary("erf", standard("Erf"), _scipy.erf)
 
 

@@ -15,6 +15,11 @@ from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.eager.xp.info import check_device
 from onnxgrad.eager.xp.manipulation import broadcast_to, stack
 
+__all__ = [
+    "arange", "asarray", "empty", "empty_like", "eye", "from_dlpack", "full", "full_like", "linspace", "ones",
+    "ones_like", "zeros", "zeros_like",
+]  # fmt: skip
+
 
 def asarray(obj: Any, /, dtype: Any = None, device: Any = None, *, copy: bool | None = None) -> Array:
     """`obj` as an array: nested lists of numbers or arrays, or anything that numpy converts."""
@@ -28,12 +33,8 @@ def asarray(obj: Any, /, dtype: Any = None, device: Any = None, *, copy: bool | 
         parts = [asarray(e) for e in obj]
         x = stack(parts)
         return x if dtype is None else cast(x, dtype)
-    return Array(np.array(plain(obj), dtype=dtype, copy=True if copy is None and _foreign(obj) else copy))
-
-
-def _foreign(obj: Any) -> bool:
-    """Whether the caller could write into memory shared with the result."""
-    return isinstance(obj, np.ndarray)
+    shared = copy is None and isinstance(obj, np.ndarray)  # memory that the caller could write into
+    return Array(np.array(plain(obj), dtype=dtype, copy=True if shared else copy))
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:

@@ -13,6 +13,8 @@ from onnxgrad.eager.core.recording import of_pairs, pairs_of, record
 from onnxgrad.eager.xp.info import check_device
 from onnxgrad.errors import NotDifferentiable
 
+__all__ = ["astype", "can_cast", "finfo", "iinfo", "isdtype", "result_type"]
+
 
 def cast(x: Array, dtype: Any) -> Array:
     """`x` as `dtype`; `x` itself if that is its dtype."""

@@ -1,20 +1,32 @@
 """Elementwise functions: values are numpy's, and the tape records the equivalent ONNX operator.
 
-Where ONNX has none, the tape records a short expression with an accurate derivative (see `expressions`).
+Where ONNX has none, the tape records a short expression with an accurate derivative.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from onnxgrad.eager.core.array import Array, as_array, tracked
-from onnxgrad.eager.core.primitives import macro, standard
+from onnxgrad.eager.core.primitives import standard
 from onnxgrad.eager.core.recording import parts_of, record
-from onnxgrad.eager.xp import complexes, expressions
+from onnxgrad.eager.xp import complexes
 from onnxgrad.eager.xp.dtypes import cast, promoted
 from onnxgrad.eager.xp.ufuncs import binary, nondifferentiable, unary
+from onnxgrad.ir import Builder, Var
+
+__all__ = [
+    "abs", "acos", "acosh", "add", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_and", "bitwise_invert",
+    "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "ceil", "clip", "conj", "copysign",
+    "cos", "cosh", "divide", "equal", "exp", "exp2", "expm1", "floor", "floor_divide", "greater", "greater_equal",
+    "hypot", "imag", "isfinite", "isinf", "isnan", "less", "less_equal", "log", "log1p", "log2", "log10", "logaddexp",
+    "logical_and", "logical_not", "logical_or", "logical_xor", "maximum", "minimum", "multiply", "negative",
+    "nextafter", "not_equal", "positive", "pow", "real", "reciprocal", "remainder", "round", "sign", "signbit", "sin",
+    "sinh", "sqrt", "square", "subtract", "tan", "tanh", "trunc", "where",
+]  # fmt: skip
 
 _op = standard
 
@@ -25,6 +37,25 @@ def _floor_divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if whole.dtype.kind != "f" or (np.isfinite(x).all() and np.isfinite(y).all()):
         return whole
     return np.where(np.isinf(x) | np.isinf(y), np.floor(np.divide(x, y)), whole)
+
+
+def _is_negative(b: Builder, x: Var) -> Var:
+    return b.Or(x < 0.0, b.Reciprocal(x) < 0.0)
+
+
+def _never(b: Builder, x: Var) -> Var:
+    return b.Not(b.Equal(x, x))
+
+
+def _atan2(b: Builder, y: Var, x: Var) -> Var:
+    """The arctangent of the quotient of magnitude at most 1, plus a constant for each octant."""
+    flat = b.LessOrEqual(b.Abs(y), b.Abs(x))
+    one = b.const(1, x.dtype)
+    near = b.Atan(b.Where(flat, y, one) / b.Where(flat, x, one))
+    far = b.Atan(b.Where(flat, one, x) / b.Where(flat, one, y))
+    sign = b.Where(_is_negative(b, y), b.Neg(one), one)
+    turn = b.Where(_is_negative(b, x), sign * math.pi, sign * 0.0)
+    return b.Where(flat, near + turn, sign * (math.pi / 2) - far)
 
 
 _SAME, _NOT = standard("Identity"), standard("Not")
@@ -43,54 +74,58 @@ ceil = unary("ceil", _SAME, np.ceil, floats=_op("Ceil"))
 cos = unary("cos", _op("Cos"), np.cos)
 cosh = unary("cosh", _op("Cosh"), np.cosh)
 exp = unary("exp", _op("Exp"), np.exp)
-exp2 = unary("exp2", macro(expressions.exp2_of), np.exp2)
-expm1 = unary("expm1", macro(expressions.expm1_of), np.expm1)
+exp2 = unary("exp2", lambda b, x: b.Exp(x * math.log(2)), np.exp2)
+expm1 = unary("expm1", lambda b, x: b.Exp(x) - 1.0, np.expm1)
 floor = unary("floor", _SAME, np.floor, floats=_op("Floor"))
-isfinite = unary("isfinite", macro(expressions.always_of), np.isfinite, floats=macro(expressions.is_finite_of))
-isinf = unary("isinf", macro(expressions.never_of), np.isinf, floats=_op("IsInf"))
-isnan = unary("isnan", macro(expressions.never_of), np.isnan, floats=_op("IsNaN"))
+isfinite = unary(
+    "isfinite", lambda b, x: b.Equal(x, x), np.isfinite, floats=lambda b, x: b.Not(b.Or(b.IsNaN(x), b.IsInf(x)))
+)
+isinf = unary("isinf", _never, np.isinf, floats=_op("IsInf"))
+isnan = unary("isnan", _never, np.isnan, floats=_op("IsNaN"))
 log = unary("log", _op("Log"), np.log)
-log10 = unary("log10", macro(expressions.log10_of), np.log10)
-log1p = unary("log1p", macro(expressions.log1p_of), np.log1p)
-log2 = unary("log2", macro(expressions.log2_of), np.log2)
+log10 = unary("log10", lambda b, x: b.Log(x) * (1 / math.log(10)), np.log10)
+log1p = unary("log1p", lambda b, x: b.Log(x + 1.0), np.log1p)
+log2 = unary("log2", lambda b, x: b.Log(x) * (1 / math.log(2)), np.log2)
 logical_not = unary("logical_not", _NOT, np.logical_not)
 negative = unary("negative", _op("Neg"), np.negative)
 positive = unary("positive", _SAME, np.positive)
 reciprocal = unary("reciprocal", _op("Reciprocal"), np.reciprocal)
 _round = unary("round", _SAME, np.round, floats=_op("Round"))
 sign = unary("sign", _op("Sign"), np.sign)
-signbit = unary("signbit", macro(expressions.below_zero_of), np.signbit, floats=macro(expressions.is_negative_of))
+signbit = unary("signbit", lambda b, x: b.Less(x, 0), np.signbit, floats=_is_negative)
 sin = unary("sin", _op("Sin"), np.sin)
 sinh = unary("sinh", _op("Sinh"), np.sinh)
 sqrt = unary("sqrt", _op("Sqrt"), np.sqrt)
-square = unary("square", macro(expressions.square_of), np.square)
+square = unary("square", lambda b, x: x * x, np.square)
 tan = unary("tan", _op("Tan"), np.tan)
 tanh = unary("tanh", _op("Tanh"), np.tanh)
-trunc = unary("trunc", _SAME, np.trunc, floats=macro(expressions.trunc_of))
+trunc = unary("trunc", _SAME, np.trunc, floats=lambda b, x: b.Sign(x) * b.Floor(b.Abs(x)))
 
 # --- two operands ----------------------------------------------------------------------------------
 
 add = binary("add", _op("Add"), np.add)
-atan2 = binary("atan2", macro(expressions.atan2_of), np.arctan2)
+atan2 = binary("atan2", _atan2, np.arctan2)
 bitwise_and = binary("bitwise_and", _op("BitwiseAnd"), np.bitwise_and, booleans=_op("And"))
-bitwise_left_shift = binary("bitwise_left_shift", macro(expressions.bit_left_of), np.left_shift)
+bitwise_left_shift = binary("bitwise_left_shift", lambda b, x, y: b.BitShift(x, y, direction="LEFT"), np.left_shift)
 bitwise_or = binary("bitwise_or", _op("BitwiseOr"), np.bitwise_or, booleans=_op("Or"))
-bitwise_right_shift = binary("bitwise_right_shift", macro(expressions.bit_right_of), np.right_shift)
+bitwise_right_shift = binary("bitwise_right_shift", lambda b, x, y: b.BitShift(x, y, direction="RIGHT"), np.right_shift)
 bitwise_xor = binary("bitwise_xor", _op("BitwiseXor"), np.bitwise_xor, booleans=_op("Xor"))
-copysign = binary("copysign", macro(expressions.copysign_of), np.copysign)
-divide = binary("divide", _op("Div"), np.divide, ints=macro(expressions.divide_ints_of))
+copysign = binary(
+    "copysign", lambda b, x, y: b.Where(b.Equal(_is_negative(b, x), _is_negative(b, y)), x, -x), np.copysign
+)
+divide = binary("divide", _op("Div"), np.divide, ints=lambda b, x, y: b.Cast(x, to=11) / b.Cast(y, to=11))
 equal = binary("equal", _op("Equal"), np.equal)
 floor_divide = binary(
-    "floor_divide", macro(expressions.floor_divide_of), _floor_divide, ints=macro(expressions.floor_divide_ints_of)
+    "floor_divide", lambda b, x, y: b.Floor(x / y), _floor_divide, ints=lambda b, x, y: b.Div(b.Sub(x, b.Mod(x, y)), y)
 )
-greater = binary("greater", _op("Greater"), np.greater, booleans=macro(expressions.above_of))
+greater = binary("greater", _op("Greater"), np.greater, booleans=lambda b, x, y: b.And(x, b.Not(y)))
 greater_equal = binary(
-    "greater_equal", _op("GreaterOrEqual"), np.greater_equal, booleans=macro(expressions.not_below_of)
+    "greater_equal", _op("GreaterOrEqual"), np.greater_equal, booleans=lambda b, x, y: b.Or(x, b.Not(y))
 )
-hypot = binary("hypot", macro(expressions.hypot_of), np.hypot)
-less = binary("less", _op("Less"), np.less, booleans=macro(expressions.below_of))
-less_equal = binary("less_equal", _op("LessOrEqual"), np.less_equal, booleans=macro(expressions.not_above_of))
-logaddexp = binary("logaddexp", macro(expressions.logaddexp_of), np.logaddexp)
+hypot = binary("hypot", lambda b, x, y: b.Sqrt(x * x + y * y), np.hypot)
+less = binary("less", _op("Less"), np.less, booleans=lambda b, x, y: b.And(b.Not(x), y))
+less_equal = binary("less_equal", _op("LessOrEqual"), np.less_equal, booleans=lambda b, x, y: b.Or(b.Not(x), y))
+logaddexp = binary("logaddexp", lambda b, x, y: y + b.Softplus(x - y), np.logaddexp)
 logical_and = binary("logical_and", _op("And"), np.logical_and)
 logical_or = binary("logical_or", _op("Or"), np.logical_or)
 logical_xor = binary("logical_xor", _op("Xor"), np.logical_xor)
@@ -98,9 +133,9 @@ maximum = binary("maximum", _op("Max"), np.maximum)
 minimum = binary("minimum", _op("Min"), np.minimum)
 multiply = binary("multiply", _op("Mul"), np.multiply)
 nextafter = nondifferentiable("nextafter", np.nextafter)
-not_equal = binary("not_equal", macro(expressions.differ_of), np.not_equal)
+not_equal = binary("not_equal", lambda b, x, y: b.Not(b.Equal(x, y)), np.not_equal)
 _power = binary("pow", _op("Pow"), np.power)
-remainder = binary("remainder", macro(expressions.remainder_of), np.remainder, ints=_op("Mod"))
+remainder = binary("remainder", lambda b, x, y: x - b.Floor(x / y) * y, np.remainder, ints=_op("Mod"))
 subtract = binary("subtract", _op("Sub"), np.subtract)
 
 

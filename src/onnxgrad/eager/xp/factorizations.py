@@ -22,13 +22,12 @@ is what differences in any direction say.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from onnxgrad.eager.core.array import Array, as_array, plain, tracked, wrapped
-from onnxgrad.eager.core.custom_derivatives import custom_vjp
+from onnxgrad.eager.core.custom_derivatives import custom_vjp, opaque_call
 from onnxgrad.eager.core.primitives import Primitive
 from onnxgrad.eager.core.tape import Node
 from onnxgrad.eager.xp.elementwise import conj, imag, real
@@ -73,10 +72,6 @@ def _given(g: Any) -> bool:
     return g._node is not None or bool(np.any(g._data))
 
 
-def _unit(n: int, dtype: Any) -> np.ndarray:
-    return np.eye(n, dtype=dtype)
-
-
 def _columns(w: Any) -> Array:
     """`w` as factors for the columns of a matrix."""
     return expand_dims(w, axis=-2)
@@ -84,7 +79,7 @@ def _columns(w: Any) -> Array:
 
 def _inverse_gaps(gaps: Any) -> Any:
     """1/gaps off the diagonal, where the gaps are 0, and 0 on it."""
-    unit = _unit(gaps.shape[-1], gaps.dtype)
+    unit = np.eye(gaps.shape[-1], dtype=gaps.dtype)
     return (1 - unit) / (gaps + unit)
 
 
@@ -111,7 +106,7 @@ def _cholesky(x: Any, /) -> Array:
 def _cholesky_vjp(arguments: Any, low: Any, g: Any) -> Any:
     """X = L·Lᴴ: with P = Φ(Lᴴ·G), where Φ takes the lower half and half the diagonal: sym(L⁻ᴴ·P·L⁻¹)."""
     product = tril(matmul(_adjoint(low), conj(g)))
-    product = product - product * (0.5 * _unit(low.shape[-1], low.dtype))
+    product = product - product * (0.5 * np.eye(low.shape[-1], dtype=low.dtype))
     back = inv(low)
     s = matmul(matmul(_adjoint(back), product), back)
     return conj((s + _adjoint(s)) * 0.5)
@@ -149,7 +144,7 @@ def _half(x: Any, uplo: str | None) -> Array:
         return x
     if uplo.upper() not in ("L", "U"):
         raise BadInput(f"UPLO is 'L' or 'U', not {uplo!r}")
-    low, over = tril(x) if uplo.upper() == "L" else _adjoint(triu(x)), _unit(x.shape[-1], x.dtype)
+    low, over = tril(x) if uplo.upper() == "L" else _adjoint(triu(x)), np.eye(x.shape[-1], dtype=x.dtype)
     return low + _adjoint(low) - (real(low) if x.dtype.kind == "c" else low) * over
 
 
@@ -193,10 +188,10 @@ def _eig_vjp(arguments: Any, y: Any, g: Any) -> Any:
     V⁻ᴴ·(diag(gw) + conj(F)∘(P − VᴴV·diag(Re P)))·Vᴴ, of distinct eigenvalues."""
     w, v = y
     back = _adjoint(v)
-    inner = _unit(v.shape[-1], v.dtype) * _columns(conj(g.eigenvalues))
+    inner = np.eye(v.shape[-1], dtype=v.dtype) * _columns(conj(g.eigenvalues))
     if _given(g.eigenvectors):
         p = matmul(back, conj(g.eigenvectors))
-        along = matmul(matmul(back, v), real(p) * _unit(v.shape[-1], v.dtype))
+        along = matmul(matmul(back, v), real(p) * np.eye(v.shape[-1], dtype=v.dtype))
         inner = inner + (p - along) * conj(_inverse_gaps(_columns(w) - expand_dims(w, axis=-1)))
     return conj(matmul(inv(back), matmul(inner, back)))
 
@@ -238,7 +233,7 @@ def _svd_vjp(arguments: Any, y: Any, g: Any) -> Any:
         skew = (p - _adjoint(p)) * _inverse_gaps((high - low) * (high + low))
         x = x + matmul(matmul(u, skew * high if left else low * skew), vh)
         if left and p.dtype.kind == "c":
-            turns = imag(p) * _unit(count, s.dtype) / high
+            turns = imag(p) * np.eye(count, dtype=s.dtype) / high
             x = x + matmul(matmul(u, turns * 1j), vh)
         if (rows if left else columns) > count:  # the vectors may move out of the space they span
             rest = (cotangent - matmul(vectors, p)) / high
@@ -328,7 +323,7 @@ def _qr_vjp(arguments: Any, y: Any, g: Any) -> Any:
         gq = gq + matmul(getitem(x, (Ellipsis, slice(count, None))), matrix_transpose(beyond))
         r, gr = getitem(r, (Ellipsis, slice(count))), getitem(gr, (Ellipsis, slice(count)))
     m = tril(matmul(r, matrix_transpose(gr)) - matmul(matrix_transpose(gq), q))
-    m = m + matrix_transpose(m) - m * _unit(count, m.dtype)
+    m = m + matrix_transpose(m) - m * np.eye(count, dtype=m.dtype)
     at_x = matrix_transpose(solve(r, matrix_transpose(gq + matmul(q, m))))
     return concat([at_x, matmul(q, beyond)], axis=-1) if wide else at_x
 
@@ -369,11 +364,7 @@ def pinv(x: Any, /, *, rtol: Any = None) -> Array:
 
     The derivative is along matrices of the same rank.
     """
-    return _pinv(x, rtol) if rtol is None else _pinv(x, plain(rtol))
-
-
-def _pinv(x: Any, rtol: Any) -> Array:
-    derived: Callable[..., Any] = custom_vjp(lambda x: wrapped(np.linalg.pinv(as_array(x)._data, rtol=rtol)))
+    cut = plain(rtol)
 
     def backward(arguments: Any, y: Any, g: Any) -> Any:
         """P = X⁺: −Pᴴ·G·Pᴴ + (I−X·P)·Gᴴ·P·Pᴴ + Pᴴ·P·Gᴴ·(I−P·X)."""
@@ -384,6 +375,8 @@ def _pinv(x: Any, rtol: Any) -> Array:
         beside = left - matmul(x, matmul(p, left)) + right - matmul(matmul(right, p), x)
         return conj(beside - matmul(matmul(pt, conj(g)), pt))
 
-    derived.__name__ = "pinv"
-    derived.defvjp(backward)  # type: ignore[attr-defined]
-    return derived(x)
+    def run(x: Array) -> Array:
+        return wrapped(np.linalg.pinv(x._data, rtol=cut))
+
+    run.__name__ = "pinv"
+    return opaque_call(run, (as_array(x),), backward)

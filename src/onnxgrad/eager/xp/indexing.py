@@ -18,6 +18,8 @@ from onnxgrad.eager.core.tape import exporting
 from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.ir import Builder, Var
 
+__all__ = ["getitem", "setitem", "take"]
+
 _BEFORE = -(2**62)
 
 

@@ -14,6 +14,12 @@ from onnxgrad.eager.core.tape import exporting
 from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.eager.xp.indexing import getitem, take
 
+__all__ = [
+    "broadcast_arrays", "broadcast_to", "concat", "expand_dims", "flip", "matrix_transpose", "meshgrid", "moveaxis",
+    "permute_dims", "ravel", "repeat", "reshape", "roll", "split", "squeeze", "stack", "swapaxes", "tile", "tril",
+    "triu", "unstack",
+]  # fmt: skip
+
 Axis = int | tuple[int, ...] | None
 
 
@@ -21,11 +27,11 @@ def axes_of(axis: Axis, ndim: int) -> tuple[int, ...]:
     """`axis` as a tuple of nonnegative axes; None stands for all."""
     if axis is None:
         return tuple(range(ndim))
-    return tuple(int(a) % ndim if -ndim <= a < ndim else _no_axis(a, ndim) for a in np.atleast_1d(axis).astype(int))
-
-
-def _no_axis(axis: int, ndim: int) -> int:
-    raise IndexError(f"axis {axis} of an array with {ndim} axes")
+    axes = np.atleast_1d(axis).astype(int).tolist()
+    for a in axes:
+        if not -ndim <= a < ndim:
+            raise IndexError(f"axis {a} of an array with {ndim} axes")
+    return tuple(a % ndim for a in axes)
 
 
 def reshape(x: Any, /, shape: Any, order: str = "C", *, copy: bool | None = None) -> Array:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.eager.core.array import Array, as_array, plain, tracked, wrapped
-from onnxgrad.eager.core.primitives import macro, standard
+from onnxgrad.eager.core.primitives import standard
 from onnxgrad.eager.core.recording import record
 from onnxgrad.eager.xp import elementwise as e
 from onnxgrad.eager.xp.dtypes import cast, promoted
@@ -20,7 +20,6 @@ from onnxgrad.eager.xp.products import diagonal_of_matrices
 from onnxgrad.eager.xp.reductions import cumulative_prod, cumulative_sum, mean, sum
 from onnxgrad.eager.xp.ufuncs import unary
 from onnxgrad.errors import BadInput
-from onnxgrad.ir import Builder, Var
 
 __all__ = [
     "angle", "append", "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "average", "c_", "cbrt",
@@ -95,12 +94,7 @@ def cbrt(x: Any, /) -> Array:
     return _cbrt(x if x.dtype.kind == "f" else cast(x, np.float64))
 
 
-def cbrt_of(b: Builder, x: Var) -> Var:
-    """sign(x)·|x|^⅓."""
-    return b.Sign(x) * b.Pow(b.Abs(x), b.const(1 / 3, x.dtype))
-
-
-_cbrt = unary("cbrt", macro(cbrt_of), np.cbrt)
+_cbrt = unary("cbrt", lambda b, x: b.Sign(x) * b.Pow(b.Abs(x), b.const(1 / 3, x.dtype)), np.cbrt)
 
 
 def real_if_close(x: Any, /, tol: float = 100.0) -> Array:

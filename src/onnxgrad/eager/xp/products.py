@@ -18,6 +18,10 @@ from onnxgrad.eager.xp.indexing import getitem
 from onnxgrad.eager.xp.manipulation import axes_of, expand_dims, moveaxis, reshape, squeeze, stack, unstack
 from onnxgrad.eager.xp.reductions import sum
 
+__all__ = [
+    "cross", "diagonal", "dot", "einsum", "inner", "make_diagonal", "matmul", "outer", "tensordot", "trace", "vecdot",
+]  # fmt: skip
+
 _MATMUL = standard("MatMul")
 
 

@@ -18,6 +18,8 @@ from onnxgrad.eager.xp.dtypes import cast
 from onnxgrad.eager.xp.indexing import getitem
 from onnxgrad.eager.xp.manipulation import Axis, axes_of, concat, expand_dims, stack, unstack
 
+__all__ = ["all", "any", "cumulative_prod", "cumulative_sum", "diff", "max", "mean", "min", "prod", "std", "sum", "var"]
+
 _COMPLEX: dict[str, Any] = {
     "ReduceProd": complexes.prod,
     "ReduceMax": functools.partial(complexes.extremum, np.argmax),

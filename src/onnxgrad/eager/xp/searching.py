@@ -17,6 +17,11 @@ from onnxgrad.eager.xp.reductions import sum
 from onnxgrad.eager.xp.ufuncs import discrete, nondifferentiable
 from onnxgrad.ir import Builder, Var
 
+__all__ = [
+    "argmax", "argmin", "argsort", "count_nonzero", "isin", "nonzero", "searchsorted", "sort", "take_along_axis",
+    "unique_all", "unique_counts", "unique_inverse", "unique_values",
+]  # fmt: skip
+
 
 def take_along_axis(x: Any, /, indices: Any, axis: int = -1) -> Array:
     """The elements of `x` at `indices`, matched one to one along `axis`."""

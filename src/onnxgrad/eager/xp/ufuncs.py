@@ -11,12 +11,14 @@ import numpy as np
 
 from onnxgrad.eager.core.array import Array, as_array, plain, refuse_tracked, wrapped
 from onnxgrad.eager.core.buffers import LARGE, computed
-from onnxgrad.eager.core.primitives import Primitive, standard
+from onnxgrad.eager.core.primitives import Macro, Primitive, standard
 from onnxgrad.eager.core.tape import Node, exporting
 from onnxgrad.eager.xp import complexes
 from onnxgrad.eager.xp.dtypes import promoted
 
 Function = Callable[..., Any]
+#: What a function is recorded as: a primitive, or what writes an expression of operators, ``writer(b, *operands)``.
+Recorded = Primitive | Callable[..., Any]
 _new_array = Array
 _SMALL = LARGE // 8
 _ndarray = np.ndarray
@@ -38,8 +40,14 @@ def _dispatches(x: Any) -> bool:
     return getattr(type(x), "__array_ufunc__", None) is not None and not isinstance(x, (Array, np.ndarray, np.generic))
 
 
-def unary(name: str, op: Primitive, kernel: Any, floats: Primitive | None = None) -> Function:
-    """An elementwise function of one operand, recorded as `op`, or on floats as `floats`."""
+def _primitive(name: str, how: Recorded) -> Primitive:
+    return how if isinstance(how, Primitive) else Macro(name, how, ())
+
+
+def unary(name: str, op: Recorded, kernel: Any, floats: Recorded | None = None) -> Function:
+    """An elementwise function of one operand, recorded as `op` (or what it writes), or on floats as `floats`."""
+    of_ints = _primitive(name, op)
+    of_floats = of_ints if floats is None else _primitive(name, floats)
 
     def function(x: Any, /) -> Array:
         if type(x) is not _new_array:
@@ -54,7 +62,7 @@ def unary(name: str, op: Primitive, kernel: Any, floats: Primitive | None = None
         y = kernel(x._data) if x._data.size < _SMALL else computed(kernel, x._data)
         if type(y) is not _ndarray:
             y = np.asarray(y)
-        used = op if floats is None or x._data.dtype.kind in "biu" else floats
+        used = of_ints if x._data.dtype.kind in "biu" else of_floats
         if x._data.dtype.kind == "b" and name == "bitwise_invert":
             used = _NOT
         return _new_array(y, Node(used, (node,), y))
@@ -62,10 +70,11 @@ def unary(name: str, op: Primitive, kernel: Any, floats: Primitive | None = None
     return _named(function, name, kernel)
 
 
-def binary(
-    name: str, op: Primitive, kernel: Any, booleans: Primitive | None = None, ints: Primitive | None = None
-) -> Any:
+def binary(name: str, op: Recorded, kernel: Any, booleans: Recorded | None = None, ints: Recorded | None = None) -> Any:
     """An elementwise function of two operands, recorded as `op`, or as `booleans` or `ints` on those dtypes."""
+    by_kind = {"b": booleans, "i": ints, "u": ints}
+    whole = _primitive(name, op)
+    special = {kind: _primitive(name, how) for kind, how in by_kind.items() if how is not None}
 
     def function(x1: Any, x2: Any, /) -> Array:
         if type(x1) is not _new_array or type(x2) is not _new_array or x1._data.dtype != x2._data.dtype:
@@ -81,11 +90,7 @@ def binary(
         y = kernel(a, b) if a.size < _SMALL and b.size < _SMALL else computed(kernel, a, b)
         if type(y) is not _ndarray:
             y = np.asarray(y)
-        used = op
-        if booleans is not None and x1._data.dtype.kind == "b":
-            used = booleans
-        elif ints is not None and x1._data.dtype.kind in "iu":
-            used = ints
+        used = special.get(a.dtype.kind, whole)
         return _new_array(y, Node(used, (a if m is None else m, b if n is None else n), y))
 
     return _named(function, name, kernel)
