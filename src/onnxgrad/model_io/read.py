@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.files import open_ordinary
 from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.names import described
+from onnxgrad.model_io.aside import put_back, set_aside
 from onnxgrad.model_io.checks.declared_sizes import check_message
 from onnxgrad.model_io.external_data import settle_external
 from onnxgrad.model_io.map_outputs import without_maps
@@ -28,8 +29,12 @@ TRAINING = "onnxgrad.training_info"
 ANNOTATED = "onnxgrad.annotated"
 
 
-def load_model(path: str | os.PathLike) -> ir.Model:
+def load_model(path: str | os.PathLike, aside: bool = False) -> ir.Model:
     """The model in a file; weights in external data stay on disk until they are needed.
+
+    Args:
+        path: of the file.
+        aside: whether large weights of its own wait on disk as well, in a copy (see `set_aside`).
 
     Raises:
         BadInput: there is no such file, or it is not a whole ONNX model.
@@ -38,8 +43,12 @@ def load_model(path: str | os.PathLike) -> ir.Model:
     proto = parse(path)
     _check(proto, str(path))
     external = settle_external(proto, path)
+    held: Mapping[str, ir.TensorProtocol] = {}
+    if aside:
+        proto, held = set_aside(proto)
     model = _read(proto, str(path))
     external.hold(model)
+    put_back(model, held)
     return model
 
 

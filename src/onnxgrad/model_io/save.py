@@ -18,6 +18,7 @@ from onnxgrad.files import check_ordinary, flush, scratch
 from onnxgrad.ir.graph import scopes
 from onnxgrad.model_io.read import external_tensors, in_memory, training_info
 from onnxgrad.model_io.serialize import serialize
+from onnxgrad.model_io.zeros import written
 
 #: Weights of more bytes than this are written to external data. A protobuf ends at 2 GiB.
 EXTERNAL_FROM = 1_500_000_000
@@ -41,6 +42,7 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     """`model` as one message, its training information included."""
     proto = serialize(model)
     proto.training_info.extend(training_info(model))
+    written(proto.training_info)
     return proto
 
 

@@ -133,6 +133,11 @@ class OnDevice:
         """The state where it lies, by name, until the next step: each has ``__dlpack__``, for other libraries."""
         return dict(self._state[self._now])
 
+    @property
+    def now(self) -> dict[str, np.ndarray]:
+        """The same as `state`."""
+        return self.state()
+
     def state(self) -> dict[str, np.ndarray]:
         """A copy of every tensor of state, on the host."""
         return {n: t.numpy().copy() for n, t in self._state[self._now].items()}

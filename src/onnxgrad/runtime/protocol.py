@@ -67,6 +67,10 @@ class Machine(Protocol):
     def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Take one step; the results by name, valid until the next step."""
 
+    @property
+    def now(self) -> Mapping[str, np.ndarray]:
+        """Every tensor of state where it lies until the next step, to be read; from a device, a copy on the host."""
+
     def state(self) -> dict[str, np.ndarray]:
         """A copy of every tensor of state, by the name of its slot."""
 

@@ -179,13 +179,17 @@ class Resident:
 
     @property
     def now(self) -> Mapping[str, np.ndarray]:
-        """The arrays that hold the state until the next step; what is written into them is what that step reads."""
+        """The arrays that hold the state until the next step; what is written into them is what that step reads.
+
+        Raises:
+            BadInput: a step has left it half updated.
+        """
+        self._check_whole()
         return self._buffers[self._now]
 
     def state(self) -> dict[str, np.ndarray]:
         """A copy of every tensor of state. Raises BadInput if a step has left it half updated."""
-        self._check_whole()
-        return {n: a.copy() for n, a in self._buffers[self._now].items()}
+        return {n: a.copy() for n, a in self.now.items()}
 
     def read_from(self, owners: Mapping[str, Owner]) -> None:
         """Read these of `reads` where their owners hold them, as they are then.

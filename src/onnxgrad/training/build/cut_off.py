@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.model_io.zeros import declared
+
 
 def cut_off(
     graph: ir.Graph,
@@ -33,7 +35,7 @@ def cut_off(
     algorithm.input.extend(ir.to_proto(v) for v in inputs)
     for value in initializers:
         assert value.const_value is not None
-        tensor = ir.to_proto(value.const_value)
+        tensor = declared(value.const_value)
         for key, said in value.metadata_props.items():
             tensor.metadata_props.add(key=key, value=said)
         algorithm.initializer.append(tensor)

@@ -29,7 +29,7 @@ from onnxgrad.training.measure import METRICS
 from onnxgrad.training.optim.schedules import Schedule
 from onnxgrad.training.parallel.machine import DataParallel
 from onnxgrad.training.parallel.ranks import OnRank
-from onnxgrad.training.parallel.sharded import Sharded, common_state
+from onnxgrad.training.parallel.sharded import Sharded, common_state, inference_state
 
 
 class Fit:
@@ -97,14 +97,13 @@ class Fit:
 
     def _save_first(self) -> None:
         if self.run.keeps:  # a place that cannot be written shows now, not after the first epoch
-            self._save(self.run.machine.state())
+            self._save()
 
     def _seed_masks(self) -> None:
         """Have the masks of Dropout follow from the seed, unless the model says where they stand."""
-        state = self.run.machine.state()
-        if COUNT in state and not self.run.step.state[COUNT].initial.numpy():
-            state[COUNT] = first_count(self.run.seed)
-            self.run.machine.load_state(state)
+        held = self.run.step.state.get(COUNT)
+        if held is not None and not held.initial.numpy():
+            self.run.machine.load_state({**self.run.machine.now, COUNT: first_count(self.run.seed)})
 
     def __call__(self) -> None:
         """Take all epochs that are left."""
@@ -138,9 +137,8 @@ class Fit:
         known = ["loss", "seconds", "steps_per_second", "rate_factor", *run.rates]
         if run.validation is not None and self.evaluation is not None:
             some = run.validation.select(np.arange(min(len(run.validation), 256)), run.validation.name)
-            known += [
-                f"validation_{what}" for what in self.evaluation(run.inference_state(), some, metrics=run.metrics)
-            ]
+            measured = self.evaluation(inference_state(run.machine), some, metrics=run.metrics)
+            known += [f"validation_{what}" for what in measured]
         for name in names:
             if name in known:
                 continue
@@ -185,7 +183,7 @@ class Fit:
             if self._is_to_stop():
                 self._interrupt()
             if self._is_to_save(now - saved):
-                self._save(run.machine.state())
+                self._save()
                 saved = time.monotonic()
         self._end_epoch(at.row if stopped else run.rows)
         if self._interrupted and run.ranks is None:  # several ranks hear of it with the next step
@@ -225,7 +223,9 @@ class Fit:
         if run.validation is None or self.evaluation is None:
             return {}
         ranks = None if run.ranks is None else run.ranks.collective
-        measured = self.evaluation(run.inference_state(), run.validation, max(run.batch_size, 256), run.metrics, ranks)
+        measured = self.evaluation(
+            inference_state(run.machine), run.validation, max(run.batch_size, 256), run.metrics, ranks
+        )
         return {f"validation_{what}": value for what, value in measured.items()}
 
     def _settle(self) -> None:
@@ -236,8 +236,7 @@ class Fit:
     def _end_epoch(self, rows: int) -> None:
         run, at = self.run, self.run.position
         self._settle()
-        state = run.machine.state()
-        self._check_finite(state)
+        self._check_finite()
         if run.ranks is not None:
             run.ranks.check_equal(common_state(run.machine), at.step)
         record = {
@@ -265,7 +264,7 @@ class Fit:
             callback.epoch(run, record)
         self._decide_together()
         if run.keeps:
-            self._save(state)
+            self._save()
 
     def _set_rate(self) -> None:
         run = self.run
@@ -282,7 +281,8 @@ class Fit:
         for name, array in held.items():
             array[...] = run.step.rates[name].numpy() * factor
 
-    def _check_finite(self, state: dict[str, np.ndarray]) -> None:
+    def _check_finite(self) -> None:
+        state = self.run.machine.now
         for name, tensor in self.run.step.state.items():
             if tensor.initial.dtype in FLOATS and name in state and not np.isfinite(state[name]).all():
                 if not np.isfinite(tensor.initial.numpy()).all():
@@ -306,8 +306,8 @@ class Fit:
     def _last_good(self) -> str:
         return f"; the last good checkpoint is {str(self.run.checkpoint)!r}" if self.run.kept else ""
 
-    def _save(self, state: dict[str, np.ndarray]) -> None:
-        save(self.run, self.callbacks, state)
+    def _save(self) -> None:
+        save(self.run, self.callbacks)
 
     def _ask(self) -> None:
         self._interrupted = True
@@ -317,5 +317,5 @@ class Fit:
     def _interrupt(self) -> None:
         self._settle()
         if self.run.keeps:
-            self._save(self.run.machine.state())
+            self._save()
         raise Interrupted(self.run.step_count, self.run.checkpoint)

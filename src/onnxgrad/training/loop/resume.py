@@ -21,8 +21,8 @@ from onnxgrad.training.parallel.sharded import Sharded
 _ACCEPT = "\n  hint: --accept-changes (in Python accept_changes=True) goes on with what it is told now"
 
 
-def save(run: Run, callbacks: Sequence[Callback], state: dict[str, np.ndarray]) -> None:
-    """Write the checkpoint of `run`, which stands where `state` is: what this process has of it."""
+def save(run: Run, callbacks: Sequence[Callback]) -> None:
+    """Write the checkpoint of `run`: what this process has of its state."""
     at = run.position
     document = {
         "step": at.step,
@@ -39,7 +39,7 @@ def save(run: Run, callbacks: Sequence[Callback], state: dict[str, np.ndarray]) 
         "callbacks": [[type(c).__name__, c.state(), c.settings()] for c in callbacks if c.state()],
         "history": at.history.to_json(),
     }
-    found = Checkpoint(state, document, run.fingerprint, _extras(run))
+    found = Checkpoint(dict(run.machine.now), document, run.fingerprint, _extras(run))
     if isinstance(run.machine, Sharded) and run.ranks is not None and run.parts_folder is not None:
         save_parts(found, run.machine, run.ranks, run.parts_folder)
     elif run.checkpoint is not None:

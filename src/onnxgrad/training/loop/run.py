@@ -181,7 +181,7 @@ class Run:
 
     def inference_state(self) -> dict[str, np.ndarray]:
         """A copy of what of it the inference model needs; where an epoch or the run ends, any rank may call this."""
-        return inference_state(self.machine)
+        return {name: array.copy() for name, array in inference_state(self.machine).items()}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on from `state`; of several ranks, those that have shared it out all call this."""

@@ -167,11 +167,21 @@ class Trained:
         If the training information keeps averages of weights, with these (``step.inference_model(state())`` has the
         weights themselves).
         """
-        return self._named(folded(merged(self.adapted_model())))
+        return self._finished(self.adapted_model())
 
     def adapted_model(self) -> Any:
         """The same with adapters beside the weights that they adapt, not merged into them."""
-        return self.step.inference_model(averaged(self.step.source, inference_state(self.machine)))
+        return self.step.inference_model({name: array.copy() for name, array in self._present().items()})
+
+    def _present(self) -> dict[str, np.ndarray]:
+        """What the inference model has of the state, averages in the place of weights, where it lies."""
+        state = averaged(self.step.source, inference_state(self.machine))
+        others = {name for name, t in self.step.state.items() if t.kind not in ("parameter", "statistic")}
+        return {name: array for name, array in state.items() if name not in others}
+
+    def _finished(self, model: ir.Model) -> ir.Model:
+        """`model` as it is handed out: adapters merged, masters of integers rounded, classes named."""
+        return self._named(folded(merged(model)))
 
     def _named(self, model: ir.Model) -> ir.Model:
         if self.classes:

@@ -173,7 +173,7 @@ class Trainer(Trained):
         Raises:
             BadInput: it cannot be written there.
         """
-        model = self._of_all(self.inference_model)
+        model = self._of_all(lambda: self._finished(self.step.inference_model(self._present())))
         if model is not None:
             save_model(model, path)
 

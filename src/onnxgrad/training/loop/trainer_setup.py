@@ -140,7 +140,7 @@ def _with_training(
 ) -> AnyTrainingModel | Source | Step:
     """`model` as it is if it carries training information, else with what is `asked` for attached."""
     if isinstance(model, (str, os.PathLike)):
-        model = load_model(model)
+        model = load_model(model, aside=True)
     if not isinstance(model, (onnx.ModelProto, ir.Model, Step)):
         raise BadInput(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not a {type(model).__name__}")
     if isinstance(model, Step):

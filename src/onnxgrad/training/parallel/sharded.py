@@ -130,13 +130,14 @@ class Sharded(DataParallel):
         low, high = self.shares.part(name, self.collective.rank)
         return whole.reshape(-1)[low:high]
 
-    def state(self) -> dict[str, np.ndarray]:
-        """A copy of every tensor of state, or of the part of it that this rank has."""
-        return super().state() | {name: held.copy() for name, held in self._weights.items()}
+    @property
+    def now(self) -> dict[str, np.ndarray]:
+        """Every tensor of state where it lies until the next step, or the part of it that this rank has."""
+        return super().now | self._weights
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace all that `state` gives by a copy of the one given."""
-        check_state(state, self.state())
+        check_state(state, self.now)
         weights = {name: self._part_of(name, state[name]) for name in self._weights}
         self.update.load_state(
             {n: weights[n].reshape(a.shape) if n in weights else state[n] for n, a in self.update.now.items()}
@@ -148,7 +149,7 @@ class Sharded(DataParallel):
 
     def whole(self, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
         """Tensors of state, put together from the parts of all ranks, who all call it; default: all of them."""
-        own, found = self.state(), dict[str, np.ndarray]()
+        own, found = self.now, dict[str, np.ndarray]()
         for name in sorted(self.first if names is None else names):
             first = self.first[name].numpy()
             if name in self.shares.kept:
@@ -157,7 +158,7 @@ class Sharded(DataParallel):
                     self._part_of(name, found[name])[...] = own[name].reshape(-1)
                 self.collective.all_gather(found[name].reshape(-1), self.shares.ends[name])
             else:
-                found[name] = own[name]
+                found[name] = own[name].copy()
         return found
 
     def load_whole(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
@@ -185,19 +186,19 @@ class Sharded(DataParallel):
         return self.common_state() | dict(self._averages)
 
     def common_state(self) -> dict[str, np.ndarray]:
-        """A copy of what all ranks have whole."""
+        """What all ranks have whole, where it lies until the next step."""
         kept = set(self.shares.kept)
-        return {n: a for n, a in self.state().items() if n not in kept}
+        return {n: a for n, a in self.now.items() if n not in kept}
 
 
-def common_state(machine: AnyMachine) -> dict[str, np.ndarray]:
-    """The state of `machine` that is the same on all ranks."""
-    return machine.common_state() if isinstance(machine, Sharded) else machine.state()
+def common_state(machine: AnyMachine) -> Mapping[str, np.ndarray]:
+    """The state of `machine` that is the same on all ranks, where it lies until the next step."""
+    return machine.common_state() if isinstance(machine, Sharded) else machine.now
 
 
-def inference_state(machine: AnyMachine) -> dict[str, np.ndarray]:
-    """The state that the inference model of `machine` needs (see `Sharded.inference_state`)."""
-    return machine.inference_state() if isinstance(machine, Sharded) else machine.state()
+def inference_state(machine: AnyMachine) -> Mapping[str, np.ndarray]:
+    """The state that the inference model of `machine` needs, where it lies (see `Sharded.inference_state`)."""
+    return machine.inference_state() if isinstance(machine, Sharded) else machine.now
 
 
 def whole_state(machine: AnyMachine) -> dict[str, np.ndarray]:

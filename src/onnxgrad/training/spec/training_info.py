@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import named_values
-from onnxgrad.model_io import load_model, training_info
+from onnxgrad.model_io import load_model, training_info, zeros
 from onnxgrad.model_io.read import is_ordered, read_proto
 from onnxgrad.model_io.save import gathered
 from onnxgrad.training.metadata import FED, MASKS, TAKEN_OF, TRAINS
@@ -149,7 +149,7 @@ def _declare_shared(source: Source, index: int, graph: ir.Graph) -> None:
     wanted = (set(_mentioned(algorithm)) & mutable(source.infos)) - graph.initializers.keys() - own_names(algorithm)
     for info in source.infos:
         for tensor in (t for t in info.algorithm.initializer if t.name in wanted and t.name not in graph.initializers):
-            held = ir.serde.deserialize_tensor(tensor)
+            held = zeros.held(tensor)
             shape = ir.Shape(held.shape)  # type: ignore[arg-type]
             value = ir.Value(name=tensor.name, const_value=held, type=ir.TensorType(held.dtype), shape=shape)
             graph.register_initializer(value)
@@ -193,7 +193,7 @@ def _deserialized(algorithm: onnx.GraphProto, known: dict[str, ir.Value]) -> ir.
 
 def _lasting(proto: onnx.TensorProto) -> ir.TensorProtocol:
     """What is in `proto`, under a name that can be changed by itself."""
-    held = ir.serde.deserialize_tensor(proto)
+    held = zeros.held(proto)
     if isinstance(held, ir.ExternalTensor) or held.dtype == ir.DataType.STRING:
         return held
     shape = ir.Shape(held.shape)  # type: ignore[arg-type]
@@ -240,7 +240,7 @@ def conflicts(infos: Sequence[onnx.TrainingInfoProto]) -> Iterator[str]:
 
 
 def _equal(a: onnx.TensorProto, b: onnx.TensorProto) -> bool:
-    one, other = ir.serde.deserialize_tensor(a), ir.serde.deserialize_tensor(b)
+    one, other = zeros.held(a), zeros.held(b)
     same = (one.dtype, one.shape) == (other.dtype, other.shape)
     return same and one.numpy().tobytes() == other.numpy().tobytes()
 

@@ -311,13 +311,18 @@ class Accumulating:
         for low in range(0, rows, size):
             yield {name: array[low : low + size] for name, array in batch.items()}
 
+    @property
+    def now(self) -> dict[str, np.ndarray]:
+        """Every tensor of state where it lies until the next step; the bucket is none between steps."""
+        return {**self.gradient.now, **self.update.now}
+
     def state(self) -> dict[str, np.ndarray]:
-        """A copy of every tensor of state; the bucket is none between steps."""
-        return self.gradient.state() | self.update.state()
+        """A copy of them."""
+        return {name: array.copy() for name, array in self.now.items()}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace every tensor of state by a copy of the one given."""
-        for name in sorted(state.keys() ^ self.state().keys()):
+        for name in sorted(state.keys() ^ self.now.keys()):
             raise BadInput(f"state {name!r} is {'unknown here' if name in state else 'missing'}")
         for half in (self.update, self.gradient):
             half.load_state({n: state[n] for n in half.slots})

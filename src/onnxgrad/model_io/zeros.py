@@ -1,0 +1,51 @@
+"""Large zeros in training information (moments as they begin), declared and not written until a model is.
+
+Inside, a tensor of a message that declares elements and has none is zeros. In a message from elsewhere it is refused
+(`declared_sizes`), and in one that is handed out or saved they are written (`written`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+#: Bytes of zeros that are worth it.
+_LARGE = 1 << 16
+
+
+def declared(tensor: ir.TensorProtocol) -> onnx.TensorProto:
+    """The message of `tensor`; of large zeros only what declares them."""
+    if tensor.dtype.bitwidth < 8 or tensor.nbytes < _LARGE or tensor.numpy().reshape(-1).view(np.uint8).any():
+        return ir.to_proto(tensor)
+    return onnx.TensorProto(name=tensor.name, data_type=tensor.dtype, dims=list(tensor.shape.numpy()))
+
+
+def held(proto: onnx.TensorProto) -> ir.TensorProtocol:
+    """What is in `proto`, large zeros also where they are only declared."""
+    if not _is_declared(proto):
+        return ir.serde.deserialize_tensor(proto)
+    dtype, shape, name = ir.DataType(proto.data_type), tuple(proto.dims), proto.name
+    props = {p.key: p.value for p in proto.metadata_props}
+
+    def zeros() -> ir.TensorProtocol:
+        return ir.tensor(np.zeros(shape, dtype.numpy()), dtype=dtype, name=name)
+
+    return ir.LazyTensor(zeros, dtype=dtype, shape=ir.Shape(shape), name=name, metadata_props=props)
+
+
+def written(infos: Iterable[onnx.TrainingInfoProto]) -> None:
+    """Write the zeros that `infos` only declare, in place."""
+    for info in infos:
+        for tensor in info.algorithm.initializer:
+            if _is_declared(tensor):
+                tensor.raw_data = bytes(held(tensor).nbytes)
+
+
+def _is_declared(proto: onnx.TensorProto) -> bool:
+    """Whether `proto` is large zeros that `declared` has left out."""
+    if proto.HasField("raw_data") or proto.data_location == onnx.TensorProto.EXTERNAL or 0 in proto.dims:
+        return False
+    return {field.name for field, _ in proto.ListFields()} <= {"name", "data_type", "dims", "metadata_props"}
