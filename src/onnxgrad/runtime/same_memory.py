@@ -91,6 +91,18 @@ def _update(x: ir.Value, y: ir.Value | None) -> ir.Node | None:
     return node if math.prod(x.shape.numpy()) * x.dtype.itemsize >= _SMALL else None
 
 
+def _may_swallow(node: ir.Node, update: ir.Node) -> bool:
+    """Whether `update` may become a part of `node` (a product and a sum one Gemm), which reads as it writes then."""
+    todo = [node]
+    while todo:
+        for user in {user for v in todo.pop().outputs for user in v.consumers()}:
+            if user is update:
+                return True
+            if user.op_type in _LOOKED_THROUGH:
+                todo.append(user)
+    return False
+
+
 def _read_before(x: ir.Value, update: ir.Node, before: Before) -> bool:
     """Whether all that may read the memory of `x` has done so when `update` writes."""
     todo = [(x, False)]
@@ -104,6 +116,8 @@ def _read_before(x: ir.Value, update: ir.Node, before: Before) -> bool:
             if node.domain != "" or node.op_type not in _READERS | _LOOKED_THROUGH or node not in before.bits:
                 return False
             if moved if node is update else not before.is_before(node, update):
+                return False
+            if node.op_type not in _ELEMENTWISE and _may_swallow(node, update):
                 return False
             if node.op_type in _LOOKED_THROUGH and node is not update:
                 todo += [(v, moved or node.op_type in _MOVES) for v in node.outputs]
