@@ -112,7 +112,8 @@ def export(name: str, folder: Path, batches: int = 8) -> None:
     model = workload.model().eval()
     inputs, y = workload.batches(batches)
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / "weights.npz", **{k: v.numpy() for k, v in model.state_dict().items()})
+    held = model.state_dict() | dict(model.named_buffers())  # also those that PyTorch does not save
+    np.savez(folder / "weights.npz", **{k: v.numpy() for k, v in held.items()})
     np.savez(folder / "batches.npz", y=y, **inputs)
     parameters = [k for k, _ in model.named_parameters()]
     spec = {"optimizer": workload.optimizer, "learning_rate": workload.learning_rate, "parameters": parameters}

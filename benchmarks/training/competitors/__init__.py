@@ -62,7 +62,7 @@ class Workload:
         return self.inputs["x"]
 
     def weights(self) -> dict[str, np.ndarray]:
-        """The initial weights and statistics, by their names in PyTorch."""
+        """The initial weights, statistics and other buffers, by their names in PyTorch."""
         return dict(np.load(self.folder / "weights.npz"))
 
 

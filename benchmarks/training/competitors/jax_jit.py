@@ -16,24 +16,25 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
     import jax
     import jax.numpy as jnp
 
-    from benchmarks.training.competitors.jax_models import MODELS
+    from benchmarks.training.competitors import jax_images, jax_sequences
+    from benchmarks.training.competitors.jax_layers import Net
 
     parts = {"import": time.perf_counter() - begin}
-    if workload.name not in MODELS:
+    model = (jax_images.MODELS | jax_sequences.MODELS).get(workload.name)
+    if model is None:
         raise Unable("the benchmark has not written it in JAX")
-    model = MODELS[workload.name]
-    weights = {k: jnp.asarray(v) for k, v in workload.weights().items()}
-    params = {k: weights[k] for k in workload.parameters}
-    stats = {k: v for k, v in weights.items() if k.endswith(("running_mean", "running_var"))}
+    params = {k: jnp.asarray(v) for k, v in workload.weights().items()}
+    buffers = {k: params.pop(k) for k in set(params) - set(workload.parameters)}
     lr, rule = workload.learning_rate, workload.optimizer
     zeros = {k: np.zeros_like(v) for k, v in params.items()}
     slots: Any = [zeros] if rule == "momentum" else [zeros, zeros]
     slots = jax.tree.map(jnp.array, slots)
 
-    def loss_of(params: Any, stats: Any, x: Any, y: Any) -> Any:
-        logits, new = model(params, stats, x, True)
-        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits, 1), y[:, None], 1)
-        return -chosen.mean(), {**stats, **new}
+    def loss_of(params: Any, buffers: Any, x: Any, y: Any) -> Any:
+        net = Net(params, buffers, training=True)
+        logits = model(net, *x)
+        chosen = jnp.take_along_axis(logits, y[..., None], -1)[..., 0]
+        return (jax.nn.logsumexp(logits, -1) - chosen).mean(), net.buffers
 
     def adam(t: Any, p: Any, g: Any, m: Any, v: Any) -> Any:
         if rule == "adamw":
@@ -42,8 +43,8 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
         return p - lr / (1 - 0.9**t) * m / (jnp.sqrt(v / (1 - 0.999**t)) + 1e-8), m, v
 
     def update(state: Any, x: Any, y: Any) -> Any:
-        params, stats, slots, t = state
-        (loss, stats), grads = jax.value_and_grad(loss_of, has_aux=True)(params, stats, x, y)
+        params, buffers, slots, t = state
+        (loss, buffers), grads = jax.value_and_grad(loss_of, has_aux=True)(params, buffers, x, y)
         t = t + 1
         if rule == "momentum":
             slots = [{k: 0.9 * slots[0][k] + g for k, g in grads.items()}]
@@ -52,14 +53,15 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
             new = {k: adam(t, p, grads[k], slots[0][k], slots[1][k]) for k, p in params.items()}
             params = {k: n[0] for k, n in new.items()}
             slots = [{k: n[i] for k, n in new.items()} for i in (1, 2)]
-        return (params, stats, slots, t), loss
+        return (params, buffers, slots, t), loss
 
-    xs, ys = [jnp.asarray(x) for x in workload.x], [jnp.asarray(y) for y in workload.y]
-    state = (params, stats, slots, jnp.zeros((), jnp.float32))
+    xs = [[jnp.asarray(x) for x in batch.values()] for batch in workload.batches]
+    ys = [jnp.asarray(y) for y in workload.y]
+    state = (params, buffers, slots, jnp.zeros((), jnp.float32))
     begin = time.perf_counter()
     compiled = jax.jit(update, donate_argnums=0).lower(state, xs[0], ys[0]).compile()
     parts["compile"] = time.perf_counter() - begin
-    infer = jax.jit(lambda p, s, x: model(p, s, x, False)[0])
+    infer = jax.jit(lambda params, buffers, x: model(Net(params, buffers, training=False), *x))
     held = [state]
 
     def step(i: int) -> float:

@@ -19,7 +19,8 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
     begin = time.perf_counter()
     torch.set_num_threads(threads)
     model = find(workload.name).model()
-    model.load_state_dict({k: torch.from_numpy(v) for k, v in workload.weights().items()})
+    weights = workload.weights()
+    model.load_state_dict({k: torch.from_numpy(weights[k]) for k in model.state_dict()})
     model.train()
     xs = [[torch.from_numpy(x) for x in batch.values()] for batch in workload.batches]
     ys = [torch.from_numpy(b) for b in workload.y]
