@@ -25,7 +25,7 @@ again and fails where a ratio has become worse than the one on this page.
 | torch best | fused optimizer, channels_last |
 | torch best, MKL AVX-512 | the same, with MKL forced to use the AVX-512 kernels reserved for Intel's processors |
 | torch.compile | the same as torch best, with the model compiled by inductor |
-| jax | the whole step under one jit, with its state donated |
+| jax | the whole step under one jit, with its state donated and images channels last |
 | ort-training | onnxruntime-training 1.19.2, the last release of ONNX Runtime's own training |
 | onnx-ad | its reverse graph, with an optimizer that the benchmark writes |
 | onnxsim | its training loop |
@@ -128,11 +128,14 @@ def _summary(found: dict[str, dict[str, Any]], key: str, what: str) -> list[str]
 
 def _fractions(fractions: dict[str, dict[str, float]]) -> list[str]:
     """Where the time of a step goes, and the least that products and memory take."""
-    kinds = list(dict.fromkeys(k for f in fractions.values() for k in f))
+    kinds = [k for k in dict.fromkeys(k for f in fractions.values() for k in f) if k != "roofline"]
+    kinds = [k for k in kinds if any(f.get(k, 0.0) >= 0.005 for f in fractions.values())] + ["roofline"]
     lines = [
-        "Share of the kernel time of a step on one thread by kinds of operators. The last column is the least time that"
-        " its products take at the best rate measured here, and everything else at the bandwidth of memory, as a share"
-        " of the time taken:\n",
+        "Share of the kernel time of a step on one thread by kinds of operators. The last column is roofline time ÷ "
+        "measured time: the sum over its nodes of what the multiplications take at the best rate of NumPy's BLAS here, "
+        "or the bytes at the bandwidth of a copy of as many, whichever is more. Convolutions count the multiplications "
+        "of their definition; that of 3 × 3 windows makes fewer (Winograd), so that a step may be above its roofline. "
+        "`python -m benchmarks.training.fractions` measures it:\n",
         f"| | {' | '.join(kinds)} |",
         "|---" * (len(kinds) + 1) + "|",
     ]

@@ -65,10 +65,30 @@ def test_a_ratio_is_that_of_turns():
 
 
 def test_operations_of_products_and_convolutions():
-    assert operations("MatMul", [[5, 2, 3], [3, 4]], [[5, 2, 4]]) == pytest.approx(2 * 5 * 2 * 3 * 4)
-    assert operations("FusedMatMul", [[5, 2, 3], [5, 3, 4]], [[5, 2, 4]]) == pytest.approx(2 * 5 * 2 * 3 * 4)
-    assert operations("Conv", [[2, 3, 9, 9], [8, 3, 3, 3]], [[2, 8, 7, 7]]) == 2 * (2 * 8 * 7 * 7) * 27
-    assert operations("Add", [[2], [2]], [[2]]) == 0
+    assert operations("MatMul", [[5, 2, 3], [3, 4]], [[5, 2, 4]], {}) == pytest.approx(2 * 5 * 2 * 3 * 4)
+    assert operations("FusedMatMul", [[5, 2, 3], [5, 3, 4]], [[5, 2, 4]], {}) == pytest.approx(2 * 5 * 2 * 3 * 4)
+    assert operations("Layer", [[5, 2, 3], [4, 3], [4]], [[5, 2, 4]], {}) == pytest.approx(2 * 5 * 2 * 3 * 4)
+    assert operations("ProductGrad", [[10, 3], [10, 4]], [[3, 4]], {}) == pytest.approx(2 * 10 * 3 * 4)
+    image, filtered, direct = [2, 3, 9, 9], [2, 8, 7, 7], 2 * (2 * 8 * 7 * 7) * 27
+    assert operations("Conv", [image, [8, 3, 3, 3]], [filtered], {}) == direct
+    assert operations("Conv3x3", [image, [8, 3, 3, 3]], [filtered], {}) == direct
+    assert operations("Conv3x3", [image, [3, 8, 3, 3]], [filtered], {"turned": 1}) == direct
+    assert operations("ConvWeightGrad", [image, filtered], [[8, 3, 3, 3]], {}) == direct
+    assert operations("ConvInputGrad", [filtered, [8, 3, 3, 3]], [image], {}) == direct
+    assert operations("Add", [[2], [2]], [[2]], {}) == 0
+
+
+def test_operations_of_attention_and_recurrences():
+    """Of 2 × 5 heads: 7 queries and 11 keys of 3 columns, values of 4."""
+    q, k, v, y = [2, 7, 5, 3], [2, 11, 5, 3], [2, 11, 5, 4], [2, 7, 5, 4]
+    order = {"order": [0, 2, 1, 3] * 8}
+    pairs = 2 * 5 * 7 * 11
+    assert operations("Attention", [q, k, v, []], [y], order) == 2 * pairs * (3 + 4)
+    assert operations("AttentionGrad", [y, q, k, v, []], [q, k, v], order) == 2 * pairs * (3 * 3 + 2 * 4)
+    assert operations("Attention", [s[1:] for s in (k, k, k)], [k[1:]], {"order": [0, 1, 2, 3] * 4}) == 4 * 11 * 25 * 3
+    matrices = {"matrices": [2, 128, 512, 1, 3, 64, 32, 0]}
+    steps = [[50, 32, 512], [512], [512, 128], [32, 64]]
+    assert operations("Recurrence", steps, [[50, 32, 128]], matrices) == 2 * 50 * 32 * (128 * 512 + 64 * 32)
 
 
 def test_an_environment_that_cannot_be_had_says_why(monkeypatch):
