@@ -80,12 +80,12 @@ def test_operations_of_products_and_convolutions():
 
 def test_operations_of_attention_and_recurrences():
     """Of 2 × 5 heads: 7 queries and 11 keys of 3 columns, values of 4."""
-    q, k, v, y = [2, 7, 5, 3], [2, 11, 5, 3], [2, 11, 5, 4], [2, 7, 5, 4]
-    order = {"order": [0, 2, 1, 3] * 8}
+    q, k, v, y = [2, 7, 5, 3], [2, 5, 3, 11], [2, 11, 5, 4], [2, 7, 5, 4]
+    order = {"order": [0, 2, 1, 3, 0, 1, 3, 2] + [0, 2, 1, 3] * 6}
     pairs = 2 * 5 * 7 * 11
     assert operations("Attention", [q, k, v, []], [y], order) == 2 * pairs * (3 + 4)
     assert operations("AttentionGrad", [y, q, k, v, []], [q, k, v], order) == 2 * pairs * (3 * 3 + 2 * 4)
-    assert operations("Attention", [s[1:] for s in (k, k, k)], [k[1:]], {"order": [0, 1, 2, 3] * 4}) == 4 * 11 * 25 * 3
+    assert operations("Attention", [[5, 11, 3]] * 3, [[5, 11, 3]], {"order": [0, 1, 2, 3] * 4}) == 4 * 5 * 121 * 3
     matrices = {"matrices": [2, 128, 512, 1, 3, 64, 32, 0]}
     steps = [[50, 32, 512], [512], [512, 128], [32, 64]]
     assert operations("Recurrence", steps, [[50, 32, 128]], matrices) == 2 * 50 * 32 * (128 * 512 + 64 * 32)
