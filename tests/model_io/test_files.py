@@ -186,7 +186,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "m.onnx"
     save_model(mlp(), path)
     before = path.read_bytes()
-    monkeypatch.setattr(save, "to_proto", lambda model: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(save, "to_proto", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(BadInput, match="No space left"):
         save_model(ir.from_proto(mlp(18)), path)
     assert path.read_bytes() == before

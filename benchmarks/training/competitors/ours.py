@@ -1,8 +1,7 @@
-"""This project: the exported model, one step graph, its state resident in ONNX Runtime."""
+"""This project: the exported model, a `Trainer`, whose state is resident in ONNX Runtime."""
 
 from __future__ import annotations
 
-import gc
 import time
 from typing import Any
 
@@ -17,8 +16,8 @@ VARIANTS: dict[str, dict[str, Any]] = {"": {}, "portable": {"target": "portable"
 def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
     """`variant`: "" is what users get by default, "portable" standard operators alone, without kernels in C."""
     begin = time.perf_counter()
-    from onnxgrad.runtime import Options, Session, StepRunner
-    from onnxgrad.training import attach, compile_step
+    from onnxgrad.runtime import Options, Session
+    from onnxgrad.training import Trainer
 
     options = Options(threads=threads, **VARIANTS[variant])
     parts = {"import": time.perf_counter() - begin}
@@ -27,18 +26,14 @@ def prepare(workload: Workload, threads: int, variant: str) -> Prepared:
     extra = {"momentum": 0.9} if workload.optimizer == "momentum" else {}
     model = workload.folder / "model.onnx"
     begin = time.perf_counter()
-    training = attach(
-        model, loss="cross_entropy", optimizer=workload.optimizer, learning_rate=workload.learning_rate, **extra
-    )
-    graph = compile_step(training)
-    parts["derive"] = time.perf_counter() - begin
-    begin = time.perf_counter()
-    runner = StepRunner(graph, options=options)
-    parts["session"] = time.perf_counter() - begin
+    trainer = Trainer(
+        model, loss="cross_entropy", optimizer=workload.optimizer, learning_rate=workload.learning_rate,
+        options=options, **extra,
+    )  # fmt: skip
+    parts["trainer"] = time.perf_counter() - begin
+    runner, graph = trainer.machine, trainer.step
     label, loss = next(n for n in graph.batch if n not in workload.inputs), graph.loss
     batches = [{**x, label: y} for x, y in zip(workload.batches, workload.y)]
-    del training, graph
-    gc.collect()
     held: list[Session] = []
 
     def step(i: int) -> float:

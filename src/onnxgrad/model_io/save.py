@@ -8,6 +8,7 @@ from file to file, never gathered in memory.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -16,6 +17,7 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput
 from onnxgrad.files import check_ordinary, flush, scratch
 from onnxgrad.ir.graph import scopes
+from onnxgrad.model_io import stream
 from onnxgrad.model_io.read import external_tensors, in_memory, training_info
 from onnxgrad.model_io.serialize import serialize
 from onnxgrad.model_io.zeros import written
@@ -38,11 +40,11 @@ def weight_bytes(model: ir.Model) -> int:
     return total
 
 
-def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """`model` as one message, its training information included."""
+def to_proto(model: ir.Model, moments: Mapping[str, ir.TensorProtocol] | None = None) -> onnx.ModelProto:
+    """`model` as one message, its training information included, with these `moments` where it only declares them."""
     proto = serialize(model)
     proto.training_info.extend(training_info(model))
-    written(proto.training_info)
+    written(proto.training_info, moments)
     return proto
 
 
@@ -69,8 +71,14 @@ def gathered(model: ir.Model) -> onnx.ModelProto:
             value.const_value = tensor
 
 
-def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike) -> list[Path]:
+def save_model(
+    model: onnx.ModelProto | ir.Model,
+    path: str | os.PathLike,
+    moments: Mapping[str, ir.TensorProtocol] | None = None,
+) -> list[Path]:
     """Write `model` to `path`; large or already external weights to ``{path}.data``. Returns the files.
+
+    `moments` are the values of initializers of algorithms that its training information only declares.
 
     Raises:
         BadInput: it cannot be written there; nothing was changed then.
@@ -81,7 +89,7 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike) -> li
     check_ordinary(path)
     try:
         with scratch(path) as folder:
-            written = _write(model, folder, path.name)
+            written = _write(model, folder, path.name, moments or {})
             for name in written:  # the data first, so that a new model never meets old data
                 flush(folder / name)
                 os.replace(folder / name, path.parent / name)
@@ -90,18 +98,25 @@ def save_model(model: onnx.ModelProto | ir.Model, path: str | os.PathLike) -> li
     return [path.parent / name for name in reversed(written)]
 
 
-def _write(model: onnx.ModelProto | ir.Model, folder: Path, name: str) -> list[str]:
+def _write(
+    model: onnx.ModelProto | ir.Model, folder: Path, name: str, moments: Mapping[str, ir.TensorProtocol]
+) -> list[str]:
     if isinstance(model, onnx.ModelProto):
         onnx.save(model, folder / name)
         return [name]
-    if not external_tensors(model) and weight_bytes(model) <= EXTERNAL_FROM:
-        onnx.save(to_proto(model), folder / name)
+    weight = weight_bytes(model)
+    if not external_tensors(model) and weight <= EXTERNAL_FROM:
+        if weight + sum(t.nbytes for t in moments.values()) < stream.FROM:
+            onnx.save(to_proto(model, moments), folder / name)
+        else:
+            with open(folder / name, "wb") as file:
+                stream.write(model, file, moments)
         return [name]
     data = f"{name}.data"
     held = [(v, v.const_value) for g in scopes(model.graph) for v in g.initializers.values()]
     try:
         ir.external_data.unload_from_model(model, folder, data, size_threshold_bytes=1024)
-        onnx.save(to_proto(model), folder / name)
+        onnx.save(to_proto(model, moments), folder / name)
     finally:
         for value, tensor in held:
             value.const_value = tensor

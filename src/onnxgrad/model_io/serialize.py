@@ -49,16 +49,19 @@ _SHORT = [bytes([length]) for length in range(128)]
 
 
 def _measured(data: bytes) -> bytes:
-    """`data` behind its length, seven bits at a time."""
+    """`data` behind its length."""
     length = len(data)
-    if length < len(_SHORT):
-        return _SHORT[length] + data
+    return (_SHORT[length] if length < len(_SHORT) else varint(length)) + data
+
+
+def varint(number: int) -> bytes:
+    """`number` as messages have it, seven bits at a time."""
     digits = bytearray()
-    while length > 127:
-        digits.append(length & 127 | 128)
-        length >>= 7
-    digits.append(length)
-    return bytes(digits) + data
+    while number > 127:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    digits.append(number)
+    return bytes(digits)
 
 
 class _Texts(dict[str, bytes]):

@@ -6,7 +6,7 @@ Inside, a tensor of a message that declares elements and has none is zeros. In a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnx
@@ -25,7 +25,7 @@ def declared(tensor: ir.TensorProtocol) -> onnx.TensorProto:
 
 def held(proto: onnx.TensorProto) -> ir.TensorProtocol:
     """What is in `proto`, large zeros also where they are only declared."""
-    if not _is_declared(proto):
+    if not is_declared(proto):
         return ir.serde.deserialize_tensor(proto)
     dtype, shape, name = ir.DataType(proto.data_type), tuple(proto.dims), proto.name
     props = {p.key: p.value for p in proto.metadata_props}
@@ -36,16 +36,17 @@ def held(proto: onnx.TensorProto) -> ir.TensorProtocol:
     return ir.LazyTensor(zeros, dtype=dtype, shape=ir.Shape(shape), name=name, metadata_props=props)
 
 
-def written(infos: Iterable[onnx.TrainingInfoProto]) -> None:
-    """Write the zeros that `infos` only declare, in place."""
+def written(infos: Iterable[onnx.TrainingInfoProto], values: Mapping[str, ir.TensorProtocol] | None = None) -> None:
+    """Write what `infos` only declare, in place: these `values`, by name, else zeros."""
     for info in infos:
         for tensor in info.algorithm.initializer:
-            if _is_declared(tensor):
-                tensor.raw_data = bytes(held(tensor).nbytes)
+            if is_declared(tensor):
+                known = (values or {}).get(tensor.name)
+                tensor.raw_data = bytes(held(tensor).nbytes) if known is None else known.tobytes()
 
 
-def _is_declared(proto: onnx.TensorProto) -> bool:
-    """Whether `proto` is large zeros that `declared` has left out."""
+def is_declared(proto: onnx.TensorProto) -> bool:
+    """Whether `proto` only says what it is, and holds nothing of it."""
     if proto.HasField("raw_data") or proto.data_location == onnx.TensorProto.EXTERNAL or 0 in proto.dims:
         return False
     return {field.name for field, _ in proto.ListFields()} <= {"name", "data_type", "dims", "metadata_props"}

@@ -3,10 +3,13 @@
 import tracemalloc
 
 import numpy as np
+import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
-from onnxgrad.model_io import aside, load_model, save_model, zeros
+from onnxgrad.errors import BadInput
+from onnxgrad.model_io import aside, load_model, save_model, stream, zeros
 from onnxgrad.runtime.resident import Resident
 from onnxgrad.training import Trainer, attach, compile_step
 from onnxgrad.training.build.attach import attached
@@ -115,3 +118,26 @@ def test_looking_for_what_is_not_finite_takes_a_tensor_at_a_time():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < whole
+
+
+def test_a_model_written_tensor_by_tensor_reads_back_the_same(tmp_path, monkeypatch):
+    trainer = Trainer(classifier(), loss="cross_entropy", optimizer="adam")
+    trainer.fit(blobs(64), batch_size=16, progress=False)
+    for save, name in ((trainer.save, "model.onnx"), (trainer.save_training_model, "training.onnx")):
+        save(tmp_path / f"plain-{name}")
+        with monkeypatch.context() as small:
+            small.setattr(stream, "FROM", 1)
+            save(tmp_path / name)
+        assert onnx.load(tmp_path / name) == onnx.load(tmp_path / f"plain-{name}")
+        onnx.checker.check_model(tmp_path / name)
+    assert (tmp_path / "model.onnx").read_bytes() != (tmp_path / "plain-model.onnx").read_bytes()
+    onnxruntime.InferenceSession(tmp_path / "model.onnx")
+
+
+def test_a_file_that_nobody_could_read_is_not_written(tmp_path, monkeypatch):
+    trainer = Trainer(classifier(), loss="cross_entropy", optimizer="adam")
+    monkeypatch.setattr(stream, "FROM", 1)
+    monkeypatch.setattr(stream, "_MOST", 1000)
+    with pytest.raises(BadInput, match="more than one file can hold"):
+        trainer.save_training_model(tmp_path / "training.onnx")
+    assert not list(tmp_path.iterdir())

@@ -29,7 +29,8 @@ from onnxgrad.training.optim.averages import averaged
 from onnxgrad.training.parallel.ranks import Ranks
 from onnxgrad.training.parallel.sharded import Sharded, inference_state, load_state, whole_state
 from onnxgrad.training.quantization.fold import folded
-from onnxgrad.training.step.snapshot import training_model
+from onnxgrad.training.spec.training_info import Source
+from onnxgrad.training.step.snapshot import standing, training_model
 from onnxgrad.training.step.step import Step
 
 R = TypeVar("R")
@@ -205,10 +206,14 @@ class Trained:
 
         ``Trainer(trainer.training_model())`` goes on with the same bits, given the same batches.
         """
-        source = self.step.source
-        if source is None:
+        machine = self.machine
+        state = machine.whole() if isinstance(machine, Sharded) else machine.now
+        return self._named(training_model(self._compiled_from(), state))
+
+    def _compiled_from(self) -> Source:
+        if self.step.source is None:
             raise BadInput("a step without the model that it was compiled from cannot be saved as a training model")
-        return self._named(training_model(source, whole_state(self.machine)))
+        return self.step.source
 
     def save_training_model(self, path: str | os.PathLike) -> None:
         """Write `training_model` to `path`, an ``.onnx`` file with a TrainingInfoProto.
@@ -216,9 +221,11 @@ class Trained:
         Raises:
             BadInput: it cannot be written there.
         """
-        model = self._of_all(self.training_model)
-        if model is not None:
-            save_model(model, path)
+        source, machine = self._compiled_from(), self.machine
+        made = self._of_all(lambda: standing(source, machine.whole() if isinstance(machine, Sharded) else machine.now))
+        if made is not None:
+            model, moments = made
+            save_model(self._named(model), path, moments)
 
     def restore(self, path: str | os.PathLike) -> None:
         """Take the state in the checkpoint at `path`, such as one of those that ``fit(keep=3)`` leaves.

@@ -14,33 +14,46 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.model_io import training_info
+from onnxgrad.model_io.zeros import written
 from onnxgrad.training.metadata import MASKS
 from onnxgrad.training.spec.training_info import Source, updated
 
 
 def training_model(source: Source, state: Mapping[str, np.ndarray]) -> ir.Model:
-    """The model of `source` with its training information, all of it beginning with `state`."""
+    """The model of `source` with its training information, all of it beginning with a copy of `state`."""
+    model, moments = standing(source, state)
+    for name in state:
+        held = model.graph.initializers.get(name)
+        if held is not None:
+            held.const_value = ir.tensor(np.array(state[name]), name=name)
+    written(training_info(model), moments)
+    return model
+
+
+def standing(source: Source, state: Mapping[str, np.ndarray]) -> tuple[ir.Model, dict[str, ir.TensorProtocol]]:
+    """The same for `save_model`: nothing of `state` is copied, and what the algorithms hold of it is only declared."""
     model = source.model.clone()
     for name, array in state.items():
         held = model.graph.initializers.get(name)
         if held is not None:
-            held.const_value = ir.tensor(np.array(array), name=name)
+            held.const_value = ir.tensor(np.asarray(array, order="C"), name=name)
     infos = training_info(model)
-    infos[:] = [_standing(info, state) for info in source.infos]
+    infos[:] = [_declaring(info, state) for info in source.infos]
     for name in state.keys() - updated(source.infos):
         model.metadata_props[MASKS] = str(int(state[name]))
-    return model
+    own = {t.name for info in infos for t in info.algorithm.initializer if t.name in state}
+    return model, {name: ir.tensor(np.asarray(state[name], order="C"), name=name) for name in sorted(own)}
 
 
-def _standing(info: onnx.TrainingInfoProto, state: Mapping[str, np.ndarray]) -> onnx.TrainingInfoProto:
-    """A copy of `info` whose algorithm begins with `state`."""
+def _declaring(info: onnx.TrainingInfoProto, state: Mapping[str, np.ndarray]) -> onnx.TrainingInfoProto:
+    """A copy of `info` whose algorithm only declares what is in `state`."""
     copy = onnx.TrainingInfoProto()
     copy.CopyFrom(info)
     copy.ClearField("initialization")
     copy.ClearField("initialization_binding")
     for tensor in copy.algorithm.initializer:
         if tensor.name in state:
-            props = list(tensor.metadata_props)
-            tensor.CopyFrom(ir.to_proto(ir.tensor(np.array(state[tensor.name]), name=tensor.name)))
+            held, props = state[tensor.name], list(tensor.metadata_props)
+            tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=held.shape))
             tensor.metadata_props.extend(props)
     return copy

@@ -1,0 +1,122 @@
+"""A model written tensor by tensor: of its weights, memory holds one at a time beside the model itself.
+
+A message of the package protobuf holds a copy of all of them, and what it is serialized to another one. Here the
+message is made without them, and they are written behind its other fields (the encoding lets fields come in any order).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import BinaryIO
+
+import onnx
+import onnx_ir as ir
+
+from onnxgrad.errors import BadInput
+from onnxgrad.model_io import zeros
+from onnxgrad.model_io.read import training_info
+from onnxgrad.model_io.serialize import serialize, varint
+
+#: Bytes of weights and moments from which on a model is written so.
+FROM = 1 << 25
+#: A single file that holds more cannot be read.
+_MOST = 2**31 - 2**20
+
+_NOTHING = ir.tensor([0.0])
+
+#: What makes up a message: bytes, and tensors whose bytes are made when they are written.
+_Pieces = list[bytes | ir.TensorProtocol]
+
+
+def write(model: ir.Model, file: BinaryIO, moments: Mapping[str, ir.TensorProtocol]) -> None:
+    """Write `model` with its training information, which reads back as what `to_proto` gives.
+
+    Args:
+        model: with all of its weights in it.
+        file: where to write.
+        moments: the values of those initializers of algorithms that the training information only declares.
+
+    Raises:
+        BadInput: it is more than one file can hold; nothing was written then.
+    """
+    pieces = list(_model(model, moments))
+    size = _size(pieces)
+    if size > _MOST:
+        raise BadInput(f"the model and its moments take {size / 1e9:.1f} GB, more than one file can hold")
+    for piece in pieces:
+        file.write(piece if isinstance(piece, bytes) else piece.tobytes())
+
+
+def _model(model: ir.Model, moments: Mapping[str, ir.TensorProtocol]) -> Iterator[bytes | ir.TensorProtocol]:
+    values = [v for v in model.graph.initializers.values() if v.const_value is not None]
+    held = [v.const_value for v in values]
+    try:
+        for value in values:
+            value.const_value = _NOTHING  # with none at all, onnx_ir warns
+        proto = serialize(model)
+    finally:
+        for value, tensor in zip(values, held):
+            value.const_value = tensor
+    proto.graph.ClearField("initializer")
+    graph: _Pieces = [proto.graph.SerializeToString()]
+    for value, tensor in zip(values, held):
+        assert tensor is not None
+        tensor.name = value.name
+        graph += _tensor(tensor)
+    proto.ClearField("graph")
+    yield proto.SerializeToString()
+    yield from _field(onnx.ModelProto, "graph", graph)
+    for info in training_info(model):
+        yield from _field(onnx.ModelProto, "training_info", _info(info, moments))
+
+
+def _info(info: onnx.TrainingInfoProto, moments: Mapping[str, ir.TensorProtocol]) -> _Pieces:
+    algorithm: _Pieces = [_without(info.algorithm, "initializer").SerializeToString()]
+    for proto in info.algorithm.initializer:
+        if not zeros.is_declared(proto):
+            algorithm += _field(onnx.GraphProto, "initializer", [proto.SerializeToString()])
+            continue
+        tensor = moments.get(proto.name) or zeros.held(proto)
+        data = _field(onnx.TensorProto, "raw_data", [tensor])
+        algorithm += _field(onnx.GraphProto, "initializer", [proto.SerializeToString(), *data])
+    rest = _without(info, "algorithm").SerializeToString()
+    return [rest, *_field(onnx.TrainingInfoProto, "algorithm", algorithm)]
+
+
+def _tensor(tensor: ir.TensorProtocol) -> _Pieces:
+    """The field of a graph that holds an initializer."""
+    if tensor.dtype == ir.DataType.STRING:
+        return _field(onnx.GraphProto, "initializer", [ir.to_proto(tensor).SerializeToString()])
+    about = onnx.TensorProto(name=tensor.name, data_type=tensor.dtype, dims=list(tensor.shape.numpy()))
+    about.doc_string = tensor.doc_string or ""
+    for key, said in tensor.metadata_props.items():
+        about.metadata_props.add(key=key, value=said)
+    if not tensor.doc_string:
+        about.ClearField("doc_string")
+    data = _field(onnx.TensorProto, "raw_data", [tensor])
+    return _field(onnx.GraphProto, "initializer", [about.SerializeToString(), *data])
+
+
+def _field(message: type, name: str, pieces: _Pieces) -> _Pieces:
+    """`pieces` as a field of `message`."""
+    number = message.DESCRIPTOR.fields_by_name[name].number  # type: ignore[attr-defined]
+    return [varint(number << 3 | 2) + varint(_size(pieces)), *pieces]
+
+
+def _size(pieces: _Pieces) -> int:
+    return sum(len(p) if isinstance(p, bytes) else p.nbytes for p in pieces)
+
+
+def _without(message: onnx.GraphProto | onnx.TrainingInfoProto, name: str) -> onnx.GraphProto | onnx.TrainingInfoProto:
+    """A copy of `message` without the field `name`, which is not copied on the way."""
+    copy = type(message)()
+    for field, held in message.ListFields():
+        if field.name == name:
+            continue
+        if field.is_repeated:
+            getattr(copy, field.name).extend(held)
+        elif field.message_type is not None:
+            getattr(copy, field.name).CopyFrom(held)
+        else:
+            setattr(copy, field.name, held)
+    return copy
