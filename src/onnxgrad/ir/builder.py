@@ -139,6 +139,10 @@ def _order(node: ir.Node) -> list[int] | None:
     return None if shape is None else list(reversed(range(len(shape))))
 
 
+#: Types of attributes that are numbers and text, or none.
+_PLAIN = frozenset({bool, int, float, str, list, tuple, type(None)})
+
+
 def _first(results: Var | tuple[Var, ...]) -> Var:
     return results[0] if isinstance(results, tuple) else results
 
@@ -166,7 +170,7 @@ class Builder:
         self.opset = self.infer.context.opset
         self._emitted: dict[Any, Any] = {}  # what `emit` returned
         self._literals = Literals(graph, self.names)
-        self._attributes: dict[tuple[str, str], ir.Attr] = {}
+        self._attributes: dict[str, tuple[list[ir.Attr], Sequence[Any] | None]] = {}
         self._shapes: dict[tuple[int | ir.SymbolicDim, ...], Var] = {}
         #: values whose producer was replaced, with the value that now stands for each
         self.moved: dict[ir.Value, ir.Value] = {}
@@ -225,10 +229,10 @@ class Builder:
         attrs: Sequence[ir.Attr] = ()
         held: Sequence[Any] | None = ()
         if attributes:
-            attrs = [self._attribute(k, a) for k, a in sorted(attributes.items()) if a is not None]
-            held = held_by(attrs)
+            attrs, held = self._attributed(attributes)
         key: Any = None
-        if held is not None and is_repeatable(op_type, domain, self.infer.context.get_opset_version(domain)):
+        opset = self.infer.context.get_opset_version(domain) if domain else self.opset
+        if held is not None and is_repeatable(op_type, domain, opset):
             key = (op_type, domain, outputs, *held, *map(id, values))
             results = self._emitted.get(key)
             if results is not None and self._has(_first(results)):
@@ -246,16 +250,20 @@ class Builder:
             self._emitted[key] = results
         return results
 
-    def _attribute(self, name: str, value: Any) -> ir.Attr:
-        """An attribute that holds `value`; nodes share one of numbers or text."""
-        if isinstance(value, ir.Attr):
-            return value
-        if not isinstance(value, (int, float, str, list, tuple)):
-            return ir.convenience.convert_attribute(name, value)
-        key = name, repr(value)  # 1, 1.0 and True are equal
+    def _attributed(self, attributes: dict[str, Any]) -> tuple[list[ir.Attr], Sequence[Any] | None]:
+        """What holds `attributes`, and what `held_by` tells of it; nodes share that of numbers and text."""
+        plain = _PLAIN.issuperset(map(type, attributes.values()))
+        key = repr(attributes) if plain else ""  # 1, 1.0 and True are equal
         found = self._attributes.get(key)
         if found is None:
-            found = self._attributes[key] = ir.convenience.convert_attribute(name, value)
+            attrs = [
+                a if isinstance(a, ir.Attr) else ir.convenience.convert_attribute(k, a)
+                for k, a in sorted(attributes.items())
+                if a is not None
+            ]
+            found = attrs, held_by(attrs)
+            if plain:
+                self._attributes[key] = found
         return found
 
     def _values(self, operands: Sequence[Any]) -> list[ir.Value | None]:

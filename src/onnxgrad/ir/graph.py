@@ -38,11 +38,7 @@ def captured(node: ir.Node) -> list[ir.Value]:
     """Values of outer scopes that the graphs inside `node` read, each once, in order of first use."""
     if not node.attributes.data:
         return []
-    found: dict[ir.Value, None] = {}
-    for graph in subgraphs(node):
-        for value in free(graph):
-            found.setdefault(value)
-    return list(found)
+    return list(dict.fromkeys(value for graph in subgraphs(node) for value in free(graph)))
 
 
 def free(graph: ir.Graph) -> Iterator[ir.Value]:

@@ -29,9 +29,10 @@ def serialize(model: ir.Model) -> onnx.ModelProto:
     return proto
 
 
-def _tag(message: type, field: str) -> bytes:
-    """What stands before the length of a string or a message in one of the first 15 fields of `message`."""
-    return bytes([message.DESCRIPTOR.fields_by_name[field].number << 3 | 2])  # type: ignore[attr-defined]
+def _tag(message: type, field: str, wire: int = 2) -> bytes:
+    """What stands before one of the first 15 fields of `message`: before the length of a string or a message (wire
+    type 2), or before a number (0)."""
+    return bytes([message.DESCRIPTOR.fields_by_name[field].number << 3 | wire])  # type: ignore[attr-defined]
 
 
 _NODE, _VALUE_INFO, _IN, _OUT = (_tag(onnx.GraphProto, field) for field in ("node", "value_info", "input", "output"))
@@ -39,6 +40,10 @@ _INPUT, _OUTPUT, _NAME, _OP_TYPE, _ATTRIBUTE, _DOMAIN = (
     _tag(onnx.NodeProto, field) for field in ("input", "output", "name", "op_type", "attribute", "domain")
 )
 _VALUE_NAME, _VALUE_TYPE = (_tag(onnx.ValueInfoProto, field) for field in ("name", "type"))
+_TENSOR, _DIM = _tag(onnx.TypeProto, "tensor_type"), _tag(onnx.TensorShapeProto, "dim")
+_ELEMENT, _SHAPE = _tag(onnx.TypeProto.Tensor, "elem_type", 0), _tag(onnx.TypeProto.Tensor, "shape")
+_SIZE = _tag(onnx.TensorShapeProto.Dimension, "dim_value", 0)
+_SYMBOL = _tag(onnx.TensorShapeProto.Dimension, "dim_param")
 #: Bytes of a tensor in an attribute that may be there twice for a moment.
 _COPIED = 1 << 16
 #: Bytes of an attribute that other nodes may share.
@@ -172,17 +177,23 @@ class _Writer:
 
     def type(self, held: ir.TypeProtocol, shape: ir.Shape) -> bytes:
         """The field of a value that holds type and shape."""
-        said = held.denotation or any(map(shape.get_denotation, range(len(shape))))
         dims = tuple([d if isinstance(d, int) else d.value for d in shape.dims])
-        key = None if said or type(held) is not ir.TensorType else (held.dtype, dims)
-        known = None if key is None else self._alike.get(key)
-        if known is None:
+        said = held.denotation or any(map(shape.get_denotation, range(len(dims))))
+        if said or type(held) is not ir.TensorType or min((d for d in dims if isinstance(d, int)), default=0) < 0:
             message = ir.serde.serialize_type(held)
             ir.serde.serialize_shape_into(message, shape)
-            known = _VALUE_TYPE + _measured(message.SerializeToString())
-            if key is not None:
-                self._alike[key] = known
+            return _VALUE_TYPE + _measured(message.SerializeToString())
+        key = held.dtype, dims
+        known = self._alike.get(key)
+        if known is None:
+            tensor = _ELEMENT + varint(held.dtype) + _SHAPE + _measured(b"".join(map(self._dim, dims)))
+            known = self._alike[key] = _VALUE_TYPE + _measured(_TENSOR + _measured(tensor))
         return known
+
+    def _dim(self, dim: int | str | None) -> bytes:
+        """A field of a shape that holds a size, a symbol or nothing."""
+        said = b"" if dim is None else _SIZE + varint(dim) if isinstance(dim, int) else _SYMBOL + self._texts[dim]
+        return _DIM + _measured(said)
 
 
 def _named(values: Sequence[ir.Value]) -> list[str]:
