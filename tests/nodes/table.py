@@ -6,6 +6,7 @@ What is true of an operator comes from the registry and the specification; how w
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -99,12 +100,18 @@ def fates(o: Operator) -> Iterator[tuple[str, str]]:
             yield formal.name, "differentiable" if carried else "zero"
 
 
+@functools.cache
+def versions() -> dict[tuple[str, str], set[int]]:
+    """The opsets in which the definition of each operator changed."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for s in onnx.defs.get_all_schemas_with_history():
+        found.setdefault((s.domain, s.name), set()).add(s.since_version)
+    return found
+
+
 def opsets(o: Operator) -> str:
     """The opsets in which the definition of an operator changed."""
-    found = {
-        s.since_version for s in onnx.defs.get_all_schemas_with_history() if (s.domain, s.name) == (o.domain, o.op_type)
-    }
-    return ", ".join(map(str, sorted(found))) or str(o.since)
+    return ", ".join(map(str, sorted(versions().get((o.domain, o.op_type), ())))) or str(o.since)
 
 
 def forward(o: Operator) -> str:
