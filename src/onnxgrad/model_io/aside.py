@@ -7,9 +7,9 @@ elsewhere. The file of the model itself cannot stand in: whoever writes it anew 
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 from collections.abc import Mapping
+from threading import Lock
 from typing import IO
 
 import numpy as np
@@ -32,16 +32,19 @@ def set_aside(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Mapping[str, ir.
     if sum(_bytes(t) for t in tensors) < FROM:
         return proto, {}
     found: dict[str, ir.TensorProtocol] = {}
-    file = tempfile.TemporaryFile(prefix="onnxgrad-", buffering=0)  # noqa: SIM115 (the tensors hold it)
+    file: IO[bytes] | None = None
+    lock = Lock()  # of the place in the file
     try:
+        file = tempfile.TemporaryFile(prefix="onnxgrad-", buffering=0)  # noqa: SIM115 (the tensors hold it)
         for tensor in tensors:
             start = file.tell()
             left = memoryview(tensor.raw_data)
             while left:
                 left = left[file.write(left) or 0 :]
-            found[tensor.name] = _lazy(file, start, tensor)
-    except OSError:  # no room on the disk
-        file.close()
+            found[tensor.name] = _lazy(file, lock, start, tensor)
+    except OSError:  # no room on the disk, or no folder to write to
+        if file is not None:
+            file.close()
         return proto, {}
     for tensor in tensors:
         tensor.ClearField("raw_data")
@@ -70,7 +73,7 @@ def _bytes(tensor: onnx.TensorProto) -> int:
     return math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8
 
 
-def _lazy(file: IO[bytes], start: int, proto: onnx.TensorProto) -> ir.TensorProtocol:
+def _lazy(file: IO[bytes], lock: Lock, start: int, proto: onnx.TensorProto) -> ir.TensorProtocol:
     """What lies from `start` in `file`, read anew each time it is asked for."""
     dtype, shape, name = ir.DataType(proto.data_type), tuple(proto.dims), proto.name
     doc, props = proto.doc_string, {p.key: p.value for p in proto.metadata_props}
@@ -78,10 +81,11 @@ def _lazy(file: IO[bytes], start: int, proto: onnx.TensorProto) -> ir.TensorProt
 
     def read() -> ir.TensorProtocol:
         array = np.empty(shape, little)
-        left, at = memoryview(array.reshape(-1).view(np.uint8).data), start
-        while left:
-            count = os.preadv(file.fileno(), [left], at)
-            left, at = left[count:], at + count
+        left = memoryview(array.reshape(-1).view(np.uint8).data)
+        with lock:
+            file.seek(start)
+            while left:
+                left = left[file.readinto(left) :]  # type: ignore[attr-defined]
         return ir.tensor(array, dtype=dtype, name=name)
 
     return ir.LazyTensor(read, dtype=dtype, shape=ir.Shape(shape), name=name, doc_string=doc, metadata_props=props)
