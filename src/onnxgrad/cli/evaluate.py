@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from onnxgrad.cli import data_options, train_options
+from onnxgrad.cli import data_options, panels, train_options
 from onnxgrad.cli.console import cell, console
 from onnxgrad.errors import BadInput
 from onnxgrad.files import replacing
@@ -30,20 +30,17 @@ def evaluate(
     data: data_options.DataPath,
     metrics: Annotated[
         str | None,
-        typer.Option(
-            help=f"Names with commas between them, of {', '.join(METRICS)}. Default: those usual for the task.",
-            rich_help_panel="Output",
+        panels.output(
+            help=f"Names with commas between them, of {', '.join(METRICS)}. Default: those usual for the task."
         ),
     ] = None,
     labels: train_options.Labels = None,
     prediction: train_options.Prediction = None,
     inputs: train_options.Inputs = None,
-    ignore_index: Annotated[
-        int | None, typer.Option(help="The label that does not count.", rich_help_panel="Data")
-    ] = None,
+    ignore_index: Annotated[int | None, panels.data(help="The label that does not count.")] = None,
     blank: Annotated[
         int,
-        typer.Option(help="The symbol that stands for nothing, for exact, cer and wer.", rich_help_panel="Data"),
+        panels.data(help="The symbol that stands for nothing, for exact, cer and wer."),
     ] = 0,
     image_mean: train_options.ImageMean = None,
     image_std: train_options.ImageStd = None,
@@ -51,18 +48,15 @@ def evaluate(
     max_length: data_options.MaxLength = None,
     batch_size: data_options.BatchSize = 256,
     threads: data_options.Threads = None,
-    worst: Annotated[
-        int, typer.Option(min=0, help="List so many rows with the largest losses.", rich_help_panel="Output")
-    ] = 0,
+    worst: Annotated[int, panels.output(min=0, help="List so many rows with the largest losses.")] = 0,
     picture: Annotated[
         Path | None,
-        typer.Option(
+        panels.output(
             help="Draw the confusion matrix into this PNG file; with --worst, those rows where they are pictures.",
-            rich_help_panel="Output",
             metavar="FILE.png",
         ),
     ] = None,
-    as_one_line: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel="Output")] = False,
+    as_one_line: Annotated[bool, panels.output("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare what MODEL predicts with labels: metrics, and for classes a table of each."""
     found = measured(

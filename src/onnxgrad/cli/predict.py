@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from onnxgrad.cli import data_options, train_options
+from onnxgrad.cli import data_options, panels, train_options
 from onnxgrad.cli.console import console
 from onnxgrad.cli.path_clashes import MODEL, check_paths
 from onnxgrad.errors import BadInput
@@ -30,13 +30,11 @@ def predict(
     data: data_options.DataPath,
     output: Annotated[
         Path,
-        typer.Option(
-            "-o", help="Where to write: .npz, or .csv or .tsv, a line for each row.", rich_help_panel="Output"
-        ),
+        panels.output("-o", help="Where to write: .npz, or .csv or .tsv, a line for each row."),
     ],
     outputs: Annotated[
         list[str] | None,
-        typer.Option("--output", help="Only this output. Repeatable. Default: all.", rich_help_panel="Model"),
+        panels.model("--output", help="Only this output. Repeatable. Default: all."),
     ] = None,
     inputs: train_options.Inputs = None,
     image_mean: train_options.ImageMean = None,

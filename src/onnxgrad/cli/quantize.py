@@ -11,9 +11,9 @@ from onnxgrad.cli import panels, train_callbacks, train_options
 from onnxgrad.cli.console import console
 from onnxgrad.cli.path_clashes import GOING, MODEL, OUTPUT, Force, check_paths, checkpoint_files
 from onnxgrad.cli.train_run import Job
-from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.errors import BadInput
 from onnxgrad.model_io import files_of, load_model, save_model
-from onnxgrad.training.data import Images, open_data
+from onnxgrad.training.data import Images
 from onnxgrad.training.loop.quantize import ROWS, quantized
 from onnxgrad.training.loop.train import balanced
 from onnxgrad.training.quantization.fold import folded
@@ -121,21 +121,17 @@ def quantize(
         {"--checkpoint": (checkpoint, checkpoint_files(checkpoint))} if qat else {},
         force=force,
     )
-    if validation is not None and validation_split is not None:
-        raise BadInput("--validation and --validation-split exclude each other")
     images = Images(*train_options.normalization(image_mean, image_std))
     columns = train_options.inputs_of(inputs or ())
-    arrays = open_data(data, images, columns)
-    held_out = None if validation is None else open_data(validation, images, columns)
-    if labels is not None and labels not in arrays:
-        raise UnknownName(labels, arrays, f"array in {data}")
+    arrays, held_out = train_options.opened(data, validation, validation_split, images, columns, labels)
     for flag in ("--loss", "--optimizer") if qat else ():
         if not flags[flag]:
             raise BadInput(f"--qat trains the quantized model; say which {flag[2:]} to use with {flag}")
     ready = quantized(source, arrays, scheme, rows=rows, name=str(data))
     if not qat:
         save_model(folded(ready), output)
-        _say(f"{'quantized':<14} {output}  {_size(output)}, {_size(model)} before")
+        line = f"{'quantized':<14} {output}  {_size(output)}, {_size(model)} before"
+        console().print(line, markup=False, highlight=False, soft_wrap=True)
         return
     flags["--loss"] = balanced(flags["--loss"], source, arrays, labels)
     training = train_options.with_training(ready, model, flags, 1)
@@ -157,7 +153,7 @@ def quantize(
         threads=threads,
         quiet=quiet,
         between="quantized",
-    ).run((arrays, str(data)), None if held_out is None else (held_out, str(validation)))
+    ).run((arrays, str(data)), held_out)
 
 
 def _refuse_training(context: typer.Context) -> None:
@@ -166,10 +162,6 @@ def _refuse_training(context: typer.Context) -> None:
         source: Any = context.get_parameter_source(param.name or "")
         if param.name not in _ALWAYS and source is not None and source.name == "COMMANDLINE":
             raise BadInput(f"{param.opts[0]} says how to train, which --qat asks for")
-
-
-def _say(line: str) -> None:
-    console().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _size(path: Path) -> str:

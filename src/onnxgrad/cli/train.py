@@ -11,11 +11,11 @@ from onnxgrad.cli import data_options, panels, train_callbacks, train_config, tr
 from onnxgrad.cli.grad import Dims, dims_of
 from onnxgrad.cli.path_clashes import GOING, MODEL, OUTPUT, Force, check_paths, checkpoint_files
 from onnxgrad.cli.train_run import Job
-from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.errors import BadInput
 from onnxgrad.model_io import files_of, load_model
 from onnxgrad.training.adapters.folder import check_adapter
 from onnxgrad.training.adapters.folder import files_in as adapter_files
-from onnxgrad.training.data import Augment, Images, Text, open_data
+from onnxgrad.training.data import Augment, Images, Text
 from onnxgrad.training.loop.listeners import loggers, watchers
 from onnxgrad.training.loop.train import balanced
 from onnxgrad.training.measure.metrics import names_of
@@ -162,15 +162,10 @@ def train(
         Augment.of(augment)
     held = validation is not None or validation_split is not None
     watching = watchers(monitor, patience, keep_best, keep, held)
-    if validation is not None and validation_split is not None:
-        raise BadInput("--validation and --validation-split exclude each other")
     images = Images(*train_options.normalization(image_mean, image_std))
     columns = train_options.inputs_of(inputs or ())
     text = Text.of(tokenizer, max_length)
-    arrays = open_data(data, images, columns)
-    held_out = None if validation is None else open_data(validation, images, columns)
-    if labels is not None and labels not in arrays:
-        raise UnknownName(labels, arrays, f"array in {data}")
+    arrays, held_out = train_options.opened(data, validation, validation_split, images, columns, labels)
     notes: list[str] = []
     if head is not None:
         source, where = train_options.headed(source, head)
@@ -221,4 +216,4 @@ def train(
         log=log,
         ranks=ranks,
     )
-    job.run((arrays, str(data)), None if held_out is None else (held_out, str(validation)))
+    job.run((arrays, str(data)), held_out)

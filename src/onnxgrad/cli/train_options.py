@@ -12,11 +12,13 @@ import onnx_ir as ir
 import onnxruntime
 
 from onnxgrad.cli import panels
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.model_io import files_of, load_model, training_info
 from onnxgrad.training import LoRA, VeRA, attach
 from onnxgrad.training.adapters.config import ATTENTION
 from onnxgrad.training.build.heads import placed_head
+from onnxgrad.training.data import Images, open_data
+from onnxgrad.training.data.columns import Column
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.loss.losses import LOSSES
 from onnxgrad.training.optim.optimizers import OPTIMIZERS, SECOND_ORDER
@@ -246,6 +248,29 @@ def inputs_of(texts: Iterable[str]) -> dict[str, str]:
             raise BadInput(f"--input feeds {name!r} twice: from {found[name]} and from {columns}")
         found[name] = columns
     return found
+
+
+def opened(
+    data: Path,
+    validation: Path | None,
+    validation_split: float | None,
+    images: Images,
+    inputs: Mapping[str, str],
+    labels: str | None,
+) -> tuple[dict[str, Column], tuple[dict[str, Column], str] | None]:
+    """The arrays of `data`, which hold `labels`, and those of `validation` with what to call them.
+
+    Raises:
+        BadInput: there are validation data and a share to hold out, or a file cannot be read.
+        UnknownName: `data` have no such labels.
+    """
+    if validation is not None and validation_split is not None:
+        raise BadInput("--validation and --validation-split exclude each other")
+    arrays = open_data(data, images, inputs)
+    held_out = None if validation is None else (open_data(validation, images, inputs), str(validation))
+    if labels is not None and labels not in arrays:
+        raise UnknownName(labels, arrays, f"array in {data}")
+    return arrays, held_out
 
 
 def normalization(mean: str | None, std: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:

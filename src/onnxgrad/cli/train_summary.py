@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from onnxgrad.errors import shown
 from onnxgrad.training import Trainer
 from onnxgrad.training.data import Data
+from onnxgrad.training.parallel.joining import processors
 
 
 def summary(
@@ -21,7 +21,7 @@ def summary(
     rates = ", ".join(f"{name} {float(t.numpy()):g}" for name, t in step.rates.items())
     size = rows.fixed or batch_size
     provider = options.providers[0].removesuffix("ExecutionProvider")
-    threads = options.threads or _cores()
+    threads = options.threads or processors()
     own, whole = trainer.optimizer_bytes
     shared = f"; {_amount(own)} of {_amount(whole)} of the optimizer's state"
     several = "" if trainer.ranks is None else f"{trainer.ranks.size} ranks, each "
@@ -56,7 +56,3 @@ def _amount(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} GB"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -51,11 +51,12 @@ def family(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ZeroDerivative)  # CasADi seeds all inputs, also those that nothing depends on
         reverse = adjoint(primal)
+        sensitivities = [v.name for v in reverse.graph.outputs if v.name and v.name.startswith("adj_")]
         written = {
             f"{name}.onnx": primal,
             f"fwd_{name}.onnx": forward(primal),
             f"adj_{name}.onnx": reverse,
-            f"fwd_adj_{name}.onnx": forward(reverse, of=[v.name or "" for v in reverse.graph.outputs if _is_seed(v)]),
+            f"fwd_adj_{name}.onnx": forward(reverse, of=sensitivities),
         }
     paths = []
     for file, made in written.items():
@@ -100,10 +101,6 @@ def forward(model: ir.Model, of: list[str] | None = None) -> ir.Model:
     derived = jvp(model, wrt=list(wrt), of=list(wanted), directions="nfwd")
     names = signature(derived)
     return _packed(derived, "fwd", (wrt, names.input_tangents), (wanted, names.output_tangents))
-
-
-def _is_seed(value: ir.Value) -> bool:
-    return (value.name or "").startswith("adj_")
 
 
 def _floats(values: Iterable[ir.Value]) -> dict[str, ir.Value]:

@@ -39,7 +39,7 @@ def _fake(number: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     shapes = call.shapes([tuple(t.shape) for t in tensors])
     where = tensors[0].device if tensors else torch.device("cpu")
     return [
-        torch.empty(s, dtype=_torch_dtype(call.dtype(n)), device=where)
+        torch.empty(s, dtype=torch.from_numpy(np.empty(0, call.dtype(n))).dtype, device=where)
         for s, n in zip(shapes, call.outputs, strict=True)
     ]
 
@@ -70,10 +70,6 @@ def _number(call: Call) -> int:
         call.__dict__["number"] = next(_numbers)
         _calls[call.__dict__["number"]] = call
     return call.__dict__["number"]
-
-
-def _torch_dtype(dtype: np.dtype) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def _array(tensor: torch.Tensor, dtype: np.dtype, name: str) -> np.ndarray:

@@ -47,14 +47,14 @@ class Plan:
     dims: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        kept, anew = (f"{len(v)} {what} ({megabytes(sum(v.values()))})" for v, what in self._parts())
+        kept, anew = (
+            f"{len(values)} {what} ({megabytes(sum(values.values()))})"
+            for what, values in (("kept", self.kept), ("recomputed", self.recomputed))
+        )
         return (
             f"{megabytes(self.predicted)} predicted within {megabytes(self.budget)} ({megabytes(self.plain)} without "
             f"recomputing); residuals: {kept}, {anew}; {self.extra:.0%} more work"
         )
-
-    def _parts(self) -> list[tuple[Mapping[str, int], str]]:
-        return [(self.kept, "kept"), (self.recomputed, "recomputed")]
 
 
 def within(

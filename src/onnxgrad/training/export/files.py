@@ -116,7 +116,7 @@ def export_step(
     contract = {
         "version": VERSION,
         "loss": step.loss,
-        "state": {name: _about(array) for name, array in state.items()},
+        "state": {name: {"dtype": str(array.dtype), "shape": list(array.shape)} for name, array in state.items()},
         "rates": {name: float(t.numpy()) for name, t in step.rates.items()},
         "models": {name: {"file": f"{name}.onnx", **ends} for name, (_, ends) in models.items()},
     }
@@ -130,10 +130,6 @@ def export_step(
     with replacing(folder / "contract.json") as file:
         file.write_text(json.dumps(contract, indent=1) + "\n", encoding="utf-8")
     return contract
-
-
-def _about(array: np.ndarray) -> dict[str, Any]:
-    return {"dtype": str(array.dtype), "shape": list(array.shape)}
 
 
 def _ends(step: Step) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def write_report(history: History, path: Path, title: str = "Training run", pict
         "<h2>Curves</h2>",
         _svg(history),
         "<h2>Epochs</h2>",
-        f'<div class="scroll">{_epochs(history.epochs)}</div>',
+        f'<div class="scroll">{_table(history.epochs)}</div>',
         "<h2>Settings</h2>",
         _pairs({**history.about.get("settings", {}), **about}),
         "<h2>Made with</h2>",
@@ -74,10 +74,6 @@ def _measured(about: Mapping[str, Any]) -> str:
     """The numbers before and after, and of the best epoch, where they are known."""
     rows = {when: about[when] for when in ("before", "after", "best") if when in about}
     return _table(list(rows.values()), list(rows)) if rows else ""
-
-
-def _epochs(records: Sequence[Mapping[str, Any]]) -> str:
-    return _table(records)
 
 
 def _table(records: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None) -> str:

@@ -70,13 +70,18 @@ def together(method: Callable[P, R]) -> Callable[P, R]:
     return called
 
 
+def processors() -> int:
+    """How many processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def sharing(options: Options) -> Options:
     """`options` with the threads of a rank among others on its machine, unless somebody has said how many it takes.
 
     ``torchrun`` leaves all processors to every rank. Launchers of MPI bind ranks to some, where they are told to.
     """
     launch = launched()
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    mine = processors()
     is_bound = launch.engine == "mpi" and mine < (os.cpu_count() or 1)
     if options.threads is not None or launch.local < 2 or is_bound:
         return options
