@@ -11,10 +11,10 @@ from onnx.reference import ReferenceEvaluator
 from onnxgrad.errors import BadInput
 from onnxgrad.training import attach, lower_gradients, optimizer_function, with_optimizer_functions
 from onnxgrad.transforms.gradient_node import DOMAIN
+from tests.onnx_cases import NODE_CASES
 from tests.training.nets import mlp, run
 from tests.training.spec.test_optimizer_operators import (
     STANDARD,
-    _backend_cases,
     agree,
     drawn,
     every_case,
@@ -34,7 +34,7 @@ def ramp(model: onnx.ModelProto, dtype=np.float32) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", STANDARD)
 def test_backend_node_test(name):
     """ONNX Runtime runs the node as it is: it takes the function for it."""
-    case = _backend_cases()[name]
+    case = next(c for c in NODE_CASES if c.name == name)
     model = with_optimizer_functions(case.model)
     assert model.graph.node[0].op_type == case.model.graph.node[0].op_type
     onnx.checker.check_model(model, full_check=True)
