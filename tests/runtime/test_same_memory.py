@@ -10,7 +10,7 @@ from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.runtime.protocol import Slot
 from onnxgrad.runtime.resident import Resident
 from onnxgrad.runtime.same_memory import SameMemory, same_memory
-from tests.runtime.kernels.test_in_place import MODELS, batches, in_one_place, step_of
+from tests.runtime.kernels.test_in_place import MODELS, batches, fails_midway, in_one_place, step_of
 
 TABLE = "i = ArgMax <axis = 1, keepdims = 0> (x)\nr = Gather (w1, i)\ny = Tanh (r)"
 #: Models, and the weights with one buffer: those that nothing but lookups and elementwise operators read.
@@ -122,25 +122,7 @@ def test_a_step_that_fails_before_updates_leaves_the_state():
 
 
 def test_a_step_that_fails_midway_says_so():
-    """Then the state is neither the old nor the new one, and nobody gets it."""
-    machine = runner(step_of("a = MatMul (x, w1)\ny = Tanh (a)"))
-    start, (batch,) = machine.state(), batches(1)
-    session = machine.session
-
-    class Failing:
-        def run_with_iobinding(self, binding):
-            session.run_with_iobinding(binding)
-            raise RuntimeError("no memory")
-
-    machine.session = Failing()
-    with pytest.raises(BadInput, match="failed, when a part of the state had been updated: no memory"):
-        machine.step(batch)
-    machine.session = session
-    for use in (machine.state, lambda: machine.step(batch)):
-        with pytest.raises(BadInput, match="load a state before going on"):
-            use()
-    machine.load_state(start)
-    machine.step(batch)
+    fails_midway(runner(step_of("a = MatMul (x, w1)\ny = Tanh (a)")))
 
 
 @pytest.mark.parametrize(

@@ -212,10 +212,8 @@ def test_a_batch_that_is_refused_leaves_the_state():
     machine.step(good)
 
 
-@needs_compiler
-def test_a_step_that_fails_midway_says_so():
-    """Then the state is neither the old nor the new one, and nobody gets it."""
-    machine = StepRunner(step_of(MODELS["products"][0]), options=Options(threads=1, target="native"))
+def fails_midway(machine):
+    """Have a step fail after its updates: the state is then neither the old nor the new one, and nobody gets it."""
     start, (batch,) = machine.state(), batches(1)
     session = machine.session
 
@@ -233,3 +231,8 @@ def test_a_step_that_fails_midway_says_so():
             use()
     machine.load_state(start)
     machine.step(batch)
+
+
+@needs_compiler
+def test_a_step_that_fails_midway_says_so():
+    fails_midway(StepRunner(step_of(MODELS["products"][0]), options=Options(threads=1, target="native")))
