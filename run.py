@@ -52,7 +52,7 @@ def commands(job: str, options: list[str]) -> list[list[str]]:
             [python, "-m", "ruff", "check"],
             [python, "-m", "ruff", "format", "--check"],
             [python, "-m", "mypy"],
-            [str(BIN / "lint-imports")],
+            [str(BIN / "lint-imports"), "--config", "importlinter.toml"],
         ],
         "docs": [[python, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "docs", "out/docs"]],
         "wheel": [[python, "-m", "build", "--outdir", "dist"], [python, "tools/platform_wheels.py", "dist", *options]],

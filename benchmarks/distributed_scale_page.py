@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from onnxgrad.distributed.cost import Exchange, Network, Work, predict
+from benchmarks.network_cost import Exchange, Network, Work, predict
 
 MACHINES = (8, 64, 512, 1024, 4096)
 JITTER = 0.03
@@ -127,7 +127,7 @@ def page(found: dict[str, Any]) -> str:
 
 Written by `python -m benchmarks.distributed_scale`. The first part was measured, on one machine whose {cores} cores
 others used at the same time: of many rounds the fastest counts. The second part was **not measured**: it is what a
-model on paper says (`onnxgrad.distributed.cost`).
+model on paper says (`benchmarks.network_cost`).
 
 ## Measured on one machine
 
@@ -153,7 +153,7 @@ Bytes that each rank sent, as the counter of the interface has them (with the he
 The CNN and the transformer of [the benchmark](benchmarks.md), the same global batch in all cases: processes × threads.
 While others use the machine, times say little, and CPU time (of all ranks together) says more. The model knows the CPU
 time of a process of one thread with half of the batch, and the network above: it says what two ranks would take if
-nobody else were there.
+the machine were idle otherwise.
 
 {stepped}
 

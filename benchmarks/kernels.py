@@ -1,7 +1,7 @@
 """What the kernels of target "native" take off a training step and off an optimizer alone.
 
     python -m benchmarks.kernels [--rounds 40]     # measures
-    python -m benchmarks.kernels --page            # and writes the tables of docs/native.md
+    python -m benchmarks.kernels --page            # and writes the tables of docs/internals/kernels-measured.md
 
 The ratio is CPU time on one thread with kernels over that without: sessions of both kinds in one process, which take
 turns; the median of the ratios of all turns, and between what the middle half of them lies. CPU time of one thread
@@ -23,7 +23,7 @@ from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training import attach, compile_step
 from onnxgrad.training.step.compile import Step
 
-PAGE = Path(__file__).parent.parent / "docs" / "native.md"
+PAGE = Path(__file__).parent.parent / "docs" / "internals" / "kernels-measured.md"
 SIDE = 1000
 OPTIMIZERS = {
     "Adam": ("adam", {}),
@@ -64,7 +64,7 @@ def measure(step: Step, batches: Sequence[dict[str, np.ndarray]], rounds: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--page", action="store_true", help="write the tables of docs/native.md")
+    parser.add_argument("--page", action="store_true", help="write the tables of docs/internals/kernels-measured.md")
     given = parser.parse_args()
     steps = ["| model | native / portable | quartiles |", "|---|---|---|"]
     for workload in WORKLOADS:

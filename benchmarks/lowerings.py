@@ -2,7 +2,7 @@
 
     python -m benchmarks.lowerings                          # all workloads; writes benchmarks/results/lowerings.json
     python -m benchmarks.lowerings --workload cnn --rounds 40
-    python -m benchmarks.lowerings --page                   # also writes the table of docs/runtime.md
+    python -m benchmarks.lowerings --page                   # also writes the table of docs/internals/runtime.md
 
 The factor is measured as that of a rewrite (`benchmarks.rewrites`), on the processor at hand, with standard operators:
 CPU time of a step on one thread with all lowerings, over the same step compiled without that one.
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--workload", action="append", choices=WORKLOADS)
     parser.add_argument("--lowering", action="append", choices=list(LOWERINGS), help="none other; not kept")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--page", action="store_true", help="write the table of docs/runtime.md")
+    parser.add_argument("--page", action="store_true", help="write the table of docs/internals/runtime.md")
     given = parser.parse_args()
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for workload in (given.workload or WORKLOADS) if given.rounds else ():

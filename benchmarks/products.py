@@ -1,7 +1,7 @@
 """How fast products of matrices are: ONNX Runtime's own (MLAS), the kernel of target "native", OpenBLAS and MKL.
 
     python -m benchmarks.products [--rounds 15] [--threads 1]    # measures
-    python -m benchmarks.products --page                         # and writes the table of docs/native.md
+    python -m benchmarks.products --page  # writes the table of docs/internals/kernels-measured.md
 
 The shapes are those of linear layers of the training benchmark: of m rows, from k numbers to n. A layer takes three
 products: forward x·W or x·Wᵀ, the cotangent of x, and that of W, which is aᵀ·b. All take turns in one process; each
@@ -32,7 +32,7 @@ from onnxgrad.runtime import Options
 from onnxgrad.runtime.kernels.build import SOURCES
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 
-PAGE = Path(__file__).parent.parent / "docs" / "native.md"
+PAGE = Path(__file__).parent.parent / "docs" / "internals" / "kernels-measured.md"
 #: (m, k, n), and where such layers are.
 SHAPES = {
     (128, 784, 512): "mlp",
@@ -166,7 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--page", action="store_true", help="write the table of docs/native.md")
+    parser.add_argument("--page", action="store_true", help="write the table of docs/internals/kernels-measured.md")
     given = parser.parse_args()
     if "_ONNXGRAD_PRODUCTS" not in os.environ:  # OpenBLAS and MKL read these when they are loaded
         variables = {"_ONNXGRAD_PRODUCTS": "1", "OMP_NUM_THREADS": str(given.threads)}

@@ -2,7 +2,7 @@
 
     python -m benchmarks.rewrites                          # all workloads; writes benchmarks/results/rewrites.json
     python -m benchmarks.rewrites --workload cnn --rounds 40
-    python -m benchmarks.rewrites --page                   # also writes the table of docs/runtime.md
+    python -m benchmarks.rewrites --page                   # also writes the table of docs/internals/runtime.md
 
 The factor is the CPU time of a step on one thread with all rewrites, over the same without that one: sessions
 of both kinds in one process, which take turns; the median of the ratios of all turns. CPU time of one thread
@@ -24,13 +24,14 @@ import onnx
 
 from benchmarks.pages import write_table
 from onnxgrad.runtime import Options, StepRunner
-from onnxgrad.runtime.rewrites import REWRITES, optimized
+from onnxgrad.runtime.rewrites import REWRITES
+from onnxgrad.runtime.session import passes_of
 from onnxgrad.training import attach, compile_step
 from onnxgrad.training.step.compile import Step
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "rewrites.json"
-PAGE = ROOT / "docs" / "runtime.md"
+PAGE = ROOT / "docs" / "internals" / "runtime.md"
 WORKLOADS = ("mlp", "cnn", "residual", "depthwise", "transformer", "lstm", "dlrm", "graph_net", "wavenet")
 STEPS = 4  #: in a turn
 ALL = "all of them"
@@ -59,7 +60,8 @@ def step_of(workload: str) -> tuple[Step, list[dict[str, np.ndarray]]]:
 def measure(workload: str, rounds: int, only: list[str]) -> dict[str, tuple[float, float, float]]:
     """For each rewrite that finds something: the median factor, and between what the middle half of them lies."""
     step, batches = step_of(workload)
-    found = [r.name for r in REWRITES if r.applies(optimized(step.model, (r.name,)).graph)]
+    applied = passes_of(step.model, Options(target="portable")).applied
+    found = [r.name for r in REWRITES if r.name in applied]
     left_out = {name: (name,) for name in found if not only or name in only}
     if found and not only:
         left_out[ALL] = tuple(found)
@@ -111,7 +113,7 @@ def main() -> None:
     parser.add_argument("--workload", action="append", choices=WORKLOADS)
     parser.add_argument("--rewrite", action="append", choices=[r.name for r in REWRITES], help="none other; not kept")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--page", action="store_true", help="write the table of docs/runtime.md")
+    parser.add_argument("--page", action="store_true", help="write the table of docs/internals/runtime.md")
     given = parser.parse_args()
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for workload in (given.workload or WORKLOADS) if given.rounds else ():

@@ -1,6 +1,6 @@
 """Solve a partial differential equation by Newton's method, with its sparse Jacobian.
 
-    pip install onnxgrad[sparse]
+    pip install onnxgrad[scipy]
     python examples/sparse_newton.py [points]
 
 Bratu's problem: Δu + 5·exp(u) = 0 on the unit square, u = 0 on its border. The residual on a grid is an ONNX graph; its

@@ -137,7 +137,6 @@ def right(session: onnxruntime.InferenceSession, sound: np.ndarray, spoken: np.n
 
 def main(picture: str | None = "voice.png", rounds: int = 4, mixes: int = 8) -> dict[str, list[float]]:
     """The share of pieces told rightly before and after, from quiet to loud noise."""
-    import onnx_ir as ir
 
     train, test = halves(*conversation())
     model = detector()
@@ -149,7 +148,7 @@ def main(picture: str | None = "voice.png", rounds: int = 4, mixes: int = 8) -> 
         data = {name: np.concatenate([p[name] for p in parts]) for name in ("input", "state")}
         data["labels"] = np.tile(train[1], mixes)[:, None, None].astype(np.float32)
         trainer.fit(data, epochs=2, batch_size=64, schedule="cosine", progress=False)
-        after = session_of(ir.to_proto(trainer.inference_model()))
+        after = session_of(trainer.inference_model())
     levels = [40, 5, 0, -5, -10]
     found = {name: [right(s, *test, db) for db in levels] for name, s in (("before", before), ("after", after))}
     print("signal to noise, dB", *(f"{db:6}" for db in levels))

@@ -8,9 +8,10 @@ import signal
 from collections import Counter
 from collections.abc import Generator, Sequence
 
-import onnxruntime
 import pytest
 
+from onnxgrad.runtime import Options
+from onnxgrad.runtime.session import TARGET
 from tests.npm import modules, node  # noqa: F401  (fixtures)
 
 # A shell that starts the tests in the background ignores these; what tests start inherits the default, too.
@@ -19,23 +20,11 @@ for name, handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.
     if number is not None and signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
-# Threads of ONNX Runtime that wait by spinning take the cores from the other workers, a fifth of the suite's time.
-_create = onnxruntime.InferenceSession.__init__
-
-
-def _create_without_spinning(self, source, sess_options=None, *args, **named) -> None:
-    sess_options = sess_options or onnxruntime.SessionOptions()
-    try:
-        sess_options.get_session_config_entry("session.intra_op.allow_spinning")
-    except RuntimeError:  # it is not set yet; set twice, it would be warned of
-        sess_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    _create(self, source, sess_options, *args, **named)
-
-
-onnxruntime.InferenceSession.__init__ = _create_without_spinning
-
-# Numbers must not depend on whether kernels in C were built by now: tests say which target they are about.
-os.environ["ONNXGRAD_TARGET"] = "portable"
+# Each worker of pytest-xdist has its share of the cores: the threads of every session wait by spinning, and would take
+# the cores from the other workers. ONNX Runtime reads this variable where a session does not say how many it wants.
+_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
+if _workers:
+    os.environ.setdefault("ORT_INTRA_OP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
 
 SKIPPED = "onnxgrad/skipped"  # in pytest's cache: the tests, or whole files, that the last run skipped
 
@@ -47,8 +36,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # once, before the workers start: results depend on the target
+        Options().settled(wait=True)
     if config.option.left_out or os.environ.get("ONNXGRAD_GOLDEN"):  # golden files hold every case
         config.option.complete = True
+
+
+def pytest_report_header() -> str:
+    """The target of every session that names none."""
+    target = Options().settled(wait=False).target
+    said = os.environ.get(TARGET)
+    why = f"{TARGET} is set" if said else "the default" if target == "native" else "there are no kernels to load"
+    return f"onnxgrad: target {target} ({why})"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Run a test that is marked ``target("portable")`` with this target, its fixtures as well."""
+    marker, before = item.get_closest_marker("target"), os.environ.get(TARGET)
+    if marker is not None:
+        os.environ[TARGET] = marker.args[0]
+    try:
+        return (yield)
+    finally:
+        if marker is not None and before is None:
+            del os.environ[TARGET]
+        elif marker is not None and before is not None:
+            os.environ[TARGET] = before
 
 
 def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:

@@ -60,8 +60,10 @@ def install(place: Path) -> None:
     (place / "complete").touch()
 
 
-def run(node: str, cwd: Path, *command: object) -> subprocess.CompletedProcess:
-    return subprocess.run([node, *map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=120)
+def run(node: str, modules: Path, *command: object) -> subprocess.CompletedProcess:
+    """`command` of Node in the folder `modules`, with the packages that are installed there."""
+    env = {**os.environ, "NODE_PATH": str(modules / "node_modules")}
+    return subprocess.run([node, *map(str, command)], cwd=modules, env=env, capture_output=True, text=True, timeout=120)
 
 
 def script(node: str, cwd: Path, text: str, *arguments: object) -> str:

@@ -114,7 +114,7 @@ def test_no_two_public_classes_share_a_name():
 
 
 def test_the_page_of_the_design_has_the_layers_of_the_contract():
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((ROOT / "importlinter.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(c["layers"] for c in contracts if c["type"] == "layers" and c["containers"] == ["onnxgrad"])
     enforced = [{n for n in layer.split(" | ") if not n.startswith("_")} for layer in layers]
     table = (ROOT / "docs" / "design.md").read_text().partition("## Layers")[2].partition("\n## ")[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 import threading
@@ -301,3 +303,14 @@ def test_importing_the_package_imports_nothing_heavy():
     assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError):
         onnxgrad.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))])
+def test_copies_are_the_same_function(copied):
+    f = Function(mlp())
+    name = f.inputs[0]
+    shape = [4 if not isinstance(d, int) else d for d in f.model.graph.inputs[0].shape]
+    x = np.random.default_rng(1).standard_normal(shape).astype(f.model.graph.inputs[0].dtype.numpy())
+    for one in (f, f.grad(wrt=name), f.jacobian(wrt=name), f.grad(wrt=name).jacobian(wrt=name)):
+        np.testing.assert_array_equal(copied(one)(x), one(x))
+    np.testing.assert_array_equal(copied(f).grad(wrt=name)(x), f.grad(wrt=name)(x))

@@ -47,7 +47,7 @@ def compiled(platform: Platform, sources: Path, folder: Path) -> None:
     files = sorted(map(str, sources.glob("*.c")))
     flags = [f for f in FLAGS if f != "-fPIC" or platform.suffix != "dll"]
     for kind, processor in platform.processors.items():
-        place = folder / prebuilt.named(sources, kind, platform.suffix)
+        place = folder / prebuilt.name_library(sources, kind, platform.suffix)
         command = [sys.executable, "-m", "ziglang", "cc", "-target", platform.target, *processor, *flags]
         command += ["-ffp-contract=fast-honor-pragmas", "-fno-sanitize=all", "-s", *files, "-lm", "-o", str(place)]
         subprocess.run(command, check=True)

@@ -1,7 +1,7 @@
 """Derivations timed beside onnx-ad: one table.
 
     python -m benchmarks.derivations                  # writes benchmarks/results/derivations.json
-    python -m benchmarks.derivations --rounds 20 --page     # also writes the table of docs/design.md
+    python -m benchmarks.derivations --rounds 20 --page     # also writes the table of docs/internals/derivations.md
 
 Both contenders make the same pullback (vector-Jacobian product by all weights) of the same graph, a message in memory,
 as a message in memory. Each has a process of its own; they take turns. The ratio is that of the medians of CPU time;
@@ -24,7 +24,7 @@ from benchmarks.training.environments import environment
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "derivations.json"
-PAGE = ROOT / "docs" / "design.md"
+PAGE = ROOT / "docs" / "internals" / "derivations.md"
 CONTENDERS = {"onnxgrad": "own", "onnx-ad": "onnx-ad"}
 
 
@@ -66,7 +66,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graph", action="append", choices=list(PROBLEMS))
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--page", action="store_true", help="write the table of docs/design.md")
+    parser.add_argument("--page", action="store_true", help="write the table of docs/internals/derivations.md")
     given = parser.parse_args()
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for problem in (given.graph or PROBLEMS) if given.rounds else ():

@@ -25,6 +25,7 @@ from onnx import helper
 from onnx.backend.test.runner import BackendIsNotSupposedToImplementIt
 
 from onnxgrad.errors import BadInput, OnnxGradError
+from onnxgrad.ir.match import is_standard
 from onnxgrad.runtime import Session
 from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
@@ -130,7 +131,7 @@ def lowered(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     del copy.training_info[:]
-    if not any(o.domain in ("", "ai.onnx") for o in copy.opset_import):
+    if not any(is_standard(o) for o in copy.opset_import):
         copy.opset_import.append(helper.make_opsetid("", 21))
     return lower_gradients(copy)
 

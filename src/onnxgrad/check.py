@@ -14,10 +14,12 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad import control_flow, rules  # noqa: F401  (they fill the registry)
-from onnxgrad.engine.activity import active_values, describe_path, obstacle, on_path, rule_of
+from onnxgrad.engine.activity import active_values, describe_path, obstacle, on_path
+from onnxgrad.engine.resolve import rule_of
 from onnxgrad.errors import BadInput, NotDifferentiable, ZeroDerivative
 from onnxgrad.ir import Builder
 from onnxgrad.ir.graph import named_values, reads, subgraphs
+from onnxgrad.ir.match import is_standard
 from onnxgrad.keywords import checked
 from onnxgrad.lower import expand
 from onnxgrad.lower.contrib import formals
@@ -201,7 +203,7 @@ def operators() -> list[Operator]:
         if schema.deprecated or (schema.domain, schema.name) in known:
             continue
         lowering = lowering_for(schema.name, schema.domain)
-        if schema.domain != "" and lowering is None:
+        if not is_standard(schema) and lowering is None:
             continue
         if lowering is not None:
             formula = (inspect.getdoc(lowering) or "").partition("\n")[0]

@@ -15,10 +15,12 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 #: Control characters, what turns the direction of text, what has no width, and halves of characters.
 _UNSEEN = re.compile(
@@ -36,21 +38,36 @@ def shown(text: str, keep: str = "") -> str:
     return _UNSEEN.sub(lambda found: found[0] if found[0] in keep else "\N{REPLACEMENT CHARACTER}", text)
 
 
+def json_text(value: Any) -> str:
+    """`value` as JSON with characters as they are; where a name of a file is no Unicode, all but ASCII is escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if is_unicode(text) else json.dumps(value)
+
+
+def is_unicode(text: str) -> bool:
+    """True if `text` has no surrogates, which stand for the bytes of file names that are not UTF-8."""
+    return re.search("[\ud800-\udfff]", text) is None
+
+
 def close_to(name: str, known: Iterable[str]) -> list[str]:
     """Those of the `known` names that are written much like `name`, the nearest first."""
     return difflib.get_close_matches(name, dict.fromkeys(known), n=3, cutoff=0.5)
 
 
-def suggested(name: str, known: Iterable[str]) -> str:
-    """What to write instead of `name`, in words.
+def suggested(name: str, known: Iterable[str], close: Sequence[str] = (), spell: Callable[[str], str] = repr) -> str:
+    """What to write instead of `name`, in words: the `close` names, as `spell` writes them, or all that there are.
 
     >>> suggested("epoch", ["epochs", "seed"])
     "did you mean 'epochs'?"
     """
     known = list(known)
-    if close := close_to(name, known):
-        return "did you mean " + " or ".join(map(repr, close)) + "?"
-    return "there are: " + ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
+    if close := close or close_to(name, known):
+        return "did you mean " + " or ".join(map(spell, close)) + "?"
+    return (
+        "there are: "
+        + ", ".join(n if spell is repr else spell(n) for n in known[:8])
+        + (", …" if len(known) > 8 else "")
+    )
 
 
 class OnnxGradError(Exception):
@@ -95,12 +112,24 @@ class ZeroDerivative(UserWarning):
         super().__init__(message)
 
 
+class PassWarning(UserWarning):
+    """An optimization of a graph failed and was left out, which changes no result; `name`: its name."""
+
+    def __init__(self, message: str, name: str = "") -> None:
+        self.name = name
+        super().__init__(message)
+
+
 class TrainingError(OnnxGradError):
     """A training run could not start or go on."""
 
 
 class RuleError(RuntimeError):
     """A rule broke its contract (wrong dtype, rank or number of gradients)."""
+
+
+class OperandMisfit(RuleError):
+    """A tested rule gave a derivative of another shape than the operand's: the operands of the node do not fit."""
 
 
 def warn_caller(warning: Warning | str) -> None:

@@ -49,11 +49,10 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _temporary(path, folder=False) as temporary:
+            mode = stat.S_IMODE(temporary.stat().st_mode)
             yield temporary
             flush(temporary)
-            mask = os.umask(0)
-            os.umask(mask)
-            temporary.chmod(0o666 & ~mask)  # as an ordinary file; temporary ones are private
+            temporary.chmod(mode)  # a writer may have put a file of its own there
             temporary.replace(path)
             flush(path.parent)
     except OSError as error:
@@ -150,9 +149,7 @@ def _temporary(path: Path, *, folder: bool) -> Iterator[Path]:
         if folder:
             made = Path(tempfile.mkdtemp(_SUFFIX, prefix, path.parent))
         else:
-            opened, name = tempfile.mkstemp(_SUFFIX, prefix, path.parent)
-            os.close(opened)
-            made = Path(name)
+            made = _created(prefix, path.parent)
         handle = _locked(made)
         if handle is not None and (handle < 0 or _is(handle, made)):
             break
@@ -164,6 +161,15 @@ def _temporary(path: Path, *, folder: bool) -> Iterator[Path]:
         _remove(made)
         if handle >= 0:
             os.close(handle)
+
+
+def _created(prefix: str, folder: Path) -> Path:
+    """Create an empty file with the mode of an ordinary file; those of `tempfile` are private."""
+    while True:
+        path = folder / f"{prefix}{os.urandom(4).hex()}{_SUFFIX}"
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
+            return path
 
 
 def is_left_of(path: Path, place: Path) -> bool:

@@ -19,16 +19,18 @@ import onnx_ir as ir
 from onnxgrad import transforms
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.constants import constant
 from onnxgrad.ir.graph import named_values, prune, subgraphs
+from onnxgrad.ir.match import constant
 from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel, Signature, load_model, signature
+from onnxgrad.model_io.save import gathered
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.feeds import as_fed, bind, copied
+from onnxgrad.runtime.feeds import as_fed, bind, copy_feeds
 from onnxgrad.transforms import first_order
 from onnxgrad.transforms.gradient_lowering import needs_lowering, open_lowered
 from onnxgrad.transforms.select_values import Names
 from onnxgrad.transforms.vmap import Axes
+from onnxgrad.wording import tensor_text
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -116,10 +118,17 @@ class Function:
                     self._session = Session(self.model, self.options)
         return self._session
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Function:
+        """The same function with a session of its own; the model, which never changes, is shared."""
+        return _rebuilt(self.model, self.options, self.results)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What pickle writes: the model as a file, without sessions and derived functions."""
+        return _unpickled, (model_bytes(self.model), self.options, self.results)
+
     def __repr__(self) -> str:
         def typed(value: ir.Value) -> str:
-            kind = "?" if value.dtype is None else value.dtype.name.lower()
-            return f"{value.name}: {kind}{'[…]' if value.shape is None else value.shape}"
+            return f"{value.name}: {tensor_text(value.dtype, value.shape)}"
 
         graph = self.model.graph
         given = ", ".join(typed(v) for v in graph.inputs if v.name in self._positional)
@@ -141,7 +150,7 @@ class Function:
                 raise UnknownName(name, self._types, "input")
         given = bind(self._positional, args, kwargs)
         fed = {name: as_fed(name, argument, self._types[name]) for name, argument in given.items()}
-        return {n: copied(a) for n, a in fed.items()} if self._overwrites else fed
+        return {n: copy_feeds(a) for n, a in fed.items()} if self._overwrites else fed
 
     # --- derivatives -------------------------------------------------------------------------------
 
@@ -212,8 +221,6 @@ class Function:
         at_once = ends[0] if len(ends) == 1 else ends
 
         def at(*args: Any, **kwargs: Any) -> csr_array:
-            from scipy.sparse import csr_array
-
             feeds = self.feeds(*args, **kwargs)
             shapes = {n: a.shape for n, a in feeds.items() if isinstance(a, np.ndarray)}
 
@@ -225,6 +232,8 @@ class Function:
                 return self._with(model, lambda _: {name: name}), indices, indptr, (indptr.size - 1, size)
 
             f, indices, indptr, shape = self._kept((transform, wrt, at_once, *shapes.items()), make)
+            from scipy.sparse import csr_array  # if it is missing, `transform` has said so
+
             return csr_array((f(**feeds), indices.copy(), indptr.copy()), shape=shape)
 
         return at
@@ -289,7 +298,7 @@ class Function:
             held = signature(linear.model).residuals
             found = primal.session.run(feeds, list(dict.fromkeys([*_leaves(self.results), *held])))
             point = {
-                n: copied(a) for n, a in feeds.items() if n in linear._types
+                n: copy_feeds(a) for n, a in feeds.items() if n in linear._types
             }  # the caller may go on to change them
             point |= {n: a for n, a in found.items() if n in linear._types}
 
@@ -333,6 +342,30 @@ class Function:
         return tuple(n for n in names if values[n].dtype in FLOATS) or None
 
 
+def model_bytes(model: ir.Model) -> bytes:
+    """`model` as a file that holds all of its weights.
+
+    Raises:
+        BadInput: one file cannot hold them.
+    """
+    return gathered(model, "save it as a file, and pickle the path of that").SerializeToString()
+
+
+def model_of_bytes(data: bytes) -> ir.Model:
+    """The model that `model_bytes` has written."""
+    return ir.from_proto(onnx.ModelProto.FromString(data))
+
+
+def _unpickled(data: bytes, options: Options, results: Results) -> Function:
+    return _rebuilt(model_of_bytes(data), options, results)
+
+
+def _rebuilt(model: ir.Model, options: Options, results: Results) -> Function:
+    function = Function(model, options=options)
+    function.results = results
+    return function
+
+
 def _with_outputs(model: AnyModel, names: Names) -> ir.Model:
     """A copy of `model` that gives the values `names`, and computes no more than these need."""
     opened = open_lowered(model).model
@@ -353,7 +386,7 @@ def _jets(s: Signature) -> Results:
 def _given_constant(output: ir.Value) -> np.ndarray:
     """The elements of an output that hands on a constant."""
     node = output.producer()
-    found = constant(output) if node is None else constant(node.inputs[0])  # type: ignore[arg-type]
+    found = constant(output) if node is None else constant(node.inputs[0])
     assert found is not None
     return found
 

@@ -1,13 +1,14 @@
-"""Arguments by names that a function does not have: refused with the near one, where Python would not say which."""
+"""Unknown keyword arguments: errors that suggest the closest valid name."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from numbers import Integral
 from typing import Any, ParamSpec, TypeVar
 
-from onnxgrad.errors import BadInput, suggested
+from onnxgrad.errors import BadInput, close_to, suggested
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -15,7 +16,9 @@ R = TypeVar("R")
 #: What other libraries call it.
 _ELSEWHERE = {
     "lr": "learning_rate",
+    "rate": "learning_rate",
     "wd": "weight_decay",
+    "decay": "weight_decay",
     "n_epochs": "epochs",
     "num_epochs": "epochs",
     "num_train_epochs": "epochs",
@@ -46,17 +49,34 @@ class UnknownKeyword(BadInput, TypeError):
 def check_keyword(function: str, name: str, known: Iterable[str]) -> None:
     """Raise UnknownKeyword, with the near ones, unless `function` has an argument called `name`."""
     names = list(known)
-    if name in names:
-        return
-    near = _ELSEWHERE.get(name)
-    hint = f"did you mean {near!r}?" if near in names else suggested(name, names)
-    raise UnknownKeyword(f"{function} has no argument {name!r}; {hint}")
+    if name not in names:
+        raise UnknownKeyword(f"{function} has no argument {name!r}; {suggested_keyword(name, names)}")
+
+
+def suggested_keyword(name: str, known: Collection[str], spell: Callable[[str], str] = repr) -> str:
+    """The `known` name to write instead of `name`, in words: what other libraries call it, or what looks alike.
+
+    `spell` writes a name as the message shows it.
+
+    >>> suggested_keyword("wd", ["weight_decay", "seed"])
+    "did you mean 'weight_decay'?"
+    """
+    near = name if name in known else _ELSEWHERE.get(name, "")
+    close = [near] if near in known else close_to(name, known)
+    return suggested(name, known, close, spell)
 
 
 def check_kind(name: str, value: Any, kinds: type | tuple[type, ...], what: str) -> None:
     """Raise BadInput unless `value` is None or one of `kinds`, `what` they are in words."""
     if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)):
         raise BadInput(f"{name} is {what}, not {value!r}")
+
+
+def check_whole(**numbers: Any) -> None:
+    """Raise BadInput for an argument that should be a whole number, and is none."""
+    for name, number in numbers.items():
+        if number is not None and (isinstance(number, bool) or not isinstance(number, Integral)):
+            raise BadInput(f"{name} is a whole number, not {number!r}")
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:

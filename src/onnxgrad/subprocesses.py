@@ -2,12 +2,14 @@
 
 A Python that is started with ``-c`` or ``-m`` looks for modules in the directory in which it stands, before all others:
 an ``onnx.py`` beside a model of a stranger would be executed. So each program stands in an empty folder of its own, and
-a Python is told to leave even that out (``-P``). ``PYTHONPATH``, which is the user's choice, holds as it does here.
+a Python is told to leave even that out (``-P``). Relative folders in ``PATH`` are passed over. ``PYTHONPATH``, which is
+the user's choice, holds as it does here.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,9 @@ PYTHON = (sys.executable, "-P")
 def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
     """`command`, run in an empty folder with its output captured; `options` as of ``subprocess.run``.
 
+    `env` adds variables to those of this process.
+
+
     Paths among its words must be absolute; a program that is itself given as a relative path is found from here.
 
     Raises:
@@ -30,9 +35,8 @@ def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
     if os.path.dirname(program):
         program = os.path.abspath(program)
     with tempfile.TemporaryDirectory(prefix="onnxgrad-", ignore_cleanup_errors=True) as folder:
-        return subprocess.run(
-            [program, *words], cwd=folder, env=_environment(), capture_output=True, check=False, **options
-        )
+        env = _environment() | options.pop("env", {})
+        return subprocess.run([program, *words], cwd=folder, env=env, capture_output=True, check=False, **options)
 
 
 def start(words: list[str]) -> None:
@@ -56,8 +60,19 @@ def start(words: list[str]) -> None:
     threading.Thread(target=process.wait, daemon=True).start()  # or it would stay as a zombie
 
 
+def which(program: str) -> str | None:
+    """The path of `program`, which is searched for in the absolute folders of ``PATH`` only."""
+    return shutil.which(program, path=absolute_paths(os.environ.get("PATH", os.defpath)))
+
+
+def absolute_paths(path: str) -> str:
+    """`path`, a value of ``PATH``, without its relative and empty folders, which are in the working directory."""
+    return os.pathsep.join(p for p in path.split(os.pathsep) if os.path.isabs(p))
+
+
 def _environment() -> dict[str, str]:
-    """That of this process, with the places in ``PYTHONPATH`` as they are from here; an empty one is no place."""
+    """This process's variables: ``PATH`` without relative folders, ``PYTHONPATH`` with absolute ones in their place."""
     found = dict(os.environ)
+    found["PATH"] = absolute_paths(found.get("PATH", os.defpath))
     places = [os.path.abspath(p) for p in found.pop("PYTHONPATH", "").split(os.pathsep) if p]
     return {**found, "PYTHONPATH": os.pathsep.join(places)} if places else found

@@ -25,8 +25,8 @@ import onnx_ir as ir
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.model_io import signature
+from onnxgrad.model_io.local_functions import infer_types
 from onnxgrad.rules.registry import registry
 from onnxgrad.rules.rule import Undefined, Zero
 from onnxgrad.transforms.first_order import jvp, vjp
@@ -131,7 +131,7 @@ def node_model(case: Case, feeds: Arrays, *, symbolic: bool = False, dtype: type
     typed = onnx.shape_inference.infer_shapes(model, data_prop=True)
     if not _typed(typed):  # onnx has no inference for some functions
         loaded = ir.from_proto(typed)
-        infer_model(loaded)
+        infer_types(loaded)
         typed = ir.to_proto(loaded)
     if case.evaluators and not _typed(typed):  # an operator that no schema describes: as what its evaluator gives
         given = {n: a.astype(dtype) if a.dtype.kind == "f" else a for n, a in feeds.items()}

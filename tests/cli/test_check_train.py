@@ -33,7 +33,7 @@ def test_a_classifier_of_probabilities(tmp_path):
         "trains   trains 1 tensors, 18 numbers",
     ]
     first = json.loads(checked(proto, tmp_path, "--loss mse --json"))[0]
-    assert first == {"kind": "trains", "text": "with loss mse; labels: labels float[N, 3]"}
+    assert first == {"kind": "trains", "text": "with loss mse; labels: labels float32[N, 3]"}
 
 
 def test_what_is_mended_and_what_a_better_export_would_give():

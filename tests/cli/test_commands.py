@@ -81,7 +81,7 @@ def test_grad_writes_what_the_library_gives(path, mode, function):
     assert sorted(os.listdir(path.parent)) == ["d.onnx", "m.onnx"]
 
 
-@pytest.mark.parametrize(("mode", "shape"), [("sparse_jacobian", "float(24)"), ("sparse_hessian", "float(36)")])
+@pytest.mark.parametrize(("mode", "shape"), [("sparse_jacobian", "float32[24]"), ("sparse_hessian", "float32[36]")])
 def test_sparse_modes_take_sizes_of_dimensions(path, mode, shape):
     pytest.importorskip("scipy")
     out = path.parent / "d.onnx"

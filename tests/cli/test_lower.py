@@ -10,11 +10,13 @@ from tests.commands import command
 from tests.training.nets import mlp
 
 
-def test_lower(tmp_path):
-    onnx.save(attach(mlp(), loss="mse", optimizer="adam"), tmp_path / "m.onnx")
+@pytest.mark.parametrize(("optimizer", "words"), [("adam:convention=onnx", "2 operators of"), ("sgd", "1 operator of")])
+def test_lower(tmp_path, optimizer, words):
+    onnx.save(attach(mlp(), loss="mse", optimizer=optimizer), tmp_path / "m.onnx")
     done = command("lower", tmp_path / "m.onnx", "-o", tmp_path / "out.onnx")
     assert done.returncode == 0, done.stderr
-    assert "2 operators of ai.onnx.preview.training written out" in done.stdout
+    assert f"{words} ai.onnx.preview.training written out" in done.stdout
+    assert "in 1 training entry;" in done.stdout
     lowered = onnx.load(tmp_path / "out.onnx")
     assert {n.domain for n in lowered.training_info[0].algorithm.node} == {""}
     assert compile_step(lowered).state

@@ -7,7 +7,11 @@ import numpy as np
 import onnx
 import pytest
 
+import onnxgrad
+from onnxgrad.cli.console import warn_once
+from onnxgrad.errors import BadInput
 from tests.cli.said import said
+from tests.training.models import classifier
 
 X = np.random.default_rng(0).standard_normal((9, 3)).astype(np.float32)
 NAMES = ["ant", "bee", "cat"]
@@ -54,11 +58,37 @@ def test_metrics_and_a_table_of_classes(files):
 
 def test_what_a_model_is(files):
     text = said(files, "info PLACE/m.onnx")
-    assert "float[N, 3]" in text
+    assert "input      x  float32[N, 3]" in text
     assert "classes    ant, bee, cat" in text
     found = json.loads(said(files, "info PLACE/m.onnx --json"))
-    assert found["inputs"] == [{"name": "x", "type": "float[N, 3]", "dtype": "float", "shape": ["N", 3]}]
+    assert found["inputs"] == [{"name": "x", "type": "float32[N, 3]", "dtype": "float", "shape": ["N", 3]}]
     assert found["operators"] == {"Identity": 1}
+
+
+def test_names_are_shown_whole_and_what_trains_is_counted(tmp_path):
+    name = "layer." * 60 + "scores"
+    model = classifier()
+    model.graph.node[-1].output[0] = model.graph.output[0].name = name
+    onnx.save(model, tmp_path / "m.onnx")
+    text = said(tmp_path, "info PLACE/m.onnx")
+    assert f"output     {name}  float32[N, 3]" in text
+    assert "trains     3 tensors, 80 numbers" in text
+    assert json.loads(said(tmp_path, "info PLACE/m.onnx --json"))["trains"] == "3 tensors, 80 numbers"
+
+
+def test_a_warning_is_shown_once(capsys):
+    warn = warn_once()
+    for text in ("a", "b", "a"):
+        warn(UserWarning(text), UserWarning, "file.py", 3)
+    assert capsys.readouterr().err.splitlines() == ["warning: a", "warning: b"]
+
+
+def test_text_in_the_place_of_numbers_shows_no_type_of_numpy(tmp_path):
+    onnx.save(classifier(), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.array([["a"] * 6] * 4))
+    problem = said(tmp_path, "predict PLACE/m.onnx --data PLACE/d.npz -o PLACE/p.csv", code=2)
+    assert "<U" not in problem
+    assert "holds text ('a')" in problem
 
 
 @pytest.mark.parametrize(
@@ -81,3 +111,114 @@ def test_what_does_not_fit_is_refused(files, line, words):
     before = {p: p.read_bytes() for p in files.iterdir()}
     assert words in said(files, line, code=2)
     assert {p: p.read_bytes() for p in files.iterdir()} == before
+
+
+TABLE = """
+    <ir_version: 10, opset_import: ["": 21]>
+    g (float[N, 3] x) => (float[N] price, float[N, 1, 3] range, int64[N] best, float[N, 0] none, bfloat16[N, 3] half) {
+        one = Constant <value = int64[1] {1}> ()
+        zero = Constant <value = int64[1] {0}> ()
+        price = ReduceSum <keepdims = 0> (x, one)
+        range = Unsqueeze (x, one)
+        best = ArgMax <axis = 1, keepdims = 0> (x)
+        none = Slice (x, zero, zero, one)
+        half = Cast <to = 16> (x)
+    }"""
+
+
+def test_a_table_has_one_width(tmp_path):
+    onnx.save(onnx.parser.parse_model(TABLE), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=X)
+    said(tmp_path, "predict PLACE/m.onnx --data PLACE/d.npz -o PLACE/p.csv")
+    heading, *rows = csv.reader((tmp_path / "p.csv").open(newline=""))
+    cells = "range_0_0 range_0_1 range_0_2"
+    assert heading == f"price {cells} best half_0 half_1 half_2".split()
+    assert {len(row) for row in rows} == {len(heading)}
+    np.testing.assert_allclose([float(row[0]) for row in rows], X.sum(1), rtol=1e-6)
+    np.testing.assert_array_equal([row[4] for row in rows], X.argmax(1).astype(str))
+    said(tmp_path, "predict PLACE/m.onnx --data PLACE/d.npz -o PLACE/p.npz")
+    arrays = np.load(tmp_path / "p.npz")
+    assert {n: arrays[n].shape for n in arrays} == {
+        "price": (9,), "range": (9, 1, 3), "best": (9,), "none": (9, 0), "half": (9, 3)
+    }  # fmt: skip
+    assert arrays["half"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        ("float[N, 2] y, float[N] y_1", "two columns would be called 'y_1'"),
+        ("float t, float[N] y_1", "'t' is float32[] for 9 rows"),
+        ("seq(float) s, float[N] y_1", "'s' is no tensor"),
+    ],
+)
+def test_outputs_that_are_no_columns_are_refused(tmp_path, outputs, words):
+    nodes = """
+        one = Constant <value = int64[1] {1}> ()
+        y_1 = ReduceSum <keepdims = 0> (x, one)
+        y = Concat <axis = 1> (x, x)
+        t = ReduceSum <keepdims = 0> (x)
+        s = SequenceConstruct (x, x)"""
+    head = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 1] x) => '
+    outputs = outputs.replace("seq(float) s", "seq(float[N, 1]) s")
+    onnx.save(onnx.parser.parse_model(f"{head}({outputs}) {{{nodes}}}"), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=X[:, :1])
+    assert words in said(tmp_path, "predict PLACE/m.onnx --data PLACE/d.npz -o PLACE/p.csv", code=2)
+    assert not (tmp_path / "p.csv").exists()
+
+
+def test_text_is_text_to_a_spreadsheet(tmp_path):
+    texts = ["=cmd|' /C calc'!A0", "+a", "-1.5", "@x", "plain"]
+    node = onnx.helper.make_node(
+        "LabelEncoder", ["k"], ["=file"], domain="ai.onnx.ml", keys_int64s=[*range(5)], values_strings=texts
+    )
+    types = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph([node], "g", [types("k", 7, ["N"])], [types("=file", 8, ["N"])])
+    sets = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=sets, ir_version=10), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", k=np.arange(5))
+    said(tmp_path, "predict PLACE/m.onnx --data PLACE/d.npz -o PLACE/p.csv")
+    heading, *rows = csv.reader((tmp_path / "p.csv").open(newline=""))
+    assert [heading, *rows] == [["'=file"], ["'" + texts[0]], ["'+a"], ["-1.5"], ["'@x"], ["plain"]]
+    said(tmp_path, "predict PLACE/m.onnx --data PLACE/d.npz -o PLACE/p.npz")
+    assert np.load(tmp_path / "p.npz")["=file"].tolist() == texts  # np.load refuses pickles
+
+
+def test_pictures_without_classes(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    head = '<ir_version: 10, opset_import: ["": 20]> '
+    body = "g (float[N, 1, 2, 2] x) => (float[N] y) { a = Constant<value = int64[3] {1, 2, 3}>() y = ReduceMean "
+    onnx.save(onnx.parser.parse_model(f"{head}{body}<keepdims = 0> (x, a) }}"), tmp_path / "m.onnx")
+    (tmp_path / "pics" / "a").mkdir(parents=True)
+    for k, name in enumerate(["two.png", "one.png", "a/three.png"]):
+        image.new("L", (2, 2), 51 * (k + 1)).save(tmp_path / "pics" / name)
+
+    def predicted(data: str) -> list[list[str]]:
+        said(tmp_path, f"predict PLACE/m.onnx --data PLACE/{data} -o PLACE/p.csv")
+        heading, *rows = csv.reader((tmp_path / "p.csv").open(newline=""))
+        assert heading == ["file", "y"]
+        return [[name, f"{float(y):.2f}"] for name, y in rows]
+
+    assert predicted("pics/one.png") == [["one.png", "0.40"]]
+    assert predicted("pics") == [["a/three.png", "0.60"]]  # folders are classes
+    (tmp_path / "pics" / "a" / "three.png").rename(tmp_path / "three.png")
+    (tmp_path / "pics" / "a").rmdir()
+    assert predicted("pics") == [["one.png", "0.40"], ["two.png", "0.20"]]
+    (tmp_path / "empty").mkdir()
+    assert "holds neither" in said(tmp_path, "predict PLACE/m.onnx --data PLACE/empty -o PLACE/q.csv", code=2)
+
+
+def test_an_array_alone_feeds_a_model_of_one_input(files):
+    np.testing.assert_array_equal(onnxgrad.predict(files / "m.onnx", X)["y"], X)
+    two = '<ir_version: 10, opset_import: ["": 20]> g (float[N] a, float[N] b) => (float[N] y) { y = Add (a, b) }'
+    with pytest.raises(BadInput, match=r"1 array without a name, and there are 2 inputs to feed: a \(float32"):
+        onnxgrad.predict(onnx.parser.parse_model(two), X)
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate", "train", "quantize"])
+def test_batches_have_rows(files, command):
+    np.savez(files / "d.npz", x=X, y=X.argmax(1))
+    output = "" if command == "evaluate" else " -o PLACE/o.npz"
+    text = said(files, f"{command} PLACE/m.onnx --data PLACE/d.npz --batch-size 0{output}", code=2)
+    assert "--batch-size" in text
+    assert "greater than or equal to 1" in text

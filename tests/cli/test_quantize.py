@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
+from tests.cli.said import said
 from tests.commands import command
 from tests.training.models import blobs, classifier
 
@@ -71,7 +72,6 @@ def test_what_is_quantized_goes_on_training(place):
         (("--epochs", "3"), "--epochs says how to train, which --qat asks for"),
         (("--loss", "mse"), "--loss says how to train, which --qat asks for"),
         (("--qat",), "--qat trains the quantized model; say which loss to use with --loss"),
-        (("--qat", "--loss", "mse"), "say which optimizer to use with --optimizer"),
         ((*QAT, "--train", "w9"), "did you mean"),
         (("-o", "m.onnx"), "would write over MODEL"),
         (("--data", "nothing.npz"), "nothing.npz"),
@@ -101,3 +101,14 @@ def test_other_shapes_and_quantized_models(place):
     other = run(place, "--force")
     assert other.returncode == 2
     assert "float32[N, 6]" in other.stderr
+
+
+@pytest.mark.parametrize("rows", [3, 8, 20])
+def test_a_fixed_batch_is_filled_up_for_calibration(tmp_path, rows):
+    ends = "(float[8, 3] x) => (float[8, 3] y)"
+    weight = "<float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}>"
+    text = f'<ir_version: 10, opset_import: ["": 21]> g {ends} {weight} {{ y = MatMul (x, w) }}'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.random.default_rng(0).random((rows, 3), np.float32))
+    said(tmp_path, "quantize PLACE/m.onnx --data PLACE/d.npz -o PLACE/q.onnx")
+    assert any(n.op_type == "QuantizeLinear" for n in onnx.load(tmp_path / "q.onnx").graph.node)

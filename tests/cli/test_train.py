@@ -82,8 +82,8 @@ def test_the_main_path(place):
     assert len(metrics["epochs"]) == 6
     what, *lines = found.stderr.splitlines()
     assert what == "trains 3 tensors, 80 numbers"
-    assert [x.split()[0] for x in lines[:4]] == ["data", "rates", "run", "on"]
-    assert len(lines[4:]) == 6, "a line per epoch where no terminal is"
+    assert [x.split()[0] for x in lines[:5]] == ["data", "classes", "rates", "run", "on"]
+    assert len(lines[5:]) == 6, "a line per epoch where no terminal is"
 
 
 def test_help_lists_the_flags_under_headings(tmp_path):
@@ -94,7 +94,13 @@ def test_help_lists_the_flags_under_headings(tmp_path):
             heading = found[1]
         elif found := re.match(r"  (?:-\w, )?(--[\w-]+)", line):
             flags[found[1]] = heading
-    expected = {"--data": "Data", "--freeze": "Model", "--loss": "Loss", "--lr": "Optimizer", "--epochs": "Run"}
+    expected = {
+        "--data": "Data",
+        "--freeze": "Model",
+        "--loss": "Loss",
+        "--learning-rate": "Optimizer",
+        "--epochs": "Run",
+    }
     assert expected.items() <= flags.items()
     assert flags["--output"] == flags["--log"] == "Output"
 
@@ -120,7 +126,7 @@ def test_training_information_in_the_model_is_used(place):
     assert "after" in found.stdout
     assert not onnx.load(place / "out.onnx").training_info
     said = refused(place, "t.onnx", "--data", "train.npz", "--loss", "mse", "--lr", "1")
-    assert "t.onnx carries training information, which is used as it is; drop --loss, --lr" in said
+    assert "t.onnx carries training information, which is used as it is; drop --loss, --learning-rate" in said
 
 
 def test_only_what_is_asked_for_is_trained(place):
@@ -139,7 +145,6 @@ def test_only_what_is_asked_for_is_trained(place):
         (("m.onnx", "--data", "no.npz", *LOSS), "there is no file 'no.npz'"),
         (("m.onnx", "--data", "m.onnx", *LOSS), "cannot read 'm.onnx' as an .npz file"),
         (("m.onnx", "--data", "train.npz"), "carries no training information; say which loss"),
-        (("m.onnx", "--data", "train.npz", "--loss", "mse"), "say which optimizer"),
         (("m.onnx", "--data", "train.npz", "--loss", "cross", "--optimizer", "adam"), "no loss 'cross'"),
         (("m.onnx", "--data", "train.npz", "--loss", "nll", "--optimizer", "adamm"), "adamm"),
         (("m.onnx", "--data", "train.npz", *LOSS, "--prediction", "yy"), "did you mean 'y'"),
@@ -200,6 +205,7 @@ def test_an_operator_without_a_rule(place):
     assert "Strange node 'z' (own, opset 1)" in refused(place, "m.onnx", "--data", "train.npz", *LOSS)
 
 
+@pytest.mark.target("portable")  # the step that overflows depends on how sums are taken
 def test_a_loss_that_is_not_a_number(place):
     args = (
         "train",
@@ -216,7 +222,9 @@ def test_a_loss_that_is_not_a_number(place):
     found = command(*args, "-o", "out.onnx", cwd=place)
     assert found.returncode == 2
     (line,) = (
-        x for x in found.stderr.splitlines() if not x.startswith(("trains", "epoch", "data", "rates", "run", "on "))
+        x
+        for x in found.stderr.splitlines()
+        if not x.startswith(("trains", "epoch", "data", "classes", "rates", "run", "on "))
     )
     assert re.match(r"error: .*(step \d+).*the last good checkpoint is 'out.checkpoint/checkpoint", line)
     assert not (place / "out.onnx").exists()
@@ -244,15 +252,6 @@ def test_an_output_that_cannot_be_written(place):
     found = command("train", "m.onnx", "--data", "train.npz", *LOSS, "-o", folder / "out.onnx", cwd=place)
     assert (found.returncode, found.stdout) == (2, "")
     assert re.fullmatch(r"error: cannot write .*\n", found.stderr), found.stderr
-
-
-def test_settings_of_plots_in_the_working_directory_are_not_used(place):
-    """They could have LaTeX run, with a preamble of their own."""
-    (place / "matplotlibrc").write_text("text.usetex: True\ntext.latex.preamble: \\\\input{mine}\n")
-    args = ("m.onnx", "--data", "train.npz", *LOSS, "--epochs", "1", "-o", "out.onnx", "--plot", "p.png")
-    done = command("train", *args, cwd=place)
-    assert done.returncode == 0, done.stderr
-    assert (place / "p.png").exists()
 
 
 def test_data_are_not_written_over(place):

@@ -36,9 +36,10 @@ def test_the_main_path(place):
     assert found.returncode == 0, found.stderr
     assert "adapts 2 weights" in found.stderr
     assert "adapter        a" in found.stdout
-    files = {"adapter.onnx_adapter", "adapter_model.safetensors", "adapter_config.json", "model.onnx"}
+    files = {"adapter.onnx_adapter", "adapter_model.safetensors", "adapter_config.json"}  # no copy of the model
     assert {p.name for p in (place / "a").iterdir()} == files
     settings = json.loads((place / "a" / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"].endswith("m.onnx")
     assert (settings["r"], settings["lora_alpha"], settings["target_modules"]) == (2, 8, ["w1", "w2"])
     merged = onnx.load(place / "merged.onnx")
     assert {t.name for t in merged.graph.initializer} == {"w1", "b1", "w2"}
@@ -60,9 +61,9 @@ def test_the_main_path(place):
         (("--lora", "2", "--lora-targets", "W1"), "did you mean 'w1'?"),
         (("--lora", "4", "--lora-targets", "all"), "rank 4 is larger than that of 'w2', which is 8 × 3"),
         (("--lora", "0"), "a whole number from 1 on"),
-        (("--lora-alpha", "8"), "--lora-alpha says more about adapters"),
-        (("--dora",), "--dora says more about adapters"),
-        (("--vera", "4", "--rslora"), "--rslora says more about adapters"),
+        (("--lora-alpha", "8"), "lora_alpha says more about adapters"),
+        (("--dora",), "dora says more about adapters"),
+        (("--vera", "4", "--rslora"), "rslora says more about adapters"),
         (("--vera", "4", "--lora", "2"), "give one of them"),
         (("--vera", "0", "--lora-targets", "all"), "a whole number from 1 on"),
         (("--lora", "2", "--lora-targets", "w1[q]"), "not seen to be queries, keys and values"),

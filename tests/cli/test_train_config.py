@@ -36,9 +36,9 @@ def test_a_run_is_repeated_from_its_file(place):
 
 def test_a_run_says_what_it_does_and_why_it_ended(place):
     found = ran(place, f"{TRAIN} --lr 0 --epochs 9 --validation-split 0.25 --keep-best --patience 2 -o PLACE/a.onnx")
-    assert "data   45 rows, 15 held out; x → x, kinds → kinds" in found.stderr
-    assert "rates  learning_rate 0, schedule constant" in found.stderr
-    assert "run    9 epochs of 2 steps, 32 rows each" in found.stderr
+    assert "data    45 rows, 15 held out; x → x, kinds → kinds" in found.stderr
+    assert "rates   learning_rate 0, schedule constant" in found.stderr
+    assert "run     9 epochs of 2 steps, 32 rows each" in found.stderr
     assert "stopped        validation_loss has not become better for 2 epochs" in found.stdout
     assert "kept           epoch 1, validation_loss" in found.stdout
 
@@ -60,11 +60,21 @@ def test_a_rate_is_looked_for_and_nothing_is_written(place):
         ("[run]\nepochs = 3", "no flag named 'run'"),
         ("[epochs]\na = 3", "has a table 'epochs'"),
         ('config = "x"', "no flag named 'config'"),
+        ("loss = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        (".".join("a" * 5000) + " = 1", "no flag named 'a'"),
+        ("a" * 100_000 + " = 1", "…'; "),
+        ("epochs = " + "9" * 5000, "as TOML"),
+        ("#" * (1 << 20) + "\nepochs = 3", "more than 1048576 bytes"),
+        ("epochs = 2024-01-01", "rror"),
+        ("momentum = [1, 2]", "rror"),
     ],
+    ids=lambda text: text[:12],
 )
 def test_a_file_that_is_wrong_is_refused(place, content, words):
     (place / "c.toml").write_text(content)
-    assert words in ran(place, f"{TRAIN} -o PLACE/a.onnx --config PLACE/c.toml", code=2).stderr
+    found = ran(place, f"{TRAIN} -o PLACE/a.onnx --config PLACE/c.toml", code=2).stderr
+    assert words in found
+    assert len(found) < 2000
     assert not (place / "a.onnx").exists()
 
 

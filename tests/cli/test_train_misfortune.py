@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
@@ -15,10 +16,11 @@ import pytest
 from typer.testing import CliRunner
 
 from onnxgrad.cli.app import build
+from tests.commands import command
 from tests.training.models import blobs, classifier
 
 #: The beginnings of what a run says of itself before its first step.
-TOLD = ("trains ", "data ", "rates ", "run ", "on ")
+TOLD = ("trains ", "data ", "classes ", "rates ", "run ", "on ")
 
 
 @pytest.fixture
@@ -230,3 +232,59 @@ def test_a_signal_leaves_a_checkpoint_that_goes_on(place, name):
     assert "was written with other training data" in found.output
     assert train("--resume", "--batch-size", "8", "--accept-changes", data="other.npz").exit_code == 0
     whole(place)
+
+
+def test_names_that_are_not_utf8(tmp_path):
+    """Folders, files and classes have names of other encodings: the model is written, and its classes are read."""
+    image = pytest.importorskip("PIL.Image")
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / os.fsdecode(b"d\xff\x7f")
+    rng = np.random.default_rng(0)
+    for name in (b"caf\xe9", b"b$x$"):
+        place = folder / os.fsdecode(b"pi\xfe") / os.fsdecode(name)
+        place.mkdir(parents=True)
+        for k in range(4):
+            file = place / os.fsdecode(b"%d\xe9.png" % k)
+            image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(file)
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, 8, 8] x) => (float[N, 2] y) '
+        "{ f = Flatten (x) y = MatMul (f, w) }"
+    )
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((192, 2), np.float32), "w"))
+    onnx.save(proto, folder / os.fsdecode(b"m\xe9.onnx"))
+    model, out, data = (folder / os.fsdecode(n) for n in (b"m\xe9.onnx", b"o\xe9.onnx", b"pi\xfe"))
+    how = ("--loss", "cross_entropy", "--optimizer", "sgd", "--epochs", "1", "--validation-split", "0.5")
+    written = [f"--{n}={folder / n}" for n in ("plot", "report", "history", "log", "tensorboard")]
+    for line in (
+        ("train", model, "--data", data, *how, *written, "-o", out),
+        (
+            "train",
+            model,
+            "--config",
+            out.with_suffix(".checkpoint") / "run.toml",
+            "--data",
+            data,
+            "--restart",
+            "-o",
+            out,
+        ),
+        ("evaluate", out, "--data", data, "--picture", folder / "p.png"),
+        ("evaluate", out, "--data", data, "--json"),
+        ("predict", out, "--data", data, "-o", folder / "p.csv"),
+        ("info", out, "--json"),
+    ):
+        done = command(*line)
+        assert done.returncode == 0, done.stderr
+    (classes,) = [p.value for p in onnx.load(out).metadata_props if p.key == "onnxgrad.classes"]
+    assert json.loads(classes) == ["b$x$", "caf\udce9"]
+    (folder / "p.csv").read_text(encoding="utf-8")
+
+
+def test_a_run_in_a_folder_with_a_control_character_is_repeated(place, tmp_path):
+    out = tmp_path / "\x7f\x1b" / "out.onnx"
+    out.parent.mkdir()
+    args = arguments(model=place / "m.onnx", data=place / "train.npz", output=out)
+    assert command(*args).returncode == 0
+    config = out.with_suffix(".checkpoint") / "run.toml"
+    done = command("train", place / "m.onnx", "--config", config, "--restart", "--force")
+    assert done.returncode == 0, done.stderr

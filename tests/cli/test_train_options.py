@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from onnxgrad.cli.app import build
+from onnxgrad.training import Trainer
 from tests.training.models import blobs, classifier
 
 
@@ -30,6 +31,38 @@ def train(*args, out="out.onnx", loss="cross_entropy", optimizer="adam", epochs=
     found = command("--loss", loss, "--optimizer", optimizer, "--epochs", epochs, "-o", out, "--lr", 0.02, *args)
     assert found.exit_code == 0, found.output
     return weights(out)
+
+
+def test_the_default_optimizer_is_that_of_python(place):
+    found = command("--loss", "cross_entropy", "--epochs", 1, "--no-shuffle", "-o", "out.onnx")
+    assert found.exit_code == 0, found.output
+    trainer = Trainer("m.onnx", loss="cross_entropy")
+    trainer.fit("train.npz", shuffle=False)
+    for name, array in weights("out.onnx").items():
+        np.testing.assert_array_equal(array, trainer.state()[name])
+
+
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [
+        ("--learning_rate", "did you mean --learning-rate?"),
+        ("--rate", "did you mean --learning-rate?"),
+        ("--wd", "did you mean --weight-decay?"),
+        ("--early-stopping", "did you mean --patience?"),
+        ("--betas", "--optimizer adam:betas=…"),
+        ("--adapter", "--lora RANK or --vera RANK"),
+    ],
+)
+def test_an_unknown_flag_names_the_right_one(place, flag, hint):
+    found = command("--loss", "mse", "-o", "out.onnx", flag, 2)
+    assert found.exit_code == 2
+    assert hint in found.output
+
+
+def test_long_and_short_names_are_one_flag(place):
+    long = train("--groups", "w*:rate=0.1", "--trainable", "w*", "--inputs", "x=x", "--learning-rate", 0.02)
+    short = train("--group", "w*:rate=0.1", "--train", "w*", "--input", "x=x")
+    assert all((long[n] == short[n]).all() for n in long)
 
 
 def weights(path="m.onnx"):

@@ -1,4 +1,4 @@
-"""Every flag of ``onnxgrad train`` has an argument of the same name and meaning in Python, or a reason for none."""
+"""Flags, keywords and pages are made of the recipes, and mean the same."""
 
 import inspect
 import tomllib
@@ -6,120 +6,89 @@ import tomllib
 import numpy as np
 import onnx
 import pytest
+from tools.settings import files
 
 import onnxgrad
 from onnxgrad.cli.app import command
 from onnxgrad.keywords import keywords_of
-from onnxgrad.training import LoRA, Trainer, VeRA, train
-from onnxgrad.training.build.attach import known_arguments
+from onnxgrad.settings import settings_of
+from onnxgrad.training import LoRA, Trainer, attach, quantize, train
 from onnxgrad.training.data import Images
+from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from tests.cli.said import ran
 from tests.training.models import blobs, classifier
 
-#: Flags whose argument has another name, and why; ``Class.field`` is an argument of the value that the argument takes.
-ELSEWHERE = {
-    "input": ("inputs", "a flag is given once for each"),
-    "group": ("groups", "a flag is given once for each"),
-    "dim": ("dims", "a flag is given once for each"),
-    "train": ("trainable", "`train` is the function; --trainable is a name of the flag, too"),
-    "lora": ("adapter", "LoRA.rank"),
-    "dora": ("adapter", "LoRA.dora"),
-    "rslora": ("adapter", "LoRA.rslora"),
-    "vera": ("adapter", "VeRA.rank"),
-    "lora_alpha": ("adapter", "LoRA.alpha"),
-    "lora_targets": ("adapter", "LoRA.targets"),
-    "lora_dropout": ("adapter", "LoRA.dropout"),
-    "threads": ("options", "Options.threads"),
-    "target": ("options", "Options.target"),
-    "provider": ("options", "Options.providers"),
-    "image_mean": ("images", "Images.mean"),
-    "image_std": ("images", "Images.std"),
-    "quiet": ("progress", "what is off by default has a flag to put it on, and the other way round"),
-}
-#: Flags without an argument: what Python has in their place.
+#: Flags that are no settings of a run: what Python has in their place.
 INSTEAD = {
+    "model": "the first argument",
+    "data": "the second argument",
+    "output": "an argument of `train` alone",
     "head": "with_head(model, …), which gives a model",
     "find_lr": "Trainer.find_rate",
     "save_training": "Trainer.save_training_model",
     "save_adapter": "Trainer.save_adapter",
+    "switchable": "Trainer.save_adapter",
     "force": "a program that writes over a file means it",
     "restart": "without resume=True a run begins anew",
     "config": "a program is its own record",
-}
-#: Arguments of `fit` and `Trainer` without a flag.
-PYTHON_ONLY = {
-    "callbacks": "Python functions",
-    "shuffle": "rows of files are shuffled",
-    "progress": "--quiet",
-    "entry": "of a model with several training entries",
-    "evaluation": "a Python object",
-    "distributed": "launchers of processes say it",
+    "quiet": "progress=False",
 }
 #: Defaults that differ.
-DEFAULTS = {
-    "epochs": "a command trains, a call takes a step at a time",
-    "schedule": "the name of what None stands for",
-}
-VALUES = {"LoRA": LoRA, "VeRA": VeRA, "Options": onnxgrad.Options, "Images": Images}
+DEFAULTS = {"epochs", "target"}
 
 
-def flags():
-    parameters = command("train").params
-    return {p.opts[0].lstrip("-").replace("-", "_"): p for p in parameters if p.opts[0].startswith("-")} | {
-        next(o for o in p.opts if o.startswith("--")).lstrip("-").replace("-", "_"): p
-        for p in parameters
-        if any(o.startswith("--") for o in p.opts)
-    }
+def test_every_setting_is_a_flag_and_a_keyword():
+    settings = settings_of(*TRAINER, *FIT)
+    flags = {p.name: p for p in command("train").params if p.name != "help"}
+    assert flags.keys() - INSTEAD.keys() == {n for n, s in settings.items() if not s.instead}
+    assert settings.keys() | {"recipe", "output"} == {*keywords_of(train)} - {"model", "data", "y"}
+    assert len(settings) > 70
+    for name, about in settings.items():
+        assert about.help.endswith((".", "…")), name
+        assert about.instead or about.default == flags[name].default or name in DEFAULTS or about.many
+        assert about.instead or f"--{name.replace('_', '-')}" in flags[name].opts
 
 
-def named():
-    return {name: p for name, p in flags().items() if len(name) > 1 and name not in ("help",)}
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.name)
+def test_the_files_that_follow_from_the_recipes_are_up_to_date(path):
+    assert path.read_text(encoding="utf-8") == files()[path], "run python -m tools.settings"
 
 
-def arguments():
-    return {*keywords_of(train), *keywords_of(Trainer.fit), *keywords_of(Trainer.__init__), *known_arguments()}
+def test_no_function_has_many_parameters():
+    for function in (train, quantize, attach, Trainer.__init__, Trainer.fit):
+        assert inspect.unwrap(function).__code__.co_argcount + inspect.unwrap(function).__code__.co_kwonlyargcount <= 12
 
 
-def test_every_flag_has_an_argument():
-    known = arguments()
-    missing = [n for n in named() if n not in known and n not in ELSEWHERE and n not in INSTEAD]
-    assert len(named()) > 60
-    assert not missing, "give them an argument of Trainer, fit or attach, or a reason here"
-    for name, (argument, where) in ELSEWHERE.items():
-        assert name in named()
-        assert argument in known
-        owner, dot, field = where.partition(".")
-        if dot and owner in VALUES:
-            assert field in inspect.signature(VALUES[owner]).parameters
-    assert INSTEAD.keys() <= named().keys()
+def test_settings_of_several_values_are_keywords_too(tmp_path):
+    lora = train(classifier(), blobs(), loss="cross_entropy", lora=2, lora_targets="all", lora_dropout=0.0, threads=1)
+    twin = LoRA(2, targets="all")
+    same = train(classifier(), blobs(), loss="cross_entropy", adapter=twin, options=onnxgrad.Options(threads=1))
+    for name, array in lora.state().items():
+        np.testing.assert_array_equal(array, same.state()[name])
+    for settings, words in (
+        ({"lora": 2, "vera": 2}, "give one of them"),
+        ({"adapter": twin, "lora_alpha": 2.0}, "lora_alpha says more about adapters"),
+        ({"options": onnxgrad.Options(), "threads": 2}, "write Options"),
+        ({"images": Images(), "image_mean": 0.5}, "exclude each other"),
+        ({"image_std": 0}, "image_std is a number"),
+        ({"recipe": Recipe()}, "recipe has all settings"),
+    ):
+        with pytest.raises(onnxgrad.BadInput, match=words):
+            train(classifier(), blobs(), loss="cross_entropy", **settings)
 
 
-def test_every_argument_has_a_flag():
-    taken = {argument for argument, _ in ELSEWHERE.values()}
-    own = {*keywords_of(Trainer.fit), *keywords_of(Trainer.__init__)} - {"model"}
-    missing = own - named().keys() - taken - PYTHON_ONLY.keys()
-    assert not missing, "give them a flag, or a reason here"
-    assert PYTHON_ONLY.keys() <= own, "reasons for what there is"
-
-
-def test_defaults_are_the_same():
-    defaults = {}
-    for function in (Trainer.__init__, Trainer.fit):
-        defaults |= {n: p.default for n, p in inspect.signature(function).parameters.items()}
-    differing = {
-        name: (flag.default, defaults[name])
-        for name, flag in named().items()
-        if defaults.get(name, inspect.Parameter.empty) is not inspect.Parameter.empty
-        and flag.default != defaults[name]
-        and not (flag.default in (None, ()) and defaults[name] in (None, ()))
-    }
-    assert differing.keys() == DEFAULTS.keys(), differing
+def test_a_recipe_is_all_keywords_as_one_value():
+    asked = {"loss": "cross_entropy", "optimizer": "adamw", "betas": (0.8, 0.9), "epochs": 2, "seed": 3}
+    recipe = Recipe.of("train", asked, (*TRAINER, *FIT))
+    found, twin = train(classifier(), blobs(), recipe=recipe), train(classifier(), blobs(), **asked)
+    for name, array in found.state().items():
+        np.testing.assert_array_equal(array, twin.state()[name])
 
 
 SETTINGS = {
     "loss": "cross_entropy:label_smoothing=0.1",
     "optimizer": "adamw",
-    "lr": 0.02,
+    "learning_rate": 0.02,
     "weight_decay": 0.1,
     "clip_norm": 1.0,
     "ema": 0.5,

@@ -13,10 +13,10 @@ import onnxgrad
 onnxruntime.set_default_logger_severity(3)
 
 
-def model(text: str, dtype: str = "float") -> onnx.ModelProto:
+def model(text: str, dtype: str = "float", opset: int = 18) -> onnx.ModelProto:
     """A model from its text, in which ``F`` stands for the float type, and ``local`` is a domain of functions."""
     local = ', "local":1' if "local" in text else ""
-    head = f'<ir_version: 8, opset_import: ["":18{local}]>\n'
+    head = f'<ir_version: 8, opset_import: ["":{opset}{local}]>\n'
     return onnx.parser.parse_model(head + re.sub(r"\bF\b", dtype, text))
 
 

@@ -10,6 +10,7 @@ from onnx import helper
 import onnxgrad
 from tests.control_flow.compare import check, close, model, normal, run, seeds
 from tests.control_flow.unroll import unrolled
+from tests.onnx_cases import NODE_CASES
 
 STATE = """agraph (F[2] x, F[2] c, int64 n) => (F[2] y)
 { o = Optional(x)
@@ -98,3 +99,10 @@ def test_read_in_two_places():
     written = """agraph (F[2] x, F[2] c, int64 n) => (F[2] y, F[2] z)
     { a = Mul(x, x) b = Mul(a, c) d = Mul(b, b) y = Mul(d, c) w = Mul(x, y) z = Sin(w) }"""
     check(model(text), model(written), feeds(2), ["x", "c"])
+
+
+@pytest.mark.parametrize("derive", [onnxgrad.vjp, onnxgrad.jvp])
+def test_a_state_that_becomes_a_sequence_is_refused(derive):
+    proto = next(c.model for c in NODE_CASES if c.name == "test_loop16_seq_none")
+    with pytest.raises(onnxgrad.NotDifferentiable, match=r"'seq_res'.*'opt_seq_in' is an optional.*makes a sequence"):
+        derive(proto, wrt=["opt_seq"])

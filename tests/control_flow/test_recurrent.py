@@ -8,7 +8,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnxgrad
-from tests.control_flow.compare import close, differences, normal, run
+from onnxgrad.runtime import Session
+from tests.control_flow.compare import close, differences, model, normal, run
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 T, N, H = 3, 2, 2
@@ -223,3 +224,37 @@ def test_the_weights_products_and_sums_are_made_once_for_all_steps(op, options):
     found, want = run(derived, feeds), run(onnxgrad.grad(known, wrt=wrt, of="Y"), feeds)
     for name, value in want.items():
         close(found[name], value, 1e-5, name)
+
+
+@pytest.mark.target("portable")
+@pytest.mark.parametrize("op", GATES)
+@pytest.mark.parametrize("transform", [onnxgrad.grad, onnxgrad.jvp])
+def test_the_message_over_no_steps_names_the_layer(op, transform):
+    gates = GATES[op]
+    text = f"""agraph (F[T,2,3] x, F[1,{4 * gates},3] w, F[1,{4 * gates},4] r) => (F[T,1,2,4] y, F[1,2,4] h) {{
+        y, h = {op}<hidden_size=4>(x, w, r) }}"""
+    feeds = {"x": np.zeros((0, 2, 3), np.float32)}
+    feeds |= {"w": np.ones((1, 4 * gates, 3), np.float32), "r": np.ones((1, 4 * gates, 4), np.float32)}
+    derived = transform(model(text), wrt="w", of="h")
+    feeds |= {"w_tangent": feeds["w"]} if transform is onnxgrad.jvp else {}
+    with pytest.raises(Exception, match="recurrent_layer_of_at_least_one_step"):
+        run(derived, feeds)
+    words = f"ONNX Runtime failed: {op} node 'y': the sequences have no steps.*sequence_lens"
+    with pytest.raises(onnxgrad.BadInput, match=words) as raised:
+        Session(derived).run(feeds)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.target("native")
+@pytest.mark.parametrize("op", GATES)
+def test_kernels_differentiate_no_steps(op):
+    gates = GATES[op]
+    text = f"""agraph (F[T,2,3] x, F[1,{4 * gates},3] w, F[1,{4 * gates},4] r, F[1,2,4] h0) => (F[1,2,4] h) {{
+        y, h = {op}<hidden_size=4>(x, w, r, , , h0) }}"""
+    feeds = {"x": np.zeros((0, 2, 3), np.float32), "h0": np.ones((1, 2, 4), np.float32)}
+    feeds |= {"w": np.ones((1, 4 * gates, 3), np.float32), "r": np.ones((1, 4 * gates, 4), np.float32)}
+    found = Session(onnxgrad.grad(model(text), wrt=["x", "w", "r", "h0"], of="h")).run(feeds)
+    assert found["x_grad"].shape == (0, 2, 3)
+    assert not found["w_grad"].any()
+    assert not found["r_grad"].any()
+    np.testing.assert_array_equal(found["h0_grad"], np.ones((1, 2, 4)))  # passed through

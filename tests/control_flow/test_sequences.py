@@ -219,3 +219,27 @@ def test_a_loop_whose_body_declares_no_types(how):
         got, want = (run(transform(m, wrt=["x", "z"]), feeds | seed) for m in (program, plain))
         for name, value in want.items():
             np.testing.assert_allclose(got[name], value, rtol=1e-5)
+
+
+APPENDED = """agraph (F[T,B,4] x, F[4,3] w) => (F[T,B,3] y) {
+  e = SequenceEmpty() s = Shape<start=0,end=1>(x) front = Constant<value_ints=[0]>() m = Squeeze(s, front)
+  yes = Constant<value_int=1>() c = Cast<to=9>(yes)
+  l = Loop <body = b (int64 i, bool ci, seq(ELEMENT) a) => (bool co, seq(ELEMENT) a2) {
+    co = Identity(ci) k = Gather<axis=0>(x, i) h = Tanh(k) PUT }> (m, c, e)
+  z = ConcatFromSequence<axis=0,new_axis=1>(l) y = MatMul(z, w) }"""
+ONWARD = {
+    "at once": "a2 = SequenceInsert(a, h)",
+    "in a branch": """big = ReduceMax<keepdims=0>(h) none = Sub(big, big) always = LessOrEqual(none, big)
+        p = Or(always, ci)
+        a2 = If (p) <then_branch = t () => (seq(ELEMENT) f) { f = SequenceInsert(a, h) },
+                     else_branch = o () => (seq(ELEMENT) g) { g = Identity(a) }>""",
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "element"), [("at once", "F"), ("at once", "F[P,4]"), ("in a branch", "F[P,4]"), ("in a branch", "F[Q,R]")]
+)
+def test_a_list_that_a_loop_appends_to_and_that_is_stacked(how, element):
+    program = model(APPENDED.replace("PUT", ONWARD[how]).replace("ELEMENT", element))
+    plain = model("agraph (F[T,B,4] x, F[4,3] w) => (F[T,B,3] y) { h = Tanh(x) y = MatMul(h, w) }")
+    check(program, plain, {"x": normal(3, 2, 4), "w": normal(4, 3)}, ["x", "w"])

@@ -6,8 +6,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+import onnxgrad
 from onnxgrad.model_io import open_model
-from tests.control_flow.compare import check, model, normal
+from tests.control_flow.compare import check, differences, model, normal
 from tests.control_flow.unroll import unrolled
 
 
@@ -126,3 +127,42 @@ def test_elements_of_sequences():
         "joined": [2, "?"],
     }
     assert found["f"][1] != found["g"][1]
+
+
+WHILE = """agraph (F[3,4] x, F[4,4] w) => (F[N,4] y) {
+  m = Constant<value_int=9>() yes = Constant<value_int=1>() c = Cast<to=9>(yes)
+  y = Loop <body = b (int64 i, bool ci, F[N,4] z) => (bool co, F[N,4] z2) {
+    h = MatMul(z, w) z2 = Tanh(h) a = ReduceMax<keepdims=0>(z2) e = Constant<value_float=0.1>() f = CastLike(e, a)
+    co = Greater(a, f) }> (m, c, x) }"""
+
+
+def test_a_loop_with_an_exit_that_depends_on_data():
+    rng = np.random.default_rng(0)  # the number of steps depends on the numbers
+    x, w = (np.abs(rng.standard_normal(shape, np.float32)) for shape in ((3, 4), (4, 4)))
+    feeds = {"x": x, "w": w / 5}
+    y, steps = feeds["x"], 0
+    while steps < 9 and (steps == 0 or y.max() > 0.1):
+        y, steps = np.tanh(y @ feeds["w"]), steps + 1
+    assert 1 < steps < 9
+    plain = " ".join(f"h{i} = MatMul({f't{i - 1}' if i else 'x'}, w) t{i} = Tanh(h{i})" for i in range(steps))
+    written = f"agraph (F[3,4] x, F[4,4] w) => (F[3,4] y) {{ {plain} y = Identity(t{steps - 1}) }}"
+    check(model(WHILE), model(written), feeds, ["x", "w"])
+    differences(model(WHILE, "double"), feeds, ["x", "w"])
+
+
+UNFLATTENED = """agraph (F[B,N,12] x) => (F y) {
+  sizes = Constant<value_ints=[1,1]>() third = Constant<value_ints=[-3]>() t = Constant<value_ints=[2,2,3]>()
+  zero = Constant<value_ints=[0]>() two = Constant<value_ints=[2]>() s = Shape(x) end = Identity(two)
+  h = Slice(s, zero, end) n = Concat<axis=0>(h, t) z = Reshape(x, n)
+  a, b = Split<axis=-3>(z, sizes) f = Squeeze(a, third) y = Softmax<axis=1>(f) }"""
+
+
+def test_a_shape_whose_bounds_are_computed():
+    program, declared = (model(t, opset=17) for t in (UNFLATTENED, UNFLATTENED.replace("(F y)", "(F[B,N,2,3] y)")))
+    program.graph.output[0].type.tensor_type.ClearField("shape")
+    assert [str(d) for d in open_model(program).model.graph.outputs[0].shape] == ["B", "N", "2", "3"]
+    plain = """agraph (F[B,N,12] x) => (F[B,N,2,3] y) {
+        zero = Constant<value_ints=[0]>() six = Constant<value_ints=[6]>() last = Constant<value_ints=[-1]>()
+        h = Slice(x, zero, six, last) n = Constant<value_ints=[0,0,2,3]>() f = Reshape(h, n) y = Softmax<axis=1>(f) }"""
+    check(declared, model(plain), {"x": normal(2, 3, 12)}, ["x"])
+    onnxgrad.vjp(program, wrt=["x"])

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks.network_cost import Exchange, Network, Work, exposed, predict, slowest
 
-from onnxgrad.distributed.cost import Exchange, Network, Work, exposed, predict, slowest
 from onnxgrad.errors import BadInput
 
 ALPHA, BETA = 3e-6, 2e-9

@@ -9,7 +9,7 @@ import pytest
 
 from onnxgrad.distributed import blocks
 from onnxgrad.distributed.half_sums import HalfSums
-from onnxgrad.distributed.simulated import World
+from tests.distributed.simulated import World
 
 
 def drawn(rank: int, step: int, length: int, dtype=np.float32) -> np.ndarray:

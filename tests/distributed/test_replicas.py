@@ -15,11 +15,11 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxgrad.distributed.simulated import World
 from onnxgrad.runtime import Options
 from onnxgrad.training import Trainer, consolidate
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint, named_parts
 from tests.distributed.launching import environment, mpiexec, torchrun
+from tests.distributed.simulated import World
 from tests.distributed.test_training import KILLED, command, history
 from tests.training.models import blobs, classifier
 
@@ -89,43 +89,77 @@ def _wait(is_so):
     raise AssertionError("it has not come to that")
 
 
-@pytest.mark.complete
-def test_a_node_goes(place):
-    """Two launchers, as on two machines; the second is killed with its rank, and the first goes on alone."""
-    pytest.importorskip("torch", reason="PyTorch is not installed")
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    how = ["--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "a job"]
-    how += ["--rdzv-endpoint", f"localhost:{port}", "--max-restarts", "3"]
-    run = command(place, "nodes", "-q", "--epochs", "60", "--shard-optimizer")
-    launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *how]
-    nodes = []
-    for is_host in ("true", "false"):  # the ranks meet at the first one
-        line = [*launch, "--rdzv-conf", f"last_call_timeout=30,is_host={is_host}", "-m", "onnxgrad", *run]
-        nodes.append(
+class Nodes:
+    """Launchers, as on several machines, of one run that shares out its optimizer; the ranks meet at the first one."""
+
+    def __init__(self, place, last_call: int, epochs: int, **variables: str) -> None:
+        pytest.importorskip("torch", reason="PyTorch is not installed")
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        self.how = ["--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "a job"]
+        self.how += ["--rdzv-endpoint", f"localhost:{port}", "--max-restarts", "3"]
+        self.run = command(place, "nodes", "-q", "--epochs", str(epochs), "--shard-optimizer")
+        self.last_call, self.variables = last_call, variables
+        self.started: list[subprocess.Popen] = []
+
+    def start(self):
+        conf = f"last_call_timeout={self.last_call},is_host={'false' if self.started else 'true'}"
+        line = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", *self.how, "--rdzv-conf", conf]
+        self.started.append(
             subprocess.Popen(
-                line, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-                start_new_session=True,
+                [*line, "-m", "onnxgrad", *self.run], env=environment() | self.variables, stderr=subprocess.PIPE,
+                stdout=subprocess.DEVNULL, text=True, start_new_session=True,
             )
         )  # fmt: skip
-    file = place / "nodes.checkpoint" / FILE
-    try:
-        _wait(lambda: file.exists() and Checkpoint.load(file).run["step"] > 5)
-        assert len(named_parts(file)) == 2
-        (rank,) = Path(f"/proc/{nodes[1].pid}/task/{nodes[1].pid}/children").read_text().split()
-        os.killpg(nodes[1].pid, signal.SIGKILL)
-        os.kill(int(rank), signal.SIGKILL)  # a machine takes both with it
-        _, said = nodes[0].communicate(timeout=240)
-        assert nodes[0].returncode == 0, said
-    finally:
-        for node in nodes:
+        return self.started[-1]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for node in self.started:
             if node.poll() is None:
                 os.killpg(node.pid, signal.SIGKILL)
             node.wait()
             if node.stderr is not None:
                 node.stderr.close()
+
+
+@pytest.mark.complete
+def test_a_node_goes(place):
+    """The second launcher is killed with its rank, and the first goes on alone."""
+    file = place / "nodes.checkpoint" / FILE
+    with Nodes(place, 30, 60) as nodes:
+        first, second = nodes.start(), nodes.start()
+        _wait(lambda: file.exists() and Checkpoint.load(file).run["step"] > 5)
+        assert len(named_parts(file)) == 2
+        (rank,) = Path(f"/proc/{second.pid}/task/{second.pid}/children").read_text().split()
+        os.killpg(second.pid, signal.SIGKILL)
+        os.kill(int(rank), signal.SIGKILL)  # a machine takes both with it
+        _, said = first.communicate(timeout=240)
+        assert first.returncode == 0, said
     assert named_parts(file) == []  # one rank shares nothing out
+    _assert_trained(place, 60)
+
+
+@pytest.mark.complete
+def test_a_node_comes(place):
+    """A second launcher joins a run that has begun."""
+    file = place / "nodes.checkpoint" / FILE
+    with Nodes(place, 1, 200, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1") as nodes:
+        first = nodes.start()
+        _wait(lambda: file.exists() and Checkpoint.load(file).run["step"] > 5)
+        assert named_parts(file) == []
+        nodes.start()
+        _wait(lambda: len(named_parts(file)) == 2)
+        _, said = first.communicate(timeout=240)
+        assert first.returncode == 0, said
+    assert len(named_parts(file)) == 2
+    _assert_trained(place, 200)
+
+
+def _assert_trained(place, count):
     epochs = history(place, "nodes")
-    assert [e["epoch"] for e in epochs] == list(range(1, 61))
+    assert [e["epoch"] for e in epochs] == list(range(1, count + 1))
     assert epochs[-1]["loss"] < epochs[0]["loss"]

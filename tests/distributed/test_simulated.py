@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from benchmarks.network_cost import Exchange, Network, Work, predict
 
 from onnxgrad.distributed import Alone, Lost, blocks
-from onnxgrad.distributed.cost import Exchange, Network, Work, predict
-from onnxgrad.distributed.simulated import Killed, World
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, StepRunner, share
 from onnxgrad.training import attach
 from onnxgrad.training.step.accumulate import BUCKET, TOTAL, split_step
+from tests.distributed.simulated import Killed, World
 
 SIZES = (1, 2, 3, 8, 64)
 

@@ -7,8 +7,7 @@ import json
 import pytest
 from benchmarks.distributed_scale import PAGE, RESULTS
 from benchmarks.distributed_scale_page import MACHINES, NETWORKS, PLANS, RESNET50, page
-
-from onnxgrad.distributed.cost import Network, predict
+from benchmarks.network_cost import Network, predict
 
 
 def test_the_page_is_that_of_the_results():

@@ -47,6 +47,6 @@ def test_files_of_the_source_that_pages_name_exist():
     """As ``engine/reverse.py``, below the package."""
     source = ROOT / "src" / "onnxgrad"
     rooms = "|".join(p.name for p in source.iterdir() if p.is_dir())
-    for page in (ROOT / "docs").glob("*.md"):
+    for page in (ROOT / "docs").rglob("*.md"):
         for path in re.findall(rf"`((?:{rooms})/[\w/]*(?:\.py)?)`", page.read_text()):
             assert (source / path).exists(), f"{page.name} names {path}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,11 +14,16 @@ from onnxgrad.cli.app import build
 from onnxgrad.demo.tasks import TASKS
 from onnxgrad.training.loop import callbacks, trackers
 from onnxgrad.training.loss.losses import LOSSES
-from onnxgrad.training.loss.step_metrics import LATER, MEASURES
+from onnxgrad.training.loss.step_metrics import IN_STEP
 from onnxgrad.training.optim.optimizers import OPTIMIZERS
 from onnxgrad.training.optim.schedules import SCHEDULES
 
 DOCS = Path(__file__).parents[2] / "docs"
+#: Pages whose flags are those of training commands.
+TRAINING = (
+    *("fine-tuning.md", "heads.md", "what-trains.md", "adapters.md", "callbacks.md", "checkpoints.md", "data.md"),
+    *("training.md", "losses.md", "optimizers.md", "exported-steps.md", "migration.md"),
+)
 
 
 def table(page: str, heading: str) -> dict[str, list[str]]:
@@ -43,7 +49,7 @@ def shown(command: str) -> str:
 
 
 def test_losses():
-    rows = table("training.md", "Losses")
+    rows = table("losses.md", "All losses")
     assert list(rows) == list(LOSSES)
     for name, (_, contains, options, _) in rows.items():
         loss = LOSSES[name]
@@ -53,7 +59,7 @@ def test_losses():
 
 
 def test_optimizers():
-    rows = table("training.md", "Optimizers")
+    rows = table("optimizers.md", "All optimizers")
     assert list(rows) == list(OPTIMIZERS)
     for name, (_, operator, settings, _) in rows.items():
         recipe = OPTIMIZERS[name]
@@ -63,7 +69,7 @@ def test_optimizers():
 
 
 def test_schedules():
-    rows = table("training.md", "Schedules")
+    rows = table("optimizers.md", "All schedules")
     assert list(rows) == list(SCHEDULES)
     for name, (_, options) in rows.items():
         found = dict(re.findall(r"`(\w+)`(?: \(([^)]+)\))?", options))
@@ -73,10 +79,10 @@ def test_schedules():
 
 
 def test_measures():
-    text = (DOCS / "training.md").read_text()
+    text = (DOCS / "losses.md").read_text()
     sentence = re.search(r"Metrics are further results .*?: (.*?) is that of", text, flags=re.S)
     assert sentence
-    assert sorted(code(sentence[1])) == sorted([*MEASURES, *LATER])
+    assert sorted(code(sentence[1])) == sorted(IN_STEP)
 
 
 def test_callbacks():
@@ -86,17 +92,17 @@ def test_callbacks():
         for name, kind in vars(module).items()
         if isinstance(kind, type) and issubclass(kind, callbacks.Callback) and not name.startswith("_")
     }
-    rows = table("fine-tuning.md", "Callbacks")
-    assert rows.keys() - {"onnxgrad[tensorboard]", "onnxgrad[mlflow]", "reporter"} == public.keys() - {"Callback"}
+    rows = table("callbacks.md", "All callbacks")
+    assert rows.keys() - {"onnxgrad[mlflow]", "reporter"} == public.keys() - {"Callback"}
 
 
 @pytest.mark.parametrize("command", ["train", "export-step"])
 def test_the_help_lists_what_the_tables_list(command):
     text = shown(command)
     for page, heading, last in (
-        ("training.md", "Losses", ", or LOSS.onnx"),
-        ("training.md", "Optimizers", ". Settings"),
-        ("training.md", "Schedules", " or plateau"),
+        ("losses.md", "All losses", ", or LOSS.onnx"),
+        ("optimizers.md", "All optimizers", ". Settings"),
+        ("optimizers.md", "All schedules", " or plateau"),
     ):
         assert f"{', '.join(table(page, heading))}{last}" in text, heading
 
@@ -112,7 +118,7 @@ def test_the_help_lists_the_demonstrations():
 def test_flags_that_the_pages_name_exist():
     hosts = files("onnxgrad.training.export").joinpath("host.mjs").read_text()
     known = set(re.findall(r"--[a-z][a-z-]*", shown("train") + shown("export-step") + shown("demo") + hosts))
-    for page in ("training.md", "fine-tuning.md", "migration.md"):
+    for page in TRAINING:
         named = set(re.findall(r"(?<![-\w])--[a-z][a-z-]*", (DOCS / page).read_text()))
         assert named <= known, page
 
@@ -124,6 +130,17 @@ def test_every_page_is_linked_from_the_readme_or_the_design_and_has_a_place_in_t
         for start in (DOCS.parent / "README.md", DOCS / "design.md")
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", start.read_text())
     }
-    for page in DOCS.glob("*.md"):
-        assert page.stem in site or page.stem == "index", page.name
+    for page in DOCS.rglob("*.md"):
+        assert page.relative_to(DOCS).with_suffix("").as_posix() in [*site, "index"], page.name
         assert page.stem in ("design", "index", "security") or page in linked, page.name
+
+
+def test_contributing_lists_the_markers_options_and_variables_of_the_suite():
+    root = DOCS.parent
+    rows = re.findall(r"^\| (`.*?) \|", (root / "CONTRIBUTING.md").read_text(), flags=re.M)
+    listed = {name for row in rows for name in code(row)}
+    markers = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
+    options = re.findall(r'addoption\("(--[\w-]+)"', (root / "tests" / "conftest.py").read_text())
+    tests = [path.read_text() for path in (root / "tests").rglob("*.py") if path != Path(__file__)]
+    variables = {name for text in tests for name in re.findall(r"(?<![\w<])ONNXGRAD_[A-Z_]+\b", text)}
+    assert listed == {re.split(r"[(:]", m)[0] for m in markers} | {*options} | variables

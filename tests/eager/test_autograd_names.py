@@ -180,6 +180,9 @@ PROGRAM = """
 import onnxgrad.eager.as_autograd
 import autograd, autograd.numpy as np, autograd.numpy.random as npr, autograd.scipy.stats as stats
 import autograd.scipy.special, autograd.numpy.linalg as la
+import autograd.scipy.stats.norm as norm
+from autograd.scipy.stats.gamma import logpdf
+assert norm.logpdf is not None and norm is stats.norm and logpdf is not None
 from autograd import grad, make_vjp
 from autograd.misc import flatten
 from autograd.misc.optimizers import adam

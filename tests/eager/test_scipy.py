@@ -58,11 +58,19 @@ def test_special_functions_at_the_edges():
 
 
 def test_special_functions_refuse_what_they_cannot():
-    with pytest.raises(NotDifferentiable, match="gammainc with respect to a parameter"):
-        og.grad(lambda a: special.gammainc(a, 1.0))(1.5)
+    with pytest.raises(NotDifferentiable, match="betainc with respect to a parameter"):
+        og.grad(lambda a: special.betainc(a, 1.0, 0.5))(1.5)
     with pytest.raises(NotDifferentiable, match=r"scipy.special.struve"):
         og.grad(lambda x: special.struve(0.0, x))(1.5)
     onp.testing.assert_allclose(special.struve(0.0, np.asarray(P)), scipy.special.struve(0.0, P))
+
+
+def test_incomplete_gamma_functions_of_their_parameter():
+    a, x = onp.array([0.4, 1.7, 3.0, 40.0]), onp.array([0.6, 2.3, 9.0, 35.0])
+    check_grads(special.gammainc, a, x)
+    check_grads(special.gammaincc, a, x)
+    value, slope = og.value_and_grad(lambda a: special.gammainc(a, 0.0))(1.5)
+    assert (float(value), float(slope)) == (0.0, 0.0)
 
 
 def test_derivatives_of_third_order():
@@ -175,6 +183,8 @@ LINALG = {
     "cholesky": (lambda s, a: s.cholesky(a @ a.T), (A,)),
     "cho_solve": (lambda s, a, b: s.cho_solve(s.cho_factor(a @ a.T), b), (A, B[0])),
     "cho_solve, lower": (lambda s, a, b: s.cho_solve(s.cho_factor(a @ a.T, lower=True), b), (A, B)),
+    "toeplitz": (lambda s, c, r: s.toeplitz(c, r) @ s.toeplitz(c), (A[0], B[0])),
+    "lu": (lambda s, a: s.lu(a[[2, 0, 1]])[1] @ s.lu(a)[0] + s.lu(a)[2] ** 2 @ s.lu(a, permute_l=True)[0], (A,)),
     "block_diag": (lambda s, a, b: s.block_diag(a, b, a[0]), (A, B[:2])),
 }
 

@@ -1,8 +1,8 @@
 """``python -m tests.fuzz.mutants [--count 5000]``: small models whose declarations, attributes and operands lie.
 
 Each mutant is a valid model of which one to three things are changed: a declared size, rank or type, an attribute, an
-operand, an opset. Whatever comes of it, an error is the user's: `check`, `vjp` and `jvp` succeed or raise a BadInput or
-a NotDifferentiable, and none says that a rule is at fault.
+operand, an opset. Whatever comes of it, an error is the user's: `check`, `vjp`, `jvp`, the compilation of a training
+step and a session succeed or raise an error of the library that is not a RuleError.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from onnx import TensorProto, parser
 from onnxgrad import jvp, vjp
 from onnxgrad.check import check
 from onnxgrad.errors import BadInput, NotDifferentiable
+from onnxgrad.model_io.read import read_proto
+from onnxgrad.runtime import Session
+from onnxgrad.training import attach, compile_step
 from tests.fuzz.graphs import model_of
 from tests.fuzz.random_graphs import grown
 from tests.models import mlp
@@ -140,13 +143,22 @@ def judged(model: onnx.ModelProto) -> str:
     said = "no float input"
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        for derive in (check, *([lambda m: vjp(m, wrt=names), lambda m: jvp(m, wrt=names)] if names else [])):
+        derivatives = [lambda m: vjp(m, wrt=names), lambda m: jvp(m, wrt=names)] if names else []
+        for derive in (_train, _load, check, *derivatives):
             try:
                 derive(model)
                 said = "differentiated"
             except (BadInput, NotDifferentiable) as e:
                 said = type(e).__name__
     return said
+
+
+def _train(model: onnx.ModelProto) -> None:
+    compile_step(attach(model, loss="mse"))
+
+
+def _load(model: onnx.ModelProto) -> None:
+    Session(read_proto(model))
 
 
 def main() -> None:

@@ -72,3 +72,35 @@ def test_what_does_not_fit_is_refused():
     if not jax.config.jax_enable_x64:
         with pytest.raises(BadInput, match="jax_enable_x64"):
             function(model("y = Sin(x)", "double[N] x", "double[N] y"))
+
+
+@pytest.fixture
+def without_x64():
+    """JAX as users have it; other tests of the process may have turned 64 bits on."""
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", False)
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+@pytest.mark.usefixtures("without_x64")
+def test_integers_of_64_bits_without_x64():
+    """Ids are int64 in ONNX, and int32 in JAX by default."""
+    f = function(
+        model("g = Gather(x, i)\n y = Mul(g, g)\n n = Add(i, i)", "float[N] x, int64[M] i", "float[M] y, int64[M] n")
+    )
+    ids = jnp.array([1, 1, 3])
+    assert ids.dtype == jnp.int32
+    y, n = f(X, ids)
+    np.testing.assert_allclose(y, X[[1, 1, 3]] ** 2, rtol=1e-6)
+    np.testing.assert_array_equal(n, [2, 2, 6])
+    found = jax.grad(lambda x: f(x, ids)[0].sum())(X)
+    np.testing.assert_allclose(found, [0, 4 * X[1], 0, 2 * X[3], 0], rtol=1e-6)
+
+
+@pytest.mark.usefixtures("without_x64")
+def test_integers_that_jax_does_not_hold_are_refused():
+    f = function(model("big = Constant<value_int = 2147483647>()\n y = Add(i, big)", "int64[M] i", "int64[M] y"))
+    np.testing.assert_array_equal(f(jnp.array([0])), [2147483647])
+    with pytest.raises(Exception, match="numbers beyond int32"):
+        f(jnp.array([1])).block_until_ready()

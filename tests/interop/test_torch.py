@@ -1,5 +1,9 @@
 """An .onnx model as a torch.nn.Module: gradients to any order, training through it, compiled around it."""
 
+import copy
+import io
+import pickle
+
 import numpy as np
 import onnx
 import pytest
@@ -130,3 +134,97 @@ def test_what_does_not_fit_is_refused():
 def test_integers_alone_need_no_gradient():
     module = Module(model("y = Multinomial<sample_size=2>(x)", "float[N, 3] x", "int32[N, 2] y"))
     assert module(torch.ones(2, 3)).shape == (2, 2)
+
+
+NORM = """c = Conv(x, k)\n y = BatchNormalization(c, scale, shift, mean, var)"""
+
+
+def normalized():
+    rng = np.random.default_rng(2)
+    held = {"k": rng.standard_normal((2, 3, 1, 1)), "scale": np.ones(2), "shift": np.zeros(2),
+            "mean": rng.standard_normal(2), "var": np.full(2, 2.0)}  # fmt: skip
+    held = {name: array.astype(np.float32) for name, array in held.items()}
+    return model(NORM, "float[N, 3, 4, 4] x", "float[N, 2, 4, 4] y", held)
+
+
+def test_running_statistics_are_buffers():
+    module = Module(normalized())
+    assert {n for n, _ in module.named_parameters()} == {"k", "scale", "shift"}
+    assert {n for n, _ in module.named_buffers()} == {"mean", "var"}
+    x = torch.randn(2, 3, 4, 4)
+    module(x).square().sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+    with torch.no_grad():
+        before = module(x)
+        module.get_buffer("mean").add_(1.0)
+        assert not torch.allclose(module(x), before)
+
+
+def test_only_what_trains_by_default_is_a_parameter():
+    mask = np.triu(np.full((3, 3), -1e9), 1)
+    module = Module(model("h = MatMul(x, w)\n y = Add(h, mask)", "double[3, 3] x", "double[3, 3] y",
+                          {"w": np.eye(3) / 3, "mask": mask}))  # fmt: skip
+    assert [n for n, _ in module.named_parameters()] == ["w"]
+    assert not list(module.named_buffers())
+
+
+def pickled(module):
+    return pickle.loads(pickle.dumps(module))
+
+
+def saved(module):
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled, saved])
+def test_copies_compute_and_train_by_themselves(copied):
+    module, x = Module(normalized()), torch.randn(2, 3, 4, 4)
+    module(x).sum().backward()
+    module.zero_grad()
+    other = copied(module)
+    torch.testing.assert_close(other(x), module(x))
+    other(x).square().sum().backward()
+    module(x).square().sum().backward()
+    for (name, one), (_, two) in zip(module.named_parameters(), other.named_parameters()):
+        torch.testing.assert_close(two.grad, one.grad, msg=name)
+        assert two is not one
+    with torch.no_grad():
+        other.get_parameter("shift").add_(1.0)
+    assert not torch.allclose(other(x), module(x))
+
+
+def test_transforms_of_torch_func():
+    module, linear = Module(layer()), torch.nn.Linear(3, 2, dtype=torch.float64)
+    with torch.no_grad():
+        linear.weight.copy_(torch.from_numpy(WEIGHTS["layer.w"].T))
+        linear.bias.copy_(torch.from_numpy(WEIGHTS["b"]))
+
+    def same(x):
+        return torch.tanh(linear(x))
+
+    def row(f):
+        return lambda x: f(x[None])[0]
+
+    x, v = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+    f = torch.func
+    close = torch.testing.assert_close
+    close(f.grad(lambda x: module(x).square().sum())(x), f.grad(lambda x: same(x).square().sum())(x))
+    close(f.vmap(row(module))(x), f.vmap(row(same))(x))
+    close(f.vmap(row(module), in_dims=1)(x.T), f.vmap(row(same), in_dims=1)(x.T))
+    close(f.jacrev(row(module))(x[0]), f.jacrev(row(same))(x[0]))
+    close(f.vmap(f.grad(lambda x: row(module)(x).sum()))(x), f.vmap(f.grad(lambda x: row(same)(x).sum()))(x))
+    close(f.hessian(lambda x: row(module)(x).sum())(x[0]), f.hessian(lambda x: row(same)(x).sum())(x[0]))
+    for one, two in zip(f.jvp(module, (x,), (v,)), f.jvp(same, (x,), (v,)), strict=True):
+        close(one, two)
+
+
+def test_forward_mode_of_autograd():
+    module = Module(layer(), trainable=False)
+    x, v = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+    with torch.autograd.forward_ad.dual_level():
+        _, tangent = torch.autograd.forward_ad.unpack_dual(module(torch.autograd.forward_ad.make_dual(x, v)))
+    y = np.tanh(x.numpy() @ WEIGHTS["layer.w"] + WEIGHTS["b"])
+    np.testing.assert_allclose(tangent, (1 - y * y) * (v.numpy() @ WEIGHTS["layer.w"]), rtol=1e-12)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import onnx
 import onnx_ir as ir
 import onnx_shape_inference as osi
 import pytest
 from onnx import parser
 
+from onnxgrad import custom_vjp, vjp
+from onnxgrad.errors import NotDifferentiable, RuleError
+from onnxgrad.ir import Builder
+from onnxgrad.ir.infer import inference
 from onnxgrad.ir.infer.inference import infer_model, kind_of
+from onnxgrad.ir.infer.registry import registry
 from tests.large_models import gpt
 from tests.models import chain, mlp
 
@@ -25,11 +34,24 @@ ALIKE = """<ir_version: 10, opset_import: ["": 21]>
 @pytest.mark.parametrize(
     "proto", [mlp(), chain(20), gpt(2), parser.parse_model(ALIKE)], ids=["mlp", "chain", "gpt", "alike"]
 )
+def test_each_node_has_what_inference_says_of_it_alone(proto, monkeypatch):
+    ours, wanted = ir.from_proto(proto), ir.from_proto(proto)
+    infer_model(ours)
+    monkeypatch.setattr(inference, "kind_of", lambda node: None)
+    infer_model(wanted)
+    _assert_same_types(ours.graph, wanted.graph)
+
+
+@pytest.mark.parametrize("proto", [mlp(), chain(20), gpt(2)], ids=["mlp", "chain", "gpt"])
 def test_each_node_has_what_the_library_says_of_it(proto):
     ours, wanted = ir.from_proto(proto), ir.from_proto(proto)
     infer_model(ours)
     osi.infer_symbolic_shapes(wanted, warn_on_missing=False, adopt_declared_symbols=False)
-    for node, like in zip(ours.graph, wanted.graph, strict=True):
+    _assert_same_types(ours.graph, wanted.graph)
+
+
+def _assert_same_types(graph, wanted):
+    for node, like in zip(graph, wanted, strict=True):
         for value, other in zip(node.outputs, like.outputs, strict=True):
             assert (value.name, value.dtype) == (other.name, other.dtype)
             assert _told(value) == _told(other), value.name
@@ -47,3 +69,90 @@ def test_what_is_new_is_like_nothing_else():
     assert made["r"][0] != made["s"][0]  # either of N and M may be 1, so nobody knows what comes of them
     kinds = [kind_of(node) for node in model.graph]
     assert kinds[0] == kinds[0] != kinds[1]
+
+
+def test_a_message_names_no_value_that_a_user_cannot_declare():
+    dims = ir.Value(name="dims", type=ir.TensorType(ir.DataType.INT64))
+    y = ir.Value(name="y", type=ir.TensorType(ir.DataType.FLOAT))
+    builder = Builder(ir.Graph([dims, y], [], nodes=[], opset_imports={"": 18}))
+    with pytest.raises(NotDifferentiable, match=r"the rank of 'y' is not known.* declare its shape"):
+        _ = builder.var(y).rank
+    with pytest.raises(NotDifferentiable, match=r"a value of its derivative.*declare the shapes of its operands"):
+        _ = builder.Reshape(builder.var(y), builder.var(dims)).rank
+
+
+LIBRARY = """
+import onnx_ir as ir, onnx_shape_inference as osi
+from onnx import parser
+
+def state():
+    osi.registry.collect()
+    table = {key: [(since, id(f)) for since, f in versions] for key, versions in osi.registry._registrations.items()}
+    classes = osi.ShapeInferenceContext, osi.OpShapeInferenceRegistry
+    methods = [{k: id(v) for k, v in vars(c).items()} for c in classes]
+    return table, methods, logging.getLogger("onnx_shape_inference").level
+
+def inferred():
+    model = ir.from_proto(parser.parse_model(TEXT))
+    osi.infer_symbolic_shapes(model, warn_on_missing=False)
+    return [(v.name, str(v.type), str(v.shape)) for node in model.graph for v in node.outputs]
+
+before, shapes = state(), inferred()
+import onnxgrad
+import onnxgrad.transforms.gradient_node, onnxgrad.training
+onnxgrad.vjp(parser.parse_model(TEXT), wrt=["x"], of=["y"])
+assert state() == before
+assert inferred() == shapes
+assert ("r", "FLOAT", "[N,4,6]") in shapes, shapes
+"""
+
+
+def test_the_library_stays_as_it_is_for_others():
+    """Its registry, its classes and what it infers: the guess [N] + [M] → [N] included."""
+    program = f"import logging\nTEXT = {ALIKE!r}\n{LIBRARY}"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def _builder():
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2, 3]))
+    builder = Builder(ir.Graph([x], [], nodes=[], opset_imports={"": 18, "com.microsoft": 1, "mine": 1}))
+    return builder, builder.var(x)
+
+
+def test_a_misspelt_operator_is_an_error_at_once():
+    builder, x = _builder()
+    with pytest.raises(RuleError, match=r"opset 18 has no operator 'Sigmod'; did you mean 'Sigmoid'"):
+        builder.Sigmod(x)
+    with pytest.raises(RuleError, match=r"'com.microsoft' has no operator 'BiasGello'; did you mean 'BiasGelu'"):
+        builder.emit("BiasGello", x, x, domain="com.microsoft")
+    with pytest.raises(RuleError, match=r"opset 18 has no operator 'RotaryEmbedding'"):  # of opset 23
+        builder.RotaryEmbedding(x, x, x)
+    assert builder.emit("Anything", x, domain="mine").dtype is None
+
+
+def test_an_operator_of_operands_that_do_not_fit_is_an_error_at_once():
+    builder, x = _builder()
+    with pytest.raises(RuleError, match=r"MatMul node .* is not valid: Incompatible"):
+        builder.MatMul(x, x)
+    with pytest.raises(RuleError, match=r"Concat node .* is not valid: .*axis"):
+        builder.Concat(x, x)
+
+
+def test_a_misspelt_operator_in_a_rule_of_a_user_is_named():
+    rule = custom_vjp("Tanh", lambda op, g, x: g * op.Sigmod(x))
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> g (float[3] x) => (float[3] y) { y = Tanh(x) }'
+    )
+    with pytest.raises(RuleError, match=r"Tanh node .*'Sigmod'; did you mean 'Sigmoid'"):
+        vjp(model, wrt=["x"], rules=[rule])
+
+
+def test_every_version_of_a_standard_operator_is_known():
+    """The library's registry begins some operators at a later version than the specification does."""
+    unknown = [
+        (schema.name, schema.since_version)
+        for schema in onnx.defs.get_all_schemas_with_history()
+        if schema.domain == "" and 7 <= schema.since_version <= 26
+        if registry.get("", schema.name, schema.since_version) is None
+    ]
+    assert unknown == []

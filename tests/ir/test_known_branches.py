@@ -11,6 +11,7 @@ import pytest
 
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.known_branches import take_known_branches
+from onnxgrad.model_io import open_model
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training import Trainer
 
@@ -86,6 +87,7 @@ def test_a_branch_that_no_types_fit_is_never_looked_at():
         onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     x = np.ones((3, 2), np.float32)
     np.testing.assert_allclose(Session(ir.from_proto(proto), Options(target="portable")).run({"x": x})["y"], np.exp(x))
+    open_model(proto)
 
 
 def test_conditions_that_are_fed_stay():

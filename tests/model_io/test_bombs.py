@@ -18,7 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad import BadInput, Function, grad, vjp
 from onnxgrad.check import check
-from onnxgrad.model_io import open_model
+from onnxgrad.model_io import open_model, read
+from onnxgrad.model_io.checks import notes_in_files
 from onnxgrad.training.data import Field, open_data
 from tests.commands import script
 
@@ -414,7 +415,7 @@ DECLARED = {
     "scales that are no vector": (
         """g (float[1, 1, 4, 4] data, float[1, 3, 8, 8] scales) => (float[1, 1, 8, 8] y) {
             y = Resize <mode = "cubic"> (data, , scales) }""",
-        "Resize node 'y'.*scales and sizes are vectors",
+        r"Resize node 'y'.*operand 2 is \[1, 3, 8, 8\], and should be \[\?\]",
     ),
 }
 
@@ -513,3 +514,31 @@ def test_a_derivative_holds_no_large_constant(op):
     text = f"g (float[50000] x) => (float[{shape}] y) <int64 zero = {{0}}> {{ y = {op} }}"
     model = onnx.parser.parse_model(f'<ir_version: 13, opset_import: ["": {opset}]> {text}')
     assert grad(model, wrt="x").ByteSize() < 100_000
+
+
+@pytest.mark.parametrize("where", ["model", "model's documentation", "graph", "graph's documentation"])
+def test_notes_are_counted_before_the_file_is_parsed(tmp_path, monkeypatch, where):
+    """Parsing takes several times the size of the file."""
+    monkeypatch.setattr(notes_in_files, "MOST_NOTES", 5000)
+    model = graph([node("Neg", "x", to="y")], {"w": np.ones(9000, np.float32)})
+    onnx.save(model, tmp_path / "m.onnx")
+    read.parse(tmp_path / "m.onnx")  # weights are no notes
+    top = model if where.startswith("model") else model.graph
+    if where.endswith("documentation"):
+        top.doc_string = "x" * 6000
+    else:
+        for k in range(300):
+            top.metadata_props.add(key=str(k), value="x" * 20)
+    onnx.save(model, tmp_path / "m.onnx")
+    monkeypatch.setattr(onnx, "load", None)
+    with pytest.raises(BadInput, match="MiB of metadata, which are not read"):
+        read.parse(tmp_path / "m.onnx")
+
+
+def test_what_is_no_message_is_left_to_the_parser(tmp_path, monkeypatch):
+    monkeypatch.setattr(notes_in_files, "MOST_NOTES", 100)
+    rng = np.random.default_rng(0)
+    for content in (b"\xff" * 500, b"\x3a\xff\xff\xff\xff\x0f" + b"x" * 500, *(rng.bytes(300) for _ in range(50))):
+        (tmp_path / "m.onnx").write_bytes(content)
+        with pytest.raises(BadInput, match=r"is not a readable ONNX model|MiB of metadata"):
+            read.parse(tmp_path / "m.onnx")

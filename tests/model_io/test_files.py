@@ -15,6 +15,8 @@ from onnx import numpy_helper
 from onnxgrad import BadInput, vjp
 from onnxgrad.check import check
 from onnxgrad.model_io import load_model, save, save_model
+from onnxgrad.runtime import Session
+from onnxgrad.training.loop.evaluation import plain_session
 from tests.models import mlp
 
 # --- files ------------------------------------------------------------------------------------------
@@ -186,7 +188,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "m.onnx"
     save_model(mlp(), path)
     before = path.read_bytes()
-    monkeypatch.setattr(save, "to_proto", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(save.stream, "write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(BadInput, match="No space left"):
         save_model(ir.from_proto(mlp(18)), path)
     assert path.read_bytes() == before
@@ -195,6 +197,38 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
         save_model(mlp(), tmp_path / "no" / "m.onnx")
     with pytest.raises(BadInput, match="is a directory"):
         save_model(mlp(), tmp_path)
+
+
+KINDS = [
+    *(ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT8E4M3FN, ir.DataType.COMPLEX64),
+    *(ir.DataType.BOOL, ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.FLOAT4E2M1, ir.DataType.INT64),
+]
+
+
+@pytest.mark.parametrize("held", ["in the file", "in external data"])
+def test_weights_of_every_kind_are_read_back(tmp_path, held):
+    """Also scalars, weights without elements, and strings."""
+    model = ir.from_proto(mlp())
+    weights = [ir.tensor(np.array([[1, 0, 1]] * 700).astype(k.numpy()), dtype=k, name=f"k_{k.name}") for k in KINDS]
+    weights += [ir.tensor(np.float32(2), name="scalar"), ir.tensor(np.zeros((0, 3), np.float32), name="nothing")]
+    weights.append(ir.StringTensor(np.array([b"a", "é".encode()]), name="text"))
+    for tensor in weights:
+        value = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor)
+        model.graph.register_initializer(value)
+    wanted = {n: v.const_value.numpy().copy() for n, v in model.graph.initializers.items()}
+    if held == "in external data":
+        ir.save(model, tmp_path / "a.onnx", external_data="a.data", size_threshold_bytes=1024)
+        model = load_model(tmp_path / "a.onnx")
+    files = save_model(model, tmp_path / "b.onnx")
+    assert len(files) == (2 if held == "in external data" else 1)
+    onnx.checker.check_model(tmp_path / "b.onnx")
+    found = load_model(tmp_path / "b.onnx").graph.initializers
+    assert found.keys() == wanted.keys()
+    is_external = {isinstance(v.const_value, ir.ExternalTensor) for v in found.values()}
+    assert is_external == ({True, False} if held == "in external data" else {False})
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name].const_value.numpy(), array)
+        assert found[name].const_value.dtype == model.graph.initializers[name].const_value.dtype
 
 
 # --- where external data may be ---------------------------------------------------------------------
@@ -275,13 +309,14 @@ def test_external_data_elsewhere(tmp_path, monkeypatch, kind):
     path, _ = _external(tmp_path / "models")
     move, says = ELSEWHERE[kind]
     move(tmp_path / "models" / "big.data", tmp_path / "away")
-    for call in (load_model, check, lambda p: vjp(p, wrt="w")):
+    for call in (load_model, check, lambda p: vjp(p, wrt="w"), Session, plain_session):
         with pytest.raises(BadInput, match=says):
             call(path)
 
 
 def test_links_within_the_folder_are_read(tmp_path):
     path, big = _external(tmp_path)
+    Session(path), plain_session(path)
     (tmp_path / "sub").mkdir()
     _link(tmp_path / "big.data", tmp_path / "sub" / "data")
     np.testing.assert_array_equal(load_model(path).graph.initializers["w"].const_value.numpy(), big)

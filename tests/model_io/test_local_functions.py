@@ -11,6 +11,7 @@ import pytest
 from onnxgrad import (
     BadInput,
     NoRule,
+    custom_vjp,
     gauss_newton_vp,
     grad,
     hvp,
@@ -23,6 +24,7 @@ from onnxgrad import (
     vjp,
 )
 from onnxgrad.engine import reverse
+from onnxgrad.errors import RuleError
 from onnxgrad.model_io import local_functions
 from onnxgrad.transforms import derivation
 from tests.model_io.function_models import Random, parsed, transformer
@@ -313,6 +315,21 @@ def test_what_stands_in_the_way_inside_a_function_is_told_with_its_path(all_kept
     unknown.opset_import.add(domain="odd", version=1)
     with pytest.raises(NoRule, match=r"Op node 'b'.*\n.*x → \[Op\] → Mul → Mul → y\n.*Op node 'b_2'"):
         vjp(unknown, wrt="x")
+
+
+def test_a_bug_in_a_rule_inside_a_function_surfaces_at_once(all_kept):
+    called = []
+
+    def broken(op, g, x):
+        called.append(op.node.name)
+        raise ValueError("a bug")
+
+    model = parsed("""m (float[3] x) => (float[3] y) { y = my.F (x) }
+        <domain: "my", opset_import: ["" : 21]> F (v) => (u) { u = Tanh (v) }""")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(RuleError, match="a bug"):
+        vjp(model, wrt="x", rules=[custom_vjp("Tanh", broken)])
+    assert len(called) == 1
 
 
 def test_a_path_beside_what_has_no_derivative(all_kept):

@@ -63,7 +63,7 @@ REPORT = """## A report for upstream
 > between two chunks of a sequence, the parameters of a spatial transformer, the signal before a spectrum. Proposed:
 > tag them as what they are, and tag the parameters under *Not tagged*. Those under *Policy* are a matter of taste.
 
-Each model below is complete; operands are random. What follows its name is the gradient of Σ i·yᵢ over all elements
+Each model below is complete; operands are random. After its name comes the gradient of Σ i·yᵢ over all elements
 of its outputs with respect to the operand: by central differences of `onnx.reference`, and by the rule.
 """
 

@@ -9,8 +9,9 @@ import onnx
 import onnxruntime
 import pytest
 
-from onnxgrad import grad
+from onnxgrad import BadInput, grad
 from onnxgrad.ir import shapes
+from onnxgrad.runtime import Session
 
 #: Inputs of which some axis (N) is empty, what is computed of them, and the weights.
 MODELS = {
@@ -139,5 +140,9 @@ def test_a_convolution_stops_where_it_would_never_end(x, w, attributes):
     feeds = {"x": np.zeros((0, *x), np.float32), "w": np.zeros(w, np.float32)}
     with pytest.raises(Exception, match="no_weight_gradient_of_an_empty_batch"):
         next(results(derived, feeds, LEVELS[1]))
+    with pytest.raises(
+        BadInput, match=r"^ONNX Runtime failed: Conv node 'y': the batch is empty.*leave such a batch out$"
+    ):
+        Session(derived).run(feeds)
     feeds["x"] = np.ones((1, *x), np.float32)
     assert next(results(derived, feeds, LEVELS[1]))["w_grad"].any()

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad import vjp
 from onnxgrad.runtime import Options, Session
@@ -99,3 +99,22 @@ def test_max_pool_tiles_over_three_axes(kernel):
         feeds = {"x": x.astype(dtype), "y_cotangent": g.astype(dtype)}
         found.append(Session(derived, Options(target="portable")).run(feeds)["x_grad"])
     np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize("sizes", [(8,), ("L",)], ids=["known", "symbolic"])
+@pytest.mark.parametrize("op", ["AveragePool", "Conv", "LpPool", "MaxPool"])
+def test_same_padding_is_never_negative(op, sizes, mode):
+    """Strides that leave gaps begin with the first row, in the derived model and in its gradient."""
+    x = np.arange(1, 9, dtype=np.float32)[None, None]
+    attributes = {"auto_pad": mode, "strides": [4], **({} if op == "Conv" else {"kernel_shape": [1]})}
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, *sizes])]
+    w = numpy_helper.from_array(np.full((1, 1, 1), 2, np.float32), "w")
+    node = helper.make_node(op, ["x", "w"] if op == "Conv" else ["x"], ["y"], **attributes)
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    graph = helper.make_graph([node], "gaps", inputs, outputs, [w] if op == "Conv" else [])
+    derived = vjp(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), wrt=["x"])
+    found = Session(derived).run({"x": x, "y_cotangent": np.float32([[[3, 5]]])})
+    slope = 2 if op == "Conv" else 1
+    np.testing.assert_allclose(found["y"], slope * x[..., ::4], rtol=1e-6)
+    np.testing.assert_allclose(found["x_grad"], slope * np.float32([[[3, 0, 0, 0, 5, 0, 0, 0]]]), rtol=1e-6)

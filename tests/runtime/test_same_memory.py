@@ -10,6 +10,7 @@ from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.runtime.protocol import Slot
 from onnxgrad.runtime.resident import Resident
 from onnxgrad.runtime.same_memory import SameMemory, same_memory
+from onnxgrad.training import attach, compile_step
 from tests.runtime.kernels.test_in_place import MODELS, batches, fails_midway, in_one_place, step_of
 
 TABLE = "i = ArgMax <axis = 1, keepdims = 0> (x)\nr = Gather (w1, i)\ny = Tanh (r)"
@@ -121,6 +122,34 @@ def test_a_step_that_fails_before_updates_leaves_the_state():
     machine.step(good)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("name", ["", "looks up"])
+def test_a_bad_number_in_a_batch_leaves_the_state(optimizer, name):
+    """An index of a lookup and a label fail before updates, in nodes that have no names."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (int64[N] i) => (float[N, 300] y) { e = Gather (table, i) p = Add (e, bias) y = MatMul (p, w) }""")
+    rng = np.random.default_rng(0)
+    for weight, shape in {"table": (2000, 64), "w": (64, 300), "bias": (3, 64)}.items():
+        tensor = onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), weight)
+        model.graph.initializer.append(tensor)
+    model.graph.node[0].name = name
+    step = compile_step(attach(model, loss="cross_entropy", optimizer=optimizer))
+    names = [node.name for node in step.model.graph]
+    machine = runner(step)
+    assert in_one_place(machine)
+    assert [node.name for node in step.model.graph] == names
+    good = {"i": np.array([0, 1, 2]), "labels": np.array([0, 1, 2])}
+    machine.step(good)
+    before = machine.state()
+    more = np.array([0, 1, 2, 3])
+    for bad in ({"i": np.array([0, 1, 9999])}, {"labels": np.array([0, 1, 777])}, {"i": more, "labels": more}):
+        with pytest.raises(BadInput, match=r"ONNX Runtime failed: (?!.*unnamed)"):
+            machine.step(good | bad)
+    for weight, array in machine.state().items():
+        np.testing.assert_array_equal(array, before[weight])
+    machine.step(good)
+
+
 def test_a_step_that_fails_midway_says_so():
     fails_midway(runner(step_of("a = MatMul (x, w1)\ny = Tanh (a)")))
 
@@ -133,10 +162,12 @@ def test_a_step_that_fails_midway_says_so():
         ("Non-zero status code returned while running Conv node. Name:'a_nchwc' Status Message: no", False),
         ("Non-zero status code returned while running Add node. Name:'b' Status Message: no", True),
         ("Non-zero status code returned while running Add node. Name:'' Status Message: no", True),
+        ("Non-zero status code returned while running GatherElements node. Name:'' Status Message: no", False),
         ("Got invalid dimensions for input: x", False),
     ],
 )
 def test_what_a_failure_says_of_the_state(message, changed):
-    assert SameMemory({"x"}, {"a"}).may_have_changed(f"Error in execution: {message}") == changed
+    assert SameMemory({"x"}, {"a"}, {"Add", "Sub"}).may_have_changed(f"Error in execution: {message}") == changed
+    assert SameMemory({"x"}, {"a"}).may_have_changed("Error in execution: while running Exp node. Name:'' no")
     assert not SameMemory().may_have_changed(message)
     assert SameMemory({"x"}, {"a"}).may_have_changed("std::bad_alloc")

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import parser
 
-from onnxgrad import BadInput, Function, grad, jacobian, jvp, split_vjp, vjp
+from onnxgrad import BadInput, Function, grad, jacobian, jvp, split_vjp, vjp, vmap
 from onnxgrad.check import check
 
 pytestmark = pytest.mark.usefixtures("form")  # everything here holds of both forms of many directions
@@ -97,3 +97,11 @@ def test_one_that_is_wrong_is_refused_by_name():
     for derive in (lambda: vjp(m, wrt="x"), lambda: check(m)):
         with pytest.raises(BadInput, match="nowhere"):
             derive()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_of_a_batch(name):
+    (x, w), f = POINT, MODELS[name][1]
+    rows = np.stack([x, 2 * x, x - 1])
+    mapped = vmap(model(name), in_axes={"x": 0, "w": None})
+    np.testing.assert_allclose(Function(mapped)(rows, w), [f(row, w) for row in rows], rtol=1e-10)

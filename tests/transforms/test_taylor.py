@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from onnx import helper, numpy_helper
 
-from onnxgrad import BadInput, Function, hessian, jacobian, jet, jvp, laplacian, signature
+from onnxgrad import BadInput, Function, custom_rules, custom_vjp, hessian, jacobian, jet, jvp, laplacian, signature
 from tests.models import assert_no_traps, nodes_of
 from tests.transforms.numbers import net, session
 from tests.transforms.programs import SHAPES, programs
@@ -324,3 +324,15 @@ def test_a_laplacian_is_a_model_that_can_be_differentiated():
     scalar = net([3, 4, 1], batch=None)
     whole = session(hessian(scalar, wrt="x"))({"x": x[0].repeat(2)[:3]})["x_x_hessian"]
     np.testing.assert_allclose(Function(scalar).laplacian(wrt="x")(x[0].repeat(2)[:3]), [np.trace(whole)], rtol=1e-12)
+
+
+@pytest.mark.parametrize("operator", ["Sin", "Relu"])  # with a recurrence, and piecewise linear
+def test_a_rule_of_the_user_stands_for_the_operator(operator):
+    source = parsed(f"(double[3] x) => (double[3] y) {{ y = {operator} (x) }}")
+    x, a, b = np.array([0.3, -0.2, 1.0]), np.array([1.0, 2.0, -0.5]), np.array([0.4, -1.0, 0.2])
+    with custom_rules(custom_vjp(operator, lambda op, g, x: g * x * x)):
+        derived, sums = jet(source, wrt="x", of="y", order=2), laplacian(source, wrt="x", of="y")
+    got = session(derived)({"x": x, "x_1": a, "x_2": b})
+    np.testing.assert_allclose(got["y_1"], x * x * a, rtol=1e-12)
+    np.testing.assert_allclose(got["y_2"], x * x * b + 2 * x * a * a, rtol=1e-12)
+    np.testing.assert_allclose(session(sums)({"x": x})["y_laplacian"], 2 * x, rtol=1e-12)

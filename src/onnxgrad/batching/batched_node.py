@@ -81,7 +81,9 @@ class BatchedNode:
     def again(self, *operands: Any, **changed: Any) -> Any:
         """The node on other operands, with some attributes changed."""
         attributes: dict[str, Any] = dict(self.node.attributes.items()) | changed
-        return self.b.emit(self.node.op_type, *operands, outputs=len(self.node.outputs), **attributes)
+        return self.b.emit(
+            self.node.op_type, *operands, domain=self.node.domain, outputs=len(self.node.outputs), **attributes
+        )
 
 
 def repeated(b: Builder, x: Var, count: Var | list[int]) -> Var:

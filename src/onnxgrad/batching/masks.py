@@ -11,21 +11,12 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Var
 from onnxgrad.ir.graph import subgraphs
-
-#: Operators that cannot fail, whose results and derivatives are finite for finite operands of any size.
-_NAMES = """
-    Abs Add And ArgMax ArgMin Atan AveragePool Cast Ceil Celu Clip Concat Constant Conv ConvTranspose Cos CumSum
-    DepthToSpace Elu Equal Erf Expand Flatten Floor Gelu Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual
-    HardSigmoid HardSwish Identity If IsInf IsNaN LeakyRelu Less LessOrEqual LogSoftmax MatMul Max MaxPool Mean Min Mish
-    Mul Neg Not Or PRelu Pad ReduceMax ReduceMean ReduceMin ReduceSum ReduceSumSquare Relu Reshape Round Selu Shape
-    Shrink Sigmoid Sign Sin Size Slice Softmax Softplus Softsign SpaceToDepth Split Squeeze Sub Sum Swish Tanh
-    ThresholdedRelu Tile Transpose Trilu Unsqueeze Where Xor"""
-TOTAL = frozenset(_NAMES.split())
+from onnxgrad.ir.operators import traits_of
 
 
 def is_total(graph: ir.Graph) -> bool:
-    """Whether everything that `graph` computes is total."""
-    return all(not n.domain and n.op_type in TOTAL and all(map(is_total, subgraphs(n))) for n in graph)
+    """True if everything that `graph` computes is total."""
+    return all(traits_of(n).total and all(map(is_total, subgraphs(n))) for n in graph)
 
 
 def mask_of(x: Var) -> Var:
@@ -43,6 +34,6 @@ def selected(mask: Var, x: Var, y: Var) -> Var:
 
 
 def any_of(mask: Var) -> Var:
-    """Whether `mask` holds for any direction."""
+    """True if `mask` holds for any direction."""
     b = mask.builder
     return b.ReduceSum(b.Cast(mask, to=int(ir.DataType.INT32)), keepdims=0) > 0

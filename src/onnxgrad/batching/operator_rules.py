@@ -15,6 +15,8 @@ import onnx_ir as ir
 from onnxgrad.batching.batched_node import BatchedNode, Unstackable, Write
 from onnxgrad.batching.product_rules import conv, einsum, folded, gemm, matmul, recurrent, resize, rows
 from onnxgrad.ir import Var
+from onnxgrad.ir.operators import Kind, traits_of
+from onnxgrad.rules.op import Op
 
 # --- element by element ----------------------------------------------------------------------------
 
@@ -41,13 +43,10 @@ def _shifted(axes: Sequence[int], rank: int) -> list[int]:
     return [axis % max(rank, 1) + 1 for axis in axes]
 
 
-def _along(default: int) -> Write:
-    """Along the axis of an attribute, which by default is `default`; only the first operand may be a stack."""
-
-    def write(s: BatchedNode) -> Any:
-        return s.again(s.only(0), *s.x[1:], axis=_shifted([s.int_attr("axis", default)], s.rank(0))[0])
-
-    return write
+def _along_axis(s: BatchedNode) -> Any:
+    """Along the axis of an attribute; only the first operand may be a stack."""
+    axis = Op(s.b, s.node).attr("axis", -1)
+    return s.again(s.only(0), *s.x[1:], axis=_shifted([axis], s.rank(0))[0])
 
 
 def _reduce(s: BatchedNode) -> Var:
@@ -116,7 +115,7 @@ def _concat(s: BatchedNode) -> Var:
 def _compress(s: BatchedNode) -> Var:
     if "axis" not in s.node.attributes:
         raise Unstackable
-    return _along(0)(s)
+    return s.again(s.only(0), *s.x[1:], axis=_shifted([s.int_attr("axis", 0)], s.rank(0))[0])
 
 
 def _dft(s: BatchedNode) -> Var:
@@ -217,29 +216,18 @@ def _length(x: Var) -> int:
     return x.shape[0]
 
 
-#: What gives each element of its result from one element of each operand, which broadcast.
-ELEMENTWISE = """
-    Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast Ceil Celu Cos
-    Cosh Div Elu Equal Erf Exp Floor Gelu Greater
-    GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul
-    Neg Not Or Pow Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh
-    ThresholdedRelu Where Xor""".split()  # noqa: SIM905
-_REDUCE = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()  # noqa: SIM905
-_LAST = "Hardmax LayerNormalization LogSoftmax LpNormalization RMSNormalization Softmax TopK".split()  # noqa: SIM905
-_ROWS = """
-    AveragePool MaxPool LpPool GlobalAveragePool GlobalMaxPool BatchNormalization GroupNormalization
-    InstanceNormalization LRN DepthToSpace SpaceToDepth Col2Im""".split()  # noqa: SIM905
-
-#: Elementwise in the first operand, which alone may be a stack; those that draw numbers draw for every direction.
+#: The first operand alone may be a stack. Operators that draw numbers draw for every direction.
 _ALIKE = "Bernoulli CastLike Clip Det Dropout RandomNormalLike RandomUniformLike".split()  # noqa: SIM905
 
-WRITE: dict[str, Write] = {
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
-    **{f"Reduce{name}": _reduce for name in _REDUCE},
-    **dict.fromkeys(_ROWS, rows),
-    **{name: _along(-1) for name in _LAST},
-    **{name: _along(0) for name in ("ArgMax", "ArgMin", "Split")},
-    **{name: _along(1) for name in ("DequantizeLinear", "QuantizeLinear")},
+#: By the kind of operator.
+_BY_KIND: dict[Kind, Write] = {
+    Kind.ELEMENTWISE: _elementwise,
+    Kind.REDUCTION: _reduce,
+    Kind.ALONG_AXIS: _along_axis,
+    Kind.ROWS: rows,
+}
+#: By operator, where the kind does not say it.
+_BY_NAME: dict[str, Write] = {
     **dict.fromkeys(_ALIKE, _alike),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent),
     "Compress": _compress,
@@ -272,5 +260,12 @@ WRITE: dict[str, Write] = {
     "Trilu": lambda s: s.again(s.only(0), *s.x[1:]),
     "Unsqueeze": _unsqueeze,
 }
-#: What gives sizes, which are the same in all directions.
+#: Operators that give sizes, which are the same in all directions.
 SIZES: dict[str, Write] = {"Shape": shape, "Size": size}
+
+
+def batching_rule(node: ir.Node) -> Write | None:
+    """The function that writes the stacked form of `node`. None: its operator has none."""
+    found = _BY_NAME.get(node.op_type) if not node.domain else None
+    kind = traits_of(node).kind
+    return found if found is not None or kind is None else _BY_KIND.get(kind)

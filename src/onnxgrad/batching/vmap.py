@@ -14,11 +14,12 @@ import onnx_ir as ir
 
 from onnxgrad.batching.batched_node import BatchedNode, Unstackable, repeated
 from onnxgrad.batching.masks import any_of, is_total, mask_of, selected
-from onnxgrad.batching.operator_rules import SIZES, WRITE
+from onnxgrad.batching.operator_rules import SIZES, batching_rule
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, scan
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import dependents, reads, subgraphs
-from onnxgrad.ir.subgraphs import cond, copy_of, empty, formal, give
+from onnxgrad.ir.subgraphs import cond, empty, formal, give
 
 
 def stack(
@@ -105,7 +106,7 @@ class Stacking:
             held = any(v in waiting.given for v in operands)
             if not held and not any(v in self.stacks for v in operands):
                 self._again(node)
-            elif held and node.op_type not in _WRITTEN:
+            elif held and not _has_rule(node):
                 waiting.add(node)
             else:
                 if held:
@@ -118,18 +119,19 @@ class Stacking:
             loops()
 
     def _write(self, node: ir.Node) -> None:
-        if node.domain or node.op_type not in _WRITTEN:
-            raise Unstackable
-        if node.op_type == "If":
+        of = "" if node.domain else node.op_type
+        if of == "If":
             self._branch(node)
-        elif node.op_type in ("Scan", "Loop"):
+        elif of in ("Scan", "Loop"):
             self._iterate(node)
-        else:
+        elif of in SIZES:
             step = BatchedNode(self.b, node, self.stacks, self.plain, self.count)
-            if node.op_type in SIZES:
-                self.plain[node.outputs[0]] = SIZES[node.op_type](step)
-                return
-            found = WRITE[node.op_type](step)
+            self.plain[node.outputs[0]] = SIZES[of](step)
+        else:
+            write = batching_rule(node)
+            if write is None:
+                raise Unstackable
+            found = write(BatchedNode(self.b, node, self.stacks, self.plain, self.count))
             self._keep(node.outputs, [found] if isinstance(found, Var) else found)
 
     def _keep(self, values: Iterable[ir.Value], found: Iterable[Var]) -> None:
@@ -145,30 +147,14 @@ class Stacking:
     def _again(self, node: ir.Node) -> None:
         """The same node once more."""
         inputs = [None if v is None else self.plain_of(v).value for v in node.inputs]
-        attributes = [self._copied(a) for a in node.attributes.values()]
+        copies = Copies(
+            {v: x.value for v, x in self.plain.items()} if subgraphs(node) else {}, self.b.names, self.b.noting
+        )
+        attributes = [copies.attribute(a) for a in node.attributes.values()]
         new = ir.Node(node.domain, node.op_type, inputs, attributes, num_outputs=len(node.outputs))
         for value, old in zip(new.outputs, node.outputs):
             value.type, value.shape = old.type, old.shape
         self.plain |= zip(node.outputs, self.b.append(new))
-
-    def _copied(self, a: ir.Attr) -> ir.Attr:
-        if a.type == ir.AttributeType.GRAPH:
-            _, graph = copy_of(self.b, a.as_graph())
-            self._read_plain(graph)
-            return ir.AttrGraph(a.name, graph)
-        return a
-
-    def _read_plain(self, graph: ir.Graph) -> None:
-        """Have `graph` read what was written again, in place of the original."""
-        for node in graph:
-            for i, v in enumerate(node.inputs):
-                if v in self.plain:
-                    node.replace_input_with(i, self.plain[v].value)
-            for inner in subgraphs(node):
-                self._read_plain(inner)
-        for i, v in enumerate(graph.outputs):
-            if v in self.plain:
-                graph.outputs[i] = self.plain[v].value
 
     # --- a loop over the directions ----------------------------------------------------------------
 
@@ -371,4 +357,5 @@ def _names(values: Iterable[ir.Value]) -> set[str | None]:
     return {d.value for v in values for d in v.shape or () if not isinstance(d, int)}
 
 
-_WRITTEN = {*WRITE, *SIZES, "If", "Scan", "Loop"}
+def _has_rule(node: ir.Node) -> bool:
+    return node.op_type in SIZES or node.op_type in ("If", "Scan", "Loop") or batching_rule(node) is not None

@@ -14,7 +14,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from onnxgrad import __version__, _startup
 from onnxgrad.cli import console
+from onnxgrad.cli.shield import shield
 from onnxgrad.errors import OnnxGradError, RuleError
+from onnxgrad.keywords import suggested_keyword
 
 BAD_INPUT, BUG, INTERRUPTED = 2, 3, 130
 
@@ -30,6 +32,7 @@ COMMANDS = {
     "predict": "Run MODEL over data and write what it gives for each row.",
     "evaluate": "Compare what MODEL predicts with labels: metrics, and for classes a table of each.",
     "info": "Say what MODEL reads and gives, how large it is, of which operators it consists, and how it is trained.",
+    "passes": "List the optimizations of the graph that a session of MODEL runs, and why others do not apply.",
     "explain": "Show which parts of a picture, or of a row of data, a prediction of MODEL depends on.",
     "export-step": "Write a training step, its halves, evaluation and inference as models, with the first state and a "
     "contract.",
@@ -51,7 +54,8 @@ class _Commands(TyperGroup):
         return given, found, rest
 
     def invoke(self, ctx: Any) -> Any:
-        warnings.showwarning = console.warn  # type: ignore[assignment]
+        shield()
+        warnings.showwarning = console.warn_once()
         logging.getLogger("onnx_ir").setLevel(logging.ERROR)
         try:
             return super().invoke(ctx)
@@ -77,7 +81,25 @@ class _Commands(TyperGroup):
 
 
 class _Grouped(TyperCommand):
-    """Lists options under the headings of their panels, in plain text."""
+    """Lists options under the headings of their panels, in plain text; an unknown option names the nearest one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # of click, whose classes typer has under another name
+            if hasattr(error, "option_name") and hasattr(error, "possibilities"):
+                error.possibilities = None
+                error.message = f"No such option: {error.option_name}; {self._near(ctx, error.option_name)}"  # type: ignore[attr-defined]
+            raise
+
+    def _near(self, ctx: Any, option: str) -> str:
+        """What to write instead of `option`."""
+        name = option.lstrip("-").replace("-", "_")
+        options = {o.removeprefix("--").replace("-", "_"): o for p in self.get_params(ctx) for o in p.opts}
+        training = sys.modules.get("onnxgrad.cli.train_options")  # imported by the commands that train
+        if training and name not in options and "optimizer" in options and (hint := training.other_spelling(name)):
+            return str(hint)
+        return suggested_keyword(name, options, options.__getitem__)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {}

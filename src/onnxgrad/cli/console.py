@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -42,9 +42,16 @@ def error(problem: object) -> None:
     _say("error", problem)
 
 
-def warn(message: Any, *_: Any) -> None:
-    """In place of ``warnings.showwarning``: one line, no source code."""
-    _say("warning", message)
+def warn_once() -> Callable[..., None]:
+    """Return a function in place of ``warnings.showwarning``: one line without source code, each text once."""
+    texts: set[str] = set()
+
+    def warn(message: Any, *_: Any) -> None:
+        if str(message) not in texts:
+            texts.add(str(message))
+            _say("warning", message)
+
+    return warn
 
 
 def _say(kind: str, what: object) -> None:

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import onnx_ir as ir
+
 from onnxgrad.cli import panels
+from onnxgrad.cli.console import console
+from onnxgrad.training.data.preprocessing import Preprocessing
+from onnxgrad.training.data.recipe import PreparationRecipe
 
 DataPath = Annotated[
     Path,
     panels.data(
         help="Data, arrays by name: .npz, a folder of .npy files, .csv, .tsv, .jsonl, .parquet, .arrow, or a folder "
-        "of pictures in a folder per class."
+        "of pictures in a folder per class; to predict, also pictures without classes, or one."
     ),
-]
-TokenizerFile = Annotated[
-    Path | None,
-    panels.data(
-        "--tokenizer",
-        help="tokenizer.json: a column of text becomes input_ids, attention_mask and token_type_ids, as the model has "
-        "them. --input input_ids=review says which column.",
-    ),
-]
-MaxLength = Annotated[
-    int | None,
-    panels.data("--max-length", help="The most tokens of a row. Default: what the model fixes, or else the tokenizer."),
 ]
 BatchSize = Annotated[int, panels.run(min=1, help="Rows that run at once.")]
 Threads = Annotated[int | None, panels.run(help="Default: one per physical core.")]
+
+
+def said_preprocessing(model: ir.Model, asked: PreparationRecipe) -> Preprocessing:
+    """The preprocessing that `model` was trained with; a line on standard error names the parts that are used.
+
+    Args:
+        model: as it was loaded.
+        asked: the settings of the command, which take the place of parts.
+    """
+    trained = Preprocessing.of(model)
+    used = replace(trained, inputs={n: f for n, f in trained.inputs.items() if n not in (asked.inputs or {})})
+    used = replace(used, images=None) if asked.image_mean and asked.image_std else used
+    used = replace(used, tokenizer="") if asked.tokenizer is not None else used
+    if used:
+        console(sys.stderr).print(f"as trained     {used}", soft_wrap=True, highlight=False)
+    return trained

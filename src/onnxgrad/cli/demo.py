@@ -10,12 +10,13 @@ import typer
 
 from onnxgrad.cli.console import console
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, check_paths, checkpoint_files, model_files
-from onnxgrad.cli.train_run import Job
+from onnxgrad.cli.train_run import Job, Outputs
 from onnxgrad.demo.tasks import TASKS
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.model_io import load_model, save_model
 from onnxgrad.training import LoRA, attach
 from onnxgrad.training.adapters.folder import files_in as adapter_files
+from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.spec.training_info import told
 
 
@@ -78,23 +79,27 @@ def demo(
     save_model(bare, before)
     shown = chosen.pictures
     training_model = attach(bare, **recipe)
+    keywords = {
+        "checkpoint": checkpoint,
+        "history": metrics,
+        "plot": plot,
+        "report": report,
+        "epochs": chosen.epochs if epochs is None else epochs,
+        "batch_size": chosen.batch_size,
+        "seed": seed,
+        "schedule": chosen.schedule,
+        "resume": resume,
+        "threads": threads,
+        "distributed": "none",
+    }
     job = Job(
-        model=training_model,
-        notes=told(training_model),
-        save_adapter=adapter,
+        training_model,
+        Recipe.of("demo", keywords, (*TRAINER, *FIT)),
         before=before,
         after=after,
-        checkpoint=checkpoint,
-        history=metrics,
-        plot=plot,
-        report=report,
-        epochs=chosen.epochs if epochs is None else epochs,
-        batch_size=chosen.batch_size,
-        seed=seed,
-        schedule=chosen.schedule,
-        resume=resume,
+        outputs=Outputs(save_adapter=adapter),
+        notes=told(training_model),
         restart=True,
-        threads=threads,
         pictures=None if shown is None else lambda before, after: shown(before, after, test),
     )
     job.run((training, f"the training data of {task}"), (test, f"the test data of {task}"))

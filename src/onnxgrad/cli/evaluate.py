@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from onnxgrad.cli import data_options, panels, train_options
+from onnxgrad.cli import data_options, panels
 from onnxgrad.cli.console import cell, console
+from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.errors import BadInput
 from onnxgrad.files import replacing
 from onnxgrad.model_io import load_model
 from onnxgrad.runtime import Options
-from onnxgrad.training.data import Images
+from onnxgrad.settings import settings_of
+from onnxgrad.training.build.recipe import LossRecipe
+from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.measure import METRICS
 from onnxgrad.training.measure import evaluate as measured
 from onnxgrad.training.measure.evaluate import Evaluated, as_json
@@ -25,6 +28,7 @@ from onnxgrad.training.measure.misses import confusion_picture, misses_picture
 MOST = 40
 
 
+@takes_flags(PreparationRecipe, LossRecipe, only=("labels", "prediction", *settings_of(PreparationRecipe)))
 def evaluate(
     model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
     data: data_options.DataPath,
@@ -34,18 +38,11 @@ def evaluate(
             help=f"Names with commas between them, of {', '.join(METRICS)}. Default: those usual for the task."
         ),
     ] = None,
-    labels: train_options.Labels = None,
-    prediction: train_options.Prediction = None,
-    inputs: train_options.Inputs = None,
     ignore_index: Annotated[int | None, panels.data(help="The label that does not count.")] = None,
     blank: Annotated[
         int,
         panels.data(help="The symbol that stands for nothing, for exact, cer and wer."),
     ] = 0,
-    image_mean: train_options.ImageMean = None,
-    image_std: train_options.ImageStd = None,
-    tokenizer: data_options.TokenizerFile = None,
-    max_length: data_options.MaxLength = None,
     batch_size: data_options.BatchSize = 256,
     threads: data_options.Threads = None,
     worst: Annotated[int, panels.output(min=0, help="List so many rows with the largest losses.")] = 0,
@@ -57,18 +54,24 @@ def evaluate(
         ),
     ] = None,
     as_one_line: Annotated[bool, panels.output("--json", help="Print JSON.")] = False,
+    **flags: Any,
 ) -> None:
     """Compare what MODEL predicts with labels: metrics, and for classes a table of each."""
+    opened = load_model(model)
+    given = read_flags(flags)
+    labelled = {name: given.pop(name, None) for name in ("labels", "prediction")}
+    preparation = PreparationRecipe(**given)
+    columns = preparation.inputs or {}
+    trained = data_options.said_preprocessing(opened, preparation)
     found = measured(
-        load_model(model),
+        opened,
         data,
         metrics=metrics,
-        labels=labels,
-        prediction=prediction,
-        inputs=train_options.inputs_of(inputs or ()),
-        images=Images(*train_options.normalization(image_mean, image_std)),
-        tokenizer=tokenizer,
-        max_length=max_length,
+        **labelled,
+        inputs=columns,
+        images=preparation.pictures(trained),
+        tokenizer=preparation.tokenizer,
+        max_length=preparation.max_length,
         ignore_index=ignore_index,
         blank=blank,
         batch_size=batch_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,19 +11,23 @@ import numpy as np
 import onnx_ir as ir
 import typer
 
-from onnxgrad.cli import train_options
+from onnxgrad.cli import data_options
 from onnxgrad.cli.console import console
+from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.path_clashes import MODEL, check_paths
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.figures import drawing, import_matplotlib, plain
 from onnxgrad.files import replacing
 from onnxgrad.function import Function
 from onnxgrad.ir.graph import named_values
 from onnxgrad.model_io import files_of, load_model, save_model
+from onnxgrad.runtime.trial import check_runs
 from onnxgrad.training.data import Data, Images
-from onnxgrad.training.data.images import SUFFIXES, Pictures
-from onnxgrad.training.loop.progress import check_plot
+from onnxgrad.training.data.labels import are_numbers, listed
+from onnxgrad.training.data.preprocessing import Preprocessing
+from onnxgrad.training.data.recipe import PreparationRecipe
+from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.measure.predict import chosen_outputs, fields_of
-from onnxgrad.training.metadata import class_names
 from onnxgrad.transforms.attribution import grad_cam, integrated_gradients, smooth_grad
 from onnxgrad.transforms.first_order import grad
 
@@ -36,6 +41,7 @@ class Method(enum.StrEnum):
     grad_cam = "grad_cam"
 
 
+@takes_flags(PreparationRecipe, only=("inputs", "image_mean", "image_std"))
 def explain(
     model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
     data: Annotated[Path, typer.Argument(help="A picture, or data as for predict.", metavar="PICTURE|DATA")],
@@ -50,7 +56,8 @@ def explain(
         ),
     ] = Method.integrated_gradients,
     class_: Annotated[
-        int | None, typer.Option("--class", help="Explain the score of this class. Default: the largest.")
+        str | None,
+        typer.Option("--class", help="Explain the score of this class, a name or a number. Default: the largest."),
     ] = None,
     of: Annotated[str | None, typer.Option(help="The output to explain. Default: the first of floats.")] = None,
     wrt: Annotated[str | None, typer.Option(help="The input to explain it by. Default: the first of floats.")] = None,
@@ -60,33 +67,37 @@ def explain(
     row: Annotated[int, typer.Option(min=0, help="Which row of data.")] = 0,
     steps: Annotated[int, typer.Option(min=1, help="Points that gradients are taken at.")] = 32,
     noise: Annotated[float, typer.Option(min=0, help="For smooth_grad: standard deviation.")] = 0.1,
-    inputs: train_options.Inputs = None,
-    image_mean: train_options.ImageMean = None,
-    image_std: train_options.ImageStd = None,
     save: Annotated[
         Path | None, typer.Option("--save-model", help="Where to write the model that explains, an .onnx.")
     ] = None,
+    **flags: Any,
 ) -> None:
     """Show which parts of a picture, or of a row of data, a prediction of MODEL depends on."""
     opened = load_model(model)
     if output.suffix.lower() not in (".png", ".npz"):
         raise BadInput(f"--output {output} is neither .png nor .npz")
     if output.suffix.lower() == ".png":
-        check_plot()
+        import_matplotlib()
     check_paths({MODEL: files_of(opened, model), "DATA": data}, {"--output": output, "--save-model": save}, force=None)
-    images = Images(*train_options.normalization(image_mean, image_std))
-    feeds = _row(opened, data, row, images, train_options.inputs_of(inputs or ()))
+    preparation = PreparationRecipe(**read_flags(flags))
+    columns = dict(preparation.inputs or {})
+    trained = data_options.said_preprocessing(opened, preparation)
+    feeds = _row(opened, data, row, preparation.pictures(trained), columns, trained)
     wrt = _float_input(opened, wrt)
     (output_name,) = chosen_outputs(opened, [of]) if of else [_first_float(opened.graph.outputs, "output")]
     scores = np.asarray(Function(opened, outputs=[output_name])(**feeds))
-    if class_ is None and scores.ndim > 1 and scores.shape[1] > 1:
-        class_ = int(scores[0].reshape(scores.shape[1], -1).max(1).argmax())
-    part = output_name if class_ is None else f"{output_name}[:, {class_}]"
+    count = scores.shape[1] if scores.ndim > 1 else 1
+    names = class_names(opened, [output_name], count if count > 1 else None)
+    number = None if class_ is None else _class_number(class_, names, count)
+    if number is None and count > 1:
+        number = int(scores[0].reshape(count, -1).max(1).argmax())
+    part = output_name if number is None else f"{output_name}[:, {number}]"
     layer = (layer or _last_maps(opened)) if method is Method.grad_cam else None
     explaining = _derived(opened, method, wrt, part, layer, steps, noise)
     found = np.asarray(Function(explaining)(**_completed(explaining, feeds)))[0]
     if save is not None:
         save_model(explaining, save)
+        check_runs(save, model)
     if method is Method.saliency:
         found = np.abs(found)
     with replacing(output) as temporary, temporary.open("wb") as file:
@@ -94,16 +105,26 @@ def explain(
             np.savez(file, attribution=found)
         else:
             _draw(file, np.asarray(feeds[wrt])[0], found, f"{method.value} of {part}")
-    names = class_names(opened)
-    shown = "" if class_ is None else f" class {names[class_] if names and class_ < len(names) else class_}"
+    shown = "" if number is None else f" class {names[number] if names and number < len(names) else number}"
     console().print(f"explained      {output}  ({method.value} of {part}{shown})", soft_wrap=True, highlight=False)
 
 
-def _row(model: ir.Model, path: Path, row: int, images: Images, inputs: dict[str, str]) -> dict[str, np.ndarray]:
+def _class_number(text: str, names: Sequence[str] | None, count: int) -> int:
+    """The number of the class `text`: by its name where the model has names, or else a number below `count`."""
+    if names and text in names:
+        return names.index(text)
+    if text.isdecimal() and int(text) < count and not (names and are_numbers(names)):
+        return int(text)
+    known = listed(names) if names else f"0 to {count - 1}"
+    raise BadInput(f"--class {text} is none of the classes of the model: {known}")
+
+
+def _row(
+    model: ir.Model, path: Path, row: int, images: Images | None, inputs: dict[str, str], trained: Preprocessing
+) -> dict[str, np.ndarray]:
     """What one run of the model reads: a picture, or a row of data."""
     fields = fields_of(model)
-    source: Any = {fields[0].name: Pictures([path], images)} if path.suffix.lower() in SUFFIXES else path
-    data = Data(source, fields, str(path), inputs=inputs)
+    data = Data(path, fields, str(path), images=images, inputs=inputs, trained=trained)
     if row >= len(data):
         raise BadInput(f"{path} has {len(data)} rows; there is no row {row}")
     (batch,) = data.batches(1, np.array([row]))
@@ -157,29 +178,26 @@ def _completed(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, np.nd
 
 def _draw(file: Any, shown: np.ndarray, found: np.ndarray, title: str) -> None:
     """What was explained beside its explanation; a row of numbers as bars."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    if shown.ndim < 2:
-        figure, axis = pyplot.subplots(figsize=(8, 3))
-        axis.bar(np.arange(found.size), found.ravel())
-        axis.set_xlabel("element")
-    else:
-        figure, (left, axis) = pyplot.subplots(1, 2, figsize=(8, 4))
-        planes = shown if shown.ndim == 2 else shown if shown.shape[-1] in (1, 3) else np.moveaxis(shown, 0, -1)
-        low, high = planes.min(), planes.max()
-        left.imshow(np.squeeze((planes - low) / ((high - low) or 1)), cmap="gray")
-        left.axis("off")
-        map_ = found
-        if found.ndim == 3:  # channels: what they say together
-            map_ = found.sum(-1 if found.shape[-1] in (1, 3) else 0)
-        most = np.abs(map_).max() or 1
-        signed = bool((map_ < 0).any())
-        axis.imshow(map_, cmap="RdBu_r" if signed else "magma", vmin=-most if signed else 0, vmax=most)
-        axis.axis("off")
-    axis.set_title(title, fontsize=8)
-    figure.tight_layout()
-    figure.savefig(file, format="png", dpi=100)
-    pyplot.close(figure)
+    with drawing() as new_figure:
+        if shown.ndim < 2:
+            figure = new_figure(figsize=(8, 3))
+            axis = figure.subplots()
+            axis.bar(np.arange(found.size), found.ravel())
+            axis.set_xlabel("element")
+        else:
+            figure = new_figure(figsize=(8, 4))
+            left, axis = figure.subplots(1, 2)
+            planes = shown if shown.ndim == 2 else shown if shown.shape[-1] in (1, 3) else np.moveaxis(shown, 0, -1)
+            low, high = planes.min(), planes.max()
+            left.imshow(np.squeeze((planes - low) / ((high - low) or 1)), cmap="gray")
+            left.axis("off")
+            map_ = found
+            if found.ndim == 3:  # channels: what they say together
+                map_ = found.sum(-1 if found.shape[-1] in (1, 3) else 0)
+            most = np.abs(map_).max() or 1
+            signed = bool((map_ < 0).any())
+            axis.imshow(map_, cmap="RdBu_r" if signed else "magma", vmin=-most if signed else 0, vmax=most)
+            axis.axis("off")
+        axis.set_title(plain(title), fontsize=8)
+        figure.tight_layout()
+        figure.savefig(file, format="png", dpi=100)

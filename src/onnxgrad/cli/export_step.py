@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import onnx
 import onnx_ir as ir
@@ -12,46 +12,43 @@ import typer
 
 from onnxgrad.cli import train_options
 from onnxgrad.cli.console import console
+from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, check_paths
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import files_of, load_model
+from onnxgrad.runtime.trial import check_runs
+from onnxgrad.settings import settings_of
 from onnxgrad.training import export_step as export
+from onnxgrad.training.build.recipe import LossRecipe, OptimizerRecipe, WeightsRecipe
 from onnxgrad.training.export.files import BESIDE, files_in
+from onnxgrad.training.loop.loop_recipe import LoopRecipe
+from onnxgrad.training.loop.recipe import Recipe
 
 
+@takes_flags(
+    *(LossRecipe, OptimizerRecipe, WeightsRecipe, LoopRecipe),
+    only=(*settings_of(LossRecipe, OptimizerRecipe, WeightsRecipe), "schedule"),
+)
 def export_step(
     model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the models, the state and the contract.")],
-    loss: train_options.Losses = None,
-    optimizer: train_options.Optimizer = None,
-    prediction: train_options.Prediction = None,
-    labels: train_options.Labels = None,
-    lr: train_options.Rate = None,
-    weight_decay: train_options.Decay = None,
-    momentum: train_options.Momentum = None,
-    schedule: train_options.Plan = "constant",
-    group: train_options.Groups = None,
-    clip_norm: train_options.ClipNorm = None,
-    clip_value: train_options.ClipValue = None,
-    ema: train_options.Ema = None,
-    train: train_options.Trainable = None,
-    freeze: train_options.Freeze = None,
-    freeze_bn: train_options.FreezeBn = False,
-    dropout: train_options.Dropout = None,
     head: train_options.Head = None,
     target: Annotated[
         str, typer.Option(help="web: for browsers, in operators that onnxruntime-web has on WebGPU; any: no such care.")
     ] = "any",
+    **flags: Any,
 ) -> None:
     """Write a training step, its halves, evaluation and inference as models, with the first state and a contract.
 
     A host needs an ONNX runtime and a loop; host.py, host.mjs and host.hpp, which are written beside them, are such
     hosts in Python, in JavaScript for Node and browsers, and in C++. The schedule is a part of the step.
     """
-    flags = train_options.chosen(locals())
+    given = read_flags(flags)
+    schedule = given.pop("schedule", None)
+    recipe = Recipe.of("export-step", given, (LossRecipe, OptimizerRecipe, WeightsRecipe))
     source: ir.Model | onnx.ModelProto = load_model(model)
     check_paths(
-        {MODEL: files_of(source, model), "--loss": train_options.files(loss or ())},
+        {MODEL: files_of(source, model), "--loss": train_options.files(recipe.loss.loss or ())},
         {},
         {OUTPUT: (output, files_in(output))},
     )
@@ -61,10 +58,12 @@ def export_step(
     assert isinstance(source, ir.Model)
     rates = None if schedule == "constant" else schedule
     try:
-        training = train_options.with_training(source, model, flags, 2, rates)
+        training = train_options.with_training(source, model, recipe, 2, rates)
     except BadInput:  # a loss that compares the examples of a batch cannot be had in parts
-        training = train_options.with_training(source, model, flags, 1, rates)
+        training = train_options.with_training(source, model, recipe, 1, rates)
     contract = export(training, output, target=target)
+    for about in contract["models"].values():
+        check_runs(output / about["file"], model)
     out = console()
     for name, about in contract["models"].items():
         out.print(f"{name:<14} {output / about['file']}", markup=False, highlight=False, soft_wrap=True)

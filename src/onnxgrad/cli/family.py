@@ -8,14 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from onnxgrad.cli import train_options
 from onnxgrad.cli.console import console
+from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.grad import Dims, dims_of
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, check_paths
 from onnxgrad.errors import BadInput
 from onnxgrad.interop import casadi, files
 from onnxgrad.model_io import files_of, load_model, training_info
+from onnxgrad.settings import settings_of
 from onnxgrad.training import attach, export_step
+from onnxgrad.training.build.recipe import LossRecipe, OptimizerRecipe
 from onnxgrad.training.export.files import files_in
 
 
@@ -26,6 +28,7 @@ class Reader(enum.StrEnum):
     runtime = "runtime"
 
 
+@takes_flags(LossRecipe, OptimizerRecipe, only=(*settings_of(LossRecipe), "optimizer", "learning_rate"))
 def family(
     model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the files.")],
@@ -38,20 +41,16 @@ def family(
         ),
     ] = Reader.runtime,
     name: Annotated[str | None, typer.Option(help="Of the function. Default: that of the file.")] = None,
-    loss: train_options.Losses = None,
-    optimizer: train_options.Optimizer = None,
-    prediction: train_options.Prediction = None,
-    labels: train_options.Labels = None,
-    lr: train_options.Rate = None,
-    dim: Dims = None,
+    dims: Dims = None,
+    **flags: Any,
 ) -> None:
     """Write MODEL and its derivatives to a folder, for programs that have no Python.
 
     With a loss, or of a model that carries training information, the training step goes to the folder `step` in it, as
     export-step writes it.
     """
-    attaching: dict[str, Any] = {"loss": loss, "optimizer": optimizer or "adam", "learning_rate": lr}
-    attaching |= {"output": prediction, "labels": labels}
+    attaching = read_flags(flags)
+    loss, optimizer = attaching.get("loss"), attaching.get("optimizer")
     opened = load_model(model)
     called = name or model.stem
     steps = reader is Reader.runtime and (bool(loss) or bool(training_info(opened)))
@@ -61,7 +60,7 @@ def family(
     if reader is Reader.casadi:
         if loss or optimizer:
             raise BadInput("--for casadi writes no training step; drop --loss and --optimizer")
-        written = casadi.family(opened, output, called, dims_of(dim))
+        written = casadi.family(opened, output, called, dims_of(dims))
     else:
         written = files.family(opened, output, called)
         if steps:

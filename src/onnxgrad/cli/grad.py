@@ -18,9 +18,12 @@ from onnxgrad.control_flow.checkpointing import Every, checkpointing
 from onnxgrad.custom import custom_rules
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import files_of, load_model, save_model, signature
+from onnxgrad.model_io.validity import complaint
 from onnxgrad.rules.registry import registry
+from onnxgrad.runtime.trial import check_runs
 from onnxgrad.transforms import first_order
 from onnxgrad.transforms.select_values import default_of
+from onnxgrad.wording import tensor_text
 
 
 class Transform(enum.StrEnum):
@@ -40,6 +43,7 @@ class Transform(enum.StrEnum):
 Dims = Annotated[
     list[str] | None,
     typer.Option(
+        "--dims",
         "--dim",
         help="How large a dimension is that the model leaves open, for --memory and sparse modes: N=64. Repeatable.",
     ),
@@ -109,7 +113,7 @@ def grad(
             help="What a run computes may take so much at a time (200MB): residuals that do not fit are computed anew."
         ),
     ] = None,
-    dim: Dims = None,
+    dims: Dims = None,
     force: Force = False,
 ) -> None:
     """Write MODEL with its derivative to another file."""
@@ -119,12 +123,18 @@ def grad(
         of = [f"{name}[:,{class_}]" for name in of or default_of(primal.graph)]
     with registry.straight_through(*straight_through or ()), custom_rules(*rule or ()), checkpointing(_period(every)):
         derived = getattr(first_order if hasattr(first_order, mode.value) else transforms, mode.value)(
-            primal, wrt=wrt, of=of or None, **({"shapes": _shapes(primal, dim)} if mode.value in _SPARSE else {})
+            primal, wrt=wrt, of=of or None, **({"shapes": _shapes(primal, dims)} if mode.value in _SPARSE else {})
         )
     plan = None
     if memory is not None:
-        derived, plan = transforms.rematerialize(derived, memory, dims=dims_of(dim))
+        derived, plan = transforms.rematerialize(derived, memory, dims=dims_of(dims))
     files = save_model(derived, output)
+    try:
+        check_runs(output, model)
+    except BadInput as error:
+        if why := complaint(primal):
+            raise BadInput(f"the model is not valid: {why}") from error
+        raise
     _summary(primal, derived, files)
     if plan is not None:
         console().print(f"memory: {plan}", markup=False, highlight=False, soft_wrap=True)
@@ -133,13 +143,13 @@ def grad(
 _SPARSE = (Transform.sparse_jacobian, Transform.sparse_hessian)
 
 
-def _shapes(model: ir.Model, dim: Sequence[str] | None) -> dict[str, list[int]]:
-    """The shapes of those inputs that ``--dim`` names a dimension of."""
-    sizes, found = dims_of(dim), {}
+def _shapes(model: ir.Model, dims: Sequence[str] | None) -> dict[str, list[int]]:
+    """The shapes of those inputs that ``--dims`` names a dimension of."""
+    sizes, found = dims_of(dims), {}
     for v in model.graph.inputs:
-        dims = [sizes.get(str(d), d) for d in v.shape or ()]
+        shape = [sizes.get(str(d), d) for d in v.shape or ()]
         if any(str(d) in sizes for d in v.shape or ()):
-            found[v.name or ""] = [d for d in dims if isinstance(d, int)]
+            found[v.name or ""] = [d for d in shape if isinstance(d, int)]
     return found
 
 
@@ -179,5 +189,4 @@ def _summary(primal: ir.Model, derived: ir.Model, files: list[Path]) -> None:
 
 
 def _type(value: ir.Value) -> str:
-    dims = "?" if value.shape is None else ", ".join(str(d) for d in value.shape)
-    return f"{value.dtype.name.lower() if value.dtype else '?'}({dims})"
+    return tensor_text(value.dtype, value.shape)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
 import onnx_ir as ir
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from onnxgrad.cli.console import cell, console
+from onnxgrad.errors import OnnxGradError, json_text
 from onnxgrad.model_io import files_of, load_model, training_info
-from onnxgrad.training.metadata import class_names
+from onnxgrad.training import attach
+from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.spec.training_info import told
+from onnxgrad.wording import tensor_text
+
+#: Bytes of a model whose weights are not looked at.
+LARGE = 10**9
 
 
 def info(
@@ -26,19 +29,17 @@ def info(
     opened = load_model(model)
     found = described(opened, sum(p.stat().st_size for p in files_of(opened, model)))
     if as_json:
-        print(json.dumps(found, ensure_ascii=False))
+        print(json_text(found))
         return
     out = console()
-    table = Table(box=None, pad_edge=False)
-    for column in ("", "name", "type"):
-        table.add_column(column, no_wrap=True)
-    for what in ("inputs", "outputs"):
-        for value in found[what]:
-            table.add_row(Text(what[:-1]), cell(value["name"]), cell(value["type"]))
-    out.print(table)
+    values = [(what[:-1], value["name"], value["type"]) for what in ("inputs", "outputs") for value in found[what]]
+    width = max((len(name) for _, name, _ in values), default=0)
+    for what, name, kind in values:
+        out.print(cell(f"{what:<10} {name:<{width}}  {kind}"), soft_wrap=True)
     weights, operators = found["weights"], found["operators"]
     lines = {
         "weights": f"{weights['count']} tensors, {weights['numbers']:,} numbers",
+        "trains": found["trains"],
         "file": f"{found['bytes'] / 1e6:.2f} MB, IR version {found['ir_version']}, "
         + ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in found["opsets"].items()),
         "made by": found["producer"],
@@ -61,6 +62,7 @@ def described(model: ir.Model, size: int) -> dict[str, Any]:
         "inputs": [_value(v) for v in graph.inputs if v.name not in graph.initializers],
         "outputs": [_value(v) for v in graph.outputs],
         "weights": {"count": len(weights), "numbers": sum(v.const_value.size for v in weights if v.const_value)},
+        "trains": _trains(model, size),
         "bytes": size,
         "ir_version": model.ir_version,
         "opsets": dict(model.opset_imports),
@@ -72,8 +74,19 @@ def described(model: ir.Model, size: int) -> dict[str, Any]:
     }
 
 
+def _trains(model: ir.Model, size: int) -> str:
+    """The weights of the first float output that train by default, in words; empty for a model of more than 1 GB."""
+    floats = [v.name for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+    if training_info(model) or not floats or size > LARGE:
+        return ""
+    try:
+        notes = told(attach(model, loss="mse", output=floats[0]))
+    except OnnxGradError as error:
+        return f"nothing: {str(error).partition(chr(10))[0]}"
+    return next((note.removeprefix("trains ") for note in notes if note.startswith("trains ")), "")
+
+
 def _value(value: ir.Value) -> dict[str, Any]:
     dims = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
     kind = "?" if value.dtype is None else value.dtype.name.lower()
-    shown = "…" if dims is None else ", ".join("?" if d is None else str(d) for d in dims)
-    return {"name": value.name, "type": f"{kind}[{shown}]", "dtype": kind, "shape": dims}
+    return {"name": value.name, "type": tensor_text(value.dtype, dims), "dtype": kind, "shape": dims}

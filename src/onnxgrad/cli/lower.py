@@ -11,6 +11,7 @@ import typer
 from onnxgrad.cli.console import console
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, Force, check_paths
 from onnxgrad.model_io import files_of, load_model, save_model, training_info
+from onnxgrad.runtime.trial import check_runs
 from onnxgrad.training import lower_gradients
 from onnxgrad.transforms.gradient_node import DOMAIN
 
@@ -29,8 +30,10 @@ def lower(
     check_paths({MODEL: files_of(source, model)}, {OUTPUT: output}, force=force)
     lowered = lower_gradients(source)
     files = save_model(lowered, output)
+    check_runs(output)
+    count = _count(source)
     console().print(
-        f"{_count(source)} operators of {DOMAIN} written out; {sum(len(g) for g in lowered.graphs())} nodes"
+        f"{count} operator{'s' * (count != 1)} of {DOMAIN} written out; {sum(len(g) for g in lowered.graphs())} nodes"
         f"{_entries(lowered)}; written to {', '.join(map(str, files))}",
         markup=False,
     )
@@ -46,4 +49,5 @@ def _entries(model: ir.Model) -> str:
     infos = training_info(model)
     if not infos:
         return ""
-    return f" and {sum(len(i.algorithm.node) for i in infos)} in {len(infos)} training entries"
+    entries = "1 training entry" if len(infos) == 1 else f"{len(infos)} training entries"
+    return f" and {sum(len(i.algorithm.node) for i in infos)} in {entries}"

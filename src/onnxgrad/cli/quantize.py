@@ -2,165 +2,120 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from onnxgrad.cli import panels, train_callbacks, train_options
+from onnxgrad.cli import panels, train_options
 from onnxgrad.cli.console import console
+from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.path_clashes import GOING, MODEL, OUTPUT, Force, check_paths, checkpoint_files
-from onnxgrad.cli.train_run import Job
+from onnxgrad.cli.train_run import Job, Outputs, Quiet, Restart
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import files_of, load_model, save_model
-from onnxgrad.training.data import Images
+from onnxgrad.runtime.trial import check_runs
+from onnxgrad.settings import settings_of
+from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.loop.quantize import ROWS, quantized
+from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loop.train import balanced
 from onnxgrad.training.quantization.fold import folded
-from onnxgrad.training.quantization.place import ACTIVATIONS, CALIBRATIONS, ROUNDINGS, WEIGHTS, Scheme
+from onnxgrad.training.quantization.place import Scheme
 from onnxgrad.training.spec.training_info import told
 
-#: Flags that mean something without --qat.
-_ALWAYS = {
-    *("model", "data", "output", "weights", "activations", "per_tensor", "block_size", "calibration", "rounding"),
-    "rows",
-    *("operators", "exclude", "inputs", "image_mean", "image_std", "force", "qat"),
-}
+#: Settings of training with --qat.
+_TRAINING = (
+    *("validation", "validation_split", "loss", "optimizer", "prediction", "labels", "learning_rate", "weight_decay"),
+    *("momentum", "schedule", "groups", "clip_norm", "trainable", "freeze", "epochs", "batch_size", "seed", "threads"),
+    *("checkpoint", "resume", "save_training", "history"),
+)
 
 
+@takes_flags(
+    *(Scheme, *FIT, *TRAINER, Outputs),
+    only=(*settings_of(Scheme), "inputs", "image_mean", "image_std", *_TRAINING),
+    schedule="cosine",
+)
 def quantize(
     context: typer.Context,
     model: Annotated[Path, typer.Argument(help="The ONNX model, in floats.", metavar="MODEL.onnx")],
     data: Annotated[
         Path,
         panels.data(
-            help="What the model reads, and labels with --qat: .npz, a folder of .npy files, .csv, .tsv, .jsonl, "
-            ".parquet, .arrow, or a folder of pictures in a folder per class."
+            help="Data for the inputs of the model, and labels with --qat: .npz, a folder of .npy files, .csv, .tsv, "
+            ".jsonl, .parquet, .arrow, or a folder of pictures in a folder per class."
         ),
     ],
     output: Annotated[Path, panels.output("-o", "--output", help="Where to write the quantized model.")],
-    weights: Annotated[str, panels.model(help=f"{', '.join(WEIGHTS)}.")] = "int8",
-    activations: Annotated[str, panels.model(help=f"{', '.join(ACTIVATIONS)}.")] = "uint8",
-    per_tensor: Annotated[
-        bool, panels.model("--per-tensor", help="One scale for each weight, instead of one per output channel.")
-    ] = False,
-    block_size: Annotated[
-        int | None,
-        panels.model(help="Quantize only the weights of MatMul, to 4 bits, in blocks of so many rows: 32."),
-    ] = None,
-    calibration: Annotated[
-        str, panels.model(help=f"How a range follows from what an activation is: {', '.join(CALIBRATIONS)}.")
-    ] = "minmax",
-    rounding: Annotated[
-        str, panels.model(help=f"Of weights: {', '.join(ROUNDINGS)} (by what the layer gives over the rows).")
-    ] = "nearest",
     rows: Annotated[int, panels.data(min=1, help="So many rows, the first, decide the ranges of activations.")] = ROWS,
-    operators: Annotated[
-        list[str] | None,
-        panels.model("--operator", help="Quantize nodes of this type: Conv. Repeatable. Default: all that can be."),
-    ] = None,
-    exclude: Annotated[
-        list[str] | None, panels.model(help="Not this node: a name, or a glob. Repeatable.", metavar="NODE")
-    ] = None,
-    inputs: train_options.Inputs = None,
-    image_mean: train_options.ImageMean = None,
-    image_std: train_options.ImageStd = None,
-    force: Force = False,
     qat: Annotated[
         bool,
         panels.run("--qat", help="Train the quantized model: straight through the rounding, with learned scales."),
     ] = False,
-    validation: train_options.Validation = None,
-    validation_split: train_options.ValidationSplit = None,
-    loss: train_options.Losses = None,
-    optimizer: train_options.Optimizer = None,
-    prediction: train_options.Prediction = None,
-    labels: train_options.Labels = None,
-    lr: train_options.Rate = None,
-    weight_decay: train_options.Decay = None,
-    momentum: train_options.Momentum = None,
-    schedule: train_options.Plan = "cosine",
-    group: train_options.Groups = None,
-    clip_norm: train_options.ClipNorm = None,
-    train: train_options.Trainable = None,
-    freeze: train_options.Freeze = None,
-    epochs: train_options.Epochs = 10,
-    batch_size: train_options.BatchSize = 32,
-    seed: train_options.Seed = 0,
-    threads: train_options.Threads = None,
-    checkpoint: train_options.CheckpointFolder = None,
-    resume: train_options.Resume = False,
-    restart: train_options.Restart = False,
-    save_training: Annotated[
-        Path | None, panels.output(help="Where to write the training model as it stands at the end.")
-    ] = None,
-    history: train_callbacks.HistoryFile = None,
-    quiet: train_options.Quiet = False,
+    restart: Restart = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    **flags: Any,
 ) -> None:
     """Quantize MODEL as ONNX Runtime does, and train the quantized model if asked to.
 
     The result has QuantizeLinear and DequantizeLinear nodes, which ONNX Runtime runs with kernels for integers. A model
     that is quantized already is trained by `train`, as it is.
     """
-    flags = train_options.chosen(locals())
     if not qat:
         _refuse_training(context)
-    scheme = Scheme(
-        weights, activations, not per_tensor, block_size, calibration, rounding, operators or (), exclude or ()
-    )
+    given = read_flags(flags)
+    given.setdefault("checkpoint", output.parent / f"{output.stem}.checkpoint")
+    scheme = Scheme(**{name: given.pop(name) for name in settings_of(Scheme) if name in given})
+    outputs = Outputs(given.pop("save_training", None))
+    recipe = Recipe.of("quantize", {"distributed": "none", **given}, (*TRAINER, *FIT))
     source = load_model(model)
-    checkpoint = checkpoint or output.parent / f"{output.stem}.checkpoint"
+    checkpoint, history = given["checkpoint"], given.get("history")
     check_paths(
         {
             MODEL: files_of(source, model),
             "--data": data,
-            "--validation": validation,
-            "--loss": train_options.files(loss or ()),
+            "--validation": recipe.data.validation,
+            "--loss": train_options.files(recipe.loss.loss or ()),
         },
-        {OUTPUT: output, GOING: save_training, "--history": history},
+        {OUTPUT: output, GOING: outputs.save_training, "--history": history},
         {"--checkpoint": (checkpoint, checkpoint_files(checkpoint))} if qat else {},
         force=force,
     )
-    images = Images(*train_options.normalization(image_mean, image_std))
-    columns = train_options.inputs_of(inputs or ())
-    arrays, held_out = train_options.opened(data, validation, validation_split, images, columns, labels)
-    for flag in ("--loss", "--optimizer") if qat else ():
-        if not flags[flag]:
-            raise BadInput(f"--qat trains the quantized model; say which {flag[2:]} to use with {flag}")
+    trained, labels = Preprocessing.of(source), recipe.loss.labels
+    arrays, held_out = train_options.opened(data, recipe.data, recipe.data.pictures(trained), labels, trained.inputs)
+    if qat and not recipe.loss.loss:
+        raise BadInput("--qat trains the quantized model; say which loss to use with --loss")
     ready = quantized(source, arrays, scheme, rows=rows, name=str(data))
     if not qat:
         save_model(folded(ready), output)
+        check_runs(output, model)
         line = f"{'quantized':<14} {output}  {_size(output)}, {_size(model)} before"
         console().print(line, markup=False, highlight=False, soft_wrap=True)
         return
-    flags["--loss"] = balanced(flags["--loss"], source, arrays, labels)
-    training = train_options.with_training(ready, model, flags, 1)
-    Job(
-        model=training,
-        notes=told(training),
+    recipe = replace(recipe, loss=replace(recipe.loss, loss=balanced(recipe.loss.loss, source, arrays, labels)))
+    training = train_options.with_training(ready, model, recipe, 1)
+    job = Job(
+        training,
+        recipe.of_training_model(),
         before=model,
         after=output,
-        checkpoint=checkpoint,
-        save_training=save_training,
-        history=history,
-        epochs=epochs,
-        batch_size=batch_size,
-        seed=seed,
-        validation_split=validation_split,
-        schedule=schedule,
-        resume=resume,
+        outputs=outputs,
+        notes=told(training),
         restart=restart,
-        threads=threads,
         quiet=quiet,
         between="quantized",
-    ).run((arrays, str(data)), held_out)
+    )
+    job.run((arrays, str(data)), held_out)
 
 
 def _refuse_training(context: typer.Context) -> None:
     """Raise BadInput for a flag that says how to train, where nothing is."""
     for param in context.command.params:
         source: Any = context.get_parameter_source(param.name or "")
-        if param.name not in _ALWAYS and source is not None and source.name == "COMMANDLINE":
+        if param.name in (*_TRAINING, "restart", "quiet") and source is not None and source.name == "COMMANDLINE":
             raise BadInput(f"{param.opts[0]} says how to train, which --qat asks for")
 
 

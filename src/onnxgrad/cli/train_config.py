@@ -8,17 +8,22 @@ from __future__ import annotations
 import enum
 import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from onnxgrad.cli import panels
-from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.cli.train_options import other_spelling
+from onnxgrad.errors import BadInput, is_unicode
 from onnxgrad.files import open_ordinary
+from onnxgrad.keywords import suggested_keyword
 
 #: The file beside the checkpoint of a run that repeats it.
 REPLAY = "run.toml"
+#: Bytes of a file of flags.
+_LARGEST = 1 << 20
 #: What repeating a run does not repeat.
 _ONCE = {"resume", "restart", "accept_changes", "force", "config", "find_lr", "quiet", "model", "distributed"}
 
@@ -29,15 +34,22 @@ def _read(context: typer.Context, path: Path | None) -> Path | None:
         return None
     try:
         with open_ordinary(path) as file:
-            given = tomllib.loads(file.read().decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read {str(path)!r} as TOML: {error}") from error
-    flags = {_flag(parameter): parameter for parameter in context.command.params if _flag(parameter)}
+            text = file.read(_LARGEST + 1)
+        if len(text) > _LARGEST:
+            raise BadInput(f"{str(path)!r} is no file of flags: it has more than {_LARGEST} bytes")
+        given = tomllib.loads(text.decode())
+    except RecursionError as error:
+        raise BadInput(f"cannot read {str(path)!r} as TOML: it is nested too deeply") from error
+    except BadInput:
+        raise
+    except ValueError as error:  # tomllib's own are among these
+        raise BadInput(f"cannot read {str(path)!r} as TOML: {_short(str(error))}") from error
+    flags = {flag: parameter for parameter in context.command.params for flag in _flags(parameter)}
     defaults = {}
     for key, value in given.items():
         flag = flags.get(key.replace("_", "-"))
         if flag is None or flag.name == "config":
-            raise UnknownName(key, flags, "flag")
+            raise BadInput(f"no flag named {_short(key)!r}; {_near(_short(key), flags)}")
         if isinstance(value, dict):
             raise BadInput(f"{str(path)!r} has a table {key!r}; flags stand outside of tables")
         defaults[flag.name] = value
@@ -54,23 +66,35 @@ Config = Annotated[
         "--config",
         is_eager=True,
         callback=_read,
-        help="A TOML file with flags: lr = 1e-3. Every run writes its own, run.toml in the folder of its checkpoint.",
+        help="A TOML file with flags: learning_rate = 1e-3. Every run writes its own: run.toml, beside its checkpoint.",
     ),
 ]
 
 
 def written(context: typer.Context) -> str:
     """The TOML that repeats the command of `context`; flags that are what they are by default are left out."""
-    lines = []
+    lines: list[str] = []
     for parameter in context.command.params:
         value, flag = context.params.get(parameter.name or ""), _flag(parameter)
         if flag and parameter.name not in _ONCE and value not in (None, (), []) and value != parameter.default:
-            lines.append(f"{flag} = {_toml(value)}")
+            line = f"{flag} = {_toml(value)}"
+            lines.append(line if is_unicode(line) else f"# {flag}: the name is not UTF-8, which TOML cannot hold")
     return "\n".join(lines) + "\n"
 
 
+def _near(key: str, flags: Mapping[str, Any]) -> str:
+    names = {flag.replace("-", "_"): repr(flag) for flag in flags}
+    name = key.replace("-", "_")
+    return other_spelling(name) or suggested_keyword(name, names, names.__getitem__)
+
+
+def _flags(parameter: Any) -> list[str]:
+    """The long names of a parameter without ``--``: the first is that of the Python argument."""
+    return [o.removeprefix("--") for o in parameter.opts if o.startswith("--")]
+
+
 def _flag(parameter: Any) -> str:
-    return next((o.removeprefix("--") for o in parameter.opts if o.startswith("--")), "")
+    return next(iter(_flags(parameter)), "")
 
 
 def _toml(value: Any) -> str:
@@ -82,4 +106,9 @@ def _toml(value: Any) -> str:
         return repr(value)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(str(value.absolute() if isinstance(value, Path) else value), ensure_ascii=False)
+    text = json.dumps(str(value.absolute() if isinstance(value, Path) else value), ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")  # which TOML does not have in strings, and JSON does
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:79]}…"

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from onnxgrad.errors import shown
 from onnxgrad.training import Trainer
 from onnxgrad.training.data import Data
 from onnxgrad.training.parallel.joining import processors
 
+#: Classes whose rows are counted in a line.
+MOST = 12
+
 
 def summary(
-    trainer: Trainer, rows: Data, held_out: Data | None, epochs: int, batch_size: int, schedule: str
+    trainer: Trainer, rows: Data, held_out: Data | None, epochs: int, batch_size: int, schedule: Any
 ) -> list[str]:
     """Which array feeds which input, the rates, how long it runs, and on what."""
     step, options = trainer.step, trainer.options
@@ -24,14 +29,31 @@ def summary(
     threads = options.threads or processors()
     own, whole = trainer.optimizer_bytes
     shared = f"; {_amount(own)} of {_amount(whole)} of the optimizer's state"
-    several = "" if trainer.ranks is None else f"{trainer.ranks.size} ranks, each "
+    ranks = trainer.strategy.ranks.size
+    several = f"{ranks} ranks, each " if ranks > 1 else ""
     lines = {
         "data": f"{len(rows):,} rows{held}; {fed}",
-        "rates": f"{rates}, schedule {schedule}" if rates else "",
+        "classes": _classes(trainer, rows),
+        "keeps": str(trainer.preprocessing),
+        "rates": f"{rates}, schedule {schedule or 'constant'}" if rates else "",
         "run": f"{epochs} epochs of {-(-len(rows) // size):,} steps, {size} rows each",
-        "on": f"{several}{provider}, {threads} threads, {trainer.options.target}{shared if trainer.ranks else ''}",
+        "on": f"{several}{provider}, {threads} threads, {trainer.options.target}{shared if ranks > 1 else ''}",
     }
-    return [f"{name:<6} {text}" for name, text in lines.items() if text]
+    return [f"{name:<7} {text}" for name, text in lines.items() if text]
+
+
+def _classes(trainer: Trainer, rows: Data) -> str:
+    """The classes of the rows by name or number, and how many rows each has; empty for other labels."""
+    numbers, known = rows.labels, [f.ignored for f in rows.fields if f.indices]
+    if numbers is None or not known:
+        return ""
+    found, counts = np.unique(numbers[~np.isin(numbers, [n for n in known if n is not None])], return_counts=True)
+    names = rows.classes or trainer.classes
+    each = [
+        f"{shown(names[c]) if names and c < len(names) else c} {count:,}"
+        for c, count in zip(found[:MOST].tolist(), counts)
+    ]
+    return f"{len(found):,}: {', '.join(each)}{', …' if len(found) > MOST else ''}"
 
 
 def outcome(about: Mapping[str, Any]) -> list[str]:

@@ -8,10 +8,13 @@ from enum import Enum
 
 import onnx_ir as ir
 
-from onnxgrad.context import changed, current
+from onnxgrad.context import ScopedSetting
 from onnxgrad.errors import BadInput
 
 Every = int | str | None
+
+#: The states of an iteration that reverse mode saves; None: all residuals.
+_EVERY: ScopedSetting[Every] = ScopedSetting("checkpointing", None)
 
 #: where a node that was written for a policy remembers what to keep
 _KEPT = "onnxgrad.kept"
@@ -56,13 +59,13 @@ def checkpointing(every: Every) -> Iterator[None]:
     wrong = isinstance(every, bool) or not (every is None or every == "sqrt" or (isinstance(every, int) and every > 0))
     if wrong:
         raise BadInput(f"`every` is a number of steps from 1 on, 'sqrt' or None, not {every!r}")
-    with changed(every=every):
+    with _EVERY.changed(every):
         yield
 
 
 def segment_length(node: ir.Node) -> Every:
     """The length of the segments that `node` is still to be split into: a number from 2 on, or "sqrt"; else None."""
-    every = current().every
+    every = _EVERY.value
     return None if every in (None, 1) or _KEPT in node.meta or _KEPT in node.metadata_props else every
 
 
@@ -70,7 +73,7 @@ def save_policy(node: ir.Node) -> SavePolicy:
     """What `node` saves."""
     if node.metadata_props.get(_KEPT) == SavePolicy.STATES.name:
         return SavePolicy.STATES
-    return node.meta.get(_KEPT) or (SavePolicy.RESIDUALS if current().every is None else SavePolicy.STATES)
+    return node.meta.get(_KEPT) or (SavePolicy.RESIDUALS if _EVERY.value is None else SavePolicy.STATES)
 
 
 def set_save_policy(node: ir.Node | None, what: SavePolicy) -> None:

@@ -41,7 +41,7 @@ def _if_jvp(op: Op, tangents: Cotangents) -> list[Var | None]:
     return result
 
 
-@rule("If", wrt=(), jvp=_if_jvp)
+@rule("If", wrt=(), jvp=_if_jvp, total=True)  # if its branches are
 def branch(op: Op, g: object) -> dict[ir.Value, Var]:
     """y = then(c) if condition else other(c), c captured: the taken branch pulls g back to c"""
     given = dict(enumerate(g if isinstance(g, tuple) else (g,)))

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnxgrad.control_flow.iteration import ScanAxis
 from onnxgrad.control_flow.reverse_iteration import StepInput
 from onnxgrad.ir import Builder, Var, reshape_to, sum_to
-from onnxgrad.ir.constants import constant
+from onnxgrad.ir.match import constant, is_op, producer
 from onnxgrad.ir.shapes import same_dims
 from onnxgrad.rules.rule import add
 
@@ -83,8 +83,8 @@ def products(
 
 
 def _product(term: ir.Value, like: ir.Value, columns: Mapping[ir.Value, StepInput]) -> Product | None:
-    node = term.producer()
-    if like.shape is None or len(like.shape) != 2 or node is None or node.op_type != "Gemm" or node.domain:
+    node = producer(term, "Gemm")
+    if like.shape is None or len(like.shape) != 2 or node is None:
         return None
     operands, attrs = [v for v in node.inputs if v is not None], node.attributes
     if len(operands) != 2 or not attrs.get_int("transA") or attrs.get_int("transB"):
@@ -96,8 +96,8 @@ def _product(term: ir.Value, like: ir.Value, columns: Mapping[ir.Value, StepInpu
 
 
 def _row_sum(term: ir.Value, like: ir.Value, free: Mapping[ir.Value, ScanAxis]) -> RowSum | None:
-    node = term.producer()
-    if like.shape is None or len(like.shape) != 1 or node is None or node.op_type != "MatMul" or node.domain:
+    node = producer(term, "MatMul")
+    if like.shape is None or len(like.shape) != 1 or node is None:
         return None
     ones, rows = node.inputs
     if ones is None or rows is None or ones.shape is None or len(ones.shape) != 1 or not _is_ones(ones):
@@ -109,7 +109,7 @@ def _row_sum(term: ir.Value, like: ir.Value, free: Mapping[ir.Value, ScanAxis]) 
 def _is_ones(value: ir.Value) -> bool:
     """Whether all elements provably are 1."""
     node = value.producer()
-    if node is not None and node.op_type == "Expand" and not node.domain and node.inputs[0] is not None:
+    if is_op(node, "Expand") and node.inputs[0] is not None:
         value = node.inputs[0]
     number = constant(value)
     return number is not None and bool(np.all(number == 1))
@@ -122,7 +122,7 @@ def summed(o: Builder, parts: list[Product | RowSum], stacks: list[Var], like: V
 
 def _terms(total: ir.Value) -> Iterator[ir.Value]:
     node = total.producer()
-    if node is not None and node.op_type == "Add" and not node.domain:
+    if is_op(node, "Add"):
         for v in node.inputs:
             if v is not None:
                 yield from _terms(v)

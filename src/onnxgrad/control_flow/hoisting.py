@@ -12,15 +12,14 @@ import onnx_ir as ir
 
 from onnxgrad.control_flow.reverse_iteration import StepInput
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.constants import constant
 from onnxgrad.ir.graph import prune, values_read
+from onnxgrad.ir.match import constant, is_op
+from onnxgrad.ir.operators import traits_of
 from onnxgrad.ir.subgraphs import formal
 
-#: Operators that work element by element, on operands of the same shape.
-_ELEMENTWISE = frozenset(
-    {"Abs", "Add", "Cos", "Cosh", "Div", "Equal", "Exp", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Log"}
-    | {"Mul", "Neg", "Not", "Pow", "Reciprocal", "Sigmoid", "Sign", "Sin", "Sinh", "Sqrt", "Sub", "Tanh", "Where"}
-)
+#: Elementwise operators that stay in the step: a stack of another type, or of zeros and ones (the step function of a
+#: ReLU, see `rules.step_functions`), saves no work, and kernels take these together with what reads them.
+_KEPT = frozenset({"Cast", "CastLike", "HardSigmoid"})
 
 
 def hoist_elementwise(b: Builder, o: Builder, columns: Sequence[StepInput], own: Sequence[Var]) -> list[StepInput]:
@@ -36,7 +35,7 @@ def hoist_elementwise(b: Builder, o: Builder, columns: Sequence[StepInput], own:
         operands = _stacked(b, o, node, stacks, formals)
         if operands is None:
             continue
-        stack = o.append(ir.Node("", node.op_type, [x.value for x in operands], node.attributes.values()))[0]
+        stack = o.append(ir.Node(node.domain, node.op_type, [x.value for x in operands], node.attributes.values()))[0]
         out, first = node.outputs[0], next(stacks[v] for v in node.inputs if v in stacks)
         stacks[out] = ahead[node] = StepInput(out, stack.value, first.slot)
     added = []
@@ -57,7 +56,7 @@ def hoist_transposes(b: Builder, o: Builder, columns: Sequence[StepInput], own: 
     inside = {v for node in b.graph for v in node.outputs} | set(b.graph.initializers.values())
     inside |= {c.inner for c in columns} | {v.value for v in own}
     for node in b.graph:
-        if node.op_type == "Gemm" and not node.domain and node.attributes.get_int("transB"):
+        if is_op(node, "Gemm") and node.attributes.get_int("transB"):
             right = node.inputs[1]
             if right is not None and right not in inside:
                 node.replace_input_with(1, o.Transpose(Var(o, right), perm=[1, 0]).value)
@@ -68,7 +67,9 @@ def _stacked(
     b: Builder, o: Builder, node: ir.Node, stacks: dict[ir.Value, StepInput], formals: set[ir.Value]
 ) -> list[Var] | None:
     """The operands of `node` stacked over all steps, if it is elementwise on stacks and scalars; else None."""
-    if node.op_type not in _ELEMENTWISE or node.domain or node.outputs[0].is_graph_output():
+    if not traits_of(node).is_elementwise or len(node.outputs) != 1 or node.outputs[0].is_graph_output():
+        return None
+    if is_op(node, _KEPT):
         return None
     shape, operands, backwards = node.outputs[0].shape, [], set()
     for v in node.inputs:

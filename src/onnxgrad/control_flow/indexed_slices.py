@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.match import is_op
 from onnxgrad.rules.op import Op
 
 
@@ -54,7 +55,7 @@ def step_slices(op: Op, body: ir.Graph) -> list[StepSlice]:
     own = set(body.inputs) | set(body.initializers.values()) | {v for n in body for v in n.outputs}
     found = []
     for node in body:
-        if node.op_type != "Gather" or node.domain or node.inputs[0] not in op.active or node.inputs[0] in own:
+        if not is_op(node, "Gather") or node.inputs[0] not in op.active or node.inputs[0] in own:
             continue
         x, index = node.inputs
         offset = _offset(index, body.inputs[0], own)
@@ -69,7 +70,7 @@ def _offset(index: ir.Value | None, step: ir.Value, own: set[ir.Value]) -> tuple
     if index is step:
         return (None,)
     maker = None if index is None else index.producer()
-    if maker is not None and maker.op_type == "Add" and not maker.domain and step in maker.inputs:
+    if is_op(maker, "Add") and step in maker.inputs:
         (other,) = [v for v in maker.inputs if v is not step] or [step]
         if other is not None and other not in own and other.shape is not None and not len(other.shape):
             return (other,)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxgrad.engine.activity import active_values, is_differentiable, on_path, rule_of
+from onnxgrad.engine.activity import active_values, is_differentiable, on_path
+from onnxgrad.engine.resolve import rule_of
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.copies import Copies

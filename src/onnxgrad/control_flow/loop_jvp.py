@@ -6,6 +6,7 @@ from onnxgrad.control_flow.iteration import Iteration, loop, scan
 from onnxgrad.engine import forward
 from onnxgrad.ir import Var
 from onnxgrad.ir.graph import values_read
+from onnxgrad.ir.stops import explain_stop
 from onnxgrad.ir.subgraphs import formal, give
 from onnxgrad.rules.op import Op
 
@@ -58,7 +59,10 @@ def push(op: Op) -> list[Var | None]:
     else:
         pieces = [(Var(o, it.scanned[j]), it.ins[j]) for j in reads]
         pieces += [(Var(o, tangents[it.scanned[j]].value), it.ins[j]) for j in read]
-        results = scan(o, body, first, pieces, [it.outs[k] for k in outs])
+        with o.record() as nodes:
+            results = scan(o, body, first, pieces, [it.outs[k] for k in outs])
+        if op.node.name and explain_stop(op.node.name):  # fails where the primal does, and says the same
+            next(n for n in nodes if n.op_type == "Scan").name = o.names.exactly(f"d_{op.node.name}")
     tangent: list[Var | None] = [None] * len(op.node.outputs)
     for place, t in zip([*carried, *(it.count + k for k in outs)], results[len(kept) :]):
         tangent[place] = t

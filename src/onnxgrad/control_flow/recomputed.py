@@ -13,21 +13,28 @@ import onnx_ir as ir
 
 from onnxgrad.control_flow.checkpointing import SavePolicy, save_policy
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis
+from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import dependents, prune
+from onnxgrad.ir.match import is_op
 from onnxgrad.ir.names import Names
 from onnxgrad.ir.shapes import same_dim
-from onnxgrad.ir.subgraphs import rewired_node
 
 #: What a block must have in common with its way back: without one of these, there is little to be saved.
 _PRODUCTS = frozenset(["MatMul", "Gemm"])
 
 
-def give_results_on_the_way_back(graph: ir.Graph) -> None:
-    """Have the ways back of Scans of rows in `graph` give the results of these, in place, where that can be."""
-    scans = [n for n in graph if n.op_type == "Scan" and n.domain == ""]
-    rows = [n for n in scans if save_policy(n) is SavePolicy.STATES and Iteration.of(n).count == 0]
+def row_scans(graph: ir.Graph) -> list[ir.Node]:
+    """The Scans of `graph` over blocks of rows, which their ways back compute again."""
+    scans = [n for n in graph if is_op(n, "Scan")]
+    return [n for n in scans if save_policy(n) is SavePolicy.STATES and Iteration.of(n).count == 0]
+
+
+def give_results_on_the_way_back(graph: ir.Graph) -> int:
+    """Have the ways back of Scans of rows in `graph` give the results of these, where that can be; returns how many."""
+    scans = [n for n in graph if is_op(n, "Scan")]
     names: Names | None = None
-    for node in rows:
+    count = 0
+    for node in row_scans(graph):
         _ask_others(graph, node)
         made = dependents(graph, node.outputs)
         for back in scans[scans.index(node) + 1 :]:
@@ -36,9 +43,11 @@ def give_results_on_the_way_back(graph: ir.Graph) -> None:
                 names = names or Names.of_graph(graph)
                 if _merged(node, back, values, names):
                     graph.sort()
+                    count += 1
                     break
     if names is not None:
         prune(graph)
+    return count
 
 
 def _ask_others(graph: ir.Graph, scan: ir.Node) -> None:
@@ -49,7 +58,7 @@ def _ask_others(graph: ir.Graph, scan: ir.Node) -> None:
             break
         before += [v for v in node.outputs if v.shape is not None]
     for node in graph:
-        x = node.inputs[0] if node.op_type == "Shape" and node.domain == "" else None
+        x = node.inputs[0] if is_op(node, "Shape") else None
         if x is None or x not in made or x.shape is None:
             continue
         dims = list(x.shape[node.attributes.get_int("start", 0) : node.attributes.get_int("end", None)])
@@ -96,13 +105,14 @@ def _merged(node: ir.Node, back: ir.Node, values: dict[ir.Value, ir.Value], name
         copy = ir.Value(name=names.fresh("const"), type=own.type, shape=own.shape, const_value=own.const_value)
         body.register_initializer(copy)
         values[own] = copy
+    copies = Copies(values, names)
+    values = copies.values
     for inner in missing:
-        again = rewired_node(inner, values, names)
+        again = copies.unnamed(inner)
         again.name = names.fresh("row")
         for old, new in zip(inner.outputs, again.outputs):
-            new.name, new.type, new.shape = names.fresh(old.name or "row"), old.type, old.shape
+            new.name = names.fresh(old.name or "row")
         body.append(again)
-        values |= zip(inner.outputs, again.outputs)
     slots = [*Iteration.of(back).outs, *(slot.turned() for slot in it.outs)]
     for given, out in zip(it.given, node.outputs):
         identity = ir.Node("", "Identity", [values.get(given, given)], name=names.fresh("row"))

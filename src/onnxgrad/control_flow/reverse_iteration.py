@@ -14,7 +14,8 @@ import onnx_ir as ir
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, scan, stacked
 from onnxgrad.ir import Builder, Var, containers, same_shape
 from onnxgrad.ir.aliases import follow, known_as
-from onnxgrad.ir.infer.loops import always_goes_on
+from onnxgrad.ir.infer.loops import always_goes_on, elements
+from onnxgrad.ir.match import constant_tensor
 from onnxgrad.ir.subgraphs import cond, formal, give
 from onnxgrad.rules.op import Op
 
@@ -147,7 +148,9 @@ class Backwards:
         nexts = [b.var(v) for v in graph.outputs]
         parts = []
         for piece, slot in zip(nexts[len(self.carried) :], self.outs):  # put together outside, from a sequence
-            so_far = formal(b, ir.Value(name="", type=ir.SequenceType(piece.value.type)), "pieces")  # type: ignore[arg-type]
+            kind = ir.SequenceType(piece.value.type)  # type: ignore[arg-type]
+            shape = None if piece.shape is None else elements(piece.shape)
+            so_far = formal(b, ir.Value(name="", type=kind, shape=shape), "pieces")
             parts.append((so_far, b.SequenceInsert(so_far, piece, b.const(0) if slot.backwards else None)))
         ends = [*nexts[: len(self.carried)], *(longer for _, longer in parts)]
         kept = [v.value.shape for v in ends]
@@ -193,7 +196,7 @@ def _size(x: Var, axis: int) -> Var:
 def _at_least_once(node: ir.Node) -> bool:
     """Whether a Loop provably makes a step: ONNX Runtime fails on a Scan of zero steps."""
     trips = node.inputs[0]
-    known = None if trips is None or trips.is_graph_input() else ir.convenience.get_const_tensor(trips)
+    known = constant_tensor(trips)
     return known is not None and int(known.numpy().item()) > 0 and always_goes_on(node)
 
 

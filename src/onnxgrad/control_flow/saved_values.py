@@ -16,13 +16,12 @@ from onnxgrad.control_flow.reverse_iteration import StepInput
 from onnxgrad.engine.partial_eval import residuals
 from onnxgrad.ir import Builder
 from onnxgrad.ir.graph import ancestors, captured, dependents, reads, stand_in
+from onnxgrad.ir.operators import Moves, traits_of
 from onnxgrad.ir.subgraphs import copy_of, give
 from onnxgrad.rules.op import Op
 
-#: Operators that give what they read, in other shapes.
-_SHAPED = frozenset({"Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Split"})
-#: Operators that pick elements, or make tensors of what is in one number.
-_PICKED = _SHAPED | {"Gather", "Slice", "Cast", "CastLike", "Shape", "Expand", "Concat"}
+#: Operators besides those that move elements whose results are not stacked, but computed again.
+_CHEAP = frozenset({"Cast", "CastLike", "Shape"})
 
 
 def stack_saved(
@@ -110,14 +109,14 @@ def _moved(nodes: Iterable[ir.Node], states: set[ir.Value], varies: set[ir.Value
     own = {v for node in nodes for v in node.outputs}
     found: set[ir.Value] = set()
     for node in nodes:
-        picks = node.op_type in _PICKED and node.domain == ""
+        picks = traits_of(node).moves is not None or (node.op_type in _CHEAP and node.domain == "")
         if picks and all(v in found or (v not in own and v not in states) or v not in varies for v in reads(node)):
             found.update(node.outputs)
     return found
 
 
 def _is_shaped(node: ir.Node) -> bool:
-    return node.op_type in _SHAPED and node.domain == ""
+    return traits_of(node).moves_at_most(Moves.PERMUTATION)
 
 
 def _names(values: Iterable[ir.Value | None]) -> set[str]:

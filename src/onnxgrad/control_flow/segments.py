@@ -16,6 +16,7 @@ from onnxgrad.control_flow.checkpointing import SavePolicy, segment_length, set_
 from onnxgrad.control_flow.iteration import Iteration, ScanAxis, loop, scan
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.infer.loops import always_goes_on
+from onnxgrad.ir.match import constant_tensor
 from onnxgrad.ir.subgraphs import cond, copy_of, empty, formal, give
 from onnxgrad.lower.registry import replace
 
@@ -48,7 +49,7 @@ def _steps(node: ir.Node) -> int | None:
     """How many steps `node` makes, if the model says so."""
     if node.op_type == "Loop":
         trips = node.inputs[0]
-        held = None if trips is None or trips.is_graph_input() else ir.convenience.get_const_tensor(trips)
+        held = constant_tensor(trips)
         return None if held is None or not always_goes_on(node) else max(0, int(held.numpy().item()))
     it = Iteration.of(node)
     sizes = [x.shape[s.axis] for x, s in zip(it.scanned, it.ins) if x.shape is not None]

@@ -19,15 +19,16 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.context import changed, current
 from onnxgrad.custom.graph_rules import Graph, model_of, written
 from onnxgrad.engine import reverse
 from onnxgrad.errors import BadInput, NotDifferentiable, RuleError
 from onnxgrad.ir import Var
+from onnxgrad.ir.match import normal_domain
 from onnxgrad.model_io import load_model, open_model, save_model
-from onnxgrad.model_io.match_subgraphs import CUT_DOMAIN, Cut
+from onnxgrad.model_io.match_subgraphs import CUT_DOMAIN, TARGETS, Cut, RuleTargets
 from onnxgrad.model_io.save import to_proto
 from onnxgrad.rules.op import Op
+from onnxgrad.rules.registry import CUSTOM
 from onnxgrad.rules.rule import Cotangents, Function, Parts, Rule, add, listed, parameters
 
 #: Metadata of a rule that is kept in a file.
@@ -172,7 +173,7 @@ def _operator(text: str) -> tuple[str, str]:
     domain, _, name = text.rpartition("::")
     if not name:
         raise BadInput(f'an operator is named as "domain::Name", not {text!r}')
-    return ("" if domain == "ai.onnx" else domain), name
+    return normal_domain(domain), name
 
 
 @contextmanager
@@ -194,8 +195,9 @@ def custom_rules(*rules: CustomRule | str | os.PathLike) -> Iterator[None]:
         else:
             assert custom.operator is not None
             table[custom.operator] = custom.rule
-    now = current()
-    with changed(rules={**now.rules, **table}, subgraphs=(*now.subgraphs, *cuts)):
+    targets = TARGETS.value
+    targets = RuleTargets(targets.operators | set(table), (*targets.cuts, *cuts))
+    with CUSTOM.changed({**CUSTOM.value, **table}), TARGETS.changed(targets):
         yield
 
 
@@ -206,6 +208,7 @@ class _Custom(Rule):
     """
 
     kind = "rule"
+    is_custom = True
 
     def __init__(
         self, function: Function | None, jvp: Function | None, *, wrt: tuple[int, ...] | None, count: int | None

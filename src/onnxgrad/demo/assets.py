@@ -16,8 +16,7 @@ from pathlib import Path
 
 from onnxgrad import subprocesses
 from onnxgrad.errors import BadInput
-from onnxgrad.files import cache
-from onnxgrad.training.loop.checkpoint import replacing
+from onnxgrad.files import cache, replacing
 
 
 @dataclass(frozen=True)

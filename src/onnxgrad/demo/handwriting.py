@@ -17,6 +17,7 @@ import onnx
 
 from onnxgrad.demo.assets import Asset
 from onnxgrad.errors import BadInput
+from onnxgrad.figures import drawing
 from onnxgrad.training.loop.evaluation import plain_session
 from onnxgrad.training.loop.html_report import Picture
 from onnxgrad.training.measure.comparisons import Sequences
@@ -76,7 +77,7 @@ def _strips(pixels: np.ndarray, classes: np.ndarray, count: int, seed: int) -> d
     try:
         from PIL import Image
     except ImportError as error:
-        raise BadInput("the demo needs pillow: pip install 'onnxgrad[data]'") from error
+        raise BadInput("the demo needs pillow: pip install 'onnxgrad[train]'") from error
     chosen = np.random.default_rng(seed).integers(0, len(classes), (count, LENGTH))
     found = np.empty((count, 1, HEIGHT, LENGTH * WIDTH), np.float32)
     for strip, row in zip(found, chosen):
@@ -94,21 +95,18 @@ def read(model: Path, x: np.ndarray, known: list[str]) -> list[str]:
 
 def pictures(before: Path, after: Path, test: dict[str, np.ndarray]) -> list[Picture]:
     """Some strips of the test, with what each file reads in them."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     known = symbols(MODEL.path())
     x = test["x"][:SHOWN]
     readings = [read(path, x, known) for path in (before, after)]
-    figure = Figure(figsize=(9, SHOWN / 3 * 1.3), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, strip, *texts in zip(figure.subplots(SHOWN // 3, 3).ravel(), x, *readings):
-        axes.imshow(strip[0], cmap="gray")
-        axes.set_axis_off()
-        first, second = (_shown(t) for t in texts)
-        axes.set_title(f"before: {first}\nafter: {second}", fontsize=9, loc="left", parse_math=False)
-    target = io.BytesIO()
-    figure.savefig(target, format="png", dpi=110)
+    with drawing() as new_figure:
+        figure = new_figure(figsize=(9, SHOWN / 3 * 1.3), layout="constrained")
+        for axes, strip, *texts in zip(figure.subplots(SHOWN // 3, 3).ravel(), x, *readings):
+            axes.imshow(strip[0], cmap="gray")
+            axes.set_axis_off()
+            first, second = (_shown(t) for t in texts)
+            axes.set_title(f"before: {first}\nafter: {second}", fontsize=9, loc="left", parse_math=False)
+        target = io.BytesIO()
+        figure.savefig(target, format="png", dpi=110)
     return [Picture("Strips that training never saw, and what the files read", target.getvalue())]
 
 

@@ -19,6 +19,7 @@ import onnxruntime
 
 from onnxgrad.demo.assets import Asset
 from onnxgrad.errors import BadInput
+from onnxgrad.figures import drawing
 from onnxgrad.training.loop.evaluation import plain_session
 from onnxgrad.training.loop.html_report import Picture
 
@@ -72,7 +73,7 @@ def reviews() -> tuple[Arrays, Arrays]:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise BadInput("the demo needs tokenizers: pip install 'onnxgrad[reviews]'") from error
+        raise BadInput("the demo needs tokenizers: pip install 'onnxgrad[demo]'") from error
     texts, labels = sentences()
     with zipfile.ZipFile(TOKENIZER.path()) as archive:
         tokenizer = Tokenizer.from_str(archive.read("tokenizer.json").decode())
@@ -125,27 +126,24 @@ def _features(session: onnxruntime.InferenceSession, arrays: Arrays, size: int =
 
 def pictures(before: Path, after: Path, test: Arrays) -> list[Picture]:
     """Some sentences of the test, with what each file makes of them."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     said = []
     for path in (before, after):
         session = plain_session(path)
         rows = [{k: test[k][i][None] for k in ("input_ids", "attention_mask")} for i in range(SHOWN)]
         said.append([int(session.run(["logits"], row)[0].argmax()) for row in rows])
-    figure = Figure(figsize=(10, SHOWN * 0.45), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    axes.set_axis_off()
-    axes.set(xlim=(0, 1), ylim=(SHOWN, -1))
-    places = (0.0, 0.07, 0.14, 0.21)
-    for x, word in zip(places, ("people", "before", "after", "sentence")):
-        axes.text(x, -0.5, word, fontsize=9, weight="bold")
-    for i, (text, truth, *answers) in enumerate(zip(test["text"], test["labels"], *said)):
-        for x, answer in zip(places, (truth, *answers)):
-            colour = "black" if answer == truth else "tab:red"
-            axes.text(x, i + 0.4, "+" if answer else "−", fontsize=11, color=colour)
-        axes.text(places[3], i + 0.4, textwrap.shorten(text, 110), fontsize=8, parse_math=False)
-    target = io.BytesIO()
-    figure.savefig(target, format="png", dpi=110)
+    with drawing() as new_figure:
+        figure = new_figure(figsize=(10, SHOWN * 0.45), layout="constrained")
+        axes = figure.subplots()
+        axes.set_axis_off()
+        axes.set(xlim=(0, 1), ylim=(SHOWN, -1))
+        places = (0.0, 0.07, 0.14, 0.21)
+        for x, word in zip(places, ("people", "before", "after", "sentence")):
+            axes.text(x, -0.5, word, fontsize=9, weight="bold")
+        for i, (text, truth, *answers) in enumerate(zip(test["text"], test["labels"], *said)):
+            for x, answer in zip(places, (truth, *answers)):
+                colour = "black" if answer == truth else "tab:red"
+                axes.text(x, i + 0.4, "+" if answer else "−", fontsize=11, color=colour)
+            axes.text(places[3], i + 0.4, textwrap.shorten(text, 110), fontsize=8, parse_math=False)
+        target = io.BytesIO()
+        figure.savefig(target, format="png", dpi=110)
     return [Picture("Sentences that training never saw, and what the files make of them", target.getvalue())]

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from onnxgrad.errors import BadInput, TrainingError
+from onnxgrad.wording import tensor_text
 
 #: What can be summed over ranks.
 SUMMED = ("float32", "float64", "int32", "int64", "uint8")
@@ -159,4 +160,6 @@ def check_received(array: np.ndarray, bounds: Sequence[int], received: np.ndarra
     check(received)
     shape = (size, bounds[rank + 1] - bounds[rank])
     if (received.shape, received.dtype) != (shape, array.dtype):
-        raise BadInput(f"rank {rank} is given {array.dtype}{list(shape)}, not {received.dtype}{list(received.shape)}")
+        raise BadInput(
+            f"rank {rank} is given {tensor_text(array.dtype, shape)}, not {tensor_text(received.dtype, received.shape)}"
+        )

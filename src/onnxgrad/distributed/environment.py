@@ -18,9 +18,15 @@ from onnxgrad.errors import BadInput, UnknownName
 #: How ranks may be connected, by the name of what connects them.
 ENGINES: dict[str, Callable[[], Collective]] = {"torch": TorchEngine, "mpi": MPIEngine, "none": Alone}
 
-#: Variables that say how many ranks there are, of launchers of MPI: Open MPI, MPICH and Intel MPI, MVAPICH.
-_MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-_MPI_LOCAL = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
+#: Variables of ``torchrun`` without which ranks cannot find each other.
+_TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+#: Variables of launchers of MPI (Open MPI, MPICH and Intel MPI, MVAPICH): number of ranks, rank, ranks on this machine.
+_MPI = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"),
+    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+)
+_HINT = "\n  hint: start ranks by torchrun or mpiexec; to train in one process, unset "
 
 
 @dataclass(frozen=True)
@@ -43,20 +49,49 @@ class Launch:
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Launch:
-    """What the environment tells."""
-    if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys():
-        size, local, restarts = (
-            _number(environment, name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
-        )
-        job = environment.get("TORCHELASTIC_RUN_ID", "none")
-        job = "" if job == "none" else job
-        return Launch("torch" if size > 1 else "none", max(size, 1), max(local, 1), restarts, job)
-    size = max(_number(environment, name) for name in _MPI_SIZES)
-    if "PMIX_RANK" in environment or "PMI_RANK" in environment:  # of srun, which says the rest in words of its own
+    """Read from the variables of the environment how this process was started.
+
+    Raises:
+        BadInput: a variable of a launcher is missing, is no number, or contradicts another.
+    """
+    torch, mpi = _torch(environment), _mpi(environment)
+    if mpi.size > 1 and not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys():
+        return mpi
+    if torch.size > 1:
+        for name in _TORCH:
+            if not environment.get(name):
+                raise BadInput(f"WORLD_SIZE is {torch.size} in the environment, and {name} is missing{_HINT}WORLD_SIZE")
+    return torch
+
+
+def _torch(environment: Mapping[str, str]) -> Launch:
+    size, rank = (_number(environment, name) for name in ("WORLD_SIZE", "RANK"))
+    local, local_rank = (_number(environment, name) for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK"))
+    _check_rank("RANK", rank, "WORLD_SIZE", size)
+    _check_rank("LOCAL_RANK", local_rank, "LOCAL_WORLD_SIZE" if local else "WORLD_SIZE", local or size)
+    if _number(environment, "MASTER_PORT") > 65535:
+        raise BadInput(f"MASTER_PORT is {environment['MASTER_PORT']} in the environment, and ports end at 65535")
+    restarts = _number(environment, "TORCHELASTIC_RESTART_COUNT")
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys():
+        return Launch("torch", size) if size > 1 else Launch()
+    job = environment.get("TORCHELASTIC_RUN_ID", "none")
+    return Launch("torch" if size > 1 else "none", max(size, 1), max(local, 1), restarts, "" if job == "none" else job)
+
+
+def _mpi(environment: Mapping[str, str]) -> Launch:
+    found = [[_number(environment, name) for name in names] for names in _MPI]
+    size, local = (max(numbers[i] for numbers in found) for i in (0, 2))
+    if "PMIX_RANK" in environment or "PMI_RANK" in environment:  # of srun, whose own variables give the size
         size = max(size, _number(environment, "SLURM_NTASKS"))
-    if size < 2:
-        return Launch()
-    return Launch("mpi", size, max(1, *(_number(environment, name) for name in _MPI_LOCAL)))
+    for (size_name, rank_name, _), (own_size, rank, _) in zip(_MPI, found):
+        _check_rank(rank_name, rank, size_name, own_size or size)
+    return Launch("mpi", size, max(1, local)) if size > 1 else Launch()
+
+
+def _check_rank(name: str, rank: int, size_name: str, size: int) -> None:
+    if rank and rank >= size:
+        count = f"{size_name} is {size}" if size else f"{size_name} is missing"
+        raise BadInput(f"{name} is {rank} in the environment, and {count}: ranks count from 0{_HINT}{name}")
 
 
 _joined: dict[str, Collective] = {}
@@ -70,12 +105,12 @@ def join(engine: str | None = None) -> Collective:
 
     Raises:
         UnknownName: there is no such engine.
-        BadInput: it is not installed, or the ranks do not find each other.
+        BadInput: it is not installed, the ranks do not find each other, or `launched` refuses the environment.
     """
     name = launched().engine if engine is None else engine
     if name not in ENGINES:
         raise UnknownName(name, ENGINES, "engine of ranks")
-    if name == "torch" and not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+    if name == "torch" and not set(_TORCH) <= os.environ.keys():
         raise BadInput("ranks of torch.distributed are started by torchrun: torchrun --nproc-per-node 2 -m onnxgrad …")
     if name not in _joined:
         _joined[name] = ENGINES[name]()
@@ -83,5 +118,10 @@ def join(engine: str | None = None) -> Collective:
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
+    """The value of a variable; 0 if it is missing or empty."""
     text = environment.get(name, "")
-    return int(text) if text.isdecimal() else 0
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise BadInput(f"{name} is {text[:40]!r} in the environment, which is no number of a launcher{_HINT}{name}")
+    return int(text)

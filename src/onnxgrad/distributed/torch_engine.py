@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import threading
+import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -23,6 +26,8 @@ from onnxgrad.errors import BadInput
 
 #: Seconds between signs of life, and after how many without one a rank is taken for gone.
 BEAT, SILENCE = 1.0, 2.5
+#: Seconds after which a rank that waits for others to start says so.
+QUIET = 5.0
 
 
 class TorchEngine:
@@ -32,17 +37,18 @@ class TorchEngine:
     ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``.
 
     Args:
-        timeout: seconds to wait for the other ranks.
+        timeout: seconds to wait for the other ranks in an exchange.
+        joining: seconds to wait until all ranks have started.
 
     Raises:
         BadInput: there is no PyTorch, or one without torch.distributed, or the ranks do not find each other.
     """
 
-    def __init__(self, timeout: float = 1800.0) -> None:
+    def __init__(self, timeout: float = 1800.0, joining: float = 600.0) -> None:
         try:
             import torch
             import torch.distributed as dist
-            from torch.distributed import PrefixStore, rendezvous
+            from torch.distributed import PrefixStore
         except ImportError as error:
             raise BadInput("ranks of torchrun need PyTorch: pip install 'onnxgrad[torch]'") from error
         if not dist.is_available() or not dist.is_gloo_available():
@@ -52,17 +58,15 @@ class TorchEngine:
         try:
             self._is_ours = not dist.is_initialized()
             if self._is_ours:
-                store, self.rank, self.size = next(rendezvous("env://", timeout=wait))
-                attempt = os.environ.get(
-                    "TORCHELASTIC_RESTART_COUNT", "0"
-                )  # the store outlives the ranks of the last one
-                store = PrefixStore(f"onnxgrad/{attempt}/{self.size}", store)
+                store, self.rank, self.size = _meet(joining, wait)
                 dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=wait)
                 self._group: Any = dist.group.WORLD
             else:
                 store = dist.distributed_c10d._get_default_store()
                 self._group = dist.new_group(backend="gloo", timeout=wait)
                 self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        except BadInput:
+            raise
         except (RuntimeError, ValueError) as error:
             raise BadInput(f"the ranks do not find each other: {str(error).splitlines()[0]}") from error
         self._store = PrefixStore("onnxgrad", store)
@@ -214,3 +218,58 @@ class TorchEngine:
             return
         with suppress(RuntimeError, ValueError):
             self._dist.destroy_process_group(None if self._is_ours else group)
+
+
+def _meet(joining: float, wait: timedelta) -> tuple[Any, int, int]:
+    """The store of the rendezvous once all ranks have come there, the rank of this process, and the number of ranks.
+
+    Raises:
+        BadInput: `joining` seconds are over.
+    """
+    from torch.distributed import PrefixStore, rendezvous
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    waiting = _Waiting(f"rank {rank} of {size}", f"{host}:{port} (MASTER_ADDR, MASTER_PORT)", joining)
+    if rank > 0:  # PyTorch itself prints much while it cannot connect
+        while not _is_reachable(host, port):
+            waiting.go_on("rank 0, which does not answer")
+    # a world of one: the store is handed out at once, and who has come is counted here
+    store, *_ = next(rendezvous("env://", world_size=1, timeout=wait))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store outlives the ranks of the last one
+    store = PrefixStore(f"onnxgrad/{attempt}/{size}", store)
+    store.add("here", 1)
+    while (here := store.add("here", 0)) < size:
+        waiting.go_on(f"the others: {here} of {size} ranks are there")
+    return store, rank, size
+
+
+class _Waiting:
+    """The patience of a rank that waits for others to start: one warning, then an error."""
+
+    def __init__(self, who: str, where: str, seconds: float) -> None:
+        self.who, self.where, self.seconds = who, where, seconds
+        self._began, self._is_quiet = time.monotonic(), True
+
+    def go_on(self, what: str) -> None:
+        """Sleep for a moment. Raises BadInput once the time is over."""
+        waited = time.monotonic() - self._began
+        if waited > self.seconds:
+            raise BadInput(
+                f"{self.who} has waited {self.seconds:.0f} s at {self.where} for {what}\n"
+                "  hint: start all ranks by torchrun or mpiexec; to train in one process, unset WORLD_SIZE"
+            )
+        if self._is_quiet and waited > QUIET:
+            self._is_quiet = False
+            warnings.warn(
+                f"{self.who} waits at {self.where} for {what}; it gives up after {self.seconds:.0f} s", stacklevel=4
+            )
+        time.sleep(min(0.2, 0.002 + waited / 10))
+
+
+def _is_reachable(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True

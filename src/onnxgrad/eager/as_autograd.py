@@ -10,14 +10,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-import types
+from typing import Any
 
 import numpy
 
 from onnxgrad.eager import autograd
 
 
-def _modules() -> dict[str, types.ModuleType]:
+def _modules() -> dict[str, Any]:
     """The modules by the names that a program imports them by."""
     here = autograd.__name__
     names = {"": here, **{f".{n}": f"{here}.{n}" for n in ("builtins", "core", "extend", "misc", "test_util", "util")}}
@@ -28,7 +28,10 @@ def _modules() -> dict[str, types.ModuleType]:
     if importlib.util.find_spec("scipy"):
         parts = ("integrate", "linalg", "signal", "special", "stats", "stats.dirichlet", "stats.multivariate_normal")
         names |= {".scipy": "onnxgrad.eager.scipy", **{f".scipy.{n}": f"onnxgrad.eager.scipy.{n}" for n in parts}}
-    return {k: importlib.import_module(v) for k, v in names.items()} | {".numpy.random": numpy.random}
+    found = {k: importlib.import_module(v) for k, v in names.items()} | {".numpy.random": numpy.random}
+    if stats := found.get(".scipy.stats"):  # distributions are modules there
+        found |= {f".scipy.stats.{n}": getattr(stats, n) for n in stats.__all__}
+    return found
 
 
 def _install() -> None:

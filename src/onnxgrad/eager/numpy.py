@@ -16,15 +16,20 @@ from onnxgrad.eager.xp import fft as fft
 from onnxgrad.eager.xp import linalg as linalg
 from onnxgrad.eager.xp.creation import *
 from onnxgrad.eager.xp.dtypes import *
+from onnxgrad.eager.xp.editing import *
 from onnxgrad.eager.xp.elementwise import *
 from onnxgrad.eager.xp.indexing import *
 from onnxgrad.eager.xp.info import __array_namespace_info__ as __array_namespace_info__
 from onnxgrad.eager.xp.manipulation import *
+from onnxgrad.eager.xp.numpy_elements import *
 from onnxgrad.eager.xp.numpy_extras import *
+from onnxgrad.eager.xp.padding import *
+from onnxgrad.eager.xp.polynomials import *
 from onnxgrad.eager.xp.products import *
 from onnxgrad.eager.xp.reductions import *
 from onnxgrad.eager.xp.searching import *
 from onnxgrad.eager.xp.statistics import *
+from onnxgrad.eager.xp.ufunc_methods import attach as _attach_methods
 from onnxgrad.eager.xp.ufuncs import beyond as _beyond
 from onnxgrad.eager.xp.ufuncs import discrete as _discrete
 
@@ -76,7 +81,8 @@ class ndarray(metaclass=_Ndarray):  # noqa: N801
 
 
 __version__ = _np.__version__
-__getattr__ = _beyond(_np, "numpy", "use the functions of onnxgrad.eager.numpy")
+__getattr__ = _beyond(_np, "numpy")
+_attach_methods(globals())
 _attach(_sys.modules[__name__])
 
 __all__ = ["__array_namespace_info__", *(name for name in list(globals()) if not name.startswith("_"))]

@@ -7,31 +7,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import onnx_ir as ir
 
+from onnxgrad.engine.resolve import replacement, rule_of
 from onnxgrad.errors import NoDerivative, NoRule, NotDifferentiable
 from onnxgrad.ir.builder import FLOATS, Builder
 from onnxgrad.ir.graph import captured, reads
 from onnxgrad.ir.names import described
-from onnxgrad.ir.notes import notes, properties
-from onnxgrad.lower import expand
 from onnxgrad.lower.registry import lowering_for
 from onnxgrad.rules.registry import registry
-from onnxgrad.rules.rule import OWN, Rule, Undefined, Zero
-
-#: Metadata of a node through which no derivative passes, whatever its operator; the value says why.
-CONSTANT = "onnxgrad.constant"
-
-
-def rule_of(node: ir.Node, builder: Builder) -> Rule | None:
-    """The rule that applies to `node` at the opset of the model: its own, if it brings one."""
-    if (said := properties(node)) and CONSTANT in said:
-        return Zero(said[CONSTANT])
-    if (held := notes(node)) and OWN in held:
-        return held[OWN]
-    functions = builder.functions
-    if functions is not None and node in functions:
-        return registry.custom(node.domain, node.op_type) or functions.rule
-    return registry.get(node.domain, node.op_type, builder.infer.context.get_opset_version(node.domain))
-
+from onnxgrad.rules.rule import Rule, Undefined, Zero
 
 #: Types whose values are counts, places or conditions, never quantized numbers.
 _DISCRETE = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL, ir.DataType.STRING})
@@ -141,20 +124,15 @@ def prepare(
         path = on_path(nodes, wrt, of, builder)
         rules = [rule_of(node, builder) for node in path]
         bodies = {
-            node: body for node, r in zip(path, rules) if (body := _instead(node, r, builder, of if reverse else None))
+            node: body
+            for node, r in zip(path, rules)
+            if (body := replacement(node, r, builder, of if reverse else None))
         }
         if not bodies:
             break
         nodes = [n for node in nodes for n in bodies.get(node, [node])]
     refuse([n for n, r in zip(path, rules) if r is None or isinstance(r, Undefined)], path, wrt, of, builder)
     return path
-
-
-def _instead(node: ir.Node, rule: Rule | None, builder: Builder, of: Sequence[ir.Value] | None) -> list[ir.Node] | None:
-    """The nodes that took the place of `node`, if any did; `of`: what has a cotangent, in reverse mode."""
-    if rule is None:
-        return expand(builder, node)
-    return None if of is None or rule.rewrite is None else rule.rewrite(builder, node, of)
 
 
 def obstacle(node: ir.Node, builder: Builder) -> str:

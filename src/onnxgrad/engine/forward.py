@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnxgrad.engine.activity import is_differentiable, prepare, rule_of
+from onnxgrad.engine.activity import is_differentiable, prepare
+from onnxgrad.engine.resolve import rule_of
 from onnxgrad.engine.reverse import _check, pull_back, reverse, summed, telling
 from onnxgrad.ir import Builder, Var, containers
 from onnxgrad.ir.graph import captured
@@ -52,7 +53,7 @@ def push_forward(builder: Builder, node: ir.Node, tangents: Mapping[ir.Value, Va
         return _transposed(builder, node, tangents)
     found = {v: t for v, t in zip(node.outputs, result) if t is not None and is_differentiable(v)}
     for v, t in found.items():
-        _check(node, Var(builder, v), t)
+        _check(node, rule, Var(builder, v), t)
     return found
 
 

@@ -9,9 +9,10 @@ functions, so that the derivative of a derivative is found in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import onnx_ir as ir
 
@@ -23,6 +24,7 @@ from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.outline import part_of
 from onnxgrad.model_io.local_functions import Body, Functions
 from onnxgrad.rules.op import Op
+from onnxgrad.rules.registry import registry
 from onnxgrad.rules.rule import Cotangents, Rule
 
 Mode = Literal["backward", "tangent"]
@@ -50,6 +52,10 @@ class Derived:
     gives: dict[int, Source] = field(default_factory=dict)
 
 
+#: The functions derived from each kind of call, of the models that are being derived.
+_derived: WeakKeyDictionary[Functions, dict[Hashable, Derived]] = WeakKeyDictionary()
+
+
 class CallRule(Rule):
     """The rule of every call."""
 
@@ -71,13 +77,15 @@ class CallRule(Rule):
 
 def _call(op: Op, mode: Mode, moved: tuple[bool, ...], seeds: Cotangents) -> dict[int, Var]:
     """Emit the call of the linear part; what it gives, by place."""
-    functions: Functions = op.builder.functions
+    functions = op.builder.functions
+    assert isinstance(functions, Functions)
     body = functions.body(op.node)
     given = tuple(s is not None for s in seeds)
     key = mode, body.key, moved, given
-    derived = functions.derived.get(key)
+    known = _derived.setdefault(functions, {})
+    derived = known.get(key)
     if derived is None:
-        derived = functions.derived[key] = derive(functions, op.node, body, mode, moved, given)
+        derived = known[key] = derive(functions, op.node, body, mode, moved, given)
     operands = list(op.node.inputs)
     results = len(functions.table[op.node.op_identifier()].outputs)
     if derived.primal is not None:
@@ -177,5 +185,4 @@ def derive(
     return result
 
 
-#: The rule of every call of a local function that stays one.
-CALL = CallRule()
+registry.of_calls = CallRule()

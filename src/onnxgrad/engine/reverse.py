@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from onnxgrad.engine.activity import active_values, prepare, rule_of
-from onnxgrad.errors import NotDifferentiable, RuleError
+from onnxgrad.engine.activity import active_values, prepare
+from onnxgrad.engine.resolve import rule_of
+from onnxgrad.errors import NotDifferentiable, OperandMisfit, RuleError
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.names import described
 from onnxgrad.rules.op import Op
-from onnxgrad.rules.rule import add
+from onnxgrad.rules.rule import Rule, add
 
 
 def reverse(
@@ -73,7 +74,7 @@ def pull_back(
         value = key.value if isinstance(key, Var) else key
         if g is not None and value is not None and (value in active if named else needs[i]):
             if value.shape is not g.value.shape or value.type is not g.value.type:
-                _check(node, Var(builder, value), g)
+                _check(node, rule, Var(builder, value), g)
             found.append((value, g))
     return summed(found)
 
@@ -94,6 +95,8 @@ class telling:  # noqa: N801  (it reads like a function)
             raise NotDifferentiable(
                 f"{described(self.node)}: its derivative takes more memory than there is to write down"
             ) from e
+        if isinstance(e, OperandMisfit):
+            raise OperandMisfit(f"{e}, in {described(self.node)}") from e
         if isinstance(e, _FAILURES):
             raise RuleError(f"the rule failed on {described(self.node)}: {type(e).__name__}: {e}") from e
 
@@ -110,7 +113,7 @@ def summed(cotangents: Iterable[tuple[ir.Value, Var]]) -> dict[ir.Value, Var]:
     return {value: add(gs) if len(gs) > 1 else gs[0] for value, gs in terms.items()}
 
 
-def _check(node: ir.Node, x: Var, g: Var) -> None:
+def _check(node: ir.Node, rule: Rule, x: Var, g: Var) -> None:
     """A cotangent has the dtype and shape of its value: refuse what provably has not, and note it for `g`.
 
     That of a quantized number is a float."""
@@ -123,6 +126,9 @@ def _check(node: ir.Node, x: Var, g: Var) -> None:
             isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(want, have)
         )
     if wrong:
+        if not rule.is_custom and x.dtype == g.dtype:
+            sizes = f"{x.value.name!r} is {x.value.shape}, and its derivative {g.value.shape}"
+            raise OperandMisfit(f"operands or attributes of {described(node)} do not fit each other: {sizes}")
         raise RuleError(f"the rule of {described(node)} gave {g} as cotangent of {x}")
     if want is not None and want != have and g.value.producer() is not None and not g.value.is_graph_input():
         known = have or [None] * len(want)

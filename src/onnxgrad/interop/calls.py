@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName, ZeroDerivative
-from onnxgrad.function import Function
+from onnxgrad.function import Function, model_bytes, model_of_bytes
 from onnxgrad.model_io import signature
 from onnxgrad.model_io.open import AnyModel
 from onnxgrad.runtime import Options, Session
+from onnxgrad.training.graph.exported_constants import sort_out
+from onnxgrad.training.graph.frozen_norms import is_statistic
+from onnxgrad.training.graph.training_mode import statistics
 from onnxgrad.transforms.first_order import jvp, vjp
 
 
@@ -25,20 +29,34 @@ class Call:
         model: what runs.
         inputs: names of the arguments.
         outputs: names of the results.
+        fixed: arguments that nothing is differentiated with respect to.
     """
 
     def __init__(
-        self, model: ir.Model, inputs: Sequence[str], outputs: Sequence[str], options: Options | None = None
+        self,
+        model: ir.Model,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        options: Options | None = None,
+        fixed: Collection[str] = (),
     ) -> None:
-        self.model, self.inputs, self.outputs = model, list(inputs), list(outputs)
+        self.model, self.inputs, self.outputs, self.fixed = model, list(inputs), list(outputs), frozenset(fixed)
         self.options = options or Options()
         self._values = {v.name or "": v for v in (*model.graph.inputs, *model.graph.outputs)}
         self._shapes: dict[tuple[tuple[int, ...], ...], list[tuple[int, ...]]] = {}
         self._lock = threading.RLock()
 
     @classmethod
-    def of(cls, model: AnyModel, options: Options | None = None, weights: Sequence[str] = ()) -> Call:
+    def of(
+        cls,
+        model: AnyModel,
+        options: Options | None = None,
+        weights: Sequence[str] = (),
+        fixed: Collection[str] = (),
+    ) -> Call:
         """`model` as it is called: its inputs, and then the initializers `weights`, which become inputs.
+
+        Those of the weights that are `fixed` have no derivative.
 
         Raises:
             UnknownName: there is no such initializer.
@@ -55,7 +73,15 @@ class Call:
             value.const_value = None
             if value not in graph.inputs:
                 graph.inputs.append(value)
-        return cls(opened, [*given, *weights], [v.name or "" for v in graph.outputs], options)
+        return cls(opened, [*given, *weights], [v.name or "" for v in graph.outputs], options, fixed)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Call:
+        """The same call with sessions of its own; the model, which never changes, is shared."""
+        return Call(self.model, self.inputs, self.outputs, self.options, self.fixed)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What pickle writes: the model as a file, without sessions."""
+        return _unpickled, (model_bytes(self.model), self.inputs, self.outputs, self.options, self.fixed)
 
     def dtype(self, name: str) -> np.dtype:
         """The dtype of an argument or result. Raises BadInput if the model does not declare it."""
@@ -66,7 +92,7 @@ class Call:
 
     def is_float(self, name: str) -> bool:
         """Whether it has a derivative."""
-        return bool(np.issubdtype(self.dtype(name), np.floating))
+        return name not in self.fixed and bool(np.issubdtype(self.dtype(name), np.floating))
 
     @cached_property
     def session(self) -> Session:
@@ -111,7 +137,7 @@ class Call:
             names = signature(derived)
             cotangents = [names.cotangents[n] for n in self.float_outputs]
             gradients = [names.gradients[n] for n in self.float_inputs]
-            return Call(derived, [*self.inputs, *cotangents], gradients, self.options)
+            return Call(derived, [*self.inputs, *cotangents], gradients, self.options, self.fixed)
 
     @cached_property
     def pushforward(self) -> Call:
@@ -126,16 +152,31 @@ class Call:
             names = signature(derived)
             tangents = [names.tangents[n] for n in (*self.float_inputs, *self.float_outputs)]
             moved = len(self.float_inputs)
-            return Call(derived, [*self.inputs, *tangents[:moved]], tangents[moved:], self.options)
+            return Call(derived, [*self.inputs, *tangents[:moved]], tangents[moved:], self.options, self.fixed)
 
 
-def weights_of(model: AnyModel, trainable: bool | Sequence[str]) -> Mapping[str, np.ndarray]:
-    """The initializers that are trained, by name: all floats of more than one number, none, or those named."""
+def _unpickled(data: bytes, *rest: Any) -> Call:
+    return Call(model_of_bytes(data), *rest)
+
+
+def weights_of(model: AnyModel, trainable: bool | Sequence[str]) -> tuple[Mapping[str, np.ndarray], list[str]]:
+    """The initializers that are trained, and the names of running statistics, which are not.
+
+    By default those that `attach` trains by default; none of them, or those named.
+    """
     opened = model if isinstance(model, ir.Model) else Function(model).model
-    held = {n: v.const_value for n, v in opened.graph.initializers.items() if v.const_value is not None}
+    graph = opened.graph
+    held = {n: v.const_value for n, v in graph.initializers.items() if v.const_value is not None}
+    floats = {n: graph.initializers[n] for n, t in held.items() if t.dtype.is_floating_point()}
+    running = {v.name or "" for v in statistics(list(graph))} & floats.keys()
+    running |= {n for n in floats if is_statistic(n)}
     if trainable is True:
-        return {n: t.numpy() for n, t in held.items() if t.dtype.is_floating_point() and t.size > 1}
-    for name in trainable or ():
+        read = {v for node in graph.all_nodes() for v in node.inputs}
+        names = list(sort_out({n: v for n, v in floats.items() if v in read and n not in running}, list(graph)).weights)
+    else:
+        names = list(trainable or ())
+    for name in names:
         if name not in held:
             raise UnknownName(name, held, "initializer")
-    return {n: held[n].numpy() for n in trainable or ()}
+    kept = [name for name in floats if name in running and name not in names]
+    return {n: held[n].numpy() for n in (*names, *kept)}, kept

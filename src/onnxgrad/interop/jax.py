@@ -41,7 +41,7 @@ def function(
 
 def _wrapped(call: Call, mode: str) -> Callable[..., Any]:
     for name in (*call.inputs, *call.outputs):
-        if jax.dtypes.canonicalize_dtype(call.dtype(name)) != call.dtype(name):
+        if _dtype(call, name).itemsize < call.dtype(name).itemsize and call.dtype(name).kind not in "iu":
             raise BadInput(
                 f"{name!r} is {call.dtype(name)}, which JAX does not have by default\n"
                 "  hint: jax.config.update('jax_enable_x64', True)"
@@ -53,7 +53,7 @@ def _wrapped(call: Call, mode: str) -> Callable[..., Any]:
             raise BadInput(
                 f"the model takes {len(call.inputs)} arguments ({', '.join(call.inputs)}), not {len(arguments)}"
             )
-        found = raw(*(jax.numpy.asarray(a, call.dtype(n)) for a, n in zip(arguments, call.inputs)))
+        found = raw(*(jax.numpy.asarray(a, _dtype(call, n)) for a, n in zip(arguments, call.inputs)))
         return found[0] if len(found) == 1 else found
 
     return called
@@ -61,10 +61,26 @@ def _wrapped(call: Call, mode: str) -> Callable[..., Any]:
 
 def _run(call: Call, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     shapes = call.shapes([a.shape for a in arguments])
-    wanted = tuple(jax.ShapeDtypeStruct(s, call.dtype(n)) for s, n in zip(shapes, call.outputs))
-    return jax.pure_callback(
-        lambda *arrays: tuple(call([np.asarray(a) for a in arrays])), wanted, *arguments, vmap_method="sequential"
-    )
+    wanted = tuple(jax.ShapeDtypeStruct(s, _dtype(call, n)) for s, n in zip(shapes, call.outputs))
+
+    def run(*arrays: Any) -> tuple[np.ndarray, ...]:
+        found = call([np.asarray(a, call.dtype(n)) for a, n in zip(arrays, call.inputs)])
+        return tuple(_narrowed(y, w.dtype, n) for y, w, n in zip(found, wanted, call.outputs))
+
+    return jax.pure_callback(run, wanted, *arguments, vmap_method="sequential")
+
+
+def _dtype(call: Call, name: str) -> np.dtype:
+    """The dtype of an argument or result in JAX, which has integers of 32 bits by default."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(call.dtype(name)))
+
+
+def _narrowed(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
+    """Integers in the dtype that JAX has for them. Raises BadInput for numbers that it does not hold."""
+    found = array.astype(dtype, copy=False)
+    if dtype.kind in "iu" and dtype != array.dtype and not np.array_equal(found, array):
+        raise BadInput(f"{name!r} holds numbers beyond {dtype}\n  hint: jax.config.update('jax_enable_x64', True)")
+    return found
 
 
 def _reverse(call: Call) -> Callable[..., tuple[Any, ...]]:

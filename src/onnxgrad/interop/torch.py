@@ -19,6 +19,7 @@ from onnxgrad.interop.calls import Call, weights_of
 from onnxgrad.model_io import save_model
 from onnxgrad.model_io.open import AnyModel
 from onnxgrad.runtime import Options
+from onnxgrad.wording import type_text
 
 _calls: dict[int, Call] = {}
 _numbers = itertools.count()
@@ -52,16 +53,64 @@ def _setup(ctx: Any, inputs: tuple[int, list[torch.Tensor]], output: list[torch.
 
 def _backward(ctx: Any, cotangents: list[torch.Tensor | None]) -> tuple[None, list[torch.Tensor | None]]:
     call, tensors = _calls[ctx.number], list(ctx.saved_tensors)
-    given = [
-        torch.zeros(shape, dtype=dtype, device=device) if g is None else g
-        for g, (shape, dtype, device), n in zip(cotangents, ctx.like, call.outputs, strict=True)
-        if call.is_float(n)
-    ]
+    given = _filled(cotangents, ctx.like, [call.is_float(n) for n in call.outputs])
     gradients = iter(_call(_number(call.pullback), [*tensors, *given]))
     return None, [next(gradients) if call.is_float(n) else None for n in call.inputs]
 
 
 _call.register_autograd(_backward, setup_context=_setup)
+
+
+class _Calling(torch.autograd.Function):
+    """The operator outside of ``torch.compile``: with the transforms of ``torch.func`` and forward mode."""
+
+    @staticmethod
+    def forward(number: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(_call(number, list(tensors)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.number, *tensors = inputs
+        call = _calls[ctx.number]
+        ctx.like = [(t.shape, t.dtype, t.device) for t in output]
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        ctx.mark_non_differentiable(*(t for t, n in zip(output, call.outputs) if not call.is_float(n)))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        call = _calls[ctx.number]
+        given = _filled(cotangents, ctx.like, [call.is_float(n) for n in call.outputs])
+        gradients = iter(_Calling.apply(_number(call.pullback), *ctx.saved_tensors, *given))
+        return None, *(next(gradients) if call.is_float(n) else None for n in call.inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        call, tensors = _calls[ctx.number], ctx.saved_tensors
+        given = _filled(
+            tangents, [(t.shape, t.dtype, t.device) for t in tensors], list(map(call.is_float, call.inputs))
+        )
+        moved = iter(_Calling.apply(_number(call.pushforward), *tensors, *given))
+        return tuple(next(moved) if call.is_float(n) else None for n in call.outputs)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], number: int, *tensors: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
+        rows = []
+        for i in range(info.batch_size):
+            row = [t if at is None else t.select(at, i) for t, at in zip(tensors, in_dims[1:], strict=True)]
+            rows.append(_Calling.apply(number, *row))
+        return tuple(torch.stack(list(parts)) for parts in zip(*rows)), (0,) * len(rows[0])
+
+
+def _filled(given: Sequence[torch.Tensor | None], like: Sequence[Any], floats: Sequence[bool]) -> list[torch.Tensor]:
+    """Tangents or cotangents of what is a float, zeros where there are none."""
+    return [
+        torch.zeros(shape, dtype=dtype, device=device) if g is None else g
+        for g, (shape, dtype, device), real in zip(given, like, floats, strict=True)
+        if real
+    ]
 
 
 def _number(call: Call) -> int:
@@ -75,7 +124,7 @@ def _number(call: Call) -> int:
 def _array(tensor: torch.Tensor, dtype: np.dtype, name: str) -> np.ndarray:
     array = tensor.detach().cpu().contiguous().numpy()
     if array.dtype != dtype:
-        raise BadInput(f"the argument {name!r} is {array.dtype}; the model takes {dtype}")
+        raise BadInput(f"the argument {name!r} is {type_text(array.dtype)}; the model takes {dtype}")
     return array
 
 
@@ -84,13 +133,16 @@ class Module(torch.nn.Module):
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. It runs as it is: in inference mode.
-        trainable: which initializers become parameters: True for all of floats that hold more than one number, False
-            for none, or their names. A ``.`` in a name becomes ``_`` in that of the parameter.
+        trainable: which initializers become parameters: True for those that train by default (see `attach`), False
+            for none, or their names. A ``.`` in a name becomes ``_`` in that of the parameter. Running statistics are
+            buffers.
         options: how ONNX Runtime runs it.
 
     Calling it takes tensors in the order of the model's inputs, of their dtypes, and gives a tensor, or a tuple where
     the model has several outputs. Gradients of all floats in and out exist to any order; where an operator has none,
-    `NotDifferentiable` says so when the gradient is asked for.
+    `NotDifferentiable` says so when the gradient is asked for. ``torch.func`` and forward mode go
+    through it too; ``torch.func.vmap`` runs the model once for each element. Copies and pickles make sessions of their
+    own.
 
     >>> import onnx, torch
     >>> square = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]> '
@@ -105,13 +157,21 @@ class Module(torch.nn.Module):
         self, model: AnyModel, *, trainable: bool | Sequence[str] = True, options: Options | None = None
     ) -> None:
         super().__init__()
-        weights = weights_of(model, trainable)
-        self.call = Call.of(model, options, list(weights))
+        weights, kept = weights_of(model, trainable)
+        self.call = Call.of(model, options, list(weights), kept)
         self._weights = {name: name.replace(".", "_") for name in weights}
         if len(set(self._weights.values())) < len(weights):
             self._weights = {name: f"weight_{i}" for i, name in enumerate(weights)}
         for name, array in weights.items():
-            self.register_parameter(self._weights[name], torch.nn.Parameter(torch.from_numpy(np.array(array))))
+            tensor = torch.from_numpy(np.array(array))
+            if name in kept:
+                self.register_buffer(self._weights[name], tensor)
+            else:
+                self.register_parameter(self._weights[name], torch.nn.Parameter(tensor))
+        self._number = _number(self.call)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
         self._number = _number(self.call)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
@@ -120,7 +180,8 @@ class Module(torch.nn.Module):
         if len(tensors) != len(wanted):
             raise BadInput(f"the model takes {len(wanted)} arguments ({', '.join(wanted)}), not {len(tensors)}")
         parameters = [getattr(self, called) for called in self._weights.values()]
-        found = _call(self._number, [*tensors, *parameters])
+        given = [*tensors, *parameters]
+        found = _call(self._number, given) if torch.compiler.is_compiling() else _Calling.apply(self._number, *given)
         return found[0] if len(found) == 1 else tuple(found)
 
     def save(self, path: str) -> None:
@@ -133,6 +194,6 @@ class Module(torch.nn.Module):
         for name, called in self._weights.items():
             value = next(v for v in model.graph.inputs if v.name == name)
             model.graph.inputs.remove(value)
-            value.const_value = ir.tensor(self.get_parameter(called).detach().cpu().numpy(), name=name)
+            value.const_value = ir.tensor(getattr(self, called).detach().cpu().numpy(), name=name)
             model.graph.register_initializer(value)
         save_model(model, path)

@@ -16,10 +16,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
+from onnxgrad.ir.aliases import known_as
 from onnxgrad.ir.composites import Part
 from onnxgrad.ir.constants import is_repeatable, known_value
+from onnxgrad.ir.infer.context import Calls
 from onnxgrad.ir.infer.inference import Inference, held_by
 from onnxgrad.ir.literals import Literals
+from onnxgrad.ir.match import is_op
 from onnxgrad.ir.names import Names
 
 #: Tensor element types that can carry a derivative.
@@ -68,11 +71,16 @@ class Var:
     def dims(self) -> tuple[int | ir.SymbolicDim, ...]:
         """The `shape`. Raises NotDifferentiable if even the rank is unknown."""
         if self.value.shape is None:
-            raise NotDifferentiable(
-                f"the rank of {self.name!r} is not known, and a rule needs it; declare its shape in the "
-                "model (dimensions may stay symbolic)"
-            )
+            raise NotDifferentiable(self._of_unknown_rank())
         return self.value.shape.dims
+
+    def _of_unknown_rank(self) -> str:
+        names = [name for name in known_as(self.value) if not self.builder.names.is_made(name)]
+        if names:
+            which, remedy = f"{names[0]!r}", "declare its shape in the model"
+        else:  # only names of the model's own values can be declared
+            which, remedy = "a value of its derivative", "declare the shapes of its operands and results"
+        return f"the rank of {which} is not known, and a rule needs it; {remedy} (dimensions may stay symbolic)"
 
     @property
     def const(self) -> np.ndarray | None:
@@ -187,7 +195,7 @@ class Builder:
         return self.operator(op_type)
 
     @property
-    def functions(self) -> Any:
+    def functions(self) -> Calls | None:
         """The local functions of the model that stay functions (see `model_io.local_functions`), or None."""
         return self.infer.calls
 
@@ -291,7 +299,7 @@ class Builder:
         primal graph there will be another, which the runtime may take into the product that reads it.
         """
         node = x.value.producer()
-        before = _order(node) if node is not None and node.op_type == "Transpose" and node.domain == "" else None
+        before = _order(node) if is_op(node, "Transpose") else None
         if node is not None and before is not None:
             after = [before[i] for i in (perm if perm is not None else reversed(range(len(before))))]
             source = node.inputs[0]
@@ -312,7 +320,7 @@ class Builder:
             value.name = value.name or self.names.fresh(f"d_{node.op_type}")
         node.name = node.name or node.outputs[0].name
         self._add(node)
-        self.infer(node)
+        self.infer.infer_emitted(node)
         return tuple([Var(self, v) for v in node.outputs])
 
     def _add(self, node: ir.Node) -> None:

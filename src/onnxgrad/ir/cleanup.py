@@ -7,6 +7,10 @@ to name none.
 
 Its fusion of MatMul with a Transpose on the left forgets the transposition where the right operand is a vector (1.31
 and 1.32, level "extended"): so a vector becomes a matrix of one column there.
+
+Where the strides of a window with ``auto_pad="SAME_…"`` leave gaps, its padding comes out negative: ONNX Runtime skips
+the first rows then (and refuses a MaxPool), where TensorFlow, whose rule it is, pads with nothing. So these pads are
+written out.
 """
 
 from __future__ import annotations
@@ -16,9 +20,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.constants import constant
 from onnxgrad.ir.graph import prune, scopes
 from onnxgrad.ir.infer.inference import forget_values
+from onnxgrad.ir.match import constant, is_standard
 from onnxgrad.ir.names import Names
 
 
@@ -32,19 +36,48 @@ def finish(graph: ir.Graph, keep: Iterable[ir.Value] = (), names: Names | None =
 
 def write_otherwise(graph: ir.Graph, names: Names | None = None, graphs: Sequence[ir.Graph] = ()) -> None:
     """Rewrite, in place, the nodes of `graph`, whose scopes are `graphs`, that ONNX Runtime misreads."""
-    found: dict[str, list[ir.Node]] = {"Pad": [], "MatMul": [], "Transpose": []}
+    windows = ("AveragePool", "Conv", "LpPool", "MaxPool")
+    found: dict[str, list[ir.Node]] = {name: [] for name in ("Pad", "MatMul", "Transpose", *windows)}
     for g in graphs or scopes(graph):
         for node in g:
             if (op_type := node.op_type) in found:
                 found[op_type].append(node)
     for node in found["Pad"]:
-        if node.domain == "" and len(node.inputs) > 3 and node.inputs[3] is not None:
+        if is_standard(node) and len(node.inputs) > 3 and node.inputs[3] is not None:
             names = names or Names.of_graph(graph)
             _Rewriting(node, names).name_no_axes()
     for node in found["MatMul"] if found["Transpose"] else ():
         if _has_vector(node) and node.inputs[1] is not None and node.inputs[1].shape is not None:
             names = names or Names.of_graph(graph)
             _Rewriting(node, names).make_a_column()
+    for node in (n for name in windows for n in found[name]):
+        _write_same_pads(node)
+
+
+def _write_same_pads(node: ir.Node) -> None:
+    """Write the pads of a window whose strides leave gaps and whose padding is that of SAME, where sizes are known."""
+    mode = node.attributes.get_string("auto_pad", "NOTSET")
+    if node.domain or mode not in ("SAME_UPPER", "SAME_LOWER"):
+        return
+    x, w = node.inputs[0], node.inputs[1] if node.op_type == "Conv" else None
+    kernel = node.attributes.get_ints("kernel_shape") or (w.shape[2:] if w is not None and w.shape is not None else ())
+    count = len(kernel)
+    strides = node.attributes.get_ints("strides") or [1] * count
+    dilations = node.attributes.get_ints("dilations") or [1] * count
+    sizes = [None] * count if x is None or x.shape is None else list(x.shape[2:])
+    heads, tails, leaves_gaps = [], [], False
+    for h, k, s, d in zip(sizes, kernel, strides, dilations):
+        reach = (k - 1) * d + 1 if isinstance(k, int) else None
+        if reach is None or (not isinstance(h, int) and reach > 1):
+            return
+        total = (-(-h // s) - 1) * s + reach - h if isinstance(h, int) else 0
+        leaves_gaps |= reach < s
+        total = max(total, 0)
+        heads.append(total // 2 if mode == "SAME_UPPER" else total - total // 2)
+        tails.append(total - heads[-1])
+    if leaves_gaps:
+        node.attributes.pop("auto_pad")
+        node.attributes["pads"] = ir.AttrInt64s("pads", [*heads, *tails])
 
 
 def has_transpose(graph: ir.Graph) -> bool:
@@ -59,8 +92,10 @@ def vector_products(graph: ir.Graph) -> list[ir.Node]:
 
 def _has_vector(product: ir.Node) -> bool:
     """Whether the right operand of a `product` is a vector, or is not known not to be one, and the left a matrix."""
+    if product.domain or len(product.inputs) != 2:
+        return False
     a, b = product.inputs
-    return product.domain == "" and _rank(b) in (None, 1) and _rank(a) not in (0, 1)
+    return _rank(b) in (None, 1) and _rank(a) not in (0, 1)
 
 
 def _rank(value: ir.Value | None) -> int | None:

@@ -22,6 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.exact import exact
+from onnxgrad.ir.match import is_op
 from onnxgrad.ir.notes import notes, properties
 
 _KEY = "onnxgrad.part"
@@ -158,9 +159,9 @@ def _digest(value: ir.Value, inputs: Sequence[ir.Value | None]) -> str | None:
             known[todo.pop()] = _of_tensor(top.const_value)
         elif node is None or count > _LARGEST:
             return None
-        elif node.domain == "" and node.op_type == "Constant" and "value" in node.attributes:
+        elif is_op(node, "Constant") and "value" in node.attributes:
             known[todo.pop()] = _of_tensor(node.attributes["value"].as_tensor())
-        elif node.domain == "" and node.op_type in ("Shape", "Size"):  # of whatever has the same dimensions
+        elif is_op(node, ("Shape", "Size")):  # of whatever has the same dimensions
             known[todo.pop()] = "shape"
         elif missing := [v for v in node.inputs if v is not None and v not in known]:
             todo.extend(missing)
@@ -178,7 +179,7 @@ def _digest(value: ir.Value, inputs: Sequence[ir.Value | None]) -> str | None:
 
 def _of_node(node: ir.Node, known: Mapping[ir.Value, str]) -> str | None:
     operands = ["" if v is None else known[v] for v in node.inputs]
-    if node.domain == "" and node.op_type == "Pad":  # `finish` writes its constants anew
+    if is_op(node, "Pad"):  # `finish` writes its constants anew
         operands = operands[:1]
     attributes = []
     for name, a in sorted(node.attributes.items()):

@@ -16,18 +16,14 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.match import constant
+from onnxgrad.ir.operators import traits_of
 from onnxgrad.ir.schemas import schema_of
 
 #: What is computed is a shape or a parameter; larger tensors are data.
 MOST_ELEMENTS = 256
 #: Elements of a constant that a rule writes down; a larger one is computed by the graph.
 MOST_WRITTEN = 1 << 20
-
-
-def constant(value: ir.Value) -> np.ndarray | None:
-    """The elements of `value` if it is a constant, or an initializer that is no input; else None."""
-    tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
-    return None if tensor is None else tensor.numpy()
 
 
 def known_value(value: ir.Value, opset: int, depth: int = 16) -> np.ndarray | None:
@@ -73,7 +69,7 @@ def _size(node: ir.Node, feeds: Mapping[ir.Value, np.ndarray]) -> float:
     shape = node.outputs[0].shape
     if shape is not None and all(isinstance(d, int) for d in shape):
         return math.prod(d for d in shape if isinstance(d, int))
-    if node.op_type not in GROWING:
+    if not traits_of(node).grows:
         return 0
     arrays = [feeds[v].astype(np.float64).ravel() for v in node.inputs if v is not None]
     if node.op_type == "Range":
@@ -81,10 +77,6 @@ def _size(node: ir.Node, feeds: Mapping[ir.Value, np.ndarray]) -> float:
         return abs(limit - start) / abs(step) if step else math.inf
     data, numbers = (np.empty(1), arrays) if node.op_type == "ConstantOfShape" else (arrays[0], arrays[1:2])
     return data.size * float(np.prod([np.maximum(np.abs(n), 1).prod() for n in numbers]))
-
-
-#: Operators that make large tensors of small numbers.
-GROWING = frozenset({"ConstantOfShape", "Expand", "Tile", "Range", "Pad", "OneHot", "CenterCropPad"})
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import FULL_LIKE, ZEROS_LIKE, Builder, Var
+from onnxgrad.ir.match import is_op
 
 
 def is_sequence(x: Var) -> bool:
@@ -89,7 +90,7 @@ ZEROS_LIKE[ir.OptionalType] = nothing
 def contents(b: Builder, x: Var, like: Var) -> Var:
     """What the optional `x` holds, which is of the shape of `like`; zeros where it holds nothing."""
     maker = x.value.producer()
-    if maker is not None and maker.op_type == "Optional" and not maker.domain:
+    if is_op(maker, "Optional"):
         held = maker.inputs[0] if maker.inputs else None
         return b.zeros_like(like) if held is None else b.var(held)
     y = either(

@@ -1,6 +1,6 @@
 """Copies of graphs inside nodes, which read the same values of outer scopes.
 
-``onnx_ir`` has a `clone`, which copies every shape and makes room for notes everywhere. Nobody changes a shape in
+``onnx_ir`` has a ``clone``, which copies every shape and makes room for notes everywhere. Nobody changes a shape in
 place, so copies share them.
 """
 
@@ -34,8 +34,8 @@ class Copies:
 
     def graph(self, graph: ir.Graph) -> ir.Graph:
         """A copy of `graph`."""
-        inputs = [self._value(v) for v in graph.inputs]
-        held = [self.values[v] if v in self.values else self._value(v) for v in graph.initializers.values()]
+        inputs = [self.value(v) for v in graph.inputs]
+        held = [self.values[v] if v in self.values else self.value(v) for v in graph.initializers.values()]
         nodes = [self.node(node) for node in graph]
         made = ir.Graph(
             inputs,
@@ -57,7 +57,7 @@ class Copies:
         values = self.values
         attributes = node.attributes.data
         name = node.name
-        outputs = [self._value(v) for v in node.outputs]
+        outputs = [self.value(v) for v in node.outputs]
         made = ir.Node(
             node.domain,
             node.op_type,
@@ -71,6 +71,22 @@ class Copies:
         )
         return _noted(made, node)
 
+    def unnamed(self, node: ir.Node) -> ir.Node:
+        """A copy of `node`, in no graph yet, to be named by a builder; results have the types of the originals."""
+        values = self.values
+        made = ir.Node(
+            node.domain,
+            node.op_type,
+            [None if v is None else values.get(v, v) for v in node.inputs],
+            [self.attribute(a) for a in node.attributes.values()],
+            num_outputs=len(node.outputs),
+            overload=node.overload,
+        )
+        for old, new in zip(node.outputs, made.outputs):
+            new.type, new.shape = old.type, old.shape
+            values[old] = new
+        return made
+
     def attribute(self, a: ir.Attr) -> ir.Attr:
         """`a`, with copies of the graphs in it."""
         if a.type == ir.AttributeType.GRAPH and not a.is_ref():
@@ -79,7 +95,8 @@ class Copies:
             return ir.Attr(a.name, a.type, [self.graph(g) for g in a.value], doc_string=a.doc_string)
         return a
 
-    def _value(self, value: ir.Value) -> ir.Value:
+    def value(self, value: ir.Value) -> ir.Value:
+        """A copy of `value`, which nothing makes yet."""
         name, tensor = value.name, value.const_value
         if self.names is not None and name:
             name = self.names.fresh(name)

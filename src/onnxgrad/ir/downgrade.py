@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import onnx
 import onnx_ir as ir
 
+from onnxgrad.ir.match import is_standard
 from onnxgrad.ir.schemas import schema_of
 
 #: The newest opset that stock ONNX Runtime loads, and IR version.
@@ -39,18 +40,14 @@ def settle_opset(model: ir.Model, newest: int = NEWEST_LOADED) -> ir.Node | None
     return None
 
 
-def loadable(model: ir.Model) -> ir.Model:
-    """`model`, or a copy that shares its weights, for an opset and IR version that runtimes load, if there is one."""
+def is_too_new(model: ir.Model) -> bool:
+    """True if the opset or IR version of `model` is newer than those that runtimes load."""
     opsets = [model.graph.opset_imports.get("", 0), *(f.opset_imports.get("", 0) for f in model.functions.values())]
-    if max(opsets) <= NEWEST_LOADED and (model.ir_version or 0) <= NEWEST_IR_LOADED:
-        return model
-    copy = model.clone()
-    settle_opset(copy)
-    return copy
+    return max(opsets) > NEWEST_LOADED or (model.ir_version or 0) > NEWEST_IR_LOADED
 
 
 def _nodes(held: ir.Graph | ir.Function) -> Iterable[ir.Node]:
-    return (n for n in held.all_nodes() if n.domain in ("", "ai.onnx"))
+    return (n for n in held.all_nodes() if is_standard(n))
 
 
 def _is_same(node: ir.Node, opset: int, newest: int) -> bool:

@@ -7,15 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.constants import constant, evaluate
+from onnxgrad.ir.constants import evaluate
+from onnxgrad.ir.match import constant
+from onnxgrad.ir.operators import traits_of
 
-_MOVES = (
-    "Concat ConstantOfShape Expand Flatten Gather Identity Reshape Slice Squeeze Tile Transpose Trilu Unsqueeze Where"
-)
-_LOGIC = "And Equal Greater GreaterOrEqual IsInf IsNaN Less LessOrEqual Not Or Xor"
-_ARITHMETIC = "Abs Add Ceil Div Floor Max Min Mul Neg Sub"
-#: The operators that are folded.
-EXACT = frozenset(f"{_MOVES} {_LOGIC} {_ARITHMETIC}".split())
 _DTYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
 
 
@@ -28,7 +23,7 @@ def exact(node: ir.Node, opset: int, known: Mapping[ir.Value, np.ndarray] | None
         known: what operands are that become constants where this is done for all nodes.
     """
     operands = [v for v in node.inputs if v is not None]
-    if node.op_type not in EXACT or node.domain or len(node.outputs) != 1 or not operands:
+    if not traits_of(node).exact or len(node.outputs) != 1 or not operands:
         return None
     feeds = {}
     for v in operands:

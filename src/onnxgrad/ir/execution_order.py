@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import reads
-
-#: What a layer has one or two of; the rest of a step (activations, optimizers) has many operators or few.
-PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
+from onnxgrad.ir.operators import traits_of
 
 
 def execution_order(graph: ir.Graph) -> list[ir.Node]:
@@ -115,6 +113,6 @@ def _steps(nodes: Sequence[ir.Node], before: Mapping[ir.Node, Sequence[ir.Node]]
     """The most products, and the most nodes, on a way through `before` from each node on."""
     found: dict[ir.Node, tuple[int, int]] = {}
     for node in nodes:
-        products = max((found[p][0] for p in before[node]), default=0) + (node.op_type in PRODUCTS)
+        products = max((found[p][0] for p in before[node]), default=0) + traits_of(node).is_product
         found[node] = products, 1 + max((found[p][1] for p in before[node]), default=0)
     return found

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from onnxgrad.ir.exact import exact
+from onnxgrad.ir.match import is_op
 
 
 def fold_constants(graph: ir.Graph, written: Iterable[ir.Value]) -> int:
@@ -29,7 +30,7 @@ def fold_constants(graph: ir.Graph, written: Iterable[ir.Value]) -> int:
     for node in list(graph):
         if not fixed.issuperset(node.inputs):
             continue
-        if node.op_type == "Constant" and not node.domain:
+        if is_op(node, "Constant"):
             fixed.update(node.outputs)
         if any(v.is_graph_output() for v in node.outputs):
             continue

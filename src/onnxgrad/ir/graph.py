@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Reversible
 import onnx_ir as ir
 
 from onnxgrad.ir.aliases import follow, known_as
+from onnxgrad.ir.notes import SETTLED, notes
 
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
@@ -112,9 +113,32 @@ def stand_in(value: ir.Value, name: str | None = None) -> ir.Value:
     new = ir.Value(name=name or value.name, type=value.type, shape=value.shape)
     value.replace_all_uses_with(new, replace_graph_outputs=True)
     follow(new, known_as(value))
+    if SETTLED in (notes(value) or ()):
+        new.meta[SETTLED] = True
     if name is None:
         value.name = f"{value.name}_computed"
     return new
+
+
+def detach(nodes: Iterable[ir.Node], kept: Iterable[ir.Graph] = ()) -> None:
+    """Make `nodes`, which are in no graph any more, read nothing, nor the graphs inside them, but for those `kept`."""
+    left = {id(body) for body in kept}
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        for i, value in enumerate(node.inputs):
+            if value is not None:
+                node.replace_input_with(i, None)
+        for body in subgraphs(node) if node.attributes.data else ():
+            if id(body) not in left:
+                body.outputs.clear()
+                todo.extend(body)
+
+
+def discard(graph: ir.Graph, node: ir.Node) -> None:
+    """Remove `node`, whose results have no readers, from `graph`, with the graphs inside it."""
+    graph.remove(node, safe=True)
+    detach([node])
 
 
 def prune(graph: ir.Graph, keep: Iterable[ir.Value] = ()) -> int:
@@ -129,9 +153,9 @@ def prune(graph: ir.Graph, keep: Iterable[ir.Value] = ()) -> int:
             if node.attributes.data:
                 live.update(captured(node))
     graph.remove(dead, safe=False)
-    for node in dead:
-        for i in range(len(node.inputs)):
-            node.replace_input_with(i, None)
+    if dead:
+        kept = [body for node in graph if node.attributes.data for body in subgraphs(node)]
+        detach(dead, kept)
     for name, value in list(graph.initializers.items()):
         if value not in live and not value.is_graph_input():
             del graph.initializers[name]

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from onnxgrad.ir.constants import known_value
-from onnxgrad.ir.graph import scopes
+from onnxgrad.ir.graph import discard, scopes
+from onnxgrad.ir.match import is_op
 from onnxgrad.ir.names import Names
 
 
@@ -21,7 +22,7 @@ def known_branches(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Graph]]:
     opset = graph.opset_imports.get("", 1)
     for scope in scopes(graph):
         for node in scope:
-            if node.op_type == "If" and node.domain in ("", "ai.onnx") and node.inputs[0] is not None:
+            if is_op(node, "If") and node.inputs[0] is not None:
                 condition = known_value(node.inputs[0], opset)
                 if condition is not None and condition.size == 1:
                     taken = "then_branch" if condition.reshape(-1)[0] else "else_branch"
@@ -69,4 +70,4 @@ def _spliced(node: ir.Node, branch: ir.Graph, names: Names) -> None:
             made.outputs[0].name, old.name = old.name, made.outputs[0].name
         else:
             old.replace_all_uses_with(new)
-    graph.remove(node, safe=True)
+    discard(graph, node)

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxgrad.context import current
+from onnxgrad.context import ScopedSetting
+
+#: The names of the lowerings that rules do not choose.
+WITHOUT: ScopedSetting[frozenset[str]] = ScopedSetting("without_lowerings", frozenset())
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Lowering:
     @property
     def taken(self) -> bool:
         """Whether a rule may choose it now."""
-        return self.name not in current().without
+        return self.name not in WITHOUT.value
 
 
 #: By name, in the order in which modules declare them.

@@ -29,6 +29,7 @@ class Names:
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken: set[str] = set(taken)
         self._counters: dict[str, int] = {}
+        self._made: set[str] = set()
 
     @classmethod
     def of(cls, model: ir.Model) -> Names:
@@ -58,7 +59,12 @@ class Names:
             if name not in self._taken:
                 self._counters[hint] = count
                 self._taken.add(name)
+                self._made.add(name)
                 return name
+
+    def is_made(self, name: str) -> bool:
+        """Whether `fresh` made `name`, so that no one else knows it."""
+        return name in self._made
 
     def exactly(self, wanted: str) -> str:
         """`wanted` itself if it is free, else `wanted` with a suffix."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import onnx
+import onnx_ir as ir
 
 
 @functools.cache
@@ -14,3 +16,29 @@ def schema_of(domain: str, op_type: str, opset: int) -> onnx.defs.OpSchema | Non
         return onnx.defs.get_schema(op_type, opset, domain)
     except onnx.defs.SchemaError:
         return None
+
+
+def attribute(node: ir.Node, name: str, default: Any = None, opset: int | None = None) -> Any:
+    """The attribute `name` of `node`, several numbers or texts as a list.
+
+    Args:
+        node: a node.
+        name: of the attribute.
+        default: the value of an attribute that is left out and has no default in the specification.
+        opset: the version of the specification; None: its defaults do not count.
+    """
+    given = node.attributes.get(name)
+    if given is None and opset is not None:
+        given = _specified(node.domain, node.op_type, opset, name)
+    if given is None:
+        return default
+    return list(given.value) if isinstance(given.value, (tuple, list)) else given.value
+
+
+@functools.cache
+def _specified(domain: str, op_type: str, opset: int, name: str) -> ir.Attr | None:
+    schema = schema_of(domain, op_type, opset)
+    if schema is None or name not in schema.attributes:
+        return None
+    spec = schema.attributes[name].default_value
+    return ir.serde.deserialize_attribute(spec) if spec.name else None

@@ -72,18 +72,6 @@ def cond(
     return list(builder.append(node))
 
 
-def rewired_node(node: ir.Node, values: Mapping[ir.Value, ir.Value], names: Names) -> ir.Node:
-    """A copy of `node`, in no graph yet, that reads `values` in the place of others; its outputs have no type yet."""
-    return ir.Node(
-        node.domain,
-        node.op_type,
-        [None if v is None else values.get(v, v) for v in node.inputs],
-        [rewired(a, values, names) for a in node.attributes.values()],
-        num_outputs=len(node.outputs),
-        overload=node.overload,
-    )
-
-
 def rewired(attribute: ir.Attr, values: Mapping[ir.Value, ir.Value], names: Names | None = None) -> ir.Attr:
     """`attribute`; graphs in it as copies that read `values` in the place of others, with names of their own if asked.
 

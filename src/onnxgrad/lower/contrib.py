@@ -17,7 +17,9 @@ import onnx_shape_inference as osi
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.infer.context import Infer
 from onnxgrad.ir.infer.inference import Inference
+from onnxgrad.ir.infer.registry import registry
 from onnxgrad.ir.names import Names
 from onnxgrad.lower.registry import Lowering, lowering
 
@@ -53,13 +55,13 @@ def contrib(*names: str, domain: str = MICROSOFT, whole: Collection[str] = ()) -
         lowering(*names, domain=domain)(lower)
         for name in names:
             formals[domain, name] = [(i, i not in whole) for i in inputs]
-            osi.registry.register(domain, name, 1)(_as_written(lower))
+            registry.register(domain, name, 1)(_as_written(lower))
         return writer
 
     return register
 
 
-def _as_written(lower: Lowering) -> Callable[[osi.ShapeInferenceContext, ir.Node], None]:
+def _as_written(lower: Lowering) -> Infer:
     """Inference that writes the operator out, in a graph that is thrown away, and looks at what came of it."""
 
     def infer(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
@@ -72,10 +74,8 @@ def _as_written(lower: Lowering) -> Callable[[osi.ShapeInferenceContext, ir.Node
         copy = ir.Node(node.domain, node.op_type, copies, attributes, outputs=outputs)
         inputs = [v for v in copies if v is not None]
         graph = ir.Graph(inputs, [], nodes=[], opset_imports=dict(ctx.opset_imports))
-        inference = Inference({})
-        inference.context = ctx
         try:
-            results = lower(Builder(graph, Names.of_graph(graph), inference), copy)
+            results = lower(Builder(graph, Names.of_graph(graph), Inference.within(ctx)), copy)
         except NotDifferentiable:  # which is said where a derivative is asked for
             first, out = node.inputs[0], node.outputs[0]
             if first is not None and out.type is None:
@@ -108,11 +108,3 @@ def needed(x: Var | None, name: str) -> Var:
     if x is None:
         raise NotDifferentiable(f"its input {name} is left out\n  hint: export the model again")
     return x
-
-
-def attribute(node: ir.Node, name: str, default: Any) -> Any:
-    """An attribute of a node, or what ONNX Runtime takes where it is left out."""
-    given = node.attributes.get(name)
-    if given is None:
-        return default
-    return list(given.value) if isinstance(given.value, (tuple, list)) else given.value

@@ -17,9 +17,10 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var, reshape_to
+from onnxgrad.ir.schemas import attribute
 from onnxgrad.ir.shapes import same_dim
 from onnxgrad.lower.attention import _heads, _joined_heads, product
-from onnxgrad.lower.contrib import attribute, contrib, needed, refuse, refuse_operand
+from onnxgrad.lower.contrib import contrib, needed, refuse, refuse_operand
 from onnxgrad.lower.transformer import rotated
 
 INT64 = int(ir.DataType.INT64)

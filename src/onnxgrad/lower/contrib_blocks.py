@@ -13,7 +13,8 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
-from onnxgrad.lower.contrib import attribute, contrib, needed
+from onnxgrad.ir.schemas import attribute
+from onnxgrad.lower.contrib import contrib, needed
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 

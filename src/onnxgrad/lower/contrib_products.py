@@ -13,7 +13,8 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
-from onnxgrad.lower.contrib import attribute, contrib, refuse
+from onnxgrad.ir.schemas import attribute
+from onnxgrad.lower.contrib import contrib, refuse
 from onnxgrad.lower.contrib_blocks import gelu_of
 
 _CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")

@@ -17,7 +17,8 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
-from onnxgrad.lower.contrib import attribute, contrib, needed
+from onnxgrad.ir.schemas import attribute
+from onnxgrad.lower.contrib import contrib, needed
 from onnxgrad.lower.contrib_attention import projected
 from onnxgrad.lower.registry import lowering_for
 

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.stops import RECURRENT, name_stop
 from onnxgrad.lower.registry import attribute, lowering
 
 #: Defaults of the activations that take parameters: (alpha, beta).
@@ -211,6 +212,9 @@ class _Layer:
             attrs.append(ir.AttrInt64s("scan_input_directions", [1] * len(scanned)))
             attrs.append(ir.AttrInt64s("scan_output_directions", [1]))
         node = ir.Node("", "Scan", [v.value for v in [*first, *scanned]], attrs, num_outputs=n + 1)
+        steps = None if scanned[0].shape is None else scanned[0].shape[0]
+        if not isinstance(steps, int):  # ONNX Runtime fails on a Scan of zero steps, and its message names the node
+            node.name = name_stop(b.names, RECURRENT, self.node)
         return list(b.append(node))
 
     # --- what the three differ in ------------------------------------------------------------------

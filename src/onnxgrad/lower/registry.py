@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import NotDifferentiable
-from onnxgrad.ir import Builder, Var
+from onnxgrad.ir import Builder, Var, schemas
+from onnxgrad.ir.match import normal_domain
 from onnxgrad.ir.names import described
 from onnxgrad.lower.function_bodies import _take_place
 
@@ -35,20 +35,12 @@ def lowering(*names: str, domain: str = "") -> Callable[[_Lowering], _Lowering]:
 
 def lowering_for(op_type: str, domain: str = "") -> Lowering | None:
     """What is written here for an operator, or None."""
-    return _table.get(("" if domain == "ai.onnx" else domain, op_type))
+    return _table.get((normal_domain(domain), op_type))
 
 
 def attribute(b: Builder, node: ir.Node, name: str) -> Any:
     """The attribute `name` of a node of a standard operator: as given, else the default, else None."""
-    given = node.attributes.get(name)
-    if given is None:
-        schema = onnx.defs.get_schema(node.op_type, b.infer.context.get_opset_version(node.domain), node.domain)
-        spec = schema.attributes.get(name)  # None: an attribute that only a newer version has
-        if spec is not None and spec.default_value.name:
-            given = ir.from_proto(spec.default_value)  # type: ignore[assignment]
-    if given is None:
-        return None
-    return list(given.value) if isinstance(given.value, (tuple, list)) else given.value
+    return schemas.attribute(node, name, opset=b.infer.context.get_opset_version(node.domain))
 
 
 def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:

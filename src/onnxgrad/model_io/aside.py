@@ -7,8 +7,9 @@ elsewhere. The file of the model itself cannot stand in: whoever writes it anew 
 from __future__ import annotations
 
 import math
+import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import IO
 
@@ -31,20 +32,13 @@ def set_aside(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Mapping[str, ir.
     tensors = [t for t in proto.graph.initializer if _is_large(t)]
     if sum(_bytes(t) for t in tensors) < FROM:
         return proto, {}
+    scratch = Scratch()
     found: dict[str, ir.TensorProtocol] = {}
-    file: IO[bytes] | None = None
-    lock = Lock()  # of the place in the file
     try:
-        file = tempfile.TemporaryFile(prefix="onnxgrad-", buffering=0)  # noqa: SIM115 (the tensors hold it)
-        for tensor in tensors:
-            start = file.tell()
-            left = memoryview(tensor.raw_data)
-            while left:
-                left = left[file.write(left) or 0 :]
-            found[tensor.name] = _lazy(file, lock, start, tensor)
+        for t in tensors:
+            props = {p.key: p.value for p in t.metadata_props}
+            found[t.name] = scratch.keep(t.raw_data, ir.DataType(t.data_type), t.dims, t.name, t.doc_string, props)
     except OSError:  # no room on the disk, or no folder to write to
-        if file is not None:
-            file.close()
         return proto, {}
     for tensor in tensors:
         tensor.ClearField("raw_data")
@@ -57,6 +51,65 @@ def put_back(model: ir.Model, held: Mapping[str, ir.TensorProtocol]) -> None:
     """Give the initializers of `model`, made of such a message, the values that were set aside."""
     for name, tensor in held.items():
         model.graph.initializers[name].const_value = tensor
+
+
+def external_aside(model: ir.Model) -> None:
+    """Copy the weights of `model` that are in external data, in place: its files may be written anew from now on.
+
+    They go into a file without a name, and into memory where they are small or there is no room.
+    """
+    values = [v for g in model.graphs() for v in g.initializers.values()]
+    external = [(v, t) for v in values if isinstance(t := v.const_value, ir.ExternalTensor)]
+    large = [(v, t) for v, t in external if t.dtype.bitwidth >= 8 and t.nbytes >= _LARGE]
+    if sum(t.nbytes for _, t in large) >= FROM:
+        scratch = Scratch()
+        try:
+            copies = [scratch.keep_external(t) for _, t in large]
+        except OSError:
+            copies = []
+        for (value, _), copy in zip(large, copies):
+            value.const_value = copy
+    ir.external_data.load_to_model(model)
+
+
+class Scratch:
+    """Tensors in a file without a name, read anew each time they are asked for."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._lock = Lock()  # of the place in the file
+
+    def keep(
+        self, data: bytes | memoryview, dtype: ir.DataType, shape: Sequence[int], name: str | None,
+        doc: str | None = None, props: dict[str, str] | None = None,
+    ) -> ir.TensorProtocol:  # fmt: skip
+        """Write the bytes of a tensor, which are little-endian. Raises OSError if there is no room."""
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="onnxgrad-", buffering=0)  # noqa: SIM115 (the tensors hold it)
+        file, lock = self._file, self._lock
+        start = file.seek(0, os.SEEK_END)
+        left = memoryview(data)
+        while left:
+            left = left[file.write(left) or 0 :]
+        return _lazy(file, lock, start, dtype, tuple(shape), name, doc, props or {})
+
+    def keep_external(self, tensor: ir.ExternalTensor) -> ir.TensorProtocol:
+        """Copy a tensor from its file."""
+        was_read = tensor.raw is not None
+        kept = self.keep_array(
+            tensor.numpy(), tensor.dtype, tensor.name, tensor.doc_string, dict(tensor.metadata_props)
+        )
+        if not was_read:
+            tensor.release()
+        return kept
+
+    def keep_array(
+        self, array: np.ndarray, dtype: ir.DataType, name: str | None, doc: str | None = None,
+        props: dict[str, str] | None = None,
+    ) -> ir.TensorProtocol:  # fmt: skip
+        """Write an array."""
+        little = np.ascontiguousarray(array).astype(np.dtype(dtype.numpy()).newbyteorder("<"), copy=False)
+        return self.keep(little.reshape(-1).view(np.uint8).data, dtype, array.shape, name, doc, props)
 
 
 def _is_large(tensor: onnx.TensorProto) -> bool:
@@ -73,10 +126,10 @@ def _bytes(tensor: onnx.TensorProto) -> int:
     return math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth // 8
 
 
-def _lazy(file: IO[bytes], lock: Lock, start: int, proto: onnx.TensorProto) -> ir.TensorProtocol:
-    """What lies from `start` in `file`, read anew each time it is asked for."""
-    dtype, shape, name = ir.DataType(proto.data_type), tuple(proto.dims), proto.name
-    doc, props = proto.doc_string, {p.key: p.value for p in proto.metadata_props}
+def _lazy(
+    file: IO[bytes], lock: Lock, start: int, dtype: ir.DataType, shape: tuple[int, ...], name: str | None,
+    doc: str | None, props: dict[str, str],
+) -> ir.TensorProtocol:  # fmt: skip
     little = np.dtype(dtype.numpy()).newbyteorder("<")
 
     def read() -> ir.TensorProtocol:

@@ -17,7 +17,10 @@ from onnxgrad.model_io.read import load_model, read_proto
 
 
 def undeclared(model: object) -> ir.Model | None:
-    """A copy of `model` that declares the shapes of its inputs and weights alone; None if it cannot be had."""
+    """Return a copy of `model` that declares the shapes of its inputs and weights alone.
+
+    None if it declares no others, or cannot be copied.
+    """
     try:
         if isinstance(model, ir.Model):
             copy = model.clone()
@@ -29,8 +32,7 @@ def undeclared(model: object) -> ir.Model | None:
             return None
     except OnnxGradError:
         return None
-    for graph in copy.graphs():
-        for node in graph:
-            for value in node.outputs:
-                value.shape = None
-    return copy
+    results = [v for graph in copy.graphs() for node in graph for v in node.outputs if v.shape is not None]
+    for value in results:
+        value.shape = None
+    return copy if results else None

@@ -11,10 +11,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.constants import MOST_ELEMENTS, constant, evaluate
+from onnxgrad.ir.constants import MOST_ELEMENTS, evaluate
 from onnxgrad.ir.graph import scopes, subgraphs
-from onnxgrad.ir.infer.calls import Calls
+from onnxgrad.ir.infer.context import Calls
 from onnxgrad.ir.infer.inference import infer_model
+from onnxgrad.ir.match import constant
 
 WHOLE = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
 

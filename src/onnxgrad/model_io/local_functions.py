@@ -22,9 +22,10 @@ import onnx_ir as ir
 import onnx_shape_inference as osi
 from onnx_ir.passes.common import InlinePass
 
-from onnxgrad.ir.constants import MOST_ELEMENTS, constant
+from onnxgrad.ir.constants import MOST_ELEMENTS
 from onnxgrad.ir.graph import subgraphs
-from onnxgrad.ir.infer import calls
+from onnxgrad.ir.infer.inference import infer_model
+from onnxgrad.ir.match import constant
 from onnxgrad.ir.names import Names, identifier
 from onnxgrad.model_io.fold_shapes import infer_and_fold
 
@@ -59,12 +60,7 @@ class Functions:
     def __init__(self, model: ir.Model) -> None:
         self.table: MutableMapping[Identifier, ir.Function] = model.functions
         self.imports = model.graph.opset_imports
-        #: the rule of a call (the engine puts it here), and what was derived from which kind of call
-        self.rule: Any = None
-        self.derived: dict[Hashable, Any] = {}
         self._bodies: dict[Hashable, Body] = {}
-        for domain, name, _ in self.table:
-            calls.register(domain, name)
 
     def __contains__(self, node: ir.Node) -> bool:
         return bool(self.table) and node.op_identifier() in self.table
@@ -74,7 +70,6 @@ class Functions:
         unique = _unique(self.table, domain, name)
         function = ir.Function(domain, unique, graph=graph, attributes=[])
         self.table[function.identifier()] = function
-        calls.register(domain, unique)
         return function
 
     def body(self, node: ir.Node) -> Body:
@@ -153,6 +148,15 @@ class Functions:
             if declared is not None:
                 dims = [a if isinstance(a, int) and not isinstance(d, int) else d for a, d in zip(declared, dims)]
             value.shape = ir.Shape(dims)
+
+
+def infer_types(model: ir.Model) -> None:
+    """Fill in types and shapes of every value of `model`, calls of its local functions included, in place.
+
+    Raises:
+        BadInput: shapes or inputs that no node of their kind can have.
+    """
+    infer_model(model, Functions(model) if model.functions else None)
 
 
 def _unique(table: Collection[Identifier], domain: str, name: str) -> str:

@@ -1,15 +1,21 @@
 """Maps at the ends of a model: what classical converters put around tensors, for Python's sake.
 
 skl2onnx ends classifiers in a ZipMap, which makes of each row of probabilities a dictionary by class. Its output
-becomes the tensor that it reads, under its name: what the same converter writes with ``zipmap=False``. A map that comes
-in (CastMap, DictVectorizer) has no tensor to stand for it, and is refused.
+becomes the tensor that it reads, under its name: what the same converter writes with ``zipmap=False``. Its keys
+are kept in the model's metadata, as the names of the classes. A map that comes in (CastMap, DictVectorizer) has no
+tensor to stand for it, and is refused.
 """
 
 from __future__ import annotations
 
+import json
+
 import onnx
 
 from onnxgrad.errors import BadInput, warn_caller
+
+#: Key of a model's metadata: the names of its classes in the order of their numbers, as JSON.
+CLASSES = "onnxgrad.classes"
 
 
 def without_maps(proto: onnx.ModelProto, what: str) -> onnx.ModelProto:
@@ -31,9 +37,11 @@ def without_maps(proto: onnx.ModelProto, what: str) -> onnx.ModelProto:
     copy.CopyFrom(proto)
     graph = copy.graph
     sources = {}
+    labels = []
     for node in graph.node:
         if node.op_type == "ZipMap" and node.domain == "ai.onnx.ml" and len(node.input) == len(node.output) == 1:
             sources[node.output[0]] = node.input[0]
+            labels += [[str(i) for i in a.ints] or [t.decode() for t in a.strings] for a in node.attribute]
             node.op_type, node.domain = "Identity", ""
             del node.attribute[:]
     for value in graph.output:
@@ -49,6 +57,8 @@ def without_maps(proto: onnx.ModelProto, what: str) -> onnx.ModelProto:
             )
             value.type.Clear()
             value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    if len(labels) == 1 and not any(p.key == CLASSES for p in copy.metadata_props):
+        copy.metadata_props.add(key=CLASSES, value=json.dumps(labels[0], ensure_ascii=False))
     for i in reversed(range(len(graph.value_info))):
         if _is_map(graph.value_info[i].type):
             del graph.value_info[i]

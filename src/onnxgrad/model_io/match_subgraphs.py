@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxgrad.context import ScopedSetting
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.graph import ancestors, cut, dependents, prune, subgraphs
 from onnxgrad.ir.names import Names, identifier
@@ -28,6 +29,23 @@ class Cut:
     def name(self) -> str:
         """That of the function which it becomes."""
         return identifier("__".join(["_".join(self.outputs), "of", "_".join(self.inputs)]))
+
+
+@dataclass(frozen=True)
+class RuleTargets:
+    """The parts of models that rules of the user are for.
+
+    Attributes:
+        operators: domains and names; a local function among them stays a function.
+        cuts: sub-graphs, which become functions.
+    """
+
+    operators: frozenset[tuple[str, str]] = frozenset()
+    cuts: tuple[Cut, ...] = ()
+
+
+#: The targets of the rules that hold now (`custom_rules`).
+TARGETS: ScopedSetting[RuleTargets] = ScopedSetting("rule_targets", RuleTargets())
 
 
 def cut_out(model: ir.Model, cut: Cut, *, required: bool) -> None:

@@ -10,7 +10,6 @@ from typing import TypeVar
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.context import current
 from onnxgrad.errors import BadInput, shown, warn_caller
 from onnxgrad.ir.downgrade import settle_opset
 from onnxgrad.model_io.checks.declared_sizes import check_calls
@@ -18,7 +17,7 @@ from onnxgrad.model_io.checks.nodes import check_nodes
 from onnxgrad.model_io.fold_shapes import infer_and_fold
 from onnxgrad.model_io.inline import inline_functions
 from onnxgrad.model_io.local_functions import Functions, Identifier, drop_unused, fill_defaults, rename_overloads
-from onnxgrad.model_io.match_subgraphs import cut_out
+from onnxgrad.model_io.match_subgraphs import TARGETS, cut_out
 from onnxgrad.model_io.optional_returns import settle_unbinding
 from onnxgrad.model_io.read import (
     TRAINING,
@@ -143,8 +142,8 @@ def _opened(model: AnyModel, first: Callable[[ir.Model], None] | None, keep: Kee
     opened.training = frozenset().union(*(all_names(i) for i in infos)) if infos else frozenset()
     settle_dims(private)
     check_calls(private)
-    asked = current()
-    own = {name for name in private.functions if name[:2] in asked.rules}
+    targets = TARGETS.value
+    own = {name for name in private.functions if name[:2] in targets.operators}
     kept = raised_functions(private, keep(private) | own)
     if own - kept:
         name = "::".join(min(own - kept)[:2])
@@ -161,7 +160,7 @@ def _opened(model: AnyModel, first: Callable[[ir.Model], None] | None, keep: Kee
         opened.functions = Functions(private)
     infer_and_fold(private, opened.functions)
     check_nodes(private)
-    for cut in asked.subgraphs:
+    for cut in targets.cuts:
         cut_out(private, cut, required=KEY not in private.metadata_props)
     if private.functions:
         opened.functions = opened.functions or Functions(private)

@@ -16,12 +16,13 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.external_data import settle_external
 from onnxgrad.files import open_ordinary
 from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.names import described
 from onnxgrad.model_io.aside import put_back, set_aside
 from onnxgrad.model_io.checks.declared_sizes import check_message
-from onnxgrad.model_io.external_data import settle_external
+from onnxgrad.model_io.checks.notes_in_files import check_notes
 from onnxgrad.model_io.map_outputs import without_maps
 
 TRAINING = "onnxgrad.training_info"
@@ -154,6 +155,7 @@ def parse(path: Path) -> onnx.ModelProto:
             size = os.fstat(file.fileno()).st_size
             if not size:
                 raise BadInput(f"{path} is empty")
+            check_notes(file, size, str(path))
             return onnx.load(file, load_external_data=False)
     except FileNotFoundError as e:
         raise BadInput(f"there is no file {path}") from e

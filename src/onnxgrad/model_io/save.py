@@ -40,26 +40,25 @@ def weight_bytes(model: ir.Model) -> int:
     return total
 
 
-def to_proto(model: ir.Model, moments: Mapping[str, ir.TensorProtocol] | None = None) -> onnx.ModelProto:
-    """`model` as one message, its training information included, with these `moments` where it only declares them."""
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """`model` as one message, its training information included, with zeros where it only declares them."""
     proto = serialize(model)
     proto.training_info.extend(training_info(model))
-    written(proto.training_info, moments)
+    written(proto.training_info)
     return proto
 
 
-def gathered(model: ir.Model) -> onnx.ModelProto:
-    """`model` as one message that holds all of its weights.
+def gathered(
+    model: ir.Model, hint: str = "pass onnx_ir.load(path) instead; what comes out is then an onnx_ir.Model"
+) -> onnx.ModelProto:
+    """`model` as one message that holds all of its weights; `hint` is for a model that is too large.
 
     Raises:
         BadInput: they are more than one message can hold.
     """
     size = weight_bytes(model)
     if size > PROTOBUF_LIMIT:
-        raise BadInput(
-            f"the model holds {size / 1e9:.1f} GB of weights, more than one ModelProto can\n"
-            "  hint: pass onnx_ir.load(path) instead; what comes out is then an onnx_ir.Model"
-        )
+        raise BadInput(f"the model holds {size / 1e9:.1f} GB of weights, more than one ModelProto can\n  hint: {hint}")
     held = [(v, v.const_value) for g in scopes(model.graph) for v in g.initializers.values()]
     try:
         for value, tensor in held:
@@ -89,13 +88,13 @@ def save_model(
     check_ordinary(path)
     try:
         with scratch(path) as folder:
-            written = _write(model, folder, path.name, moments or {})
-            for name in written:  # the data first, so that a new model never meets old data
+            names = _write(model, folder, path.name, moments or {})
+            for name in names:  # the data first, so that a new model never meets old data
                 flush(folder / name)
                 os.replace(folder / name, path.parent / name)
     except OSError as e:
         raise BadInput(f"cannot write {path}: {e.strerror or e}") from e
-    return [path.parent / name for name in reversed(written)]
+    return [path.parent / name for name in reversed(names)]
 
 
 def _write(
@@ -104,19 +103,13 @@ def _write(
     if isinstance(model, onnx.ModelProto):
         onnx.save(model, folder / name)
         return [name]
-    weight = weight_bytes(model)
-    if not external_tensors(model) and weight <= EXTERNAL_FROM:
-        if weight + sum(t.nbytes for t in moments.values()) < stream.FROM:
-            onnx.save(to_proto(model, moments), folder / name)
-        else:
-            with open(folder / name, "wb") as file:
-                stream.write(model, file, moments)
-        return [name]
     data = f"{name}.data"
     held = [(v, v.const_value) for g in scopes(model.graph) for v in g.initializers.values()]
     try:
-        ir.external_data.unload_from_model(model, folder, data, size_threshold_bytes=1024)
-        onnx.save(to_proto(model, moments), folder / name)
+        if external_tensors(model) or weight_bytes(model) > EXTERNAL_FROM:
+            ir.external_data.unload_from_model(model, folder, data, size_threshold_bytes=1024)
+        with open(folder / name, "wb") as file:
+            stream.write(model, file, moments)
     finally:
         for value, tensor in held:
             value.const_value = tensor

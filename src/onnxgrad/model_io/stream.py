@@ -17,8 +17,6 @@ from onnxgrad.model_io import zeros
 from onnxgrad.model_io.read import training_info
 from onnxgrad.model_io.serialize import serialize, varint
 
-#: Bytes of weights and moments from which on a model is written so.
-FROM = 1 << 25
 #: A single file that holds more cannot be read.
 _MOST = 2**31 - 2**20
 
@@ -85,7 +83,7 @@ def _info(info: onnx.TrainingInfoProto, moments: Mapping[str, ir.TensorProtocol]
 
 def _tensor(tensor: ir.TensorProtocol) -> _Pieces:
     """The field of a graph that holds an initializer."""
-    if tensor.dtype == ir.DataType.STRING:
+    if tensor.dtype == ir.DataType.STRING or isinstance(tensor, ir.ExternalTensor):
         return _field(onnx.GraphProto, "initializer", [ir.to_proto(tensor).SerializeToString()])
     about = onnx.TensorProto(name=tensor.name, data_type=tensor.dtype, dims=list(tensor.shape.numpy()))
     about.doc_string = tensor.doc_string or ""

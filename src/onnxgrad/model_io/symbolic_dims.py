@@ -23,13 +23,27 @@ UNKNOWN = frozenset({"", "?", "none", "unknown", "unk", "dynamic", "*"})
 def settle_dims(model: ir.Model) -> None:
     """Make every dimension of every declared shape of `model` a size, a usable name or unknown, in place."""
     values = [v for v in _values(model) if v.shape is not None]
-    names = {d.value for v in values for d in v.shape or () if isinstance(d, ir.SymbolicDim) and d.value}
+    names = named_dims(model)
     renamed: dict[str, str] = {}
     for value in values:
         dims = list(value.shape or ())
         settled = [_settled(dim, renamed, names) for dim in dims]
         if settled != dims:
             value.shape = ir.Shape(settled)
+
+
+def named_dims(model: ir.Model) -> set[str]:
+    """The names of dimensions in the shapes of `model`."""
+    return {d.value for v in _values(model) for d in v.shape or () if isinstance(d, ir.SymbolicDim) and d.value}
+
+
+def keep_dims(model: ir.Model, names: set[str]) -> None:
+    """Make every dimension with a name that is none of `names` unknown, in place: inference made it up."""
+    for value in _values(model):
+        dims = list(value.shape or ())
+        kept = [d if isinstance(d, int) or d.value in names else None for d in dims]
+        if kept != dims:
+            value.shape = ir.Shape(kept)
 
 
 def _values(model: ir.Model) -> Iterator[ir.Value]:

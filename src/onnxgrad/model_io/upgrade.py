@@ -4,7 +4,7 @@ Node by node, so that weights, metadata, docs and symbols of the rest are never 
 can name its node: an operator whose definition did not change stays as it is, one whose form changed
 goes alone through ``onnx.version_converter``. Where that converter is wrong (it forgets that the old
 Resize was asymmetric, clips float64 with a float32 bound, keeps the axis of a Hardmax although it
-changed its meaning, …) a fix of our own takes its place (see `old_forms`).
+changed its meaning, …) a correction of its own replaces it (see `upgrade_forms`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.infer.inference import is_unversioned
 from onnxgrad.ir.names import Names, described
 from onnxgrad.ir.schemas import schema_of
+from onnxgrad.model_io.symbolic_dims import keep_dims, named_dims
 from onnxgrad.model_io.upgrade_forms import FIXES, CannotRaiseError, UpgradedNode
 
 LOWEST_READ, LOWEST_RULES = 7, 18
@@ -128,6 +129,7 @@ def _mistakable(model: ir.Model) -> list[ir.Value]:
 
 def _infer(model: ir.Model) -> None:
     """Types and ranks, in place. The onnx package loses the rank at a Reshape to a shape that is computed."""
+    names = named_dims(model)
     level = logging.getLogger("onnx_ir").level
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)
     try:
@@ -144,6 +146,7 @@ def _infer(model: ir.Model) -> None:
                 break
     finally:
         logging.getLogger("onnx_ir").setLevel(level)
+    keep_dims(model, names)
 
 
 def _fill_defaults(nodes: Sequence[ir.Node], opset: int) -> None:

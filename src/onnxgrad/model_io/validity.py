@@ -1,8 +1,8 @@
-"""Whose fault is it? A failure over a model that is not valid is the model's.
+"""Failures over models that are not valid are reported as errors of the model.
 
-Rules and inference trust that a node is what its operator demands. Where something fails that should not, the onnx
-package is asked about the model; what it objects to is the error. If it has nothing to say, the failure is ours, and
-goes on.
+Rules and inference trust that the operands of a node fit its operator. If one fails, the onnx package checks the
+model, and ONNX Runtime, if it is installed, loads and runs it. Their objection is the error. Without one, the failure
+is a bug of this library, and is raised as it is.
 """
 
 from __future__ import annotations
@@ -18,34 +18,30 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad import subprocesses
-from onnxgrad.errors import BadInput, OnnxGradError
+from onnxgrad.errors import BadInput, OnnxGradError, OperandMisfit
 from onnxgrad.model_io.read import external_tensors, parse
 from onnxgrad.model_io.save import PROTOBUF_LIMIT, to_proto, weight_bytes
 
-#: Seconds that it may take.
+#: Seconds that the check of a model may take.
 PATIENCE = 60
 
 
 @contextmanager
 def blamed(model: Any) -> Iterator[None]:
-    """If the block fails as it should not, and `model` is not valid, say so.
-
-    Raises:
-        BadInput: the model is not valid.
-    """
+    """Raise BadInput in place of an unexpected error of the block, if `model` is not valid."""
     try:
         yield
     except OnnxGradError:
         raise
     except Exception as e:
         why = complaint(model)
-        if not why:
+        if not why and not isinstance(e, OperandMisfit):
             raise
-        raise BadInput(f"the model is not valid: {why}") from e
+        raise BadInput(f"the model is not valid: {why or e}") from e
 
 
 def complaint(model: Any) -> str:
-    """What the onnx package has against `model`; nothing if it cannot be asked."""
+    """The objection of the onnx package or of ONNX Runtime to `model`; empty if there is none, or it cannot be had."""
     try:
         if isinstance(model, (str, os.PathLike)):
             model = parse(Path(model))
@@ -62,18 +58,40 @@ def complaint(model: Any) -> str:
     except (OSError, subprocess.SubprocessError, ValueError):
         return ""
     if found.returncode < 0:
-        return "the onnx package breaks down over it"
-    why = " ".join(found.stdout.decode(errors="replace").split())[:400]
-    return "" if why.startswith("Field 'shape' of 'type'") else why  # an input whose rank is open does no harm
+        return "the onnx package or ONNX Runtime crashes over it"
+    return " ".join(found.stdout.decode(errors="replace").split())[:400]
 
 
-#: The package is asked in a process of its own: over some models that are not valid it ends the one that asks.
+#: Runs in a process of its own: some models that are not valid end the process that checks them. ONNX Runtime is not
+#: asked about operators that it may lack, and runs a model only on inputs whose elements cannot be at fault.
 _ASK = """
 import sys, onnx
 try:
     model = onnx.ModelProto.FromString(sys.stdin.buffer.read())
     onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
-    onnx.checker.check_model(model)
+    try:
+        onnx.checker.check_model(model)
+    except Exception as e:
+        if not str(e).startswith("Field 'shape' of 'type'"):  # an output whose number of axes is unknown is valid
+            raise
+    try:
+        import numpy, onnxruntime
+    except ImportError:
+        sys.exit()
+    known = {"", "ai.onnx", *(f.domain for f in model.functions)}
+    if not known.issuperset(o.domain for o in model.opset_import) or model.training_info:
+        sys.exit()
+    onnxruntime.set_default_logger_severity(4)
+    for node in model.graph.node:
+        node.name = node.name or next(filter(None, node.output), "")
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        kinds = {"tensor(float)": "f4", "tensor(double)": "f8", "tensor(float16)": "f2"}
+        inputs = session.get_inputs()
+        if all(i.type in kinds and all(type(d) is int for d in i.shape) for i in inputs):
+            session.run(None, {i.name: numpy.ones(i.shape, kinds[i.type]) for i in inputs})
+    except onnxruntime.capi.onnxruntime_pybind11_state.NotImplemented:
+        pass
 except Exception as e:
     sys.stdout.buffer.write((str(e) or type(e).__name__).encode(errors="replace"))
 """

@@ -1,7 +1,8 @@
 """Rematerialization: a graph within a memory budget, in which residuals that do not fit are recomputed.
 
-`sizes` (how large values are), `schedule` (in which order ONNX Runtime runs nodes, what is alive meanwhile), `costs`,
-`choose` (what to keep), `rewrite` (the graph that does so), `plan` (all of it).
+Modules: `value_sizes` (bytes of values), `schedule` (the order in which ONNX Runtime runs nodes, and the values alive
+at each), `costs` (of recomputation), `choose` (the residuals to keep), `emit` (the graph that recomputes the others),
+`budget` (of memory), `plan` (all of these).
 """
 
 from onnxgrad.remat.budget import amount, megabytes

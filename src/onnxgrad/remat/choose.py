@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxgrad.ir.constants import is_repeatable
-from onnxgrad.ir.execution_order import PRODUCTS
 from onnxgrad.ir.graph import reads, subgraphs
+from onnxgrad.ir.operators import traits_of
 from onnxgrad.remat.costs import meanwhile, seconds
 from onnxgrad.remat.schedule import Roots, ScheduledNode, use
 
@@ -232,7 +232,7 @@ class Chooser:
         return found
 
     def _may_run_again(self, node: ir.Node, cheap: bool) -> bool:
-        if node.domain or subgraphs(node) or not node.inputs or (cheap and node.op_type in PRODUCTS):
+        if node.domain or subgraphs(node) or not node.inputs or (cheap and traits_of(node).is_product):
             return False
         if node.op_type == "BatchNormalization" and any(v is None or v.producer() is None for v in statistics(node)):
             return False  # it writes into what it reads them from, which a second one needs to have of its own

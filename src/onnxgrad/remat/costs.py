@@ -7,22 +7,21 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from onnxgrad.ir.execution_order import PRODUCTS
+from onnxgrad.ir.operators import traits_of
 
 #: Of one core: products and sums of matrix products, bytes that simpler operators move; and what every node takes.
 FLOPS, BYTES, START = 5e10, 5e9, 3e-6
 
-#: Operators that compute a transcendental function, or pass several times, per byte.
-SLOW = dict.fromkeys(
-    ("Erf", "Exp", "Gelu", "LayerNormalization", "LogSoftmax", "Pow", "Sigmoid", "Softmax", "Tanh"), 4.0
-)
+#: How much longer a slow operator takes per byte.
+SLOW = 4.0
 
 
 def seconds(node: ir.Node, size: Mapping[ir.Value, int]) -> float:
     """An estimate of the time that `node` takes."""
     moved = sum(size.get(v, 0) for v in (*node.inputs, *node.outputs) if v is not None)
-    found = START + moved / BYTES * SLOW.get(node.op_type, 1.0)
-    if node.op_type in PRODUCTS and node.domain == "":
+    traits = traits_of(node)
+    found = START + moved / BYTES * (SLOW if traits.slow else 1.0)
+    if traits.is_product:
         found += 2 * size.get(node.outputs[0], 0) / 4 * _terms(node) / FLOPS
     return found
 

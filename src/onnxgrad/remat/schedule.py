@@ -7,17 +7,15 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from onnxgrad.ir.execution_order import PRODUCTS, execution_order, orders
+from onnxgrad.ir.execution_order import execution_order, orders
 from onnxgrad.ir.graph import reads
+from onnxgrad.ir.operators import Moves, traits_of
 from onnxgrad.remat.costs import meanwhile
-
-#: Operators whose result is their operand, seen otherwise: no memory, no copy.
-VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 
 
 def is_view(node: ir.Node | None) -> bool:
-    """Whether the result of `node` is a view of its first operand."""
-    return node is not None and node.op_type in VIEWS and node.domain == ""
+    """True if the result of `node` is a view of its first operand: no memory, no copy."""
+    return node is not None and traits_of(node).moves is Moves.VIEW
 
 
 class ScheduledNode(NamedTuple):
@@ -77,7 +75,7 @@ def settle(graph: ir.Graph, size: Mapping[ir.Value, int]) -> int:
     for order in orders(graph):
         reorder(graph, order)
         taken = used(graph, size)
-        products = sum(taken[node] for node in taken if node.op_type in PRODUCTS)
+        products = sum(taken[node] for node in taken if traits_of(node).is_product)
         found.append((products, max(taken.values(), default=0), len(found), order))
     least = min(peak for _, peak, _, _ in found)
     _, peak, _, order = min(f for f in found if f[1] <= least * 1.05)

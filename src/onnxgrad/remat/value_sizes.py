@@ -11,7 +11,8 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.constants import constant, evaluate
+from onnxgrad.ir.constants import evaluate
+from onnxgrad.ir.match import constant, is_op, is_standard
 
 #: Shapes are computed from small constants only; larger ones are weights, which need not be copied.
 _LARGEST_SHAPE = 1024
@@ -89,9 +90,9 @@ def _fold(light: ir.Model, known: Mapping[str, onnx.TypeProto]) -> bool:
         operands = [v for v in node.inputs if v is not None]
         array = None
         dims = _dims(known.get(operands[0].name or "")) if operands else None
-        if node.op_type in ("Shape", "Size") and node.domain == "" and not node.attributes and dims is not None:
+        if is_op(node, ("Shape", "Size")) and not node.attributes and dims is not None:
             array = np.array(dims if node.op_type == "Shape" else math.prod(dims), np.int64)
-        elif node.domain == "" and operands:
+        elif is_standard(node) and operands:
             feeds = {v: a for v in operands if (a := found.get(v, constant(v))) is not None}
             if len(feeds) == len(operands) and any(v in found for v in operands):
                 array = evaluate(node, feeds, opset)

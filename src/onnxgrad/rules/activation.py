@@ -1,6 +1,6 @@
 """Activations: y = f(x) elementwise. At a kink the derivative is that of PyTorch's functions.
 
-Steps and masks are arithmetic where a fast one exists (see `steps`), else a Where.
+Steps and masks are arithmetic where a fast one exists (see `step_functions`), else a Where.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from onnxgrad.rules.rule import Result
 from onnxgrad.rules.step_functions import is_step, positive
 
 
-@elementwise("Sigmoid")
+@elementwise("Sigmoid", total=True, interval=(0, 1))
 def sigmoid(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = σ(x) = 1/(1 + exp(-x)): g·y·(1 - y)"""
     return g * (y * (1 - y))
 
 
-@elementwise("Relu")
+@elementwise("Relu", total=True, piecewise_linear=True, interval=(0, math.inf))
 def relu(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = max(x, 0): g·[y > 0], with 0 at the kink"""
     dx = g * positive(op, y)
@@ -30,7 +30,7 @@ def relu(op: Op, g: Var, x: Var, y: Var) -> Result:
     return dx
 
 
-@elementwise("LeakyRelu")
+@elementwise("LeakyRelu", total=True, piecewise_linear=True)
 def leaky_relu(op: Op, g: Var, x: Var) -> Result:
     """y = x where x > 0, else α·x: g·(1 where x > 0, else α), with α at the kink"""
     alpha = op.attr("alpha")
@@ -39,60 +39,60 @@ def leaky_relu(op: Op, g: Var, x: Var) -> Result:
     return op.Where(x > 0, g, g * alpha)
 
 
-@elementwise("PRelu")
+@elementwise("PRelu", total=True)
 def prelu(op: Op, g: Var, x: Var, slope: Var) -> Result:
     """y = x where x > 0, else s·x: (g where x > 0, else g·s; 0 where x > 0, else g·x), with s at the kink"""
     above = x > 0
     return op.Where(above, g, g * slope), op.Where(above, 0.0, g * x)
 
 
-@elementwise("Elu")
+@elementwise("Elu", total=True)
 def elu(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = x where x > 0, else α(exp x - 1): g·(1 where x > 0, else y + α), with α at the kink"""
     return op.Where(x > 0, g, g * (y + op.attr("alpha")))
 
 
-@elementwise("Selu")
+@elementwise("Selu", total=True)
 def selu(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = γx where x > 0, else γα(exp x - 1): g·(γ where x > 0, else y + γα), with γα at the kink"""
     gamma = op.attr("gamma")
     return op.Where(x > 0, g * gamma, g * (y + gamma * op.attr("alpha")))
 
 
-@elementwise("Celu")
+@elementwise("Celu", total=True)
 def celu(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = x where x > 0, else α(exp(x/α) - 1): g·(1 where x > 0, else y/α + 1)"""
     return op.Where(x > 0, g, g * (y * (1 / op.attr("alpha")) + 1))
 
 
-@elementwise("Softplus")
+@elementwise("Softplus", total=True, interval=(0, math.inf))
 def softplus(op: Op, g: Var, x: Var) -> Result:
     """y = log(1 + exp x): g·σ(x)"""
     return g * op.Sigmoid(x)
 
 
-@elementwise("Softsign")
+@elementwise("Softsign", total=True, interval=(-1, 1))
 def softsign(op: Op, g: Var, x: Var) -> Result:
     """y = x/(1 + |x|): g/(1 + |x|)²"""
     below = op.Abs(x) + 1
     return g / below / below
 
 
-@elementwise("HardSigmoid")
+@elementwise("HardSigmoid", total=True, piecewise_linear=True, interval=(0, 1))
 def hard_sigmoid(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = clip(αx + β, 0, 1): g·α·[0 < y < 1], with 0 at the kinks; nothing where y is a step"""
     alpha = op.attr("alpha")
     return None if is_step(alpha) else g * (positive(op, y * (1 - y)) * alpha)
 
 
-@elementwise("HardSwish")
+@elementwise("HardSwish", total=True)
 def hard_swish(op: Op, g: Var, x: Var) -> Result:
     """y = x·h with h = clip(x/6 + ½, 0, 1): g·(h + x/6·[0 < h < 1])"""
     h = op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
     return g * (h + positive(op, h * (1 - h)) * (x * (1 / 6)))
 
 
-@elementwise("Mish")
+@elementwise("Mish", total=True)
 def mish(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = x·t with t = tanh(log(1 + exp x)): g·(t + s·(x - y·t)) with s = σ(x)
 
@@ -104,19 +104,19 @@ def mish(op: Op, g: Var, x: Var, y: Var) -> Result:
     return g * (t + s * (x - y * t))
 
 
-@elementwise("ThresholdedRelu")
+@elementwise("ThresholdedRelu", total=True, piecewise_linear=True)
 def thresholded_relu(op: Op, g: Var, x: Var) -> Result:
     """y = x where x > α, else 0: g·[x > α]"""
     return g * positive(op, x - op.attr("alpha"))
 
 
-@elementwise("Shrink")
+@elementwise("Shrink", total=True, piecewise_linear=True)
 def shrink(op: Op, g: Var, x: Var) -> Result:
     """y = x ∓ bias where ±x > λ, else 0: g·[|x| > λ]"""
     return g * positive(op, op.Abs(x) - op.attr("lambd"))
 
 
-@elementwise("Swish")
+@elementwise("Swish", total=True)
 def swish(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = x·s with s = σ(αx): g·(s + α·y·(1 - s))"""
     alpha = op.attr("alpha")
@@ -124,7 +124,7 @@ def swish(op: Op, g: Var, x: Var, y: Var) -> Result:
     return g * (s + (y * alpha) * (1 - s))
 
 
-@elementwise("Gelu")
+@elementwise("Gelu", total=True)
 def gelu(op: Op, g: Var, x: Var) -> Result:
     """y = x·Φ(x), or ½x(1 + t) with t = tanh u and u = √(2/π)(x + 0.044715x³) for "tanh":
     g·(Φ(x) + x·φ(x)), or g·(1 + t)·(½ + (1 - t)·½x·u')

@@ -5,25 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from onnxgrad.ir import Var
+from onnxgrad.ir.operators import Kind
 from onnxgrad.rules.double_where import may_be_discarded, settled
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import elementwise, linear
 from onnxgrad.rules.rule import Result
 
 
-@elementwise("Add")
+@elementwise("Add", total=True, piecewise_linear=True)
 def add(op: Op, g: Var) -> Result:
     """y = a + b: (g, g)"""
     return g, g
 
 
-@elementwise("Sub")
+@elementwise("Sub", total=True, piecewise_linear=True)
 def sub(op: Op, g: Var) -> Result:
     """y = a - b: (g, -g)"""
     return g, -g
 
 
-@elementwise("Mul")
+@elementwise("Mul", total=True)
 def mul(op: Op, g: Var, a: Var, b: Var) -> Result:
     """y = a·b: (g·b, g·a)"""
     return g * b, g * a
@@ -47,19 +48,19 @@ def mod(op: Op, g: Var, a: Var, b: Var, y: Var) -> Result:
     return g, -(g * n)
 
 
-@elementwise("Neg")
+@elementwise("Neg", total=True, piecewise_linear=True)
 def neg(op: Op, g: Var) -> Result:
     """y = -x: -g"""
     return -g
 
 
-@elementwise("Sum")
+@elementwise("Sum", total=True, piecewise_linear=True)
 def sum_(op: Op, g: Var) -> Result:
     """y = x₁ + … + xₙ: g for each"""
     return [g] * len(op.inputs)
 
 
-@elementwise("Mean")
+@elementwise("Mean", total=True, piecewise_linear=True)
 def mean(op: Op, g: Var) -> Result:
     """y = (x₁ + … + xₙ)/n: g/n for each"""
     return [g * (1 / len(op.inputs))] * len(op.inputs)
@@ -123,19 +124,19 @@ def _pow_exponent(op: Op, g: Var, x: Var, k: Any, y: Var) -> Any:
     return op.cast_like(moved, k) if g.dtype == x.dtype else moved
 
 
-@linear("Identity")
+@linear("Identity", kind=Kind.ELEMENTWISE)
 def identity(op: Op, g: Var) -> Result:
     """y = x: g"""
     return g
 
 
-@linear("Cast", "CastLike")
+@linear("Cast", "CastLike", kind=Kind.ELEMENTWISE, total=True)
 def cast(op: Op, g: Var, x: Var) -> Result:
     """y = x in another float type: g in the type of x"""
     return op.cast_like(g, x)
 
 
-@elementwise("Where", wrt=(1, 2))
+@elementwise("Where", wrt=(1, 2), total=True, piecewise_linear=True)
 def where(op: Op, g: Var, condition: Var) -> Result:
     """y = x₁ where c, else x₂: (g where c else 0, 0 where c else g)"""
     return None, op.Where(condition, g, 0.0), op.Where(condition, 0.0, g)

@@ -47,7 +47,7 @@ def scaler(op: Op, g: Var, x: Var) -> Result:
     return op.cast_like(g, x) * _factors(op, x)
 
 
-@elementwise("Imputer", domain=ML)
+@elementwise("Imputer", domain=ML, kind=None)  # its attribute holds a number for each column
 def imputer(op: Op, g: Var, x: Var) -> Result:
     """y = x, but a constant where x is the value that stands for missing: g where it is not"""
     missing = op.attr("replaced_value_float", 0.0)

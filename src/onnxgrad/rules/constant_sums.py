@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgrad.ir.constants import constant
-
-_MOVES = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+from onnxgrad.ir.match import constant, is_standard
+from onnxgrad.ir.operators import Moves, traits_of
 
 
 def constant_total(value: ir.Value) -> str:
@@ -16,11 +15,11 @@ def constant_total(value: ir.Value) -> str:
     """
     cut: set[int] = set()  # axes of which a part is left
     node = value.producer()
-    while node is not None and node.domain in ("", "ai.onnx") and node.inputs:
+    while node is not None and is_standard(node) and node.inputs:
         source, result = node.inputs[0], node.outputs[0]
         if node.op_type == "Softmax":
             rank = 0 if result.shape is None else len(result.shape)
-            return node.op_type if not cut or (rank and _axis(node) % rank not in cut) else ""
+            return node.op_type if not cut or (rank and node.attributes.get_int("axis", -1) % rank not in cut) else ""
         if source is None or source.dtype != value.dtype:
             return ""
         if node.op_type == "Slice":
@@ -28,10 +27,15 @@ def constant_total(value: ir.Value) -> str:
             if axes is None:
                 return ""
             cut |= axes
-        elif node.op_type not in (_MOVES if not cut else ("Cast", "Identity")):
+        elif node.op_type not in ("Cast", "Identity") and (cut or not _permutes(node)):
             return ""
         node = source.producer()
     return ""
+
+
+def _permutes(node: ir.Node) -> bool:
+    """True if the result has the elements of the operand, in whatever order and shape."""
+    return traits_of(node).moves_at_most(Moves.PERMUTATION) and len(node.outputs) == 1
 
 
 def _cut_by(node: ir.Node) -> set[int] | None:
@@ -43,8 +47,3 @@ def _cut_by(node: ir.Node) -> set[int] | None:
         return None
     named = {int(k) % len(source.shape) for k in held.flat}
     return {k for k in named if not isinstance(source.shape[k], int) or source.shape[k] != result.shape[k]}
-
-
-def _axis(node: ir.Node) -> int:
-    given = node.attributes.get("axis")
-    return -1 if given is None else given.as_int()

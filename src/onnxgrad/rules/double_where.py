@@ -7,9 +7,15 @@ spare themselves the nodes: who reads a result is known while the graph is writt
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
-from onnxgrad.ir import Var
+import onnx_ir as ir
+
+from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.graph import dependents, scopes
+from onnxgrad.ir.match import is_op, pattern
+from onnxgrad.ir.notes import SETTLED, notes
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import registry
 from onnxgrad.rules.rule import Elementwise
@@ -45,4 +51,64 @@ def settled(op: Op, g: Var, factor: Var) -> Var:
     """
     if not may_be_discarded(op, op.node.outputs[0]):
         return factor
-    return op.Where(op.And(op.Equal(g, 0.0), op.IsNaN(factor - factor)), 0.0, factor)
+    return _settled(op, g, factor, op.IsNaN(factor - factor))
+
+
+def _settled(op: Any, g: Var, factor: Var, unfit: Var) -> Var:
+    return op.Where(op.And(op.Equal(g, 0.0), unfit), 0.0, factor)
+
+
+class SettledFactor(NamedTuple):
+    """What `settled` wrote: `factor`, or 0 where `g` is 0 and the factor `unfit`."""
+
+    g: ir.Value
+    factor: ir.Value
+    unfit: ir.Value
+
+
+def take_settled_factors(graph: ir.Graph, start: Iterable[ir.Value]) -> list[SettledFactor]:
+    """Replace what `settled` wrote for a `g` that depends on `start` by the factor itself.
+
+    A product g·factor is linear in `g`, and its transpose settles the factor by another cotangent
+    (`settle_products`). Inside of loops and branches all are replaced, and marked; those of `graph` are returned.
+    """
+    moving, found = dependents(graph, start), []
+    for scope in scopes(graph):
+        for node in scope:
+            match = _match(node)
+            if match is None or (scope is graph and (match.g not in moving or {*match[1:]} & moving)):
+                continue
+            node.outputs[0].replace_all_uses_with(match.factor, replace_graph_outputs=True)
+            if scope is graph:
+                found.append(match)
+            else:
+                match.factor.meta[SETTLED] = True
+    return found
+
+
+_SETTLED_FACTOR = pattern("Where", pattern("And", pattern("Equal", "g", 0), "unfit"), 0, "factor")
+
+
+def _match(node: ir.Node) -> SettledFactor | None:
+    found = _SETTLED_FACTOR.match(node.outputs[0]) if is_op(node, "Where") else None
+    return None if found is None else SettledFactor(**found)
+
+
+def settle_products(graph: ir.Graph, factors: Iterable[SettledFactor], builder: Builder) -> None:
+    """Settle each product with one of `factors`, or with a value that is marked, by its other operand."""
+    for _, factor, unfit in dict.fromkeys(factors):
+        _settle_uses(graph, factor, builder, builder.var(unfit))
+    for scope in scopes(graph)[1:]:
+        for factor in [*scope.inputs, *(v for node in scope for v in node.outputs)]:
+            if SETTLED in (notes(factor) or ()):
+                _settle_uses(scope, factor, builder.nested(scope))
+        scope.sort()
+    graph.sort()
+
+
+def _settle_uses(graph: ir.Graph, factor: ir.Value, b: Builder, unfit: Var | None = None) -> None:
+    for use in [u for u in factor.uses() if is_op(u.node, "Mul") and u.node.graph is graph]:
+        other = use.node.inputs[1 - use.idx]
+        assert other is not None
+        place = _settled(b, b.var(other), b.var(factor), unfit or b.IsNaN(b.var(factor) - b.var(factor)))
+        use.node.replace_input_with(use.idx, place.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,19 +16,19 @@ from onnxgrad.rules.rule import Result, add
 from onnxgrad.rules.step_functions import HALF, STEEP, comparable, heaviside
 
 
-@elementwise("Abs")
+@elementwise("Abs", total=True, piecewise_linear=True, interval=(0, math.inf))
 def abs_(op: Op, g: Var, x: Var) -> Result:
     """y = |x|: g·sign x, with 0 at the kink"""
     return g * op.Sign(x)
 
 
-@elementwise("Max")
+@elementwise("Max", total=True, piecewise_linear=True)
 def max_(op: Op, g: Var) -> Result:
     """y = max(x₁, …, xₙ): g·[xᵢ = y]/(number of i with xᵢ = y)"""
     return _extremum(op, g, op.operands, 1)
 
 
-@elementwise("Min")
+@elementwise("Min", total=True, piecewise_linear=True)
 def min_(op: Op, g: Var) -> Result:
     """y = min(x₁, …, xₙ): g·[xᵢ = y]/(number of i with xᵢ = y)"""
     return _extremum(op, g, op.operands, -1)
@@ -60,7 +61,7 @@ def _wins(op: Op, a: Var, b: Var) -> Any:
     return (more + no_less) * 0.5
 
 
-@elementwise("Clip")
+@elementwise("Clip", total=True, piecewise_linear=True)
 def clip(op: Op, g: Var, x: Var, low: Var | None, high: Var | None, y: Var) -> Result:
     """y = min(max(x, low), high): (g·[low ≤ x ≤ high], g·[x < low ≤ high], g·[max(x, low) > high])
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Var, reshape_to
+from onnxgrad.ir.operators import Kind
 from onnxgrad.rules.index import numbered, scatter
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear
@@ -62,7 +63,7 @@ def _count_up(op: Op, count: Any, step: int, place: int, rank: int) -> Var:
     return op.Unsqueeze(numbers, [k for k in range(rank) if k != place])
 
 
-@linear("Col2Im")
+@linear("Col2Im", kind=Kind.ROWS)
 def col2im(op: Op, g: Var, x: Var, image: Var, block: Var) -> Result:
     """y = Σ of the blocks, columns of x, each laid at its place of an image: the blocks of g as columns"""
     rank = g.rank - 2

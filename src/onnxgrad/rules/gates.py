@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Var
 from onnxgrad.ir.lowerings import lowering
+from onnxgrad.ir.match import is_op, pattern, producer
 
 _JOINED = lowering("joined_gates", "SiLU as Mul and Sigmoid", "one product for both", "the sum of two")
 Factors = tuple[ir.Value | None, ir.Value | None]
@@ -35,34 +36,29 @@ def joined(terms: Sequence[Var]) -> list[Var]:
     return list(found.values())
 
 
+#: (g·x)·(σ·(1 - σ)) with σ = σ(x).
+_GATE = pattern(
+    "Mul",
+    pattern("Mul", "g", "x"),
+    pattern("Mul", pattern("Sigmoid", "x", name="sigma"), pattern("Sub", 1, "sigma", name="rest")),
+)
+
+
 def _gate(value: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value] | None:
     """g, σ = σ(x), y = x·σ and 1 - σ, where `value` is (g·x)·(σ·(1 - σ)) and y is in the graph; else None."""
-    through, slope = _factors(value)
-    if through is None or slope is None:
+    found = _GATE.match(value)
+    node = None if found is None else found["sigma"].producer()
+    if found is None or node is None:
         return None
-    (g, x), (sigma, rest) = _factors(through), _factors(slope)
-    node = None if sigma is None else sigma.producer()
-    if g is None or sigma is None or rest is None or node is None or node.op_type != "Sigmoid" or node.domain:
-        return None
-    if node.inputs[0] is not x or not _is_rest(rest, sigma):
-        return None
-    products = [u.node for u in sigma.uses() if u.node.op_type == "Mul" and not u.node.domain]
-    y = next((n.outputs[0] for n in products if set(n.inputs) == {x, sigma} and n.graph is node.graph), None)
-    return None if y is None else (g, sigma, y, rest)
+    sigma = found["sigma"]
+    products = [u.node for u in sigma.uses() if is_op(u.node, "Mul")]
+    y = next((n.outputs[0] for n in products if set(n.inputs) == {found["x"], sigma} and n.graph is node.graph), None)
+    return None if y is None else (found["g"], sigma, y, found["rest"])
 
 
 def _factors(value: ir.Value) -> Factors:
     """Of what `value` is the product."""
-    node = value.producer()
-    if node is None or node.op_type != "Mul" or node.domain:
+    node = producer(value, "Mul")
+    if node is None:
         return None, None
     return node.inputs[0], node.inputs[1]
-
-
-def _is_rest(value: ir.Value, gate: ir.Value) -> bool:
-    """Whether `value` is 1 - `gate`."""
-    node = value.producer()
-    if node is None or node.op_type != "Sub" or node.domain or node.inputs[1] is not gate:
-        return False
-    one = ir.convenience.get_const_tensor(node.inputs[0]) if node.inputs[0] is not None else None
-    return one is not None and one.size == 1 and float(one.numpy().item()) == 1

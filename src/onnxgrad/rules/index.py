@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Var, reshape_to
 from onnxgrad.ir.constants import sliced
+from onnxgrad.ir.operators import Kind
 from onnxgrad.ir.shapes import same_dim
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
@@ -184,7 +185,7 @@ def _top_k_jvp(op: Op, tangents: Tangents) -> Result:
     return op.GatherElements(tangents[0], op.output(1), axis=axis), None
 
 
-@rule("TopK", wrt=(0,), jvp=_top_k_jvp)
+@rule("TopK", wrt=(0,), jvp=_top_k_jvp, kind=Kind.ALONG_AXIS, piecewise_linear=True)
 def top_k(op: Op, g: Var, x: Var) -> Result:
     """y = the k largest or smallest x along an axis, at i: g at i, 0 elsewhere"""
     return scatter(op, g, op.output(1), x, op.attr("axis"), unique=True)

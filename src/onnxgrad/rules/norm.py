@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Var, sum_to
 from onnxgrad.ir.constants import MOST_WRITTEN
+from onnxgrad.ir.operators import Kind
 from onnxgrad.rules.conv.geometry import dim, size, spatial, view
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule
@@ -64,7 +65,7 @@ def over_channels(op: Op, x: Var) -> Var:
     return op.ReduceSum(x, [0, *range(2, x.rank)], keepdims=0)
 
 
-@rule("LayerNormalization", wrt=(0, 1, 2))
+@rule("LayerNormalization", wrt=(0, 1, 2), kind=Kind.ALONG_AXIS)
 def layer_normalization(op: Op, g: Any, x: Var, scale: Var, b: Var) -> Result:
     """y = x̂·s + b over the axes from `axis` on: (r·(ĝ - mean ĝ - x̂·mean ĝx̂), Σ g·x̂, Σ g) with ĝ = g·s
 
@@ -105,7 +106,7 @@ def layer_normalization(op: Op, g: Any, x: Var, scale: Var, b: Var) -> Result:
     return dx, d_scale, d_b
 
 
-@rule("RMSNormalization", wrt=(0, 1))
+@rule("RMSNormalization", wrt=(0, 1), kind=Kind.ALONG_AXIS)
 def rms_normalization(op: Op, g: Var, x: Var, scale: Var) -> Result:
     """y = x̂·s with x̂ = x·r, r = 1/√(mean x² + ε) over the axes from `axis` on: (r·(ĝ - x̂·mean ĝx̂), Σ g·x̂)"""
     axis, epsilon = op.attr("axis") % x.rank, op.attr("epsilon")
@@ -125,7 +126,7 @@ def rms_normalization(op: Op, g: Var, x: Var, scale: Var) -> Result:
     return dx, d_scale
 
 
-@rule("InstanceNormalization", wrt=(0, 1, 2))
+@rule("InstanceNormalization", wrt=(0, 1, 2), kind=Kind.ROWS)
 def instance_normalization(op: Op, g: Var, x: Var, scale: Var, b: Var) -> Result:
     """y = x̂·s + b over the spatial axes: (r·(ĝ - mean ĝ - x̂·mean ĝx̂), Σ g·x̂, Σ g) with ĝ = g·s"""
     axes = list(range(2, x.rank))
@@ -186,19 +187,19 @@ def _grouped(op: Op, g: Var, x: Var, scale: Var, b: Var, *, per_channel: bool) -
     return dx, d_scale, d_b
 
 
-@rule("GroupNormalization", wrt=(0, 1, 2), since=18)
+@rule("GroupNormalization", wrt=(0, 1, 2), since=18, kind=Kind.ROWS)
 def group_normalization_per_group(op: Op, g: Var, x: Var, scale: Var, b: Var) -> Result:
     """y = x̂·s + b over each group of channels, one s and b per group: as LayerNormalization"""
     return _grouped(op, g, x, scale, b, per_channel=False)
 
 
-@rule("GroupNormalization", wrt=(0, 1, 2), since=21)
+@rule("GroupNormalization", wrt=(0, 1, 2), since=21, kind=Kind.ROWS)
 def group_normalization(op: Op, g: Var, x: Var, scale: Var, b: Var) -> Result:
     """y = x̂·s + b over each group of channels, one s and b per channel: as LayerNormalization"""
     return _grouped(op, g, x, scale, b, per_channel=True)
 
 
-@rule("BatchNormalization", wrt=(0, 1, 2, 3, 4))
+@rule("BatchNormalization", wrt=(0, 1, 2, 3, 4), kind=Kind.ROWS)
 def batch_normalization(op: Op, g: Any, x: Var, scale: Var, b: Var, mu: Var, var: Var) -> Result:
     """y = (x - μ)·r·s + b with r = 1/√(v + ε), per channel
 
@@ -281,7 +282,7 @@ def _through_statistics(op: Op, x: Var, d: Var, cotangents: Tangents, running: A
     return total if g is not None or slope else op.Expand(total, op.shape_of(x))
 
 
-@rule("LRN", wrt=(0,))
+@rule("LRN", wrt=(0,), kind=Kind.ROWS)
 def lrn(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = x·D^-β with D = k + α/size·Σ x² over nearby channels: g·D^-β - 2αβ/size·x·Σ g·y/D, backwards"""
     alpha, beta, length = op.attr("alpha"), op.attr("beta"), op.attr("size")
@@ -322,7 +323,7 @@ def _nearby(op: Op, x: Var, before: int, after: int) -> Var:
     return op.reshape(total, op.shape_of(x))
 
 
-@rule("LpNormalization", wrt=(0,))
+@rule("LpNormalization", wrt=(0,), kind=Kind.ALONG_AXIS)
 def lp_normalization(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = x/‖x‖ along an axis: (g - z·Σ g·y)/‖x‖ with z = y (p = 2) or sign x (p = 1); 0 where ‖x‖ is 0"""
     axis, p = [op.attr("axis")], op.attr("p")

@@ -11,9 +11,7 @@ import onnx_ir as ir
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import captured
-from onnxgrad.ir.schemas import schema_of
-
-_MISSING = object()
+from onnxgrad.ir.schemas import attribute, schema_of
 
 
 @functools.cache
@@ -23,16 +21,6 @@ def float_outputs(domain: str, op_type: str, opset: int) -> int | None:
     if schema is None or schema.max_output > 64:
         return None
     return sum("float" in " ".join(map(str, o.types)) for o in schema.outputs)
-
-
-@functools.cache
-def _default(domain: str, op_type: str, opset: int, name: str) -> ir.Attr | None:
-    """What the schema says of an attribute that is left out."""
-    schema = schema_of(domain, op_type, opset)
-    if schema is None or name not in schema.attributes:
-        return None
-    spec = schema.attributes[name].default_value
-    return ir.serde.deserialize_attribute(spec) if spec.name else None
 
 
 class Op:
@@ -84,14 +72,9 @@ class Op:
         """Values of outer scopes that the graphs inside the node read."""
         return [Var(self.builder, v) for v in captured(self.node)]
 
-    def attr(self, name: str, default: Any = _MISSING) -> Any:
-        """The attribute `name`: as given, else the schema's default, else `default` (None)."""
-        given = self.node.attributes.get(name)
-        if given is None:
-            given = _default(self.node.domain, self.node.op_type, self.opset, name)
-        if given is None:
-            return None if default is _MISSING else default
-        return list(given.value) if isinstance(given.value, (tuple, list)) else given.value
+    def attr(self, name: str, default: Any = None) -> Any:
+        """The attribute `name`: as given, else the schema's default, else `default`."""
+        return attribute(self.node, name, default, self.opset)
 
     def output(self, i: int) -> Var:
         """Output `i` of the primal node; one that it has, but does not produce yet, is added to it."""

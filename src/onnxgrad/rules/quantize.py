@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from onnxgrad.ir import Var, sum_to
+from onnxgrad.ir.operators import Kind
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import elementwise, rule
 from onnxgrad.rules.rule import Result, Tangents
@@ -54,7 +55,7 @@ def _dequantize_jvp(op: Op, tangents: Tangents, x: Var, scale: Var, zero_point: 
     return sum(terms[1:], terms[0])
 
 
-@rule("DequantizeLinear", wrt=(0, 1), jvp=_dequantize_jvp)
+@rule("DequantizeLinear", wrt=(0, 1), jvp=_dequantize_jvp, kind=Kind.ALONG_AXIS)
 def dequantize_linear(op: Op, g: Var, x: Var, scale: Var, zero_point: Var) -> Result:
     """y = (x - z)·s: Σ g·(x - z) over what shares a scale: everything, a slice along the axis, or a block;
     g·s for x where that has a tangent, being rounded from a float by an operator that is estimated"""

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Var, expand_to, product, reshape_to
 from onnxgrad.ir.constants import MOST_WRITTEN
+from onnxgrad.ir.operators import Kind
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear, rule
 from onnxgrad.rules.rule import Result, Tangents
@@ -42,13 +43,13 @@ def reduced_axes(op: Op, x: Var, axes: Any) -> Any:
     return sorted({int(a) % x.rank for a in axes.const.ravel()})
 
 
-@linear("ReduceSum")
+@linear("ReduceSum", kind=Kind.REDUCTION, total=True)
 def reduce_sum(op: Op, g: Var, x: Var, axes: Var) -> Result:
     """y = Σ x: g, expanded to the shape of x"""
     return expand_to(restored(op, g, x, axes), x)
 
 
-@linear("ReduceMean")
+@linear("ReduceMean", kind=Kind.REDUCTION, total=True)
 def reduce_mean(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     """y = Σ x/n: g/n, expanded to the shape of x"""
     known = reduced_axes(op, x, axes) if x.shape is not None else None
@@ -61,7 +62,7 @@ def reduce_mean(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     return expand_to(restored(op, share, x, axes), x)
 
 
-@rule("ReduceMax", "ReduceMin", wrt=(0,))
+@rule("ReduceMax", "ReduceMin", wrt=(0,), kind=Kind.REDUCTION, total=True, piecewise_linear=True)
 def reduce_max(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     """y = max x: g·[x = y]/(number of maxima), so ties share evenly"""
     wide = comparable(op, x)
@@ -70,13 +71,13 @@ def reduce_max(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     return hit * (restored(op, g, x, axes) / total(op, hit, axes))
 
 
-@rule("ReduceL1", wrt=(0,))
+@rule("ReduceL1", wrt=(0,), kind=Kind.REDUCTION, piecewise_linear=True)
 def reduce_l1(op: Op, g: Var, x: Var, axes: Var) -> Result:
     """y = Σ |x|: g·sign x, with 0 at the kink"""
     return op.Sign(x) * restored(op, g, x, axes)
 
 
-@rule("ReduceL2", wrt=(0,))
+@rule("ReduceL2", wrt=(0,), kind=Kind.REDUCTION)
 def reduce_l2(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     """y = √Σ x²: g·x/y, with 0 where y = 0"""
     zero = op.Equal(y, 0.0)
@@ -84,26 +85,26 @@ def reduce_l2(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     return x * restored(op, scale, x, axes)
 
 
-@rule("ReduceSumSquare", wrt=(0,))
+@rule("ReduceSumSquare", wrt=(0,), kind=Kind.REDUCTION, total=True)
 def reduce_sum_square(op: Op, g: Var, x: Var, axes: Var) -> Result:
     """y = Σ x²: g·2x"""
     return x * restored(op, g * 2, x, axes)
 
 
-@rule("ReduceLogSum", wrt=(0,))
+@rule("ReduceLogSum", wrt=(0,), kind=Kind.REDUCTION)
 def reduce_log_sum(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     """y = log Σ x: g·exp(-y), expanded to the shape of x"""
     return expand_to(restored(op, g * op.Exp(-y), x, axes), x)
 
 
-@rule("ReduceLogSumExp", wrt=(0,))
+@rule("ReduceLogSumExp", wrt=(0,), kind=Kind.REDUCTION)
 def reduce_log_sum_exp(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     """y = log Σ exp x: g·exp(x - y), with 0 where y = -∞"""
     floor = op.Max(y, lowest(y.dtype))  # so that -∞ - y stays -∞
     return op.Exp(x - restored(op, floor, x, axes)) * restored(op, g, x, axes)
 
 
-@rule("ReduceProd", wrt=(0,))
+@rule("ReduceProd", wrt=(0,), kind=Kind.REDUCTION)
 def reduce_prod(op: Op, g: Var, x: Var, axes: Var, y: Var) -> Result:
     """y = Π x: gᵢ·Πⱼ≠ᵢ xⱼ
 
@@ -159,7 +160,7 @@ def _rows(op: Op, x: Var, head: int) -> tuple[Var, Var, Var]:
     return shape, rows, op.Equal(op.Unsqueeze(index, [1]), index)
 
 
-@linear("CumSum")
+@linear("CumSum", total=True)
 def cum_sum(op: Op, g: Var, x: Var, axis: Var) -> Result:
     """yᵢ = Σⱼ≤ᵢ xⱼ: the sum from the other end"""
     return op.CumSum(g, axis, exclusive=op.attr("exclusive"), reverse=1 - op.attr("reverse"))

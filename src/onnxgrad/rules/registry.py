@@ -1,15 +1,22 @@
-"""The table of rules, keyed by (domain, operator, since_version), and the decorators that fill it."""
+"""The table of rules, keyed by (domain, operator, since_version), and the decorators that fill it.
+
+A decorator registers an operator with its derivative and its traits: one call is all that batching, Taylor mode,
+sparsity patterns and loops need to know of an operator.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
+from types import MappingProxyType
+from typing import TypeVar, Unpack
 
-from onnxgrad.context import changed, current
+from onnxgrad.context import ScopedSetting
 from onnxgrad.errors import RuleError, UnknownName
-from onnxgrad.ir.lowerings import LOWERINGS
+from onnxgrad.ir.lowerings import LOWERINGS, WITHOUT
+from onnxgrad.ir.match import normal_domain
+from onnxgrad.ir.operators import Kind, Trait, declare
 from onnxgrad.rules.rule import (
     Elementwise,
     Function,
@@ -26,6 +33,10 @@ from onnxgrad.rules.rule import (
 _Table = dict[tuple[str, str], list[tuple[int, Rule]]]
 _F = TypeVar("_F", bound=Function)
 
+#: The user's own rules, by domain and operator (`custom_rules`).
+CUSTOM: ScopedSetting[Mapping[tuple[str, str], Rule]] = ScopedSetting("custom_rules", MappingProxyType({}))
+_STRAIGHT_THROUGH: ScopedSetting[frozenset[str]] = ScopedSetting("straight_through", frozenset())
+
 
 class Registry:
     """Rules by (domain, operator); the one with the highest since_version ≤ the node's opset applies.
@@ -37,6 +48,8 @@ class Registry:
     def __init__(self) -> None:
         self._rules: _Table = {}
         self._estimators: _Table = {}
+        #: the rule of calls of local functions that stay functions
+        self.of_calls: Rule | None = None
 
     def set(self, op_type: str, rule: Rule, domain: str = "", since: int = 1, *, estimator: bool = False) -> None:
         """Register `rule`, in place of an earlier one for the same domain, operator and version."""
@@ -46,28 +59,31 @@ class Registry:
 
     def get(self, domain: str, op_type: str, opset: int) -> Rule | None:
         """The rule for an operator at `opset`, or None."""
-        key = ("" if domain == "ai.onnx" else domain), op_type
-        asked = current()
-        if key in asked.rules:
-            return asked.rules[key]
-        estimated = op_type in asked.straight_through and key in self._estimators
+        key = normal_domain(domain), op_type
+        if key in CUSTOM.value:
+            return CUSTOM.value[key]
+        estimated = op_type in _STRAIGHT_THROUGH.value and key in self._estimators
         for since, rule in reversed((self._estimators if estimated else self._rules).get(key, ())):
             if since <= opset:
                 return rule
         return None
 
+    def has(self, domain: str, op_type: str, rule: Rule) -> bool:
+        """True if `rule` is registered for an operator: it is no rule of a user, nor an estimator."""
+        return any(rule is r for _, r in self._rules.get((domain, op_type), ()))
+
     def estimates(self, domain: str, op_type: str) -> bool:
         """Whether an estimator stands for the derivative of an operator now."""
-        return op_type in current().straight_through and (domain, op_type) in self._estimators
+        return op_type in _STRAIGHT_THROUGH.value and (domain, op_type) in self._estimators
 
     def custom(self, domain: str, op_type: str) -> Rule | None:
         """The rule that a user has put before all others now, or None."""
-        return current().rules.get((domain, op_type))
+        return CUSTOM.value.get((domain, op_type))
 
     @property
     def estimating(self) -> bool:
         """Whether any operator is named by `straight_through` now."""
-        return bool(current().straight_through)
+        return bool(_STRAIGHT_THROUGH.value)
 
     @contextmanager
     def straight_through(self, *operators: str) -> Iterator[None]:
@@ -76,7 +92,7 @@ class Registry:
         for name in operators:
             if name not in known:
                 raise UnknownName(name, known, "operator with a straight-through estimator")
-        with changed(straight_through=current().straight_through | set(operators)):
+        with _STRAIGHT_THROUGH.changed(_STRAIGHT_THROUGH.value | set(operators)):
             yield
 
     def items(self) -> list[tuple[str, str, int, Rule]]:
@@ -119,7 +135,7 @@ def without_lowerings(*names: str) -> Iterator[None]:
         with without_lowerings("interleaved_weight"):
             slower = grad(model, wrt="w")
 
-    Gradients are the same but for rounding. docs/runtime.md lists the names, and what each of them gains.
+    Gradients are the same but for rounding. docs/internals/runtime.md lists the names, and what each of them gains.
 
     Raises:
         UnknownName: there is no lowering of that name.
@@ -127,36 +143,59 @@ def without_lowerings(*names: str) -> Iterator[None]:
     for name in names:
         if name not in LOWERINGS:
             raise UnknownName(name, LOWERINGS, "lowering")
-    with changed(without=current().without | set(names)):
+    with WITHOUT.changed(WITHOUT.value | set(names)):
         yield
 
 
 def _decorator(
-    names: Sequence[str], domain: str, since: int, make: Callable[[Function], FunctionRule], estimates: bool = False
+    names: Sequence[str],
+    domain: str,
+    since: int,
+    make: Callable[[Function], FunctionRule],
+    traits: Trait,
+    estimates: bool = False,
 ) -> Callable[[_F], _F]:
     def register(function: _F) -> _F:
         if not inspect.getdoc(function):
             raise RuleError(f"the rule for {', '.join(names)} has no docstring with its mathematical form")
         for name in names:
             registry.set(name, make(function), domain, since, estimator=estimates)
+        if not estimates:
+            declare(*names, domain=domain, **traits)
         return function
 
     return register
 
 
 def elementwise(
-    *names: str, wrt: tuple[int, ...] | None = None, domain: str = "", since: int = 1, estimates: bool = False
+    *names: str,
+    wrt: tuple[int, ...] | None = None,
+    domain: str = "",
+    since: int = 1,
+    piecewise_linear: bool = False,
+    estimates: bool = False,
+    **traits: Unpack[Trait],
 ) -> Callable[[_F], _F]:
     """``f(op, g, *xs, y)`` → g·∂y/∂xᵢ for every i, in the shape of y. Broadcasting is undone elsewhere.
 
-    With `estimates`, here and in `rule`: what `straight_through` takes for the derivative.
+    Args:
+        names: operators with this rule.
+        wrt: operands that have a derivative; None: all of a float type.
+        domain: of the operators.
+        since: the first version of the operators to which the rule applies.
+        piecewise_linear: the operators are linear in all operands of `wrt` together, piece by piece.
+        estimates: the function gives what `straight_through` takes for the derivative.
+        traits: traits of the operators, see `onnxgrad.ir.operators`; they are elementwise unless `kind` is given.
     """
-    return _decorator(names, domain, since, lambda f: Elementwise(f, wrt), estimates)
+    known: Trait = {"kind": Kind.ELEMENTWISE, **traits}
+    return _decorator(
+        names, domain, since, lambda f: Elementwise(f, wrt, piecewise_linear=piecewise_linear), known, estimates
+    )
 
 
-def symmetric(*names: str, domain: str = "", since: int = 1) -> Callable[[_F], _F]:
+def symmetric(*names: str, domain: str = "", since: int = 1, **traits: Unpack[Trait]) -> Callable[[_F], _F]:
     """``f(op, g, x, y)`` → g·J of an operator of one operand whose Jacobian equals its transpose."""
-    return _decorator(names, domain, since, lambda f: Symmetric(f, (0,)))
+    return _decorator(names, domain, since, lambda f: Symmetric(f, (0,)), traits)
 
 
 def linear(
@@ -166,13 +205,14 @@ def linear(
     bias: int | None = None,
     domain: str = "",
     since: int = 1,
+    **traits: Unpack[Trait],
 ) -> Callable[[_F], _F]:
     """``f(op, g, *xs)`` → the transpose, for each of `wrt`.
 
     Linear in each operand of `wrt` with the others fixed (MatMul), or, if `joint`, in all of them
     together (Concat). `bias` is an operand that is added to the rest.
     """
-    return _decorator(names, domain, since, lambda f: Linear(f, wrt, joint=joint, bias=bias))
+    return _decorator(names, domain, since, lambda f: Linear(f, wrt, joint=joint, bias=bias), traits)
 
 
 def rule(
@@ -182,16 +222,29 @@ def rule(
     rewrite: Rewrite | None = None,
     domain: str = "",
     since: int = 1,
+    piecewise_linear: bool = False,
     estimates: bool = False,
+    **traits: Unpack[Trait],
 ) -> Callable[[_F], _F]:
     """``f(op, g, *xs, *ys)`` → the VJP; `jvp` is ``f(op, tangents, *xs, *ys)`` → tangents of the outputs."""
-    return _decorator(names, domain, since, lambda f: General(f, wrt, jvp=jvp, rewrite=rewrite), estimates)
+
+    def make(f: Function) -> General:
+        return General(f, wrt, jvp=jvp, rewrite=rewrite, piecewise_linear=piecewise_linear)
+
+    return _decorator(names, domain, since, make, traits, estimates)
 
 
-def zero(*names: str, domain: str = "", since: int = 1, reason: str = "the output is piecewise constant") -> None:
+def zero(
+    *names: str,
+    domain: str = "",
+    since: int = 1,
+    reason: str = "the output is piecewise constant",
+    **traits: Unpack[Trait],
+) -> None:
     """Operators whose derivative is zero wherever it exists."""
     for name in names:
         registry.set(name, Zero(reason), domain, since)
+    declare(*names, domain=domain, **traits)
 
 
 def undefined(*names: str, reason: str, domain: str = "", since: int = 1) -> None:

@@ -77,8 +77,12 @@ class Rule(ABC):
     wrt: tuple[int, ...] | None = None
     #: why no derivative passes, where none does
     reason: str = ""
+    #: whether the operator is linear in the operands `wrt` together, piece by piece
+    piecewise_linear: bool = False
     #: whether forward mode follows from the class, or was given; else it is derived from the VJP
     has_jvp: bool = True
+    #: True for the rules of users, which no test of the library has seen
+    is_custom: ClassVar[bool] = False
     #: asked before reverse mode from values `of`: ``f(builder, node, of)`` may put other nodes, of the same value, in
     #: the place of `node`, and returns them, or None; outputs that nothing reads, not even `of`, may be left out
     rewrite: Rewrite | None = None
@@ -154,9 +158,12 @@ class Undefined(Rule):
 class FunctionRule(Rule):
     """What a function says: its classes differ in what they make of it."""
 
-    def __init__(self, function: Function, wrt: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self, function: Function, wrt: tuple[int, ...] | None = None, *, piecewise_linear: bool = False
+    ) -> None:
         self.function = function
         self.wrt = wrt
+        self.piecewise_linear = piecewise_linear
 
     @property
     def doc(self) -> str:
@@ -288,8 +295,9 @@ class General(FunctionRule):
         *,
         jvp: Function | None = None,
         rewrite: Rewrite | None = None,
+        piecewise_linear: bool = False,
     ) -> None:
-        super().__init__(function, wrt)
+        super().__init__(function, wrt, piecewise_linear=piecewise_linear)
         self.jvp_function = jvp
         self.rewrite = rewrite
         self.has_jvp = jvp is not None

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.ir import Var, reshape_to, sum_to
+from onnxgrad.ir.operators import Kind
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import linear
 from onnxgrad.rules.rule import Result
@@ -67,7 +68,7 @@ def concat(op: Op, g: Var, *xs: Var) -> Result:
     return op.emit("Split", g, sizes, axis=axis, outputs=len(op.inputs))
 
 
-@linear("Split")
+@linear("Split", kind=Kind.ALONG_AXIS)
 def split(op: Op, g: Any, x: Var) -> Result:
     """(y₁ … yₙ) = x cut along an axis: [g₁ … gₙ], with zeros where a part has no cotangent"""
     parts = [g] if op.single else list(g)
@@ -75,7 +76,7 @@ def split(op: Op, g: Any, x: Var) -> Result:
     return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=op.attr("axis"))
 
 
-@linear("DepthToSpace")
+@linear("DepthToSpace", kind=Kind.ROWS)
 def depth_to_space(op: Op, g: Var, x: Var) -> Result:
     """y = blocks of x's channels spread over space: the blocks of g gathered into channels"""
     size = op.attr("blocksize")
@@ -86,7 +87,7 @@ def depth_to_space(op: Op, g: Var, x: Var) -> Result:
     return reshape_to(op.Transpose(op.reshape(back, apart), perm=[0, 2, 1, 3, 4]), x)
 
 
-@linear("SpaceToDepth")
+@linear("SpaceToDepth", kind=Kind.ROWS)
 def space_to_depth(op: Op, g: Var) -> Result:
     """y = blocks of x gathered into channels: g's channels spread over space"""
     return op.DepthToSpace(g, blocksize=op.attr("blocksize"), mode=op.attr("mode"))  # a mode came with opset 28

@@ -7,9 +7,11 @@ the row gets 0. An entry of -∞ beside finite ones has probability 0 and gets e
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from onnxgrad.ir import Var
+from onnxgrad.ir.operators import Kind
 from onnxgrad.rules.double_where import may_be_discarded
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import rule, symmetric
@@ -22,7 +24,7 @@ def _known(op: Op, y: Var, otherwise: Any) -> Var:
     return op.Where(op.IsNaN(y), otherwise, y) if may_be_discarded(op, y.value) else y
 
 
-@symmetric("Softmax")
+@symmetric("Softmax", kind=Kind.ALONG_AXIS, total=True, interval=(0, 1))
 def softmax(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = softmax x along one axis: y·(g - Σ g·y), J = diag(y) - y·yᵀ"""
     known, axis = _known(op, y, 0.0), op.attr("axis")
@@ -41,7 +43,7 @@ def log_softmax_jvp(op: Op, tangents: Tangents, x: Var, y: Var) -> Result:
     return t - op.ReduceSum(_softmax(op, y) * t, [op.attr("axis")], keepdims=1)
 
 
-@rule("LogSoftmax", jvp=log_softmax_jvp)
+@rule("LogSoftmax", jvp=log_softmax_jvp, kind=Kind.ALONG_AXIS, total=True, interval=(-math.inf, 0))
 def log_softmax(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = x - log Σ exp x along one axis: g - exp(y)·Σ g"""
     axis = op.attr("axis")

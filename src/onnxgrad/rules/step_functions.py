@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Var
 from onnxgrad.ir.lowerings import lowering
+from onnxgrad.ir.operators import traits_of
 from onnxgrad.rules.op import Op
 
 STEEP = 3e38
@@ -40,13 +41,11 @@ def comparable(op: Op, x: Var) -> Var:
     return op.Cast(x, to=int(ir.DataType.FLOAT)) if x.dtype in HALF else x
 
 
-_NONNEGATIVE = frozenset({"Relu", "Sigmoid", "Softmax", "HardSigmoid", "Abs"})
-
-
 def is_nonnegative(x: Var) -> bool:
-    """Whether `x` is known to hold no negative number: it comes from a Relu, or another operator that gives none."""
+    """True if `x` comes from an operator that gives no negative number."""
     node = x.value.producer()
-    return node is not None and node.domain == "" and node.op_type in _NONNEGATIVE
+    interval = None if node is None else traits_of(node).interval
+    return interval is not None and interval[0] >= 0
 
 
 def positive(op: Op, x: Var) -> Var:

@@ -10,13 +10,13 @@ from onnxgrad.rules.registry import elementwise
 from onnxgrad.rules.rule import Result
 
 
-@elementwise("Sin")
+@elementwise("Sin", total=True, interval=(-1, 1))
 def sin(op: Op, g: Var, x: Var) -> Result:
     """y = sin x: g·cos x"""
     return g * op.Cos(x)
 
 
-@elementwise("Cos")
+@elementwise("Cos", total=True, interval=(-1, 1))
 def cos(op: Op, g: Var, x: Var) -> Result:
     """y = cos x: -g·sin x"""
     return -g * op.Sin(x)
@@ -40,7 +40,7 @@ def acos(op: Op, g: Var, x: Var) -> Result:
     return -g / op.Sqrt((1 - x) * (x + 1))
 
 
-@elementwise("Atan")
+@elementwise("Atan", total=True)
 def atan(op: Op, g: Var, x: Var) -> Result:
     """y = atan x: g/(1 + x²)"""
     return g / (x * x + 1)
@@ -58,7 +58,7 @@ def cosh(op: Op, g: Var, x: Var) -> Result:
     return g * op.Sinh(x)
 
 
-@elementwise("Tanh")
+@elementwise("Tanh", total=True, interval=(-1, 1))
 def tanh(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = tanh x: g·(1 - y²)"""
     return g * (1 - y * y)
@@ -82,7 +82,7 @@ def atanh(op: Op, g: Var, x: Var) -> Result:
     return g / ((1 - x) * (x + 1))
 
 
-@elementwise("Erf")
+@elementwise("Erf", total=True, interval=(-1, 1))
 def erf(op: Op, g: Var, x: Var) -> Result:
     """y = erf x: g·(2/√π)·exp(-x²)"""
     return g * (op.Exp(-(x * x)) * (2 / math.sqrt(math.pi)))

@@ -6,21 +6,18 @@ operator contributes nothing. A refusal means that asking makes no sense, and ra
 
 from __future__ import annotations
 
+from onnxgrad.ir.operators import Kind
 from onnxgrad.rules.registry import undefined, zero
 
 ML = "ai.onnx.ml"
 
-zero(
-    "Shape",
-    "Size",
-    "ConstantOfShape",
-    "EyeLike",
-    "NonZero",
-    "RandomNormalLike",
-    "RandomUniformLike",
-    reason="only the shape or the pattern of its input is read",
-)
-zero("Ceil", "Floor", "Round", "Sign", "Hardmax", "MelWeightMatrix")
+PATTERN = "only the shape or the pattern of its input is read"
+
+zero("Shape", "Size", reason=PATTERN, total=True)
+zero("ConstantOfShape", "EyeLike", "NonZero", "RandomNormalLike", "RandomUniformLike", reason=PATTERN)
+zero("Ceil", "Floor", "Round", "Sign", kind=Kind.ELEMENTWISE, total=True)
+zero("Hardmax", kind=Kind.ALONG_AXIS, interval=(0, 1))
+zero("MelWeightMatrix")
 zero(
     "Equal",
     "Greater",
@@ -34,16 +31,24 @@ zero(
     "Xor",
     "Not",
     reason="the output is a truth value",
+    kind=Kind.ELEMENTWISE,
+    total=True,
 )
+INDICES = "the output is a set of indices, which is piecewise constant"
+
+zero("ArgMax", "ArgMin", reason=INDICES, kind=Kind.ALONG_AXIS, total=True)
+zero("NonMaxSuppression", reason=INDICES)
 zero(
-    "ArgMax",
-    "ArgMin",
-    "NonMaxSuppression",
-    reason="the output is a set of indices, which is piecewise constant",
+    "BitShift",
+    "BitwiseAnd",
+    "BitwiseNot",
+    "BitwiseOr",
+    "BitwiseXor",
+    reason="it works on integers",
+    kind=Kind.ELEMENTWISE,
 )
-zero("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", reason="it works on integers")
+zero("Constant", reason="it has no float input", total=True)
 zero(
-    "Constant",
     "BlackmanWindow",
     "HammingWindow",
     "HannWindow",
@@ -71,6 +76,7 @@ zero(
 zero(
     "QuantizeLinear",
     reason="it rounds, so its output is piecewise constant; `straight_through` takes it for what it rounds",
+    kind=Kind.ALONG_AXIS,
 )
 zero("Binarizer", "TreeEnsemble", "TreeEnsembleRegressor", "TreeEnsembleClassifier", domain=ML)
 zero("CategoryMapper", "LabelEncoder", "OneHotEncoder", domain=ML, reason="it looks a key up in a table")

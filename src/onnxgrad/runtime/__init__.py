@@ -1,4 +1,4 @@
-"""What executes a graph: one small protocol, ONNX Runtime with resident state, plain and reference twins."""
+"""Runtimes for a graph: one small protocol, ONNX Runtime with resident state, plain and reference twins."""
 
 from onnxgrad.runtime.peak_memory import measured_peak
 from onnxgrad.runtime.protocol import Machine, Slot, StepGraph

@@ -1,14 +1,18 @@
-"""What ONNX Runtime says of a failure, in words for whoever has handed in the data: without paths of its sources."""
+"""Messages of ONNX Runtime for users: without paths of its sources, and in plain words where they are known."""
 
 from __future__ import annotations
 
 import re
+
+from onnxgrad.ir.stops import explain_stop
 
 _PREAMBLE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _NODE = re.compile(r"Non-zero status code returned while running (\w+) node\. Name:'([^']*)' Status Message: ")
 #: A place in its sources, and what was checked there.
 _PLACE = re.compile(r"^(?:\S*\.(?:h|cc|cpp):\d+ )+(?:.*? was false\. |\w+Impl |Compute |.*?\] )?")
 _SIZES = re.compile(r"index: (\d+) Got: (-?\d+) Expected: (-?\d+)")
+#: The names of nodes that had none begin so (see `same_memory.name_nodes`).
+UNNAMED = "onnxgrad.unnamed."
 _BRACES = re.compile(r"\{([-\d, ]*)\}")
 
 _WORDS = (
@@ -22,6 +26,9 @@ _WORDS = (
      r"the input '\1' has \2 axes, and the model takes \3"),
     (r"GEMM: Dimension mismatch, W: (\{[\d,]*\}) K: (\d+) N:\s?(\d+)",
      r"rows of \2 numbers meet a matrix \1"),
+    (r"Invalid dim0_offset of 0\. Dimension 0 is 0", r"it has no steps, and ONNX Runtime runs a Scan of at least one"),
+    (r"right operand cannot broadcast on dim 0",
+     r"the batches of its operands do not fit, and ONNX Runtime multiplies none that is empty"),
     (r"MatMul dimension mismatch", r"the rows are of another size than the matrix has rows"),
 )  # fmt: skip
 
@@ -32,8 +39,10 @@ def one_line(error: BaseException) -> str:
     node = _NODE.search(text)
     where = ""
     if node is not None:
+        if (sentence := explain_stop(node[2])) is not None:
+            return sentence
         name = node[2].removesuffix("_nchwc")
-        where = f"{node[1]} node {name!r}: " if name else f"{node[1]}: "
+        where = f"{node[1]} node {name!r}: " if name and not name.startswith(UNNAMED) else f"{node[1]}: "
         text = _PLACE.sub("", text[node.end() :])
     sizes = _SIZES.findall(text)
     if text.startswith("Got invalid dimensions for input: ") and sizes:

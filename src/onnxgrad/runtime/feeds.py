@@ -1,4 +1,4 @@
-"""What is fed to a session: arrays as ONNX Runtime reads them.
+"""Feeds of a session: arrays as ONNX Runtime reads them.
 
 The runtime takes the memory of an array for numbers in the byte order of the machine, looks at no mask, and reads
 beyond the end of bytes that are no text, all without a word. So arrays are converted here, or refused.
@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.wording import type_text
 
 #: What needs no second look: numbers in the byte order of the machine.
 _PLAIN = frozenset(np.dtype(c) for c in "?bhilqBHILQefd")
@@ -64,7 +65,7 @@ def feed(name: str, given: Any) -> np.ndarray:
     try:
         ir.DataType.from_numpy(native)
     except TypeError as error:
-        raise BadInput(f"input {name!r} holds {array.dtype}, which no tensor of ONNX does") from error
+        raise BadInput(f"input {name!r} holds {type_text(array.dtype)}, which no tensor of ONNX does") from error
     return array.astype(native, copy=False)
 
 
@@ -79,9 +80,9 @@ def as_fed(name: str, argument: Any, held: ir.TypeProtocol | None) -> Any:
     return _array(name, argument, None if held is None else held.dtype)
 
 
-def copied(fed: Any) -> Any:
+def copy_feeds(fed: Any) -> Any:
     """A copy of what `as_fed` gave."""
-    return [copied(a) for a in fed] if isinstance(fed, list) else None if fed is None else fed.copy()
+    return [copy_feeds(a) for a in fed] if isinstance(fed, list) else None if fed is None else fed.copy()
 
 
 def _array(name: str, argument: Any, dtype: ir.DataType | None) -> np.ndarray:
@@ -100,5 +101,5 @@ def _array(name: str, argument: Any, dtype: ir.DataType | None) -> np.ndarray:
     if array.dtype == want:
         return array
     if not (literal and array.size == 0) and not np.can_cast(array.dtype, want, "same_kind"):
-        raise BadInput(f"the argument for {name!r} is {array.dtype}, and the input takes {want}")
+        raise BadInput(f"the argument for {name!r} is {type_text(array.dtype)}, and the input takes {type_text(want)}")
     return array.astype(want)

@@ -1,4 +1,4 @@
-"""Which types an execution provider has kernels for, as ONNX Runtime itself lists them."""
+"""The types that an execution provider has kernels for, as ONNX Runtime lists them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import onnx
 import onnx_ir as ir
 from onnxruntime.capi import _pybind_state
 
+from onnxgrad.ir.match import normal_domain
+
 
 @functools.cache
 def _kernels(provider: str) -> dict[tuple[str, str], list[tuple[tuple[int, int], dict[str, list[str]]]]]:
@@ -16,14 +18,14 @@ def _kernels(provider: str) -> dict[tuple[str, str], list[tuple[tuple[int, int],
     found: dict[tuple[str, str], list[tuple[tuple[int, int], dict[str, list[str]]]]] = {}
     for kernel in _pybind_state.get_all_opkernel_def():
         if kernel.provider == provider:
-            key = ("" if kernel.domain == "ai.onnx" else kernel.domain, kernel.op_name)
+            key = (normal_domain(kernel.domain), kernel.op_name)
             found.setdefault(key, []).append((tuple(kernel.version_range), dict(kernel.type_constraints)))
     return found
 
 
 @functools.cache
 def takes(provider: str, domain: str, op_type: str, opset: int, dtype: ir.DataType, names: Collection[str]) -> bool:
-    """Whether `provider` has a kernel of an operator in which all its type variables `names` are `dtype`."""
+    """True if `provider` has a kernel of an operator in which all its type variables `names` are `dtype`."""
     wanted = f"tensor({dtype.name.lower()})"
     return any(
         low <= opset <= high and all(wanted in allowed.get(name, [wanted]) for name in names)
@@ -42,7 +44,7 @@ def _variables(domain: str, op_type: str, opset: int) -> tuple[list[str], list[s
 
 
 def has_kernel(provider: str, node: ir.Node, opset: int, dtype: ir.DataType) -> bool:
-    """Whether `provider` runs `node` where what is a float tensor there is one of `dtype`.
+    """True if `provider` runs `node` with its float tensors as tensors of `dtype`.
 
     Args:
         provider: its full name.

@@ -3,6 +3,8 @@
 The same machine as `Resident`, for providers with memory of their own. The next state is written into bound outputs,
 so no tensor of state crosses the bus in a step; what crosses are the batch, the rates, and the results that the host
 asks for. A batch may be on the device already: a tensor of another library is taken by DLPack, where it lies.
+
+Experimental: no GPU has run this module. The tests run it on the CPU provider, with the host as the device.
 """
 
 from __future__ import annotations

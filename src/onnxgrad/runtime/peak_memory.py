@@ -1,4 +1,4 @@
-"""How much memory the results of a step take at its fullest, as ONNX Runtime itself tells it.
+"""The peak memory of the results of a step, as ONNX Runtime profiles it.
 
 The runtime profiles one step; with every node it notes how many bytes were asked of its arena and not yet given back.
 State, batches and results lie outside of the arena.

@@ -24,7 +24,7 @@ class Slot:
 
     @property
     def first(self) -> np.ndarray:
-        """The first value: of a tensor of a model another copy each time, which nobody should keep."""
+        """The first value: of a tensor of a model another copy each time, which callers should not keep."""
         return self.initial if isinstance(self.initial, np.ndarray) else self.initial.numpy()
 
 
@@ -38,7 +38,7 @@ class _Tensor(Protocol):
 
 
 class StepGraph(Protocol):
-    """What a runtime needs to know of a compiled step: the graph, its state, its rates, its results."""
+    """A compiled step for a runtime: the graph, its state, its rates, its results."""
 
     @property
     def model(self) -> ir.Model:
@@ -59,6 +59,10 @@ class StepGraph(Protocol):
     @property
     def results(self) -> Sequence[str]:
         """The outputs to hand back."""
+
+    @property
+    def recomputes(self) -> bool:
+        """True if the step recomputes values to stay within a budget of memory."""
 
 
 class Machine(Protocol):

@@ -9,7 +9,7 @@ Where a tensor is updated once all who read it have done so (`same_memory`, `ker
 The buffers are private, because some operators write into their inputs (BatchNormalization in training
 mode does so with its running statistics).
 
-Batch arrays are bound where they lie. An array that was already bound is not bound again, so whoever fills
+Batch arrays are bound where they lie. An array that was already bound is not bound again, so a caller that fills
 the same arrays for every batch pays nothing here.
 """
 
@@ -32,13 +32,14 @@ from onnxgrad.runtime.kernels import overwrites
 from onnxgrad.runtime.protocol import Slot, StepGraph
 from onnxgrad.runtime.same_memory import SameMemory
 from onnxgrad.runtime.session import Options, aligned, create, give_back, ort_value
+from onnxgrad.wording import tensor_text
 
 #: A state of as many bytes is worth what it takes to look for graphs that are garbage before it is copied (60 ms).
 _MUCH = 1 << 22
 
 
 class Owner(Protocol):
-    """What holds state that machines read."""
+    """An object with state that machines read."""
 
     @property
     def now(self) -> Mapping[str, np.ndarray]:
@@ -56,7 +57,8 @@ class Resident:
         held: further inputs that seldom change (learning rates), with their values.
         reads: further inputs that are the state of other machines (see `share`), with the values that they start from.
         places: further inputs and outputs, with the arrays of the caller's that they are bound to: what is read there
-            is what it holds then, and what is written is for whoever looks.
+            is what it holds then, and what is written is for a caller that looks.
+        owned: further inputs that are the state of other machines, which are read there and never copied.
 
     Attributes:
         held: the arrays that are bound for `held`; write into them to change what the next step reads.
@@ -72,6 +74,7 @@ class Resident:
         held: Mapping[str, np.ndarray] | None = None,
         reads: Mapping[str, np.ndarray] | None = None,
         places: Mapping[str, np.ndarray] | None = None,
+        owned: Mapping[str, Owner] | None = None,
     ) -> None:
         check_slots(model, slots, results)
         if sum(s.initial.nbytes for s in slots.values()) >= _MUCH:
@@ -83,6 +86,7 @@ class Resident:
             self.session = create(model, options, self._flushing is not None, renewed, overwritten, shared)
         self.held = {name: _copied(array) for name, array in (held or {}).items()}
         self.reads = {name: _copied(array) for name, array in (reads or {}).items()}
+        self.reads |= {name: owner.now[name] for name, owner in (owned or {}).items()}
         self._places = dict(places or {})
         taken = {s.input for s in slots.values()} | self.held.keys() | self.reads.keys() | self._places.keys()
         self.batch = [v.name for v in self.session.get_inputs() if v.name not in taken]
@@ -97,7 +101,7 @@ class Resident:
         self._overwrites = overwrites() if overwritten else None
         self._shared_memory = shared
         self._is_torn = False
-        self._owners: dict[str, Owner] = {}
+        self._owners: dict[str, Owner] = dict(owned or {})
         self._bound: tuple[dict[str, np.ndarray], ...] = ({}, {})
         self._fixed: dict[str, np.ndarray] = {}
         self._loose: list[tuple[int, str]] = []
@@ -138,7 +142,7 @@ class Resident:
                 message says that a part of it had been overwritten (it was memory that was missing, say).
         """
         self._check_whole()
-        if self._is_new:  # whoever has built the graph may have dropped it by now
+        if self._is_new:  # the caller that has built the graph may have dropped it by now
             self._is_new = False
             give_back()
         binding, bound = self._bindings[self._now], self._bound[self._now]
@@ -220,7 +224,8 @@ class Resident:
 class StepRunner(Resident):
     """The machine of a compiled step (see `onnxgrad.training.compile_step`).
 
-    Its `held` inputs are the learning rates of the step: ``runner.held["learning_rate"][...] = 1e-4``.
+    Its `held` inputs are the learning rates of the step: ``runner.held["learning_rate"][...] = 1e-4``. State of an
+    `owner`, another machine, is read where it lies (see `share`).
     """
 
     def __init__(
@@ -230,13 +235,18 @@ class StepRunner(Resident):
         threads: int | None = None,
         options: Options | None = None,
         places: Mapping[str, np.ndarray] | None = None,
+        owner: Owner | None = None,
     ) -> None:
         options = options or Options()
         if threads is not None:
             options = dataclasses.replace(options, threads=threads)
+        if step.recomputes:
+            options = options.for_a_plan()
         slots = {n: Slot(t.input, t.output, t.initial) for n, t in step.state.items()}
-        rates, reads = ({n: t.numpy() for n, t in held.items()} for held in (step.rates, step.reads))
-        super().__init__(step.model, slots, step.results, options, rates, reads, places)
+        rates = {n: t.numpy() for n, t in step.rates.items()}
+        owned = {} if owner is None else {n: owner for n in step.reads if n in owner.now}
+        reads = {n: t.numpy() for n, t in step.reads.items() if n not in owned}
+        super().__init__(step.model, slots, step.results, options, rates, reads, places, owned)
 
 
 def share(*machines: Resident) -> None:
@@ -273,8 +283,8 @@ def check_state(state: Mapping[str, np.ndarray], like: Mapping[str, np.ndarray])
     for name, expected in like.items():
         found = state[name]
         if found.dtype != expected.dtype or found.shape != expected.shape:
-            wanted = f"{expected.dtype}{list(expected.shape)}"
-            raise BadInput(f"state {name!r} is {found.dtype}{list(found.shape)}, not {wanted}")
+            wanted = tensor_text(expected.dtype, expected.shape)
+            raise BadInput(f"state {name!r} is {tensor_text(found.dtype, found.shape)}, not {wanted}")
 
 
 def check_slots(model: ir.Model, slots: Mapping[str, Slot], results: Sequence[str]) -> None:
@@ -298,10 +308,10 @@ def check_slots(model: ir.Model, slots: Mapping[str, Slot], results: Sequence[st
                     not isinstance(d, int) or d == n for d, n in zip(value.shape, initial.shape)
                 )
             if not fits:
-                start = f"{initial.dtype}{list(initial.shape)}"
+                start = tensor_text(initial.dtype, initial.shape)
                 raise BadInput(
                     f"state {name!r} starts as {start}, but the {side} {end!r} of the step graph is "
-                    f"{value.dtype}{value.shape}"
+                    f"{tensor_text(value.dtype, value.shape)}"
                 )
     for name in results:
         if name not in outputs:

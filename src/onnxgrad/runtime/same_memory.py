@@ -1,7 +1,7 @@
 """State whose new value may lie in the memory of the old one, as standard operators say the update.
 
 ONNX Runtime orders nodes as it likes, so every reader of the old value has to be an ancestor of the operator that
-writes the new one: then it has run, in whatever order. Moments are read by their update alone; a table is read by a
+writes the new one: then it has run, in every order. Moments are read by their update alone; a table is read by a
 lookup that its gradient depends on. The last operator is elementwise: it reads each number before it writes the one in
 its place. An optimization of the graph may look through views, casts and factors, so what reads those counts as well.
 With a reader of any other kind, or in a body, there are two buffers: ONNX Runtime may make a product and the sum that
@@ -16,28 +16,27 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import onnx
 import onnx_ir as ir
 
+from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.match import is_op
+from onnxgrad.ir.operators import Moves, traits_of
+from onnxgrad.ir.schemas import schema_of
 from onnxgrad.ir.shapes import same_dims
+from onnxgrad.runtime.failures import UNNAMED
 from onnxgrad.runtime.kernels.in_place import Before
-
-#: What `Options(without=…)` calls it.
-NAME = "same_memory"
 
 _ELEMENTWISE = frozenset({"Abs", "Add", "Div", "Max", "Min", "Mul", "Neg", "Pow", "Sign", "Sqrt", "Sub", "Where"})
 _READERS = _ELEMENTWISE | {"Gather"}
-#: Operators that an optimization may leave out, or move behind what reads their result.
-_LOOKED_THROUGH = frozenset(
-    {"Cast", "Div", "Flatten", "Identity", "Mul", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-)
-#: Operators whose results do not lie as their operands do.
-_MOVES = frozenset({"Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+#: An optimization may leave these out, or move them behind what reads their result, as operators that move elements.
+_SCALES = frozenset({"Cast", "Div", "Mul"})
 #: Tensors of fewer bytes gain nothing; counters are among them, which are updated whether or not a step succeeds.
 _SMALL = 1 << 14
 
 #: What the runtime says before the node that failed; with no node, of what is bound to a run that has not begun.
 _BEGINS = "Error in execution: "
-_FAILED = re.compile(r"while running \w+ node\. Name:'(?:fused )?(.*?)(?:_nchwc|/MatmulTransposeFusion/)?'")
+_FAILED = re.compile(r"while running (\w+) node\. Name:'(?:fused )?(.*?)(?:_nchwc|/MatmulTransposeFusion/)?'")
 
 
 @dataclass
@@ -47,17 +46,28 @@ class SameMemory:
     Attributes:
         inputs: their names.
         first: the names of the nodes that have run before any of them is overwritten.
+        later: the types of the other nodes. None: one of them may be written in operators of other types.
     """
 
     inputs: set[str] = field(default_factory=set)
     first: set[str] = field(default_factory=set)
+    later: set[str] | None = None
+
+    def take(self, other: SameMemory) -> None:
+        """Note what `other` holds."""
+        vars(self).update(vars(other))
 
     def may_have_changed(self, failure: str) -> bool:
-        """Whether a run that failed with this message of ONNX Runtime may have overwritten one of them."""
+        """True if a run that failed with this message of ONNX Runtime may have overwritten one of them."""
         if not self.inputs:
             return False
-        node = _FAILED.search(failure)
-        return node[1] not in self.first if node is not None else _BEGINS not in failure
+        if (failed := _FAILED.search(failure)) is None:
+            return _BEGINS not in failure
+        op_type, name = failed.groups()
+        if name:
+            return name not in self.first
+        # The runtime has written a node in other operators, which have no names (SoftmaxCrossEntropyLoss has a body).
+        return self.later is None or op_type in self.later
 
 
 def same_memory(graph: ir.Graph, renewed: Mapping[str, str], shared: SameMemory) -> None:
@@ -70,15 +80,35 @@ def same_memory(graph: ir.Graph, renewed: Mapping[str, str], shared: SameMemory)
         return
     before = Before(graph, [])
     updates = {x: node for x, node in updates.items() if _read_before(x, node, before)}
-    first = [n for n in graph if n.name and all(before.is_before(n, node) for node in updates.values())]
+    if not updates:
+        return
+    first = {n for n in graph if all(before.is_before(n, node) for node in updates.values())}
+    later = [n for n in graph if n not in first]
     shared.inputs |= {x.name or "" for x in updates}
-    shared.first |= {n.name or "" for n in first if updates}
+    shared.first |= {n.name for n in first if n.name}
+    shared.later = None if any(map(_has_body, later)) else {n.op_type for n in later}
+
+
+def name_nodes(graph: ir.Graph) -> list[ir.Node]:
+    """The nodes of `graph` without a name, which get one: a failure of the runtime then tells which one it was."""
+    nodes = [n for n in graph if not n.name]
+    for i, node in enumerate(nodes):
+        node.name = f"{UNNAMED}{i}"
+    return nodes
+
+
+def _has_body(node: ir.Node) -> bool:
+    """True if the runtime may write the node in other operators, or if it contains nodes."""
+    schema = None if node.domain else schema_of("", node.op_type, onnx.defs.onnx_opset_version())
+    if schema is None or schema.has_function or schema.has_context_dependent_function:  # type: ignore[attr-defined]
+        return node.op_type not in _ELEMENTWISE
+    return any(True for _ in subgraphs(node))
 
 
 def _update(x: ir.Value, y: ir.Value | None) -> ir.Node | None:
     """The elementwise operator that gives `y`, the new value of a state `x`; None where there is none worth it."""
     node = None if y is None else y.producer()
-    if y is None or node is None or node.domain != "" or node.op_type not in _ELEMENTWISE or x.is_graph_output():
+    if y is None or node is None or not is_op(node, _ELEMENTWISE) or x.is_graph_output():
         return None
     if (
         x.shape is None
@@ -92,19 +122,20 @@ def _update(x: ir.Value, y: ir.Value | None) -> ir.Node | None:
 
 
 def _read_before(x: ir.Value, update: ir.Node, before: Before) -> bool:
-    """Whether all that may read the memory of `x` has done so when `update` writes."""
+    """True if all that may read the memory of `x` has done so when `update` writes."""
     todo = [(x, False)]
     while todo:
         here, moved = todo.pop()
         if here is not x and here.is_graph_output():
             return False
         for node, _ in here.uses():
-            if node.domain == "" and node.op_type in ("Shape", "Size"):
+            if is_op(node, ("Shape", "Size")):
                 continue  # of no memory
-            if node.domain != "" or node.op_type not in _READERS | _LOOKED_THROUGH or node not in before.bits:
+            moves = traits_of(node).moves_at_most(Moves.PERMUTATION)
+            if not (moves or is_op(node, _READERS | _SCALES)) or node not in before.bits:
                 return False
             if moved if node is update else not before.is_before(node, update):
                 return False
-            if node.op_type in _LOOKED_THROUGH and node is not update:
-                todo += [(v, moved or node.op_type in _MOVES) for v in node.outputs]
+            if (moves or node.op_type in _SCALES) and node is not update:
+                todo += [(v, moved or (moves and node.op_type != "Identity")) for v in node.outputs]
     return True

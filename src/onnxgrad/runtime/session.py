@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +20,26 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 
-from onnxgrad.errors import BadInput
-from onnxgrad.ir.downgrade import loadable
-from onnxgrad.ir.execution_order import run_as
-from onnxgrad.ir.graph import prune
-from onnxgrad.ir.known_branches import known_branches, take_known_branches
+from onnxgrad.errors import BadInput, is_unicode
+from onnxgrad.external_data import check_external
+from onnxgrad.ir.match import is_op
+from onnxgrad.ir.passes import Passed, run_passes, warn_of
 from onnxgrad.keywords import checked_fields
 from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
-from onnxgrad.runtime.kernels import (
-    at_hand,
-    elementwise,
-    fused,
-    in_place,
-    library,
-    products,
-    recurrence,
-    recurrent,
-    running_sums,
-    wants_kernels,
-    with_kernels,
-    with_products,
-    with_running_sums,
-)
-from onnxgrad.runtime.rewrites import REWRITES, optimized
-from onnxgrad.runtime.same_memory import NAME as SAME_MEMORY
-from onnxgrad.runtime.same_memory import SameMemory, same_memory
-from onnxgrad.runtime.widened import widened
+from onnxgrad.runtime.kernels import find_library, library, wants_kernels
+from onnxgrad.runtime.passes import NAMES, OPTIMIZATION, PREPARATION, Memory, SessionSetting
+from onnxgrad.runtime.same_memory import SameMemory
+from onnxgrad.runtime.setting import Setting
 from onnxgrad.runtime.wrong_fusions import wrong_fusions
+from onnxgrad.wording import type_text
 
 #: Models with more bytes of constants go to the runtime through a file, which it maps into memory: as a message they
 #: are held four times meanwhile (a ResNet-50 with its way back takes 930 MB so, and 700 through a file).
 _LARGE = 1 << 25
+
+#: Training steps with more bytes of constants do without packed copies of them (see `Options.packed`).
+_UNPACKED = 1 << 28
 
 #: A protobuf message must stay below 2 GiB.
 _MESSAGE_LIMIT = 2_000_000_000
@@ -79,7 +68,7 @@ AnyModel = ir.Model | onnx.ModelProto | bytes | str | Path
 @checked_fields
 @dataclass(frozen=True)
 class Options:
-    """How ONNX Runtime runs a graph.
+    """Settings of ONNX Runtime for a graph.
 
     Attributes:
         threads: threads inside an operator; ``None`` leaves it to the runtime (one per physical core).
@@ -94,13 +83,16 @@ class Options:
         layout: "auto" gives the CPU provider a copy of the graph with the rewrites of `runtime.rewrites`, which
             may use operators that are ONNX Runtime's own, where a trial in this process gives the right numbers;
             "plain" has the runtime run the operators that are in the graph.
-        without: names of rewrites that "auto" leaves out.
+        without: names of passes to leave out, of those that ``onnxgrad passes`` lists.
         pattern: from the second run on, memory comes as one block laid out by what the first run asked for. On
             takes 0-2 % off a step, and holds that block beside what the first run took: 30 to 40 MB for steps of 40.
         reuse: a result takes the memory of an earlier one of its shape, which is then held from the one to the other.
             From the forward to the backward pass that is long: on adds 15 to 50 % to the peak of a step, and no speed.
         denormals: a training step takes denormal numbers as they are. Off, they are zeros (on Linux and x86-64),
             also as gradients: as numbers they take up to a hundred times as long, and decaying moments end as such.
+        packed: ONNX Runtime keeps a packed copy of each constant matrix for every product with it. On, products of
+            few rows (up to 128) take half the time, and weights two to three times their memory; ``None``: on, except
+            for training steps with 256 MB of constants or more.
         profile: where the runtime writes a profile, as the beginning of the name of a file; empty: nowhere.
         target: "portable" runs standard operators alone; "native" has kernels in C in the place of those parts of the
             graph that there is a kernel for, on the CPU (it is refused where there are none, and none can be built);
@@ -117,6 +109,7 @@ class Options:
     pattern: bool = False
     reuse: bool = False
     denormals: bool = False
+    packed: bool | None = None
     profile: str = ""
     target: str = "auto"
 
@@ -133,12 +126,19 @@ class Options:
             raise BadInput(f"{TARGET} must be 'auto', 'portable' or 'native', not {said!r}")
         if said == "auto":
             on_cpu = self.providers[:1] == ("CPUExecutionProvider",)
-            said = "native" if on_cpu and at_hand(wait) is not None else "portable"
+            said = "native" if on_cpu and find_library(wait) is not None else "portable"
         return dataclasses.replace(self, target=said)
+
+    def for_a_plan(self) -> Options:
+        """The same for a step within a budget of memory: standard operators, unless a target was named.
+
+        Kernels in C run some parts of a step in another order than was planned, and may exceed the budget.
+        """
+        return dataclasses.replace(self, target="portable") if self.is_free else self
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody has said which target to take, in the environment neither."""
+        """True if neither the user nor the environment has set the target."""
         return self.target == "auto" and os.environ.get(TARGET) in (None, "", "auto")
 
     def native(self) -> onnxruntime.SessionOptions:
@@ -150,16 +150,8 @@ class Options:
             raise BadInput(f"layout must be 'auto' or 'plain', not {self.layout!r}")
         if self.target not in TARGETS:
             raise BadInput(f"target must be 'auto', 'portable' or 'native', not {self.target!r}")
-        names = [
-            *(rewrite.name for rewrite in REWRITES),
-            elementwise.NAME,
-            recurrence.NAME,
-            products.NAME,
-            running_sums.NAME,
-            SAME_MEMORY,
-        ]
-        if unknown := [name for name in self.without if name not in names]:
-            raise BadInput(f"there is no rewrite {unknown[0]!r}; there are {', '.join(names)}")
+        if unknown := [name for name in self.without if name not in NAMES]:
+            raise BadInput(f"there is no pass {unknown[0]!r}; there are {', '.join(NAMES)}")
         levels = {
             "none": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
             "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -222,58 +214,113 @@ def create(
             model = graph
     wrong = wrong_fusions(model)
     without = {"disabled_optimizers": wrong} if wrong else {}
-    if isinstance(model, ir.Model):
-        model = _without_known_branches(loadable(model))
     if isinstance(model, ir.Model) and options.level is None:
         options = dataclasses.replace(options, level="all" if _has_constant_filters(model) else "extended")
     native = options.native()
     if flush:
         native.add_session_config_entry("session.set_denormal_as_zero", "1")
-    if isinstance(model, ir.Model) and options.providers[:1] == ("CPUExecutionProvider",):
-        model = given = widened(model)
-        if options.target == "native":
-            model = with_kernels(model)
-        has_kernels = model is not given
-        if options.layout == "auto":
-            model = optimized(model, options.without)
-        if options.target == "native" and recurrence.NAME not in options.without:
-            model = recurrent(model, own=model is not given)
-        if options.target == "native" and running_sums.NAME not in options.without:
-            model = with_running_sums(model, own=model is not given)
-        if options.target == "native" and elementwise.NAME not in options.without:
-            model = fused(model, own=model is not given)
-        if options.target == "native" and products.NAME not in options.without:
-            model = with_products(model, own=model is not given)
-        if has_kernels:  # last: it sees who reads what
-            if overwritten is not None:
-                overwritten |= in_place(model.graph, renewed or {})
-            run_as(model.graph, given.graph)
-        elif shared is not None and SAME_MEMORY not in options.without:
-            same_memory(model.graph, renewed or {}, shared)
+    is_large = bool(renewed) and isinstance(model, ir.Model) and _constant_bytes(model) >= _UNPACKED
+    if options.packed is False or (is_large and options.packed is None):
+        native.add_session_config_entry("session.disable_prepacking", "1")
 
-    def session(source: bytes | str) -> onnxruntime.InferenceSession:
-        return onnxruntime.InferenceSession(source, native, providers=list(options.providers), **without)
+    def load(model: ir.Model | bytes | str | Path) -> onnxruntime.InferenceSession:
+        return _loaded(
+            model, lambda s: onnxruntime.InferenceSession(s, native, providers=list(options.providers), **without)
+        )
 
     try:
         if not isinstance(model, ir.Model):
-            return session(model if isinstance(model, bytes) else str(model))
-        weight = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
-        found = None if weight < _LARGE else _through_a_file(model, session, weight < _MESSAGE_LIMIT)
-        return session(ir.to_proto(model).SerializeToString()) if found is None else found
+            return load(model)
+        memory = Memory(renewed or {}, overwritten is not None, shared is not None)
+        found, setting = _optimized(model, options, memory, load)
     except BadInput:
         raise
     except Exception as error:  # ONNX Runtime's exceptions share no base but this one
         raise BadInput(f"ONNX Runtime cannot load the model: {one_line(error)}") from error
+    if overwritten is not None:
+        overwritten |= setting.overwritten
+    if shared is not None:
+        shared.take(setting.shared)
+    return found
 
 
-def _without_known_branches(model: ir.Model) -> ir.Model:
-    """`model`, or a copy of it where branches that are always taken are taken."""
-    if next(known_branches(model.graph), None) is None:
-        return model
-    model = model.clone()
-    take_known_branches(model.graph)
-    prune(model.graph)
-    return model
+def session_source(path: str | os.PathLike) -> str | bytes:
+    """The source of a session of ONNX Runtime: `path`, or the file's bytes if its name is not UTF-8.
+
+    Raises:
+        BadInput: the model keeps weights in a file elsewhere, which the runtime would read (see `external_data`).
+    """
+    name = os.fspath(path)
+    check_external(Path(name))
+    return name if is_unicode(name) else Path(name).read_bytes()
+
+
+def passes_of(
+    model: ir.Model, options: Options, memory: Memory | None = None, upto: int | None = None, counted: bool = False
+) -> Passed[SessionSetting]:
+    """`model` after the passes of a session, with a report of each.
+
+    Args:
+        model: what is to run.
+        options: how, with a target that is decided.
+        memory: the state of the session.
+        upto: how many of the optimizations run; default: all.
+        counted: count the nodes before and after each pass.
+    """
+    said = options.target, options.layout, options.providers[:1] == ("CPUExecutionProvider",)
+    first = run_passes(model, PREPARATION, lambda: Setting(model.graph, *said), options.without, counted)
+    given = first.model.graph
+    setting = partial(SessionSetting, given, *said, **({} if memory is None else vars(memory)))
+    found = run_passes(first.model, OPTIMIZATION[:upto], setting, options.without, counted)
+    return dataclasses.replace(found, reports=first.reports + found.reports, failed=first.failed | found.failed)
+
+
+def _optimized(
+    model: ir.Model, options: Options, memory: Memory, load: Callable[[ir.Model], onnxruntime.InferenceSession]
+) -> tuple[onnxruntime.InferenceSession, SessionSetting]:
+    """A session of `model` after passes, but for those that fail and those whose graph ONNX Runtime refuses."""
+    refused: dict[str, str] = {}
+    while True:
+        passed = passes_of(model, options, memory)
+        try:
+            found = load(passed.model)
+        except BadInput:
+            raise
+        except Exception as error:
+            if not refused:
+                load(passes_of(model, options, memory, upto=0).model)  # raises if the model itself is refused
+            for i, p in enumerate(OPTIMIZATION):
+                if p.looks or p.name not in passed.applied:
+                    continue
+                try:
+                    load(passes_of(model, options, memory, upto=i + 1).model)
+                except Exception:  # the first graph that is refused
+                    refused[p.name] = f"ONNX Runtime refuses the graph: {one_line(error)}"
+                    options = dataclasses.replace(options, without=(*options.without, p.name))
+                    break
+            else:
+                raise
+        else:
+            warn_of(passed.failed | refused)
+            return found, passed.setting
+        finally:
+            for node in passed.setting.unnamed:
+                node.name = None
+
+
+def _loaded(
+    model: ir.Model | bytes | str | Path, session: Callable[[bytes | str], onnxruntime.InferenceSession]
+) -> onnxruntime.InferenceSession:
+    """A session of `model`, by way of a file if it is large."""
+    if not isinstance(model, ir.Model):
+        return session(model if isinstance(model, bytes) else session_source(model))
+    weight = _constant_bytes(model)
+    found = None if weight < _LARGE else _through_a_file(model, session, weight < _MESSAGE_LIMIT)
+    return session(ir.to_proto(model).SerializeToString()) if found is None else found
+
+
+def _constant_bytes(model: ir.Model) -> int:
+    return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
 
 
 def _read(model: bytes | str | Path) -> ir.Model | None:
@@ -317,8 +364,8 @@ def give_back() -> None:
 
 
 def _has_constant_filters(model: ir.Model) -> bool:
-    """Whether a Conv anywhere in `model` has weights that no input changes."""
-    convolutions = (n for g in model.graphs() for n in g if n.op_type == "Conv" and n.domain == "")
+    """True if a Conv anywhere in `model` has weights that no input changes."""
+    convolutions = (n for g in model.graphs() for n in g if is_op(n, "Conv"))
     return any(w.is_initializer() and not w.is_graph_input() for n in convolutions if (w := n.inputs[1]) is not None)
 
 
@@ -337,7 +384,7 @@ def ort_value(array: np.ndarray) -> onnxruntime.OrtValue:
     try:
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, int(dtype))
     except RuntimeError as error:
-        raise BadInput(f"ONNX Runtime takes no tensor of {array.dtype}: {one_line(error)}") from error
+        raise BadInput(f"ONNX Runtime takes no tensor of {type_text(array.dtype)}: {one_line(error)}") from error
 
 
 def array_of(value: onnxruntime.OrtValue) -> np.ndarray:

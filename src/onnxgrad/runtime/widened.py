@@ -17,7 +17,7 @@ BFLOAT16, FLOAT = ir.DataType.BFLOAT16, ir.DataType.FLOAT
 
 
 def has_bfloat16(model: ir.Model) -> bool:
-    """Whether a weight, an input or an output of `model` is of bfloat16, or something is cast to it."""
+    """True if a weight, an input or an output of `model` is of bfloat16, or something is cast to it."""
     graph = model.graph
     ends = [*graph.inputs, *graph.outputs, *graph.initializers.values()]
     if any(v.dtype == BFLOAT16 for v in ends):
@@ -25,22 +25,21 @@ def has_bfloat16(model: ir.Model) -> bool:
     return any(n.op_type == "Cast" and n.attributes["to"].as_int() == int(BFLOAT16) for g in scopes(graph) for n in g)
 
 
-def widened(model: ir.Model) -> ir.Model:
-    """`model` for the CPU provider: itself, or a copy in which float32 stands for bfloat16 where that has no kernel."""
-    if not has_bfloat16(model):
-        return model
-    copy = model.clone()
-    infer_model(copy)
-    names = Names.of(copy)
-    for graph in scopes(copy.graph):
-        opsets = copy.opset_imports
+def widen(model: ir.Model) -> int:
+    """Put float32 in the place of bfloat16 in `model` where the CPU provider has no kernel; returns how often."""
+    infer_model(model)
+    names = Names.of(model)
+    count = 0
+    for graph in scopes(model.graph):
+        opsets = model.opset_imports
         for node in list(graph):
             values = [v for v in (*node.inputs, *node.outputs) if v is not None and v.dtype == BFLOAT16]
             if not values or subgraphs(node) or node.op_type == "Constant":
                 continue
             if not has_kernel("CPUExecutionProvider", node, opsets.get(node.domain, 1), BFLOAT16):
                 _widen(graph, node, names)
-    return copy
+                count += 1
+    return count
 
 
 def _widen(graph: ir.Graph, node: ir.Node, names: Names) -> None:

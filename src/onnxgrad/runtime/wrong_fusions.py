@@ -41,7 +41,7 @@ def _nodes(graph: ir.Graph) -> list[ir.Node]:
 
 
 def _has_doubles(graph: ir.Graph) -> bool:
-    """Whether anything in `graph` says that it is of float64."""
+    """True if a value in `graph` is declared as float64."""
     double = ir.DataType.DOUBLE
     values = [v for g in (graph, *graph.subgraphs()) for v in (*g.inputs, *g.initializers.values())]
     nodes = _nodes(graph)

@@ -8,11 +8,14 @@ from onnxgrad.training.build.initializers import initialize
 from onnxgrad.training.data import load_npz
 from onnxgrad.training.export.files import export_step
 from onnxgrad.training.export.web_report import web_report
+from onnxgrad.training.loop.callbacks import AtEnd, Callback, EarlyStopping, KeepBest, Log, Metrics, Plateau
 from onnxgrad.training.loop.checkpoint_parts import consolidate
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.interruption import Interrupted
+from onnxgrad.training.loop.progress import reporter
 from onnxgrad.training.loop.quantize import quantize
+from onnxgrad.training.loop.trackers import MLflow, TensorBoard
 from onnxgrad.training.loop.train import train
 from onnxgrad.training.loop.trainer import Trainer
 from onnxgrad.training.loss.config import Loss
@@ -32,20 +35,29 @@ from onnxgrad.training.step.step import StateTensor, Step
 
 __all__ = [
     "Accumulating",
+    "AtEnd",
+    "Callback",
+    "EarlyStopping",
     "Evaluation",
     "Group",
     "History",
     "Interrupted",
+    "KeepBest",
     "LoRA",
+    "Log",
     "Loss",
+    "MLflow",
+    "Metrics",
     "Optimizer",
     "OptimizerFunctions",
+    "Plateau",
     "Problem",
     "ReferenceTraining",
     "Schedule",
     "SplitStep",
     "StateTensor",
     "Step",
+    "TensorBoard",
     "Trainer",
     "VeRA",
     "attach",
@@ -64,6 +76,7 @@ __all__ = [
     "predict",
     "quantize",
     "renamed",
+    "reporter",
     "split_step",
     "train",
     "validate",

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from onnxgrad.model_io.map_outputs import CLASSES as CLASSES
 
-import onnx_ir as ir
-
-from onnxgrad.errors import BadInput
-
+#: Of a model that was trained: how its data were prepared, as JSON.
+PREPROCESSING = "onnxgrad.preprocessing"
 #: Of an initializer that the host may feed at every step, such as the learning rate: ``rate``.
 FED = "onnxgrad.fed"
 #: Of such an initializer that the algorithm scales by a schedule of its own: how the schedule is spelled.
 SCHEDULED = "onnxgrad.schedule"
 #: Of an initializer that is the average of a weight: the name of the weight.
 AVERAGE = "onnxgrad.average"
-#: Of a model that tells classes apart: their names in the order of their numbers, as JSON.
-CLASSES = "onnxgrad.classes"
 #: Of a model with a new head, until somebody trains it: the output, by which the head's weights are named.
 HEAD = "onnxgrad.head"
 #: Of a training model that was saved during a run: the count that the masks of Dropout are drawn from.
@@ -31,17 +27,3 @@ ADAPTER = "onnxgrad.adapter"
 #: Of a quantized model that is trained: which of its floats are stored as integers, as JSON. It is trained through
 #: what it rounds.
 QUANTIZED = "onnxgrad.quantized"
-
-
-def class_names(model: ir.Model) -> tuple[str, ...] | None:
-    """The names of the classes that `model` tells apart, where it carries them. Raises BadInput for anything else."""
-    text = model.metadata_props.get(CLASSES, "")
-    if not text:
-        return None
-    try:
-        names = json.loads(text)
-        if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
-            raise ValueError
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"the model's metadata {CLASSES!r} are no list of names: {text[:60]}") from error
-    return tuple(names)

@@ -13,11 +13,13 @@ from onnxgrad.ir import Var
 from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.derivation import Derivation, without_collection
+from onnxgrad.transforms.keep_functions import blaming_the_model
 from onnxgrad.transforms.select_values import Names
 
 
 @checked
 @without_collection()
+@blaming_the_model
 def integrated_gradients(model: AnyModel, *, wrt: Names, of: Names | None = None, steps: int = 32) -> Any:
     """Attributions to the elements of inputs that add up to what the output gains over a baseline.
 
@@ -53,6 +55,7 @@ def integrated_gradients(model: AnyModel, *, wrt: Names, of: Names | None = None
 
 @checked
 @without_collection()
+@blaming_the_model
 def smooth_grad(
     model: AnyModel, *, wrt: Names, of: Names | None = None, steps: int = 32, noise: float = 0.1, seed: int = 0
 ) -> Any:
@@ -87,6 +90,7 @@ def smooth_grad(
 
 @checked
 @without_collection()
+@blaming_the_model
 def grad_cam(model: AnyModel, *, layer: str, of: Names | None = None) -> Any:
     """Where in its maps a layer speaks for an output: ReLU(Σ_c w_c·A_c), w_c the mean of ∂of/∂A_c.
 

@@ -12,10 +12,9 @@ import onnx_ir as ir
 from onnxgrad import control_flow  # noqa: F401  (it fills the registry)
 from onnxgrad import rules as _rules  # noqa: F401
 from onnxgrad.batching.directions import Batched, vmapped
-from onnxgrad.context import current
 from onnxgrad.engine import forward, reverse
+from onnxgrad.engine import function_calls as _calls  # noqa: F401  (it registers the rule of calls)
 from onnxgrad.engine.activity import prepare, stoppers
-from onnxgrad.engine.function_calls import CALL
 from onnxgrad.errors import BadInput, ZeroDerivative, warn_caller
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.cleanup import finish
@@ -28,6 +27,7 @@ from onnxgrad.model_io.open import Keep, nothing
 from onnxgrad.rules.constant_sums import constant_total
 from onnxgrad.rules.registry import registry
 from onnxgrad.transforms.gradient_lowering import open_lowered
+from onnxgrad.transforms.keep_functions import Attempt
 from onnxgrad.transforms.select_values import Names, default_of, float_values, of_values
 
 
@@ -41,11 +41,14 @@ class Derivation:
         of: Names | None,
         first: Callable[[ir.Model], None] | None = None,
         containers: bool = False,
+        attempt: Attempt | None = None,
     ) -> None:
-        """Open `model`; with `containers`, `wrt` and `of` may be sequences and optionals of float tensors."""
-        attempt = (
-            None if registry.estimating else current().attempt
-        )  # an estimator looks at what made a quantized number
+        """Open `model`; with `containers`, `wrt` and `of` may be sequences and optionals of float tensors.
+
+        With an `attempt`, large local functions stay functions.
+        """
+        if registry.estimating:  # an estimator looks at what made a quantized number
+            attempt = None
         try:
             self._open(model, wrt, of, first, containers, keep=nothing if attempt is None else worth_keeping)
         except BadInput:
@@ -69,8 +72,6 @@ class Derivation:
         """Open `model` and find the values that `wrt` and `of` name."""
         self.opened: Opened = open_lowered(model, first, keep=keep)
         functions = self.opened.functions
-        if functions is not None:
-            functions.rule = CALL
         self.graph = self.opened.model.graph
         values = named_values(self.graph)
         self.wrt = float_values(wrt, values, "wrt", containers)
@@ -218,7 +219,11 @@ class Derivation:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Pause the garbage collector: a derivation makes many objects and no garbage (a third less time)."""
+    """Pause the collector of cyclic garbage for the whole process, until the end of the derivation.
+
+    A derivation makes many objects that stay, and little garbage. The time of long graphs falls by a tenth to a sixth
+    (8,000 to 16,000 nodes in a row); that of small ones does not change. Objects without cycles are freed as ever.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -11,7 +11,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.derivation import Derivation, without_collection
-from onnxgrad.transforms.keep_functions import inlining, keeping_functions
+from onnxgrad.transforms.keep_functions import Attempt, keeping_functions
 from onnxgrad.transforms.select_values import Names
 
 Path = str | os.PathLike
@@ -21,7 +21,6 @@ Rules = Sequence[CustomRule | Path]
 
 @checked
 @without_collection()
-@keeping_functions
 def vjp(
     model: AnyModel, *, wrt: Names, of: Names | None = None, directions: Directions = None, rules: Rules = ()
 ) -> Any:
@@ -57,7 +56,6 @@ def vjp(
 
 @checked
 @without_collection()
-@keeping_functions
 def jvp(
     model: AnyModel, *, wrt: Names, of: Names | None = None, directions: Directions = None, rules: Rules = ()
 ) -> Any:
@@ -73,7 +71,6 @@ def jvp(
 
 @checked
 @without_collection()
-@keeping_functions
 def value_and_grad(model: AnyModel, *, wrt: Names, of: Names | None = None, rules: Rules = ()) -> Any:
     """The model with the gradient of the sum of `of` as further outputs ``{wrt}_grad``.
 
@@ -86,7 +83,6 @@ def value_and_grad(model: AnyModel, *, wrt: Names, of: Names | None = None, rule
 
 @checked
 @without_collection()
-@keeping_functions
 def grad(model: AnyModel, *, wrt: Names, of: Names | None = None, rules: Rules = ()) -> Any:
     """As `value_and_grad`, with the gradients ``{wrt}_grad`` as the only outputs (the inputs stay as they are)."""
     return _with_gradients(model, wrt, of, rules, primal=False)
@@ -101,21 +97,31 @@ def _derived(
     rules: Rules,
 ) -> Any:
     """The model to which `add` has added a pullback or a pushforward."""
-    with custom_rules(*rules), inlining(directions is not None):
-        d = Derivation(model, wrt, of, containers=directions is None)
-        add(d, _counted(directions))
-        return d.close()
+
+    def derive(model: AnyModel, attempt: Attempt | None) -> Any:
+        # a call cannot be batched over directions, the nodes of its body can
+        with custom_rules(*rules):
+            single = directions is None
+            d = Derivation(model, wrt, of, containers=single, attempt=attempt if single else None)
+            add(d, _counted(directions))
+            return d.close()
+
+    return keeping_functions(model, derive)
 
 
 def _with_gradients(model: AnyModel, wrt: Names, of: Names | None, rules: Rules, primal: bool) -> Any:
     """The model with the gradients of the sum of `of`, and with its own outputs if `primal`."""
-    with custom_rules(*rules):
-        d = Derivation(model, wrt, of, containers=True)
-        seeds = d.ones()
-        if not primal:
-            d.graph.outputs.clear()
-        d.pull_back(seeds)
-        return d.close()
+
+    def derive(model: AnyModel, attempt: Attempt | None) -> Any:
+        with custom_rules(*rules):
+            d = Derivation(model, wrt, of, containers=True, attempt=attempt)
+            seeds = d.ones()
+            if not primal:
+                d.graph.outputs.clear()
+            d.pull_back(seeds)
+            return d.close()
+
+    return keeping_functions(model, derive)
 
 
 def _counted(directions: Directions) -> Directions:

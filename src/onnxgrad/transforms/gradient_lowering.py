@@ -17,14 +17,15 @@ from onnxgrad.engine import reverse
 from onnxgrad.engine.activity import is_differentiable, prepare
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var, same_shape
+from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import ancestors, named_values, prune, reads, scopes, subgraphs
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.names import described
-from onnxgrad.ir.subgraphs import rewired_node
 from onnxgrad.model_io import AnyModel, Opened, open_model
 from onnxgrad.model_io.local_functions import Functions
 from onnxgrad.model_io.open import Keep, nothing
 from onnxgrad.transforms.gradient_node import DOMAIN, Bound, bind, is_gradient, strings
+from onnxgrad.wording import type_text
 
 
 def needs_lowering(model: ir.Model) -> bool:
@@ -199,7 +200,7 @@ class WithoutGradients:
         names = strings(node, "xs")
         for name, x in zip([*names, "y"], [*xs, y]):
             if not is_differentiable(x):
-                raise BadInput(f"{where}: {name!r} is a tensor of {x.dtype}; only floats have derivatives")
+                raise BadInput(f"{where}: {name!r} is a tensor of {type_text(x.dtype)}; only floats have derivatives")
         nodes = ancestors([n for graph in self._open for n in graph], [y], {*xs, *zs})
         fed = dict(zip([*xs, *zs], map(self.now, bound.fed)))
         if any(value is not named for named, value in fed.items()):
@@ -225,8 +226,8 @@ class WithoutGradients:
             if value is not named:
                 if named.dtype is not None and value.dtype is not None and named.dtype != value.dtype:
                     raise BadInput(
-                        f"{where}: {named.name!r} is a tensor of {named.dtype}, and {value.name!r}, which is fed "
-                        f"for it, one of {value.dtype}"
+                        f"{where}: {named.name!r} is a tensor of {type_text(named.dtype)}, and {value.name!r}, which "
+                        f"is fed for it, one of {type_text(value.dtype)}"
                     )
                 copies.variable(named, value)
         for node in nodes:
@@ -234,18 +235,17 @@ class WithoutGradients:
         return copies
 
 
-class _Copies:
-    """Copies of nodes that read other values than the originals.
+class _Copies(Copies):
+    """Copies of nodes that read other values than the originals, appended by a builder.
 
     Attributes:
-        values: what stands for a value, where there is a copy of it.
         nodes: the copy of each node that has one.
     """
 
     def __init__(self, builder: Builder, same_shapes: bool) -> None:
+        super().__init__({}, builder.names)
         self.builder = builder
         self.same_shapes = same_shapes
-        self.values: dict[ir.Value, ir.Value] = {}
         self.nodes: dict[ir.Node, ir.Node] = {}
 
     def variable(self, named: ir.Value, value: ir.Value) -> None:
@@ -259,12 +259,10 @@ class _Copies:
         """Copy `node` if it reads anything that has a copy."""
         if not any(v in self.values for v in reads(node)):
             return
-        copy = rewired_node(node, self.values, self.builder.names)
+        copy = self.unnamed(node)
         for old, new in zip(node.outputs, copy.outputs):
-            new.name, new.type = (None if old.name else ""), old.type
-            if self.same_shapes:
-                new.shape = old.shape
-            self.values[old] = new
+            new.name = None if old.name else ""
+            new.shape = old.shape if self.same_shapes else None
         self.nodes[node] = copy
         self._append(copy)
 

@@ -16,6 +16,7 @@ import onnx_shape_inference as osi
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.graph import ancestors, reads, subgraphs
+from onnxgrad.ir.infer.registry import registry
 from onnxgrad.ir.names import described
 from onnxgrad.lower.optimizers import DOMAIN, KINDS
 
@@ -294,6 +295,5 @@ def _as(out: ir.Value, like: ir.Value | None) -> None:
 
 _INFERENCE = {"Gradient": _infer_gradient} | dict.fromkeys(KINDS, _infer_update)
 
-osi.registry.collect()
 for _name, _infer in _INFERENCE.items():
-    osi.registry.register(DOMAIN, _name, 1)(_infer)
+    registry.register(DOMAIN, _name, 1)(_infer)

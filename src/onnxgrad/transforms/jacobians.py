@@ -19,7 +19,9 @@ from onnxgrad.ir import Builder, Var
 from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.derivation import Derivation, without_collection
+from onnxgrad.transforms.keep_functions import blaming_the_model
 from onnxgrad.transforms.select_values import Names
+from onnxgrad.wording import shape_text
 
 Mode = Literal["auto", "reverse", "forward"]
 Dims = Sequence[int | ir.SymbolicDim]
@@ -27,6 +29,7 @@ Dims = Sequence[int | ir.SymbolicDim]
 
 @checked
 @without_collection()
+@blaming_the_model
 def jacobian(
     model: AnyModel, *, wrt: Names, of: Names | None = None, mode: Mode = "auto", batch: int | None = None
 ) -> Any:
@@ -72,6 +75,7 @@ def jacobian(
 
 @checked
 @without_collection()
+@blaming_the_model
 def hessian(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The model with the Hessian of the sum of `of`: forward mode, for all unit vectors, over its gradient.
 
@@ -193,7 +197,7 @@ def _rank(name: str, value: ir.Value, batch: int | None) -> None:
     if value.shape is None:
         raise BadInput(f"the rank of {name!r} is not known\n  hint: declare its shape in the model's value_info")
     if batch is not None and not -len(value.shape) <= batch < len(value.shape):
-        raise BadInput(f"{name!r} has no axis {batch} for rows: its shape is {value.shape}")
+        raise BadInput(f"{name!r} has no axis {batch} for rows: its shape is {shape_text(value.shape)}")
 
 
 def _rows_agree(values: dict[str, ir.Value], batch: int) -> None:

@@ -1,70 +1,86 @@
-"""Derivations that keep large local functions; they start again with all functions inlined where that fails.
-
-An error over a model that contradicts itself is told as that.
-"""
+"""Derivations that keep large local functions, and the blame for failures over models that contradict themselves."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import onnx_ir as ir
-
-from onnxgrad.context import Attempt, changed
 from onnxgrad.errors import BadInput, NotDifferentiable, RuleError
+from onnxgrad.model_io import AnyModel
 from onnxgrad.model_io.declared_shapes import undeclared
 from onnxgrad.model_io.validity import blamed
 
+Result = TypeVar("Result")
 Derive = TypeVar("Derive", bound=Callable[..., Any])
 
 
-def keeping_functions(derive: Derive) -> Derive:
-    """Have `derive` leave large local functions functions; where that cannot be, it starts again with all inlined.
+@dataclass
+class Attempt:
+    """A derivation that leaves large local functions functions.
 
-    That is where something inside cannot be differentiated (the message then tells the whole path), or where inside
-    something is not known that is known from one call: an error is final where no call leads to what is
-    differentiated. (Names inside a function are seen when the model is opened, see `Derivation`.)
-
-    A failure over a model that is not valid is told as such (see `onnxgrad.model_io.validity`).
+    Attributes:
+        kept: True if it kept one that what is differentiated depends on; if it fails, inlining may help.
     """
 
-    @functools.wraps(derive)
-    def attempted(*args: Any, **kwargs: Any) -> Any:
-        model = args[0] if args else kwargs.get("model")
+    kept: bool = False
+
+
+def keeping_functions(model: AnyModel, derive: Callable[[AnyModel, Attempt | None], Result]) -> Result:
+    """Return ``derive(model, attempt)``, which keeps large local functions, or with None, which inlines all.
+
+    All are inlined where something inside a function cannot be differentiated (the message then gives the whole path),
+    or where something is not known inside that is known from one call. An error is final where no call leads to what
+    is differentiated; so is a RuleError, which is a bug. (Names inside a function are seen when the model is opened,
+    see `Derivation`.)
+
+    Raises:
+        BadInput: the model is not valid or contradicts itself, as by `blaming_the_model`.
+    """
+
+    def attempted(model: AnyModel) -> Result:
         attempt = Attempt()
-        with blamed(model):
-            try:
-                with changed(attempt=attempt):
-                    try:
-                        return derive(*args, **kwargs)
-                    except (NotDifferentiable, RuleError, BadInput):
-                        if not attempt.kept:
-                            raise
-                return derive(*args, **kwargs)
-            except RuleError as e:
-                _blame_declarations(e, model, lambda copy: _again(derive, copy, args, kwargs))
+        try:
+            return derive(model, attempt)
+        except (NotDifferentiable, BadInput):
+            if not attempt.kept:
                 raise
+        return derive(model, None)
 
-    return attempted  # type: ignore[return-value]
-
-
-def _again(derive: Callable[..., Any], model: ir.Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if args:
-        derive(model, *args[1:], **kwargs)
-    else:
-        derive(**{**kwargs, "model": model})
+    return _judged(model, attempted)
 
 
-def _blame_declarations(error: RuleError, model: Any, again: Callable[[ir.Model], None]) -> None:
+def blaming_the_model(derive: Derive) -> Derive:
+    """Have `derive` raise BadInput for a failure that comes of a model that is not valid or contradicts itself."""
+
+    @functools.wraps(derive)
+    def judged(*args: Any, **kwargs: Any) -> Any:
+        if args:
+            return _judged(args[0], lambda model: derive(model, *args[1:], **kwargs))
+        rest = {name: value for name, value in kwargs.items() if name != "model"}
+        return _judged(kwargs.get("model"), lambda model: derive(model=model, **rest))
+
+    return judged  # type: ignore[return-value]
+
+
+def _judged(model: Any, derive: Callable[[Any], Result]) -> Result:
+    with blamed(model):
+        try:
+            return derive(model)
+        except RuleError as e:
+            _blame_declarations(e, model, derive)
+            raise
+
+
+def _blame_declarations(error: RuleError, model: Any, derive: Callable[[Any], object]) -> None:
     """Raise BadInput if the derivation that ended in `error` succeeds without what `model` declares about results."""
     copy = undeclared(model)
     if copy is None:
         return
     try:
-        again(copy)
+        derive(copy)
     except Exception:
         return
     where = re.search(r"\w+ node '[^']*'", str(error))
@@ -73,8 +89,3 @@ def _blame_declarations(error: RuleError, model: Any, again: Callable[[ir.Model]
         + (f", which shows at {where.group()}" if where else "")
         + "\n  hint: onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True), or drop its value_info"
     ) from error
-
-
-def inlining(wanted: bool) -> AbstractContextManager[None]:
-    """Inline all functions if `wanted`: a call cannot be batched over directions, the nodes of its body can."""
-    return changed(attempt=None) if wanted else nullcontext()

@@ -13,18 +13,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.control_flow.unread_results import drop_unread
 from onnxgrad.engine.partial_eval import residuals, seedless_values
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.constants import is_repeatable
 from onnxgrad.ir.graph import dependents, named_values, prune, subgraphs
+from onnxgrad.ir.match import is_op
 from onnxgrad.ir.outline import restrict
 from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel, Signature
 from onnxgrad.model_io.read import TRAINING
+from onnxgrad.rules.double_where import settle_products, take_settled_factors
 from onnxgrad.transforms.derivation import Derivation, without_collection
-from onnxgrad.transforms.keep_functions import keeping_functions
+from onnxgrad.transforms.keep_functions import Attempt, blaming_the_model, keeping_functions
 from onnxgrad.transforms.select_values import Names
 
 
@@ -37,7 +40,6 @@ class Split(NamedTuple):
 
 @checked
 @without_collection()
-@keeping_functions
 def linearize(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
     """The primal and, as a model of its own, its Jacobian at that point as a linear map of tangents.
 
@@ -55,13 +57,16 @@ def linearize(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
         BadInput: the type or the rank of a residual is not known.
         OnnxGradError: as `vjp`.
     """
-    d = Derivation(model, wrt, of)
-    return _cut(d, d.push_tangents())
+
+    def derive(model: AnyModel, attempt: Attempt | None) -> Split:
+        d = Derivation(model, wrt, of, attempt=attempt)
+        return _cut(d, d.push_tangents())
+
+    return keeping_functions(model, derive)
 
 
 @checked
 @without_collection()
-@keeping_functions
 def split_vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
     """The primal and, as a model of its own, the backward pass: as `linearize`, for cotangents.
 
@@ -72,12 +77,17 @@ def split_vjp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Split:
     Raises:
         OnnxGradError: as `linearize`.
     """
-    d = Derivation(model, wrt, of)
-    return _cut(d, d.pull_cotangents())
+
+    def derive(model: AnyModel, attempt: Attempt | None) -> Split:
+        d = Derivation(model, wrt, of, attempt=attempt)
+        return _cut(d, d.pull_cotangents())
+
+    return keeping_functions(model, derive)
 
 
 @checked
 @without_collection()
+@blaming_the_model
 def transpose(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The transpose of a model that is linear in its inputs `wrt`: cotangents of `of` in, those of `wrt` out.
 
@@ -89,14 +99,17 @@ def transpose(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """
     d = Derivation(model, wrt, of)
     d.graph.outputs.clear()
+    dropped = list(d.wrt.values())
+    factors = take_settled_factors(d.graph, dropped)
     d.pull_cotangents()
     finish(d.graph)
-    dropped = list(d.wrt.values())
     for name, value in d.wrt.items():
         if not value.is_graph_input():
             raise BadInput(f"`wrt` {name!r} is no input of the model, which a transpose takes the place of")
+    settle_products(d.graph, factors, d.builder)
+    drop_unread(d.graph)
     _take_shapes_elsewhere(d, dropped)
-    prune(d.graph)
+    drop_unread(d.graph)
     for name, value in d.wrt.items():
         if value.uses():
             raise BadInput(f"the model is not linear in {name!r}: its transpose depends on it")
@@ -171,7 +184,7 @@ def _take_shapes_elsewhere(d: Derivation, dropped: list[ir.Value]) -> None:
                 if not isinstance(dim, int) and dim.value:
                     sizes.setdefault(dim.value, (v, axis))
     moving = dependents(d.graph, dropped)
-    for node in [n for n in d.graph if n.op_type == "Shape" and n.domain == "" and n.inputs[0] in moving]:
+    for node in [n for n in d.graph if is_op(n, "Shape") and n.inputs[0] in moving]:
         value = node.inputs[0]
         if value is None or value.shape is None:
             continue

@@ -18,7 +18,6 @@ from onnxgrad.transforms.select_values import Names, float_values
 
 @checked
 @without_collection()
-@keeping_functions
 def hvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     """The model with the product of the Hessian of the sum of `of` and a vector: forward mode over the gradient.
 
@@ -31,7 +30,10 @@ def hvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
     Raises:
         OnnxGradError: as `vjp`.
     """
-    d = Derivation(model, wrt, of)
+    return keeping_functions(model, lambda model, attempt: _hvp(Derivation(model, wrt, of, attempt=attempt)))
+
+
+def _hvp(d: Derivation) -> Any:
     gradients = gradients_of(d)
     seeds = {}
     for name, value in d.wrt.items():
@@ -46,7 +48,6 @@ def hvp(model: AnyModel, *, wrt: Names, of: Names | None = None) -> Any:
 
 @checked
 @without_collection()
-@keeping_functions
 def gauss_newton_vp(model: AnyModel, *, wrt: Names, of: Names | None = None, loss: str | None = None) -> Any:
     """The model with the product of the Gauss-Newton matrix and a vector: Jᵀ·H·J·v.
 
@@ -62,7 +63,10 @@ def gauss_newton_vp(model: AnyModel, *, wrt: Names, of: Names | None = None, los
         BadInput: `loss` is also an `of`.
         OnnxGradError: as `vjp`.
     """
-    d = Derivation(model, wrt, of)
+    return keeping_functions(model, lambda model, attempt: _gnvp(Derivation(model, wrt, of, attempt=attempt), loss))
+
+
+def _gnvp(d: Derivation, loss: str | None) -> Any:
     of_values = list(d.of.values())
     seeds = {}
     for name, value in d.wrt.items():

@@ -12,38 +12,28 @@ import onnx_ir as ir
 
 from onnxgrad import control_flow, rules  # noqa: F401  (they fill the registry)
 from onnxgrad.batching.directions import Batched, vmapped
-from onnxgrad.batching.operator_rules import SIZES, WRITE
+from onnxgrad.batching.operator_rules import SIZES, batching_rule
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.graph import dependents, named_values, reads, subgraphs
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.names import described
+from onnxgrad.ir.operators import traits_of
 from onnxgrad.keywords import checked
 from onnxgrad.lower import expand
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.derivation import without_collection
 from onnxgrad.transforms.gradient_lowering import open_lowered
+from onnxgrad.transforms.keep_functions import blaming_the_model
 
 #: An axis for all, or one by name; None: not mapped.
 Axes = int | None | Mapping[str, int | None]
 
-#: Operators whose result has as many elements as the values of some operands say: which operands.
-_SIZED_BY: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("NonZero", "Unique", "ConstantOfShape"), (0,)),
-    **dict.fromkeys(("Compress", "Reshape", "Expand", "Tile", "OneHot", "TopK", "Split", "CenterCropPad"), (1,)),
-    "AffineGrid": (1,),
-    "MaxUnpool": (2,),
-    "NonMaxSuppression": (0, 1, 2, 3, 4),
-    "Pad": (1,),
-    "Range": (0, 1, 2),
-    "Resize": (1, 2, 3),
-    "Slice": (1, 2, 3, 4),
-}
-
 
 @checked
 @without_collection()
+@blaming_the_model
 def vmap(model: AnyModel, in_axes: Axes = 0, out_axes: Axes = 0, *, axis_size: int | str = "batch") -> Any:
     """The model over a new batch axis: of every row of its mapped inputs, what `model` gives for it.
 
@@ -192,7 +182,7 @@ def _sized_by_rows(graph: ir.Graph, moved: Collection[ir.Value]) -> dict[ir.Valu
 
 
 def _is_sized(node: ir.Node, moved: Collection[ir.Value]) -> bool:
-    if any(i < len(node.inputs) and node.inputs[i] in moved for i in _SIZED_BY.get(node.op_type, ())):
+    if any(i < len(node.inputs) and node.inputs[i] in moved for i in traits_of(node).sized_by):
         return True
     inner = subgraphs(node)
     if node.op_type == "Loop":
@@ -216,7 +206,7 @@ def _is_stackable(node: ir.Node, moved: Collection[ir.Value]) -> bool:
     """Whether `node` has a stacked form (or is no standard operator, and none is known)."""
     if node.op_type in ("GRU", "LSTM", "RNN"):  # with weights that are the same for all rows
         return not any(i in (1, 2, 3, 7) and v in moved for i, v in enumerate(node.inputs))
-    return bool(node.domain) or node.op_type in {*WRITE, *SIZES} or bool(subgraphs(node))
+    return bool(node.domain) or node.op_type in SIZES or batching_rule(node) is not None or bool(subgraphs(node))
 
 
 def _column(b: Builder, value: ir.Value, axis: int, size: int | str) -> Var:

@@ -73,6 +73,44 @@ FUNCTIONS = {
     "logaddexp": lambda np, x: np.logaddexp(x, x[::-1] * 2) * np.logaddexp2(x, 1.0),
     "hypot": lambda np, x: np.hypot(x, 2.0) * np.arctan2(x, x[::-1] + 3.0),
     "sinc": lambda np, x: np.sinc(x) * np.heaviside(0.3, 1.0),
+    "fmod": lambda np, x: np.fmod(x * 3, x[::-1] ** 2 + 0.7) * np.float_power(x**2 + 1, x),
+    "divmod": lambda np, x: np.divmod(x * 5, 1.7)[1] ** 2 * np.ldexp(x, S.astype(int) - 5),
+    "heaviside": lambda np, x: np.heaviside(np.where(S > 6, 0.0, x), x**2) * x,
+    "i0": lambda np, x: np.i0(x) * np.i0(x * 7),
+    "unwrap": lambda np, x: np.unwrap(np.cumsum(x * 9, axis=1)) ** 2 + np.unwrap(x * 5, axis=0, period=3.0),
+    "delete": lambda np, x: np.delete(x, 1, axis=0) * np.delete(x, onp.array([0, 3]), 1)[:2, :1] * np.delete(x, 2)[0],
+    "insert": lambda np, x: (
+        np.insert(x, 1, x[0] ** 2, axis=0)[:, :3] * np.insert(x, onp.array([0, 2]), 2.0, axis=1)[0, 2]
+    ),
+    "extract": lambda np, x: np.extract(S % 3 == 0, x) ** 2,
+    "block": lambda np, x: np.block([[x, x[:, :1] ** 2], [np.ones((1, 3)), x[:1, 2:]]]) ** 2,
+    "diagflat": lambda np, x: np.diagflat(x[:2], 1) ** 2,
+    "apply_along_axis": lambda np, x: (
+        np.apply_along_axis(lambda v: v[:2] * v.sum(), 1, x)[:, 0] * np.apply_along_axis(lambda v: v.max(), 1, x)
+    ),
+    "vectorize": lambda np, x: np.vectorize(lambda a, b: a * b**2)(x, x[0]),
+    "geomspace": lambda np, x: np.geomspace(x[0, 0] ** 2 + 1, x[0, 1] ** 2 + 5, 7) ** 2,
+    "polymul": lambda np, x: np.polymul(x[0], x[1, :3]) * 2 + np.polyadd(x[2], np.polymul(x[0, :3], x[1])),
+    "polyder": lambda np, x: np.polyder(x[0], 2) * np.polyint(x[1, :1], 1, 3.0) - np.polysub(x[0, :1], x[2, 2:]),
+    "polyfit": lambda np, x: np.polyfit(x[0], x[1], 2) * np.polyfit(x[1], x[2], 2, w=x[0] ** 2 + 1),
+    "nanmedian": lambda np, x: (
+        np.nanmedian(np.where(S > 9, onp.nan, x), axis=1) * np.nanmedian(np.where(S > 9, onp.nan, x)) ** 2
+    ),
+    "nanquantile": lambda np, x: (
+        np.nanquantile(np.where(S > 9, onp.nan, x), onp.array([0.2, 0.7]), axis=1) ** 2
+        * np.nanpercentile(np.where(S > 9, onp.nan, x), 30.0, axis=1, keepdims=True)[:, 0]
+    ),
+    "histogram": lambda np, x: (
+        np.histogram(x, 4, weights=x**2)[0] * np.histogram(x, 4)[1][1:] * np.histogram(x, 4, density=True)[0]
+    ),
+    "bincount": lambda np, x: np.bincount(S.astype(int).ravel() // 3, weights=x.ravel() ** 2, minlength=6),
+    "pad by statistics": lambda np, x: (
+        np.pad(x, 1, "mean") * np.pad(x, 1, "maximum") + np.pad(x, 1, "minimum") * np.pad(x, (1, 1), "median")
+    ),
+    "pad by ramps": lambda np, x: np.pad(x, ((1, 2), (3, 0)), "linear_ramp") ** 2,
+    "methods of ufuncs": lambda np, x: (
+        np.add.reduce(x, axis=1, keepdims=True) * np.multiply.accumulate(x, axis=1) + np.subtract.outer(x[0], x[1])[:3]
+    ),
     "pad": lambda np, x: np.pad(x, ((1, 0), (0, 2)), mode="reflect") ** 2,
     "complex functions": lambda np, x: np.abs(np.sin(x + 1j * x[::-1]) * np.log(x + 2j) * np.sqrt(x * 1j + 3.0)),
     "norms": lambda np, x: np.linalg.norm(x) * np.linalg.norm(x, axis=1) * np.linalg.norm(x, "nuc"),
@@ -104,3 +142,20 @@ def test_functions(name, jax):
     close(value, theirs(X))
     close(gradient, jax.grad(theirs)(X))
     close(og.hvp(ours)(X, V), jax.jvp(jax.grad(theirs), (X,), (V,))[1])
+
+
+def test_running_extrema_and_logsumexps(jax):
+    lax = jax.lax
+    pairs = (
+        (lambda x: xp.maximum.accumulate(x, axis=1), lambda x: lax.cummax(x, axis=1)),
+        (lambda x: xp.minimum.accumulate(x), lambda x: lax.cummin(x, axis=0)),
+        (lambda x: xp.logaddexp.accumulate(x, axis=1), lambda x: lax.cumlogsumexp(x, axis=1)),
+        (lambda x: xp.logaddexp.reduce(x, axis=1), lambda x: jax.nn.logsumexp(x, axis=1)),
+        (lambda x: onp.add.accumulate(x), lambda x: jax.numpy.cumsum(x, axis=0)),
+        (lambda x: onp.maximum.reduce(x, axis=1), lambda x: jax.numpy.max(x, axis=1)),
+    )
+    for ours, theirs in pairs:
+        onp.testing.assert_allclose(onp.asarray(ours(xp.asarray(X))), theirs(X), rtol=1e-12)
+        got = og.grad(lambda x, f=ours: xp.sum(f(x) ** 2))(X)
+        want = jax.grad(lambda x, f=theirs: jax.numpy.sum(f(x) ** 2))(X)
+        onp.testing.assert_allclose(onp.asarray(got), want, rtol=1e-10, atol=1e-12)

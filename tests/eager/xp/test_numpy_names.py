@@ -67,11 +67,50 @@ def test_sinc_at_zero():
     assert og.elementwise_grad(np.sinc)(onp.array([0.0, 1.0])).tolist() == pytest.approx([0.0, -1.0])
 
 
+def test_singular_points():
+    """The subgradient of a norm, and of an angle as in PyTorch; an infinite slope."""
+    for f in (np.hypot, np.arctan2):
+        pair = lambda z, f=f: f(z[0], z[1])  # noqa: E731
+        assert onp.asarray(og.grad(pair)(onp.zeros(2))).tolist() == [0.0, 0.0]
+        check_grads(pair, onp.array([0.0, 0.7]))
+        check_grads(pair, onp.array([-0.7, 0.0]))
+    assert float(og.grad(np.cbrt)(0.0)) == onp.inf
+    check_grads(np.cbrt, onp.array([-0.4, 2.0]))
+
+
+@pytest.mark.torch
+def test_singular_points_of_pytorch():
+    """The page of conventions says where both agree at (0, 0), and where not."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    found = {}
+    for name, f in (
+        ("atan2", torch.atan2),
+        ("hypot", torch.hypot),
+        ("norm", lambda *z: torch.linalg.norm(torch.stack(z))),
+    ):
+        a, b = (torch.zeros((), dtype=torch.float64, requires_grad=True) for _ in range(2))
+        f(a, b).backward()
+        found[name] = [abs(a.grad.item()), abs(b.grad.item())]
+    assert found["atan2"] == found["norm"] == [0.0, 0.0]
+    assert onp.isnan(found["hypot"]).all()
+
+
+def test_the_determinant_of_singular_matrices():
+    singular = onp.array([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0], [1.0, 0.0, 1.0]])
+    for x in (singular, onp.zeros((2, 2)), onp.stack([singular, singular + onp.eye(3)])):
+        check_grads(np.linalg.det, x)
+    assert onp.asarray(og.grad(np.linalg.det)(singular)).tolist() == [
+        [4.0, 4.0, -4.0],
+        [-2.0, -2.0, 2.0],
+        [0.0, 0.0, 0.0],
+    ]
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: np.diag(onp.zeros((2, 2, 2))), "a vector or a matrix, not an array of 3"),
-        (lambda: np.pad(X, 1, mode="mean"), "not 'mean'"),
+        (lambda: np.pad(X, 1, mode="empty"), "not 'empty'"),
         (lambda: np.pad(X * 1j, 1, constant_values=1.0), "padded with zeros"),
         (lambda: np.average(X, axis=0, weights=onp.ones(2)), r"weights of shape \(2,\)"),
         (lambda: np.gradient(X, onp.arange(3.0)), "one number for each axis"),

@@ -12,7 +12,8 @@ from onnx import helper
 
 from onnxgrad import vjp
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.kernels.substitute import DOMAIN, with_kernels
+from onnxgrad.runtime.kernels.substitute import DOMAIN
+from tests.runtime.passes import with_kernels
 
 
 class Pulled:

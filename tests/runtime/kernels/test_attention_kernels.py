@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from onnxgrad.runtime.kernels import with_kernels
 from tests.runtime.kernels.pulled import Pulled
 from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.passes import with_kernels
 
 pytestmark = needs_compiler
 

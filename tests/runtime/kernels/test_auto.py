@@ -14,7 +14,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.files import alone
 from onnxgrad.runtime import Options, Session, StepRunner
 from onnxgrad.runtime import session as sessions
-from onnxgrad.runtime.kernels import at_hand, build, library
+from onnxgrad.runtime.kernels import build, find_library, library
 from onnxgrad.runtime.kernels.at_hand import build_aside
 from onnxgrad.training import Trainer, compile_step
 from tests.runtime.kernels.test_build import fresh  # noqa: F401
@@ -27,7 +27,7 @@ AUTO = Options(threads=1)
 
 @pytest.fixture(autouse=True)
 def nobody_says(monkeypatch):
-    monkeypatch.delenv("ONNXGRAD_TARGET")
+    monkeypatch.delenv("ONNXGRAD_TARGET", raising=False)
 
 
 @pytest.fixture
@@ -151,14 +151,14 @@ def test_files_that_are_left_to_the_runtime(tmp_path, ran):
 @needs_compiler
 def test_a_session_does_not_wait(fresh):  # noqa: F811
     """It has the library built beside it, once; the next ones have it."""
-    assert at_hand() is None
-    place = build.ordered().place
+    assert find_library() is None
+    place = build.order_library().place
     end = time.monotonic() + 120
     while not place.exists() and time.monotonic() < end:
         time.sleep(0.05)
     assert place.exists()
     assert not list(fresh.glob("*.failed"))
-    assert at_hand() is None  # this one has no kernels in it, so ONNX Runtime does not take it
+    assert find_library() is None  # this one has no kernels in it, so ONNX Runtime does not take it
     assert Session(derived()).run({"x": np.ones((3, 4), np.float32)})
 
 
@@ -170,26 +170,26 @@ def test_a_step_waits(fresh, monkeypatch):  # noqa: F811
     StepRunner(compile_step(trainable()))
     assert len(made) == 1
     assert made[0] > 0
-    assert build.ordered().place.exists()
+    assert build.order_library().place.exists()
 
 
 @needs_compiler
 def test_what_failed_is_not_tried_again_at_once(fresh, monkeypatch):  # noqa: F811
     (build.SOURCES / "broken.c").write_text("int broken(void) { return }")
-    assert at_hand(wait=True) is None
+    assert find_library(wait=True) is None
     (note,) = fresh.iterdir()
     assert note.suffix == ".failed"
     assert "error" in note.read_text()
     monkeypatch.setattr(build.Order, "build", lambda *_: pytest.fail("it is built again"))
-    assert at_hand(wait=True) is at_hand() is None
+    assert find_library(wait=True) is find_library() is None
     with pytest.raises(pytest.fail.Exception):  # who names the target gets what there is to say
         library()
 
 
 @needs_compiler
 def test_one_at_a_time_builds_aside(fresh, monkeypatch):  # noqa: F811
-    place = build.ordered().place
-    said = json.dumps([str(place), str(build.SOURCES), build.ordered().command])
+    place = build.order_library().place
+    said = json.dumps([str(place), str(build.SOURCES), build.order_library().command])
     monkeypatch.setattr("os.nice", lambda _: 0)
     fresh.mkdir(parents=True)
     with alone(fresh):
@@ -212,12 +212,12 @@ def test_a_compiler_that_takes_too_long(fresh, monkeypatch, tmp_path):  # noqa: 
 def test_a_place_that_cannot_be_written(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ONNXGRAD_CACHE", str(tmp_path / "file"))
-    assert at_hand(wait=True) is None
-    assert at_hand() is None
+    assert find_library(wait=True) is None
+    assert find_library() is None
 
 
 def test_models_that_want_no_kernels_start_no_compiler(monkeypatch):
-    monkeypatch.setattr(sessions, "at_hand", lambda _: pytest.fail("it looks for kernels"))
+    monkeypatch.setattr(sessions, "find_library", lambda _: pytest.fail("it looks for kernels"))
     text = '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Relu (x) }'
     model = onnx.parser.parse_model(text)
     for held in (model, ir.from_proto(model), model.SerializeToString()):
@@ -225,7 +225,7 @@ def test_models_that_want_no_kernels_start_no_compiler(monkeypatch):
 
 
 def test_other_providers_have_none(monkeypatch):
-    monkeypatch.setattr(sessions, "at_hand", lambda _: pytest.fail("it looks for kernels"))
+    monkeypatch.setattr(sessions, "find_library", lambda _: pytest.fail("it looks for kernels"))
     assert Options(providers=("CUDAExecutionProvider",)).settled().target == "portable"
 
 

@@ -8,9 +8,9 @@ import pytest
 from onnxgrad import Function
 from onnxgrad.ir.graph import subgraphs
 from onnxgrad.runtime import Options
-from onnxgrad.runtime.kernels import with_kernels
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.passes import with_kernels
 
 BODIES = {
     "Scan": """h, hs = Scan <num_scan_inputs = 1, body = b (float[4] h, float[4] x) => (float[4] n, float[4] o) {

@@ -1,5 +1,7 @@
 """The library of kernels: built once, in a place of this user's own, and what is said where it cannot be had."""
 
+import ctypes
+import hashlib
 import os
 import subprocess
 import sys
@@ -33,7 +35,7 @@ def fresh(monkeypatch, tmp_path):
 @needs_compiler
 def test_it_is_built_once(fresh):
     place = library()
-    assert list(fresh.iterdir()) == [place]
+    assert sorted(fresh.iterdir()) == [place, place.with_name(f"{place.name}.sha256")]
     stamp = place.stat().st_mtime_ns
     build._recipe.cache_clear()
     assert library() == place
@@ -43,8 +45,23 @@ def test_it_is_built_once(fresh):
 
 
 @needs_compiler
+@pytest.mark.parametrize("damage", [lambda b: b"no library", lambda b: b[:-9] + b"x" * 9, lambda b: b[: len(b) // 2]])
+def test_a_library_that_is_damaged_is_built_anew(fresh, damage):
+    place = library()
+    whole = place.read_bytes()
+    place.write_bytes(damage(whole))
+    assert ctypes.CDLL(str(library())).answer() == 5
+    stamp = place.with_name(f"{place.name}.sha256")
+    assert hashlib.sha256(place.read_bytes()).hexdigest() == stamp.read_text().strip()
+    stamp.unlink()  # as an earlier version left it
+    place.write_bytes(b"no library")
+    assert library().read_bytes() != b"no library"
+    assert hashlib.sha256(place.read_bytes()).hexdigest() == stamp.read_text().strip()
+
+
+@needs_compiler
 def test_a_library_that_is_none(fresh):
-    library().write_bytes(b"no library")
+    """It is what was built, and the runtime does not take it."""
     with pytest.raises(BadInput, match="cannot load the kernels"):
         NATIVE.native()
 
@@ -67,7 +84,7 @@ def test_several_build_at_once(fresh):
     )
     runs = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) for _ in range(2)]
     assert [run.communicate(timeout=120)[0].strip() for run in runs] == [b"whole"] * 2
-    assert len(list(fresh.iterdir())) == 1
+    assert len(list(fresh.iterdir())) == 2
 
 
 def test_without_a_compiler(fresh, monkeypatch, tmp_path):

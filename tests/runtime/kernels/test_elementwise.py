@@ -8,11 +8,12 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.kernels import build, fused
+from onnxgrad.runtime.kernels import build
 from onnxgrad.runtime.kernels.elementwise_programs import CODES, OPERANDS, RESULTS
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from onnxgrad.training import attach, compile_step
 from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.passes import fused
 
 pytestmark = needs_compiler
 

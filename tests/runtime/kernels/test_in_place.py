@@ -1,5 +1,7 @@
 """State that is updated where it lies: the same bits as in two buffers, and only where no reader can come too late."""
 
+import dataclasses
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -8,7 +10,6 @@ from onnx import numpy_helper
 
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, StepRunner
-from onnxgrad.runtime import session as sessions
 from onnxgrad.runtime.kernels import in_place
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from onnxgrad.training import Trainer, attach, compile_step
@@ -72,22 +73,15 @@ def in_one_place(machine):
     return {n for n in first if first[n] is second[n]}
 
 
-@pytest.fixture
-def in_two(monkeypatch):
-    """Makes a machine whose state has two buffers."""
-
-    def make(step, options):
-        with monkeypatch.context() as patched:
-            patched.setattr(sessions, "in_place", lambda *_: set())
-            return StepRunner(step, options=options)
-
-    return make
+def in_two(step, options):
+    """A machine whose state has two buffers."""
+    return StepRunner(step, options=dataclasses.replace(options, without=("in_place",)))
 
 
 @needs_compiler
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("case", MODELS)
-def test_the_same_bits_as_in_two_buffers(case, threads, in_two):
+def test_the_same_bits_as_in_two_buffers(case, threads):
     text, expected = MODELS[case]
     step = step_of(text)
     options = Options(threads=threads, target="native")
@@ -108,7 +102,7 @@ def test_the_same_bits_as_in_two_buffers(case, threads, in_two):
 
 @needs_compiler
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "rmsprop", "adagrad", "lion", "nadam", "adamw"])
-def test_all_optimizers(optimizer, in_two):
+def test_all_optimizers(optimizer):
     step = step_of(MODELS["products"][0], optimizer)
     options = Options(threads=2, target="native")
     one, two = StepRunner(step, options=options), in_two(step, options)
@@ -120,7 +114,7 @@ def test_all_optimizers(optimizer, in_two):
 
 
 @needs_compiler
-def test_averages_of_weights_have_the_new_ones(in_two):
+def test_averages_of_weights_have_the_new_ones():
     """They read what the update gives, not what it reads."""
     step = step_of(MODELS["products"][0], ema=0.9)
     options = Options(threads=1, target="native")

@@ -5,7 +5,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad.runtime import Options, StepRunner
-from onnxgrad.runtime.kernels import fused, with_kernels
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from onnxgrad.training import attach, compile_step
 from tests.runtime.kernels.pulled import Pulled
@@ -13,6 +12,7 @@ from tests.runtime.kernels.test_forged import called
 from tests.runtime.kernels.test_forged import grouped as settings
 from tests.runtime.kernels.test_norm_kernels import grouped, normal
 from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.passes import fused, with_kernels
 
 pytestmark = needs_compiler
 

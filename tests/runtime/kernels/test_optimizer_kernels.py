@@ -6,11 +6,11 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxgrad.runtime import Options, Session, StepRunner
-from onnxgrad.runtime.kernels import with_kernels
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from onnxgrad.training import attach, compile_step
 from onnxgrad.training.spec.lower_model import lower_gradients
 from tests.runtime.kernels.twins import calls, needs_compiler
+from tests.runtime.passes import with_kernels
 from tests.training.spec.test_optimizer_operators import optimizer_model
 
 pytestmark = needs_compiler
@@ -26,10 +26,10 @@ CASES = {
     "adam": ("adam", {}, "Adam"),
     "adam with decay": ("adam", {"weight_decay": 0.1, "betas": (0.5, 0.7), "eps": 1e-3}, "Adam"),
     "adam, no memory": ("adam", {"betas": (0.0, 0.0)}, "Adam"),
-    "adam of torch": ("adam", {"convention": "torch"}, "Adam"),
-    "adam of torch with decay": ("adam", {"convention": "torch", "weight_decay": 0.1}, "Adam"),
+    "the operator Adam": ("adam", {"convention": "onnx"}, "Adam"),
+    "the operator Adam with decay": ("adam", {"convention": "onnx", "weight_decay": 0.1}, "Adam"),
     "adamw": ("adamw", {"weight_decay": 0.1}, "Adam"),
-    "adamw of torch": ("adamw", {"convention": "torch", "weight_decay": 0.1}, "Adam"),
+    "adamw by the operator": ("adamw", {"convention": "onnx", "weight_decay": 0.1}, "Adam"),
     "adamw without decay": ("adamw", {"weight_decay": 0.0}, "Adam"),
     "nadam": ("nadam", {}, "NAdam"),
     "nadam with decay": ("nadam", {"weight_decay": 0.1}, "NAdam"),

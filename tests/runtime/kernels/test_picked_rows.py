@@ -5,11 +5,11 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxgrad.runtime import Options, StepRunner
-from onnxgrad.runtime.kernels import with_kernels
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from tests.runtime.kernels.test_forged import array, called, refused
 from tests.runtime.kernels.test_optimizer_kernels import PLAIN, compiled, train
 from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.passes import with_kernels
 
 pytestmark = needs_compiler
 

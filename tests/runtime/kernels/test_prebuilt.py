@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from onnxgrad.runtime import Options
-from onnxgrad.runtime.kernels import at_hand, build, library, prebuilt
+from onnxgrad.runtime.kernels import build, find_library, library, prebuilt
 from tests.runtime.kernels.twins import needs_compiler
 
 V2 = {"sse4_2", "popcnt"}
@@ -31,7 +31,7 @@ def wheel(tmp_path, monkeypatch):
 
 def put(wheel, *kinds, suffix="so"):
     for kind in kinds:
-        (wheel / "prebuilt" / prebuilt.named(wheel / "source", kind, suffix)).write_bytes(b"")
+        (wheel / "prebuilt" / prebuilt.name_library(wheel / "source", kind, suffix)).write_bytes(b"")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_who_names_a_compiler_has_it_used(wheel, monkeypatch):
 
 def test_what_cannot_be_loaded_is_not_at_hand(wheel):
     put(wheel, "x86-64")  # which is empty
-    assert at_hand() is None
+    assert find_library() is None
     assert Options().settled().target == "portable"
 
 
@@ -86,19 +86,19 @@ def test_on_windows_they_are_for_those_who_ask(wheel, monkeypatch):
     monkeypatch.setattr(prebuilt.sys, "platform", "win32")
     put(wheel, "x86-64", suffix="dll")
     assert prebuilt.library().suffix == ".dll"
-    assert at_hand() is None
+    assert find_library() is None
 
 
 @needs_compiler
 def test_it_needs_no_compiler(wheel, tmp_path, monkeypatch):
     """A library in the place of the wheel is what a session loads."""
-    made = tmp_path / "prebuilt" / prebuilt.named(tmp_path / "source", "x86-64", "so")
+    made = tmp_path / "prebuilt" / prebuilt.name_library(tmp_path / "source", "x86-64", "so")
     monkeypatch.setattr(prebuilt, "FOLDER", tmp_path / "none")
     shutil.copy(library(), made)
     monkeypatch.setattr(prebuilt, "FOLDER", tmp_path / "prebuilt")
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     monkeypatch.setenv("ONNXGRAD_CACHE", str(tmp_path / "none"))
-    assert library() == at_hand() == made
+    assert library() == find_library() == made
     assert Options().settled().target == "native"
     Options(target="native").native()
 

@@ -10,9 +10,9 @@ from onnx import helper
 from onnxgrad import vjp
 from onnxgrad.errors import OnnxGradError
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.kernels import with_products
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.passes import with_products
 
 pytestmark = needs_compiler
 
@@ -93,7 +93,7 @@ def test_left_out():
     np.testing.assert_allclose(
         plain["w_grad"], Session(model, Options(target="native")).run(feeds)["w_grad"], rtol=1e-4, atol=1e-5
     )
-    with pytest.raises(OnnxGradError, match="there is no rewrite 'product'"):
+    with pytest.raises(OnnxGradError, match="there is no pass 'product'"):
         Session(model, Options(without=("product",)))
 
 
@@ -200,3 +200,11 @@ def test_nothing_else_reads_what_is_looked_at():
     assert copy is not model
     assert [len(v.uses()) for v in (*model.graph.inputs, *copy.graph.inputs)] == [1] * 6
     assert [n.op_type for n in copy.graph] == ["Layer"]
+
+
+def test_a_transpose_that_moves_nothing():
+    """An idle Transpose of weights does not turn the product."""
+    model = layer("t = Transpose <perm = [0, 1]> (w) y = MatMul (x, t)", x=("N", 128), w=(128, 128))
+    feeds = {"x": normal(70, 128), "w": normal(128, 128, seed=1)}
+    found = Session(model, Options(target="native")).run(feeds)["y"]
+    np.testing.assert_allclose(found, feeds["x"] @ feeds["w"], rtol=1e-4, atol=1e-4)

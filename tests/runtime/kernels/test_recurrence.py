@@ -9,12 +9,12 @@ from onnx import TensorProto, helper
 import onnxgrad
 from onnxgrad.ir.graph import scopes
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.kernels import recurrent
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from tests.control_flow.compare import normal
 from tests.control_flow.test_recurrent import CASES, GATES, layer
 from tests.runtime.kernels.test_forged import called, refused
 from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.passes import recurrent
 
 pytestmark = needs_compiler
 
@@ -274,7 +274,7 @@ def test_an_activation_that_there_is_no_step_for():
 def test_other_types_and_the_switch():
     double = onnx.parser.parse_model(onnx.printer.to_text(body("a slice")).replace("float[", "double["))
     assert kinds(double) == (1, 0)
-    with pytest.raises(onnxgrad.OnnxGradError, match="there is no rewrite 'recurrences'"):
+    with pytest.raises(onnxgrad.OnnxGradError, match="there is no pass 'recurrences'"):
         Session(body("a slice"), Options(target="native", without=("recurrences",)))
     feeds = feeds_of(3, 5)
     plain = Session(body("a slice"), Options(target="native", without=("recurrence",))).run(feeds)

@@ -6,9 +6,9 @@ from onnx import helper
 
 from onnxgrad.errors import OnnxGradError
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.kernels import with_kernels
 from tests.runtime.kernels.pulled import Pulled
 from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.passes import with_kernels
 
 pytestmark = needs_compiler
 

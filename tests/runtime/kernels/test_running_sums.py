@@ -7,9 +7,9 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.kernels.running_sums import NAME, with_running_sums
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.passes import with_running_sums
 
 SIZE = 256
 #: A step, of a state `s` and rows `a`, `b` [n, 256], to the next state; what the Scan gives is `total`.
@@ -63,7 +63,7 @@ def feeds(steps, size=SIZE, dtype=np.float32):
 
 
 def twins(proto, threads=1):
-    options = [Options(threads=threads, target="native", without=without) for without in ((), (NAME,))]
+    options = [Options(threads=threads, target="native", without=without) for without in ((), ("running_sums",))]
     return [Session(onnx_shapes(proto), o) for o in options]
 
 

@@ -8,8 +8,9 @@ from onnx import helper
 
 from onnxgrad import jvp, vjp
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.kernels.substitute import DOMAIN, with_kernels
+from onnxgrad.runtime.kernels.substitute import DOMAIN
 from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.passes import with_kernels
 
 pytestmark = needs_compiler
 

@@ -15,13 +15,13 @@ import pytest
 from onnxgrad import Function
 from onnxgrad.ir.composites import named_parts
 from onnxgrad.runtime import Options, StepRunner
-from onnxgrad.runtime.kernels import with_kernels
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from onnxgrad.training import Trainer, attach, compile_step, export_step
 from onnxgrad.training.optim.named_formulas import FORMULAS
 from onnxgrad.training.optim.optimizers import OPTIMIZERS
 from onnxgrad.training.step.accumulate import split_step
 from tests.runtime.kernels.twins import calls, needs_compiler
+from tests.runtime.passes import with_kernels
 from tests.training.models import blobs, classifier, trainable
 
 PORTABLE, NATIVE = (Options(threads=1, target=target) for target in ("portable", "native"))
@@ -83,7 +83,7 @@ def test_a_run_goes_on_on_the_other_target(tmp_path):
 @needs_compiler
 def test_the_graph_is_the_same_for_both():
     """Nothing of the target is in the step, in its exports or in the training model."""
-    training = trainable("adam", 0.02, convention="torch")
+    training = trainable("adam", 0.02)
     step = compile_step(training)
     before = ir.to_proto(step.model).SerializeToString()
     StepRunner(step, options=NATIVE)
@@ -166,7 +166,7 @@ FORGED = {
 @pytest.mark.parametrize("how", FORGED)
 def test_notes_of_a_file_that_mean_harm(how):
     """No kernel then, and nothing else either."""
-    model = trainable("adam", 0.02, convention="torch")
+    model = trainable("adam", 0.02)
     step = compile_step(forged(model, FORGED[how]))
     assert "Adam" not in kernels_of(step)
     assert ir.to_proto(step.model) == ir.to_proto(compile_step(model).model)

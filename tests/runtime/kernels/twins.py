@@ -11,8 +11,8 @@ import pytest
 
 from onnxgrad.ir import Builder, Var
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.kernels import with_kernels
 from onnxgrad.runtime.kernels.substitute import DOMAIN
+from tests.runtime.passes import with_kernels
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler for the kernels of target 'native'"

@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from onnxgrad.runtime import Options, StepRunner
-from onnxgrad.runtime.rewrites import optimized
 from onnxgrad.training import attach, compile_step
 from onnxgrad.training.optim.config import Group
+from tests.runtime.passes import optimized
 
 LAYERS = 12
 
@@ -43,7 +43,7 @@ def _model(dtype=np.float32):
 
 CASES = {
     "adam": {"optimizer": "adam"},
-    "adamw, of PyTorch's convention": {"optimizer": "adamw", "convention": "torch"},
+    "adamw by the operator": {"optimizer": "adamw", "convention": "onnx"},
     "momentum": {"optimizer": "momentum", "spared": None},
     "rmsprop": {"optimizer": "rmsprop"},
     "lion": {"optimizer": "lion", "spared": None},

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper
 from onnxgrad import vjp
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.rewrites import optimized
 from onnxgrad.runtime.rewrites.blocked_layout import DOMAIN, block_size, blocked
+from tests.runtime.passes import optimized
 
 pytestmark = pytest.mark.skipif(not block_size(), reason="this processor has no blocked layout")
 B = block_size() or 16

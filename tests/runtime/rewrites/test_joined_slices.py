@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad import signature, vjp
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.rewrites import optimized
+from tests.runtime.passes import optimized
 
 
 def _sliced(cuts, axis=1, factor=False, size=6):
@@ -83,3 +83,15 @@ def test_slices_of_a_slice():
     (output,) = names.gradients.values()
     plain, quick = (Session(model, Options(layout=how)).run(feeds, [output])[output] for how in ("plain", "auto"))
     np.testing.assert_array_equal(quick, plain)
+
+
+def test_terms_that_are_broadcast_are_no_slices():
+    """A sum of a row and a matrix, each beside zeros, is no Concat."""
+    text = """<ir_version: 10, opset_import: ["": 20]> g (float[1, 3] x, float[4, 3] z) => (float[4, 6] y) {
+      before = Constant <value = int64[4] {0, 3, 0, 0}> () after = Constant <value = int64[4] {0, 0, 0, 3}> ()
+      a = Pad (x, after) b = Pad (z, before) y = Add (a, b) }"""
+    model = onnx.parser.parse_model(text)
+    assert "Concat" not in [n.op_type for n in optimized(ir.from_proto(model)).graph]
+    feeds = {"x": np.ones((1, 3), np.float32), "z": np.full((4, 3), 2, np.float32)}
+    (y,) = Session(model).run(feeds).values()
+    np.testing.assert_array_equal(y, [[1, 1, 1, 2, 2, 2]] * 4)

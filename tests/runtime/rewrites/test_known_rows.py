@@ -9,7 +9,7 @@ import pytest
 
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.rewrites import optimized
+from tests.runtime.passes import optimized
 
 _FEW = np.random.default_rng(0).integers(-7, 7, 90)  # of seven places, about thirteen each
 _ONCE = np.random.default_rng(1).permutation(100)[:80]

@@ -9,8 +9,8 @@ from onnx import TensorProto, helper
 
 from onnxgrad import signature, vjp
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.rewrites import optimized
 from onnxgrad.runtime.rewrites.maxpool_ties import without_ranking
+from tests.runtime.passes import optimized
 
 
 def _pooled(kernel=(2, 2), strides=(2, 2), hw=(8, 6), batch="N", pads=(0, 0, 0, 0)):

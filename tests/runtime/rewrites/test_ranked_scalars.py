@@ -8,8 +8,9 @@ import onnx_ir as ir
 import pytest
 
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.rewrites import optimized
 from onnxgrad.runtime.rewrites.ranked_scalars import RANKED_SCALARS
+from onnxgrad.runtime.setting import Setting
+from tests.runtime.passes import optimized
 
 
 def _model(shape, scalar, body):
@@ -46,5 +47,5 @@ def test_same_numbers(shape, scalar):
 )
 def test_others_are_left_alone(shape, scalar):
     model = _model(shape, scalar, "y = Mul(x, s) z = Add(y, s)")
-    assert not RANKED_SCALARS.applies(model.graph)
+    assert not RANKED_SCALARS.applies(model, Setting(model.graph))
     assert optimized(model) is model

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from onnxgrad import signature, vjp
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.rewrites import optimized
+from tests.runtime.passes import optimized
 
 
 def _embedding(table=(5, 4), ids=("N", 3), axis=0):

@@ -8,9 +8,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.rewrites import optimized
 from onnxgrad.runtime.rewrites.blocked_layout import block_size
 from onnxgrad.runtime.rewrites.strided_blocks import _works
+from tests.runtime.passes import optimized
 
 pytestmark = pytest.mark.skipif(not block_size() or not _works(), reason="this processor has no blocked layout")
 B = block_size() or 16

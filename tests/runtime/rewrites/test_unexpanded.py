@@ -9,7 +9,7 @@ import pytest
 
 from onnxgrad import vjp
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.rewrites import optimized
+from tests.runtime.passes import optimized
 
 
 def _model(body, source="N, 1"):

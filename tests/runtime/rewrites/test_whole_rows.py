@@ -9,7 +9,7 @@ import pytest
 
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, Session
-from onnxgrad.runtime.rewrites import optimized
+from tests.runtime.passes import optimized
 
 
 def _model(inputs, output, body):

@@ -31,7 +31,7 @@ def trainer(model, asked):
 def trained(base, request):
     found = trainer(base, FORMS[request.param])
     np.testing.assert_allclose(scores(found.adapted_model()), scores(base), rtol=0, atol=1e-6)
-    np.testing.assert_array_equal(scores(found.inference_model()), scores(base))
+    np.testing.assert_array_equal(scores(found.inference_ir()), scores(base))
     found.fit(DATA, epochs=4, batch_size=8)
     assert found.history.epochs[-1]["loss"] < found.history.epochs[0]["loss"]
     return found
@@ -40,7 +40,7 @@ def trained(base, request):
 @pytest.fixture(scope="module")
 def folder(trained, tmp_path_factory):
     place = tmp_path_factory.mktemp("adapter") / "a"
-    trained.save_adapter(place)
+    trained.save_adapter(place, switchable=True)
     return place
 
 
@@ -55,7 +55,7 @@ def test_what_trains(trained):
 
 
 def test_merged_is_unmerged(trained, base):
-    adapted, whole = trained.adapted_model(), trained.inference_model()
+    adapted, whole = trained.adapted_model(), trained.inference_ir()
     np.testing.assert_allclose(scores(whole), scores(adapted), rtol=0, atol=1e-5)
     assert np.abs(scores(whole) - scores(base)).max() > 0.1
     assert set(whole.graph.initializers) == {t.name for t in base.graph.initializer}
@@ -65,7 +65,7 @@ def test_merged_is_unmerged(trained, base):
 
 
 def load_plain(base):
-    return Trainer(base, loss="cross_entropy").inference_model()
+    return Trainer(base, loss="cross_entropy").inference_ir()
 
 
 def test_switched_in_one_session(trained, base, folder):
@@ -76,11 +76,11 @@ def test_switched_in_one_session(trained, base, folder):
     options = onnxruntime.RunOptions()
     options.add_active_adapter(adapter)
     switched = run.run(None, FEEDS, options)[0]
-    np.testing.assert_allclose(switched, scores(trained.inference_model()), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(switched, scores(trained.inference_ir()), rtol=0, atol=1e-5)
 
 
 def test_loaded_it_is_what_was_saved(trained, base, folder):
-    whole, beside = scores(trained.inference_model()), scores(trained.adapted_model())
+    whole, beside = scores(trained.inference_ir()), scores(trained.adapted_model())
     np.testing.assert_array_equal(scores(load_adapter(base, folder)), beside)
     np.testing.assert_array_equal(scores(load_adapter(base, folder, merge=True)), whole)
     np.testing.assert_array_equal(scores(load_adapter(folder / "model.onnx", folder, merge=True)), whole)
@@ -213,7 +213,7 @@ def test_outputs_without_a_direction_stay_as_they_are(optimizer):
                     adapter=LoRA(rank=2, targets="all", dora=True))  # fmt: skip
     np.testing.assert_allclose(scores(found.adapted_model(), feeds), scores(model, feeds), rtol=0, atol=1e-6)
     found.fit(feeds | {"labels": rng.standard_normal((16, 5)).astype(np.float32)}, epochs=4, batch_size=8)
-    new = found.inference_model()
+    new = found.inference_ir()
     for name in ("w", "v"):
         array = new.graph.initializers[name].const_value.numpy()
         assert np.isfinite(array).all()

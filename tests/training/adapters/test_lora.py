@@ -54,7 +54,7 @@ def trained(base):
 @pytest.fixture(scope="module")
 def folder(trained, tmp_path_factory):
     place = tmp_path_factory.mktemp("adapter") / "a"
-    trained.save_adapter(place)
+    trained.save_adapter(place, switchable=True)
     return place
 
 
@@ -69,7 +69,7 @@ def test_every_weight_gets_an_adapter_and_nothing_else_trains(trained):
 def test_no_effect_before_the_first_step(base):
     adapted = trainer(base)
     np.testing.assert_array_equal(scores(adapted.adapted_model()), scores(base))
-    np.testing.assert_array_equal(scores(adapted.inference_model()), scores(base))
+    np.testing.assert_array_equal(scores(adapted.inference_ir()), scores(base))
     assert adapted.initial["wq.lora_A"].any()
     assert not adapted.initial["wq.lora_B"].any()
 
@@ -143,7 +143,7 @@ def test_a_gradient_by_central_differences(base):
 
 
 def test_merged_is_unmerged(trained, base):
-    adapted, whole = trained.adapted_model(), trained.inference_model()
+    adapted, whole = trained.adapted_model(), trained.inference_ir()
     np.testing.assert_allclose(scores(whole), scores(adapted), rtol=0, atol=1e-5)
     assert np.abs(scores(whole) - scores(base)).max() > 0.1
     assert set(whole.graph.initializers) == {t.name for t in base.graph.initializer}
@@ -162,7 +162,7 @@ def test_an_adapter_switched_in_one_session_is_the_adapter_fed(trained, base, fo
     held = onnxruntime.AdapterFormat.read_adapter(str(folder / "adapter.onnx_adapter")).get_parameters()
     fed = run.run(None, FEEDS | {name: np.array(value.numpy()) for name, value in held.items()})[0]
     np.testing.assert_array_equal(switched, fed)
-    np.testing.assert_allclose(switched, scores(trained.inference_model()), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(switched, scores(trained.inference_ir()), rtol=0, atol=1e-5)
     np.testing.assert_array_equal(run.run(None, FEEDS)[0], scores(base), err_msg="switched off again")
 
 
@@ -170,9 +170,9 @@ def test_loaded_it_is_what_was_saved(trained, base, folder):
     loaded = load_adapter(base, folder)
     assert isinstance(loaded, onnx.ModelProto)
     np.testing.assert_array_equal(scores(loaded), scores(trained.adapted_model()))
-    np.testing.assert_array_equal(scores(load_adapter(base, folder, merge=True)), scores(trained.inference_model()))
+    np.testing.assert_array_equal(scores(load_adapter(base, folder, merge=True)), scores(trained.inference_ir()))
     on_own = load_adapter(folder / "model.onnx", folder, merge=True)
-    np.testing.assert_array_equal(scores(on_own), scores(trained.inference_model()))
+    np.testing.assert_array_equal(scores(on_own), scores(trained.inference_ir()))
 
 
 def test_a_loaded_adapter_trains_on(trained, base, folder, tmp_path):
@@ -184,9 +184,7 @@ def test_a_loaded_adapter_trains_on(trained, base, folder, tmp_path):
     again.fit(DATA, epochs=2, batch_size=8)
     assert again.evaluate(DATA)["loss"] < before
     again.save_adapter(tmp_path / "b")
-    np.testing.assert_array_equal(
-        scores(load_adapter(base, tmp_path / "b", merge=True)), scores(again.inference_model())
-    )
+    np.testing.assert_array_equal(scores(load_adapter(base, tmp_path / "b", merge=True)), scores(again.inference_ir()))
 
 
 def test_resumed_it_is_the_same_run(base, tmp_path):
@@ -215,7 +213,7 @@ def test_dropout_is_of_training_only(base):
     for run in (dropping, plain):
         run.fit(DATA, epochs=1, batch_size=8, shuffle=False)
     assert (dropping.state()["head.lora_B"] != plain.state()["head.lora_B"]).any()
-    adapted, whole = scores(dropping.adapted_model()), scores(dropping.inference_model())
+    adapted, whole = scores(dropping.adapted_model()), scores(dropping.inference_ir())
     np.testing.assert_allclose(adapted, whole, rtol=0, atol=1e-5)
 
 
@@ -284,7 +282,7 @@ def test_branches_that_are_always_taken(tmp_path):
         loaded = load_adapter(model, tmp_path / "a", merge=merge)
         assert not [n for n in loaded.graph.node if n.op_type == "If"]
         np.testing.assert_allclose(scores(loaded, {"x": data["x"]}), trainer.predict({"x": data["x"]})["y"], atol=1e-6)
-    trained = trainer.inference_model().graph
+    trained = trainer.inference_ir().graph
     assert {n for n, v in trained.initializers.items() if not v.uses()} == set(), "ONNX Runtime warns of each"
 
 
@@ -320,7 +318,7 @@ def test_tied_weights_share_an_adapter():
     tied.fit(feeds | {"labels": feeds["ids"]}, epochs=3, batch_size=2)
     assert {n for n, t in tied.step.state.items() if t.kind == "parameter"} == {"table.lora_A", "table.lora_B"}
     moved = scores(tied.adapted_model(), feeds)
-    np.testing.assert_allclose(scores(tied.inference_model(), feeds), moved, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(scores(tied.inference_ir(), feeds), moved, rtol=0, atol=1e-5)
     assert np.abs(moved - scores(model, feeds)).max() > 0.01
 
 
@@ -343,7 +341,7 @@ def test_quantized_weights_stay_beside_their_adapters():
     data = {"x": rng.standard_normal((32, 8)).astype(np.float32), "labels": rng.integers(0, 3, 32)}
     run = Trainer(model, loss="cross_entropy", adapter=LoRA(rank=2, targets="all"), learning_rate=0.05)
     run.fit(data, epochs=3, batch_size=8)
-    whole = run.inference_model()
+    whole = run.inference_ir()
     assert whole.graph.initializers["ints"].const_value.numpy().tobytes() == model.graph.initializer[0].raw_data
     assert {"ints.lora_A", "ints.lora_B"} <= set(whole.graph.initializers)
     assert "head.lora_A" not in whole.graph.initializers
@@ -366,7 +364,7 @@ def test_matrices_of_four_bits_stay_beside_their_adapters():
         model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     x = rng.standard_normal((32, 32)).astype(np.float32)
     run = Trainer(model, loss="cross_entropy", adapter=LoRA(rank=2, targets=["fours"]), learning_rate=0.05)
-    np.testing.assert_array_equal(scores(run.inference_model(), {"x": x}), scores(model, {"x": x}))
+    np.testing.assert_array_equal(scores(run.inference_ir(), {"x": x}), scores(model, {"x": x}))
     run.fit({"x": x, "labels": rng.integers(0, 3, 32)}, epochs=3, batch_size=8)
     assert run.history.epochs[-1]["loss"] < run.history.epochs[0]["loss"]
     low, high = fours & 15, fours >> 4
@@ -374,7 +372,7 @@ def test_matrices_of_four_bits_stay_beside_their_adapters():
     state = run.state()
     delta = 2 * state["fours.lora_A"] @ state["fours.lora_B"]
     expected = np.tanh(x @ (whole.reshape(6, 32).T + delta)) @ head
-    np.testing.assert_allclose(scores(run.inference_model(), {"x": x}), expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(scores(run.inference_ir(), {"x": x}), expected, rtol=0, atol=1e-4)
 
 
 def refusal(call):

@@ -73,7 +73,7 @@ def trained(model, *targets, **asked):
 
 def moved(found, model):
     """Which columns of the weight have changed."""
-    new = found.inference_model().graph.initializers["c_attn"].const_value.numpy()
+    new = found.inference_ir().graph.initializers["c_attn"].const_value.numpy()
     (old,) = [onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "c_attn"]
     return np.flatnonzero((new != old).any(0)).tolist()
 
@@ -88,9 +88,9 @@ def test_values_alone(form, dora):
         f"c_attn[v].lora_{end}" for end in ("A", "B", *(["magnitude_vector"] if dora else []))
     }
     np.testing.assert_allclose(
-        scores(found.adapted_model(), FEEDS), scores(found.inference_model(), FEEDS), rtol=0, atol=1e-5
+        scores(found.adapted_model(), FEEDS), scores(found.inference_ir(), FEEDS), rtol=0, atol=1e-5
     )
-    assert np.abs(scores(found.inference_model(), FEEDS) - scores(model, FEEDS)).max() > 0.05
+    assert np.abs(scores(found.inference_ir(), FEEDS) - scores(model, FEEDS)).max() > 0.05
 
 
 @pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
@@ -98,10 +98,10 @@ def test_values_alone(form, dora):
 def test_queries_and_values_saved_and_loaded(form, dora, tmp_path):
     model = fused(form)
     found = trained(model, "c_attn[q,v]", dora=dora)
-    whole = scores(found.inference_model(), FEEDS)
+    whole = scores(found.inference_ir(), FEEDS)
     assert len(moved(found, model)) == 16
     assert set(FORMS[form][1]) < set(moved(found, model))
-    found.save_adapter(tmp_path)
+    found.save_adapter(tmp_path, switchable=True)
     np.testing.assert_allclose(scores(load_adapter(model, tmp_path, merge=True), FEEDS), whole, rtol=0, atol=1e-6)
     np.testing.assert_array_equal(scores(load_adapter(model, tmp_path), FEEDS), scores(found.adapted_model(), FEEDS))
     run = onnxruntime.InferenceSession(tmp_path / "model.onnx")
@@ -127,7 +127,7 @@ def test_what_peft_gets_is_one_pair_of_factors_in_blocks(tmp_path):
     assert settings["rank_pattern"] == {"c_attn": 4}
     scale = settings["alpha_pattern"]["c_attn"] / 4
     assert scale == 3 / 2
-    new = found.inference_model().graph.initializers["c_attn"].const_value.numpy()
+    new = found.inference_ir().graph.initializers["c_attn"].const_value.numpy()
     (old,) = [onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "c_attn"]
     np.testing.assert_allclose(old + scale * (b @ a).T, new, rtol=0, atol=1e-6)
 
@@ -142,7 +142,7 @@ def test_lengths_of_a_part_are_those_of_its_columns(tmp_path):
     m = held["base_model.model.c_attn.lora_magnitude_vector"].astype(np.float64)
     (old,) = [onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "c_attn"]
     direction = old + 2 * (b @ a).T
-    new = found.inference_model().graph.initializers["c_attn"].const_value.numpy()
+    new = found.inference_ir().graph.initializers["c_attn"].const_value.numpy()
     np.testing.assert_allclose(m / np.linalg.norm(direction, axis=0) * direction, new, rtol=0, atol=1e-6)
     keys = [i for i in range(24) if i not in moved(found, model)]
     np.testing.assert_allclose(m[keys], np.linalg.norm(old[:, keys], axis=0), rtol=1e-6)
@@ -163,7 +163,7 @@ def test_other_outputs_stay_to_the_last_bit(dora):
     feeds = {"x": data["x"]}
     before, after = scores(model, feeds), scores(found.adapted_model(), feeds)
     assert np.flatnonzero((before != after).any(0)).tolist() == [1, 2, 4]
-    np.testing.assert_allclose(after, scores(found.inference_model(), feeds), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(after, scores(found.inference_ir(), feeds), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
@@ -182,7 +182,7 @@ def test_numbers_and_gemm_and_left(dora):
     data = {"x": DATA["x"][:, 0], "labels": DATA["labels"] % 6}
     found = trainer(model, "turned[4:8]", "turned[10:12]", "left[2:5]", dora=dora)
     found.fit(data, epochs=3, batch_size=8)
-    whole = found.inference_model()
+    whole = found.inference_ir()
     feeds = {"x": data["x"]}
     np.testing.assert_allclose(scores(found.adapted_model(), feeds), scores(whole, feeds), rtol=0, atol=1e-5)
     for name, rows in {"turned": [4, 5, 6, 7, 10, 11], "left": [2, 3, 4]}.items():
@@ -211,7 +211,7 @@ def test_channels_of_a_convolution(dora, tmp_path):
     found = trainer(model, "qkv[k]", "qkv[0:1]", rank=1, dora=dora)
     found.fit(data, epochs=3, batch_size=8)
     feeds = {"image": data["image"]}
-    whole = found.inference_model()
+    whole = found.inference_ir()
     np.testing.assert_allclose(scores(found.adapted_model(), feeds), scores(whole, feeds), rtol=0, atol=1e-5)
     (old,) = [onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "qkv"]
     new = whole.graph.initializers["qkv"].const_value.numpy()

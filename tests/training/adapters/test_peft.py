@@ -181,6 +181,21 @@ def test_a_step_is_that_of_peft(exported, tmp_path, form):
         ({"peft_type": "VERA"}, "a tensor of another kind head.lora_A.weight"),
         ({"peft_type": "IA3"}, "only 'LORA' and 'VERA'"),
         ({"r": "eight"}, "r='eight'"),
+        ({"r": 2.5}, r"r=2\.5"),
+        ({"r": float("nan")}, "r=nan"),
+        ({"r": 10**8}, "rank 100000000 for 'head' in its settings, 2 in its file"),
+        ({"rank_pattern": {"head": 10**8}}, "rank 100000000 for 'head'"),
+        ({"rank_pattern": [2]}, "no table"),
+        ({"alpha_pattern": {"head": float("inf")}}, "head=inf"),
+        ({"alpha_pattern": {"head": "2"}}, "head='2'"),
+        ({"alpha_pattern": {"(h*)*d": 2}}, "that is not matched"),
+        ({"lora_alpha": float("inf")}, "lora_alpha=inf"),
+        ({"lora_dropout": 5}, "lora_dropout=5"),
+        ({"lora_dropout": -0.5}, "lora_dropout=-0.5"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
+        ({"init_lora_weights": "pissa_niter_4"}, "path_initial_model_for_weight_conversion"),
+        ({"init_lora_weights": "corda"}, "init_lora_weights='corda'"),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights='loftq'"),
     ],
 )
 def test_other_kinds_are_refused(exported, tmp_path, settings, said):
@@ -190,6 +205,143 @@ def test_other_kinds_are_refused(exported, tmp_path, settings, said):
     file.write_text(json.dumps(json.loads(file.read_text()) | settings))
     with pytest.raises(BadInput, match=said):
         load_adapter(exported, tmp_path / "a")
+
+
+def test_ranks_of_vera_are_checked_before_anything_is_drawn(exported, tmp_path):
+    model = peft.get_peft_model(Net().eval(), peft.VeraConfig(r=4, target_modules=LINEAR, save_projection=False))
+    model.save_pretrained(tmp_path / "a")
+    file = tmp_path / "a" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"r": 10**8}))
+    with pytest.raises(BadInput, match="r=100000000 and"):
+        load_adapter(exported, tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "change", [{"dropout": 5}, {"rank": float("nan")}, {"rank": 0}, {"alpha": float("inf")}, {"dropout": float("nan")}]
+)
+def test_a_record_with_numbers_out_of_range_is_refused(exported, tmp_path, change):
+    trainer = Trainer(exported, loss="cross_entropy", adapter=LoRA(rank=2, targets=["head"]))
+    trainer.save_adapter(tmp_path / "a")
+    file = tmp_path / "a" / "adapter_model.safetensors"
+    with safetensors.safe_open(file, "np") as opened:
+        header = dict(opened.metadata())
+    record = json.loads(header["onnxgrad.adapter"]) | change
+    safetensors.numpy.save_file(
+        safetensors.numpy.load_file(file), file, header | {"onnxgrad.adapter": json.dumps(record)}
+    )
+    with pytest.raises(BadInput, match="no adapter that is known here"):
+        load_adapter(exported, tmp_path / "a")
+
+
+@pytest.mark.parametrize("initial", ["pissa", "olora", "eva", "orthogonal", "gaussian"])
+@pytest.mark.filterwarnings("ignore:lora with eva")
+def test_first_factors_that_change_the_weights_are_refused(exported, tmp_path, initial):
+    """Saved beside the weights as they were, by PEFT's own conversion, such an adapter can be loaded."""
+    settings = peft.LoraConfig(r=2, target_modules=LINEAR, init_lora_weights=initial)
+    model = peft.get_peft_model(Net().eval(), settings).eval()
+    changes = initial in ("pissa", "olora")
+    if changes:
+        model.save_pretrained(tmp_path / "first")
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if "lora_" in name:
+                tensor.add_(0.1 * torch.randn_like(tensor))
+    if not changes:
+        check_loaded(exported, model, tmp_path / "a")
+        return
+    model.save_pretrained(tmp_path / "a")
+    with pytest.raises(BadInput, match="path_initial_model_for_weight_conversion"):
+        load_adapter(exported, tmp_path / "a")
+    expected = of_peft(model)
+    model.save_pretrained(tmp_path / "plain", path_initial_model_for_weight_conversion=str(tmp_path / "first"))
+    np.testing.assert_allclose(scores(load_adapter(exported, tmp_path / "plain")), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+@pytest.mark.parametrize(
+    ("ranks", "alphas"),
+    [
+        ({"head": 2}, {}),
+        ({}, {"head": 2}),
+        ({"block.query": 1, "head": 2}, {"output": 7, r"block\.q.*": 3}),
+    ],
+)
+def test_ranks_and_alphas_of_modules_survive_a_round_trip(exported, tmp_path, ranks, alphas, rslora):
+    settings = peft.LoraConfig(
+        r=3, lora_alpha=5, target_modules=MODULES, init_lora_weights=False, rank_pattern=ranks, alpha_pattern=alphas,
+        use_rslora=rslora,
+    )  # fmt: skip
+    model = peft.get_peft_model(Net().eval(), settings).eval()
+    check_loaded(exported, model, tmp_path / "a")
+    trainer = Trainer(load_adapter(exported, tmp_path / "a"), loss="cross_entropy")
+    trainer.save_adapter(tmp_path / "b")
+    again = peft.PeftModel.from_pretrained(Net().eval(), str(tmp_path / "b")).eval()
+    np.testing.assert_allclose(of_peft(again), of_peft(model), rtol=0, atol=1e-5)
+
+
+def test_a_name_that_ends_another_is_no_pattern_of_it(tmp_path):
+    """PEFT takes the pattern "head" for the module "side.head" too."""
+
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(2)
+            self.head = torch.nn.Linear(6, 6)
+            self.side = torch.nn.ModuleDict({"head": torch.nn.Linear(6, 6)})
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.side["head"](x)))
+
+    x = torch.randn(4, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter
+        torch.onnx.export(Two().eval(), (x,), tmp_path / "two.onnx", input_names=["x"], dynamo=False, opset_version=18)
+    settings = peft.LoraConfig(
+        r=3, target_modules=["head"], init_lora_weights=False, rank_pattern={"^head": 2}, alpha_pattern={"^head": 9}
+    )
+    model = peft.get_peft_model(Two().eval(), settings).eval()
+    model.save_pretrained(tmp_path / "a")
+    Trainer(load_adapter(tmp_path / "two.onnx", tmp_path / "a"), loss="mse").save_adapter(tmp_path / "b")
+    again = peft.PeftModel.from_pretrained(Two().eval(), str(tmp_path / "b")).eval()
+    with torch.no_grad():
+        np.testing.assert_allclose(again(x).numpy(), model(x).numpy(), rtol=0, atol=1e-5)
+
+
+def test_modules_that_are_saved_whole_have_their_weights(exported, tmp_path):
+    """The exporter has transposed them and given them other names."""
+    settings = peft.LoraConfig(r=2, target_modules=["block.query"], modules_to_save=["head", "block.output"])
+    model = peft.get_peft_model(Net().eval(), settings).eval()
+    with torch.no_grad():
+        for tensor in model.parameters():
+            if tensor.requires_grad:
+                tensor.add_(0.1 * torch.randn_like(tensor))
+    check_loaded(exported, model, tmp_path / "a")
+
+
+def test_what_trained_as_a_whole_is_found_again_by_peft(exported, tmp_path):
+    """By the name of its module and in PyTorch's layout, whatever the exporter has made of it."""
+    whole = [t.name for t in onnx.load(exported).graph.initializer if sorted(t.dims) == [4, 10]]
+    asked = LoRA(rank=3, targets=["block.query"], train_also=[*whole, "head.bias", "block.output.bias"])
+    trainer = Trainer(exported, loss="cross_entropy", adapter=asked, learning_rate=0.05)
+    trainer.fit({"ids": IDS, "labels": np.arange(4)}, epochs=5, batch_size=4)
+    trainer.save_adapter(tmp_path / "a")
+    model = peft.PeftModel.from_pretrained(Net().eval(), str(tmp_path / "a")).eval()
+    assert np.abs(of_peft(model) - of_peft(Net().eval())).max() > 0.05
+    np.testing.assert_allclose(scores(trainer.adapted_model()), of_peft(model), rtol=0, atol=1e-5)
+    again = load_adapter(exported, tmp_path / "a")
+    np.testing.assert_allclose(scores(again), of_peft(model), rtol=0, atol=1e-5)
+
+
+def test_a_matrix_of_no_module_is_named_in_a_warning(tmp_path):
+    text = """<ir_version: 10, opset_import: ["" : 18]> m (float[N,3] x) => (float[N,2] y)
+        <float[3,4] w = {1,2,3,4,5,6,7,8,9,0,1,2}, float[4,2] "onnx::MatMul_7" = {1,2,3,4,5,6,7,8}> {
+        h = MatMul(x, w) y = MatMul(h, "onnx::MatMul_7") }"""
+    model = onnx.parser.parse_model(text.replace('"onnx::MatMul_7"', "v"))
+    model.graph.initializer[1].name = model.graph.node[1].input[1] = "onnx::MatMul_7"
+    trainer = Trainer(model, loss="mse", adapter=LoRA(rank=1, targets=["w"], train_also=["onnx::MatMul_7"]))
+    with pytest.warns(UserWarning, match=r"PEFT will not find 'onnx::MatMul_7'"):
+        trainer.save_adapter(tmp_path / "a")
+    load_adapter(model, tmp_path / "a")
 
 
 def test_modules_that_the_model_does_not_have(tmp_path, exported):

@@ -45,7 +45,7 @@ def test_what_is_trained_by_default():
     assert [b.key for b in attached.training_info[0].update_binding] == ["w"]
     for name, message in {
         "elsewhere": "the loss does not depend on 'elsewhere'",
-        "shape": "'shape' is a tensor of INT64",
+        "shape": "'shape' is a tensor of int64",
         "v": "no initializer named 'v'",
     }.items():
         with pytest.raises(BadInput, match=message):

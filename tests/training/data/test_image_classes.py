@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from onnxgrad.cli.app import build
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import save_model
-from onnxgrad.training import Trainer, with_head
+from onnxgrad.training import Trainer, evaluate, with_head
 from onnxgrad.training.data import Data
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from tests.training.loop.test_trainer import ONE
@@ -78,7 +78,8 @@ def test_the_saved_model_says_what_its_outputs_mean(trained, tmp_path):
     assert again.evaluate(pictures(tmp_path / "one", ["cat"]))["accuracy"] == 1
     again.fit(tmp_path / "one", epochs=1)
     assert again.classes == KINDS
-    assert again.training_model().metadata_props["onnxgrad.classes"] == said
+    props = {p.key: p.value for p in again.training_model().metadata_props}
+    assert props["onnxgrad.classes"] == said
     with pytest.raises(BadInput, match="has the class 'dog'"):
         again.fit(pictures(tmp_path / "other", ["ant", "dog"]))
     other = Trainer(with_head(tmp_path / "m.onnx", 2), loss="cross_entropy", options=ONE)
@@ -106,6 +107,32 @@ def test_a_run_goes_on_with_its_classes(trained, tmp_path):
         trainer().fit(tmp_path / "train", accept_changes=True, **options)
 
 
+def parts(place):
+    for part in ("train", "val"):
+        pictures(place / part, KINDS[:2])
+    return place
+
+
+def test_folders_of_class_folders_are_no_classes(tmp_path):
+    place = parts(tmp_path / "pics")
+    words = rf"train' holds only folders.* 'ant', 'bee'\n  hint: --data {place}/train --validation {place}/val"
+    with pytest.raises(BadInput, match=words):
+        Trainer(model(), loss="cross_entropy", options=ONE).fit(place)
+    (place / "train" / "readme.txt").write_text("about these")
+    with pytest.raises(BadInput, match=words):
+        evaluate(model(), place)
+    with pytest.raises(BadInput, match=rf"'pics' is no class.* 'train', 'val'\n  hint: --data {place}$"):
+        evaluate(model(), tmp_path)
+
+
+def test_pictures_deeper_in_the_folder_of_their_class(tmp_path):
+    for kind in KINDS:
+        pictures(tmp_path / kind, ["a"], rows=2)
+        (tmp_path / kind / "boxes.txt").write_text("")
+    data = Data(tmp_path, Trainer(model(), loss="cross_entropy", options=ONE).fields)
+    assert data.classes == KINDS
+
+
 def test_metadata_that_are_no_names():
     broken = model()
     broken.metadata_props.add(key="onnxgrad.classes", value='["a", "a"]')
@@ -123,6 +150,7 @@ def test_the_command(tmp_path, monkeypatch):
     args += ["--epochs", "30", "-o", "out.onnx", "--history", "m.json"]
     found = CliRunner().invoke(build(), [*args, "--validation", "test"])
     assert found.exit_code == 0, found.output
+    assert "classes 3: ant 8, bee 8, cat 8" in found.stderr
     measured = json.loads((tmp_path / "m.json").read_text())
     assert measured["after"]["accuracy"] == 1
     found = CliRunner().invoke(build(), [*args, "--restart", "--validation", "bad"])

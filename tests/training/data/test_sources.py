@@ -82,7 +82,7 @@ def test_missing_values_of_a_table_are_refused(tmp_path):
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(pa.table({"x": [1.0, None]}), tmp_path / "d.parquet")
-    with pytest.raises(BadInput, match="1 missing"):
+    with pytest.raises(BadInput, match="missing values: 1, the first in row 1"):
         Data(tmp_path / "d.parquet", [Field("x", F32, ())])
 
 

@@ -59,6 +59,36 @@ def test_objects_line_by_line(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("null\n", "line 1 of .*d.jsonl' is 'null'; each line must be a JSON object"),
+        ("\n \n  null", "line 3 .* is 'null'"),
+        ('{"a": 1}\n' * 150_000 + "null\n" * 300_000, "line 150001 .* is 'null'"),
+        ('{"a": 1}\n[2]\n', r"line 2 .* is '\[2\]'"),
+        ('{"a":\n1}\n', "line 1 "),
+        ('{"a":' * 20_000 + "1" + "}" * 20_000, "line 1 of .*deep"),
+        ('{"a":' + "[" * 100_000 + "]" * 100_000 + "}", "line 1 of .*deep"),
+        ('{"a": "x\xff"}', "cannot read .* as a table"),
+    ],
+    ids=lambda text: text[:8].strip(),
+)
+def test_objects_line_by_line_that_are_none(tmp_path, text, words):
+    """pyarrow ends the process on null, and on deep nesting."""
+    pytest.importorskip("pyarrow")
+    (tmp_path / "d.jsonl").write_bytes(text.encode("latin-1"))
+    with pytest.raises(BadInput, match=words):
+        Data(tmp_path / "d.jsonl", [Field("a", F32, ())])
+
+
+def test_objects_of_many_lists_and_of_text_with_brackets(tmp_path):
+    pytest.importorskip("pyarrow")
+    rows = [{"X": [[k, 1.0]] * 600, "text": '[{"\\' * 600} for k in range(2)]
+    (tmp_path / "d.jsonl").write_text("\r\n".join(map(json.dumps, rows)))
+    data = Data(tmp_path / "d.jsonl", [Field("X", F32, (600, 2))])
+    assert only(data)["X"][1, 599].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
         ("a,b\n1,2\n3\n", "cannot read .* as a table"),
         ("", "cannot read .* as a table"),
         ("a,b\n1,\n2,3\n", "array 'b' of .*missing values"),
@@ -164,6 +194,32 @@ def test_names_of_classes_stay_with_a_split():
 def test_a_share_that_leaves_nothing_is_refused(share):
     with pytest.raises(BadInput, match="share"):
         split(Data({"X": ROWS, "labels": np.zeros(4, int)}, [X, CLASS]), share, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("d.csv", "a;b;kind\n1.5;2;x\n3;4.25;y\n"),
+        ("d.csv", "a;b;kind\n1,5;2;x\n3;4,25;y\n"),
+        ("d.csv", '"a";"b";"kind"\n"1,5";"2";"x"\n"3";"4,25";"y"\n'),
+        ("d.csv", '"a";"b";"kind, really"\n1,5;2;x\n3;4,25;y\n'),
+        ("d.tsv", "a\tb\tkind\n1,5\t2\tx\n3\t4,25\ty\n"),
+        ("d.csv", 'a,b,kind\n1.5,2,"x;z"\n3,4.25,y\n'),
+    ],
+)
+def test_tables_of_spreadsheets(tmp_path, name, text):
+    pytest.importorskip("pyarrow")
+    (tmp_path / name).write_text(text)
+    two = Field("x", F32, (2,))
+    data = Data(tmp_path / name, [two], inputs={"x": "a,b"})
+    np.testing.assert_array_equal(only(data)["x"], [[1.5, 2], [3, 4.25]])
+
+
+def test_numbers_that_are_text_are_named_by_cell(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "d.csv").write_text("a;b\n1;2\n1.234,5;3\n")
+    with pytest.raises(BadInput, match=r"column 'a', .* is text \('1.234,5' in row 1\), not one number per row"):
+        Data(tmp_path / "d.csv", [Field("x", F32, (2,))], inputs={"x": "a,b"})
 
 
 @pytest.mark.parametrize("library", ["pyarrow", "pandas", "polars"])

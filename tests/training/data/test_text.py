@@ -9,7 +9,8 @@ import pytest
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options
 from onnxgrad.training import Trainer, evaluate, predict
-from onnxgrad.training.data import Data, Field, Text
+from onnxgrad.training.data import Data, Field, Text, tokenizer_file
+from onnxgrad.training.data.preprocessing import Preprocessing
 from tests.cli.said import said
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "very", "a"]
@@ -103,9 +104,11 @@ def test_the_command_reads_lines_of_json(tokenizer, tmp_path):
     assert json.loads(found)["metrics"]["accuracy"] == 1
     said(tmp_path, f"predict PLACE/t.onnx {data} -o PLACE/p.csv")
     assert (tmp_path / "p.csv").read_text().splitlines()[1].endswith(",praise")
-    two = said(tmp_path, f"evaluate PLACE/t.onnx {data.replace('--input input_ids=review', '')}", code=2)
+    said(tmp_path, "predict PLACE/t.onnx --data PLACE/d.jsonl -o PLACE/q.csv")
+    assert (tmp_path / "q.csv").read_text() == (tmp_path / "p.csv").read_text()
+    two = said(tmp_path, f"evaluate PLACE/m.onnx {data.replace('--input input_ids=review', '')}", code=2)
     assert "2 columns of text: 'review', 'title'\n  hint: --input input_ids=review says which" in two
-    bare = said(tmp_path, "predict PLACE/t.onnx --data PLACE/d.jsonl --input input_ids=review -o PLACE/q.csv", code=2)
+    bare = said(tmp_path, "predict PLACE/m.onnx --data PLACE/d.jsonl --input input_ids=review -o PLACE/q.csv", code=2)
     assert "is text, and the input 'input_ids' takes tokens\n  hint: --tokenizer tokenizer.json" in bare
     with pytest.raises(BadInput, match="'review' of the data is text"):
         predict(model(), {"review": TEXTS})
@@ -136,5 +139,65 @@ def test_what_cannot_be_is_refused(tokenizer, monkeypatch):
 
 def test_without_the_package_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    with pytest.raises(BadInput, match=r"pip install 'onnxgrad\[text\]'"):
+    with pytest.raises(BadInput, match=r"pip install 'onnxgrad\[train\]'"):
         Text("tokenizer.json")
+
+
+def _described(**parts):
+    pytest.importorskip("tokenizers")
+    from tokenizers import Tokenizer, models
+
+    return json.loads(Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, "[UNK]")).to_str()) | parts
+
+
+def _grows(times):
+    replaced = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 16}
+    first = {"type": "Prepend", "prepend": "a"}
+    return json.dumps(_described(normalizer={"type": "Sequence", "normalizers": [first, *[replaced] * times]}))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: "", "as a tokenizer.json: EOF while parsing"),
+        (lambda: "[" * 100_000, "as a tokenizer.json: "),
+        (lambda: "\udcff", "as a tokenizer.json: "),
+        (
+            lambda: json.dumps(_described(model={"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]})),
+            "vocabulary",
+        ),
+        (lambda: _grows(9), "reading it ends the process, or needs more than 512 MiB"),
+    ],
+    ids=["empty", "deep", "bytes", "merges", "grows"],
+)
+def test_a_tokenizer_of_a_stranger(tmp_path, monkeypatch, make, says):
+    """A file that ends the process that reads it, or takes all memory, ends another one."""
+    pytest.importorskip("tokenizers")
+    monkeypatch.setattr(tokenizer_file, "MEMORY", 1 << 29)
+    (tmp_path / "tokenizer.json").write_bytes(make().encode(errors="surrogateescape"))
+    with pytest.raises(BadInput, match=f"cannot read .*{says}"):
+        Text(tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("ask", [Preprocessing.own_text, lambda p: p.text(None, 3)])
+def test_a_tokenizer_of_a_stranger_in_a_model(monkeypatch, ask):
+    pytest.importorskip("tokenizers")
+    monkeypatch.setattr(tokenizer_file, "MEMORY", 1 << 29)
+    with pytest.raises(BadInput, match="cannot read the model's tokenizer: reading it ends the process"):
+        ask(Preprocessing(tokenizer=_grows(9)))
+
+
+def test_a_tokenizer_that_takes_its_time(tmp_path, monkeypatch):
+    pytest.importorskip("tokenizers")
+    monkeypatch.setattr(tokenizer_file, "PATIENCE", 0.01)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(_described()))
+    with pytest.raises(BadInput, match=r"takes more than 0\.01 seconds"):
+        Text(tmp_path / "tokenizer.json")
+
+
+def test_a_tokenizer_that_is_too_large(tmp_path, monkeypatch):
+    pytest.importorskip("tokenizers")
+    monkeypatch.setattr(tokenizer_file, "LARGEST", 100)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(_described()))
+    with pytest.raises(BadInput, match="has more than"):
+        Text(tmp_path / "tokenizer.json")

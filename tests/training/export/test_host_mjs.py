@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -41,6 +42,18 @@ def test_ten_steps(node, modules, exported, tmp_path, runtime, parts, threads):
     session = onnxruntime.InferenceSession(tmp_path / "end.onnx", providers=["CPUExecutionProvider"])
     test = {"x": blobs(seed=1)["x"]}
     np.testing.assert_allclose(session.run(None, test)[0], host.run("infer", test)["y"], rtol=1e-6, atol=1e-6)
+
+
+def test_packages_in_the_working_directory_are_not_imported(node, exported, tmp_path):
+    for name in RUNTIMES:
+        (tmp_path / "node_modules" / name).mkdir(parents=True)
+        (tmp_path / "node_modules" / name / "index.js").write_text("require('fs').writeFileSync('executed', '')")
+    done = subprocess.run(
+        [node, exported / "host.mjs", exported / "data.npz"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert not (tmp_path / "executed").exists()
+    assert done.returncode == 2
+    assert "cannot import onnxruntime-node (npm install onnxruntime-node)" in done.stderr
 
 
 EVALUATE = """

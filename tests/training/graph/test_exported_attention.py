@@ -12,10 +12,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from onnxgrad.runtime import Options, StepRunner  # noqa: E402
-from onnxgrad.runtime.kernels import with_kernels  # noqa: E402
 from onnxgrad.training import attach, compile_step  # noqa: E402
 from onnxgrad.training.graph import attention_blocks  # noqa: E402
 from tests.runtime.kernels.twins import needs_compiler  # noqa: E402
+from tests.runtime.passes import with_kernels  # noqa: E402
 from tests.zoo.architectures import stub_torchvision  # noqa: E402
 
 TIME, WORDS, LAYERS = 48, 50, 2

@@ -86,7 +86,7 @@ def test_a_tensor_is_what_it_is_used_as(case):
     (line,) = told(attached)
     if not trains:
         assert "left out as constants: " in line
-        assert line.endswith("--train all trains these, too")
+        assert line.endswith("--trainable all trains these, too")
     finite = np.isfinite(array).all()
     both = parameters(attach(net, loss="l1", trainable=["all"]))
     assert ("t" in both) == finite
@@ -101,6 +101,20 @@ def test_where_nothing_else_could_train_it_is_meant():
             u = Mul (x, a)  y = Add (u, b)
         }""")
     assert set(parameters(attach(net, loss="mse"))) == {"a", "b"}
+
+
+def test_statistics_by_their_names_do_not_train():
+    net = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        net (float[N, 3, 5, 5] x) => (float[N, 2, 5, 5] y)
+            <float[1, 2, 1, 1] weight = {1, 2}, float[1, 2, 1, 1] bias = {0, 1},
+             float[1, 2, 1, 1] running_mean = {3, 1}, float[1, 2, 1, 1] running_var = {2, 1}, float eps = {0.00001}> {
+            h = Conv (x, kernel)  a = Add (running_var, eps)  r = Sqrt (a)  s = Div (weight, r)
+            m = Mul (running_mean, s)  t = Sub (bias, m)  p = Mul (h, s)  y = Add (p, t)
+        }""")
+    net.graph.initializer.append(onnx.numpy_helper.from_array(random(2, 3, 1, 1).astype(np.float32), "kernel"))
+    assert set(parameters(attach(net, loss="mse"))) == {"kernel"}
+    assert set(parameters(attach(net, loss="mse", trainable=["bias"]))) == {"bias"}
 
 
 # --- what PyTorch exports ------------------------------------------------------------------------
@@ -167,9 +181,27 @@ def network(kind):
             return self.logit_scale.exp() * (b @ a.t()) + self.logit_bias
 
     torch.manual_seed(0)
+
+    class Frozen(nn.Module):
+        """torchvision's FrozenBatchNorm2d, as detectors have it."""
+
+        def __init__(self, count):
+            super().__init__()
+            for name in ("weight", "bias", "running_mean", "running_var"):
+                self.register_buffer(name, 0.5 + torch.rand(count))
+
+        def forward(self, x):
+            w, b, m, v = (t.reshape(1, -1, 1, 1) for t in (self.weight, self.bias, self.running_mean, self.running_var))
+            scale = w * (v + 1e-5).rsqrt()
+            return x * scale + (b - m * scale)
+
     ids, pixels = torch.randint(0, 11, (2, 16)), torch.randn(2, 3, 8, 8)
     module, operands = {
         "normalized": lambda: (Normalized(), (pixels,)),
+        "frozen": lambda: (
+            nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), Frozen(8), nn.ReLU(), nn.Conv2d(8, 4, 3), Frozen(4)),
+            (pixels,),
+        ),
         "rotary": lambda: (Rotary(), (ids,)),
         "pairs": lambda: (Pairs(), (torch.randn(3, 6), torch.randn(3, 5))),
     }[kind]()
@@ -177,7 +209,7 @@ def network(kind):
 
 
 @pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
-@pytest.mark.parametrize("kind", ["normalized", "rotary", "pairs"])
+@pytest.mark.parametrize("kind", ["normalized", "frozen", "rotary", "pairs"])
 def test_what_pytorch_exports_trains_its_parameters(kind, dynamo):
     """As many numbers as the module has parameters, whatever the exporter calls them; buffers stay."""
     module, operands, count = network(kind)

@@ -14,6 +14,7 @@ from onnxgrad.runtime.kernels_of_provider import has_kernel
 from onnxgrad.training.build.attach import attach
 from onnxgrad.training.graph.mixed_precision import Precision
 from onnxgrad.training.step.compile import compile_step
+from tests.training.models import classifier
 from tests.training.nets import mlp
 
 HALF = Precision(ir.DataType.FLOAT16, lambda node: True, 2.0**16, 3)
@@ -138,3 +139,16 @@ def test_a_value_of_the_name_of_its_state_is_refused():
     model.graph.node[0].output[0] = model.graph.node[1].input[0] = "loss_scale"
     with pytest.raises(BadInput, match="keeps a state 'loss_scale'"):
         compile_step(attach(model, loss="cross_entropy"), precision=HALF)
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_a_step_is_compiled_by_the_name_of_a_precision(name):
+    model = attach(classifier(), loss="cross_entropy", optimizer="sgd")
+    like = compile_step(model, precision=Precision.named(name, lambda node: True))
+    found = compile_step(model, precision=name)
+    assert [n.op_type for n in found.model.graph] == [n.op_type for n in like.model.graph]
+    plain = compile_step(model, precision="fp32")
+    assert [n.op_type for n in plain.model.graph] == [n.op_type for n in compile_step(model).model.graph]
+    for wrong in ("fp8", 16):
+        with pytest.raises(BadInput, match="precision is"):
+            compile_step(model, precision=wrong)

@@ -11,7 +11,9 @@ import safetensors
 import safetensors.numpy
 
 from onnxgrad.errors import BadInput, TrainingError
-from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits, previous, replacing, structure
+from onnxgrad.files import replacing
+from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits, previous
+from onnxgrad.training.loop.step_digests import structure
 from onnxgrad.training.step.compile import compile_step
 from tests.training.models import trainable
 
@@ -186,6 +188,13 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
     mask = os.umask(0)
     os.umask(mask)
     assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_a_write_leaves_the_mask_of_the_process_alone(tmp_path, monkeypatch):
+    """Another thread may create a file at this moment."""
+    monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("the mask of the process was changed"))
+    with replacing(tmp_path / "file") as temporary:
+        temporary.write_text("new")
 
 
 def test_the_package_may_be_missing(monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 """What a trainer holds: counted in bytes of arrays and messages, or by who copies, on small models."""
 
+import sys
 import tracemalloc
 
 import numpy as np
@@ -8,11 +9,14 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from onnxgrad import LoRA, subprocesses
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import aside, load_model, save_model, stream, zeros
+from onnxgrad.model_io.save import to_proto
 from onnxgrad.runtime.resident import Resident
 from onnxgrad.training import Trainer, attach, compile_step
 from onnxgrad.training.build.attach import attached
+from onnxgrad.training.loop.step_digests import fingerprint, structure
 from tests.training.models import blobs, classifier
 
 
@@ -54,7 +58,7 @@ def test_weights_aside_are_those_of_the_file_when_it_was_read(tmp_path, small):
 def test_a_disk_without_room_leaves_weights_in_memory(tmp_path, small, monkeypatch):
     def full(**_):
         class File:
-            def tell(self):
+            def seek(self, *_):
                 return 0
 
             def write(self, _):
@@ -103,7 +107,7 @@ def test_fit_copies_no_state(tmp_path, monkeypatch):
 
 def test_the_saved_model_stays_when_training_goes_on():
     trainer = Trainer(classifier(), loss="cross_entropy", optimizer="adam")
-    model = trainer.inference_model()
+    model = trainer.inference_ir()
     before = {n: v.const_value.numpy().tobytes() for n, v in model.graph.initializers.items()}
     trainer.fit(blobs(64), batch_size=16, progress=False)
     assert {n: v.const_value.numpy().tobytes() for n, v in model.graph.initializers.items()} == before
@@ -120,14 +124,23 @@ def test_looking_for_what_is_not_finite_takes_a_tensor_at_a_time():
     assert peak < whole
 
 
+def as_a_message(model, file, moments):
+    proto = to_proto(model)
+    for info in proto.training_info:
+        for tensor in info.algorithm.initializer:
+            if tensor.name in moments:
+                tensor.raw_data = moments[tensor.name].tobytes()
+    file.write(proto.SerializeToString())
+
+
 def test_a_model_written_tensor_by_tensor_reads_back_the_same(tmp_path, monkeypatch):
     trainer = Trainer(classifier(), loss="cross_entropy", optimizer="adam")
     trainer.fit(blobs(64), batch_size=16, progress=False)
     for save, name in ((trainer.save, "model.onnx"), (trainer.save_training_model, "training.onnx")):
-        save(tmp_path / f"plain-{name}")
-        with monkeypatch.context() as small:
-            small.setattr(stream, "FROM", 1)
-            save(tmp_path / name)
+        with monkeypatch.context() as plain:
+            plain.setattr(stream, "write", as_a_message)
+            save(tmp_path / f"plain-{name}")
+        save(tmp_path / name)
         assert onnx.load(tmp_path / name) == onnx.load(tmp_path / f"plain-{name}")
         onnx.checker.check_model(tmp_path / name)
     assert (tmp_path / "model.onnx").read_bytes() != (tmp_path / "plain-model.onnx").read_bytes()
@@ -136,8 +149,104 @@ def test_a_model_written_tensor_by_tensor_reads_back_the_same(tmp_path, monkeypa
 
 def test_a_file_that_nobody_could_read_is_not_written(tmp_path, monkeypatch):
     trainer = Trainer(classifier(), loss="cross_entropy", optimizer="adam")
-    monkeypatch.setattr(stream, "FROM", 1)
     monkeypatch.setattr(stream, "_MOST", 1000)
     with pytest.raises(BadInput, match="more than one file can hold"):
         trainer.save_training_model(tmp_path / "training.onnx")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def apart(tmp_path):
+    """A model with its weights in external data."""
+    model = ir.from_proto(classifier())
+    ir.save(model, tmp_path / "model.onnx", external_data="model.data")
+    return tmp_path / "model.onnx"
+
+
+def test_external_weights_wait_in_a_copy(apart, small, monkeypatch):
+    """Frozen weights are never in memory all at once, and the files of the model may be written anew."""
+    adapter = LoRA(rank=2, targets="all")
+    like = Trainer(ir.from_proto(onnx.load(apart)), loss="cross_entropy", adapter=adapter)
+    trainer = Trainer(apart, loss="cross_entropy", adapter=adapter)
+    frozen = [v.const_value for v in trainer.step.model.graph.initializers.values() if v.const_value.size > 16]
+    assert frozen
+    assert all(isinstance(t, ir.LazyTensor) for t in frozen)
+    data = apart.with_name("model.data")
+    data.write_bytes(bytes(len(data.read_bytes())))  # in place
+    for each in (like, trainer):
+        each.fit(blobs(64), epochs=2, batch_size=16, progress=False)
+    assert {n: a.tobytes() for n, a in trainer.state().items()} == {n: a.tobytes() for n, a in like.state().items()}
+    for each, name in ((like, "like.onnx"), (trainer, "own.onnx")):
+        each.save(apart.with_name(name))
+    arrays = {n: v.const_value.numpy() for n, v in load_model(apart.with_name("own.onnx")).graph.initializers.items()}
+    for name, value in load_model(apart.with_name("like.onnx")).graph.initializers.items():
+        np.testing.assert_array_equal(arrays[name], value.const_value.numpy())
+
+
+def test_a_disk_without_room_leaves_external_weights_in_memory(apart, small, monkeypatch):
+    monkeypatch.setattr(
+        aside.tempfile, "TemporaryFile", lambda **_: (_ for _ in ()).throw(OSError(28, "No space left"))
+    )
+    trainer = Trainer(apart, loss="cross_entropy", adapter=LoRA(rank=2, targets="all"))
+    frozen = [v.const_value for v in trainer.step.model.graph.initializers.values() if v.const_value.size > 16]
+    assert not any(isinstance(tensor, ir.LazyTensor) for tensor in frozen)
+    trainer.fit(blobs(64), batch_size=16, progress=False)
+
+
+@pytest.mark.parametrize("digest", [fingerprint, structure])
+def test_digests_of_large_constants_are_those_of_their_numbers(monkeypatch, digest):
+    def of(change=0.0):
+        model = ir.from_proto(classifier())
+        weight = max(model.graph.initializers.values(), key=lambda v: v.const_value.size)
+        weight.const_value = ir.tensor(weight.const_value.numpy() + np.float32(change), name=weight.name)
+        return digest(model)
+
+    plain = of()
+    monkeypatch.setattr(aside, "FROM", 1)
+    monkeypatch.setattr(ir, "to_proto", lambda model, to=ir.to_proto: (bare(model), to(model))[1])
+    assert of() == of() != of(1e-3)
+    assert of() != plain
+
+
+def bare(model):
+    """Raise AssertionError if a message of `model` would hold its constants."""
+    assert sum(v.const_value.nbytes for v in model.graph.initializers.values()) < 200
+
+
+def test_a_machine_that_reads_the_state_of_another_copies_none_of_it():
+    trainer = Trainer(classifier(), loss="cross_entropy", optimizer="sgd", accumulate=2)
+    gradient, update = trainer.machine.gradient, trainer.machine.update
+    shared = [n for n in gradient.reads if n in update.slots]
+    assert shared
+    for name in shared:
+        assert np.shares_memory(gradient.reads[name], update.now[name])
+
+
+MEMORY = """
+import sys
+import numpy as np
+from onnxgrad import LoRA, Trainer
+from resource import RUSAGE_SELF, getrusage
+before = getrusage(RUSAGE_SELF).ru_maxrss
+trainer = Trainer(sys.argv[1], loss="cross_entropy", adapter=LoRA(rank=4, targets="all"))
+trainer.fit({"x": np.zeros((8, 3000), np.float32), "labels": np.arange(8)}, batch_size=4, progress=False)
+print((getrusage(RUSAGE_SELF).ru_maxrss - before) * 1024 / float(sys.argv[2]))
+"""
+
+
+@pytest.mark.complete
+@pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss is another one")
+def test_an_adapter_takes_little_more_than_its_base(tmp_path):
+    layers = "\n".join(f"m{k} = MatMul (h{k}, w{k}) h{k + 1} = Tanh (m{k})" for k in range(10))
+    ends = "(float[N, 3000] x) => (float[N, 3000] y)"
+    body = f"h0 = Identity (x) {layers} y = Identity (h10)"
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {ends} {{ {body} }}')
+    rng = np.random.default_rng(0)
+    for k in range(10):
+        array = (rng.standard_normal((3000, 3000), np.float32) / 55).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, f"w{k}"))
+    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.data")
+    size = (tmp_path / "m.data").stat().st_size
+    found = subprocesses.run([*subprocesses.PYTHON, "-c", MEMORY, str(tmp_path / "m.onnx"), str(size)], text=True)
+    assert found.returncode == 0, found.stderr
+    assert float(found.stdout) < 1.3

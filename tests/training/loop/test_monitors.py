@@ -140,7 +140,7 @@ def test_words_of_ctc_are_watched():
     last = found.history.epochs[-1]
     assert (last["validation_exact"], last["validation_cer"]) == (0.5, 1 / 6)
     assert last["validation_wer:space=3"] == 1 / 4
-    with pytest.raises(BadInput, match="which symbol stands between them"):
+    with pytest.raises(BadInput, match="the symbol between words is not known"):
         found.fit(data, validation=data, metrics="wer")
 
 

@@ -90,6 +90,19 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, words):
     assert trainer.step_count == 3 + -(-len(data["labels"]) // change.get("batch_size", 32))
 
 
+def test_a_run_of_the_operator_adam_goes_on_as_it_was(tmp_path):
+    """It began when the operator was the default: the default of today is refused with a hint, the operator goes on."""
+    old = trainable(convention="onnx")
+    whole = Trainer(old, options=ONE)
+    whole.fit(blobs(), epochs=2)
+    Trainer(old, options=ONE).fit(blobs(), epochs=1, checkpoint=tmp_path)
+    with pytest.raises(BadInput, match='convention="onnx"'):
+        Trainer(trainable(), options=ONE).fit(blobs(), epochs=2, checkpoint=tmp_path, resume=True)
+    again = Trainer(old, options=ONE)
+    again.fit(blobs(), epochs=2, checkpoint=tmp_path, resume=True)
+    assert bits(again.state()) == bits(whole.state())
+
+
 def test_another_cut_of_the_batches_is_refused(tmp_path):
     model = attach(classifier(), loss="cross_entropy", optimizer="adam", accumulate=True)
     Trainer(model, options=ONE, accumulate=2).fit(blobs(), checkpoint=tmp_path)
@@ -213,3 +226,29 @@ def test_it_runs_outside_the_main_thread():
     thread.start()
     thread.join()
     assert trainer.step_count == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"row": 10**9}, "stands at row 1000000000 of an epoch of 90 rows"),
+        ({"row": 10**30}, "its row is 1000000"),
+        ({"step": 2**60}, "its step is"),
+        ({"settings": {}}, "does not say which training data it had"),
+        ({"drawing": {}}, "does not say which seed it had"),
+        ({"history": {}}, "does not say where its run stood"),
+        ({"history": {"epochs": [], "curve": {"width": 0}}}, "does not say where its run stood"),
+        ({"callbacks": [[]]}, "does not say where its run stood"),
+    ],
+)
+def test_a_document_that_somebody_made_up_is_refused(tmp_path, change, says):
+    """The digests of the file are right."""
+    Trainer(trainable(), options=ONE).fit(blobs(), epochs=1, checkpoint=tmp_path)
+    found = Checkpoint.load(tmp_path / FILE)
+    found.run |= {"row": 32, "epoch": 0} | change
+    found.save(tmp_path / FILE)
+    again = Trainer(trainable(), options=ONE)
+    start = bits(again.state())
+    with pytest.raises(BadInput, match=says):
+        again.fit(blobs(), epochs=2, checkpoint=tmp_path, resume=True)
+    assert bits(again.state()) == start

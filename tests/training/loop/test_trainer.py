@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import numpy as np
 import onnx
@@ -9,6 +10,7 @@ import onnxruntime
 import pytest
 from rich.console import Console
 
+import onnxgrad
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import load_model, open_model, save_model, training_info
 from onnxgrad.runtime import Options
@@ -48,18 +50,12 @@ def test_it_learns_and_the_numbers_are_those_of_the_inference_model():
     assert last["validation_loss"] < 0.3 * before["loss"]
     assert last["validation_accuracy"] > 0.95 > before["accuracy"]
     # independently: plain ONNX Runtime, and numpy for the loss
-    session = onnxruntime.InferenceSession(onnx_bytes(trainer.inference_model()))
+    session = onnxruntime.InferenceSession(trainer.inference_model().SerializeToString())
     (y,) = session.run(None, {"x": test["x"]})
     y = y - y.max(1, keepdims=True)
     logp = y - np.log(np.exp(y).sum(1, keepdims=True))
     assert last["validation_loss"] == pytest.approx(-logp[np.arange(90), test["labels"]].mean(), rel=1e-5)
     assert last["validation_accuracy"] == (y.argmax(1) == test["labels"]).mean()
-
-
-def onnx_bytes(model):
-    import onnx_ir as ir
-
-    return ir.to_proto(model).SerializeToString()
 
 
 def test_the_training_loss_of_an_epoch_is_the_mean_over_its_rows():
@@ -189,7 +185,7 @@ def test_losses_of_tensors(loss):
     assert history.epochs[-1]["validation_loss"] < 0.8 * before["loss"]
     assert ("accuracy" in before) == (loss == "bce_with_logits")
     if loss == "bce_with_logits":
-        (y,) = onnxruntime.InferenceSession(onnx_bytes(trainer.inference_model())).run(None, {"x": data["x"]})
+        (y,) = onnxruntime.InferenceSession(trainer.inference_model().SerializeToString()).run(None, {"x": data["x"]})
         assert history.epochs[-1]["validation_accuracy"] == ((y > 0) == (data["labels"] > 0.5)).mean()
 
 
@@ -199,7 +195,7 @@ def test_ignored_labels_do_not_count(tmp_path):
     model = attach(classifier(), loss="cross_entropy:ignore_index=-1", optimizer="adam", learning_rate=0.02)
     trainer = Trainer(model, options=ONE)
     found = trainer.fit(data, epochs=5, validation=data).epochs[-1]
-    (y,) = onnxruntime.InferenceSession(onnx_bytes(trainer.inference_model())).run(None, {"x": data["x"]})
+    (y,) = onnxruntime.InferenceSession(trainer.inference_model().SerializeToString()).run(None, {"x": data["x"]})
     counts = data["labels"] >= 0
     assert found["validation_accuracy"] == (y.argmax(1) == data["labels"])[counts].mean()
 
@@ -373,3 +369,52 @@ def load_model_of(proto):
 def test_options_that_do_not_exist_are_named():
     with pytest.raises(BadInput, match="learning_rat"):
         Trainer(classifier(), loss="mse", learning_rat=0.1)
+
+
+def by_position(rows):
+    return rows["x"], rows["labels"]
+
+
+def test_arrays_by_position_are_those_with_names(tmp_path):
+    data, test = blobs(64), blobs(32, seed=1)
+    named, placed = (Trainer(classifier(), loss="cross_entropy") for _ in range(2))
+    named.fit(data, validation=test, batch_size=16)
+    placed.fit(*by_position(data), validation=by_position(test), batch_size=16)
+    assert all((named.state()[n] == a).all() for n, a in placed.state().items())
+    assert (
+        named.evaluate(test)
+        == placed.evaluate(*by_position(test))
+        == placed.evaluate(({"x": test["x"]}, test["labels"]))
+    )
+    np.testing.assert_array_equal(placed.predict(test["x"])["y"], named.predict(test)["y"])
+    trained = onnxgrad.train(classifier(), *by_position(data), loss="cross_entropy:weight=balanced", batch_size=16)
+    assert trained.step_count == 4
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ((np.zeros((4, 2)),), "1 array without a name, and there are 2 inputs to feed: x (float32"),
+        ((np.zeros((4, 2)), (np.zeros(4), np.zeros(4))), "3 arrays without names"),
+        (
+            (np.zeros((4, 2)), 64),
+            "the second argument are labels, not 64\n  hint: give settings by name: batch_size=64",
+        ),
+    ],
+)
+def test_too_many_or_too_few_arrays_by_position(arrays, words):
+    with pytest.raises(BadInput, match=re.escape(words)):
+        Trainer(classifier(), loss="cross_entropy").fit(*arrays)
+
+
+def test_onnx_saves_the_inference_model(tmp_path):
+    trainer = Trainer(classifier(), loss="cross_entropy")
+    onnx.save(trainer.inference_model(), tmp_path / "a.onnx")
+    trainer.save(tmp_path / "b.onnx")
+    a, b = onnx.load(tmp_path / "a.onnx"), onnx.load(tmp_path / "b.onnx")
+    assert a == b  # the order of their fields may differ
+
+
+def test_a_python_function_as_loss_names_the_way(tmp_path):
+    with pytest.raises(BadInput, match=r"onnxgrad.eager.export\(function, scores, labels"):
+        Trainer(classifier(), loss=lambda scores, labels: ((scores - labels) ** 2).mean())

@@ -61,7 +61,7 @@ def test_the_activation_and_sizes_tell(shape, tail, expected):
 
 
 def test_what_cannot_be_told_is_asked_for():
-    with pytest.raises(BadInput, match=r"'y' is \[.*N.*, 4, 4\]: along which axis"):
+    with pytest.raises(BadInput, match=r"'y' is \[N, 4, 4\]: along which axis"):
         labels(scaled(("N", 4, 4)))
     assert labels(scaled(("N", 4, 4)), "cross_entropy:axis=-1") == ["N", 4]
     with pytest.raises(BadInput, match="axis of the classes is a number, not 'last'"):

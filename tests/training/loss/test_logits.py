@@ -13,7 +13,7 @@ from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training import Loss, attach, compile_step
+from onnxgrad.training import Loss, Trainer, attach, compile_step, evaluate
 from onnxgrad.training.graph.bounds import bounds
 from tests.training.nets import initial, session
 
@@ -46,6 +46,24 @@ CLASSES = {
         three = Constant <value = int64[1] {{3}}> ()  c = Slice (e, i2, three, i1)  j = Concat <axis = 1> (a, b, c)
         s = ReduceSum (j, i1)  z = Div (j, s)""",
     "function": "z = own.probabilities (y)",
+    "written out": f"""{COLUMNS}  m = ReduceMax (y, i1)  d = Sub (y, m)  e = Exp (d)  s = ReduceSum (e, i1)
+        z = Div (e, s)""",
+    "written out, axes lost and given back": f"""{COLUMNS} low = Constant <value = T {{-3e38}}> ()
+        column = Constant <value = int64[2] {{-1, 1}}> ()
+        m = ReduceMax <keepdims = 0> (y, i1)  n = Max (low, m)  u = Unsqueeze (n, i1)  k = Identity (u)  d = Sub (y, k)
+        e = Exp (d)  s = ReduceSum <keepdims = 0> (e, i1)  r = Reshape (s, column)  z = Div (e, r)""",
+    "written out, expanded": f"""{COLUMNS}  size = Shape (y)  e = Exp (y)  s = ReduceSum (e, i1)  x1 = Expand (s, size)
+        z = Div (e, x1)""",
+    "written out as a product": f"{COLUMNS}  e = Exp (y)  s = ReduceSum (e, i1)  r = Reciprocal (s)  z = Mul (e, r)",
+    "written out, its logarithm": f"""{COLUMNS}  m = ReduceMax (y, i1)  d = Sub (y, m)  e = Exp (d)
+        s = ReduceSum (e, i1)  q = Div (e, s)  z = Log (q)""",
+    "written out as a difference": f"""{COLUMNS}  m = ReduceMax (y, i1)  d = Sub (y, m)  e = Exp (d)
+        s = ReduceSum (e, i1)  l = Log (s)  z = Sub (d, l)""",
+    "the exponential of that": f"""{COLUMNS}  m = ReduceMax (y, i1)  d = Sub (y, m)  e = Exp (d)
+        s = ReduceSum <keepdims = 0> (e, i1)  l = Log (s)  u = Unsqueeze (l, i1)  z1 = Sub (d, u)  z = Exp (z1)""",
+    "of ReduceLogSumExp": f"{COLUMNS}  l = ReduceLogSumExp (y, i1)  d = Sub (y, l)  z = Exp (d)",
+    "with the largest score added": f"""{COLUMNS}  m = ReduceMax (y, i1)  d = Sub (y, m)  e = Exp (d)
+        s = ReduceSum (e, i1)  l = Log (s)  a = Add (l, m)  d1 = Sub (y, a)  z = Exp (d1)""",
 }
 PAIRS = {
     "two classes": f"{PAIR}  z = Identity (e)",
@@ -63,6 +81,9 @@ BINARY = {
     "cast": "h = Cast <to = 11> (y)  e = Sigmoid (h)  f = Cast <to = TO> (e)  z = Identity (f)",
     "reshape": f"{FLAT}  e = Sigmoid (y)  z = Reshape (e, s)",
     "by hand": f"{ONE}  n = Neg (y)  x1 = Exp (n)  d = Add (x1, one)  z = Reciprocal (d)",
+    "exponentials": f"{ONE}  a = Exp (y)  d = Add (a, one)  z = Div (a, d)",
+    "each sign in its way": f"""{ONE}  zero = Sub (y, y)  c = GreaterOrEqual (y, zero)  size = Abs (y)  n = Neg (size)
+        a = Exp (n)  d = Add (one, a)  high = Div (one, d)  low = Div (a, d)  z = Where (c, high, low)""",
     "clip": """low = Constant <value = T {1e-7}> ()  high = Constant <value = T {0.9999999}> ()
         e = Sigmoid (y)  z = Clip (e, low, high)""",
     "complement": f"{SIGMOID}  z = Identity (q)",
@@ -169,6 +190,20 @@ REFUSED = {
         3,
         "between 0 and 1 and is not known to be their Sigmoid",
     ),
+    "written out along another axis": (
+        "cross_entropy",
+        {},
+        f"{COLUMNS}  e = Exp (y)  s = ReduceSum (e, i0)  z = Div (e, s)",
+        3,
+        "not known to be their Softmax",
+    ),
+    "shares of squares": (
+        "cross_entropy",
+        {},
+        f"{COLUMNS}  e = Mul (y, y)  a = Abs (e)  s = ReduceSum (a, i1)  z = Div (a, s)",
+        3,
+        "not known to be their Softmax",
+    ),
     "squashed": (
         "binary_focal",
         {},
@@ -225,3 +260,61 @@ def test_where_the_loss_was_taken_is_told():
     told = {p.key: p.value for p in info.algorithm.metadata_props}
     assert told["onnxgrad.loss"] == "cross_entropy is taken of the logits 'y' of the probabilities 'z'"
     assert set(initial(compile_step(attach(with_weight(model("z = Softmax (y)", 3, 3), w))))) >= {"w"}
+
+
+DETECTOR = """<ir_version: 10, opset_import: ["": 21]>
+    detector (float[N, 8, A] x) => (float[N, 8, A] z) {
+      low = Constant <value = int64[1] {0}> ()  four = Constant <value = int64[1] {4}> ()
+      end = Constant <value = int64[1] {8}> ()  axis = Constant <value = int64[1] {1}> ()
+      h = Mul (x, w)  boxes = Slice (h, low, four, axis)  scores = Slice (h, four, end, axis)
+      scaled = Mul (boxes, stride)  TAIL  }"""
+TAILS = {
+    "boxes and sigmoids": "p = Sigmoid (scores)  z = Concat <axis = 1> (scaled, p)",
+    "boxes behind": "p = Sigmoid (scores)  j = Concat <axis = 1> (p, scaled)  z = Identity (j)",
+    "scales, one after the other": """p = Sigmoid (scores)  j = Concat <axis = 1> (scaled, p)
+        t = Transpose <perm = [0, 2, 1]> (j)  k = Concat <axis = 1> (t, t)  z = Transpose <perm = [0, 2, 1]> (k)""",
+}
+
+
+def detector(tail):
+    proto = parser.parse_model(DETECTOR.replace("TAIL", tail))
+    weights = {"w": np.ones((8, 1), np.float32), "stride": np.full((4, 1), 8, np.float32)}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in weights.items())
+    return proto
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_boxes_beside_scores_are_no_scores(tail):
+    """As YOLO's [N, 4 + C, anchors]: the loss is refused unless the output is named."""
+    for loss in ("cross_entropy", "focal", "bce_with_logits"):
+        with pytest.raises(BadInput, match="only a part of 'z' can be scores"):
+            attach(detector(TAILS[tail]), loss=loss, trainable=["w"])
+    assert attach(detector(TAILS[tail]), loss="cross_entropy", output="scores", trainable=["w"]).training_info
+    assert attach(detector(TAILS[tail]), loss="cross_entropy", output="z", trainable=["w"]).training_info
+    assert attach(detector(TAILS[tail]), loss="mse", trainable=["w"]).training_info
+
+
+def test_scores_of_several_heads_are_scores():
+    assert attach(detector("z = Concat <axis = 1> (scaled, scores)"), loss="cross_entropy", trainable=["w"])
+
+
+def test_written_out_probabilities_are_measured_as_such():
+    """Also where the file declares no shapes by which the pattern could be told."""
+    proto = with_weight(
+        model(CLASSES["written out, axes lost and given back"], 3, 3), np.ones((4, 3), np.float32) * X[:4, :1]
+    )
+    del proto.graph.value_info[:]
+    labels = np.arange(6) % 3
+    (p,) = ReferenceEvaluator(proto).run(None, {"x": X})
+    found = evaluate(proto, {"x": X, "labels": labels}, metrics="log_loss").metrics["log_loss"]
+    np.testing.assert_allclose(found, -np.log(p[np.arange(6), labels]).mean(), rtol=1e-5)
+
+
+def test_numbers_that_look_like_probabilities_are_warned_of():
+    """A softmax that no pattern and no range tells: its numbers do, when it is evaluated."""
+    tail = f"""{COLUMNS}  k = Constant <value = T {{2}}> ()  e = Exp (y)  s = ReduceSum (e, i1)  l = Log (s)
+        d = Sub (y, l)  h = Div (d, k)  r = Exp (h)  z = Mul (r, r)"""
+    w = np.random.default_rng(1).standard_normal((4, 3)).astype(np.float32)
+    trainer = Trainer(with_weight(model(tail, 3, 3), w), loss="cross_entropy")
+    with pytest.warns(UserWarning, match="look like probabilities"):
+        trainer.evaluate({"x": X, "labels": np.arange(6) % 3})

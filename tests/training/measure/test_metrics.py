@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxgrad.training.measure.metrics import (
+from onnxgrad.training.metrics.registry import (
     METRICS,
     average_precision,
     counts,

@@ -11,7 +11,7 @@ import pytest
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training import Trainer, evaluate
-from onnxgrad.training.measure.misses import confusion_picture, misses_picture
+from onnxgrad.training.measure.misses import Miss, confusion_picture, misses_picture
 from tests.cli.said import said
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]> g '
@@ -117,3 +117,12 @@ def test_reports_show_what_is_confused(digits):
     assert len(re.findall("data:image/png;base64,", page)) == 2
     first = base64.b64decode(re.search(r"data:image/png;base64,([^\"]+)", page)[1])
     assert picture(first).std() > 20
+
+
+@pytest.mark.parametrize("name", ["$\\frac{$", "$_$", "a$b", "\\$", "\udcff\x00\n", "x" * 100_000, "{\\bf"])
+def test_names_of_classes_are_drawn_as_they_are(name):
+    """Between $ matplotlib reads a formula, of which most are not well formed."""
+    pytest.importorskip("matplotlib")
+    image = np.arange(64.0).reshape(8, 8)
+    assert picture(confusion_picture(np.diag([9, 9]), [name, name])).std() > 1
+    assert picture(misses_picture([Miss(1.0, 0, name, name, image)])).std() > 1

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Meter, Sequences
-from onnxgrad.training.measure.metrics import METRICS
-from onnxgrad.training.measure.running import edit_distance
+from onnxgrad.training.metrics.registry import METRICS
+from onnxgrad.training.metrics.running import edit_distance
 
 
 def added(comparison, prediction, label, names=None, parts=3):
@@ -77,7 +77,7 @@ def test_words_are_what_a_symbol_separates():
     meter = Meter(Sequences(), ["wer", "cer"], classes=["_", "a", "b", " ", "c"])
     meter.add(read, labels)
     assert meter.result()["wer"] == 1 / 4
-    with pytest.raises(BadInput, match="which symbol stands between them"):
+    with pytest.raises(BadInput, match="the symbol between words is not known"):
         Meter(Sequences(), ["wer"])
 
 

@@ -90,4 +90,4 @@ def test_bad_requests():
     with pytest.raises(BadInput, match="an optimizer updates floats, not INT64"):
         optimizer_functions("sgd", (2,), dtype=np.int64)
     with pytest.raises(BadInput, match="adam does not update FLOAT16"):
-        optimizer_functions("adam", (2,), dtype=np.float16)
+        optimizer_functions("adam:convention=onnx", (2,), dtype=np.float16)

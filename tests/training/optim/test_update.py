@@ -94,10 +94,15 @@ TORCH = {
         {"learning_rate": 0.05},
         lambda o, p: o.Adafactor(p.values(), lr=0.05, d=1.5, beta2_decay=-0.5, eps=(np.finfo(np.float32).eps, 1e-3)),
     ),
-    "adam:convention=torch": (
-        {"learning_rate": 0.01, "eps": 0.01},
-        lambda o, p: o.Adam(p.values(), lr=0.01, eps=0.01),
+    "adam": ({"learning_rate": 0.01, "eps": 0.01}, lambda o, p: o.Adam(p.values(), lr=0.01, eps=0.01)),
+    "adam:betas=0.5,0.9": (
+        {"learning_rate": 0.01, "weight_decay": 0.1, "eps": 1e-3},
+        lambda o, p: o.Adam(p.values(), 0.01, (0.5, 0.9), eps=1e-3, weight_decay=0.1),
     ),
+    "adamw": ({"learning_rate": 0.01, "eps": 0.01}, lambda o, p: o.AdamW(p.values(), lr=0.01, eps=0.01)),
+    "adagrad": ({"eps": 0.01}, lambda o, p: o.Adagrad(p.values(), eps=0.01)),
+    "momentum": ({}, lambda o, p: o.SGD(p.values(), lr=0.01, momentum=0.9)),
+    "nesterov": ({"weight_decay": 0.1}, lambda o, p: o.SGD(p.values(), 0.01, 0.9, weight_decay=0.1, nesterov=True)),
 }
 
 
@@ -240,7 +245,7 @@ def test_groups_are_those_of_torch():
         return o.AdamW([slow, {"params": [p["b2"]], "weight_decay": 0.0}, rest], lr=0.01, weight_decay=0.1, eps=1e-4)
 
     groups = ["w1:rate=0.001", Group("b1", frozen=True), "b*:decay=0"]
-    state, _ = trained("adamw", learning_rate=0.01, weight_decay=0.1, eps=1e-4, convention="torch", groups=groups)
+    state, _ = trained("adamw", learning_rate=0.01, weight_decay=0.1, eps=1e-4, groups=groups)
     assert "b1" not in state
     close(state, {n: w for n, w in of_torch(make).items() if n != "b1"})
 

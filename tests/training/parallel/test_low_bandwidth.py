@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from onnxgrad.distributed import Lost, blocks
-from onnxgrad.distributed.simulated import World
 from onnxgrad.errors import BadInput, TrainingError
 from onnxgrad.runtime import Options
 from onnxgrad.training import Trainer, attach
@@ -17,6 +16,7 @@ from onnxgrad.training.parallel.local_steps import VELOCITY, LocalSteps
 from onnxgrad.training.parallel.machine import LOST, DataParallel
 from onnxgrad.training.parallel.ranks import OnAll, OnRank
 from onnxgrad.training.step.accumulate import Accumulating, split_step
+from tests.distributed.simulated import World
 from tests.training.models import blobs, classifier
 
 ONE = Options(threads=1, target="portable")

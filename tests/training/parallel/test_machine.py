@@ -9,12 +9,12 @@ import pytest
 from onnx import helper
 
 from onnxgrad.distributed import Alone, blocks
-from onnxgrad.distributed.simulated import World
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training import attach, compile_step
 from onnxgrad.training.parallel.machine import DataParallel
 from onnxgrad.training.step.accumulate import split_step
+from tests.distributed.simulated import World
 from tests.training.graph.test_training_mode import norm_net
 from tests.training.models import blobs, classifier
 from tests.training.nets import mlp, model_of

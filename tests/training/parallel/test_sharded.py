@@ -10,7 +10,6 @@ import onnx
 import pytest
 
 from onnxgrad.distributed import blocks
-from onnxgrad.distributed.simulated import World
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options
 from onnxgrad.training import Trainer, attach
@@ -19,6 +18,7 @@ from onnxgrad.training.parallel.machine import DataParallel
 from onnxgrad.training.parallel.sharded import Sharded
 from onnxgrad.training.parallel.shares import Shares, arrangement
 from onnxgrad.training.step.accumulate import split_step
+from tests.distributed.simulated import World
 from tests.training.models import blobs, classifier
 
 ONE = Options(threads=1, target="portable")

@@ -10,13 +10,12 @@ import onnx
 import pytest
 
 from onnxgrad.distributed import Lost
-from onnxgrad.distributed.simulated import World
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options
 from onnxgrad.training import Trainer, consolidate
-from onnxgrad.training.loop.checkpoint import FILE, Checkpoint, named_parts, previous
-from onnxgrad.training.loop.checkpoint_parts import load_whole
+from onnxgrad.training.loop.checkpoint import FILE, PARTS, Checkpoint, named_parts, previous
 from onnxgrad.training.parallel.ranks import OnAll
+from tests.distributed.simulated import World
 from tests.training.models import blobs, classifier
 from tests.training.parallel.test_low_bandwidth import Dies, numbers
 
@@ -114,16 +113,25 @@ def parts_in(folder):
 def test_parts_of_a_checkpoint_are_files_of_their_ranks(tmp_path):
     """What is replicated is written once; the index and the one before it name all files, and no others are there."""
     fitted(3, tmp_path)
-    index = Checkpoint.load(tmp_path / FILE)
+    index = Checkpoint.load_file(tmp_path / FILE)
     assert set(index.state) == {"w1", "b1", "w2", "steps"}
     files = [named_parts(path) for path in (tmp_path / FILE, previous(tmp_path / FILE))]
     assert [len(names) for names in files] == [3, 3]
     assert parts_in(tmp_path) == sorted({*files[0], *files[1]})
-    whole = load_whole(tmp_path / FILE)
+    whole = Checkpoint.load(tmp_path / FILE)
     moments = 2 * sum(index.state[n].nbytes for n in ("w1", "b1", "w2"))
-    sizes = [sum(a.nbytes for a in Checkpoint.load(tmp_path / name).state.values()) for name in files[0]]
+    sizes = [sum(a.nbytes for a in Checkpoint.load_file(tmp_path / name).state.values()) for name in files[0]]
     assert sum(sizes) == moments == whole.state["w1_mean"].nbytes * 2 * 80 // 48
     assert max(sizes) - min(sizes) <= 8
+
+
+@pytest.mark.parametrize("shape", [[-1], [10**17], ["n"], [10**30]])
+def test_an_index_with_impossible_parts_is_refused(tmp_path, shape):
+    index = Checkpoint({"w": np.ones(2, np.float32)}, {PARTS: {"files": [], "tensors": {"m": ["float32", shape]}}})
+    index.save(tmp_path / FILE)
+    assert set(Checkpoint.load_file(tmp_path / FILE).state) == {"w"}
+    with pytest.raises(BadInput, match="does not say which parts"):
+        Checkpoint.load(tmp_path / FILE)
 
 
 @pytest.mark.parametrize(("optimizer", "last"), [("adam", [(2, False), (1, True), (2, True)]), ("lamb", [])])
@@ -148,7 +156,7 @@ def test_the_same_ranks_go_on_with_the_same_bits_wherever_one_is_killed(tmp_path
     """Rank 1 dies before one of its exchanges, within the writing of a checkpoint, too."""
     with pytest.raises(Lost):
         fitted(2, tmp_path, deaths={1: at}, checkpoint_seconds=0, epochs=2)
-    load_whole(tmp_path / FILE)
+    Checkpoint.load(tmp_path / FILE)
     check_same(states(2, tmp_path, resume=True, checkpoint_seconds=0, epochs=2)[1], unharmed[0])
 
 
@@ -161,7 +169,7 @@ def test_a_kill_between_any_two_files_leaves_a_whole_checkpoint(tmp_path, monkey
         original(self, path, **how)
         saves.append(path.name)
         if (tmp_path / "run" / FILE).exists():
-            found = load_whole(tmp_path / "run" / FILE)
+            found = Checkpoint.load(tmp_path / "run" / FILE)
             states_of.append((found.run["step"], np.abs(found.state["w1_mean"]).max()))
 
     monkeypatch.setattr(Checkpoint, "save", save)
@@ -198,7 +206,7 @@ def test_consolidated_it_is_that_of_replicated_ranks(tmp_path):
 
 
 def _one_less(folder, name):
-    index = Checkpoint.load(folder / FILE)
+    index = Checkpoint.load_file(folder / FILE)
     del index.run["parts"]["files"][1]
     index.save(folder / FILE)
 
@@ -222,24 +230,24 @@ def _of_the_step_before(folder, name):
 
 
 def _of_another_run(folder, name):
-    found = Checkpoint.load(folder / name)
+    found = Checkpoint.load_file(folder / name)
     found.state = {n: a + 1 for n, a in found.state.items()}
     found.save(folder / name)
 
 
 def _elsewhere(folder, name):
-    found = Checkpoint.load(folder / FILE)
+    found = Checkpoint.load_file(folder / FILE)
     found.run["parts"]["files"][0][0] = "../x.safetensors"
     found.save(folder / FILE)
 
 
 def _overlapping(folder, name):
-    index = Checkpoint.load(folder / FILE)
+    index = Checkpoint.load_file(folder / FILE)
     name = named_parts(folder / FILE)[1]
-    found = Checkpoint.load(folder / name)
+    found = Checkpoint.load_file(folder / name)
     found.run["places"] = {n: [0, high - low] for n, (low, high) in found.run["places"].items()}
     found.save(folder / name)
-    index.run["parts"]["files"][1][1] = Checkpoint.load(folder / name).digest
+    index.run["parts"]["files"][1][1] = Checkpoint.load_file(folder / name).digest
     index.save(folder / FILE)
 
 

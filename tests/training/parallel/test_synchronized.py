@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from onnxgrad.distributed.simulated import World
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training import Loss, Trainer, attach, compile_step
 from onnxgrad.training.parallel.machine import DataParallel
 from onnxgrad.training.parallel.stages import stages
 from onnxgrad.training.step.accumulate import Accumulating, split_step
+from tests.distributed.simulated import World
 from tests.training.nets import mlp, model_of
 from tests.training.parallel.test_machine import check_replicas, part_of
 

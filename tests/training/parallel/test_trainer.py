@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from onnxgrad.distributed import Launch
-from onnxgrad.distributed.simulated import World
 from onnxgrad.errors import TrainingError
 from onnxgrad.runtime import Options
 from onnxgrad.training import Interrupted, Trainer, attach, split_step
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from onnxgrad.training.parallel.ranks import OnAll, OnRank
+from tests.distributed.simulated import World
 from tests.training.models import blobs, classifier
 from tests.training.step.test_memory_budget import deep, least_of
 
@@ -154,6 +154,20 @@ def test_an_interrupt_of_one_rank_stops_all_and_other_numbers_of_ranks_go_on(tmp
     assert numbers(trainers[0])[-1] == pytest.approx(plain, rel=1e-5)
     (one,) = fitted(1, folder=where, resume=True, epochs=4)
     assert len(numbers(one)) == 4
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_trainer_that_was_interrupted_fits_again(shard):
+    """The requests that ended a run before are forgotten: by the ranks that were asked, and by the others."""
+
+    def work(collective):
+        trainer = Trainer(classifier(), options=ONE, distributed=collective, shard_optimizer=shard, **HOW)
+        how = {"epochs": 2, "batch_size": 16, "progress": False}
+        with pytest.raises(Interrupted):
+            trainer.fit(blobs(90), callbacks=[StopAfter()], **how)
+        return len(trainer.fit(blobs(90), **how).epochs)
+
+    assert World(2).run(work) == [2, 2]
 
 
 def test_a_resumed_run_of_the_same_ranks_is_equal_bit_by_bit(tmp_path):

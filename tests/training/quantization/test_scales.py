@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from onnxgrad.model_io.save import to_proto
 from onnxgrad.training import Trainer, compile_step
 from onnxgrad.training.build.attach import attach
 from tests.training.quantization.models import pair, scores
@@ -144,7 +143,7 @@ def test_a_training_model_goes_on_with_the_same_bits():
     trainer = Trainer(model, loss="mse", optimizer="adam", learning_rate=0.05)
     batch = {"x": X, "labels": T}
     trainer.machine.step(batch)
-    saved = to_proto(trainer.training_model())
+    saved = trainer.training_model()
     other = Trainer(saved)
     for machine in (trainer.machine, other.machine):
         machine.step(batch)

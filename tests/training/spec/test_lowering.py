@@ -155,7 +155,7 @@ def test_gradient_that_is_an_input():
 BAD = {
     "no name y": (gradient(["a"], ["d"], "nope", ["a"]), "no value named 'nope'"),
     "no name x": (gradient(["a"], ["d"], "y", ["A1"]), "no value named 'A1'"),
-    "other type": (gradient(["i", "b"], ["d"], "y", ["a"], ["b"]), "'a' is a tensor of FLOAT, and 'i'"),
+    "other type": (gradient(["i", "b"], ["d"], "y", ["a"], ["b"]), "'a' is a tensor of float32, and 'i'"),
     "nothing fed": (gradient(["", "b"], ["d"], "y", ["a"], ["b"]), "nothing is fed for 'a'"),
     "incomplete": (gradient(["a"], ["d"], "y", ["a"]), "'y' depends on 'b' too (b → Mul → y)"),
     "twice": (gradient(["a", "a", "b"], ["d"], "y", ["a", "a"], ["b"]), "'a' is named twice"),

@@ -67,7 +67,7 @@ def test_defaults():
 
 def test_functions_of_several_sizes_in_one_model():
     """One for each number of tensors, told apart by the overload; algorithms bring theirs along."""
-    model = attach(mlp(), loss="mse", optimizer="adam")
+    model = attach(mlp(), loss="mse", optimizer="adam", convention="onnx")
     with_functions = with_optimizer_functions(model)
     assert [(f.name, f.overload) for f in with_functions.functions] == [("Adam", "4")]
     node = next(n for n in with_functions.training_info[0].algorithm.node if n.op_type == "Adam")

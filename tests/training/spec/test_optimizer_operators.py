@@ -194,11 +194,11 @@ TORCH = {
         lambda o, p: o.SGD(p, lr=0.05, momentum=0.8, nesterov=True),
     ),
     "adam": (
-        {"learning_rate": 0.01, "betas": (0.9, 0.999), "eps": 1e-12, "weight_decay": 0.01},
+        {"learning_rate": 0.01, "eps": 1e-12, "weight_decay": 0.01, "convention": "onnx"},
         lambda o, p: o.Adam(p, lr=0.01, eps=1e-12, weight_decay=0.01),
     ),
     "adamw": (
-        {"learning_rate": 0.01, "eps": 1e-12, "weight_decay": 0.1},
+        {"learning_rate": 0.01, "eps": 1e-12, "weight_decay": 0.1, "convention": "onnx"},
         lambda o, p: o.AdamW(p, lr=0.01, eps=1e-12, weight_decay=0.1),
     ),
     "adagrad": (
@@ -211,7 +211,7 @@ TORCH = {
 @pytest.mark.torch
 @pytest.mark.parametrize("name", TORCH)
 def test_hundred_steps_are_those_of_torch(name):
-    """With the same settings. For Adam, ε is what differs (see the next test), so it is tiny here."""
+    """With the same settings. For the operator Adam, ε is what differs (see the next test), so it is tiny here."""
     settings, make = TORCH[name]
     batches = _data(100)
     weights, losses = _torch_training(make, batches)
@@ -223,11 +223,11 @@ def test_hundred_steps_are_those_of_torch(name):
 
 
 @pytest.mark.torch
-def test_epsilon_of_adam_is_before_the_bias_correction():
+def test_epsilon_of_the_operator_adam_is_before_the_bias_correction():
     """ONNX divides by √H + ε and corrects afterwards; PyTorch corrects H first: its ε is ours·√(1-βᵀ)⁻¹."""
     pytest.importorskip("torch")
     batches, eps = _data(3), 0.01
-    state, _ = train(compile_step(attach(mlp(), loss="mse", optimizer="adam", eps=eps)), batches)
+    state, _ = train(compile_step(attach(mlp(), loss="mse", optimizer="adam", eps=eps, convention="onnx")), batches)
 
     class Adjusted:
         def __init__(self, torch_optim, params):
@@ -248,20 +248,21 @@ def test_epsilon_of_adam_is_before_the_bias_correction():
 
 @pytest.mark.torch
 @pytest.mark.parametrize("name", ["adam", "adamw"])
-def test_convention_of_torch(name):
+def test_adam_by_name_is_that_of_torch(name):
     """With an ε that matters, the same as PyTorch over 100 steps; and it is said which convention it is."""
     eps, make = 0.01, {"adam": "Adam", "adamw": "AdamW"}[name]
     batches = _data(100)
     weights, losses = _torch_training(lambda o, p: getattr(o, make)(p, lr=0.01, eps=eps, weight_decay=0.01), batches)
     settings = {"learning_rate": 0.01, "eps": eps, "weight_decay": 0.01}
-    model = attach(mlp(), loss="mse", optimizer=name, convention="torch", **settings)
+    model = attach(mlp(), loss="mse", optimizer=name, **settings)
     state, history = train(compile_step(model), batches, threads=2)
     np.testing.assert_allclose([h["loss"] for h in history], losses, rtol=2e-4)
     for n, w in weights.items():
         np.testing.assert_allclose(state[n], w, rtol=1e-3, atol=2e-5, err_msg=n)
     assert "Adam" not in {n.op_type for n in model.training_info[0].algorithm.node}
     assert "PyTorch" in model.training_info[0].algorithm.metadata_props[0].value
-    plain = attach(mlp(), loss="mse", optimizer=name, **settings)
+    plain = attach(mlp(), loss="mse", optimizer=name, convention="onnx", **settings)
+    assert "Adam" in {n.op_type for n in plain.training_info[0].algorithm.node}
     assert "(ONNX)" in plain.training_info[0].algorithm.metadata_props[0].value
 
 

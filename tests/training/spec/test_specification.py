@@ -226,9 +226,12 @@ def test_block_coordinate_descent():
 
 OPTIMIZERS = {
     "adagrad": ({"learning_rate": 2**-3, "eps": 1e-6}, lambda o, p: o.Adagrad(p, lr=2**-3, eps=1e-6)),
-    "adam": ({"learning_rate": 2**-7, "eps": 1e-16}, lambda o, p: o.Adam(p, lr=2**-7, eps=1e-16)),
-    "adam, convention of PyTorch": (
-        {"learning_rate": 2**-7, "eps": 1e-3, "convention": "torch"},
+    "adam, the operator": (
+        {"learning_rate": 2**-7, "eps": 1e-16, "convention": "onnx"},
+        lambda o, p: o.Adam(p, lr=2**-7, eps=1e-16),
+    ),
+    "adam": (
+        {"learning_rate": 2**-7, "eps": 1e-3},
         lambda o, p: o.Adam(p, lr=2**-7, eps=1e-3),
     ),
     "momentum": ({"learning_rate": 2**-4, "momentum": 0.8}, lambda o, p: o.SGD(p, lr=2**-4, momentum=0.8)),

@@ -185,16 +185,16 @@ CHANGES = {
         "gradient",
         "has 2 outputs for 1 xs",
     ),
-    "y that is no float": (_gradient_says(y="T"), "gradient", "'T' is a tensor of INT64; only floats have derivatives"),
+    "y that is no float": (_gradient_says(y="T"), "gradient", "'T' is a tensor of int64; only floats have derivatives"),
     "x that is no float": (
         _gradient_says(xs=["w2", "T"], inputs=["w2", "T", "x", "labels"]),
         "gradient",
-        "'T' is a tensor of INT64; only floats have derivatives",
+        "'T' is a tensor of int64; only floats have derivatives",
     ),
     "fed with another type": (
         _gradient_says(inputs=["T", "x", "labels"]),
         "gradient",
-        "'w2' is a tensor of FLOAT, and 'T', which is fed for it, one of INT64",
+        "'w2' is a tensor of float32, and 'T', which is fed for it, one of int64",
     ),
     "domain of a draft": (
         lambda i: setattr(i.algorithm.node[4], "domain", "ai.onnx.training"),

@@ -1,19 +1,19 @@
 """What a host on a device gets: it trains as the trainer does, bit for bit, with onnxruntime and numpy alone."""
 
 import json
+import re
+import runpy
 import subprocess
 import sys
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import onnxruntime
 import pytest
 
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options
 from onnxgrad.training import Trainer, attach, export_step
-from onnxgrad.training.export.files import load_contract
 from onnxgrad.training.export.host import Host
 from tests.commands import command
 from tests.training.loop.test_trainer import NORMED
@@ -38,7 +38,7 @@ def trained(source, batch=32, epochs=2):
 
 def test_every_model_is_sound(tmp_path):
     contract = export_step(model(), tmp_path)
-    assert contract == load_contract(tmp_path)
+    assert contract == json.loads((tmp_path / "contract.json").read_text())
     assert set(contract["models"]) == {"train", "gradient", "update", "evaluate", "infer"}
     for about in contract["models"].values():
         found = onnx.load(tmp_path / about["file"])
@@ -59,6 +59,7 @@ def test_every_model_is_sound(tmp_path):
         }
 
 
+@pytest.mark.target("portable")  # as in the host, to the last bit
 @pytest.mark.parametrize("optimizer", ["adam", "momentum", "lion"])
 def test_the_example_host_takes_the_steps_of_the_trainer(tmp_path, optimizer):
     source = model(optimizer)
@@ -103,18 +104,10 @@ def test_evaluation_and_inference_read_the_state(tmp_path):
     test = blobs(seed=1)
     found = host.run("evaluate", test)
     assert float(found["loss"]) == pytest.approx(trainer.evaluate(test)["loss"], rel=1e-6)
-    inference = ir.to_proto(trainer.inference_model()).SerializeToString()
+    inference = trainer.inference_model().SerializeToString()
     (y,) = onnxruntime.InferenceSession(inference).run(None, {"x": test["x"]})
     np.testing.assert_allclose(host.run("infer", test)["y"], y, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(found["y"], y, rtol=1e-6, atol=1e-6)
-
-
-def test_a_contract_of_another_version(tmp_path):
-    with pytest.raises(BadInput, match="cannot read"):
-        load_contract(tmp_path)
-    (tmp_path / "contract.json").write_text(json.dumps({"version": 99}))
-    with pytest.raises(BadInput, match="has version 99"):
-        load_contract(tmp_path)
 
 
 def test_the_command(tmp_path):
@@ -131,9 +124,9 @@ def test_the_command(tmp_path):
     before = {n: a.copy() for n, a in host.state.items()}
     host.step(blobs())
     assert (host.state["w1"] == before["w1"]).all(), "the schedule has come to its end"
-    found = command(*asked, cwd=tmp_path)
+    found = command(*asked[:-2], cwd=tmp_path)
     assert (found.returncode, found.stdout) == (2, "")
-    assert "say which optimizer" in found.stderr
+    assert "say which loss" in found.stderr
 
 
 def test_further_results(tmp_path):
@@ -149,3 +142,32 @@ def test_further_results(tmp_path):
     host.step_in_parts(data, 3)
     with pytest.raises(BadInput, match="nothing"):
         export_step(source, tmp_path, outputs=["nothing"])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda place: (place / "data.npz").unlink(), "cannot read .*data.npz as .npz"),
+        (lambda place: (place / "data.npz").write_bytes(b"PK no archive"), "cannot read .*data.npz as .npz"),
+        (lambda place: np.savez(place / "data.npz", x=np.array([{}])), "cannot read .*data.npz as .npz"),
+        (lambda place: np.savez(place / "data.npz", x=blobs()["x"]), "train.onnx takes labels, which the batch"),
+        (lambda place: np.savez(place / "data.npz", x=blobs()["x"], labels=[1]), "the same number of rows"),
+        (lambda place: np.savez(place / "data.npz", x=blobs()["x"][:0], labels=blobs()["labels"][:0]), "one at least"),
+        (lambda place: np.savez(place / "data.npz", x=blobs()["x"][:, :1], labels=blobs()["labels"]), "does not run: "),
+        (lambda place: (place / "contract.json").write_text("{"), "cannot read .*contract.json"),
+        (lambda place: (place / "contract.json").write_text('{"version": 2}'), "not a contract of version 1"),
+        (lambda place: (place / "train.onnx").write_bytes(b"no model"), "cannot load .*train.onnx"),
+        (lambda place: (place / "state.npz").unlink(), "cannot read .*state.npz"),
+    ],
+)
+def test_what_a_user_of_the_example_host_can_mend(tmp_path, spoil, says, monkeypatch, capsys):
+    export_step(model(), tmp_path)
+    np.savez(tmp_path / "data.npz", **blobs())
+    spoil(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "host.py"), str(tmp_path / "data.npz")])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(tmp_path / "host.py"), run_name="__main__")
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert re.search(says, err)
+    assert len(err.splitlines()) == 1

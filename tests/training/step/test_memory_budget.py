@@ -177,7 +177,7 @@ def test_the_same_training_in_less_memory(name):
 @pytest.mark.parametrize("name", ["mlp", "residual cnn", "dropout"])
 def test_to_the_bit_where_the_same_kernels_run(name):
     step, planned, rows = planned_of(name)
-    plain = Options(threads=1, layout="plain", level="none")
+    plain = Options(threads=1, layout="plain", level="none", target="portable")
     one, other = StepRunner(step, options=plain), StepRunner(planned, options=plain)
     for seed in range(3):
         batch = batch_of(step, rows, seed)

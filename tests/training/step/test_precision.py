@@ -9,19 +9,18 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from onnxgrad.distributed.simulated import World
 from onnxgrad.runtime import Options
 from onnxgrad.training import Trainer, attach
 from onnxgrad.training.graph.mixed_precision import Precision
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from onnxgrad.training.parallel.exchanges import Exchanges
-from onnxgrad.training.parallel.joining import machine_of
 from onnxgrad.training.parallel.local_steps import LocalSteps
 from onnxgrad.training.parallel.ranks import Ranks
-from onnxgrad.training.parallel.sharded import whole_state
+from onnxgrad.training.parallel.strategy import choose_strategy
 from onnxgrad.training.step import precision as of_step
 from onnxgrad.training.step.accumulate import Accumulating, split_step
 from tests.cli.said import said
+from tests.distributed.simulated import World
 from tests.training.graph.test_training_mode import norm_net
 from tests.training.models import blobs, classifier
 from tests.training.nets import mlp
@@ -97,12 +96,13 @@ def test_what_is_not_finite_on_one_rank_skips_the_step_on_all(exchange):
     halves = split()
 
     def work(collective):
-        machine = machine_of(halves, 1, Ranks(collective), exchange, ONE)
+        strategy = choose_strategy(Ranks(collective), exchange)
+        strategy.use(machine := strategy.machine_of(halves, 1, ONE))
         found = []
         for bad in (None, 5, None):  # row 5 is the second rank's
             rows = slice(4 * collective.rank, 4 * collective.rank + 4)
             machine.step({name: array[rows] for name, array in batch(bad=bad).items()})
-            found.append(whole_state(machine))
+            found.append(strategy.whole_state())
         return found
 
     found = World(3).run(work)

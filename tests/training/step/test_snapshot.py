@@ -42,7 +42,7 @@ def test_it_goes_on_with_the_same_bits(tmp_path, settings):
     assert again.fingerprint == first.fingerprint
     again.fit(blobs(), epochs=2, **run)
     assert bits(again.state()) == bits(whole.state())
-    assert "onnxgrad.dropout_step" not in again.inference_model().metadata_props
+    assert "onnxgrad.dropout_step" not in again.inference_ir().metadata_props
 
 
 def test_by_steps(tmp_path):

@@ -1,4 +1,4 @@
-"""What programs import from `autograd.core` and `autograd.tracer`."""
+"""What programs import from `autograd.core` and ``autograd.tracer``."""
 
 from __future__ import annotations
 

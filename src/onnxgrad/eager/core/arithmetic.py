@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.eager.core.buffers import empty
-from onnxgrad.ir.constants import constant
+from onnxgrad.ir.match import constant
 
 #: The largest array of such a graph in bytes. Calls of numpy cost more than small ones, and large ones do not fit into
 #: the cache: both are for ONNX Runtime, the latter for its threads.

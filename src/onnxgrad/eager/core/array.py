@@ -186,10 +186,17 @@ class Array:
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:
         """``numpy.sin(x)`` is ``sin(x)`` of the namespace."""
+        name = f"numpy.{ufunc.__name__}"
         function = getattr(self._xp, ufunc.__name__, None)
-        if method == "__call__" and not kwargs and function is not None:
-            return function(*args)
-        return self._outside(f"numpy.{ufunc.__name__}", getattr(ufunc, method), args, kwargs)
+        if method == "__call__" and function is not None:
+            dtype = kwargs.pop("dtype", None)
+            if not kwargs:
+                return function(*args) if dtype is None else function(*(as_array(x).astype(dtype) for x in args))
+            return self._outside(f"{name} with {' and '.join(map(repr, sorted(kwargs)))}", ufunc, args, kwargs)
+        how = getattr(function, method, None)
+        if how is not None and not kwargs.keys() - {"axis", "dtype", "keepdims"}:
+            return how(*args, **kwargs)
+        return self._outside(name if method == "__call__" else f"{name}.{method}", getattr(ufunc, method), args, kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """``numpy.sum(x)`` is ``sum(x)`` of the namespace."""
@@ -204,7 +211,7 @@ class Array:
     @staticmethod
     def _outside(name: str, function: Any, args: Any, kwargs: Any) -> Any:
         """Apply a function of numpy that the namespace lacks; refused for arrays with a derivative."""
-        refuse_tracked(name, [*args, *kwargs.values()], "use the functions of onnxgrad.eager.numpy")
+        refuse_tracked(name, [*args, *kwargs.values()], "")
         return wrapped(function(*map(plain, args), **{k: plain(v) for k, v in kwargs.items()}))
 
     # --- methods that numpy's arrays have too ----------------------------------------------------
@@ -298,6 +305,13 @@ def tracked(x: Any, floats: bool = True) -> bool:
     if isinstance(x, Array):
         return x._node is not None and (not floats or x._data.dtype.kind not in "biu")
     return isinstance(x, (list, tuple)) and any(tracked(e, floats) for e in x)
+
+
+def values_of(name: str, x: Array) -> np.ndarray:
+    """The elements of `x`, which decide about places and counts; refused where the function `name` is exported."""
+    if exporting.get():
+        refuse_tracked(name, [x], "what it does depends on the elements", floats=False)
+    return x._data
 
 
 def refuse_tracked(name: str, operands: Any, instead: str, floats: bool = True) -> None:

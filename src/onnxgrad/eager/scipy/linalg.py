@@ -17,6 +17,7 @@ from onnxgrad.eager.core.custom_derivatives import opaque_call
 from onnxgrad.eager.numpy import linalg as _linalg
 from onnxgrad.eager.xp.dtypes import promoted
 from onnxgrad.eager.xp.ufuncs import beyond
+from onnxgrad.errors import BadInput
 
 det, inv, norm, pinv, solve, svdvals = (getattr(_linalg, n) for n in ("det", "inv", "norm", "pinv", "solve", "svdvals"))
 
@@ -145,6 +146,39 @@ def cho_solve(c_and_lower: tuple[Any, bool], b: Any) -> Array:
     """The solution X of A·X = B, given the Cholesky factor of A."""
     c, lower = c_and_lower
     return solve_triangular(c, solve_triangular(c, b, 0 if lower else 1, lower), 1 if lower else 0, lower)
+
+
+def toeplitz(c: Any, r: Any = None) -> Array:
+    """The matrix with equal elements along each diagonal, of the first column `c` and the first row `r` (conj(c))."""
+    column = np.ravel(c)
+    row = np.conj(column) if r is None else np.ravel(r)
+    column, row = promoted(column, row)
+    m, n = column.shape[0], row.shape[0]
+    places = numpy.arange(m)[:, None] - numpy.arange(n) + (n - 1)
+    return np.concat([np.flip(row[1:]), column])[places]
+
+
+def lu(a: Any, permute_l: bool = False) -> Any:
+    """P, L and U of A = P·L·U for a square matrix; with `permute_l`, P·L and U.
+
+    P is constant. With M = Lᵀ·Ḡ_L below the diagonal and Ḡ_U·Uᵀ on and above it, A has P·L⁻ᵀ·M·U⁻ᵀ.
+    """
+    a = as_array(a)
+    if a.ndim != 2 or a.shape[0] != a.shape[1]:
+        raise BadInput(f"lu takes a square matrix here, not one of shape {a.shape}")
+    p = _scipy.lu(a._data)[0]
+
+    def run(a: Any) -> Any:
+        return tuple(map(wrapped, _scipy.lu(p.T @ a._data, p_indices=False)[1:]))
+
+    def backward(arguments: Any, y: Any, g: Any) -> Any:
+        lower, upper = (np.matrix_transpose(z) for z in y)
+        middle = np.tril(lower @ g[0], -1) + np.triu(g[1] @ upper)
+        left = solve_triangular(y[0], middle, 1, lower=True, unit_diagonal=True)
+        return (p @ solve_triangular(y[1], left.T).T,)
+
+    factor, upper = opaque_call(run, (a,), backward)
+    return (p @ factor, upper) if permute_l else (wrapped(p), factor, upper)
 
 
 def block_diag(*arrays: Any) -> Array:

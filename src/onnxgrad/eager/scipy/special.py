@@ -2,7 +2,7 @@
 
 A line for each function gives its partial derivatives as functions of the operands and the result, written with the
 functions of the namespace and of this module, so that derivatives of all orders follow. An operand without a formula
-(the order of a Bessel function, the shape parameter of an incomplete gamma function) is refused if it is a variable.
+(the order of a Bessel function, the shape parameters of an incomplete beta function) is refused if it is a variable.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ betaln: Function = _derived(
 betainc: Function = _derived(
     "betainc", _NONE, _NONE, lambda a, b, x, y: np.exp(xlogy(a - 1, x) + xlog1py(b - 1, -x) - betaln(a, b))
 )
-gammainc: Function = _derived("gammainc", _NONE, lambda a, x, y: np.exp(-x + xlogy(a - 1, x) - gammaln(a)))
-gammaincc: Function = _derived("gammaincc", _NONE, lambda a, x, y: -np.exp(-x + xlogy(a - 1, x) - gammaln(a)))
+_gammainc: Function = _derived("gammainc", _NONE, lambda a, x, y: np.exp(-x + xlogy(a - 1, x) - gammaln(a)))
+_gammaincc: Function = _derived("gammaincc", _NONE, lambda a, x, y: -np.exp(-x + xlogy(a - 1, x) - gammaln(a)))
 poch: Function = _derived("poch", lambda a, m, y: y * (digamma(a + m) - digamma(a)), lambda a, m, y: y * digamma(a + m))
 
 # error functions, integrals
@@ -138,6 +138,27 @@ kl_div: Function = _derived("kl_div", lambda x, y, z: np.log(x / y), lambda x, y
 logit: Function = _derived("logit", lambda x, y: 1 / (x * (1 - x)))
 exprel: Function = _derived("exprel", lambda x, y: exprel_slope(x, y))
 psi, jn, yn = digamma, jv, yv
+
+
+def _gammainc_series(a: Any, x: Any) -> Array:
+    """Σₙ xᵃ⁺ⁿ·e⁻ˣ / Γ(a + n + 1) (DLMF 8.7.1), all terms of which are positive."""
+    most = float(numpy.max(x._data, initial=0.0))
+    n = numpy.arange(math.ceil(most + 12 * math.sqrt(most)) + 60.0)
+    empty = x == 0
+    a, x = a[..., None], np.where(empty, 1.0, x)[..., None]
+    return np.where(empty, 0.0, np.sum(np.exp((a + n) * np.log(x) - x - gammaln(a + n + 1)), axis=-1))
+
+
+def gammainc(a: Any, x: Any, /) -> Array:
+    """The regularized lower incomplete gamma function; if `a` is a variable, as a series of about x terms."""
+    a, x = as_array(a), as_array(x)
+    return _gammainc_series(*np.broadcast_arrays(a, x)) if tracked(a) else _gammainc(a, x)
+
+
+def gammaincc(a: Any, x: Any, /) -> Array:
+    """The regularized upper incomplete gamma function: 1 − `gammainc`."""
+    a, x = as_array(a), as_array(x)
+    return 1.0 - gammainc(a, x) if tracked(a) else _gammaincc(a, x)
 
 
 # --- functions that ONNX has -----------------------------------------------------------------------

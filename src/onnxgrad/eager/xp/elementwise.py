@@ -48,14 +48,23 @@ def _never(b: Builder, x: Var) -> Var:
 
 
 def _atan2(b: Builder, y: Var, x: Var) -> Var:
-    """The arctangent of the quotient of magnitude at most 1, plus a constant for each octant."""
+    """The arctangent of the quotient of magnitude at most 1, plus a constant for each octant; constant at (0, 0)."""
     flat = b.LessOrEqual(b.Abs(y), b.Abs(x))
-    one = b.const(1, x.dtype)
-    near = b.Atan(b.Where(flat, y, one) / b.Where(flat, x, one))
+    one, zero = b.const(1, x.dtype), b.const(0, x.dtype)
+    inside = b.And(flat, b.Not(b.Equal(x, zero)))
+    near = b.Atan(b.Where(inside, y, zero) / b.Where(inside, x, one))
     far = b.Atan(b.Where(flat, one, x) / b.Where(flat, one, y))
     sign = b.Where(_is_negative(b, y), b.Neg(one), one)
     turn = b.Where(_is_negative(b, x), sign * math.pi, sign * 0.0)
     return b.Where(flat, near + turn, sign * (math.pi / 2) - far)
+
+
+def _hypot(b: Builder, x: Var, y: Var) -> Var:
+    """√(x² + y²); constant at (0, 0), as a norm is."""
+    square = x * x + y * y
+    one, zero = b.const(1, x.dtype), b.const(0, x.dtype)
+    empty = b.Equal(square, zero)
+    return b.Where(empty, zero, b.Sqrt(b.Where(empty, one, square)))
 
 
 _SAME, _NOT = standard("Identity"), standard("Not")
@@ -122,7 +131,7 @@ greater = binary("greater", _op("Greater"), np.greater, booleans=lambda b, x, y:
 greater_equal = binary(
     "greater_equal", _op("GreaterOrEqual"), np.greater_equal, booleans=lambda b, x, y: b.Or(x, b.Not(y))
 )
-hypot = binary("hypot", lambda b, x, y: b.Sqrt(x * x + y * y), np.hypot)
+hypot = binary("hypot", _hypot, np.hypot)
 less = binary("less", _op("Less"), np.less, booleans=lambda b, x, y: b.And(b.Not(x), y))
 less_equal = binary("less_equal", _op("LessOrEqual"), np.less_equal, booleans=lambda b, x, y: b.Or(b.Not(x), y))
 logaddexp = binary("logaddexp", lambda b, x, y: y + b.Softplus(x - y), np.logaddexp)

@@ -15,7 +15,7 @@ from onnxgrad.eager.core.custom_derivatives import custom_vjp
 from onnxgrad.eager.core.primitives import standard
 from onnxgrad.eager.core.recording import record
 from onnxgrad.eager.xp.dtypes import promoted
-from onnxgrad.eager.xp.elementwise import imag
+from onnxgrad.eager.xp.elementwise import imag, where
 from onnxgrad.eager.xp.manipulation import expand_dims, matrix_transpose, reshape, squeeze
 from onnxgrad.eager.xp.products import matmul
 from onnxgrad.eager.xp.reductions import sum
@@ -81,8 +81,13 @@ def det(x: Any, /) -> Array:
 
 @det.defvjp
 def _det(arguments: Any, y: Any, g: Any) -> Any:
-    """y = det X: g·y·X⁻ᵀ, of a regular matrix."""
+    """y = det X: g·y·X⁻ᵀ; of a singular matrix g·C with the cofactors Cᵢⱼ = det (X with row i replaced by eⱼ)."""
     (x,) = arguments
+    if (y._data == 0).any():
+        n = x.shape[-1]
+        unit = np.eye(n, dtype=x.dtype).reshape(1, n, 1, n)
+        replaced = where(np.eye(n, dtype=bool).reshape(n, 1, n, 1), unit, expand_dims(x, axis=(-4, -3)))
+        return _spread(g) * det(replaced)
     return _spread(g * y) * matrix_transpose(inv(x))
 
 

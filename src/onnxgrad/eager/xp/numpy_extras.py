@@ -9,22 +9,31 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.eager.core.array import Array, as_array, plain, tracked, wrapped
-from onnxgrad.eager.core.primitives import standard
-from onnxgrad.eager.core.recording import record
 from onnxgrad.eager.xp import elementwise as e
 from onnxgrad.eager.xp.dtypes import cast, promoted
 from onnxgrad.eager.xp.elementwise import where
-from onnxgrad.eager.xp.indexing import getitem, take
-from onnxgrad.eager.xp.manipulation import axes_of, concat, expand_dims, flip, moveaxis, reshape, split, swapaxes
+from onnxgrad.eager.xp.indexing import getitem
+from onnxgrad.eager.xp.manipulation import (
+    axes_of,
+    concat,
+    expand_dims,
+    flip,
+    moveaxis,
+    reshape,
+    split,
+    swapaxes,
+)
+from onnxgrad.eager.xp.padding import pad
 from onnxgrad.eager.xp.products import diagonal_of_matrices
 from onnxgrad.eager.xp.reductions import cumulative_prod, cumulative_sum, mean, sum
 from onnxgrad.eager.xp.ufuncs import unary
 from onnxgrad.errors import BadInput
+from onnxgrad.ir import Builder, Var
 
 __all__ = [
     "angle", "append", "array_split", "atleast_1d", "atleast_2d", "atleast_3d", "average", "c_", "cbrt",
     "column_stack", "cumprod", "cumsum", "deg2rad", "degrees", "diag", "dsplit", "dstack", "fliplr", "flipud", "fmax",
-    "fmin", "gradient", "hsplit", "hstack", "kron", "logaddexp2", "nan_to_num", "pad", "r_", "rad2deg", "radians",
+    "fmin", "gradient", "hsplit", "hstack", "kron", "logaddexp2", "nan_to_num", "r_", "rad2deg", "radians",
     "real_if_close", "rollaxis", "rot90", "select", "sinc", "vsplit", "vstack",
 ]  # fmt: skip
 
@@ -94,7 +103,13 @@ def cbrt(x: Any, /) -> Array:
     return _cbrt(x if x.dtype.kind == "f" else cast(x, np.float64))
 
 
-_cbrt = unary("cbrt", lambda b, x: b.Sign(x) * b.Pow(b.Abs(x), b.const(1 / 3, x.dtype)), np.cbrt)
+def _signed_root(b: Builder, x: Var) -> Var:
+    """s·(s·x)^⅓ with the sign s, which is 1 at 0: the slope there is infinite."""
+    sign = b.Where(b.Less(x, b.const(0, x.dtype)), b.const(-1, x.dtype), b.const(1, x.dtype))
+    return sign * b.Pow(sign * x, b.const(1 / 3, x.dtype))
+
+
+_cbrt = unary("cbrt", _signed_root, np.cbrt)
 
 
 def real_if_close(x: Any, /, tol: float = 100.0) -> Array:
@@ -267,32 +282,6 @@ def diag(x: Any, /, k: int = 0) -> Array:
         raise BadInput(f"diag takes a vector or a matrix, not an array of {x.ndim} axes")
     square = where(np.eye(x.size, dtype=bool), x, np.zeros((), x.dtype))
     return pad(square, ((max(-k, 0), max(k, 0)), (max(k, 0), max(-k, 0))))
-
-
-def pad(x: Any, width: Any, /, mode: str = "constant", *, constant_values: float = 0) -> Array:
-    """`x` padded along each axis.
-
-    Args:
-        x: an array.
-        width: the number of elements to add: one number, a pair (before, after), or a pair for each axis.
-        mode: "constant", or as in numpy "edge", "reflect", "symmetric", "wrap".
-        constant_values: the padding of the mode "constant", one number.
-    """
-    x = as_array(x)
-    widths = [(int(a), int(b)) for a, b in np.broadcast_to(width, (x.ndim, 2))]
-    if mode == "constant":
-        value = np.pad(x._data, widths, constant_values=constant_values)
-        pads = tuple(a for a, _ in widths) + tuple(b for _, b in widths)
-        statics = ((1, pads), (2, float(constant_values))) if constant_values else ((1, pads),)
-        if x.dtype.kind == "c" and constant_values:
-            raise BadInput("complex numbers are padded with zeros")
-        return record(standard("Pad", statics), [x], value)
-    if mode not in ("edge", "reflect", "symmetric", "wrap"):
-        raise BadInput(f"mode is 'constant', 'edge', 'reflect', 'symmetric' or 'wrap', not {mode!r}")
-    for axis, pair in enumerate(widths):
-        if any(pair):
-            x = take(x, Array(np.pad(np.arange(x.shape[axis]), pair, mode=mode)), axis=axis)  # type: ignore[call-overload]
-    return x
 
 
 def kron(x1: Any, x2: Any, /) -> Array:

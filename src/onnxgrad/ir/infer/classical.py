@@ -11,6 +11,8 @@ from collections.abc import Callable
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
+from onnxgrad.ir.infer.context import Infer
+
 ML = "ai.onnx.ml"
 _FLOAT = ir.TensorType(ir.DataType.FLOAT)
 
@@ -33,7 +35,7 @@ def _imputer(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         _set(node.outputs[0], x.type, None if x.shape is None else ir.Shape(x.shape))
 
 
-def _rows(columns: Callable[[ir.Node], int]) -> Callable[[osi.ShapeInferenceContext, ir.Node], None]:
+def _rows(columns: Callable[[ir.Node], int]) -> Infer:
     """float32, as many rows as the operand has and `columns`."""
 
     def infer(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
@@ -69,18 +71,14 @@ def _picked(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     _set(node.outputs[0], x.type, shape)
 
 
-def register() -> None:
-    """Add them to the table of the library, where it has none, or a wrong one."""
-    table = {
-        "Scaler": _alike,
-        "Normalizer": _alike,
-        "Imputer": _imputer,
-        "LinearClassifier": _classifier,
-        "LinearRegressor": _rows(lambda node: node.attributes.get_int("targets", 1)),
-        "SVMRegressor": _rows(lambda node: 1),
-        "FeatureVectorizer": _rows(lambda node: sum(node.attributes.get_ints("inputdimensions", ()))),
-    }
-    for name, infer in table.items():
-        if osi.registry.get(ML, name, 1) is None:
-            osi.registry.register(ML, name, 1)(infer)
-    osi.registry.register(ML, "ArrayFeatureExtractor", 1)(_picked)  # theirs takes a vector for one number
+#: The operators that the library does not know, or infers wrongly (ArrayFeatureExtractor of a vector).
+OPERATORS: dict[str, Infer] = {
+    "Scaler": _alike,
+    "Normalizer": _alike,
+    "Imputer": _imputer,
+    "LinearClassifier": _classifier,
+    "LinearRegressor": _rows(lambda node: node.attributes.get_int("targets", 1)),
+    "SVMRegressor": _rows(lambda node: 1),
+    "FeatureVectorizer": _rows(lambda node: sum(node.attributes.get_ints("inputdimensions", ()))),
+    "ArrayFeatureExtractor": _picked,
+}

@@ -1,10 +1,4 @@
-"""Operators whose shapes ``onnx-shape-inference`` guesses where only the run tells.
-
-That library takes two *different* symbols that meet in a broadcast to be equal (``[N] + [M] → [N]``), which is what an
-author usually means but not what ONNX says: N may be 1. A gradient that trusts it would silently forget to sum, so the
-operators that broadcast are registered again here with an unknown dimension in that case. Likewise Squeeze, Split and
-Slice, whose axes or sizes it guesses.
-"""
+"""Corrections of the shapes of single operators, as `registry` lists them with their reasons."""
 
 from __future__ import annotations
 
@@ -16,10 +10,10 @@ import onnx_shape_inference as osi
 from onnxgrad.ir.constants import sliced
 from onnxgrad.ir.einsum_labels import einsum_labels
 from onnxgrad.ir.infer import ranks
+from onnxgrad.ir.infer.context import Infer
 from onnxgrad.ir.infer.limits import check_asked
 
 Dim = int | ir.SymbolicDim
-Infer = Callable[[osi.ShapeInferenceContext, ir.Node], None]
 
 #: Operators whose output is the multidirectional broadcast of all their inputs.
 BROADCASTING = [
@@ -46,6 +40,9 @@ def broadcast_dims(shapes: Sequence[Sequence[Dim]], unknown: Callable[[], Dim]) 
             dims.append(unknown())
     return dims
 
+
+#: Marks nodes of branches that are never taken: their operands need not fit.
+DEAD = "onnxgrad.dead"
 
 #: Those of them whose output has the type of their operands.
 _ARITHMETIC = frozenset({"Add", "Div", "Max", "Mean", "Min", "Mul", "Sub", "Sum"})
@@ -91,14 +88,15 @@ def _operands(ctx: osi.ShapeInferenceContext, node: ir.Node) -> list[Sequence[Di
     return [data.shape, asked]  # type: ignore[list-item]
 
 
-def _broadcast(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+def broadcast(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    """The sizes of two different symbols are unknown: either may be 1."""
     shapes = _operands(ctx, node)
     if all(s is not None for s in shapes):
         dims = broadcast_dims([list(s) for s in shapes if s is not None], ctx.new_symbolic_dim)
         node.outputs[0].shape = ir.Shape(dims)
 
 
-def _matmul(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+def batches(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     """The leading axes of batches of matrices are broadcast."""
     a, b = (None if v is None or v.shape is None else list(v.shape) for v in node.inputs[:2])
     out = node.outputs[0].shape
@@ -107,7 +105,7 @@ def _matmul(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         node.outputs[0].shape = ir.Shape([*batch, *list(out)[-2:]])
 
 
-def _einsum(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+def labels(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     """Axes with the same label are broadcast."""
     shapes = [v.shape for v in node.inputs if v is not None and v.shape is not None]
     if len(shapes) < len(node.inputs) or node.outputs[0].shape is None:
@@ -120,7 +118,7 @@ def _einsum(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     node.outputs[0].shape = ir.Shape([broadcast_dims(sizes[c], ctx.new_symbolic_dim)[0] for c in out])
 
 
-def _squeeze(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+def squeeze(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     """Which axes go is known from constant axes; or, without axes, where every dimension is a number."""
     x, axes = (*node.inputs, None)[:2]
     known = x is not None and x.shape is not None and all(isinstance(d, int) for d in x.shape)
@@ -130,7 +128,7 @@ def _squeeze(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         node.outputs[0].shape = None if rank is None else ir.Shape([ctx.new_symbolic_dim() for _ in range(rank)])
 
 
-def _split(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+def split(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     """Sizes that are computed are unknown."""
     x, sizes = (*node.inputs, None)[:2]
     if sizes is None or x is None or x.shape is None or _is_const(sizes):
@@ -143,7 +141,7 @@ def _split(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         out.shape = ir.Shape(dims)
 
 
-def _slice(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+def slice_(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     """Axes that are not sliced keep their size; the size of a slice needs bounds known to be in range."""
     x, starts, end, axes, steps = (*node.inputs, None, None, None)[:5]
     out = node.outputs[0]
@@ -176,7 +174,7 @@ def _in_range(node: ir.Node, i: int, size: Dim) -> bool:
     return not 0 <= _ints(end)[i] < 2**31 - 1
 
 
-def _shaped(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+def asked_shape(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     """The rank is the length of the vector that asks for a shape, even where its elements are not known."""
     out, target = node.outputs[0], node.inputs[-1]
     if out.type is None and node.op_type == "Reshape" and node.inputs[0] is not None:
@@ -186,7 +184,7 @@ def _shaped(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         out.shape = ir.Shape(asked or [ctx.new_symbolic_dim() for _ in range(target.shape[0])])
 
 
-def _window(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+def windows(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     """With ceil_mode, a last window that starts in the padding at the end is dropped."""
     out, x = node.outputs[0].shape, node.inputs[0]
     if not node.attributes.get_int("ceil_mode", 0) or out is None:
@@ -205,7 +203,7 @@ def _window(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         value.shape = ir.Shape(dims)
 
 
-def _resize(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+def resize(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     """Where the aspect ratio is kept, the sizes that are asked for are only bounds."""
     out = node.outputs[0].shape
     if node.attributes.get_string("keep_aspect_ratio_policy", "stretch") != "stretch" and out is not None:
@@ -222,26 +220,30 @@ def _is_const(value: ir.Value) -> bool:
     return ir.convenience.get_const_tensor(value) is not None
 
 
-def _corrected(infer: Infer, correct: Infer) -> Infer:
-    """`infer`, then `correct`; then what the model declares, as far as it can be believed.
+def corrected(infer: Infer, correct: Infer) -> Infer:
+    """Return `infer`, then `correct`, then the shapes that the model declares where they can be believed.
 
-    Declared shapes of operators that broadcast were mostly inferred, with the same mistake; of
+    Declared shapes of operators that broadcast were mostly inferred, with the same mistake: of
     those only numbers are believed. A declared dimension without number and name says nothing. A declared
     shape of another rank is wrong (ONNX Runtime only warns).
     """
 
-    def corrected(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    def infer_corrected(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         if node.op_type in ("Reshape", "Expand", "ConstantOfShape"):
             check_asked(node)
         declared = [out.shape for out in node.outputs]
         for out in node.outputs:
             out.shape = None
-        found = alike(node.op_type, node.inputs) if correct is _broadcast else None
+        found = alike(node.op_type, node.inputs) if correct is broadcast else None
         if found is not None:
             node.outputs[0].type = node.outputs[0].type or found[0]
             node.outputs[0].shape = found[1]
         else:
-            infer(ctx, node)
+            try:
+                infer(ctx, node)
+            except osi.ShapeInferenceError:
+                if DEAD not in node.meta:
+                    raise
             for out in node.outputs:
                 out.shape = None if out.shape is None else ir.Shape(out.shape)
             correct(ctx, node)
@@ -249,52 +251,21 @@ def _corrected(infer: Infer, correct: Infer) -> Infer:
             if shape is None or (out.shape is not None and len(out.shape) != len(shape)):
                 continue
             if out.shape is not None:
-                named = correct not in (_broadcast, _matmul, _einsum)
+                named = correct not in (broadcast, batches, labels)
                 dims = zip(shape, out.shape)
                 shape = ir.Shape([d if isinstance(d, int) or (named and d.value is not None) else i for d, i in dims])
             out.shape = shape
 
-    corrected.onnxgrad = True  # type: ignore[attr-defined]
-    return corrected
+    return infer_corrected
 
 
-def _informed(infer: Infer) -> Infer:
-    """`infer` of a convolution, whose weights tell the rank of its operand where nothing else does (after an If)."""
+def ranked_by_weights(infer: Infer) -> Infer:
+    """Return `infer` of a convolution, whose weights have the rank of an operand of unknown rank (after an If)."""
 
-    def informed(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    def infer_ranked(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         x, w = node.inputs[:2]
         if x is not None and w is not None and x.shape is None and w.shape is not None:
             x.shape = ir.Shape([ctx.new_symbolic_dim() for _ in w.shape])
         infer(ctx, node)
 
-    informed.onnxgrad = True  # type: ignore[attr-defined]
-    return informed
-
-
-def register() -> None:
-    """Register all of them in place of the library's own."""
-    osi.registry.collect()
-    corrections: dict[str, Infer] = dict.fromkeys((*BROADCASTING, "Expand"), _broadcast)
-    corrections |= {
-        "MatMul": _matmul,
-        "Einsum": _einsum,
-        "Squeeze": _squeeze,
-        "Split": _split,
-        "Slice": _slice,
-        "Reshape": _shaped,
-        "ConstantOfShape": _shaped,
-        "MaxPool": _window,
-        "AveragePool": _window,
-        "LpPool": _window,
-        "Resize": _resize,
-    }
-    for name, correct in corrections.items():
-        for since in osi.registry.version_boundaries("", name):
-            infer = osi.registry.get("", name, since)
-            if not hasattr(infer, "onnxgrad"):
-                osi.registry.register("", name, since)(_corrected(infer, correct))
-    for name in ("Conv", "ConvTranspose"):
-        for since in osi.registry.version_boundaries("", name):
-            infer = osi.registry.get("", name, since)
-            if not hasattr(infer, "onnxgrad"):
-                osi.registry.register("", name, since)(_informed(infer))
+    return infer_ranked

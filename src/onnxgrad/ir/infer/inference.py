@@ -1,7 +1,6 @@
 """Types and shapes: of whole models when they are opened, of one node at a time while a derivative is written.
 
-The work is done by ``onnx-shape-inference``, with corrections and further operators that the modules beside this one
-register.
+The work is done by ``onnx-shape-inference``, with the corrections and further operators of `registry`.
 """
 
 from __future__ import annotations
@@ -14,20 +13,18 @@ import onnx
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
-from onnxgrad.errors import BadInput
+from onnxgrad.errors import BadInput, RuleError, close_to
 from onnxgrad.ir.graph import scopes, subgraphs
-from onnxgrad.ir.infer import classical, corrections, limits, loops, ranks, sequences
-from onnxgrad.ir.infer.calls import Calls, calls_known
+from onnxgrad.ir.infer import corrections, loops
+from onnxgrad.ir.infer.context import Calls, InferenceContext
 from onnxgrad.ir.infer.corrections import FLOATS, alike
 from onnxgrad.ir.infer.limits import check_shapes
 from onnxgrad.ir.infer.onnx_fallback import ask_onnx
+from onnxgrad.ir.infer.registry import registry
+from onnxgrad.ir.known_branches import known_branches
+from onnxgrad.ir.names import described
 from onnxgrad.ir.notes import properties
 from onnxgrad.ir.schemas import schema_of
-
-for _module in (corrections, limits, loops, sequences, classical, ranks):
-    _module.register()
-logging.getLogger("onnx_shape_inference").setLevel(logging.ERROR)
-
 
 Typed = tuple[ir.TypeProtocol, ir.Shape]
 _HASHED = frozenset(
@@ -39,12 +36,12 @@ _READING = frozenset({"Constant", "OneHot", "Range", "Resize", "Upsample"})
 
 
 def is_unversioned(op_type: str) -> bool:
-    """Whether an operator of the standard domain is known to inference and to no version of the specification.
+    """Return True if an operator of the standard domain is known to inference and to no version of the specification.
 
     ONNX Runtime keeps one there (SimplifiedLayerNormalization), which means the same at every opset.
     """
     unknown = schema_of("", op_type, onnx.defs.onnx_opset_version()) is None
-    return unknown and osi.registry.get("", op_type, 1) is not None
+    return unknown and registry.get("", op_type, 1) is not None
 
 
 def forget_values(graph: ir.Graph, graphs: Sequence[ir.Graph] = ()) -> None:
@@ -59,63 +56,32 @@ def forget_values(graph: ir.Graph, graphs: Sequence[ir.Graph] = ()) -> None:
 def infer_model(model: ir.Model, calls: Calls | None = None) -> None:
     """Fill in types and shapes of every value of `model`, in place, where they can be known.
 
-    `calls` tells what calls of local functions give.
+    Calls of local functions are inferred by `calls`.
 
     Raises:
         BadInput: shapes or inputs that no node of their kind can have.
     """
-    check_shapes(model.graph)
-    loops.remember_declared(model.graph)
+    graph = model.graph
+    check_shapes(graph)
+    loops.remember_declared(graph)
+    for node, taken in known_branches(graph):
+        for inner in (n for g in subgraphs(node) if g is not taken for s in scopes(g) for n in s):
+            inner.meta[corrections.DEAD] = True
+    inference = Inference(dict(graph.opset_imports), _symbols(_values(scopes(graph))), calls)
     try:
-        with calls_known(calls):
-            if not _infer_flat(model):
-                osi.infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
+        inference.infer_graph(graph)
     except (osi.ShapeInferenceError, osi.OpUsageError) as error:
         if isinstance(error.__cause__, BadInput):
             raise error.__cause__ from None
         raise BadInput(f"the model does not fit together: {error}") from error
-    check_shapes(model.graph)
+    check_shapes(graph)
 
 
-def _infer_flat(model: ir.Model) -> bool:
-    """`infer_model` of a graph without graphs in it and calls, as the library goes about it, but each kind once.
-
-    Whether it is one, and the library knows all of its operators.
-    """
-    graph = model.graph
-    inference = Inference(dict(graph.opset_imports), _symbols(_values(graph)))
-    opset = inference.context.get_opset_version
-    operators = {(node.domain, node.op_type) for node in graph}
-    flat = not model.functions and all(osi.registry.get(d, o, opset(d)) is not None for d, o in operators)
-    if not flat or any(subgraphs(node) for node in graph if node.attributes.data):
-        return False
-    for value in graph.initializers.values():
-        tensor = ir.convenience.get_const_tensor(value)
-        if tensor is not None and value.shape != tensor.shape:
-            value.shape = ir.Shape(tensor.shape)  # type: ignore[arg-type]
-    for value in graph.inputs:
-        inference.context.name_anonymous_dims(value)
-    named: set[int] = set()  # values share shapes
-    for node in graph:
-        for v in node.inputs:
-            if v is not None and id(v.shape) not in named:
-                inference.context.name_anonymous_dims(v)
-                named.add(id(v.shape))
-        try:
-            inference.ask(node)
-        except (osi.ShapeInferenceError, osi.OpUsageError):
-            raise
-        except Exception as error:
-            what = {"node_name": node.name, "op_type": node.op_type, "domain": node.domain}
-            message = f"Shape inference failed for {node.domain}::{node.op_type}"
-            raise osi.ShapeInferenceError(**what, message=message) from error
-    return True
-
-
-def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    yield from graph.inputs
-    for node in graph:
-        yield from node.outputs
+def _values(graphs: Iterable[ir.Graph]) -> Iterator[ir.Value]:
+    for graph in graphs:
+        yield from graph.inputs
+        for node in graph:
+            yield from node.outputs
 
 
 def _symbols(values: Iterable[ir.Value]) -> list[str]:
@@ -124,29 +90,17 @@ def _symbols(values: Iterable[ir.Value]) -> list[str]:
     return sorted({d.value for shape in shapes.values() for d in shape if not isinstance(d, int) and d.value})
 
 
-class _Counting(osi.ShapeInferenceContext):
-    """Counts the symbols that are made for dimensions nobody knows: what has them is like nothing else."""
-
-    made = 0
-
-    def new_symbolic_dim(self) -> ir.SymbolicDim:
-        """As the base does."""
-        self.made += 1
-        return super().new_symbolic_dim()
-
-
 class Inference:
-    """Infers the outputs of nodes as they are emitted into one model.
+    """Infers the outputs of nodes of one model.
 
-    Equal layers make nodes whose operands have equal types and shapes: each kind of node is inferred once.
+    Equal layers have nodes whose operands have equal types and shapes: each kind of node is inferred once.
     """
 
     def __init__(
         self, opset_imports: dict[str, int], taken_dims: Sequence[str] = (), calls: Calls | None = None
     ) -> None:
-        self.context: osi.ShapeInferenceContext = _Counting(opset_imports)
+        self.context = InferenceContext(opset_imports, registry, calls)
         self.context.reserve_symbol_names(taken_dims)
-        self.calls = calls
         self._known: dict[object, Typed] = {}
 
     @classmethod
@@ -156,7 +110,7 @@ class Inference:
         `calls` are the local functions that stay functions.
         """
         graphs = scopes(graph)
-        inference = cls(dict(graph.opset_imports), _symbols(v for g in graphs for v in _values(g)), calls)
+        inference = cls(dict(graph.opset_imports), _symbols(_values(graphs)), calls)
         shapes: list[ir.Node] = []  # so that the values of shapes computed in the graph are known here too
         for node in (node for g in graphs for node in g):
             for value in node.outputs:
@@ -166,14 +120,21 @@ class Inference:
             inference(node)
         return inference
 
+    @classmethod
+    def within(cls, context: osi.ShapeInferenceContext) -> Inference:
+        """For nodes that an operator is written out as, while it is inferred in `context`."""
+        assert isinstance(context, InferenceContext)
+        inference = cls({})
+        inference.context = context
+        return inference
+
     @property
-    def _made(self) -> int | None:
-        """How many symbols there are for dimensions nobody knows; None in a context of others, which does not count."""
-        context = self.context
-        return context.made if type(context) is _Counting else None
+    def calls(self) -> Calls | None:
+        """The local functions that stay functions, or None."""
+        return self.context.calls
 
     def known(self, op_type: str, operands: Sequence[ir.Value | None], held: Sequence[Any]) -> Typed | None:
-        """Type and shape of the one output of a standard operator, where nobody has to be asked.
+        """Type and shape of the one output of a standard operator, if a node of this kind was inferred before.
 
         Args:
             op_type: the operator.
@@ -185,22 +146,74 @@ class Inference:
             found = self._known.get((*kind, None, None))
         return found
 
+    def infer_graph(self, graph: ir.Graph) -> None:
+        """Infer every value of `graph` and of the graphs in it, in order.
+
+        Raises:
+            ShapeInferenceError, OpUsageError: a node is not valid.
+        """
+        for value in graph.initializers.values():
+            tensor = ir.convenience.get_const_tensor(value)
+            if tensor is not None and value.shape != tensor.shape:
+                value.shape = ir.Shape(tensor.shape)  # type: ignore[arg-type]
+        for value in graph.inputs:
+            self.context.name_anonymous_dims(value)
+        for node in graph:
+            if node.attributes.data:
+                if self.context.function(node) in (loops.infer_loop, loops.infer_scan):
+                    loops.enter_body(node)
+                for inner in subgraphs(node):
+                    self.infer_graph(inner)
+            self.infer_node(node)
+
     def __call__(self, node: ir.Node) -> None:
-        """Set type and shape of `node`'s outputs; what cannot be known stays ``None``."""
+        """Set type and shape of the outputs of a node of the user's; what cannot be known stays ``None``."""
         try:
-            self.ask(node)
-        except Exception:
+            self.infer_node(node)
+        except (osi.ShapeInferenceError, osi.OpUsageError):
             logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
         if any(v.type is None for v in node.outputs):
-            ask_onnx(node, self.context.get_opset_version(node.domain))
+            ask_onnx(node, self.context)
 
-    def ask(self, node: ir.Node) -> None:
-        """Set type and shape of `node`'s outputs as the library says, and remember it for nodes of this kind.
+    def infer_emitted(self, node: ir.Node) -> None:
+        """Set type and shape of the outputs of a node that a rule or a transform has written.
 
-        Raises whatever the library does over a node that is not valid.
+        Raises:
+            RuleError: there is no such operator, or it does not take these operands and attributes.
         """
-        made = self._made
-        kind = kind_of(node) if made is not None else None
+        try:
+            self.infer_node(node)
+        except (osi.ShapeInferenceError, osi.OpUsageError) as error:
+            reason = error.__cause__ or error.message
+            if not isinstance(reason, BadInput):  # a bound of `limits`: the operands are too large, the rule is right
+                raise RuleError(f"the emitted {described(node)} is not valid: {reason}") from error
+        if any(v.type is None for v in node.outputs):
+            self._check_name(node)
+            ask_onnx(node, self.context)
+
+    def _check_name(self, node: ir.Node) -> None:
+        """Raise RuleError for an operator that no version of its domain has, if the domain is known at all."""
+        context = self.context
+        version = context.get_opset_version(node.domain)
+        if context.function(node) is not None or schema_of(node.domain, node.op_type, version) is not None:
+            return
+        known = sorted({*operators(node.domain, version)})
+        if not known:
+            return
+        close = close_to(node.op_type, known)
+        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+        where = f"the domain {node.domain!r}" if node.domain else f"opset {version}"
+        raise RuleError(f"{where} has no operator {node.op_type!r}{hint}")
+
+    def infer_node(self, node: ir.Node) -> None:
+        """Set type and shape of `node`'s outputs, and remember them for nodes of this kind.
+
+        Raises:
+            ShapeInferenceError, OpUsageError: the node is not valid.
+        """
+        context = self.context
+        made = context.made
+        kind = kind_of(node)
         if kind is not None:
             out = node.outputs[0]
             kind = *kind, out.dtype, None if out.shape is None else out.shape.dims
@@ -208,19 +221,34 @@ class Inference:
             if found is not None:
                 out.type, out.shape = found
                 return
-        infer = osi.registry.get(node.domain, node.op_type, self.context.get_opset_version(node.domain))
+        for value in node.inputs:
+            if value is not None:
+                context.name_anonymous_dims(value)
+        infer = context.function(node)
         if infer is None:
+            ask_onnx(node, context)
             return
-        if self.calls is None:
-            infer(self.context, node)
-        else:
-            with calls_known(self.calls):
-                infer(self.context, node)
-        if kind is not None and made == self._made and _is_array(node.outputs[0]):
+        try:
+            infer(context, node)
+        except (osi.ShapeInferenceError, osi.OpUsageError):
+            raise
+        except Exception as error:
+            what = {"node_name": node.name, "op_type": node.op_type, "domain": node.domain}
+            message = f"Shape inference failed for {node.domain}::{node.op_type}"
+            raise osi.ShapeInferenceError(**what, message=message) from error
+        if kind is not None and made == context.made and _is_array(node.outputs[0]):
             out = node.outputs[0]
             assert out.type is not None
             assert out.shape is not None
             self._known[kind] = out.type, out.shape
+
+
+def operators(domain: str, version: int) -> Iterator[str]:
+    """Yield the operators of `domain` at `version`: those of the specification, and those known to inference."""
+    yield from registry.names(domain)
+    for schema in onnx.defs.get_all_schemas():
+        if schema.domain == domain and schema.since_version <= version:
+            yield schema.name
 
 
 def kind_of(node: ir.Node) -> tuple[object, ...] | None:

@@ -1,9 +1,4 @@
-"""What inference may make of a few bytes: shapes of a bounded rank and size, and few elements of few tensors.
-
-``onnx-shape-inference`` notes the elements of whole-number vectors, as shapes are computed from such. Without a bound,
-a vector that is doubled thirty times, or the declared length of one, takes all memory, for a symbol per element.
-The library has no setting for it, so its methods are bounded here, once, for the whole process.
-"""
+"""Bounds of what inference makes of a few bytes: ranks and sizes of shapes, and elements of vectors (`context`)."""
 
 from __future__ import annotations
 
@@ -22,8 +17,6 @@ from onnxgrad.ir.names import described
 MOST_AXES = 64
 #: Characters of the formula of a size; a longer one is a size that is not known.
 MOST_TEXT = 1000
-
-_CARRIED = "onnxgrad"
 
 
 def check_shape(value: ir.Value, shape: ir.Shape) -> None:
@@ -66,8 +59,8 @@ def check_asked(node: ir.Node) -> None:
         raise BadInput(f"{described(node)} makes a tensor of {length} axes; {MOST_AXES} are the most")
 
 
-def concat(infer: Any) -> Any:
-    """`infer` of a Concat, which makes a symbol for each element that is not known: none of long vectors."""
+def bound_concat(infer: Any) -> Any:
+    """Return `infer` of a Concat, but for long vectors, of which it would make a symbol for each element."""
 
     def bounded(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         first = node.inputs[0] if node.inputs else None
@@ -88,37 +81,4 @@ def concat(infer: Any) -> Any:
         ctx.set_shape_and_dtype(node.outputs[0], ir.Shape([total]), first.dtype)
         return None
 
-    bounded.onnxgrad = True  # type: ignore[attr-defined]
     return bounded
-
-
-def register() -> None:
-    """Bound what the library notes."""
-    context: Any = osi.ShapeInferenceContext
-    if hasattr(context, _CARRIED):
-        return
-    set_shape, get_value, set_value = context.set_shape, context.get_symbolic_value, context.set_symbolic_value
-
-    def bounded_shape(self: Any, value: ir.Value, shape: ir.Shape) -> bool:
-        check_shape(value, shape)
-        if any(not isinstance(d, int) and len(d.value or "") > MOST_TEXT for d in shape):
-            shape = ir.Shape([d if len(str(d)) <= MOST_TEXT else self.new_symbolic_dim() for d in shape])
-        return set_shape(self, value, shape)
-
-    def bounded_get(self: Any, value: ir.Value) -> Any:
-        held = value.const_value
-        return None if held is not None and held.size > MOST_ELEMENTS else get_value(self, value)
-
-    def bounded_set(self: Any, value: ir.Value, data: list[int | ir.SymbolicDim]) -> None:
-        if len(data) <= MOST_ELEMENTS and all(
-            -(2**63) <= d < 2**63 if isinstance(d, int) else d.value is not None and len(d.value) <= MOST_TEXT
-            for d in data
-        ):
-            set_value(self, value, data)
-
-    context.set_shape, context.get_symbolic_value, context.set_symbolic_value = bounded_shape, bounded_get, bounded_set
-    setattr(context, _CARRIED, True)
-    for since in osi.registry.version_boundaries("", "Concat"):
-        infer = osi.registry.get("", "Concat", since)
-        if not hasattr(infer, "onnxgrad"):
-            osi.registry.register("", "Concat", since)(concat(infer))

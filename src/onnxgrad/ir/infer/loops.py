@@ -10,18 +10,22 @@ trusted any of these could be silently wrong.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
 from onnxgrad.ir.graph import scopes, subgraphs
+from onnxgrad.ir.infer.context import InferenceContext
 from onnxgrad.ir.infer.onnx_fallback import ask_onnx
+from onnxgrad.ir.notes import notes
 
 Dim = int | ir.SymbolicDim
 
 #: where a value of a body keeps the shape that the model declares for it
 DECLARED = "onnxgrad.declared"
+#: marks a state that is an empty sequence, while the first step of a Loop is inferred
+EMPTY = "onnxgrad.empty"
 
 
 def remember_declared(graph: ir.Graph) -> None:
@@ -36,13 +40,65 @@ def declared(value: ir.Value) -> ir.Shape | None:
     return value.meta.setdefault(DECLARED, value.shape)
 
 
-def infer_if(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+def enter_body(node: ir.Node) -> None:
+    """Give the states of a Loop or Scan, and the slices that a Scan reads, the types and shapes of its operands."""
+    body = node.attributes["body"].as_graph()
+    first = 2  # of a Loop, the number of the step and the condition come before the states
+    axes: list[int | None] = [None] * len(node.inputs)
+    if node.op_type == "Scan":
+        count = node.attributes["num_scan_inputs"].as_int()
+        first, axes[-count:] = 0, _axes(node, "scan_input_axes", count)
+    for formal, x, axis in list(zip(body.inputs, node.inputs, axes))[first:]:
+        if x is None:
+            continue
+        formal.type = formal.type or x.type
+        if x.shape is not None and _is_tensor(formal) and _is_tensor(x):
+            dims = list(x.shape)
+            if axis is not None and -len(dims) <= axis < len(dims):
+                dims.pop(axis)
+            formal.shape = refined(declared(formal), dims)
+
+
+def infer_if(ctx: InferenceContext, node: ir.Node) -> None:
     """Types and shapes of the outputs of an If: what is true in both branches."""
     then, other = (node.attributes[name].as_graph().outputs for name in ("then_branch", "else_branch"))
     for out, a, b in zip(node.outputs, then, other):
         out.type = out.type or a.type or b.type
-        if out.shape is None:
+        if isinstance(out.type, ir.SequenceType):
+            out.shape = better(elements_in_common(a, b), out.shape)
+        elif out.shape is None:
             out.shape = in_common(a.shape, b.shape, ctx.new_symbolic_dim)
+
+
+def elements_in_common(*values: ir.Value | None) -> ir.Shape | None:
+    """The numbers that all elements of these sequences and tensors share; None if even the rank is unknown.
+
+    An empty sequence has no elements that could differ.
+    """
+    shapes = [None if v is None else v.shape for v in values if v is None or not _is_empty(v)]
+    shape = shapes[0] if shapes else None
+    for other in shapes[1:]:
+        shape = in_common(shape, other, lambda: None)
+    return None if shape is None else elements(shape)
+
+
+def elements(dims: Iterable[Dim | None]) -> ir.Shape:
+    """The shape of a sequence of tensors with `dims`."""
+    return ir.Shape([d if isinstance(d, int) else None for d in dims])
+
+
+def better(inferred: ir.Shape | None, said: ir.Shape | None) -> ir.Shape | None:
+    """The declared shape; the inferred one if none of this rank is declared."""
+    return inferred if said is None or (inferred is not None and len(inferred) != len(said)) else said
+
+
+def _is_empty(value: ir.Value) -> bool:
+    """Whether `value` provably is an empty sequence."""
+    node = value.producer()
+    while node is not None and node.op_type == "Identity" and not node.domain and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    return EMPTY in (notes(value) or ()) if node is None else node.op_type == "SequenceEmpty" and not node.domain
 
 
 def in_common(a: ir.Shape | None, b: ir.Shape | None, unknown: Callable[[], Dim | None]) -> ir.Shape | None:
@@ -52,7 +108,7 @@ def in_common(a: ir.Shape | None, b: ir.Shape | None, unknown: Callable[[], Dim 
     return ir.Shape([i if same(i, j) else unknown() for i, j in zip(a, b)])
 
 
-def infer_loop(ctx: osi.ShapeInferenceContext, node: ir.Node, force: bool = False) -> None:
+def infer_loop(ctx: InferenceContext, node: ir.Node, force: bool = False) -> None:
     """Types and shapes of the outputs of a Loop, and of everything in its body."""
     body = node.attributes["body"].as_graph()
     initial = list(node.inputs[2:])
@@ -86,7 +142,7 @@ def _is_true(value: ir.Value) -> bool:
     return tensor is not None and bool(tensor.numpy().all())
 
 
-def infer_scan(ctx: osi.ShapeInferenceContext, node: ir.Node, force: bool = False) -> None:
+def infer_scan(ctx: InferenceContext, node: ir.Node, force: bool = False) -> None:
     """Types and shapes of the outputs of a Scan, and of everything in its body."""
     body = node.attributes["body"].as_graph()
     count = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
@@ -132,7 +188,7 @@ def _is_tensor(value: ir.Value) -> bool:
 
 
 def _settle(
-    ctx: osi.ShapeInferenceContext,
+    ctx: InferenceContext,
     body: ir.Graph,
     states: Sequence[ir.Value],
     initial: Sequence[ir.Value | None],
@@ -154,12 +210,18 @@ def _settle(
             state.shape = shape
     for value in mistaken:
         value.type = None
+    for state, first, after in zip(states, initial, following):
+        if isinstance(state.type, ir.SequenceType) and first is not None:
+            force |= _start(state, first, after, force)
     varies: set[tuple[ir.Value, int]] = set()
     while True:
         if force:
             infer_graph(ctx, body)
         force = False
         for state, after in zip(states, following):
+            if isinstance(state.type, ir.SequenceType):
+                force |= _agree(state, after)
+                continue
             agreed = _common(ctx, state, after, varies) if _is_tensor(state) else state.shape
             if agreed is not state.shape:
                 state.shape, force = agreed, True
@@ -169,8 +231,32 @@ def _settle(
         value.type = value.type or held
 
 
+def _start(state: ir.Value, first: ir.Value, after: ir.Value, force: bool) -> bool:
+    """Give a sequence the element shape of its `first` value; returns whether the body must be inferred anew.
+
+    A shape that a rule wrote down stays if the step, which is typed as it is written, confirms it, unless `force`.
+    """
+    said, empty = declared(state), _is_empty(first)
+    if not force and said is not None and DECLARED not in (notes(after) or ()):
+        begins = empty or elements_in_common(state, first) == said
+        if begins and said == state.shape == elements_in_common(state, after):
+            return False
+    before, state.shape = state.shape, elements_in_common(first)
+    if empty:
+        state.meta[EMPTY] = True
+    return empty or before != state.shape
+
+
+def _agree(state: ir.Value, after: ir.Value) -> bool:
+    """Reduce the element shape of a sequence to what the next one has as well; returns whether it changed."""
+    before, said = state.shape, declared(state)
+    common = elements_in_common(after) if state.meta.pop(EMPTY, False) else elements_in_common(state, after)
+    state.shape = said if common is None else elements(refined(said, list(common)))
+    return before != state.shape
+
+
 def _common(
-    ctx: osi.ShapeInferenceContext, state: ir.Value, after: ir.Value, varies: set[tuple[ir.Value, int]]
+    ctx: InferenceContext, state: ir.Value, after: ir.Value, varies: set[tuple[ir.Value, int]]
 ) -> ir.Shape | None:
     """The shape of `state` where the next one provably agrees, with new symbols where not."""
     if state.shape is None:
@@ -198,7 +284,7 @@ def same(a: Dim, b: Dim) -> bool:
     return a == b and (isinstance(a, int) or a.value is not None)
 
 
-def infer_graph(ctx: osi.ShapeInferenceContext, graph: ir.Graph) -> None:
+def infer_graph(ctx: InferenceContext, graph: ir.Graph) -> None:
     """Infer every value of `graph` anew; what the model or a rule said stays where nothing can be inferred."""
     for node in graph:
         known = [declared(v) for v in node.outputs]
@@ -206,7 +292,7 @@ def infer_graph(ctx: osi.ShapeInferenceContext, graph: ir.Graph) -> None:
             forget(ctx, value)
             value.shape = None
         try:
-            infer = osi.registry.get(node.domain, node.op_type, ctx.get_opset_version(node.domain))
+            infer = ctx.function(node)
             if infer in (infer_loop, infer_scan):
                 infer(ctx, node, force=True)
             else:
@@ -215,16 +301,14 @@ def infer_graph(ctx: osi.ShapeInferenceContext, graph: ir.Graph) -> None:
                 if infer is not None:
                     infer(ctx, node)
                 else:
-                    ask_onnx(node, ctx.get_opset_version(node.domain))
-                    for value in node.outputs:
-                        ctx.name_anonymous_dims(value)
+                    ask_onnx(node, ctx)
         except Exception:
             logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
         for value, shape in zip(node.outputs, known):
             value.shape = value.shape if value.shape is not None else shape
 
 
-def forget(ctx: osi.ShapeInferenceContext, value: ir.Value) -> None:
+def forget(ctx: InferenceContext, value: ir.Value) -> None:
     """Drop what the library noted about the elements of `value`: it held for other shapes."""
     value.metadata_props.pop(osi.SYM_DATA_KEY, None)
     value.const_value = None
@@ -242,7 +326,9 @@ def _results(
     """Types and shapes of the outputs of `node`; declared shapes stay."""
     for out, state, first, after in zip(node.outputs, states, initial, following):
         out.type = out.type or state.type or after.type
-        if out.shape is None and _is_tensor(out) and state.shape is not None:
+        if isinstance(out.type, ir.SequenceType):
+            out.shape = better(None if state.shape is None else elements(state.shape), out.shape)
+        elif out.shape is None and _is_tensor(out) and state.shape is not None:
             begin = [None] * len(state.shape) if first is None or first.shape is None else list(first.shape)
             out.shape = ir.Shape(
                 [
@@ -256,10 +342,3 @@ def _results(
             dims: list[Dim] = list(each.shape)
             dims.insert(axis if axis >= 0 else axis + len(dims) + 1, steps)
             out.shape = ir.Shape(dims)
-
-
-def register() -> None:
-    """Put these in the place of what the library has."""
-    osi.registry.register("", "If", 1)(infer_if)
-    osi.registry.register("", "Loop", 1)(infer_loop)
-    osi.registry.register("", "Scan", 9)(infer_scan)

@@ -6,10 +6,13 @@ import logging
 
 import onnx
 import onnx_ir as ir
+import onnx_shape_inference as osi
+
+from onnxgrad.ir.schemas import schema_of
 
 
 def _beyond(node: ir.Node) -> bool:
-    """Whether `node` names an axis that its operand lacks: the package reads beyond the end of a shape then."""
+    """Return True if `node` names an axis that its operand lacks: the package reads beyond the end of a shape then."""
     axis, first = node.attributes.get_int("axis", None), node.inputs[0] if node.inputs else None
     if axis is None:
         return False
@@ -17,9 +20,10 @@ def _beyond(node: ir.Node) -> bool:
     return not -rank - 1 <= axis <= rank
 
 
-def ask_onnx(node: ir.Node, opset: int) -> None:
+def ask_onnx(node: ir.Node, context: osi.ShapeInferenceContext) -> None:
     """Set types and shapes of those outputs of `node` that have none, where the onnx package knows them."""
-    if _beyond(node):
+    opset = context.get_opset_version(node.domain)
+    if _beyond(node) or schema_of(node.domain, node.op_type, opset) is None:
         return
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
@@ -36,3 +40,4 @@ def ask_onnx(node: ir.Node, opset: int) -> None:
             value.type = value.type or typed
             if value.shape is None:
                 value.shape = ir.serde.deserialize_type_proto_for_shape(inferred[value.name])
+                context.name_anonymous_dims(value)

@@ -1,7 +1,7 @@
-"""Ranks that the length of an operand or of an attribute tells, where the library leaves them open.
+"""Infer a rank from the length of a shape, axes or pads operand, where the library leaves it unknown.
 
-Exporters compute shapes, axes and margins; what they hold only the run tells, but how many there are is known. Rules
-need no more than the rank.
+Exporters compute shapes, axes and pads: their elements are not known before a run, but their number is. Rules need
+no more than the rank.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Callable
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
+from onnxgrad.ir.infer.context import Infer
+
 Dim = int | ir.SymbolicDim
-Infer = Callable[[osi.ShapeInferenceContext, ir.Node], None]
 #: Dimensions of the first output, None for an unknown one; None if the rank is not known.
 Dims = Callable[[ir.Node], "list[Dim | None] | None"]
 
@@ -108,7 +109,8 @@ def _grid_sample(node: ir.Node) -> list[Dim | None] | None:
     return None if known is None else [known[0], None if x is None else x[1], *[None] * (len(known) - 2)]
 
 
-_OPEN: dict[str, Dims] = {
+#: Operators whose rank the library leaves open, and their dimensions.
+OPEN: dict[str, Dims] = {
     "Tile": _tile,
     "Unsqueeze": _unsqueeze,
     "AffineGrid": _affine_grid,
@@ -126,10 +128,11 @@ _OPEN: dict[str, Dims] = {
 _SAME_RANK = ("Tile", "Pad", "Resize", "CenterCropPad", "Transpose", "Concat", "GridSample")
 
 
-def _ranked(infer: Infer, dims_of: Dims, alike: bool) -> Infer:
-    """`infer`, and the rank where it has none; with `alike`, also of operands of unknown rank."""
+def ranked(infer: Infer, name: str) -> Infer:
+    """Return `infer` of the operator `name`, with the rank that its operands tell, also of operands of unknown rank."""
+    dims_of, alike = OPEN[name], name in _SAME_RANK
 
-    def ranked(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    def infer_ranked(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         dims = dims_of(node)
         for x in (
             node.inputs[: len(node.inputs) if node.op_type == "Concat" else 1] if alike and dims is not None else ()
@@ -143,13 +146,4 @@ def _ranked(infer: Infer, dims_of: Dims, alike: bool) -> Infer:
         if out.shape is None and dims is not None:
             out.shape = ir.Shape([ctx.new_symbolic_dim() if d is None else d for d in dims])
 
-    return ranked
-
-
-def register() -> None:
-    """Put these in the place of what the library has."""
-    for name, dims_of in _OPEN.items():
-        for since in osi.registry.version_boundaries("", name):
-            infer = osi.registry.get("", name, since)
-            if infer is not None:
-                osi.registry.register("", name, since)(_ranked(infer, dims_of, name in _SAME_RANK))
+    return infer_ranked

@@ -6,20 +6,15 @@ nothing tells apart from a name that was given to an unknown one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
-from onnxgrad.ir.infer.loops import declared, in_common, infer_graph, refined
+from onnxgrad.ir.infer.context import Infer
+from onnxgrad.ir.infer.loops import better, declared, elements, elements_in_common, infer_graph, refined
 
 Dim = int | ir.SymbolicDim
-Infer = Callable[[osi.ShapeInferenceContext, ir.Node], None]
-
-
-def _elements(dims: Sequence[Dim | None]) -> ir.Shape:
-    """The shape of a sequence of tensors with `dims`."""
-    return ir.Shape([d if isinstance(d, int) else None for d in dims])
 
 
 def _element(ctx: osi.ShapeInferenceContext, sequence: ir.Value) -> list[Dim] | None:
@@ -30,22 +25,16 @@ def _element(ctx: osi.ShapeInferenceContext, sequence: ir.Value) -> list[Dim] | 
 
 
 def _construct(ctx: osi.ShapeInferenceContext, node: ir.Node) -> ir.Shape | None:
-    shapes = [None if v is None else v.shape for v in node.inputs]
-    shape = shapes[0]
-    for other in shapes[1:]:
-        shape = in_common(shape, other, lambda: None)
-    return None if shape is None else _elements(list(shape))
+    return elements_in_common(*node.inputs)
 
 
 def _insert(ctx: osi.ShapeInferenceContext, node: ir.Node) -> ir.Shape | None:
-    sequence, tensor = node.inputs[:2]
-    shape = in_common(sequence.shape, tensor.shape, lambda: None)  # type: ignore[union-attr]
-    return None if shape is None else _elements(list(shape))
+    return elements_in_common(*node.inputs[:2])
 
 
 def _erase(ctx: osi.ShapeInferenceContext, node: ir.Node) -> ir.Shape | None:
     shape = node.inputs[0].shape  # type: ignore[union-attr]
-    return None if shape is None else _elements(list(shape))
+    return None if shape is None else elements(shape)
 
 
 def _at(ctx: osi.ShapeInferenceContext, node: ir.Node) -> ir.Shape | None:
@@ -69,7 +58,7 @@ def _split(ctx: osi.ShapeInferenceContext, node: ir.Node) -> ir.Shape | None:
         dims[axis] = 1
     else:
         dims.pop(axis)
-    return _elements(dims)
+    return elements(dims)
 
 
 def _concat(ctx: osi.ShapeInferenceContext, node: ir.Node) -> ir.Shape | None:
@@ -105,32 +94,26 @@ def infer_map(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         if out.type is None and each.type is not None:
             out.type = ir.SequenceType(each.type)
         if out.shape is None and each.shape is not None:
-            out.shape = _elements(list(each.shape))
+            out.shape = elements(each.shape)
 
 
-def _with_shape(infer: Infer, shape_of: Callable[..., ir.Shape | None]) -> Infer:
-    """The type as `infer` has it, and the shape that `shape_of` gives, where none is declared."""
+#: The shapes of the results, where the library has none.
+SHAPES: dict[str, Callable[..., ir.Shape | None]] = {
+    "SequenceConstruct": _construct,
+    "SequenceInsert": _insert,
+    "SequenceErase": _erase,
+    "SequenceAt": _at,
+    "SplitToSequence": _split,
+    "ConcatFromSequence": _concat,
+}
 
-    def inferred(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-        shape = shape_of(ctx, node)
+
+def shaped(infer: Infer, name: str) -> Infer:
+    """Return `infer` of the operator `name`, with the shape that `SHAPES` gives unless one of its rank is declared."""
+
+    def infer_shaped(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+        shape = SHAPES[name](ctx, node)
         infer(ctx, node)
-        if node.outputs[0].shape is None:
-            node.outputs[0].shape = shape
+        node.outputs[0].shape = better(shape, node.outputs[0].shape)
 
-    return inferred
-
-
-def register() -> None:
-    """Put these in the place of what the library has."""
-    for name, shape_of in {
-        "SequenceConstruct": _construct,
-        "SequenceInsert": _insert,
-        "SequenceErase": _erase,
-        "SequenceAt": _at,
-        "SplitToSequence": _split,
-        "ConcatFromSequence": _concat,
-    }.items():
-        for since in osi.registry.version_boundaries("", name):
-            infer = osi.registry.get("", name, since)
-            osi.registry.register("", name, since)(_with_shape(infer, shape_of))
-    osi.registry.register("", "SequenceMap", 17)(infer_map)
+    return infer_shaped

@@ -1,10 +1,9 @@
-"""Do the attributes of a node fit its operands, and the operands each other? One error if they do not.
+"""Nodes are checked against their schemas, and for what neither shape inference nor a runtime would refuse.
 
-A rule trusts that they do: that an axis is one of the operand's, that a kernel has as many channels as what it goes
-over, that sizes which meet are equal. ONNX Runtime refuses the model otherwise, when it is loaded or when it runs; a
-derivative of it would be wrong, or fail with a message about something else. Only what is known to be wrong is
-refused: a size that is open, or an operand that is computed, may yet fit, and so may sizes in a branch or a body,
-which need not be run.
+Shape inference refuses operands that do not fit each other, and ONNX Runtime refuses the rest when it loads or runs the
+model or its derivative. A check is here only where a derivative would otherwise be computed of a model that cannot run,
+or would fail with a message about something else. Only what is known to be wrong is refused: an unknown size may fit,
+and so may sizes in a branch or a body, which need not run.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import subgraphs
 from onnxgrad.ir.infer.inference import kind_of
 from onnxgrad.ir.names import described
-from onnxgrad.model_io.checks.examined import ExaminedNode, MisfitError, known
-from onnxgrad.model_io.checks.layers import LAYERS
-from onnxgrad.model_io.checks.moves import SHAPES
+from onnxgrad.model_io.checks.attributes import attribute_complaint
+from onnxgrad.model_io.checks.operands import operand_complaint, sizes, written
 from onnxgrad.model_io.checks.schema import formal, formal_complaint
 
 
@@ -39,8 +37,8 @@ def check_nodes(model: ir.Model) -> None:
                 continue
             why = complaint(node, imports.get(node.domain, 1), certain=not where)
             if why:
-                held = ", ".join("" if v is None else f"{v.name} {known(ExaminedNode.sizes(v))}" for v in node.inputs)
-                raise BadInput(f"the model is not valid: {described(node)}{where}, of ({held}): {why}")
+                operands = ", ".join("" if v is None else f"{v.name} {written(sizes(v))}" for v in node.inputs)
+                raise BadInput(f"the model is not valid: {described(node)}{where}, of ({operands}): {why}")
             if kind is not None:
                 good.add(kind)
             if node.attributes and (inner := subgraphs(node)):
@@ -48,20 +46,11 @@ def check_nodes(model: ir.Model) -> None:
 
 
 def complaint(node: ir.Node, opset: int, *, certain: bool = True) -> str:
-    """What is wrong with `node`; empty if nothing is known to be. Sizes count where it is `certain` to be run."""
+    """The first thing that is wrong with `node`; empty if nothing is known. Sizes count if it is `certain` to run."""
     asked = formal(node.domain, node.op_type, opset)
     if asked is None:
         return ""
     why = formal_complaint(node, asked)
     if why or node.domain:
         return why
-    checks = (*SHAPES.get(node.op_type, ()), *LAYERS.get(node.op_type, ()))
-    if not checks:
-        return ""
-    site = ExaminedNode(node, asked, opset, certain)
-    try:
-        for check in checks:
-            check(site)
-    except MisfitError as e:
-        return str(e)
-    return ""
+    return attribute_complaint(node, asked) or operand_complaint(node, asked, certain)

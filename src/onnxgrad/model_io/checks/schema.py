@@ -1,6 +1,6 @@
 """Does a node match its operator's schema: number of operands and results, attributes, equal types?
 
-`fitting` looks at what a schema does not say. Both say what is wrong, or nothing.
+`layers` and `moves` check what a schema does not say. All return a text that describes the error, or nothing.
 """
 
 from __future__ import annotations
@@ -79,6 +79,14 @@ def formal_complaint(node: ir.Node, asked: Formal) -> str:
             return f"the attribute {name!r} is {a.type.name}, and should be {wanted}"
     if asked.required and (missing := asked.required - node.attributes.keys()):
         return f"the attribute {min(missing)!r} is missing"
+    if node.op_type == "If" and not node.domain:
+        for a in node.attributes.values():
+            if a.type == ir.AttributeType.GRAPH and len(a.as_graph().outputs) != len(node.outputs):
+                return f"it has {len(node.outputs)} results, and its {a.name} has {len(a.as_graph().outputs)}"
+    if node.op_type == "Scan" and not node.domain:
+        scanned = node.attributes["num_scan_inputs"].as_int()
+        if not 1 <= scanned <= len(node.inputs):
+            return f"it scans {scanned} of its {len(node.inputs)} operands"
     return _types_complaint(node, asked)
 
 

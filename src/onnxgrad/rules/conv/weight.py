@@ -31,6 +31,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Var, unless_empty
 from onnxgrad.ir.lowerings import lowering
+from onnxgrad.ir.stops import CONVOLUTION, name_stop
 from onnxgrad.rules.conv.geometry import Windows, crop, dim, mirrored, pad, size, spatial, tap, vector, view
 from onnxgrad.rules.op import Op
 
@@ -188,7 +189,7 @@ def _filled(op: Op, kernel: Var) -> Var:
     same.value.shape = kernel.value.shape
     node = same.value.producer()
     assert node is not None
-    node.name = op.builder.names.fresh("no_weight_gradient_of_an_empty_batch")
+    node.name = name_stop(op.builder.names, CONVOLUTION, op.node)
     return same
 
 

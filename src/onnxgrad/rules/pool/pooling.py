@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxgrad.ir import Var, expand_to
 from onnxgrad.ir.constants import MOST_WRITTEN
 from onnxgrad.ir.lowerings import lowering
+from onnxgrad.ir.operators import Kind
 from onnxgrad.rules.conv.geometry import size, windows
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.pool.window_sums import scatter_mean, scatter_sum, tiled, upsample
@@ -61,7 +62,7 @@ def _max_pool_jvp(op: Op, tangents: Tangents, x: Var, y: Var) -> Result:
     return op.reshape(op.GatherElements(op.reshape(tangents[0], [-1]), _indices(op), axis=0), op.shape_of(y))
 
 
-@rule("MaxPool", wrt=(0,), jvp=_max_pool_jvp)
+@rule("MaxPool", wrt=(0,), jvp=_max_pool_jvp, kind=Kind.ROWS, total=True, piecewise_linear=True)
 def max_pool(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = max of x over each window: Σ g over the windows in which x is the first of the largest.
 
@@ -100,7 +101,7 @@ def _global_max_pool_jvp(op: Op, tangents: Tangents, x: Var, y: Var) -> Result:
     return op.reshape(taken, op.shape_of(y))
 
 
-@rule("GlobalMaxPool", wrt=(0,), jvp=_global_max_pool_jvp)
+@rule("GlobalMaxPool", wrt=(0,), jvp=_global_max_pool_jvp, kind=Kind.ROWS, total=True, piecewise_linear=True)
 def global_max_pool(op: Op, g: Var, x: Var) -> Result:
     """y = max of x over each channel: g where x is the first of the largest"""
     nothing = op.zeros_like(op.Flatten(x, axis=2))
@@ -108,7 +109,7 @@ def global_max_pool(op: Op, g: Var, x: Var) -> Result:
     return op.reshape(at, op.shape_of(x))
 
 
-@linear("AveragePool")
+@linear("AveragePool", kind=Kind.ROWS, total=True)
 def average_pool(op: Op, g: Var, x: Var) -> Result:
     """y = mean of x over each window: Σ g/count over the windows in which x is
 
@@ -120,7 +121,7 @@ def average_pool(op: Op, g: Var, x: Var) -> Result:
     return scatter_mean(op, g, x, include_pads=bool(op.attr("count_include_pad")))
 
 
-@linear("GlobalAveragePool")
+@linear("GlobalAveragePool", kind=Kind.ROWS, total=True)
 def global_average_pool(op: Op, g: Var, x: Var) -> Result:
     """y = mean of x over each channel: g/count, everywhere"""
     sizes = [size(x, a) for a in range(2, x.rank)]
@@ -140,7 +141,7 @@ def _norm_derivative(op: Op, g: Var, x: Var, y: Var, p: int, spread: Callable[[V
     return power * spread(scaled)
 
 
-@rule("LpPool", wrt=(0,))
+@rule("LpPool", wrt=(0,), kind=Kind.ROWS)
 def lp_pool(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = (Σ |x|ᵖ)^(1/p) over each window: x·|x|ᵖ⁻²·Σ g·y¹⁻ᵖ over the windows in which x is"""
     return _norm_derivative(op, g, x, y, op.attr("p"), lambda u: scatter_sum(op, u, x))

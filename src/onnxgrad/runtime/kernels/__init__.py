@@ -22,31 +22,33 @@ How a kernel is added, here and elsewhere:
 4. **Test it** in ``tests/runtime/kernels``: the same model with both targets, over shapes of 0, 1, odd and large sizes,
    NaN and infinities, one and two threads (``compare`` of ``twins.py`` there).
 
-Modules: `build` (source files to a shared library), `at_hand` (whether there is one, for target "auto"), `substitute`
+Modules: `build` (source files to a shared library), `at_hand` (that library for target "auto"), `substitute`
 (parts to calls), `in_place` (which state a call may overwrite), ``*_kernels`` (what fits where), `elementwise` (groups
-of operators, which nobody named, to programs), `open_norms` (normalizations that these groups finish), `recurrence`
-(Scans, to programs), `running_sums` (of their steps), `products` (of matrices, which nobody named either),
+of operators without a name, to programs), `open_norms` (normalizations that these groups finish), `recurrence`
+(Scans, to programs), `running_sums` (of their steps), `products` (of matrices, likewise),
 `convolutions` (of 3×3 taps).
 """
 
-from onnxgrad.runtime.kernels.at_hand import at_hand
+from onnxgrad.runtime.kernels.at_hand import find_library
 from onnxgrad.runtime.kernels.build import library, overwrites
-from onnxgrad.runtime.kernels.elementwise import fused
+from onnxgrad.runtime.kernels.elementwise import ELEMENTWISE
 from onnxgrad.runtime.kernels.in_place import in_place
-from onnxgrad.runtime.kernels.products import with_products
-from onnxgrad.runtime.kernels.recurrence import recurrent
-from onnxgrad.runtime.kernels.running_sums import with_running_sums
-from onnxgrad.runtime.kernels.substitute import wants_kernels, with_kernels
+from onnxgrad.runtime.kernels.products import PRODUCTS
+from onnxgrad.runtime.kernels.recurrence import RECURRENCE
+from onnxgrad.runtime.kernels.running_sums import RUNNING_SUMS
+from onnxgrad.runtime.kernels.substitute import ATTENTION, CONVOLUTIONS, KERNELS, wants_kernels
 
 __all__ = [
-    "at_hand",
-    "fused",
+    "ATTENTION",
+    "CONVOLUTIONS",
+    "ELEMENTWISE",
+    "KERNELS",
+    "PRODUCTS",
+    "RECURRENCE",
+    "RUNNING_SUMS",
+    "find_library",
     "in_place",
     "library",
     "overwrites",
-    "recurrent",
     "wants_kernels",
-    "with_kernels",
-    "with_products",
-    "with_running_sums",
 ]

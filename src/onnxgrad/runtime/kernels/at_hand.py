@@ -1,7 +1,7 @@
 """Kernels for those who did not ask for them (target "auto"): taken where they are there, else built once, aside.
 
 Nothing here fails: where there is no compiler, or it fails, or the cache cannot be written, the operators of the graph
-run. What the compiler reads are the sources of this package, whatever the model is.
+run. What the compiler reads are the sources of this package, for every model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnxgrad import subprocesses
 from onnxgrad.errors import BadInput
 from onnxgrad.files import alone
 from onnxgrad.runtime.kernels import prebuilt
-from onnxgrad.runtime.kernels.build import Order, check_own, ordered
+from onnxgrad.runtime.kernels.build import Order, order_library
 
 #: A training run waits so long for the compiler, in seconds; it takes two to ten.
 LONGEST = 120.0
@@ -32,7 +32,7 @@ _started: set[Path] = set()
 _starting = threading.Lock()
 
 
-def at_hand(wait: bool = False) -> Path | None:
+def find_library(wait: bool = False) -> Path | None:
     """The library of kernels if it is there, and this process can load it; None if not, or not yet.
 
     Args:
@@ -41,12 +41,11 @@ def at_hand(wait: bool = False) -> Path | None:
     if (found := prebuilt.library()) is not None:
         return found if prebuilt.is_proven() and _loads(found) else None
     try:
-        order = ordered()
-        if not os.path.lexists(order.place):
+        order = order_library()
+        if not order.is_there():
             _build(order, wait)
-        if not os.path.lexists(order.place):
-            return None
-        check_own(order.place)
+            if not order.is_there():
+                return None
     except BadInput:
         return None
     return order.place if _loads(order.place) else None
@@ -75,13 +74,13 @@ def _build(order: Order, wait: bool) -> None:
 
 
 def build_aside(said: str) -> None:
-    """What `_build` has another process do: build it, unless one more does; with what is left of the processor."""
+    """Build the library for `_build`, in a process of low priority, unless another process does."""
     place, sources, command = json.loads(said)
     order = Order(Path(place), Path(sources), tuple(command))
     os.nice(10)
     try:
         with order.writing(), alone(order.place.parent):
-            if not os.path.lexists(order.place):
+            if not order.is_there():
                 _build_or_note(order)
     except BadInput:  # another one is at it, or nothing can be written
         return
@@ -99,7 +98,7 @@ def _build_or_note(order: Order) -> None:
 
 
 def _note(place: Path) -> Path:
-    """Where it is noted that a library could not be built, and why."""
+    """The file that notes why a library could not be built."""
     return place.with_suffix(".failed")
 
 
@@ -111,14 +110,14 @@ def _failed_lately(place: Path) -> bool:
 
 
 def _can_be_written(place: Path) -> bool:
-    """Whether the library can come to its place: the first of the folders above it that is there is writable."""
+    """True if the library can be written: the first existing folder above it is writable."""
     there = next(folder for folder in place.parents if folder.exists())
     return os.access(there, os.W_OK | os.X_OK)
 
 
 @functools.cache
 def _loads(place: Path) -> bool:
-    """Whether ONNX Runtime takes the library, in this process."""
+    """True if ONNX Runtime loads the library, in this process."""
     try:
         onnxruntime.SessionOptions().register_custom_ops_library(str(place))
     except Exception:  # ONNX Runtime's exceptions share no base but this one

@@ -19,10 +19,15 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import prune
+from onnxgrad.ir.match import constant, is_number, is_op, is_single, pattern, permutation, producer
 from onnxgrad.ir.shapes import same_dim
 
 #: Axes of a matrix per head, transposed.
 _SWAPPED = {3: (0, 2, 1), 4: (0, 1, 3, 2)}
+#: The mask of scores without the rows that hide all keys: 0 there.
+_UNMASKED = pattern("Where", pattern("Equal", pattern("ReduceMax", "mask", "axes"), "lowest", name="dead"), 0, "mask")
+#: 0 in place of a product over nothing.
+_GUARD = pattern("Where", pattern("Greater", pattern("Shape", "of", name="shape"), 0), "product", 0)
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class _View:
     def of(cls, value: ir.Value) -> _View:
         """`value`, seen through the Transposes that it comes from."""
         order = tuple(range(_rank(value)))
-        while (node := _producer(value, "Transpose")) is not None and (found := _perm(node)) is not None:
+        while (node := producer(value, "Transpose")) is not None and (found := permutation(node)) is not None:
             source = node.inputs[0]
             assert source is not None
             value, order = source, tuple(found[i] for i in order)
@@ -44,18 +49,18 @@ class _View:
 
     @classmethod
     def to(cls, value: ir.Value) -> _View:
-        """What stands for `value`, which is computed: the Transpose that alone reads it, if one does."""
+        """The value in place of `value`, which is computed: the Transpose that alone reads it, if one does."""
         order = tuple(range(_rank(value)))
         users = list(value.consumers())
-        if len(users) != 1 or not _is(users[0], "Transpose") or value.is_graph_output():
+        if len(users) != 1 or not is_op(users[0], "Transpose") or value.is_graph_output():
             return cls(value, order)
-        found = _perm(users[0])
+        found = permutation(users[0])
         return cls(value, order) if found is None else cls(users[0].outputs[0], tuple(map(found.index, order)))
 
     @property
     def swapped(self) -> _View:
         """The transposes of its matrices."""
-        return _View(self.root, tuple(self.order[i] for i in _SWAPPED[len(self.order)]))
+        return _View(self.root, self.order[:-2] + self.order[-2:][::-1])
 
     @property
     def four(self) -> tuple[int, ...]:
@@ -78,19 +83,19 @@ class _Scores:
 def fuse_attention(graph: ir.Graph, domain: str) -> int:
     """Put calls in `domain` where attention is derived in `graph`; how many were found."""
     count = 0
-    for node in [n for n in graph if _is(n, "Cast") and _is_idle(n)]:  # exporters write them around a softmax
+    for node in [n for n in graph if is_op(n, "Cast") and _is_idle(n)]:  # exporters write them around a softmax
         assert node.inputs[0] is not None
         node.outputs[0].replace_all_uses_with(node.inputs[0])
         graph.remove(node, safe=True)
     for node in [n for n in graph if n.op_type == "SoftmaxGrad" and n.domain == domain]:
-        count += _fused(graph, node, domain, count)
+        count += _fuse_site(graph, node, domain, count)
     if count:
         graph.sort()
         prune(graph)
     return count
 
 
-def _fused(graph: ir.Graph, grad: ir.Node, domain: str, index: int) -> bool:
+def _fuse_site(graph: ir.Graph, grad: ir.Node, domain: str, index: int) -> bool:
     dp, p = grad.inputs
     if dp is None or p is None or _rank(p) not in _SWAPPED:
         return False
@@ -99,17 +104,18 @@ def _fused(graph: ir.Graph, grad: ir.Node, domain: str, index: int) -> bool:
     if discarded is None:
         return False
     shown, of_p, discarding = discarded.shown, discarded.of_p, discarded.nodes
-    softmax, to_p, rank = _producer(p, "Softmax"), _producer(_guarded(of_p), "MatMul"), _rank(p)
+    softmax, to_p, rank = producer(p, "Softmax"), producer(_guarded(of_p), "MatMul"), _rank(p)
     if softmax is None or to_p is None or grad.attributes["axis"].as_int() != rank - 1:
         return False
-    axis = softmax.attributes.get("axis")
     scores = discarded.unmasked(_scores(softmax.inputs[0]))
-    if scores is None or (axis is not None and axis.as_int() not in (-1, rank - 1)):
+    if scores is None or softmax.attributes.get_int("axis", -1) not in (-1, rank - 1):
         return False
-    q, k = _View.of(scores.q), _View.of(scores.kt).swapped
     dy, vt = to_p.inputs
     assert dy is not None
     assert vt is not None
+    if not _fit(scores, rank, [scores.q, scores.kt, vt, dy]):
+        return False
+    q, k = _View.of(scores.q), _View.of(scores.kt).swapped
     v = _View.of(vt).swapped
 
     forward, to_v = _readers_of_p(shown, [grad, *discarding], v)
@@ -121,13 +127,13 @@ def _fused(graph: ir.Graph, grad: ir.Node, domain: str, index: int) -> bool:
     hidden += [v for node in discarding for v in node.outputs]
     if to_q is None or to_k is None or any(x.is_graph_output() for x in hidden):
         return False
+    if any(_rank(node.outputs[0]) != rank for node in (to_q, to_k, to_v[0], forward) if node is not None):
+        return False
     if _readers(dp) != [grad] or len(_readers(of_p)) != 1 or len(_readers(to_p.outputs[0])) != 1:
         return False
     if shown is not p and {*_readers(p)} != {grad, *(n for n in discarding if p in n.inputs)}:
         return False
     operands = [q, k, v, _View.of(dy)]
-    if not _fit(scores, [scores.q, scores.kt, vt, dy]):
-        return False
 
     for value in [*hidden, *(x for user in (*_readers(p), *_readers(shown)) for x in user.outputs)]:
         _ask_others(value, [q.root, k.root, v.root])
@@ -168,16 +174,16 @@ class _Discarded:
 
     @classmethod
     def of(cls, p: ir.Value, dp: ir.Value) -> _Discarded | None:
-        """As it is found before the cotangent `dp` of probabilities `p`; None if it is not."""
-        back = _producer(dp, "Where")
+        """The match before the cotangent `dp` of probabilities `p`; None if there is none."""
+        back = producer(dp, "Where")
         condition = None if back is None else back.inputs[0]
-        ahead = [n for n in p.consumers() if _is(n, "Where") and n.inputs[0] is condition and n.inputs[2] is p]
+        ahead = [n for n in p.consumers() if is_op(n, "Where") and n.inputs[0] is condition and n.inputs[2] is p]
         if back is None or condition is None or back.inputs[2] is None or len(ahead) != 1:
             return None
-        if not all(_is_zero(where.inputs[1]) for where in (back, ahead[0])):
+        if not all(is_number(where.inputs[1], 0) for where in (back, ahead[0])):
             return None
         found = ahead[0].outputs[0], back.inputs[2], [ahead[0], back]
-        asked = _producer(condition, "IsNaN")
+        asked = producer(condition, "IsNaN")
         if asked is None:
             return cls(*found, condition)
         alone = asked.inputs[0] is p and {*condition.consumers()} == {*found[2]} and not condition.is_graph_output()
@@ -187,37 +193,32 @@ class _Discarded:
         """`scores` with the mask that hides all from queries that are `dead`; None if they are not so by it."""
         if scores is None or self.dead is None:
             return scores
-        where, equal = _producer(scores.mask, "Where"), _producer(self.dead, "Equal")
-        largest = None if equal is None else _producer(equal.inputs[0], "ReduceMax")
-        if where is None or equal is None or largest is None or where.inputs[0] is not self.dead:
+        found = _UNMASKED.match(scores.mask)
+        if found is None or found["dead"] is not self.dead:
             return None
-        mask, axes, lowest = where.inputs[2], _constant(largest.inputs[1]), _constant(equal.inputs[1])
-        fits = (
-            mask is largest.inputs[0] and _is_zero(where.inputs[1]) and lowest is not None and (lowest == -np.inf).all()
-        )
-        return replace(scores, mask=mask) if fits and axes is not None and axes.tolist() == [-1] else None
+        axes, lowest = constant(found["axes"]), constant(found["lowest"])
+        if axes is None or axes.tolist() != [-1] or lowest is None or not (lowest == -np.inf).all():
+            return None
+        return replace(scores, mask=found["mask"])
 
 
 def _guarded(value: ir.Value) -> ir.Value | None:
     """The product in a Where that is there for products over nothing, which the kernels know; else `value`."""
-    where = _producer(value, "Where")
-    product = None if where is None else _producer(where.inputs[1], "MatMul")
+    where = producer(value, "Where")
+    product = None if where is None else producer(where.inputs[1], "MatMul")
     return value if product is None or _guard_of(product) is not value else product.outputs[0]
 
 
 def _guard_of(product: ir.Node) -> ir.Value:
     """The result of a product, or that of the Where that puts 0 in its place if it is one over nothing."""
     value, users = product.outputs[0], _readers(product.outputs[0])
-    if len(users) != 1 or not _is(users[0], "Where") or users[0].inputs[1] is not value or value.is_graph_output():
+    found = _GUARD.match(users[0].outputs[0]) if len(users) == 1 and not value.is_graph_output() else None
+    shape = None if found is None else found["shape"].producer()
+    if found is None or shape is None or found["product"] is not value:
         return value
-    asked, _, zero = users[0].inputs
-    greater = _producer(asked, "Greater")
-    shape = None if greater is None else _producer(greater.inputs[0], "Shape")
-    if greater is None or shape is None or not all(_is_zero(x) for x in (zero, greater.inputs[1])):
-        return value
-    start, end = (None if a is None else a.as_int() for a in map(shape.attributes.get, ("start", "end")))
-    of, summed = shape.inputs[0], product.inputs[0]
-    dims = None if of is None or of.shape is None else of.shape[start:end]
+    start, end = (shape.attributes.get_int(name, None) for name in ("start", "end"))
+    of, summed = found["of"], product.inputs[0]
+    dims = None if of.shape is None else of.shape[start:end]
     if dims is None or len(dims) != 1 or summed is None or summed.shape is None:
         return value
     return users[0].outputs[0] if same_dim(dims[0], summed.shape[-1]) else value
@@ -229,16 +230,16 @@ def _readers(value: ir.Value) -> list[ir.Node]:
 
 
 def _asks(node: ir.Node) -> bool:
-    if not _is(node, "Shape") or node.outputs[0].is_graph_output():
+    if not is_op(node, "Shape") or node.outputs[0].is_graph_output():
         return False
     compared = node.outputs[0].consumers()
-    return all(_is(c, "Greater") and all(_is(w, "Where") for w in c.outputs[0].consumers()) for c in compared)
+    return all(is_op(c, "Greater") and all(is_op(w, "Where") for w in c.outputs[0].consumers()) for c in compared)
 
 
 def _ask_others(value: ir.Value, others: Sequence[ir.Value]) -> None:
     """Have the guards that ask for a size of `value`, which is to go, ask one of `others` that has it."""
     for node in [user for user in value.consumers() if _asks(user)]:
-        start, end = (None if a is None else a.as_int() for a in map(node.attributes.get, ("start", "end")))
+        start, end = (node.attributes.get_int(name, None) for name in ("start", "end"))
         dims = [] if value.shape is None else list(value.shape[start:end])
         for other in others if len(dims) == 1 else ():
             axes = [i for i, d in enumerate(other.shape or ()) if same_dim(d, dims[0])]
@@ -247,16 +248,6 @@ def _ask_others(value: ir.Value, others: Sequence[ir.Value]) -> None:
                 node.attributes["start"] = ir.AttrInt64("start", axes[0])
                 node.attributes["end"] = ir.AttrInt64("end", axes[0] + 1)
                 break
-
-
-def _is_zero(value: ir.Value | None) -> bool:
-    array = _constant(value)
-    return array is not None and array.size == 1 and not array.any()
-
-
-def _constant(value: ir.Value | None) -> np.ndarray | None:
-    tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
-    return None if tensor is None else tensor.numpy()
 
 
 def _call(
@@ -275,16 +266,16 @@ def _call(
 
 
 def _scores(value: ir.Value | None) -> _Scores | None:
-    """What a softmax is taken of, as scaled products and a mask; None if it is something else."""
-    add = _producer(value, "Add")
+    """Match scale · Q·Kᵀ + mask. None if the scores are of another form."""
+    add = producer(value, "Add")
     for scaled, mask in [(value, None)] if add is None else [add.inputs, add.inputs[::-1]]:
         scale, divides, product = None, False, scaled
         for kind in ("Mul", "Div"):
-            node = _producer(scaled, kind)
+            node = producer(scaled, kind)
             for first, second in [] if node is None else [node.inputs, node.inputs[::-1]][: 2 if kind == "Mul" else 1]:
-                if second is not None and _producer(first, "MatMul") is not None and _is_scalar(second):
+                if second is not None and producer(first, "MatMul") is not None and is_single(second):
                     scale, divides, product = second, kind == "Div", first
-        matmul = _producer(product, "MatMul")
+        matmul = producer(product, "MatMul")
         if matmul is None or scaled is None or product is None:
             continue
         q, kt = matmul.inputs
@@ -304,14 +295,14 @@ def _readers_of_p(
     for user in _readers(p):
         if user in known:
             continue
-        if _is(user, "MatMul") and user.inputs[0] is p and user.inputs[1] is not None and forward is None:
+        if is_op(user, "MatMul") and user.inputs[0] is p and user.inputs[1] is not None and forward is None:
             if _View.of(user.inputs[1]) != v:
                 return None, None
             forward = user
-        elif _is(user, "Transpose") and _perm(user) == _SWAPPED[_rank(p)] and to_v is None:
+        elif is_op(user, "Transpose") and permutation(user) == _SWAPPED[_rank(p)] and to_v is None:
             turned = user.outputs[0]
             users = _readers(turned)
-            if len(users) != 1 or not _is(users[0], "MatMul") or users[0].inputs[0] is not turned:
+            if len(users) != 1 or not is_op(users[0], "MatMul") or users[0].inputs[0] is not turned:
                 return None, None
             dy = users[0].inputs[1]
             if dy is None or turned.is_graph_output():
@@ -326,7 +317,7 @@ def _readers_of_ds(ds: ir.Value, k: _View, q: _View) -> tuple[ir.Node | None, ir
     """dS·K and Qᵀ·dS, which must be all that reads dS."""
     to_q = to_k = None
     for user in _readers(ds):
-        a, b = user.inputs[:2] if _is(user, "MatMul") else (None, None)
+        a, b = user.inputs[:2] if is_op(user, "MatMul") else (None, None)
         if a is ds and b is not None and to_q is None and _View.of(b) == k:
             to_q = user
         elif b is ds and a is not None and to_k is None and _View.of(a).swapped == q:
@@ -341,23 +332,23 @@ def _scaled_by(ds: ir.Value, scores: _Scores) -> ir.Value | None:
     if scores.scale is None:
         return ds
     users = _readers(ds)
-    if len(users) != 1 or ds.is_graph_output() or not _is(users[0], "Div" if scores.divides else "Mul"):
+    if len(users) != 1 or ds.is_graph_output() or not is_op(users[0], "Div" if scores.divides else "Mul"):
         return None
     a, b = users[0].inputs
     fits = (a is ds and b is scores.scale) or (not scores.divides and b is ds and a is scores.scale)
     return users[0].outputs[0] if fits else None
 
 
-def _fit(scores: _Scores, operands: Sequence[ir.Value]) -> bool:
-    """Whether types and shapes are those that the kernels take, whatever sizes a run has."""
+def _fit(scores: _Scores, rank: int, operands: Sequence[ir.Value]) -> bool:
+    """True if types and shapes are those that the kernels take, of so many axes, in every run."""
     floats = [*operands, *(x for x in (scores.scale, scores.mask) if x is not None)]
     if any(x.dtype != ir.DataType.FLOAT or x.shape is None for x in floats):
         return False
     first = operands[0].shape
     assert first is not None
-    for x in operands[1:]:
+    for x in operands:
         assert x.shape is not None
-        if len(x.shape) != len(first) or not all(same_dim(a, b) for a, b in zip(x.shape[:-2], first[:-2])):
+        if len(x.shape) != rank or not all(same_dim(a, b) for a, b in zip(x.shape[:-2], first[:-2])):
             return False
     if scores.mask is None:
         return True
@@ -371,28 +362,10 @@ def _fit(scores: _Scores, operands: Sequence[ir.Value]) -> bool:
 
 
 def _is_idle(cast: ir.Node) -> bool:
-    """Whether a Cast is to the type that there is."""
+    """True if a Cast is to the type that there is."""
     (x,), (y,) = cast.inputs, cast.outputs
     return x is not None and x.dtype is not None and x.dtype == y.dtype and not y.is_graph_output()
 
 
 def _rank(value: ir.Value) -> int:
     return -1 if value.shape is None else len(value.shape)
-
-
-def _is(node: ir.Node, op_type: str) -> bool:
-    return node.domain == "" and node.op_type == op_type
-
-
-def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    node = None if value is None else value.producer()
-    return node if node is not None and _is(node, op_type) else None
-
-
-def _perm(node: ir.Node) -> tuple[int, ...] | None:
-    perm = node.attributes.get("perm")
-    return None if perm is None else tuple(perm.as_ints())
-
-
-def _is_scalar(value: ir.Value) -> bool:
-    return value.shape is not None and all(d == 1 for d in value.shape)

@@ -2,7 +2,7 @@
 
 Its name in the cache is made of the sources, the flags and what the compiler says of itself and the processor, so
 that another compiler, another machine with the same home, or another version of this package has its own. What is
-loaded runs as part of this process, so a file is only taken if nobody else can have written it.
+loaded runs as part of this process, so a file is only loaded if no other user can have written it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import functools
 import hashlib
 import os
 import shlex
-import shutil
 import stat
 import subprocess
 import sys
@@ -52,26 +51,26 @@ def library(seconds: float | None = None) -> Path:
     """
     if (found := prebuilt.library()) is not None:
         return found
-    order = ordered()
-    if not os.path.lexists(order.place):
+    order = order_library()
+    if not order.is_there():
         order.build(seconds)
     check_own(order.place)
     return order.place
 
 
 def overwrites() -> ctypes.c_int64:
-    """How many updates of kernels have overwritten what they were computed from, in this process so far."""
+    """The number of updates by kernels, in this process so far, that have overwritten their operands."""
     return ctypes.c_int64.in_dll(ctypes.CDLL(str(library())), "onnxgrad_overwrites")
 
 
-def ordered() -> Order:
-    """What `library` is for this machine. Raises BadInput as it does, but for what the compiler says of the sources."""
+def order_library() -> Order:
+    """The recipe of `library` for this machine. Raises BadInput as it does, except for errors of the compiler."""
     recipe = _recipe(os.environ.get("CC", ""))
     return Order(cache() / "native" / recipe.name, SOURCES, recipe.command)
 
 
 def check_own(place: Path) -> None:
-    """See that nobody but this user and root can have written a file, or can put another one in its place."""
+    """Check that only this user and root can have written a file, or can replace it."""
     try:
         handle = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -105,8 +104,20 @@ class Order:
     sources: Path
     command: tuple[str, ...]
 
+    def is_there(self) -> bool:
+        """True if the library is at its place and is the one that was built, by its digest.
+
+        Raises:
+            BadInput: what is at its place is not this user's alone.
+        """
+        if not os.path.lexists(self.place):
+            return False
+        check_own(self.place)
+        found = self.place.stat()
+        return _is_whole(self.place, (found.st_ino, found.st_mtime_ns, found.st_size))
+
     def build(self, seconds: float | None = None) -> None:
-        """Build it, all or nothing, where nobody else can write: who also builds it at this moment makes the same.
+        """Build it, all or nothing, where no other user can write. Processes that build it at one moment make the same.
 
         Raises:
             BadInput: the compiler fails, or takes more than so many `seconds`, or the place cannot be written.
@@ -116,6 +127,9 @@ class Order:
             self._compile(made, seconds)
             made.chmod(0o600)
             flush(made)
+            digest = _digest_file(made)
+            digest.write_text(hashlib.sha256(made.read_bytes()).hexdigest())
+            digest.replace(_digest_file(self.place))
             made.replace(self.place)
             flush(self.place.parent)
 
@@ -142,13 +156,26 @@ class Order:
             raise BadInput(f"{compiler} cannot build the kernels of target 'native': {reason}\n{_HINT}")
 
 
+def _digest_file(library: Path) -> Path:
+    return library.with_name(f"{library.name}.sha256")
+
+
+@functools.cache
+def _is_whole(library: Path, identity: tuple[int, ...]) -> bool:
+    """True if the library has the digest that was written with it; `identity` changes with the file."""
+    try:
+        return hashlib.sha256(library.read_bytes()).hexdigest() == _digest_file(library).read_text()
+    except (OSError, ValueError):
+        return False
+
+
 def _files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.suffix in (".c", ".h"))
 
 
 @dataclass(frozen=True)
 class _Recipe:
-    """How the library is built, and what it is called."""
+    """The command that builds the library, and the name of its file."""
 
     command: tuple[str, ...]
     name: str
@@ -179,7 +206,7 @@ def _compiler(asked: str) -> list[str]:
     except ValueError as error:
         raise BadInput(f"CC is {asked!r}, which is no command: {error}\n{_HINT}") from error
     for words in (given,) if given else (["cc"], ["gcc"], ["clang"]):
-        if shutil.which(words[0]):
+        if subprocesses.which(words[0]):
             return words
     missing = f"CC is {asked!r}, which is not there" if given else "there is none (cc, gcc, clang)"
     raise BadInput(

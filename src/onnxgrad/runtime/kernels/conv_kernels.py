@@ -18,7 +18,7 @@ _FAR, _MOST_TAPS = 1 << 24, 1 << 20
 
 
 def within_reach(taps: Sequence[int], attributes: Mapping[str, Any]) -> bool:
-    """Whether the kernels know what to do with such windows."""
+    """True if the kernels know what to do with such windows."""
     far = [n for key in ("strides", "dilations", "pads", "size") for n in attributes.get(key, ())]
     reach = [(n - 1) * d for n, d in zip(taps, attributes["dilations"])]
     return math.prod(taps) <= _MOST_TAPS and all(abs(n) < _FAR for n in (*far, *reach))

@@ -1,6 +1,6 @@
 """Convolutions of 3×3 taps side by side to calls of ``source/winograd.c``: forward, and for the cotangent of the input.
 
-Nobody names them where they run forward: any such Conv in float32 is one, if its weights change. Constant weights are
+They have no name where they run forward: any such Conv in float32 is one, if its weights change. Constant weights are
 laid out once by ONNX Runtime, for a whole chain of convolutions.
 """
 
@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
+
+from onnxgrad.ir.match import is_constant, is_op
 
 #: The name of the kernel.
 KERNEL = "Conv3x3"
@@ -25,7 +27,7 @@ _EMPTIEST = 1.6
 
 
 def gains(images: int | None, channels: tuple[int, int], size: Sequence[int | None]) -> bool:
-    """Whether the kernel is quicker from so many channels to so many, for pictures that become `size`.
+    """True if the kernel is quicker from so many channels to so many, for pictures that become `size`.
 
     It depends on the sizes in the graph alone, so that ranks choose alike.
     """
@@ -39,11 +41,6 @@ def gains(images: int | None, channels: tuple[int, int], size: Sequence[int | No
         and 36 * inner * outer <= _WEIGHTS
         and 16 * tiles * outer <= _EMPTIEST * math.prod(known) * channels[1]
     )
-
-
-def is_constant(w: ir.Value) -> bool:
-    """Whether `w` is known before anything runs."""
-    return ir.convenience.get_const_tensor(w) is not None and not w.is_graph_input()
 
 
 def fuse_convolutions(graph: ir.Graph, domain: str) -> int:
@@ -67,7 +64,7 @@ def fuse_convolutions(graph: ir.Graph, domain: str) -> int:
 
 def _pads(node: ir.Node) -> list[int] | None:
     """The padding of a Conv that the kernel gains for; None of anything else."""
-    if node.domain != "" or node.op_type != "Conv":
+    if not is_op(node, "Conv"):
         return None
     x, w = node.inputs[:2]
     y = node.outputs[0]

@@ -10,16 +10,18 @@ from onnxgrad.errors import OnnxGradError
 from onnxgrad.ir.execution_order import ordered_by
 from onnxgrad.ir.graph import prune, subgraphs
 from onnxgrad.ir.infer.inference import forget_values, infer_model
+from onnxgrad.ir.passes import Declined, Pass
 from onnxgrad.runtime.kernels.elementwise_groups import GroupCall, plans
 from onnxgrad.runtime.kernels.elementwise_steps import DOMAIN, is_known
 from onnxgrad.runtime.kernels.open_norms import open_norms
+from onnxgrad.runtime.setting import Setting
 
-#: What `Options(without=…)` calls it.
-NAME = "elementwise"
+#: The phase of all passes that call kernels.
+PHASE = "kernels"
 
 
 def may_fuse(model: ir.Model) -> bool:
-    """Whether anywhere in `model` an operator that programs have reads another one: a look, at no types or shapes."""
+    """True if an operator that programs have reads another one in `model`; types and shapes are not looked at."""
     for graph in _graphs(model.graph):
         for node in filter(is_known, graph):
             if any(v is not None and (maker := v.producer()) is not None and is_known(maker) for v in node.inputs):
@@ -27,26 +29,24 @@ def may_fuse(model: ir.Model) -> bool:
     return False
 
 
-def fused(model: ir.Model, own: bool = False) -> ir.Model:
-    """A copy of `model` with groups of elementwise operators as calls; `model` itself if none gains.
-
-    If `model` is the caller's `own` copy, it is changed in place.
-    """
-    copy = model if own else model.clone()
-    if not has_shapes(copy):
-        return model
+def _fuse(model: ir.Model, setting: Setting) -> int:
+    """Put calls in the place of groups of elementwise operators of `model`."""
+    see_shapes(model)
     count = 0
-    for graph in list(_graphs(copy.graph)):
+    for graph in list(_graphs(model.graph)):
         open_norms(graph)
         count += fuse(graph, count)
-    if not count:
-        return model
-    copy.opset_imports[DOMAIN] = 1
-    return copy
+    if count:
+        model.opset_imports[DOMAIN] = 1
+    return count
 
 
-def has_shapes(model: ir.Model) -> bool:
-    """See that the shapes in `model` are known as far as may be; false where they contradict each other."""
+def see_shapes(model: ir.Model) -> None:
+    """Infer the shapes in `model` as far as they can be known.
+
+    Raises:
+        Declined: they contradict each other.
+    """
     if any(
         node.outputs[0].shape is None and (is_known(node) or graph is not model.graph)
         for graph in _graphs(model.graph)
@@ -54,10 +54,9 @@ def has_shapes(model: ir.Model) -> bool:
     ):
         try:
             infer_model(model)
-        except OnnxGradError:  # ONNX Runtime will say what is wrong
-            return False
+        except OnnxGradError as error:
+            raise Declined(f"shapes contradict each other: {error}") from error
         forget_values(model.graph)
-    return True
 
 
 def fuse(graph: ir.Graph, serial: int = 0) -> int:
@@ -79,7 +78,7 @@ def _graphs(graph: ir.Graph) -> Iterator[ir.Graph]:
 
 
 def _write(graph: ir.Graph, calls: Sequence[GroupCall], serial: int) -> None:
-    """Calls in the place of what they give; what nobody reads then goes."""
+    """Replace the nodes that give the results of the calls, and drop unused nodes."""
     place: dict[ir.Node, float] = {node: i for i, node in enumerate(graph)}
     new: dict[ir.Value, ir.Value] = {}
     for plan in calls:
@@ -112,3 +111,14 @@ def _sort(graph: ir.Graph, place: dict[ir.Node, float]) -> None:
     assert len(order) == len(nodes)
     graph.remove(nodes)
     graph.extend(order)
+
+
+ELEMENTWISE = Pass(
+    "elementwise",
+    PHASE,
+    "one pass over memory for many elementwise operators",
+    "elementwise operators, sums of them, normalizations that they read",
+    lambda model, _: any(is_known(n) or n.domain == DOMAIN for g in _graphs(model.graph) for n in g),
+    _fuse,
+    Setting.keeps_operators,
+)

@@ -1,8 +1,8 @@
-"""Which elementwise operators of a graph are computed together, in one pass over memory, and what each pass gives.
+"""Groups of elementwise operators that are computed together in one pass over memory, and their results.
 
 Every elementwise operator has a *level*: how many other operators (products, reductions, reshapes) lie on the longest
 way to it. Between two elementwise operators of one level there are elementwise operators of that level alone, so the
-connected ones of one level and one shape can be computed together, whatever else the graph holds.
+connected ones of one level and one shape can be computed together, in any graph.
 
 What a later group needs of an earlier one is either a result of that one too, or is computed again: whichever moves
 less through memory. Of a SiLU the backward pass needs the sigmoid, which costs less than to write, keep and read it.
@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import reads
-from onnxgrad.runtime.kernels.elementwise_programs import Reduction, TileProgram, compiled
-from onnxgrad.runtime.kernels.elementwise_steps import Dims, Unfit, constant, dims, is_written, operands_of
+from onnxgrad.ir.match import is_constant, is_op, is_standard, single_constant
+from onnxgrad.runtime.kernels.elementwise_programs import Reduction, TileProgram, compile_program
+from onnxgrad.runtime.kernels.elementwise_steps import Dims, Unfit, dims, is_written, operands_of
 from onnxgrad.runtime.kernels.reductions import VIEWS, reductions
 
 #: Most operators of a group, and most that are computed again for one; most operands of its full shape.
@@ -41,7 +42,7 @@ class _Group:
     nodes: list[ir.Node] = field(default_factory=list)
 
     def order(self) -> tuple[int, int, int]:
-        """Where it comes among groups: what one of a level reads of another has fewer axes, or fewer that are long."""
+        """The sort key among groups: a group reads from one of its level that has fewer axes, or fewer long ones."""
         return self.level, len(self.shape), sum(d != 1 for d in self.shape)
 
 
@@ -54,7 +55,7 @@ class GroupCall:
 
 
 def _fits(node: ir.Node) -> bool:
-    """Whether programs have this operator, and the shapes of what it reads and gives are known."""
+    """True if programs have this operator, and the shapes of what it reads and gives are known."""
     if any(v is None or dims(v) is None for v in (*node.inputs[:1], *node.outputs)):
         return False
     if any(v is not None and dims(v) is None for v in node.inputs):
@@ -65,10 +66,16 @@ def _fits(node: ir.Node) -> bool:
 
 
 def _is_the_runtimes(node: ir.Node) -> bool:
-    """Whether ONNX Runtime takes this operator into the product or convolution beside it, which costs nothing."""
+    """True if ONNX Runtime takes this operator into the product or convolution beside it, which costs nothing."""
     for value in node.inputs:
         before = None if value is None else value.producer()
-        if before is None or before.domain != "" or value is None or len(value.uses()) > 1 or value.is_graph_output():
+        if (
+            before is None
+            or not is_standard(before)
+            or value is None
+            or len(value.uses()) > 1
+            or value.is_graph_output()
+        ):
             continue
         if before.op_type in ("Conv", "Gemm") and node.op_type in ("Relu", "LeakyRelu", "Sigmoid", "Tanh"):
             return True
@@ -77,7 +84,7 @@ def _is_the_runtimes(node: ir.Node) -> bool:
         if before.op_type in ("Add", "Sum") and node.op_type == "Relu" and _is_the_runtimes(before):
             return True
         others = [v for v in node.inputs if v is not value]
-        if before.op_type == "MatMul" and node.op_type in ("Mul", "Div") and constant(others[0]) is not None:
+        if before.op_type == "MatMul" and node.op_type in ("Mul", "Div") and single_constant(others[0]) is not None:
             return True
         shapes = [dims(v) for v in before.inputs if v is not None]
         if before.op_type == "MatMul" and node.op_type == "Add" and all(s is not None and len(s) == 2 for s in shapes):
@@ -87,17 +94,17 @@ def _is_the_runtimes(node: ir.Node) -> bool:
         node.op_type in ("Mul", "Div")
         and len(users) == 1
         and users[0].op_type == "MatMul"
-        and any(constant(v) is not None for v in node.inputs)
+        and any(single_constant(v) is not None for v in node.inputs)
     )
 
 
 def _has_constant_filter(node: ir.Node) -> bool:
-    """Whether it is a Conv, perhaps with a BatchNormalization, that ONNX Runtime may give a layout of its own."""
+    """True if it is a Conv, perhaps with a BatchNormalization, that ONNX Runtime may give a layout of its own."""
     given = node.inputs[0].producer() if node.op_type == "BatchNormalization" and node.inputs[0] is not None else node
-    if given is None or (given.domain, given.op_type) != ("", "Conv") or given.inputs[1] is None:
+    if given is None or not is_op(given, "Conv") or given.inputs[1] is None:
         return False
     weights = given.inputs[1]
-    return not weights.is_graph_input() and ir.convenience.get_const_tensor(weights) is not None
+    return is_constant(weights)
 
 
 class _Grouping:
@@ -117,10 +124,10 @@ class _Grouping:
         self.sums = {n.outputs[0]: found for n in self.fitting if (found := list(reductions(n.outputs[0])))}
         self.summing = {r.result.producer() for found in self.sums.values() for r in found}
         for node in reversed(graph):
-            if (node.domain == "" and node.op_type in VIEWS) and not node.outputs[0].is_graph_output():
+            if (is_op(node, VIEWS)) and not node.outputs[0].is_graph_output():
                 users = node.outputs[0].consumers()
                 self.summing |= {node} if users and all(user in self.summing for user in users) else set()
-        #: values of fitting operators that somebody else reads, as far as is known
+        #: values of fitting operators that other nodes read, as far as is known
         self.needed: set[ir.Value] = set()
         self.groups = self._groups()
         #: operators that calls have to give in any case, and those that are not computed again
@@ -253,7 +260,7 @@ class _Grouping:
         summed = [r.source for r in sums if r.source not in targets]
         for given, ends in (([*targets], sums), ([*targets, *dict.fromkeys(summed)], ())):
             with contextlib.suppress(Unfit):
-                return GroupCall(compiled(nodes, given, group.shape, ends), nodes)
+                return GroupCall(compile_program(nodes, given, group.shape, ends), nodes)
         raise Unfit
 
     # --- what is computed again -----------------------------------------------------------------------------------
@@ -280,7 +287,7 @@ class _Grouping:
         return best
 
     def _closure(self, start: Iterable[ir.Node], group: _Group, halting: bool) -> set[ir.Node]:
-        """What computes the results of `start`: back to what is not elementwise, or also to what is kept anyway."""
+        """The nodes that compute the results of `start`, back to other operators, or also to kept values."""
         taken: set[ir.Node] = set()
         todo = list(start)
         while todo and len(taken) <= _AGAIN:
@@ -292,17 +299,17 @@ class _Grouping:
         return taken
 
     def _price(self, value: ir.Value, group: _Group, inside: Collection[ir.Node]) -> float:
-        """What it costs to read `value`: a read, a write where nobody else needs it, and its memory until then."""
+        """The cost of reading `value`: a read, a write where no other node needs it, and its memory until then."""
         maker = self.maker(value)
         written = maker is not None and value not in self.needed
         return 1 + written + (not self._is_held(value, group, inside))
 
     def _work(self, nodes: Iterable[ir.Node]) -> float:
-        """What it costs to compute `nodes`, in reads of a tensor."""
+        """The cost of computing `nodes`, in reads of a tensor."""
         return sum(1.0 if node.op_type in _LONG else 0.1 for node in nodes)
 
     def _is_held(self, value: ir.Value, group: _Group, inside: Collection[ir.Node]) -> bool:
-        """Whether somebody else reads `value` as late as `group`, so that its memory is taken anyway."""
+        """True if another node reads `value` as late as `group`, so that its memory is taken anyway."""
         if value.is_graph_output() or value.is_graph_input() or value.producer() is None:
             return True
         for user in value.consumers():

@@ -39,7 +39,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class TileProgram:
-    """What the kernel is called with.
+    """The arguments of a call of the kernel.
 
     Attributes:
         steps: five numbers each.
@@ -52,7 +52,7 @@ class TileProgram:
     results: tuple[ir.Value | None, ...]
 
 
-def compiled(
+def compile_program(
     nodes: Iterable[ir.Node], targets: Sequence[ir.Value], shape: Dims, sums: Sequence[Reduction] = ()
 ) -> TileProgram:
     """The program that computes `targets`, which `nodes`, in topological order, give, all of one shape, and `sums`.

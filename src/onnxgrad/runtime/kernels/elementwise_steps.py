@@ -1,4 +1,4 @@
-"""What programs can do: elementwise operators as steps, of the operations of ``source/elementwise.h``."""
+"""Elementwise operators as steps of programs, of the operations of ``source/elementwise.h``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+
+from onnxgrad.ir.match import is_op, single_constant
 
 DOMAIN = "onnxgrad.native"
 
@@ -42,14 +44,6 @@ def dims(value: ir.Value) -> Dims | None:
         return shape.numpy()
     found = tuple(d if isinstance(d, int) else d.value for d in shape)
     return None if None in found else found  # type: ignore[return-value]
-
-
-def constant(value: ir.Value | None) -> np.ndarray | None:
-    """A constant of one element; None for anything else."""
-    if value is None or value.is_graph_input():
-        return None
-    tensor = ir.convenience.get_const_tensor(value)
-    return None if tensor is None or math.prod(tensor.shape.numpy()) != 1 else tensor.numpy()
 
 
 class Unfit(Exception):
@@ -97,7 +91,7 @@ class Steps:
             raise Unfit
         if value in self.known:
             return self.known[value]
-        kind, number = letter(value), constant(value)
+        kind, number = letter(value), single_constant(value)
         if not kind:
             raise Unfit
         rank = max(
@@ -121,11 +115,6 @@ def _operator(*names: str) -> Callable[[Writes], Writes]:
         return writes
 
     return registered
-
-
-def _float(node: ir.Node, name: str, default: float) -> float:
-    given = node.attributes.get(name)
-    return default if given is None else given.as_float()
 
 
 def _one_of(codes: Mapping[str, str], kind: str) -> str:
@@ -219,7 +208,7 @@ def _reciprocal(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
 @_operator("Pow")
 def _pow(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     """ONNX Runtime multiplies for the exponents 2 and 3; of others it is the C library that rounds."""
-    exponent = constant(node.inputs[1])
+    exponent = single_constant(node.inputs[1])
     rank = len(node.inputs[0].shape or ()) if node.inputs[0] is not None else 0
     if exponent is not None and exponent.ndim > rank:
         raise Unfit
@@ -237,7 +226,7 @@ def _clip(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     found = x[0]
     for k, (code, end) in enumerate((("MAX", np.finfo(np.float32).min), ("MIN", np.finfo(np.float32).max)), 1):
         given = node.inputs[k] if k < len(node.inputs) else None
-        bound = np.float32(end) if given is None else constant(given)
+        bound = np.float32(end) if given is None else single_constant(given)
         if bound is None or np.isnan(bound).any():
             raise Unfit
         found = b(code, found, b.float(float(bound.reshape(()))))
@@ -250,7 +239,7 @@ def _if_positive(b: Steps, x: int, otherwise: int) -> int:
 
 @_operator("LeakyRelu")
 def _leaky_relu(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
-    return _if_positive(b, x[0], b("MUL", x[0], b.float(_float(node, "alpha", 0.01))))
+    return _if_positive(b, x[0], b("MUL", x[0], b.float(node.attributes.get_float("alpha", 0.01))))
 
 
 @_operator("PRelu")
@@ -260,8 +249,8 @@ def _prelu(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
 
 @_operator("HardSigmoid")
 def _hard_sigmoid(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
-    scaled = b("MUL", x[0], b.float(_float(node, "alpha", 0.2)))
-    return b("MAX", b("MIN", b("ADD", scaled, b.float(_float(node, "beta", 0.5))), b.float(1)), b.float(0))
+    scaled = b("MUL", x[0], b.float(node.attributes.get_float("alpha", 0.2)))
+    return b("MAX", b("MIN", b("ADD", scaled, b.float(node.attributes.get_float("beta", 0.5))), b.float(1)), b.float(0))
 
 
 @_operator("Softsign")
@@ -296,7 +285,7 @@ _REAL_ONLY = frozenset({"LeakyRelu", "PRelu", "HardSigmoid", "Softsign", "Mish",
 
 
 def operands_of(node: ir.Node) -> list[ir.Value | None]:
-    """What `node` reads, or what that was before an Expand, where the shape of the result is the same without it."""
+    """The operands of `node`, before an Expand where the shape of the result is the same without it."""
     shape = dims(node.outputs[0])
     if shape is None:
         return list(node.inputs)
@@ -307,9 +296,9 @@ def operands_of(node: ir.Node) -> list[ir.Value | None]:
 
 
 def _before_expand(value: ir.Value) -> ir.Value:
-    """What an Expand makes `value` of, if one does."""
+    """The operand of the Expand that makes `value`, else `value`."""
     maker = value.producer()
-    given = maker.inputs[0] if maker is not None and (maker.domain, maker.op_type) == ("", "Expand") else None
+    given = maker.inputs[0] if maker is not None and is_op(maker, "Expand") else None
     return value if given is None or dims(given) is None else given
 
 
@@ -335,12 +324,12 @@ def write_steps(b: Steps, node: ir.Node) -> None:
 
 
 def is_known(node: ir.Node) -> bool:
-    """Whether programs have the operator, for some types."""
-    return node.domain == "" and node.op_type in _OPERATORS
+    """True if programs have the operator, for some types."""
+    return is_op(node, _OPERATORS)
 
 
 def is_written(node: ir.Node) -> bool:
-    """Whether programs have the operator, for its types."""
+    """True if programs have the operator, for its types."""
     try:
         write_steps(Steps(), node)
     except Unfit:

@@ -1,6 +1,6 @@
 """State that an update overwrites: new values of an optimizer's kernel in the memory of the old ones.
 
-ONNX Runtime orders nodes as it likes, so this needs certainty that whoever reads an old value has done so before: each
+ONNX Runtime orders nodes as it likes, so this needs certainty that every reader of an old value has run before: each
 reader is an ancestor of the update, or the update takes what the reader gives as one more operand. Moments are read by
 their update alone. Weights are also read by products and lookups; a Transpose or Reshape of them may be looked
 through by an optimization of the graph or share their memory, so what reads that counts as well. What reads in
@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import reads, subgraphs
+from onnxgrad.ir.match import is_op
+from onnxgrad.ir.operators import Moves, traits_of
 from onnxgrad.runtime.kernels.optimizer_kernels import STATES
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 
@@ -22,8 +24,6 @@ from onnxgrad.runtime.kernels.substitute import DOMAIN
 _READERS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "Gather"})
 #: Domains whose operators no optimization of the graph changes.
 _OWN = frozenset({DOMAIN, "com.microsoft.nchwc"})
-#: Operators whose results may be the memory of their operands, or be left out by reading those.
-_VIEWS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 #: Weights of fewer bytes are not worth an operand that lives longer for them.
 _SMALL = 1 << 14
 
@@ -61,8 +61,10 @@ def _of(update: ir.Node, renewed: Mapping[str, str], before: Before) -> Iterator
         late = [r for r in readers if not before.is_before(r, update)]
         if any(before.is_updated(r) for r in late):  # it would wait for itself
             continue
+        awaited = dict.fromkeys(next((v for v in r.outputs if v.name), None) for r in late)  # an unnamed one is nothing
+        if None in awaited:
+            continue
         yield name
-        awaited = dict.fromkeys(next(v for v in r.outputs if v.name) for r in late)  # an unnamed one is nothing
         update.resize_inputs(len(update.inputs) + len(awaited))
         for i, value in enumerate(awaited, start=len(update.inputs) - len(awaited)):
             update.replace_input_with(i, value)
@@ -84,11 +86,13 @@ def _readers(value: ir.Value, update: ir.Node, before: Before) -> list[ir.Node] 
                 continue
             if _is_update(node):
                 return None
-            if node.domain == "" and node.op_type in _VIEWS and index == 0:
+            if traits_of(node).moves_at_most(Moves.PERMUTATION) and index == 0:  # perhaps the memory of its operand
                 todo.extend(node.outputs)
-            elif node.domain in _OWN or (node.domain == "" and node.op_type in _READERS):
+            elif node.domain in _OWN or (is_op(node, _READERS)):
+                if node not in before.outermost:
+                    return None
                 found.append(before.outermost[node])
-            elif node.domain == "" and node.op_type in ("Shape", "Size"):
+            elif is_op(node, ("Shape", "Size")):
                 continue  # of no memory
             else:
                 return None
@@ -102,7 +106,7 @@ def _bytes(value: ir.Value) -> int:
 
 
 class Before:
-    """Which nodes of a graph come before which, in whatever order it runs: sets of nodes as bits of a number."""
+    """The order of nodes that every run of a graph keeps: sets of nodes as bits of a number."""
 
     def __init__(self, graph: ir.Graph, updates: list[ir.Node]) -> None:
         self.bits: dict[ir.Node, int] = {}
@@ -121,9 +125,9 @@ class Before:
         self.updates = sum(self.bits[u] for u in updates)
 
     def is_before(self, node: ir.Node, other: ir.Node) -> bool:
-        """Whether `other` needs what `node` gives."""
+        """True if `other` needs what `node` gives."""
         return bool(self.sets[other] & self.bits[node])
 
     def is_updated(self, node: ir.Node) -> bool:
-        """Whether `node` needs the result of any update."""
+        """True if `node` needs the result of any update."""
         return bool(self.sets[node] & self.updates)

@@ -30,7 +30,7 @@ def batch_norm_grad(site: Occurrence) -> KernelCall | None:
 
 
 def _has_planes(site: Occurrence, index: int) -> bool:
-    """Whether numbers of a channel lie beside each other: for a matrix the kernels take twice as long as operators."""
+    """True if numbers of a channel lie beside each other: for a matrix the kernels take twice as long as operators."""
     sizes = site.sizes(index)
     return sizes is not None and len(sizes) > 2
 
@@ -57,7 +57,7 @@ def rms_norm_grad(site: Occurrence) -> KernelCall | None:
 
 
 def _as_large_as_a_row(site: Occurrence, x: int, scale: int) -> bool:
-    """Whether the scale has a number for each of a row of x, whatever the sizes of x turn out to be."""
+    """True if the scale has a number for each of a row of x, for all sizes of x."""
     row, found = site.sizes(x), site.sizes(scale)
     if row is None or found is None:
         return False

@@ -12,6 +12,7 @@ import math
 
 import onnx_ir as ir
 
+from onnxgrad.ir.match import is_op
 from onnxgrad.runtime.kernels.elementwise_steps import DOMAIN, dims, is_written
 
 #: The first of the results that make y of x, by kernel.
@@ -62,26 +63,26 @@ def _open(graph: ir.Graph, norm: ir.Node) -> None:
 
 
 def _asks_for_shape(node: ir.Node) -> bool:
-    return (node.domain, node.op_type) == ("", "Shape")
+    return is_op(node, "Shape")
 
 
 def _view_of(norm: ir.Node) -> tuple[ir.Value, ir.Value] | None:
-    """What a GroupNorm of a view reads and gives in the shape that is viewed, where that is the same for both."""
+    """The operand and result of a GroupNorm of a view, in the viewed shape, where both have the same one."""
     y, given = norm.outputs[0], norm.inputs[0]
     back = [user for user in y.consumers() if not _asks_for_shape(user)]
     there = given.producer() if given is not None else None
     if norm.op_type != "GroupNorm" or len(back) != 1 or there is None:
         return None
-    if (back[0].domain, back[0].op_type) != ("", "Reshape") or back[0].inputs[0] is not y:
+    if not is_op(back[0], "Reshape") or back[0].inputs[0] is not y:
         return None
-    if (there.domain, there.op_type) != ("", "Reshape") or there.inputs[0] is None:
+    if not is_op(there, "Reshape") or there.inputs[0] is None:
         return None
     x, z = there.inputs[0], back[0].outputs[0]
     return (x, z) if dims(x) is not None and dims(x) == dims(z) else None
 
 
 def _spread(shape: tuple[int | str, ...], seen: tuple[int | str, ...]) -> int | None:
-    """How many channels of the shape `seen` a channel of its view of `shape` has; None if they are not divided so."""
+    """The channels of shape `seen` per channel of its view of `shape`; None if they are not divided so."""
     channels, all_channels = shape[1], seen[1]
     if shape[0] != seen[0] or not isinstance(channels, int) or not isinstance(all_channels, int):
         return 1 if shape == seen else None

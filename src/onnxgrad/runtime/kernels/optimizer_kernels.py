@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.match import is_op
 from onnxgrad.runtime.kernels.substitute import Fits, KernelCall, Occurrence, before, kernel
 
 #: What kernels are called for a type, after their names.
@@ -55,7 +56,7 @@ def _is_scalar(value: ir.Value) -> bool:
 
 
 def _same_shape(value: ir.Value, like: ir.Value) -> bool:
-    """Whether two values provably have one shape, all of it known."""
+    """True if two values provably have one shape, all of it known."""
     shapes = (value.shape, like.shape)
     return all(s is not None and s.is_static() for s in shapes) and shapes[0] == shapes[1]
 
@@ -63,7 +64,7 @@ def _same_shape(value: ir.Value, like: ir.Value) -> bool:
 def _scaled(value: ir.Value) -> tuple[ir.Value, ir.Value | None]:
     """`value` as a tensor and a scalar that it is the product of; None for no scalar."""
     node = value.producer()
-    if node is not None and node.op_type == "Mul" and node.domain == "" and value.dtype is not None:
+    if is_op(node, "Mul") and value.dtype is not None:
         for tensor, scalar in (node.inputs, node.inputs[::-1]):
             if scalar is not None and tensor is not None and _is_scalar(scalar) and _same_shape(tensor, value):
                 return tensor, scalar

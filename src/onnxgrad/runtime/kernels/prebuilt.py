@@ -1,4 +1,4 @@
-"""The shared libraries that a wheel for a platform carries, so that nobody needs a compiler: which one is right here.
+"""The shared libraries that a wheel for a platform carries, so that users need no compiler, and the choice among them.
 
 There is one for each kind of processor, and the best that this one can run is taken. Its name tells the sources that
 it was made of: where those are others, it is passed over. A pure wheel, and a clone, have none.
@@ -35,12 +35,12 @@ def library() -> Path | None:
 
 
 def is_proven() -> bool:
-    """Whether libraries of wheels have been run on this system; those for Windows have only been compiled so far."""
+    """True if libraries of wheels have been run on this system; those for Windows have only been compiled so far."""
     return sys.platform != "win32"
 
 
-def named(sources: Path, kind: str, suffix: str) -> str:
-    """What the library for processors of this `kind` is called that is made of the files in `sources`."""
+def name_library(sources: Path, kind: str, suffix: str) -> str:
+    """The file name of the library for processors of this `kind`, made of the files in `sources`."""
     digest = hashlib.sha256()
     for file in sorted(p for p in sources.iterdir() if p.suffix in (".c", ".h")):
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
@@ -52,7 +52,7 @@ def _best(folder: Path) -> Path | None:
     if not folder.is_dir():
         return None
     suffix = _SUFFIXES.get(sys.platform, "so")
-    places = (folder / named(folder.parent / "source", kind, suffix) for kind in kinds())
+    places = (folder / name_library(folder.parent / "source", kind, suffix) for kind in kinds())
     return next((place for place in places if place.is_file()), None)
 
 
@@ -68,7 +68,7 @@ def kinds() -> list[str]:
 
 
 def _instructions() -> Collection[str]:
-    """What this processor, and the system for it, has beyond the first of its kind."""
+    """The instruction sets of this processor, and of the system, beyond the first of its kind."""
     if sys.platform == "win32":
         return _V3 if ctypes.windll.kernel32.IsProcessorFeaturePresent(_WINDOWS_HAS_AVX2) else ()
     try:

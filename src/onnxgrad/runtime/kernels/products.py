@@ -1,6 +1,6 @@
 """Products of two matrices to calls of ``source/products.c`` (xᵀ·g, the cotangents of weights) and ``source/layers.c``.
 
-Nobody names them: they are any Gemm or MatMul in float32 whose sizes are right. Of xᵀ·g ONNX Runtime's own kernel reads
+They have no name: any Gemm or MatMul in float32 of the right sizes is one. Of xᵀ·g ONNX Runtime's own kernel reads
 the left operand in an order that the processor cannot foresee; of x·W with many rows it is slower than with few
 (`python -m benchmarks.products`). A bias and a ReLU behind a layer are part of the call.
 """
@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import prune, subgraphs
+from onnxgrad.ir.match import is_op, producer
+from onnxgrad.ir.passes import Pass
+from onnxgrad.runtime.kernels.elementwise import PHASE
 from onnxgrad.runtime.kernels.substitute import DOMAIN
-
-#: What `Options(without=…)` calls it.
-NAME = "products"
+from onnxgrad.runtime.setting import Setting
 
 #: Of weights: fewer numbers are not worth a copy, nor are tiles of so many columns where they are emptier.
 _FEWEST, _COLUMNS, _EMPTIEST = 4096, 32, 1.15
@@ -24,15 +25,10 @@ _FEWEST, _COLUMNS, _EMPTIEST = 4096, 32, 1.15
 _SHORTEST, _LONGEST, _MOST, _ROWS = 96, 1024, 1 << 19, 64
 
 
-def with_products(model: ir.Model, own: bool = False) -> ir.Model:
-    """A copy of `model` with products as calls; `model` itself if there are none.
-
-    If `model` is the caller's `own` copy, it is changed in place.
-    """
-    if not any(_call(node) for graph in model.graphs() for node in graph):
-        return model
-    copy = model if own else model.clone()
-    for graph in [copy.graph, *(body for node in copy.graph.all_nodes() for body in subgraphs(node))]:
+def _call_products(model: ir.Model, setting: Setting) -> int:
+    """Put calls in the place of products of `model`."""
+    places = 0
+    for graph in [model.graph, *(body for node in model.graph.all_nodes() for body in subgraphs(node))]:
         for node in list(graph):
             found = _call(node)
             if found is not None:
@@ -45,9 +41,10 @@ def with_products(model: ir.Model, own: bool = False) -> ir.Model:
                 (new,) = call.outputs
                 new.type, new.shape, new.name = old.type, old.shape, old.name
                 old.name = f"{old.name}.operators"
+                places += 1
         prune(graph)
-    copy.opset_imports[DOMAIN] = 1
-    return copy
+    model.opset_imports[DOMAIN] = 1
+    return places
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class _Call:
 
 def _call(node: ir.Node) -> _Call | None:
     """The call that stands for the product `node`, or for that with the operators behind it."""
-    if node.domain != "" or node.op_type not in ("Gemm", "MatMul"):
+    if not is_op(node, ("Gemm", "MatMul")):
         return None
     x, w = node.inputs[:2]
     if x is None or w is None or x.dtype != ir.DataType.FLOAT or w.dtype != ir.DataType.FLOAT:
@@ -107,7 +104,7 @@ def _layer(y: ir.Value, x: ir.Value, w: ir.Value, turned: bool, bias: ir.Value |
 
 
 def _is_worth_it(rows: int | None, columns: int | None) -> bool:
-    """Whether there is a matrix of these sizes, and tiles cover it well."""
+    """True if there is a matrix of these sizes, and tiles cover it well."""
     if rows is None or columns is None or rows * columns < _FEWEST:
         return False
     return -(-columns // _COLUMNS) * _COLUMNS <= _EMPTIEST * columns
@@ -127,10 +124,21 @@ def _only_user(value: ir.Value, op_type: str) -> ir.Node | None:
 
 
 def _untransposed(value: ir.Value, transposed: bool) -> tuple[ir.Value, bool]:
-    """What `value` is the Transpose of, if it is a matrix and one, and whether the product then transposes."""
-    node = value.producer()
-    if node is None or node.op_type != "Transpose" or node.domain != "" or node.inputs[0] is None:
+    """The operand of the Transpose that makes the matrix `value`, if one does; True if the product then transposes."""
+    node = producer(value, "Transpose")
+    if node is None or node.inputs[0] is None:
         return value, transposed
-    if value.shape is None or len(value.shape) != 2:
+    if value.shape is None or len(value.shape) != 2 or node.attributes.get_ints("perm", (1, 0)) != (1, 0):
         return value, transposed
     return node.inputs[0], not transposed
+
+
+PRODUCTS = Pass(
+    "products",
+    PHASE,
+    "products of matrices, with the bias and the ReLU behind them",
+    "Gemm and MatMul in float32 of weights that change, and cotangents of weights",
+    lambda model, _: any(_call(node) for graph in model.graphs() for node in graph),
+    _call_products,
+    Setting.keeps_operators,
+)

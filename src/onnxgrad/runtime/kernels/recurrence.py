@@ -9,44 +9,36 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from onnxgrad.ir.graph import prune, scopes
-from onnxgrad.runtime.kernels.elementwise import has_shapes
+from onnxgrad.ir.graph import discard, prune, scopes
+from onnxgrad.ir.match import is_op
+from onnxgrad.ir.passes import Pass
+from onnxgrad.runtime.kernels.elementwise import PHASE, see_shapes
 from onnxgrad.runtime.kernels.elementwise_steps import DOMAIN, Unfit
 from onnxgrad.runtime.kernels.recurrence_programs import RowProgram, program_of
-
-#: What `Options(without=…)` calls it.
-NAME = "recurrence"
+from onnxgrad.runtime.setting import Setting
 
 
 def may_recur(model: ir.Model) -> bool:
-    """Whether there is a Scan anywhere in `model`."""
+    """True if there is a Scan anywhere in `model`."""
     return any(_scans(graph) for graph in scopes(model.graph))
 
 
-def recurrent(model: ir.Model, own: bool = False) -> ir.Model:
-    """A copy of `model` with calls in the place of Scans; `model` itself if none fits.
-
-    If `model` is the caller's `own` copy, it is changed in place.
-    """
-    if not may_recur(model):
-        return model
-    copy = model if own else model.clone()
-    if not has_shapes(copy):
-        return model
+def _recur(model: ir.Model, setting: Setting) -> int:
+    """Put calls in the place of Scans of `model`."""
+    see_shapes(model)
     count = 0
-    for graph in reversed(scopes(copy.graph)):
+    for graph in reversed(scopes(model.graph)):
         for scan, program in _programs(graph):
             _write(graph, scan, program, count)
             count += 1
         prune(graph)
-    if not count:
-        return model
-    copy.opset_imports[DOMAIN] = 1
-    return copy
+    if count:
+        model.opset_imports[DOMAIN] = 1
+    return count
 
 
 def _scans(graph: ir.Graph) -> list[ir.Node]:
-    return [node for node in graph if node.op_type == "Scan" and node.domain == ""]
+    return [node for node in graph if is_op(node, "Scan")]
 
 
 def _programs(graph: ir.Graph) -> Iterator[tuple[ir.Node, RowProgram]]:
@@ -69,4 +61,15 @@ def _write(graph: ir.Graph, scan: ir.Node, program: RowProgram, serial: int) -> 
             made.type, made.shape = old.type, old.shape
             old.replace_all_uses_with(made, replace_graph_outputs=True)
             made.name, old.name = old.name, made.name
-    graph.remove(scan, safe=True)
+    discard(graph, scan)
+
+
+RECURRENCE = Pass(
+    "recurrence",
+    PHASE,
+    "all steps of a Scan in one call",
+    "Scans whose rows do not read each other, such as recurrent layers",
+    lambda model, _: may_recur(model),
+    _recur,
+    Setting.keeps_operators,
+)

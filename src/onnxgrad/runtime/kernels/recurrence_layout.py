@@ -1,4 +1,4 @@
-"""Where the values of a recurrence's program lie, and its steps in the numbers of ``source/recurrence.c``."""
+"""The places of values in a recurrence's program, and its steps in the numbers of ``source/recurrence.c``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Action:
 
 
 class RowLayout:
-    """Where the values of a body lie: in results where they are one, in what they are joined to, or in registers.
+    """The places of values of a body: in results, in the value that they are joined to, or in registers.
 
     Attributes:
         made: what the body computes, and the width of each.
@@ -149,7 +149,7 @@ class RowLayout:
         return found
 
     def spot(self, place: int, first: int = 0) -> Spot:
-        """Where `place` is, from the column `first` on."""
+        """The address of `place`, from the column `first` on."""
         if -1000 < place < 0:
             width, way = next((width, way) for k, _, width, way in self.results if k == ~place)
             return ("RESULT", ~place, width, way), first

@@ -12,12 +12,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.ir.constants import constant as elements
+from onnxgrad.ir.match import constant, is_op, single_constant
 from onnxgrad.runtime.kernels.elementwise_steps import (
     Dims,
     Steps,
     Unfit,
-    constant,
     dims,
     is_known,
     is_written,
@@ -30,11 +29,11 @@ _MOST_OPERANDS, _MOST_RESULTS, _MOST_MATRICES, _MOST_STATES = 40, 32, 16, 16
 
 @dataclass(frozen=True)
 class RowProgram:
-    """What the kernel is called with.
+    """The arguments of a call of the kernel.
 
     Attributes:
         operands: by place, None for one that it does not read.
-        results: by place, None for one that nobody reads.
+        results: by place, None for one that is not read.
         attributes: the program.
     """
 
@@ -143,7 +142,7 @@ class _Body(Steps):
     # --- values -----------------------------------------------------------------------------------
 
     def width_of(self, value: ir.Value) -> int:
-        """How many columns a value of the body has, whose rows are those of the states."""
+        """The number of columns of a value of the body, whose rows are those of the states."""
         shape = dims(value)
         if shape is None or len(shape) != 2 or shape[0] != self.rows or not isinstance(shape[1], int) or not shape[1]:
             raise Unfit
@@ -161,7 +160,7 @@ class _Body(Steps):
             raise Unfit
         if value in self.known:
             return self.known[value]
-        number = constant(value)
+        number = single_constant(value)
         if number is not None and number.ndim <= 2:
             flat = number.reshape(())
             if value.dtype == ir.DataType.BOOL:
@@ -187,13 +186,13 @@ class _Body(Steps):
         raise Unfit
 
     def is_outside(self, value: ir.Value) -> bool:
-        """Whether `value` is there before the first step."""
+        """True if `value` is there before the first step."""
         body, maker = self.scan.attributes["body"].as_graph(), value.producer()
         inside = maker is not None and maker.graph is body
         return not inside and value not in self.formals and value not in body.initializers.values()
 
     def scanned(self, outer: ir.Value, width: int, way: int) -> int:
-        """The slices of `outer`, or what they are computed from, if nobody else reads them."""
+        """The slices of `outer`, or what they are computed from, if nothing else reads them."""
         if outer in self.known:
             return self.known[outer]
         node = self.sunk(outer)
@@ -201,8 +200,10 @@ class _Body(Steps):
             self.sinking.add(node)
             for v in node.inputs:
                 shape = None if v is None else dims(v)
-                if v is not None and shape is not None and len(shape) == 3 and constant(v) is None:
-                    self.scanned(v, int(shape[2]), way)
+                if v is not None and shape is not None and len(shape) == 3 and single_constant(v) is None:
+                    if not isinstance(shape[2], int):
+                        raise Unfit
+                    self.scanned(v, shape[2], way)
             write_steps(self, node)
             return self.known[outer]
         place = self.given("SCANNED", self.operand(outer), width, way)
@@ -222,11 +223,11 @@ class _Body(Steps):
         return node if all(self._goes_along(v, shape) for v in node.inputs) else None
 
     def _goes_along(self, value: ir.Value | None, shape: Dims) -> bool:
-        """Whether a step can read its part of an operand of what has this shape."""
+        """True if a step can read its part of an operand of what has this shape."""
         own = None if value is None else dims(value)
         if own is None or value is None:
             return False
-        if constant(value) is not None:
+        if single_constant(value) is not None:
             return len(own) <= 2
         if value.dtype != ir.DataType.FLOAT or (own and own[-1] not in (1, shape[2])):
             return False
@@ -238,15 +239,15 @@ class _Body(Steps):
 
     def add(self, node: ir.Node) -> None:
         """The steps of a node of the body."""
-        if node.op_type == "Shape" or all(elements(v) is not None for v in node.outputs):
+        if node.op_type == "Shape" or all(constant(v) is not None for v in node.outputs):
             return  # nothing that a step computes with
-        if node.domain == "" and node.op_type in ("MatMul", "Gemm"):
+        if is_op(node, ("MatMul", "Gemm")):
             self.product(node)
-        elif node.domain == "" and node.op_type in ("Split", "Slice"):
+        elif is_op(node, ("Split", "Slice")):
             self.view(node)
-        elif node.domain == "" and node.op_type == "Concat":
+        elif is_op(node, "Concat"):
             self.join(node)
-        elif node.domain == "" and node.op_type == "Expand":
+        elif is_op(node, "Expand"):
             self.known[node.outputs[0]] = self.spread(self.read(node.inputs[0]), self.width_of(node.outputs[0]))
         elif not self.added(node):
             self.width_of(node.outputs[0])
@@ -282,7 +283,7 @@ class _Body(Steps):
             self.known[out] = self.made_of("PRODUCT", width, rows, -1, matrix)
 
     def added(self, node: ir.Node) -> bool:
-        """Whether `node` adds something to a product that waited for it; this is one step."""
+        """True if `node` adds something to a product that waited for it; this is one step."""
         late = [v for v in node.inputs if v in self.waiting]
         if not late or node.op_type != "Add" or node.inputs[0] is node.inputs[1] or None in node.inputs:
             return False
@@ -304,7 +305,7 @@ class _Body(Steps):
             raise Unfit
         first = 0
         if node.op_type == "Slice":
-            numbers = [None if v is None else elements(v) for v in node.inputs[1:]]
+            numbers = [None if v is None else constant(v) for v in node.inputs[1:]]
             if len(numbers) < 3 or any(n is None or n.size != 1 for n in numbers):
                 raise Unfit
             start, _, axis, *step = (int(n.item()) for n in numbers if n is not None)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.match import constant_tensor, is_op, is_standard
 from onnxgrad.runtime.kernels.elementwise_programs import Reduction
 from onnxgrad.runtime.kernels.elementwise_steps import AXES, Dims, dims
 
@@ -37,7 +38,7 @@ def reductions(source: ir.Value) -> Iterator[Reduction]:
             continue
         seen.add(here)
         for node, place in here.uses():
-            if node.domain != "" or node.graph is not (source.producer() or node).graph:
+            if not is_standard(node) or node.graph is not (source.producer() or node).graph:
                 continue
             if node.op_type in VIEWS and place == 0 and dims(node.outputs[0]) is not None:
                 todo.append(node.outputs[0])
@@ -84,7 +85,7 @@ def _axes_of(node: ir.Node, rank: int) -> set[int] | None:
         numbers: Sequence[int] = node.attributes["axes"].as_ints()
     elif given is None:
         numbers = ()
-    elif given.is_graph_input() or (tensor := ir.convenience.get_const_tensor(given)) is None:
+    elif (tensor := constant_tensor(given)) is None:
         return None
     else:
         numbers = [int(k) for k in tensor.numpy()]
@@ -95,13 +96,13 @@ def _axes_of(node: ir.Node, rank: int) -> set[int] | None:
 
 
 def _is_ones(value: ir.Value | None) -> bool:
-    """Whether `value` is a row of ones, as long as a run wants it."""
+    """True if `value` is a row of ones, as long as a run wants it."""
     if value is None or value.is_graph_input() or value.shape is None or len(value.shape) != 1:
         return False
     maker = value.producer()
-    if maker is not None and (maker.domain, maker.op_type) == ("", "Expand"):
+    if is_op(maker, "Expand"):
         value = maker.inputs[0]
-    tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
+    tensor = constant_tensor(value)
     return tensor is not None and bool(np.all(tensor.numpy() == 1))
 
 
@@ -125,7 +126,7 @@ def _in_base(view: Dims, axes: set[int], base: Dims) -> set[int] | None:
 
 
 def _sizes_from(shape: Dims) -> list[tuple[int, list[str]]]:
-    """How many numbers the axes from each one on have: the product of what is known, and of what has a name."""
+    """The number of elements of the axes from each one on: the product of what is known, and of what has a name."""
     sizes: list[tuple[int, list[str]]] = [(1, [])]
     for d in reversed(shape):
         number, names = sizes[-1]
@@ -134,7 +135,7 @@ def _sizes_from(shape: Dims) -> list[tuple[int, list[str]]]:
 
 
 def _shortest_run(shape: Dims, axes: set[int]) -> float:
-    """How many numbers in a row go the same way at least."""
+    """The least number of elements in a row that go the same way."""
     length, gone = 1.0, None
     for k in reversed(range(len(shape))):
         d = shape[k]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgrad.ir.match import is_op
 from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, before, kernel
 
 _GATHER = {ir.DataType.INT64: "GatherGrad", ir.DataType.INT32: "GatherGradInt32"}
@@ -42,6 +43,6 @@ def max_pool_grad(site: Occurrence) -> KernelCall | None:
         return None
     sign = before(site, 0, "ReluGrad")
     after = None if sign is None or sign.inputs[1] is None else sign.inputs[1].producer()
-    if sign is None or after is None or after.op_type != "Relu" or after.domain != "" or after.inputs[0] is not y:
+    if sign is None or not is_op(after, "Relu") or after.inputs[0] is not y:
         return KernelCall("MaxPoolGrad", [g, x], {**site.attributes, "relu": 0})
     return KernelCall("MaxPoolGrad", [sign.inputs[0], x], {**site.attributes, "relu": 1})

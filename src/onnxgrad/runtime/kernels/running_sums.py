@@ -13,44 +13,42 @@ import math
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import prune, scopes
+from onnxgrad.ir.match import constant, is_op, producer
 from onnxgrad.ir.names import Names
+from onnxgrad.ir.passes import Pass
+from onnxgrad.runtime.kernels.elementwise import PHASE
 from onnxgrad.runtime.kernels.substitute import DOMAIN
-
-#: What `Options(without=…)` calls it.
-NAME = "running_sums"
+from onnxgrad.runtime.setting import Setting
 
 #: Sums of fewer numbers are not worth two more calls.
 _FEWEST = 1 << 16
 
 
-def with_running_sums(model: ir.Model, own: bool = False) -> ir.Model:
-    """A copy of `model` with such sums in one buffer; `model` itself if there are none.
-
-    If `model` is the caller's `own` copy, it is changed in place.
-    """
-    if not any(_sums(graph) for graph in scopes(model.graph)):
-        return model
-    copy = model if own else model.clone()
-    names = Names.of_graph(copy.graph)
-    for graph in scopes(copy.graph):
+def _sum_in_place(model: ir.Model, setting: Setting) -> int:
+    """Give each such sum of `model` one buffer."""
+    names = Names.of_graph(model.graph)
+    places = 0
+    for graph in scopes(model.graph):
         for found in _sums(graph):
             _write(graph, *found, names)
+            places += 1
         prune(graph)
-    copy.opset_imports[DOMAIN] = 1
-    return copy
+    model.opset_imports[DOMAIN] = 1
+    return places
 
 
 def _sums(graph: ir.Graph) -> list[tuple[ir.Node, ir.Graph, int]]:
     """The Scans of `graph` with their bodies, and the place of a state that is such a sum."""
-    scans = [(n, n.attributes["body"].as_graph()) for n in graph if n.op_type == "Scan" and n.domain == ""]
+    scans = [(n, n.attributes["body"].as_graph()) for n in graph if is_op(n, "Scan")]
     states = {node: len(body.inputs) - node.attributes["num_scan_inputs"].as_int() for node, body in scans}
-    return [(n, body, i) for n, body in scans for i in range(states[n]) if _is_sum(n.inputs[i], body, i)]
+    fitting = [(n, body) for n, body in scans if states[n] <= min(len(n.inputs), len(body.outputs), len(body.inputs))]
+    return [(n, body, i) for n, body in fitting for i in range(states[n]) if _is_sum(n.inputs[i], body, i)]
 
 
 def _is_sum(initial: ir.Value | None, body: ir.Graph, i: int) -> bool:
     state, following = body.inputs[i], body.outputs[i]
-    add = following.producer()
-    if add is None or add.op_type != "Add" or add.domain != "" or following.uses() or _sizes(initial) is None:
+    add = producer(following, "Add")
+    if add is None or following.uses() or _sizes(initial) is None:
         return False
     alone = list(add.inputs).count(state) == 1 and list(state.consumers()) == [add] and add.graph is body
     part = _part(add, state)
@@ -61,7 +59,7 @@ def _is_sum(initial: ir.Value | None, body: ir.Graph, i: int) -> bool:
 
 
 def _part(add: ir.Node, state: ir.Value) -> ir.Value:
-    """What a step adds."""
+    """The value that a step adds."""
     first, second = add.inputs
     assert first is not None
     assert second is not None
@@ -70,12 +68,11 @@ def _part(add: ir.Node, state: ir.Value) -> ir.Value:
 
 def _sizes(initial: ir.Value | None) -> ir.Value | None:
     """The shape that zeros have been given; None if `initial` is something else."""
-    node = None if initial is None else initial.producer()
-    if node is None or node.op_type != "Expand" or node.domain != "" or node.inputs[0] is None:
+    node = producer(initial, "Expand")
+    if node is None or node.inputs[0] is None:
         return None
-    given = node.inputs[0]
-    tensor = None if given.is_graph_input() else ir.convenience.get_const_tensor(given)
-    return None if tensor is None or tensor.numpy().any() else node.inputs[1]
+    start = constant(node.inputs[0])
+    return None if start is None or start.any() else node.inputs[1]
 
 
 def _write(graph: ir.Graph, scan: ir.Node, body: ir.Graph, i: int, names: Names) -> None:
@@ -96,6 +93,7 @@ def _write(graph: ir.Graph, scan: ir.Node, body: ir.Graph, i: int, names: Names)
     result.replace_all_uses_with(end.outputs[0], replace_graph_outputs=True)
     end.replace_input_with(1, result)
     end.outputs[0].name, result.name = result.name, end.outputs[0].name
+    state.name = names.fresh("running_sum")
     for value in (state, result):
         value.type, value.shape = place.type, place.shape
 
@@ -108,3 +106,14 @@ def _call(kernel: str, inputs: list[ir.Value | None], like: list[ir.Value | None
         value.type = ir.TensorType(ir.DataType.INT64) if other is None else other.type
         value.shape = ir.Shape([1]) if other is None else other.shape
     return node
+
+
+RUNNING_SUMS = Pass(
+    "running_sums",
+    PHASE,
+    "sums over the steps of a Scan in one buffer",
+    "large states that start from zeros and that steps add to",
+    lambda model, _: any(_sums(graph) for graph in scopes(model.graph)),
+    _sum_in_place,
+    Setting.keeps_operators,
+)

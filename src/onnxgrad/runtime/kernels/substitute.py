@@ -20,10 +20,12 @@ import onnx_ir as ir
 from onnxgrad.ir.aliases import known_as
 from onnxgrad.ir.composites import Part, named_parts
 from onnxgrad.ir.graph import prune, reads, subgraphs
+from onnxgrad.ir.passes import Declined, Pass
 from onnxgrad.runtime.kernels.attention import fuse_attention
 from onnxgrad.runtime.kernels.convolutions import fuse_convolutions
-from onnxgrad.runtime.kernels.elementwise import may_fuse
+from onnxgrad.runtime.kernels.elementwise import PHASE, may_fuse
 from onnxgrad.runtime.kernels.recurrence import may_recur
+from onnxgrad.runtime.setting import Setting
 
 DOMAIN = "onnxgrad.native"
 
@@ -38,7 +40,7 @@ class Occurrence:
     Attributes:
         name: of the part.
         inputs: its inputs, None for those that it was named without.
-        outputs: its outputs, None for those that nobody reads.
+        outputs: its outputs, None for those that are not read.
         attributes: its attributes.
         constant: makes a constant of an array, to be an input of a call.
     """
@@ -50,12 +52,12 @@ class Occurrence:
     constant: Callable[[np.ndarray], ir.Value]
 
     def all_of(self, dtype: ir.DataType) -> bool:
-        """Whether all inputs and outputs are tensors of `dtype`."""
+        """True if all inputs and outputs are tensors of `dtype`."""
         return all(v is None or v.dtype == dtype for v in (*self.inputs, *self.outputs))
 
     @property
     def all_float32(self) -> bool:
-        """Whether all inputs and outputs are tensors of float32."""
+        """True if all inputs and outputs are tensors of float32."""
         return self.all_of(ir.DataType.FLOAT)
 
     def sizes(self, index: int) -> tuple[int | None, ...] | None:
@@ -83,7 +85,7 @@ class KernelCall:
 
 
 def before(site: Occurrence, index: int, name: str) -> ir.Node | None:
-    """The call of the kernel `name` that gives an input of `site`, if nobody but `site` reads that."""
+    """The call of the kernel `name` that gives an input of `site`, if nothing but `site` reads it."""
     value = site.inputs[index]
     node = None if value is None else value.producer()
     if value is None or node is None or (node.domain, node.op_type) != (DOMAIN, name) or value.is_graph_output():
@@ -128,12 +130,12 @@ def kernels() -> Mapping[str, Fits]:
 
 
 def wants_kernels(model: ir.Model) -> bool:
-    """Whether there may be a kernel for something in `model`: a named part, elementwise operators in a row, a Scan."""
+    """True if there may be a kernel for something in `model`: a named part, elementwise operators in a row, a Scan."""
     return names_kernels(model) or may_fuse(model) or may_recur(model)
 
 
 def names_kernels(model: ir.Model) -> bool:
-    """Whether a kernel is known for a named part of `model`, or of a graph inside it."""
+    """True if a kernel is known for a named part of `model`, or of a graph inside it."""
     known = kernels()
     return any(part.name in known for graph in _with_bodies(model.graph) for part in named_parts(graph))
 
@@ -145,28 +147,59 @@ def _with_bodies(graph: ir.Graph) -> Iterator[ir.Graph]:
             yield from _with_bodies(body)
 
 
-def with_kernels(model: ir.Model) -> ir.Model:
-    """A copy of `model` with kernels in the place of named parts, also in bodies; `model` itself if none fits."""
-    if not names_kernels(model):
-        return model
-    copy = model.clone()
+def _call_kernels(model: ir.Model, setting: Setting) -> int:
+    """Put kernels in the place of named parts of `model`, also in bodies."""
+    places = _swapped(model.graph, {}, itertools.count())
+    if not places:
+        return 0
     try:
-        if not _swapped(copy.graph, {}, itertools.count()):
-            return model
-        copy.graph.sort()
-    except ValueError:  # calls of several results that wait for each other
-        return model
-    copy.opset_imports[DOMAIN] = 1
-    for graph in reversed(list(_with_bodies(copy.graph))):
+        model.graph.sort()
+    except ValueError:
+        raise Declined("calls of several results wait for each other") from None
+    model.opset_imports[DOMAIN] = 1
+    for graph in reversed(list(_with_bodies(model.graph))):
         prune(graph)
         _without_indices(graph)
-        fuse_attention(graph, DOMAIN)
-        fuse_convolutions(graph, DOMAIN)
-    return copy
+    setting.has_kernels = True
+    return places
+
+
+def _each(fuse: Callable[[ir.Graph, str], int]) -> Callable[[ir.Model, Setting], int]:
+    """A fusion in each graph of a model, inner ones first."""
+    return lambda model, _: sum(fuse(graph, DOMAIN) for graph in reversed(list(_with_bodies(model.graph))))
+
+
+KERNELS = Pass(
+    "kernels",
+    PHASE,
+    "a call of a kernel",
+    "named parts: optimizers, normalizations, cotangents of convolutions, pooling, softmax, lookups",
+    lambda model, _: names_kernels(model),
+    _call_kernels,
+    Setting.keeps_operators,
+)
+ATTENTION = Pass(
+    "attention",
+    PHASE,
+    "attention and its cotangents without a matrix of scores",
+    "products, a softmax of the last axis and the cotangents of each, float32",
+    lambda model, _: any(n.op_type == "SoftmaxGrad" for g in _with_bodies(model.graph) for n in g),
+    _each(fuse_attention),
+    Setting.lacks_kernels,
+)
+CONVOLUTIONS = Pass(
+    "convolutions",
+    PHASE,
+    "convolutions as products of transformed tiles",
+    "Conv of 3×3 taps side by side, weights that change",
+    lambda model, _: any(n.op_type == "Conv" for g in _with_bodies(model.graph) for n in g),
+    _each(fuse_convolutions),
+    Setting.lacks_kernels,
+)
 
 
 def _without_indices(graph: ir.Graph) -> None:
-    """Have no MaxPool give indices that nobody reads any more: with them it takes twenty times as long."""
+    """Remove indices of MaxPool that nothing reads any more: with them it takes twenty times as long."""
     for node in graph:
         if (node.domain, node.op_type, len(node.outputs)) == ("", "MaxPool", 2):
             indices = node.outputs[1]
@@ -206,7 +239,7 @@ class _Swapping:
         return count
 
     def _is_here(self, part: Part) -> bool:
-        """Whether all inputs of `part` and some outputs are in the graph, and are what they were."""
+        """True if all inputs of `part` and some outputs are in the graph, and are what they were."""
         inputs, outputs = self._ends(part)
         lost = any(v is None and old is not None for v, old in zip(inputs, part.inputs))
         return not lost and any(v is not None for v in outputs) and part.holds(inputs, outputs)
@@ -226,12 +259,12 @@ class _Swapping:
         return inputs, [v if v is not None and self._is_open(v) else None for v in outputs]
 
     def _is_open(self, value: ir.Value) -> bool:
-        """Whether `value` is computed here, and not by a kernel already: equal sums are one, in two parts perhaps."""
+        """True if `value` is computed here, and not by a kernel already: equal sums are one, in two parts perhaps."""
         node = value.producer()
         return node is not None and node in self.places and node.domain != DOMAIN
 
     def _can_be_called(self, site: Occurrence, call: KernelCall) -> bool:
-        """Whether nothing that the call reads is computed from what it gives."""
+        """True if nothing that the call reads is computed from what it gives."""
         results = {v for v in site.outputs if v is not None}
         first = min(self._place(v) for v in results)
         late = [v for v in call.inputs if v is not None and self._place(v) >= first]
@@ -242,7 +275,7 @@ class _Swapping:
         return -1 if node is None else self.places.get(node, -1)
 
     def _computed(self, values: Iterable[ir.Value], from_place: int) -> set[ir.Value]:
-        """What `values` are computed from, as far back as `from_place`."""
+        """The nodes that `values` are computed from, as far back as `from_place`."""
         seen: set[ir.Value] = set()
         todo = list(values)
         while todo:

@@ -1,17 +1,12 @@
 """A graph as ONNX Runtime's CPU kernels like it best: the same numbers, other operators. The original stays.
 
-Each rewrite is a module that says what it gains and a `Rewrite` with a name, by which `Options(without=…)` leaves it
+Each rewrite is a module that says what it gains and a `Pass` with a name, by which `Options(without=…)` leaves it
 out; ``python -m benchmarks.rewrites`` measures each of them by that switch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
-import onnx_ir as ir
-
-from onnxgrad.ir.execution_order import run_as
-from onnxgrad.ir.graph import prune
+from onnxgrad.ir.passes import Pass
 from onnxgrad.runtime.rewrites.batched_updates import BATCHED_UPDATES, compute_soon
 from onnxgrad.runtime.rewrites.blocked_layout import BLOCKED_LAYOUT
 from onnxgrad.runtime.rewrites.depthwise_weight import DEPTHWISE_WEIGHT
@@ -19,15 +14,15 @@ from onnxgrad.runtime.rewrites.joined_slices import JOINED_SLICES
 from onnxgrad.runtime.rewrites.known_rows import KNOWN_ROWS
 from onnxgrad.runtime.rewrites.maxpool_ties import MAXPOOL_TIES
 from onnxgrad.runtime.rewrites.ranked_scalars import RANKED_SCALARS
-from onnxgrad.runtime.rewrites.rewrite import Rewrite
 from onnxgrad.runtime.rewrites.scattered_rows import SCATTERED_ROWS
 from onnxgrad.runtime.rewrites.strided_blocks import STRIDED_BLOCKS
 from onnxgrad.runtime.rewrites.turned_products import TURNED_PRODUCTS
 from onnxgrad.runtime.rewrites.unexpanded import UNEXPANDED
 from onnxgrad.runtime.rewrites.whole_rows import WHOLE_ROWS
+from onnxgrad.runtime.setting import Setting
 
 #: In the order in which they are applied.
-REWRITES: tuple[Rewrite, ...] = (
+REWRITES: tuple[Pass[Setting], ...] = (
     BLOCKED_LAYOUT,
     DEPTHWISE_WEIGHT,
     STRIDED_BLOCKS,
@@ -42,19 +37,4 @@ REWRITES: tuple[Rewrite, ...] = (
     RANKED_SCALARS,
 )
 
-
-def optimized(model: ir.Model, without: Collection[str] = ()) -> ir.Model:
-    """`model`, or a copy with every rewrite that finds something, but for those of the names in `without`."""
-    changed = model
-    for rewrite in REWRITES:
-        if rewrite.name not in without and rewrite.applies(changed.graph):
-            changed = model.clone() if changed is model else changed
-            rewrite.apply(changed.graph)
-            prune(changed.graph)
-    if changed is not model:
-        compute_soon(changed.graph)
-        run_as(changed.graph, model.graph)
-    return changed
-
-
-__all__ = ["REWRITES", "Rewrite", "optimized"]
+__all__ = ["REWRITES", "compute_soon"]

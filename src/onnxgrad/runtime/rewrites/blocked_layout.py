@@ -20,14 +20,15 @@ import onnx_ir as ir
 import onnxruntime
 
 from onnxgrad.ir.graph import prune
-from onnxgrad.runtime.rewrites.rewrite import Rewrite, Writer, ints, known, made, put, sizes
+from onnxgrad.ir.match import constant, is_op, permutation, producer, sizes
+from onnxgrad.runtime.rewrites.rewrite import Writer, put, rewrite
 
 DOMAIN = "com.microsoft.nchwc"
 
 
 @functools.cache
 def block_size() -> int:
-    """How many channels are a block here; 0 where the layout cannot be used or gives other numbers."""
+    """The number of channels in a block here; 0 if the layout cannot be used or gives other numbers."""
     try:
         size = int(run(_reordering(), {"x": np.zeros((1, 4, 1, 1), np.float32)}).shape[1])
         if size not in (8, 16, 32):
@@ -45,7 +46,7 @@ def block_size() -> int:
             if not np.allclose(run(changed, feeds), run(model, feeds), rtol=1e-4, atol=1e-4):
                 return 0
         return size
-    except Exception:  # whatever it is: then not
+    except Exception:  # of any kind: the layout is not used
         return 0
 
 
@@ -66,29 +67,29 @@ def blocked(model: ir.Model, block: int | None = None) -> ir.Model:
 
 
 def _applies(graph: ir.Graph) -> bool:
-    """Whether a Conv gains; only then does the processor have to be tried."""
+    """True if a Conv gains; only then does the processor have to be tried."""
     return any(_gains(node, 1) for node in graph) and any(_gains(node, block_size()) for node in graph)
 
 
-def _write(graph: ir.Graph, block: int) -> None:
+def _write(graph: ir.Graph, block: int) -> int:
     graph.opset_imports[DOMAIN] = 1
     writer = Blocks(graph, block, "blocked_layout")
-    for node in list(graph):
-        if _gains(node, block):
-            writer.convolve(node)
+    nodes = [node for node in graph if _gains(node, block)]
+    for node in nodes:
+        writer.convolve(node)
+    return len(nodes)
 
 
 def _gains(node: ir.Node, block: int) -> bool:
-    """Whether `node` is a float32 Conv over whole blocks of channels, with more than one tap and changing weights."""
-    if node.op_type != "Conv" or node.domain != "":
+    """True if `node` is a float32 Conv over whole blocks of channels, with more than one tap and changing weights."""
+    if not is_op(node, "Conv"):
         return False
     x, w = node.inputs[0], node.inputs[1]
     if x is None or w is None or w.shape is None or len(w.shape) != 4 or not w.shape.is_static():
         return False
     if ir.DataType.FLOAT not in (x.dtype, w.dtype) or _is_constant(w):
         return False
-    mode = node.attributes.get("auto_pad")
-    if mode is not None and mode.as_string() not in ("NOTSET", ""):
+    if node.attributes.get_string("auto_pad", "") not in ("NOTSET", ""):
         return False
     out, inner, *taps = w.shape.numpy()
     group = _group(node)
@@ -98,13 +99,11 @@ def _gains(node: ir.Node, block: int) -> bool:
 
 
 def _is_constant(w: ir.Value) -> bool:
-    """Whether `w` is a constant, or one turned round, which ONNX Runtime folds: then it writes the blocks itself."""
-    while (
-        (node := w.producer()) is not None and node.domain == "" and node.op_type in ("Transpose", "Slice", "Reshape")
-    ):
+    """True if `w` is a constant, or one turned round, which ONNX Runtime folds: then it writes the blocks itself."""
+    while (node := w.producer()) is not None and is_op(node, ("Transpose", "Slice", "Reshape")):
         assert node.inputs[0] is not None
         w = node.inputs[0]
-    return known(w) is not None
+    return constant(w) is not None
 
 
 #: Kernels with more rows or columns (a cotangent as the kernel) are few outputs for many taps, which gain nothing.
@@ -112,18 +111,17 @@ LARGEST = 11
 
 
 def _group(node: ir.Node) -> int:
-    given = node.attributes.get("group")
-    return given.as_int() if given is not None else 1
+    return node.attributes.get_int("group", 1)
 
 
 def _turned(w: ir.Value) -> ir.Value | None:
-    """What `w` is with channels in and out exchanged and the order of all taps reversed; None if it is not that."""
+    """The filter that `w` is with channels exchanged and all taps reversed; None if it is of another form."""
     dims = sizes(w)
-    back = made(w, "Slice")
-    swap = made(back.inputs[0], "Transpose") if back is not None else None
-    if dims is None or back is None or swap is None or ints(swap, "perm") != (1, 0, *range(2, len(dims))):
+    back = producer(w, "Slice")
+    swap = producer(back.inputs[0], "Transpose") if back is not None else None
+    if dims is None or back is None or swap is None or permutation(swap) != (1, 0, *range(2, len(dims))):
         return None
-    steps, axes, starts, ends = (known(back.inputs[i]) if len(back.inputs) > i else None for i in (4, 3, 1, 2))
+    steps, axes, starts, ends = (constant(back.inputs[i]) if len(back.inputs) > i else None for i in (4, 3, 1, 2))
     if steps is None or axes is None or starts is None or ends is None:
         return None
     reversal = (steps == -1).all() and (starts == -1).all() and (ends < -(1 << 31)).all()
@@ -198,11 +196,11 @@ class Blocks(Writer):
         self.unblock(new.outputs[0], channels, node.outputs[0])
 
     def unblock(self, y: ir.Value, channels: int, old: ir.Value) -> None:
-        """What was blocked in the place of `old`."""
+        """The blocked value in plain layout, in place of `old`."""
         put(self.emit("ReorderOutput", y, domain=DOMAIN, channels=channels), old)
 
 
-BLOCKED_LAYOUT = Rewrite(
+BLOCKED_LAYOUT = rewrite(
     "blocked_layout",
     "convolutions in blocks of channels",
     "float32, 4-D, more than one tap, whole blocks, weights that change",

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.match import constant, is_standard, producer
 from onnxgrad.runtime.rewrites.blocked_layout import DOMAIN, Blocks, block_size
-from onnxgrad.runtime.rewrites.rewrite import Rewrite, known, made, put
+from onnxgrad.runtime.rewrites.rewrite import put, rewrite
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,15 @@ class RowProducts:
 
     @classmethod
     def ending_in(cls, node: ir.Node, block: int) -> RowProducts | None:
-        """What `node` is the last operator of; None if it is that of something else, or of too ragged windows."""
+        """The match that ends in `node`; None if there is none, or its windows are too ragged."""
         path = ("Reshape", "MatMul", "Reshape", "MatMul", "Transpose", "Reshape", "Transpose", "Concat")
         chain = _up(node, *path)
         columns = chain and _up(chain[3].inputs[1], "Reshape", "Transpose")
         if not chain or not columns:
             return None
-        masks, small, out = known(chain[1].inputs[1]), columns[1].inputs[0], known(node.inputs[1])
-        slices = [cut for v in chain[7].inputs if (cut := made(v, "Slice")) is not None]
-        if masks is None or out is None or len(out) != 4 or len(slices) != len(chain[7].inputs):
+        masks, small, out = constant(chain[1].inputs[1]), columns[1].inputs[0], constant(node.inputs[1])
+        slices = [cut for v in chain[7].inputs if (cut := producer(v, "Slice")) is not None]
+        if masks is None or masks.ndim != 2 or out is None or len(out) != 4 or len(slices) != len(chain[7].inputs):
             return None
         cuts = [_row_cut(cut) for cut in slices]
         big, above, below = _unpadded(slices[0].inputs[0])
@@ -75,10 +76,10 @@ class RowProducts:
 
 def _up(start: ir.Node | ir.Value | None, *kinds: str) -> list[ir.Node] | None:
     """The nodes of those kinds, each making the first input of the one before, and read by it alone."""
-    node = start if isinstance(start, ir.Node) else made(start, kinds[0])
+    node = start if isinstance(start, ir.Node) else producer(start, kinds[0])
     found = []
     for i, kind in enumerate(kinds):
-        if node is None or node.op_type != kind or node.domain != "":
+        if node is None or node.op_type != kind or not is_standard(node):
             return None
         if i and len(list(node.outputs[0].uses())) > 1:
             return None
@@ -89,8 +90,8 @@ def _up(start: ir.Node | ir.Value | None, *kinds: str) -> list[ir.Node] | None:
 
 
 def _row_cut(node: ir.Node) -> tuple[int, int] | None:
-    """Where a Slice of rows starts, and its step."""
-    numbers = [known(v) for v in node.inputs[1:]]
+    """The start and the step of a Slice of rows."""
+    numbers = [constant(v) for v in node.inputs[1:]]
     single = [int(n[0]) for n in numbers if n is not None and n.size == 1]
     return (single[0], single[3]) if len(single) == 4 and single[2] == 2 else None
 
@@ -104,9 +105,9 @@ def _sizes(value: ir.Value | None) -> tuple[int, int, int] | None:
 
 
 def _unpadded(value: ir.Value | None) -> tuple[ir.Value | None, int, int]:
-    """What `value` is with rows of zeros above and below it, and how many."""
-    pad = made(value, "Pad")
-    pads = known(pad.inputs[1]) if pad is not None else None
+    """The value that `value` pads with rows of zeros above and below, and their numbers."""
+    pad = producer(value, "Pad")
+    pads = constant(pad.inputs[1]) if pad is not None else None
     if pad is None or pads is None or len(pads) != 8 or any(np.delete(pads, [2, 6])) or len(pad.inputs) > 2:
         return value, 0, 0
     return pad.inputs[0], int(pads[2]), int(pads[6])
@@ -172,18 +173,20 @@ def _found(graph: ir.Graph, block: int) -> dict[ir.Node, RowProducts]:
 
 
 def _applies(graph: ir.Graph) -> bool:
-    """Whether there is any; only then does the processor have to be tried."""
+    """True if there is a place; only then is the processor tried."""
     return bool(_found(graph, 8)) and block_size() > 0 and bool(_found(graph, block_size()))
 
 
-def _write(graph: ir.Graph) -> None:
+def _write(graph: ir.Graph) -> int:
     graph.opset_imports[DOMAIN] = 1
     writer = _Correlations(graph, block_size(), "depthwise_weight")
-    for node, found in _found(graph, block_size()).items():
+    places = _found(graph, block_size())
+    for node, found in places.items():
         writer.correlate(node, found)
+    return len(places)
 
 
-DEPTHWISE_WEIGHT = Rewrite(
+DEPTHWISE_WEIGHT = rewrite(
     "depthwise_weight",
     "the cotangent of depthwise weights as one depthwise convolution in blocks",
     "windows that end with the padded operand, whole blocks",

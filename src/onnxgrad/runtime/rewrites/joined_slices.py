@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.runtime.rewrites.rewrite import Rewrite, is_op, made, put
+from onnxgrad.ir.match import is_op, producer
+from onnxgrad.runtime.rewrites.rewrite import put, rewrite
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,13 @@ def concatenate(graph: ir.Graph) -> int:
 
 
 def _continues(node: ir.Node) -> bool:
-    """Whether the sum goes on: another Add alone reads it."""
+    """True if the sum goes on: another Add alone reads it."""
     users = [user for user, _ in node.outputs[0].uses()]
     return len(users) == 1 and is_op(users[0], "Add") and not node.outputs[0].is_graph_output()
 
 
 def _terms(node: ir.Node) -> list[ir.Value]:
-    """What is added up, through every Add that nothing else reads."""
+    """The terms of a sum, through every Add that nothing else reads."""
     terms: list[ir.Value] = []
     waiting = list(node.inputs)
     while waiting:
@@ -78,7 +79,7 @@ def _terms(node: ir.Node) -> list[ir.Value]:
 
 
 def _piece(value: ir.Value) -> _Piece | None:
-    pad = made(value, "Pad")
+    pad = producer(value, "Pad")
     if pad is None or any(v is not None for v in pad.inputs[2:]) or value.is_graph_output():
         return None
     mode, x = pad.attributes.get("mode"), pad.inputs[0]
@@ -100,6 +101,8 @@ def _ordered(pieces: list[_Piece | None]) -> list[_Piece]:
     if len(known) != len(pieces) or len(known) < 2 or len({p.axis for p in known}) > 1:
         return []
     known.sort(key=lambda p: p.before)
+    if not all(_are_side_by_side(known[0], p) for p in known):
+        return []
     total = known[0].before + known[0].length + known[0].after
     at = 0
     for p in known:
@@ -109,7 +112,16 @@ def _ordered(pieces: list[_Piece | None]) -> list[_Piece]:
     return known if at == total else []
 
 
-JOINED_SLICES = Rewrite(
+def _are_side_by_side(one: _Piece, other: _Piece) -> bool:
+    """False if two terms provably differ in an axis that is not cut, so that a sum broadcasts one of them."""
+    assert one.value.shape is not None
+    assert other.value.shape is not None
+    dims = [(a, b) for i, (a, b) in enumerate(zip(one.value.shape, other.value.shape)) if i != one.axis]
+    alike = all(a == b or not (a == 1 or b == 1 or (isinstance(a, int) and isinstance(b, int))) for a, b in dims)
+    return len(one.value.shape) == len(other.value.shape) and alike
+
+
+JOINED_SLICES = rewrite(
     "joined_slices",
     "slices side by side come back as a Concat",
     "sums of Pads that cover an axis",

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.runtime.rewrites.rewrite import Rewrite, Writer, is_op, known, made, put, repeated, same_but
+from onnxgrad.ir.match import constant, is_op, producer
+from onnxgrad.runtime.rewrites.rewrite import Writer, match_repeated, put, rewrite, same_but
 
 #: Fewer rows are added up soon enough.
 _FEWEST = 64
@@ -36,8 +37,7 @@ class _Known:
     @classmethod
     def ending_in(cls, node: ir.Node) -> _Known | None:
         """ScatterElements(add) of numbers at constant ids, the same for a whole row; None for anything else."""
-        reduction = node.attributes.get("reduction")
-        if not is_op(node, "ScatterElements") or reduction is None or reduction.as_string() != "add":
+        if not is_op(node, "ScatterElements") or node.attributes.get_string("reduction") != "add":
             return None
         table, indices, rows = node.inputs
         if table is None or rows is None or rows.shape is None or rows.dtype not in _DTYPES:
@@ -45,8 +45,7 @@ class _Known:
         shape = table.shape if node.outputs[0].shape is None else node.outputs[0].shape
         if shape is None or len(shape) < 2 or len(rows.shape) != len(shape):
             return None
-        given = node.attributes.get("axis")
-        axis = (0 if given is None else given.as_int()) % len(shape)
+        axis = node.attributes.get_int("axis", 0) % len(shape)
         ids = _constant_ids(indices, len(shape), axis)
         size = shape[axis]
         others = same_but(axis, shape, rows.shape)
@@ -60,23 +59,26 @@ class _Known:
 
 
 def _constant_ids(indices: ir.Value | None, rank: int, axis: int) -> np.ndarray | None:
-    column = repeated(indices, rank, axis)
-    reshaped = made(column, "Reshape") or made(column, "Unsqueeze")
-    ids = known(column if reshaped is None else reshaped.inputs[0])
+    column = match_repeated(indices, rank, axis)
+    reshaped = producer(column, "Reshape") or producer(column, "Unsqueeze")
+    ids = constant(column if reshaped is None else reshaped.inputs[0])
     return None if ids is None or ids.dtype.kind != "i" else ids.reshape(-1).astype(np.int64)
 
 
-def _write(graph: ir.Graph) -> None:
+def _write(graph: ir.Graph) -> int:
     writer = Writer(graph, "known_rows")
+    places = 0
     for node in list(graph):
         found = _Known.ending_in(node)
         if found is not None:
             writer.at = node
             put(_sums(writer, found), node.outputs[0])
+            places += 1
+    return places
 
 
 def _sums(writer: Writer, found: _Known) -> ir.Value:
-    """What `found` adds to its table, along with the table."""
+    """The terms that `found` adds to its table, with the table."""
     perm = list(range(len(found.dims)))
     perm[0], perm[found.axis] = found.axis, 0
     rows = writer.emit("Transpose", found.rows, perm=perm) if found.axis else found.rows
@@ -119,17 +121,17 @@ def _by_place(writer: Writer, rows: ir.Value, found: _Known) -> tuple[ir.Value, 
 
 
 def _is_zero(table: ir.Value) -> bool:
-    """Whether a tensor holds zeros alone, as can be seen from what makes it."""
-    filled = made(table, "ConstantOfShape")
+    """True if a tensor holds zeros alone, as can be seen from what makes it."""
+    filled = producer(table, "ConstantOfShape")
     if filled is not None:
         value = filled.attributes.get("value")
         return value is None or not value.as_tensor().numpy().any()
-    spread = made(table, "Expand")
-    held = known(table if spread is None else spread.inputs[0])
+    spread = producer(table, "Expand")
+    held = constant(table if spread is None else spread.inputs[0])
     return held is not None and not held.any()
 
 
-KNOWN_ROWS = Rewrite(
+KNOWN_ROWS = rewrite(
     "known_rows",
     "rows are gathered by place and added up as products with ones",
     "ScatterElements(add) with constant indices, the same along a row",

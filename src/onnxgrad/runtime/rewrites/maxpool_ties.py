@@ -14,10 +14,30 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.runtime.rewrites.rewrite import Rewrite, held, is_op, known, made
+from onnxgrad.ir.match import constant, is_op, pattern, producer
+from onnxgrad.runtime.rewrites.rewrite import held, rewrite
 
 #: Up to here float32 counts exactly.
 _COUNTABLE = 1 << 24
+
+
+#: mask·places, less the largest of each window: 0 where an element is the largest of those of the mask.
+_RANKING = pattern(
+    "Mul",
+    pattern(
+        "HardSigmoid",
+        pattern(
+            "Sub",
+            pattern("Mul", "mask", "places", name="numbers"),
+            pattern("Resize", pattern("MaxPool", "numbers", name="best"), name="tile"),
+            name="compared",
+        ),
+        name="last",
+    ),
+    "g",
+    in_any_order=True,
+)
+_RANKED = ("numbers", "best", "tile", "compared", "last")
 
 
 @dataclass(frozen=True)
@@ -38,22 +58,19 @@ class Ranking:
 
     @classmethod
     def ending_in(cls, node: ir.Node) -> Ranking | None:
-        """What `node` is the last operator of; None if it is that of something else."""
+        """The match that ends in `node`; None if there is none."""
         if not is_op(node, "Mul"):
             return None
-        for i in (0, 1):
-            last, g = made(node.inputs[i], "HardSigmoid"), node.inputs[1 - i]
-            compared = made(last.inputs[0], "Sub") if last is not None else None
-            if last is None or compared is None or g is None:
-                continue
-            numbers, tile = made(compared.inputs[0], "Mul"), made(compared.inputs[1], "Resize")
-            best = made(tile.inputs[0], "MaxPool") if tile is not None else None
-            if numbers is None or tile is None or best is None or best.inputs[0] is not numbers.outputs[0]:
-                continue
-            mask = numbers.inputs[0]
-            steep, windows = made(mask, "HardSigmoid"), _plane(best.outputs[0])
-            places = known(numbers.inputs[1])
-            if mask is None or places is None or windows is None or _plane(mask) is None:
+        for found in _RANKING.matches(node.outputs[0]):
+            numbers, best, tile, compared, last = (found[n].producer() for n in _RANKED)
+            mask, places = found["mask"], constant(found["places"])
+            assert numbers is not None
+            assert best is not None
+            assert tile is not None
+            assert compared is not None
+            assert last is not None
+            steep, windows = producer(mask, "HardSigmoid"), _plane(best.outputs[0])
+            if places is None or windows is None or _plane(mask) is None:
                 continue
             kernel = best.attributes["kernel_shape"].as_ints()
             counted = np.array_equal(np.unique(places), np.arange(1, np.prod(kernel) + 1))
@@ -61,7 +78,7 @@ class Ranking:
             nodes = (numbers, best, tile, compared, last, node)
             meant = steep is not None and _is_steep(steep) and _is_steep(last) and counted
             if meant and alone and {user for user, _ in numbers.outputs[0].uses()} == {best, compared}:
-                return cls(nodes, mask, g, windows)
+                return cls(nodes, mask, found["g"], windows)
         return None
 
 
@@ -107,12 +124,11 @@ def _node(op_type: str, inputs: list[ir.Value | None], name: str, *attributes: i
 
 
 def _is_steep(node: ir.Node) -> bool:
-    alpha, beta = node.attributes.get("alpha"), node.attributes.get("beta")
-    return alpha is not None and beta is not None and alpha.as_float() > 1e38 and beta.as_float() == 1.0
+    return node.attributes.get_float("alpha", 0.2) > 1e38 and node.attributes.get_float("beta", 0.5) == 1.0
 
 
 def _plane(value: ir.Value) -> int | None:
-    """How many elements a plane [N, C, …] has, if float32 can count them; None for other ranks than 4."""
+    """The number of elements of a plane [N, C, …], if float32 can count them; None unless there are four axes."""
     if value.shape is None or len(value.shape) != 4:
         return None
     height, width = value.shape[2], value.shape[3]
@@ -121,7 +137,7 @@ def _plane(value: ir.Value) -> int | None:
     return height * width if height * width < _COUNTABLE else None
 
 
-MAXPOOL_TIES = Rewrite(
+MAXPOOL_TIES = rewrite(
     "maxpool_ties",
     "max pooling looks for ties before it breaks them",
     "windows that tile, static planes",

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgrad.runtime.rewrites.rewrite import Rewrite, Writer, known, sizes
+from onnxgrad.ir.match import constant, is_op, sizes
+from onnxgrad.runtime.rewrites.rewrite import Writer, rewrite
 
 #: Elementwise operators of two operands in a training step.
 _BINARY = frozenset({"Add", "Div", "Max", "Min", "Mul", "Pow", "Sub"})
 
 
 def _short(node: ir.Node) -> list[tuple[int, int]]:
-    """Which operands are scalars with too few axes, and how many axes they need."""
-    if node.op_type not in _BINARY or node.domain != "" or len(node.inputs) != 2:
+    """The operands that are scalars with too few axes, and the number of axes that they need."""
+    if not is_op(node, _BINARY) or len(node.inputs) != 2:
         return []
     return [
         (i, len(x.shape))
@@ -27,8 +28,9 @@ def _short(node: ir.Node) -> list[tuple[int, int]]:
     ]
 
 
-def _write(graph: ir.Graph) -> None:
+def _write(graph: ir.Graph) -> int:
     writer = Writer(graph, "ranked_scalars")
+    places = 0
     found: dict[tuple[ir.Value, int], ir.Value] = {}
     for node in graph:
         for i, rank in _short(node):
@@ -36,14 +38,16 @@ def _write(graph: ir.Graph) -> None:
             assert scalar is not None
             if (scalar, rank) not in found:
                 writer.at = node
-                array, ones = known(scalar), (1,) * rank
+                array, ones = constant(scalar), (1,) * rank
                 same = writer.view(scalar, *ones) if array is None else writer.constant(array.reshape(ones))
                 same.type, same.shape = scalar.type, ir.Shape(ones)
                 found[scalar, rank] = same
             node.replace_input_with(i, found[scalar, rank])
+            places += 1
+    return places
 
 
-RANKED_SCALARS = Rewrite(
+RANKED_SCALARS = rewrite(
     "ranked_scalars",
     "a scalar has as many axes as the tensor that it meets",
     "elementwise operators on tensors whose last axis is 1",

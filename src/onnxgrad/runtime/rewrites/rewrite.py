@@ -1,33 +1,40 @@
-"""What a rewrite is, and what rewrites share: recognising operators, writing others in their place."""
+"""Rewrites as passes, and their common parts: recognising operators, writing others in their place."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.graph import prune
+from onnxgrad.ir.match import producer
+from onnxgrad.ir.passes import Pass
 from onnxgrad.ir.shapes import same_dim
+from onnxgrad.runtime.setting import Setting
+
+#: The phase of all rewrites.
+REWRITES_PHASE = "rewrites"
 
 
-@dataclass(frozen=True)
-class Rewrite:
-    """Operators in place of others, which give the same numbers sooner.
+def rewrite(
+    name: str, what: str, where: str, applies: Callable[[ir.Graph], bool], apply: Callable[[ir.Graph], int]
+) -> Pass[Setting]:
+    """A pass that writes operators in place of others, which give the same numbers sooner.
 
-    Attributes:
-        name: what `Options(without=…)` calls it.
-        what: what is written, in a line.
-        where: in place of what.
-        applies: whether a graph holds anything for it; looks only.
-        apply: write it into a graph, in place. What nobody reads then is removed by whoever calls.
+    Args:
+        name, what, where: as of `Pass`.
+        applies: returns True if a graph has a place for it.
+        apply: changes a graph and returns the number of places; results that have no readers left are pruned.
     """
 
-    name: str
-    what: str
-    where: str
-    applies: Callable[[ir.Graph], bool]
-    apply: Callable[[ir.Graph], object]
+    def write(model: ir.Model, setting: Setting) -> int:
+        places = apply(model.graph)
+        prune(model.graph)
+        setting.is_rewritten |= bool(places)
+        return places
+
+    return Pass(name, REWRITES_PHASE, what, where, lambda m, _: applies(m.graph), write, Setting.keeps_layout)
 
 
 class Writer:
@@ -91,41 +98,13 @@ def put(y: ir.Value, old: ir.Value) -> None:
     y.name, old.name = old.name, y.name
 
 
-def is_op(node: ir.Node | None, op_type: str) -> bool:
-    """Whether `node` is the standard operator of that name."""
-    return node is not None and node.op_type == op_type and node.domain == ""
-
-
-def made(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """The standard operator of that name that makes `value`; None if something else does."""
-    node = value.producer() if value is not None else None
-    return node if is_op(node, op_type) else None
-
-
-def known(value: ir.Value | None) -> np.ndarray | None:
-    """A constant as an array; None for anything else."""
-    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
-    return None if tensor is None or (value is not None and value.is_graph_input()) else tensor.numpy()
-
-
-def ints(node: ir.Node, name: str, default: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """An attribute that holds integers."""
-    given = node.attributes.get(name)
-    return default if given is None else tuple(given.as_ints())
-
-
-def sizes(value: ir.Value | None) -> tuple[int, ...] | None:
-    """The shape of `value` if every axis is known."""
-    if value is None or value.shape is None or not value.shape.is_static():
-        return None
-    return tuple(int(d) for d in value.shape.numpy())
-
-
-def repeated(indices: ir.Value | None, rank: int, axis: int) -> ir.Value | None:
-    """What `indices`, of `rank` axes, repeats along all of them but `axis`; None if it does not."""
-    spread = made(indices, "Expand")
+def match_repeated(indices: ir.Value | None, rank: int, axis: int) -> ir.Value | None:
+    """The value that `indices`, of `rank` axes, repeats along all axes but `axis`; None if it does not."""
+    spread = producer(indices, "Expand")
     column = indices if spread is None else spread.inputs[0]
-    if column is None or column.shape is None or indices is None or indices.shape is None or len(column.shape) > rank:
+    if column is None or column.shape is None or indices is None or indices.shape is None:
+        return None
+    if len(column.shape) > rank or len(indices.shape) != rank:
         return None
     dims = (1,) * (rank - len(column.shape)) + column.shape.dims
     alone = all(d == 1 for i, d in enumerate(dims) if i != axis)
@@ -134,8 +113,10 @@ def repeated(indices: ir.Value | None, rank: int, axis: int) -> ir.Value | None:
 
 def same_but(axis: int, one: ir.Shape, other: ir.Shape) -> list[int] | None:
     """The sizes of all axes but `axis`, equal in both shapes (-1: without a number); None if not certain."""
+    if len(one) != len(other):
+        return None
     found = []
-    for i, (a, b) in enumerate(zip(one, other, strict=True)):
+    for i, (a, b) in enumerate(zip(one, other)):
         if i != axis:
             if not same_dim(a, b):
                 return None

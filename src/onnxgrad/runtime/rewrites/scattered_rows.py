@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.runtime.rewrites.rewrite import Rewrite, Writer, is_op, made, put, repeated, same_but
+from onnxgrad.ir.match import is_op, producer
+from onnxgrad.runtime.rewrites.rewrite import Writer, match_repeated, put, rewrite, same_but
 
 
 @dataclass(frozen=True)
@@ -27,36 +28,38 @@ class _Rows:
         """ScatterElements(add) along axis 0 of a table whose indices are the same in a row; None for anything else."""
         if not is_op(node, "ScatterElements"):
             return None
-        reduction, axis = node.attributes.get("reduction"), node.attributes.get("axis")
-        if reduction is None or reduction.as_string() != "add" or (axis is not None and axis.as_int() != 0):
+        if node.attributes.get_string("reduction") != "add" or node.attributes.get_int("axis", 0) != 0:
             return None
         table, indices, rows = node.inputs
         shape = node.outputs[0].shape or (None if table is None else table.shape)
         if table is None or rows is None or shape is None or rows.shape is None or len(shape) < 2:
             return None
-        ids = repeated(indices, len(shape), 0)
+        ids = match_repeated(indices, len(shape), 0)
         # as wide as the table, or the columns beyond would be those of the next row
         dims = same_but(0, shape, rows.shape)
-        if ids is None or ids.dtype != ir.DataType.INT64 or made(indices, "Expand") is None or dims is None:
+        if ids is None or ids.dtype != ir.DataType.INT64 or producer(indices, "Expand") is None or dims is None:
             return None
         return cls(table, ids, rows, dims) if min(dims) > 0 else None
 
 
-def _write(graph: ir.Graph) -> None:
+def _write(graph: ir.Graph) -> int:
     writer = Writer(graph, "scattered_rows")
+    places = 0
     for node in list(graph):
         found = _Rows.ending_in(node)
         if found is not None:
             writer.at = node
             width = int(np.prod(found.dims))
             first = writer.emit("Mul", writer.view(found.ids, -1, 1), writer.ints(width))
-            places = writer.emit("Add", first, writer.constant(np.arange(width)[None]))
-            flat = [writer.view(v, -1) for v in (found.table, places, found.rows)]
+            numbers = writer.emit("Add", first, writer.constant(np.arange(width)[None]))
+            flat = [writer.view(v, -1) for v in (found.table, numbers, found.rows)]
             y = writer.emit("ScatterElements", *flat, axis=0, reduction="add")
             put(writer.view(y, -1, *found.dims), node.outputs[0])
+            places += 1
+    return places
 
 
-SCATTERED_ROWS = Rewrite(
+SCATTERED_ROWS = rewrite(
     "scattered_rows",
     "rows are added to a table as numbers to a vector",
     "ScatterElements(add) along axis 0, the same index along a row",

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.match import constant, is_op
 from onnxgrad.runtime.rewrites.blocked_layout import DOMAIN, block_size, run
-from onnxgrad.runtime.rewrites.rewrite import Rewrite, Writer, is_op, known, put
+from onnxgrad.runtime.rewrites.rewrite import Writer, put, rewrite
 
 
 @dataclass(frozen=True)
 class _Thinning:
-    """What lies in blocks, how many channels it has, and the strides of rows and columns."""
+    """A value in blocks, its number of channels, and the strides of rows and columns."""
 
     blocks: ir.Value
     channels: int
@@ -28,13 +29,13 @@ class _Thinning:
 
     @classmethod
     def of(cls, node: ir.Node) -> _Thinning | None:
-        """What a Slice of planes from their first pixel to the last does; None for any other."""
+        """The thinning of a Slice of planes from their first pixel to the last; None for another Slice."""
         if not is_op(node, "Slice") or len(node.inputs) != 5:
             return None
         x = node.inputs[0]
         if x is None or x.dtype != ir.DataType.FLOAT or x.shape is None or len(x.shape) != 4:
             return None
-        starts, ends, axes, steps = (known(v) for v in node.inputs[1:])
+        starts, ends, axes, steps = (constant(v) for v in node.inputs[1:])
         channels, height, width = x.shape[1:]
         if starts is None or ends is None or axes is None or steps is None or not isinstance(channels, int):
             return None
@@ -61,18 +62,20 @@ def _found(graph: ir.Graph) -> dict[ir.Node, _Thinning]:
     return thinnings
 
 
-def _write(graph: ir.Graph) -> None:
+def _write(graph: ir.Graph) -> int:
     writer = Writer(graph, "strided_blocks")
-    for node, found in _found(graph).items():
+    places = _found(graph)
+    for node, found in places.items():
         writer.at = node
         strides = list(found.strides)
         y = writer.emit("AveragePool", found.blocks, domain=DOMAIN, kernel_shape=[1, 1], strides=strides)
         put(writer.emit("ReorderOutput", y, domain=DOMAIN, channels=found.channels), node.outputs[0])
+    return len(places)
 
 
 @functools.cache
 def _works() -> bool:
-    """Whether pooling in blocks gives the numbers of a Slice, those that are none included."""
+    """True if pooling in blocks gives the numbers of a Slice, those that are none included."""
     n = 2 * block_size()
     x, y = (ir.Value(name=k, type=ir.TensorType(ir.DataType.FLOAT)) for k in "xy")
     x.shape = ir.Shape([None, n, 5, 6])
@@ -88,11 +91,11 @@ def _works() -> bool:
     given[0, :3, 0, 0] = np.inf, -np.inf, np.nan
     try:
         return np.array_equal(run(ir.Model(graph, ir_version=9), {"x": given}), given[:, :, ::2, ::3], equal_nan=True)
-    except Exception:  # whatever it is: then not
+    except Exception:  # of any kind: blocks are not used
         return False
 
 
-STRIDED_BLOCKS = Rewrite(
+STRIDED_BLOCKS = rewrite(
     "strided_blocks",
     "every second pixel is picked from the blocks",
     "a strided Slice of what a blocked convolution reads as well",

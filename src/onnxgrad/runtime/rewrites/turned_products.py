@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgrad.ir.match import is_op, permutation, producer
 from onnxgrad.ir.shapes import same_dims
-from onnxgrad.runtime.rewrites.rewrite import Rewrite, Writer, ints, is_op, made, put
+from onnxgrad.runtime.rewrites.rewrite import Writer, put, rewrite
 
 
 def _exchanged(value: ir.Value | None) -> ir.Value | None:
-    """What `value` is with its last two axes exchanged by a Transpose; None if it is no such thing."""
-    node = made(value, "Transpose")
+    """The operand whose last two axes a Transpose exchanges to make `value`; None if there is none."""
+    node = producer(value, "Transpose")
     x = None if node is None else node.inputs[0]
     if node is None or x is None or x.shape is None or len(x.shape) < 2:
         return None
     axes = tuple(range(len(x.shape)))
-    return x if ints(node, "perm", axes[::-1]) == (*axes[:-2], axes[-1], axes[-2]) else None
+    return x if permutation(node) == (*axes[:-2], axes[-1], axes[-2]) else None
 
 
 def _only(value: ir.Value | None) -> ir.Value | None:
@@ -32,7 +33,7 @@ def _only(value: ir.Value | None) -> ir.Value | None:
 def _turned(node: ir.Node) -> ir.Node | None:
     """The product whose result `node` transposes, if one of its operands is transposed and nothing else reads it."""
     result = _exchanged(node.outputs[0]) if is_op(node, "Transpose") else None
-    gemm, matmul = (made(_only(result), op) for op in ("Gemm", "MatMul"))
+    gemm, matmul = (producer(_only(result), op) for op in ("Gemm", "MatMul"))
     if gemm is not None:
         flags = [gemm.attributes.get_int(name, 0) for name in ("transA", "transB")]
         return gemm if len(gemm.inputs) == 2 and flags[0] != flags[1] else None
@@ -41,8 +42,9 @@ def _turned(node: ir.Node) -> ir.Node | None:
     return matmul if [_exchanged(x) is None for x in matmul.inputs].count(True) == 1 else None
 
 
-def _write_turned(graph: ir.Graph) -> None:
+def _write_turned(graph: ir.Graph) -> int:
     writer = Writer(graph, "turned_products")
+    places = 0
     for node in list(graph):
         product = _turned(node)
         if product is None:
@@ -54,6 +56,8 @@ def _write_turned(graph: ir.Graph) -> None:
         else:
             y = writer.emit("MatMul", *(_exchanged(x) or _transposed(writer, x) for x in (b, a)))
         put(y, node.outputs[0])
+        places += 1
+    return places
 
 
 def _transposed(writer: Writer, x: ir.Value | None) -> ir.Value:
@@ -70,7 +74,7 @@ def _shared(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value] | None:
     """G, H and X of a sum G·X + H·X, if nothing else reads the products and G and H are of one shape."""
     if not is_op(node, "Add"):
         return None
-    products = [made(_only(v), "MatMul") for v in node.inputs]
+    products = [producer(_only(v), "MatMul") for v in node.inputs]
     if products[0] is None or products[1] is None or products[0] is products[1]:
         return None
     (g, x), (h, other) = products[0].inputs, products[1].inputs
@@ -79,8 +83,9 @@ def _shared(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value] | None:
     return (g, h, x) if same_dims(g.shape.dims, h.shape.dims) else None
 
 
-def _write_shared(graph: ir.Graph) -> None:
+def _write_shared(graph: ir.Graph) -> int:
     writer = Writer(graph, "turned_products.sum")
+    places = 0
     for node in list(graph):
         found = _shared(node)
         if found is not None:
@@ -89,14 +94,15 @@ def _write_shared(graph: ir.Graph) -> None:
             total = writer.emit("Add", g, h)
             total.type, total.shape = g.type, g.shape
             put(writer.emit("MatMul", total, x), node.outputs[0])
+            places += 1
+    return places
 
 
-def _write(graph: ir.Graph) -> None:
-    _write_turned(graph)
-    _write_shared(graph)
+def _write(graph: ir.Graph) -> int:
+    return _write_turned(graph) + _write_shared(graph)
 
 
-TURNED_PRODUCTS = Rewrite(
+TURNED_PRODUCTS = rewrite(
     "turned_products",
     "a product in the other order; one product with the sum of two matrices",
     "a Transpose of a product with a transposed operand; a sum of two products with the same right operand",

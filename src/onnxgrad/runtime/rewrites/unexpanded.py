@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgrad.ir.match import is_op, producer
 from onnxgrad.ir.shapes import same_dims
-from onnxgrad.runtime.rewrites.rewrite import Rewrite, made
+from onnxgrad.runtime.rewrites.rewrite import rewrite
 
 _BROADCASTING = frozenset({"Add", "Div", "Max", "Min", "Mul", "Sub"})
 
 
 def _spread(node: ir.Node) -> tuple[int, ir.Value] | None:
     """An operand of `node` that need not be expanded: which one, and from what. The other one says the shape."""
-    if node.op_type not in _BROADCASTING or node.domain != "" or len(node.inputs) != 2:
+    if not is_op(node, _BROADCASTING) or len(node.inputs) != 2:
         return None
     for i, (x, other) in enumerate(zip(node.inputs, reversed(node.inputs))):
-        expand = made(x, "Expand")
+        expand = producer(x, "Expand")
         source = None if expand is None else expand.inputs[0]
         if source is None or x is None or other is None or x is other or x.shape is None or other.shape is None:
             continue
@@ -29,13 +30,16 @@ def _spread(node: ir.Node) -> tuple[int, ir.Value] | None:
     return None
 
 
-def _write(graph: ir.Graph) -> None:
+def _write(graph: ir.Graph) -> int:
+    places = 0
     for node in graph:
         if (found := _spread(node)) is not None:
             node.replace_input_with(*found)
+            places += 1
+    return places
 
 
-UNEXPANDED = Rewrite(
+UNEXPANDED = rewrite(
     "unexpanded",
     "an operand is broadcast, not expanded",
     "elementwise operators with an Expand to the shape of the other operand",

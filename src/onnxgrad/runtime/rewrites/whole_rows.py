@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgrad.ir.match import constant, is_op, sizes
 from onnxgrad.ir.shapes import same_dims
-from onnxgrad.runtime.rewrites.rewrite import Rewrite, Writer, is_op, known, put, repeated, same_but, sizes
+from onnxgrad.runtime.rewrites.rewrite import Writer, match_repeated, put, rewrite, same_but
 
 #: Fewer numbers of each row are picked soon enough.
 _FEWEST = 16
-
-
-def _axis(node: ir.Node, rank: int) -> int:
-    given = node.attributes.get("axis")
-    return (0 if given is None else given.as_int()) % rank
 
 
 def _repeated(node: ir.Node) -> tuple[ir.Value, int] | None:
@@ -28,19 +24,25 @@ def _repeated(node: ir.Node) -> tuple[ir.Value, int] | None:
     x, indices = node.inputs
     if x is None or indices is None or x.shape is None or indices.shape is None or len(x.shape) < 2:
         return None
-    axis = _axis(node, len(x.shape))
-    column = repeated(indices, len(x.shape), axis)
+    axis = node.attributes.get_int("axis", 0) % len(x.shape)
+    column = match_repeated(indices, len(x.shape), axis)
     whole = axis != len(x.shape) - 1 and same_but(axis, x.shape, indices.shape) is not None
     return (column, axis) if column is not None and whole else None
 
 
 def _is_of_columns(node: ir.Node) -> bool:
-    """Whether a Gather picks numbers of each row of floats."""
+    """True if a Gather picks numbers of each row of floats."""
     if not is_op(node, "Gather") or node.inputs[0] is None or node.inputs[0].shape is None:
         return False
     x, rank, picked = node.inputs[0], len(node.inputs[0].shape), sizes(node.inputs[1])
     is_float = x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-    return is_float and rank > 1 and _axis(node, rank) == rank - 1 and picked is not None and _is_long(picked)
+    return (
+        is_float
+        and rank > 1
+        and node.attributes.get_int("axis", 0) % rank == rank - 1
+        and picked is not None
+        and _is_long(picked)
+    )
 
 
 def _is_long(dims: tuple[int, ...]) -> bool:
@@ -48,11 +50,11 @@ def _is_long(dims: tuple[int, ...]) -> bool:
 
 
 def _takes_all(node: ir.Node) -> bool:
-    """Whether a Slice from 0 on gives what it is given."""
+    """True if a Slice from 0 on gives what it is given."""
     if not is_op(node, "Slice") or node.outputs[0].is_graph_output():
         return False
     x, starts = node.inputs[:2]
-    first, steps = known(starts), known(node.inputs[4]) if len(node.inputs) > 4 else None
+    first, steps = constant(starts), constant(node.inputs[4]) if len(node.inputs) > 4 else None
     if x is None or x.shape is None or first is None or (steps is None and len(node.inputs) > 4 and node.inputs[4]):
         return False
     y = node.outputs[0].shape
@@ -61,11 +63,13 @@ def _takes_all(node: ir.Node) -> bool:
     )
 
 
-def _write(graph: ir.Graph) -> None:
+def _write(graph: ir.Graph) -> int:
     writer = Writer(graph, "whole_rows")
+    places = 0
     for node in list(graph):
         writer.at = node
         found = _repeated(node)
+        places += found is not None or _takes_all(node) or _is_of_columns(node)
         if _takes_all(node):
             assert node.inputs[0] is not None
             node.outputs[0].replace_all_uses_with(node.inputs[0])
@@ -80,9 +84,10 @@ def _write(graph: ir.Graph) -> None:
             ahead, back = [last, *range(last)], [*range(1, last + 1), 0]
             picked = writer.emit("Gather", writer.emit("Transpose", x, perm=ahead), indices, axis=0)
             put(writer.emit("Transpose", picked, perm=back), node.outputs[0])
+    return places
 
 
-WHOLE_ROWS = Rewrite(
+WHOLE_ROWS = rewrite(
     "whole_rows",
     "rows are copied, not numbers",
     "indices that are the same along a row, Gather along the last axis, a Slice of everything",

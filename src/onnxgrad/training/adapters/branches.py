@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.engine.activity import CONSTANT
+from onnxgrad.engine.resolve import CONSTANT
 from onnxgrad.ir import Names
 from onnxgrad.training.adapters.parts import WeightPart, outputs
 from onnxgrad.training.adapters.sites import CONV, EMBEDDING, Site, Weight

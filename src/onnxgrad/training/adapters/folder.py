@@ -3,10 +3,12 @@
 | file | holds |
 |---|---|
 | ``adapter.onnx_adapter`` | what trained by the names of initializers, for ``onnxruntime.LoraAdapter`` |
-| ``model.onnx`` | the model as it was; what trained are inputs, whose defaults have no effect |
 | ``adapter_model.safetensors``, ``adapter_config.json`` | the same as PEFT has it |
+| ``model.onnx`` | if asked for: the model as it was; what trained are inputs, whose defaults have no effect |
 
-The header of the safetensors file also holds what onnxgrad knows of the adapter, with the fingerprint of its base.
+The header of the safetensors file also holds what onnxgrad knows of the adapter, with the fingerprint of its base, the
+names of the classes and the preprocessing of the data. The settings name the file of the base, where it was read from
+one.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.files import open_ordinary, replacing
 from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel, open_model, save_model
+from onnxgrad.model_io.aside import external_aside
 from onnxgrad.training.adapters import peft
 from onnxgrad.training.adapters.foreign import understood
 from onnxgrad.training.adapters.insert import insert
@@ -35,10 +38,12 @@ from onnxgrad.training.adapters.tensors import load_tensors, save_tensors
 from onnxgrad.training.adapters.values import lengths, shapes
 from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.graph.rounding import standardize
-from onnxgrad.training.metadata import ADAPTER
+from onnxgrad.training.metadata import ADAPTER, CLASSES, PREPROCESSING
 
 ORT_FILE, MODEL_FILE = "adapter.onnx_adapter", "model.onnx"
 TENSORS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+#: Metadata of a trained model that its adapter carries as well.
+_CARRIED = (CLASSES, PREPROCESSING)
 #: Files of PEFT are not larger than what they could sensibly describe.
 _CONFIG_LIMIT = 1 << 20
 
@@ -48,19 +53,24 @@ def files_in(folder: Path) -> list[Path]:
     return [folder / n for n in (ORT_FILE, TENSORS_FILE, CONFIG_FILE, MODEL_FILE, f"{MODEL_FILE}.data")]
 
 
-def save_adapter(model: ir.Model, base: ir.Model, folder: Path) -> None:
+def save_adapter(
+    model: ir.Model, base: ir.Model, folder: Path, *, switchable: bool = False, path: str | None = None
+) -> None:
     """Write the adapter of `model`, an inference model with its present values, into `folder`.
 
     Args:
         model: has the adapter beside its weights.
         base: the same before training.
         folder: is made; files in it are replaced.
+        switchable: also write ``model.onnx``, a copy of the base to which ONNX Runtime adds adapters.
+        path: the file of the base, which the settings name.
 
     Raises:
         BadInput: the model has no adapter, or the folder cannot be written.
     """
     record = check_adapter(model)
     held = model.graph.initializers
+    peft.name_parameters(record, weights(base.graph), held)
     values = {n: held[n].const_value.numpy() for n in record.trained}  # type: ignore[union-attr]
     shared = {n: held[n].const_value.numpy() for n in record.shared.values()}  # type: ignore[union-attr]
     whole = {e.module: lengths(base.graph.initializers[e.weight], e) for e in record.entries if "m" in e.tensors}
@@ -69,8 +79,9 @@ def save_adapter(model: ir.Model, base: ir.Model, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"cannot write to {str(folder)!r}: {error.strerror or error}") from error
-    _switchable(base, record)
-    save_model(base, folder / MODEL_FILE)
+    if switchable:
+        _switchable(base, record)
+        save_model(base, folder / MODEL_FILE)
     adapter = onnxruntime.AdapterFormat()
     adapter.set_adapter_version(1)
     adapter.set_model_version(1)
@@ -78,9 +89,10 @@ def save_adapter(model: ir.Model, base: ir.Model, folder: Path) -> None:
     with replacing(folder / ORT_FILE) as file:
         adapter.export_adapter(str(file))
     with replacing(folder / TENSORS_FILE) as file:
-        save_tensors(tensors, file, {"format": "pt", ADAPTER: record.text()})
+        carried = {key: base.metadata_props[key] for key in _CARRIED if key in base.metadata_props}
+        save_tensors(tensors, file, {"format": "pt", ADAPTER: record.text(), **carried})
     with replacing(folder / CONFIG_FILE) as file:
-        file.write_text(json.dumps(peft.config(record), indent=2) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(peft.config(record, tensors, path), indent=2) + "\n", encoding="utf-8")
 
 
 def check_adapter(model: onnx.ModelProto | ir.Model) -> Record:
@@ -140,7 +152,7 @@ def load_adapter(model: AnyModel, folder: str | os.PathLike, *, merge: bool = Fa
     told = record_of(header)
     opened = open_model(model, standardize)
     graph = opened.model.graph
-    ir.external_data.load_to_model(opened.model)
+    external_aside(opened.model)
     present = record_in(opened.model)
     own_tensors(opened.model, told.also if told is not None else ())
     base = present.base if present is not None else base_fingerprint(graph)
@@ -158,6 +170,7 @@ def load_adapter(model: AnyModel, folder: str | os.PathLike, *, merge: bool = Fa
         _replace(graph, present, told, values, str(place))
     for name in told.also:
         _set(graph, name, values[name], str(place))
+    opened.model.metadata_props.update({key: header[key] for key in _CARRIED if key in header})
     if merge:
         merged(opened.model)
     return opened.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
+import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -13,15 +13,26 @@ import numpy as np
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training.adapters.peft import EMBEDDING_ENDS, ENDS, PREFIX, within_groups
 from onnxgrad.training.adapters.record import DORA, LORA, VERA, Entry, Record
-from onnxgrad.training.adapters.sites import CONV, Weight
+from onnxgrad.training.adapters.sites import CONV, LINEAR, Weight
 from onnxgrad.training.adapters.values import projections
 
 #: What decides that an adapter is of another kind, with the values that mean nothing.
-_PLAIN = {
+_PLAIN: dict[str, tuple[Any, ...]] = {
     "use_qalora": (False, None),
     "lora_bias": (False, None),
     "layer_replication": (None,),
+    "alora_invocation_tokens": (None,),
+    "arrow_config": (None,),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None,),
+    "use_bdlora": (False, None),
 }
+#: First values of factors beside which the weights stay as they are; others (PiSSA, OLoRA, CorDA, LoftQ) change them.
+_BESIDE = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+#: A pattern of modules that is matched in little time: no repeated groups, and few repetitions.
+_LONGEST_PATTERN, _MOST_REPETITIONS = 200, 4
 
 
 def understood(
@@ -42,13 +53,20 @@ def understood(
     for key, plain in _PLAIN.items():
         if settings.get(key) not in plain:
             raise BadInput(f"the adapter in {place!r} has {key}={settings[key]!r}, which cannot be loaded")
-    rank = int(_number(settings, "r", place))
+    initial = settings.get("init_lora_weights")
+    if (initial.lower() if isinstance(initial, str) else initial) not in _BESIDE:
+        raise BadInput(
+            f"the adapter in {place!r} has init_lora_weights={initial!r}, by which PEFT changes the weights beside it\n"
+            "  hint: save it from PEFT as plain LoRA: model.save_pretrained(folder, "
+            "path_initial_model_for_weight_conversion=the folder of the adapter before training)"
+        )
+    rank = _rank(settings.get("r"), "r", place)
     form = VERA if kind == "VERA" else DORA if settings.get("use_dora") else LORA
     if form == VERA:
         seed = int(_number(settings, "projection_prng_key", place))
-        record = Record(form, rank, 1.0, _number(settings, "vera_dropout", place), False, base, seed=seed)
+        record = Record(form, rank, 1.0, _dropout(settings, "vera_dropout", place), False, base, seed=seed)
     else:
-        alpha, dropout = _number(settings, "lora_alpha", place), _number(settings, "lora_dropout", place)
+        alpha, dropout = _number(settings, "lora_alpha", place), _dropout(settings, "lora_dropout", place)
         record = Record(form, rank, alpha, dropout, bool(settings.get("use_rslora")), base)
     values: dict[str, np.ndarray] = {}
     named = {w.module: w for w in weights.values()}
@@ -63,6 +81,10 @@ def understood(
         record.shared = {"A": "A", "B": "B"}
     for key, array in others.items():
         name = key.removeprefix(PREFIX).replace(".modules_to_save.", ".").replace(".base_layer.", ".")
+        renamed = named.get(name.removesuffix(".weight")) if name not in held and name.endswith(".weight") else None
+        if renamed is not None:  # the exporter has transposed a matrix and given it another name
+            name = renamed.name
+            array = array.T if renamed.kind == LINEAR and array.ndim == 2 and not renamed.transposed else array
         if name not in held:
             raise BadInput(f"the adapter in {place!r} is that of another model: {UnknownName(name, held, 'weight')}")
         record.also.append(name)
@@ -80,11 +102,20 @@ def _entry(
         state = "a tensor of another kind" if letter in given else "no tensor"
         raise BadInput(f"the adapter in {place!r} has {state} {module}.{end}")
     scale = 1.0
+    if record.form == VERA and given["d"].shape != (record.rank,):
+        raise BadInput(
+            f"the adapter in {place!r} has r={record.rank} and {list(given['d'].shape)} numbers for {module!r}"
+        )
     if record.form != VERA:
         if min(given["A"].ndim, given["B"].ndim) < 2:
             raise BadInput(f"the adapter in {place!r} has factors of {module!r} that are no matrices")
         own_rank = len(given["A"])
-        strength = _patterned(settings.get("alpha_pattern"), module, record.alpha)
+        rank = _rank(_patterned(settings, "rank_pattern", module, record.rank, place), "rank_pattern", place)
+        if own_rank != rank:
+            raise BadInput(
+                f"the adapter in {place!r} has rank {rank} for {module!r} in its settings, {own_rank} in its file"
+            )
+        strength = _patterned(settings, "alpha_pattern", module, record.alpha, place)
         scale = strength / (math.sqrt(own_rank) if record.rslora else own_rank)
     return Entry(
         weight.name, {letter: f"{module}.{letter}" for letter in ENDS if letter in given}, weight.kind, weight.module,
@@ -133,12 +164,47 @@ def _number(settings: Mapping[str, Any], key: str, place: str) -> float:
     return value
 
 
-def _patterned(patterns: Any, module: str, usual: float) -> float:
-    """What ``alpha_pattern`` has for `module`: by its name, or the end of it."""
-    for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
-        if isinstance(value, (int, float)) and (module == pattern or fnmatch.fnmatchcase(module, f"*.{pattern}")):
-            return float(value)
+def _rank(value: Any, key: str, place: str) -> int:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or value != value // 1
+        or not 1 <= value < 1 << 31
+    ):
+        raise BadInput(f"the adapter in {place!r} has {key}={value!r}, which is no rank")
+    return int(value)
+
+
+def _dropout(settings: Mapping[str, Any], key: str, place: str) -> float:
+    value = _number(settings, key, place)
+    if value >= 1:
+        raise BadInput(f"the adapter in {place!r} has {key}={value!r}, which is no share in [0, 1)")
+    return value
+
+
+def _patterned(settings: Mapping[str, Any], key: str, module: str, usual: float, place: str) -> float:
+    """The entry of ``alpha_pattern`` or ``rank_pattern`` for `module`: its name, or a pattern for its end."""
+    patterns = settings.get(key) or {}
+    if not isinstance(patterns, dict):
+        raise BadInput(f"the adapter in {place!r} has {key}={patterns!r}, which is no table")
+    for pattern in patterns:
+        if pattern == module or module.endswith(f".{pattern}") or _matches(pattern, module, key, place):
+            return _number(patterns, pattern, place)
     return usual
+
+
+def _matches(pattern: str, module: str, key: str, place: str) -> bool:
+    if re.fullmatch(r"[\w.]*", pattern):
+        return re.fullmatch(rf"(.*\.)?({pattern})", module) is not None
+    repeated = re.search(r"\)[*+?{]", pattern) or len(re.findall(r"[*+{]", pattern)) > _MOST_REPETITIONS
+    try:
+        if repeated or len(pattern) > _LONGEST_PATTERN:
+            raise ValueError("it is too long, or repeats too much")
+        return re.fullmatch(rf"(.*\.)?({pattern})", module) is not None
+    except (ValueError, re.error) as error:
+        raise BadInput(
+            f"the adapter in {place!r} has a pattern {pattern[:40]!r} in {key} that is not matched: {error}"
+        ) from error
 
 
 def _sorted(tensors: Mapping[str, np.ndarray]) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:

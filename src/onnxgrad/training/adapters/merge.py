@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.model_io.aside import FROM, Scratch
 from onnxgrad.training.adapters.record import record_in
 from onnxgrad.training.adapters.values import adapted_weight
 from onnxgrad.training.metadata import ADAPTER
@@ -28,28 +31,38 @@ def merged(model: ir.Model) -> ir.Model:
         _take_off(graph, staying)
     except ValueError as error:  # what is read elsewhere was not written by `insert`
         raise BadInput(f"the model's nodes with the metadata {ADAPTER!r} are no adapters: {error}") from error
-    arrays = {n: v.const_value.numpy() for n, v in graph.initializers.items() if v.const_value is not None}
-    new: dict[str, np.ndarray] = {}
-    for entry in record.entries:
-        if entry.weight in staying:
-            continue
-        old = new.get(entry.weight, arrays[entry.weight])
-        given = {letter: arrays[name] for letter, name in (record.shared | entry.tensors).items()}
-        try:
-            found = adapted_weight(entry, old, given)
-        except (ValueError, IndexError, ZeroDivisionError):
-            found = np.empty(0)
-        if found.shape != old.shape:
-            tensors = " and ".join(map(repr, entry.tensors.values()))
-            raise BadInput(f"{tensors} are no factors of {entry.weight!r}, which has the shape {list(old.shape)}")
-        new[entry.weight] = found
-    for name, array in new.items():
-        graph.initializers[name].const_value = ir.tensor(array.astype(arrays[name].dtype), name=name)
+    held = {n: v.const_value for n, v in graph.initializers.items() if v.const_value is not None}
+    adapted = [e for e in record.entries if e.weight not in staying]
+    large = sum(held[name].nbytes for name in {e.weight for e in adapted}) >= FROM
+    scratch = Scratch()
+    for weight, entries in itertools.groupby(sorted(adapted, key=lambda e: e.weight), key=lambda e: e.weight):
+        new = old = held[weight].numpy()
+        for entry in entries:
+            given = {letter: held[name].numpy() for letter, name in (record.shared | entry.tensors).items()}
+            try:
+                new = adapted_weight(entry, new, given)
+            except (ValueError, IndexError, ZeroDivisionError):
+                new = np.empty(0)
+            if new.shape != old.shape:
+                tensors = " and ".join(map(repr, entry.tensors.values()))
+                raise BadInput(f"{tensors} are no factors of {entry.weight!r}, which has the shape {list(old.shape)}")
+        new, dtype = new.astype(old.dtype), held[weight].dtype
+        graph.initializers[weight].const_value = _kept(new, dtype, weight, scratch if large else None)
     for name in (*record.own, *record.shared.values()):
         if not graph.initializers[name].uses():
             del graph.initializers[name]
     del model.metadata_props[ADAPTER]
     return model
+
+
+def _kept(array: np.ndarray, dtype: ir.DataType, name: str, scratch: Scratch | None) -> ir.TensorProtocol:
+    """A tensor with `array`, on disk if there is a `scratch` with room for it."""
+    try:
+        if scratch is not None:
+            return scratch.keep_array(array, dtype, name)
+    except OSError:  # no room
+        pass
+    return ir.tensor(array, dtype=dtype, name=name)
 
 
 def _take_off(graph: ir.Graph, staying: set[str]) -> None:

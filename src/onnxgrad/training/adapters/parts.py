@@ -16,11 +16,11 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.match import is_standard
+from onnxgrad.ir.operators import Moves, traits_of
 from onnxgrad.training.adapters.sites import CONV, Weight
 
 NAMES = "qkv"
-#: Operators that only move numbers. (What a Reshape gives is read off the shape of its output.)
-_MOVES = {"Split", "Slice", "Gather", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"}
 #: Operators that leave numbers in their places, the other operand being a constant.
 _STAYS = {"Identity", "Cast", "Add", "Mul"}
 _LARGEST = 1 << 24
@@ -121,7 +121,7 @@ def _part(columns: np.ndarray, size: int) -> WeightPart | None:
 def _pieces(value: ir.Value, numbers: np.ndarray, size: int) -> Iterator[np.ndarray]:
     """The first sets of less than `size` numbers behind `value`, which has `numbers` in its places."""
     for node, at in value.uses():
-        if node.domain not in ("", "ai.onnx") or (at > 0 and node.op_type not in _STAYS):
+        if not is_standard(node) or (at > 0 and node.op_type not in _STAYS):
             continue
         for out, moved in _moved(node, at, numbers):
             found = np.unique(moved)
@@ -139,11 +139,11 @@ def _moved(node: ir.Node, at: int, numbers: np.ndarray) -> Iterator[tuple[ir.Val
         constant = all(v.is_initializer() or ir.convenience.get_const_tensor(v) is not None for v in others)
         if constant and _sizes(out) is not None and len(_sizes(out) or ()) == numbers.ndim:
             yield out, numbers
-    elif node.op_type == "Reshape":
+    elif node.op_type == "Reshape":  # its operand may be computed
         shape = _sizes(out)
         if shape is not None and math.prod(shape) == numbers.size:
             yield out, numbers.reshape(shape)
-    elif node.op_type in _MOVES:
+    elif traits_of(node).moves_at_most(Moves.SELECTION):
         constants = [ir.convenience.get_const_tensor(v) for v in others]
         if all(c is not None for c in constants):
             feeds = {v.name or "": c.numpy() for v, c in zip(others, constants) if c is not None}

@@ -16,14 +16,15 @@ What trains as a whole goes by the name of its parameter.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.adapters.record import DORA, VERA, Entry, Record
-from onnxgrad.training.adapters.sites import CONV, EMBEDDING
+from onnxgrad.training.adapters.sites import CONV, EMBEDDING, LINEAR, Weight
 
 PREFIX = "base_model.model."
 _SHARED = {"A": "base_model.vera_A", "B": "base_model.vera_B"}
@@ -78,7 +79,37 @@ def written(record: Record, values: Mapping[str, np.ndarray], whole: Mapping[str
         for letter, key in _keys(entries[0]).items():
             found[key] = _there(letter, entries, values, whole.get(module))
     found |= {_SHARED[letter]: np.swapaxes(values[name], 0, 1) for letter, name in record.shared.items()}
-    return found | {f"{PREFIX}{name}": values[name] for name in record.also}
+    return found | {
+        key: values[name].T if name in record.turned else values[name] for key, name in _also(record).items()
+    }
+
+
+def _also(record: Record) -> dict[str, str]:
+    """The names of what trains as a whole, by the names in PEFT's file."""
+    return {f"{PREFIX}{record.renamed.get(name, name)}": name for name in record.also}
+
+
+def name_parameters(record: Record, found: Mapping[str, Weight], held: Collection[str]) -> None:
+    """Note in `record` which parameters of the exported model train as a whole under names of the exporter.
+
+    Args:
+        record: of the adapter.
+        found: the weights of the model.
+        held: the names of its initializers.
+    """
+    named = {n: f"{found[n].module}.weight" for n in record.also if n in found and found[n].module != n}
+    named = {n: parameter for n, parameter in named.items() if parameter not in held}
+    record.renamed = {n: p for n, p in named.items() if list(named.values()).count(p) == 1}
+    record.turned = [
+        n for n in record.renamed if found[n].kind == LINEAR and len(found[n].shape) == 2 and not found[n].transposed
+    ]
+    unknown = [n for n in record.also if n not in record.renamed and "::" in n]
+    if unknown:
+        warnings.warn(
+            f"PEFT will not find {', '.join(map(repr, unknown))}: the exporter renamed it, and the model does not say "
+            "which module it belongs to; load_adapter finds it",
+            stacklevel=2,
+        )
 
 
 def _there(
@@ -131,12 +162,12 @@ def within_groups(a: np.ndarray, groups: int) -> np.ndarray:
     return found
 
 
-def config(record: Record) -> dict[str, Any]:
-    """PEFT's settings."""
+def config(record: Record, tensors: Mapping[str, np.ndarray], base: str | None = None) -> dict[str, Any]:
+    """PEFT's settings for these `tensors` of its file, beside the model in the file `base`."""
     modules = by_module(record)
     found = {
         "task_type": None,
-        "base_model_name_or_path": None,
+        "base_model_name_or_path": base,
         "inference_mode": True,
         "r": record.rank,
         "target_modules": sorted(modules),
@@ -147,17 +178,28 @@ def config(record: Record) -> dict[str, Any]:
     if record.form == VERA:
         own = {"projection_prng_key": record.seed, "save_projection": True, "vera_dropout": record.dropout}
         return {"peft_type": "VERA"} | found | own
-    ranks = {m: record.rank * len(entries) * entries[0].groups for m, entries in modules.items()}
-    other = {m: rank for m, rank in ranks.items() if rank != record.rank}
+    ranks = {m: len(tensors[_keys(entries[0])["A"]]) for m, entries in modules.items()}
+    alphas = {
+        m: entries[0].scale * (math.sqrt(r) if record.rslora else r)
+        for (m, entries), r in zip(modules.items(), ranks.values())
+    }
+    other_ranks = {m for m, rank in ranks.items() if rank != record.rank}
+    other_alphas = {m for m, alpha in alphas.items() if not math.isclose(alpha, record.alpha, rel_tol=1e-9)}
     return {"peft_type": "LORA"} | found | {
         "lora_alpha": record.alpha,
         "lora_dropout": record.dropout,
         "use_rslora": record.rslora,
         "use_dora": record.form == DORA,
         "init_lora_weights": True,
-        "rank_pattern": other,
-        "alpha_pattern": {m: modules[m][0].scale * (math.sqrt(r) if record.rslora else r) for m, r in other.items()},
+        "rank_pattern": _patterns(ranks, other_ranks),
+        "alpha_pattern": _patterns(alphas, other_alphas),
     }  # fmt: skip
+
+
+def _patterns(values: Mapping[str, float], other: Collection[str]) -> dict[str, float]:
+    """The values of the modules `other`, longest names first: PEFT takes the first pattern that ends a name."""
+    shadowed = {m for m in values for end in other if m.endswith(f".{end}")}
+    return {m: values[m] for m in sorted({*other, *shadowed}, key=lambda m: (-len(m), m))}
 
 
 # --- in --------------------------------------------------------------------------------------------
@@ -170,12 +212,12 @@ def read(record: Record, tensors: Mapping[str, np.ndarray], place: str) -> dict[
         BadInput: what the file holds is not what the record says.
     """
     modules = [(entries, _keys(entries[0])) for entries in by_module(record).values()]
-    also = {f"{PREFIX}{name}": name for name in record.also}
+    also = _also(record)
     shared = {_SHARED[letter]: name for letter, name in record.shared.items()}
     wanted = {key for _, keys in modules for key in keys.values()} | also.keys() | shared.keys()
     for key in wanted ^ tensors.keys():
         raise BadInput(f"the adapter in {place!r} is damaged: {key!r} is {'unknown' if key in tensors else 'missing'}")
-    found = {name: tensors[key] for key, name in also.items()}
+    found = {name: tensors[key].T if name in record.turned else tensors[key] for key, name in also.items()}
     for key, name in shared.items():
         found[name] = np.swapaxes(tensors[key], 0, 1) if tensors[key].ndim == 2 else tensors[key]
     for entries, keys in modules:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -60,6 +61,8 @@ class Record:
         also: the names of initializers that train as a whole beside it.
         shared: of VeRA, the names of the initializers ``A`` and ``B``.
         seed: of VeRA, what they were drawn by.
+        renamed: parameters of the exported model, by the names that the exporter gave their initializers of `also`.
+        turned: those of `also` that the exporter transposed.
     """
 
     form: str
@@ -72,6 +75,8 @@ class Record:
     also: list[str] = field(default_factory=list)
     shared: dict[str, str] = field(default_factory=dict)
     seed: int = 0
+    renamed: dict[str, str] = field(default_factory=dict)
+    turned: list[str] = field(default_factory=list)
 
     @property
     def own(self) -> list[str]:
@@ -117,9 +122,19 @@ def record_of(props: Mapping[str, str]) -> Record | None:
             found.base,
             *found.trained,
             *found.shared.values(),
+            *found.renamed.values(),
+            *found.turned,
             *(n for e in entries for n in (e.weight, e.module, e.label)),
         )
-        if not all(isinstance(n, (int, float)) for n in numbers) or not all(isinstance(n, str) for n in names):
+        if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers):
+            raise ValueError
+        if type(found.rank) is not int or found.rank < 1 or found.alpha < 0 or not 0 <= found.dropout < 1:
+            raise ValueError
+        if not all(isinstance(n, str) for n in names) or any(
+            type(e.groups) is not int or e.groups < 1 for e in entries
+        ):
+            raise ValueError
+        if not found.renamed.keys() <= set(found.also) or not set(found.turned) <= set(found.also):
             raise ValueError
         if found.shared.keys() != shared or any(e.tensors.keys() != own for e in entries):
             raise ValueError

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.match import is_standard
 
 LINEAR, CONV, EMBEDDING = "linear", "conv", "embedding"
 #: Standard operators that read a weight which an adapter fits, and as which of their inputs.
@@ -85,8 +86,7 @@ class Weight:
     @property
     def groups(self) -> int:
         """Those of the convolutions."""
-        given = self.sites[0].node.attributes.get("group")
-        return 1 if given is None else given.as_int()
+        return self.sites[0].node.attributes.get_int("group", 1)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ def weights(graph: ir.Graph) -> dict[str, Weight]:
 
 
 def _operands(node: ir.Node) -> tuple[int, ...]:
-    if node.domain not in ("", "ai.onnx"):
+    if not is_standard(node):
         return (1,) if _is_packed(node) else ()
     return OPERANDS.get(node.op_type, ())
 
@@ -173,7 +173,7 @@ def _source(value: ir.Value | None) -> tuple[ir.Value, bool, bool] | None:
 
 def _passes(node: ir.Node) -> ir.Value | None:
     """What a node that only hands a weight on gives; None for others."""
-    if node.domain not in ("", "ai.onnx"):
+    if not is_standard(node):
         return None
     if node.op_type in ("Identity", "DequantizeLinear"):
         return node.outputs[0]

@@ -2,14 +2,15 @@
 
 The algorithm reads the inference graph and adds: the labels, the loss, one Gradient node, the optimizer
 and its state, a counter of steps, the learning rate. Where the network behaves differently in training
-(BatchNormalization, Dropout), the algorithm has a copy of that part of it (see `trainmode`).
+(BatchNormalization, Dropout), the algorithm has a copy of that part of it (see `training_mode`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import onnx
@@ -24,25 +25,30 @@ from onnxgrad.ir.cleanup import write_otherwise
 from onnxgrad.ir.composites import spell_notes
 from onnxgrad.ir.graph import ancestors, prune, reads
 from onnxgrad.ir.infer.inference import forget_values
-from onnxgrad.keywords import check_keyword, check_kind, keywords_of
 from onnxgrad.model_io import AnyModel, open_model, training_info
+from onnxgrad.model_io.aside import external_aside
 from onnxgrad.model_io.save import to_proto
+from onnxgrad.settings import changed_settings, read_recipes, settings_of, takes
 from onnxgrad.training.adapters.config import LoRA, VeRA
 from onnxgrad.training.adapters.insert import adapted
 from onnxgrad.training.build.cut_off import cut_off
 from onnxgrad.training.build.heads import beside_head
+from onnxgrad.training.build.recipe import ALGORITHM, further_settings
 from onnxgrad.training.graph.exported_constants import INFINITE, Sorted, sort_out
 from onnxgrad.training.graph.lift_weights import initializer
 from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.graph.rounding import is_quantized, is_rounding, standardize, through_rounding
+from onnxgrad.training.graph.row_axis import row_axis
+from onnxgrad.training.graph.tied_weights import tie_weights
 from onnxgrad.training.graph.trainable import EVERYTHING, is_pattern, matching, named_weight, without
 from onnxgrad.training.graph.training_mode import Mode, statistics, switch
 from onnxgrad.training.loss.config import Loss, terms_of
 from onnxgrad.training.loss.objective import Objective
-from onnxgrad.training.loss.step_metrics import check_measures
+from onnxgrad.training.loss.step_metrics import check_step_metrics
 from onnxgrad.training.metadata import AVERAGE, CONVENTION, FED, HEAD, MASKS, SCHEDULED, TAKEN_OF, TRAINS
 from onnxgrad.training.optim.config import Optimizer
-from onnxgrad.training.optim.optimizers import completed_settings, setting_names
+from onnxgrad.training.optim.optimizers import DEFAULT_OPTIMIZER, completed_settings
+from onnxgrad.training.optim.schedules import Schedule
 from onnxgrad.training.optim.second_order import LossOfWeights, write_step
 from onnxgrad.training.optim.update import State, Update
 from onnxgrad.training.quantization.masters import with_masters
@@ -50,108 +56,72 @@ from onnxgrad.training.quantization.record import Storage
 from onnxgrad.training.quantization.scales import LearnedScale, learned_scales
 from onnxgrad.training.spec.training_info import Source
 from onnxgrad.transforms.gradient_node import DOMAIN
+from onnxgrad.wording import type_text
+
+if TYPE_CHECKING:
+    from onnxgrad.training.build.keywords import AttachKeywords
 
 
+@takes(*ALGORITHM, others=True)
 def attach(
     model: AnyModel,
     *,
-    loss: Any = "cross_entropy",
-    optimizer: Optimizer | str = "adam",
-    output: str | None = None,
-    labels: str | None = None,
-    trainable: Sequence[str] | None = None,
-    freeze: Sequence[str] = (),
-    train_mode: bool = True,
-    freeze_bn: bool | Sequence[str] = False,
-    dropout: Mapping[str, float] | None = None,
     metrics: Sequence[str] = (),
     accumulate: bool = False,
-    adapter: LoRA | VeRA | None = None,
-    **settings: Any,
+    schedule: Schedule | str | None = None,
+    **settings: Unpack[AttachKeywords],
 ) -> onnx.ModelProto:
     """The model with training information.
+
+    The loss is cross_entropy if none is given. If the model ends in the Softmax (Sigmoid) that a loss contains, the
+    loss is computed from the logits. Where these are a product of rows and a matrix of 16384 columns or more,
+    cross_entropy computes them by blocks of rows, also on the way back, and never has all of them (``block_rows`` of
+    the loss says otherwise; 0: all at once).
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``. It stays a valid inference model;
             weights in Constant nodes, in branches and bodies, or shared by chance, become initializers of their own
             (see `lift_weights`), and opsets below 18 are raised. Training information that it has is replaced.
-        loss: a name, also spelled with options as ``0.5*kl:temperature=2``; a `Loss`, which has the same as arguments;
-            a graph that computes a scalar (an ONNX model or its path, a FunctionProto, an onnxscript function); or
-            several of these, which are added. If the model ends in the Softmax (Sigmoid) that a loss contains, the
-            loss is computed from the logits. Where these are a product of rows and a matrix of 16384 columns or more,
-            cross_entropy computes them by blocks of rows, also on the way back, and never has all of them
-            (``block_rows`` of the loss says otherwise; 0: all at once).
-        optimizer: a name, also spelled with settings as ``adamw:betas=0.9,0.95``; or an `Optimizer`.
-        output: the value that meets the labels; default: the model's only float output. ``prediction=`` is the same,
-            as the flag is called.
-        labels: name of the label input: a new one, or an input that the model has. Default: ``labels``.
-        trainable: what to train: names of initializers (or of outputs of Constant nodes), globs, ``type:Conv``,
-            ``last:2``, ``all``. Default: every float initializer that the loss depends on and that is used as a weight
-            (see `exported_constants`: not running statistics, masks, tables of sines, grids, normalization of the
-            input, most scalars); Constants count where the model has no float initializers of rank 2 or more. ``all``
-            trains everything but running statistics and infinities.
-        freeze: patterns of what not to train.
-        train_mode: run BatchNormalization (updating its running statistics) and Dropout as in training.
-        freeze_bn: keep every BatchNormalization, or those with these names (globs), in inference mode.
-        dropout: ratios of Dropout to insert behind nodes, by type or by a glob over their names or outputs:
-            ``{"Relu": 0.1}``.
         metrics: further results of the algorithm: accuracy, top5, mse, mae, gradient_norm.
         accumulate: also compute ``batch_weight``, by which gradients of parts of a batch are weighted.
-        adapter: train small factors beside frozen weights, which are constants then; what is `trainable` trains as a
-            whole beside them, and BatchNormalization stays in inference mode. A model that has an adapter already (see
-            `load_adapter`) goes on training it.
-        settings: arguments of `Optimizer`, where `optimizer` is a name: ``learning_rate``, ``weight_decay``,
-            ``groups``, ``schedule``, ``clip_norm``, … The `convention` of adam and adamw is where ε stands: "onnx"
-            (default) is the operator of the specification, which divides by √H + ε and corrects the bias afterwards;
-            "torch" corrects H first, as PyTorch does, and is written out in standard operators. The metadata of the
-            algorithm say which it is.
+        schedule: scales all learning rates in the graph, as a function of the number of steps.
+        settings:
+
+    Further settings of the optimizer (``betas``, ``eps``, …) are arguments as well, where `optimizer` is a name.
+    ``output=`` is another name of `prediction`. With an adapter, BatchNormalization stays in inference mode, and a
+    model that has an adapter already (see `load_adapter`) goes on training it.
 
     Raises:
         UnknownName, BadInput: a name that the model does not have, or an option that does not fit.
     """
-    return to_proto(attached(
-        model, loss=loss, optimizer=optimizer, output=output, labels=labels, trainable=trainable, freeze=freeze,
-        train_mode=train_mode, freeze_bn=freeze_bn, dropout=dropout, metrics=metrics, accumulate=accumulate,
-        adapter=adapter, **settings,
-    ).model)  # fmt: skip
+    return to_proto(attached(model, metrics=metrics, accumulate=accumulate, schedule=schedule, **settings).model)
 
 
 def attached(
     model: AnyModel,
     *,
-    loss: Any = "cross_entropy",
-    optimizer: Optimizer | str = "adam",
-    output: str | None = None,
-    labels: str | None = None,
-    trainable: Sequence[str] | None = None,
-    freeze: Sequence[str] = (),
-    train_mode: bool = True,
-    freeze_bn: bool | Sequence[str] = False,
-    dropout: Mapping[str, float] | None = None,
     metrics: Sequence[str] = (),
     accumulate: bool = False,
-    adapter: LoRA | VeRA | None = None,
+    schedule: Schedule | str | None = None,
     **settings: Any,
 ) -> Source:
-    """What `attach` gives, still open: nothing need be read or validated again."""
-    for name in settings:
-        check_keyword("attach", name, known_arguments())
-    output = settings.pop("prediction", None) or output
-    check_kind("adapter", adapter, (LoRA, VeRA), "a LoRA(…) or a VeRA(…)")
-    check_kind("dropout", dropout, Mapping, "a dict, as in {'Relu': 0.1}")
-    terms = terms_of(loss, output, labels)
-    chosen = Optimizer.of(optimizer, **settings)
-    check_measures(metrics)
-    frozen = ["*"] if freeze_bn is True else list(freeze_bn or ())
-    mode = Mode(train_mode, frozen, dropout or {})
-    attachment = _Attachment(model, trainable, freeze, adapter)
+    """The result of `attach` as a `Source`, which is neither read nor validated again."""
+    further = further_settings()
+    rest = {name: settings.pop(name) for name in further if name in settings and name not in settings_of(*ALGORITHM)}
+    output = rest.pop("output", None)
+    loss, optimizer, weights, adapters = read_recipes("attach", ALGORITHM, settings, ["model", "accumulate", *further])
+    terms = terms_of("cross_entropy" if loss.loss is None else loss.loss, loss.prediction or output, loss.labels)
+    asked = {**changed_settings(optimizer), **rest}
+    chosen = Optimizer.of(asked.pop("optimizer", None) or DEFAULT_OPTIMIZER, **asked, schedule=schedule)
+    check_step_metrics(metrics)
+    frozen = ["*"] if weights.freeze_bn is True else list(weights.freeze_bn or ())
+    mode = Mode(weights.train_mode, frozen, weights.dropout or {})
+    adapter, freeze = adapters.chosen(), weights.freeze or ()
+    patterns = [*(weights.trainable or ()), *freeze, *(group.pattern for group in chosen.groups)]
+    tied = None if weights.untie or adapter is not None else patterns
+    attachment = _Attachment(model, weights.trainable, freeze, adapter, tied)
     with through_rounding(attachment.model):
         return attachment.attach(terms, chosen, mode, metrics, accumulate)
-
-
-def known_arguments() -> list[str]:
-    """What `attach` may be told: its own arguments, those of `Optimizer`, and the settings of all optimizers."""
-    return [*keywords_of(attached), "prediction", *keywords_of(Optimizer.__init__), *setting_names()]
 
 
 class _Attachment:
@@ -163,10 +133,11 @@ class _Attachment:
         trainable: Sequence[str] | None,
         freeze: Sequence[str],
         adapter: LoRA | VeRA | None = None,
+        chosen: Sequence[str] | None = None,
     ) -> None:
         self.model = open_model(model, standardize).model
         self.graph = self.model.graph
-        ir.external_data.load_to_model(self.model)
+        external_aside(self.model)
         training_info(self.model).clear()
         self.model.metadata_props.pop(MASKS, None)
         if adapter is not None:
@@ -175,6 +146,7 @@ class _Attachment:
         self.model.metadata_props.pop(HEAD, None)
         self.trainable, self.freeze = trainable, freeze
         own_tensors(self.model, trainable or ())
+        self.tied = [] if chosen is None else tie_weights(self.graph, chosen)
         self.adapter = adapted(self.model, adapter)
         self.scales = self._opened_integers()
         write_otherwise(self.graph)  # so that the stock runtime is right about the trained file
@@ -204,7 +176,9 @@ class _Attachment:
         if (self.adapter is not None or self.scales) and not mode.frozen and statistics(self.nodes):
             mode = replace(mode, frozen=["*"])
         mode.check(self.nodes)
-        objective = Objective(self.builder, terms, self._output, whole=optimizer.name == "lm")
+        objective = Objective(
+            self.builder, terms, self._output, partial(row_axis, self.model), whole=optimizer.name == "lm"
+        )
         updates: dict[ir.Value, ir.Value] = {}
         copies: dict[ir.Value, ir.Value] = {}
         if mode.on:
@@ -252,7 +226,7 @@ class _Attachment:
             if name not in values:
                 raise UnknownName(name, values, "value")
             if values[name].dtype not in FLOATS:
-                raise BadInput(f"{name!r} is a tensor of {values[name].dtype}; a loss is taken of floats")
+                raise BadInput(f"{name!r} is a tensor of {type_text(values[name].dtype)}; a loss is taken of floats")
             return values[name]
         floats = [v for v in self.graph.outputs if v.dtype in FLOATS]
         if len(floats) != 1:
@@ -303,6 +277,8 @@ class _Attachment:
         if asked is not None:
             sorted_out = Sorted(usual, {})
         self.told = sorted_out.told(names, found)
+        for output, table in self.tied:
+            self.told += f"; {output!r} is tied to {table!r}, its equal (--untie keeps them apart)"
         if self.adapter is not None:
             size = sum(v.const_value.size for v in floats if v.const_value is not None)
             trained = sum(t.size for n in names if (t := found[n].const_value) is not None)

@@ -16,8 +16,10 @@ from onnxgrad.ir.graph import prune
 from onnxgrad.ir.names import described
 from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel, open_model
+from onnxgrad.model_io.aside import external_aside
 from onnxgrad.training.adapters.config import LoRA, VeRA
-from onnxgrad.training.graph.bounds import bounds, spared
+from onnxgrad.training.graph.bounds import bounds
+from onnxgrad.training.graph.written_out import spared
 from onnxgrad.training.metadata import CLASSES, HEAD
 
 
@@ -57,7 +59,7 @@ def placed_head(
         raise BadInput(f"a head must give at least 1 number, not {outputs}")
     opened = open_model(model)
     graph = opened.model.graph
-    ir.external_data.load_to_model(opened.model)
+    external_aside(opened.model)
     values = {v.name: v for v in (*graph.inputs, *(v for n in graph for v in n.outputs)) if v.name}
     value, layer = _features(graph, values, of)
     taken = [n for n in (name, f"{name}_weight", f"{name}_bias") if n in values or n in graph.initializers]

@@ -46,6 +46,23 @@ def fed_whole(fields: Sequence[Field], rows: Mapping[str, int], source: str) -> 
     return found
 
 
+def check_label_rows(fields: Sequence[Field]) -> None:
+    """Check that labels have the rows of the inputs.
+
+    Raises:
+        BadInput: the first axis of labels is another axis of an input.
+    """
+    inputs = [f for f in fields if not f.label]
+    rows = {f.dim for f in inputs}
+    for label in (f for f in fields if f.label and f.dim and f.dim not in rows):
+        for field in (f for f in inputs if f.dim and label.dim in f.dims):
+            raise BadInput(
+                f"the rows of {field.name!r} lie along its first axis {field.dim!r}, and those of the labels "
+                f"{label.name!r} along {label.dim!r}, which is its axis {field.dims.index(label.dim) + 1}\n"
+                "  hint: a loss that is told time=0 takes the first axis for time; leave it out where that is the batch"
+            )
+
+
 def fixed_batch(fields: Sequence[Field]) -> int | None:
     """The batch size that the model fixes, if it does. Raises BadInput if inputs fix several."""
     fixed = {f.name: f.batch for f in fields if f.batch is not None}

@@ -18,16 +18,18 @@ import numpy as np
 from onnxgrad.distributed import blocks
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.augment import Augment
-from onnxgrad.training.data.axes import fed_whole, fixed_batch
-from onnxgrad.training.data.columns import Column, held
+from onnxgrad.training.data.axes import check_label_rows, fed_whole, fixed_batch
+from onnxgrad.training.data.by_position import named_by_position
+from onnxgrad.training.data.columns import Column, Dense, Mapped, held
 from onnxgrad.training.data.fields import Field, fitted, match
 from onnxgrad.training.data.fingerprint import fingerprint
-from onnxgrad.training.data.images import Images
-from onnxgrad.training.data.labels import ClassColumn, class_column
+from onnxgrad.training.data.images import Images, Pictures
+from onnxgrad.training.data.labels import ClassColumn, check_count, class_column, numbered
 from onnxgrad.training.data.prefetch import DEPTH, ahead
+from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.sampling import balanced
 from onnxgrad.training.data.sources import open_data
-from onnxgrad.training.data.text import Text, check_tokens
+from onnxgrad.training.data.text import Text, check_tokens, has_text_for_tokens
 from onnxgrad.training.data.wide import check_fed
 
 #: Batches in a pool from which rows of like lengths are put together; larger pools pad less and shuffle less.
@@ -38,7 +40,8 @@ class Data:
     """Rows for the batch inputs of a step.
 
     Args:
-        source: arrays by name, rows, or a path (see `onnxgrad.training.data.sources`).
+        source: arrays by name, rows, a path (see `onnxgrad.training.data.sources`), or arrays by position (see
+            `named_by_position`).
         fields: what the step wants.
         name: what to call the data in messages.
         images: how pictures become arrays.
@@ -46,6 +49,7 @@ class Data:
         classes: the names of all classes in the order of their numbers, where the source names its own (folders of
             pictures, labels that are text). Default: those of the source, sorted.
         text: how text becomes tokens, where it does.
+        trained: how the data were prepared that the model was trained on, for what is not given.
         pad_to: sizes of padded axes are rounded up to a multiple of it.
 
     Raises:
@@ -62,12 +66,18 @@ class Data:
         inputs: Mapping[str, str] | None = None,
         classes: Sequence[str] | None = None,
         text: Text | None = None,
+        trained: Preprocessing | None = None,
         pad_to: int = 1,
     ) -> None:
         self.fields, self.name, self.pad_to = list(fields), name, pad_to
-        columns = open_data(source, images, inputs)
+        check_label_rows(fields)
+        trained = trained or Preprocessing()
+        columns = open_data(named_by_position(source, fields, name), trained.images_for(images), inputs, trained.inputs)
+        features = {n: c.features for n, c in columns.items() if c.features is not None}
         if inputs:
             check_fed(inputs, fields)
+        if text is None and trained.tokenizer and has_text_for_tokens(columns, fields):
+            text = trained.own_text()
         if text is not None:
             columns = text.tokenized(columns, fields, name)
         else:
@@ -78,13 +88,19 @@ class Data:
         for called in chosen.values():
             if columns[called].problem:
                 raise BadInput(f"array {called!r} of {name}: {columns[called].problem}")
-        for called in {chosen[f.name] for f in fed if f.label and f.dtype.kind in "iu"}:
-            columns[called] = class_column(columns[called])
-        for called, column in columns.items() if classes else ():
-            if isinstance(column, ClassColumn):
-                columns[called] = column.renumbered(classes, name)  # type: ignore[arg-type]
+        for f in [f for f in fed if f.label]:
+            columns[chosen[f.name]] = _labels(columns[chosen[f.name]], f, classes, name, chosen[f.name])
         self.columns: dict[str, Column] = {f.name: columns[chosen[f.name]] for f in fed}
         self.called = chosen
+        shown = {n: c.how for n, c in self.columns.items() if isinstance(c, Pictures)}
+        #: how the rows are prepared
+        self.preprocessing = Preprocessing(
+            next(iter(shown.values()), None),
+            tuple(shown),
+            {f.name: features[f.name] for f in fields if not f.label and f.name in features},
+            "" if text is None else text.tokenizer.to_str(),
+            None if text is None else text.max_length,
+        )
         #: what was checked and converted once
         self.arrays: dict[str, np.ndarray] = {}
         for f in fed:
@@ -140,18 +156,31 @@ class Data:
         return found[0] if len(found) == 1 else None
 
     @property
+    def files(self) -> np.ndarray | None:
+        """The paths of picture files, where a column reads them."""
+        return next((c.names for c in self.columns.values() if isinstance(c, Pictures)), None)
+
+    @property
     def classes(self) -> tuple[str, ...] | None:
         """The names of the classes, in the order of their numbers, where the source names them."""
         return next((c.names for c in self.columns.values() if isinstance(c, ClassColumn)), None)
 
     def number(self, classes: Sequence[str]) -> None:
         """Give the classes that the source names their numbers in `classes`. Raises BadInput for one that has none."""
+        for field in [f for f in self.fields if f.label and f.name in self.columns]:
+            column, called = self.columns[field.name], self.called[field.name]
+            if isinstance(column, ClassColumn) and column.names != tuple(classes):
+                column = self.columns[field.name] = _labels(column, field, classes, self.name, called)
+                assert column.array is not None
+                self.arrays[field.name] = fitted(called, column.array, field, self.name)
+                self.__dict__.pop("fingerprint", None)
+
+    def check_classes(self, own: bool) -> None:
+        """Raise BadInput if names of classes are not as many as the scores of the model; `own`: they are its names."""
         for field in self.fields:
             column = self.columns.get(field.name)
-            if isinstance(column, ClassColumn) and column.names != tuple(classes):
-                column = self.columns[field.name] = column.renumbered(classes, self.name)
-                self.arrays[field.name] = fitted(self.called[field.name], column.rows, field, self.name)
-                self.__dict__.pop("fingerprint", None)
+            if isinstance(column, ClassColumn) and field.dtype.kind != "f":
+                check_count(column.names, field.classes, self.name, own)
 
     def select(self, rows: np.ndarray, name: str) -> Data:
         """These rows alone; messages call them `name`."""
@@ -267,13 +296,34 @@ class Data:
             sizes[field.name] = [len(a) if a.ndim else 1 for a in found]
             if isinstance(found, list) or self.pad_to > 1:
                 found = padded(list(found), field, self.pad_to, f"array {called!r} of {self.name}")
-            batch[field.name] = fitted(called, found, field, self.name)
+            batch[field.name] = fitted(called, found, field, self.name, rows)
         for name, (of, field) in self.ends.items():
             lengths = np.array(sizes[of])
             if field.name.endswith("mask"):
                 lengths = np.arange(batch[of].shape[1]) < lengths[:, None]
             batch[name] = lengths.astype(field.dtype)
         return batch
+
+
+def _labels(column: Column, field: Field, classes: Sequence[str] | None, source: str, called: str) -> Column:
+    """`column`, which feeds the labels `field`, as numbers of classes; those that are text, by `classes` if given.
+
+    Raises:
+        BadInput: a label is no class of the model, or there are more classes than the model tells apart.
+    """
+    where = f"array {called!r} of {source}"
+    if isinstance(column, Mapped) and column.rows.ndim == 1:  # small, and checked before the first step
+        column = Dense(np.asarray(column.rows))
+    is_number = field.dtype.kind == "f"  # of a single score: one of two classes
+    if is_number and (not field.binary or classes is None or len(classes) != 2):
+        return column
+    column = class_column(column, where)
+    is_named = isinstance(column, ClassColumn) or (column.array is not None and column.array.dtype.kind in "iub")
+    if classes and (is_named or not is_number):
+        column = numbered(column, classes, source, where, field.ignored)
+    if isinstance(column, ClassColumn) and field.classes is not None and len(column.names) > field.classes:
+        check_count(column.names, field.classes, source, own=classes is not None)
+    return column
 
 
 def _ends(fields: Sequence[Field], columns: Mapping[str, Column]) -> dict[str, tuple[str, Field]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.columns import Column, held
 from onnxgrad.training.data.fields import LABELS
-from onnxgrad.training.data.labels import class_column
+from onnxgrad.training.data.labels import class_column, numbered
 
 
 def balanced_weights(labels: np.ndarray, classes: int, ignore_index: int | None = None) -> list[float]:
@@ -30,12 +30,21 @@ def balanced_weights(labels: np.ndarray, classes: int, ignore_index: int | None 
     return [round(float(w), 6) for w in weights]
 
 
-def labels_in(columns: Mapping[str, Column], name: str | None) -> np.ndarray:
-    """The class numbers that `columns` hold under `name`, by default under the one that is called like labels are."""
+def labels_in(columns: Mapping[str, Column], name: str | None, classes: Sequence[str] | None = None) -> np.ndarray:
+    """The class numbers in one of `columns`.
+
+    Args:
+        columns: by name.
+        name: of the labels. Default: the one that is called like labels are.
+        classes: the names of the model's classes in the order of their numbers, if it has them.
+    """
     found = [name] if name is not None else [n for n in columns if n.lower() in LABELS]
     if len(found) != 1 or found[0] not in columns:
         raise BadInput("balanced weights need the labels; say which array they are with --labels")
-    array = held(class_column(columns[found[0]]))
+    column = class_column(columns[found[0]], f"array {found[0]!r}")
+    if classes is not None:
+        column = numbered(column, classes, "the data", f"array {found[0]!r}")
+    array = held(column)
     if array is None:
         raise BadInput(f"balanced weights need labels in one array; {found[0]!r} is read row by row")
     return array

@@ -7,6 +7,7 @@ text) come as a list, which is padded when a batch is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,31 @@ from onnxgrad.errors import BadInput
 from onnxgrad.training.data.fields import Field
 
 
+@dataclass(frozen=True)
+class Features:
+    """Columns of a table that feed one input.
+
+    Attributes:
+        names: of the columns, in their order.
+        written: how the caller wrote them, as ``f0..f63``.
+    """
+
+    names: tuple[str, ...]
+    written: str
+
+
 class Column:
     """Rows of one name.
 
     Attributes:
+        features: the columns of a table that it was made of, if the caller named them.
         problem: why it cannot feed an input; empty if it can.
         array: all rows, if they are in memory: they are then checked and converted once.
         lengths: the length of every row along its first axis, where rows differ in it and it is known without
             reading them; batches of rows of like lengths are made by it.
     """
 
+    features: Features | None = None
     problem: str = ""
     array: np.ndarray | None = None
     lengths: np.ndarray | None = None
@@ -185,6 +201,9 @@ def column(values: Any, name: str) -> Column:
         rows = [np.asarray(v) for v in values]
     except (TypeError, ValueError) as error:
         raise BadInput(f"{name!r} is neither an array nor a sequence of arrays: {error}") from error
+    missing = next((i for i, a in enumerate(rows) if a.dtype == object and a.ndim == 0 and a.item() is None), None)
+    if missing is not None:
+        raise BadInput(f"{name!r} has no value in row {missing}\n  hint: fill it in, or leave the row out")
     if any(a.dtype == object for a in rows):
         raise BadInput(f"{name!r} holds rows that are not rectangular arrays of numbers")
     whole = stacked(rows) if rows else np.empty(0)

@@ -19,6 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.wording import tensor_text, type_text
 
 #: Names by which an array says that the loss compares with it, and that the model reads it.
 LABELS = ("y", "t", "label", "labels", "target", "targets", "class", "classes")
@@ -37,7 +38,10 @@ class Field:
         label: the loss compares with it; the model does not read it.
         classes: number of classes, where it holds class indices and the number is known.
         ignored: the class index that the loss leaves out.
+        indices: it holds class indices, of however many classes.
+        binary: it holds labels between 0 and 1.
         dim: the name of its first axis, where the model gives one and no size.
+        dims: the names of its other axes; empty for one that has none.
         shares: its first axis is that of an output of the model.
     """
 
@@ -50,19 +54,21 @@ class Field:
     ignored: int | None = None
     dim: str = ""
     shares: bool = False
+    indices: bool = False
+    binary: bool = False
+    dims: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, value: ir.Value, *, label: bool = False) -> Field:
         """The field for a graph input."""
         name = value.name or ""
-        if value.dtype is None or value.shape is None:
+        if value.dtype is None or value.dtype == ir.DataType.UNDEFINED or value.shape is None:
             raise BadInput(f"input {name!r} declares no dtype or no shape, so data cannot be checked against it")
         dims = [d if isinstance(d, int) else None for d in value.shape]
         if not dims:
             raise BadInput(f"input {name!r} is a scalar; every input that data feed needs a batch axis, its first")
-        first = value.shape[0]
-        called = first.value or "" if isinstance(first, ir.SymbolicDim) else ""
-        return cls(name, value.dtype.numpy(), tuple(dims[1:]), dims[0], label, dim=called)
+        first, *others = [d.value or "" if isinstance(d, ir.SymbolicDim) else "" for d in value.shape]
+        return cls(name, value.dtype.numpy(), tuple(dims[1:]), dims[0], label, dim=first, dims=tuple(others))
 
     @property
     def wanted(self) -> str:
@@ -71,7 +77,7 @@ class Field:
             "N" if self.batch is None else str(self.batch),
             *("?" if d is None else str(d) for d in self.shape),
         ]
-        return f"{self.dtype}[{', '.join(sizes)}]"
+        return tensor_text(self.dtype, sizes)
 
 
 def match(arrays: Collection[str], fields: Sequence[Field], source: str) -> dict[str, str]:
@@ -105,31 +111,96 @@ def _wide(field: Field, spare: Sequence[str]) -> str:
     return f"\n  hint: --input {field.name}={spare[0]}..{spare[field.shape[0] - 1]} joins columns of one number each"
 
 
-def fitted(name: str, array: np.ndarray, field: Field, source: str) -> np.ndarray:
-    """`array` converted to what `field` expects. Raises BadInput if it does not fit."""
+def fitted(name: str, array: np.ndarray, field: Field, source: str, rows: np.ndarray | None = None) -> np.ndarray:
+    """`array` converted to what `field` expects.
+
+    Args:
+        name: of the array in messages.
+        array: rows.
+        field: what the input expects.
+        source: the data in messages.
+        rows: the numbers of the rows in the data. Default: 0, 1, 2, ….
+
+    Raises:
+        BadInput: it does not fit.
+    """
     where = f"array {name!r} of {source}"
     if not (_is_float(array.dtype) or array.dtype.kind in "biu"):
-        words = array.dtype.kind == "U" or (array.dtype.kind == "O" and any(isinstance(v, str) for v in array.flat))
-        kind = "text" if words else "Python objects" if array.dtype.kind == "O" else str(array.dtype)
-        raise BadInput(f"{where} holds {kind}, not numbers; expected {field.wanted}")
+        raise BadInput(f"{where} holds {_kind(array)}, not numbers; expected {field.wanted}")
     array = _last_axis(array, field)
     shape = array.shape[1:]
     if array.ndim != len(field.shape) + 1 or any(w not in (None, n) for w, n in zip(field.shape, shape)):
-        raise BadInput(f"{where} is {array.dtype}{list(array.shape)}; expected {field.wanted}{_hint(array, field)}")
+        raise BadInput(
+            f"{where} is {tensor_text(array.dtype, array.shape)}; expected {field.wanted}{_hint(array, field)}"
+        )
     if _is_float(array.dtype):
-        _finite(array, where)
+        _finite(array, where, rows)
     array = converted(array, field, where)
-    if field.classes is not None and np.issubdtype(array.dtype, np.integer) and array.size:
-        bad = (array < 0) | (array >= field.classes)
-        if field.ignored is not None:
-            bad &= array != field.ignored
-        if bad.any():
-            row = np.argwhere(bad)[0]
-            raise BadInput(
-                f"{where} has the label {array[tuple(row)]} in row {row[0]}; "
-                f"the model tells {field.classes} classes apart, 0 to {field.classes - 1}"
-            )
+    check_labels(array, field, where, rows)
     return np.ascontiguousarray(array)
+
+
+def check_labels(labels: np.ndarray, field: Field, where: str, rows: np.ndarray | None = None) -> None:
+    """Raise BadInput for a label that `field` does not take.
+
+    Args:
+        labels: of the type of the field.
+        field: says which labels there are.
+        where: the labels in messages.
+        rows: the numbers of the rows in the data.
+    """
+    if not labels.size:
+        return
+    if np.issubdtype(labels.dtype, np.integer) and (field.indices or field.classes is not None):
+        bad = labels < 0
+        if field.classes is not None:
+            bad |= labels >= field.classes
+        if field.ignored is not None:
+            bad &= labels != field.ignored
+        if bad.any():
+            known = "classes are numbered from 0"
+            if field.classes is not None:
+                known = f"the model tells {field.classes} classes apart, 0 to {field.classes - 1}"
+            said = f"{where} has the label {_at(labels, bad, rows)}; {known}"
+            raise BadInput(said + _label_hint(labels, bad, field))
+    elif field.binary and labels.dtype.kind == "f":
+        bad = (labels < 0) | (labels > 1)
+        if bad.any():
+            most = labels.max()
+            hint = f"divide by {most:g}" if labels.min() == 0 and most > 1 else "use 0 and 1"
+            raise BadInput(
+                f"{where} has the label {_at(labels, bad, rows)}; this loss takes labels from 0 to 1\n  hint: {hint}"
+            )
+
+
+def _at(array: np.ndarray, bad: np.ndarray, rows: np.ndarray | None) -> str:
+    """The first `bad` element and its row, in words."""
+    place = tuple(np.argwhere(bad)[0])
+    value = f"{array[place]:g}" if array.dtype.kind == "f" else array[place]
+    return f"{value} in row {place[0] if rows is None else rows[place[0]]}"
+
+
+def _label_hint(labels: np.ndarray, bad: np.ndarray, field: Field) -> str:
+    """What may be wrong with labels that are no classes."""
+    wrong = np.unique(labels[bad])
+    if field.classes == 1:
+        return "\n  hint: one score for each row is for the loss bce_with_logits, with labels 0 and 1"
+    if len(wrong) == 1 and (wrong[0] < 0 or wrong[0] == 255):
+        return (
+            f"\n  hint: if {wrong[0]} marks what does not count, say so: ignore_index={wrong[0]}, as in "
+            f"cross_entropy:ignore_index={wrong[0]}"
+        )
+    if labels.min() >= 1 and labels.max() == field.classes:
+        return "\n  hint: labels start at 0: subtract 1 from them"
+    return ""
+
+
+def _kind(array: np.ndarray) -> str:
+    """The elements of an array that holds no numbers, in words."""
+    texts = [v for v in array.flat if isinstance(v, str)] if array.dtype.kind in "UO" else []
+    if texts:
+        return f"text ({texts[0][:40]!r})"
+    return type_text(array.dtype)
 
 
 def _last_axis(array: np.ndarray, field: Field) -> np.ndarray:
@@ -151,7 +222,7 @@ def converted(array: np.ndarray, field: Field, where: str) -> np.ndarray:
         if _is_float(array.dtype) and _is_float(field.dtype):
             _finite(result, f"{where}, as {field.dtype},")
         elif not np.array_equal(result.astype(array.dtype), array) or not _same_sign(result, array):
-            raise BadInput(f"{where} holds {array.dtype} that {field.dtype} cannot; expected {field.wanted}")
+            raise BadInput(f"{where} holds {type_text(array.dtype)} that {field.dtype} cannot; expected {field.wanted}")
     return result
 
 
@@ -168,11 +239,12 @@ def _same_sign(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(np.array_equal(a < 0, b < 0)) if "b" not in (a.dtype.kind, b.dtype.kind) else True
 
 
-def _finite(array: np.ndarray, where: str) -> None:
+def _finite(array: np.ndarray, where: str, rows: np.ndarray | None = None) -> None:
     finite = np.isfinite(array)
     if not finite.all():
-        place = np.argwhere(~finite)[0]
-        raise BadInput(f"{where} is not finite: {array[tuple(place)]} in row {place[0]}")
+        raise BadInput(
+            f"{where} is not finite: {_at(array, ~finite, rows)}\n  hint: leave the row out, or give it a number"
+        )
 
 
 def _hint(array: np.ndarray, field: Field) -> str:

@@ -18,6 +18,7 @@ from onnxgrad.files import open_ordinary
 from onnxgrad.training.data.columns import Column, Dense, Items, Remembered
 from onnxgrad.training.data.fields import Field
 from onnxgrad.training.data.images import Pictures
+from onnxgrad.training.data.labels import NumberedColumn
 
 #: Bytes that are read at a time of arrays in files, about; rows of what is made on demand.
 CHUNK, ROWS = 1 << 24, 64
@@ -54,6 +55,9 @@ def fingerprint(arrays: Mapping[str, np.ndarray], columns: Mapping[str, tuple[Co
 
 def _own(column: Column) -> str | None:
     """The fingerprint that a sequence of rows brings along, if it has one."""
+    if isinstance(column, NumberedColumn):
+        own = _own(column.column)
+        return None if own is None else f"{own} {column.names}"
     if isinstance(column, Items) and isinstance(column.fetch, Remembered):
         own = getattr(column.fetch.items, "_fingerprint", None)
         return own if isinstance(own, str) else None

@@ -19,6 +19,8 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 #: Pixels of a picture, packed or as the model takes it; a file of some kilobytes can claim any number.
 MOST_PIXELS = 1 << 26
+#: Names of folders that hold a part of the data: to train on, or to measure.
+TRAINING, HELD_OUT = {"train", "training"}, {"val", "valid", "validation", "dev", "test", "testing", "eval"}
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,19 @@ class Images:
 
 
 class Pictures(Column):
-    """A column of image files."""
+    """A column of image files.
 
-    def __init__(self, paths: list[Path], how: Images) -> None:
-        self.paths, self.how = paths, how
+    Attributes:
+        names: the paths as the data name them.
+    """
+
+    def __init__(self, paths: list[Path], how: Images, folder: Path) -> None:
+        self.paths, self.how, self.folder = paths, how, folder
+
+    @property
+    def names(self) -> np.ndarray:
+        """The paths relative to the folder of the data."""
+        return np.array([p.relative_to(self.folder).as_posix() for p in self.paths], object)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -87,30 +98,61 @@ class Pictures(Column):
         return stacked([self.how.read(self.paths[i], field) for i in rows])
 
 
+def picture_files(path: Path, how: Images) -> dict[str, Column]:
+    """The column ``images`` of one picture, or of a folder of pictures without classes; nothing for other folders."""
+    flat = path.is_dir()
+    files = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES and p.is_file()) if flat else [path]
+    if not files:
+        return {}
+    _library()
+    return {"images": Pictures(files, how, path if flat else path.parent)}
+
+
 def image_folder(path: Path, how: Images) -> dict[str, Column]:
     """Columns ``images`` and ``labels`` of a folder that holds a folder of pictures per class.
 
     Raises:
-        BadInput: there are no such folders.
+        BadInput: there are no such folders, or they hold only folders themselves.
     """
     _library()
     folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
     files = [sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES) for folder in folders]
     if not any(files):
         raise BadInput(f"{str(path)!r} holds neither .npy files nor folders of pictures, one per class")
+    _check_levels(path, folders, files)
     for folder, found in zip(folders, files):
         if not found:
             raise BadInput(f"the folder {str(folder)!r} holds no pictures, so its class has no rows")
     labels = np.repeat(np.arange(len(folders)), [len(f) for f in files])
     return {
-        "images": Pictures([p for f in files for p in f], how),
+        "images": Pictures([p for f in files for p in f], how, path),
         "labels": ClassColumn(labels, [f.name for f in folders]),
     }
+
+
+def _check_levels(path: Path, folders: list[Path], files: list[list[Path]]) -> None:
+    """Raise BadInput if folders of `path` are parts of the data with folders of classes inside, not classes."""
+    outer = []
+    for folder, found in zip(folders, files):
+        others = any(p.is_file() and not p.name.startswith(".") for p in folder.iterdir())
+        if found and not any(p.parent == folder for p in found):
+            outer += [folder] if folder.name.lower() in TRAINING | HELD_OUT or not others else []
+    if not outer:
+        return
+    training = next((f for f in outer if f.name.lower() in TRAINING), outer[0])
+    validation = next((f for f in outer if f.name.lower() in HELD_OUT and f != training), None)
+    hint = f"--data {training}" + (f" --validation {validation}" if validation else "")
+    inner = sorted({p.relative_to(f).parts[0] for f, found in zip(folders, files) if f in outer for p in found})
+    raise BadInput(
+        f"the folder {str(outer[0])!r} holds only folders, so {outer[0].name!r} is no class; "
+        f"the classes seem to be {', '.join(map(repr, inner[:4]))}{', …' if len(inner) > 4 else ''}\n"
+        f"  hint: {hint}"
+    )
 
 
 def _library() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise BadInput("to read pictures, install pillow: pip install 'onnxgrad[data]'") from error
+        raise BadInput("to read pictures, install pillow: pip install 'onnxgrad[train]'") from error
     return Image

@@ -1,4 +1,4 @@
-"""Labels that are names: class numbers, and the names that they stand for."""
+"""Labels of classes: text and whole numbers as the numbers of their classes, by the names that the model has."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.columns import Column, Dense
+from onnxgrad.training.data.fields import Field
 
 
 class ClassColumn(Dense):
     """Class indices, and the names that they stand for.
 
     Args:
-        indices: into `names`, one per row.
+        indices: into `names`, one per row; others are labels that the loss ignores.
         names: of the classes, in the order of their numbers.
     """
 
@@ -27,21 +28,160 @@ class ClassColumn(Dense):
         return ClassColumn(self.rows[rows], self.names)
 
     def renumbered(self, names: Sequence[str], where: str) -> ClassColumn:
-        """The same classes by their numbers in `names`. Raises BadInput for one that is not there."""
+        """The same classes by their numbers in `names`. Raises BadInput for a name that is not among them."""
         unknown = [n for n in self.names if n not in names]
         if unknown:
             raise BadInput(
                 f"{where} has the class {unknown[0]!r}, which is none of those that the model was trained to tell "
-                f"apart: {', '.join(map(repr, names[:8]))}{', …' if len(names) > 8 else ''}\n"
+                f"apart: {listed(names)}\n"
                 "  hint: leave its rows out, or train a new head (--head) for other classes"
             )
         places = np.array([names.index(n) for n in self.names], np.int64)
-        return ClassColumn(places[self.rows], names)
+        known = (self.rows >= 0) & (self.rows < len(places))
+        return ClassColumn(np.where(known, places[np.where(known, self.rows, 0)], self.rows), names)
 
 
-def class_column(column: Column) -> Column:
-    """`column`, where it holds text as the numbers of the names that occur in it, sorted."""
+class NumberedColumn(Column):
+    """Labels that are read later, as the numbers of their classes.
+
+    Args:
+        column: of names of classes, or of the whole numbers that are their names.
+        names: of the classes, in the order of their numbers.
+        ignored: the label that stays as it is.
+        where: the labels in messages.
+    """
+
+    def __init__(self, column: Column, names: Sequence[str], ignored: int | None, where: str) -> None:
+        self.column, self.names, self.ignored, self.where = column, names, ignored, where
+        self.lengths = column.lengths
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    def take(self, rows: np.ndarray, field: Field) -> np.ndarray | list[np.ndarray]:
+        """These rows."""
+        found = self.column.take(rows, field)
+        if isinstance(found, np.ndarray):
+            return _places(found, self.names, self.ignored, self.where, rows)
+        return [_places(a[None], self.names, self.ignored, self.where, rows[i : i + 1])[0] for i, a in enumerate(found)]
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of `names`, for messages."""
+    return f"{', '.join(map(repr, names[:8]))}{', …' if len(names) > 8 else ''}"
+
+
+def class_column(column: Column, where: str = "the labels") -> Column:
+    """`column`, where it holds text as the numbers of the names that occur in it, sorted.
+
+    Raises:
+        BadInput: a row has no name.
+    """
     if isinstance(column, ClassColumn) or column.array is None or column.array.dtype.kind not in "UO":
         return column
-    names, numbers = np.unique(column.array.astype(str), return_inverse=True)
+    texts = column.array.astype(str)
+    missing = np.char.strip(texts) == ""
+    if column.array.dtype.kind == "O":
+        missing |= np.array([v is None or v != v for v in column.array.ravel()], bool).reshape(missing.shape)
+    if missing.any():
+        raise BadInput(
+            f"{where} has no label in row {np.argwhere(missing)[0][0]}: the cell is empty\n"
+            "  hint: fill it in, or leave the row out"
+        )
+    names, numbers = np.unique(texts, return_inverse=True)
     return ClassColumn(numbers.reshape(column.array.shape), names.tolist())
+
+
+def numbered(column: Column, names: Sequence[str], source: str, where: str, ignored: int | None = None) -> Column:
+    """`column` of labels by the numbers that `names` gives their classes.
+
+    Whole numbers stand for themselves, unless all names are whole numbers and not 0, 1, 2, …: a classifier of the
+    digits 3, 5 and 7 has the classes 0, 1 and 2.
+
+    Args:
+        column: of text or numbers.
+        names: of the classes of the model.
+        source: the data in messages.
+        where: the labels in messages.
+        ignored: the label that the loss ignores.
+
+    Raises:
+        BadInput: a label is none of `names`.
+    """
+    if isinstance(column, NumberedColumn):
+        return column
+    if isinstance(column, ClassColumn):
+        return column if column.names == tuple(names) else column.renumbered(tuple(names), source)
+    if column.array is None:
+        return NumberedColumn(column, names, ignored, where)
+    if not are_numbers(names):
+        return column
+    if column.array.dtype.kind not in "fiub":
+        return column
+    return ClassColumn(_places(column.array, names, ignored, where), names)
+
+
+def are_numbers(names: Sequence[str]) -> bool:
+    """True if all `names` are whole numbers, but not those of the classes themselves."""
+    try:
+        return [str(int(n)) for n in names] == list(names) != [str(i) for i in range(len(names))]
+    except ValueError:
+        return False
+
+
+def _places(
+    labels: np.ndarray, names: Sequence[str], ignored: int | None, where: str, rows: np.ndarray | None = None
+) -> np.ndarray:
+    """The places in `names` of whole numbers, or of text; `rows`: their numbers in the data."""
+    if labels.dtype.kind == "U":
+        return _places_of_text(labels, names, where, rows)
+    if not are_numbers(names) or labels.dtype.kind not in "fiub":
+        return labels
+    values = np.array([int(n) for n in names], np.int64)
+    order = np.argsort(values)
+    at = np.minimum(np.searchsorted(values, labels, sorter=order), len(values) - 1)
+    known = values[order[at]] == labels
+    if ignored is not None:
+        known |= labels == ignored
+    if not known.all():
+        place = tuple(np.argwhere(~known)[0])
+        raise BadInput(
+            f"{where} has the label {labels[place]} in row {place[0] if rows is None else rows[place[0]]}, which is "
+            f"none of those of the model: {listed(names)}"
+        )
+    return np.where(labels == ignored, labels, order[at]).astype(np.int64) if ignored is not None else order[at]
+
+
+def _places_of_text(labels: np.ndarray, names: Sequence[str], where: str, rows: np.ndarray | None) -> np.ndarray:
+    number = {name: k for k, name in enumerate(names)}
+    found = np.array([number.get(text, -1) for text in labels.ravel().tolist()], np.int64).reshape(labels.shape)
+    if (found < 0).any():
+        place = tuple(np.argwhere(found < 0)[0])
+        row = place[0] if rows is None else rows[place[0]]
+        raise BadInput(
+            f"{where} has the class {str(labels[place])!r} in row {row}, which is none of those of the model: "
+            f"{listed(names)}"
+        )
+    return found
+
+
+def check_count(names: Sequence[str], scores: int | None, source: str, own: bool) -> None:
+    """Raise BadInput if a model with so many `scores` does not tell the classes `names` apart.
+
+    Args:
+        names: of the classes.
+        scores: of a row; None if unknown.
+        source: the data in messages.
+        own: the names are those of the model.
+    """
+    if scores is None or scores == len(names):
+        return
+    count = f"{len(names)} classes: {listed(names)}" if len(names) != 1 else f"only the class {names[0]!r}"
+    if own:
+        raise BadInput(f"the model names {count}; but it has {scores} scores for each row")
+    hint = f"--head {len(names)} (with_head) trains a new head for these classes" if len(names) > 1 else ""
+    if len(names) < scores:
+        hint += (
+            f"{'; ' if hint else ''}a list of all {scores} names in the model's metadata 'onnxgrad.classes' says which"
+        )
+    raise BadInput(f"{source} has {count}; the model has {scores} scores for each row\n  hint: {hint}")

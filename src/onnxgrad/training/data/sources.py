@@ -8,6 +8,7 @@
 | ``.parquet``, ``.arrow``, ``.feather`` | its columns; lists of several lengths are ragged rows (package pyarrow) |
 | ``.csv``, ``.tsv``, ``.jsonl`` | its columns, by the names in the first line or of the fields (package pyarrow) |
 | a folder of folders of images | ``images``, and ``labels`` by the sorted names of the folders (package pillow) |
+| an image, a folder of images | ``images`` (package pillow) |
 | a table of pyarrow, pandas or polars | its columns (package pyarrow) |
 | a mapping of names to arrays, or to lists of arrays | those |
 | a sequence of mappings (dicts, a ``datasets.Dataset``) | the entries of its rows, read when a batch needs them |
@@ -31,9 +32,11 @@ from onnxgrad.errors import BadInput
 from onnxgrad.files import check_readable, open_ordinary
 from onnxgrad.training.data import text_tables
 from onnxgrad.training.data.arrow_size import unpacked_size
-from onnxgrad.training.data.columns import Column, Dense, Items, Mapped, Remembered, Unusable, column
-from onnxgrad.training.data.images import Images, image_folder
+from onnxgrad.training.data.columns import Column, Dense, Features, Items, Mapped, Remembered, Unusable, column
+from onnxgrad.training.data.images import SUFFIXES as PICTURES
+from onnxgrad.training.data.images import Images, image_folder, picture_files
 from onnxgrad.training.data.wide import joined
+from onnxgrad.wording import tensor_text
 
 #: Bytes that any file may unpack to; a larger one may be so many times as large as it is packed.
 FREE, MOST_FOLD = 1 << 30, 100
@@ -41,19 +44,25 @@ FREE, MOST_FOLD = 1 << 30, 100
 _TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 
 
-def open_data(source: Any, images: Images | None = None, inputs: Mapping[str, str] | None = None) -> dict[str, Column]:
+def open_data(
+    source: Any,
+    images: Images | None = None,
+    inputs: Mapping[str, str] | None = None,
+    trained: Mapping[str, Features] | None = None,
+) -> dict[str, Column]:
     """The columns of `source` (see the table above).
 
     Args:
         source: a path, a mapping of arrays, a sequence or an iterable of mappings.
         images: how pictures become arrays, where there are any.
         inputs: which columns feed which input of the model (see `onnxgrad.training.data.wide`).
+        trained: the columns that fed them when the model was trained.
 
     Raises:
         BadInput: it is missing, unreadable, empty, or nothing of the above; or has no such column.
     """
     columns = _opened(source, images)
-    return joined(columns, inputs) if inputs else columns
+    return joined(columns, inputs or {}, trained or {}) if inputs or trained else columns
 
 
 def _opened(source: Any, images: Images | None) -> dict[str, Column]:
@@ -75,7 +84,7 @@ def _in_memory(source: Any) -> dict[str, Column]:
     try:
         import pyarrow
     except ImportError as error:
-        raise BadInput("to read a table, install pyarrow: pip install 'onnxgrad[data]'") from error
+        raise BadInput("to read a table, install pyarrow: pip install 'onnxgrad[train]'") from error
     try:
         table = pyarrow.table(source)
     except Exception as error:  # the library raises its own types and a dozen of Python's
@@ -101,6 +110,8 @@ def _open_path(path: Path, images: Images) -> dict[str, Column]:
         return _table(path)
     if suffix == ".npy":
         return {path.stem: Mapped(_mapped(path))}
+    if suffix in PICTURES and path.exists():
+        return picture_files(path, images)
     try:
         return {name: Dense(array) for name, array in load_npz(path).items()}
     except BadInput as error:
@@ -114,7 +125,8 @@ def _folder(path: Path, images: Images) -> dict[str, Column]:
     arrays = sorted(path.glob("*.npy"))
     if arrays:
         return {p.stem: Mapped(_mapped(p)) for p in arrays}
-    return image_folder(path, images)
+    has_classes = any(p.is_dir() and not p.name.startswith(".") for p in path.iterdir())
+    return ({} if has_classes else picture_files(path, images)) or image_folder(path, images)
 
 
 def _mapped(path: Path) -> np.ndarray:
@@ -138,7 +150,7 @@ def _table(path: Path) -> dict[str, Column]:
         import pyarrow.feather
         import pyarrow.parquet
     except ImportError as error:
-        raise BadInput(f"to read {str(path)!r}, install pyarrow: pip install 'onnxgrad[data]'") from error
+        raise BadInput(f"to read {str(path)!r}, install pyarrow: pip install 'onnxgrad[train]'") from error
     if not path.exists():
         raise BadInput(f"there is no file {str(path)!r}")
     try:
@@ -189,7 +201,11 @@ def _of_arrow(chunks: Any) -> Any:
 
     kind = chunks.type
     if chunks.null_count:
-        raise BadInput(f"a column of type {kind} has {chunks.null_count} missing values")
+        row = int(np.argmax(chunks.is_null().to_numpy()))
+        raise BadInput(
+            f"missing values: {chunks.null_count}, the first in row {row}\n"
+            "  hint: fill the cells in, or leave the rows out"
+        )
     if pa.types.is_fixed_size_list(kind):
         flat = chunks.combine_chunks()
         inner = np.asarray(_of_arrow(pa.chunked_array([flat.flatten()])))
@@ -240,7 +256,7 @@ def _check_header(file: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) ->
             raise BadInput(f"{where} holds Python objects; save numbers only")
         size = content.tell() + math.prod(shape) * dtype.itemsize
         if any(d < 0 for d in shape) or size != member.file_size:
-            raise BadInput(f"{where} is not as large as it says: {dtype}{list(shape)}")
+            raise BadInput(f"{where} is not as large as it says: {tensor_text(dtype, shape)}")
 
 
 def _unnamed(file: BinaryIO, path: Path) -> BinaryIO:

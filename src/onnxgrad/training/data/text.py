@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.errors import BadInput
-from onnxgrad.files import open_ordinary
 from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import LABELS, Field
+from onnxgrad.training.data.tokenizer_file import open_tokenizer
 
 
 class Tokens(Column):
@@ -88,7 +88,13 @@ class Text:
         tokenizer.no_padding()
         if longest is not None:
             tokenizer.enable_truncation(longest)
-        encoded = tokenizer.encode_batch(texts)
+        try:
+            encoded = tokenizer.encode_batch(texts)
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # a panic of the library is no Exception
+            why = " ".join(str(error).split())[:200]
+            raise BadInput(f"the tokenizer fails on {name!r} of {source}: {why}") from error
         empty = next((i for i, e in enumerate(encoded) if not e.ids), None)
         if empty is not None:
             raise BadInput(f"row {empty} of {name!r} of {source} has no tokens: {texts[empty][:40]!r}")
@@ -138,6 +144,17 @@ def check_tokens(columns: Mapping[str, Column], fields: Sequence[Field], source:
             )
 
 
+def has_text_for_tokens(columns: Mapping[str, Column], fields: Sequence[Field]) -> bool:
+    """True if an input takes tokens, and `columns` have text instead."""
+    try:
+        ids = _roles(fields, columns)["ids"]
+    except BadInput:
+        return False
+    if ids.name in columns:
+        return _is_text(columns[ids.name], ids)
+    return any(n.lower() not in LABELS and _is_text(c, ids) for n, c in columns.items())
+
+
 def _is_text(column: Column, field: Field) -> bool:
     if column.problem or not len(column):
         return False
@@ -171,20 +188,10 @@ def _opened(tokenizer: Any) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise BadInput("to turn text into tokens, install tokenizers: pip install 'onnxgrad[text]'") from error
+        raise BadInput("to turn text into tokens, install tokenizers: pip install 'onnxgrad[train]'") from error
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
     if not isinstance(tokenizer, (str, os.PathLike)):
         kind = type(tokenizer).__name__
         raise BadInput(f"a tokenizer is the path of a tokenizer.json, or a tokenizers.Tokenizer, not a {kind}")
-    path = Path(tokenizer)
-    try:
-        with open_ordinary(path) as file:
-            return Tokenizer.from_str(file.read().decode())
-    except FileNotFoundError as error:
-        raise BadInput(f"there is no file {str(path)!r}") from error
-    except BadInput:
-        raise
-    except Exception as error:  # the library raises Exception itself
-        why = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise BadInput(f"cannot read {str(path)!r} as a tokenizer.json: {why}") from error
+    return open_tokenizer(Path(tokenizer))

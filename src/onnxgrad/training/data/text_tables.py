@@ -1,21 +1,35 @@
 """Tables in text: ``.csv`` and ``.tsv``, whose first line names the columns, and ``.jsonl``, a JSON object per line.
 
 pyarrow reads them and finds the type of each column: numbers, or text. Text that the loss compares with becomes class
-numbers (see `onnxgrad.training.data.batches`).
+numbers (see `onnxgrad.training.data.batches`). Spreadsheets of many languages write ``.csv`` with semicolons
+between its columns and commas in its numbers, which is found out from its beginning.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from onnxgrad.errors import BadInput
+
+#: Bytes at the beginning of a table that show how it is written.
+BEGINNING = 1 << 16
+_QUOTED = re.compile(r'"[^"]*"')
+_COMMA_NUMBER = re.compile(r"\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*")
+
 SUFFIXES = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson")
+
+#: Lists and objects inside each other.
+DEEPEST = 500
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{\]}]')
 
 
 def read_text_table(file: BinaryIO, path: Path) -> Any:
     """The ``pyarrow.Table`` in `file`, which was opened at `path`.
 
     Raises:
+        BadInput: a line of JSON holds something other than an object, or is nested too deeply.
         Exception: pyarrow's own, for rows that differ in their number of columns, or text that is not UTF-8.
     """
     import pyarrow.csv
@@ -23,10 +37,46 @@ def read_text_table(file: BinaryIO, path: Path) -> Any:
 
     suffix = path.suffix.lower()
     if suffix in (".jsonl", ".ndjson"):
+        _check_lines(file, path)
         return pyarrow.json.read_json(file)
-    delimiter = "," if suffix == ".csv" else "\t"
+    delimiter, point = _written(file, suffix)
     return pyarrow.csv.read_csv(
         file,
         parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter),
-        convert_options=pyarrow.csv.ConvertOptions(strings_can_be_null=False),
+        convert_options=pyarrow.csv.ConvertOptions(strings_can_be_null=False, decimal_point=point),
     )
+
+
+def _check_lines(file: BinaryIO, path: Path) -> None:
+    """Raise BadInput for lines on which pyarrow ends the process: null, and objects that are nested deeply."""
+    for number, line in enumerate(file, 1):
+        text = line.removeprefix(b"\xef\xbb\xbf").strip()
+        if text and not (text.startswith(b"{") and text.endswith(b"}")):
+            held = text[:40].decode(errors="replace")
+            raise BadInput(f"line {number} of {str(path)!r} is {held!r}; each line must be a JSON object")
+        if text.count(b"{") + text.count(b"[") > DEEPEST and _depth(text) > DEEPEST:
+            raise BadInput(f"line {number} of {str(path)!r} nests lists and objects more than {DEEPEST} deep")
+    file.seek(0)
+
+
+def _depth(text: bytes) -> int:
+    """The most lists and objects of JSON that are open at once."""
+    depth = deepest = 0
+    for found in _BRACKETS.finditer(text):
+        if (token := found[0]) in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif token in b"]}":
+            depth -= 1
+    return deepest
+
+
+def _written(file: BinaryIO, suffix: str) -> tuple[str, str]:
+    """What separates the columns of a table, and the decimal point of its numbers."""
+    lines = file.read(BEGINNING).decode(errors="replace").splitlines()
+    file.seek(0)
+    heading = _QUOTED.sub("", lines[0]) if lines else ""
+    delimiter = "\t" if suffix != ".csv" else ";" if heading.count(";") > heading.count(",") else ","
+    cells = [cell.strip('"') for line in lines[1:] for cell in line.split(delimiter)]
+    commas = delimiter != "," and any(map(_COMMA_NUMBER.fullmatch, cells))
+    return delimiter, "," if commas else "."

@@ -6,6 +6,7 @@ the order of the table; ``X=images`` lets one array feed an input of another nam
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -13,8 +14,9 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from onnxgrad.errors import BadInput, UnknownName
-from onnxgrad.training.data.columns import Column, Dense
+from onnxgrad.training.data.columns import Column, Dense, Features
 from onnxgrad.training.data.fields import Field
+from onnxgrad.wording import type_text
 
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 
@@ -33,28 +35,64 @@ class Joined(Column):
         return np.stack([np.asarray(c.take(rows, field)) for c in self.columns], axis=1)
 
 
-def joined(columns: Mapping[str, Column], inputs: Mapping[str, str]) -> dict[str, Column]:
+def joined(
+    columns: Mapping[str, Column], inputs: Mapping[str, str], trained: Mapping[str, Features] | None = None
+) -> dict[str, Column]:
     """`columns` with those that `inputs` says joined, under the name of the input, in their place.
 
     Args:
         columns: by name.
         inputs: from the name of an input to the columns that feed it, written as above.
+        trained: the columns that fed an input when the model was trained: they keep their order, whatever the order in
+            the data.
 
     Raises:
         BadInput: a column is missing, holds no numbers, or columns differ in their number of rows.
     """
     if not isinstance(inputs, Mapping):
         raise BadInput(f'inputs are written as {{"X": "f0..f63"}}, from an input to its columns, not {inputs!r}')
+    trained = trained or {}
+    wanted = {name: _ordered(text, trained.get(name), columns) for name, text in inputs.items()}
+    wanted |= {n: f for n, f in trained.items() if n not in inputs and n not in columns and _apply(n, f, columns)}
     left, made = dict(columns), {}
-    for name, text in inputs.items():
-        chosen = _chosen(text, list(columns))
-        for called in chosen:
+    for name, features in wanted.items():
+        for called in features.names:
             left.pop(called, None)
-        if len(chosen) == 1 and not any(c in text for c in "*?["):
-            made[name] = columns[chosen[0]]
-            continue
-        made[name] = _side_by_side(name, {called: columns[called] for called in chosen})
+        if len(features.names) == 1 and not any(c in features.written for c in "*?["):
+            made[name] = copy.copy(columns[features.names[0]])
+        else:
+            made[name] = _side_by_side(name, {called: columns[called] for called in features.names})
+        made[name].features = features
     return {**left, **made}
+
+
+def _ordered(text: str, trained: Features | None, columns: Mapping[str, Column]) -> Features:
+    """The columns that `text` names; those that the model was trained on in the order of its training."""
+    if trained is not None and text == trained.written:
+        _check_present(trained, columns)
+        return trained
+    chosen = tuple(_chosen(text, list(columns)))
+    if trained is not None and set(chosen) == set(trained.names):
+        chosen = trained.names
+    return Features(chosen, text)
+
+
+def _apply(name: str, features: Features, columns: Mapping[str, Column]) -> bool:
+    """True if `columns` have the columns that fed the input `name`. Raises BadInput if they have only some."""
+    present = [called for called in features.names if called in columns]
+    if present:
+        _check_present(features, columns)
+    return bool(present)
+
+
+def _check_present(features: Features, columns: Mapping[str, Column]) -> None:
+    missing = [called for called in features.names if called not in columns]
+    if missing:
+        others = "" if len(missing) == 1 else f" and {len(missing) - 1} more"
+        raise BadInput(
+            f"the data have no column {missing[0]!r}{others}, which the model was trained on\n"
+            f"  hint: the columns are {', '.join(map(repr, features.names[:8]))}{', …' if features.names[8:] else ''}"
+        )
 
 
 def check_fed(inputs: Mapping[str, str], fields: Sequence[Field]) -> None:
@@ -73,12 +111,28 @@ def _side_by_side(name: str, parts: Mapping[str, Column]) -> Column:
             raise BadInput(f"column {called!r}, which is to feed {name!r}: {part.problem}")
         if part.array is not None and (part.array.dtype.kind not in "fiub" or part.array.ndim != 1):
             raise BadInput(
-                f"column {called!r}, which is to feed {name!r}, is {part.array.dtype}{list(part.array.shape)}, "
-                "not one number per row"
+                f"column {called!r}, which is to feed {name!r}, {_described(part.array)}, not one number per row"
             )
     if all(c.array is not None for c in parts.values()):
         return Dense(np.stack([c.array for c in parts.values()], axis=1))  # type: ignore[misc]
     return Joined(list(parts.values()))
+
+
+def _described(array: np.ndarray) -> str:
+    """The rows of a column that cannot be joined, in words."""
+    if array.dtype.kind in "fiub":
+        return f"has the shape {list(array.shape)}"
+    texts = [(row, value) for row, value in enumerate(array.flat) if isinstance(value, str)]
+    texts = [(row, value) for row, value in texts if not _is_number(value)] or texts
+    return f"is text ({texts[0][1][:40]!r} in row {texts[0][0]})" if texts else f"holds {type_text(array.dtype)}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _chosen(text: str, names: list[str]) -> list[str]:

@@ -9,6 +9,7 @@
 | ``infer.onnx`` | inputs of the model, parameters | outputs of the model |
 | ``state.npz`` | | the first state, by name |
 | ``contract.json`` | | which inputs and outputs of each file are what |
+| ``tokenizer.json`` | | the tokenizer that the model was trained with, if any |
 | ``host.py`` | | a host in Python: onnxruntime and numpy, nothing else |
 | ``host.mjs`` | | a host for Node and browsers: onnxruntime-node or onnxruntime-web, nothing else |
 | ``host.hpp`` | | a host in C++: ONNX Runtime's C++ API and nlohmann/json, nothing else |
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ from onnxgrad.ir.graph import prune, reads
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.keywords import checked
 from onnxgrad.model_io import save_model
+from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.export.for_web import for_web, narrowed
 from onnxgrad.training.export.web_report import report_on
+from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.loop.evaluation import Evaluation, measuring_graph
 from onnxgrad.training.spec.training_info import AnyTrainingModel
 from onnxgrad.training.step.accumulate import split_step
@@ -49,13 +52,14 @@ HOSTS = ("host.py", "host.mjs", "host.hpp")
 #: What steps are written for.
 TARGETS = ("any", "web")
 #: What is written beside the models.
+TOKENIZER = "tokenizer.json"
 BESIDE = ("state.npz", "contract.json", *HOSTS)
 
 
 def files_in(folder: Path) -> list[Path]:
     """What `export_step` may write into `folder`."""
     models = [f"{name}.onnx" for name in ("train", "gradient", "update", "evaluate", "infer")]
-    return [folder / n for n in (*models, *(f"{n}.data" for n in models), *BESIDE)]
+    return [folder / n for n in (*models, *(f"{n}.data" for n in models), *BESIDE, TOKENIZER)]
 
 
 @checked
@@ -120,6 +124,15 @@ def export_step(
         "rates": {name: float(t.numpy()) for name, t in step.rates.items()},
         "models": {name: {"file": f"{name}.onnx", **ends} for name, (_, ends) in models.items()},
     }
+    trained = Preprocessing() if step.source is None else Preprocessing.of(step.source.model)
+    classes = None if step.source is None else class_names(step.source.model)
+    if classes:
+        contract["classes"] = list(classes)
+    if trained:
+        contract["preprocessing"] = trained.to_json()
+    if trained.tokenizer:
+        with replacing(folder / TOKENIZER) as file:
+            file.write_text(trained.tokenizer, encoding="utf-8")
     for name, (found, _) in models.items():
         save_model(found, folder / f"{name}.onnx")
     with replacing(folder / "state.npz") as file, file.open("wb") as out:
@@ -185,19 +198,3 @@ def _fed(model: ir.Model, step: Step, results: list[str]) -> tuple[ir.Model, dic
     infer_model(model)
     batch = [v.name or "" for v in graph.inputs if v.name not in read]
     return model, {"batch": batch, "state": {}, "reads": read, "rates": [], "results": results}
-
-
-def load_contract(folder: str | Path) -> Mapping[str, Any]:
-    """The contract in `folder`.
-
-    Raises:
-        BadInput: there is none, or it is of another version.
-    """
-    path = Path(folder) / "contract.json"
-    try:
-        contract = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"cannot read {str(path)!r}: {error}") from error
-    if contract.get("version") != VERSION:
-        raise BadInput(f"{str(path)!r} has version {contract.get('version')}; this onnxgrad reads {VERSION}")
-    return contract

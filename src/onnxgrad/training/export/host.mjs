@@ -21,7 +21,9 @@
  *   rates: string[], results: string[], off_webgpu?: Record<string, number>}} About What the inputs and outputs of one
  *   model are, and how often which operators have no kernel on WebGPU.
  * @typedef {{version: number, loss: string, state: Record<string, {dtype: string, shape: number[]}>,
- *   rates: Record<string, number>, models: Record<string, About>}} Contract
+ *   rates: Record<string, number>, models: Record<string, About>, classes?: string[], preprocessing?: {
+ *   images?: {mean: number[], std: number[], size: number[] | null, inputs: string[]},
+ *   inputs?: Record<string, {columns: string[]}>, max_length?: number}}} Contract
  */
 
 const VERSION = 1;
@@ -99,6 +101,43 @@ export class Host {
    */
   run(model, batch = {}, rates = {}) {
     return this.#inTurn(() => this.#run(model, batch, rates));
+  }
+
+  /**
+   * A batch as the model was trained: columns of a table joined by name, bytes of pictures scaled.
+   *
+   * @param {Batch} batch @returns {Batch} @throws {HostError} when a column is missing.
+   */
+  prepared(batch) {
+    /** @type {Batch} */
+    const found = { ...batch };
+    const { inputs = {}, images } = this.contract.preprocessing ?? {};
+    for (const [name, { columns }] of Object.entries(inputs)) {
+      const present = columns.filter((column) => Object.hasOwn(batch, column));
+      if (Object.hasOwn(batch, name) || !present.length) continue;
+      const missing = columns.find((column) => !Object.hasOwn(batch, column));
+      if (missing !== undefined)
+        throw new HostError(`the data have no column ${missing}, which the model was trained on`);
+      const [rows, width] = [batch[columns[0]].dims[0], columns.length];
+      const data = new Float32Array(rows * width);
+      columns.forEach((column, k) => {
+        for (let i = 0; i < rows; i++) data[i * width + k] = Number(batch[column].data[i]);
+      });
+      found[name] = width > 1 ? { type: "float32", dims: [rows, width], data } : batch[columns[0]];
+    }
+    for (const name of images?.inputs ?? []) {
+      const { type, dims, data } = found[name] ?? {};
+      if (!images || type !== "uint8" || dims?.length !== 4) continue;
+      const first = dims[1] === 1 || dims[1] === 3;
+      const [channels, step] = first ? [dims[1], dims[2] * dims[3]] : [dims[3], 1];
+      const of = (/** @type {number[]} */ list, /** @type {number} */ k) => list[list.length > 1 ? k : 0];
+      const scaled = Float32Array.from(data, (value, at) => {
+        const channel = Math.floor(at / step) % channels;
+        return (Math.fround(value / 255) - of(images.mean, channel)) / of(images.std, channel);
+      });
+      found[name] = { type: "float32", dims, data: scaled };
+    }
+    return found;
   }
 
   /** One step; its results. @param {Batch} batch */
@@ -418,7 +457,7 @@ async function runtime(name) {
   } catch (error) {
     try {
       const [{ createRequire }, { pathToFileURL }] = [await import("node:module"), await import("node:url")];
-      found = await import(pathToFileURL(createRequire(pathToFileURL(`${process.cwd()}/`)).resolve(name)).href);
+      found = await import(pathToFileURL(createRequire(import.meta.url).resolve(name)).href); // NODE_PATH counts here
     } catch {
       throw new HostError(`cannot import ${name} (npm install ${name}): ${firstLine(error)}`);
     }
@@ -672,9 +711,9 @@ async function main() {
   });
   const here = new URL(".", import.meta.url);
   const data = await readNpz(await read(new URL((await address(positionals[0])).href.slice(0, -1))), positionals[0]);
-  const batches = Object.fromEntries(data);
-  const rows = rowsOf(batches);
   const host = await Host.load(here, { ort: await runtime(options.runtime), threads });
+  const batches = host.prepared(Object.fromEntries(data));
+  const rows = rowsOf(batches);
   const { loss } = host.contract;
   for (let epoch = 1; epoch <= epochs; epoch++)
     for (let low = 0; low < rows; low += size) {

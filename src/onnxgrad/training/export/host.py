@@ -2,17 +2,25 @@
 
     python host.py train.npz --epochs 2 --batch-size 32 [--parts 4] [--save trained.npz]
 
-It reads contract.json, state.npz and the models beside it. The arrays of the .npz file have the names of the inputs.
+It reads contract.json, state.npz and the models beside it. The arrays of the .npz file have the names of the inputs,
+or of the columns that the model was trained on.
 """
 
 import argparse
 import json
+import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 
 Batch = dict[str, np.ndarray]
+VERSION = 1
+
+
+class HostError(ValueError):
+    """Something that a user can mend, in one message."""
 
 
 class Host:
@@ -20,9 +28,13 @@ class Host:
 
     def __init__(self, folder: str | Path, threads: int = 0) -> None:
         self.folder = Path(folder)
-        self.contract = json.loads((self.folder / "contract.json").read_text(encoding="utf-8"))
-        with np.load(self.folder / "state.npz") as file:
-            self.state = {name: file[name] for name in file.files}
+        try:
+            self.contract = json.loads((self.folder / "contract.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise HostError(f"cannot read {self.folder / 'contract.json'}: {error}") from error
+        if not isinstance(self.contract, dict) or self.contract.get("version") != VERSION:
+            raise HostError(f"{self.folder / 'contract.json'} is not a contract of version {VERSION}")
+        self.state = arrays(self.folder / "state.npz")
         self.rates = {name: np.float32(value) for name, value in self.contract["rates"].items()}
         self._threads = threads
         self._sessions: dict[str, onnxruntime.InferenceSession] = {}
@@ -34,9 +46,15 @@ class Host:
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = self._threads
             path = str(self.folder / about["file"])
-            self._sessions[model] = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            try:
+                self._sessions[model] = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            except Exception as error:  # ONNX Runtime's exceptions share no base but this one
+                raise HostError(f"cannot load {path}: {first_line(error)}") from error
         session = self._sessions[model]
         kinds = {i.name: i.type for i in session.get_inputs()}
+        missing = [name for name in about["batch"] if name not in (batch or {})]
+        if missing:
+            raise HostError(f"{about['file']} takes {missing[0]}, which the batch does not have")
         feeds = {name: (batch or {})[name] for name in about["batch"]}
         feeds |= {ends["input"]: self.state[name] for name, ends in about["state"].items()}
         feeds |= {name: self.state[name] for name in about["reads"]}
@@ -45,10 +63,38 @@ class Host:
             feeds[name] = np.asarray(rates.get(name, self.rates.get(name, 0.0)), dtype)
         outputs = [ends["output"] for ends in about["state"].values()]
         wanted = list(dict.fromkeys([*outputs, *about["results"]]))
-        found = dict(zip(wanted, session.run(wanted, feeds)))
+        try:
+            found = dict(zip(wanted, session.run(wanted, feeds)))
+        except Exception as error:
+            raise HostError(f"{about['file']} does not run: {first_line(error)}") from error
         for name, ends in about["state"].items():
             self.state[name] = found[ends["output"]]
         return {name: found[name] for name in about["results"]}
+
+    def prepared(self, batch: Batch) -> Batch:
+        """`batch` as the model was trained: columns of a table joined by name, bytes of pictures scaled.
+
+        Raises:
+            HostError: a column is missing.
+        """
+        found, about = dict(batch), self.contract.get("preprocessing", {})
+        for name, features in about.get("inputs", {}).items():
+            columns = features["columns"]
+            if name in found or not any(c in batch for c in columns):
+                continue
+            missing = [c for c in columns if c not in batch]
+            if missing:
+                raise HostError(f"the data have no column {missing[0]!r}, which the model was trained on")
+            several = [batch[c].astype(np.float32) for c in columns]
+            found[name] = np.stack(several, axis=1) if len(columns) > 1 else batch[columns[0]]
+        images = about.get("images", {})
+        for name in images.get("inputs", []):
+            pixels = found.get(name)
+            if pixels is not None and pixels.dtype == np.uint8 and pixels.ndim == 4:
+                shape = (1, -1, 1, 1) if pixels.shape[1] in (1, 3) else (1, 1, 1, -1)
+                mean, std = (np.reshape(images[k], shape) for k in ("mean", "std"))
+                found[name] = ((pixels.astype(np.float32) / 255 - mean) / std).astype(np.float32)
+        return found
 
     def step(self, batch: Batch) -> Batch:
         """One step; its results."""
@@ -66,28 +112,64 @@ class Host:
         return {self.contract["loss"]: np.asarray(np.mean(losses))}
 
 
+def arrays(path: str | Path) -> Batch:
+    """The arrays of an .npz file by name. Raises HostError if it cannot be read."""
+    try:
+        with np.load(path) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        raise HostError(f"cannot read {path} as .npz: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what an error says."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def positive(text: str) -> int:
+    """A number of at least one."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
 def main() -> None:
-    """Train on the arrays of an .npz file."""
+    """Train on the arrays of an .npz file. Bad input is one message and exit code 2."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data")
-    parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--parts", type=int, default=1)
+    parser.add_argument("--epochs", type=positive, default=1)
+    parser.add_argument("--batch-size", type=positive, default=32)
+    parser.add_argument("--parts", type=positive, default=1)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--save", help="where to write the state")
     options = parser.parse_args()
+    try:
+        train(options)
+    except HostError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def train(options: argparse.Namespace) -> None:
+    """Take the steps that the command asks for. Raises HostError for bad input."""
     host = Host(Path(__file__).parent, options.threads)
-    with np.load(options.data) as file:
-        data = {name: file[name] for name in file.files}
-    rows = len(next(iter(data.values())))
+    data = host.prepared(arrays(options.data))
+    used = {name: data[name] for name in host.contract["models"]["train"]["batch"] if name in data}
+    lengths = {name: len(array) if array.ndim else 0 for name, array in used.items()}
+    if len(set(lengths.values())) > 1 or not all(lengths.values()):
+        raise HostError(f"the arrays of {options.data} need the same number of rows, and one at least: {lengths}")
+    rows = next(iter(lengths.values()), 1)
     loss = host.contract["loss"]
     for epoch in range(options.epochs):
         for low in range(0, rows, options.batch_size):
-            batch = {name: array[low : low + options.batch_size] for name, array in data.items()}
+            batch = {name: array[low : low + options.batch_size] for name, array in used.items()}
             found = host.step(batch) if options.parts == 1 else host.step_in_parts(batch, options.parts)
             print(f"epoch {epoch + 1}  loss {float(found[loss])!r}", flush=True)
     if options.save:
-        np.savez(options.save, **host.state)
+        try:
+            np.savez(options.save, **host.state)  # type: ignore[arg-type]
+        except OSError as error:
+            raise HostError(f"cannot write {options.save}: {error.strerror or error}") from error
 
 
 if __name__ == "__main__":

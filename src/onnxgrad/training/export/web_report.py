@@ -19,6 +19,7 @@ import onnx_ir as ir
 from onnxgrad.ir.downgrade import NEWEST_LOADED
 from onnxgrad.ir.graph import subgraphs
 from onnxgrad.ir.infer.inference import infer_model
+from onnxgrad.ir.match import is_op, normal_domain
 from onnxgrad.ir.schemas import schema_of
 from onnxgrad.model_io import AnyModel, load_model
 from onnxgrad.model_io.inline import inline_functions
@@ -128,7 +129,7 @@ def report_on(model: ir.Model) -> WebReport:
     """`web_report` of a model without local functions whose types are inferred."""
     report, rows = WebReport(), dict[tuple[str, str, str], OffDevice]()
     for node, inside in _nodes(model.graph):
-        if node.op_type == "Constant" and node.domain == "":
+        if is_op(node, "Constant"):
             continue
         report.total += 1
         row = _of_node(node, inside, model.graph.opset_imports)
@@ -147,7 +148,7 @@ def _nodes(held: ir.Graph, inside: str = "") -> Iterator[tuple[ir.Node, str]]:
 
 
 def _of_node(node: ir.Node, inside: str, opsets: dict[str, int]) -> OffDevice | None:
-    domain = "" if node.domain == "ai.onnx" else node.domain
+    domain = normal_domain(node.domain)
     name = f"{domain}.{node.op_type}" if domain else node.op_type
     opset = opsets.get(node.domain, opsets.get("", 1) if not domain else 1)
     schema = schema_of(domain, node.op_type, opset)
@@ -190,12 +191,12 @@ def _of_node(node: ir.Node, inside: str, opsets: dict[str, int]) -> OffDevice | 
 def is_training(node: ir.Node) -> bool:
     """Whether this is a BatchNormalization in training mode."""
     mode = node.attributes.get("training_mode")
-    return node.op_type == "BatchNormalization" and not node.domain and mode is not None and mode.as_int() == 1
+    return is_op(node, "BatchNormalization") and mode is not None and mode.as_int() == 1
 
 
 def splits_widely(node: ir.Node) -> bool:
     """Whether this is a Split that needs more buffers at once than every GPU has."""
-    return node.op_type == "Split" and not node.domain and len(node.outputs) > MOST_PARTS
+    return is_op(node, "Split") and len(node.outputs) > MOST_PARTS
 
 
 _UNROLL = "write the steps out if their number is small and fixed; else it is well on the processor"

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxgrad.engine.activity import CONSTANT
+from onnxgrad.engine.resolve import CONSTANT
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import dependents
+from onnxgrad.ir.match import is_number, is_op, is_single, is_standard
+from onnxgrad.ir.operators import traits_of
 from onnxgrad.ir.shapes import same_dim, same_dims
 from onnxgrad.lower.registry import expand, lowering_for, replace
 from onnxgrad.training.graph.online_softmax import BlockedScores, attend
@@ -28,12 +30,6 @@ QUERIES, KEYS = 512, 256
 
 #: Operators that are attention, by domain.
 _WHOLE = {"": ("Attention",), "com.microsoft": ("Attention", "MultiHeadAttention", "GroupQueryAttention")}
-
-#: What goes element by element between the first product and the softmax, and in masks.
-_BY_ELEMENT = frozenset([
-    "Add", "Sub", "Mul", "Div", "Neg", "Where", "Cast", "Identity", "Tanh", "Max", "Min", "Clip", "Abs", "Expand",
-    "And", "Or", "Not", "IsNaN", "IsInf", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual",
-])  # fmt: skip
 
 Dims = list[int | ir.SymbolicDim]
 
@@ -52,21 +48,20 @@ def attend_by_blocks(graph: ir.Graph, rows: int | str | None = None) -> int:
     Raises:
         BadInput: `rows` is no such number.
     """
-    leave, rows = rows == "kernel", None if rows == "kernel" else rows
-    if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 0):
-        raise BadInput(f"attention_rows is a number of queries, 0 for all at once, not {rows!r}")
+    check_rows(rows)
+    leave, rows = rows == "kernel", None if isinstance(rows, str) else rows
     if rows == 0 or not any(n.op_type == "Softmax" or n.op_type in _WHOLE.get(n.domain, ()) for n in graph):
         return 0
     builder = Builder(graph)
-    for node in [n for n in graph if n.op_type in _WHOLE.get(n.domain, ())]:
-        if lowering_for(node.op_type, node.domain) is not None and (rows is not None or _reads_many(node)):
+    for node in list(graph):
+        if _is_expanded(node, rows):
             for made in reversed(expand(builder, node) or []):
                 if not any(v.uses() or v.is_graph_output() for v in made.outputs):
                     graph.remove(made, safe=True)
     count = 0
-    for node in [n for n in graph if n.op_type == "MatMul" and n.domain == ""]:
+    for node in [n for n in graph if is_op(n, "MatMul")]:
         found = _Attention.of(node)
-        if found is None or (rows is None and not found.has_keys(MANY)):
+        if found is None or not found.is_large(rows):
             continue
         for_kernel = rows is None and found.is_for_kernel and not found.has_keys(MANY_FOR_KERNEL)
         if for_kernel and leave:
@@ -76,6 +71,32 @@ def attend_by_blocks(graph: ir.Graph, rows: int | str | None = None) -> int:
             scan.metadata_props[_FOR_KERNEL] = "1"
         count += 1
     return count
+
+
+def check_rows(rows: int | str | None) -> None:
+    """Raise BadInput if `rows` is no number of queries."""
+    if rows in (None, "kernel"):
+        return
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
+        raise BadInput(f"attention_rows is a number of queries, 0 for all at once, not {rows!r}")
+
+
+def wants_blocks(graph: ir.Graph, rows: int | str | None = None) -> bool:
+    """True if there may be attention in `graph` that `attend_by_blocks` would change."""
+    if not any(n.op_type == "Softmax" or n.op_type in _WHOLE.get(n.domain, ()) for n in graph):
+        return False
+    rows = None if isinstance(rows, str) else rows
+    products = (n for n in graph if is_op(n, "MatMul"))
+    return any(_is_expanded(n, rows) for n in graph) or any(
+        (found := _Attention.of(n)) is not None and found.is_large(rows) for n in products
+    )
+
+
+def _is_expanded(node: ir.Node, rows: int | None) -> bool:
+    """True if `node` is attention by itself, and is written out to go by blocks."""
+    if node.op_type not in _WHOLE.get(node.domain, ()):
+        return False
+    return lowering_for(node.op_type, node.domain) is not None and (rows is not None or _reads_many(node))
 
 
 def wants_kernel(graph: ir.Graph) -> bool:
@@ -140,7 +161,7 @@ class _Attention:
             own |= {maker} if not hides else {maker, *(u for u in inner.consumers() if u.op_type == "IsNaN")}
             lost += [] if condition is None else [condition]
             hides_lost, value = hides_lost or hides, inner
-        if maker is None or maker.domain != "" or not _is_last(maker) or maker.inputs[0] is None:
+        if maker is None or not is_standard(maker) or not _is_last(maker) or maker.inputs[0] is None:
             return None
         score = maker.inputs[0]
         inside = _behind(score)
@@ -177,6 +198,10 @@ class _Attention:
         """Whether there are known to be so many keys."""
         dims = _dims(self.score)
         return dims is not None and isinstance(dims[-1], int) and dims[-1] >= many
+
+    def is_large(self, rows: int | None) -> bool:
+        """True if it goes by blocks: of so many `rows`, or because there are many keys."""
+        return rows is not None or self.has_keys(MANY)
 
     @property
     def is_for_kernel(self) -> bool:
@@ -242,11 +267,11 @@ def _factors(node: ir.Node, score: ir.Value) -> tuple[ir.Value, ir.Value, set[ir
 def _before_softmax(node: ir.Node, end: ir.Value) -> tuple[ir.Value | None, ir.Value | None, bool]:
     """What `node` makes probabilities of; under which condition they are 0; whether those that are no numbers are."""
     x = node.inputs[0] if node.inputs else None  # a Constant reads nothing
-    if node.domain != "" or x is None:
+    if not is_standard(node) or x is None:
         return None, None, False
     if node.op_type in ("Identity", "Cast"):
         return x, None, False
-    if node.op_type != "Where" or not _is_zero(node.inputs[1]) or node.inputs[2] is None:
+    if node.op_type != "Where" or not is_number(node.inputs[1], 0) or node.inputs[2] is None:
         return None, None, False
     inner, asked = node.inputs[2], x.producer()
     if asked is not None and asked.op_type == "IsNaN" and asked.inputs[0] is inner:
@@ -265,7 +290,7 @@ def _scaled(product: ir.Value, nodes: Sequence[ir.Node]) -> tuple[ir.Node, ir.Va
         return None
     first, second = users[0].inputs
     factor = second if first is product else first
-    fits = factor is not None and factor is not product and factor not in made and _is_one(factor)
+    fits = factor is not None and factor is not product and factor not in made and is_single(factor)
     return (users[0], factor) if fits and (users[0].op_type == "Mul" or first is product) else None  # type: ignore[return-value]
 
 
@@ -276,13 +301,13 @@ def _behind(score: ir.Value) -> set[ir.Node]:
     while todo:
         value = todo.pop()
         node = value.producer()
-        if node is None or node in inside or node.domain != "" or not _has_queries_and_keys(value, score):
+        if node is None or node in inside or not is_standard(node) or not _has_queries_and_keys(value, score):
             continue
         if CONSTANT in node.metadata_props:  # it is read as it is
             continue
         if node.op_type == "MatMul" or (node.op_type == "Reshape" and _is_product(node.inputs[0])):
             inside.add(node)
-        elif node.op_type in _BY_ELEMENT and len(node.outputs) == 1 and _fits(node, score):
+        elif len(node.outputs) == 1 and _is_by_element(node, score):
             inside.add(node)
             todo += [v for v in node.inputs if v is not None]
     return inside
@@ -290,13 +315,13 @@ def _behind(score: ir.Value) -> set[ir.Node]:
 
 def _is_product(value: ir.Value | None) -> bool:
     node = None if value is None else value.producer()
-    return node is not None and node.op_type == "MatMul" and node.domain == ""
+    return is_op(node, "MatMul")
 
 
-def _fits(node: ir.Node, end: ir.Value) -> bool:
-    """Whether `node` goes element by element: an Expand, to a shape that what it meets has as well."""
+def _is_by_element(node: ir.Node, end: ir.Value) -> bool:
+    """True if `node` goes element by element; of an Expand: if `end` has the shape to which it expands as well."""
     if node.op_type != "Expand":
-        return True
+        return traits_of(node).is_elementwise
     dims, given, whole = _dims(node.outputs[0]), _dims_of(node.inputs[0]), _dims(end)
     if given is None or dims is None or whole is None or len(given) != len(dims):
         return False
@@ -305,8 +330,7 @@ def _fits(node: ir.Node, end: ir.Value) -> bool:
 
 def _is_last(softmax: ir.Node) -> bool:
     """Whether a Softmax goes along the last axis."""
-    axis = softmax.attributes.get("axis")
-    return axis is None or axis.as_int() in (-1, len(softmax.outputs[0].shape or ()) - 1)
+    return softmax.attributes.get_int("axis", -1) in (-1, len(softmax.outputs[0].shape or ()) - 1)
 
 
 def _has_queries_and_keys(value: ir.Value, score: ir.Value) -> bool:
@@ -329,15 +353,6 @@ def _axes(value: ir.Value, score: ir.Value) -> tuple[int | None, int | None] | N
             return None
         found.append(len(dims) - back if is_there else None)
     return found[0], found[1]
-
-
-def _is_zero(value: ir.Value | None) -> bool:
-    tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
-    return tensor is not None and tensor.size == 1 and not tensor.numpy().any()
-
-
-def _is_one(value: ir.Value) -> bool:
-    return value.shape is not None and all(d == 1 for d in value.shape)
 
 
 def _dims_of(value: ir.Value | None) -> Dims | None:

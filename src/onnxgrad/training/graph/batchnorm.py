@@ -10,12 +10,13 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.match import is_op
 
 
 def trains(node: ir.Node) -> bool:
     """Whether `node` is a BatchNormalization in training mode."""
     mode = node.attributes.get("training_mode")
-    is_norm = node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx")
+    is_norm = is_op(node, "BatchNormalization")
     return is_norm and mode is not None and bool(mode.as_int())
 
 

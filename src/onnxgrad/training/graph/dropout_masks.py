@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
-from onnxgrad.ir.constants import constant
+from onnxgrad.ir.match import constant, is_op
 from onnxgrad.training.metadata import MASKS
 
 #: Name of the state.
@@ -61,7 +61,7 @@ def drop_by_count(graph: ir.Graph, taken: Collection[str] = ()) -> str:
 
 
 def _drops(node: ir.Node) -> bool:
-    if node.op_type != "Dropout" or node.domain != "" or len(node.inputs) < 3 or node.inputs[2] is None:
+    if not is_op(node, "Dropout") or len(node.inputs) < 3 or node.inputs[2] is None:
         return False
     training = constant(node.inputs[2])
     if training is None or not training.all():

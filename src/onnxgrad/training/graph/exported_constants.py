@@ -8,6 +8,7 @@ the names that exporters give decide only where use does not. What is left out i
 |---|---|
 | infinities, numbers beyond 1e8 | a constant |
 | the name that PyTorch models give a buffer (``inv_freq``, ``cos_cached``, ``pixel_mean``, …) | a constant |
+| statistics of a normalization that is written out, with what scales them; its scale and shift in one | a constant |
 | only meets sine and cosine, as factor | a constant: frequencies |
 | varies along one axis, and is read by a layer (next row but one) or added to what one gives | a weight |
 | sines and cosines of positions, an even or geometric grid | a constant |
@@ -33,6 +34,8 @@ import onnx_ir as ir
 
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import reads
+from onnxgrad.ir.match import is_standard
+from onnxgrad.training.graph.frozen_norms import frozen_norms
 
 _LAYERS = {
     *("MatMul", "Gemm", "Conv", "ConvTranspose", "DeformConv", "Einsum", "LSTM", "GRU", "RNN", "Attention", "PRelu"),
@@ -88,7 +91,7 @@ class Sorted:
                 groups.setdefault(why, []).append(name)
         if groups:
             line += "; left out as constants: " + ", ".join(f"{_some(n)} ({why})" for why, n in groups.items())
-            line += "; --train all trains these, too"
+            line += "; --trainable all trains these, too"
         return line
 
 
@@ -106,10 +109,11 @@ def sort_out(candidates: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> So
     named = any("." in name and not _MADE_UP.match(name) for name in candidates)
     first = _before_the_first_weight(candidates, nodes)
     circles = _circles(candidates)
+    frozen = frozen_norms(candidates, lambda name: named and ("." not in name or bool(_MADE_UP.match(name))))
     weights: dict[str, ir.Value] = {}
     constants: dict[str, str] = {}
     for name, value in candidates.items():
-        why = _constant(name, value, named, first, circles)
+        why = _FROZEN if value in frozen else _constant(name, value, named, first, circles)
         if why:
             constants[name] = why
         else:
@@ -126,6 +130,7 @@ INFINITE = "infinities"
 _ONE = "a single number"
 _INPUT = "mean or deviation of the input"
 _GRID = "a grid or anchors"
+_FROZEN = "a normalization that is frozen"
 
 
 def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], circles: set[ir.Value]) -> str:
@@ -143,7 +148,7 @@ def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], cir
     if any(_scales_integers(node, at) for node, at, _ in uses):
         return "the scale of stored integers"
     bias = any(node.op_type in ("Add", "Sub") and _behind_layer(node, at) for node, at, _ in uses)
-    layer = any(node.op_type in _LAYERS or node.domain not in ("", "ai.onnx") for node, _, _ in uses)
+    layer = any(node.op_type in _LAYERS or not is_standard(node) for node, _, _ in uses)
     if array.size > 1 and _along(array) == 1 and (bias or layer):
         return ""
     if value in circles or _regular(array):
@@ -180,7 +185,7 @@ def _meetings(value: ir.Value, through: tuple[str, ...] = ()) -> Iterable[tuple[
     """The nodes in which `value` meets something else, at which input, and through what it came there."""
     for node, at in value.uses():
         own = node.op_type in _MOVES | _GATES or (node.op_type in ("Clip", "Min", "Max") and bool(through or at == 0))
-        if node.domain in ("", "ai.onnx") and own and at == 0 and len(through) < 8:
+        if is_standard(node) and own and at == 0 and len(through) < 8:
             found = [m for out in node.outputs for m in _meetings(out, (*through, node.op_type))]
             if found:
                 yield from found

@@ -18,9 +18,11 @@ from onnx import helper
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.match import is_standard
 from onnxgrad.ir.names import described, rename_inside
 from onnxgrad.ir.schemas import schema_of
 from onnxgrad.model_io import open_model, to_proto
+from onnxgrad.wording import type_text
 
 
 def is_graph(thing: Any) -> bool:
@@ -64,8 +66,8 @@ class Inlined:
         for value, operand in zip(self._formals(graph), operands, strict=True):
             if value.dtype is not None and operand.dtype is not None and value.dtype != operand.dtype:
                 raise BadInput(
-                    f"{self.what} takes {value.name!r} as a tensor of {value.dtype}, and {operand.name!r} is one of "
-                    f"{operand.dtype}"
+                    f"{self.what} takes {value.name!r} as a tensor of {type_text(value.dtype)}, and "
+                    f"{operand.name!r} is one of {type_text(operand.dtype)}"
                 )
             value.replace_all_uses_with(operand.value, replace_graph_outputs=True)
         nodes, held, outputs = list(graph), list(graph.initializers.values()), list(graph.outputs)
@@ -112,7 +114,7 @@ class Inlined:
 
 
 def _same(node: ir.Node, one: int, other: int) -> bool:
-    if node.domain not in ("", "ai.onnx"):
+    if not is_standard(node):
         return True
     first, second = schema_of("", node.op_type, one), schema_of("", node.op_type, other)
     return first is not None and second is not None and first.since_version == second.since_version
@@ -128,7 +130,7 @@ def _called(function: onnx.FunctionProto, operands: Sequence[Var], opset: int) -
     node.overload = function.overload
     outputs = [onnx.ValueInfoProto(name=name) for name in function.output]
     graph = helper.make_graph([node], function.name, inputs, outputs)
-    opsets = {o.domain: o.version for o in function.opset_import if o.domain not in ("", "ai.onnx")}
+    opsets = {o.domain: o.version for o in function.opset_import if not is_standard(o)}
     opsets |= {"": opset, function.domain: opsets.get(function.domain, 1)}
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     return helper.make_model(graph, opset_imports=imports, ir_version=10, functions=[function])

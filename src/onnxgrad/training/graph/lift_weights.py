@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Names
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.match import is_op
 
 
 def own_weights(graph: ir.Graph, wanted: Collection[str]) -> None:
@@ -27,10 +28,10 @@ def own_weights(graph: ir.Graph, wanted: Collection[str]) -> None:
         _hoist(graph, inner, names)
     for scope in (graph, *graph.subgraphs()):
         for node in list(scope):
-            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            if is_op(node, "Constant"):
                 _lift(graph, node, wanted, keeps, names)
     for node in list(graph):
-        if node.op_type == "Identity" and node.domain in ("", "ai.onnx"):
+        if is_op(node, "Identity"):
             _untie(graph, node)
     _split_statistics(graph)
 
@@ -80,7 +81,7 @@ def _split_statistics(graph: ir.Graph) -> None:
     """A running statistic that is read as something else as well becomes a tensor of its own."""
     names = Names.of_graph(graph)
     for node in list(graph):
-        if not _is_norm(node):
+        if not is_op(node, "BatchNormalization"):
             continue
         for i, value in enumerate(node.inputs[3:5], start=3):
             if value is not None and value.is_initializer() and not _only_statistics(value, i):
@@ -88,7 +89,7 @@ def _split_statistics(graph: ir.Graph) -> None:
                 own = initializer(_named(value.const_value, names.fresh(f"{value.name}_statistic")))
                 graph.register_initializer(own)
                 for user, at in list(value.uses()):
-                    if _is_norm(user) and at == i:
+                    if is_op(user, "BatchNormalization") and at == i:
                         user.replace_input_with(at, own)
 
 
@@ -107,14 +108,10 @@ def _named(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
     return ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
 
 
-def _is_norm(node: ir.Node) -> bool:
-    return node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx")
-
-
 def _only_statistics(value: ir.Value, at: int | None = None) -> bool:
     """Whether `value` is read, and only as running mean (3) or variance (4), or only as input `at`."""
     uses = list(value.uses())
-    places = {i if _is_norm(n) else -1 for n, i in uses}
+    places = {i if is_op(n, "BatchNormalization") else -1 for n, i in uses}
     return bool(uses) and (places == {at} if at is not None else len(places) == 1 and places <= {3, 4})
 
 

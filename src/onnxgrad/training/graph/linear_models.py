@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var, identifier
+from onnxgrad.ir.schemas import attribute
 from onnxgrad.training.graph.lift_weights import initializer
 
 #: The attributes in which a LinearClassifier lists its labels.
@@ -51,12 +52,12 @@ class _Scores:
     @classmethod
     def of(cls, node: ir.Node) -> _Scores | None:
         """Those of `node`; None where its sizes do not tell, or its transform is not a smooth one."""
-        x, transform = node.inputs[0], _held(node, "post_transform", "NONE")
+        x, transform = node.inputs[0], attribute(node, "post_transform", "NONE")
         if x is None or x.dtype is None or x.shape is None or len(x.shape) != 2:
             return None
-        coefficients, biases = (np.array(_held(node, k, ()), np.float32) for k in ("coefficients", "intercepts"))
-        labels = next((found for k in _LABELS if (found := _held(node, k, ()))), ())
-        count = len(labels) if node.op_type == "LinearClassifier" else _held(node, "targets", 1)
+        coefficients, biases = (np.array(attribute(node, k, ()), np.float32) for k in ("coefficients", "intercepts"))
+        labels = next((found for k in _LABELS if (found := attribute(node, k, ()))), ())
+        count = len(labels) if node.op_type == "LinearClassifier" else attribute(node, "targets", 1)
         width = x.shape[1] if isinstance(x.shape[1], int) else coefficients.size // max(count, 1)
         if transform not in ("NONE", "LOGISTIC", "SOFTMAX") or not count or coefficients.size != count * width:
             return None
@@ -82,12 +83,6 @@ class _Scores:
         if not self.labels:
             return [result]
         return [b.Gather(own["labels"], b.ArgMax(scores, axis=1, keepdims=0)), result]
-
-
-def _held(node: ir.Node, name: str, default: Any) -> Any:
-    given = node.attributes.get(name)
-    value = default if given is None else given.value
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _take_place(graph: ir.Graph, node: ir.Node, held: _Scores) -> None:

@@ -23,6 +23,8 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import ancestors, dependents, named_values
+from onnxgrad.ir.match import is_standard
+from onnxgrad.ir.operators import Moves, traits_of
 from onnxgrad.transforms.gradient_node import is_gradient
 
 FLOAT = ir.DataType.FLOAT
@@ -34,10 +36,8 @@ _MOST = 2.0**126
 
 #: Operators that are worth 16 bits.
 PRODUCTS = frozenset(["MatMul", "Gemm", "Conv", "ConvTranspose"])
-#: Operators that change no number, or round none, and stay in 16 bits where they are met in them.
-FOLLOWING = frozenset(
-    ["Identity", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Relu", "LeakyRelu", "MaxPool"]
-)
+#: Operators besides those that select elements that stay in 16 bits where they are met in them: they round little.
+FOLLOWING = frozenset(["Relu", "LeakyRelu", "MaxPool"])
 
 #: What `precision` is called, and the type that it means.
 NAMES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
@@ -89,7 +89,7 @@ class Precision:
         b = Builder(graph)
         loss = gradient.inputs[-1]
         assert loss is not None
-        self._narrow(b, ancestors([n for n in graph if n.domain in ("", "ai.onnx")], [loss]))
+        self._narrow(b, ancestors([n for n in graph if is_standard(n)], [loss]))
         loss = gradient.inputs[-1]
         assert loss is not None
         scale, good = (
@@ -135,7 +135,8 @@ class Precision:
         cast: dict[ir.Value, ir.Value] = {}
         for node in nodes:
             floats = [i for i, v in enumerate(node.inputs) if v is not None and v.dtype == FLOAT]
-            follows = node.op_type in FOLLOWING and bool(floats) and node.inputs[0] in wide
+            narrow = node.op_type in FOLLOWING or traits_of(node).moves_at_most(Moves.SELECTION)
+            follows = narrow and bool(floats) and node.inputs[0] in wide
             if not floats or not (node.op_type in PRODUCTS or follows) or len(node.outputs) != 1:
                 continue
             if node.outputs[0].dtype != FLOAT or not self.runs(node):

@@ -32,6 +32,7 @@ from onnxgrad.control_flow.row_blocks import RowBlocks
 from onnxgrad.engine import reverse
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import dependents
+from onnxgrad.ir.match import constant_tensor
 from onnxgrad.ir.subgraphs import cond, empty, formal, give
 from onnxgrad.lower.attention import product
 from onnxgrad.rules.op import Op
@@ -102,7 +103,7 @@ def _is_scaled(node: ir.Node) -> bool:
     if node.op_type not in ("Mul", "Div"):
         return False
     given = node.inputs[1:] if node.op_type == "Div" else node.inputs
-    known = [None if v is None or v.is_graph_input() else ir.convenience.get_const_tensor(v) for v in given]
+    known = [constant_tensor(v) for v in given]
     return any(t is not None and bool((t.numpy() > 0).all()) for t in known)
 
 

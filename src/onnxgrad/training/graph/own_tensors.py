@@ -10,8 +10,8 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.known_branches import take_known_branches
+from onnxgrad.model_io.local_functions import infer_types
 from onnxgrad.training.graph.lift_weights import own_weights
 from onnxgrad.training.graph.linear_models import with_own_weights
 
@@ -23,7 +23,7 @@ def own_tensors(model: ir.Model, wanted: Collection[str] = ()) -> None:
     """
     graph = model.graph
     while take_known_branches(graph):
-        infer_model(model)  # the types of a branch say more than those of its If
+        infer_types(model)  # the types of a branch say more than those of its If
     with_own_weights(graph)
     own_weights(graph, wanted)
     for value in list(graph.inputs):

@@ -7,26 +7,33 @@ size of what is pooled: two passes fewer over the larger tensor, which is also n
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
 
+from onnxgrad.ir.match import is_op, producer
 
-def pool_first(graph: ir.Graph, keep: Collection[str] = ()) -> None:
-    """Exchange every Relu of `graph` with a MaxPool that alone reads it; values named in `keep` stay what they are."""
+
+def pool_first(graph: ir.Graph, keep: Collection[str] = ()) -> int:
+    """Exchange every Relu of `graph` with a MaxPool that alone reads it, unless `keep` names it; returns how many."""
+    count = 0
+    for relu, pool in exchangeable(graph, keep):
+        _exchange(graph, relu, pool)
+        count += 1
+    return count
+
+
+def exchangeable(graph: ir.Graph, keep: Collection[str] = ()) -> Iterator[tuple[ir.Node, ir.Node]]:
+    """Each Relu of `graph` that `keep` does not name, with a MaxPool that alone reads it."""
     for pool in list(graph):
-        if not _is(pool, "MaxPool") or len(pool.outputs) > 1 or pool.inputs[0] is None:
+        if not is_op(pool, "MaxPool") or len(pool.outputs) > 1 or pool.inputs[0] is None:
             continue
         between = pool.inputs[0]
-        relu = between.producer()
-        if relu is None or not _is(relu, "Relu") or relu.graph is not graph:
+        relu = producer(between, "Relu")
+        if relu is None or relu.graph is not graph:
             continue
         if len(list(between.uses())) == 1 and not between.is_graph_output() and between.name not in keep:
-            _exchange(graph, relu, pool)
-
-
-def _is(node: ir.Node, op_type: str) -> bool:
-    return node.op_type == op_type and node.domain == ""
+            yield relu, pool
 
 
 def _exchange(graph: ir.Graph, relu: ir.Node, pool: ir.Node) -> None:

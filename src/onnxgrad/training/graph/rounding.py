@@ -6,15 +6,14 @@ from contextlib import AbstractContextManager, nullcontext
 
 import onnx_ir as ir
 
+from onnxgrad.ir.match import is_op
 from onnxgrad.rules.registry import straight_through
 from onnxgrad.training.metadata import QUANTIZED
-
-STANDARD = ("", "ai.onnx")
 
 
 def is_rounding(node: ir.Node | None) -> bool:
     """Whether `node` quantizes or dequantizes its first operand."""
-    return node is not None and node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.domain in STANDARD
+    return is_op(node, ("QuantizeLinear", "DequantizeLinear"))
 
 
 def is_quantized(node: ir.Node) -> bool:

@@ -23,6 +23,7 @@ from onnxgrad.ir.graph import named_values, scopes
 from onnxgrad.ir.names import described
 from onnxgrad.training.graph.batchnorm import moved, trains
 from onnxgrad.transforms.gradient_node import is_gradient
+from onnxgrad.wording import type_text
 
 DOMAIN, OPERATOR = "onnxgrad.ranks", "SumOverRanks"
 _DOUBLE = int(ir.DataType.DOUBLE)
@@ -94,7 +95,7 @@ def _written(b: Builder, node: ir.Node) -> list[Var]:
     if x.shape is None or scale.shape is None or not isinstance(scale.shape[0], int):
         raise BadInput(f"{described(node)}: the rank of its operand is not known, so it cannot be synchronized")
     if x.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):  # gradients times the rows of a batch overflow
-        raise BadInput(f"{described(node)}: statistics of a tensor of {x.dtype} cannot be synchronized")
+        raise BadInput(f"{described(node)}: statistics of a tensor of {type_text(x.dtype)} cannot be synchronized")
     epsilon, given = node.attributes.get("epsilon"), node.attributes.get("momentum")
     momentum = 0.9 if given is None else float(str(given.as_float()))
     attributes = [ir.AttrInt64("training_mode", 1), ir.AttrFloat32("momentum", 0.0), *([epsilon] if epsilon else [])]

@@ -16,6 +16,7 @@ from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import reads
 from onnxgrad.training.graph.rounding import is_rounding
+from onnxgrad.wording import type_text
 
 #: In the place of a pattern: everything that could train.
 EVERYTHING = "all"
@@ -58,7 +59,7 @@ def named_weight(
         raise UnknownName(name, initializers, "initializer")
     value = initializers[name]
     if value.dtype not in FLOATS:
-        raise BadInput(f"{name!r} is a tensor of {value.dtype}; only floats can be trained")
+        raise BadInput(f"{name!r} is a tensor of {type_text(value.dtype)}; only floats can be trained")
     if value not in reached:
         raise BadInput(f"the loss does not depend on {name!r}: it cannot be trained")
     if value in running:

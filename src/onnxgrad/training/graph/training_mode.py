@@ -23,6 +23,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import ancestors, reads, subgraphs
+from onnxgrad.ir.match import is_standard
 from onnxgrad.ir.names import described
 from onnxgrad.ir.subgraphs import rewired
 
@@ -89,7 +90,7 @@ def _names(nodes: Sequence[ir.Node]) -> str:
 
 
 def _standard(node: ir.Node, op_type: str) -> bool:
-    return node.op_type == op_type and node.domain in ("", "ai.onnx")
+    return node.op_type == op_type and is_standard(node)
 
 
 def _off(node: ir.Node) -> bool:

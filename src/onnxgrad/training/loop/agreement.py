@@ -1,4 +1,4 @@
-"""What the ranks of a run must agree on before its first step: all that decides its numbers."""
+"""Settings on which the ranks of a run must agree before its first step: all that decides its numbers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import onnxruntime
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.run import Run
 from onnxgrad.training.parallel.ranks import digest
-from onnxgrad.training.parallel.sharded import Sharded, common_state
 
 
 def agreement(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
-    """It, as JSON, by what to call it in messages."""
+    """JSON values by their names in messages."""
     source = run.step.source
     draws = source is not None and any(info.initialization_binding for info in source.infos)
     return {
@@ -23,11 +22,10 @@ def agreement(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
         **run.settings,
         "epochs": run.epochs,
         "model": run.fingerprint,
-        "weights": ""
-        if draws
-        else digest(common_state(run.machine)),  # the first rank's, where each may have drawn others
+        # where each rank may have drawn other weights, those of the first one count
+        "weights": "" if draws else digest(run.strategy.common_state()),
         "kernels": run.target,
-        "state of the optimizer": "shared out" if isinstance(run.machine, Sharded) else "on every rank",
+        "state of the optimizer": "shared out" if run.strategy.shares_state else "on every rank",
         "callbacks": [
             [type(c).__name__, c.settings(), getattr(c, "patience", None)] for c in callbacks if not c.is_told_once
         ],

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.errors import BadInput
-from onnxgrad.files import open_ordinary
-from onnxgrad.training.loop.checkpoint import Checkpoint, replacing
+from onnxgrad.files import open_ordinary, replacing
+from onnxgrad.training.loop.checkpoint import Checkpoint
 from onnxgrad.training.loop.history import History, plain
 from onnxgrad.training.loop.run import Run
-from onnxgrad.training.measure.metrics import larger_is_better
+from onnxgrad.training.metrics.registry import larger_is_better
 
 
 class Callback:

@@ -1,11 +1,15 @@
-"""Checkpoints: one safetensors file that holds all state and everything needed to go on exactly.
+"""Checkpoints: the state of a run and everything needed to go on exactly, in one versioned format.
 
-The tensors are the state of the step; the header carries one JSON document with the position of the run
-(steps, epoch, rows already seen), how rows are drawn (seed, batch size, number of rows), the metrics so
-far, and a fingerprint of the step graph. It is one file, so it cannot be half old and half new: it is
-written beside its place, flushed to the disk, and renamed. A run killed at any moment leaves the last
-checkpoint whole. Digests, one per tensor and one of the document, tell whether what is read is what was written.
-The one before is kept beside it: should the disk damage the newest, the message says so.
+A checkpoint is a safetensors file. Its tensors are the state of the step. Its header has one JSON document: the
+position of the run (steps, epoch, rows already seen), how rows are drawn (seed, batch size, number of rows), the
+metrics so far, and a fingerprint of the step graph. Digests, one per tensor and one of the document, show damage.
+
+Ranks that share out the state of the optimizer write one more file each (see `checkpoint_parts`). The document then
+names these parts, and `Checkpoint.load` joins them. The best states that ``fit(keep=3)`` leaves are files of the same
+format.
+
+A file is written beside its place, flushed to the disk, and renamed. A run killed at any moment leaves the last
+checkpoint whole. The one before is kept beside it: should the disk damage the newest, the message says so.
 """
 
 from __future__ import annotations
@@ -18,38 +22,27 @@ import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (it registers bfloat16 with numpy)
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, TrainingError, warn_caller
 from onnxgrad.files import open_ordinary, replacing, scratch
 
-__all__ = [
-    "FILE",
-    "Checkpoint",
-    "check_state_fits",
-    "digest_of",
-    "fingerprint",
-    "named_parts",
-    "previous",
-    "replacing",
-    "structure",
-]
-
 FILE = "checkpoint.safetensors"
 PREVIOUS = ".previous"
 #: What `Checkpoint.run` says of the parts that a checkpoint is in (see `checkpoint_parts`).
 PARTS = "parts"
+#: Names of the files of parts.
+PART_NAME = r"part-\d+-of-\d+-[0-9a-f]{32}\.safetensors"
 _KEY = "onnxgrad.checkpoint"
 _DIGEST = "onnxgrad.digest"
 _EXTRA = "onnxgrad.extra."
 _VERSION = 2  # 1 had no digests
-_BODIES = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 
 #: What numpy (with ml_dtypes) calls the types of safetensors.
 _DTYPES = {
@@ -92,7 +85,7 @@ class Checkpoint:
         state: every tensor of state, by name.
         run: JSON: where the run stands and how it draws its rows.
         step_graph: fingerprint of the step graph that the state belongs to.
-        extras: what else ranks carry from step to step (see `training.parallel`), by name.
+        extras: state of the exchange between ranks (see `Strategy.extras`), by name.
         digest: of what the file says beside its tensors, where it was read from one.
     """
 
@@ -107,7 +100,7 @@ class Checkpoint:
         return self.state | {_EXTRA + name: array for name, array in self.extras.items()}
 
     def described(self) -> str:
-        """What the file says beside its tensors, as JSON. Raises TrainingError if one of them is not finite."""
+        """The JSON document of the file. Raises TrainingError if a tensor is not finite."""
         for name, array in self._tensors.items():
             if not _finite(array):
                 step = self.run.get("step", "?")
@@ -135,7 +128,20 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
-        """Read the file at `path`.
+        """Read the checkpoint at `path`: its file, and those of its parts where ranks have shared out the state.
+
+        Raises:
+            BadInput: there is none, it is damaged, it is not one of onnxgrad's, or a part is missing or is that of
+                another checkpoint.
+        """
+        index = cls.load_file(path)
+        if PARTS in index.run:
+            index.state |= _joined_parts(path, index, index.run.pop(PARTS))
+        return index
+
+    @classmethod
+    def load_file(cls, path: Path) -> Checkpoint:
+        """Read one file: a checkpoint without the state that its parts have, or a part.
 
         Raises:
             BadInput: there is none, it is damaged, or it is not one of onnxgrad's.
@@ -198,7 +204,11 @@ class Checkpoint:
         for key, kind in _RUN.items():
             value = self.run.get(key, kind())
             fits = isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
-            if not fits or (kind in (int, float) and not 0 <= abs(value) < math.inf) or (kind is int and value < 0):
+            if (
+                not fits
+                or (kind in (int, float) and not 0 <= abs(value) < math.inf)
+                or (kind is int and not 0 <= value < 2**53)
+            ):
                 raise wrong(key, value)
 
 
@@ -219,8 +229,67 @@ def _check_digests(state: Mapping[str, np.ndarray], digests: Any, path: Path) ->
             raise BadInput(f"the checkpoint {str(path)!r} is damaged: {name!r} is not what was written{_offer(path)}")
 
 
+def _joined_parts(path: Path, index: Checkpoint, parts: Any) -> dict[str, np.ndarray]:
+    """The state that the parts of the checkpoint at `path` have, whole."""
+    try:
+        files = [(str(file), str(digest)) for file, digest in parts["files"]]
+        shapes = {str(n): (np.dtype(t), tuple(map(int, s))) for n, (t, s) in parts["tensors"].items()}
+        state = {name: np.zeros(shape, dtype) for name, (dtype, shape) in shapes.items()}
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError, MemoryError) as error:
+        raise BadInput(f"the checkpoint {str(path)!r} does not say which parts it has") from error
+    places: dict[str, list[tuple[int, int]]] = {name: [] for name in state}
+    for rank, (file, digest) in enumerate(files):
+        _put(_part(path, index, rank, len(files), file, digest), state, places, path.parent / file)
+    for name, found in places.items():
+        ends = [0, *(end for place in sorted(found) for end in place), state[name].size]
+        if any(low != high for low, high in list(pairwise(ends))[::2]):
+            raise BadInput(f"the checkpoint {str(path)!r} is damaged: its parts do not make all of {name!r}")
+    return state
+
+
+def _part(path: Path, index: Checkpoint, rank: int, ranks: int, file: str, digest: str) -> Checkpoint:
+    """Read the part of a rank, and check that it is that of `index`."""
+    if not re.fullmatch(PART_NAME, file):
+        raise BadInput(f"the checkpoint {str(path)!r} does not say which parts it has")
+    place = path.parent / file
+    if not place.exists():
+        raise BadInput(
+            f"the checkpoint {str(path)!r} is not whole: {file!r}, the part of rank {rank} of {ranks}, is missing"
+        )
+    found = Checkpoint.load_file(place)
+    step, of, needed = found.run.get("step"), found.run.get("rank"), index.run.get("step")
+    if (step, of) != (needed, rank):
+        raise BadInput(
+            f"the part {str(place)!r} is of step {step} and rank {of}; the checkpoint {str(path)!r}, of step {needed}, "
+            f"needs that of rank {rank}"
+        )
+    if found.digest != digest:
+        raise BadInput(f"the part {str(place)!r} is not the one that the checkpoint {str(path)!r} was written with")
+    return found
+
+
+def _put(
+    part: Checkpoint, state: Mapping[str, np.ndarray], places: Mapping[str, list[tuple[int, int]]], path: Path
+) -> None:
+    """Write the tensors of a part to their places in `state`."""
+    told = part.run.get("places")
+    for name, array in part.state.items():
+        place = told.get(name) if isinstance(told, dict) else None
+        if name not in state or array.dtype != state[name].dtype or not _is_place(place, array.size, state[name].size):
+            raise BadInput(f"the part {str(path)!r} is damaged: it does not say what its {name!r} is a part of")
+        low, high = place  # type: ignore[misc]
+        state[name].reshape(-1)[low:high] = array.reshape(-1)
+        places[name].append((low, high))
+
+
+def _is_place(place: Any, size: int, whole: int) -> bool:
+    if not isinstance(place, list) or len(place) != 2 or not all(type(end) is int for end in place):
+        return False
+    return 0 <= place[0] <= place[1] <= whole and place[1] - place[0] == size
+
+
 def previous(path: Path) -> Path:
-    """Where the checkpoint before the one at `path` is kept."""
+    """The path of the checkpoint before the one at `path`."""
     return path.with_name(path.stem + PREVIOUS + path.suffix)
 
 
@@ -237,7 +306,7 @@ def named_parts(path: Path, strict: bool = False) -> list[str]:
         return _parts_of(json.loads(header["__metadata__"][_KEY])["run"])
     except (BadInput, OSError, MemoryError, OverflowError, ValueError, KeyError, TypeError, RecursionError):
         if strict:
-            Checkpoint.load(path)
+            Checkpoint.load_file(path)
         return []
 
 
@@ -249,12 +318,12 @@ def _parts_of(run: Mapping[str, Any]) -> list[str]:
 
 
 def _offer(path: Path) -> str:
-    """What else there is, if the checkpoint at `path` is no good."""
+    """A hint to the previous checkpoint, if it is whole; else empty."""
     other = previous(path)
     if path == other or path.stem.endswith(PREVIOUS) or not other.exists():
         return ""
     try:
-        found = Checkpoint.load(other)
+        found = Checkpoint.load_file(other)
         step = found.run["step"]
     except (BadInput, KeyError):
         return ""
@@ -281,45 +350,6 @@ def _keep(path: Path, other: Path) -> None:
 
 def _finite(array: np.ndarray) -> bool:
     return not ir.DataType.from_numpy(array.dtype).is_floating_point() or bool(np.isfinite(array).all())
-
-
-def fingerprint(model: ir.Model) -> str:
-    """A digest of a step graph: equal for the same model, loss, optimizer and settings."""
-    proto = ir.to_proto(model)
-    del proto.metadata_props[:]
-    return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
-
-
-def structure(model: ir.Model) -> str:
-    """The same, whatever the values inside are called: a loss that says what it weighs draws other names."""
-    proto = ir.to_proto(model)
-    del proto.metadata_props[:]
-    names = {value.name: value.name for value in proto.graph.input}
-    _rename(proto.graph, names)
-    return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
-
-
-def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
-    """Call values by numbers, in the order in which nodes name them; `names` holds what is known so far."""
-
-    def numbered(name: str) -> str:
-        return names.setdefault(name, f"#{len(names)}") if name else ""
-
-    del graph.value_info[:]
-    for node in graph.node:
-        node.name = ""
-        node.input[:] = [numbered(name) for name in node.input]
-        for attribute in node.attribute:
-            for body in [attribute.g, *attribute.graphs] if attribute.type in _BODIES else ():
-                for value in body.input:
-                    value.name = numbered(value.name)
-                _rename(body, names)
-        node.output[:] = [numbered(name) for name in node.output]
-    for held in [*graph.output, *graph.initializer]:
-        held.name = numbered(held.name)
-    initializers = sorted(graph.initializer, key=lambda tensor: tensor.name)
-    del graph.initializer[:]
-    graph.initializer.extend(initializers)
 
 
 def _library() -> Any:

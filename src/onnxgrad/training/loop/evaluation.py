@@ -10,8 +10,9 @@ file that was saved, and neither measurement sees anything of training.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -21,15 +22,17 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 from onnxgrad.distributed import Alone, Collective, blocks, gathered
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import named_values, prune, reads
-from onnxgrad.ir.infer.inference import infer_model
+from onnxgrad.ir.match import is_standard
 from onnxgrad.model_io import load_model
+from onnxgrad.model_io.local_functions import infer_types
 from onnxgrad.runtime import Options, Session
+from onnxgrad.runtime.session import session_source
 from onnxgrad.runtime.widened import has_bfloat16
 from onnxgrad.training.data import Data, Field
+from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.loop.predictions import Prediction, add_outputs, compared
-from onnxgrad.training.measure.comparisons import Meter
-from onnxgrad.training.measure.metrics import METRICS
-from onnxgrad.training.metadata import class_names
+from onnxgrad.training.measure.comparisons import Binary, Classes, Meter, are_shares
+from onnxgrad.training.metrics.registry import METRICS
 from onnxgrad.training.optim.averages import averaged
 from onnxgrad.training.spec.training_info import Merged, Source, bindings, merge
 from onnxgrad.training.step.step import Step
@@ -39,7 +42,7 @@ def plain_session(path: str | os.PathLike) -> onnxruntime.InferenceSession:
     """A session of ONNX Runtime for the file, with default options, except that it prints no warnings."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(os.fspath(path), options)
+    return onnxruntime.InferenceSession(session_source(path), options)
 
 
 @dataclass
@@ -101,15 +104,17 @@ class Evaluation:
         name = value.name or ""
         found = Field.of(value, label=name in self.labels)
         for p in self.predictions:
-            if p.label == name and p.classes is not None:
-                return Field(**{**found.__dict__, "classes": p.classes, "ignored": p.ignored})
+            if p.label == name and isinstance(p.comparison, Classes):
+                return replace(found, classes=p.classes, ignored=p.ignored, indices=True)
+            if p.label == name and isinstance(p.comparison, Binary):
+                return replace(found, binary=True)
         return found
 
     def meters(self, metrics: Sequence[str] | None = None, classes: Sequence[str] | None = None) -> list[Meter]:
         """What adds up `metrics` (by default those usual for each prediction), one for each prediction.
 
         Args:
-            metrics: names (see `onnxgrad.training.measure.metrics`); each is taken of the first prediction that it
+            metrics: names (see `onnxgrad.training.metrics.registry`); each is taken of the first prediction that it
                 is defined for.
             classes: names of the classes, where they are known.
 
@@ -191,7 +196,7 @@ class Evaluation:
                 value.const_value = None
                 if value not in graph.inputs:
                     graph.inputs.append(value)
-        infer_model(model)
+        infer_types(model)
         outputs = add_outputs(graph, self.boundary)
         graph.outputs[:] = outputs
         prune(graph)
@@ -226,6 +231,8 @@ class Evaluation:
             found = feeds if self._tail is None else self._tail.run({n: feeds[n] for n in tail_inputs})
             weight = self._weight(batch, data.count(batch))
             losses.append([float(found[self.loss]) if weight else 0.0, weight])
+            if len(losses) == 1:
+                self._doubt(found)
             for p, meter in zip(self.predictions, meters):
                 meter.add(found[p.value], batch[p.label])
         if ranks.size > 1:
@@ -241,6 +248,17 @@ class Evaluation:
             measured |= {k: v for k, v in meter.result().items() if k not in measured}
         return measured
 
+    def _doubt(self, found: Mapping[str, np.ndarray]) -> None:
+        """Warn of scores that are taken for logits, and are probabilities by their numbers."""
+        for p in self.predictions:
+            if type(p.comparison) is Classes and are_shares(found[p.value], p.comparison.axis):
+                warnings.warn(
+                    f"the scores that are compared with {p.label!r} lie between 0 and 1 and sum to 1: the loss takes "
+                    "them for logits, and they look like probabilities\n"
+                    "  hint: name the value before the activation with `output` (--prediction)",
+                    stacklevel=2,
+                )
+
     def _weight(self, batch: Mapping[str, np.ndarray], rows: int) -> int:
         """How much the loss of a batch counts in that of the data: by its rows, or by its labels that count."""
         for p in self.predictions:
@@ -253,7 +271,7 @@ def measuring_graph(source: Source, step: Step) -> tuple[ir.Model, set[str]]:
     """Inference graph and algorithm up to the loss, all of it in inference mode; names of what the algorithm holds."""
     merged, values = _entry_with(source, step)
     model = merged.model
-    infer_model(model)
+    infer_types(model)
     _inference_mode(model.graph)
     model.graph.outputs[:] = [values[step.loss]]
     CommonSubexpressionEliminationPass()(model)
@@ -274,7 +292,7 @@ def _entry_with(source: Source, step: Step) -> tuple[Merged, dict[str, ir.Value]
 def _inference_mode(graph: ir.Graph) -> None:
     """Put every BatchNormalization and Dropout of `graph` into inference mode, in place."""
     for node in graph:
-        if node.domain not in ("", "ai.onnx"):
+        if not is_standard(node):
             continue
         if node.op_type == "BatchNormalization":
             node.attributes.pop("training_mode", None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -27,18 +27,16 @@ from onnxgrad.training.loop.resume import resume, save
 from onnxgrad.training.loop.run import Run
 from onnxgrad.training.measure import METRICS
 from onnxgrad.training.optim.schedules import Schedule
-from onnxgrad.training.parallel.machine import DataParallel
 from onnxgrad.training.parallel.ranks import OnRank
-from onnxgrad.training.parallel.sharded import Sharded, common_state, inference_state
 
 
 class Fit:
     """The loop of a run: to be opened, then called.
 
     Args:
-        run: what is asked for, and where it stands.
+        run: the settings and the position of the run.
         callbacks: hear what it does.
-        evaluation: how validation data are measured; None if there are none.
+        evaluation: measures validation data; None if there are none.
         checkpoint_seconds: between checkpoints within an epoch.
     """
 
@@ -47,15 +45,15 @@ class Fit:
     ) -> None:
         self.run, self.callbacks, self.evaluation = run, list(callbacks), evaluation
         self.checkpoint_seconds = checkpoint_seconds
-        self._interrupted = False
 
     @contextmanager
     def opened(self, resuming: bool, accept_changes: bool = False) -> Iterator[None]:
         """Hold the folder of the checkpoint and listen to signals; the run stands where it begins, or goes on."""
-        run = self.run
+        run, strategy = self.run, self.run.strategy
         self._check_monitors()
+        strategy.forget_stop()
         if run.folder is None:
-            with interruptible(self._ask, run.ranks is not None):
+            with interruptible(strategy.ask_to_stop, strategy.has_several):
                 self._begin(resuming, accept_changes)
                 yield
             return
@@ -68,7 +66,7 @@ class Fit:
         elif not run.folder.is_dir():
             raise BadInput(f"there is no checkpoint {str(run.checkpoint)!r}")
         try:
-            with alone(run.folder), interruptible(self._ask, run.ranks is not None):
+            with alone(run.folder), interruptible(strategy.ask_to_stop, strategy.has_several):
                 self._begin(resuming, accept_changes)
                 yield
         finally:
@@ -77,23 +75,18 @@ class Fit:
                     run.folder.rmdir()  # if nothing came to be in it
 
     def _begin(self, resuming: bool, accept_changes: bool) -> None:
-        run = self.run
-        if run.ranks is not None:
-            run.ranks.agree(agreement(run, self.callbacks))
-            resuming = run.ranks.first(lambda: resuming)  # which may depend on what the first one has kept
+        run, strategy = self.run, self.run.strategy
+        strategy.ranks.agree(lambda: agreement(run, self.callbacks))
+        resuming = strategy.ranks.first(lambda: resuming)  # which may depend on what the first one has kept
         if resuming:
             resume(run, self.callbacks, accept_changes)
             return
-        if isinstance(run.machine, Sharded):
-            if run.machine.is_new:
-                run.take_state({name: t.numpy() for name, t in run.machine.first.items()})
-        elif run.ranks is not None:
-            run.load_state(run.ranks.shared(run.state()))
+        strategy.begin()
         self._seed_masks()
-        if run.ranks is None or isinstance(run.machine, Sharded):
+        if strategy.shares_state:
             self._save_first()
         else:
-            run.ranks.first(self._save_first)
+            strategy.ranks.first(self._save_first)
 
     def _save_first(self) -> None:
         if self.run.keeps:  # a place that cannot be written shows now, not after the first epoch
@@ -110,7 +103,7 @@ class Fit:
         run = self.run
         run.history.about["provenance"] = provenance(run.target)
         try:
-            with nullcontext() if run.ranks is None else run.ranks.agreeing():
+            with run.strategy.ranks.agreeing():
                 for callback in self.callbacks:
                     callback.start(run)
             while run.epoch < run.epochs and not run.position.finished:
@@ -120,10 +113,7 @@ class Fit:
                 run.history.about["stopped"] = run.position.finished
             for callback in self.callbacks:
                 callback.end(run)
-            if run.ranks is not None and not isinstance(
-                run.machine, Sharded
-            ):  # the first rank may have put others back
-                run.load_state(run.ranks.shared(run.state()))
+            run.strategy.end()
         finally:
             for callback in self.callbacks:
                 callback.stop()
@@ -137,7 +127,7 @@ class Fit:
         known = ["loss", "seconds", "steps_per_second", "rate_factor", *run.rates]
         if run.validation is not None and self.evaluation is not None:
             some = run.validation.select(np.arange(min(len(run.validation), 256)), run.validation.name)
-            measured = self.evaluation(inference_state(run.machine), some, metrics=run.metrics)
+            measured = self.evaluation(run.strategy.inference_state(), some, metrics=run.metrics)
             known += [f"validation_{what}" for what in measured]
         for name in names:
             if name in known:
@@ -156,11 +146,9 @@ class Fit:
         order = order[: run.rows]
         begin = saved = time.monotonic()
         before, stopped = at.seconds, False
-        part = (0, 1) if run.ranks is None else (run.ranks.rank, run.ranks.size)
-        for batch in run.data.batches(run.batch_size, order, at.row, [run.seed, at.epoch], part):
+        for batch in run.data.batches(run.batch_size, order, at.row, [run.seed, at.epoch], run.strategy.part):
             self._set_rate()
-            if isinstance(run.machine, Sharded):
-                run.machine.due = run.folder is not None and time.monotonic() - saved > self.checkpoint_seconds
+            run.strategy.announce_save(run.folder is not None and time.monotonic() - saved > self.checkpoint_seconds)
             loss = float(run.machine.step(batch)[run.step.loss])
             at.step += 1
             if not math.isfinite(loss):
@@ -180,27 +168,14 @@ class Fit:
                 begin += time.monotonic() - now  # which is no time of steps
                 if stopped := bool(at.finished):
                     break
-            if self._is_to_stop():
+            if run.strategy.is_stopping:
                 self._interrupt()
-            if self._is_to_save(now - saved):
+            if run.strategy.can_save(run.keeps and now - saved > self.checkpoint_seconds):
                 self._save()
                 saved = time.monotonic()
         self._end_epoch(at.row if stopped else run.rows)
-        if self._interrupted and run.ranks is None:  # several ranks hear of it with the next step
+        if run.strategy.is_stopping:
             self._interrupt()
-
-    def _is_to_stop(self) -> bool:
-        """Whether this process was asked to, or any of the ranks before the last step."""
-        machine = self.run.machine
-        return machine.stopping if isinstance(machine, DataParallel) else self._interrupted
-
-    def _is_to_save(self, seconds: float) -> bool:
-        """Whether it is time for a checkpoint; where each rank writes its part, the first one has told them all."""
-        machine = self.run.machine
-        if isinstance(machine, Sharded):
-            return machine.is_due
-        is_settled = machine.is_settled if isinstance(machine, DataParallel) else True
-        return self.run.keeps and is_settled and seconds > self.checkpoint_seconds
 
     def _evaluate_between(self) -> None:
         """Measure validation data between two steps."""
@@ -214,31 +189,28 @@ class Fit:
 
     def _decide_together(self) -> None:
         """End the run on all ranks where a callback ends it on the first."""
-        run = self.run
-        if run.ranks is not None:
-            run.position.finished = run.ranks.first(lambda: run.position.finished)
+        position = self.run.position
+        position.finished = self.run.strategy.ranks.first(lambda: position.finished)
 
     def _validated(self) -> dict[str, float]:
         run = self.run
         if run.validation is None or self.evaluation is None:
             return {}
-        ranks = None if run.ranks is None else run.ranks.collective
+        strategy, size = run.strategy, max(run.batch_size, 256)
         measured = self.evaluation(
-            inference_state(run.machine), run.validation, max(run.batch_size, 256), run.metrics, ranks
+            strategy.inference_state(), run.validation, size, run.metrics, strategy.ranks.collective
         )
         return {f"validation_{what}": value for what, value in measured.items()}
 
     def _settle(self) -> None:
-        """Have all ranks hold the same, where they do not at every step."""
-        if isinstance(self.run.machine, DataParallel):
-            self.run.position.total = self.run.machine.settle(self.run.position.total)
+        """Make the state equal on all ranks."""
+        self.run.position.total = self.run.strategy.settle(self.run.position.total)
 
     def _end_epoch(self, rows: int) -> None:
         run, at = self.run, self.run.position
         self._settle()
         self._check_finite()
-        if run.ranks is not None:
-            run.ranks.check_equal(common_state(run.machine), at.step)
+        run.strategy.ranks.check_equal(run.strategy.common_state(), at.step)
         record = {
             "epoch": at.epoch + 1,
             "step": at.step,
@@ -255,8 +227,7 @@ class Fit:
                 self._evaluate_between()  # the last state is measured in any case
             if between and between[-1]["step"] == at.step:
                 record |= {k: v for k, v in between[-1].items() if k.startswith("validation_")}
-        if run.ranks is not None:  # callbacks decide from the same numbers everywhere, from seconds too
-            record = run.ranks.first(lambda: record)
+        record = run.strategy.ranks.first(lambda: record)  # callbacks decide from the same numbers, from seconds too
         at.history.epochs.append(record)
         at.epoch += 1
         at.begin_epoch()
@@ -287,14 +258,13 @@ class Fit:
             if tensor.initial.dtype in FLOATS and name in state and not np.isfinite(state[name]).all():
                 if not np.isfinite(tensor.initial.numpy()).all():
                     continue  # a mask, or a bound, that was infinite from the start
-                is_own = isinstance(self.run.machine, Sharded) and name in self.run.machine.shares.kept
-                raise (OnRank if is_own else TrainingError)(
+                raise (OnRank if name in self.run.strategy.places() else TrainingError)(
                     f"{name!r} is not finite after step {self.run.step_count} (epoch {self.run.epoch + 1}); "
                     f"try a smaller learning rate{self._last_good()}"
                 )
 
     def _remedy(self) -> str:
-        """What to do about a loss that is no number; at the first step no learning rate can be to blame."""
+        """A remedy for a loss that is no number; the learning rate is not the cause at the first step."""
         if self.run.step_count > 1:
             return "try a smaller learning rate"
         for name, held in self.run.step.model.graph.initializers.items():
@@ -308,11 +278,6 @@ class Fit:
 
     def _save(self) -> None:
         save(self.run, self.callbacks)
-
-    def _ask(self) -> None:
-        self._interrupted = True
-        if isinstance(self.run.machine, DataParallel):
-            self.run.machine.asked = True
 
     def _interrupt(self) -> None:
         self._settle()

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onnxgrad.training.loop.checkpoint import replacing
+from onnxgrad.files import replacing
 
 
 @dataclass

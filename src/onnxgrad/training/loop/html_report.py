@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxgrad.training.loop.checkpoint import replacing
+from onnxgrad.errors import shown
+from onnxgrad.figures import drawing
+from onnxgrad.files import replacing
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.progress import curves, number
 
@@ -67,7 +69,7 @@ def write_report(history: History, path: Path, title: str = "Training run", pict
         f"<style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
     )
     with replacing(path) as file:
-        file.write_text(page, encoding="utf-8")
+        file.write_text(shown(page, keep="\n"), encoding="utf-8")
 
 
 def _measured(about: Mapping[str, Any]) -> str:
@@ -97,7 +99,9 @@ def _text(value: Any) -> str:
 
 def _svg(history: History) -> str:
     target = io.StringIO()
-    curves(history).savefig(target, format="svg")
+    figure = curves(history)
+    with drawing():
+        figure.savefig(target, format="svg")
     text = target.getvalue()
     return text[text.index("<svg") :]
 

@@ -1,33 +1,32 @@
-"""Who listens to a run, as the settings of `Trainer.fit` and the flags of ``onnxgrad train`` ask for it."""
+"""Callbacks of a run, as its recipe asks for them."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from onnxgrad.errors import BadInput
+from onnxgrad.figures import import_matplotlib
 from onnxgrad.training.loop.callbacks import AtEnd, Callback, EarlyStopping, KeepBest, Log, Metrics, Monitor, Plateau
-from onnxgrad.training.loop.progress import check_plot, interactive, reporter
+from onnxgrad.training.loop.progress import interactive, reporter
 from onnxgrad.training.loop.progress import plot as draw
+from onnxgrad.training.loop.recipe import LogRecipe, WatchRecipe
 from onnxgrad.training.loop.report_pictures import WritesReport
-from onnxgrad.training.loop.run import RateSchedule
 from onnxgrad.training.loop.trackers import MLflow, TensorBoard
-from onnxgrad.training.optim.schedules import SCHEDULES, Schedule
+from onnxgrad.training.optim.schedules import SCHEDULES, RateSchedule, Schedule
 from onnxgrad.training.option_strings import completed, looked_up, spelled
 
-File = str | os.PathLike
 
-
-def watchers(monitor: str, patience: int | None, keep_best: bool, keep: int | None, validation: bool) -> list[Callback]:
-    """What acts on `monitor`: early stopping, and keeping the best weights.
+def watchers(asked: WatchRecipe, validation: bool) -> list[Callback]:
+    """Callbacks that act on `asked.monitor`: early stopping, and keeping the best weights.
 
     Raises:
-        BadInput: `monitor` is of validation data, and there are none.
+        BadInput: the monitor is of validation data, and there are none.
     """
-    found: list[Callback] = [] if patience is None else [EarlyStopping(monitor, patience)]
-    if keep_best or keep is not None:
-        found.append(KeepBest(monitor, keep=1 if keep is None else keep))
+    monitor = asked.monitor
+    found: list[Callback] = [] if asked.patience is None else [EarlyStopping(monitor, asked.patience)]
+    if asked.keep_best or asked.keep is not None:
+        found.append(KeepBest(monitor, keep=1 if asked.keep is None else asked.keep))
     if found and monitor.startswith("validation") and not validation:
         raise BadInput(
             f"{monitor} is watched, and there are no validation data\n"
@@ -36,27 +35,27 @@ def watchers(monitor: str, patience: int | None, keep_best: bool, keep: int | No
     return found
 
 
-def loggers(log: File | None, tensorboard: File | None, mlflow: str | None) -> list[Callback]:
-    """What writes down how it goes. Raises BadInput where a package that one of them needs is missing."""
-    found: list[Callback] = [] if log is None else [Log(Path(log))]
-    if tensorboard is not None:
-        found.append(TensorBoard(Path(tensorboard)))
-    if mlflow is not None:
-        found.append(MLflow(mlflow))
+def loggers(asked: LogRecipe) -> list[Callback]:
+    """Callbacks that record a run. Raises BadInput where a package that one of them needs is missing."""
+    found: list[Callback] = [] if asked.log is None else [Log(Path(asked.log))]
+    if asked.tensorboard is not None:
+        found.append(TensorBoard(Path(asked.tensorboard)))
+    if asked.mlflow is not None:
+        found.append(MLflow(asked.mlflow))
     return found
 
 
-def writers(history: File | None, plot: File | None, report: File | None, progress: bool | None) -> list[Callback]:
-    """What is shown, and what is written in the end."""
-    found: list[Callback] = [] if history is None else [Metrics(Path(history))]
-    if interactive() if progress is None else progress:
+def writers(asked: LogRecipe) -> list[Callback]:
+    """Callbacks that show progress, and write files at the end."""
+    found: list[Callback] = [] if asked.history is None else [Metrics(Path(asked.history))]
+    if interactive() if asked.progress is None else asked.progress:
         found.append(reporter())
-    if plot is not None or report is not None:
-        check_plot()
-    if plot is not None:
-        found.append(AtEnd(draw, Path(plot)))
-    if report is not None:
-        found.append(WritesReport(Path(report)))
+    if asked.plot is not None or asked.report is not None:
+        import_matplotlib()
+    if asked.plot is not None:
+        found.append(AtEnd(draw, Path(asked.plot)))
+    if asked.report is not None:
+        found.append(WritesReport(Path(asked.report)))
     return found
 
 

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxgrad.control_flow.iteration import Iteration
 from onnxgrad.ir import Builder
+from onnxgrad.ir.match import is_op
 from onnxgrad.ir.subgraphs import give
 
 INT64, DOUBLE = int(ir.DataType.INT64), int(ir.DataType.DOUBLE)
@@ -34,7 +35,7 @@ class LossByBlocks:
     @classmethod
     def of(cls, node: ir.Node) -> LossByBlocks | None:
         """`node` as such a loss; None if it is none."""
-        if node.op_type != "Scan" or node.domain != "":
+        if not is_op(node, "Scan"):
             return None
         it = Iteration.of(node)
         if it.count or any(slot.axis or slot.backwards for slot in (*it.ins, *it.outs)):
@@ -47,7 +48,7 @@ class LossByBlocks:
             shape = None if scores is None else scores.shape
             if labels not in columns or shape is None or len(shape) != 2 or not isinstance(shape[1], int):
                 continue
-            source = _before(columns[labels], "Reshape", "Pad")
+            source = _before(columns[labels], "Reshape", "Expand", "Pad")
             ignored = inner.attributes.get("ignore_index")
             if source is not None:
                 return cls(node, inner, source.name or "", shape[1], None if ignored is None else ignored.as_int())

@@ -61,9 +61,10 @@ def _prediction(node: ir.Node, labels: set[str]) -> Prediction | None:
         return None
     if y.name in labels:
         y, other = other, y
-    rows = other.producer()
-    in_rows = rows is not None and rows.op_type == "Reshape" and rows.inputs[0] is not None  # tokens, one per row
-    label = (rows.inputs[0].name if in_rows else other.name) or ""  # type: ignore[union-attr]
+    source = other
+    while (rows := source.producer()) is not None and rows.op_type in ("Reshape", "Expand") and rows.inputs[0]:
+        source = rows.inputs[0]  # of tokens, one per row
+    in_rows, label = source is not other, source.name or ""
     if label not in labels:
         return None
     if node.op_type in _CLASS_LOSSES and y is node.inputs[0]:

@@ -19,9 +19,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from onnxgrad.errors import BadInput
+from onnxgrad.figures import drawing, plain
+from onnxgrad.files import replacing
 from onnxgrad.training.loop.callbacks import Callback
-from onnxgrad.training.loop.checkpoint import replacing
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.run import Run
 
@@ -164,53 +164,41 @@ def interactive() -> bool:
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
-def check_plot() -> None:
-    """Raise BadInput if plots cannot be drawn, before any work is done."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise BadInput("plots need the package matplotlib: pip install 'onnxgrad[train]'") from error
-
-
 def curves(history: History, title: str = "") -> Any:
     """A figure of the loss, and of whatever else was measured of the validation data, over the steps.
 
     Raises:
         BadInput: the package matplotlib is missing.
     """
-    check_plot()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     ends = [e["step"] for e in history.epochs]
     records = [*history.evaluations, *history.epochs]
     measured = dict.fromkeys(k for e in records for k in e if k.startswith("validation_"))
     panels = [("loss", "validation_loss"), *((k[11:], k) for k in measured if k != "validation_loss")]
-    figure = Figure(figsize=(5 * min(len(panels), 3), 3.6 * -(-len(panels) // 3)), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(-(-len(panels) // 3), min(len(panels), 3), squeeze=False).ravel()
-    for axes in grid[len(panels) :]:
-        axes.set_visible(False)
-    for axes, (what, key) in zip(grid, panels):
-        if what == "loss":
-            axes.plot(history.curve.steps, history.curve.means, color="0.75", label="training, per step")
-            axes.plot(ends, [e["loss"] for e in history.epochs], label="training, per epoch")
-        points = history.measured(key)
-        if points:
-            axes.plot(*zip(*points), label="validation", marker="o" if len(points) == 1 else None)
-        if what == "loss" and min(history.curve.means, default=0) > 0:
-            axes.set_yscale("log")
-        axes.set_xlabel("step")
-        axes.set_ylabel(what.replace("_", " "))
-        axes.grid(alpha=0.3)
-        axes.legend()
-    if title:
-        figure.suptitle(title)
-    return figure
+    with drawing() as new_figure:
+        figure = new_figure(figsize=(5 * min(len(panels), 3), 3.6 * -(-len(panels) // 3)), layout="constrained")
+        grid = figure.subplots(-(-len(panels) // 3), min(len(panels), 3), squeeze=False).ravel()
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        for axes, (what, key) in zip(grid, panels):
+            if what == "loss":
+                axes.plot(history.curve.steps, history.curve.means, color="0.75", label="training, per step")
+                axes.plot(ends, [e["loss"] for e in history.epochs], label="training, per epoch")
+            points = history.measured(key)
+            if points:
+                axes.plot(*zip(*points), label="validation", marker="o" if len(points) == 1 else None)
+            if what == "loss" and min(history.curve.means, default=0) > 0:
+                axes.set_yscale("log")
+            axes.set_xlabel("step")
+            axes.set_ylabel(plain(what.replace("_", " ")))
+            axes.grid(alpha=0.3)
+            axes.legend()
+        if title:
+            figure.suptitle(plain(title))
+        return figure
 
 
 def plot(history: History, path: Path, title: str = "") -> None:
     """Draw `curves` into a PNG file, all or nothing."""
     figure = curves(history, title)
-    with replacing(path) as file:
+    with replacing(path) as file, drawing():
         figure.savefig(file, format="png", dpi=120)

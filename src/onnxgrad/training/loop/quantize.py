@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,13 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.keywords import checked
+from onnxgrad.keywords import keywords_of
 from onnxgrad.model_io import save_model
 from onnxgrad.model_io.save import gathered, to_proto
+from onnxgrad.settings import settings_of, takes
 from onnxgrad.training.data import Data
+from onnxgrad.training.data.preprocessing import Preprocessing
+from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loop.train import train
 from onnxgrad.training.measure.predict import AnyModel, fields_of, source_name
 from onnxgrad.training.quantization.fold import folded
@@ -26,21 +29,13 @@ ROWS = 512
 _BATCH = 32
 
 
-@checked
+@takes(Scheme, others=True)
 def quantize(
     model: AnyModel,
     data: Any,
     *,
     output: str | os.PathLike | None = None,
-    weights: str = "int8",
-    activations: str = "uint8",
-    per_channel: bool = True,
-    block_size: int | None = None,
-    calibration: str = "minmax",
-    rounding: str = "nearest",
     rows: int = ROWS,
-    operators: Sequence[str] = (),
-    exclude: Sequence[str] = (),
     inputs: Mapping[str, str] | None = None,
     qat: bool = False,
     **settings: Any,
@@ -57,20 +52,10 @@ def quantize(
         data: arrays by name, rows that are dicts, or a path (see `Trainer.fit`): what the model reads and, with `qat`,
             labels.
         output: where to save the quantized model. Default: nowhere.
-        weights: ``int8``, ``uint8``, ``int4`` or ``uint4``.
-        activations: ``uint8``, ``int8``, ``uint16`` or ``int16``.
-        per_channel: give each output channel of a weight a scale of its own; else one serves the whole weight.
-        block_size: quantize the weights of MatMul alone, to 4 bits, in blocks of so many rows (16, 32, 64, …), each
-            with a scale of its own; activations stay floats.
-        calibration: ``minmax``, ``entropy`` or ``percentile``: how a range follows from what an activation is.
-        rounding: of weights: ``nearest``, or ``learned``: up or down by what that does to the outputs of the layer
-            over the same rows (AdaRound).
         rows: how many rows of `data`, its first, activations are calibrated over.
-        operators: types of nodes to quantize, as ``["Conv", "MatMul"]``. Default: all that ONNX Runtime can.
-        exclude: nodes not to quantize: names, or globs. Activations that the model ends in (Softmax) never are.
         inputs: which columns feed which input (see `Trainer.fit`).
-        qat: train the quantized model.
-        settings: with `qat`, arguments of `onnxgrad.train`: ``loss="cross_entropy"``, ``epochs=10``, ….
+        qat: train the quantized model, with arguments of `onnxgrad.train`: ``loss="cross_entropy"``, ``epochs=10``, ….
+        settings:
 
     Returns:
         The quantized model, in the caller's kind (an ``onnx.ModelProto`` for a path).
@@ -79,12 +64,14 @@ def quantize(
         BadInput: the model is quantized already, nothing in it can be, data that do not fit, or what `train` refuses.
         UnknownName: no such type of node, or node.
     """
+    own = {name: settings.pop(name) for name in settings_of(Scheme) if name in settings}
+    recipe = Recipe.of("quantize", {"inputs": inputs, **settings}, (*TRAINER, *FIT), keywords_of(quantize))
     if settings and not qat:
         raise BadInput(f"{next(iter(settings))!r} says how to train, which qat=True asks for")
-    scheme = Scheme(weights, activations, per_channel, block_size, calibration, rounding, operators, exclude)
+    scheme = Scheme(**own)
     found = quantized(model, data, scheme, rows=rows, inputs=inputs)
     if qat:
-        found = train(found, data, inputs=inputs, **settings).inference_model()
+        found = train(found, data, recipe=recipe).inference_ir()
     else:
         found = folded(found)
     if output is not None:
@@ -111,7 +98,8 @@ def quantized(
     if rows < 1:
         raise BadInput(f"activations are calibrated over at least 1 row, not {rows}")
     opened = opened_floats(model)
-    fed = Data(data, fields_of(opened), name or source_name(data), inputs=inputs)
+    trained = Preprocessing.of(opened)
+    fed = Data(data, fields_of(opened), name or source_name(data), inputs=inputs, trained=trained)
     found = placed(opened, scheme, _batches(fed, rows))
     if scheme.rounding == "learned":
         learn_rounding(found, _batches(fed, rows))
@@ -121,9 +109,8 @@ def quantized(
 def _batches(data: Data, rows: int) -> Iterator[dict[str, np.ndarray]]:
     size = data.fixed or _BATCH
     count = min(rows, len(data))
-    count = max(count // size * size, 0) if data.fixed else count
-    if not count:
-        raise BadInput(f"the model takes batches of exactly {size} rows, and there are {min(rows, len(data))}")
+    if data.fixed:  # rows again where there are too few for whole batches
+        count = -(-count // size) * size
     names = data.names
-    for batch in data.batches(size, np.arange(count)):
+    for batch in data.batches(size, np.arange(count) % len(data)):
         yield {n: np.ascontiguousarray(batch[n]) for n in names}

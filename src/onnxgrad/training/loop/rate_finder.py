@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from onnxgrad.errors import BadInput
-from onnxgrad.runtime import StepRunner
-from onnxgrad.runtime.on_device import OnDevice
+from onnxgrad.figures import drawing
+from onnxgrad.files import replacing
 from onnxgrad.training.data import Data
-from onnxgrad.training.loop.checkpoint import replacing
-from onnxgrad.training.step.accumulate import Accumulating
+from onnxgrad.training.parallel.strategy import AnyMachine
 
 #: The loss is smoothed by this factor, and the test ends where it has grown to so many times its least.
 SMOOTHING, GROWN = 0.9, 4.0
@@ -38,22 +37,18 @@ class RateTest:
 
     def plot(self, path: Path) -> None:
         """Draw the losses over the rates into a PNG file."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(5, 3.6), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots()
-        axes.plot(self.rates, self.losses)
-        axes.axvline(self.suggestion, color="0.6", linestyle="--", label=f"{self.suggestion:.2g}")
-        axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
-        axes.legend()
-        with replacing(path) as file:
+        with drawing() as new_figure, replacing(path) as file:
+            figure = new_figure(figsize=(5, 3.6), layout="constrained")
+            axes = figure.subplots()
+            axes.plot(self.rates, self.losses)
+            axes.axvline(self.suggestion, color="0.6", linestyle="--", label=f"{self.suggestion:.2g}")
+            axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
+            axes.legend()
             figure.savefig(file, format="png", dpi=120)
 
 
 def range_test(
-    machine: StepRunner | OnDevice | Accumulating,
+    machine: AnyMachine,
     loss: str,
     data: Data,
     *,

@@ -12,11 +12,10 @@ from onnxgrad.distributed import launched
 from onnxgrad.errors import BadInput
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits
-from onnxgrad.training.loop.checkpoint_parts import load_whole, save_parts, tidy
+from onnxgrad.training.loop.checkpoint_parts import save_checkpoint
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.run import Run
-from onnxgrad.training.parallel.machine import DataParallel
-from onnxgrad.training.parallel.sharded import Sharded
+from onnxgrad.training.metadata import CONVENTION
 
 _ACCEPT = "\n  hint: --accept-changes (in Python accept_changes=True) goes on with what it is told now"
 
@@ -39,17 +38,14 @@ def save(run: Run, callbacks: Sequence[Callback]) -> None:
         "callbacks": [[type(c).__name__, c.state(), c.settings()] for c in callbacks if c.state()],
         "history": at.history.to_json(),
     }
-    found = Checkpoint(dict(run.machine.now), document, run.fingerprint, _extras(run))
-    if isinstance(run.machine, Sharded) and run.ranks is not None and run.parts_folder is not None:
-        save_parts(found, run.machine, run.ranks, run.parts_folder)
-    elif run.checkpoint is not None:
-        found.save(run.checkpoint, keep=True)
-        tidy(run.checkpoint.parent)
+    found = Checkpoint(dict(run.machine.now), document, run.fingerprint, run.strategy.extras())
+    if run.state_folder is not None:
+        save_checkpoint(found, run.step.state, run.strategy, run.state_folder)
     run.kept = True
 
 
 def is_restarted(run: Run) -> bool:
-    """Whether a launcher has started this process anew, and the checkpoint tells how far the run had come.
+    """True if a launcher has restarted this process, and the checkpoint has an unfinished run.
 
     Where ranks come or go a launcher starts all of them anew and does not count it: the run of its job is then not at
     its end.
@@ -59,7 +55,7 @@ def is_restarted(run: Run) -> bool:
         return False
     if launch.restarts:
         return True
-    found = Checkpoint.load(run.checkpoint).run
+    found = Checkpoint.load_file(run.checkpoint).run
     return found.get("job") == launch.job and not found.get("finished") and found.get("epoch", 0) < run.epochs
 
 
@@ -77,7 +73,7 @@ def resume(run: Run, callbacks: Sequence[Callback], accept_changes: bool) -> Non
     try:
         moved = _compare(run, found, accept_changes)
         _resume_callbacks(run, callbacks, found.run["callbacks"], accept_changes)
-        _go_on(run, found)
+        _go_on(run, found, moved)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, BadInput):
             raise
@@ -93,12 +89,10 @@ def _loaded(run: Run) -> Checkpoint:
     def read() -> Checkpoint:
         if run.checkpoint is None:
             raise BadInput("to resume, say in which folder the checkpoint is")
-        found = load_whole(run.checkpoint)
+        found = Checkpoint.load(run.checkpoint)
         check_state_fits(found, like, run.checkpoint)
         return found
 
-    if run.ranks is None:
-        return read()
     held = Checkpoint(like)
 
     def tell() -> list[Any]:
@@ -107,14 +101,10 @@ def _loaded(run: Run) -> Checkpoint:
         _check_extras(held, like_extras, run.checkpoint)
         return [held.run, held.step_graph]
 
-    like_extras = _extras(run)
+    like_extras = run.strategy.extras()
     held.extras = like_extras
-    document, step_graph = run.ranks.first(tell)
-    return Checkpoint(held.state, document, step_graph, run.ranks.shared(held.extras))
-
-
-def _extras(run: Run) -> dict[str, np.ndarray]:
-    return run.machine.extras() if isinstance(run.machine, DataParallel) else {}
+    document, step_graph = run.strategy.ranks.first(tell)
+    return Checkpoint(held.state, document, step_graph, run.strategy.ranks.shared(held.extras))
 
 
 def _check_extras(found: Checkpoint, like: dict[str, np.ndarray], path: Path | None) -> None:
@@ -135,13 +125,17 @@ def _number(run: Run, classes: Any) -> None:
 
 
 def _compare(run: Run, found: Checkpoint, accept_changes: bool) -> bool:
-    """Whether the batches are others than those of the run that is resumed.
+    """Compare the settings of a run with those of its checkpoint; returns True if it draws other batches.
 
     Raises:
-        BadInput: something else is, too, and nobody has said that it may be.
+        BadInput: other settings differ, and the caller does not accept changes.
     """
     before = {**found.run["drawing"], **found.run.get("settings", {})}
     now = {**run.drawing, **run.settings}
+    needed = ["seed", "shuffle", "batch_size", "rows", *(["training data"] if "settings" in found.run else [])]
+    for what in needed:  # the first versions wrote no settings
+        if what not in before and not accept_changes:
+            raise BadInput(f"the checkpoint {str(run.checkpoint)!r} does not say which {what.replace('_', ' ')} it had")
     if not (before.get("validation data") and now["validation data"]):
         del now["validation data"]  # measured from now on, or no more
     changes = [
@@ -155,9 +149,17 @@ def _compare(run: Run, found: Checkpoint, accept_changes: bool) -> bool:
         if found.step_graph != run.fingerprint and found.run.get("structure") != run.structure:
             raise BadInput(
                 f"the checkpoint {str(run.checkpoint)!r} belongs to another training step: the model, the loss, "
-                f"the optimizer or its settings are not those that it was written with{_ACCEPT}"
+                f"the optimizer or its settings are not those that it was written with{_ACCEPT}{_other_adam(run)}"
             )
     return any(what in ("seed", "shuffle", "batch size", "rows", "sample", "training data") for what, _, _ in changes)
+
+
+def _other_adam(run: Run) -> str:
+    """A hint for runs of Adam that began when its operator of the specification was the default."""
+    infos = () if run.step.source is None else run.step.source.infos
+    if not any(p.key == CONVENTION for info in infos for p in info.algorithm.metadata_props):
+        return ""
+    return '\n  hint: a run of adam or adamw that onnxgrad 0.1 began goes on with convention="onnx" (--convention onnx)'
 
 
 def _other(run: Run, what: str) -> BadInput:
@@ -167,16 +169,20 @@ def _other(run: Run, what: str) -> BadInput:
     )
 
 
-def _go_on(run: Run, found: Checkpoint) -> None:
+def _go_on(run: Run, found: Checkpoint, moved: bool) -> None:
+    if not moved and found.run["row"] > run.rows:
+        raise BadInput(
+            f"the checkpoint {str(run.checkpoint)!r} stands at row {found.run['row']} of an epoch of {run.rows} rows"
+        )
+    history = History.of_json(found.run["history"])
     if (target := found.run.get("target")) in ("portable", "native"):  # earlier versions do not tell
         run.follow(target)
     run.take_state(found.state)
-    if isinstance(run.machine, DataParallel):
-        run.machine.load_extras(found.extras)
+    run.strategy.load_extras(found.extras)
     at = run.position
     at.step = found.run["step"]
     about = at.history.about
-    at.history = History.of_json(found.run["history"])
+    at.history = history
     at.history.about |= about
     at.epoch, at.row = found.run["epoch"], found.run["row"]
     at.total, at.seconds = found.run["total"], found.run["seconds"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,22 +10,15 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.errors import BadInput
-from onnxgrad.runtime import StepRunner
-from onnxgrad.runtime.on_device import OnDevice
 from onnxgrad.training.data import Data
 from onnxgrad.training.loop.checkpoint import FILE
 from onnxgrad.training.loop.history import History
+from onnxgrad.training.loop.loop_recipe import LoopRecipe
 from onnxgrad.training.metadata import SCHEDULED
 from onnxgrad.training.optim.schedules import Schedule
-from onnxgrad.training.parallel.machine import DataParallel
 from onnxgrad.training.parallel.ranks import Ranks
-from onnxgrad.training.parallel.sharded import Sharded, inference_state, load_state, whole_state
-from onnxgrad.training.step.accumulate import Accumulating
+from onnxgrad.training.parallel.strategy import AnyMachine, Strategy
 from onnxgrad.training.step.step import Step
-
-#: Which share of its learning rate a step takes: a function of how much of the run is behind it (0 to 1), or a
-#: `Schedule`, a function of the number of steps taken.
-RateSchedule = Callable[[float], float] | Schedule
 
 
 @dataclass
@@ -71,7 +64,8 @@ class Run:
 
     Attributes:
         step: the step, compiled.
-        machine: what runs it and holds its state.
+        strategy: how processes share its work.
+        machine: the step with the state that this process has of it.
         fingerprint: a digest of the step graph, and in `structure` one that does without the names inside of it.
         parts: into how many a batch is cut.
         data, validation: rows to train on, and to measure after every epoch.
@@ -82,11 +76,11 @@ class Run:
         evaluate_every: steps between measurements of validation data; None: after every epoch.
         folder: where the checkpoint is kept, if there is one and this process writes it.
         keeps: whether there is one, and this process writes it or a part of it.
-        parts_folder: where it writes its part.
+        state_folder: where it does that.
         target: what the machine runs, "portable" or "native" (see `onnxgrad.runtime.Options`).
         checkpoint: its file.
         kept: whether there is a checkpoint of this run.
-        ranks: who else takes part in the run, if anybody does; each has a part of every batch.
+        ranks: the processes of the run, if there are several; each has a part of every batch.
         rate_factors: the learning rate is multiplied by each of them; whoever has one puts it under a key of its own.
         position: where the run stands.
     """
@@ -94,39 +88,31 @@ class Run:
     def __init__(
         self,
         step: Step,
-        machine: StepRunner | OnDevice | Accumulating,
+        strategy: Strategy,
         fingerprint: tuple[str, str],
         data: Data,
         validation: Data | None,
+        loop: LoopRecipe,
         *,
         parts: int,
-        epochs: int,
-        batch_size: int,
-        seed: int,
-        shuffle: bool,
-        schedule: RateSchedule | str | None,
-        sample: str = "each",
-        metrics: Sequence[str] | None = None,
-        evaluate_every: int | None = None,
-        folder: Path | None,
+        metrics: Sequence[str] | None,
         target: str,
-        follow: Callable[[str], tuple[StepRunner | OnDevice | Accumulating, str]],
-        ranks: Ranks | None = None,
+        follow: Callable[[str], str],
     ) -> None:
-        self.step, self.machine, self.parts = step, machine, parts
+        self.step, self.strategy, self.parts = step, strategy, parts
         self.fingerprint, self.structure = fingerprint
         self.data, self.validation = data, validation
-        self.epochs, self.batch_size, self.seed, self.shuffle = epochs, batch_size, seed, shuffle
-        self.sample, self.metrics, self.evaluate_every = sample, metrics, evaluate_every
+        self.epochs, self.batch_size, self.seed, self.shuffle = loop.epochs, loop.batch_size, loop.seed, loop.shuffle
+        self.sample, self.metrics, self.evaluate_every = loop.sample, metrics, loop.evaluate_every
+        folder = None if loop.checkpoint is None else Path(loop.checkpoint)
         self.target, self._follow = target, follow
-        self.ranks = ranks
         self.folder = folder if self.is_writer else None
         self.checkpoint = None if self.folder is None else self.folder / FILE
-        self.parts_folder = folder if isinstance(machine, Sharded) else None
-        self.keeps = self.checkpoint is not None or self.parts_folder is not None
+        self.state_folder = folder if self.is_writer or strategy.shares_state else None
+        self.keeps = self.state_folder is not None
         self.kept = False
         self.rows = len(data)
-        if data.whole and (parts > 1 or ranks is not None):
+        if data.whole and (parts > 1 or strategy.has_several):
             name, what = min(data.whole), "leave `accumulate` out" if parts > 1 else "train it in one process"
             raise BadInput(f"the input {name!r} has no batch axis, so batches cannot be cut; {what}")
         fixed = data.fixed
@@ -137,6 +123,7 @@ class Run:
                 raise BadInput(f"the model takes batches of exactly {fixed} rows; the data have {len(data)}")
         self.steps_per_epoch = -(-self.rows // self.batch_size)
         self.steps = self.epochs * self.steps_per_epoch
+        schedule = loop.schedule
         self.schedule = Schedule.of(schedule, self.steps) if isinstance(schedule, str) else schedule
         if self.schedule not in (None, Schedule("constant")):
             _refuse_second_schedule(step)
@@ -146,14 +133,24 @@ class Run:
             self._planned = str(schedule)
         self.rate_factors: dict[int, float] = {}
         self.position = Position()
-        self.history.about["settings"] = {**self.drawing, "epochs": epochs}
+        self.history.about["settings"] = {**self.drawing, "epochs": self.epochs}
 
     # --- what callbacks may ask for ------------------------------------------------------------
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process writes files: the first of several ranks does."""
-        return self.ranks is None or self.ranks.is_first
+        """True if this process writes files: the first of several ranks does."""
+        return self.strategy.ranks.is_first
+
+    @property
+    def machine(self) -> AnyMachine:
+        """The step with the state that this process has of it."""
+        return self.strategy.machine
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The processes of the run, if there are several."""
+        return self.strategy.shared_ranks
 
     @property
     def epoch(self) -> int:
@@ -177,31 +174,27 @@ class Run:
 
     def state(self) -> dict[str, np.ndarray]:
         """A copy of every tensor of state. Ranks that have shared it out put it together: all of them call this."""
-        return whole_state(self.machine)
+        return dict(self.strategy.whole_state())
 
     def inference_state(self) -> dict[str, np.ndarray]:
         """A copy of what of it the inference model needs; where an epoch or the run ends, any rank may call this."""
-        return {name: array.copy() for name, array in inference_state(self.machine).items()}
+        return {name: array.copy() for name, array in self.strategy.inference_state().items()}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Go on from `state`; of several ranks, those that have shared it out all call this."""
-        load_state(self.machine, state.items())
+        self.strategy.load_state(state.items())
 
     def take_state(self, state: Mapping[str, np.ndarray] | None) -> None:
         """Go on from the `state` of the first rank, if it gives one; all ranks call this."""
-        if self.ranks is None:
-            found: Iterable[tuple[str, np.ndarray]] | None = None if state is None else state.items()
-        elif self.ranks.first(lambda: state is not None):
-            like = {name: t.initial.numpy() for name, t in self.step.state.items()}
-            found = self.ranks.each(state if self.ranks.is_first and state is not None else like)
-        else:
-            found = None
-        if found is not None:
-            load_state(self.machine, found)
+        ranks = self.strategy.ranks
+        if ranks.first(lambda: state is not None):
+            if state is None or not ranks.is_first:  # which gives only names, dtypes and shapes
+                state = {name: t.initial.numpy() for name, t in self.step.state.items()}
+            self.strategy.load_state(ranks.each(state))
 
     def follow(self, target: str) -> None:
         """Take a machine for `target`, on which the run was begun, where that is left to us and possible."""
-        self.machine, self.target = self._follow(target)
+        self.target = self._follow(target)
 
     def finish(self, why: str) -> None:
         """End the run after this epoch, for this reason."""
@@ -232,5 +225,5 @@ class Run:
             "augmentation": str(self.data.augment or ""),
             "schedule": self._planned,
             "accumulated parts": self.parts,
-            **(self.machine.settings if isinstance(self.machine, DataParallel) else {}),
+            **self.strategy.settings,
         }

@@ -4,32 +4,50 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Unpack
 
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.keywords import check_keyword, keywords_of
-from onnxgrad.training.build.attach import known_arguments
+from onnxgrad.settings import takes
 from onnxgrad.training.data import open_data
+from onnxgrad.training.data.by_position import with_labels
 from onnxgrad.training.data.class_weights import balanced_weights, labels_in
 from onnxgrad.training.data.columns import Column
+from onnxgrad.training.graph.class_labels import class_names
+from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loop.trained import AnyData
 from onnxgrad.training.loop.trainer import Trainer
 from onnxgrad.training.loss.class_axis import with_class_axis
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.measure.predict import as_given
 
+if TYPE_CHECKING:
+    from onnxgrad.training.loop.keywords import TrainKeywords
 
-def train(model: Any, data: AnyData, *, output: str | os.PathLike | None = None, **settings: Any) -> Trainer:
+
+@takes(*TRAINER, *FIT, others=True)
+def train(
+    model: Any,
+    data: AnyData,
+    y: Any = None,
+    *,
+    recipe: Recipe | None = None,
+    output: str | os.PathLike | None = None,
+    **settings: Unpack[TrainKeywords],
+) -> Trainer:
     """Train `model` on `data`.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model`` (see `Trainer`).
-        data: arrays by name, rows that are dicts, or a path (see `Trainer.fit`).
+        data: arrays by name, rows that are dicts, or a path; or arrays by position (see `Trainer.fit`).
+        y: labels beside arrays by position.
+        recipe: all settings as one value, in the place of the keywords.
         output: where to save the trained model, a plain ``.onnx`` file. Default: nowhere; `Trainer.save` does it later.
-        settings: arguments of `Trainer` (``loss="cross_entropy"``, ``optimizer="adam"``, ``learning_rate=1e-3``, …)
-            and of `Trainer.fit` (``epochs=10``, ``batch_size=32``, ``validation_split=0.2``, …).
+        settings:
+
+    What `attach` takes beside these, such as ``betas``, are arguments as well.
 
     Returns:
         The trainer, at the end of its run: ``.history``, ``.predict(…)``, ``.evaluate(…)``, ``.save(…)``.
@@ -37,19 +55,20 @@ def train(model: Any, data: AnyData, *, output: str | os.PathLike | None = None,
     Raises:
         BadInput: as `Trainer` and `Trainer.fit`; or an argument that neither of them has.
     """
-    fitting = {*keywords_of(Trainer.fit)} - {"data"}
-    for name in settings:
-        check_keyword(
-            "train", name, [*keywords_of(train), *fitting, *keywords_of(Trainer.__init__), *known_arguments()]
-        )
-    if _asks_for_balance(settings.get("loss")):
-        columns = open_data(data, inputs=settings.get("inputs"))
-        settings["loss"] = balanced(settings["loss"], as_given(model), columns, settings.get("labels"))
-    making = {k: v for k, v in settings.items() if k not in fitting}
-    if "memory" in settings and "batch_size" in settings:  # the memory is that of such a batch
-        making["batch_size"] = settings["batch_size"]
-    trainer = Trainer(model, **making)
-    trainer.fit(data, **{k: v for k, v in settings.items() if k in fitting})
+    data = with_labels(data, y)
+    if recipe is None:
+        recipe = Recipe.of("train", settings, (*TRAINER, *FIT), ["model", "data", "y", "output"])
+    elif settings:
+        raise BadInput(f"recipe has all settings; drop {next(iter(settings))}")
+    loss = recipe.loss
+    if _asks_for_balance(loss.loss):
+        named = {loss.labels or "labels": data[-1]} if isinstance(data, tuple) else data
+        columns = open_data(named, inputs=recipe.data.inputs)
+        weighted = balanced(loss.loss, as_given(model), columns, loss.labels)
+        recipe = replace(recipe, loss=replace(loss, loss=weighted))
+    rows = None if recipe.step.memory is None else recipe.loop.batch_size
+    trainer = Trainer(model, recipe=recipe, batch_size=rows)
+    trainer.fit(data, recipe=recipe)
     if output is not None:
         trainer.save(output)
     return trainer
@@ -93,7 +112,8 @@ def _balanced(term: Any, model: ir.Model, columns: Mapping[str, Column], labels:
     classes = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
     if not isinstance(classes, int):
         raise BadInput("balanced weights need the number of classes, which the model does not declare; give numbers")
-    numbers = labels_in(columns, term.labels or labels)
+    names = class_names(model, (prediction.name or "",) if prediction is not None else (), classes)
+    numbers = labels_in(columns, term.labels or labels, names)
     weights = balanced_weights(numbers, classes, term.options.get("ignore_index"))
     options = {**term.options, "weight": weights}
     own = {"factor": term.factor, "output": term.output, "labels": term.labels, "teacher": term.teacher}

@@ -2,61 +2,66 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput, warn_caller
+from onnxgrad.errors import BadInput, json_text, warn_caller
 from onnxgrad.model_io import save_model
+from onnxgrad.model_io.save import gathered
 from onnxgrad.remat import Plan
 from onnxgrad.runtime import Options
 from onnxgrad.training.adapters.folder import save_adapter
 from onnxgrad.training.adapters.merge import merged
 from onnxgrad.training.data import Data, Field, Images, Text
 from onnxgrad.training.data.axes import first_dim
-from onnxgrad.training.loop.checkpoint import check_state_fits
-from onnxgrad.training.loop.checkpoint_parts import load_whole
+from onnxgrad.training.data.preprocessing import Preprocessing
+from onnxgrad.training.graph.class_labels import class_names
+from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits
 from onnxgrad.training.loop.evaluation import Evaluation
-from onnxgrad.training.loop.trainer_setup import AnyRunner, Setup
-from onnxgrad.training.metadata import CLASSES, class_names
+from onnxgrad.training.loop.trainer_setup import Setup
+from onnxgrad.training.metadata import CLASSES
 from onnxgrad.training.optim.averages import averaged
 from onnxgrad.training.parallel.ranks import Ranks
-from onnxgrad.training.parallel.sharded import Sharded, inference_state, load_state, whole_state
+from onnxgrad.training.parallel.strategy import AnyMachine, Strategy
 from onnxgrad.training.quantization.fold import folded
 from onnxgrad.training.spec.training_info import Source
 from onnxgrad.training.step.snapshot import standing, training_model
 from onnxgrad.training.step.step import Step
 
-R = TypeVar("R")
-
 #: What `onnxgrad.training.data.open_data` can open, or data that were opened.
 AnyData = Any
 
 
+#: How a model that is too large for one message is had.
+_LARGE = "trainer.save(path), or save_training_model(path), writes it with its weights in a file of their own"
+
+
 class Trained:
-    """What a `Trainer` is but for the training: a step on a machine that holds its state."""
+    """The base of `Trainer`: a step with its state, the data that it accepts, and the models made of it."""
 
     step: Step
-    machine: AnyRunner
+    strategy: Strategy
     options: Options
-    ranks: Ranks | None
     accumulate: int
     plan: Plan | None
     fingerprint: str
     fields: list[Field]
     classes: tuple[str, ...] | None
+    preprocessing: Preprocessing
+    path: str | None = None
 
     def __init__(self, setup: Setup, evaluation: Evaluation | None) -> None:
         self._setup = setup
         self.step, self.plan, self.fingerprint = setup.step, setup.plan, setup.fingerprint
-        self.ranks, self.accumulate, self.options = setup.ranks, setup.accumulate, setup.options
-        self.machine = setup.run_by(self.options)
+        self.strategy, self.accumulate, self.options = setup.strategy, setup.accumulate, setup.options
+        self.strategy.use(setup.machine(self.strategy, self.options))
         self._why_not = ""
         self._evaluation = evaluation or self._default_evaluation()
         inputs = {v.name: v for v in self.step.model.graph.inputs}
@@ -67,7 +72,23 @@ class Trained:
             replace(f, batch=f.batch and f.batch * setup.parts, shares=first_dim(inputs[f.name]) in outputs)
             for f in fields
         ]
-        self.classes = None if self.step.source is None else class_names(self.step.source.model)
+        self.classes = None
+        self.preprocessing = Preprocessing()
+        if self.step.source is not None:
+            self.preprocessing = Preprocessing.of(self.step.source.model)
+            scores = () if self._evaluation is None else self._evaluation.boundary
+            counts = {f.classes for f in self.fields if f.classes is not None}
+            self.classes = class_names(self.step.source.model, scores, counts.pop() if len(counts) == 1 else None)
+
+    @property
+    def machine(self) -> AnyMachine:
+        """The step with the state that this process has of it."""
+        return self.strategy.machine
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The processes that train together, if there are several."""
+        return self.strategy.shared_ranks
 
     @property
     def initial(self) -> dict[str, np.ndarray]:
@@ -83,28 +104,28 @@ class Trained:
 
     @property
     def evaluation(self) -> Evaluation:
-        """How validation data are measured. Raises BadInput if they cannot be."""
+        """The evaluation of validation data. Raises BadInput if the loss has no value outside of training."""
         if self._evaluation is None:
             raise BadInput(self._why_not)
         return self._evaluation
 
-    def _follow(self, target: str) -> tuple[AnyRunner, str]:
-        """The machine of a run that was begun on `target`, and its own: another one, if nobody said which to take."""
+    def _follow(self, target: str) -> str:
+        """Change to `target`, on which a run was begun, unless the caller has set another; returns the one in use."""
         if self._setup.is_free and target != self.options.target:
             if target == "portable" or replace(self.options, target="auto").settled().target == target:
                 self.options = replace(self.options, target=target)
-                self.machine = self._setup.run_by(self.options)
+                self.strategy.use(self._setup.machine(self.strategy, self.options))
             else:
                 warn_caller(
                     "the run was begun with kernels in C, which cannot be had here: it goes on with standard "
                     "operators, whose sums may be rounded differently"
                 )
-        return self.machine, self.options.target
+        return self.options.target
 
     @property
     def is_writer(self) -> bool:
-        """Whether this process writes files: the first of several ranks does."""
-        return self.ranks is None or self.ranks.is_first
+        """True if this process writes files: the first of several ranks does."""
+        return self.strategy.ranks.is_first
 
     def data(
         self,
@@ -131,7 +152,10 @@ class Trained:
                 data.number(self.classes)
             return data
         name = repr(os.fspath(data)) if isinstance(data, (str, os.PathLike)) else what
-        return Data(data, self.fields, name, inputs=inputs, classes=self.classes, images=images, text=text)
+        return Data(
+            data, self.fields, name, inputs=inputs, classes=self.classes, images=images, text=text,
+            trained=self.preprocessing,
+        )  # fmt: skip
 
     def training_data(
         self,
@@ -141,74 +165,94 @@ class Trained:
         images: Images | None = None,
         text: Text | None = None,
     ) -> Data:
-        """The same of data to train on: the names of their classes are those of the model, if it has none yet."""
+        """Open data to train on; the model records their preprocessing, and their class names if it has none."""
         rows = self.data(data, what, inputs, images, text)
         self.classes = self.classes or rows.classes
+        self.preprocessing = self.preprocessing.updated(rows.preprocessing)
         return rows
+
+    def check_classes(self, *data: Data | None) -> None:
+        """Raise BadInput for `data` whose classes are not as many as the scores of the model."""
+        names = None if self.step.source is None else class_names(self.step.source.model)
+        for rows in data:
+            if rows is not None:
+                rows.check_classes(own=self.classes is not None and self.classes == names)
 
     def state(self) -> dict[str, np.ndarray]:
         """A copy of every tensor of state. With `shard_optimizer`, all ranks call this."""
-        return whole_state(self.machine)
-
-    def _of_all(self, made: Callable[[], R]) -> R | None:
-        """What the process that writes makes of the state; ranks that have shared it out all make it."""
-        found = made() if self.is_writer or isinstance(self.machine, Sharded) else None
-        return found if self.is_writer else None
+        return dict(self.strategy.whole_state())
 
     @property
     def optimizer_bytes(self) -> tuple[int, int]:
         """Bytes of what the optimizer keeps beside the weights: on this rank, and of all of it."""
         whole = sum(t.initial.nbytes for t in self.step.state.values() if t.kind == "optimizer")
-        return self.machine.optimizer_bytes if isinstance(self.machine, Sharded) else whole, whole
+        return self.strategy.optimizer_bytes(whole), whole
 
-    def inference_model(self) -> Any:
-        """The inference model with the weights as they are now, an ``onnx_ir.Model``; adapters are merged into them.
+    def inference_model(self) -> onnx.ModelProto:
+        """The inference model with the weights as they are now, for ``onnx.save``; adapters are merged into them.
 
         Weights that are stored as integers are rounded to integers again (see `onnxgrad.training.quantization`).
         If the training information keeps averages of weights, with these (``step.inference_model(state())`` has the
         weights themselves).
+
+        Raises:
+            BadInput: it is too large for one message; `Trainer.save` writes it.
         """
+        return gathered(self.inference_ir(), _LARGE)
+
+    def inference_ir(self) -> ir.Model:
+        """`inference_model` as an ``onnx_ir.Model``, of any size."""
         return self._finished(self.adapted_model())
 
-    def adapted_model(self) -> Any:
-        """The same with adapters beside the weights that they adapt, not merged into them."""
+    def adapted_model(self) -> ir.Model:
+        """`inference_ir` with adapters beside the weights that they adapt, not merged into them."""
         return self.step.inference_model({name: array.copy() for name, array in self._present().items()})
 
     def _present(self) -> dict[str, np.ndarray]:
-        """What the inference model has of the state, averages in the place of weights, where it lies."""
-        state = averaged(self.step.source, inference_state(self.machine))
+        """The state that the inference model needs, averages in place of weights, not copied."""
+        state = averaged(self.step.source, self.strategy.inference_state())
         others = {name for name, t in self.step.state.items() if t.kind not in ("parameter", "statistic")}
         return {name: array for name, array in state.items() if name not in others}
 
     def _finished(self, model: ir.Model) -> ir.Model:
-        """`model` as it is handed out: adapters merged, masters of integers rounded, classes named."""
+        """`model` as it is handed out: adapters merged, masters of integers rounded, data described."""
         return self._named(folded(merged(model)))
 
     def _named(self, model: ir.Model) -> ir.Model:
         if self.classes:
-            model.metadata_props[CLASSES] = json.dumps(self.classes, ensure_ascii=False)
+            model.metadata_props[CLASSES] = json_text(self.classes)
+        self.preprocessing.write(model)
         return model
 
-    def save_adapter(self, folder: str | os.PathLike) -> None:
+    def save_adapter(
+        self, folder: str | os.PathLike, *, switchable: bool = False, base: str | os.PathLike | None = None
+    ) -> None:
         """Write the adapter into `folder`: for ONNX Runtime, for PEFT and for `load_adapter` (see `adapters.folder`).
+
+        Args:
+            folder: the folder to write; it is made if it does not exist.
+            switchable: also write ``model.onnx``, a copy of the model before training to which ONNX Runtime adds this
+                and other adapters (``onnxruntime.LoraAdapter``).
+            base: the file of the model, which PEFT's settings name. Default: the path that the trainer was made from.
 
         Raises:
             BadInput: the model has no adapter, or the folder cannot be written.
         """
         if self.step.source is None:
             raise BadInput("a step without the model that it was compiled from has no adapter to save")
-        model = self._of_all(self.adapted_model)
+        model = self.strategy.on_writer(self.adapted_model)
+        path = self.path if base is None else os.fspath(base)
         if model is not None:
-            save_adapter(model, self.step.source.inference(), Path(folder))
+            inference = self._named(self.step.source.inference())
+            save_adapter(model, inference, Path(folder), switchable=switchable, path=path)
 
-    def training_model(self) -> Any:
-        """The training model as it stands, an ``onnx_ir.Model``: present weights, counters, moments and averages.
+    def training_model(self) -> onnx.ModelProto:
+        """The training model as it stands: present weights, counters, moments and averages.
 
         ``Trainer(trainer.training_model())`` goes on with the same bits, given the same batches.
         """
-        machine = self.machine
-        state = machine.whole() if isinstance(machine, Sharded) else machine.now
-        return self._named(training_model(self._compiled_from(), state))
+        state = self.strategy.whole_state(copy=False)
+        return gathered(self._named(training_model(self._compiled_from(), state)), _LARGE)
 
     def _compiled_from(self) -> Source:
         if self.step.source is None:
@@ -221,8 +265,8 @@ class Trained:
         Raises:
             BadInput: it cannot be written there.
         """
-        source, machine = self._compiled_from(), self.machine
-        made = self._of_all(lambda: standing(source, machine.whole() if isinstance(machine, Sharded) else machine.now))
+        source, strategy = self._compiled_from(), self.strategy
+        made = strategy.on_writer(lambda: standing(source, strategy.whole_state(copy=False)))
         if made is not None:
             model, moments = made
             save_model(self._named(model), path, moments)
@@ -233,6 +277,6 @@ class Trained:
         Raises:
             BadInput: there is none, it is damaged, or it belongs to another model.
         """
-        found = load_whole(Path(path))
+        found = Checkpoint.load(Path(path))
         check_state_fits(found, self.initial, Path(path))
-        load_state(self.machine, found.state.items())
+        self.strategy.load_state(found.state.items())

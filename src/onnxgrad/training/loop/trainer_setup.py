@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,26 +11,23 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.distributed import Collective
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import load_model, training_info
 from onnxgrad.remat import Plan
-from onnxgrad.runtime import Options, StepRunner
-from onnxgrad.runtime.on_device import OnDevice, runner
+from onnxgrad.runtime import Options
+from onnxgrad.runtime.on_device import runner
 from onnxgrad.training.build.attach import attached
 from onnxgrad.training.graph.attention_blocks import wants_kernel
-from onnxgrad.training.loop.checkpoint import fingerprint, structure
-from onnxgrad.training.parallel.exchanges import Exchanges
-from onnxgrad.training.parallel.joining import arrangement_of, machine_of, ranks_of, sharing
-from onnxgrad.training.parallel.ranks import Ranks
+from onnxgrad.training.loop.recipe import Recipe
+from onnxgrad.training.loop.step_digests import fingerprint, structure
+from onnxgrad.training.parallel.joining import divide_processors, ranks_of
+from onnxgrad.training.parallel.strategy import AnyMachine, Strategy, choose_strategy
 from onnxgrad.training.spec.training_info import AnyTrainingModel, Source
-from onnxgrad.training.step.accumulate import Accumulating, split_step
+from onnxgrad.training.step.accumulate import SplitStep, split_step
 from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.memory_budget import within_memory
 from onnxgrad.training.step.precision import precision_for
 from onnxgrad.training.step.step import Step
-
-AnyRunner = StepRunner | OnDevice | Accumulating
 
 
 @dataclass(frozen=True)
@@ -42,11 +39,11 @@ class Setup:
         plan: what is kept and what is computed anew, where memory is bounded.
         planned: the most rows of a batch that this is for.
         fingerprint, structure: digests of the step graph (see `Run`), of what is computed, not of the plan.
-        ranks: who trains together, where there are several.
+        strategy: how processes share the work of a run.
         accumulate: into how many parts a rank cuts what it has of a batch.
         options: how ONNX Runtime runs the step, the target decided.
-        is_free: whether nobody said which target to take.
-        run_by: the machine that runs the step by such options.
+        is_free: True if the caller did not set the target.
+        machine: builds the machine that runs the step, by the strategy and the options.
     """
 
     step: Step
@@ -54,85 +51,92 @@ class Setup:
     planned: int | None
     fingerprint: str
     structure: str
-    ranks: Ranks | None
+    strategy: Strategy
     accumulate: int
     options: Options
     is_free: bool
-    run_by: Callable[[Options], AnyRunner]
+    machine: Callable[[Strategy, Options], AnyMachine]
 
     @property
     def parts(self) -> int:
-        """Into how many parts a batch is cut, on all ranks."""
-        return self.accumulate if self.ranks is None else self.accumulate * self.ranks.size
+        """The number of parts of a batch, on all ranks."""
+        return self.accumulate * self.strategy.ranks.size
 
 
-def set_up(
-    model: AnyTrainingModel | Step,
-    asked: Mapping[str, Any],
-    *,
-    entry: int | None,
-    options: Options,
-    accumulate: int,
-    memory: int | str | None,
-    batch_size: int | None,
-    dims: Mapping[str, int] | None,
-    distributed: Ranks | Collective | str | None,
-    exchange: Exchanges,
-    attention_rows: int | None,
-    precision: str | None,
-) -> Setup:
-    """The step of `model`, with what is `asked` of `attach`, set up as `Trainer` is asked to.
+def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | None) -> Setup:
+    """The step of `model`, set up as `Trainer` is asked to.
+
+    Args:
+        model: see `Trainer`.
+        recipe: the settings of the run.
+        batch_size: the most rows of a batch that memory is planned for.
 
     Raises:
         BadInput: as `Trainer`.
     """
+    exchange, accumulate, memory = recipe.processes, recipe.step.accumulate, recipe.step.memory
+    entry, attention_rows, dims = recipe.step.entry, recipe.step.attention_rows, recipe.step.dims
+    options = recipe.runtime.chosen()
     if accumulate < 1:
         raise BadInput(f"a batch is cut into at least 1 part, not {accumulate}")
     if exchange.sync_every == 1 and (exchange.outer_rate, exchange.outer_momentum) != (None, None):
         raise BadInput("outer_rate and outer_momentum are of the step that ranks take together every sync_every steps")
-    ranks = ranks_of(distributed)
-    parts = accumulate if ranks is None else accumulate * ranks.size
-    training = _with_training(model, {k: v for k, v in asked.items() if v is not None}, parts > 1)
-    narrow = precision_for(precision, options)
+    strategy = choose_strategy(ranks_of(exchange.distributed), exchange)
+    parts = accumulate * strategy.ranks.size
+    training = _with_training(model, recipe.algorithm(), parts > 1)
+    narrow = precision_for(recipe.step.precision, options)
     if isinstance(training, Step) and (attention_rows is not None or narrow is not None):
         raise BadInput("a compiled step is used as it is; hand attention_rows and precision to compile_step")
     if not isinstance(training, Step):
-        step = compile_step(training, entry=entry, precision=narrow, attention_rows=attention_rows)
+        step = compile_step(
+            training, entry=entry, precision=narrow, attention_rows=attention_rows, without=options.without
+        )
     else:
         step = training
     if not step.loss:
         raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
-    asked_of_runtime = options if ranks is None else sharing(options)
+    asked_of_runtime = divide_processors(options) if strategy.has_several else options
     settled = asked_of_runtime.settled()
     digests = fingerprint(step.model), structure(step.model)  # whatever the target
     rows: int | str | None = attention_rows
     if attention_rows is None and settled.target == "native" and wants_kernel(step.model.graph):
         rows = "kernel"
         if not isinstance(training, Step):
-            step = compile_step(training, entry=entry, precision=narrow, attention_rows=rows)
-    run_by: Callable[[Options], AnyRunner]
+            step = compile_step(training, entry=entry, precision=narrow, attention_rows=rows, without=options.without)
+    machine: Callable[[Strategy, Options], AnyMachine]
     if parts == 1:
         if memory is not None:
             step = within_memory(step, memory, batch_size, dims)
-        plan, run_by = step.plan, partial(runner, step)
+        plan, planned_step = step.plan, step
+        machine = partial(_single_machine, step)
     elif isinstance(training, Step):
         raise BadInput("a compiled step cannot be cut into parts; hand in the model that it was compiled from")
     else:
-        synchronized = ranks is not None and exchange.sync_batch_norm
+        synchronized = strategy.exchange.sync_batch_norm
         for what, given in (("memory", memory), ("precision", narrow)):
             if synchronized and given is not None:
                 raise BadInput(f"sync_batch_norm does not go with {what}")
         split = split_step(
-            training, attention_rows=rows, precision=narrow, arrange=arrangement_of(ranks, exchange),
-            synchronized=synchronized,
+            training, attention_rows=rows, precision=narrow, arrange=strategy.arrangement(),
+            synchronized=synchronized, without=options.without,
         )  # fmt: skip
         if memory is not None:
             each = None if batch_size is None else -(-batch_size // parts)
             split.gradient = within_memory(split.gradient, memory, each, dims)
-        plan = split.gradient.plan
-        run_by = partial(machine_of, split, accumulate, ranks, exchange)
+        plan, planned_step = split.gradient.plan, split.gradient
+        machine = partial(_split_machine, split, accumulate)
+    if planned_step.recomputes:
+        settled = asked_of_runtime.for_a_plan().settled()
     planned = batch_size if memory is not None else None
-    return Setup(step, plan, planned, *digests, ranks, accumulate, settled, asked_of_runtime.is_free, run_by)
+    return Setup(step, plan, planned, *digests, strategy, accumulate, settled, asked_of_runtime.is_free, machine)
+
+
+def _single_machine(step: Step, strategy: Strategy, options: Options) -> AnyMachine:
+    return runner(step, options)
+
+
+def _split_machine(split: SplitStep, parts: int, strategy: Strategy, options: Options) -> AnyMachine:
+    return strategy.machine_of(split, parts, options)
 
 
 def _with_training(

@@ -12,28 +12,51 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.match import is_op
 from onnxgrad.training.loss.logits import scores
+from onnxgrad.wording import shape_text
 
 #: Nodes behind which the last axis is what it was.
 _THROUGH = ("Identity", "Cast", "Add", "Sub", "Mul", "Div")
 
 
-def with_class_axis(options: dict[str, Any], y: ir.Value) -> dict[str, Any]:
+def with_class_axis(options: dict[str, Any], y: ir.Value, rows: int = 0) -> dict[str, Any]:
     """`options` with the axis of the classes of `y`, where they ask for one and say none.
 
+    Args:
+        options: of the loss.
+        y: the prediction.
+        rows: the axis of `y` along which the rows lie.
+
     Raises:
-        BadInput: it cannot be told, or is said to be no number.
+        BadInput: it cannot be told, or is said to be no number, or the axis of the rows.
     """
     axis = options.get("axis", 0)
     if axis is None:
-        return {**options, "axis": class_axis(y)}
+        return {**options, "axis": class_axis(y) if not rows else _beside(y, rows)}
     if isinstance(axis, bool) or not isinstance(axis, int):
         raise BadInput(f"the axis of the classes is a number, not {axis!r}")
+    if rows and y.shape is not None and axis in (rows, rows - len(y.shape)):
+        raise BadInput(
+            f"axis={axis} of {y.name!r} {shape_text(y.shape)} is that of the rows, not of the classes\n"
+            "  hint: leave the axis out, or give that of the classes"
+        )
     return options
 
 
-def class_axis(y: ir.Value) -> int:
-    """The axis of the classes of the scores, or probabilities, `y`. Raises BadInput where that cannot be told."""
+def _beside(y: ir.Value, rows: int) -> int:
+    """The axis of the classes of `y`, whose rows lie along the axis `rows`, not along the first."""
+    rank = len(y.shape or ())
+    ends = [a for a in (0, rank - 1) if a != rows]
+    activated = [a for a in ends if scores(y, a) is not None]
+    return activated[0] if len(activated) == 1 else ends[-1]
+
+
+def class_axis(y: ir.Value, square: bool = False) -> int:
+    """The axis of the classes of the scores, or probabilities, `y`. Raises BadInput where that cannot be told.
+
+    `square`: axis 1 and the last are known to have one size.
+    """
     rank = 0 if y.shape is None else len(y.shape)
     if y.shape is None or rank <= 2:
         return 1
@@ -46,10 +69,11 @@ def class_axis(y: ir.Value) -> int:
     known = [a for a in ends if isinstance(y.shape[a], int)]
     if len(known) == 1:
         return known[0]
-    if known and y.shape[1] == y.shape[-1] and y.producer() is not None and not _is_convolution(y):
+    square = square or bool(known and y.shape[1] == y.shape[-1])
+    if square and y.producer() is not None and not _is_convolution(y):
         raise BadInput(
-            f"{y.name!r} is {list(y.shape)}: along which axis are the classes?\n"
-            "  hint: say so, as cross_entropy:axis=1 or cross_entropy:axis=-1"
+            f"{y.name!r} is {shape_text(y.shape)}: along which axis are the classes?\n"
+            "  hint: say so, as cross_entropy:axis=1 or axis=-1, or declare the number of classes in the model"
         )
     return 1
 
@@ -57,7 +81,7 @@ def class_axis(y: ir.Value) -> int:
 def _behind(y: ir.Value) -> ir.Node | None:
     """The node that makes `y`, but for what adds a bias or a factor to it."""
     node = y.producer()
-    while node is not None and node.op_type in _THROUGH and node.domain == "":
+    while is_op(node, _THROUGH):
         wide = [v for v in node.inputs if v is not None and v.shape is not None and len(v.shape) > 2]
         node = wide[0].producer() if len(wide) == 1 else None
     return node
@@ -65,7 +89,7 @@ def _behind(y: ir.Value) -> ir.Node | None:
 
 def _is_product(y: ir.Value) -> bool:
     node = _behind(y)
-    weight = node.inputs[1] if node is not None and node.op_type == "MatMul" and node.domain == "" else None
+    weight = node.inputs[1] if is_op(node, "MatMul") else None
     return weight is not None and weight.shape is not None and len(weight.shape) == 2
 
 

@@ -84,6 +84,12 @@ class Loss:
         if not np.isfinite(self.factor):
             raise BadInput(f"the factor of a loss must be finite, not {self.factor}")
         if not isinstance(self.loss, str) or self.loss.endswith(".onnx"):
+            if callable(self.loss) and not is_graph(self.loss):
+                raise BadInput(
+                    "a loss is a name or a graph, and a Python function is recorded as a graph first\n"
+                    "  hint: loss=onnxgrad.eager.export(function, scores, labels, dynamic={'scores': {0: 'N'}, "
+                    "'labels': {0: 'N'}}), with a function of arrays and example arrays; or an onnxscript function"
+                )
             if not isinstance(self.loss, str) and not is_graph(self.loss):
                 raise BadInput(f"a loss is a name, a model or a function, not a {type(self.loss).__name__}")
             if self.options or self.teacher is not None:

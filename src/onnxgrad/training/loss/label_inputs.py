@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.option_strings import one_of
+from onnxgrad.wording import shape_text
 
 Dims = tuple[int | ir.SymbolicDim, ...]
 #: Type and shape of each label input, by what its name has more than that of the first.
@@ -26,8 +27,13 @@ def classes(y: ir.Value, options: Mapping[str, Any]) -> Labels:
     dims = None if y.shape is None else tuple(y.shape)
     if dims is not None:
         if len(dims) < 2:
-            raise BadInput(f"{y.name!r} has shape {list(dims)}; classes need an axis beside that of the batch")
+            raise BadInput(f"{y.name!r} has shape {shape_text(y.shape)}; classes need an axis beside that of the batch")
         axis = options["axis"] % len(dims)
+        if dims[axis] == 1:
+            raise BadInput(
+                f"{y.name!r} has one score for each row, and a loss of classes needs one for each class\n"
+                "  hint: bce_with_logits takes one score, and labels 0 and 1"
+            )
         dims = dims[:axis] + dims[axis + 1 :]
     return {"": (INT64, dims)}
 
@@ -35,14 +41,14 @@ def classes(y: ir.Value, options: Mapping[str, Any]) -> Labels:
 def one_per_row(y: ir.Value, options: Mapping[str, Any]) -> Labels:
     """A class number for each row of [batch, features]."""
     if y.shape is not None and len(y.shape) != 2:
-        raise BadInput(f"{y.name!r} has shape {list(y.shape)}; this loss compares rows of [batch, features]")
+        raise BadInput(f"{y.name!r} has shape {shape_text(y.shape)}; this loss compares rows of [batch, features]")
     return {"": (INT64, None if y.shape is None else (y.shape[0],))}
 
 
 def sequences(y: ir.Value, options: Mapping[str, Any]) -> Labels:
     """Rows of class numbers for scores [batch, time, classes], and their lengths where the options ask for them."""
     if y.shape is not None and len(y.shape) != 3:
-        raise BadInput(f"{y.name!r} has shape {list(y.shape)}; ctc takes scores [batch, time, classes]")
+        raise BadInput(f"{y.name!r} has shape {shape_text(y.shape)}; ctc takes scores [batch, time, classes]")
     one_of("ctc: time", options["time"], (0, 1))
     n = None if y.shape is None else y.shape[1 - options["time"]]
     found: Labels = {"": (INT64, (_dim(n), ir.SymbolicDim("label_length")))}

@@ -19,8 +19,10 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.constants import constant
-from onnxgrad.training.graph.bounds import share_of, spared, unguarded
+from onnxgrad.ir.match import constant, is_op, is_standard, permutation, producer
+from onnxgrad.ir.shapes import same_dims
+from onnxgrad.training.graph.bounds import bounds
+from onnxgrad.training.graph.written_out import log_softmax_of, reduced, share_of, spared, unguarded
 
 Get = Callable[[ir.Value], Var]
 
@@ -57,7 +59,7 @@ def scores(value: ir.Value, axis: int) -> Ending | None:
     if node is None:
         return None
     if value.shape is None:  # no axis can be told from another; a plain activation is taken at its word
-        known = node.op_type in ("Softmax", "LogSoftmax") and node.domain == "" and node.inputs[0] is not None
+        known = is_op(node, ("Softmax", "LogSoftmax")) and node.inputs[0] is not None
         return _leaf(node.inputs[0]) if known and node.inputs[0] is not None else None
     if not -len(value.shape) <= axis < len(value.shape):
         return None
@@ -69,21 +71,46 @@ def scores(value: ir.Value, axis: int) -> Ending | None:
         return None
     of = node.op_type
     if of in ("Softmax", "LogSoftmax"):
-        return _leaf(first) if _int(node, "axis", -1) % len(value.shape) == axis else None
+        return _leaf(first) if node.attributes.get_int("axis", -1) % len(value.shape) == axis else None
+    if (found := _log_softmax(node if of == "Sub" else first.producer() if of == "Exp" else None, axis)) is not None:
+        return found
     if of == "Log":
         return scores(first, axis)
     if of in _MOVES:
         before = _axis_before(node, axis)
         found = None if before is None else scores(first, before)
         return None if found is None else _moved(node, found)
-    if of == "Concat" and _int(node, "axis", 0) % len(value.shape) == axis:
+    if of == "Concat" and node.attributes.get_int("axis", 0) % len(value.shape) == axis:
         return _pair(node, axis)
     share = share_of(node)
     if share is not None and share[1] % len(value.shape) == axis:
-        return scores(share[0], axis) or logarithm(share[0])
-    if of == "Normalizer" and _text(node, "norm") == "L1" and axis == len(value.shape) - 1:
+        return scores(share[0], axis) or logarithm(share[0], axis)
+    if of == "Normalizer" and node.attributes.get_string("norm", "MAX") == "L1" and axis == len(value.shape) - 1:
         return scores(first, axis) or logarithm(unguarded(first))
     return None
+
+
+def _log_softmax(node: ir.Node | None, axis: int) -> Ending | None:
+    """The scores of a log-softmax along `axis` that is written out; of its exponential, which is a softmax, as well."""
+    if node is None:
+        return None
+    if node.op_type == "LogSoftmax" and node.inputs[0] is not None and node.outputs[0].shape is not None:
+        rank = len(node.outputs[0].shape)
+        return _leaf(node.inputs[0]) if node.attributes.get_int("axis", -1) % rank == axis else None
+    found = log_softmax_of(node)
+    return _leaf(_unshifted(found[0], axis)) if found is not None and found[1] == axis else None
+
+
+def _unshifted(value: ir.Value, axis: int) -> ir.Value:
+    """The x of x - m for an m that is the same along `axis`, which no softmax notices."""
+    node = producer(value, "Sub")
+    if node is None or None in node.inputs:
+        return value
+    x, shift = node.inputs
+    assert x is not None
+    assert shift is not None
+    most = reduced(shift, ("ReduceMax",))
+    return x if most is not None and most[1] == axis and most[0] is x else value
 
 
 def logit(value: ir.Value) -> Ending | None:
@@ -95,8 +122,8 @@ def logit(value: ir.Value) -> Ending | None:
         return None
     if node.op_type == "Sigmoid":
         return _leaf(first)
-    if (exponent := _by_hand(node)) is not None:
-        return _leaf(exponent).then(lambda b, x: -x)
+    if (found := _by_hand(node)) is not None:
+        return found
     if (other := _complement(node)) is not None:
         found = logit(other)
         return None if found is None else found.then(lambda b, x: -x)
@@ -105,24 +132,49 @@ def logit(value: ir.Value) -> Ending | None:
         return None if found is None else _moved(node, found)
     if node.op_type == "Concat":
         return _joined(node, logit)
+    if node.op_type == "Where":
+        return _either(node)
     return _of_two(value)
 
 
-def logarithm(value: ir.Value) -> Ending | None:
-    """log `value`, without overflow, for what is positive by an activation; None where that is not known."""
+def logarithm(value: ir.Value, axis: int | None = None) -> Ending | None:
+    """log `value`, without overflow, for what is positive by an activation; None where that is not known.
+
+    With an `axis`, but for a number that is the same along it.
+    """
     value = unguarded(value)
     node = value.producer()
     first = node.inputs[0] if node is not None and node.inputs else None
     if node is None or first is None:
         return None
-    if node.op_type == "Exp" and node.domain == "":
-        return _leaf(first)
+    if is_op(node, "Exp"):
+        return _leaf(first if axis is None else _unshifted(first, axis))
     if (found := logit(value)) is not None:
         return found.then(lambda b, x: -b.Softplus(-x))
-    if node.op_type in _MOVES | _PICKS and node.domain == "":
+    if is_op(node, _MOVES | _PICKS):
         found = logarithm(first)
         return None if found is None else _moved(node, found)
-    return _joined(node, logarithm) if node.op_type == "Concat" and node.domain == "" else None
+    return _joined(node, logarithm) if is_op(node, "Concat") else None
+
+
+def mixed(value: ir.Value, depth: int = 16) -> tuple[ir.Value, ir.Value] | None:
+    """Two parts that `value` joins, one of numbers between 0 and 1, the other of others; None if there are none.
+
+    So detectors return boxes and the scores of classes.
+    """
+    node = value.producer()
+    if node is None or not depth or not is_standard(node):
+        return None
+    if node.op_type in _MOVES | _PICKS or spared(node) is not None:
+        inner = spared(node) or node.inputs[0]
+        return None if inner is None else mixed(inner, depth - 1)
+    if node.op_type != "Concat":
+        return None
+    parts = [v for v in node.inputs if v is not None]
+    limited = [low >= 0 and high <= 1 for low, high in map(bounds, parts)]
+    if any(limited) and not all(limited):
+        return parts[limited.index(True)], parts[limited.index(False)]
+    return next((found for v in parts if (found := mixed(v, depth - 1)) is not None), None)
 
 
 def _leaf(value: ir.Value) -> Ending:
@@ -167,9 +219,19 @@ def _joined(node: ir.Node, of: Callable[[ir.Value], Ending | None]) -> Ending | 
     found = [p for p in parts if p is not None]
     if len(found) != len(parts) or not found:
         return None
-    axis = _int(node, "axis", 0)
+    axis = node.attributes.get_int("axis", 0)
     leaves = tuple(dict.fromkeys(v for p in found for v in p.leaves))
     return Ending(leaves, lambda b, get: b.Concat(*(p.write(b, get) for p in found), axis=axis))
+
+
+def _either(node: ir.Node) -> Ending | None:
+    """One logit or the other: a sigmoid is written out in one way for positive numbers, in another for negative."""
+    condition, *values = node.inputs
+    one, other = (None if v is None else logit(v) for v in values)
+    if condition is None or one is None or other is None:
+        return None
+    of, either, leaves = condition, (one.write, other.write), tuple(dict.fromkeys((*one.leaves, *other.leaves)))
+    return Ending(leaves, lambda b, get: b.Where(b.var(of), *(write(b, get) for write in either)))
 
 
 def _reduces_nothing(node: ir.Node) -> bool:
@@ -177,9 +239,8 @@ def _reduces_nothing(node: ir.Node) -> bool:
     x = node.inputs[0]
     if node.op_type not in _REDUCTIONS or x is None or x.shape is None:
         return False
-    held = node.attributes.get("axes")
-    axes = None if held is None else list(held.as_ints())
-    if axes is None and len(node.inputs) > 1 and node.inputs[1] is not None:
+    axes = node.attributes.get_ints("axes")
+    if axes is None and len(node.inputs) > 1:
         given = constant(node.inputs[1])
         axes = None if given is None else given.reshape(-1).tolist()
     return bool(axes) and all(-len(x.shape) <= a < len(x.shape) and x.shape[a] == 1 for a in axes or ())
@@ -193,24 +254,37 @@ def _moved(node: ir.Node, before: Ending) -> Ending:
 
 def _complement(node: ir.Node) -> ir.Value | None:
     """The p of 1 - p."""
-    if node.op_type != "Sub" or node.domain not in ("", "ai.onnx") or len(node.inputs) != 2 or node.inputs[0] is None:
+    if not is_op(node, "Sub") or len(node.inputs) != 2 or node.inputs[0] is None:
         return None
     return node.inputs[1] if _number(node.inputs[0]) == 1 else None
 
 
-def _by_hand(node: ir.Node) -> ir.Value | None:
-    """The x of 1/(1 + exp x)."""
-    below = node.inputs[0] if node.op_type == "Reciprocal" else None
-    if node.op_type == "Div" and node.inputs[0] is not None and _number(node.inputs[0]) == 1:
-        below = node.inputs[1]
-    add = None if below is None else below.producer()
+def _by_hand(node: ir.Node) -> Ending | None:
+    """The s of a sigmoid that is written out: 1/(1 + exp -s), or exp s/(1 + exp s)."""
+    above, below = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+    if node.op_type == "Reciprocal":
+        above, below = None, node.inputs[0]
+    add = below.producer() if below is not None and node.op_type in ("Reciprocal", "Div") else None
     if add is None or add.op_type != "Add":
         return None
     for this, other in (add.inputs, add.inputs[::-1]):
-        if this is not None and other is not None and _number(other) == 1:
-            exp = this.producer()
-            return exp.inputs[0] if exp is not None and exp.op_type == "Exp" else None
+        if this is None or other is None or _number(other) != 1:
+            continue
+        exp = this.producer()
+        if exp is None or exp.op_type != "Exp" or exp.inputs[0] is None:
+            return None
+        if not _same_size(exp.inputs[0], node.outputs[0]):
+            return None
+        if above is not None and this is above:
+            return _leaf(exp.inputs[0])
+        if above is None or _number(above) == 1:
+            return _leaf(exp.inputs[0]).then(lambda b, x: -x)
     return None
+
+
+def _same_size(x: ir.Value, y: ir.Value) -> bool:
+    """False where one is known to be broadcast to the other."""
+    return x.shape is None or y.shape is None or same_dims(list(x.shape), list(y.shape))
 
 
 def _axis_before(node: ir.Node, axis: int) -> int | None:
@@ -221,9 +295,8 @@ def _axis_before(node: ir.Node, axis: int) -> int | None:
     if node.op_type == "Cast":
         return axis if source.dtype in FLOATS and result.dtype in FLOATS else None
     if node.op_type == "Transpose":
-        given = node.attributes.get("perm")
-        order = list(given.as_ints()) if given is not None else list(reversed(range(len(source.shape))))
-        return int(order[axis])
+        order = permutation(node)
+        return None if order is None else order[axis]
     before, after = list(source.shape), list(result.shape)
     wanted = _volume(after[axis + 1 :])
     same = [
@@ -242,14 +315,5 @@ def _volume(dims: list[int | ir.SymbolicDim]) -> tuple[int, tuple[str, ...]] | N
 
 def _number(value: ir.Value) -> float | None:
     held = constant(value)
-    return float(held.flat[0]) if held is not None and np.size(held) == 1 and held.dtype.kind == "f" else None
-
-
-def _int(node: ir.Node, name: str, default: int) -> int:
-    given = node.attributes.get(name)
-    return default if given is None else given.as_int()
-
-
-def _text(node: ir.Node, name: str) -> str:
-    given = node.attributes.get(name)
-    return "MAX" if given is None else given.as_string()
+    known = held is not None and np.size(held) > 0 and held.dtype.kind == "f" and (held == held.flat[0]).all()
+    return float(held.flat[0]) if known else None  # type: ignore[union-attr]

@@ -14,7 +14,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.loss.label_inputs import Labels
-from onnxgrad.training.loss.logits import Ending, logit, scores
+from onnxgrad.training.loss.logits import Ending, logit, mixed, scores
 from onnxgrad.training.loss.score_blocks import OfRows, ScoreBlocks
 
 
@@ -80,11 +80,21 @@ class LossFunction:
         return [b.cast_like(summed, y), *found]
 
 
-def prediction(loss: LossFunction, value: ir.Value, options: Mapping[str, Any], what: str) -> Ending:
+def prediction(
+    loss: LossFunction, value: ir.Value, options: Mapping[str, Any], what: str, named: bool = False
+) -> Ending:
     """What the loss called `what` is taken of where `value` is given: the logits, if it contains the activation.
 
+    Args:
+        loss: the loss.
+        value: a value of the model.
+        options: of the loss.
+        what: the name of the loss.
+        named: the caller has chosen the value by its name.
+
     Raises:
-        BadInput: the values are probabilities, which the loss does not take, and their logits are not known.
+        BadInput: the values are probabilities, which the loss does not take, and their logits are not known; or only a
+            part of them can be scores, and the value was not `named`.
     """
     found = None
     if loss.contains == ("Sigmoid",):
@@ -104,7 +114,18 @@ def prediction(loss: LossFunction, value: ir.Value, options: Mapping[str, Any], 
             f"the loss {what!r} takes {loss.takes}{axis}, but {value.name!r} holds numbers between 0 and 1{why}\n"
             f"  hint: {hint}"
         )
+    if loss.takes and not named and (parts := mixed(value)) is not None:
+        raise BadInput(
+            f"the loss {what!r} takes {loss.takes}, but only a part of {value.name!r} can be scores: it joins "
+            f"{parts[0].name!r}, numbers between 0 and 1, and {parts[1].name!r}, which are others (boxes?)\n"
+            "  hint: name the value that holds the scores with `output` (--prediction)"
+        )
     return Ending((value,), lambda b, get: get(value))
+
+
+def as_scores(b: Builder, labels: Var, scores: Var) -> Var:
+    """`labels` [rows, …], whose shape must be that of `scores` [rows, …, classes]: a flat order would not show it."""
+    return b.Expand(labels, b.Shape(scores, end=scores.rank - 1)) if labels.rank > 1 else labels
 
 
 def total(b: Builder, x: Var) -> Var:

@@ -3,7 +3,7 @@
 A loss is a function of a builder, the prediction, its labels and its options; its docstring is its formula. Labels
 have the type and shape of the prediction, or are class numbers (int64) without its class axis, or what `labels` of
 the loss says. Where a model ends in the very activation that a loss contains, the loss is taken of what
-goes into it (see `endings`): the value is the same, and nothing overflows.
+goes into it (see `logits`): the value is the same, and nothing overflows.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.match import permutation, producer
 from onnxgrad.training.loss import label_inputs
 from onnxgrad.training.loss.ctc import ctc_rows
-from onnxgrad.training.loss.loss_function import LossFunction, counted, total, weight_of
+from onnxgrad.training.loss.loss_function import LossFunction, as_scores, counted, total, weight_of
 from onnxgrad.training.loss.score_blocks import OfRows
 from onnxgrad.training.option_strings import completed, looked_up, one_of
 
@@ -53,13 +54,14 @@ def _rows(b: Builder, y: Var, labels: Var) -> tuple[Var, Var]:
     It does where the class axis was last and a Transpose has made it second: without it, and its way back, a softmax
     runs along memory (3 % of the step of a small language model).
     """
-    moved = y.value.producer()
-    if y.rank < 3 or moved is None or moved.op_type != "Transpose" or moved.domain != "":
+    moved = producer(y.value, "Transpose")
+    if y.rank < 3 or moved is None:
         return y, labels
-    perm, x = moved.attributes.get("perm"), moved.inputs[0]
-    if x is None or perm is None or list(perm.as_ints()) != [0, y.rank - 1, *range(1, y.rank - 1)]:
+    x = moved.inputs[0]
+    if x is None or permutation(moved) != (0, y.rank - 1, *range(1, y.rank - 1)):
         return y, labels
-    return b.Flatten(Var(b, x), axis=y.rank - 1), b.Reshape(labels, [-1])
+    scores = Var(b, x)
+    return b.Flatten(scores, axis=y.rank - 1), b.Reshape(as_scores(b, labels, scores), [-1])
 
 
 def _positive(what: str, value: float) -> None:

@@ -17,13 +17,15 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.training.graph.inline_graphs import Inlined
+from onnxgrad.training.graph.row_axis import rows_first
 from onnxgrad.training.loss.class_axis import with_class_axis
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.loss.label_inputs import Labels
 from onnxgrad.training.loss.logits import Ending
 from onnxgrad.training.loss.loss_function import LossFunction, prediction
 from onnxgrad.training.loss.score_blocks import MANY, ScoreBlocks
-from onnxgrad.training.loss.step_metrics import OF_ROWS, measured
+from onnxgrad.training.loss.step_metrics import row_functions, write_step_metrics
+from onnxgrad.wording import tensor_text, type_text
 
 #: In words, what a mean is taken over where none is taken.
 SUMMED = "nothing"
@@ -36,6 +38,7 @@ class Objective:
         builder: writes behind the inference graph.
         terms: what is summed.
         output: finds the value of the model that a name stands for (None: the only float output).
+        rows: the axis of a prediction along which the rows of the data lie (see `row_axis`).
         whole: whether losses must be functions of the predictions as a whole.
     """
 
@@ -44,9 +47,12 @@ class Objective:
         builder: Builder,
         terms: Sequence[Loss],
         output: Callable[[str | None], ir.Value],
+        rows: Callable[[ir.Value], int] = lambda value: 0,
         whole: bool = False,
     ) -> None:
-        self.b, self.terms, self.output, self.whole = builder, terms, output, whole
+        self.b, self.terms, self.output, self.rows, self.whole = builder, terms, output, rows, whole
+        #: of each term: the class axis of the model's output, and the permutation that moves its rows to the front
+        self._given: list[tuple[Any, list[int] | None]] = []
         self.losses = [self._function(t) for t in terms]
         self.graphs = {
             k: Inlined(t.loss, f"the loss {t.name!r}") for k, t in enumerate(terms) if self.losses[k] is None
@@ -60,9 +66,22 @@ class Objective:
     def _function(self, term: Loss) -> tuple[LossFunction, dict[str, Any]] | None:
         """The loss of that name, and its options; None for a graph."""
         found = term.function()
-        if found is None or "axis" not in found[1]:
-            return found
-        return found[0], with_class_axis(found[1], self.output(term.output))
+        if found is None:
+            self._given.append((None, None))
+            return None
+        loss, options = found
+        y = self.output(term.output)
+        rank, at = len(y.shape or ()), self.rows(y)
+        if "time" in options:  # the operator of CTC reads either order
+            options = {**options, "time": 0 if at == 1 else options["time"]}
+            at = 0
+        if "axis" in options:
+            options = with_class_axis(options, y, at)
+        perm = rows_first(rank, at) if at else None
+        self._given.append((options.get("axis"), perm))
+        if perm is not None and "axis" in options:
+            options = {**options, "axis": perm.index(options["axis"] % rank)}
+        return loss, options
 
     def predictions(self) -> list[ir.Value]:
         """Every value of the model that a term reads."""
@@ -79,7 +98,10 @@ class Objective:
         term, kind = self.terms[k], self.losses[k]
         assert kind is not None
         value = self.output(term.output)
-        found = prediction(kind[0], value, kind[1], term.name)
+        axis, perm = self._given[k]
+        found = prediction(kind[0], value, {**kind[1], "axis": axis}, term.name, term.output is not None)
+        if perm is not None:
+            found = found.then(lambda b, x: b.Transpose(x, perm=perm))
         if found.leaves != (value,):
             names = " and ".join(repr(v.name) for v in found.leaves)
             self.notes[f"{term.name} is taken of the logits {names} of the probabilities {value.name!r}"] = None
@@ -115,7 +137,7 @@ class Objective:
                 operands = self._operands(k, copies)
                 y, labels = operands
                 if (blocks := self._blocks(k, y)) is not None:
-                    others = {n: OF_ROWS[n] for n in dict.fromkeys(metrics) if k == 0 and n in OF_ROWS}
+                    others = row_functions(metrics) if k == 0 else {}
                     value, *found = kind[0].by_blocks(b, blocks, y, labels[0], kind[1], list(others.values()))
                     rights = dict(zip(others, found))
                 else:
@@ -123,7 +145,7 @@ class Objective:
                 how_much = kind[0].count(b, y, labels, kind[1]) if count else None
                 counts.append((self._counted(*kind), how_much))
             if k == 0 and metrics:
-                self.measures |= measured(b, metrics, kind, operands, rights)
+                self.measures |= write_step_metrics(b, metrics, kind, operands, rights)
             if count and how_much is None:
                 raise BadInput(
                     f"the loss {term.name!r} does not say over how much its mean is taken, or compares the examples "
@@ -207,7 +229,10 @@ class Objective:
                 allowed = {ir.DataType.INT32, ir.DataType.INT64} if dtype == ir.DataType.INT64 else {dtype}
                 if value.dtype not in allowed:
                     hint = "" if value in self.inputs else "\n  hint: give the labels of each loss a name, with labels="
-                    raise BadInput(f"the label input {wanted!r} is a tensor of {value.dtype}, not of {dtype}{hint}")
+                    given = type_text(value.dtype)
+                    raise BadInput(
+                        f"the label input {wanted!r} is a tensor of {given}, not of {type_text(dtype)}{hint}"
+                    )
                 return Var(self.b, value)
         value = ir.Value(
             name=self.b.names.exactly(wanted),
@@ -263,6 +288,6 @@ class Objective:
         for other in others:
             self.measures[other.name] = other
         if result.dtype not in FLOATS or (result.shape is not None and result.shape not in ((), (1,))):
-            what = "unknown type" if result.dtype is None else f"{result.dtype}{list(result.shape or ())}"
-            raise BadInput(f"the loss {self.terms[k].name!r} gives a tensor of {what}; a loss is a float scalar")
+            what = tensor_text(result.dtype, result.shape)
+            raise BadInput(f"the loss {self.terms[k].name!r} gives {what}; a loss is a float scalar")
         return result if result.shape == () else b.reshape(result, np.array([], np.int64))

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnxgrad.control_flow.row_blocks import by_row_blocks
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.match import is_op, is_standard, permutation, producer
 
 #: From so many classes on, logits are computed by blocks of rows unless options of a loss say otherwise.
 MANY = 16384
@@ -52,7 +53,7 @@ class ScoreBlocks:
         """`scores`, with the classes along `axis`, as such a product; None if they are something else."""
         found = _classes_last(scores, axis)
         after: list[ir.Node] = []
-        while found is not None and (node := found.producer()) is not None and node.domain == "":
+        while found is not None and (node := found.producer()) is not None and is_standard(node):
             if (classes := _classes_of(node)) is not None:
                 rows = node.inputs[0]
                 return None if rows is None or rows.shape is None else cls(rows, node, after[::-1], classes)
@@ -69,7 +70,9 @@ class ScoreBlocks:
         """What each of `functions` gives for all rows in order, a vector."""
         rank = len(self.rows.shape or ())
         rows = b.var(self.rows)
-        rows = rows if rank == 2 else b.Flatten(rows, axis=rank - 1)
+        if rank > 2:  # a flat order would not show that the shapes differ
+            labels = b.Expand(labels, b.Shape(rows, end=rank - 1)) if labels.rank == rank - 1 else labels
+            rows = b.Flatten(rows, axis=rank - 1)
         labels = b.Reshape(labels, [-1]) if labels.rank != 1 else labels
 
         def block(inner: Builder, parts: Sequence[Var]) -> list[tuple[Var, int]]:
@@ -86,7 +89,7 @@ class ScoreBlocks:
         attributes: dict[str, Any] = dict(node.attributes.items())
         if node.op_type == "MatMul":
             turned = weight.producer()
-            if turned is not None and turned.domain == "" and turned.op_type == "Transpose":
+            if is_op(turned, "Transpose"):
                 weight, attributes = turned.inputs[0], {"transB": ir.AttrInt64("transB", 1)}
                 assert weight is not None
             if after and after[0].op_type == "Add":
@@ -111,10 +114,8 @@ def _classes_last(scores: ir.Value, axis: int) -> ir.Value | None:
     axis %= rank
     if axis == rank - 1:
         return scores
-    node = scores.producer()
-    perm = None if node is None or node.op_type != "Transpose" or node.domain != "" else node.attributes.get("perm")
-    others = [*range(axis), rank - 1, *range(axis, rank - 1)]
-    return node.inputs[0] if node is not None and perm is not None and list(perm.as_ints()) == others else None
+    node, order = producer(scores, "Transpose"), (*range(axis), rank - 1, *range(axis, rank - 1))
+    return node.inputs[0] if node is not None and permutation(node) == order else None
 
 
 def _classes_of(node: ir.Node) -> int | None:
@@ -122,12 +123,11 @@ def _classes_of(node: ir.Node) -> int | None:
     matrix = node.inputs[1] if node.op_type in ("MatMul", "Gemm") else None
     if matrix is None or matrix.shape is None or len(matrix.shape) != 2 or matrix.dtype not in FLOATS:
         return None
-    turned, rows_turned = (node.attributes.get(name) for name in ("transB", "transA"))
-    if node.op_type == "Gemm" and rows_turned is not None and rows_turned.as_int():
+    if node.op_type == "Gemm" and node.attributes.get_int("transA"):
         return None
     if node.op_type == "Gemm" and len(node.inputs) > 2 and (c := node.inputs[2]) is not None and not _is_of_one_row(c):
         return None
-    columns = matrix.shape[0 if turned is not None and turned.as_int() else 1]
+    columns = matrix.shape[0 if node.attributes.get_int("transB", 0) else 1]
     rows = node.inputs[0]
     known = rows is not None and rows.shape is not None and len(rows.shape) > 1
     return columns if isinstance(columns, int) and known else None

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training.measure.metrics import WHILE_TRAINING, running
-from onnxgrad.training.measure.running import Running
+from onnxgrad.training.metrics.registry import WHILE_TRAINING, running
+from onnxgrad.training.metrics.running import Running
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Comparison:
     """Predictions of numbers against numbers, [N, …] both; other tasks derive from it.
 
     Attributes:
-        task: which metrics fit (see `onnxgrad.training.measure.metrics`).
+        task: which metrics fit (see `onnxgrad.training.metrics.registry`).
         tokens: whether the labels are tokens in a row, of which perplexity is usual.
     """
 
@@ -114,6 +114,11 @@ class Ranked(Classes):
 def _wide(x: np.ndarray) -> np.ndarray:
     """At least float32."""
     return x if x.dtype in (np.float32, np.float64) else x.astype(np.float32)
+
+
+def are_shares(y: np.ndarray, axis: int) -> bool:
+    """Whether all scores are numbers between 0 and 1 that sum to 1 along `axis`, which logits never do by chance."""
+    return y.shape[axis] > 1 and bool((y >= 0).all() and (np.abs(y.sum(axis, dtype=np.float64) - 1) < 1e-3).all())
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,20 +9,22 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.errors import BadInput, UnknownName, json_text
 from onnxgrad.keywords import checked
-from onnxgrad.runtime import Options, Session
-from onnxgrad.training.data import Data, Field, Images, Text, open_data
+from onnxgrad.runtime import Options
+from onnxgrad.training.data import Data, Field, Images, open_data
 from onnxgrad.training.data.columns import Column
-from onnxgrad.training.data.fields import LABELS
-from onnxgrad.training.data.labels import class_column
+from onnxgrad.training.data.fields import LABELS, check_labels
+from onnxgrad.training.data.labels import check_count, class_column, numbered
+from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.wide import check_fed
 from onnxgrad.training.graph.bounds import bounds
-from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Meter, Sequences
-from onnxgrad.training.measure.metrics import DEFAULTS, METRICS, counts, names_of, per_class
+from onnxgrad.training.graph.class_labels import class_names
+from onnxgrad.training.loss.class_axis import class_axis
+from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Meter, Sequences, are_shares
 from onnxgrad.training.measure.misses import Miss, Misses
 from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, chosen_outputs, fields_of, source_name
-from onnxgrad.training.metadata import class_names
+from onnxgrad.training.metrics.registry import DEFAULTS, METRICS, counts, names_of, per_class
 
 #: Of more classes there is no confusion matrix.
 MOST_CLASSES = 1000
@@ -34,7 +35,7 @@ class Evaluated:
     """What was measured.
 
     Attributes:
-        task: "classes", "binary" or "numbers" (see `onnxgrad.training.measure.metrics`).
+        task: "classes", "binary" or "numbers" (see `onnxgrad.training.metrics.registry`).
         metrics: by name.
         rows: how many labels were compared.
         labels: the array that they came from.
@@ -87,8 +88,8 @@ def evaluate(
         metrics: names of `METRICS`, in a list or with commas between them. Default: those usual for the task.
         labels: the array of labels. Default: the one that is called like labels are.
         prediction: the output that is compared. Default: the only one, or the first of floats.
-        inputs: which columns feed which input.
-        images: how pictures become arrays.
+        inputs: which columns feed which input. Default: see `predict`.
+        images: how pictures become arrays. Default: see `predict`.
         tokenizer: how text becomes tokens: the path of a ``tokenizer.json``, or a ``tokenizers.Tokenizer`` (see
             `onnxgrad.training.data.text`).
         max_length: the most tokens of a row.
@@ -105,16 +106,21 @@ def evaluate(
     asked = names_of(metrics)
     opened = as_given(model)
     output = prediction_of(opened, prediction)
-    columns = open_data(data, images, inputs)
+    trained = Preprocessing.of(opened)
+    columns = open_data(data, trained.images_for(images), inputs, trained.inputs)
     called = _labels(columns, labels, source_name(data), {f.name for f in fields_of(opened)})
-    columns[called] = class_column(columns[called])
+    where = f"array {called!r} of {source_name(data)}"
+    names = class_names(opened, [output.name or ""], _scores(output))
+    columns[called] = class_column(columns[called], where)
+    if names is not None:
+        columns[called] = numbered(columns[called], names, source_name(data), where, ignore_index)
     first = columns[called].take(np.arange(1), Field(called, np.dtype(np.int64), ()))
     shape = (None,) * (np.asarray(first).ndim - 1)
     own = Field(called, np.asarray(first).dtype, shape, label=True, ignored=ignore_index)
     check_fed(inputs or {}, [*fields_of(opened), own])
-    names = class_names(opened)
-    text = Text.of(tokenizer, max_length)
-    rows = Data(columns, [*fields_of(opened), own], source_name(data), classes=names, text=text)
+    text = trained.text(tokenizer, max_length)
+    fields = [*fields_of(opened), own]
+    rows = Data(columns, fields, source_name(data), classes=names, text=text, trained=trained)
     return compared(opened, rows, called, output, asked, ignore_index, batch_size, options, worst, blank)
 
 
@@ -131,19 +137,20 @@ def compared(
     blank: int = 0,
 ) -> Evaluated:
     """What `evaluate` does with data that were opened: `called` are the labels, compared with `output`."""
-    names = class_names(model)
+    names = class_names(model, [output.name or ""], _scores(output))
     shown = output.name or ""
     misses = Misses(worst, rows.classes or names)
     meter: Meter | None = None
     table: np.ndarray | None = None
-    for batch, found in batches_of(Session(model, options), rows, [shown], batch_size):
+    for batch, found in batches_of(model, rows, [shown], batch_size, options):
         y, t = found[shown], batch[called]
         if meter is None:
             every = rows.arrays.get(called, t)
             if asked is not None and _are_sequences(asked, y, t):
                 comparison: Comparison = Sequences(blank)
             else:
-                comparison = _comparison(y, t, every, bounds(output), asked, ignore_index, called)
+                comparison = _comparison(y, t, every, output, asked, ignore_index, called)
+                _check_classes(comparison, y, every, rows, called, names is not None)
             usual = (*DEFAULTS[comparison.task], *(("perplexity",) if comparison.tokens else ()))
             meter = Meter(comparison, usual if asked is None else asked, rows.classes or names)
         scores, labelled = meter.add(*_alike(y, t))
@@ -178,6 +185,25 @@ def prediction_of(model: ir.Model, name: str | None) -> ir.Value:
     return floats[0]
 
 
+def _scores(output: ir.Value) -> int | None:
+    """The number of classes of an output [N, C], if it is known and more than one."""
+    size = output.shape[1] if output.shape is not None and len(output.shape) == 2 else None
+    return size if isinstance(size, int) and size > 1 else None
+
+
+def _check_classes(
+    comparison: Comparison, y: np.ndarray, labels: np.ndarray, rows: Data, called: str, own: bool
+) -> None:
+    """Raise BadInput for classes that the predictions `y` do not tell apart; `own`: the model names them."""
+    count = y.shape[comparison.axis] if isinstance(comparison, Classes) else 2
+    if rows.classes is not None:
+        check_count(rows.classes, count, rows.name, own)
+    if isinstance(comparison, Classes):
+        field = Field(called, labels.dtype, (), label=True, classes=count, ignored=comparison.ignored)
+        whole = labels if labels.dtype.kind in "iu" else labels.astype(np.int64)
+        check_labels(whole, field, f"array {called!r} of {rows.name}")
+
+
 def _labels(columns: Mapping[str, Column], name: str | None, source: str, fed: set[str]) -> str:
     if name is not None:
         if name not in columns:
@@ -209,19 +235,22 @@ def _comparison(
     y: np.ndarray,
     t: np.ndarray,
     every: np.ndarray,
-    within: tuple[float, float],
+    output: ir.Value,
     metrics: Sequence[str] | None,
     ignored: int | None,
     called: str,
 ) -> Comparison:
     """How predictions `y` and labels `t` of a batch are compared; of `every` label it is known what they are."""
-    probabilities = within[0] >= 0 and within[1] <= 1
+    low, high = bounds(output)
+    probabilities = low >= 0 and high <= 1
     y, t = _alike(y, t)
     misfit = BadInput(f"the labels {called!r} are {list(t.shape)} and the predictions {list(y.shape)}")
     if y.ndim == t.ndim + 1 and (every.dtype.kind in "iub" or (every == np.trunc(every)).all()):
-        axis = 1 if y.shape[2:] == t.shape[1:] else y.ndim - 1
-        if np.delete(y.shape, axis).tolist() != list(t.shape):
+        fitting = [a for a in dict.fromkeys((1, y.ndim - 1)) if [*y.shape[:a], *y.shape[a + 1 :]] == list(t.shape)]
+        if not fitting:
             raise misfit
+        axis = fitting[0] if len(fitting) == 1 else _class_axis(output, y)
+        probabilities = probabilities or are_shares(y, axis)
         return Classes(axis, ignored, probabilities, y.ndim == 3, called)
     if y.shape != t.shape:
         raise misfit
@@ -229,6 +258,16 @@ def _comparison(
     if np.isin(every, (0, 1)).all() and (asked or (not metrics and every.dtype.kind in "iub")):
         return Binary(probabilities)
     return Comparison()
+
+
+def _class_axis(output: ir.Value, y: np.ndarray) -> int:
+    """The axis of the classes of scores `y`, where the sizes fit two axes. Raises BadInput where that is open."""
+    if output.shape is None or len(output.shape) != y.ndim:
+        raise BadInput(
+            f"the predictions {output.name!r} are {list(y.shape)}: along which axis are the classes?\n"
+            "  hint: declare the shape of the output in the model, with a number for the classes"
+        )
+    return class_axis(output, square=True)
 
 
 def as_json(found: Evaluated) -> str:
@@ -243,7 +282,7 @@ def as_json(found: Evaluated) -> str:
     if found.worst is not None:
         told = ("row", "actual", "predicted")
         worst = [{k: getattr(m, k) for k in told} | {"loss": plain(m.loss)} for m in found.worst]
-    return json.dumps(
+    return json_text(
         {
             "task": found.task,
             "metrics": {k: plain(v) for k, v in found.metrics.items()},
@@ -253,6 +292,5 @@ def as_json(found: Evaluated) -> str:
             "classes": classes,
             "confusion": None if found.confusion is None else found.confusion.tolist(),
             "worst": worst,
-        },
-        ensure_ascii=False,
+        }
     )

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training.measure.metrics import surprise
+from onnxgrad.figures import drawing, plain
+from onnxgrad.training.metrics.registry import surprise
 
 #: Classes that have a name each in the picture of the confusion matrix.
 NAMED = 30
@@ -89,17 +90,17 @@ def misses_picture(misses: Sequence[Miss]) -> bytes | None:
     shown = [m for m in misses if m.image is not None]
     if not shown:
         return None
-    figure_of, png = _matplotlib()
     columns = min(6, len(shown))
     rows = -(-len(shown) // columns)
-    figure = figure_of(figsize=(1.7 * columns, 2.1 * rows))
-    for k, miss in enumerate(shown):
-        axis = figure.add_subplot(rows, columns, k + 1)
-        axis.imshow(_as_shown(miss.image), cmap="gray")
-        axis.set_xticks([])
-        axis.set_yticks([])
-        axis.set_title(f"row {miss.row}: {miss.actual}\nread {miss.predicted}", fontsize=8)
-    return png(figure)
+    with drawing() as new_figure:
+        figure = new_figure(figsize=(1.7 * columns, 2.1 * rows))
+        for k, miss in enumerate(shown):
+            axis = figure.add_subplot(rows, columns, k + 1)
+            axis.imshow(_as_shown(miss.image), cmap="gray")
+            axis.set_xticks([])
+            axis.set_yticks([])
+            axis.set_title(f"row {miss.row}: {plain(miss.actual)}\nread {plain(miss.predicted)}", fontsize=8)
+        return _png(figure)
 
 
 def _as_shown(image: Any) -> np.ndarray:
@@ -117,36 +118,27 @@ def confusion_picture(table: np.ndarray, classes: Sequence[str] | None = None) -
     Raises:
         BadInput: matplotlib is missing.
     """
-    figure_of, png = _matplotlib()
     size = len(table)
     side = float(np.clip(0.4 * size, 3, 9))
-    figure = figure_of(figsize=(side + 1, side))
-    axis = figure.add_subplot()
     rows = table.sum(1, keepdims=True)
     shares = table / np.where(rows, rows, 1)
-    figure.colorbar(axis.imshow(shares, cmap="Blues", vmin=0, vmax=1), label="share of the actual class")
-    if size <= NAMED:
-        names = [str(classes[c]) if classes and c < len(classes) else str(c) for c in range(size)]
-        axis.set_xticks(range(size), names, rotation=90 if max(map(len, names)) > 2 else 0)
-        axis.set_yticks(range(size), names)
-        for i, j in zip(*np.nonzero(table)):
-            color = "white" if shares[i, j] > 0.5 else "black"
-            axis.text(j, i, str(int(table[i, j])), ha="center", va="center", fontsize=8, color=color)
-    axis.set(xlabel="predicted", ylabel="actual")
-    return png(figure)
+    with drawing() as new_figure:
+        figure = new_figure(figsize=(side + 1, side))
+        axis = figure.add_subplot()
+        figure.colorbar(axis.imshow(shares, cmap="Blues", vmin=0, vmax=1), label="share of the actual class")
+        if size <= NAMED:
+            names = [plain(str(classes[c]), 24) if classes and c < len(classes) else str(c) for c in range(size)]
+            axis.set_xticks(range(size), names, rotation=90 if max(map(len, names)) > 2 else 0)
+            axis.set_yticks(range(size), names)
+            for i, j in zip(*np.nonzero(table)):
+                color = "white" if shares[i, j] > 0.5 else "black"
+                axis.text(j, i, str(int(table[i, j])), ha="center", va="center", fontsize=8, color=color)
+        axis.set(xlabel="predicted", ylabel="actual")
+        return _png(figure)
 
 
-def _matplotlib() -> tuple[Any, Any]:
-    """What makes a figure, and what writes it as PNG, without touching the state of pyplot."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise BadInput("pictures need matplotlib: pip install 'onnxgrad[train]'") from error
-
-    def png(figure: Any) -> bytes:
-        target = io.BytesIO()
-        figure.tight_layout()
-        figure.savefig(target, format="png", dpi=90)
-        return target.getvalue()
-
-    return Figure, png
+def _png(figure: Any) -> bytes:
+    target = io.BytesIO()
+    figure.tight_layout()
+    figure.savefig(target, format="png", dpi=90)
+    return target.getvalue()

@@ -10,11 +10,17 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.errors import BadInput, OnnxGradError, UnknownName
 from onnxgrad.keywords import checked
 from onnxgrad.model_io import load_model
 from onnxgrad.runtime import Options, Session
-from onnxgrad.training.data import Data, Field, Images, Text
+from onnxgrad.training.data import Data, Field, Images
+from onnxgrad.training.data.preprocessing import Preprocessing
+from onnxgrad.training.graph.row_axis import row_axis
+from onnxgrad.wording import tensor_text
+
+#: The column with the paths of picture files.
+FILE = "file"
 
 AnyModel = str | os.PathLike | onnx.ModelProto | ir.Model
 
@@ -34,6 +40,8 @@ def fields_of(model: ir.Model) -> list[Field]:
 def chosen_outputs(model: ir.Model, outputs: Sequence[str] | None) -> list[str]:
     """The names of the `outputs`, by default all. Raises UnknownName for one that there is not."""
     names = [v.name or "" for v in model.graph.outputs]
+    if "" in names:
+        raise BadInput(f"output {names.index('')} of the model has no name, so ONNX Runtime does not load it")
     for name in outputs or ():
         if name not in names:
             raise UnknownName(name, names, "output")
@@ -41,22 +49,66 @@ def chosen_outputs(model: ir.Model, outputs: Sequence[str] | None) -> list[str]:
 
 
 def batches_of(
-    session: Session, data: Data, outputs: Sequence[str], batch_size: int
+    model: ir.Model, data: Data, outputs: Sequence[str], batch_size: int, options: Options | None = None
 ) -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
-    """Batches in order, as (what was fed, `outputs` for its rows). A last batch short of a fixed size is filled up."""
-    size = data.fixed or batch_size
+    """Batches in order, as (what was fed, `outputs` for its rows). A last batch short of a fixed size is filled up.
+
+    Outputs with their rows along another axis than the first, as [time, rows, classes], are turned to have them first.
+    """
+    session, size = Session(model, options), data.fixed or batch_size
+    axes: dict[str, int] | None = None
     for batch in data.batches(size):
         rows, feeds = data.count(batch), {n: batch[n] for n in session.inputs if n in batch}
         if data.fixed and rows < size:
             feeds = {n: a if n in data.whole else np.resize(a, (size, *a.shape[1:])) for n, a in feeds.items()}
         found = session.run(feeds, list(outputs))
+        fed = len(next(a for n, a in feeds.items() if n not in data.whole))
+        if axes is None:
+            axes = _row_axes(model, session, feeds, data, found, fed)
         for name, array in found.items():
-            if array.ndim == 0 or len(array) != len(next(a for n, a in feeds.items() if n not in data.whole)):
+            if not isinstance(array, np.ndarray):
                 raise BadInput(
-                    f"the output {name!r} is {array.dtype}{list(array.shape)} for {size} rows: not one entry per row\n"
+                    f"the output {name!r} is no tensor, so it has no entry per row\n"
                     "  hint: --output names the outputs to predict"
                 )
-        yield batch, {name: array[:rows] for name, array in found.items()}
+            if array.ndim <= axes[name] or array.shape[axes[name]] != fed:
+                raise BadInput(
+                    f"the output {name!r} is {tensor_text(array.dtype, array.shape)} for {fed} rows: "
+                    "not one entry per row\n"
+                    "  hint: --output names the outputs to predict"
+                )
+        yield batch, {name: np.moveaxis(array, axes[name], 0)[:rows] for name, array in found.items()}
+
+
+def _row_axes(
+    model: ir.Model,
+    session: Session,
+    feeds: Mapping[str, np.ndarray],
+    data: Data,
+    found: Mapping[str, np.ndarray],
+    rows: int,
+) -> dict[str, int]:
+    """The axis of each output along which its rows lie, by name.
+
+    Where sizes alone do not say that it is the first, the model runs on two rows and on three: that axis grows.
+    """
+    axes = dict.fromkeys(found, 0)
+    arrays = {n: a for n, a in found.items() if isinstance(a, np.ndarray)}
+    unsure = [n for n, a in arrays.items() if a.ndim > 1 and (len(a) != rows or rows in a.shape[1:])]
+    if not unsure:
+        return axes
+    if data.fixed:
+        return axes | {v.name or "": row_axis(model, v) for v in model.graph.outputs if v.name in unsure}
+    cut = [{n: a if n in data.whole else np.resize(a, (k, *a.shape[1:])) for n, a in feeds.items()} for k in (2, 3)]
+    try:
+        few, more = (session.run(part, unsure) for part in cut)
+    except OnnxGradError:  # a model that takes no batch of another size
+        return axes
+    for name in unsure:
+        grown = [axis for axis, sizes in enumerate(zip(few[name].shape, more[name].shape)) if sizes == (2, 3)]
+        if few[name].ndim == more[name].ndim and len(grown) == 1:
+            axes[name] = grown[0]
+    return axes
 
 
 @checked
@@ -77,10 +129,12 @@ def predict(
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
         data: arrays by name, rows that are dicts, or a path (see `onnxgrad.training.data.sources`). Arrays that the
-            model does not read are left alone.
+            model does not read are left alone. A model with one input takes the array itself.
         outputs: which outputs. Default: all.
-        inputs: which columns feed which input, as ``{"X": "f0..f63"}``. Default: those of the same names.
-        images: how pictures become arrays.
+        inputs: which columns feed which input, as ``{"X": "f0..f63"}``. Default: those that the model was trained on,
+            or those of the same names.
+        images: how pictures become arrays. Default: as those that the model was trained on, which its metadata say;
+            likewise `tokenizer` and `max_length`.
         tokenizer: how text becomes tokens: the path of a ``tokenizer.json``, or a ``tokenizers.Tokenizer`` (see
             `onnxgrad.training.data.text`).
         max_length: the most tokens of a row.
@@ -88,7 +142,8 @@ def predict(
         options: how ONNX Runtime runs the model.
 
     Returns:
-        Arrays [rows, …] by the names of the outputs, in the order of the data.
+        Arrays [rows, …] by the names of the outputs, in the order of the data. Of picture files, ``file`` has their
+        paths, unless an output has this name.
 
     Raises:
         BadInput: data that do not fit, or an output without an entry per row.
@@ -96,13 +151,18 @@ def predict(
     """
     opened = as_given(model)
     wanted = chosen_outputs(opened, outputs)
-    text = Text.of(tokenizer, max_length)
-    rows = Data(data, fields_of(opened), source_name(data), images=images, inputs=inputs, text=text)
+    trained = Preprocessing.of(opened)
+    text = trained.text(tokenizer, max_length)
+    rows = Data(
+        data, fields_of(opened), source_name(data), images=images, inputs=inputs, text=text, trained=trained
+    )  # fmt: skip
     parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
-    for _, found in batches_of(Session(opened, options), rows, wanted, batch_size):
+    for _, given in batches_of(opened, rows, wanted, batch_size, options):
         for name in wanted:
-            parts[name].append(found[name])
-    return {name: _joined(name, arrays) for name, arrays in parts.items()}
+            parts[name].append(given[name])
+    found = {name: _joined(name, arrays) for name, arrays in parts.items()}
+    files = rows.files
+    return found if files is None or FILE in found else {FILE: files, **found}
 
 
 def source_name(data: Any) -> str:

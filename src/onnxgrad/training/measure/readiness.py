@@ -8,12 +8,14 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.errors import OnnxGradError, shown
+from onnxgrad.errors import BadInput, OnnxGradError, shown
 from onnxgrad.model_io import AnyModel, open_model
+from onnxgrad.model_io.validity import complaint
 from onnxgrad.training.build.attach import attach
 from onnxgrad.training.graph.rounding import is_rounding
 from onnxgrad.training.spec.training_info import told
 from onnxgrad.training.step.compile import compile_step
+from onnxgrad.wording import tensor_text
 
 #: Kinds of findings: so it is; onnxgrad changes it for training; another export would train better; it does not train.
 FACT, MENDED, ADVICE, REFUSED = "trains", "mended", "advice", "refused"
@@ -41,7 +43,7 @@ def readiness(model: AnyModel, loss: Any = None, **attached: Any) -> list[Findin
         Findings; one of them is of the kind REFUSED if the model does not train.
 
     Raises:
-        BadInput: the model cannot be read.
+        BadInput: the model cannot be read, or it is not valid.
     """
     opened = open_model(model).model
     found = [*_inputs(opened), *_nodes(opened)]
@@ -51,20 +53,21 @@ def readiness(model: AnyModel, loss: Any = None, **attached: Any) -> list[Findin
             proto = attach(model, loss=name, **attached)
             compile_step(proto)
         except OnnxGradError as error:
-            why.setdefault(str(error), []).append(shown(name))
+            why.setdefault(" ".join(str(error).split()), []).append(shown(name))
             continue
         algorithm = proto.training_info[0].algorithm
         given = [f"{v.name} {_declared(v)}" for v in algorithm.input]
         labels = f"; labels: {', '.join(given)}" if given else ""
         facts = [Finding(FACT, f"with loss {name}{labels}"), *(Finding(FACT, line) for line in told(proto))]
         return [*facts, *found]
+    if problem := complaint(opened):
+        raise BadInput(f"the model is not valid: {problem}")
     return [*(Finding(REFUSED, f"loss {' or '.join(names)}: {reason}") for reason, names in why.items()), *found]
 
 
 def _declared(value: Any) -> str:
     kept = ir.serde.deserialize_value_info_proto(value, None)
-    dims = ", ".join(str(d) if isinstance(d, int) else d.value or "?" for d in kept.shape or ())
-    return f"{'?' if kept.dtype is None else kept.dtype.name.lower()}[{dims}]"
+    return tensor_text(kept.dtype, kept.shape)
 
 
 def _inputs(model: ir.Model) -> list[Finding]:

@@ -10,7 +10,14 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.graph.trainable import matching
-from onnxgrad.training.optim.optimizers import SECOND_ORDER, Settings, check_optimizer, completed_settings, in_full
+from onnxgrad.training.optim.optimizers import (
+    DEFAULT_OPTIMIZER,
+    SECOND_ORDER,
+    Settings,
+    check_optimizer,
+    completed_settings,
+    in_full,
+)
 from onnxgrad.training.optim.schedules import Schedule
 from onnxgrad.training.option_strings import spelled
 
@@ -72,7 +79,7 @@ class Optimizer:
 
     def __init__(
         self,
-        name: str = "adam",
+        name: str = DEFAULT_OPTIMIZER,
         /,
         *,
         groups: Sequence[Group | str] | None = None,
@@ -133,5 +140,5 @@ class Optimizer:
         """In words, where Adam adds its ε; empty for other optimizers."""
         if self.name not in ("adam", "adamw"):
             return ""
-        torch = self.settings.get("convention") == "torch"
+        torch = completed_settings(self.name, self.settings)["convention"] == "torch"
         return f"Adam adds its epsilon {'after the correction of bias (PyTorch)' if torch else 'before it (ONNX)'}"

@@ -116,10 +116,11 @@ def adamw(o: Formula, x: Var, g: Var, v: Var, h: Var) -> list[Var]:
 def _adam(o: Formula, x: Var, g: Var, v: Var, h: Var, decay: float) -> list[Var]:
     whole = o.with_decay(x, g) if decay else g
     v_new, h_new = o.mixed(v, whole, o.beta1), o.mixed(h, whole * whole, o.beta2)
-    rate = o.cast(o.R / (1.0 - o.power(o.beta1, o.T)))
-    root = o.cast(o.Sqrt(1.0 - o.power(o.beta2, o.T)))
-    new = [x - rate * (v_new / o.Add(o.Sqrt(h_new) / root, o.eps)), v_new, h_new]
-    o.named("Adam", new, of=[x, g, v, h, rate, root], norm=decay, post=1.0, **o.moments())
+    # With √(1-β₂ᵀ) multiplied into R and ε, a tensor has one division less.
+    root = o.Sqrt(1.0 - o.power(o.beta2, o.T))
+    rate, scale = o.cast(o.R * root / (1.0 - o.power(o.beta1, o.T))), o.cast(root)
+    new = [x - rate * (v_new / o.Add(o.Sqrt(h_new), o.Mul(scale, o.eps))), v_new, h_new]
+    o.named("Adam", new, of=[x, g, v, h, rate, scale], norm=decay, post=1.0, **o.moments())
     return new
 
 

@@ -1,9 +1,10 @@
 """Optimizers by name: settings, state, and whether an operator of the training domain says the same.
 
-Where one does (Adam, Momentum, Adagrad), a training model states it, and any runtime of the specification understands
-it; the others are written out by their formulas. Adam is given the count *including* the present step as its T: then
-its bias correction is the usual one from the first step on (with the count of finished steps, the first would
-have none).
+Where one does (Momentum, Adagrad; Adam with ``convention="onnx"``), a training model states it, and any runtime of the
+specification understands it; the others are written out by their formulas. The operator Adam adds ε to √H before the
+correction of bias, PyTorch and optax add it afterwards. It is given the count *including* the present step as its T:
+then its bias correction is the usual one from the first step on (with the count of finished steps, the first would have
+none).
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from onnxgrad.training.optim import formulas as f
 from onnxgrad.training.option_strings import completed, looked_up, one_of
 
 Settings = Mapping[str, Any]
+
+#: The optimizer of a call, a command or a recipe that names none.
+DEFAULT_OPTIMIZER = "adam"
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ def _settings(learning_rate: float, weight_decay: float = 0.0, **more: Any) -> S
 
 
 _BETAS: dict[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
+_ADAM: dict[str, Any] = {**_BETAS, "convention": "torch"}
 _MOMENTS = f.same("mean", "square")
 
 OPTIMIZERS: dict[str, OptimizerRule] = {
@@ -103,10 +108,8 @@ OPTIMIZERS: dict[str, OptimizerRule] = {
     "adagrad": OptimizerRule(
         _of_operator, _settings(0.01, eps=1e-10), f.same("square"), _adagrad, "Duchi, Hazan and Singer 2011"
     ),
-    "adam": OptimizerRule(f.adam, _settings(0.001, **_BETAS, convention="onnx"), _MOMENTS, _adam, "Kingma and Ba 2015"),
-    "adamw": OptimizerRule(
-        f.adamw, _settings(0.001, 0.01, **_BETAS, convention="onnx"), _MOMENTS, _adamw, "Loshchilov and Hutter 2019"
-    ),
+    "adam": OptimizerRule(f.adam, _settings(0.001, **_ADAM), _MOMENTS, _adam, "Kingma and Ba 2015"),
+    "adamw": OptimizerRule(f.adamw, _settings(0.001, 0.01, **_ADAM), _MOMENTS, _adamw, "Loshchilov and Hutter 2019"),
     "nadam": OptimizerRule(f.nadam, _settings(0.002, **_BETAS, momentum_decay=0.004), _MOMENTS, source="Dozat 2016"),
     "lion": OptimizerRule(f.lion, _settings(1e-4, betas=(0.9, 0.99)), f.same("momentum"), source="Chen et al. 2023"),
     "lamb": OptimizerRule(

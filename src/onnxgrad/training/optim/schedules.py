@@ -167,3 +167,8 @@ def _check(name: str, options: Mapping[str, Any], warmup: Any) -> None:
             f"the schedule 'one_cycle' rises over {options['rise']:g} of {options['total']} steps, which leaves no "
             "steps to rise or to fall"
         )
+
+
+#: The share of its learning rate that a step takes: a function of the share of the run that is behind it (0 to 1), or a
+#: `Schedule`, a function of the number of steps taken.
+RateSchedule = Callable[[float], float] | Schedule

@@ -17,9 +17,10 @@ from onnxgrad.engine import forward, reverse
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.constants import is_repeatable
+from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import ancestors, dependents, subgraphs
 from onnxgrad.ir.names import described
-from onnxgrad.ir.subgraphs import empty, give, rewired_node
+from onnxgrad.ir.subgraphs import empty, give
 from onnxgrad.rules.rule import add
 from onnxgrad.training.optim.update import FLOAT, State
 
@@ -60,14 +61,10 @@ class LossOfWeights:
         return b.var(self._copied(b, weights)[self._loss])
 
     def _copied(self, b: Builder, weights: Sequence[Var]) -> dict[ir.Value, ir.Value]:
-        values = dict(zip(self.weights, (w.value for w in weights)))
+        copies = Copies(dict(zip(self.weights, (w.value for w in weights))), b.names)
         for node in self._nodes:
-            copy = rewired_node(node, values, b.names)
-            for old, new in zip(node.outputs, copy.outputs):
-                new.type, new.shape = old.type, old.shape
-            b.append(copy)
-            values |= zip(node.outputs, copy.outputs)
-        return values
+            b.append(copies.unnamed(node))
+        return copies.values
 
     def gradient(self) -> list[Var]:
         """By every weight."""

@@ -1,10 +1,13 @@
-"""How ranks are asked to exchange what they have: how often, in how many bits, and whether each keeps all state."""
+"""Settings of the exchanges between processes: how often, in how many bits, and who keeps the state."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.keywords import check_kind, check_whole
+from onnxgrad.settings import setting
 
 COMPRESSIONS = ("fp16",)
 #: Of the outer step; those that Douillard et al. found best.
@@ -13,27 +16,39 @@ RATE, MOMENTUM = 0.7, 0.9
 
 @dataclass(frozen=True)
 class Exchanges:
-    """How ranks exchange what they have. One rank has nothing to exchange: then it is of no matter.
-
-    Attributes:
-        sync_every: steps between two exchanges, 1 or more (see `LocalSteps`).
-        outer_rate, outer_momentum: of the outer step after them; default: those of `rate` and `momentum`.
-        compress: "fp16" sends 16-bit numbers (see `HalfSums`).
-        shard_optimizer: each rank keeps its part of the state of the optimizer alone (see `Sharded`).
-        sync_batch_norm: BatchNormalization takes the statistics of the rows of all ranks (see `synchronize`).
+    """How the processes of a run exchange gradients, weights and state; a single process exchanges nothing.
 
     Raises:
-        BadInput: a number is out of its range, or two of them exclude each other.
+        BadInput: a number is out of its range, or two settings exclude each other.
     """
 
-    sync_every: int = 1
-    outer_rate: float | None = None
-    outer_momentum: float | None = None
-    compress: str | None = None
-    shard_optimizer: bool = False
-    sync_batch_norm: bool = False
+    panel: ClassVar[str] = "Run"
+
+    sync_every: int = setting(
+        1, "Processes that train together take so many steps on their own, and then an outer one together (DiLoCo)."
+    )
+    outer_rate: float | None = setting(None, f"Learning rate of the outer step of `sync_every`. Default: {RATE}.")
+    outer_momentum: float | None = setting(
+        None, f"Nesterov momentum of the outer step of `sync_every`. Default: {MOMENTUM}."
+    )
+    compress: str | None = setting(None, "Send gradients between processes in fewer bytes, with error feedback: fp16.")
+    shard_optimizer: bool = setting(
+        False,
+        "Processes that train together each keep their part of the optimizer's state (ZeRO-1), which takes that much "
+        "less memory.",
+        python="All of them then call what reads the state: save, state, training_model.",
+    )
+    sync_batch_norm: bool = setting(
+        False,
+        "BatchNormalization takes the statistics of the rows of all processes that train together, not of each.",
+    )
 
     def __post_init__(self) -> None:
+        check_whole(sync_every=self.sync_every)
+        for name in ("outer_rate", "outer_momentum"):
+            check_kind(name, getattr(self, name), (int, float), "a number")
+        for name in ("shard_optimizer", "sync_batch_norm"):
+            check_kind(name, getattr(self, name), bool, "true or false")
         if self.sync_every < 1:
             raise BadInput(f"sync_every must be at least 1, not {self.sync_every}")
         if self.compress is not None and self.compress not in COMPRESSIONS:

@@ -1,32 +1,26 @@
-"""Which ranks a trainer is one of, and what each of them may take of its machine."""
+"""Join the processes of a run, and divide the processors of a machine among them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from onnxgrad.distributed import Collective, join, launched
 from onnxgrad.runtime import Options
-from onnxgrad.training.parallel.exchanges import Exchanges
-from onnxgrad.training.parallel.local_steps import LocalSteps
-from onnxgrad.training.parallel.machine import DataParallel
-from onnxgrad.training.parallel.ranks import Ranks
-from onnxgrad.training.parallel.sharded import Sharded
-from onnxgrad.training.parallel.shares import Shares, arrangement
-from onnxgrad.training.step.accumulate import Accumulating, SplitStep
+from onnxgrad.training.parallel.ranks import Ranks, SingleRank
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def ranks_of(distributed: Ranks | Collective | str | None) -> Ranks | None:
-    """The ranks of a collective, or of the engine of this name; default: those that the environment tells of.
+def ranks_of(distributed: Ranks | Collective | str | None) -> Ranks:
+    """Join the process group.
 
-    One rank is none: what it would do is done without any engine.
+    Args:
+        distributed: ranks, a `Collective`, an engine name, or None to read the launcher's environment variables.
 
     Raises:
         UnknownName: there is no such engine. BadInput: it is not installed, or the ranks do not find each other.
@@ -35,50 +29,32 @@ def ranks_of(distributed: Ranks | Collective | str | None) -> Ranks | None:
         return distributed
     if distributed is None or isinstance(distributed, str):
         if distributed is None and launched().engine == "none":
-            return None
+            return SingleRank()
         distributed = join(distributed)
-    return Ranks(distributed) if distributed.size > 1 else None
-
-
-def machine_of(
-    split: SplitStep, parts: int, ranks: Ranks | None, exchange: Exchanges, options: Options
-) -> Accumulating:
-    """What runs a step in two halves, of which each of several ranks has its rows, cut into so many parts."""
-    if ranks is None:
-        return Accumulating(split, parts, options=options)
-    if exchange.shard_optimizer:
-        return Sharded(split, parts, ranks.collective, Shares(split, ranks.size), options=options)
-    if exchange.sync_every > 1:
-        return LocalSteps(split, parts, ranks.collective, exchange, options=options)
-    return DataParallel(split, parts, ranks.collective, compress=exchange.compress, options=options)
-
-
-def arrangement_of(ranks: Ranks | None, exchange: Exchanges) -> Callable[[SplitStep], Sequence[str]] | None:
-    """What tells in which order the machine of these ranks needs the bucket (see `split_step`), if it matters."""
-    return None if ranks is None or not exchange.shard_optimizer else partial(arrangement, ranks.size)
+    return Ranks(distributed) if distributed.size > 1 else SingleRank()
 
 
 def together(method: Callable[P, R]) -> Callable[P, R]:
-    """A method of what has `ranks` that all of them call: what goes wrong before they agree is raised on all."""
+    """Decorate a method of a trainer that all ranks call: an error before they agree is raised on all of them."""
 
     @wraps(method)
     def called(*args: P.args, **given: P.kwargs) -> R:
-        ranks: Ranks | None = args[0].ranks  # type: ignore[attr-defined]
-        with nullcontext() if ranks is None else ranks.settling():
+        ranks: Ranks = args[0].strategy.ranks  # type: ignore[attr-defined]
+        with ranks.settling():
             return method(*args, **given)
 
     return called
 
 
 def processors() -> int:
-    """How many processors this process may run on."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def sharing(options: Options) -> Options:
-    """`options` with the threads of a rank among others on its machine, unless somebody has said how many it takes.
+def divide_processors(options: Options) -> Options:
+    """Set the threads of this rank to its share of the processors of its machine, unless the caller has set them.
 
-    ``torchrun`` leaves all processors to every rank. Launchers of MPI bind ranks to some, where they are told to.
+    ``torchrun`` leaves all processors to every rank. Launchers of MPI can bind each rank to some of them.
     """
     launch = launched()
     mine = processors()

@@ -31,7 +31,7 @@ class LocalSteps(DataParallel):
 
     Args:
         split, parts, collective, options: as of `DataParallel`; what is compressed are the ways of weights.
-        exchange: how many steps between two exchanges, and the rate and the momentum of the outer step.
+        exchange: the number of steps between two exchanges, and the rate and the momentum of the outer step.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class LocalSteps(DataParallel):
 
     @property
     def is_settled(self) -> bool:
-        """Whether all ranks hold the same."""
+        """True if all ranks have the same state."""
         return self._is_settled
 
     def extras(self) -> dict[str, np.ndarray]:

@@ -2,7 +2,7 @@
 
 Between the two halves of a step (see `accumulate`) the buckets of all ranks are added where they lie. A second, small
 sum carries what else ranks share: over how much the loss is averaged, the results, running statistics, and whether
-somebody was asked to stop. All of them weigh as their rows do, so a batch means what it does in one process: with ranks
+a rank was asked to stop. All of them weigh as their rows do, so a batch means what it does in one process: with ranks
 that have fewer rows, or none, with ignored labels and weighted classes.
 """
 
@@ -31,7 +31,7 @@ LOST = "compression_error"
 
 
 def sums_of(collective: Collective, compress: str | None, like: np.ndarray) -> Callable[[np.ndarray], None]:
-    """What replaces arrays such as `like` by their sums over ranks; `compress` is that of an `Exchanges`."""
+    """A function that replaces arrays such as `like` by their sums over ranks (see `Exchanges.compress`)."""
     if compress is None:
         return collective.all_reduce
     return HalfSums(collective, len(like), like.dtype)
@@ -48,14 +48,14 @@ class DataParallel(Accumulating):
         parts: into how many parts a rank cuts its rows.
         collective: the ranks.
         compress: "fp16" sends gradients as 16-bit numbers (see `HalfSums`); default: as they are.
-        options: how ONNX Runtime runs both halves.
+        options: of ONNX Runtime, for both halves.
 
     Attributes:
-        asked: whether this rank was asked to stop; the others hear of it at the next step.
-        stopping: whether any rank had been, before the last step.
-        due: whether this rank finds that it is time for a checkpoint; the others hear of it at the next step.
-        is_due: whether any rank had found it, before the last step.
-        settings: how ranks exchange what they have, by what to call it in messages.
+        asked: True if this rank was asked to stop; the other ranks learn of it with the next step.
+        stopping: True if any rank had been asked before the last step.
+        due: True if a checkpoint is due on this rank; the other ranks learn of it with the next step.
+        is_due: True if it was due on any rank before the last step.
+        settings: of the exchange, by their names in messages.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class DataParallel(Accumulating):
         return super()._computing(half, options, places)
 
     def gradients(self, batch: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float]:
-        """As the base does; a rank that has fewer parts than others still takes part in the sums inside a step."""
+        """Add up the gradients of all parts; a rank with fewer parts than others still joins the sums inside a step."""
         found = super().gradients(batch)
         if isinstance(self.gradient, Staged):
             for _ in range(self.parts - sum(1 for _ in self._cut(batch))):
@@ -122,7 +122,7 @@ class DataParallel(Accumulating):
 
     @property
     def is_settled(self) -> bool:
-        """Whether all ranks hold the same, `extras` as well."""
+        """True if all ranks have the same state, `extras` included."""
         return not isinstance(self._sum, HalfSums)
 
     def extras(self) -> dict[str, np.ndarray]:
@@ -152,7 +152,7 @@ class DataParallel(Accumulating):
         return before
 
     def _moved(self, before: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
-        """What this rank adds to the statistics of all: times its rows, and by how much the last one has counted on."""
+        """The summands of this rank: statistics times its rows; of counters, the increment of the last rank."""
         now, is_last = self.gradient.now, self.collective.rank == self.collective.size - 1
         parts = [np.zeros(0)]
         for name in self._statistics:

@@ -24,12 +24,12 @@ from onnxgrad.training.step.step import StateTensor, Step
 
 @dataclass
 class OwnUpdate:
-    """What a rank runs after gradients were added up.
+    """The graphs that a rank runs after gradients were added up.
 
     Attributes:
         update: means of own gradients, and all sums → its part of the state.
-        sums: means of own gradients → the sums over what it has of each, as results. None if nobody asks for them, or
-            this rank has no gradient.
+        sums: means of own gradients → the sums over what it has of each, as results. None if the update
+            reads none, or this rank has no gradient.
         pieces: the names of the inputs that take its gradients, by the names of these; vectors where they are cut.
     """
 
@@ -39,7 +39,7 @@ class OwnUpdate:
 
 
 def own_update(split: SplitStep, shares: Shares, rank: int) -> OwnUpdate:
-    """What `rank` runs of the update of `split`, whose bucket is in the order of `shares`."""
+    """The part of `rank` in the update of `split`, whose bucket is in the order of `shares`."""
     cut = _Cut(split, shares, rank)
     update, pieces = cut.update()
     return OwnUpdate(update, cut.sums(), pieces)

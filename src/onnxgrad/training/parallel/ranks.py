@@ -1,4 +1,4 @@
-"""What ranks agree on beside gradients: that they do the same, what only the first one can know, and who went wrong.
+"""Process groups: agreement before a run, results of single ranks, and errors of one rank or of all.
 
 Before the first step every rank tells what it is about to do, or why it cannot; a difference, or an error of any of
 them, is raised on all. From then on, an error is either that of all ranks, who find it in the same numbers, or that of
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.distributed import Collective, Lost, gathered, told
+from onnxgrad.distributed import Alone, Collective, Lost, gathered, told
 from onnxgrad.errors import BadInput, OnnxGradError, TrainingError
 
 
@@ -30,10 +30,10 @@ class Ranks:
     """The ranks of a run, of which this process is one.
 
     Args:
-        collective: how they are connected.
+        collective: the engine that connects them.
 
     Attributes:
-        agreed: whether all of them know that they do the same.
+        agreed: True if all ranks know that they do the same.
     """
 
     def __init__(self, collective: Collective) -> None:
@@ -47,34 +47,34 @@ class Ranks:
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return self.collective.size
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that writes and prints."""
+        """True for the rank that writes and prints."""
         return self.rank == 0
 
     # --- what is the same on all ---------------------------------------------------------------
 
-    def agree(self, document: Mapping[str, Any]) -> None:
-        """See that all ranks give the same `document`: what they are about to do, by what to call it, as JSON.
+    def agree(self, document: Callable[[], Mapping[str, Any]]) -> None:
+        """Check that `document` returns the same JSON on all ranks: what they are about to do, by names for messages.
 
         Raises:
             OnAll: they do not, or one of them could not get that far; the message says what, and which.
         """
-        self._judge({"does": document})
+        self._judge({"does": document()})
 
     @contextmanager
     def settling(self) -> Iterator[None]:
-        """What goes wrong on any rank before they have agreed is raised on all of them as OnAll."""
+        """Raise an error of any rank, before they have agreed, on all of them as OnAll."""
         self.agreed = False
         with self.continued():
             yield
 
     @contextmanager
     def continued(self) -> Iterator[None]:
-        """The same of ranks that may have agreed: an error is then what it is."""
+        """Raise an error as `settling` does, or as it is if the ranks have agreed already."""
         try:
             yield
         except OnnxGradError as error:
@@ -87,7 +87,7 @@ class Ranks:
         """`agree` on a document at the end of a block, in which any rank may fail: all of them do then."""
         with self.settling():
             yield
-            self.agree(document())
+            self.agree(document)
 
     def _judge(self, said: Mapping[str, Any]) -> None:
         found = gathered(self.collective, said)
@@ -108,7 +108,7 @@ class Ranks:
             raise OnAll("the ranks are not about to do the same, as rank 0 does\n  " + "\n  ".join(lines[:8]) + more)
 
     def every(self, action: Callable[[], Any]) -> list[Any]:
-        """What `action` gives on each rank, as JSON has it.
+        """Return the results of `action` on all ranks, which are JSON.
 
         Raises:
             OnAll: it raised an error on some of them; the message says which.
@@ -124,7 +124,7 @@ class Ranks:
         return [one["value"] for one in found]
 
     def first(self, action: Callable[[], Any]) -> Any:
-        """What `action` gives on the first rank, as JSON has it; the others wait for it.
+        """Return the result of `action` on the first rank, which is JSON; the other ranks wait for it.
 
         Raises:
             OnAll: it raised an error there.
@@ -141,18 +141,18 @@ class Ranks:
         return answer["value"]
 
     def shared(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The tensors of the first rank, on all; those of the others say only their names, dtypes and shapes."""
+        """Copy the tensors of the first rank to all; `state` of the other ranks gives only names, dtypes and shapes."""
         return dict(self.each(state))
 
     def each(self, state: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-        """The same, one after the other."""
+        """Yield the tensors of the first rank on all ranks, by name."""
         for name, array in sorted(state.items()):
             found = np.array(array, order="C")
             self.collective.broadcast(found)
             yield name, found
 
     def check_equal(self, state: Mapping[str, np.ndarray], step: int) -> None:
-        """Raise TrainingError unless all ranks hold the same bits."""
+        """Raise TrainingError unless all ranks have the same bits."""
         found = gathered(self.collective, digest(state))
         others = [rank for rank, one in enumerate(found) if one != found[0]]
         if others:
@@ -166,9 +166,9 @@ class Ranks:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """What goes wrong here is an error of this rank alone, which leaves the others and tells them why.
+        """Leave the other ranks on an error of this rank alone, and send them the reason.
 
-        But for what all of them find in the same numbers (a TrainingError as such), or hear of (an interrupt).
+        A TrainingError as such, which all ranks find in the same numbers, and an interrupt are raised as they are.
         """
         try:
             yield
@@ -184,6 +184,42 @@ class Ranks:
             raise
 
 
+class SingleRank(Ranks):
+    """The only process of a run: it agrees with itself, and its errors are what they are."""
+
+    def __init__(self) -> None:
+        super().__init__(Alone())
+
+    def agree(self, document: Callable[[], Mapping[str, Any]]) -> None:
+        """Nothing to compare."""
+        self.agreed = True
+
+    @contextmanager
+    def continued(self) -> Iterator[None]:
+        """Let errors pass."""
+        yield
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let errors pass."""
+        yield
+
+    def every(self, action: Callable[[], Any]) -> list[Any]:
+        """The result of `action`."""
+        return [action()]
+
+    def first(self, action: Callable[[], Any]) -> Any:
+        """The result of `action`."""
+        return action()
+
+    def each(self, state: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+        """The tensors of `state`, not copied."""
+        yield from state.items()
+
+    def check_equal(self, state: Mapping[str, np.ndarray], step: int) -> None:
+        """Nothing to compare."""
+
+
 def digest(state: Mapping[str, np.ndarray]) -> str:
     """Of names, dtypes, shapes and contents of tensors."""
     found = hashlib.blake2b(digest_size=16)
@@ -194,7 +230,7 @@ def digest(state: Mapping[str, np.ndarray]) -> str:
 
 
 def _told(what: str, here: Any, there: Any) -> str:
-    """A difference in a line; digests tell nothing."""
+    """One line for a difference; digests are not shown."""
     texts = [str(value) for value in (here, there)]
     if any(len(text) >= 32 for text in texts):
         return f"other {what}"

@@ -17,18 +17,15 @@ import numpy as np
 from onnxgrad.distributed import Collective
 from onnxgrad.errors import BadInput
 from onnxgrad.runtime import Options, StepRunner, share
-from onnxgrad.runtime.on_device import OnDevice
 from onnxgrad.runtime.resident import check_state
 from onnxgrad.runtime.session import aligned
 from onnxgrad.training.optim.averages import averages
 from onnxgrad.training.parallel.machine import DataParallel
 from onnxgrad.training.parallel.own_update import own_update
 from onnxgrad.training.parallel.shares import Shares
-from onnxgrad.training.step.accumulate import BUCKET, TOTAL, Accumulating, SplitStep
+from onnxgrad.training.step.accumulate import BUCKET, TOTAL, SplitStep
 from onnxgrad.training.step.pieces import Bucket
 from onnxgrad.training.step.step import Step
-
-AnyMachine = StepRunner | OnDevice | Accumulating
 
 
 class Sharded(DataParallel):
@@ -40,12 +37,12 @@ class Sharded(DataParallel):
     Args:
         split: the step, its bucket in the order of `shares`.
         parts, collective, options: as of `DataParallel`.
-        shares: which rank has what.
+        shares: the parts of all ranks.
 
     Attributes:
         optimizer_bytes: of the state that this rank keeps of what is shared out.
         first: the state before the first step, whole.
-        is_new: whether it still is that.
+        is_new: True until the first step or the first state that is loaded.
     """
 
     def __init__(
@@ -186,29 +183,6 @@ class Sharded(DataParallel):
         return self.common_state() | dict(self._averages)
 
     def common_state(self) -> dict[str, np.ndarray]:
-        """What all ranks have whole, where it lies until the next step."""
+        """The state that all ranks have whole, not copied: valid until the next step."""
         kept = set(self.shares.kept)
         return {n: a for n, a in self.now.items() if n not in kept}
-
-
-def common_state(machine: AnyMachine) -> Mapping[str, np.ndarray]:
-    """The state of `machine` that is the same on all ranks, where it lies until the next step."""
-    return machine.common_state() if isinstance(machine, Sharded) else machine.now
-
-
-def inference_state(machine: AnyMachine) -> Mapping[str, np.ndarray]:
-    """The state that the inference model of `machine` needs, where it lies (see `Sharded.inference_state`)."""
-    return machine.inference_state() if isinstance(machine, Sharded) else machine.now
-
-
-def whole_state(machine: AnyMachine) -> dict[str, np.ndarray]:
-    """All tensors of state of `machine`; where ranks have shared them out, all of them call this."""
-    return machine.whole() if isinstance(machine, Sharded) else machine.state()
-
-
-def load_state(machine: AnyMachine, state: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Have `machine` go on from whole tensors of state, by name."""
-    if isinstance(machine, Sharded):
-        machine.load_whole(state)
-    else:
-        machine.load_state(dict(state))

@@ -1,4 +1,4 @@
-"""Which rank updates what, where ranks share out the state of the optimizer (ZeRO-1).
+"""Division of the optimizer's state among ranks (ZeRO-1): the part that each rank updates.
 
 Rajbhandari et al. 2020, arXiv 1910.02054, section 5.1. What belongs together is read off the update graph, not off the
 name of an optimizer: a `Unit` is a gradient with all state that is computed from it. Where every unit is updated
@@ -18,13 +18,12 @@ from math import prod
 
 import onnx_ir as ir
 
-from onnxgrad.batching.operator_rules import ELEMENTWISE
 from onnxgrad.distributed import blocks
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import named_values, reads
+from onnxgrad.ir.match import is_standard, sizes
+from onnxgrad.ir.operators import traits_of
 from onnxgrad.training.step.accumulate import SplitStep
-
-_ELEMENTWISE = frozenset(ELEMENTWISE) | {"CastLike", "Clip"}
 
 
 @dataclass
@@ -95,13 +94,13 @@ class Units:
         """Tell which units are updated element by element; `of` has the number of the unit of each value."""
         shapes = [split.pieces[unit.pieces[0]] for unit in self.units]
         others = {k for k, unit in enumerate(self.units) if len(unit.pieces) > 1}
-        others |= {k for value, k in of.items() if _shape(value) != shapes[k]}
+        others |= {k for value, k in of.items() if sizes(value) != shapes[k]}
         for node in split.update.model.graph:
             inside = [of[v] for v in reads(node) if v in of]
             if not inside or node.outputs[0].name in self.sums:
                 continue
-            beside = [_shape(v) for v in node.inputs if v is not None and v not in of]
-            if node.domain or node.op_type not in _ELEMENTWISE or any(shape not in ((), (1,)) for shape in beside):
+            beside = [sizes(v) for v in node.inputs if v is not None and v not in of]
+            if not traits_of(node).is_elementwise or any(shape not in ((), (1,)) for shape in beside):
                 others.add(inside[0])
         for value, k in of.items():
             if k not in others and (names := self.units[k].values) is not None:
@@ -111,14 +110,14 @@ class Units:
 
 
 class Shares:
-    """What each of `size` ranks has of the update of `split`.
+    """The parts of `size` ranks in the update of `split`.
 
     Attributes:
         order: the gradients, in the order in which the bucket has to have them.
         bounds: where in the bucket the block of each rank begins and ends (see `distributed.blocks`).
         gathered: state that all ranks have whole, for the gradients of the next step: the weights. In the order of
             the bucket.
-        kept: state that each rank has its part of, and nobody whole.
+        kept: state of which each rank has only a part.
         sums: see `Units`.
     """
 
@@ -173,7 +172,7 @@ class Shares:
         return found
 
     def part(self, name: str, rank: int) -> tuple[int, int]:
-        """Where in a gradient or a tensor of state, flat, the part of a rank begins and ends."""
+        """Begin and end of the part of a rank in a flat gradient or tensor of state."""
         low, high = self.ends[name][rank : rank + 2]
         return low, high
 
@@ -196,7 +195,7 @@ class Shares:
 
     @property
     def places(self) -> tuple[dict[str, int], list[int]]:
-        """Where `gathered` begin in an array of bytes, each on a cache line; where in it each rank begins and ends."""
+        """Begin of each of `gathered` in an array of bytes, on a cache line; bounds of the ranks in that array."""
         starts, end = dict[str, int](), 0
         for name in self.gathered:
             starts[name] = end
@@ -231,22 +230,16 @@ def _dependent(found: int, ends: Sequence[tuple[int, int]]) -> int:
 
 
 def _is_sum(node: ir.Node) -> bool:
-    """Whether it gives a scalar that is a sum over all elements of its operand."""
+    """True if the output is a scalar, the sum over all elements of the operand."""
     keeps = node.attributes.get("keepdims")
     return (
-        node.domain == ""
+        is_standard(node)
         and node.op_type in ("ReduceSum", "ReduceSumSquare")
         and len([v for v in node.inputs if v is not None]) == 1
         and keeps is not None
         and not keeps.as_int()
         and not node.attributes.get("axes")
     )
-
-
-def _shape(value: ir.Value) -> tuple[int, ...] | None:
-    if value.shape is None or not value.shape.is_static():
-        return None
-    return tuple(value.shape.numpy())
 
 
 def _low(bits: int) -> int:

@@ -91,7 +91,7 @@ class Staged:
         return {name: held[name].numpy() for name in self.results}
 
     def _run(self, session: onnxruntime.InferenceSession, held: Mapping[str, Any]) -> dict[str, Any]:
-        """What a stage gives but for what has a place."""
+        """Run a stage; returns its outputs but for those that are written to a place."""
         binding = session.io_binding()
         for value in session.get_inputs():
             binding.bind_ortvalue_input(value.name, held[value.name])
@@ -116,7 +116,7 @@ class Staged:
                 self.collective.all_reduce(sums)
 
     def read_from(self, owners: Mapping[str, Owner]) -> None:
-        """As `Resident` does."""
+        """Read state that other machines own (see `Resident`)."""
         for name, owner in owners.items():
             check_state({name: owner.now[name]}, {name: self.reads[name]})
         self._owners |= owners

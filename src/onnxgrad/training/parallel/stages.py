@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from onnxgrad.ir.downgrade import loadable
+from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import reads
-from onnxgrad.ir.subgraphs import rewired
+from onnxgrad.ir.match import is_op
+from onnxgrad.ir.passes import run_passes, warn_of
 from onnxgrad.runtime import Options
-from onnxgrad.runtime.kernels import with_kernels
-from onnxgrad.runtime.widened import widened
+from onnxgrad.runtime.kernels import ATTENTION, CONVOLUTIONS, KERNELS
+from onnxgrad.runtime.passes import PREPARATION
+from onnxgrad.runtime.setting import Setting
 from onnxgrad.training.graph.synchronized_norm import DOMAIN, is_sum
 
 
@@ -59,53 +61,40 @@ def stages(model: ir.Model) -> list[Stage]:
 def with_own_kernels(model: ir.Model, options: Options) -> ir.Model:
     """`model`, or a copy with the kernels that it is going to have: parts that a cut divides would have none."""
     on_cpu = options.providers[:1] == ("CPUExecutionProvider",)
-    return with_kernels(widened(loadable(model))) if options.target == "native" and on_cpu else model
+    passed = run_passes(
+        model,
+        [*PREPARATION, KERNELS, ATTENTION, CONVOLUTIONS],
+        lambda: Setting(model.graph, options.target, options.layout, on_cpu),
+        options.without,
+    )
+    warn_of(passed.failed)
+    return passed.model
 
 
 def _part(model: ir.Model, nodes: list[ir.Node], wanted: set[ir.Value], number: int) -> ir.Model:
     """`nodes` of `model` as a model of their own."""
-    copies: dict[ir.Value, ir.Value] = {}
+    copies = Copies({}, None)
     inputs: list[ir.Value] = []
     constants: list[ir.Value] = []
     written: list[ir.Node] = []
     for node in nodes:
         for value in reads(node):
             maker = value.producer()
-            if value in copies:
+            if value in copies.values:
                 continue
-            if maker is not None and maker.op_type == "Constant" and maker.domain == "":  # to be seen as one
-                written.append(_copy(maker, copies))
+            if is_op(maker, "Constant"):  # to be seen as one
+                written.append(copies.node(maker))
                 continue
-            copies[value] = _like(value)
             held = value.is_initializer() and not value.is_graph_input()
-            (constants if held else inputs).append(copies[value])
-        if node.outputs[0] not in copies:
-            written.append(_copy(node, copies))
-    outputs = [copies[v] for node in nodes for v in node.outputs if v in wanted]
+            (constants if held else inputs).append(copies.value(value))
+        if node.outputs[0] not in copies.values:
+            written.append(copies.node(node))
+    outputs = [copies.values[v] for node in nodes for v in node.outputs if v in wanted]
     opsets = {domain: version for domain, version in model.graph.opset_imports.items() if domain != DOMAIN}
     graph = ir.Graph(
         inputs, outputs, nodes=written, initializers=constants, opset_imports=opsets, name=f"stage_{number}"
     )
     return ir.Model(graph, ir_version=model.ir_version)
-
-
-def _copy(node: ir.Node, copies: dict[ir.Value, ir.Value]) -> ir.Node:
-    """A copy of `node` that reads and gives `copies`, to which its outputs are added."""
-    copy = ir.Node(
-        node.domain,
-        node.op_type,
-        [None if v is None else copies[v] for v in node.inputs],
-        [rewired(a, copies) for a in node.attributes.values()],
-        outputs=[_like(v) for v in node.outputs],
-        name=node.name,
-    )
-    copy.meta.update(node.meta)
-    copies.update(zip(node.outputs, copy.outputs))
-    return copy
-
-
-def _like(value: ir.Value) -> ir.Value:
-    return ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=value.const_value)
 
 
 def last_readers(found: list[Stage]) -> Mapping[str, int]:

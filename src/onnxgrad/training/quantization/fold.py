@@ -7,11 +7,10 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Names
-from onnxgrad.ir.constants import constant
+from onnxgrad.ir.match import constant
 from onnxgrad.training.graph.lift_weights import initializer
 from onnxgrad.training.graph.rounding import is_rounding
 from onnxgrad.training.metadata import QUANTIZED
-from onnxgrad.training.quantization.masters import attribute
 from onnxgrad.training.quantization.numbers import quantized
 from onnxgrad.training.quantization.record import Bias, record_in
 
@@ -59,7 +58,7 @@ def _fold_weight(graph: ir.Graph, name: str, stored: str) -> None:
     steps, zero = (None if v is None else constant(v) for v in (scale, point))
     if steps is None or zero is None or point is None or point.dtype is None:
         raise BadInput(f"the scale or the zero point of {name!r} is computed, so it cannot be stored as integers")
-    axis, block, dtype = attribute(node, "axis", 1), attribute(node, "block_size", 0), point.dtype
+    axis, block, dtype = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0), point.dtype
     array = quantized(_array(graph, name), steps, zero, dtype, axis, block)
     del graph.initializers[name]
     held = initializer(ir.tensor(array, dtype=dtype, name=stored))

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.constants import constant
+from onnxgrad.ir.match import constant
 from onnxgrad.runtime import Session
 from onnxgrad.training.graph.rounding import is_rounding
-from onnxgrad.training.quantization.masters import attribute
 from onnxgrad.training.quantization.numbers import limits, spread
 from onnxgrad.training.quantization.record import record_in
 
@@ -36,25 +35,25 @@ class _Layer:
 
     @property
     def groups(self) -> int:
-        return attribute(self.node, "group", 1)
+        return self.node.attributes.get_int("group", 1)
 
     def columns(self, array: np.ndarray) -> np.ndarray:
         """A tensor of the weight's shape as [group, input, output]."""
         if self.node.op_type == "Conv":
             return array.reshape(self.groups, len(array) // self.groups, -1).swapaxes(1, 2)
-        return (array.T if attribute(self.node, "transB", 0) else array)[None]
+        return (array.T if self.node.attributes.get_int("transB", 0) else array)[None]
 
     def back(self, columns: np.ndarray) -> np.ndarray:
         """And back."""
         shape = [int(d) for d in self.master.shape or ()]  # type: ignore[arg-type]
         if self.node.op_type == "Conv":
             return columns.swapaxes(1, 2).reshape(shape)
-        return columns[0].T if attribute(self.node, "transB", 0) else columns[0]
+        return columns[0].T if self.node.attributes.get_int("transB", 0) else columns[0]
 
     def squares(self, x: np.ndarray) -> tuple[np.ndarray, int]:
         """Σ xᵀx, [group, input, input], and over how many rows: of a convolution, over the patches that it reads."""
         if self.node.op_type != "Conv":
-            rows = (x.T if attribute(self.node, "transA", 0) else x).reshape(-1, self.columns_in())
+            rows = (x.T if self.node.attributes.get_int("transA", 0) else x).reshape(-1, self.columns_in())
             return (rows.astype(np.float64).T @ rows)[None], len(rows)
         found, count = np.zeros((self.groups, self.columns_in(), self.columns_in())), 0
         for one in x:
@@ -66,7 +65,7 @@ class _Layer:
     def columns_in(self) -> int:
         """How many numbers an output is a sum over."""
         shape = [int(d) for d in self.master.shape or ()]  # type: ignore[arg-type]
-        return math.prod(shape[1:]) if self.node.op_type == "Conv" else shape[attribute(self.node, "transB", 0)]
+        return math.prod(shape[1:]) if self.node.op_type == "Conv" else shape[self.node.attributes.get_int("transB", 0)]
 
     def _patches(self, x: np.ndarray) -> np.ndarray:
         """[group, input, place] of an image [channel, …]."""
@@ -145,7 +144,7 @@ def _round(layer: _Layer, form: np.ndarray, count: int) -> None:
     assert scale is not None
     assert point is not None
     old = held.numpy()
-    axis, block = attribute(layer.rounding, "axis", 1), attribute(layer.rounding, "block_size", 0)
+    axis, block = layer.rounding.attributes.get_int("axis", 1), layer.rounding.attributes.get_int("block_size", 0)
     steps, zeros = (np.broadcast_to(spread(a, old.shape, axis, block), old.shape) for a in (scale, point))
     low, high = limits(layer.rounding.outputs[0].dtype)  # type: ignore[arg-type]
     steps = steps.astype(np.float64)

@@ -13,10 +13,10 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Names
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.constants import constant
 from onnxgrad.ir.graph import named_values
+from onnxgrad.ir.match import constant, producer
 from onnxgrad.training.graph.lift_weights import initializer
-from onnxgrad.training.graph.rounding import STANDARD, is_rounding
+from onnxgrad.training.graph.rounding import is_rounding
 from onnxgrad.training.quantization.numbers import dequantized
 from onnxgrad.training.quantization.record import Bias, Storage, record_in
 
@@ -56,8 +56,8 @@ def with_masters(model: ir.Model, known: Mapping[str, np.ndarray] | None = None)
 def _lift(graph: ir.Graph, node: ir.Node, at: int, names: Names) -> None:
     """An operand that a Constant node gives becomes an initializer."""
     value = node.inputs[at]
-    maker = None if value is None else value.producer()
-    if value is None or maker is None or maker.op_type != "Constant" or maker.domain not in STANDARD:
+    maker = producer(value, "Constant")
+    if value is None or maker is None:
         return
     array = constant(value)
     if array is None or value.is_graph_output():
@@ -94,7 +94,7 @@ class _Stored:
             scale.const_value = ir.tensor(np.where(steps == 0, steps.dtype.type(1), steps), name=scale.name)
         held = constant(self.value)
         assert held is not None
-        axis, block = attribute(node, "axis", 1), attribute(node, "block_size", 0)
+        axis, block = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0)
         array = dequantized(held, steps, np.zeros((), np.int64) if zero is None else zero, axis, block)
         if self.value.dtype == ir.DataType.INT32:
             self._bias(record, array, scale, point, axis)
@@ -179,9 +179,3 @@ def _is_product(x: np.ndarray, w: np.ndarray, steps: np.ndarray) -> bool:
     """Whether `steps` are those of an integer kernel with inputs in steps of x and weights in steps of w."""
     found = np.ravel(x) * np.ravel(w)
     return found.size == steps.size and np.allclose(found, np.ravel(steps), rtol=1e-3, atol=0)
-
-
-def attribute(node: ir.Node, name: str, default: int) -> int:
-    """An integer attribute of `node`."""
-    given = node.attributes.get(name)
-    return default if given is None else given.as_int()

@@ -6,18 +6,16 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Names
-from onnxgrad.ir.constants import constant
+from onnxgrad.ir.match import constant, is_op, is_standard
 from onnxgrad.training.graph.batchnorm import trains
 from onnxgrad.training.graph.lift_weights import initializer
-from onnxgrad.training.graph.rounding import STANDARD
-from onnxgrad.training.quantization.masters import attribute
 
 
 def fold_norms(graph: ir.Graph) -> None:
     """Fold every BatchNormalization of `graph` that only follows a Conv, ConvTranspose or Gemm into it, in place."""
     names = Names.of_graph(graph)
     for node in list(graph):
-        if node.op_type == "BatchNormalization" and node.domain in STANDARD and not trains(node):
+        if is_op(node, "BatchNormalization") and not trains(node):
             _fold(graph, node, names)
 
 
@@ -68,12 +66,12 @@ def _fold(graph: ir.Graph, norm: ir.Node, names: Names) -> None:
 
 def _out_axis(layer: ir.Node) -> int | None:
     """The axis of the weight of `layer` that its channels lie along; None if it is no layer, or has factors."""
-    if layer.domain not in STANDARD:
+    if not is_standard(layer):
         return None
     if layer.op_type == "Conv":
         return 0
     if layer.op_type == "ConvTranspose":
-        return 1 if attribute(layer, "group", 1) == 1 else None
+        return 1 if layer.attributes.get_int("group", 1) == 1 else None
     if layer.op_type == "Gemm" and not {"alpha", "beta"} & layer.attributes.keys():
-        return 0 if attribute(layer, "transB", 0) else 1
+        return 0 if layer.attributes.get_int("transB", 0) else 1
     return None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -20,12 +20,15 @@ from onnxruntime import quantization
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Names
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.match import is_standard
 from onnxgrad.model_io import AnyModel, open_model, training_info
+from onnxgrad.model_io.aside import external_aside
 from onnxgrad.model_io.save import to_proto
 from onnxgrad.runtime import Session
+from onnxgrad.settings import setting
 from onnxgrad.training.graph.lift_weights import initializer
 from onnxgrad.training.graph.own_tensors import own_tensors
-from onnxgrad.training.graph.rounding import STANDARD, is_quantized
+from onnxgrad.training.graph.rounding import is_quantized
 from onnxgrad.training.graph.trainable import is_pattern
 from onnxgrad.training.metadata import QUANTIZED
 from onnxgrad.training.option_strings import looked_up
@@ -44,29 +47,28 @@ _ENDINGS = ("Softmax", "LogSoftmax", "Sigmoid")
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a model is quantized.
+    """The numbers of a quantized model, and how they are found."""
 
-    Attributes:
-        weights: ``int8``, ``uint8``, ``int4`` or ``uint4``.
-        activations: ``uint8``, ``int8``, ``uint16``, ``int16``.
-        per_channel: each output channel of a weight has a scale of its own; else one serves the whole weight.
-        block_size: weights of MatMul alone are quantized, in blocks of so many rows, each with a scale of its own;
-            activations stay floats.
-        calibration: how the range of an activation follows from what it is over the data: ``minmax``, ``entropy``,
-            ``percentile``.
-        rounding: of weights: ``nearest``, or ``learned`` (see `learned_rounding`).
-        operators: the types of nodes that are quantized; none: all that ONNX Runtime's quantizer knows.
-        exclude: nodes that are not: names, or globs over them.
-    """
+    panel: ClassVar[str] = "Model"
 
-    weights: str = "int8"
-    activations: str = "uint8"
-    per_channel: bool = True
-    block_size: int | None = None
-    calibration: str = "minmax"
-    rounding: str = "nearest"
-    operators: Sequence[str] = ()
-    exclude: Sequence[str] = ()
+    weights: str = setting("int8", f"{', '.join(WEIGHTS)}.")
+    activations: str = setting("uint8", f"{', '.join(ACTIVATIONS)}.")
+    per_channel: bool = setting(
+        True, "One scale for each output channel of a weight, or one for the whole weight.", off="--per-tensor"
+    )
+    block_size: int | None = setting(
+        None, "Quantize only the weights of MatMul, to 4 bits, in blocks of so many rows: 32. Activations stay floats."
+    )
+    calibration: str = setting(
+        "minmax", f"How a range follows from the values of an activation: {', '.join(CALIBRATIONS)}."
+    )
+    rounding: str = setting(
+        "nearest", f"Of weights: {', '.join(ROUNDINGS)} (by the outputs of the layer over the rows, AdaRound)."
+    )
+    operators: Sequence[str] = setting(
+        (), "Quantize nodes of this type: Conv. Default: all that ONNX Runtime can.", short=("--operator",), many=True
+    )
+    exclude: Sequence[str] = setting((), "Not this node: a name, or a glob.", metavar="NODE", many=True)
 
     def __post_init__(self) -> None:
         looked_up("type of weights", self.weights, WEIGHTS)
@@ -87,7 +89,7 @@ def opened_floats(model: AnyModel) -> ir.Model:
         BadInput: it is quantized already, it carries training information, or it cannot be opened.
     """
     opened = open_model(model).model
-    ir.external_data.load_to_model(opened)
+    external_aside(opened)
     graph = opened.graph
     found = next((n for n in graph.all_nodes() if is_quantized(n)), None)
     if found is not None or QUANTIZED in opened.metadata_props:
@@ -227,7 +229,7 @@ def _blocks(proto: onnx.ModelProto, scheme: Scheme, left_out: list[str]) -> onnx
 
 def _raised(proto: onnx.ModelProto) -> onnx.ModelProto:
     """`proto` in an opset that has quantized numbers of 4 and 16 bits, and blocks."""
-    if all(o.version >= _OPSET for o in proto.opset_import if o.domain in STANDARD):
+    if all(o.version >= _OPSET for o in proto.opset_import if is_standard(o)):
         return proto
     try:
         return onnx.version_converter.convert_version(proto, _OPSET)

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.constants import constant
+from onnxgrad.ir.match import constant
 from onnxgrad.training.graph.rounding import is_rounding
 
 _LEAST = 1e-3

@@ -13,10 +13,12 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.match import is_op, is_standard
 from onnxgrad.runtime import Session
 from onnxgrad.training.spec.lowering import lowered_graph
 from onnxgrad.training.spec.training_info import Source
 from onnxgrad.transforms.gradient_node import DOMAIN
+from onnxgrad.wording import tensor_text
 
 
 def initialized(source: Source, seed: int | None = None) -> Source:
@@ -70,7 +72,7 @@ def seed_all(nodes: Iterable[onnx.NodeProto], draws: np.random.Generator) -> Non
     for node in nodes:
         for inner in (g for a in node.attribute for g in (a.g, *a.graphs)):
             seed_all(inner.node, draws)
-        random = node.op_type in _RANDOM and node.domain in ("", "ai.onnx")
+        random = is_op(node, _RANDOM)
         if random and not any(a.name == "seed" for a in node.attribute):
             seed = int(draws.integers(1 << 24))  # a float32 holds it
             node.attribute.append(
@@ -78,7 +80,7 @@ def seed_all(nodes: Iterable[onnx.NodeProto], draws: np.random.Generator) -> Non
             )
 
 
-_RANDOM = {s.name for s in onnx.defs.get_all_schemas() if s.domain == "" and "seed" in s.attributes}
+_RANDOM = {s.name for s in onnx.defs.get_all_schemas() if is_standard(s) and "seed" in s.attributes}
 
 
 def as_model(model: ir.Model, graph: onnx.GraphProto) -> onnx.ModelProto:
@@ -98,7 +100,9 @@ def trains(nodes: Iterable[onnx.NodeProto]) -> bool:
 def _check_fits(where: str, array: np.ndarray, like: ir.TensorProtocol) -> None:
     new = ir.tensor(array)
     if (new.dtype, new.shape) != (like.dtype, like.shape):
-        raise BadInput(f"{where}: a tensor of {like.dtype}{like.shape} cannot take one of {new.dtype}{new.shape}")
+        raise BadInput(
+            f"{where}: {tensor_text(like.dtype, like.shape)} cannot take {tensor_text(new.dtype, new.shape)}"
+        )
 
 
 def _copied(info: onnx.TrainingInfoProto) -> onnx.TrainingInfoProto:

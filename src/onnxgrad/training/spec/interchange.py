@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import onnx
 
 from onnxgrad.errors import BadInput
+from onnxgrad.ir.match import is_standard
 from onnxgrad.training.spec.graph_call import defined_inside, rename_in_node
 from onnxgrad.training.spec.training_info import model_proto
 from onnxgrad.training.spec.validation import validate
@@ -71,7 +72,7 @@ def carry_training_info(source: AnyProto, target: AnyProto) -> onnx.ModelProto:
     copy.training_info.extend(before.training_info)
     have = {o.domain for o in copy.opset_import}
     copy.opset_import.extend(o for o in before.opset_import if o.domain not in have)
-    versions = [next((o.version for o in m.opset_import if o.domain in ("", "ai.onnx")), 0) for m in (before, copy)]
+    versions = [next((o.version for o in m.opset_import if is_standard(o)), 0) for m in (before, copy)]
     for index, info in enumerate(copy.training_info):
         for node in (*info.algorithm.node, *info.initialization.node):
             if not _means_the_same(node, *versions):
@@ -88,7 +89,7 @@ def carry_training_info(source: AnyProto, target: AnyProto) -> onnx.ModelProto:
 
 def _means_the_same(node: onnx.NodeProto, before: int, after: int) -> bool:
     """Whether a node is what it was at another opset."""
-    if node.domain not in ("", "ai.onnx") or before == after:
+    if not is_standard(node) or before == after:
         return True
     try:
         old, new = (onnx.defs.get_schema(node.op_type, version, "") for version in (before, after))

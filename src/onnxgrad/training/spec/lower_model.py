@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.graph import reads, subgraphs
+from onnxgrad.ir.match import is_standard
 from onnxgrad.model_io import AnyModel, training_info
 from onnxgrad.model_io.open import all_names
 from onnxgrad.training.metadata import FED
@@ -92,7 +93,7 @@ def _lowered(
     joined.opset_imports.setdefault(DOMAIN, 1)
     if original.opset_imports.get("", 1) < joined.opset_imports[""]:  # the graph was raised, the algorithm was not
         for node in (n for top in nodes for n in (top, *(i for g in subgraphs(top) for i in g.all_nodes()))):
-            if node.domain in ("", "ai.onnx"):
+            if is_standard(node):
                 node.version = original.opset_imports.get("", 1)
     joined.graph.insert_before(nodes[0], _end())
     listed = [v.name for v in model.graph.inputs]

@@ -12,9 +12,11 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.engine.activity import is_differentiable
+from onnxgrad.ir.match import normal_domain
 from onnxgrad.ir.names import described
 from onnxgrad.lower.optimizers import KINDS
 from onnxgrad.transforms.gradient_node import DOMAIN, VERSION, is_gradient, strings, target_name
+from onnxgrad.wording import shape_text, type_text
 
 
 def misuses(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
@@ -25,7 +27,7 @@ def misuses(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> Iterator
     context.ir_version = proto.ir_version
     context.opset_imports = imports
     for node in nodes:
-        domain = "" if node.domain == "ai.onnx" else node.domain
+        domain = normal_domain(node.domain)
         for a in node.attribute:
             for body in (a.g, *a.graphs):
                 yield from misuses(proto, body.node)
@@ -99,7 +101,7 @@ def _of_optimizer(node: ir.Node) -> Iterator[str]:
             listed = " or ".join(t.name for t in sorted(types))
             yield f"{letter} is {listed}, and {value.name!r} is a tensor of {value.dtype.name}"
         elif value.shape is not None and any(d != 1 for d in value.shape if isinstance(d, int)):
-            yield f"{letter} is one number, and {value.name!r} has the shape {list(value.shape)}"
+            yield f"{letter} is one number, and {value.name!r} has the shape {shape_text(value.shape)}"
     n = len(tensors) // len(kinds)
     for i, x in enumerate(tensors[:n]):
         if x.dtype is not None and x.dtype not in _FLOATS:
@@ -121,7 +123,7 @@ def _unlike(value: ir.Value, x: ir.Value) -> str:
     if value.shape is not None and x.shape is not None:
         a, b = list(value.shape), list(x.shape)
         if len(a) != len(b) or any(isinstance(m, int) and isinstance(k, int) and m != k for m, k in zip(a, b)):
-            return f"has the shape {a}, {x.name!r} {b}"
+            return f"has the shape {shape_text(a)}, {x.name!r} {shape_text(b)}"
     return ""
 
 
@@ -132,8 +134,9 @@ def underivable(node: ir.Node, visible: dict[str, ir.Value]) -> Iterator[str]:
     for name in dict.fromkeys([*xs, target_name(node)]):
         value = visible.get(name)
         if value is not None and not is_differentiable(value):
-            yield f"{name!r} is a tensor of {value.dtype}; only floats have derivatives"
+            yield f"{name!r} is a tensor of {type_text(value.dtype)}; only floats have derivatives"
     for name, fed in zip([*xs, *zs], node.inputs):
         named = visible.get(name)
         if fed is not None and named is not None and named.dtype is not None and fed.dtype not in (None, named.dtype):
-            yield f"{name!r} is a tensor of {named.dtype}, and {fed.name!r}, which is fed for it, one of {fed.dtype}"
+            wanted, given = type_text(named.dtype), type_text(fed.dtype)
+            yield f"{name!r} is a tensor of {wanted}, and {fed.name!r}, which is fed for it, one of {given}"

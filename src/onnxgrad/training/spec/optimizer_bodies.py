@@ -18,6 +18,7 @@ from onnx import helper, parser
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.match import is_standard
 from onnxgrad.ir.names import described
 from onnxgrad.lower.optimizers import DOMAIN, KINDS, coefficients, updated
 from onnxgrad.training.spec.training_info import model_proto
@@ -96,7 +97,7 @@ def with_optimizer_functions(model: str | os.PathLike | onnx.ModelProto) -> onnx
     wanted: dict[tuple[str, int], None] = {}
     for nodes in [copy.graph.node, *(f.node for f in copy.functions), *(i.algorithm.node for i in copy.training_info)]:
         _name_overloads(nodes, wanted)
-    opset = next((o.version for o in copy.opset_import if o.domain in ("", "ai.onnx")), 0)
+    opset = next((o.version for o in copy.opset_import if is_standard(o)), 0)
     if wanted and not opset:  # a model of nothing but an optimizer
         opset = 21
         copy.opset_import.append(onnx.helper.make_opsetid("", opset))

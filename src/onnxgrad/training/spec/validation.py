@@ -15,9 +15,9 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.graph import subgraphs
-from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.names import described
 from onnxgrad.model_io import training_info
+from onnxgrad.model_io.local_functions import infer_types
 from onnxgrad.model_io.read import is_ordered, load_model, read_proto
 from onnxgrad.model_io.symbolic_dims import settle_dims
 from onnxgrad.training.spec.graph_call import calls, without_calls
@@ -174,7 +174,7 @@ def _of_entry(
         yield Problem(where, "visibility", str(e))
         return
     settle_dims(joined)
-    infer_model(joined)
+    infer_types(joined)
     wrong = list(_gradients(joined.graph, mutable(infos), where, set(nodes)))
     yield from wrong
     if not wrong:  # or what they give is not known
@@ -325,7 +325,7 @@ def _of_inference(proto: onnx.ModelProto, held: ir.Model, infos: list[onnx.Train
     inferred = held
     if any(n.domain == DOMAIN for g in held.graphs() for n in g):
         inferred = held.clone()
-        infer_model(inferred)
+        infer_types(inferred)
     yield from _gradients(inferred.graph, mutable(infos), where)
     yield from (Problem(where, "type", why) for why in misfits(inferred.graph.all_nodes()))
     for function in held.functions.values():

@@ -8,7 +8,7 @@ so the parts add up to the whole batch: with ignored labels and weighted classes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,6 +60,7 @@ def split_step(
     precision: Precision | None = None,
     synchronized: bool = False,
     arrange: Callable[[SplitStep], Sequence[str]] | None = None,
+    without: Collection[str] = (),
 ) -> SplitStep:
     """The step of `model`, which has one training entry, in two halves.
 
@@ -69,6 +70,7 @@ def split_step(
         attention_rows, precision: as in `compile_step`; where the sum over all parts is not finite, none counts.
         synchronized: have BatchNormalization take the statistics of all ranks; `DataParallel` runs such a step.
         arrange: tells, of the step as it would be, in which order the bucket should have its pieces.
+        without: names of passes to leave out.
 
     Raises:
         BadInput: it does not say over how much a batch is averaged, or its update reads the batch.
@@ -90,7 +92,7 @@ def split_step(
     summed = weight == SUM
     step = compile_step(
         source, outputs=asked_of_step, attention_rows=attention_rows, precision=precision,
-        synchronized=("" if summed else weight) if synchronized else None,
+        synchronized=("" if summed else weight) if synchronized else None, without=without,
     )  # fmt: skip
     asked = dict(zip([step.loss, *dict.fromkeys(asked_of_step)], step.results, strict=True))
     names = [asked[name] for name in gradients]
@@ -238,8 +240,8 @@ class Accumulating:
         if parts > 1:
             self._part = Bucket(split.pieces, self.bucket.array.dtype)
         first = giving(split.gradient, split.pieces, self._dtype(split), (BUCKET, TOTAL, KEEP))
-        self.gradient = self._computing(first, options, self._part.pieces)
         self.update = self._updating(split, options)
+        self.gradient = self._computing(first, options, self._part.pieces)
         share(self.gradient, self.update)
         self.held = self.update.held
         self.results = [*split.gradient.results, *split.update.results]
@@ -262,7 +264,7 @@ class Accumulating:
 
     def _computing(self, half: Step, options: Options | None, places: Mapping[str, np.ndarray]) -> Any:
         """The machine that computes the gradients of a part; `places` as in `Resident`."""
-        return StepRunner(half, options=options, places=places)
+        return StepRunner(half, options=options, places=places, owner=self.update)
 
     def _updating(self, split: SplitStep, options: Options | None) -> StepRunner:
         """The machine that makes an update from the bucket."""

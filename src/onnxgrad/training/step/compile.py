@@ -8,24 +8,23 @@ and leaves by a graph output.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.control_flow.recomputed import give_results_on_the_way_back
 from onnxgrad.custom import custom_rules
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.cleanup import finish
 from onnxgrad.ir.composites import read_notes
 from onnxgrad.ir.graph import reads
-from onnxgrad.keywords import checked
-from onnxgrad.training.graph.attention_blocks import attend_by_blocks
+from onnxgrad.ir.passes import LEFT_OUT, Pass, PassReport, run_passes, warn_of
+from onnxgrad.keywords import check_kind, checked
+from onnxgrad.training.graph.attention_blocks import check_rows
 from onnxgrad.training.graph.dropout_masks import drop_by_count, kept_count
 from onnxgrad.training.graph.mixed_precision import Precision
-from onnxgrad.training.graph.pool_order import pool_first
 from onnxgrad.training.graph.synchronized_norm import RULE, synchronize
 from onnxgrad.training.optim.named_formulas import Rewriting
 from onnxgrad.training.spec.initialization import initialized
@@ -42,13 +41,17 @@ from onnxgrad.training.spec.training_info import (
     updated,
 )
 from onnxgrad.training.spec.validation import read_valid
-from onnxgrad.training.step.memory_budget import in_good_order, within_memory
+from onnxgrad.training.step.memory_budget import STEP_ORDER, in_good_order, within_memory
+from onnxgrad.training.step.passes import ATTENTION_BLOCKS, POOL_FIRST, ROW_RESULTS, StepSetting
 from onnxgrad.training.step.sequence import in_sequence
 from onnxgrad.training.step.step import StateTensor, Step
 from onnxgrad.transforms.gradient_node import DOMAIN, is_gradient, strings, target_name
+from onnxgrad.transforms.keep_functions import blaming_the_model
+from onnxgrad.wording import shape_text, type_text
 
 
 @checked
+@blaming_the_model
 def compile_step(
     model: AnyTrainingModel | Source,
     *,
@@ -59,8 +62,9 @@ def compile_step(
     batch_size: int | None = None,
     dims: Mapping[str, int] | None = None,
     attention_rows: int | str | None = None,
-    precision: Precision | None = None,
+    precision: Precision | str | None = None,
     synchronized: str | None = None,
+    without: Collection[str] = (),
 ) -> Step:
     """Compile the training information of `model` to a step graph.
 
@@ -80,18 +84,24 @@ def compile_step(
         attention_rows: how many queries attention takes at a time, and 256 keys, so that the scores of all of them are
             never there at once; 0: all. Default: all where there are fewer than 1024 keys, or nobody knows how many;
             else 512. "kernel": so, but attention over fewer than 8192 keys that a kernel in C takes is left to it.
-        precision: how products are computed in 16 bits (see `Precision`).
+        precision: how products are computed in 16 bits: "fp16", "bf16", or a `Precision`, which says for which nodes;
+            default and "fp32": not at all.
         synchronized: have BatchNormalization take the statistics of all ranks (see `synchronize`); gradients are then
             multiplied by the value of this name, if it is not empty.
+        without: names of passes to leave out, of those that ``onnxgrad passes`` lists.
 
     Raises:
         BadInput: there is no such entry, its graph or bindings are not what the specification demands, or it cannot
             be done within `memory`.
         NotDifferentiable: an operator between a parameter and the loss has no rule or no derivative.
     """
+    check_kind("precision", precision, (Precision, str), "fp16, bf16, fp32 or a Precision")
+    if isinstance(precision, str):
+        precision = None if precision == "fp32" else Precision.named(precision, lambda node: True)
     source = read_valid(model)
     chosen = chosen_entries(source, entry)
-    step = _compiled(initialized(source, seed), chosen, outputs, attention_rows, precision, synchronized)
+    check_rows(attention_rows)
+    step = _compiled(initialized(source, seed), chosen, outputs, attention_rows, precision, synchronized, without)
     return step if memory is None else within_memory(step, memory, batch_size, dims)
 
 
@@ -126,6 +136,7 @@ def _compiled(
     attention_rows: int | str | None = None,
     precision: Precision | None = None,
     synchronized: str | None = None,
+    without: Collection[str] = (),
 ) -> Step:
     """The step that runs the `chosen` entries of a source that is initialized."""
     bound = bindings(source, chosen)
@@ -134,10 +145,15 @@ def _compiled(
     wanted = _wanted(source, chosen, outputs)
     with custom_rules(RULE) if synchronized is not None else nullcontext():
         steps = [
-            _compile_entry(source, i, bound[i], wanted[i], attention_rows, precision, synchronized) for i in chosen
+            _compile_entry(source, i, bound[i], wanted[i], attention_rows, precision, synchronized, without)
+            for i in chosen
         ]
     step = functools.reduce(in_sequence, steps)
-    in_good_order(step.model)
+    order = PassReport(STEP_ORDER, "step", "an order that takes less memory", "the nodes of a step", reason=LEFT_OUT)
+    if STEP_ORDER not in without:
+        order.reason = in_good_order(step.model)
+        order.places = int(not order.reason)
+    step.passes.append(order)
     step.source = source
     return step
 
@@ -159,22 +175,30 @@ def _compile_entry(
     attention_rows: int | str | None,
     precision: Precision | None,
     synchronized: str | None,
+    without: Collection[str],
 ) -> Step:
     """The step of one entry."""
+    reports: list[PassReport] = []
+
+    def passed(model: ir.Model, p: Pass[StepSetting], kept: Collection[str] = ()) -> ir.Model:
+        found = run_passes(model, [p], lambda: StepSetting(kept, attention_rows), without, counted=True)
+        warn_of(found.failed)
+        reports.extend(found.reports)
+        return found.model
+
     merged = merge(source, index, bound, updated(source.infos))
     data = [v.name or "" for v in merged.model.graph.inputs if v.name not in {*merged.hosted, *merged.fed}]
     trained, loss = _gradient_names(merged.model, source.infos[index].algorithm, bound)
     opened = open_bound(merged.model, constants={*merged.hosted, *merged.fed}).model
     if synchronized is not None:
         synchronize(opened.graph, synchronized)
-    pool_first(opened.graph, keep=[*bound.values(), loss, *outputs])
+    opened = passed(opened, POOL_FIRST, [*bound.values(), loss, *outputs])
     counting = drop_by_count(opened.graph, {*data, *merged.hosted, *merged.fed})
     scaling: dict[str, tuple[str, np.ndarray]] = {}
     if precision is not None:
         bound = dict(bound)
         scaling = precision.apply(opened.graph, bound, {*data, *merged.hosted, *merged.fed})
-    attend_by_blocks(opened.graph, attention_rows)
-    lowered = Lowered(opened)
+    lowered = Lowered(passed(opened, ATTENTION_BLOCKS))
     read_notes(lowered.graph, lambda name: lowered[name] if name in lowered.values else None, Rewriting())
     state = {
         name: StateTensor(name, name, value, merged.hosted[name], _kind(name, merged, trained))
@@ -188,17 +212,19 @@ def _compile_entry(
         state[name] = StateTensor(name, name, following, ir.tensor(first, name=name), kind)
     asked = dict.fromkeys(name for name in [loss, *outputs] if name)
     results = _wire(lowered, list(state.values()), list(asked), index)
-    graph = lowered.graph
+    step = passed(lowered.model, ROW_RESULTS)
+    graph = step.graph
     read_by = {v for node in graph for v in reads(node)}
     inputs = {v.name or "": v for v in graph.inputs}
     batch = [name for name in data if inputs[name] in read_by]
     only_read = {n: t for n, t in merged.hosted.items() if n not in state and inputs[n] in read_by}
     graph.inputs.clear()
     graph.inputs.extend(inputs[name] for name in [*batch, *state, *only_read, *merged.fed])
-    step = lowered.model
     step.opset_imports.pop(DOMAIN, None)
     step.metadata_props.clear()
-    return Step(step, state, batch, results, results[0] if loss else "", merged.fed, only_read)
+    found = Step(step, state, batch, results, results[0] if loss else "", merged.fed, only_read)
+    found.passes = reports
+    return found
 
 
 def _gradient_names(model: ir.Model, algorithm: onnx.GraphProto, bound: Mapping[str, str]) -> tuple[set[str], str]:
@@ -247,7 +273,6 @@ def _wire(lowered: Lowered, state: Sequence[StateTensor], results: Sequence[str]
         names.append(value.name or "")
     graph.outputs.extend(ends)
     finish(graph)
-    give_results_on_the_way_back(graph)
     return names
 
 
@@ -255,12 +280,12 @@ def _check_fits(value: ir.Value, like: ir.TensorProtocol, where: str) -> None:
     """The next value of a state tensor has its type and shape: refuse what provably has not."""
     shape = [int(d) for d in like.shape]  # type: ignore[arg-type]
     if value.dtype is not None and value.dtype != like.dtype:
-        raise BadInput(f"{where}: a tensor of {like.dtype.name} cannot take one of {value.dtype.name}")
+        raise BadInput(f"{where}: a tensor of {type_text(like.dtype)} cannot take one of {type_text(value.dtype)}")
     if value.shape is not None:
         fits = len(value.shape) == len(shape) and all(
             not isinstance(d, int) or d == n for d, n in zip(value.shape, shape)
         )
         if not fits:
-            raise BadInput(f"{where}: a tensor of shape {shape} cannot take one of shape {list(value.shape)}")
+            raise BadInput(f"{where}: a tensor of shape {shape} cannot take one of shape {shape_text(value.shape)}")
     value.type = ir.TensorType(like.dtype)
     value.shape = ir.Shape(shape)

@@ -9,17 +9,40 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.execution_order import orders
+from onnxgrad.ir.invariants import fault_of
+from onnxgrad.ir.passes import warn_of
 from onnxgrad.remat import amount, settle, sizes, within
 from onnxgrad.training.step.step import Step
 
 #: As large as dimensions that are not known are taken to be, where only a comparison depends on them.
 USUAL = 64
+#: The name of the pass that orders the nodes of a step.
+STEP_ORDER = "step_order"
 #: Graphs with more nodes are only put in order, not measured.
 LARGEST = 10_000
 
 
-def in_good_order(model: ir.Model) -> None:
-    """Reorder the graph of `model` so that a run takes less memory at its fullest: 0 to 30 % of a step."""
+def in_good_order(model: ir.Model) -> str:
+    """Reorder the graph of `model` so that a run takes less memory at its fullest: 0 to 30 % of a step.
+
+    Returns:
+        Why the order is what it was, if it is; empty otherwise.
+    """
+    nodes = list(model.graph)
+    try:
+        _order(model)
+        if fault := fault_of(model.graph, None):
+            raise RuntimeError(fault)
+    except Exception as error:
+        model.graph.remove(list(model.graph))
+        model.graph.extend(nodes)
+        reason = f"{type(error).__name__}: {error}"
+        warn_of({STEP_ORDER: reason})
+        return f"failed: {reason}"
+    return ""
+
+
+def _order(model: ir.Model) -> None:
     graph = model.graph
     try:
         if graph.num_nodes() <= LARGEST:

@@ -9,8 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, UnknownName
+from onnxgrad.ir.passes import PassReport
 from onnxgrad.remat import Plan
 from onnxgrad.training.spec.training_info import Source, updated
+from onnxgrad.wording import tensor_text
 
 
 @dataclass
@@ -23,7 +25,7 @@ class StateTensor:
         output: the graph output by which its next value leaves; never the same value as an input.
         initial: what the training model says it is at first.
         kind: ``parameter`` (a Gradient is taken with respect to it), ``statistic`` (another tensor of the
-            inference graph, or the count of `dropping`: it moves with every batch), ``optimizer`` (a float of the
+            inference graph, or the count of `dropout_masks`: it moves with every batch), ``optimizer`` (a float of the
             algorithm) or ``counter`` (an integer of it).
     """
 
@@ -51,6 +53,7 @@ class Step:
         reads: further graph inputs, the state that the step reads and that only other entries update, with
             what the training model says it is at first.
         plan: what is kept and what is computed anew, where the step has a budget of memory.
+        passes: the optimizations of the graph while it was compiled.
     """
 
     model: ir.Model
@@ -62,6 +65,7 @@ class Step:
     reads: dict[str, ir.TensorProtocol] = field(default_factory=dict)
     plan: Plan | None = None
     source: Source | None = field(default=None, repr=False)
+    passes: list[PassReport] = field(default_factory=list, repr=False)
 
     def __repr__(self) -> str:
         trained = [t for t in self.state.values() if t.kind == "parameter"]
@@ -70,6 +74,11 @@ class Step:
             f"<Step of {len(self.model.graph)} nodes: feeds {', '.join(self.batch)}; gives {', '.join(self.results)}; "
             f"trains {len(trained)} tensors of {numbers:,} numbers, and keeps {len(self.state) - len(trained)} more>"
         )
+
+    @property
+    def recomputes(self) -> bool:
+        """True if the step recomputes values to stay within a budget of memory."""
+        return self.plan is not None and self.plan.nodes > 0
 
     def inference_model(self, state: Mapping[str, np.ndarray]) -> ir.Model:
         """The inference model, with the tensors of `state` in it; others keep their values.
@@ -84,7 +93,7 @@ class Step:
         model, known = self.source.inference(), updated(self.source.infos)
         for name, array in state.items():
             if name not in known and name in self.state:
-                continue  # the count of `dropping`, which no model holds
+                continue  # the count of `dropout_masks`, which no model holds
             if name not in known:
                 raise UnknownName(name, known, "state tensor")
             held = model.graph.initializers.get(name)
@@ -92,6 +101,8 @@ class Step:
                 continue
             old, new = held.const_value, ir.tensor(np.asarray(array, order="C"), name=name)
             if (new.dtype, new.shape) != (old.dtype, old.shape):
-                raise BadInput(f"{name!r} is a tensor of {old.dtype}{old.shape}, not {new.dtype}{new.shape}")
+                raise BadInput(
+                    f"{name!r} is {tensor_text(old.dtype, old.shape)}, not {tensor_text(new.dtype, new.shape)}"
+                )
             held.const_value = new
         return model

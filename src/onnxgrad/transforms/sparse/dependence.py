@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from onnxgrad.ir.schemas import schema_of
+from onnxgrad.ir.schemas import attribute
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -63,14 +63,7 @@ class SizedNode:
 
     def attr(self, name: str, default: Any = None) -> Any:
         """An attribute of the node, or its default."""
-        found = self.node.attributes.get(name)
-        if found is None:
-            schema = schema_of("", self.node.op_type, self.opset)
-            spec = schema.attributes[name].default_value if schema is not None and name in schema.attributes else None
-            if spec is None or not spec.name:
-                return default
-            found = ir.serde.deserialize_attribute(spec)
-        return list(found.value) if isinstance(found.value, (list, tuple)) else found.value
+        return attribute(self.node, name, default, self.opset)
 
     def axes(self, rank: int) -> list[int]:
         """The axes of a reduction, all of them if none is named."""
@@ -84,7 +77,7 @@ class SizedNode:
 
 #: Gives for each output, and for each operand, a matrix; None: the result has the elements of the operand, one by one.
 Found = list[dict[int, "csr_array | None"]]
-Rule = Callable[[SizedNode], Found]
+Dependence = Callable[[SizedNode], Found]
 
 
 def matrix(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> csr_array:

@@ -17,8 +17,10 @@ from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel
 from onnxgrad.transforms.derivation import Derivation, without_collection
 from onnxgrad.transforms.jacobians import gradients_of
+from onnxgrad.transforms.keep_functions import blaming_the_model
 from onnxgrad.transforms.sparse.colouring import Compression, compress, compress_symmetric
 from onnxgrad.transforms.sparse.pattern import pattern_of, shape_of
+from onnxgrad.wording import shape_text
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -28,6 +30,7 @@ Shapes = Mapping[str, Sequence[int]]
 
 @checked
 @without_collection()
+@blaming_the_model
 def sparse_jacobian(model: AnyModel, *, wrt: str, of: str | None = None, shapes: Shapes | None = None) -> Any:
     """The model with the entries of the Jacobian of `of` with respect to `wrt` that can be nonzero.
 
@@ -70,6 +73,7 @@ def sparse_jacobian(model: AnyModel, *, wrt: str, of: str | None = None, shapes:
 
 @checked
 @without_collection()
+@blaming_the_model
 def sparse_hessian(model: AnyModel, *, wrt: str, of: str | None = None, shapes: Shapes | None = None) -> Any:
     """The model with the entries of the Hessian of the sum of `of` that can be nonzero.
 
@@ -104,7 +108,7 @@ def _require_scipy(name: str) -> None:
     try:
         import scipy.sparse  # noqa: F401
     except ImportError as error:
-        raise ImportError(f"{name} needs SciPy: pip install 'onnxgrad[sparse]'") from error
+        raise ImportError(f"{name} needs SciPy: pip install 'onnxgrad[scipy]'") from error
 
 
 def _only(values: dict[str, ir.Value], role: str) -> tuple[str, ir.Value]:
@@ -125,7 +129,9 @@ def _settle(model: ir.Model, shapes: Shapes | None) -> None:
         if declared is not None and (
             len(declared) != len(shape) or any(isinstance(d, int) and d != n for d, n in zip(declared, shape))
         ):
-            raise BadInput(f"`shapes` gives {name!r} the shape {tuple(shape)}, and it is declared as {declared}")
+            raise BadInput(
+                f"`shapes` gives {name!r} the shape {shape_text(shape)}, and it is declared as {shape_text(declared)}"
+            )
         inputs[name].shape = ir.Shape(shape)
     for graph in (model.graph, *model.graph.subgraphs()):
         for value in (v for node in graph for v in node.outputs):

@@ -14,15 +14,18 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from onnxgrad.engine.activity import is_differentiable, rule_of
+from onnxgrad.engine.activity import is_differentiable
+from onnxgrad.engine.resolve import rule_of
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder
-from onnxgrad.ir.constants import constant, is_repeatable
+from onnxgrad.ir.constants import is_repeatable
 from onnxgrad.ir.graph import ancestors, captured, subgraphs
+from onnxgrad.ir.match import constant
 from onnxgrad.ir.names import described
-from onnxgrad.rules.rule import Elementwise, Zero
-from onnxgrad.transforms.sparse.dependence import MOST_ENTRIES, Operand, Shape, SizedNode, Unknown, elementwise
-from onnxgrad.transforms.sparse.rules import RULES
+from onnxgrad.rules.rule import Zero
+from onnxgrad.transforms.sparse.dependence import MOST_ENTRIES, Operand, Shape, SizedNode, Unknown
+from onnxgrad.transforms.sparse.rules import dependence_of
+from onnxgrad.wording import shape_text
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -57,7 +60,7 @@ def shape_of(value: ir.Value) -> Shape:
     dims = value.shape
     if dims is None or not all(isinstance(d, int) for d in dims):
         hint = "a sparsity pattern takes sizes that are known: give `shapes` for the inputs, or use Function"
-        raise BadInput(f"the shape of {value.name!r} is not known: {dims}\n  hint: {hint}")
+        raise BadInput(f"the shape of {value.name!r} is not known: {shape_text(dims)}\n  hint: {hint}")
     return tuple(d for d in dims if isinstance(d, int))
 
 
@@ -84,9 +87,7 @@ class _Walk:
         for value in moved:
             self._refuse(node, math.prod(shape_of(value)))
         try:
-            if inner or node.domain:
-                raise Unknown
-            write = elementwise if isinstance(rule, Elementwise) else RULES.get(node.op_type)
+            write = None if inner else dependence_of(node, rule)
             if write is None:
                 raise Unknown
             opset = self.b.infer.context.get_opset_version("")

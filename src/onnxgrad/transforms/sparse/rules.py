@@ -1,9 +1,14 @@
-"""The rule of each operator; one without a rule is taken to make every element of everything."""
+"""Dependences by the class of operators; with neither class nor name, each element depends on every element."""
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
+from onnxgrad.ir.operators import Kind, traits_of
+from onnxgrad.rules.registry import registry
+from onnxgrad.rules.rule import Elementwise, Rule
 from onnxgrad.transforms.sparse.dependence import (
-    Rule,
+    Dependence,
     along,
     cumulated,
     elementwise,
@@ -16,15 +21,8 @@ from onnxgrad.transforms.sparse.dependence import (
 from onnxgrad.transforms.sparse.products import einsum, gemm, matmul
 from onnxgrad.transforms.sparse.windows import convolution, pooled
 
-_MOVES = """
-    Compress Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Pad Reshape ReverseSequence
-    Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze""".split()  # noqa: SIM905
-_REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()  # noqa: SIM905
-
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(_MOVES, moved),
-    **{f"Reduce{name}": reduced for name in _REDUCTIONS},
-    **dict.fromkeys(("Cast", "CastLike"), elementwise),
+_BY_KIND: dict[Kind | None, Dependence] = {Kind.ELEMENTWISE: elementwise, Kind.REDUCTION: reduced}
+_BY_NAME: dict[str, Dependence] = {
     **dict.fromkeys(("Softmax", "LogSoftmax", "LpNormalization"), along),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), normalized),
     **dict.fromkeys(("CumSum", "CumProd"), cumulated),
@@ -36,3 +34,17 @@ RULES: dict[str, Rule] = {
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
 }
+
+
+def dependence_of(node: ir.Node, rule: Rule | None) -> Dependence | None:
+    """The function that gives the dependences of `node`, which has the derivative `rule`; None: they are not known."""
+    traits = traits_of(node)
+    if isinstance(rule, Elementwise):
+        return elementwise
+    if rule is not None and not registry.has(node.domain, node.op_type, rule):  # a user's, which may make more of it
+        return None
+    if not node.domain and node.op_type in _BY_NAME:
+        return _BY_NAME[node.op_type]
+    if traits.moves is not None:
+        return moved
+    return _BY_KIND.get(traits.kind)

@@ -13,8 +13,9 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxgrad.batching.directions import Batched, vmapped
-from onnxgrad.engine.activity import prepare, rule_of
+from onnxgrad.engine.activity import prepare
 from onnxgrad.engine.forward import push_forward
+from onnxgrad.engine.resolve import rule_of
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var, same_shape
 from onnxgrad.ir.graph import captured
@@ -23,14 +24,16 @@ from onnxgrad.model_io import AnyModel
 from onnxgrad.rules.rule import Elementwise, add
 from onnxgrad.transforms.derivation import Derivation, without_collection
 from onnxgrad.transforms.jacobians import check_axis, check_rows, unit_directions
+from onnxgrad.transforms.keep_functions import blaming_the_model
 from onnxgrad.transforms.select_values import Names
-from onnxgrad.transforms.taylor.operators import WRITE
+from onnxgrad.transforms.taylor.operators import has_equation
 from onnxgrad.transforms.taylor.propagate import push
 from onnxgrad.transforms.taylor.series import plus
 
 
 @checked
 @without_collection()
+@blaming_the_model
 def laplacian(model: AnyModel, *, wrt: str, of: Names | None = None, batch: int | None = None) -> Any:
     """The model with the Laplacian of each `of`: Σ ∂²of/∂x² over the elements x of `wrt`.
 
@@ -113,7 +116,9 @@ class _Walk:
     def _bend(self, node: ir.Node, x: ir.Value, y: ir.Value) -> None:
         """A function of one element: its slope for all, its second derivative for the sum of squares."""
         b, stack = self.b, self.stacks[x]
-        one = b.const(1, x.dtype) if node.op_type in WRITE else b.full_like(b.var(x), 1)
+        rule = rule_of(node, b)
+        simple = rule is not None and has_equation(node, rule)
+        one = b.const(1, x.dtype) if simple else b.full_like(b.var(x), 1)
         _, slope, bend = push(b, node, {x: [b.var(x), one, None]}, 2).get(y, [None, None, None])
         if slope is None:
             return

@@ -11,10 +11,12 @@ from itertools import product as combinations
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxgrad.ir import Var
 from onnxgrad.ir.shapes import expand_to
 from onnxgrad.rules.op import Op
+from onnxgrad.rules.registry import registry
 from onnxgrad.rules.rule import Linear, Rule, listed
 from onnxgrad.transforms.taylor import series
 from onnxgrad.transforms.taylor.series import Series, Term, leibniz, minus, plus, scaled
@@ -209,13 +211,8 @@ def _square_sum(op: Op, xs: list[Series | None]) -> Series:
     return [None if c is None else op.ReduceSum(c, *axes, **how) for c in squares]
 
 
-#: Piecewise linear in all operands that have a derivative, together: so are their rules for tangents.
-_PIECEWISE = """
-    Abs Add Dropout HardSigmoid LeakyRelu Max Mean Min Neg ReduceL1 ReduceMax ReduceMin Relu Shrink Sub Sum
-    ThresholdedRelu TopK Where MaxPool GlobalMaxPool Clip"""
-PIECEWISE = frozenset(_PIECEWISE.split())
-
-WRITE: dict[str, Write] = {
+#: Recurrences for what no class of rules gives; operators without one are differentiated once for each order.
+_EQUATIONS: dict[str, Write] = {
     "Atan": _given_slope(_inverse_square),
     "Cos": lambda op, xs: series.rotation(_only(xs), op.Sin(op.inputs[0]), _result(op), -1)[1],
     "Cosh": lambda op, xs: series.rotation(_only(xs), op.Sinh(op.inputs[0]), _result(op), 1)[1],
@@ -237,11 +234,16 @@ WRITE: dict[str, Write] = {
 }
 
 
-def by_equation(op: Op, xs: list[Series | None]) -> Outcome | None:
+def has_equation(node: ir.Node, rule: Rule) -> bool:
+    """True if a recurrence is known for `node`, whose rule is that of its operator, not one that a user gave."""
+    return not node.domain and node.op_type in _EQUATIONS and registry.has("", node.op_type, rule)
+
+
+def by_equation(op: Op, rule: Rule, xs: list[Series | None]) -> Outcome | None:
     """The series of an elementary function; None if there is no recurrence for it."""
-    write = WRITE.get(op.node.op_type)
-    if write is None or op.node.domain:
+    if not has_equation(op.node, rule):
         return None
+    write = _EQUATIONS[op.node.op_type]
     try:
         found = write(op, xs)
     except NotImplementedError:

@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from onnxgrad.engine import forward
-from onnxgrad.engine.activity import is_differentiable, prepare, rule_of
+from onnxgrad.engine.activity import is_differentiable, prepare
+from onnxgrad.engine.resolve import rule_of
 from onnxgrad.ir import Builder, Var
+from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import captured
-from onnxgrad.ir.subgraphs import rewired_node
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.rule import Linear, Rule, Zero
-from onnxgrad.transforms.taylor.operators import PIECEWISE, by_equation, multilinear, term_by_term
+from onnxgrad.transforms.taylor.operators import by_equation, multilinear, term_by_term
 from onnxgrad.transforms.taylor.series import Series, Term, plus
 
 
@@ -59,9 +60,9 @@ def _by_rule(op: Op, rule: Rule, xs: list[Series | None], order: int) -> list[Se
         if rule.joint or sum(x is not None and i != rule.bias for i, x in enumerate(xs)) < 2:
             return term_by_term(op, rule, xs, order)
         return multilinear(op, rule, xs, order)
-    if op.node.op_type in PIECEWISE and not op.node.domain:
+    if rule.piecewise_linear:
         return term_by_term(op, rule, xs, order)
-    return by_equation(op, xs)
+    return by_equation(op, rule, xs)
 
 
 def one_after_the_other(
@@ -74,9 +75,7 @@ def one_after_the_other(
     for k in range(1, order + 1):
         given = {v: d for v in moved if (d := found[v][k]) is not None}
         levels.append({v: Var(builder, _alone(builder, d.value)) for v, d in given.items()})
-    copy = rewired_node(node, alone, builder.names)
-    for new, old in zip(copy.outputs, node.outputs):
-        new.type, new.shape = old.type, old.shape
+    copy = Copies(alone, builder.names).unnamed(node)
     held: dict[ir.Value, Series] = {v: [builder.var(v)] for v in node.outputs if v.name and is_differentiable(v)}
     with builder.record() as emitted:
         builder.append(copy)

@@ -149,12 +149,12 @@ OPTIMIZER(momentum, 1, 4, 3, 0,
   const REAL v = MIXED(a[i], gi, alpha, alpha_rest), h = MIXED(b[i], gi * gi, beta, beta_rest);  \
   a_new[i] = v;                                                                                  \
   b_new[i] = h;
-/* V' = αV + (1-α)G, H' = βH + (1-β)G², X' = post·(X - R·V'/(√H'/root + ε)) */
+/* V' = αV + (1-α)G, H' = βH + (1-β)G², X' = post·(X - R·V'/(√H' + scale·ε)) */
 OPTIMIZER(adam, 2, 4, 7, 0,
-          const REAL norm = k[0]; const REAL root = s[3]; const REAL alpha = k[1]; const REAL alpha_rest = k[2];
-          const REAL beta = k[3]; const REAL beta_rest = k[4]; const REAL epsilon = k[5]; const REAL post = k[6], {
+          const REAL norm = k[0]; const REAL epsilon = s[3] * k[5]; const REAL alpha = k[1]; const REAL alpha_rest = k[2];
+          const REAL beta = k[3]; const REAL beta_rest = k[4]; const REAL post = k[6], {
   MOMENTS
-  x_new[i] = (xi - rate * (v / (ROOT(h) / root + epsilon))) * post;
+  x_new[i] = (xi - rate * (v / (ROOT(h) + epsilon))) * post;
 })
 
 /* As adam, with share·G + ahead·V' in the place of R·V' */

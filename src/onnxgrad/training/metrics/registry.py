@@ -16,14 +16,16 @@ with a score of zero. Where a metric is not defined (the AUC of a single class),
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from onnxgrad.errors import BadInput, UnknownName
-from onnxgrad.training.measure.running import NAN, Edits, Explained, Mean, Running, Tally, Whole
+from onnxgrad.training.metrics import in_step
+from onnxgrad.training.metrics.in_step import InStep
+from onnxgrad.training.metrics.running import NAN, Edits, Explained, Mean, Running, Tally, Whole
 from onnxgrad.training.option_strings import spelled
 
 Function = Callable[[np.ndarray, np.ndarray], float]
@@ -36,12 +38,14 @@ class Metric:
     Attributes:
         formula: its definition, in a line.
         tasks: makes the running metric for each task.
-        larger: whether more is better.
+        larger: True if more is better.
+        in_step: the same as nodes of a step graph, for the tasks for which a step can compute it.
     """
 
     formula: str
     tasks: dict[str, Callable[[], Running]]
     larger: bool = True
+    in_step: Mapping[str, InStep] = field(default_factory=dict)
 
     def of(self, task: str, scores: Any, labels: Any) -> float:
         """Its value for all scores and labels at once."""
@@ -174,11 +178,13 @@ def _words(space: int) -> Callable[[], Running]:
 
 METRICS: dict[str, Metric] = {
     "accuracy": Metric("rows whose largest score is that of their class ÷ rows",
-        _rows(_right, "classes", "binary") | _told(0, np.equal)),
+        _rows(_right, "classes", "binary") | _told(0, np.equal),
+        in_step={"classes": in_step.ACCURACY, "binary": in_step.BINARY_ACCURACY}),
     "balanced_accuracy": Metric("the mean of the recall over classes (macro)", {
         "classes": _macro("recall"), "binary": _macro("recall")}),
     "top5": Metric("rows whose class is among the five largest scores ÷ rows",
-        _rows(_top(5), "classes") | _told(1, lambda better, _: better < 5)),
+        _rows(_top(5), "classes") | _told(1, lambda better, _: better < 5),
+        in_step={"classes": in_step.TOP5}),
     "precision": Metric("tp ÷ (tp + fp): of the ones, or the mean over classes (macro)", {
         "classes": _macro("precision"), "binary": _of_ones("precision")}),
     "recall": Metric("tp ÷ (tp + fn): of the ones, or the mean over classes (macro)", {
@@ -195,8 +201,8 @@ METRICS: dict[str, Metric] = {
         _rows(surprise, "classes", "binary") | _told(2, lambda surprise, _: surprise), larger=False),
     "perplexity": Metric("exp(log_loss)",
         _rows(surprise, "classes", then=np.exp) | _told(2, lambda surprise, _: surprise, np.exp), larger=False),
-    "mae": Metric("mean |y − t|", {"numbers": _errors(np.abs)}, larger=False),
-    "mse": Metric("mean (y − t)²", {"numbers": _errors(np.square)}, larger=False),
+    "mae": Metric("mean |y − t|", {"numbers": _errors(np.abs)}, larger=False, in_step={"numbers": in_step.MAE}),
+    "mse": Metric("mean (y − t)²", {"numbers": _errors(np.square)}, larger=False, in_step={"numbers": in_step.MSE}),
     "rmse": Metric("√mse", {"numbers": _errors(np.square, np.sqrt)}, larger=False),
     "r2": Metric("1 − Σ(y − t)² ÷ Σ(t − mean of its column)²", {"numbers": Explained}),
     "exact": Metric("rows that are read without an error ÷ rows",
@@ -205,8 +211,8 @@ METRICS: dict[str, Metric] = {
     "wer": Metric("Σ edit distance ÷ Σ length of the labels, in words", {"sequences": _words(-1)}, larger=False),
 }  # fmt: skip
 
-#: What is measured where nobody says what: of a file, and while it is trained, where `top5` is for more than five
-#: classes and what is not defined is left out.
+#: Metrics that are measured by default: of a file, and during training. There, `top5` needs more than five classes,
+#: and a metric that is not defined is left out.
 DEFAULTS = {
     "classes": ("accuracy", "f1", "log_loss"),
     "ranked": ("accuracy", "log_loss"),
@@ -253,7 +259,7 @@ def names_of(metrics: str | Iterable[str] | None) -> tuple[str, ...] | None:
 
 
 def larger_is_better(entry: str) -> bool:
-    """Whether more of what an entry of a record is called, such as ``validation_auc``, is better; of others less is."""
+    """True if the entry of a record, such as ``validation_auc``, is a metric of which more is better."""
     metric = METRICS.get(entry.removeprefix("validation_").partition(":")[0])
     return metric is not None and metric.larger
 
@@ -262,7 +268,7 @@ def running(text: str, task: str, classes: Sequence[str] | None = None) -> Runni
     """The metric spelled `text` for `task`, at its beginning.
 
     Raises:
-        BadInput: it is not defined for that task, or for symbols of which nobody knows which stands between words.
+        BadInput: it is not defined for that task, or the symbol between words is not known.
     """
     name, options = spelled(text)
     if task not in METRICS[name].tasks:
@@ -273,7 +279,7 @@ def running(text: str, task: str, classes: Sequence[str] | None = None) -> Runni
     space = options.get("space", next((i for i, c in enumerate(classes or ()) if c in _SPACES), None))
     if not isinstance(space, int):
         raise BadInput(
-            "wer counts words, and nobody says which symbol stands between them\n  hint: write wer:space=5, its number"
+            "wer counts words, and the symbol between words is not known\n  hint: write wer:space=5, its number"
         )
     return _words(space)()
 

@@ -1,6 +1,6 @@
 """Metrics that are added up over batches, and over ranks: what is kept is a few sums, wherever that is enough.
 
-`add` takes the scores and the labels of a batch (see `onnxgrad.training.measure.metrics` for what they are), `result`
+`add` takes the scores and the labels of a batch (see `onnxgrad.training.metrics.registry` for what they are), `result`
 says what all of them amount to: NaN where there is nothing to say. What another rank has added up comes as its `sums`,
 and is taken in by `join`.
 """
@@ -22,22 +22,22 @@ class Running(Protocol):
         """Take in a batch."""
 
     def result(self) -> float:
-        """What it amounts to."""
+        """The metric of all batches so far."""
 
     def sums(self) -> dict[str, Any]:
-        """What was added up so far, as JSON and arrays."""
+        """The sums so far, as JSON and arrays."""
 
     def join(self, sums: Mapping[str, Any]) -> None:
         """Take in the `sums` of another one of its kind."""
 
 
 class _Sums:
-    """What is added up in attributes, which add up themselves; None is nothing yet."""
+    """A metric whose sums are attributes that `+` joins; None before the first batch."""
 
     SUMS: ClassVar[tuple[str, ...]] = ()
 
     def sums(self) -> dict[str, Any]:
-        """What was added up so far."""
+        """The sums so far."""
         return {name: getattr(self, name) for name in self.SUMS}
 
     def join(self, sums: Mapping[str, Any]) -> None:
@@ -69,12 +69,12 @@ class Mean(_Sums):
         self.count += found.size
 
     def result(self) -> float:
-        """What it amounts to."""
+        """The metric of all batches so far."""
         return float(self.then(self.total / self.count)) if self.count else NAN
 
 
 class Tally(_Sums):
-    """How often each class was right, predicted and actual, and what becomes of these three.
+    """A function of three counts per class: right, predicted and actual.
 
     Args:
         of: the metric of the three arrays [classes].
@@ -95,12 +95,12 @@ class Tally(_Sums):
         self.table = found if self.table is None else self.table + found
 
     def result(self) -> float:
-        """What it amounts to."""
+        """The metric of all batches so far."""
         return NAN if self.table is None or not self.table[2].any() else float(self.of(*self.table))
 
 
 class Whole(_Sums):
-    """What needs all scores and labels at once, such as their ranks."""
+    """A metric of all scores and labels at once, such as one of their ranks."""
 
     SUMS = ("parts",)
 
@@ -113,7 +113,7 @@ class Whole(_Sums):
         self.parts.append((np.array(scores), np.array(labels)))
 
     def result(self) -> float:
-        """What it amounts to."""
+        """The metric of all batches so far."""
         if not any(len(labels) for _, labels in self.parts):
             return NAN
         return self.of(*(np.concatenate(p) for p in zip(*self.parts)))
@@ -133,7 +133,7 @@ class Explained(_Sums):
         self.spread: np.ndarray | None = None
 
     def add(self, scores: np.ndarray, labels: np.ndarray) -> None:
-        """Both [rows, size]."""
+        """Add predictions and labels, [rows, size] each."""
         y, t = np.asarray(scores, np.float64), np.asarray(labels, np.float64)
         self.squared += float(((y - t) ** 2).sum())
         self._join_spread(len(t), t.mean(0), ((t - t.mean(0)) ** 2).sum(0))
@@ -151,7 +151,7 @@ class Explained(_Sums):
         self.rows += m
 
     def sums(self) -> dict[str, Any]:
-        """What was added up so far."""
+        """The sums so far."""
         return super().sums() | {"rows": self.rows, "mean": self.mean, "spread": self.spread}
 
     def join(self, sums: Mapping[str, Any]) -> None:
@@ -161,7 +161,7 @@ class Explained(_Sums):
             self._join_spread(sums["rows"], sums["mean"], sums["spread"])
 
     def result(self) -> float:
-        """What it amounts to."""
+        """The metric of all batches so far."""
         variance = 0.0 if self.spread is None else float(self.spread.sum())
         return 1 - self.squared / variance if variance else NAN
 
@@ -170,7 +170,7 @@ class Edits(_Sums):
     """The sum of edit distances over the sum of the lengths of the labels.
 
     Args:
-        units: what a sequence is cut into before it is compared; default: its symbols.
+        units: cuts a sequence into the units that are compared; default: its symbols.
     """
 
     SUMS = ("errors", "length", "rows")
@@ -188,7 +188,7 @@ class Edits(_Sums):
             self.rows += 1
 
     def result(self) -> float:
-        """What it amounts to."""
+        """The metric of all batches so far."""
         return self.errors / max(self.length, 1) if self.rows else NAN
 
 

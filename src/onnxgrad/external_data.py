@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from onnxgrad.errors import BadInput
 from onnxgrad.files import open_ordinary
@@ -52,6 +53,26 @@ def settle_external(proto: onnx.ModelProto, path: Path) -> Folder:
                 tensor.ClearField("external_data")
                 tensor.data_location = onnx.TensorProto.DEFAULT
     return folder
+
+
+def check_external(path: Path) -> None:
+    """Check the external data of the model in the file at `path`, if it has any; what is no model is passed over.
+
+    Raises:
+        BadInput: a file is not there, no ordinary one, elsewhere, or too short.
+    """
+    try:
+        with open_ordinary(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size:
+                return
+            with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
+                if data.find(b"location") < 0:  # the key that every reference to a file has
+                    return
+            proto = onnx.load(file, load_external_data=False)
+    except (OSError, BadInput, DecodeError):  # the runtime tells what is wrong with it
+        return
+    settle_external(proto, path)
 
 
 def files_of(model: ir.Model, path: str | os.PathLike) -> list[Path]:

@@ -1,0 +1,75 @@
+"""``onnxgrad passes``: the optimizations of a graph before a session, and why others do not apply."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import onnx_ir as ir
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from onnxgrad.cli.console import cell, console
+from onnxgrad.errors import json_text
+from onnxgrad.ir.passes import NO_SITE, PassReport, warn_of
+from onnxgrad.model_io import load_model, training_info
+from onnxgrad.runtime import Options
+from onnxgrad.runtime.passes import Memory
+from onnxgrad.runtime.session import passes_of
+from onnxgrad.training import compile_step
+
+
+def passes(
+    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    target: Annotated[str, typer.Option(help="What may run: auto, portable or native.")] = "auto",
+    without: Annotated[list[str] | None, typer.Option(help="A pass to leave out; may be repeated.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the optimizations of the graph that a session of MODEL runs, and why others do not apply.
+
+    Of a model with training information, that is the graph of a training step.
+    """
+    options = Options(target=target, without=tuple(without or ()))
+    options.native()
+    options = options.settled()
+    source = load_model(model)
+    is_training = bool(training_info(source))
+    reports = _of_step(source, options) if is_training else _of_session(source, options, None)
+    graph = "training step" if is_training else "model"
+    if as_json:
+        print(json_text({"graph": graph, "target": options.target, "passes": [_plain(r) for r in reports]}))
+        return
+    out = console()
+    out.print(cell(f"graph: {graph}; target: {options.target}"))
+    table = Table(box=None, pad_edge=False)
+    for column in ("phase", "pass", "places", "nodes"):
+        table.add_column(column, no_wrap=True, justify="right" if column == "places" else "left")
+    table.add_column("what is written, or why nothing is")
+    for phase, group in groupby(reports, key=lambda r: r.phase):
+        for i, r in enumerate(group):
+            nodes = "" if r.nodes is None else f"{r.nodes[0]} → {r.nodes[1]}"
+            why = f"none found: {r.where}" if r.reason == NO_SITE else r.reason
+            told = Text(r.what) if r.places else Text(why, "dim")
+            table.add_row("" if i else phase, r.name, str(r.places) if r.places else "–", nodes, told)
+    out.print(table)
+
+
+def _of_step(source: ir.Model, options: Options) -> list[PassReport]:
+    """The passes over a training step, while it is compiled and before it runs."""
+    step = compile_step(source, without=options.without)
+    memory = Memory({t.input: t.output for t in step.state.values()}, overwrites=True, shares=True)
+    return [*step.passes, *_of_session(step.model, options, memory)]
+
+
+def _of_session(model: ir.Model, options: Options, memory: Memory | None) -> list[PassReport]:
+    passed = passes_of(model, options, memory, counted=True)
+    warn_of(passed.failed)
+    return passed.reports
+
+
+def _plain(report: PassReport) -> dict[str, Any]:
+    before, after = report.nodes or (None, None)
+    kept = {k: v for k, v in vars(report).items() if k != "nodes"}
+    return {**kept, "nodes_before": before, "nodes_after": after}

@@ -1,0 +1,70 @@
+"""Methods of numpy's ufuncs, ``add.reduce``, ``add.accumulate`` and ``add.outer``, for functions of the namespace."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from onnxgrad.eager.core.array import Array, as_array
+from onnxgrad.eager.xp import reductions as r
+from onnxgrad.eager.xp.indexing import getitem
+from onnxgrad.eager.xp.manipulation import expand_dims, moveaxis, reshape, stack
+from onnxgrad.errors import BadInput
+
+Function = Callable[..., Any]
+
+#: Functions of two operands that have these methods.
+NAMES = (
+    "add", "arctan2", "atan2", "divide", "fmax", "fmin", "hypot", "logaddexp", "logaddexp2", "logical_and",
+    "logical_or", "maximum", "minimum", "multiply", "pow", "power", "subtract", "true_divide",
+)  # fmt: skip
+_REDUCED: dict[str, Function] = {
+    "add": r.sum, "logical_and": r.all, "logical_or": r.any, "maximum": r.max, "minimum": r.min, "multiply": r.prod,
+}  # fmt: skip
+_ACCUMULATED: dict[str, Function] = {"add": r.cumulative_sum, "multiply": r.cumulative_prod}
+
+
+def reduce(f: Function, x: Any, axis: Any = 0, dtype: Any = None, out: None = None, keepdims: bool = False) -> Array:
+    """The elements of `x` along `axis` combined by `f`, from the first on."""
+    x = as_array(x) if dtype is None else as_array(x).astype(dtype)
+    known = _REDUCED.get(f.__name__)
+    if known is not None:
+        return known(x, axis=axis, keepdims=keepdims)
+    if not isinstance(axis, int):
+        raise BadInput(f"{f.__name__}.reduce goes along one axis, not {axis!r}")
+    y = functools.reduce(f, _slices(x, axis, f))
+    return expand_dims(y, axis=axis) if keepdims else y
+
+
+def accumulate(f: Function, x: Any, axis: int = 0, dtype: Any = None, out: None = None) -> Array:
+    """The results of `reduce` over the first elements of `x` along `axis`: 1, 2, … of them."""
+    x = as_array(x) if dtype is None else as_array(x).astype(dtype)
+    known = _ACCUMULATED.get(f.__name__)
+    if known is not None:
+        return known(x, axis=axis)
+    parts: list[Any] = []
+    for piece in _slices(x, axis, f):
+        parts.append(f(parts[-1], piece) if parts else piece)
+    return stack(parts, axis=axis)
+
+
+def _slices(x: Array, axis: int, f: Function) -> list[Array]:
+    front = moveaxis(x, axis, 0)
+    if not front.shape[0]:
+        raise BadInput(f"{f.__name__} over no elements has no first one")
+    return [getitem(front, i) for i in range(front.shape[0])]
+
+
+def outer(f: Function, x1: Any, x2: Any, /) -> Array:
+    """`f` of each element of `x1` with each element of `x2`."""
+    a, b = as_array(x1), as_array(x2)
+    return f(reshape(a, (*a.shape, *(1,) * b.ndim)), b)
+
+
+def attach(namespace: dict[str, Any]) -> None:
+    """Give the functions of `namespace` their methods."""
+    for name in NAMES:
+        f = namespace[name]
+        for method in (reduce, accumulate, outer):
+            setattr(f, method.__name__, functools.partial(method, f))

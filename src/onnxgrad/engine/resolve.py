@@ -1,0 +1,51 @@
+"""The rule of a node, or the nodes that take its place: the one order in which they are looked up.
+
+1. The metadata of the node say that no derivative passes.
+2. The node brings a rule of its own, which the code that emitted it noted.
+3. A rule of the user (`custom_rules`) for its operator or function.
+4. For a call of a local function that stays a function: the rule of calls.
+5. The estimator of its operator, if `straight_through` names it.
+6. The rule of its operator at the opset of the model.
+
+A node without a rule is replaced: (7) by the lowering written for its operator, (8) by the function body that the
+specification gives for it. In reverse mode, a rule may also replace the node before it is asked (`Rule.rewrite`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.ir.builder import Builder
+from onnxgrad.ir.notes import notes, properties
+from onnxgrad.lower import expand
+from onnxgrad.rules.registry import registry
+from onnxgrad.rules.rule import OWN, Rule, Zero
+
+#: Metadata of a node through which no derivative passes, whatever its operator; the value says why.
+CONSTANT = "onnxgrad.constant"
+
+
+def rule_of(node: ir.Node, builder: Builder) -> Rule | None:
+    """Return the rule that applies to `node` at the opset of the model; None if it has to be replaced."""
+    if (said := properties(node)) and CONSTANT in said:
+        return Zero(said[CONSTANT])
+    if (noted := notes(node)) and OWN in noted:
+        return noted[OWN]
+    if (functions := builder.functions) is not None and node in functions:
+        return registry.custom(node.domain, node.op_type) or registry.of_calls
+    return registry.get(node.domain, node.op_type, builder.infer.context.get_opset_version(node.domain))
+
+
+def replacement(
+    node: ir.Node, rule: Rule | None, builder: Builder, of: Sequence[ir.Value] | None
+) -> list[ir.Node] | None:
+    """Replace `node`, in its graph, if its `rule` wants it or there is none; returns the new nodes, or None.
+
+    Args:
+        of: in reverse mode, the values that have a cotangent.
+    """
+    if rule is None:
+        return expand(builder, node)
+    return None if of is None or rule.rewrite is None else rule.rewrite(builder, node, of)

@@ -1,0 +1,86 @@
+"""The state of one inference: symbols, elements of shape vectors, and the table of functions to infer with.
+
+``onnx-shape-inference`` stores the elements of whole-number vectors, as shapes are computed from such. Without a
+bound, a vector that is doubled thirty times, or the declared length of one, takes all memory, for a symbol per element.
+The library has no setting for it, so its context is bounded by a class of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import onnx_ir as ir
+import onnx_shape_inference as osi
+
+from onnxgrad.ir.constants import MOST_ELEMENTS
+from onnxgrad.ir.infer.limits import MOST_TEXT, check_shape
+
+#: Sets types and shapes of the outputs of a node. Every context that it gets is a `InferenceContext`.
+Infer = Callable[[osi.ShapeInferenceContext, ir.Node], None]
+
+
+class Calls(Protocol):
+    """Local functions that stay functions.
+
+    The library's own way types a body once for all calls that look alike, with the new symbols of the first: sizes
+    that only a run tells (the number of elements that are not zero) would then pass for equal in all of them.
+    """
+
+    def __contains__(self, node: ir.Node) -> bool:
+        """True if `node` calls one of them."""
+
+    def infer(self, ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+        """Set types and shapes of the results of a call."""
+
+
+class InferenceContext(osi.ShapeInferenceContext):
+    """The library's context with bounds, a count of new symbols, and a registry and local functions of its own.
+
+    Attributes:
+        registry: The functions to infer with.
+        calls: The local functions that stay functions, if there are any.
+        made: The number of symbols made for dimensions that are not known.
+    """
+
+    def __init__(
+        self,
+        opset_imports: Mapping[str, int],
+        registry: osi.OpShapeInferenceRegistry,
+        calls: Calls | None = None,
+    ) -> None:
+        super().__init__(opset_imports)
+        self.registry = registry
+        self.calls = calls
+        self.made = 0
+
+    def function(self, node: ir.Node) -> Infer | None:
+        """Return the function that infers `node`; None for an operator that has none."""
+        if self.calls is not None and node in self.calls:
+            return self.calls.infer
+        return self.registry.get(node.domain, node.op_type, self.get_opset_version(node.domain))
+
+    def new_symbolic_dim(self) -> ir.SymbolicDim:
+        """Return a new symbol, and count it."""
+        self.made += 1
+        return super().new_symbolic_dim()
+
+    def set_shape(self, value: ir.Value, shape: ir.Shape) -> bool:
+        """Set a shape that a tensor can have; formulas of sizes that are too long become new symbols."""
+        check_shape(value, shape)
+        if any(not isinstance(d, int) and len(d.value or "") > MOST_TEXT for d in shape):
+            shape = ir.Shape([d if len(str(d)) <= MOST_TEXT else self.new_symbolic_dim() for d in shape])
+        return super().set_shape(value, shape)
+
+    def get_symbolic_value(self, value: ir.Value) -> list[int | ir.SymbolicDim] | None:
+        """Return the elements of a short vector."""
+        tensor = value.const_value
+        return None if tensor is not None and tensor.size > MOST_ELEMENTS else super().get_symbolic_value(value)
+
+    def set_symbolic_value(self, value: ir.Value, data: list[int | ir.SymbolicDim]) -> None:
+        """Store the elements of a short vector."""
+        if len(data) <= MOST_ELEMENTS and all(
+            -(2**63) <= d < 2**63 if isinstance(d, int) else d.value is not None and len(d.value) <= MOST_TEXT
+            for d in data
+        ):
+            super().set_symbolic_value(value, data)

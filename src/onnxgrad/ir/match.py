@@ -1,0 +1,188 @@
+"""Recognition of parts of a graph: operators, producers and readers of values, constants, patterns of nodes.
+
+Typed attributes are read with the methods of ``onnx_ir``: ``node.attributes.get_int("axis", 0)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeGuard, TypeVar
+
+import numpy as np
+import onnx_ir as ir
+
+_STANDARD = ("", "ai.onnx")
+
+
+class _InDomain(Protocol):
+    @property
+    def domain(self) -> str: ...
+
+
+class _Operator(_InDomain, Protocol):
+    @property
+    def op_type(self) -> str: ...
+
+
+N = TypeVar("N", bound=_Operator)
+
+
+def is_standard(named: _InDomain) -> bool:
+    """True if a node, an import or a function is in the domain of the standard operators."""
+    return named.domain in _STANDARD
+
+
+def normal_domain(domain: str) -> str:
+    """The one name of a domain that has two: that of the standard operators is empty."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def is_op(node: N | None, op_types: str | Collection[str]) -> TypeGuard[N]:
+    """True if `node` is the standard operator `op_types`, or one of several."""
+    if node is None or node.domain not in _STANDARD:
+        return False
+    return node.op_type == op_types if isinstance(op_types, str) else node.op_type in op_types
+
+
+def producer(value: ir.Value | None, op_types: str | Collection[str]) -> ir.Node | None:
+    """The standard operator `op_types`, or one of several, that makes `value`; None if no such node does."""
+    node = None if value is None else value.producer()
+    return node if is_op(node, op_types) else None
+
+
+def only_reader(value: ir.Value, op_types: str | Collection[str]) -> ir.Node | None:
+    """The standard operator that alone reads `value`, once; None if there is no such node."""
+    uses = value.uses()
+    if len(uses) != 1 or value.is_graph_output():
+        return None
+    node = next(iter(uses)).node
+    return node if is_op(node, op_types) else None
+
+
+def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor of `value` if it is a constant, or an initializer that is no input; else None.
+
+    `ir.convenience.get_const_tensor` gives the tensor of a Constant the name of the value, also in the message that
+    the model was read from, which is the caller's.
+    """
+    if value is None or value.is_graph_input():
+        return None
+    node = None if value.const_value is not None else producer(value, "Constant")
+    held = None if node is None else node.attributes.get("value")
+    if held is not None and not held.is_ref():
+        return held.as_tensor()
+    return ir.convenience.get_const_tensor(value)
+
+
+def constant(value: ir.Value | None) -> np.ndarray | None:
+    """The elements of `constant_tensor`."""
+    tensor = constant_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    """True if the elements of `value` are known before anything runs; they are not read."""
+    return constant_tensor(value) is not None
+
+
+def single_constant(value: ir.Value | None) -> np.ndarray | None:
+    """The elements of `constant_tensor` if it has one; elements of a larger one are not read."""
+    tensor = constant_tensor(value)
+    return None if tensor is None or tensor.size != 1 else tensor.numpy()
+
+
+def is_number(value: ir.Value | None, number: float) -> bool:
+    """True if `value` is a constant of one element, which is `number`."""
+    array = single_constant(value)
+    return array is not None and array.dtype.kind not in "OSU" and bool(array.flat[0] == number)
+
+
+def permutation(transpose: ir.Node) -> tuple[int, ...] | None:
+    """The order of axes of a Transpose; None if the default is meant and the rank is unknown."""
+    given = transpose.attributes.get_ints("perm")
+    if given is not None:
+        return tuple(given)
+    count = rank(transpose.inputs[0])
+    return None if count is None else tuple(range(count))[::-1]
+
+
+def rank(value: ir.Value | None) -> int | None:
+    """The number of axes of `value`; None if it is unknown."""
+    return None if value is None or value.shape is None else len(value.shape)
+
+
+def sizes(value: ir.Value | None) -> tuple[int, ...] | None:
+    """The shape of `value` if every size is a number; else None."""
+    if value is None or value.shape is None or not value.shape.is_static():
+        return None
+    return tuple(int(d) for d in value.shape.numpy())
+
+
+def is_single(value: ir.Value | None) -> bool:
+    """True if `value` is known to have one element."""
+    return value is not None and value.shape is not None and all(d == 1 for d in value.shape)
+
+
+Found = dict[str, ir.Value]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A standard operator whose operands are patterns, names or numbers.
+
+    Attributes:
+        op_type: the operator.
+        operands: for each operand, another pattern; a name, which stands for one value wherever it occurs; or a number,
+            for a constant of one such element.
+        name: the name of the result.
+        in_any_order: the two operands may be exchanged.
+    """
+
+    op_type: str
+    operands: tuple[Pattern | str | float, ...]
+    name: str = ""
+    in_any_order: bool = False
+
+    def match(self, value: ir.Value | None) -> Found | None:
+        """The values of the names where `value` is of this form; else None."""
+        return next(self.matches(value), None)
+
+    def matches(self, value: ir.Value | None, found: Found | None = None) -> Iterator[Found]:
+        """The values of the names, for each order of operands in which `value` is of this form; `found` are given."""
+        node = producer(value, self.op_type)
+        if node is None or value is None or len(node.inputs) < len(self.operands):
+            return
+        given = node.inputs[: len(self.operands)]
+        for inputs in (given, given[::-1])[: 2 if self.in_any_order else 1]:
+            for bound in _bind(self.name, value, found or {}):
+                yield from _match_all(self.operands, inputs, bound)
+
+
+def pattern(op_type: str, *operands: Pattern | str | float, name: str = "", in_any_order: bool = False) -> Pattern:
+    """A `Pattern`, with its operands as arguments."""
+    return Pattern(op_type, operands, name, in_any_order)
+
+
+def _match_all(
+    operands: Collection[Pattern | str | float], inputs: Collection[ir.Value | None], found: Found
+) -> Iterator[Found]:
+    if not operands:
+        yield found
+        return
+    (operand, *others), (value, *rest) = operands, inputs
+    if isinstance(operand, Pattern):
+        partial = operand.matches(value, found)
+    elif isinstance(operand, str):
+        partial = iter(()) if value is None else _bind(operand, value, found)
+    else:
+        partial = iter((found,) if is_number(value, operand) else ())
+    for bound in partial:
+        yield from _match_all(others, rest, bound)
+
+
+def _bind(name: str, value: ir.Value, found: Found) -> Iterator[Found]:
+    if not name:
+        yield found
+    elif found.get(name, value) is value:
+        yield {**found, name: value}

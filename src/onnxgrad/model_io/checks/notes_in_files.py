@@ -1,0 +1,81 @@
+"""Metadata of a model file is counted before the file is parsed, which takes several times its size in memory.
+
+The fields of a message are passed over in the file (https://protobuf.dev/programming-guides/encoding). Those of the
+model and of its graph that are text or metadata are counted. Metadata of nodes and tensors is counted once the message
+is there (`declared_sizes`).
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import onnx
+
+from onnxgrad.errors import BadInput
+from onnxgrad.model_io.checks.declared_sizes import MOST_NOTES
+
+_GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
+#: Fields of a model and of a graph that are text or metadata.
+_OF_MODEL = {
+    onnx.ModelProto.METADATA_PROPS_FIELD_NUMBER,
+    onnx.ModelProto.DOC_STRING_FIELD_NUMBER,
+    onnx.ModelProto.PRODUCER_NAME_FIELD_NUMBER,
+    onnx.ModelProto.PRODUCER_VERSION_FIELD_NUMBER,
+    onnx.ModelProto.DOMAIN_FIELD_NUMBER,
+}
+_OF_GRAPH = {
+    onnx.GraphProto.METADATA_PROPS_FIELD_NUMBER,
+    onnx.GraphProto.DOC_STRING_FIELD_NUMBER,
+    onnx.GraphProto.NAME_FIELD_NUMBER,
+}
+
+
+def check_notes(file: BinaryIO, size: int, what: str) -> None:
+    """Raise BadInput if a model file of `size` bytes holds more metadata than is read."""
+    if size <= MOST_NOTES:
+        return
+    notes = 0
+    with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
+        todo = [(0, size, _OF_MODEL)]
+        while todo:
+            begin, end, counted = todo.pop()
+            for number, low, high in _fields(data, begin, end):
+                if number in counted:
+                    notes += high - low
+                    if notes > MOST_NOTES:
+                        most = f"{MOST_NOTES >> 20} MiB"
+                        raise BadInput(f"{what} carries more than {most} of metadata, which are not read")
+                elif number == _GRAPH and counted is _OF_MODEL:
+                    todo.append((low, high, _OF_GRAPH))
+
+
+def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The number, the begin and the end of each field of a message that has a length; up to what is malformed."""
+    while at < end:
+        tag, at = _varint(data, at, end)
+        kind = tag & 7
+        if kind == 0:
+            _, at = _varint(data, at, end)
+        elif kind == 2:
+            size, at = _varint(data, at, end)
+            if size > end - at:
+                return
+            yield tag >> 3, at, at + size
+            at += size
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        else:
+            return
+
+
+def _varint(data: mmap.mmap, at: int, end: int) -> tuple[int, int]:
+    """A number of seven bits in each byte, and where it ends; the end of the message for one that does not end."""
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = data[at]
+        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
+        if byte < 128:
+            return value, at
+    return 0, end

@@ -1,0 +1,187 @@
+"""The passes of a session, in order: from a model to the graph that ONNX Runtime is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from onnxgrad.ir.downgrade import is_too_new, settle_opset
+from onnxgrad.ir.execution_order import run_as
+from onnxgrad.ir.graph import prune
+from onnxgrad.ir.known_branches import known_branches, take_known_branches
+from onnxgrad.ir.passes import Pass
+from onnxgrad.runtime.kernels import (
+    ATTENTION,
+    CONVOLUTIONS,
+    ELEMENTWISE,
+    KERNELS,
+    PRODUCTS,
+    RECURRENCE,
+    RUNNING_SUMS,
+    in_place,
+)
+from onnxgrad.runtime.rewrites import REWRITES, compute_soon
+from onnxgrad.runtime.same_memory import SameMemory, name_nodes, same_memory
+from onnxgrad.runtime.setting import Setting
+from onnxgrad.runtime.widened import has_bfloat16, widen
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The state of a session.
+
+    Attributes:
+        renewed: inputs that are state, and the outputs that are their new values.
+        overwrites: True if kernels may put new values where the old ones are.
+        shares: the same for standard operators.
+    """
+
+    renewed: Mapping[str, str]
+    overwrites: bool
+    shares: bool
+
+
+@dataclass
+class SessionSetting(Setting):
+    """The setting of a session that may hold state.
+
+    Attributes:
+        renewed, overwrites, shares: as of `Memory`.
+        overwritten: the inputs that kernels overwrite.
+        shared: those that standard operators overwrite.
+        unnamed: nodes of the given graph that are named until ONNX Runtime has loaded it.
+    """
+
+    renewed: Mapping[str, str] = field(default_factory=dict)
+    overwrites: bool = False
+    shares: bool = False
+    overwritten: set[str] = field(default_factory=set)
+    shared: SameMemory = field(default_factory=SameMemory)
+    unnamed: list[ir.Node] = field(default_factory=list)
+
+    def keeps_state(self) -> str:
+        """Why kernels overwrite no state; empty if they may."""
+        return self.lacks_kernels() or ("" if self.overwrites else "the session holds no state")
+
+    def keeps_two_buffers(self) -> str:
+        """Why standard operators overwrite no state; empty if they may."""
+        if reason := self.keeps_order():
+            return reason
+        if self.has_kernels:
+            return "kernels overwrite state themselves (in_place)"
+        return "" if self.shares else "the session holds no state"
+
+
+def _prepare(model: ir.Model, setting: Setting) -> int:
+    count = take_known_branches(model.graph)
+    prune(model.graph)
+    return count
+
+
+def _order_rewritten(model: ir.Model, setting: Setting) -> int:
+    compute_soon(model.graph)
+    run_as(model.graph, setting.given)
+    return 1
+
+
+def _order(model: ir.Model, setting: Setting) -> int:
+    run_as(model.graph, setting.given)
+    return 1
+
+
+def _overwrite(model: ir.Model, setting: SessionSetting) -> int:
+    setting.overwritten |= in_place(model.graph, setting.renewed)
+    return len(setting.overwritten)
+
+
+def _share(model: ir.Model, setting: SessionSetting) -> int:
+    setting.unnamed += name_nodes(model.graph)
+    same_memory(model.graph, setting.renewed, setting.shared)
+    return len(setting.shared.inputs)
+
+
+#: Without these, ONNX Runtime may refuse the model.
+PREPARATION: Sequence[Pass[Setting]] = (
+    Pass(
+        "opset",
+        "preparation",
+        "an opset that ONNX Runtime loads",
+        "newer opsets, where all operators mean the same in both",
+        lambda model, _: is_too_new(model),
+        lambda model, _: settle_opset(model) is None,
+    ),
+    Pass(
+        "known_branches",
+        "preparation",
+        "the nodes of a branch",
+        "an If with a constant condition",
+        lambda model, _: next(known_branches(model.graph), None) is not None,
+        _prepare,
+    ),
+    Pass(
+        "widened",
+        "preparation",
+        "float32 between Casts",
+        "operators in bfloat16 that the CPU provider has no kernel for",
+        lambda model, _: has_bfloat16(model),
+        lambda model, _: widen(model),
+        lambda setting: "" if setting.on_cpu else "the CPU provider is not the first one",
+    ),
+)
+
+#: The passes that only make a run faster or smaller.
+OPTIMIZATION: Sequence[Pass[SessionSetting]] = (
+    KERNELS,
+    ATTENTION,
+    CONVOLUTIONS,
+    *REWRITES,
+    Pass(
+        "rewritten_order",
+        "rewrites",
+        "an order in which memory is free early",
+        "a graph that rewrites have changed",
+        lambda _, setting: setting.is_rewritten,
+        _order_rewritten,
+        Setting.keeps_layout,
+    ),
+    RECURRENCE,
+    RUNNING_SUMS,
+    ELEMENTWISE,
+    PRODUCTS,
+    Pass(
+        "in_place",
+        "memory",
+        "new values of state in the memory of the old ones, written by kernels",
+        "optimizers, after all readers of the old values",
+        lambda *_: True,
+        _overwrite,
+        SessionSetting.keeps_state,
+    ),
+    Pass(
+        "kernel_order",
+        "memory",
+        "the order that the graph had",
+        "a graph with kernels",
+        lambda *_: True,
+        _order,
+        Setting.lacks_kernels,
+    ),
+    Pass(
+        "same_memory",
+        "memory",
+        "new values of state in the memory of the old ones, written by standard operators",
+        "elementwise updates, after all readers of the old values",
+        lambda *_: True,
+        _share,
+        SessionSetting.keeps_two_buffers,
+        looks=True,
+    ),
+)
+
+#: The names of the passes over a step while it is compiled (see `onnxgrad.training.step.passes`).
+STEP_NAMES = ("pool_first", "attention_blocks", "row_results", "step_order")
+
+#: The names that `Options(without=…)` accepts.
+NAMES = (*STEP_NAMES, *(p.name for p in PREPARATION), *(p.name for p in OPTIMIZATION))

@@ -1,0 +1,50 @@
+"""The setting of a session that its passes depend on: target, layout, provider."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+#: The oldest opset whose operators passes know: from here on, axes of reductions and of views are operands.
+OLDEST = 13
+
+
+@dataclass
+class Setting:
+    """The conditions of a session, and notes of passes for later ones.
+
+    Attributes:
+        given: the graph as it was before all passes.
+        target: "native" or "portable".
+        layout: "auto" or "plain".
+        on_cpu: True if the CPU provider comes first.
+        has_kernels: True once a named part has become a call of a kernel.
+        is_rewritten: True once a rewrite has changed the graph.
+    """
+
+    given: ir.Graph
+    target: str = "portable"
+    layout: str = "auto"
+    on_cpu: bool = True
+    has_kernels: bool = False
+    is_rewritten: bool = False
+
+    def keeps_order(self) -> str:
+        """Why no pass for the CPU provider is tried; empty if they are."""
+        if not self.on_cpu:
+            return "the CPU provider is not the first one"
+        opset = self.given.opset_imports.get("", OLDEST)
+        return "" if opset >= OLDEST else f"the model is of opset {opset}, and passes know those from {OLDEST} on"
+
+    def keeps_layout(self) -> str:
+        """Why rewrites of standard operators are not tried; empty if they are."""
+        return self.keeps_order() or ("" if self.layout == "auto" else f"layout is {self.layout!r}")
+
+    def keeps_operators(self) -> str:
+        """Why kernels in C are not tried; empty if they are."""
+        return self.keeps_order() or ("" if self.target == "native" else f"target is {self.target!r}")
+
+    def lacks_kernels(self) -> str:
+        """Why a pass that goes with kernels of named parts is not tried; empty if it is."""
+        return self.keeps_operators() or ("" if self.has_kernels else "no named part has a kernel")

@@ -1,0 +1,151 @@
+"""Recipes of an algorithm: the loss, the optimizer, what trains, and adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from onnxgrad.errors import BadInput
+from onnxgrad.keywords import check_kind
+from onnxgrad.settings import setting
+from onnxgrad.training.adapters.config import ATTENTION, LoRA, VeRA
+from onnxgrad.training.loss.losses import LOSSES
+from onnxgrad.training.optim.config import Group, Optimizer
+from onnxgrad.training.optim.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS, SECOND_ORDER, setting_names
+
+
+@dataclass(frozen=True)
+class LossRecipe:
+    """The scalar that training minimizes."""
+
+    panel: ClassVar[str] = "Loss"
+
+    loss: Any = setting(
+        None,
+        f"{', '.join(LOSSES)}, or LOSS.onnx. Options: 'huber:delta=0.5'. Several losses are added: 'mse' and '0.1*l1'.",
+        python="Also a Loss(…), an ONNX model or a function.",
+        many=True,
+    )
+    prediction: str | None = setting(None, "The output that meets the labels. Default: the only float output.")
+    labels: str | None = setting(None, "The array (or model input) that holds the labels. Default: 'labels'.")
+
+
+@dataclass(frozen=True)
+class OptimizerRecipe:
+    """The rule that turns gradients into the next weights."""
+
+    panel: ClassVar[str] = "Optimizer"
+
+    optimizer: Optimizer | str | None = setting(
+        None,
+        f"{', '.join([*SECOND_ORDER, *OPTIMIZERS])}. Settings: 'adamw:betas=0.9,0.95,eps=1e-6'. "
+        f"Default: {DEFAULT_OPTIMIZER}.",
+        python="Also an Optimizer(…).",
+    )
+    learning_rate: float | None = setting(None, "Learning rate. Default: that of the optimizer.", short=("--lr",))
+    weight_decay: float | None = setting(None, "Weight decay. Default: that of the optimizer.")
+    momentum: float | None = setting(None, "Momentum. Default: that of the optimizer.")
+    convention: str | None = setting(
+        None, "Where adam and adamw add ε: torch (as PyTorch and optax; default) or onnx (the operator Adam of ONNX)."
+    )
+    groups: Sequence[Group | str] | None = setting(
+        None,
+        "Weights with settings of their own: '*.bias:decay=0', 'type:Conv:rate=1e-4'; the first that matches counts.",
+        short=("--group",),
+        many=True,
+    )
+    clip_norm: float | None = setting(None, "The largest norm of all gradients together.")
+    clip_value: float | None = setting(None, "The largest element of a gradient, which is clipped first.")
+    ema: float | None = setting(None, "Save running averages of the weights, of which a step keeps this share: 0.999.")
+
+
+@dataclass(frozen=True)
+class WeightsRecipe:
+    """The weights that train, and the behaviour of layers in training."""
+
+    panel: ClassVar[str] = "Model"
+
+    trainable: Sequence[str] | None = setting(
+        None,
+        "Only these weights: a name, 'head.*', type:Conv, last:2, all (also constants). Default: every float "
+        "initializer that the loss depends on and that is used as a weight.",
+        short=("--train",),
+        many=True,
+    )
+    freeze: Sequence[str] = setting((), "Not these weights; as `trainable`.", many=True)
+    untie: bool = setting(False, "Train an embedding and an output layer apart that are stored as two equal tensors.")
+    freeze_bn: bool | Sequence[str] = setting(
+        False, "Keep BatchNormalization in inference mode.", kind=bool, python="Also globs over names of nodes."
+    )
+    train_mode: bool = setting(True, "Run BatchNormalization and Dropout as in training.", off="--no-train-mode")
+    dropout: Mapping[str, float] | None = setting(
+        None, "Drop a share behind nodes of a type or name: Relu=0.1.", many=True, python="As {'Relu': 0.1}."
+    )
+
+    def __post_init__(self) -> None:
+        check_kind("dropout", self.dropout, Mapping, "a dict, as in {'Relu': 0.1}")
+        check_kind("untie", self.untie, bool, "true or false")
+
+
+@dataclass(frozen=True)
+class AdapterRecipe:
+    """Small factors that train beside frozen weights."""
+
+    panel: ClassVar[str] = "Model"
+
+    adapter: LoRA | VeRA | None = setting(
+        None,
+        "LoRA(…) or VeRA(…): train adapters beside frozen weights.",
+        instead="adapters are --lora RANK or --vera RANK",
+    )
+    lora: int | None = setting(
+        None,
+        "Train adapters of this rank (LoRA) beside frozen weights, merged into them at the end; `trainable` then names "
+        "weights that train as a whole, too.",
+        metavar="RANK",
+    )
+    dora: bool = setting(False, "Adapters of `lora` also train the length of each output (DoRA).")
+    rslora: bool = setting(False, "Adapters of `lora` count alpha/√rank times.")
+    vera: int | None = setting(
+        None, "Train two vectors per weight between random matrices that all share (VeRA).", metavar="RANK"
+    )
+    lora_alpha: float | None = setting(None, "Adapters count alpha/rank times. Default: twice the rank.")
+    lora_targets: str | Sequence[str] | None = setting(
+        None,
+        "Weights to adapt: attention (default), q_proj, 'c_attn[q,v]' (a part), '*.mlp.*', type:MatMul,Gemm,Conv, all; "
+        "'!head*': not these.",
+        metavar="PATTERN",
+        many=True,
+    )
+    lora_dropout: float | None = setting(None, "Share of the input that adapters drop, in training.")
+
+    def chosen(self) -> LoRA | VeRA | None:
+        """The adapter of these settings; None for none.
+
+        Raises:
+            BadInput: a setting without the adapter that it belongs to, or two adapters.
+        """
+        check_kind("adapter", self.adapter, (LoRA, VeRA), "a LoRA(…) or a VeRA(…)")
+        kinds = [name for name in ("adapter", "lora", "vera") if getattr(self, name) is not None]
+        if len(kinds) > 1:
+            raise BadInput(f"{' and '.join(kinds)} are two kinds of adapters; give one of them")
+        shared = () if kinds == ["vera"] else ("lora_targets", "lora_dropout")
+        for name in () if kinds == ["lora"] else ("lora_alpha", "dora", "rslora", *shared):
+            if getattr(self, name) not in (None, False):
+                raise BadInput(f"{name} says more about adapters, which lora=RANK (--lora RANK) asks for")
+        targets, dropout = self.lora_targets or ATTENTION, self.lora_dropout or 0.0
+        if self.vera is not None:
+            return VeRA(self.vera, targets, dropout)
+        if self.lora is not None:
+            return LoRA(self.lora, self.lora_alpha, targets, dropout, rslora=self.rslora, dora=self.dora)
+        return self.adapter
+
+
+#: What `attach` takes.
+ALGORITHM = (LossRecipe, OptimizerRecipe, WeightsRecipe, AdapterRecipe)
+
+
+def further_settings() -> list[str]:
+    """Keywords of `attach` that are no fields of a recipe: of the algorithm alone, and of single optimizers."""
+    return ["output", "metrics", "schedule", *setting_names()]

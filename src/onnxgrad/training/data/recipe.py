@@ -1,0 +1,71 @@
+"""The recipe of how data are prepared for a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from onnxgrad.errors import BadInput
+from onnxgrad.keywords import check_kind
+from onnxgrad.settings import setting
+from onnxgrad.training.data.images import Images
+from onnxgrad.training.data.preprocessing import Preprocessing
+
+
+@dataclass(frozen=True)
+class PreparationRecipe:
+    """How columns, pictures and text become arrays that a model reads."""
+
+    panel: ClassVar[str] = "Data"
+
+    inputs: Mapping[str, str] | None = setting(
+        None,
+        "Which columns feed an input: X=f0..f63, X=age,height, X='pixel*', X=images. Default: those of the same names.",
+        python="As {'X': 'f0..f63'}.",
+        short=("--input",),
+        many=True,
+    )
+    images: Images | None = setting(
+        None,
+        "Images(…): mean, deviation and size of pictures.",
+        instead="pictures are read as --image-mean and --image-std say",
+    )
+    image_mean: float | tuple[float, ...] | None = setting(
+        None, "Subtracted from pictures (0 to 1): 0.5, or one per channel.", kind=str
+    )
+    image_std: float | tuple[float, ...] | None = setting(None, "Pictures are divided by it, likewise.", kind=str)
+    tokenizer: Any = setting(
+        None,
+        "tokenizer.json: a column of text becomes input_ids, attention_mask and token_type_ids, as the model has "
+        "them; `inputs` names the column, as in input_ids=review.",
+        python="Also a tokenizers.Tokenizer.",
+        kind=Path,
+    )
+    max_length: int | None = setting(
+        None, "The most tokens of a row. Default: the length that the model fixes, or else that of the tokenizer."
+    )
+
+    def __post_init__(self) -> None:
+        check_kind("images", self.images, Images, "an Images(…)")
+        numbers = [_channels(name, getattr(self, name)) for name in ("image_mean", "image_std")]
+        if self.images is not None and any(n is not None for n in numbers):
+            raise BadInput("images and image_mean or image_std exclude each other")
+
+    def pictures(self, trained: Preprocessing) -> Images | None:
+        """How pictures become arrays by these settings, or as the model was `trained`; None if neither says it."""
+        mean, std = (_channels(name, getattr(self, name)) for name in ("image_mean", "image_std"))
+        return trained.images_for(self.images or trained.images_with(mean, std))
+
+
+def _channels(name: str, given: Any) -> tuple[float, ...] | None:
+    """One number, or one per channel. Raises BadInput for other values."""
+    if given is None:
+        return None
+    found = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    is_number = all(isinstance(n, (int, float)) and math.isfinite(n) for n in found)
+    if len(found) not in (1, 3) or not is_number or (name == "image_std" and 0 in found):
+        raise BadInput(f"{name} is a number, or one per channel (0.5,0.5,0.5), not {given!r}")
+    return found

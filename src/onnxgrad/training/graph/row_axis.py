@@ -1,0 +1,67 @@
+"""The axis of a prediction along which the rows of the data lie, where that is not the first.
+
+Recurrent networks compute [time, rows, classes] and often return that, while data have one row after the other. Names
+and sizes of dimensions tell the axes apart: the rows lie along the first axis of the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import onnx_ir as ir
+
+from onnxgrad.errors import OnnxGradError
+from onnxgrad.ir.infer.inference import forget_values
+from onnxgrad.model_io.local_functions import infer_types
+
+#: The name of the first dimension of the inputs, where sizes do not tell the axes apart.
+_ROWS = "onnxgrad_rows"
+
+
+def row_axis(model: ir.Model, y: ir.Value) -> int:
+    """The axis of the rows of `y`, a value of the inferred `model`; 0 where no other axis provably is.
+
+    Axes with names are told apart by those. A size may be that of several axes, and a file may give an output names of
+    its own: then shapes are inferred once more, with a name for the first dimension of the inputs.
+    """
+    inputs = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
+    first = _first_dims(inputs)
+    dims = _dims(y)
+    found = [axis for axis, dim in enumerate(dims) if dim in first]
+    if len(dims) < 2 or found == [0] or (dims[0] == 1 and 0 in found) or (not found and len(dims) == 2):
+        return 0
+    return found[0] if found and not isinstance(dims[found[0]], int) else _renamed(model, y)
+
+
+def rows_first(rank: int, axis: int) -> list[int]:
+    """The permutation that moves `axis` to the front."""
+    return [axis, *(a for a in range(rank) if a != axis)]
+
+
+def _first_dims(inputs: Iterable[ir.Value]) -> set[int | str]:
+    return {dims[0] for v in inputs if (dims := _dims(v)) and dims[0] is not None}
+
+
+def _dims(value: ir.Value) -> Sequence[int | str | None]:
+    return [d if isinstance(d, int) else d.value for d in value.shape or ()]
+
+
+def _renamed(model: ir.Model, y: ir.Value) -> int:
+    """The axis of the rows by an inference in which they have a name; 0 where that tells nothing."""
+    copy = model.clone()
+    for value in copy.graph.inputs:
+        if value.name not in copy.graph.initializers and value.shape is not None and len(value.shape):
+            value.shape = ir.Shape([_ROWS, *list(value.shape)[1:]])
+    for value in copy.graph.outputs:
+        value.shape = None
+    forget_values(copy.graph)
+    for node in copy.graph:
+        for value in node.outputs:
+            value.shape = None
+    try:
+        infer_types(copy)
+    except OnnxGradError:
+        return 0
+    values = {v.name: v for node in copy.graph for v in node.outputs}
+    dims = _dims(values[y.name]) if y.name in values else ()
+    return next((axis for axis, dim in enumerate(dims) if dim == _ROWS), 0)

@@ -1,0 +1,90 @@
+"""Types of keywords, for editors; written from the recipes by ``python -m tools.settings``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from onnxgrad.distributed import Collective
+from onnxgrad.runtime import Options
+from onnxgrad.training.build.keywords import AlgorithmKeywords
+from onnxgrad.training.data import Augment, Images
+from onnxgrad.training.loop.callbacks import Callback
+from onnxgrad.training.loop.evaluation import Evaluation
+from onnxgrad.training.loop.loop_recipe import File
+from onnxgrad.training.optim.schedules import RateSchedule
+from onnxgrad.training.parallel.ranks import Ranks
+
+
+class StepKeywords(AlgorithmKeywords, total=False):
+    """Keywords of a step."""
+
+    accumulate: int
+    memory: int | str | None
+    precision: str | None
+    attention_rows: int | None
+    dims: Mapping[str, int] | None
+    entry: int | None
+    evaluation: Evaluation | None
+    options: Options | None
+    threads: int | None
+    target: str | None
+    provider: Sequence[str] | None
+    sync_every: int
+    outer_rate: float | None
+    outer_momentum: float | None
+    compress: str | None
+    shard_optimizer: bool
+    sync_batch_norm: bool
+    distributed: Ranks | Collective | str | None
+
+
+class TrainerKeywords(StepKeywords, total=False):
+    """Keywords of `Trainer`."""
+
+    output: str | None
+    history: Any
+    metrics: Sequence[str]
+    schedule: Any
+
+
+class FitKeywords(TypedDict, total=False):
+    """Keywords of `Trainer.fit`."""
+
+    inputs: Mapping[str, str] | None
+    images: Images | None
+    image_mean: float | tuple[float, ...] | None
+    image_std: float | tuple[float, ...] | None
+    tokenizer: Any
+    max_length: int | None
+    validation: Any
+    validation_split: float | None
+    augment: Augment | str | None
+    epochs: int
+    batch_size: int
+    seed: int
+    shuffle: bool
+    sample: str
+    schedule: RateSchedule | str | None
+    evaluate_every: int | None
+    checkpoint: File | None
+    checkpoint_seconds: float
+    resume: bool
+    accept_changes: bool
+    metrics: Sequence[str] | str | None
+    monitor: str
+    patience: int | None
+    keep_best: bool
+    keep: int | None
+    history: File | None
+    plot: File | None
+    report: File | None
+    log: File | None
+    tensorboard: File | None
+    mlflow: str | None
+    callbacks: Sequence[Callback]
+    progress: bool | None
+
+
+class TrainKeywords(StepKeywords, FitKeywords, total=False):
+    """Keywords of `train`."""

@@ -1,0 +1,68 @@
+"""The recipe of the loop over the data."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from onnxgrad.errors import BadInput
+from onnxgrad.keywords import check_kind, check_whole
+from onnxgrad.settings import setting
+from onnxgrad.training.optim.schedules import SCHEDULES, RateSchedule
+
+File = str | os.PathLike
+
+
+@dataclass(frozen=True)
+class LoopRecipe:
+    """The loop over the data, and its checkpoint."""
+
+    panel: ClassVar[str] = "Run"
+
+    epochs: int = setting(
+        1, "How often every row is seen, counted from the beginning of the run, also when it resumes.", command=10
+    )
+    batch_size: int = setting(32, "Rows per step. A model with a fixed batch size takes that one.", least=1)
+    seed: int = setting(0, "Decides the order of the rows, and which are held out.")
+    shuffle: bool = setting(
+        True, "Take the rows of every epoch in a new order, or in that of the data.", off="--no-shuffle"
+    )
+    sample: str = setting(
+        "each", "Rows of an epoch: each, every row once, or balanced, each class as often as the others.", panel="Data"
+    )
+    schedule: RateSchedule | str | None = setting(
+        None,
+        f"Of the learning rate: {', '.join(SCHEDULES)} or plateau. Options: 'cosine:warmup=100'; total is the whole "
+        "run if not given. Default: constant.",
+        python="Also a Schedule(…), or a function of the share of the run that is behind it.",
+        kind=str,
+        panel="Optimizer",
+    )
+    evaluate_every: int | None = setting(None, "Measure after so many steps, not after every epoch.", metavar="STEPS")
+    checkpoint: File | None = setting(
+        None,
+        "Folder for the checkpoint, which is replaced after every epoch and when the run is interrupted. The command's "
+        "default: OUTPUT with the suffix .checkpoint.",
+        kind=Path,
+    )
+    checkpoint_seconds: float = setting(
+        60.0, "Seconds between checkpoints within an epoch; 0: after every step.", least=0
+    )
+    resume: bool = setting(False, "Go on from the checkpoint, exactly.")
+    accept_changes: bool = setting(
+        False,
+        "Resume with other data or settings than those of the checkpoint; if the batches are others, the epoch at hand "
+        "begins anew.",
+    )
+
+    def __post_init__(self) -> None:
+        check_whole(evaluate_every=self.evaluate_every)
+        check_whole(epochs=self.epochs, batch_size=self.batch_size, seed=self.seed)
+        check_kind("checkpoint", self.checkpoint, (str, os.PathLike), "a path")
+        for name, least in (("epochs", 1), ("batch_size", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise BadInput(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if self.evaluate_every is not None and self.evaluate_every < 1:
+            raise BadInput(f"evaluate_every must be at least 1, not {self.evaluate_every}")

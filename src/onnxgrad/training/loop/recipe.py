@@ -1,0 +1,285 @@
+"""Recipes of a run: the step, its processes, the data, the loop, what is watched and what is written down."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import onnxruntime
+
+from onnxgrad.distributed import Collective
+from onnxgrad.errors import BadInput
+from onnxgrad.keywords import check_kind, check_whole
+from onnxgrad.runtime import Options
+from onnxgrad.settings import changed_settings, read_recipes, setting, settings_of
+from onnxgrad.training.build.recipe import (
+    ALGORITHM,
+    AdapterRecipe,
+    LossRecipe,
+    OptimizerRecipe,
+    WeightsRecipe,
+    further_settings,
+)
+from onnxgrad.training.data.augment import Augment
+from onnxgrad.training.data.recipe import PreparationRecipe
+from onnxgrad.training.loop.callbacks import Callback
+from onnxgrad.training.loop.evaluation import Evaluation
+from onnxgrad.training.loop.loop_recipe import File, LoopRecipe
+from onnxgrad.training.measure import METRICS
+from onnxgrad.training.parallel.exchanges import Exchanges
+from onnxgrad.training.parallel.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class StepRecipe:
+    """How one step is computed."""
+
+    panel: ClassVar[str] = "Run"
+
+    accumulate: int = setting(1, "Cut every batch into so many parts, one after the other, to need less memory.")
+    memory: int | str | None = setting(
+        None,
+        "The results of a step may take so much at a time (200MB); those that do not fit are computed anew.",
+        kind=str,
+    )
+    precision: str | None = setting(
+        None, "fp16 or bf16: products in 16 bits beside float32 weights, on a provider with them."
+    )
+    attention_rows: int | None = setting(
+        None, "How many queries attention takes at a time; 0: all. Default: by the length."
+    )
+    dims: Mapping[str, int] | None = setting(
+        None,
+        "Sizes of dimensions that the model leaves open, for `memory`: N=64.",
+        python="As {'N': 64}.",
+        short=("--dim",),
+        many=True,
+    )
+    entry: int | None = setting(None, "Which of the training entries of the model, from 0. Default: all, in turn.")
+    evaluation: Evaluation | None = setting(
+        None,
+        "Evaluation(…): how validation data are measured. Default: by the training information.",
+        instead="an evaluation of your own is for Python: Trainer(…, evaluation=…)",
+    )
+
+    def __post_init__(self) -> None:
+        check_whole(accumulate=self.accumulate)
+        check_kind("dims", self.dims, Mapping, "a dict, as in {'seq': 128}")
+
+
+@dataclass(frozen=True)
+class RuntimeRecipe:
+    """How ONNX Runtime runs a step."""
+
+    panel: ClassVar[str] = "Run"
+
+    options: Options | None = setting(
+        None,
+        "Options(…): settings of ONNX Runtime.",
+        instead="the runtime has --threads, --target and --provider",
+    )
+    threads: int | None = setting(None, "Threads inside an operator. Default: one per physical core.")
+    target: str | None = setting(
+        None,
+        "portable: standard operators alone; native: with kernels in C, refused where they cannot be built; auto: with "
+        "kernels where possible.",
+        command="auto",
+    )
+    provider: Sequence[str] | None = setting(
+        None, "Execution provider of ONNX Runtime: cpu, cuda, coreml, …; several: best first.", many=True
+    )
+
+    def __post_init__(self) -> None:
+        check_kind("options", self.options, Options, "an Options(…)")
+
+    def chosen(self) -> Options:
+        """The options of the runtime. Raises BadInput for a provider that this ONNX Runtime does not have."""
+        own: dict[str, Any] = {"threads": self.threads, "target": self.target}
+        own |= {"providers": None if self.provider is None else providers_of(self.provider)}
+        given = {name: value for name, value in own.items() if value is not None}
+        if self.options is not None and given:
+            raise BadInput(f"options has settings of the runtime: write Options(…, {next(iter(given))}=…)")
+        return self.options or Options(**given)
+
+
+def providers_of(names: Sequence[str]) -> tuple[str, ...]:
+    """Execution providers by their short or full names; those of the CPU take the operators that others lack.
+
+    Raises:
+        BadInput: this ONNX Runtime does not have one of them.
+    """
+    there = {p.removesuffix("ExecutionProvider").lower(): p for p in onnxruntime.get_available_providers()}
+    found = []
+    for name in [names] if isinstance(names, str) else names or ("cpu",):
+        short = name.removesuffix("ExecutionProvider").lower()
+        if short not in there:
+            raise BadInput(
+                f"--provider {name}: this onnxruntime has {', '.join(sorted(there))}\n"
+                "  hint: another package of it has others, such as onnxruntime-gpu"
+            )
+        found.append(there[short])
+    return tuple(dict.fromkeys([*found, "CPUExecutionProvider"]))
+
+
+@dataclass(frozen=True)
+class ProcessRecipe(Exchanges):
+    """Processes that train together."""
+
+    distributed: Ranks | Collective | str | None = setting(
+        None,
+        "Processes that train together: torch (torchrun), mpi (mpiexec), or none. Default: those that a launcher has "
+        "started. A batch is that of all of them.",
+        kind=str,
+    )
+
+
+@dataclass(frozen=True)
+class DataRecipe(PreparationRecipe):
+    """Held-out data, and how rows are drawn and prepared."""
+
+    validation: Any = setting(
+        None, "Held-out data: measured after every epoch, and before and after the run.", kind=Path
+    )
+    validation_split: float | None = setting(
+        None,
+        "Hold this share of the rows of the data out instead of training on them: 0.2; of each class its share.",
+    )
+    augment: Augment | str | None = setting(
+        None,
+        "Train on random variants of pictures: flip, vflip, crop=4, jitter=0.2, erase, with commas between them.",
+        kind=str,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_kind("validation_split", self.validation_split, (int, float), "a number between 0 and 1")
+        check_kind("augment", self.augment, (str, Augment), "a text, as 'flip,crop=4', or an Augment(…)")
+        if self.validation is not None and self.validation_split is not None:
+            raise BadInput("validation and validation_split exclude each other")
+
+    @property
+    def measures(self) -> bool:
+        """True if there are held-out data."""
+        return self.validation is not None or self.validation_split is not None
+
+
+@dataclass(frozen=True)
+class WatchRecipe:
+    """Measurements of held-out data, and decisions by them."""
+
+    panel: ClassVar[str] = "Run"
+
+    metrics: Sequence[str] | str | None = setting(
+        None,
+        f"Measurements of validation data, with commas between: {', '.join(METRICS)}. Default: those usual for the "
+        "loss.",
+        kind=str,
+    )
+    monitor: str = setting(
+        "validation_loss", "For `patience` and `keep_best`: loss, validation_loss, validation_auc, …"
+    )
+    patience: int | None = setting(None, "Stop when `monitor` has not become better for so many epochs.")
+    keep_best: bool = setting(False, "Save the weights of the epoch in which `monitor` was best.")
+    keep: int | None = setting(None, "As `keep_best`; the K best states stay beside the checkpoint.", metavar="K")
+
+    def __post_init__(self) -> None:
+        check_whole(patience=self.patience, keep=self.keep)
+        check_kind("monitor", self.monitor, str, "a name, as 'validation_loss'")
+
+
+@dataclass(frozen=True)
+class LogRecipe:
+    """Files and tools that record a run, and what hears of it."""
+
+    panel: ClassVar[str] = "Output"
+
+    history: File | None = setting(None, "JSON file for losses and metrics, written after every epoch.", kind=Path)
+    plot: File | None = setting(None, "PNG file for the curves.", kind=Path)
+    report: File | None = setting(None, "HTML file with settings, scores and curves.", kind=Path)
+    log: File | None = setting(None, "JSON lines: every step and every epoch, as they happen.", kind=Path)
+    tensorboard: File | None = setting(None, "Folder for TensorBoard event files.", kind=Path)
+    mlflow: str | None = setting(None, "Log to this MLflow experiment.")
+    callbacks: Sequence[Callback] = setting(
+        (),
+        "Callback objects: they hear what the run does, and may interfere.",
+        instead="callbacks are for Python: onnxgrad.train(…, callbacks=[…])",
+    )
+    progress: bool | None = setting(
+        None,
+        "Show how the run goes, on standard error. Default: in a terminal or a notebook.",
+        instead="--quiet hides the progress",
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("history", "plot", "log"):
+            check_kind(name, getattr(self, name), (str, os.PathLike), "a path")
+        if not isinstance(self.callbacks, Sequence) or not all(isinstance(c, Callback) for c in self.callbacks):
+            raise BadInput(f"callbacks are a list of Callback, not {self.callbacks!r}")
+
+
+#: What `Trainer` takes, and what its `fit` does.
+TRAINER = (*ALGORITHM, StepRecipe, RuntimeRecipe, ProcessRecipe)
+FIT = (DataRecipe, LoopRecipe, WatchRecipe, LogRecipe)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All settings of a run.
+
+    Attributes:
+        loss, optimizer, weights, adapter: of the algorithm, for a model that carries none.
+        settings: further settings of the optimizer, as ``{"betas": (0.9, 0.95)}``.
+        step, runtime, processes: how a step is computed.
+        data, loop, watch, log: how the step is run over data.
+    """
+
+    loss: LossRecipe = LossRecipe()
+    optimizer: OptimizerRecipe = OptimizerRecipe()
+    weights: WeightsRecipe = WeightsRecipe()
+    adapter: AdapterRecipe = AdapterRecipe()
+    step: StepRecipe = StepRecipe()
+    runtime: RuntimeRecipe = RuntimeRecipe()
+    processes: ProcessRecipe = ProcessRecipe()
+    data: DataRecipe = DataRecipe()
+    loop: LoopRecipe = LoopRecipe()
+    watch: WatchRecipe = WatchRecipe()
+    log: LogRecipe = LogRecipe()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, function: str, keywords: Mapping[str, Any], recipes: Sequence[type], also: Sequence[str] = ()) -> Self:
+        """The recipe of the `keywords` of a call of `function`.
+
+        Args:
+            function: its name in messages.
+            keywords: settings of `recipes`, and further settings of `attach`.
+            recipes: those that the function takes.
+            also: other arguments of the function.
+
+        Raises:
+            UnknownKeyword: there is no such setting.
+            BadInput: a value does not fit.
+        """
+        owned, further = settings_of(*recipes), further_settings()
+        rest = {name: value for name, value in keywords.items() if name in further and name not in owned}
+        own = {name: value for name, value in keywords.items() if name not in rest}
+        made = read_recipes(function, recipes, own, [*also, *further])
+        places = {type(f.default): f.name for f in fields(cls)}
+        return cls(**{places[type(recipe)]: recipe for recipe in made}, settings=rest)
+
+    def algorithm(self) -> dict[str, Any]:
+        """The settings that `attach` takes, without those that are what they are by default."""
+        found = {**changed_settings(self.loss, self.optimizer, self.weights), **self.settings}
+        found = {name: value for name, value in found.items() if value is not None}
+        adapter = self.adapter.chosen()
+        return found if adapter is None else {**found, "adapter": adapter}
+
+    def of_training_model(self) -> Self:
+        """The same for a model that carries its algorithm."""
+        none = Recipe()
+        return replace(
+            self, loss=none.loss, optimizer=none.optimizer, weights=none.weights, adapter=none.adapter, settings={}
+        )

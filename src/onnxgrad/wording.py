@@ -1,0 +1,48 @@
+"""Types and shapes of tensors as messages write them: ``float32[N, 3]``, ``text[442]``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+_WORDS = {"U": "text", "S": "bytes", "O": "Python objects", "V": "records", "M": "dates", "m": "durations"}
+
+
+def type_text(dtype: Any) -> str:
+    """The name of a NumPy type or an ``onnx_ir.DataType``; text, objects and dates in words.
+
+    >>> type_text(np.dtype("<U1")), type_text(ir.DataType.FLOAT), type_text(None)
+    ('text', 'float32', 'unknown type')
+    """
+    if dtype is None or dtype == ir.DataType.UNDEFINED:
+        return "unknown type"
+    if dtype == ir.DataType.STRING:
+        return "text"
+    dtype = np.dtype(dtype.numpy() if isinstance(dtype, ir.DataType) else dtype)
+    if dtype.kind in "iufc" and not dtype.isnative:
+        return f"{dtype.newbyteorder('=').name} of the other byte order"
+    return dtype.name if dtype.kind == "V" and dtype.names is None else _WORDS.get(dtype.kind, dtype.name)
+
+
+def shape_text(shape: Iterable[Any] | None) -> str:
+    """Dimensions in brackets: numbers, names, and ``?`` for one that has neither.
+
+    >>> shape_text(ir.Shape(["N", 3, None])), shape_text(None)
+    ('[N, 3, ?]', '[…]')
+    """
+    if shape is None:
+        return "[…]"
+    dims = (d.value if isinstance(d, ir.SymbolicDim) else d for d in shape)
+    return f"[{', '.join('?' if d is None else str(d) for d in dims)}]"
+
+
+def tensor_text(dtype: Any, shape: Iterable[Any] | None) -> str:
+    """A type with its shape.
+
+    >>> tensor_text(ir.DataType.INT64, (2, 3))
+    'int64[2, 3]'
+    """
+    return type_text(dtype) + shape_text(shape)
