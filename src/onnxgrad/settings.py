@@ -145,8 +145,10 @@ def _literal_globs(text: str) -> str:
 
     >>> _literal_globs("all; '!head*': not these")
     "all; ``'!head*'``: not these"
+    >>> _literal_globs("X=f0, X='pixel*', all")
+    "X=f0, ``X='pixel*'``, all"
     """
-    return re.sub(r"'[^'\s]*\*[^'\s]*'", r"``\g<0>``", text)
+    return re.sub(r"[^\s,;:(]*'[^'\s]*\*[^'\s]*'", r"``\g<0>``", text)
 
 
 def _described(text: str, settings: Mapping[str, RecipeField]) -> str:
