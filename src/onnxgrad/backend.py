@@ -63,7 +63,7 @@ class Backend(onnx.backend.base.Backend):
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether ONNX Runtime can load it, once the training domain is written out."""
+        """True if ONNX Runtime can load the model after the training domain is lowered."""
         try:
             cls.prepare(model, device, **kwargs)
         except (OnnxGradError, ValueError, unittest.SkipTest):
@@ -137,7 +137,7 @@ def lowered(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def trains(model: onnx.ModelProto) -> bool:
-    """Whether the model, outside its training information, uses the training domain."""
+    """True if the model uses the training domain outside its training information."""
     return _any_trains(model.graph.node) or any(_any_trains(f.node) for f in model.functions)
 
 

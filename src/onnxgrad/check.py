@@ -50,7 +50,7 @@ class Row:
 
 @dataclass
 class Report:
-    """What `check` found.
+    """The result of `check`.
 
     Attributes:
         wrt, of: the names that were looked at.
@@ -68,7 +68,7 @@ class Report:
 
     @property
     def differentiable(self) -> bool:
-        """Whether the gradient can be built."""
+        """True if the gradient can be built."""
         return not self.problem
 
 
@@ -233,13 +233,13 @@ def _described(domain: str, op_type: str, since: int, rule: Rule) -> Operator:
 
 
 def may_be_float(types: Iterable[str]) -> bool:
-    """Whether one of the types of a parameter carries a derivative; a float of eight bits or fewer does not."""
+    """True if a type in `types` carries a derivative; floats of eight bits or fewer do not."""
     return any(re.search(r"\((float|double|float16|bfloat16)\)", t) for t in types)
 
 
 @functools.cache
 def _closed(op_type: str) -> bool:
-    """Whether everything in the function body of an operator has a rule, or a body of which that is true.
+    """True if every operator in the function body has a rule or a body that is closed itself.
 
     A body that depends on the types of the operands is taken to be what those types make of it later.
     """

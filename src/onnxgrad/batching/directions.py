@@ -51,7 +51,7 @@ def vmapped(
     results: Sequence[Batched],
     guarded: bool = True,
 ) -> list[Var]:
-    """What `write` gives for every slice, along the first axis, of all `seeds` together, stacked.
+    """Apply `write` to every slice of the seeds along their first axis, and stack the results.
 
     No direction at all gives empty results; one that is known to be the only one takes no Scan. Where it is not
     `guarded`, nodes that need no Scan over the directions get no If for the case that there is no direction.
@@ -107,7 +107,7 @@ def identity(builder: Builder, count: int | Var, dtype: ir.DataType) -> Var:
 
 
 def _fits(nodes: Sequence[ir.Node], count: int | ir.SymbolicDim) -> bool:
-    """Whether no stack is known to be too large; unknown sizes count as one."""
+    """True unless a stacked value is known to be too large; unknown sizes count as one."""
     sizes = [math.prod(d for d in v.shape or () if isinstance(d, int)) for node in nodes for v in node.outputs]
     return max(sizes, default=0) * (count if isinstance(count, int) else 1) <= MOST_ELEMENTS
 
@@ -146,7 +146,7 @@ def _none(b: Builder, result: Batched) -> Var:
 
 
 def _unless_none(o: Builder, seeds: Var, emit: Callable[[Builder], list[Var]], results: Sequence[Batched]) -> list[Var]:
-    """What `emit` writes if there are any seeds: ONNX Runtime fails on a Scan of zero steps."""
+    """Guard `emit` by an If for zero seeds: ONNX Runtime fails on a Scan of zero steps."""
     likes = []
     for r in results:
         dims = list(r.like.shape or ())

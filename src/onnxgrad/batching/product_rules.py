@@ -13,7 +13,10 @@ from onnxgrad.ir import Builder, Var
 
 
 def matmul(s: BatchedNode) -> Var:
-    """As few and as large products as the ranks allow; vectors are rows on the left and columns on the right."""
+    """Write as few and as large products as the ranks allow.
+
+    A vector is a row as left operand and a column as right operand.
+    """
     (a, b), (n, m) = s.x, (s.rank(0), s.rank(1))
     if s.stacked == [True, False] and (n > 1 or m <= 2):
         return _product(a if n == 1 else s.lifted(0, max(n, m)), b)

@@ -300,7 +300,7 @@ class Stacking:
         self._keep(node.outputs, found[:-1])
 
     def _moved(self, it: Iteration) -> set[ir.Value]:
-        """What differs between directions inside the body, at some step."""
+        """The values of the body that differ between directions at some step."""
         start = {i for i, o in it.formals() if o in self.stacks}
         while True:
             moved = dependents((n for n in it.body if n.op_type not in SIZES), start | set(self.stacks))
@@ -348,7 +348,7 @@ class _Waiting:
         self.given |= dict.fromkeys(node.outputs)
 
     def is_read_by(self, nodes: Sequence[ir.Node]) -> bool:
-        """Whether any of `nodes` does not wait as well."""
+        """True if a node of `nodes` that is not waiting itself reads a waiting node."""
         return any(n not in self.nodes for n in nodes)
 
 

@@ -93,7 +93,7 @@ class _Grouped(TyperCommand):
             raise
 
     def _near(self, ctx: Any, option: str) -> str:
-        """What to write instead of `option`."""
+        """Suggest an option to write instead of `option`."""
         name = option.lstrip("-").replace("-", "_")
         options = {o.removeprefix("--").replace("-", "_"): o for p in self.get_params(ctx) for o in p.opts}
         training = sys.modules.get("onnxgrad.cli.train_options")  # imported by the commands that train

@@ -46,7 +46,10 @@ def print_web_report(out: Console, model: ir.Model, path: Path) -> bool:
 
 
 def _refused(path: Path) -> str:
-    """What stock ONNX Runtime says of the model, whose kernels for processors WASM has; empty if it loads."""
+    """The error of stock ONNX Runtime for the model; empty if it loads.
+
+    ONNX Runtime for WASM has the CPU kernels of the stock build.
+    """
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

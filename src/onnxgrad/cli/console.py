@@ -1,4 +1,4 @@
-"""What is said where: tables on stdout, errors and warnings on stderr, each on a line of its own."""
+"""Console output: tables on stdout, errors and warnings on stderr, each on a line of its own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from onnxgrad.errors import shown
 
 
 class _Console(Console):
-    """Whatever it prints, what a terminal would obey comes from rich alone, not from names in a file."""
+    """A console that neutralizes control characters in printed names; only rich emits them."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As the base does."""
+        """Render as rich does, with control characters of the text made visible."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else shown(text, keep="\n"), style, control)
 

@@ -33,7 +33,7 @@ from onnxgrad.transforms.first_order import grad
 
 
 class Method(enum.StrEnum):
-    """How it is explained."""
+    """The method of explanation."""
 
     saliency = "saliency"
     integrated_gradients = "integrated_gradients"
@@ -122,7 +122,7 @@ def _class_number(text: str, names: Sequence[str] | None, count: int) -> int:
 def _row(
     model: ir.Model, path: Path, row: int, images: Images | None, inputs: dict[str, str], trained: Preprocessing
 ) -> dict[str, np.ndarray]:
-    """What one run of the model reads: a picture, or a row of data."""
+    """The inputs of one run of the model: an image, or a row of data."""
     fields = fields_of(model)
     data = Data(path, fields, str(path), images=images, inputs=inputs, trained=trained)
     if row >= len(data):
@@ -148,7 +148,7 @@ def _float_input(model: ir.Model, name: str | None) -> str:
 
 
 def _last_maps(model: ir.Model) -> str:
-    """What the last convolution gives."""
+    """The output of the last convolution."""
     convolutions = [n for n in model.graph if n.op_type in ("Conv", "FusedConv") and n.outputs[0].name]
     if not convolutions:
         raise BadInput("the model has no convolution; name the layer for Grad-CAM with --layer")
@@ -177,7 +177,7 @@ def _completed(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, np.nd
 
 
 def _draw(file: Any, shown: np.ndarray, found: np.ndarray, title: str) -> None:
-    """What was explained beside its explanation; a row of numbers as bars."""
+    """Draw the input beside its explanation; a row of numbers is drawn as bars."""
     with drawing() as new_figure:
         if shown.ndim < 2:
             figure = new_figure(figsize=(8, 3))

@@ -27,7 +27,7 @@ from onnxgrad.wording import tensor_text
 
 
 class Transform(enum.StrEnum):
-    """What to derive."""
+    """The derivative to build."""
 
     grad = "grad"
     value_and_grad = "value_and_grad"

@@ -27,12 +27,12 @@ Force = Annotated[bool, typer.Option("--force", help="--output may be MODEL itse
 
 
 def model_files(path: Path) -> list[Path]:
-    """What a model that is saved at `path` may take: its file, and that of its weights."""
+    """The files that saving a model at `path` may write: the model and its weights."""
     return [path, path.with_name(f"{path.name}.data")]
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """What a run leaves in the folder of its checkpoint."""
+    """The files that a run writes to its checkpoint folder."""
     return [folder / FILE, previous(folder / FILE)]
 
 
@@ -124,11 +124,11 @@ class _Place:
             self.file = (found.st_dev, found.st_ino)
 
     def is_same(self, other: _Place) -> bool:
-        """Whether both lead to one file."""
+        """True if both paths refer to the same file."""
         return self.real == other.real or (self.file is not None and self.file == other.file)
 
     def holds(self, other: _Place) -> bool:
-        """Whether `other` is (or would be) one of the data in this folder."""
+        """True if `other` is, or would become, a data file in this folder."""
         if not self.path.is_dir():
             return False
         if other.real.startswith(self.real + os.sep) and _is_data(other.real[len(self.real) + 1 :].split(os.sep)):
@@ -137,7 +137,7 @@ class _Place:
 
 
 def _is_data(inside: list[str]) -> bool:
-    """Whether a file is read with the folder that it is in, by its path from there: arrays in it, pictures below."""
+    """True if the entries of a folder are data: arrays, or images in folders below."""
     suffix = os.path.splitext(inside[-1])[1].lower()
     return suffix == ".npy" if len(inside) == 1 else suffix in SUFFIXES
 

@@ -71,7 +71,7 @@ def opened(
 
 
 def other_spelling(name: str) -> str:
-    """How the command spells the Python argument `name`, if that is no flag; else an empty text."""
+    """The command's spelling of the Python argument `name`; empty if both are the same."""
     instead = settings_of(*TRAINER, *FIT).get(name)
     if instead is not None and instead.instead:
         return instead.instead

@@ -25,7 +25,7 @@ def join_ranks(distributed: str | None) -> Ranks:
 
 
 def said(error: OnnxGradError) -> OnnxGradError | None:
-    """What this process says of an error that ends it; None where another one says it."""
+    """The error that this process prints before it ends; None if another process prints it."""
     try:
         with _ranks.continued():
             raise error

@@ -228,7 +228,7 @@ class Job:
 
 
 def _epochs(run: dict[str, Any]) -> int:
-    """How many epochs a run was to take; 0 if it does not tell."""
+    """The number of epochs that the run was started with; 0 if its record has none."""
     try:
         return int(run["history"]["settings"]["epochs"])
     except (KeyError, TypeError, ValueError):

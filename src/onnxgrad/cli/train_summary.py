@@ -1,4 +1,4 @@
-"""What a training run says of itself: before the first step what it will do, after the last one why it ended."""
+"""The messages of a training run: its settings before the first step, its end after the last."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST = 12
 def summary(
     trainer: Trainer, rows: Data, held_out: Data | None, epochs: int, batch_size: int, schedule: Any
 ) -> list[str]:
-    """Which array feeds which input, the rates, how long it runs, and on what."""
+    """Describe which array feeds which input, the rates, the duration and the device."""
     step, options = trainer.step, trainer.options
     held = "" if held_out is None else f", {len(held_out):,} held out"
     fed = ", ".join(f"{shown(array)} → {shown(name)}" for name, array in rows.called.items())

@@ -1,4 +1,4 @@
-"""What an iteration saves for the backward pass: all residuals, the state of every step, or every k-th state."""
+"""Save policies of an iteration for its backward pass: residuals, every state, or every k-th state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEPT = "onnxgrad.kept"
 
 
 class SavePolicy(Enum):
-    """What a step of the backward pass reads of the forward step."""
+    """The values of a forward step that its backward step reads."""
 
     RESIDUALS = "all that it needs of what the step computed"
     STATES = "the states that the step started from; the rest is computed anew"
@@ -70,7 +70,7 @@ def segment_length(node: ir.Node) -> Every:
 
 
 def save_policy(node: ir.Node) -> SavePolicy:
-    """What `node` saves."""
+    """The save policy of `node`."""
     if node.metadata_props.get(_KEPT) == SavePolicy.STATES.name:
         return SavePolicy.STATES
     return node.meta.get(_KEPT) or (SavePolicy.RESIDUALS if _EVERY.value is None else SavePolicy.STATES)

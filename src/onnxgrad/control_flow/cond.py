@@ -67,7 +67,7 @@ def _as_here(g: Var, y: Var) -> Var:
 
 
 def _compatible(a: Dims | None, b: Dims | None) -> bool:
-    """Whether two shapes are known and can be the same."""
+    """True if both shapes are known and can be equal."""
     return (
         a is not None
         and b is not None

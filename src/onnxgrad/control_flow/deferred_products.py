@@ -33,7 +33,7 @@ class Product:
 
     @property
     def slot(self) -> ScanAxis:
-        """How `b` is stacked: as `a` is."""
+        """The layout of the stacked `b`: that of `a`."""
         return self.a.slot
 
     def after(self, o: Builder, stack: Var, like: Var) -> Var:
@@ -107,7 +107,7 @@ def _row_sum(term: ir.Value, like: ir.Value, free: Mapping[ir.Value, ScanAxis]) 
 
 
 def _is_ones(value: ir.Value) -> bool:
-    """Whether all elements provably are 1."""
+    """True if all elements provably are 1."""
     node = value.producer()
     if is_op(node, "Expand") and node.inputs[0] is not None:
         value = node.inputs[0]
@@ -131,7 +131,7 @@ def _terms(total: ir.Value) -> Iterator[ir.Value]:
 
 
 def _before_rows(v: ir.Value) -> ir.Value:
-    """What `v` has all rows of."""
+    """The operand of a Flatten that keeps the last axis; `v` itself for other producers."""
     node = v.producer()
     if node is not None and node.op_type == "Flatten" and node.inputs[0] is not None:
         before = node.inputs[0]
@@ -141,7 +141,7 @@ def _before_rows(v: ir.Value) -> ir.Value:
 
 
 def _is_small(v: ir.Value, like: ir.Value) -> bool:
-    """Whether `v` has provably no more elements than `like`; rows of either may be as many as nobody knows."""
+    """True if `v` provably has no more elements than `like`; a common first axis may have any size."""
     if v.shape is None or like.shape is None:
         return False
     own, other = list(v.shape), list(like.shape)

@@ -32,7 +32,7 @@ class StepSlice:
 
     @property
     def slot(self) -> ScanAxis:
-        """How the cotangents of all slices, last step first, are stacked."""
+        """The layout of the stacked cotangents of all slices: last step first."""
         return ScanAxis(self.axis, backwards=True)
 
     def whole(self, o: Builder, stack: Var) -> Var:
@@ -66,7 +66,7 @@ def step_slices(op: Op, body: ir.Graph) -> list[StepSlice]:
 
 
 def _offset(index: ir.Value | None, step: ir.Value, own: set[ir.Value]) -> tuple[ir.Value | None] | None:
-    """What is added to `step` to give `index` (None inside: nothing); None if it is not that."""
+    """Match index = step + offset. Returns (offset,), (None,) for no offset, or None."""
     if index is step:
         return (None,)
     maker = None if index is None else index.producer()

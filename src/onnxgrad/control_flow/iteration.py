@@ -1,4 +1,4 @@
-"""What Scan and Loop have in common: a body that maps states and slices to the next states and slices.
+"""The common form of Scan and Loop: a body maps states and slices to the next ones.
 
 Also the analyses that differentiation needs: which values depend on which through any number of steps, and which
 states a body needs for given results.
@@ -22,7 +22,7 @@ from onnxgrad.rules.op import Op
 
 @dataclass(frozen=True)
 class ScanAxis:
-    """How the slices of a scan input or output lie in it: along which axis, and last one first?"""
+    """The layout of slices in a scan input or output: the axis, and the direction."""
 
     axis: int = 0
     backwards: bool = False
@@ -205,7 +205,7 @@ def scan(
 
 
 def _may_be_empty(x: ir.Value) -> bool:
-    """Whether `x` is not known to have elements."""
+    """True unless `x` is known to have elements."""
     return x.shape is None or not all(isinstance(d, int) and d > 0 for d in x.shape)
 
 

@@ -142,7 +142,7 @@ def _products(
 
 
 def _is_stackable(op: Op, it: Iteration) -> bool:
-    """Whether tensors have the same shapes in all steps, so that the backward iteration can be a Scan."""
+    """True if tensors keep their shapes in all steps, so that the backward iteration can be a Scan."""
     return not it.lead or all(
         isinstance(s.type, ir.TensorType) and same_shape(Var(op.builder, s), Var(op.builder, x))
         for s, x in zip(it.states, it.initial)
@@ -150,7 +150,7 @@ def _is_stackable(op: Op, it: Iteration) -> bool:
 
 
 def _is_carried(op: Op, it: Iteration, i: int, asked: bool, reached: set[ir.Value]) -> bool:
-    """Whether the backward iteration carries the cotangent of state `i`.
+    """True if the backward iteration carries the cotangent of state `i`.
 
     It has where the step made the next state of something, or read this one: a state that a step resets
     still carries what the first step read. A Loop of no steps gives its first states back as they are.

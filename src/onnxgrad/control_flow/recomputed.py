@@ -70,7 +70,7 @@ def _ask_others(graph: ir.Graph, scan: ir.Node) -> None:
 
 
 def _that_have(values: Iterable[ir.Value], dims: Sequence[int | ir.SymbolicDim]) -> Iterator[tuple[ir.Value, int]]:
-    """Those of `values` that have `dims`, one after the other, each with the first axis of these."""
+    """Yield each of `values` that has the dimensions `dims`, with the first axis of these."""
     for value in values:
         shape = list(value.shape or ())
         for i in range(len(shape) - len(dims) + 1):
@@ -79,7 +79,7 @@ def _that_have(values: Iterable[ir.Value], dims: Sequence[int | ir.SymbolicDim])
 
 
 def _read_alike(node: ir.Node, back: ir.Node) -> dict[ir.Value, ir.Value]:
-    """What a step of `back` reads for each slice that a step of `node` reads; empty if one of them is missing."""
+    """Map each slice of a step of `node` to the slice of `back` of the same values; empty if one has none."""
     there, here = Iteration.of(back), Iteration.of(node)
     columns = {(x, slot): s for x, slot, s in zip(there.scanned, there.ins, there.slices)}
     found = {s: columns.get((x, slot.turned())) for s, x, slot in zip(here.slices, here.scanned, here.ins)}

@@ -22,7 +22,7 @@ from onnxgrad.rules.op import Op
 
 @dataclass
 class StepInput:
-    """What a step reads as `inner`: its slice of `outer`; the number of the step if that is None.
+    """An input `inner` of a step: the slice of `outer`, or the number of the step if that is None.
 
     `outer` may be a sequence of what the steps read; if that are sequences themselves or optionals, `lengths`
     says how many of the elements belong to each step.
@@ -187,14 +187,14 @@ def _elements(b: Builder, column: StepInput, start: Var, count: Var) -> Var:
 
 
 def _size(x: Var, axis: int) -> Var:
-    """How many elements `x` has along `axis`."""
+    """The number of elements of `x` along `axis`."""
     size = x.builder.Squeeze(x.builder.Shape(x, start=axis, end=axis + 1 or None), [0])
     size.value.shape = ir.Shape([])  # also where the rank of x is unknown
     return size
 
 
 def _at_least_once(node: ir.Node) -> bool:
-    """Whether a Loop provably makes a step: ONNX Runtime fails on a Scan of zero steps."""
+    """True if a Loop provably makes a step: ONNX Runtime fails on a Scan of zero steps."""
     trips = node.inputs[0]
     known = constant_tensor(trips)
     return known is not None and int(known.numpy().item()) > 0 and always_goes_on(node)
@@ -203,7 +203,7 @@ def _at_least_once(node: ir.Node) -> bool:
 def _unless_none(
     o: Builder, steps: Var, emit: Callable[[Builder], list[Var]], initial: Sequence[Var], zeros: Sequence[Var]
 ) -> list[Var]:
-    """What `emit` writes if there are any `steps`; else the `initial` states, and zeros like `zeros`."""
+    """Write `emit` for one step or more, and the `initial` states and zeros for no step."""
 
     def none(w: Builder) -> list[Var]:
         return [*(Var(w, v.value) for v in initial), *(w.zeros_like(Var(w, v.value)) for v in zeros)]

@@ -80,7 +80,9 @@ class RowBlocks:
 
 
 def by_row_blocks(b: Builder, columns: Sequence[tuple[Var, int]], most: int, write: Written) -> list[Var]:
-    """What `write` makes of rows, for at most `most` of them at a time.
+    """Apply `write` to blocks of at most `most` rows.
+
+    Rows that fill up the last block contribute neither to the results nor to cotangents.
 
     Of the rows that fill up the last block, nothing is left in the results, nor in a cotangent.
 

@@ -95,7 +95,7 @@ def _wanted(op: Op, body: ir.Graph, primal: Sequence[ir.Node], results: list[ir.
     sizes = _names([*op.node.inputs, *captured(op.node)])
 
     def known(v: ir.Value) -> bool:
-        """Whether a step of the backward pass has `v`: stacked, or the same in all steps."""
+        """True if a backward step has `v`: stacked, or the same in all steps."""
         if v not in makers or v not in varies:
             return True
         return v not in moved and not _is_shaped(makers[v]) and _keeps_its_shape(v, sizes)
@@ -125,7 +125,7 @@ def _names(values: Iterable[ir.Value | None]) -> set[str]:
 
 
 def _keeps_its_shape(v: ir.Value, sizes: set[str]) -> bool:
-    """Whether `v` is a tensor that provably has the same shape at every step."""
+    """True if `v` is a tensor that provably has the same shape at every step."""
     if not isinstance(v.type, ir.TensorType) or v.shape is None:
         return False
     return all(isinstance(d, int) or d.value in sizes for d in v.shape)

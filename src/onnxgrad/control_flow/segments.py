@@ -46,7 +46,7 @@ def in_segments(builder: Builder, node: ir.Node, of: Sequence[ir.Value]) -> list
 
 
 def _steps(node: ir.Node) -> int | None:
-    """How many steps `node` makes, if the model says so."""
+    """The number of steps of `node`, if the model fixes it."""
     if node.op_type == "Loop":
         trips = node.inputs[0]
         held = constant_tensor(trips)
@@ -171,7 +171,7 @@ class _Segments:
         return None, condition
 
     def _joined(self, sequences: Sequence[Var]) -> list[Var]:
-        """What all segments stacked, one after the other; of none, what the Loop itself stacks in no step."""
+        """Concatenate the stacks of all segments; for no segment, the Loop's own result of zero steps."""
         b = self.b
         if not sequences:
             return []

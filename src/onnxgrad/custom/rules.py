@@ -241,7 +241,7 @@ class _Custom(Rule):
                 )
 
     def carries(self, i: int) -> bool:
-        """Whether input `i` can have a derivative; what a sub-graph reads besides its inputs is looked at later."""
+        """True if input `i` can have a derivative; captured values are examined later."""
         return super().carries(i) or (self.count is not None and i >= self.count)
 
     def vjp(self, op: Op, cotangents: Cotangents) -> Any:

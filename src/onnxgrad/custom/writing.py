@@ -1,4 +1,4 @@
-"""What rules of a user's own are written with: the pullback of a function, and a fixed point."""
+"""Tools for user-defined rules: the pullback of a function, and a fixed point."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ SHOWN = 12
 
 
 def symbols(model: Path) -> list[str]:
-    """What the classes of the recogniser stand for; the first is the blank."""
+    """The symbols of the recogniser's classes; the first is the blank."""
     metadata = {p.key: p.value for p in onnx.load(model).metadata_props}
     return ["", *metadata["character"].splitlines(), " "]
 
@@ -88,7 +88,7 @@ def _strips(pixels: np.ndarray, classes: np.ndarray, count: int, seed: int) -> d
 
 
 def read(model: Path, x: np.ndarray, known: list[str]) -> list[str]:
-    """What the recogniser reads in the strips `x`, by plain ONNX Runtime."""
+    """The text that the recogniser reads in the strips `x`, computed by plain ONNX Runtime."""
     (scores,) = plain_session(model).run(None, {"x": x})
     return ["".join(known[i] for i in row) for row in Sequences().decoded(scores)]
 

@@ -1,4 +1,4 @@
-"""What ranks do together: the protocol of an engine, the engine of one rank, and what is raised when a rank is gone.
+"""Collective operations of ranks: the protocol of an engine, the engine of one rank, and its errors.
 
 All ranks call the same methods in the same order with arrays of the same dtype and number of elements. An array is the
 memory where the data lie: a C-contiguous, writable numpy array, which is changed in place and not copied. (Buffers of

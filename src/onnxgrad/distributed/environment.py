@@ -31,7 +31,7 @@ _HINT = "\n  hint: start ranks by torchrun or mpiexec; to train in one process, 
 
 @dataclass(frozen=True)
 class Launch:
-    """How this process was started.
+    """The launch of this process, as read from the environment.
 
     Attributes:
         engine: one of `ENGINES`.

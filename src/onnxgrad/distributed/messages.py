@@ -1,4 +1,4 @@
-"""What ranks say to each other in words: JSON that may hold arrays, as bytes over those that an engine exchanges."""
+"""Messages between ranks: JSON with arrays, sent as bytes over the arrays that an engine exchanges."""
 
 from __future__ import annotations
 

@@ -39,13 +39,13 @@ class MPIEngine:
         self.rank, self.size = self._comm.Get_rank(), self._comm.Get_size()
 
     def all_reduce(self, array: np.ndarray) -> None:
-        """As the protocol says."""
+        """Sum `array` over all ranks in place, by MPI_Allreduce."""
         check(array, summed=True)
         with self._heard() as comm:
             comm.Allreduce(self._mpi.IN_PLACE, array, self._mpi.SUM)
 
     def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> None:
-        """As the protocol says."""
+        """Sum over all ranks, each keeping its block, by MPI_Reduce_scatter."""
         check(array, bounds, self.size, summed=True)
         counts = np.diff(bounds).tolist()
         with self._heard() as comm:
@@ -55,7 +55,7 @@ class MPIEngine:
             array[low:high] = array[: high - low].copy() if high - low > low else array[: high - low]
 
     def all_gather(self, array: np.ndarray, bounds: Sequence[int]) -> None:
-        """As the protocol says."""
+        """Collect the blocks of all ranks in place, by MPI_Allgatherv."""
         check(array, bounds, self.size)
         size = array.dtype.itemsize
         counts = [n * size for n in np.diff(bounds).tolist()]
@@ -64,7 +64,7 @@ class MPIEngine:
             comm.Allgatherv(self._mpi.IN_PLACE, [array.view(np.uint8), counts, starts, self._mpi.BYTE])
 
     def all_to_all(self, array: np.ndarray, bounds: Sequence[int], received: np.ndarray) -> None:
-        """As the protocol says."""
+        """Send block i of `array` to rank i, by MPI_Alltoallv."""
         check_received(array, bounds, received, self.rank)
         item = array.dtype.itemsize
         sent = [n * item for n in np.diff(bounds).tolist()]
@@ -78,18 +78,18 @@ class MPIEngine:
             )
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> None:
-        """As the protocol says."""
+        """Copy `array` of rank `root` to all ranks, by MPI_Bcast."""
         check(array)
         with self._heard() as comm:
             comm.Bcast([array.reshape(-1).view(np.uint8), self._mpi.BYTE], root)
 
     def barrier(self) -> None:
-        """As the protocol says."""
+        """Wait for all ranks, by MPI_Barrier."""
         with self._heard() as comm:
             comm.Barrier()
 
     def close(self, why: str = "") -> None:
-        """As the protocol says. Who leaves with a reason ends the others too: MPI has no word for leaving alone."""
+        """Finalize MPI. A rank that leaves with a reason aborts the others: MPI has no partial exit."""
         comm, self._comm = self._comm, None
         if comm is None:
             return

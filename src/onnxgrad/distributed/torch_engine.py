@@ -78,13 +78,13 @@ class TorchEngine:
     # --- exchanging ----------------------------------------------------------------------------
 
     def all_reduce(self, array: np.ndarray) -> None:
-        """As the protocol says."""
+        """Sum `array` over all ranks in place, by torch.distributed.all_reduce."""
         check(array, summed=True)
         if array.size and self.size > 1:
             self._heard(lambda: [self._dist.all_reduce(self._tensor(array), group=self._group, async_op=True)])
 
     def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> None:
-        """As the protocol says; by pairs, since that of gloo is an all-reduce and sends twice as much."""
+        """Reduce by pairs of ranks: gloo's own reduce_scatter is an all-reduce, which sends twice as much."""
         check(array, bounds, self.size, summed=True)
         parts = [array[low:high] for low, high in pairwise(bounds)]
         own = parts[self.rank]
@@ -103,7 +103,7 @@ class TorchEngine:
         return works
 
     def all_gather(self, array: np.ndarray, bounds: Sequence[int]) -> None:
-        """As the protocol says; every rank tells its block to all, which works where blocks differ in size."""
+        """Broadcast every rank's block to all, which also works for blocks of different sizes."""
         check(array, bounds, self.size)
         blocks = [self._bytes(array[low:high]) for low, high in pairwise(bounds)]
         self._heard(
@@ -115,7 +115,7 @@ class TorchEngine:
         )
 
     def all_to_all(self, array: np.ndarray, bounds: Sequence[int], received: np.ndarray) -> None:
-        """As the protocol says; by pairs."""
+        """Exchange blocks by pairs of ranks."""
         check_received(array, bounds, received, self.rank)
         parts = [array[low:high].view(np.uint8) for low, high in pairwise(bounds)]
         received[self.rank] = array[bounds[self.rank] : bounds[self.rank + 1]]
