@@ -50,12 +50,12 @@ def is_unicode(text: str) -> bool:
 
 
 def close_to(name: str, known: Iterable[str]) -> list[str]:
-    """Those of the `known` names that are written much like `name`, the nearest first."""
+    """The names of `known` that are spelled most like `name`, the nearest first."""
     return difflib.get_close_matches(name, dict.fromkeys(known), n=3, cutoff=0.5)
 
 
 def suggested(name: str, known: Iterable[str], close: Sequence[str] = (), spell: Callable[[str], str] = repr) -> str:
-    """What to write instead of `name`, in words: the `close` names, as `spell` writes them, or all that there are.
+    """Suggest names in place of `name`: the `close` ones as `spell` writes them, else a list of all `known`.
 
     >>> suggested("epoch", ["epochs", "seed"])
     "did you mean 'epochs'?"

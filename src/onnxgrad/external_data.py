@@ -106,7 +106,7 @@ class _File:
 
 
 class Folder:
-    """Where the external data of the model at `path` may be."""
+    """The folder of the model at `path`, to which its external data are confined."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -196,7 +196,7 @@ class _Weight(ir.ExternalTensor):
 
 
 def _names_beside(real: str, found: os.stat_result) -> int:
-    """How many names the file at `real` has in its folder."""
+    """The number of hard links to the file at `real` in its own folder."""
     if found.st_nlink == 1:
         return 1
     with os.scandir(os.path.dirname(real)) as entries:

@@ -28,7 +28,7 @@ _SUFFIX = ".partial"
 
 
 def cache() -> Path:
-    """Where what can be made or fetched again is kept: ``ONNXGRAD_CACHE``, or a folder in the user's cache."""
+    """The folder of files that can be made or fetched again: ``ONNXGRAD_CACHE``, or the user's cache folder."""
     given = os.environ.get("ONNXGRAD_CACHE")
     if given:
         return Path(given).absolute()
@@ -173,7 +173,10 @@ def _created(prefix: str, folder: Path) -> Path:
 
 
 def is_left_of(path: Path, place: Path) -> bool:
-    """Whether `path` is (in) what a process that was killed may have left of `place`: who writes there removes it."""
+    """True if `path` is, or is inside, a temporary file that a killed process left beside `place`.
+
+    The next process that writes `place` removes such files.
+    """
     folder, pattern = place.parent.resolve(), _left_of(re.escape(place.name))
     return any(
         p.parent == folder and pattern.fullmatch(p.name) for p in (path, *path.resolve().parents, path.resolve())
@@ -232,7 +235,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _is(handle: int, path: Path) -> bool:
-    """Whether `handle` is open on what is at `path` now."""
+    """True if the open file `handle` is the file at `path` now."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except OSError:

@@ -123,7 +123,7 @@ class Function:
         return _rebuilt(self.model, self.options, self.results)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What pickle writes: the model as a file, without sessions and derived functions."""
+        """Pickle the model as a file, without sessions and derived functions."""
         return _unpickled, (model_bytes(self.model), self.options, self.results)
 
     def __repr__(self) -> str:
@@ -144,7 +144,7 @@ class Function:
         return _filled(self.results, found)
 
     def feeds(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """What the arguments are to the model: an array of the right dtype for each input, or a list of arrays."""
+        """Map input names to the arguments, as arrays of the right dtype or lists of arrays."""
         for name in kwargs:
             if name not in self._types:
                 raise UnknownName(name, self._types, "input")
@@ -211,7 +211,7 @@ class Function:
         return self._sparse(transforms.sparse_jacobian, wrt, of)
 
     def sparse_hessian(self, *, wrt: str, of: str | None = None) -> Callable[..., csr_array]:
-        """As `sparse_jacobian`: the Hessian of the sum of `of`."""
+        """The sparse Hessian of the sum of `of`, as a function (see `sparse_jacobian`)."""
         return self._sparse(transforms.sparse_hessian, wrt, of)
 
     def _sparse(self, transform: Callable[..., ir.Model], wrt: str, of: str | None) -> Callable[..., csr_array]:
@@ -329,7 +329,7 @@ class Function:
         return derived
 
     def _kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What `make` gives, made once."""
+        """The cached result of `make` under `key`."""
         with self._lock:
             if key not in self._derived:
                 self._derived[key] = make()
@@ -392,7 +392,7 @@ def _given_constant(output: ir.Value) -> np.ndarray:
 
 
 def _overwrites_inputs(node: ir.Node) -> bool:
-    """Whether ONNX Runtime writes into inputs of `node`: it does into the statistics of a batch norm in training."""
+    """True if ONNX Runtime writes into inputs of `node`: the statistics of a batch norm in training."""
     a = node.attributes.get("training_mode")
     if node.op_type == "BatchNormalization" and a is not None and a.as_int():
         return True

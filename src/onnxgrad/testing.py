@@ -76,7 +76,7 @@ def _shape(x: Any) -> tuple[int, ...]:
 
 @dataclass
 class NodeCounts:
-    """What a check measured: nodes that each mode adds to the one node of the case."""
+    """The numbers of nodes that each mode adds to the one node of a case."""
 
     vjp_nodes: int
     jvp_nodes: int
@@ -149,7 +149,7 @@ _OWN = "`evaluators` (docs/add-an-operator.md)"
 
 
 def _typed(model: onnx.ModelProto) -> bool:
-    """Whether the type of every output is known."""
+    """True if the type of every output is known."""
     return all(o.type.tensor_type.elem_type for o in model.graph.output)
 
 

@@ -1,7 +1,7 @@
 """The common form of Scan and Loop: a body maps states and slices to the next ones.
 
-Also the analyses that differentiation needs: which values depend on which through any number of steps, and which
-states a body needs for given results.
+Derivatives also need two analyses of a body: the values that depend on given values through any number of steps,
+and the states that given results need.
 """
 
 from __future__ import annotations

@@ -125,18 +125,18 @@ class TorchEngine:
             self._heard(lambda: self._swap(parts[to], to, place, of))  # noqa: B023  (called at once)
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> None:
-        """As the protocol says."""
+        """Copy `array` of rank `root` to all ranks, by torch.distributed.broadcast."""
         check(array)
         if array.size:
             block = self._bytes(array)
             self._heard(lambda: [self._dist.broadcast(block, root, group=self._group, async_op=True)])
 
     def barrier(self) -> None:
-        """As the protocol says."""
+        """Wait for all ranks, by torch.distributed.barrier."""
         self.all_reduce(np.zeros(1, np.int32))
 
     def close(self, why: str = "") -> None:
-        """As the protocol says."""
+        """Leave the group: publish the reason in the store, disconnect, and stop the heartbeat."""
         if self._over.is_set():
             return
         self._over.set()

@@ -97,7 +97,7 @@ def _attribute(domain: str, op_type: str, opset: int, name: str, value: Any) -> 
 
 
 def _is_static(op_type: str, i: int, x: Any) -> bool:
-    """Whether operand `i` is static: constant axes, a shape, bounds."""
+    """True if operand `i` is static: constant axes, a shape, bounds."""
     if isinstance(x, Array) and (x._node is not None or not _asks_for_shape(op_type, i)):
         return False
     return isinstance(x, (Array, np.ndarray)) and x.dtype == np.int64 and x.ndim < 2 and x.size < 32

@@ -1,4 +1,4 @@
-"""Which values and nodes lie between `wrt` and `of`, and what stands in the way there."""
+"""Active values and nodes: those between `wrt` and `of`, and the operators that have no derivative there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DISCRETE = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL, i
 
 
 def is_differentiable(value: ir.Value) -> bool:
-    """Whether a value can carry a tangent: floats, containers of floats, and values of unknown type."""
+    """True if a value can carry a tangent: floats, containers of floats, values of unknown type."""
     held = value.type
     if type(held) is ir.TensorType and held.dtype in FLOATS:
         return True
@@ -33,8 +33,10 @@ def is_differentiable(value: ir.Value) -> bool:
 
 
 def _is_estimated(value: ir.Value) -> bool:
-    """Whether a quantized number has a straight-through tangent, which is a float: from its producer, or
-    through operators that only move numbers of its type, or that are written out."""
+    """True if a quantized value has a straight-through tangent, which is a float.
+
+    The tangent comes from the producer, or through operators that only move elements of the same type or are lowered.
+    """
     if not registry.estimating:
         return False
     stack, seen = [value], {value}
@@ -54,7 +56,7 @@ def _is_estimated(value: ir.Value) -> bool:
 
 
 def moved_by(node: ir.Node, rule: Rule | None, active: Collection[ir.Value]) -> bool:
-    """Whether `node` has a derivative with respect to some value of `active`."""
+    """True if `node` has a derivative with respect to some value of `active`."""
     if isinstance(rule, Zero):
         return False
     for i, v in enumerate(node.inputs):

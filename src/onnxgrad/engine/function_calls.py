@@ -34,7 +34,7 @@ Source = tuple[Literal["operand", "result", "residual", "seed", "linear"], int]
 
 @dataclass
 class Derived:
-    """What was derived from a body.
+    """The functions derived from the body of a local function.
 
     Attributes:
         body: of what.

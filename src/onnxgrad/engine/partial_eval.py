@@ -34,7 +34,9 @@ def residuals(results: Iterable[ir.Value], known: Known) -> list[ir.Value]:
 
 
 def primal_values(graph: ir.Graph, emitted: Collection[ir.Node], seeds: Collection[ir.Value]) -> Known:
-    """What `graph` computes without those of the `emitted` nodes that only the derivative reads.
+    """Build a predicate of known values: those of `graph` that do not depend on derivative nodes.
+
+    Seeds are unknown. So are constants: both parts get a copy of these.
 
     `seeds` are not known; nor are constants, of which both parts get one.
     """
@@ -55,6 +57,9 @@ def primal_values(graph: ir.Graph, emitted: Collection[ir.Node], seeds: Collecti
 
 
 def seedless_values(graph: ir.Graph, seeds: Collection[ir.Value], given: Iterable[ir.Value]) -> Known:
-    """What depends on no seed, but on a value that is `given`: what depends on weights alone is a constant anywhere."""
+    """Build a predicate of known values: those that depend on a value of `given` and on no seed.
+
+    Values that depend on weights alone are constants in either part.
+    """
     moving, found = dependents(graph, seeds), dependents(graph, given)
     return lambda value: value in found and value not in moving

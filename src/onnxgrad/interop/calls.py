@@ -80,7 +80,7 @@ class Call:
         return Call(self.model, self.inputs, self.outputs, self.options, self.fixed)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What pickle writes: the model as a file, without sessions."""
+        """Pickle the model as a file, without sessions."""
         return _unpickled, (model_bytes(self.model), self.inputs, self.outputs, self.options, self.fixed)
 
     def dtype(self, name: str) -> np.dtype:
@@ -91,12 +91,12 @@ class Call:
         return found.numpy()
 
     def is_float(self, name: str) -> bool:
-        """Whether it has a derivative."""
+        """True if the value `name` has a derivative."""
         return name not in self.fixed and bool(np.issubdtype(self.dtype(name), np.floating))
 
     @cached_property
     def session(self) -> Session:
-        """What runs the model."""
+        """The session that runs the model."""
         return Session(self.model, self.options)
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -104,7 +104,7 @@ def forward(model: ir.Model, of: list[str] | None = None) -> ir.Model:
 
 
 def _floats(values: Iterable[ir.Value]) -> dict[str, ir.Value]:
-    """Those of floats by name. Raises BadInput for one without a rank."""
+    """The float values by name. Raises BadInput for a value without a known rank."""
     found = {v.name or "": v for v in values if v.dtype is not None and v.dtype.is_floating_point()}
     for name, value in found.items():
         if value.shape is None:

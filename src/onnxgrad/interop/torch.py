@@ -114,7 +114,7 @@ def _filled(given: Sequence[torch.Tensor | None], like: Sequence[Any], floats: S
 
 
 def _number(call: Call) -> int:
-    """What the operator knows `call` by."""
+    """The number by which the torch operator refers to `call`."""
     if "number" not in call.__dict__:
         call.__dict__["number"] = next(_numbers)
         _calls[call.__dict__["number"]] = call

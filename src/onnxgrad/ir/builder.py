@@ -186,7 +186,7 @@ class Builder:
         self._own: set[ir.Node] = set()
 
     def operator(self, op_type: str) -> Callable[..., Any]:
-        """What writes a node `op_type`: ``builder.Add(x, y)`` is ``builder.operator("Add")(x, y)``."""
+        """The function that writes a node `op_type`: ``builder.operator("Add")`` is ``builder.Add``."""
         if not op_type[:1].isupper():
             raise AttributeError(op_type)
         return self.transpose if op_type == "Transpose" else functools.partial(self.emit, op_type)
@@ -259,7 +259,7 @@ class Builder:
         return results
 
     def _attributed(self, attributes: dict[str, Any]) -> tuple[list[ir.Attr], Sequence[Any] | None]:
-        """What holds `attributes`, and what `held_by` tells of it; nodes share that of numbers and text."""
+        """Convert `attributes` to ``ir.Attr``, with their hashable form (see `held_by`); plain ones are cached."""
         plain = _PLAIN.issuperset(map(type, attributes.values()))
         key = repr(attributes) if plain else ""  # 1, 1.0 and True are equal
         found = self._attributes.get(key)
@@ -275,7 +275,7 @@ class Builder:
         return found
 
     def _values(self, operands: Sequence[Any]) -> list[ir.Value | None]:
-        """What `emit` is given, as values: of the constants among them too; without those left out at the end."""
+        """Convert the operands of `emit` to values; constants become initializers, trailing Nones are dropped."""
         beside, seen = None, False
         values: list[ir.Value | None] = []
         for x in operands:
@@ -310,7 +310,7 @@ class Builder:
         return self.emit("Transpose", x, perm=perm)
 
     def _has(self, x: Var) -> bool:
-        """Whether the node that gives `x` is still in the graph: it may have been pruned."""
+        """True if the producer of `x` is still in the graph: it may have been pruned."""
         node = x.value.producer()
         return node is not None and node.graph is self.graph
 

@@ -81,7 +81,7 @@ def _write_same_pads(node: ir.Node) -> None:
 
 
 def has_transpose(graph: ir.Graph) -> bool:
-    """Whether a node anywhere in `graph` exchanges axes."""
+    """True if a node anywhere in `graph` exchanges axes."""
     return any(node.op_type == "Transpose" for g in scopes(graph) for node in g)
 
 
@@ -91,7 +91,7 @@ def vector_products(graph: ir.Graph) -> list[ir.Node]:
 
 
 def _has_vector(product: ir.Node) -> bool:
-    """Whether the right operand of a `product` is a vector, or is not known not to be one, and the left a matrix."""
+    """True if the right operand of `product` may be a vector and the left operand is a matrix."""
     if product.domain or len(product.inputs) != 2:
         return False
     a, b = product.inputs
@@ -147,7 +147,7 @@ class _Rewriting:
         self.node.resize_inputs(3)
 
     def places(self, axes: ir.Value, rank: int) -> ir.Value:
-        """Where the pads of `axes` belong; an axis below 0 counts from the end."""
+        """The indices of the pads for `axes`; an axis below 0 counts from the end."""
         count = self.constant(np.array(rank, np.int64))
         first = self.emit("Mod", self.emit("Cast", axes, to=int(ir.DataType.INT64)), count)
         return self.emit("Concat", first, self.emit("Add", first, count), axis=0)

@@ -59,7 +59,7 @@ class Part:
         return cls(name, inputs, outputs, attributes, [None if v is None else _digest(v, inputs) for v in outputs])
 
     def holds(self, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value | None]) -> bool:
-        """Whether `outputs`, as far as they are there, still are the same expressions of `inputs`."""
+        """True if each of `outputs` that is present is still the same expression of `inputs`."""
         return len(outputs) == len(self.digests) and all(
             value is None or (digest is not None and digest == _digest(value, inputs))
             for value, digest in zip(outputs, self.digests)

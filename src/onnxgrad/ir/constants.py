@@ -62,7 +62,9 @@ def evaluate(node: ir.Node, feeds: Mapping[ir.Value, np.ndarray], opset: int) ->
 
 
 def _size(node: ir.Node, feeds: Mapping[ir.Value, np.ndarray]) -> float:
-    """How many elements `node` makes of small operands, where its operator can make many of few; else 0.
+    """The number of elements that `node` produces; 0 for operators whose results cannot outgrow their operands.
+
+    The size is checked before the node runs: one number of a file could request a tensor of any size.
 
     What a model can ask for by one number must not be made to see that it is large.
     """
@@ -81,7 +83,7 @@ def _size(node: ir.Node, feeds: Mapping[ir.Value, np.ndarray]) -> float:
 
 @functools.cache
 def is_repeatable(op_type: str, domain: str, opset: int) -> bool:
-    """Whether equal operands give equal results (false for random operators and unknown ones)."""
+    """True if equal operands give equal results; False for random and unknown operators."""
     schema = schema_of(domain, op_type, opset)
     if schema is None:
         return False

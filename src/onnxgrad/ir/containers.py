@@ -11,17 +11,17 @@ from onnxgrad.ir.match import is_op
 
 
 def is_sequence(x: Var) -> bool:
-    """Whether `x` is known to be a sequence of tensors."""
+    """True if `x` is known to be a sequence of tensors."""
     return isinstance(x.value.type, ir.SequenceType)
 
 
 def is_optional(x: Var) -> bool:
-    """Whether `x` is known to be an optional value."""
+    """True if `x` is known to be an optional value."""
     return isinstance(x.value.type, ir.OptionalType)
 
 
 def is_tensor(x: Var) -> bool:
-    """Whether `x` is a tensor, as far as anything is known of it."""
+    """True unless `x` is known to be no tensor."""
     return not is_sequence(x) and not is_optional(x)
 
 
@@ -88,7 +88,7 @@ ZEROS_LIKE[ir.OptionalType] = nothing
 
 
 def contents(b: Builder, x: Var, like: Var) -> Var:
-    """What the optional `x` holds, which is of the shape of `like`; zeros where it holds nothing."""
+    """The content of the optional `x`; zeros of the shape of `like` if it is empty."""
     maker = x.value.producer()
     if is_op(maker, "Optional"):
         held = maker.inputs[0] if maker.inputs else None

@@ -19,7 +19,7 @@ Noted = TypeVar("Noted", ir.Node, ir.Value)
 
 
 class Copies:
-    """What became of values whose graphs, or the nodes that make them, were copied.
+    """A map from values to their copies, for copying nodes and graphs.
 
     Attributes:
         values: what copies read in the place of others: given at first, and what was copied so far.

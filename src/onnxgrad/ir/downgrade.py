@@ -51,7 +51,7 @@ def _nodes(held: ir.Graph | ir.Function) -> Iterable[ir.Node]:
 
 
 def _is_same(node: ir.Node, opset: int, newest: int) -> bool:
-    """Whether `node`, written for `opset`, means the same in `newest`."""
+    """True if `node`, written for `opset`, means the same in `newest`."""
     new, old = schema_of("", node.op_type, opset), schema_of("", node.op_type, newest)
     if new is None or old is None:
         return False
@@ -80,7 +80,7 @@ def _forget_new(node: ir.Node, opset: int, newest: int) -> None:
 
 
 def _is_known(a: ir.Attr, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> bool:
-    """Whether attribute `a` is one of `old` too, or holds what `new` takes it to be where it is left out."""
+    """True if `old` has attribute `a` too, or `a` has the default value of `new`."""
     if a.name in old.attributes:
         return True
     spec = new.attributes[a.name].default_value if a.name in new.attributes else None
@@ -88,7 +88,7 @@ def _is_known(a: ir.Attr, old: onnx.defs.OpSchema, new: onnx.defs.OpSchema) -> b
 
 
 def _is_allowed(value: ir.Value, parameter: onnx.defs.OpSchema.FormalParameter) -> bool:
-    """Whether a value of that type was allowed; one whose type is open is not."""
+    """True if the older schema allows the type of `value`; False for an unknown type."""
     if value.type is None:
         return not value.name
     return _spelled(value.type) in parameter.types
@@ -104,7 +104,7 @@ def _spelled(held: ir.TypeProtocol) -> str:
 
 
 def _is_float_remainder(node: ir.Node) -> bool:
-    """Whether `node` is a Mod of floats as Python's ``%``, which only opset 28 has."""
+    """True if `node` is a Mod of floats like Python's ``%``, which only opset 28 has."""
     x = node.inputs[0]
     fmod = node.attributes.get("fmod")
     return (x is None or x.dtype is None or x.dtype in _FLOATS) and (fmod is None or fmod.value == 0)

@@ -1,4 +1,4 @@
-"""What the equation of an Einsum says: one letter per axis of each operand and of the output."""
+"""Parse the equation of an Einsum: one letter per axis of each operand and of the output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nodes over constants compute, where every runtime computes the same bits."""
+"""Exact evaluation of nodes over constants: only operators whose bits are the same in every runtime."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def run_as(graph: ir.Graph, like: ir.Graph) -> None:
 
 
 def _edges(nodes: Sequence[ir.Node]) -> tuple[dict[ir.Node, list[ir.Node]], dict[ir.Node, list[ir.Node]]]:
-    """What each node reads from, and what reads from it."""
+    """The predecessors and the successors of each node."""
     before: dict[ir.Node, list[ir.Node]] = {}
     after: dict[ir.Node, list[ir.Node]] = {node: [] for node in nodes}
     for node in nodes:

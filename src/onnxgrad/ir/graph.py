@@ -76,7 +76,7 @@ def dependents(nodes: Iterable[ir.Node], start: Iterable[ir.Value]) -> set[ir.Va
 
 
 def ancestors(nodes: Reversible[ir.Node], ends: Iterable[ir.Value], start: Collection[ir.Value] = ()) -> list[ir.Node]:
-    """Those of `nodes`, in topological order, that compute `ends`: from the values `start`, where these are met."""
+    """The nodes, in topological order, that compute `ends`, starting from the values `start`."""
     wanted = {v for v in ends if v not in start}
     found = []
     for node in reversed(nodes):

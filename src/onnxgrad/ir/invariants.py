@@ -15,7 +15,7 @@ _Output = tuple[str | None, ir.DataType | None, int | None]
 
 @dataclass(frozen=True)
 class Interface:
-    """What stays as it is while a graph is optimized.
+    """The properties of a graph that optimization must preserve.
 
     Attributes:
         inputs, outputs: names and types, in order.

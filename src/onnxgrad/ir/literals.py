@@ -45,7 +45,7 @@ class Literals:
         return found
 
     def literal(self, x: Any, beside: ir.DataType | None) -> ir.Value:
-        """What `x` stands for among operands: a number takes the dtype that is `beside` it, a list is of int64."""
+        """Convert a Python operand: a number gets the dtype `beside`, a list becomes int64."""
         if isinstance(x, (bool, np.generic)):
             return self.array(x, None if isinstance(x, bool) else beside)
         if isinstance(x, (int, float)):
@@ -62,5 +62,5 @@ class Literals:
         self._numbers.clear()
 
     def _is_there(self, value: ir.Value) -> bool:
-        """Whether `value` is still in the graph: it may have been pruned."""
+        """True if `value` is still in the graph: it may have been pruned."""
         return self.graph.initializers.data.get(value.name or "") is value

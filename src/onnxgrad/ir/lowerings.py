@@ -33,7 +33,7 @@ class Lowering:
 
     @property
     def taken(self) -> bool:
-        """Whether a rule may choose it now."""
+        """True if rules may choose this variant now."""
         return self.name not in WITHOUT.value
 
 

@@ -63,7 +63,7 @@ class Names:
                 return name
 
     def is_made(self, name: str) -> bool:
-        """Whether `fresh` made `name`, so that no one else knows it."""
+        """True if `fresh` made `name`, so that no file or caller refers to it."""
         return name in self._made
 
     def exactly(self, wanted: str) -> str:
@@ -97,6 +97,6 @@ def own_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 
 def described(node: ir.Node | onnx.NodeProto) -> str:
-    """How messages name `node`: its operator and its name, or that of its first output if it has none."""
+    """The name of `node` in messages: its operator, and its own name or that of its first output."""
     outputs = node.output if isinstance(node, onnx.NodeProto) else [v.name for v in node.outputs]
     return f"{node.op_type} node {node.name or next((name for name in outputs if name), '')!r}"

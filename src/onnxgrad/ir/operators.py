@@ -17,7 +17,7 @@ from onnxgrad.ir.match import normal_domain
 
 
 class Kind(Enum):
-    """How elements of the result depend on the axes of the operands."""
+    """The way in which elements of the result depend on the axes of the operands."""
 
     #: each element on one element of each operand; the operands broadcast
     ELEMENTWISE = "elementwise"

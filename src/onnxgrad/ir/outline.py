@@ -12,7 +12,7 @@ from onnxgrad.ir.names import Names
 
 
 def part_of(graph: ir.Graph, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], names: Names) -> ir.Graph:
-    """What of a copy of `graph` gives `outputs` from `inputs`, as the body of a function."""
+    """Copy the part of `graph` that computes `outputs` from `inputs`, as the body of a function."""
     copy = graph.clone()
     values = named_values(copy)
     restrict(copy, [values[v.name or ""] for v in inputs], [values[v.name or ""] for v in outputs], names)

@@ -1,4 +1,4 @@
-"""What the onnx package specifies of an operator."""
+"""Operator schemas of the onnx package, cached."""
 
 from __future__ import annotations
 

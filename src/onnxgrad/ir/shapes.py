@@ -1,4 +1,4 @@
-"""What is provable about shapes, and the two directions of broadcasting — the only such code.
+"""Provable facts about shapes, and the two directions of broadcasting.
 
 `sum_to` is the transpose of `expand_to`. Both decide while the graph is written where shapes are
 provably equal or known, and otherwise emit the few nodes that decide at run time.
@@ -20,19 +20,19 @@ _LEADING = lowering("leading_products", "what was broadcast along leading axes",
 
 
 def same_dim(a: Dim, b: Dim) -> bool:
-    """Whether two dimensions are provably equal."""
+    """True if two dimensions are provably equal."""
     if isinstance(a, int) or isinstance(b, int):
         return isinstance(a, int) and isinstance(b, int) and a == b
     return a.value is not None and a.value == b.value
 
 
 def same_dims(a: Sequence[Dim] | None, b: Sequence[Dim] | None) -> bool:
-    """Whether two shapes are provably equal."""
+    """True if two shapes are provably equal."""
     return a is not None and b is not None and len(a) == len(b) and all(map(same_dim, a, b))
 
 
 def same_shape(x: Var, y: Var) -> bool:
-    """Whether two variables have provably equal shapes."""
+    """True if two variables have provably equal shapes."""
     return x.value is y.value or same_dims(x.shape, y.shape)
 
 

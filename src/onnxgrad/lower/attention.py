@@ -92,7 +92,7 @@ def product(b: Builder, q: Var, k: Var) -> Var:
 
 
 def _window(b: Builder, node: ir.Node) -> tuple[int, int]:
-    """How far a query sees to the left and to the right, -1 for all the way."""
+    """The numbers of keys that a query sees to the left and to the right; -1 for all."""
     left, right = (attribute(b, node, f"{side}_window_size") for side in ("left", "right"))
     return -1 if left is None else left, -1 if right is None else right
 
@@ -100,7 +100,7 @@ def _window(b: Builder, node: ir.Node) -> tuple[int, int]:
 def _bias(
     b: Builder, node: ir.Node, qk: tuple[Var, Var], mask: Var | None, past: Var | None, lengths: Var | None
 ) -> Var | None:
-    """What is added to the scores: the mask where it is one of numbers, and -∞ where a key is not to be seen."""
+    """The bias of the scores: a float mask, and -∞ for keys that a query must not see."""
     q, k = qk
     assert k.shape is not None
     keys = b.Range(b.const(0), b.Squeeze(b.shape_of(k, 2, 3), [0]), b.const(1))

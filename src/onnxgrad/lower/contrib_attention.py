@@ -28,7 +28,7 @@ INT64 = int(ir.DataType.INT64)
 
 @dataclass
 class Scores:
-    """What is done to Q·Kᵀ before and in the softmax."""
+    """The operations on Q·Kᵀ before and in the softmax."""
 
     bias: Sequence[Var | None] = ()
     scale: float = 0.0
@@ -68,7 +68,7 @@ def _least(dtype: ir.DataType | None) -> float:
 
 
 def _masked(b: Builder, node: ir.Node, q: Var, k: Var, mask: Var | None, past: Var | None) -> Var | None:
-    """What a mask, in one of its forms, and the order of the tokens add to the scores [B, H, S, T].
+    """The bias of the scores [B, H, S, T] from a mask in one of its forms and from causal order.
 
     `past` are keys in front of those that belong to the tokens.
     """
@@ -335,7 +335,7 @@ def _cached(b: Builder, past: Var | None, new: Var, before: Var, total: Var) -> 
 
 
 def _seen(b: Builder, node: ir.Node, k: Var, places: Var, ends: Var) -> Var:
-    """Whether a token sees a key: [B, 1, S, T]."""
+    """The mask of keys that each token sees: booleans [B, 1, S, T]."""
     keys, at = b.Unsqueeze(_range(b, k, 2), [0, 1, 2]), b.Unsqueeze(places, [1, 3])
     seen = b.Less(keys, b.Unsqueeze(ends, [1, 3]))
     if attribute(node, "causal", 1):

@@ -1,4 +1,4 @@
-"""What ONNX Runtime fuses around products: activations with biases, normalization with a residual, embeddings.
+"""Lowerings of ONNX Runtime's fused blocks: biased activations, normalization with a residual, embeddings.
 
 Sources: docs/ContribOperators.md of ONNX Runtime; what it leaves open (the widths in which it computes, the order in
 which it adds) is as its kernels for the CPU have it.
@@ -78,7 +78,7 @@ def simplified_layer_norm(b: Builder, node: ir.Node, X: Var, scale: Var) -> Sequ
 
 
 def _skipped(x: Var, skip: Var, bias: Var | None) -> Var:
-    """What is normalized, in the shape of x."""
+    """The operand of the normalization, in the shape of x."""
     whole = x + skip if bias is None else x + skip + bias
     if x.value.shape is not None:  # the others have no more dimensions, and broadcast to it
         whole.value.shape = ir.Shape(x.value.shape)

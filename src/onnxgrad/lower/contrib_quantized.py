@@ -31,7 +31,7 @@ def _scalar(b: Builder, x: Var | None) -> Var | None:
 
 
 def _one(x: Var) -> bool:
-    """Whether a scale is one for the whole tensor."""
+    """True if a scale is one for the whole tensor."""
     return x.rank == 0 or (x.shape is not None and x.shape[0] == 1)
 
 

@@ -23,7 +23,7 @@ from onnxgrad.lower.sampling import (
 
 
 def _positions(b: Builder, like: Var, count: Size, stride: int, head: int) -> Var:
-    """Where the windows along an axis start."""
+    """The starts of the windows along an axis."""
     if isinstance(count, int):
         return b.const(np.arange(count) * stride - head, like.dtype)
     return b.cast_like(b.Range(b.const(0), count, b.const(1)), like) * float(stride) - float(head)

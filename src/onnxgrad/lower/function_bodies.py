@@ -82,7 +82,7 @@ def _asked(node: ir.Node, schema: Any, opset: int) -> bytes:
 
 
 def _same_meaning(nodes: Iterable[ir.Node], written_for: Mapping[str, int], opsets: Mapping[str, int]) -> bool:
-    """Whether all of `nodes`, written for older opsets, mean the same at `opsets`."""
+    """True if all of `nodes`, written for older opsets, mean the same at `opsets`."""
     for node in nodes:
         opset = opsets[node.domain]
         try:
@@ -98,7 +98,7 @@ def _same_meaning(nodes: Iterable[ir.Node], written_for: Mapping[str, int], opse
 
 
 def _accepts(new: onnx.defs.OpSchema, old: onnx.defs.OpSchema, node: ir.Node) -> bool:
-    """Whether `new` takes the operands and attributes of `node`, and gives the rest the defaults of `old`."""
+    """True if `new` accepts the operands and attributes of `node`, and has the defaults of `old` for the rest."""
     if len(node.inputs) > new.max_input or not set(node.attributes) <= set(new.attributes):
         return False
     left = [name for name in old.attributes if name not in node.attributes]

@@ -42,7 +42,7 @@ def coefficients(op_type: str) -> dict[str, float | None]:
 
 @dataclass(frozen=True)
 class _Scalars:
-    """What the formula of a tensor sees besides tensors: R, T, coefficients, and how they meet its dtype."""
+    """The scalars of an update formula: R, T and coefficients, with casts to the dtype of the tensor."""
 
     b: Builder
     rate: Var
@@ -52,7 +52,7 @@ class _Scalars:
 
     @property
     def generic(self) -> bool:
-        """Whether this is a function body, whose tensors have whatever dtype its caller's have."""
+        """True in a function body, whose tensors have the dtype of the caller's tensors."""
         return any(isinstance(c, Var) for c in self.given.values())
 
     def double(self, scalar: Coefficient) -> Var:

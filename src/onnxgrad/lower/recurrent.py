@@ -227,7 +227,7 @@ class _Layer:
         return columns, None, None
 
     def shared(self, d: int, rt: Var, rb: Var | None, hidden: int) -> Any:
-        """What every step reads, besides its column."""
+        """The values that every step reads besides its column."""
         del d, rb, hidden
         return rt
 

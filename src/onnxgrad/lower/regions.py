@@ -67,7 +67,7 @@ class _Side:
         self.at = b.Unsqueeze(start, [1, 2]) + places * b.Unsqueeze(width, [1, 2])
 
     def counts(self) -> Var | None:
-        """Which of the points count, [R, 1, points]; None if all do."""
+        """A mask of the sampling points that enter the mean, [R, 1, points]; None if all do."""
         return None if self.count is None else self.steps < self.count
 
     def taps(self, size: Size, axes: list[int], *, blank: bool) -> Taps:

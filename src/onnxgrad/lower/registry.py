@@ -34,7 +34,7 @@ def lowering(*names: str, domain: str = "") -> Callable[[_Lowering], _Lowering]:
 
 
 def lowering_for(op_type: str, domain: str = "") -> Lowering | None:
-    """What is written here for an operator, or None."""
+    """The lowering of an operator in this package, or None."""
     return _table.get((normal_domain(domain), op_type))
 
 

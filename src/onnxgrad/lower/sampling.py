@@ -24,7 +24,7 @@ Size = Any
 
 @dataclass(frozen=True)
 class Kernel:
-    """Where the first tap is, from the floor of a coordinate, and per tap the coefficients of 1, f, f², …"""
+    """The first tap relative to the floor of a coordinate, and per tap the coefficients of 1, f, f², …"""
 
     first: int
     weights: np.ndarray
@@ -127,7 +127,7 @@ def times(a: Size, c: Size) -> Size:
 
 
 def gathered(b: Builder, rows: Var, first: Var, strides: Sequence[Size], along: Sequence[Taps]) -> tuple[Var, Any]:
-    """What the taps pick, [t₁ … tₖ, …, C], and their weights, [t₁ … tₖ, …, 1] (None where all are 1).
+    """The values of the taps, [t₁ … tₖ, …, C], and their weights, [t₁ … tₖ, …, 1] (None if all are 1).
 
     The points, and `first`, the row that each counts from, may be laid out over any axes that broadcast.
     """

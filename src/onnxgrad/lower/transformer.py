@@ -1,4 +1,4 @@
-"""What stands beside attention: rotary embedding, a gated activation, the causal convolution of state-space models.
+"""Lowerings of other transformer operators: rotary embedding, gated activation, causal convolution.
 
 The specification's function bodies say the same, but round what goes through them to float32, are three
 times as long, or use a Swish that ONNX Runtime has no kernel for.

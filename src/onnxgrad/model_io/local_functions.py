@@ -211,7 +211,7 @@ def drop_unused(model: ir.Model) -> None:
 
 
 def _filled_in(value: ir.Value) -> Any:
-    """What a small whole-number constant holds; else None."""
+    """The elements of a small constant of whole numbers; None for other values."""
     if value.dtype not in _WHOLE:
         return None
     held = constant(value)

@@ -27,7 +27,7 @@ class Cut:
 
     @property
     def name(self) -> str:
-        """That of the function which it becomes."""
+        """The name of the function that replaces the sub-graph."""
         return identifier("__".join(["_".join(self.outputs), "of", "_".join(self.inputs)]))
 
 

@@ -121,7 +121,7 @@ def check_scopes(model: ir.Model) -> None:
 
 
 def is_ordered(graph: ir.Graph, outer: Collection[ir.Value] = ()) -> bool:
-    """Whether every value is made before it is read. Raises BadInput for one that is never made."""
+    """True if every value is computed before it is read. Raises BadInput for a value without a producer."""
     known = set(outer) | set(graph.inputs) | set(graph.initializers.values())
     ordered = True
     for node in graph:

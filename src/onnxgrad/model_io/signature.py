@@ -1,7 +1,7 @@
-"""Which derived input or output belongs to which primal value, kept in the model's metadata.
+"""The map from derived inputs and outputs to primal values, stored in the model's metadata.
 
 Derived names are predictable (``x_grad``, ``y_cotangent``, ``x_tangent``) and valid C identifiers; a
-clash gets a suffix. The exact mapping travels with the model, so nobody has to guess.
+clash gets a suffix. A program reads the exact mapping from the model instead of guessing names.
 """
 
 from __future__ import annotations

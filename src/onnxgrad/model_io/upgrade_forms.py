@@ -48,7 +48,7 @@ class UpgradedNode:
         return self.node.inputs[i] if i < len(self.node.inputs) else None
 
     def used(self, i: int) -> bool:
-        """Whether anything reads output `i`."""
+        """True if a consumer reads output `i`."""
         if i >= len(self.node.outputs):
             return False
         value = self.node.outputs[i]

@@ -24,7 +24,7 @@ def declared(tensor: ir.TensorProtocol) -> onnx.TensorProto:
 
 
 def held(proto: onnx.TensorProto) -> ir.TensorProtocol:
-    """What is in `proto`, large zeros also where they are only declared."""
+    """The tensor in `proto`; large zeros that are only declared become a lazy tensor."""
     if not is_declared(proto):
         return ir.serde.deserialize_tensor(proto)
     dtype, shape, name = ir.DataType(proto.data_type), tuple(proto.dims), proto.name
@@ -46,7 +46,7 @@ def written(infos: Iterable[onnx.TrainingInfoProto], values: Mapping[str, ir.Ten
 
 
 def is_declared(proto: onnx.TensorProto) -> bool:
-    """Whether `proto` only says what it is, and holds nothing of it."""
+    """True if `proto` has a dtype and dims, but no data."""
     if proto.HasField("raw_data") or proto.data_location == onnx.TensorProto.EXTERNAL or 0 in proto.dims:
         return False
     return {field.name for field, _ in proto.ListFields()} <= {"name", "data_type", "dims", "metadata_props"}

@@ -1,4 +1,4 @@
-"""Which values of a schedule are saved and which are recomputed to meet a memory budget.
+"""Choose the values of a schedule to save and to recompute under a memory budget.
 
 A schedule has a turn, from the way forward to the way back. A value that is dropped takes memory until the way forward
 has read it for the last time, and again from where the way back first reads it: there it is computed anew, from the

@@ -27,7 +27,7 @@ def seconds(node: ir.Node, size: Mapping[ir.Value, int]) -> float:
 
 
 def _terms(node: ir.Node) -> float:
-    """How many products are summed for an element of the result."""
+    """The number of products that are summed for an element of the result."""
     weights = node.inputs[1]
     dims = [d if isinstance(d, int) else 1 for d in weights.shape or ()] if weights is not None else []
     if node.op_type == "Conv":

@@ -142,7 +142,7 @@ class Rewriter:
             self.nodes.append(node)
 
     def _ends(self) -> dict[int, int]:
-        """How many bytes are freed after each node, by its place."""
+        """The bytes that are freed after each node, by its index."""
         root: dict[ir.Value, ir.Value] = {}
         last: dict[ir.Value, int] = {}
         for i, node in enumerate(self.plan):
@@ -158,7 +158,7 @@ class Rewriter:
         return {i: size for i, size in ends.items() if any(v.uses() for v in self.plan[i].outputs)}
 
     def _results(self, places: Sequence[int], before: Mapping[ir.Node, int], first: bool) -> list[ir.Value]:
-        """What tells that the nodes at `places` are done, without those that others of them need."""
+        """Results that are ready only when all nodes at `places` are done; implied ones are left out."""
         found = {i: v for i in places if (v := _result(self.plan[i])) is not None}
         if not first:
             return list(found.values())[-1:]

@@ -24,7 +24,7 @@ LAST_RESORTS = 4
 
 @dataclass(frozen=True)
 class Plan:
-    """What a graph saves and what it recomputes.
+    """A plan of the values that a graph saves and recomputes.
 
     Attributes:
         budget: bytes that were asked for.
@@ -177,7 +177,7 @@ class _Attempt:
         return [v for v in dict.fromkeys(late) if v.producer() in early and self.chooser.takes[v] > self.chooser.least]
 
     def plan(self, budget: int, best: Candidate | None) -> Plan:
-        """What was done."""
+        """The `Plan` of the chosen candidate."""
         residuals = self._residuals() if best is None else self.residuals
         dropped = frozenset() if best is None else self.best.dropped
         again = dict.fromkeys(v for node in (self.best.again if best else ()) for v in node.outputs if v in dropped)

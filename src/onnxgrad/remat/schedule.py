@@ -1,4 +1,4 @@
-"""How much memory the results of nodes take at each step of a schedule."""
+"""The memory that results of nodes take at each step of a schedule."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def use(steps: Sequence[ScheduledNode], takes: Mapping[object, int]) -> list[int
 
 
 class Roots:
-    """What values are views of, and how many bytes each takes itself: none for a view, or for what is handed out."""
+    """The value that each view refers to, and the bytes of each value itself: 0 for a view or an output."""
 
     def __init__(self, nodes: Iterable[ir.Node], size: Mapping[ir.Value, int], outputs: Iterable[ir.Value]) -> None:
         self.size, self.outputs = size, set(outputs)
@@ -58,7 +58,7 @@ class Roots:
                 self.root[node.outputs[0]] = self.of(node.inputs[0])
 
     def of(self, value: ir.Value) -> ir.Value:
-        """What `value` is a view of; itself if of nothing."""
+        """The value that `value` is a view of; `value` itself if it is no view."""
         return self.root.get(value, value)
 
     def takes(self, value: ir.Value) -> int:

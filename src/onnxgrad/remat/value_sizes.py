@@ -1,4 +1,4 @@
-"""How many bytes each value of a graph takes, for given sizes of its symbolic dimensions."""
+"""The bytes of each value of a graph, for given sizes of its symbolic dimensions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _inferred(light: ir.Model) -> dict[str, onnx.TypeProto]:
 
 
 def _types(proto: onnx.ModelProto, follow: bool) -> dict[str, onnx.TypeProto]:
-    """What the inference of ONNX says; it may `follow` the elements of vectors, which could be sizes."""
+    """The types that ONNX's inference finds; with `follow`, it propagates elements of shape vectors."""
     try:
         graph = onnx.shape_inference.infer_shapes(proto, data_prop=follow).graph
     except Exception as error:  # of no common base

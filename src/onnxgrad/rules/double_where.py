@@ -1,4 +1,4 @@
-"""What a Where behind an operator may discard, and what that asks of the operator's rule.
+"""Safe derivatives behind a Where that may discard the result of an operator.
 
 Where(x > 0, log x, 0) has the derivative 0 at x = 0, and the Where gives log the cotangent 0 there; but 0/x is NaN.
 So where a Where reads a result, the rule of a singular operator has 0·∞ and 0·NaN come to 0. Elsewhere the rules
@@ -24,7 +24,7 @@ _FAR = 6  # operators; a Where that is farther away is not looked for
 
 
 def may_be_discarded(op: Op, value: Any) -> bool:
-    """Whether a Where picks from `value`, perhaps after elementwise operators or a change of type."""
+    """True if a Where picks from `value`, perhaps after elementwise operators or a cast."""
     near, seen = [value], {value}
     for _ in range(_FAR + 1):
         found = []
@@ -59,7 +59,7 @@ def _settled(op: Any, g: Var, factor: Var, unfit: Var) -> Var:
 
 
 class SettledFactor(NamedTuple):
-    """What `settled` wrote: `factor`, or 0 where `g` is 0 and the factor `unfit`."""
+    """The result of `settled`: `factor`, or 0 where `g` is 0 and the factor is `unfit`."""
 
     g: ir.Value
     factor: ir.Value

@@ -50,7 +50,7 @@ def _length(op: Op, dft_length: Any, have: Any, from_half: bool) -> Any:
 
 
 def _multiplicity(op: Op, length: Any, axis: int, rank: int) -> Var:
-    """How often each element of half a spectrum stands for one of the whole: 1 at 0 and N/2, else 2."""
+    """The number of elements of the whole spectrum for each element of half of it: 1 at 0 and N/2, else 2."""
     if isinstance(length, int):
         twice = np.arange(length // 2 + 1) * 2
         c = op.const(2.0 - (twice == 0) - (twice == length))

@@ -1,4 +1,4 @@
-"""What comes back to x from y = x·σ(x) in two parts, g·σ and g·x·σ·(1 - σ), as one: g·(σ + y·(1 - σ)).
+"""Combine both cotangents of x in y = x·σ(x), g·σ and g·x·σ·(1 - σ), into g·(σ + y·(1 - σ)).
 
 SiLU is written as two nodes, each with a rule of its own. The sum of what they give has two products more over the
 whole tensor than the derivative of the pair. Nothing cancels that did not, and σ and 1 - σ are at most 1.

@@ -80,7 +80,7 @@ def _cuts(x: Var, starts: Any, ends: Any, axes: Any, steps: Any) -> Any:
 
 
 def _margins(op: Op, g: Var, x: Var, axis: int, start: Any, end: Any) -> Any:
-    """How many elements x[start:end] leaves out before and after, each a list or a vector of one.
+    """The numbers of elements that x[start:end] leaves out before and after, as lists or vectors of one.
 
     Where the end is computed (None), `g` tells how many it takes.
     """

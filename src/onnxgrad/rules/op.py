@@ -1,4 +1,4 @@
-"""What a rule sees of the node it differentiates: attributes, operands, and a place to write nodes."""
+"""The view that a rule has of the node it differentiates: attributes, operands, and a builder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxgrad.ir.schemas import attribute, schema_of
 
 @functools.cache
 def float_outputs(domain: str, op_type: str, opset: int) -> int | None:
-    """How many formal outputs may be float tensors; None if unknown or variadic."""
+    """The number of formal outputs that may be float tensors; None if unknown or variadic."""
     schema = schema_of(domain, op_type, opset)
     if schema is None or schema.max_output > 64:
         return None
@@ -96,10 +96,10 @@ class Op:
 
     @property
     def single(self) -> bool:
-        """Whether at most one output can carry a cotangent, so that a rule gets it bare, not in a tuple."""
+        """True if at most one output can carry a cotangent, so that a rule gets it bare, not in a tuple."""
         count = float_outputs(self.node.domain, self.node.op_type, self.opset)
         return count == 1 if count else len(self.node.outputs) == 1
 
     def is_float(self, x: Var | None) -> bool:
-        """Whether `x` is a tensor of a floating-point type."""
+        """True if `x` is a tensor of a floating-point type."""
         return x is not None and x.dtype in FLOATS

@@ -23,7 +23,7 @@ from onnxgrad.rules.rule import Result, Tangents
 
 
 def _shared(scale: Var) -> Any:
-    """Whether one scale serves the whole tensor."""
+    """True if one scale serves the whole tensor."""
     return scale.rank == 0 or (scale.rank == 1 and scale.dims[0] == 1)
 
 

@@ -167,7 +167,7 @@ def cum_sum(op: Op, g: Var, x: Var, axis: Var) -> Result:
 
 
 def _factors(op: Op, x: Var) -> tuple[Var, Var]:
-    """How y = the cumulative product of x takes up a change of x: dyᵢ = Σⱼ (eⱼ·dxⱼ)·Mⱼᵢ, as a pair (e, M).
+    """The derivative of the cumulative product: dyᵢ = Σⱼ (eⱼ·dxⱼ)·Mⱼᵢ, as a pair (e, M).
 
     eⱼ is the product of what comes before j, and Mⱼᵢ of what comes after it, up to i: n² elements for n, but
     right at any number of zeros and to any order, where y/x is not. The axis is the last one here.

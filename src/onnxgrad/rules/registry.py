@@ -73,7 +73,7 @@ class Registry:
         return any(rule is r for _, r in self._rules.get((domain, op_type), ()))
 
     def estimates(self, domain: str, op_type: str) -> bool:
-        """Whether an estimator stands for the derivative of an operator now."""
+        """True if an estimator replaces the derivative of an operator now."""
         return op_type in _STRAIGHT_THROUGH.value and (domain, op_type) in self._estimators
 
     def custom(self, domain: str, op_type: str) -> Rule | None:
@@ -82,7 +82,7 @@ class Registry:
 
     @property
     def estimating(self) -> bool:
-        """Whether any operator is named by `straight_through` now."""
+        """True if `straight_through` names any operator now."""
         return bool(_STRAIGHT_THROUGH.value)
 
     @contextmanager

@@ -51,12 +51,12 @@ Rewrite = Callable[[Builder, ir.Node, Sequence[ir.Value]], list[ir.Node] | None]
 
 @functools.cache
 def parameters(function: Function) -> int:
-    """How many parameters `function` names."""
+    """The number of parameters of `function`."""
     return len(inspect.signature(function).parameters)
 
 
 def listed(result: Any) -> list[Any]:
-    """What a rule returned, as a list."""
+    """The result of a rule, as a list."""
     return list(result) if isinstance(result, (tuple, list)) else [result]
 
 
@@ -94,7 +94,7 @@ class Rule(ABC):
         return self.reason
 
     def carries(self, i: int) -> bool:
-        """Whether input `i` can have a derivative."""
+        """True if input `i` can have a derivative."""
         return self.wrt is None or i in self.wrt
 
     @abstractmethod
@@ -107,7 +107,7 @@ class Rule(ABC):
 
     @abstractmethod
     def _jvp(self, op: Op, tangents: Cotangents) -> Parts | None:
-        """As `jvp`, where nobody asks for the derived form."""
+        """The tangents by the rule's own form of `jvp`, unless the derived form is requested."""
 
     @contextmanager
     def without_jvp(self) -> Iterator[None]:
@@ -156,7 +156,7 @@ class Undefined(Rule):
 
 
 class FunctionRule(Rule):
-    """What a function says: its classes differ in what they make of it."""
+    """A rule given by a function; subclasses differ in how they interpret its result."""
 
     def __init__(
         self, function: Function, wrt: tuple[int, ...] | None = None, *, piecewise_linear: bool = False
@@ -171,7 +171,7 @@ class FunctionRule(Rule):
         return inspect.getdoc(self.function) or ""
 
     def vjp(self, op: Op, cotangents: Cotangents) -> Parts | dict[ir.Value, Var]:
-        """What the function returns, a part for each input."""
+        """The results of the function, a part for each input."""
         only = next((g for g in cotangents if g is not None), None)  # not always the first: of labels and scores
         result = _apply(self.function, op, only if op.single else tuple(cotangents))
         if isinstance(result, dict):

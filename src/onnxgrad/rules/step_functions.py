@@ -25,7 +25,7 @@ _TINY = 2.0**-126
 
 
 def is_step(alpha: float) -> bool:
-    """Whether HardSigmoid with this slope is piecewise constant on normal numbers."""
+    """True if HardSigmoid with this slope is piecewise constant on normal numbers."""
     return abs(alpha) * _TINY >= 1
 
 

@@ -1,4 +1,4 @@
-"""What programs import from `autograd.core` and ``autograd.tracer``."""
+"""The names that programs import from `autograd.core` and ``autograd.tracer``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_jvp(fun: Any, x: Any) -> Any:
 
 
 def isbox(x: Any) -> bool:
-    """Whether `x` depends on a variable."""
+    """True if `x` depends on a variable."""
     return isinstance(x, Array) and x._node is not None
 
 

@@ -58,7 +58,7 @@ class primitive:  # noqa: N801  (a decorator)
     # --- the names of old programs ---------------------------------------------------------------
 
     def defgrad(self, maker: Function, argnum: int = 0) -> None:
-        """As `defvjp` of one argument."""
+        """Define the derivative with respect to one argument, like `defvjp`."""
         defvjp(self, maker, argnums=(argnum,))
 
     def defvjp(self, pull: Function, argnum: int = 0) -> None:

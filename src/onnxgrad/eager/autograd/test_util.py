@@ -39,7 +39,7 @@ def combo_check(fun: Callable[..., Any], *how: Any, **options: Any) -> Callable[
 
 
 def scalar_close(a: Any, b: Any) -> bool:
-    """Whether two numbers agree to 1e-6, absolutely or relatively."""
+    """True if two numbers agree to 1e-6, absolutely or relatively."""
     return bool(abs(a - b) < 1e-6 or abs(a - b) < 1e-6 * abs(a + b))
 
 

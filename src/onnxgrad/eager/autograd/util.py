@@ -1,4 +1,4 @@
-"""What old programs import from `autograd.util`."""
+"""The names that old programs import from `autograd.util`."""
 
 from __future__ import annotations
 

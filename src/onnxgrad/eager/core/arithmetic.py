@@ -123,7 +123,7 @@ def _kind(v: ir.Value) -> _Kind:
 
 
 def is_arithmetic(graph: ir.Graph) -> bool:
-    """Whether `Arithmetic` takes `graph`: nothing but its operators, of known sizes, the largest of the right size."""
+    """True if `Arithmetic` can run `graph`: its operators only, float values of known sizes in its range."""
     largest = 0
     for node in graph:
         if node.domain or (node.op_type not in _KERNELS and node.op_type not in _VIEWS):

@@ -301,7 +301,7 @@ def wrapped(y: Any) -> Any:
 
 
 def tracked(x: Any, floats: bool = True) -> bool:
-    """Whether `x`, or an element of a list, is on the tape; with `floats`, only where it carries a derivative."""
+    """True if `x`, or an element of a list, is on the tape; with `floats`, only if it carries a derivative."""
     if isinstance(x, Array):
         return x._node is not None and (not floats or x._data.dtype.kind not in "biu")
     return isinstance(x, (list, tuple)) and any(tracked(e, floats) for e in x)

@@ -83,10 +83,10 @@ def computed(kernel: Any, *operands: np.ndarray) -> Any:
 
 @functools.lru_cache(1024)
 def _keeps(kernel: np.ufunc, dtype: np.dtype, *given: np.dtype) -> bool:
-    """Whether `kernel` gives `dtype` for operands of these dtypes."""
+    """True if `kernel` returns `dtype` for operands of these dtypes."""
     return kernel.resolve_dtypes((*given, None))[-1] == dtype
 
 
 def _fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
-    """Whether `shape` broadcasts to `into`."""
+    """True if `shape` broadcasts to `into`."""
     return len(shape) <= len(into) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(into)))

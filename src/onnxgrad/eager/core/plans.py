@@ -63,7 +63,10 @@ def new_builder(operators: Iterable[Primitive]) -> Builder:
 
 @functools.cache
 def _form(domain: str, op_type: str, opset: int) -> Any:
-    """What an operator takes and gives: a version that only allows more types is the same to us."""
+    """The signature of an operator: defaults of attributes, numbers of inputs and outputs.
+
+    Versions of an operator that differ only in the allowed types have equal signatures.
+    """
     schema = schema_of(domain, op_type, opset)
     if schema is None:
         return None
@@ -306,7 +309,7 @@ def _directed(
     likes: Sequence[Any],
     many: bool,
 ) -> list[Var | None]:
-    """What `emit` gives for the seeds, or for each slice of them."""
+    """Apply `emit` to the seeds, or with `many` to each slice of the seeds."""
     if not many:
         return emit(seeds)
     which: list[bool] = []

@@ -70,7 +70,7 @@ class VersionedOp(StandardOp):
 
     @property
     def versions(self) -> tuple[dict[str, int], frozenset[tuple[str, str]]]:  # type: ignore[override]
-        """That opset, for this operator."""
+        """The opset imports of this operator."""
         op_type, _, _, domain, _, opset = self.key
         return {domain: opset}, frozenset({(domain, op_type)})  # type: ignore[dict-item, arg-type]
 

@@ -47,7 +47,7 @@ def record(op: Primitive, operands: Sequence[Array], value: Any) -> Array:
 
 
 def record_several(op: Primitive, operands: Sequence[Array], values: Sequence[Any]) -> tuple[Array, ...]:
-    """As `record`, for a primitive with several outputs."""
+    """Record a primitive with several outputs, like `record`."""
     values = tuple(np.asarray(v) for v in values)
     if all(x._node is None for x in operands):
         return tuple(Array(v) for v in values)
@@ -144,7 +144,7 @@ def _with_last_axis(x: Array) -> Array:
 
 
 def record_complex(op: Primitive, operands: Sequence[Array], value: np.ndarray) -> Array:
-    """As `record`, where some of `operands` are complex and on the tape."""
+    """Record a linear primitive of complex operands as two primitives, of real and imaginary parts."""
     if value.dtype.kind in "biu" and not exporting.get():
         return Array(value)
     name = op.key[0]

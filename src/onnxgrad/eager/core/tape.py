@@ -52,7 +52,7 @@ def leaf(value: np.ndarray, parent: Node | None = None) -> Node:
 
 
 def carries_derivative(value: Any) -> bool:
-    """Whether `value` can carry a derivative: an array that is not of integers or booleans, or a tuple."""
+    """True if `value` can carry a derivative: a tuple, or an array that is not of integers or booleans."""
     return isinstance(value, tuple) or value.dtype.kind not in "biu"
 
 
@@ -81,7 +81,7 @@ def history(results: Iterable[Node], leaves: Iterable[Node], discrete: bool = Fa
 
 
 def varies(node: Node, discrete: bool = False) -> bool:
-    """Whether `node` depends on a variable, so that reading its value as a constant would lose a derivative.
+    """True if `node` depends on a variable, so that reading its value as a constant loses a derivative.
 
     Integers and booleans have none to lose; with `discrete` they count too.
     """
@@ -131,7 +131,7 @@ class Program:
 
 
 def program(results: Sequence[Node], leaves: Sequence[Node], nodes: Sequence[Node] | None = None) -> Program:
-    """Those of `nodes` (default: the history of `results`) that depend on `leaves`, as a program."""
+    """The program of those of `nodes` (default: the history of `results`) that depend on `leaves`."""
     place: dict[Any, int] = {node: ~k for k, node in enumerate(leaves)}
     moving = set(leaves)
     free: set[Node] = set()  # depend on no variable, not even of an enclosing transform

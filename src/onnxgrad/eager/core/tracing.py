@@ -191,7 +191,7 @@ def pull_through(
 
 
 def _pull_in_stretches(p: Program, given: Sequence[tuple[Node, Array]]) -> list[Array | None]:
-    """As `pull_through`, by one plan for each stretch between opaque nodes."""
+    """Pull cotangents through, like `pull_through`, by one plan per stretch between opaque nodes."""
     leaves: list[Any] = p.sources[: p.key[0]]
     moving = set(p.nodes) | set(leaves)
     totals: dict[Node, Any] = {}

@@ -17,12 +17,12 @@ _FIXED = (str, bytes, bool, type(None))
 
 
 def is_leaf(x: Any) -> bool:
-    """Whether `x` is an array or a number."""
+    """True if `x` is an array or a number."""
     return isinstance(x, (Array, np.ndarray, np.generic, int, float, complex)) and not isinstance(x, bool)
 
 
 def is_tree(x: Any) -> bool:
-    """Whether `x` is a leaf, or a container of trees."""
+    """True if `x` is a leaf, or a container of trees."""
     try:
         return is_leaf(x) or all(is_tree(child) for _, child in _children(x))
     except BadInput:
@@ -44,7 +44,7 @@ def rebuilt(tree: Any, values: Sequence[Any]) -> Any:
 
 
 def derivative(tree: Any, values: Sequence[Any]) -> Any:
-    """As `rebuilt`, with None for everything that is no leaf."""
+    """Rebuild the tree with `values`, like `rebuilt`, and with None for everything that is no leaf."""
     return _filled(tree, iter(values), keep_fixed=False)
 
 

@@ -66,7 +66,7 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> A
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
-    """Whether one dtype can be cast to another by the promotion rules."""
+    """True if `from_` can be cast to `to` by the promotion rules."""
     return bool(np.can_cast(from_.dtype if isinstance(from_, Array) else from_, to))
 
 
@@ -76,7 +76,7 @@ def result_type(*operands: Any) -> np.dtype:
 
 
 def isdtype(dtype: Any, kind: Any) -> bool:
-    """Whether `dtype` is of a kind: a dtype, or a name like "real floating", or some of these."""
+    """True if `dtype` is of `kind`: a dtype, a name like "real floating", or a tuple of these."""
     return bool(np.isdtype(np.dtype(dtype), kind))
 
 

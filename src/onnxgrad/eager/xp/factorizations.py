@@ -68,7 +68,7 @@ class SVDResult(NamedTuple):
 
 
 def _given(g: Any) -> bool:
-    """Whether a cotangent is not identically zero; otherwise terms that might be 0/0 are left out."""
+    """True unless a cotangent is identically zero; a zero cotangent skips terms that might be 0/0."""
     return g._node is not None or bool(np.any(g._data))
 
 

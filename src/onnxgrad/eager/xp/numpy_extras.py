@@ -173,7 +173,7 @@ def column_stack(arrays: Sequence[Any], /) -> Array:
 
 
 def array_split(x: Any, sections: int | Sequence[int], /, axis: int = 0) -> list[Array]:
-    """As `split`; parts need not be equal."""
+    """Split into parts like `split`; the parts may differ in size."""
     x = as_array(x)
     if isinstance(sections, int):
         short, more = divmod(x.shape[axis], sections)

@@ -169,10 +169,10 @@ def _logical(op_type: str, kernel: Any, x: Any, axis: Axis, keepdims: bool) -> A
 
 
 def all(x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False) -> Array:
-    """Whether all elements along `axis` are true."""
+    """True where all elements along `axis` are true."""
     return _logical("ReduceMin", np.all, x, axis, keepdims)
 
 
 def any(x: Any, /, axis: Axis = None, out: None = None, keepdims: bool = False) -> Array:
-    """Whether some element along `axis` is true."""
+    """True where some element along `axis` is true."""
     return _logical("ReduceMax", np.any, x, axis, keepdims)

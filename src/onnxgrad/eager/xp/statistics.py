@@ -128,7 +128,7 @@ def _nan_where_none(x: Any, y: Array, axis: Axis, keepdims: bool) -> Array:
 
 
 def _numbers(x: Array, axis: Axis, keepdims: bool = False) -> Array:
-    """How many elements along `axis` are not NaN."""
+    """The number of elements along `axis` that are not NaN."""
     return r.sum(cast(e.logical_not(e.isnan(x)), x._data.real.dtype), axis, keepdims=keepdims)
 
 

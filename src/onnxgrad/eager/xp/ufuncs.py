@@ -36,7 +36,7 @@ def _named(function: Function, name: str, kernel: Any) -> Function:
 
 
 def _dispatches(x: Any) -> bool:
-    """Whether `x` is of another library that applies numpy's functions to what it holds, such as arrays of here."""
+    """True if `x` is an array of another library that implements ``__array_ufunc__``."""
     return getattr(type(x), "__array_ufunc__", None) is not None and not isinstance(x, (Array, np.ndarray, np.generic))
 
 

@@ -119,7 +119,7 @@ def labels(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
 
 
 def squeeze(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-    """Which axes go is known from constant axes; or, without axes, where every dimension is a number."""
+    """Leave the rank open where the axes to remove are not constant, or are not given and a size is unknown."""
     x, axes = (*node.inputs, None)[:2]
     known = x is not None and x.shape is not None and all(isinstance(d, int) for d in x.shape)
     if "axes" not in node.attributes and (not known if axes is None else not _is_const(axes)):
@@ -129,7 +129,7 @@ def squeeze(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
 
 
 def split(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-    """Sizes that are computed are unknown."""
+    """Leave the sizes of the parts open where they are computed."""
     x, sizes = (*node.inputs, None)[:2]
     if sizes is None or x is None or x.shape is None or _is_const(sizes):
         return
@@ -166,7 +166,7 @@ def slice_(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
 
 
 def _in_range(node: ir.Node, i: int, size: Dim) -> bool:
-    """Whether the size of slice `i` is certain: that of x is a number, or the end is none."""
+    """True if the size of slice `i` is certain: x has a known size, or the slice has no end."""
     end = node.inputs[2]
     assert end is not None
     if isinstance(size, int) or not _is_const(end):
@@ -204,7 +204,7 @@ def windows(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
 
 
 def resize(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-    """Where the aspect ratio is kept, the sizes that are asked for are only bounds."""
+    """Leave the sizes open if the aspect ratio is kept: the requested sizes are only bounds then."""
     out = node.outputs[0].shape
     if node.attributes.get_string("keep_aspect_ratio_policy", "stretch") != "stretch" and out is not None:
         node.outputs[0].shape = ir.Shape([ctx.new_symbolic_dim() for _ in out])

@@ -252,7 +252,9 @@ def operators(domain: str, version: int) -> Iterator[str]:
 
 
 def kind_of(node: ir.Node) -> tuple[object, ...] | None:
-    """What nodes share that are alike but for names and elements; None for what is like nothing else.
+    """A hashable key, equal for nodes whose outputs have equal types and shapes; None for no such key.
+
+    Nodes with one output of a standard operator, equal attributes, and operands of equal types and shapes share a key.
 
     That is: one output, of a standard operator, the same attributes, and operands of the same types and shapes.
     """
@@ -273,12 +275,14 @@ def held_by(attributes: Iterable[ir.Attr]) -> list[Any] | None:
 
 
 def _is_array(value: ir.Value) -> bool:
-    """Whether it is a tensor of floats of known shape; a sequence of them has a dtype and a shape as well."""
+    """True if `value` is a tensor of floats of known shape."""
     return isinstance(value.type, ir.TensorType) and value.dtype in FLOATS and value.shape is not None
 
 
 def _kind(op_type: str, operands: Sequence[ir.Value | None], held: Sequence[Any]) -> tuple[object, ...] | None:
-    """What the type and shape of the one output of a standard operator depend on; None if it cannot be told.
+    """The key of a standard operator with one output (see `kind_of`).
+
+    Float tensors enter by type and shape. Other operands enter as themselves: their elements may decide the shape.
 
     Tensors of floats are their type and shape; others are themselves, for the sake of their elements.
     """

@@ -93,7 +93,7 @@ def better(inferred: ir.Shape | None, said: ir.Shape | None) -> ir.Shape | None:
 
 
 def _is_empty(value: ir.Value) -> bool:
-    """Whether `value` provably is an empty sequence."""
+    """True if `value` provably is an empty sequence."""
     node = value.producer()
     while node is not None and node.op_type == "Identity" and not node.domain and node.inputs[0] is not None:
         value = node.inputs[0]
@@ -102,7 +102,7 @@ def _is_empty(value: ir.Value) -> bool:
 
 
 def in_common(a: ir.Shape | None, b: ir.Shape | None, unknown: Callable[[], Dim | None]) -> ir.Shape | None:
-    """What holds of both shapes; `unknown()` where they may differ."""
+    """The dimensions that both shapes share; `unknown()` where they may differ."""
     if a is None or b is None or len(a) != len(b):
         return None
     return ir.Shape([i if same(i, j) else unknown() for i, j in zip(a, b)])
@@ -127,7 +127,7 @@ def infer_loop(ctx: InferenceContext, node: ir.Node, force: bool = False) -> Non
 
 
 def always_goes_on(node: ir.Node) -> bool:
-    """Whether a Loop provably makes as many steps as its trip count says."""
+    """True if a Loop provably makes as many steps as its trip count says."""
     body = node.attributes["body"].as_graph()
     if node.inputs[1] is not None and not _is_true(node.inputs[1]):
         return False
@@ -280,7 +280,7 @@ def _common(
 
 
 def same(a: Dim, b: Dim) -> bool:
-    """Whether two dimensions are provably equal."""
+    """True if two dimensions are provably equal."""
     return a == b and (isinstance(a, int) or a.value is not None)
 
 

@@ -21,7 +21,7 @@ _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", 
 
 
 def length(value: ir.Value | None) -> int | None:
-    """How many elements a vector holds, if that is known."""
+    """The number of elements of a vector, if known."""
     shape = None if value is None else value.shape
     return shape[0] if shape is not None and len(shape) == 1 and isinstance(shape[0], int) else None
 

@@ -106,7 +106,7 @@ def _check_attribute(a: onnx.AttributeProto, what: str) -> None:
 
 
 def location_complaint(location: str) -> str:
-    """What is wrong with where external data are said to be: only in the model's folder, and below, may they be."""
+    """The error in a location of external data; empty if the location is inside the model's folder."""
     if not location or "\0" in location:
         return "is in external data without a place"
     parts = location.replace("\\", "/").split("/")

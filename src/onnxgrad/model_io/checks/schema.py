@@ -17,7 +17,7 @@ _Option = onnx.defs.OpSchema.FormalParameterOption
 
 
 class Formal(NamedTuple):
-    """What the schema of an operator requires of a node, read once."""
+    """The requirements of an operator's schema on a node, read once."""
 
     schema: onnx.defs.OpSchema
     inputs: tuple[int, int]
@@ -31,7 +31,7 @@ class Formal(NamedTuple):
 
 @functools.cache
 def formal(domain: str, op_type: str, opset: int) -> Formal | None:
-    """What the schema of an operator requires; None if there is no schema."""
+    """The requirements of an operator's schema; None if there is no schema."""
     schema = schema_of(domain, op_type, opset)
     if schema is None:
         return None
@@ -59,7 +59,7 @@ def formal(domain: str, op_type: str, opset: int) -> Formal | None:
 
 
 def formal_complaint(node: ir.Node, asked: Formal) -> str:
-    """What is wrong with the operands and attributes of `node` by `asked`; empty if nothing is."""
+    """The error in the operands and attributes of `node` by the schema `asked`; empty if there is none."""
     for what, count, (least, most) in (
         ("operands", len(node.inputs), asked.inputs),
         ("results", len(node.outputs), asked.outputs),

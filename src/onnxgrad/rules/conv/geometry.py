@@ -1,4 +1,4 @@
-"""Where the windows of convolution and pooling lie: strides, dilations and padding, static or not.
+"""Geometry of the windows of convolution and pooling: strides, dilations and padding, static or not.
 
 Along one axis a *big* side of h rows and a *small* side of o rows are related by windows of k taps:
 ``head + h + tail = (o - 1)·stride + (k - 1)·dilation + 1``. `tail` is negative where rows at the end
@@ -42,7 +42,7 @@ class Windows:
 
     @property
     def exact(self) -> bool:
-        """Whether sizes and taps are all known."""
+        """True if sizes and taps are all known."""
         return None not in self.kernel and not any(self.loose)
 
     @property
@@ -155,7 +155,7 @@ def windows(op: Op, x: Var, w: Var | None = None) -> tuple[Windows, list[Any] | 
 
 
 def tap(op: Op, w: Var | None, kernel: Sequence[int | None], axis: int) -> Any:
-    """How many taps: an int, or a vector of one element."""
+    """The number of taps: an int, or a vector of one element."""
     if kernel[axis] is not None or w is None:
         return kernel[axis]
     return dim(op, w, axis + 2)

@@ -122,7 +122,7 @@ def _pointwise(op: Op, big: Var, small: Var, like: Var, windows: Windows) -> Var
 
 
 def _has_large_planes(small: Var, like: Var) -> bool:
-    """Whether an image has more pixels in both operands than there are weights; 16 bits are left to one product."""
+    """True if an image has more pixels in both operands than the kernel has weights; False for 16 bits."""
     outer, inner = size(like, 0), size(like, 1)
     room = [size(small, axis) for axis in range(2, small.rank)]
     if outer is None or inner is None or None in room or small.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):

@@ -46,7 +46,7 @@ def _winners(op: Op, x: Var, y: Var, kernel: list[int]) -> Var:
 
 
 def _indices(op: Op) -> Var:
-    """Where in the flattened operand the largest element of each window is, as a vector."""
+    """The index of each window's largest element in the flattened operand, as a vector."""
     if not op.attr("storage_order"):
         return op.reshape(op.output(1), [-1])
     attrs = {a.name: a for a in op.node.attributes.values() if a.name != "storage_order"}
@@ -91,7 +91,7 @@ def _to_winners(op: Op, g: Var, x: Var, y: Var) -> Var:
 
 
 def _global_largest(op: Op, x: Var) -> Var:
-    """Where in each channel the first of the largest elements is, [N·C, 1]."""
+    """The index of the first largest element of each channel, [N·C, 1]."""
     return op.ArgMax(op.Flatten(x, axis=2), axis=1, keepdims=1)
 
 

@@ -99,7 +99,7 @@ def _rows(where: Windows, i: int, h: int) -> int:
 
 
 def _written(where: Windows, sizes: list[Any]) -> bool:
-    """Whether band matrices are wanted, known, and small enough to be constants."""
+    """True if band matrices are wanted, known, and small enough to be constants."""
     return (
         _BANDS.taken
         and None not in sizes
@@ -130,7 +130,7 @@ def _bands(where: Windows, sizes: list[Any]) -> list[np.ndarray]:
 
 
 def _counts(where: Windows, i: int, h: Any, tail: int, include_pads: bool) -> np.ndarray:
-    """How many elements of each window along axis `i` count in its mean."""
+    """The number of elements of each window along axis `i` that enter its mean."""
     at = (
         np.arange(_rows(where, i, h))[:, None] * where.strides[i]
         + np.arange(where.kernel[i] or 0) * where.dilations[i]
@@ -153,7 +153,7 @@ def _through_bands(op: Op, g: Var, x: Var, bands: list[np.ndarray]) -> Var:
 
 
 def _counts_at_run_time(op: Op, g: Var, x: Var, where: Windows, pads: list[Any] | None, include_pads: bool) -> Var:
-    """How many elements of each window count in its mean: a convolution of ones, [1, 1, o…]."""
+    """The number of elements of each window that enter its mean: a convolution of ones, [1, 1, o…]."""
     heads, tails = where.head, _nominal_tails(op, where)
     if pads:
         heads, tails = pads[: where.rank], pads[where.rank :]

@@ -1,4 +1,4 @@
-"""Where Resize interpolates, as far as its region of interest and its scales decide that.
+"""Interpolation coordinates of Resize as functions of its region of interest and its scales.
 
 Along each axis, element i of the result is read at a place cᵢ: y is x times a matrix of weights K(cᵢ - j). So
 ∂y/∂cᵢ is x times the slopes K'(cᵢ - j), and beyond the edge, where the last element goes on or another value
@@ -18,7 +18,7 @@ REACH = 2
 
 
 def crops(op: Op) -> bool:
-    """Whether the region of interest counts."""
+    """True if the region of interest is read."""
     return bool(op.attr("coordinate_transformation_mode") == "tf_crop_and_resize")
 
 
@@ -62,7 +62,7 @@ class Axis:
         return self.op.Cast(dim, to=int(self.dtype))
 
     def at(self, values: Var, place: int) -> Var:
-        """What `values`, one for each axis, hold at `place`, a vector of one."""
+        """The entry of `values`, one per axis, at `place`, as a vector of one."""
         held = self.op.Gather(values, [place], axis=0)
         return held if held.dtype == self.dtype else self.op.Cast(held, to=int(self.dtype))
 

@@ -36,12 +36,12 @@ def _axes(op: Op, x: Var) -> list[int]:
 
 
 def _stretches(op: Op) -> bool:
-    """Whether every axis has a scale of its own, not one for all that keeps the aspect ratio."""
+    """True if every axis has a scale of its own, not one scale that keeps the aspect ratio."""
     return op.inputs[3] is None or op.attr("keep_aspect_ratio_policy") in (None, "stretch")
 
 
 def _is_identity(op: Op, x: Var, y: Var, place: int, axis: int) -> bool:
-    """Whether nothing happens along an axis: not where the size stays, but a scale of 1.05 moves elements."""
+    """True if an axis is copied. An equal size is not enough: a scale of 1.05 moves elements."""
     scales = op.inputs[2]
     if crops(op) or not _stretches(op):
         return False
@@ -51,7 +51,7 @@ def _is_identity(op: Op, x: Var, y: Var, place: int, axis: int) -> bool:
 
 
 def _surely_moves(op: Op, x: Var, y: Var, place: int, axis: int) -> bool:
-    """Whether an axis cannot keep its size while its elements move."""
+    """True if an axis cannot keep its size while its elements move."""
     scales = op.inputs[2]
     known = [v.shape[axis] if v.shape is not None else None for v in (x, y)]
     if all(isinstance(d, int) for d in known) and known[0] != known[1]:
@@ -62,7 +62,7 @@ def _surely_moves(op: Op, x: Var, y: Var, place: int, axis: int) -> bool:
 
 
 def _companion(op: Op, x: Var, y: Var) -> Any:
-    """How long an axis of size 1 beside the matrix becomes, as a vector: 2 if any axis of x changes its size.
+    """The new size, as a vector, of an axis of size 1 beside the matrix: 2 if any axis of x changes its size.
 
     ONNX Runtime copies a tensor none of whose axes changes its size, whatever the scales and the region say.
     What comes out for the matrix must be what comes out for x.
@@ -149,7 +149,7 @@ def _times(op: Op, g: Var, m: Var, axis: int) -> Var:
 
 
 def _whole_scales(op: Op, x: Var, axes: list[int]) -> list[int] | None:
-    """How often each element is repeated along each spatial axis, if that is all that happens."""
+    """The number of repeats of each element along each spatial axis; None unless Resize only repeats."""
     form = (op.attr("coordinate_transformation_mode"), op.attr("nearest_mode"))
     scales, sizes = op.inputs[2:4]
     if op.attr("mode") != "nearest" or form not in _COPIES or not _stretches(op) or not 3 <= x.rank <= 5:
@@ -189,7 +189,7 @@ def _resized(op: Op, x: Var, y: Var, axes: list[int], but: int | None = None) ->
 
 
 def _moves(op: Op, asked: list[bool]) -> tuple[bool, bool]:
-    """Whether the region, and the scales, are asked for and move the places of interpolation."""
+    """Two flags: the region, and the scales, are active and move the coordinates."""
     interpolates = op.attr("mode") != "nearest"
     roi = asked[1] and interpolates and crops(op)
     scales = asked[2] and interpolates and not crops(op)
