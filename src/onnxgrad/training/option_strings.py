@@ -1,4 +1,4 @@
-"""How things with options are written on one line, and looked up: ``0.5*name:key=value,key=value``.
+"""Parser of settings on one line: ``0.5*name:key=value,key=value``.
 
 Losses, optimizers, schedules and groups share this spelling. A value is a number, ``true``, ``false``, a word, or
 several of them (``betas=0.9,0.95``: what has no ``=`` belongs to the key before it).

@@ -1,4 +1,4 @@
-"""What is made of gradients: Jacobians, Hessians, their products with vectors, linear maps as models of their own."""
+"""Transformations that use gradients: Jacobians, Hessians, their products with vectors, linear maps as models."""
 
 from onnxgrad.transforms.jacobians import Mode, hessian, jacobian
 from onnxgrad.transforms.linearize import Split, linearize, split_vjp, transpose

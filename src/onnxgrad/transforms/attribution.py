@@ -1,4 +1,4 @@
-"""What a prediction depends on: integrated gradients, SmoothGrad and Grad-CAM, each as one model."""
+"""Attribution of predictions to inputs: integrated gradients, SmoothGrad and Grad-CAM, each as one model."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def smooth_grad(
 @without_collection()
 @blaming_the_model
 def grad_cam(model: AnyModel, *, layer: str, of: Names | None = None) -> Any:
-    """Where in its maps a layer speaks for an output: ReLU(Σ_c w_c·A_c), w_c the mean of ∂of/∂A_c.
+    """Class activation map of a layer: ReLU(Σ_c w_c·A_c), w_c the mean of ∂of/∂A_c.
 
     Selvaraju et al. 2017, "Grad-CAM: visual explanations from deep networks".
 

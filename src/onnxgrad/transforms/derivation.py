@@ -122,7 +122,7 @@ class Derivation:
         return self.builder.zeros_like(self.builder.var(self.builder.now(value)))
 
     def found(self, derivatives: Mapping[ir.Value, Var], of: Mapping[str, ir.Value]) -> list[Var]:
-        """Those of the values `of`, with a warning for each that is zero because nothing leads there."""
+        """The derivatives of the values `of`; zero, with a warning, for a value that nothing connects."""
         for name, value in of.items():
             if value not in derivatives:
                 ends = ", ".join(repr(n) for n in (self.of if of is self.wrt else self.wrt))

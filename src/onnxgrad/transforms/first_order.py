@@ -84,7 +84,7 @@ def value_and_grad(model: AnyModel, *, wrt: Names, of: Names | None = None, rule
 @checked
 @without_collection()
 def grad(model: AnyModel, *, wrt: Names, of: Names | None = None, rules: Rules = ()) -> Any:
-    """As `value_and_grad`, with the gradients ``{wrt}_grad`` as the only outputs (the inputs stay as they are)."""
+    """The gradient model: like `value_and_grad`, with only the outputs ``{wrt}_grad``."""
     return _with_gradients(model, wrt, of, rules, primal=False)
 
 

@@ -29,7 +29,7 @@ from onnxgrad.wording import type_text
 
 
 def needs_lowering(model: ir.Model) -> bool:
-    """Whether there is a Gradient anywhere in `model`, local functions included."""
+    """True if there is a Gradient anywhere in `model`, including local functions."""
     if any(node.domain == DOMAIN and is_gradient(node) for graph in scopes(model.graph) for node in graph):
         return True
     return any(is_gradient(node) for function in model.functions.values() for node in function.all_nodes())
@@ -121,7 +121,7 @@ class WithoutGradients:
         self.graph.outputs.extend(held[name] for name in self._outputs)
 
     def now(self, value: ir.Value) -> ir.Value:
-        """What stands for `value`, however often it was replaced."""
+        """The current replacement of `value`, which may have been replaced several times."""
         while value in self.builder.moved:
             value = self.builder.moved[value]
         return value
@@ -159,19 +159,19 @@ class WithoutGradients:
         prune(graph)
 
     def _belongs(self, node: ir.Node) -> bool:
-        """Whether `node` is of a kind that is replaced."""
+        """True if `node` is of a kind that is replaced."""
         return is_gradient(node)
 
     def _holds(self, node: ir.Node) -> bool:
-        """Whether `node`, or one inside it, is of such a kind."""
+        """True if `node`, or a node inside it, is of such a kind."""
         return self._belongs(node) or any(self._belongs(n) for g in subgraphs(node) for n in g.all_nodes())
 
     def _is_due(self, node: ir.Node) -> bool:
-        """Whether a node of the outermost graph has to be written anew."""
+        """True if a node of the outermost graph has to be rewritten."""
         return self._holds(node)
 
     def _replacement(self, node: ir.Node) -> Sequence[Var | None] | None:
-        """What stands for the outputs of `node`; None if it stays."""
+        """The replacements of the outputs of `node`; None if it stays."""
         return self._gradient(node) if is_gradient(node) else None
 
     def _write(self, node: ir.Node) -> None:

@@ -1,4 +1,4 @@
-"""What a Gradient node says, read while its names are still right, and what the specification demands of it.
+"""Reader of Gradient nodes, and the specification's requirements on them.
 
 A Gradient names the tensors that it is about in strings, which nothing updates when a function is inlined
 or a value is renamed. So, before anything else is done with a model, each name is looked up where the node stands
@@ -25,7 +25,7 @@ VERSION = 1
 
 
 def is_gradient(node: ir.Node) -> bool:
-    """Whether `node` is a Gradient of the training domain."""
+    """True if `node` is a Gradient of the training domain."""
     return node.domain == DOMAIN and node.op_type == "Gradient"
 
 

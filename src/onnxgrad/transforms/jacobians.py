@@ -156,7 +156,7 @@ def _cheaper(d: Derivation, batch: int | None) -> Mode:
 
 
 def _size(value: ir.Value, batch: int | None) -> tuple[int, tuple[str, ...]]:
-    """How many elements: a number, times some symbols."""
+    """The number of elements: a known factor, and the symbols that multiply it."""
     dims = _without(list(value.shape or ()), batch)
     return math.prod(d for d in dims if isinstance(d, int)), tuple(
         sorted(str(d) for d in dims if not isinstance(d, int))

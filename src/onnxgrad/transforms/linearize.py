@@ -167,7 +167,7 @@ def _hand_through(d: Derivation, i: int) -> None:
 
 
 def _is_random(node: ir.Node, builder: Builder) -> bool:
-    """Whether `node`, or one inside it, may give another result a second time: both halves need the same one."""
+    """True if `node`, or one inside it, may differ between runs: both halves need the same result."""
     opset = builder.infer.context.get_opset_version(node.domain)
     return not is_repeatable(node.op_type, node.domain, opset) or any(
         _is_random(inner, builder) for graph in subgraphs(node) for inner in graph

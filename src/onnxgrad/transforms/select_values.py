@@ -40,7 +40,10 @@ def float_values(
 def of_values(
     of: Names, values: Mapping[str, ir.Value], builder: Builder, containers: bool = False
 ) -> dict[str, ir.Value]:
-    """As `float_values`, and of parts such as ``y[:, 3]`` (numpy's basic indexing; a name that holds brackets wins)."""
+    """The float values named `of`, or parts of them such as ``y[:, 3]`` (numpy's basic indexing).
+
+    A value whose name has brackets takes precedence over a part.
+    """
     named = [of] if isinstance(of, str) or not isinstance(of, Iterable) else of
     return float_values(of, with_parts(builder, named, values), "of", containers)
 
@@ -54,7 +57,7 @@ def default_of(graph: ir.Graph, containers: bool = False) -> dict[str, ir.Value]
 
 
 def is_float(value: ir.Value, containers: bool = False) -> bool:
-    """Whether `value` is a float tensor; `containers`: or a sequence or optional of them."""
+    """True if `value` is a float tensor, or with `containers` a sequence or optional of them."""
     held = value.type
     while containers and isinstance(held, (ir.SequenceType, ir.OptionalType)):
         held = held.elem_type

@@ -203,7 +203,7 @@ def _write_out(b: Builder, mapped: Collection[ir.Value]) -> None:
 
 
 def _is_stackable(node: ir.Node, moved: Collection[ir.Value]) -> bool:
-    """Whether `node` has a stacked form (or is no standard operator, and none is known)."""
+    """True if `node` has a stacked form, or is a non-standard operator without a known one."""
     if node.op_type in ("GRU", "LSTM", "RNN"):  # with weights that are the same for all rows
         return not any(i in (1, 2, 3, 7) and v in moved for i, v in enumerate(node.inputs))
     return bool(node.domain) or node.op_type in SIZES or batching_rule(node) is not None or bool(subgraphs(node))

@@ -30,7 +30,7 @@ from onnxgrad.training.metadata import ADAPTER
 
 @dataclass
 class Factors:
-    """What a branch computes with.
+    """The tensors of a branch.
 
     Attributes:
         a, b: A and B; of a part, with zeros for the other outputs.
@@ -104,7 +104,7 @@ def like(value: ir.Value, other: ir.Value) -> ir.Value:
 
 
 class Beforehand(_Nodes):
-    """What is computed of the tensors of one adapter alone, once, at the beginning of the graph."""
+    """Nodes that depend only on an adapter's own tensors; they run once, at the beginning of the graph."""
 
     def spread(self, b: ir.Value, part: WeightPart, rest: float = 0.0) -> ir.Value:
         """B, or a vector, of a part with `rest` for the other outputs."""
@@ -205,7 +205,7 @@ class Branch(_Nodes):
         return like(self.emit("Add", total, moved), base)
 
     def _bias(self) -> ir.Value | None:
-        """What the node adds to the product."""
+        """The bias that the node adds to the product; None without one."""
         node = self.site.node
         if node.op_type not in ("Conv", "Gemm") or len(node.inputs) < 3 or node.inputs[2] is None:
             return None

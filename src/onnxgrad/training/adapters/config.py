@@ -1,4 +1,4 @@
-"""How weights are adapted, as a value: `LoRA` (also as DoRA), `VeRA`."""
+"""Configuration of adapters: `LoRA` (also as DoRA) and `VeRA`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ATTENTION = "attention"
 
 
 class _Asked:
-    """What all adapters are asked for."""
+    """The settings that all adapters share."""
 
     rank: int
     targets: str | Sequence[str]

@@ -49,7 +49,7 @@ _CONFIG_LIMIT = 1 << 20
 
 
 def files_in(folder: Path) -> list[Path]:
-    """What `save_adapter` may write into `folder`."""
+    """The files that `save_adapter` may write into `folder`."""
     return [folder / n for n in (ORT_FILE, TENSORS_FILE, CONFIG_FILE, MODEL_FILE, f"{MODEL_FILE}.data")]
 
 

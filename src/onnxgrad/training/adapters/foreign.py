@@ -208,7 +208,7 @@ def _matches(pattern: str, module: str, key: str, place: str) -> bool:
 
 
 def _sorted(tensors: Mapping[str, np.ndarray]) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
-    """What belongs to modules, by letter; and all other tensors."""
+    """Sort tensors into those of modules, by letter, and all others."""
     modules: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
     others = {}
     ends = {f".{end}": letter for table in (ENDS, EMBEDDING_ENDS) for letter, end in table.items()}

@@ -45,7 +45,7 @@ class WeightPart:
             raise ValueError(f"no part of a weight: {self}")
 
     def columns(self, size: int) -> np.ndarray:
-        """Which they are of `size` outputs."""
+        """The indices of this part among `size` outputs."""
         numbers = np.arange(size)
         return numbers[(numbers % self.every >= self.start) & (numbers % self.every < self.stop)]
 
@@ -58,7 +58,7 @@ class WeightPart:
         return out
 
     def written(self, size: int) -> str:
-        """As it is written in brackets."""
+        """The spelling of this part, as it is used in brackets."""
         return f"{self.start}:{self.stop}" + (f" of {self.every}" if self.every < size else "")
 
 
@@ -84,7 +84,7 @@ def named_part(weight: Weight, text: str) -> WeightPart:
 
 
 def outputs(weight: Weight) -> int:
-    """How many outputs a weight has, of all groups."""
+    """The number of outputs of a weight, over all groups."""
     return weight.shape[0] if weight.kind == CONV else weight.ends[1]
 
 

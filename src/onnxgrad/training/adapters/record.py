@@ -1,4 +1,4 @@
-"""What an adapted model says of its adapter: metadata, by which it is trained on, saved, merged and recognized."""
+"""The record of an adapter in the metadata of a model, for training on, saving, merging and recognition."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Record:
         model.metadata_props[ADAPTER] = self.text()
 
     def text(self) -> str:
-        """As JSON."""
+        """The record as JSON."""
         return json.dumps({"version": _VERSION, **asdict(self)}, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""Where weights are read that can be adapted: products, convolutions and embeddings, in branches and bodies, too.
+"""Sites of adapters: products, convolutions and embeddings that read a weight, also in branches and bodies.
 
 A weight may be read by several nodes, also by way of a Transpose, an Identity or a DequantizeLinear. It can be adapted
 if each of them is a site: then all of them are, with the same factors, and the adapted weight can be merged.
@@ -40,14 +40,14 @@ class Site:
 
     @property
     def data(self) -> ir.Value:
-        """What meets the weight."""
+        """The operand that the weight is combined with."""
         value = self.node.inputs[1 if self.at == 0 else 0]
         assert value is not None
         return value
 
     @property
     def is_left(self) -> bool:
-        """Whether the weight is the left operand of a product."""
+        """True if the weight is the left operand of a product."""
         return self.node.op_type == "MatMul" and self.at == 0
 
 
@@ -80,17 +80,17 @@ class Weight:
 
     @property
     def transposed(self) -> bool:
-        """Whether A·B has the layout of Wᵀ: that in which the first site reads it."""
+        """True if A·B has the layout of Wᵀ, in which the first site reads the weight."""
         return self.sites[0].transposed
 
     @property
     def groups(self) -> int:
-        """Those of the convolutions."""
+        """The number of groups of the convolutions."""
         return self.sites[0].node.attributes.get_int("group", 1)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the matrix, or the kernel."""
+        """The shape of the matrix, or of the kernel."""
         if self.packed is not None:
             return self.packed
         assert self.value.const_value is not None
@@ -98,7 +98,7 @@ class Weight:
 
     @property
     def ends(self) -> tuple[int, int]:
-        """How many numbers go into a site, and come out, per row (of a convolution: per group and position)."""
+        """The numbers of inputs and outputs of a site per row (of a convolution: per group and position)."""
         shape = self.shape
         if self.kind == CONV:
             size = 1
@@ -124,7 +124,7 @@ class Weight:
 
 
 def weights(graph: ir.Graph) -> dict[str, Weight]:
-    """What of the initializers of `graph` can be adapted, by name, in the order in which they are read."""
+    """The initializers of `graph` that can be adapted, by name, in the order in which they are read."""
     found: dict[str, Weight] = {}
     refused: set[str] = set()
     for node in graph.all_nodes():
@@ -153,7 +153,7 @@ def _operands(node: ir.Node) -> tuple[int, ...]:
 
 
 def _is_packed(node: ir.Node) -> bool:
-    """Whether a contributed product with a matrix in blocks of few bits."""
+    """True for a contributed product with a matrix in blocks of few bits."""
     return (node.domain, node.op_type) == ("com.microsoft", "MatMulNBits") and {"K", "N"} <= node.attributes.keys()
 
 
@@ -172,7 +172,7 @@ def _source(value: ir.Value | None) -> tuple[ir.Value, bool, bool] | None:
 
 
 def _passes(node: ir.Node) -> ir.Value | None:
-    """What a node that only hands a weight on gives; None for others."""
+    """The output of a node that only renames, transposes or dequantizes a weight; None for other nodes."""
     if not is_standard(node):
         return None
     if node.op_type in ("Identity", "DequantizeLinear"):

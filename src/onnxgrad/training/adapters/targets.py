@@ -1,4 +1,4 @@
-"""Which weights are adapted: attention, names, modules, globs, types of nodes; parts of weights."""
+"""Targets of adapters: patterns of attention, names, modules, globs, node types, and parts of weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PARTS = re.compile(r"(.+)\[((?:[qkv]|\d{1,9}:\d{1,9})(?:,(?:[qkv]|\d{1,9}:\d{1,
 
 @dataclass(frozen=True)
 class Target:
-    """What has an adapter of its own.
+    """A weight, or a part of its outputs, with an adapter of its own.
 
     Attributes:
         weight: what is adapted.
@@ -46,7 +46,9 @@ class Target:
 
 
 def chosen(patterns: Sequence[str], weights: Mapping[str, Weight], graph: ir.Graph, rank: int = 0) -> list[Target]:
-    """What of `weights` the `patterns` stand for, in their order. A weight that is named with parts has only those.
+    """The targets among `weights` that `patterns` match, in the order of the patterns.
+
+    A weight that a pattern names with parts has only these parts as targets.
 
     Args:
         patterns: see `LoRA`.
@@ -155,7 +157,7 @@ def _of_attention(weights: Mapping[str, Weight], graph: ir.Graph) -> list[str]:
 
 
 def _meets_activations(node: ir.Node, at: Mapping[ir.Node, str]) -> bool:
-    """Whether `node` is a product of two values that both come from weights of their own."""
+    """True if `node` is a product of two values that come from different weights."""
     if node.op_type not in ("MatMul", "Einsum") or node in at or len(node.inputs) != 2:
         return False
     return all(v is not None and any(True for _ in _back(v, at)) for v in node.inputs)

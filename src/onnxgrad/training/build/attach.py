@@ -288,7 +288,7 @@ class _Attachment:
         return [found[name] for name in names], owners
 
     def _way_out(self) -> str:
-        """What to do where the weights are integers of operators that compute with them."""
+        """A hint for weights that are integers of operators that compute with them."""
         kinds = sorted({n.op_type for n in self.graph if is_quantized(n) and not is_rounding(n)})
         if not kinds:
             return ""

@@ -178,7 +178,7 @@ def _tail(output: ir.Value) -> tuple[list[ir.Value], ir.Node | None]:
 
 
 def _constant(value: ir.Value) -> bool:
-    """Whether a weight, or what a Transpose, a Cast, … makes of one."""
+    """True for a weight, or a Transpose, a Cast, … of a weight."""
     node = value.producer()
     return node is not None and all(v is None or v.const_value is not None for v in node.inputs)
 

@@ -1,4 +1,4 @@
-"""What the record batches of an Arrow file (``.arrow``, ``.feather``) unpack to, before any of them is unpacked.
+"""The unpacked size of the record batches in an Arrow file, found without unpacking any of them.
 
 The end of the file lists its batches; a batch lists its buffers; a compressed buffer begins with its size. The layout
 is that of the Arrow columnar format, section "IPC File Format", and its schemas ``File.fbs`` and ``Message.fbs``.
@@ -77,7 +77,7 @@ def _number(held: Any, kind: str, at: int) -> int:
 
 
 def _field(held: Any, table: int, index: int) -> int:
-    """Where a field of `table` lies; 0 if it is left out."""
+    """The offset of a field of `table`; 0 if it is left out."""
     slots = table - _number(held, "i", table)
     if 4 + 2 * index >= _number(held, "H", slots):
         return 0
@@ -93,7 +93,7 @@ def _table(held: Any, table: int, index: int) -> int:
 
 
 def _structs(held: Any, at: int, size: int) -> range:
-    """Where the entries of `size` bytes of the vector lie that the field `at` refers to."""
+    """The offsets of the entries, of `size` bytes each, of the vector that the field `at` refers to."""
     if not at:
         return range(0)
     first = at + _number(held, "I", at)

@@ -1,4 +1,4 @@
-"""Which inputs have a batch axis, and which are fed whole: a table, a set of anchors, the matrix of a fixed map.
+"""Find the inputs with a batch axis; others are fed whole, such as a table or a set of anchors.
 
 ONNX does not say which. An input that shares its first dimension, a name or a number, with an output of the model has a
 batch axis; without such outputs, inputs that share theirs among themselves. Another input is whole if its array has

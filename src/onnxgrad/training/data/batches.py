@@ -285,7 +285,7 @@ class Data:
             yield batch
 
     def _read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """What does not lie in memory, and where its rows end."""
+        """Read the rows of columns that are not in memory, and the lengths of ragged rows."""
         batch: dict[str, np.ndarray] = {}
         sizes: dict[str, list[int]] = {}
         for field in self.fields:

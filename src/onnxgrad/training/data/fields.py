@@ -28,7 +28,7 @@ INPUTS = ("x", "input", "inputs", "data", "image", "images", "features", "tokens
 
 @dataclass(frozen=True)
 class Field:
-    """What one batch input of the step expects.
+    """The requirements of one batch input of the step.
 
     Attributes:
         name: of the input.
@@ -81,7 +81,7 @@ class Field:
 
 
 def match(arrays: Collection[str], fields: Sequence[Field], source: str) -> dict[str, str]:
-    """Which array feeds which field: from the name of the field to that of the array."""
+    """Match arrays to fields: a map from the name of each field to that of its array."""
     chosen = {f.name: f.name for f in fields if f.name in arrays}
     for label, words in ((True, LABELS), (False, INPUTS)):
         left = [f for f in fields if f.name not in chosen and f.label == label]
@@ -105,7 +105,7 @@ def match(arrays: Collection[str], fields: Sequence[Field], source: str) -> dict
 
 
 def _wide(field: Field, spare: Sequence[str]) -> str:
-    """How to join columns, where there are enough for `field`."""
+    """A hint to join columns, if there are enough of them for `field`."""
     if field.label or len(field.shape) != 1 or field.shape[0] is None or not 1 < field.shape[0] <= len(spare):
         return ""
     return f"\n  hint: --input {field.name}={spare[0]}..{spare[field.shape[0] - 1]} joins columns of one number each"
@@ -181,7 +181,7 @@ def _at(array: np.ndarray, bad: np.ndarray, rows: np.ndarray | None) -> str:
 
 
 def _label_hint(labels: np.ndarray, bad: np.ndarray, field: Field) -> str:
-    """What may be wrong with labels that are no classes."""
+    """A hint about labels that are no classes."""
     wrong = np.unique(labels[bad])
     if field.classes == 1:
         return "\n  hint: one score for each row is for the loss bce_with_logits, with labels 0 and 1"

@@ -25,7 +25,7 @@ TRAINING, HELD_OUT = {"train", "training"}, {"val", "valid", "validation", "dev"
 
 @dataclass(frozen=True)
 class Images:
-    """How a picture becomes an array: (pixels / 255 - mean) / std, scaled to the size that the model takes.
+    """Conversion of images to arrays: (pixels / 255 - mean) / std, scaled to the size of the model's input.
 
     Attributes:
         mean: subtracted, one number or one per channel.

@@ -78,14 +78,14 @@ class Preprocessing:
         return replace(images, size=self.images.size)
 
     def images_with(self, mean: tuple[float, ...] | None, std: tuple[float, ...] | None) -> Images | None:
-        """How pictures become arrays where `mean` or `std` are given; None where neither is."""
+        """The conversion of images with another `mean` or `std`; None if neither is given."""
         if mean is None and std is None:
             return None
         own = self.images or Images()
         return Images(own.mean if mean is None else mean, own.std if std is None else std, own.size)
 
     def text(self, tokenizer: Any, max_length: int | None) -> Text | None:
-        """How text becomes tokens by these arguments of a call; None without them. Raises BadInput as `Text.of`."""
+        """The conversion of text by these arguments; None without them. Raises BadInput like `Text.of`."""
         if tokenizer is not None and self.tokenizer and max_length is None:
             max_length = self.max_length
         if tokenizer is None and max_length is not None and self.tokenizer:
@@ -93,7 +93,7 @@ class Preprocessing:
         return Text.of(tokenizer, max_length)
 
     def own_text(self) -> Text:
-        """How text becomes tokens by what is kept."""
+        """The conversion of text that the model's metadata describe."""
         return Text(parse_tokenizer(self.tokenizer.encode(), "the model's tokenizer"), self.max_length)
 
     def to_json(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from onnxgrad.training.data.preprocessing import Preprocessing
 
 @dataclass(frozen=True)
 class PreparationRecipe:
-    """How columns, pictures and text become arrays that a model reads."""
+    """The settings that turn columns, images and text into arrays for a model."""
 
     panel: ClassVar[str] = "Data"
 
@@ -55,7 +55,7 @@ class PreparationRecipe:
             raise BadInput("images and image_mean or image_std exclude each other")
 
     def pictures(self, trained: Preprocessing) -> Images | None:
-        """How pictures become arrays by these settings, or as the model was `trained`; None if neither says it."""
+        """The conversion of images by these settings, or else as the model was `trained`; None without either."""
         mean, std = (_channels(name, getattr(self, name)) for name in ("image_mean", "image_std"))
         return trained.images_for(self.images or trained.images_with(mean, std))
 

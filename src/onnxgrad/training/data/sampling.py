@@ -1,4 +1,4 @@
-"""Which rows an epoch takes, and how often: each row once, or each class as often as the others."""
+"""Sampling of rows for an epoch: each row once, or each class equally often."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_sample(sample: str, labels: np.ndarray | None, shuffle: bool, source: 
 
 
 def balanced(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """As many rows as there are `labels`, in random order, of each class that occurs as many (or one more).
+    """Draw as many rows as `labels` has, in random order, with equal counts of each class (±1).
 
     A class that is rare comes round several times, all of its rows before any of them again; of a frequent one, other
     epochs take other rows.

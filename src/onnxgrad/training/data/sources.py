@@ -1,4 +1,4 @@
-"""Where data come from: files by their suffix, folders by what is in them, Python objects by what they can do.
+"""Sources of data: files by their suffix, folders by their contents, Python objects by their methods.
 
 | source | columns |
 |---|---|
@@ -32,7 +32,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.files import check_readable, open_ordinary
 from onnxgrad.training.data import text_tables
 from onnxgrad.training.data.arrow_size import unpacked_size
-from onnxgrad.training.data.columns import Column, Dense, Features, Items, Mapped, Remembered, Unusable, column
+from onnxgrad.training.data.columns import Column, Columns, Dense, Features, Items, Mapped, Remembered, Unusable, column
 from onnxgrad.training.data.images import SUFFIXES as PICTURES
 from onnxgrad.training.data.images import Images, image_folder, picture_files
 from onnxgrad.training.data.wide import joined
@@ -49,11 +49,11 @@ def open_data(
     images: Images | None = None,
     inputs: Mapping[str, str] | None = None,
     trained: Mapping[str, Features] | None = None,
-) -> dict[str, Column]:
+) -> Columns:
     """The columns of `source` (see the table above).
 
     Args:
-        source: a path, a mapping of arrays, a sequence or an iterable of mappings.
+        source: a path, a mapping of arrays, a sequence or an iterable of mappings; opened columns are copied.
         images: how pictures become arrays, where there are any.
         inputs: which columns feed which input of the model (see `onnxgrad.training.data.wide`).
         trained: the columns that fed them when the model was trained.
@@ -61,8 +61,19 @@ def open_data(
     Raises:
         BadInput: it is missing, unreadable, empty, or nothing of the above; or has no such column.
     """
+    if isinstance(source, Columns):
+        return Columns(source, source.source)
     columns = _opened(source, images)
-    return joined(columns, inputs or {}, trained or {}) if inputs or trained else columns
+    if inputs or trained:
+        columns = joined(columns, inputs or {}, trained or {})
+    return Columns(columns, source_name(source))
+
+
+def source_name(data: Any, otherwise: str = "the data") -> str:
+    """The name of `data` in messages: of opened columns that of their source, or a path; else `otherwise`."""
+    if isinstance(data, Columns):
+        return data.source
+    return repr(os.fspath(data)) if isinstance(data, (str, os.PathLike)) else otherwise
 
 
 def _opened(source: Any, images: Images | None) -> dict[str, Column]:

@@ -46,7 +46,7 @@ class Tokens(Column):
 
 
 class Text:
-    """How text becomes tokens.
+    """Conversion of text to tokens.
 
     Args:
         tokenizer: the path of a ``tokenizer.json``, or a ``tokenizers.Tokenizer``.
@@ -63,7 +63,7 @@ class Text:
 
     @classmethod
     def of(cls, tokenizer: Any, max_length: int | None) -> Text | None:
-        """What these arguments of a call ask for. Raises BadInput for a length without a tokenizer."""
+        """The conversion that these arguments ask for. Raises BadInput for a length without a tokenizer."""
         if tokenizer is None and max_length is not None:
             raise BadInput("max_length is for text, which needs a tokenizer\n  hint: --tokenizer tokenizer.json")
         return None if tokenizer is None else cls(tokenizer, max_length)
@@ -166,7 +166,7 @@ def _is_text(column: Column, field: Field) -> bool:
 
 
 def _roles(fields: Sequence[Field], columns: Mapping[str, Column]) -> dict[str, Field]:
-    """Which field takes the tokens, the mask and the segments."""
+    """The fields for the tokens, the mask and the segments."""
     roles: dict[str, Field] = {}
     for field in fields:
         if field.label or field.dtype.kind not in "iufb" or len(field.shape) != 1:

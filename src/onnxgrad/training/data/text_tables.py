@@ -72,7 +72,7 @@ def _depth(text: bytes) -> int:
 
 
 def _written(file: BinaryIO, suffix: str) -> tuple[str, str]:
-    """What separates the columns of a table, and the decimal point of its numbers."""
+    """Detect the separator of columns and the decimal point of numbers in a table."""
     lines = file.read(BEGINNING).decode(errors="replace").splitlines()
     file.seek(0)
     heading = _QUOTED.sub("", lines[0]) if lines else ""

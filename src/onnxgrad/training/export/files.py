@@ -57,7 +57,7 @@ BESIDE = ("state.npz", "contract.json", *HOSTS)
 
 
 def files_in(folder: Path) -> list[Path]:
-    """What `export_step` may write into `folder`."""
+    """The files that `export_step` may write into `folder`."""
     models = [f"{name}.onnx" for name in ("train", "gradient", "update", "evaluate", "infer")]
     return [folder / n for n in (*models, *(f"{n}.data" for n in models), *BESIDE, TOKENIZER)]
 
@@ -146,7 +146,7 @@ def export_step(
 
 
 def _ends(step: Step) -> dict[str, Any]:
-    """What the inputs and outputs of a step are, by name."""
+    """The roles of the inputs and outputs of a step, by name."""
     return {
         "batch": list(step.batch),
         "state": {name: {"input": t.input, "output": t.output} for name, t in step.state.items()},

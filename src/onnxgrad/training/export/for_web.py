@@ -61,7 +61,7 @@ def for_web(model: ir.Model) -> None:
 
 
 def narrowed(name: str, array: np.ndarray) -> np.ndarray:
-    """What stands for a tensor of that name: a scalar of float64 in float32.
+    """The tensor for the web target: a float64 scalar becomes float32.
 
     Raises:
         BadInput: it is float64, and no scalar.

@@ -1,4 +1,4 @@
-"""What of a model runs in a browser: on WebGPU, on the processor (WASM), or not at all.
+"""Report on the execution of a model in a browser: on WebGPU, on the processor (WASM), or not at all.
 
 ``webgpu.json`` lists the operators with a kernel on WebGPU and the versions at which they match. onnxruntime-web runs
 every other node on the processor, where it has nearly all that stock ONNX Runtime has, but for one: the build with the
@@ -58,30 +58,30 @@ class OffDevice:
 
     @property
     def runs(self) -> bool:
-        """Whether a session on WebGPU runs these nodes, if on the processor."""
+        """True if a session on WebGPU runs these nodes, possibly on the processor."""
         return self.where == PROCESSOR
 
 
 @dataclass
 class WebReport:
-    """What `web_report` found; `total` counts all nodes, those of inner graphs included."""
+    """The result of `web_report`; `total` counts all nodes, including those of inner graphs."""
 
     total: int = 0
     rows: list[OffDevice] = field(default_factory=list)
 
     @property
     def on_webgpu(self) -> bool:
-        """Whether a session on WebGPU runs the model, if parts of it on the processor."""
+        """True if a session on WebGPU runs the model, possibly with parts on the processor."""
         return all(row.runs for row in self.rows)
 
     @property
     def on_wasm(self) -> bool:
-        """Whether a session on WASM runs the model."""
+        """True if a session on WASM runs the model."""
         return all(row.where != NOWHERE for row in self.rows)
 
     @property
     def off_webgpu(self) -> dict[str, int]:
-        """How many nodes of which operators do not run on WebGPU."""
+        """The number of nodes that do not run on WebGPU, by operator."""
         counts: dict[str, int] = {}
         for row in self.rows:
             counts[row.op_type] = counts.get(row.op_type, 0) + row.count
@@ -103,7 +103,7 @@ def versions_on_webgpu(op_type: str) -> str:
 
 
 def has_kernel(op_type: str, version: int) -> bool:
-    """Whether the `version` of an operator matches a kernel: within a range, or the very one that is open-ended."""
+    """True if a kernel covers the `version` of an operator: within a range, or equal to an open-ended start."""
     for part in filter(None, versions_on_webgpu(op_type).split(",")):
         low, _, high = part.rstrip("+").partition("-")
         if int(low) <= version <= int(high or low):
@@ -189,13 +189,13 @@ def _of_node(node: ir.Node, inside: str, opsets: dict[str, int]) -> OffDevice | 
 
 
 def is_training(node: ir.Node) -> bool:
-    """Whether this is a BatchNormalization in training mode."""
+    """True for a BatchNormalization in training mode."""
     mode = node.attributes.get("training_mode")
     return is_op(node, "BatchNormalization") and mode is not None and mode.as_int() == 1
 
 
 def splits_widely(node: ir.Node) -> bool:
-    """Whether this is a Split that needs more buffers at once than every GPU has."""
+    """True for a Split that needs more buffers at once than every GPU has."""
     return is_op(node, "Split") and len(node.outputs) > MOST_PARTS
 
 

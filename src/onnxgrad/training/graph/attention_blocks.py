@@ -100,12 +100,12 @@ def _is_expanded(node: ir.Node, rows: int | None) -> bool:
 
 
 def wants_kernel(graph: ir.Graph) -> bool:
-    """Whether "kernel" would leave something in `graph` as it is, that goes by blocks now."""
+    """True if the setting "kernel" would keep some attention in `graph` that is computed by blocks now."""
     return any(_FOR_KERNEL in node.metadata_props for node in graph)
 
 
 def _reads_many(node: ir.Node) -> bool:
-    """Whether an operator that is attention reads something of so many rows that keys may be many."""
+    """True if an attention operator reads a tensor of so many rows that keys may be many."""
     shapes = [v.shape for v in node.inputs if v is not None and v.shape is not None and len(v.shape) > 2]
     return any(isinstance(d, int) and d >= MANY for shape in shapes for d in shape[1:-1])
 
@@ -142,7 +142,7 @@ class _Attention:
 
     @classmethod
     def of(cls, node: ir.Node) -> _Attention | None:
-        """What ends in the product `node`; None if that is no attention."""
+        """Match attention that ends in the product `node`; None if it does not."""
         end, v = node.inputs
         graph = node.graph
         if end is None or v is None or end.shape is None or len(end.shape) < 3 or not isinstance(graph, ir.Graph):
@@ -195,7 +195,7 @@ class _Attention:
         return True
 
     def has_keys(self, many: int) -> bool:
-        """Whether there are known to be so many keys."""
+        """True if the number of keys is known to be at least `many`."""
         dims = _dims(self.score)
         return dims is not None and isinstance(dims[-1], int) and dims[-1] >= many
 
@@ -205,7 +205,7 @@ class _Attention:
 
     @property
     def is_for_kernel(self) -> bool:
-        """Whether this is what a kernel takes: scaled products and a mask (see `runtime.kernels.attention`)."""
+        """True if a kernel computes this form: scaled products and a mask (see `runtime.kernels.attention`)."""
         alike = [_dims_of(x) for x in (self.q, self.kt, self.v)]
         heads = [None if d is None else d[:-2] for d in alike]
         floats = all(x.dtype == ir.DataType.FLOAT for x in (self.q, self.kt, self.v, self.score))
@@ -265,7 +265,7 @@ def _factors(node: ir.Node, score: ir.Value) -> tuple[ir.Value, ir.Value, set[ir
 
 
 def _before_softmax(node: ir.Node, end: ir.Value) -> tuple[ir.Value | None, ir.Value | None, bool]:
-    """What `node` makes probabilities of; under which condition they are 0; whether those that are no numbers are."""
+    """One step back from probabilities to a softmax: its source, the condition for 0, whether NaNs become 0."""
     x = node.inputs[0] if node.inputs else None  # a Constant reads nothing
     if not is_standard(node) or x is None:
         return None, None, False
@@ -329,12 +329,12 @@ def _is_by_element(node: ir.Node, end: ir.Value) -> bool:
 
 
 def _is_last(softmax: ir.Node) -> bool:
-    """Whether a Softmax goes along the last axis."""
+    """True if a Softmax runs along the last axis."""
     return softmax.attributes.get_int("axis", -1) in (-1, len(softmax.outputs[0].shape or ()) - 1)
 
 
 def _has_queries_and_keys(value: ir.Value, score: ir.Value) -> bool:
-    """Whether `value` has a number for each query and each key."""
+    """True if `value` has an element for each query and each key."""
     dims, whole = _dims(value), _dims(score)
     if dims is None or whole is None or len(dims) < 2:
         return False

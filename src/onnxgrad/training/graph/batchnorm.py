@@ -14,7 +14,7 @@ from onnxgrad.ir.match import is_op
 
 
 def trains(node: ir.Node) -> bool:
-    """Whether `node` is a BatchNormalization in training mode."""
+    """True if `node` is a BatchNormalization in training mode."""
     mode = node.attributes.get("training_mode")
     is_norm = is_op(node, "BatchNormalization")
     return is_norm and mode is not None and bool(mode.as_int())

@@ -126,7 +126,7 @@ def _arithmetic(node: ir.Node, operands: list[ir.Value], depth: int, known: _Kno
 
 
 def _is_part(operands: list[ir.Value], depth: int, known: _Known) -> bool:
-    """Whether the second operand is the first plus something that is not negative."""
+    """True if the second operand is the first plus a term that is not negative."""
     total = operands[1].producer() if len(operands) == 2 else None
     if not is_op(total, "Add"):
         return False

@@ -1,4 +1,4 @@
-"""Which float initializers are weights, and which are constants that an exporter has made initializers of.
+"""Sort float initializers into weights and constants that an exporter stored as initializers.
 
 A tensor is what it is used as. The rows of the table below are tried in this order, and the first that holds decides;
 the names that exporters give decide only where use does not. What is left out is told (`Sorted.told`), and
@@ -194,14 +194,14 @@ def _meetings(value: ir.Value, through: tuple[str, ...] = ()) -> Iterable[tuple[
 
 
 def _scales_integers(node: ir.Node, at: int) -> bool:
-    """Whether the other factor is the scale of what is quantized at run time, as beside a MatMulInteger."""
+    """True if the other factor is the scale of a value quantized at run time, as beside a MatMulInteger."""
     other = node.inputs[1 - at] if node.op_type == "Mul" and at < 2 else None
     maker = None if other is None else other.producer()
     return maker is not None and maker.op_type == "DynamicQuantizeLinear"
 
 
 def _behind_layer(node: ir.Node, at: int) -> bool:
-    """Whether the other operand of an addition is what a layer gives."""
+    """True if the other operand of an addition is the output of a layer."""
     others = [v for i, v in enumerate(node.inputs) if i != at and v is not None]
     maker = others[0].producer() if len(others) == 1 else None
     while maker is not None and maker.op_type in _MOVES and maker.inputs[0] is not None:
@@ -210,7 +210,7 @@ def _behind_layer(node: ir.Node, at: int) -> bool:
 
 
 def _only_angles(value: ir.Value) -> bool:
-    """Whether all that is made of `value`, by products and moves, are angles: what Sin and Cos read."""
+    """True if `value` reaches only Sin and Cos, through products and moves: it scales angles."""
     ends: set[str] = set()
     seen = {value}
     queue = [value]
@@ -225,7 +225,7 @@ def _only_angles(value: ir.Value) -> bool:
 
 
 def _before_the_first_weight(candidates: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> set[ir.Value]:
-    """What is added to inputs of the model, or multiplied with them, before anything else is."""
+    """The values added to inputs of the model, or multiplied with them, before any layer."""
     held = set(candidates.values())
     raw: set[ir.Value] = {v for node in nodes for v in reads(node) if v.is_graph_input()}
     found: set[ir.Value] = set()
@@ -247,8 +247,11 @@ def _sample(array: np.ndarray) -> np.ndarray:
 
 
 def _regular(array: np.ndarray) -> bool:
-    """Whether x[t + 1] + x[t - 1] = c·x[t] along an axis, with a c for each column: sines, lines, geometric sequences;
-    or two halves of the last axis, or neighbours there, are sines and cosines of the same angles."""
+    """True if x[t + 1] + x[t - 1] = c·x[t] along an axis, with a c per column.
+
+    Sines, lines and geometric sequences have this form. Also True if two halves of the last axis, or neighbours on it,
+    are sines and cosines of the same angles.
+    """
     x = _sample(array)
     for axis in range(x.ndim):
         if x.shape[axis] < 8:
@@ -278,7 +281,7 @@ def _regular(array: np.ndarray) -> bool:
 
 
 def _on_a_circle(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether a² + b² is the same number everywhere, for a and b that vary."""
+    """True if a² + b² is constant, for a and b that vary."""
     if not np.any(np.mod(a, 1)):  # rows of an identity are no angles
         return False
     radius = a * a + b * b

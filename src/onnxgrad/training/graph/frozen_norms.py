@@ -16,7 +16,7 @@ _CONVOLUTIONS = frozenset(("Conv", "ConvTranspose"))
 
 
 def frozen_norms(candidates: Mapping[str, ir.Value], made_up: Callable[[str], bool]) -> set[ir.Value]:
-    """Those of the `candidates` that belong to a frozen normalization.
+    """The `candidates` that belong to a frozen normalization.
 
     Args:
         candidates: float initializers by name; statistics that a BatchNormalization reads are none of them.
@@ -37,12 +37,12 @@ def frozen_norms(candidates: Mapping[str, ir.Value], made_up: Callable[[str], bo
 
 
 def is_statistic(name: str) -> bool:
-    """Whether frameworks give running statistics such a name."""
+    """True if frameworks use such a name for running statistics."""
     return name.replace("/", ".").rpartition(".")[-1] in _STATISTICS
 
 
 def _is_vector(value: ir.Value) -> bool:
-    """Whether it is [1, C, 1, …], with three axes or more."""
+    """True if the shape is [1, C, 1, …], with three axes or more."""
     dims = [] if value.shape is None else list(value.shape)
     return len(dims) > 2 and all(d == 1 for k, d in enumerate(dims) if k != 1)
 
@@ -63,7 +63,7 @@ def _shift_behind(scale: ir.Value) -> ir.Value | None:
 
 
 def _meets_constants(value: ir.Value) -> bool:
-    """Whether all that `value` meets is computed from initializers: no number of a batch reaches it there."""
+    """True if `value` is combined only with values computed from initializers, not from a batch."""
     for node, _ in value.uses():
         if node.op_type in _MOVES and node.inputs[0] is value:
             if not _meets_constants(node.outputs[0]):

@@ -26,7 +26,7 @@ from onnxgrad.wording import type_text
 
 
 def is_graph(thing: Any) -> bool:
-    """Whether `thing` is something that `Inlined` takes and that is no string."""
+    """True if `thing` is a graph that `Inlined` accepts, other than a string."""
     return isinstance(thing, (onnx.ModelProto, onnx.FunctionProto, ir.Model, os.PathLike)) or hasattr(
         thing, "to_function_proto"
     )

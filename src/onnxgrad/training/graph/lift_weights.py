@@ -109,7 +109,7 @@ def _named(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:
 
 
 def _only_statistics(value: ir.Value, at: int | None = None) -> bool:
-    """Whether `value` is read, and only as running mean (3) or variance (4), or only as input `at`."""
+    """True if all uses of `value` are running mean (3) or variance (4), or input `at`."""
     uses = list(value.uses())
     places = {i if is_op(n, "BatchNormalization") else -1 for n, i in uses}
     return bool(uses) and (places == {at} if at is not None else len(places) == 1 and places <= {3, 4})

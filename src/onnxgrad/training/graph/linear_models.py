@@ -51,7 +51,7 @@ class _Scores:
 
     @classmethod
     def of(cls, node: ir.Node) -> _Scores | None:
-        """Those of `node`; None where its sizes do not tell, or its transform is not a smooth one."""
+        """The scores of `node`; None for unknown sizes, or a transform that is not smooth."""
         x, transform = node.inputs[0], attribute(node, "post_transform", "NONE")
         if x is None or x.dtype is None or x.shape is None or len(x.shape) != 2:
             return None

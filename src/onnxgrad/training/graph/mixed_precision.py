@@ -45,7 +45,7 @@ NAMES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
 
 @dataclass(frozen=True)
 class Precision:
-    """How a step computes in 16 bits.
+    """The settings of a step that computes in 16 bits.
 
     Attributes:
         dtype: FLOAT16 or BFLOAT16.
@@ -63,7 +63,10 @@ class Precision:
 
     @classmethod
     def named(cls, name: str, runs: Callable[[ir.Node], bool]) -> Precision:
-        """That called `name`: "fp16" starts from a scale of 2¹⁶; "bf16", whose range is that of float32, has none."""
+        """The precision called `name`: "fp16" starts from a loss scale of 2¹⁶, "bf16" has no loss scale.
+
+        bfloat16 has the range of float32.
+        """
         if name not in NAMES:
             raise BadInput(f"precision is {' or '.join(NAMES)}, not {name!r}")
         return cls(NAMES[name], runs, 2.0**16, 2000) if name == "fp16" else cls(NAMES[name], runs, 1.0, 0)
@@ -160,12 +163,12 @@ class Precision:
 
 
 def _is_lost(b: Builder, x: Var) -> Var:
-    """Whether some element of `x` is not finite."""
+    """True if some element of `x` is not finite."""
     return b.IsNaN(b.ReduceSum(x - x, keepdims=0))
 
 
 def _before(b: Builder, node: ir.Node, write: Callable[[], Var]) -> Var:
-    """What `write` emits, put before `node`."""
+    """Emit `write` before `node`."""
     with b.record() as made:
         result = write()
     b.graph.remove(made)

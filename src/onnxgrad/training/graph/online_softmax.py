@@ -75,7 +75,7 @@ class BlockedScores:
 
     @property
     def may_hide(self) -> bool:
-        """Whether a mask may hide blocks, and it can be told that it does."""
+        """True if a mask may hide whole blocks, in a way that can be detected."""
         made = {v for n in self.moving for v in n.outputs} | {self.product}
         for node in self.moving:
             entered = [i for i, v in enumerate(node.inputs) if v in made]
@@ -99,7 +99,7 @@ class BlockedScores:
 
 
 def _is_scaled(node: ir.Node) -> bool:
-    """Whether `node` multiplies by a positive constant, or divides by one."""
+    """True if `node` multiplies or divides by a positive constant."""
     if node.op_type not in ("Mul", "Div"):
         return False
     given = node.inputs[1:] if node.op_type == "Div" else node.inputs
@@ -166,7 +166,7 @@ class _Blocked:
         self.columns[given.value] = _Column(x, row is not None, key is not None)
 
     def _real(self) -> Var:
-        """Which keys of each block are not filled up."""
+        """A mask of the keys of each block that are not padding."""
         b, keys = self.b, self.keys
         total = b.Mul(keys.count, keys.each)
         places = b.Range(b.const(0), b.Squeeze(total, [0]), b.const(1))
@@ -192,7 +192,7 @@ class _Blocked:
     def _slices(
         self, b: Builder, body: ir.Graph, kind: str, outer: Mapping[ir.Value, Var] | None = None
     ) -> dict[ir.Value, Var]:
-        """What a step has of everything: slices, which become inputs of its body, and what is the same in all steps."""
+        """The values of a step: slices, which become inputs of its body, and values shared by all steps."""
         values = {v: b.var((c.whole if outer is None else outer[v]).value) for v, c in self.columns.items()}
         for v, _ in self._all(kind):
             values[v] = _slice(b, body, values[v])
@@ -249,7 +249,7 @@ class _Blocked:
         self, b: Builder, inside: dict[ir.Value, Var], moved: Sequence[ir.Value], seen: Var,
         step: Callable[[Builder], list[Var]], otherwise: Callable[[Builder], list[Var]],
     ) -> list[Var]:  # fmt: skip
-        """What `step` writes, or `otherwise` where no score of the block comes near what each query has `seen`.
+        """Write `step`, or `otherwise` for a block whose scores are negligible next to those `seen`.
 
         Masks are computed once, but for what depends on `moved`, which `step` is to differentiate.
         """

@@ -12,12 +12,12 @@ from onnxgrad.training.metadata import QUANTIZED
 
 
 def is_rounding(node: ir.Node | None) -> bool:
-    """Whether `node` quantizes or dequantizes its first operand."""
+    """True if `node` quantizes or dequantizes its first operand."""
     return is_op(node, ("QuantizeLinear", "DequantizeLinear"))
 
 
 def is_quantized(node: ir.Node) -> bool:
-    """Whether `node` computes with quantized numbers."""
+    """True if `node` computes with quantized numbers."""
     kind = node.op_type
     return (
         "QuantizeLinear" in kind

@@ -30,7 +30,7 @@ _DOUBLE = int(ir.DataType.DOUBLE)
 
 
 def is_sum(node: ir.Node) -> bool:
-    """Whether `node` is a sum over ranks."""
+    """True if `node` is a sum over ranks."""
     return (node.domain, node.op_type) == (DOMAIN, OPERATOR)
 
 

@@ -55,7 +55,7 @@ def _is_embedding(value: ir.Value) -> bool:
 
 
 def _is_output_layer(value: ir.Value) -> bool:
-    """Whether products read it on the right, directly or transposed, and no lookup does."""
+    """True if products read `value` on the right, directly or transposed, and no lookup reads it."""
     right = False
     for node, at in value.uses():
         if not is_standard(node) or node.op_type == "Gather":

@@ -1,4 +1,4 @@
-"""Which weights train: names, globs, kinds and depth.
+"""Selection of the weights that train, by names, globs, kinds and depth.
 
 A pattern is the name of a tensor, a glob over the names of weights (``*.bias``), ``type:Conv`` (what nodes of a type
 read), or ``last:2`` / ``first:2``: by depth. A layer begins where the network first reads a weight of rank 2 or more
@@ -23,7 +23,7 @@ EVERYTHING = "all"
 
 
 def is_pattern(text: str) -> bool:
-    """Whether `text` stands for several weights, and is no name."""
+    """True if `text` is a pattern for several weights, not a name."""
     return any(c in text for c in "*?[") or text.partition(":")[0] in ("type", "last", "first")
 
 
@@ -90,7 +90,7 @@ def _by_depth(kind: str, count: str, weights: Mapping[str, ir.Value], nodes: Seq
 
 
 def _readers(weights: Mapping[str, ir.Value], nodes: Sequence[ir.Node]) -> dict[str, list[int]]:
-    """Where each weight meets something else, as indices of nodes: behind a Transpose, a Reshape, … of its own."""
+    """The indices of the nodes that combine each weight with another value, behind a Transpose, a Reshape, …."""
     found: dict[str, list[int]] = {name: [] for name in weights}
     owner: dict[ir.Value, str] = {value: name for name, value in weights.items()}
     for i, node in enumerate(nodes):

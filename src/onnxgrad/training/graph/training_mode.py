@@ -32,7 +32,7 @@ Values = dict[ir.Value, ir.Value]
 
 @dataclass(frozen=True)
 class Mode:
-    """What training does differently.
+    """The differences between training and inference mode.
 
     Attributes:
         on: whether anything; if not, the network trains in inference mode.
@@ -65,7 +65,7 @@ class Mode:
                 )
 
     def switches(self, node: ir.Node) -> bool:
-        """Whether `node` runs in inference mode and should not."""
+        """True if `node` runs in inference mode and has to be switched to training mode."""
         return _off(node) and not any(_named(node, p) for p in self.frozen if _standard(node, "BatchNormalization"))
 
     def dropped(self, node: ir.Node) -> float:
@@ -94,7 +94,7 @@ def _standard(node: ir.Node, op_type: str) -> bool:
 
 
 def _off(node: ir.Node) -> bool:
-    """Whether `node` is a BatchNormalization or Dropout that runs in inference mode."""
+    """True if `node` is a BatchNormalization or Dropout in inference mode."""
     if _standard(node, "BatchNormalization"):
         mode = node.attributes.get("training_mode")
         return mode is None or not mode.as_int()

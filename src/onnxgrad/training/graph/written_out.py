@@ -170,7 +170,7 @@ def spared(node: ir.Node) -> ir.Value | None:
 
 
 def _is_guard(value: ir.Value) -> bool:
-    """Whether `value` is 1, or another constant, just where a sum is 0."""
+    """True if `value` is 1, or another constant, exactly where a sum is 0."""
     node = value.producer()
     if node is not None and node.op_type == "Mul":
         inner = [v for v in node.inputs if v is not None and single_constant(v) is None]

@@ -20,48 +20,8 @@ from onnxgrad.errors import BadInput
 from onnxgrad.files import open_ordinary, replacing
 from onnxgrad.training.loop.checkpoint import Checkpoint
 from onnxgrad.training.loop.history import History, plain
-from onnxgrad.training.loop.run import Run
+from onnxgrad.training.loop.run import Callback, Run
 from onnxgrad.training.metrics.registry import larger_is_better
-
-
-class Callback:
-    """Called while a run goes on. Override what you need: every method does nothing by default.
-
-    Attributes:
-        is_told_once: of several ranks (see `onnxgrad.distributed`), only the first one has this callback: it writes or
-            prints. Callbacks that decide are on all of them, and decide from the same numbers.
-    """
-
-    is_told_once = False
-
-    def start(self, run: Run) -> None:
-        """The run starts or resumes."""
-
-    def step(self, run: Run, loss: float) -> None:
-        """A step is done; `loss` is its loss."""
-
-    def epoch(self, run: Run, record: dict[str, Any]) -> None:
-        """An epoch is done and measured. Entries added to `record` are kept in the history."""
-
-    def evaluated(self, run: Run, record: dict[str, Any]) -> None:
-        """Validation data were measured between two steps, where that is done at every so many (`evaluate_every`)."""
-
-    def end(self, run: Run) -> None:
-        """The run has finished: it was neither interrupted nor did it fail."""
-
-    def stop(self) -> None:
-        """The run is over, also when it was interrupted or failed."""
-
-    def state(self) -> dict[str, Any]:
-        """What the checkpoint keeps of it, as JSON."""
-        return {}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
-
-    def settings(self) -> dict[str, Any]:
-        """Its settings as JSON. A run resumes only with the same settings."""
-        return {}
 
 
 class Monitor:
@@ -220,7 +180,7 @@ class KeepBest(_Monitoring):
                 Checkpoint(state, about, run.fingerprint).save(run.folder / self.FILE)
 
     def _rank(self, run: Run, about: dict[str, Any]) -> bool:
-        """Whether the state that `about` tells of is among the best; whatever is no longer goes."""
+        """True if the state described by `about` is among the best; files of states that no longer are get deleted."""
         of, sign = self.monitor.of, self.monitor.sign
         if not math.isfinite(about[of]):
             return False
@@ -376,7 +336,7 @@ class Log(Callback):
 
 
 def _is_behind(line: Any, run: Run) -> bool:
-    """Whether a line of the log is of a step or epoch that the resumed run has already done."""
+    """True if a line of the log is of a step or epoch that the resumed run has already done."""
     if not isinstance(line, dict):
         return False
     if "seconds" in line:

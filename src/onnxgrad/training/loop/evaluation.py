@@ -47,7 +47,7 @@ def plain_session(path: str | os.PathLike) -> onnxruntime.InferenceSession:
 
 @dataclass
 class Evaluation:
-    """How a training entry is evaluated.
+    """The evaluation of a training entry.
 
     Attributes:
         source: the training model.
@@ -111,7 +111,7 @@ class Evaluation:
         return found
 
     def meters(self, metrics: Sequence[str] | None = None, classes: Sequence[str] | None = None) -> list[Meter]:
-        """What adds up `metrics` (by default those usual for each prediction), one for each prediction.
+        """Build meters for `metrics` (default: the usual ones), one for each prediction.
 
         Args:
             metrics: names (see `onnxgrad.training.metrics.registry`); each is taken of the first prediction that it
@@ -260,7 +260,7 @@ class Evaluation:
                 )
 
     def _weight(self, batch: Mapping[str, np.ndarray], rows: int) -> int:
-        """How much the loss of a batch counts in that of the data: by its rows, or by its labels that count."""
+        """The weight of a batch in the mean loss: its rows, or its labels that are not ignored."""
         for p in self.predictions:
             if p.is_loss and p.ignored is not None:
                 return int((batch[p.label] != p.ignored).sum())

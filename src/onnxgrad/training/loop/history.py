@@ -1,4 +1,4 @@
-"""What a run has measured: the loss along the way, a record per epoch, one JSON document."""
+"""The history of a run: the loss per step, a record per epoch, stored as one JSON document."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class History:
         return sorted(found.items())
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data (with the state of the curve, so that `of_json` goes on where this stopped)."""
+        """The history as plain data, with the state of the curve, so that `of_json` continues it."""
         between = {"evaluations": self.evaluations} if self.evaluations else {}
         return {"epochs": self.epochs, "curve": asdict(self.curve), **between, **self.about}
 

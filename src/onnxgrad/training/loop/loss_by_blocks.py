@@ -56,7 +56,7 @@ class LossByBlocks:
 
     @property
     def words(self) -> bool:
-        """Whether the rows were tokens, [rows, time, …], before they were laid out in rows."""
+        """True if the rows were tokens, [rows, time, …], before they were flattened."""
         rows = _before(Iteration.of(self.node).scanned[0], "Reshape", "Pad")
         node = None if rows is None else rows.producer()
         source = node.inputs[0] if node is not None and node.op_type == "Flatten" else None
@@ -64,7 +64,7 @@ class LossByBlocks:
 
     @property
     def is_mean(self) -> bool:
-        """Whether what is minimized is the mean over the labels that count, and nothing else."""
+        """True if the minimized loss is just the mean over the labels that count."""
         graph = self.node.graph
         assert isinstance(graph, ir.Graph)
         total = _before(graph.outputs[0], "Identity")
@@ -100,7 +100,7 @@ class LossByBlocks:
 
 
 def _before(value: ir.Value | None, *kinds: str) -> ir.Value | None:
-    """What nodes of `kinds` have made `value` of."""
+    """The source of `value` behind nodes of `kinds`."""
     while value is not None and (node := value.producer()) is not None and node.op_type in kinds:
         value = node.inputs[0]
     return value

@@ -1,4 +1,4 @@
-"""What the graph of a loss compares with labels: where the predictions are, and how they are told right from wrong."""
+"""Predictions in the graph of a loss: the values that it compares with labels, and how to score them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is compared with labels, and how.
+    """A value that is compared with labels, and the way in which it is compared.
 
     Attributes:
         value: name of the value in the tail.
@@ -41,7 +41,7 @@ class Prediction:
 
 
 def compared(nodes: list[ir.Node], labels: set[str]) -> list[Prediction]:
-    """What the tail compares with labels, where it is known how predictions are told right from wrong."""
+    """The predictions that the tail compares with labels in a known way; they become outputs."""
     graph = nodes[0].graph
     assert isinstance(graph, ir.Graph)
     found = [p for node in nodes if (p := _prediction(node, labels) or _of_blocks(node, labels)) is not None]
@@ -51,7 +51,7 @@ def compared(nodes: list[ir.Node], labels: set[str]) -> list[Prediction]:
 
 
 def _prediction(node: ir.Node, labels: set[str]) -> Prediction | None:
-    """What `node` of the tail compares with labels."""
+    """The prediction that `node` of the tail compares with labels; None for other nodes."""
     if METADATA in node.metadata_props:
         label, blank, time = node.metadata_props[METADATA].split(" ")
         sequences = Sequences(int(blank), int(time))
@@ -85,7 +85,7 @@ def _prediction(node: ir.Node, labels: set[str]) -> Prediction | None:
 
 
 def _is_end(value: ir.Value) -> bool:
-    """Whether `value` is the output of its graph, perhaps by another name."""
+    """True if `value` is the output of its graph, perhaps through an Identity."""
     users = list(value.uses())
     renamed = [n.outputs[0] for n, _ in users if n.op_type == "Identity"]
     return value.is_graph_output() or (len(users) == len(renamed) == 1 and renamed[0].is_graph_output())
@@ -99,7 +99,7 @@ def _rank(y: ir.Value) -> int | None:
 
 
 def _of_blocks(node: ir.Node, labels: set[str]) -> Prediction | None:
-    """What `node`, a loss by blocks of rows, compares with labels; the node is made to tell."""
+    """The prediction of `node`, a loss by blocks of rows, which gets an output of summary scores."""
     blocks = LossByBlocks.of(node)
     if blocks is None or blocks.label not in labels:
         return None

@@ -1,4 +1,4 @@
-"""What a run shows while it goes: a progress bar on a terminal, plain lines elsewhere; and its plot."""
+"""Progress of a run: a progress bar on a terminal, plain lines elsewhere; and its plot."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def reporter(console: Console | None = None) -> Callback:
 
 
 def interactive() -> bool:
-    """Whether somebody watches: a terminal, or a notebook."""
+    """True on a terminal or in a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 

@@ -1,4 +1,4 @@
-"""Where the numbers of a run come from: the command, versions, and the machine."""
+"""Provenance of a run: the command, versions, and the machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGES = ("onnxgrad", "onnxruntime", "onnx", "numpy")
 
 
 def provenance(target: str) -> dict[str, str]:
-    """What to know beside the settings to repeat a run: as plain text, by name.
+    """The facts besides the settings that are needed to repeat a run, as plain text by name.
 
     Args:
         target: what the step runs on, "portable" or "native" (see `onnxgrad.runtime.Options`).
@@ -30,7 +30,7 @@ def provenance(target: str) -> dict[str, str]:
 
 
 def processor() -> str:
-    """What the operating system calls the processor."""
+    """The operating system's name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -23,7 +23,7 @@ SMOOTHING, GROWN = 0.9, 4.0
 
 @dataclass
 class RateTest:
-    """What a range test found.
+    """The result of a range test.
 
     Attributes:
         rates: of the steps that were taken.

@@ -25,9 +25,9 @@ from onnxgrad.training.build.recipe import (
 )
 from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.recipe import PreparationRecipe
-from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.loop_recipe import File, LoopRecipe
+from onnxgrad.training.loop.run import Callback
 from onnxgrad.training.measure import METRICS
 from onnxgrad.training.parallel.exchanges import Exchanges
 from onnxgrad.training.parallel.ranks import Ranks
@@ -35,7 +35,7 @@ from onnxgrad.training.parallel.ranks import Ranks
 
 @dataclass(frozen=True)
 class StepRecipe:
-    """How one step is computed."""
+    """The settings for the computation of one step."""
 
     panel: ClassVar[str] = "Run"
 
@@ -72,7 +72,7 @@ class StepRecipe:
 
 @dataclass(frozen=True)
 class RuntimeRecipe:
-    """How ONNX Runtime runs a step."""
+    """The settings of ONNX Runtime for a step."""
 
     panel: ClassVar[str] = "Run"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,17 @@ from onnxgrad.training.data import Data
 from onnxgrad.training.loop.checkpoint import FILE
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.loop_recipe import LoopRecipe
+from onnxgrad.training.loop.trained import Trained
 from onnxgrad.training.metadata import SCHEDULED
 from onnxgrad.training.optim.schedules import Schedule
 from onnxgrad.training.parallel.ranks import Ranks
-from onnxgrad.training.parallel.strategy import AnyMachine, Strategy
+from onnxgrad.training.parallel.strategy import AnyMachine
 from onnxgrad.training.step.step import Step
 
 
 @dataclass
 class Position:
-    """Where a run stands: with the state, all that it needs to go on.
+    """The position of a run: with the state, all that it needs to go on.
 
     Attributes:
         step: steps taken.
@@ -63,21 +64,23 @@ class Run:
     """One call of `Trainer.fit`, as callbacks see it.
 
     Attributes:
+        trainer: the trainer whose `fit` this is.
         step: the step, compiled.
         strategy: how processes share its work.
         machine: the step with the state that this process has of it.
         fingerprint: a digest of the step graph, and in `structure` one that does without the names inside of it.
         parts: into how many a batch is cut.
         data, validation: rows to train on, and to measure after every epoch.
+        callbacks: hear what the run does.
         epochs: how many epochs it takes.
         steps: how many steps it takes.
         sample: which rows an epoch takes.
         metrics: names of what is measured of validation data; None: what is usual.
         evaluate_every: steps between measurements of validation data; None: after every epoch.
+        checkpoint_seconds: between checkpoints within an epoch.
         folder: where the checkpoint is kept, if there is one and this process writes it.
         keeps: whether there is one, and this process writes it or a part of it.
         state_folder: where it does that.
-        target: what the machine runs, "portable" or "native" (see `onnxgrad.runtime.Options`).
         checkpoint: its file.
         kept: whether there is a checkpoint of this run.
         ranks: the processes of the run, if there are several; each has a part of every batch.
@@ -87,33 +90,29 @@ class Run:
 
     def __init__(
         self,
-        step: Step,
-        strategy: Strategy,
-        fingerprint: tuple[str, str],
+        trainer: Trained,
         data: Data,
         validation: Data | None,
         loop: LoopRecipe,
         *,
-        parts: int,
+        callbacks: Sequence[Callback],
         metrics: Sequence[str] | None,
-        target: str,
-        follow: Callable[[str], str],
     ) -> None:
-        self.step, self.strategy, self.parts = step, strategy, parts
-        self.fingerprint, self.structure = fingerprint
-        self.data, self.validation = data, validation
+        self.trainer, self.callbacks = trainer, callbacks
+        self.step, self.strategy, self.parts = trainer.step, trainer.strategy, trainer.accumulate
+        self.fingerprint, self.structure = trainer.fingerprint, trainer.structure
+        self.data, self.validation, self.metrics, self.sample = data, validation, metrics, loop.sample
         self.epochs, self.batch_size, self.seed, self.shuffle = loop.epochs, loop.batch_size, loop.seed, loop.shuffle
-        self.sample, self.metrics, self.evaluate_every = loop.sample, metrics, loop.evaluate_every
+        self.evaluate_every, self.checkpoint_seconds = loop.evaluate_every, loop.checkpoint_seconds
         folder = None if loop.checkpoint is None else Path(loop.checkpoint)
-        self.target, self._follow = target, follow
         self.folder = folder if self.is_writer else None
         self.checkpoint = None if self.folder is None else self.folder / FILE
-        self.state_folder = folder if self.is_writer or strategy.shares_state else None
+        self.state_folder = folder if self.is_writer or self.strategy.shares_state else None
         self.keeps = self.state_folder is not None
         self.kept = False
         self.rows = len(data)
-        if data.whole and (parts > 1 or strategy.has_several):
-            name, what = min(data.whole), "leave `accumulate` out" if parts > 1 else "train it in one process"
+        if data.whole and (self.parts > 1 or self.strategy.has_several):
+            name, what = min(data.whole), "leave `accumulate` out" if self.parts > 1 else "train it in one process"
             raise BadInput(f"the input {name!r} has no batch axis, so batches cannot be cut; {what}")
         fixed = data.fixed
         if fixed is not None:
@@ -126,7 +125,7 @@ class Run:
         schedule = loop.schedule
         self.schedule = Schedule.of(schedule, self.steps) if isinstance(schedule, str) else schedule
         if self.schedule not in (None, Schedule("constant")):
-            _refuse_second_schedule(step)
+            _refuse_second_schedule(self.step)
         # of a function nothing is known that could be compared
         self._planned = "constant" if schedule is None else "a function"
         if isinstance(schedule, (str, Schedule)):
@@ -140,17 +139,22 @@ class Run:
     @property
     def is_writer(self) -> bool:
         """True if this process writes files: the first of several ranks does."""
-        return self.strategy.ranks.is_first
+        return self.trainer.is_writer
 
     @property
     def machine(self) -> AnyMachine:
         """The step with the state that this process has of it."""
-        return self.strategy.machine
+        return self.trainer.machine
 
     @property
     def ranks(self) -> Ranks | None:
         """The processes of the run, if there are several."""
-        return self.strategy.shared_ranks
+        return self.trainer.ranks
+
+    @property
+    def target(self) -> str:
+        """The target of the machine, "portable" or "native" (see `onnxgrad.runtime.Options`)."""
+        return self.trainer.options.target
 
     @property
     def epoch(self) -> int:
@@ -164,7 +168,7 @@ class Run:
 
     @property
     def history(self) -> History:
-        """What was measured so far."""
+        """The measurements so far."""
         return self.position.history
 
     @property
@@ -174,7 +178,7 @@ class Run:
 
     def state(self) -> dict[str, np.ndarray]:
         """A copy of every tensor of state. Ranks that have shared it out put it together: all of them call this."""
-        return dict(self.strategy.whole_state())
+        return self.trainer.state()
 
     def inference_state(self) -> dict[str, np.ndarray]:
         """A copy of what of it the inference model needs; where an epoch or the run ends, any rank may call this."""
@@ -192,10 +196,6 @@ class Run:
                 state = {name: t.initial.numpy() for name, t in self.step.state.items()}
             self.strategy.load_state(ranks.each(state))
 
-    def follow(self, target: str) -> None:
-        """Take a machine for `target`, on which the run was begun, where that is left to us and possible."""
-        self.target = self._follow(target)
-
     def finish(self, why: str) -> None:
         """End the run after this epoch, for this reason."""
         self.position.finished = why
@@ -204,7 +204,7 @@ class Run:
 
     @property
     def drawing(self) -> dict[str, Any]:
-        """What decides which rows a step sees, beside its number."""
+        """The settings that decide, with the number of a step, which rows it reads."""
         return {
             "seed": self.seed,
             "shuffle": self.shuffle,
@@ -215,7 +215,7 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What else decides the numbers of a run, beside the step graph; by what to call it in messages."""
+        """The other settings that decide the numbers of a run, beside the step graph, by their names in messages."""
         rates = {name: float(tensor.numpy()) for name, tensor in self.step.rates.items()}
         return {
             "training data": self.data.fingerprint,
@@ -227,3 +227,43 @@ class Run:
             "accumulated parts": self.parts,
             **self.strategy.settings,
         }
+
+
+class Callback:
+    """Called while a run goes on. Override what you need: every method does nothing by default.
+
+    Attributes:
+        is_told_once: of several ranks (see `onnxgrad.distributed`), only the first one has this callback: it writes or
+            prints. Callbacks that decide are on all of them, and decide from the same numbers.
+    """
+
+    is_told_once = False
+
+    def start(self, run: Run) -> None:
+        """The run starts or resumes."""
+
+    def step(self, run: Run, loss: float) -> None:
+        """A step is done; `loss` is its loss."""
+
+    def epoch(self, run: Run, record: dict[str, Any]) -> None:
+        """An epoch is done and measured. Entries added to `record` are kept in the history."""
+
+    def evaluated(self, run: Run, record: dict[str, Any]) -> None:
+        """Validation data were measured between two steps, where that is done at every so many (`evaluate_every`)."""
+
+    def end(self, run: Run) -> None:
+        """The run has finished: it was neither interrupted nor did it fail."""
+
+    def stop(self) -> None:
+        """The run is over, also when it was interrupted or failed."""
+
+    def state(self) -> dict[str, Any]:
+        """The callback's part of a checkpoint, as JSON."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+
+    def settings(self) -> dict[str, Any]:
+        """Its settings as JSON. A run resumes only with the same settings."""
+        return {}

@@ -13,7 +13,7 @@ from onnxgrad.training.loop.run import Run
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """What of `record` is measured, not counted."""
+    """The measured entries of `record`, without counters."""
     return {k: v for k, v in record.items() if isinstance(v, float) and math.isfinite(v)}
 
 

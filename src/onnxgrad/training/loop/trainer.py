@@ -90,7 +90,7 @@ class Trainer(Trained):
 
     @property
     def history(self) -> History:
-        """What the last run measured so far."""
+        """The measurements of the last run so far."""
         return self._position.history
 
     @checked
@@ -105,7 +105,7 @@ class Trainer(Trained):
         max_length: int | None = None,
         batch_size: int = 256,
     ) -> dict[str, np.ndarray]:
-        """What the inference model gives, with the weights as they are now, for every row of `data`.
+        """Run the inference model, with the weights as they are now, on every row of `data`.
 
         Returns:
             Arrays [rows, …] by the names of the outputs (see `onnxgrad.training.predict`, also for the arguments).
@@ -258,23 +258,12 @@ class Trainer(Trained):
         if prepared.augment is not None:
             augment = prepared.augment
             rows = rows.augmented(Augment.of(augment) if isinstance(augment, str) else augment)
-        run = Run(
-            self.step,
-            self.strategy,
-            (self.fingerprint, self._setup.structure),
-            rows,
-            held_out,
-            replace(loop, schedule=planned),
-            parts=self.accumulate,
-            metrics=asked,
-            target=self.options.target,
-            follow=self._follow,
-        )
+        run = Run(self, rows, held_out, replace(loop, schedule=planned), callbacks=listening, metrics=asked)
         self._position = run.position
         resuming = loop.resume or is_restarted(run)
         if not resuming:
             self.check_classes(rows, held_out)
-        running = Fit(run, listening, self._evaluation, loop.checkpoint_seconds)
+        running = Fit(run)
         with running.opened(resuming, loop.accept_changes):
             if resuming:  # a checkpoint may number them otherwise
                 self.check_classes(rows, held_out)

@@ -1,4 +1,4 @@
-"""Which axis of scores the classes lie along, where nobody says: that of [N, C], of [N, C, …] or of [N, …, C].
+"""The class axis of scores, if the caller names none: that of [N, C], of [N, C, …] or of [N, …, C].
 
 Scores of tokens come as [N, T, C] and those of pixels as [N, C, H, W]. What the model is tells them apart: the axis of
 the Softmax that it ends in; a matrix product at its end, which gives classes last; sizes, as the number of classes is

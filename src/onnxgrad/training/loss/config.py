@@ -1,4 +1,4 @@
-"""What to minimize, as a value: one `Loss`, or several, which are added."""
+"""Configuration of the objective: one `Loss`, or several, which are added."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Loss:
 
     @property
     def name(self) -> str:
-        """What the term is called."""
+        """The name of the term."""
         if isinstance(self.loss, str) and not self.loss.endswith(".onnx"):
             return self.loss
         if isinstance(self.loss, (str, os.PathLike)):

@@ -89,7 +89,7 @@ def _with_blanks(b: Builder, labels: Var, blank: int) -> Var:
 
 
 def _dimensions(b: Builder, y: Var, labels: Var, time: int) -> tuple[int | ir.SymbolicDim, int | ir.SymbolicDim]:
-    """How many sequences and states there are: known to be the same wherever they occur, be it by a new symbol."""
+    """The numbers of sequences and states; unknown ones get one symbol each for all their occurrences."""
     n = None if y.shape is None else y.shape[1 - time]
     if n is None or (isinstance(n, ir.SymbolicDim) and not n.value):
         n = ir.SymbolicDim(b.names.fresh("sequences"))

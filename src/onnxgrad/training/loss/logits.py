@@ -1,4 +1,4 @@
-"""What stands before the activation that a prediction ends in: the logits of probabilities.
+"""The logits of probabilities: the value before the activation that a prediction ends in.
 
 Networks that are exported for inference end in probabilities, and the last node is seldom the activation itself: an
 Identity that renames it, a Cast, a Reshape, a Clip against log 0, ``Concat(1 - p, p)`` for two classes, a row divided
@@ -235,7 +235,7 @@ def _either(node: ir.Node) -> Ending | None:
 
 
 def _reduces_nothing(node: ir.Node) -> bool:
-    """Whether it is a reduction along axes of one element: the mean of one number is that number."""
+    """True for a reduction along axes of one element: the mean of one number is that number."""
     x = node.inputs[0]
     if node.op_type not in _REDUCTIONS or x is None or x.shape is None:
         return False
@@ -288,7 +288,7 @@ def _same_size(x: ir.Value, y: ir.Value) -> bool:
 
 
 def _axis_before(node: ir.Node, axis: int) -> int | None:
-    """Which axis of its operand `node` has made `axis`; None where that is not known."""
+    """The axis of the operand from which `node` computes `axis`; None if that is not known."""
     source, result = node.inputs[0], node.outputs[0]
     if source is None or source.shape is None or result.shape is None:
         return None

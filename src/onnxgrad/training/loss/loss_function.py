@@ -1,4 +1,4 @@
-"""What a loss is: how it is written, what its labels are, over what it is a mean, and what it is taken of."""
+"""The definition of a loss: its formula, its labels, the denominator of its mean, and its prediction."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LossFunction:
 
     @property
     def takes(self) -> str:
-        """What it is taken of, where that is not any numbers."""
+        """The kind of predictions that the loss needs; empty for any numbers."""
         return "logits" if self.contains else "log-probabilities" if self.compares == "classes" else ""
 
     def count(self, b: Builder, y: Var, labels: list[Var], options: Mapping[str, Any]) -> Var | None:
@@ -83,7 +83,7 @@ class LossFunction:
 def prediction(
     loss: LossFunction, value: ir.Value, options: Mapping[str, Any], what: str, named: bool = False
 ) -> Ending:
-    """What the loss called `what` is taken of where `value` is given: the logits, if it contains the activation.
+    """The values that the loss called `what` compares, for `value`: the logits, if it contains the activation.
 
     Args:
         loss: the loss.
@@ -139,7 +139,7 @@ def weight_of(b: Builder, weight: Any, like: Var) -> Var | None:
 
 
 def counted(b: Builder, labels: Var, like: Var, ignore_index: Any, weight: Any) -> Var:
-    """How much each label counts: the weight of its class (1 without weights), 0 where it is ignored."""
+    """The weight of each label: that of its class (1 without weights), 0 for an ignored label."""
     ignored = None if ignore_index is None else b.Equal(labels, b.const(ignore_index, labels.dtype))
     if weight is None:
         counts = b.full_like(b.cast_like(labels, like), 1.0)

@@ -259,7 +259,7 @@ def _indices(b: Builder, labels: Var) -> tuple[Var, Var]:
 
 
 def _pairs(b: Builder, labels: Var) -> tuple[Var, Var]:
-    """Which pairs of different rows have the same label, and which have not: [N, N]."""
+    """Masks of the pairs of different rows with equal labels, and with different labels: [N, N]."""
     equal = b.Equal(b.Unsqueeze(labels, [1]), b.Unsqueeze(labels, [0]))
     return b.And(equal, b.Not(b.Equal(*_indices(b, labels)))), b.Not(equal)
 

@@ -1,4 +1,4 @@
-"""What is minimized: one loss, or a weighted sum of several, each of a prediction and its labels.
+"""The objective: one loss, or a weighted sum of several, each of a prediction and its labels.
 
 A term is a loss of this package by name, or any graph that computes a scalar: an ONNX model, a FunctionProto, an
 onnxscript function. Labels are inputs of the algorithm, or outputs of a teacher, a model that becomes a part
@@ -94,7 +94,7 @@ class Objective:
         return list(found)
 
     def _ending(self, k: int) -> Ending:
-        """What term `k`, a loss by name, is taken of."""
+        """The values that term `k`, a loss by name, compares with labels."""
         term, kind = self.terms[k], self.losses[k]
         assert kind is not None
         value = self.output(term.output)
@@ -108,7 +108,7 @@ class Objective:
         return found
 
     def _read(self, k: int) -> list[ir.Value | None]:
-        """What the inputs of a loss that is a graph take of the model; None where data are wanted."""
+        """The values of the model that a loss graph reads, by input; None for inputs fed by data."""
         names = self.graphs[k].inputs
         values = [self._values.get(name) for name in names]
         if names and values[0] is None:

@@ -63,11 +63,11 @@ class ScoreBlocks:
 
     @property
     def at_a_time(self) -> int:
-        """How many rows a block has at most."""
+        """The largest number of rows of a block."""
         return max(32, _LOGITS // self.classes)
 
     def write(self, b: Builder, labels: Var, functions: Sequence[OfRows], most: int) -> list[Var]:
-        """What each of `functions` gives for all rows in order, a vector."""
+        """The result of each of `functions` for all rows in order, as vectors."""
         rank = len(self.rows.shape or ())
         rows = b.var(self.rows)
         if rank > 2:  # a flat order would not show that the shapes differ
@@ -119,7 +119,7 @@ def _classes_last(scores: ir.Value, axis: int) -> ir.Value | None:
 
 
 def _classes_of(node: ir.Node) -> int | None:
-    """How many columns a product of rows and a matrix has; None where that is not known, or it is none."""
+    """The number of columns of a product of rows and a matrix; None if unknown, or for other nodes."""
     matrix = node.inputs[1] if node.op_type in ("MatMul", "Gemm") else None
     if matrix is None or matrix.shape is None or len(matrix.shape) != 2 or matrix.dtype not in FLOATS:
         return None
@@ -134,7 +134,7 @@ def _classes_of(node: ir.Node) -> int | None:
 
 
 def _inner(node: ir.Node, result: ir.Value) -> ir.Value | None:
-    """What `node` changes element by element, with something that is the same for each row, to `result`."""
+    """The operand that `node` changes elementwise, alike for each row, to `result`."""
     if node.op_type in _ALONE and node.inputs[0] is not None and node.inputs[0].dtype in FLOATS:
         return node.inputs[0]
     if node.op_type not in _BESIDE:
@@ -145,6 +145,6 @@ def _inner(node: ir.Node, result: ir.Value) -> ir.Value | None:
 
 
 def _is_of_one_row(value: ir.Value) -> bool:
-    """Whether `value` is a number or a vector, which each row meets alike."""
+    """True if `value` is a number or a vector that applies to each row."""
     shape = value.shape
     return shape is not None and (len(shape) < 2 or (len(shape) == 2 and shape[0] == 1))

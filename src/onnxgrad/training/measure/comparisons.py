@@ -30,7 +30,7 @@ class Comparison:
 
     @property
     def tokens(self) -> bool:
-        """Whether labels are tokens."""
+        """True if labels are tokens."""
         return False
 
     def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[Any, Any]:
@@ -67,7 +67,7 @@ class Classes(Comparison):
 
     @property
     def tokens(self) -> bool:
-        """Whether labels are tokens."""
+        """True if labels are tokens."""
         return self.words
 
     def __call__(self, prediction: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -117,7 +117,7 @@ def _wide(x: np.ndarray) -> np.ndarray:
 
 
 def are_shares(y: np.ndarray, axis: int) -> bool:
-    """Whether all scores are numbers between 0 and 1 that sum to 1 along `axis`, which logits never do by chance."""
+    """True if all scores lie in [0, 1] and sum to 1 along `axis`, which logits never do by chance."""
     return y.shape[axis] > 1 and bool((y >= 0).all() and (np.abs(y.sum(axis, dtype=np.float64) - 1) < 1e-3).all())
 
 
@@ -205,7 +205,7 @@ class Meter:
         return scores, labels
 
     def sums(self) -> dict[str, Any]:
-        """What was added up so far, as JSON and arrays."""
+        """The sums so far, as JSON and arrays."""
         return {"size": self.size, "count": self.count, "of": {n: m.sums() for n, m in self.running.items()}}
 
     def join(self, sums: Mapping[str, Any]) -> None:

@@ -17,13 +17,14 @@ from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import LABELS, check_labels
 from onnxgrad.training.data.labels import check_count, class_column, numbered
 from onnxgrad.training.data.preprocessing import Preprocessing
+from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.data.wide import check_fed
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.loss.class_axis import class_axis
 from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Meter, Sequences, are_shares
 from onnxgrad.training.measure.misses import Miss, Misses
-from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, chosen_outputs, fields_of, source_name
+from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, chosen_outputs, fields_of
 from onnxgrad.training.metrics.registry import DEFAULTS, METRICS, counts, names_of, per_class
 
 #: Of more classes there is no confusion matrix.
@@ -32,7 +33,7 @@ MOST_CLASSES = 1000
 
 @dataclass
 class Evaluated:
-    """What was measured.
+    """The result of `evaluate`.
 
     Attributes:
         task: "classes", "binary" or "numbers" (see `onnxgrad.training.metrics.registry`).
@@ -136,7 +137,7 @@ def compared(
     worst: int = 0,
     blank: int = 0,
 ) -> Evaluated:
-    """What `evaluate` does with data that were opened: `called` are the labels, compared with `output`."""
+    """Evaluate opened data: compare the labels `called` with `output`."""
     names = class_names(model, [output.name or ""], _scores(output))
     shown = output.name or ""
     misses = Misses(worst, rows.classes or names)
@@ -217,7 +218,7 @@ def _labels(columns: Mapping[str, Column], name: str | None, source: str, fed: s
 
 
 def _are_sequences(metrics: Sequence[str], y: np.ndarray, t: np.ndarray) -> bool:
-    """Whether all `metrics` compare sequences, which scores [N, T, C] and labels [N, L] can be."""
+    """True if all `metrics` compare sequences, and the shapes are scores [N, T, C] and labels [N, L]."""
     names = (m.partition(":")[0] for m in metrics)
     return all("sequences" in METRICS[n].tasks for n in names) and y.ndim == 3 and t.ndim == 2
 
@@ -240,7 +241,7 @@ def _comparison(
     ignored: int | None,
     called: str,
 ) -> Comparison:
-    """How predictions `y` and labels `t` of a batch are compared; of `every` label it is known what they are."""
+    """The comparison of predictions `y` with labels `t` of a batch; `every` label decides the kind."""
     low, high = bounds(output)
     probabilities = low >= 0 and high <= 1
     y, t = _alike(y, t)

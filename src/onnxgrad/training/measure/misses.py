@@ -1,4 +1,4 @@
-"""What a model gets most wrong: the rows with the largest losses, and pictures of them and of the confusion matrix."""
+"""The worst rows of a model by loss, with images of them and of the confusion matrix."""
 
 from __future__ import annotations
 

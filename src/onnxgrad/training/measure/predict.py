@@ -16,6 +16,7 @@ from onnxgrad.model_io import load_model
 from onnxgrad.runtime import Options, Session
 from onnxgrad.training.data import Data, Field, Images
 from onnxgrad.training.data.preprocessing import Preprocessing
+from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.graph.row_axis import row_axis
 from onnxgrad.wording import tensor_text
 
@@ -33,7 +34,7 @@ def as_given(model: AnyModel) -> ir.Model:
 
 
 def fields_of(model: ir.Model) -> list[Field]:
-    """What data must feed: the inputs of `model` that have no value of their own."""
+    """The fields that data must feed: the inputs of `model` without values of their own."""
     return [Field.of(v) for v in model.graph.inputs if v.name not in model.graph.initializers]
 
 
@@ -124,7 +125,7 @@ def predict(
     batch_size: int = 256,
     options: Options | None = None,
 ) -> dict[str, np.ndarray]:
-    """What `model` gives for every row of `data`.
+    """Run `model` on every row of `data`.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
@@ -163,11 +164,6 @@ def predict(
     found = {name: _joined(name, arrays) for name, arrays in parts.items()}
     files = rows.files
     return found if files is None or FILE in found else {FILE: files, **found}
-
-
-def source_name(data: Any) -> str:
-    """What to call `data` in messages."""
-    return repr(os.fspath(data)) if isinstance(data, (str, os.PathLike)) else "the data"
 
 
 def _joined(name: str, arrays: list[np.ndarray]) -> np.ndarray:

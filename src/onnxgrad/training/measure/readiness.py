@@ -1,4 +1,4 @@
-"""How well a model file trains as it was exported: what is mended by itself, what a better export would give."""
+"""Readiness of a model file for training: automatic repairs, and improvements of the export."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Finding:
 
 
 def readiness(model: AnyModel, loss: Any = None, **attached: Any) -> list[Finding]:
-    """What would happen if `model` were trained, found by attaching a loss and compiling a step.
+    """Check how `model` would train, by attaching a loss and compiling a step.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``; it is not changed.

@@ -1,4 +1,4 @@
-"""How to optimize, as values: `Optimizer`, and `Group` for parameters with settings of their own."""
+"""Configuration of optimizers: `Optimizer`, and `Group` for parameters with settings of their own."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Group:
 
 @dataclass(frozen=True, init=False)
 class Optimizer:
-    """How gradients become the next weights.
+    """An optimizer with its settings: the rule that turns gradients into new weights.
 
     Args:
         name: one of `optimizers.OPTIMIZERS` or `optimizers.SECOND_ORDER`, also spelled with settings, as
@@ -133,7 +133,7 @@ class Optimizer:
 
     @property
     def takes_loss(self) -> bool:
-        """Whether it takes the loss as a function, not its gradient alone."""
+        """True if the optimizer needs the loss as a function, not only its gradient."""
         return self.name in SECOND_ORDER
 
     def convention(self) -> str:

@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 
 
 class Formula:
-    """What the formula of an optimizer sees, besides tensors: operators, settings, rate and time."""
+    """The context of an optimizer's formula besides tensors: operators, settings, rate and time."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Formula:
         return v / self.cast(1.0 - self.power(share, self.T))
 
     def moments(self) -> dict[str, float]:
-        """What the kernels of the Adam family call the shares and ε."""
+        """The decay rates and ε, by the names that kernels of the Adam family use."""
         a, b = float(self.beta1), float(self.beta2)
         return {"alpha": a, "alpha_rest": 1 - a, "beta": b, "beta_rest": 1 - b, "epsilon": float(self.eps)}
 
@@ -109,7 +109,7 @@ def adam(o: Formula, x: Var, g: Var, v: Var, h: Var) -> list[Var]:
 
 
 def adamw(o: Formula, x: Var, g: Var, v: Var, h: Var) -> list[Var]:
-    """As adam, with X shrunk by 1 - Rλ instead of λX in the gradient"""
+    """Adam with decoupled weight decay: X is shrunk by 1 - Rλ; the gradient gets no λX"""
     return _adam(o, o.shrunk(x), g, v, h, 0.0)
 
 

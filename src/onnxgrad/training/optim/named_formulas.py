@@ -1,4 +1,4 @@
-"""What the formulas of optimizers name (see `Builder.named`), written once more to see whether a file tells the truth.
+"""Check the formula names that a training model stores (see `Builder.named`) against its operators.
 
 Training models keep these names in files, with numbers that kernels take in the place of the operators. A file may say
 other numbers than its operators do; so the formula is written with them, and they only hold where it says what the

@@ -23,7 +23,7 @@ HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 class State:
-    """Where an algorithm keeps what it updates: what `attach` provides.
+    """The storage of values that an algorithm updates, provided by `attach`.
 
     Attributes:
         held: makes an initializer: ``held(name, array, dtype, fed=False)``.

@@ -16,7 +16,9 @@ RATE, MOMENTUM = 0.7, 0.9
 
 @dataclass(frozen=True)
 class Exchanges:
-    """How the processes of a run exchange gradients, weights and state; a single process exchanges nothing.
+    """Settings for the exchange of gradients, weights and state between processes.
+
+    A single process exchanges nothing.
 
     Raises:
         BadInput: a number is out of its range, or two settings exclude each other.
@@ -70,10 +72,10 @@ class Exchanges:
 
     @property
     def rate(self) -> float:
-        """That of the outer step."""
+        """The learning rate of the outer step."""
         return RATE if self.outer_rate is None else self.outer_rate
 
     @property
     def momentum(self) -> float:
-        """That of the outer step."""
+        """The momentum of the outer step."""
         return MOMENTUM if self.outer_momentum is None else self.outer_momentum

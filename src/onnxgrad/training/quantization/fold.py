@@ -71,7 +71,7 @@ def _fold_weight(graph: ir.Graph, name: str, stored: str) -> None:
 
 
 def _widen(graph: ir.Graph, name: str, bias: Bias) -> None:
-    """Where learned steps have become so small that an int32 cannot hold a bias, the weight gets larger ones.
+    """Enlarge the steps of a weight where an int32 bias would overflow: learned steps may become too small.
 
     ONNX Runtime's quantizer does the same: what such weights add is far below the bias.
     """

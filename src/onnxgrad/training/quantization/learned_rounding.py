@@ -63,7 +63,7 @@ class _Layer:
         return found, count
 
     def columns_in(self) -> int:
-        """How many numbers an output is a sum over."""
+        """The number of terms that an output is the sum of."""
         shape = [int(d) for d in self.master.shape or ()]  # type: ignore[arg-type]
         return math.prod(shape[1:]) if self.node.op_type == "Conv" else shape[self.node.attributes.get_int("transB", 0)]
 

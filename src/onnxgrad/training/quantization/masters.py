@@ -176,6 +176,6 @@ def _factors(bias: ir.Value) -> tuple[ir.Value, ir.Value] | None:
 
 
 def _is_product(x: np.ndarray, w: np.ndarray, steps: np.ndarray) -> bool:
-    """Whether `steps` are those of an integer kernel with inputs in steps of x and weights in steps of w."""
+    """True if `steps` are those of an integer kernel: steps of x times steps of w."""
     found = np.ravel(x) * np.ravel(w)
     return found.size == steps.size and np.allclose(found, np.ravel(steps), rtol=1e-3, atol=0)

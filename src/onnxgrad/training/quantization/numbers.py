@@ -1,4 +1,4 @@
-"""What QuantizeLinear and DequantizeLinear compute, on arrays: one scale for all, for a slice, or for a block.
+"""QuantizeLinear and DequantizeLinear on arrays: one scale for all, for a slice, or for a block.
 
 q = saturate(round(x/s) + z), ties to even; x ≈ (q - z)·s.
 """

@@ -1,4 +1,4 @@
-"""Where a model is quantized, and with which scales: ONNX Runtime's quantizer and its calibrators decide."""
+"""Placement of quantization nodes and their scales, by ONNX Runtime's quantizer and calibrators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a quantized model that is trained says of itself: which of its floats are stored as integers in the end."""
+"""The record of quantization-aware training in a model: the floats that are stored as integers in the end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Storage:
 
 
 def record_in(model: ir.Model) -> Storage | None:
-    """What the metadata of `model` tell of; None if they tell of nothing.
+    """The record in the metadata of `model`; None without one.
 
     Raises:
         BadInput: they tell of something that is not known, or of tensors that the model does not have.

@@ -96,7 +96,7 @@ class _Called:
     def _bound(
         self, where: str, what: str, actual: list[str], formal: list[str], named: onnx.AttributeProto | None
     ) -> dict[str, str]:
-        """What each formal name is in the algorithm; what is left out is absent."""
+        """Map each formal name to a name in the algorithm; optional names may be absent."""
         if named is not None:  # as an earlier draft had it
             formal = [s.decode() for s in named.strings]
             known = self.inputs if what == "inputs" else self.outputs

@@ -93,7 +93,7 @@ def as_model(model: ir.Model, graph: onnx.GraphProto) -> onnx.ModelProto:
 
 
 def trains(nodes: Iterable[onnx.NodeProto]) -> bool:
-    """Whether any of `nodes`, or of those inside them, belongs to the training domain."""
+    """True if a node of `nodes`, or one inside it, belongs to the training domain."""
     return any(n.domain == DOMAIN or any(trains(g.node) for a in n.attribute for g in (a.g, *a.graphs)) for n in nodes)
 
 

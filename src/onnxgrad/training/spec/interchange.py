@@ -88,7 +88,7 @@ def carry_training_info(source: AnyProto, target: AnyProto) -> onnx.ModelProto:
 
 
 def _means_the_same(node: onnx.NodeProto, before: int, after: int) -> bool:
-    """Whether a node is what it was at another opset."""
+    """True if a node means the same at both opsets."""
     if not is_standard(node) or before == after:
         return True
     try:

@@ -20,7 +20,7 @@ from onnxgrad.wording import shape_text, type_text
 
 
 def misuses(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
-    """What is wrong with `nodes`, and those inside them, by the schemas of the opsets that `proto` imports."""
+    """Errors in `nodes`, and those inside them, by the schemas of the opsets that `proto` imports."""
     imports = {o.domain if o.domain != "ai.onnx" else "": o.version for o in proto.opset_import}
     local = {(f.domain, f.name) for f in proto.functions}
     context = onnx.checker.C.CheckerContext()
@@ -53,7 +53,7 @@ def misuses(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> Iterator
 
 
 def _complaint(node: onnx.NodeProto, schema: onnx.defs.OpSchema, context: onnx.checker.C.CheckerContext) -> str:
-    """What the node lacks of what its operator demands."""
+    """The error in a node by the schema of its operator; empty if there is none."""
     given = {a.name for a in node.attribute}
     lacking = [a.name for a in schema.attributes.values() if a.required and a.name not in given]
     if lacking:
@@ -84,7 +84,7 @@ def _complaint(node: onnx.NodeProto, schema: onnx.defs.OpSchema, context: onnx.c
 
 
 def misfits(nodes: Iterable[ir.Node]) -> Iterator[str]:
-    """What is wrong with the tensors that operators of the training domain among `nodes` are given; types are known."""
+    """Errors in the types and shapes of operands of the training domain's operators among `nodes`."""
     for node in nodes:
         if node.domain == DOMAIN and node.op_type in KINDS:
             yield from (f"{described(node)}: {why}" for why in _of_optimizer(node))
@@ -117,7 +117,7 @@ _FLOATS = {ir.DataType.FLOAT, ir.DataType.DOUBLE}
 
 
 def _unlike(value: ir.Value, x: ir.Value) -> str:
-    """What tells `value` from `x` in type or shape; empty if nothing is known to."""
+    """The difference between `value` and `x` in type or shape; empty if none is known."""
     if value.dtype is not None and x.dtype is not None and value.dtype != x.dtype:
         return f"is a tensor of {value.dtype.name}, {x.name!r} one of {x.dtype.name}"
     if value.shape is not None and x.shape is not None:

@@ -167,7 +167,7 @@ class ReferenceTraining:
 
 
 def _reads(node: onnx.NodeProto) -> list[str]:
-    """What `node` reads, names in a Gradient included; of graphs inside it, everything that they mention."""
+    """The names that `node` reads, including those in a Gradient and in graphs inside the node."""
     names = list(node.input)
     for a in node.attribute:
         for graph in (a.g, *a.graphs):

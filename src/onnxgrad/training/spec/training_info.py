@@ -61,7 +61,7 @@ def model_proto(model: AnyTrainingModel) -> onnx.ModelProto:
 
 
 def told(model: onnx.ModelProto | ir.Model) -> list[str]:
-    """What the algorithms of `model` say in words of how they were made."""
+    """Human-readable notes that `attach` stored in the model's training metadata."""
     infos = training_info(model) if isinstance(model, ir.Model) else model.training_info
     props = [p for info in infos for p in info.algorithm.metadata_props]
     return [p.value for key in (TAKEN_OF, TRAINS) for p in props if p.key == key]
@@ -156,7 +156,7 @@ def _declare_shared(source: Source, index: int, graph: ir.Graph) -> None:
 
 
 def own_names(algorithm: onnx.GraphProto) -> set[str]:
-    """What the algorithm of an entry defines."""
+    """The names that the algorithm of an entry defines."""
     fixed = {v.name for v in algorithm.input} | {t.name for t in algorithm.initializer}
     return fixed | {name for node in algorithm.node for name in node.output if name}
 
@@ -192,7 +192,7 @@ def _deserialized(algorithm: onnx.GraphProto, known: dict[str, ir.Value]) -> ir.
 
 
 def _lasting(proto: onnx.TensorProto) -> ir.TensorProtocol:
-    """What is in `proto`, under a name that can be changed by itself."""
+    """The tensor in `proto`, whose name can be changed independently of `proto`."""
     held = zeros.held(proto)
     if isinstance(held, ir.ExternalTensor) or held.dtype == ir.DataType.STRING:
         return held
@@ -276,7 +276,7 @@ def fed(algorithm: onnx.GraphProto) -> set[str]:
 
 
 def read_outside(algorithm: onnx.GraphProto) -> set[str]:
-    """What `algorithm` has from elsewhere: what its nodes read, what a Gradient names, what it gives as it is."""
+    """The outer names that `algorithm` uses: inputs of nodes, names in a Gradient, and its own outputs."""
     return {*_mentioned(algorithm), *(v.name for v in algorithm.output)} - own_names(algorithm) - {""}
 
 

@@ -1,4 +1,4 @@
-"""What of a model's training information the specification does not allow: everything, not only the first thing.
+"""Validate a model's training information against the specification; report every problem, not only the first.
 
 ``onnx.checker`` looks at none of it. Bindings, names and operators are checked as they are written, so that one
 mistake does not hide the next; what a Gradient says is checked on the graph that is executed, where there is one.
@@ -184,7 +184,7 @@ def _of_entry(
 
 
 def _inferred(joined: ir.Model, info: onnx.TrainingInfoProto, index: int) -> Iterator[Problem]:
-    """What nothing declares of the values that are bound, the graph tells."""
+    """Check the updates of undeclared values by the types that inference finds."""
     declared = {v.name for v in info.algorithm.output if v.type.tensor_type.HasField("shape")}
     outputs = {v.name for v in (*info.algorithm.output, *joined.graph.outputs)}
     values = named_values(joined.graph)
@@ -266,7 +266,7 @@ def _shared(infos: list[onnx.TrainingInfoProto], index: int) -> set[str]:
 
 
 def _graph_names(graph: onnx.GraphProto) -> set[str]:
-    """What `graph` itself defines."""
+    """The names that `graph` itself defines."""
     names = {v.name for v in graph.input} | {t.name for t in graph.initializer}
     names |= {s.values.name for s in graph.sparse_initializer}
     return names | {o for node in graph.node for o in node.output if o}
@@ -302,7 +302,7 @@ def _structure(graph: onnx.GraphProto, outside: Collection[str], where: str, inn
 
 
 def _of_inference(proto: onnx.ModelProto, held: ir.Model, infos: list[onnx.TrainingInfoProto]) -> Iterator[Problem]:
-    """What the inference graph may not do because of training; whether it is valid, onnx.checker tells."""
+    """Check the inference graph's use of training features; onnx.checker covers the rest."""
     own, where = _graph_names(proto.graph), "inference graph"
     theirs = {name: i for i, info in enumerate(infos) for name in _graph_names(info.algorithm)}
     said = False
@@ -338,7 +338,7 @@ def _gradients(
     where: str,
     only: Collection[ir.Node] | None = None,
 ) -> Iterator[Problem]:
-    """What the Gradient nodes of `graph` say; of those among or inside the nodes `only`, if given."""
+    """Check the Gradient nodes of `graph`, or only those among or inside the nodes `only`."""
     inside = None if only is None else {*only, *(i for n in only for g in subgraphs(n) for i in g.all_nodes())}
     for scope in scopes(graph, constants):
         for node in scope.nodes:

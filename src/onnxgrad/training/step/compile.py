@@ -159,7 +159,7 @@ def _compiled(
 
 
 def _wanted(source: Source, chosen: Sequence[int], outputs: Sequence[str]) -> dict[int, list[str]]:
-    """Which of the extra `outputs` each entry can give. Raises UnknownName for one that none can."""
+    """The extra `outputs` that each entry can compute. Raises UnknownName for an output that none can."""
     known = {i: named_values(source.model.graph).keys() | own_names(source.infos[i].algorithm) for i in chosen}
     for name in outputs:
         if not any(name in names for names in known.values()):
@@ -228,7 +228,7 @@ def _compile_entry(
 
 
 def _gradient_names(model: ir.Model, algorithm: onnx.GraphProto, bound: Mapping[str, str]) -> tuple[set[str], str]:
-    """What Gradient nodes are taken with respect to, and the loss.
+    """The names that Gradient nodes differentiate with respect to, and the loss.
 
     The loss is what the first Gradient is taken of; without one, the first output of the algorithm that
     updates nothing; if there is none of these, nothing is called the loss.

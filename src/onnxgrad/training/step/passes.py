@@ -15,7 +15,7 @@ _PHASE = "step"
 
 @dataclass
 class StepSetting:
-    """What a step is compiled for.
+    """The setting that a step is compiled for.
 
     Attributes:
         kept: names of values that stay what they are.

@@ -41,7 +41,7 @@ def in_sequence(first: Step, second: Step) -> Step:
 
 
 def _known(first: Step, second: Step) -> dict[str, ir.Value]:
-    """What the inputs of `second` are in `first`: updated state, else an input of the same role."""
+    """The values in `first` for the inputs of `second`: updated state, else an input of the same role."""
     graph = first.model.graph
     updated = {v.name: v for v in graph.outputs}
     known = {}

@@ -1,4 +1,4 @@
-"""Which columns, and rows, of a sparse matrix may share a product with a vector, so that all entries can be read off.
+"""Colourings of sparse matrices: columns and rows that share a product with a vector.
 
 Columns that share no row may be one direction (Curtis, Powell & Reid 1974: a colouring of distance 2). For a symmetric
 matrix a star colouring is enough: an entry is read off at its place or at the transposed one (Coleman & Moré 1984;
@@ -108,13 +108,13 @@ def _without_rows(pattern: csr_array, dropped: np.ndarray) -> csr_array:
 
 
 def _turned(split: Split) -> Split:
-    """What is said of the transposed matrix, of the matrix."""
+    """Convert a split of the transposed matrix to one of the matrix."""
     forward, reverse, columns, rows = split
     return reverse, forward, rows, columns
 
 
 def _dense_rows(pattern: csr_array) -> int:
-    """How many of the rows with most entries it is best to set apart, by the bound that the next one gives."""
+    """The best number of densest rows to set apart, by a bound on the number of colours."""
     counts = np.sort(np.diff(pattern.indptr))[::-1]
     bounds = np.arange(counts.size) + counts
     best = int(bounds.argmin()) if counts.size else 0

@@ -1,4 +1,4 @@
-"""Which elements of a result each operator makes from which elements of its operands, by classes of operators.
+"""Dependence of result elements on operand elements, by classes of operators.
 
 A rule gives, for each operand, a boolean matrix of (elements of the result, elements of the operand). What only moves
 elements is run on their numbers, by the onnx package's reference evaluator; a product and a reduction follow from
@@ -34,7 +34,7 @@ class Unknown(Exception):
 
 @dataclass
 class Operand:
-    """What a rule knows of an operand: its shape, its elements if they are constant, and whether it is asked about."""
+    """A rule's view of an operand: its shape, its elements if constant, and whether its pattern is needed."""
 
     shape: Shape
     const: np.ndarray | None

@@ -164,7 +164,7 @@ def _pulled(d: Derivation, nodes: Sequence[ir.Node], x: ir.Value, y: ir.Value, p
 def _products(
     d: Derivation, nodes: Sequence[ir.Node], mode: Any, start: ir.Value, end: ir.Value, seeds: Var, like: ir.Value
 ) -> Var:
-    """What `mode` gives at `end` for each of `seeds` at `start`, flat."""
+    """Apply `mode` to each of `seeds` at `start`; the flat results at `end`."""
 
     def write(seed: list[Var]) -> list[Var]:
         found = mode(d.builder, nodes, {start: seed[0]}, [end])

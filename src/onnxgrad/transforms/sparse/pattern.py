@@ -1,4 +1,4 @@
-"""Where a derivative can be other than zero, from the graph: dependences of elements, composed along the nodes.
+"""Sparsity patterns of derivatives, from the dependences of elements composed along the nodes.
 
 A pattern is what can be nonzero for some input: it holds for every point, and may hold more than there is. It takes
 sizes that are known, and constants where an operator moves elements by numbers.

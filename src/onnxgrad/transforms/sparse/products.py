@@ -92,6 +92,6 @@ def gemm(s: SizedNode) -> Found:
 
 
 def einsum(s: SizedNode) -> Found:
-    """As its equation says."""
+    """The dependences by the equation of an Einsum."""
     terms, out = einsum_labels(s.attr("equation"), [len(x.shape) for x in s.x if x is not None])
     return _product(s, terms, out)

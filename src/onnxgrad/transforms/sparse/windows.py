@@ -59,7 +59,7 @@ def pooled(s: SizedNode) -> Found:
 
 
 def _convolved(s: SizedNode, image: Shape, result: Shape, filters: Operand) -> csr_array:
-    """What a convolution of an image sees."""
+    """The dependence of a convolution's elements on its image."""
     group, kernel = s.attr("group", 1), filters.shape[2:]
     place, inside = _windows(s, image[2:], result[2:], kernel)
     each, given = result[1] // group, image[1] // group  # channels of a group

@@ -107,7 +107,7 @@ class _Walk:
         self.sums |= pushed
 
     def _is_of_one_element(self, node: ir.Node, x: ir.Value) -> bool:
-        """Whether each element that `node` gives depends on one of what moves, the one in its place of `x`."""
+        """True if each element of the result depends on only one varying element, in the same place of `x`."""
         if not isinstance(rule_of(node, self.b), Elementwise) or len(node.outputs) != 1:
             return False
         alone = [v for v in node.inputs if v in self.stacks] == [x]

@@ -1,4 +1,4 @@
-"""How series go through operators: elementary functions by their differential equations, products by convolution.
+"""Taylor series of operators: elementary functions by differential equations, products by convolution.
 
 What is linear, or linear in pieces, takes each derivative by itself, through the rule that takes tangents.
 """
