@@ -3,10 +3,6 @@
 ``onnx_ir`` fills messages field by field. Most of a derived model are nodes without metadata, and values whose type
 and shape occur many times. Their bytes are written here in the wire format (a tag, a length, the bytes), and one call
 of protobuf parses all of them. That takes a quarter of the time.
-
-``onnx_ir`` fills messages field by field. Most of a derived model is nodes without notes, and values whose type and
-shape another value has too: these are encoded here as they are on the wire (a tag, a length, the bytes), and the
-package protobuf reads all of them in one call. That takes a quarter of the time.
 """
 
 from __future__ import annotations
