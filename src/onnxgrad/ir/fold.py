@@ -1,20 +1,32 @@
-"""Constant folding in derived graphs: nodes whose operands are constants become constants, where that is exact.
+"""Constant folding: nodes whose results no input can change become constants.
 
-What is folded moves data, compares, or is one operation of IEEE 754 that every runtime rounds alike (+, −, ·, /), so
-the graph gives the same bits. Functions that runtimes approximate, each in its own way (Exp, Tanh, Sqrt on some), stay
-nodes: ONNX Runtime folds these itself when it loads a model, by its own kernels. Only small tensors are folded (at most
-`MOST_ELEMENTS`), so no graph grows, and only `Constant` nodes and what rules wrote down count as constants: an
-initializer is a parameter that a user may exchange.
+`fold_constants` works on derived graphs. What it folds moves data, compares, or is one operation of IEEE 754 that every
+runtime rounds alike (+, −, ·, /), so the graph gives the same bits. Functions that runtimes approximate, each in its
+own way (Exp, Tanh, Sqrt on some), stay nodes: ONNX Runtime folds these itself when it loads a model, by its own
+kernels. Only small tensors are folded (at most `MOST_ELEMENTS`), so no graph grows. Only `Constant` nodes and what
+rules wrote down count as constants: an initializer is a parameter that a user may exchange.
+
+`infer_and_fold` works on models that are opened or measured, and folds their shape arithmetic. Exporters write out how
+they found a shape: a dozen nodes compute the integer 3 from two constants. As long as such a value is not known,
+neither are the shapes that depend on it, and a rule that needs a rank must refuse. So small whole-number values that
+follow from constants, or from the shape of something whose shape is fixed, become constants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.constants import MOST_ELEMENTS, evaluate
 from onnxgrad.ir.exact import exact
-from onnxgrad.ir.match import is_op
+from onnxgrad.ir.graph import scopes, subgraphs
+from onnxgrad.ir.infer.context import Calls
+from onnxgrad.ir.infer.inference import infer_model
+from onnxgrad.ir.match import constant, is_op
+
+WHOLE = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
 
 
 def fold_constants(graph: ir.Graph, written: Iterable[ir.Value]) -> int:
@@ -25,26 +37,85 @@ def fold_constants(graph: ir.Graph, written: Iterable[ir.Value]) -> int:
         written: the initializers that are constants.
     """
     opset = graph.opset_imports.get("", 1)
-    count = 0
     fixed = {None, *written}
-    for node in list(graph):
+
+    def known(node: ir.Node) -> np.ndarray | None:
         if not fixed.issuperset(node.inputs):
-            continue
+            return None
         if is_op(node, "Constant"):
             fixed.update(node.outputs)
-        if any(v.is_graph_output() for v in node.outputs):
-            continue
-        array = exact(node, opset)
-        if array is None:
+        return exact(node, opset)
+
+    def hold(node: ir.Node, tensor: ir.TensorProtocol) -> ir.Value:
+        made = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], name=node.name)
+        (value,) = made.outputs
+        graph.insert_before(node, made)
+        fixed.add(value)
+        return value
+
+    return _fold(graph, known, hold)
+
+
+def infer_and_fold(model: ir.Model, calls: Calls | None = None) -> None:
+    """Type and shape every value of `model`, with its integer arithmetic folded; in place.
+
+    Raises:
+        BadInput: shapes or inputs that no node of their kind can have.
+    """
+    graphs = scopes(model.graph)
+    declared = {v: v.shape for g in graphs for node in g for v in node.outputs}
+    infer_model(model, calls)
+    opset = model.graph.opset_imports[""]
+    if sum(_fold(g, lambda node: _whole_value(node, opset)) for g in graphs):  # with values known, more shapes are;
+        for value, shape in declared.items():  # those that the first inference made up go
+            value.shape = shape
+        infer_model(model, calls)
+
+
+def _fold(
+    graph: ir.Graph,
+    known: Callable[[ir.Node], np.ndarray | None],
+    hold: Callable[[ir.Node, ir.TensorProtocol], ir.Value] | None = None,
+) -> int:
+    """Replace the nodes of `graph` whose one result is `known`, in order; how many.
+
+    Args:
+        graph: a graph, whose nodes are in order of execution.
+        known: returns the result of a node, or None.
+        hold: makes a value of a tensor in the place of a node. None: an initializer.
+    """
+    count = 0
+    for node in list(graph):
+        array = known(node)
+        if array is None or node.outputs[0].is_graph_output():
             continue
         (value,) = node.outputs
         tensor = ir.tensor(array, dtype=value.dtype, name=value.name)
-        made = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], name=node.name)
-        (held,) = made.outputs
+        held = ir.Value() if hold is None else hold(node, tensor)
         held.name, held.type, held.shape, held.const_value = value.name, value.type, ir.Shape(array.shape), tensor
-        graph.insert_before(node, made)
         value.replace_all_uses_with(held)
         graph.remove(node, safe=True)
-        fixed.add(held)
+        if hold is None:
+            graph.register_initializer(held)
         count += 1
     return count
+
+
+def _whole_value(node: ir.Node, opset: int) -> np.ndarray | None:
+    """The one output of `node`, if it is a small whole-number tensor that no input can change."""
+    if node.domain or len(node.outputs) != 1 or node.outputs[0].dtype not in WHOLE or subgraphs(node):
+        return None
+    if node.op_type == "Shape":
+        source = node.inputs[0] if node.inputs else None
+        if source is None or source.shape is None:
+            return None
+        dims = list(source.shape)[node.attributes.get_int("start", 0) : node.attributes.get_int("end", None)]
+        return np.array(dims, np.int64) if all(isinstance(d, int) for d in dims) else None
+    feeds = {v: a for v in node.inputs if v is not None and (a := _small_constant(v)) is not None}
+    complete = bool(feeds) and all(v is None or v in feeds for v in node.inputs)
+    return evaluate(node, feeds, opset) if complete else None
+
+
+def _small_constant(value: ir.Value) -> np.ndarray | None:
+    size = value.const_value.size if value.const_value is not None else 0
+    return constant(value) if size <= MOST_ELEMENTS else None

@@ -23,11 +23,11 @@ import onnx_shape_inference as osi
 from onnx_ir.passes.common import InlinePass
 
 from onnxgrad.ir.constants import MOST_ELEMENTS
+from onnxgrad.ir.fold import infer_and_fold
 from onnxgrad.ir.graph import subgraphs
 from onnxgrad.ir.infer.inference import infer_model
 from onnxgrad.ir.match import constant
 from onnxgrad.ir.names import Names, identifier
-from onnxgrad.model_io.fold_shapes import infer_and_fold
 
 Identifier = tuple[str, str, str]
 

@@ -12,9 +12,9 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, shown, warn_caller
 from onnxgrad.ir.downgrade import settle_opset
+from onnxgrad.ir.fold import infer_and_fold
 from onnxgrad.model_io.checks.declared_sizes import check_calls
 from onnxgrad.model_io.checks.nodes import check_nodes
-from onnxgrad.model_io.fold_shapes import infer_and_fold
 from onnxgrad.model_io.inline import inline_functions
 from onnxgrad.model_io.local_functions import Functions, Identifier, drop_unused, fill_defaults, rename_overloads
 from onnxgrad.model_io.match_subgraphs import TARGETS, cut_out
@@ -168,7 +168,7 @@ def _opened(model: AnyModel, first: Callable[[ir.Model], None] | None, keep: Kee
 
 
 def _private(model: ir.Model) -> ir.Model:
-    """A copy that shares only weights and attribute values, which nobody changes."""
+    """A copy that shares only weights and attribute values, which are never changed in place."""
     if not is_ordered(model.graph):
         raise BadInput("a node of the model comes before one whose output it reads\n  hint: model.graph.sort()")
     copy = model.clone()
