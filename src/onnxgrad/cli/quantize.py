@@ -88,7 +88,7 @@ def quantize(
     arrays, held_out = train_options.opened(data, recipe.data, recipe.data.pictures(trained), labels, trained.inputs)
     if qat and not recipe.loss.loss:
         raise BadInput("--qat trains the quantized model; say which loss to use with --loss")
-    ready = quantized(source, arrays, scheme, rows=rows, name=str(data))
+    ready = quantized(source, arrays, scheme, rows=rows)
     if not qat:
         save_model(folded(ready), output)
         check_runs(output, model)

@@ -16,7 +16,7 @@ from onnxgrad.settings import changed_settings, settings_of
 from onnxgrad.training.build.attach import attached
 from onnxgrad.training.build.heads import placed_head
 from onnxgrad.training.data import Images, open_data
-from onnxgrad.training.data.columns import Column, Features
+from onnxgrad.training.data.columns import Column, Columns, Features
 from onnxgrad.training.loop.recipe import FIT, TRAINER, DataRecipe, Recipe
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.optim.optimizers import OPTIMIZERS, SECOND_ORDER
@@ -60,11 +60,12 @@ def opened(
         UnknownName: `data` have no such labels.
     """
     inputs = recipe.inputs or {}
-    arrays = open_data(data, images, inputs, trained)
+    arrays = Columns(open_data(data, images, inputs, trained), str(data))
     held_out = None
     if recipe.validation is not None:  # by the names of the columns that are trained on, whatever their order here
         same = {n: c.features for n, c in arrays.items() if c.features is not None}
-        held_out = open_data(recipe.validation, images, inputs, {**trained, **same}), str(recipe.validation)
+        found = open_data(recipe.validation, images, inputs, {**trained, **same})
+        held_out = Columns(found, str(recipe.validation)), str(recipe.validation)
     if labels is not None and labels not in arrays:
         raise UnknownName(labels, arrays, f"array in {data}")
     return arrays, held_out

@@ -93,7 +93,9 @@ class Dense(Column):
         return len(self.rows) if self.rows.ndim else 1
 
     def take(self, rows: np.ndarray, field: Field) -> np.ndarray:
-        """A copy of these rows."""
+        """A copy of these rows. Raises BadInput if the array is one number."""
+        if not self.rows.ndim:
+            raise BadInput(f"the array {field.name!r} is one number and has no rows")
         return np.asarray(self.rows[rows])
 
 
@@ -183,6 +185,14 @@ class Remembered:
 def stacked(rows: list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
     """One array, where the sizes of `rows` agree."""
     return np.stack(rows) if len({a.shape for a in rows}) == 1 else rows
+
+
+class Columns(dict[str, Column]):
+    """Columns by name, as `open_data` returns them, and the name of their source in messages."""
+
+    def __init__(self, columns: Mapping[str, Column], source: str) -> None:
+        super().__init__(columns)
+        self.source = source
 
 
 def column(values: Any, name: str) -> Column:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import onnxruntime
 
-from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.run import Run
 from onnxgrad.training.parallel.ranks import digest
 
 
-def agreement(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
+def agreement(run: Run) -> dict[str, Any]:
     """JSON values by their names in messages."""
     source = run.step.source
     draws = source is not None and any(info.initialization_binding for info in source.infos)
@@ -27,7 +25,7 @@ def agreement(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
         "kernels": run.target,
         "state of the optimizer": "shared out" if run.strategy.shares_state else "on every rank",
         "callbacks": [
-            [type(c).__name__, c.settings(), getattr(c, "patience", None)] for c in callbacks if not c.is_told_once
+            [type(c).__name__, c.settings(), getattr(c, "patience", None)] for c in run.callbacks if not c.is_told_once
         ],
         "version of onnxgrad": sys.modules["onnxgrad"].__version__,
         "version of ONNX Runtime": onnxruntime.__version__,

@@ -302,7 +302,7 @@ def _inference_mode(graph: ir.Graph) -> None:
             node.resize_outputs(1)
         elif node.op_type == "Dropout" and node.inputs[0] is not None and not any(v.uses() for v in node.outputs[1:]):
             node.outputs[0].replace_all_uses_with(node.inputs[0], replace_graph_outputs=True)
-        elif node.op_type == "Dropout":  # somebody reads the mask
+        elif node.op_type == "Dropout":  # a node reads the mask
             node.resize_inputs(min(2, len(node.inputs)))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -18,8 +18,6 @@ from onnxgrad.files import alone
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.training.graph.dropout_masks import COUNT, first_count
 from onnxgrad.training.loop.agreement import agreement
-from onnxgrad.training.loop.callbacks import Callback
-from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.interruption import Interrupted, interruptible
 from onnxgrad.training.loop.listeners import watched
 from onnxgrad.training.loop.provenance import provenance
@@ -35,16 +33,10 @@ class Fit:
 
     Args:
         run: the settings and the position of the run.
-        callbacks: hear what it does.
-        evaluation: measures validation data; None if there are none.
-        checkpoint_seconds: between checkpoints within an epoch.
     """
 
-    def __init__(
-        self, run: Run, callbacks: Sequence[Callback], evaluation: Evaluation | None, checkpoint_seconds: float
-    ) -> None:
-        self.run, self.callbacks, self.evaluation = run, list(callbacks), evaluation
-        self.checkpoint_seconds = checkpoint_seconds
+    def __init__(self, run: Run) -> None:
+        self.run = run
 
     @contextmanager
     def opened(self, resuming: bool, accept_changes: bool = False) -> Iterator[None]:
@@ -76,10 +68,10 @@ class Fit:
 
     def _begin(self, resuming: bool, accept_changes: bool) -> None:
         run, strategy = self.run, self.run.strategy
-        strategy.ranks.agree(lambda: agreement(run, self.callbacks))
+        strategy.ranks.agree(lambda: agreement(run))
         resuming = strategy.ranks.first(lambda: resuming)  # which may depend on what the first one has kept
         if resuming:
-            resume(run, self.callbacks, accept_changes)
+            resume(run, accept_changes)
             return
         strategy.begin()
         self._seed_masks()
@@ -104,30 +96,30 @@ class Fit:
         run.history.about["provenance"] = provenance(run.target)
         try:
             with run.strategy.ranks.agreeing():
-                for callback in self.callbacks:
+                for callback in run.callbacks:
                     callback.start(run)
             while run.epoch < run.epochs and not run.position.finished:
                 self._epoch()
             run.history.about["finished"] = True
             if run.position.finished:
                 run.history.about["stopped"] = run.position.finished
-            for callback in self.callbacks:
+            for callback in run.callbacks:
                 callback.end(run)
             run.strategy.end()
         finally:
-            for callback in self.callbacks:
+            for callback in run.callbacks:
                 callback.stop()
 
     def _check_monitors(self) -> None:
         """Raise UnknownName for a callback that watches what no epoch will have, before the first step."""
         run = self.run
-        names = watched(self.callbacks)
-        if not names or any(not type(c).__module__.startswith("onnxgrad.") for c in self.callbacks):
+        names = watched(run.callbacks)
+        if not names or any(not type(c).__module__.startswith("onnxgrad.") for c in run.callbacks):
             return  # a callback of the caller's own may add to the record of an epoch
         known = ["loss", "seconds", "steps_per_second", "rate_factor", *run.rates]
-        if run.validation is not None and self.evaluation is not None:
+        if run.validation is not None:
             some = run.validation.select(np.arange(min(len(run.validation), 256)), run.validation.name)
-            measured = self.evaluation(run.strategy.inference_state(), some, metrics=run.metrics)
+            measured = run.trainer.evaluation(run.strategy.inference_state(), some, metrics=run.metrics)
             known += [f"validation_{what}" for what in measured]
         for name in names:
             if name in known:
@@ -148,7 +140,7 @@ class Fit:
         before, stopped = at.seconds, False
         for batch in run.data.batches(run.batch_size, order, at.row, [run.seed, at.epoch], run.strategy.part):
             self._set_rate()
-            run.strategy.announce_save(run.folder is not None and time.monotonic() - saved > self.checkpoint_seconds)
+            run.strategy.announce_save(run.folder is not None and time.monotonic() - saved > run.checkpoint_seconds)
             loss = float(run.machine.step(batch)[run.step.loss])
             at.step += 1
             if not math.isfinite(loss):
@@ -159,7 +151,7 @@ class Fit:
             at.row += size
             at.total += loss * size
             at.history.curve.add(loss)
-            for callback in self.callbacks:
+            for callback in run.callbacks:
                 callback.step(run, loss)
             now = time.monotonic()
             at.seconds = before + now - begin
@@ -170,7 +162,7 @@ class Fit:
                     break
             if run.strategy.is_stopping:
                 self._interrupt()
-            if run.strategy.can_save(run.keeps and now - saved > self.checkpoint_seconds):
+            if run.strategy.can_save(run.keeps and now - saved > run.checkpoint_seconds):
                 self._save()
                 saved = time.monotonic()
         self._end_epoch(at.row if stopped else run.rows)
@@ -183,7 +175,7 @@ class Fit:
         self._settle()
         record = {"epoch": at.epoch + 1, "step": at.step, "loss": at.total / at.row, **self._validated()}
         at.history.evaluations.append(record)
-        for callback in self.callbacks:
+        for callback in run.callbacks:
             callback.evaluated(run, record)
         self._decide_together()
 
@@ -194,10 +186,10 @@ class Fit:
 
     def _validated(self) -> dict[str, float]:
         run = self.run
-        if run.validation is None or self.evaluation is None:
+        if run.validation is None:
             return {}
         strategy, size = run.strategy, max(run.batch_size, 256)
-        measured = self.evaluation(
+        measured = run.trainer.evaluation(
             strategy.inference_state(), run.validation, size, run.metrics, strategy.ranks.collective
         )
         return {f"validation_{what}": value for what, value in measured.items()}
@@ -231,7 +223,7 @@ class Fit:
         at.history.epochs.append(record)
         at.epoch += 1
         at.begin_epoch()
-        for callback in self.callbacks:
+        for callback in run.callbacks:
             callback.epoch(run, record)
         self._decide_together()
         if run.keeps:
@@ -277,7 +269,7 @@ class Fit:
         return f"; the last good checkpoint is {str(self.run.checkpoint)!r}" if self.run.kept else ""
 
     def _save(self) -> None:
-        save(self.run, self.callbacks)
+        save(self.run)
 
     def _interrupt(self) -> None:
         self._settle()

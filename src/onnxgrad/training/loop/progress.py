@@ -165,7 +165,7 @@ def interactive() -> bool:
 
 
 def curves(history: History, title: str = "") -> Any:
-    """A figure of the loss, and of whatever else was measured of the validation data, over the steps.
+    """A figure of the loss and of all measurements on the validation data, over the steps.
 
     Raises:
         BadInput: the package matplotlib is missing.

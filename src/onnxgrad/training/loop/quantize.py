@@ -17,9 +17,10 @@ from onnxgrad.model_io.save import gathered, to_proto
 from onnxgrad.settings import settings_of, takes
 from onnxgrad.training.data import Data
 from onnxgrad.training.data.preprocessing import Preprocessing
+from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loop.train import train
-from onnxgrad.training.measure.predict import AnyModel, fields_of, source_name
+from onnxgrad.training.measure.predict import AnyModel, fields_of
 from onnxgrad.training.quantization.fold import folded
 from onnxgrad.training.quantization.learned_rounding import learn_rounding
 from onnxgrad.training.quantization.place import Scheme, opened_floats, placed
@@ -88,7 +89,6 @@ def quantized(
     *,
     rows: int = ROWS,
     inputs: Mapping[str, str] | None = None,
-    name: str = "",
 ) -> ir.Model:
     """The same, ready to be trained: weights are floats, rounded where they are read. `name`: to call the data by.
 
@@ -99,7 +99,7 @@ def quantized(
         raise BadInput(f"activations are calibrated over at least 1 row, not {rows}")
     opened = opened_floats(model)
     trained = Preprocessing.of(opened)
-    fed = Data(data, fields_of(opened), name or source_name(data), inputs=inputs, trained=trained)
+    fed = Data(data, fields_of(opened), source_name(data), inputs=inputs, trained=trained)
     found = placed(opened, scheme, _batches(fed, rows))
     if scheme.rounding == "learned":
         learn_rounding(found, _batches(fed, rows))

@@ -10,7 +10,6 @@ import numpy as np
 
 from onnxgrad.distributed import launched
 from onnxgrad.errors import BadInput
-from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits
 from onnxgrad.training.loop.checkpoint_parts import save_checkpoint
 from onnxgrad.training.loop.history import History
@@ -20,7 +19,7 @@ from onnxgrad.training.metadata import CONVENTION
 _ACCEPT = "\n  hint: --accept-changes (in Python accept_changes=True) goes on with what it is told now"
 
 
-def save(run: Run, callbacks: Sequence[Callback]) -> None:
+def save(run: Run) -> None:
     """Write the checkpoint of `run`: what this process has of its state."""
     at = run.position
     document = {
@@ -35,7 +34,7 @@ def save(run: Run, callbacks: Sequence[Callback]) -> None:
         "structure": run.structure,
         "job": launched().job,
         "finished": at.finished,
-        "callbacks": [[type(c).__name__, c.state(), c.settings()] for c in callbacks if c.state()],
+        "callbacks": [[type(c).__name__, c.state(), c.settings()] for c in run.callbacks if c.state()],
         "history": at.history.to_json(),
     }
     found = Checkpoint(dict(run.machine.now), document, run.fingerprint, run.strategy.extras())
@@ -59,8 +58,8 @@ def is_restarted(run: Run) -> bool:
     return found.get("job") == launch.job and not found.get("finished") and found.get("epoch", 0) < run.epochs
 
 
-def resume(run: Run, callbacks: Sequence[Callback], accept_changes: bool) -> None:
-    """Put `run` and `callbacks` where the checkpoint of the run stands.
+def resume(run: Run, accept_changes: bool) -> None:
+    """Put `run` and its callbacks where the checkpoint of the run stands.
 
     Raises:
         BadInput: there is none, it is damaged, or it is that of a run with other settings.
@@ -72,7 +71,7 @@ def resume(run: Run, callbacks: Sequence[Callback], accept_changes: bool) -> Non
         _number(run, classes)
     try:
         moved = _compare(run, found, accept_changes)
-        _resume_callbacks(run, callbacks, found.run["callbacks"], accept_changes)
+        _resume_callbacks(run, found.run["callbacks"], accept_changes)
         _go_on(run, found, moved)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, BadInput):
@@ -176,7 +175,7 @@ def _go_on(run: Run, found: Checkpoint, moved: bool) -> None:
         )
     history = History.of_json(found.run["history"])
     if (target := found.run.get("target")) in ("portable", "native"):  # earlier versions do not tell
-        run.follow(target)
+        run.trainer.follow(target)
     run.take_state(found.state)
     run.strategy.load_extras(found.extras)
     at = run.position
@@ -189,10 +188,8 @@ def _go_on(run: Run, found: Checkpoint, moved: bool) -> None:
     at.finished = found.run["finished"]
 
 
-def _resume_callbacks(
-    run: Run, callbacks: Sequence[Callback], kept: Sequence[Sequence[Any]], accept_changes: bool
-) -> None:
-    remembering = [c for c in callbacks if c.state()]
+def _resume_callbacks(run: Run, kept: Sequence[Sequence[Any]], accept_changes: bool) -> None:
+    remembering = [c for c in run.callbacks if c.state()]
     had = [str(name) for name, *_ in kept]
     if had != [type(c).__name__ for c in remembering] and not accept_changes:
         raise BadInput(

@@ -84,7 +84,7 @@ class Run:
         checkpoint: its file.
         kept: whether there is a checkpoint of this run.
         ranks: the processes of the run, if there are several; each has a part of every batch.
-        rate_factors: the learning rate is multiplied by each of them; whoever has one puts it under a key of its own.
+        rate_factors: the learning rate is multiplied by each of them; each callback with a factor has its own key.
         position: where the run stands.
     """
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from onnxgrad.training.adapters.merge import merged
 from onnxgrad.training.data import Data, Field, Images, Text
 from onnxgrad.training.data.axes import first_dim
 from onnxgrad.training.data.preprocessing import Preprocessing
+from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits
 from onnxgrad.training.loop.evaluation import Evaluation
-from onnxgrad.training.loop.trainer_setup import Setup
 from onnxgrad.training.metadata import CLASSES
 from onnxgrad.training.optim.averages import averaged
 from onnxgrad.training.parallel.ranks import Ranks
@@ -43,6 +43,39 @@ AnyData = Any
 _LARGE = "trainer.save(path), or save_training_model(path), writes it with its weights in a file of their own"
 
 
+@dataclass(frozen=True)
+class Setup:
+    """A step, and how it is run.
+
+    Attributes:
+        step: the step of a whole batch.
+        plan: what is kept and what is computed anew, where memory is bounded.
+        planned: the most rows of a batch that this is for.
+        fingerprint, structure: digests of the step graph (see `Run`), of what is computed, not of the plan.
+        strategy: how processes share the work of a run.
+        accumulate: into how many parts a rank cuts what it has of a batch.
+        options: how ONNX Runtime runs the step, the target decided.
+        is_free: True if the caller did not set the target.
+        machine: builds the machine that runs the step, by the strategy and the options.
+    """
+
+    step: Step
+    plan: Plan | None
+    planned: int | None
+    fingerprint: str
+    structure: str
+    strategy: Strategy
+    accumulate: int
+    options: Options
+    is_free: bool
+    machine: Callable[[Strategy, Options], AnyMachine]
+
+    @property
+    def parts(self) -> int:
+        """The number of parts of a batch, on all ranks."""
+        return self.accumulate * self.strategy.ranks.size
+
+
 class Trained:
     """The base of `Trainer`: a step with its state, the data that it accepts, and the models made of it."""
 
@@ -52,6 +85,7 @@ class Trained:
     accumulate: int
     plan: Plan | None
     fingerprint: str
+    structure: str
     fields: list[Field]
     classes: tuple[str, ...] | None
     preprocessing: Preprocessing
@@ -59,7 +93,8 @@ class Trained:
 
     def __init__(self, setup: Setup, evaluation: Evaluation | None) -> None:
         self._setup = setup
-        self.step, self.plan, self.fingerprint = setup.step, setup.plan, setup.fingerprint
+        self.step, self.plan = setup.step, setup.plan
+        self.fingerprint, self.structure = setup.fingerprint, setup.structure
         self.strategy, self.accumulate, self.options = setup.strategy, setup.accumulate, setup.options
         self.strategy.use(setup.machine(self.strategy, self.options))
         self._why_not = ""
@@ -109,8 +144,8 @@ class Trained:
             raise BadInput(self._why_not)
         return self._evaluation
 
-    def _follow(self, target: str) -> str:
-        """Change to `target`, on which a run was begun, unless the caller has set another; returns the one in use."""
+    def follow(self, target: str) -> None:
+        """Change to `target`, on which a run was begun, unless the caller has set another."""
         if self._setup.is_free and target != self.options.target:
             if target == "portable" or replace(self.options, target="auto").settled().target == target:
                 self.options = replace(self.options, target=target)
@@ -120,7 +155,6 @@ class Trained:
                     "the run was begun with kernels in C, which cannot be had here: it goes on with standard "
                     "operators, whose sums may be rounded differently"
                 )
-        return self.options.target
 
     @property
     def is_writer(self) -> bool:
@@ -151,9 +185,8 @@ class Trained:
             if self.classes:
                 data.number(self.classes)
             return data
-        name = repr(os.fspath(data)) if isinstance(data, (str, os.PathLike)) else what
         return Data(
-            data, self.fields, name, inputs=inputs, classes=self.classes, images=images, text=text,
+            data, self.fields, source_name(data, what), inputs=inputs, classes=self.classes, images=images, text=text,
             trained=self.preprocessing,
         )  # fmt: skip
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,13 +12,13 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io import load_model, training_info
-from onnxgrad.remat import Plan
 from onnxgrad.runtime import Options
 from onnxgrad.runtime.on_device import runner
 from onnxgrad.training.build.attach import attached
 from onnxgrad.training.graph.attention_blocks import wants_kernel
 from onnxgrad.training.loop.recipe import Recipe
 from onnxgrad.training.loop.step_digests import fingerprint, structure
+from onnxgrad.training.loop.trained import Setup
 from onnxgrad.training.parallel.joining import divide_processors, ranks_of
 from onnxgrad.training.parallel.strategy import AnyMachine, Strategy, choose_strategy
 from onnxgrad.training.spec.training_info import AnyTrainingModel, Source
@@ -28,39 +27,6 @@ from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.memory_budget import within_memory
 from onnxgrad.training.step.precision import precision_for
 from onnxgrad.training.step.step import Step
-
-
-@dataclass(frozen=True)
-class Setup:
-    """A step, and how it is run.
-
-    Attributes:
-        step: the step of a whole batch.
-        plan: what is kept and what is computed anew, where memory is bounded.
-        planned: the most rows of a batch that this is for.
-        fingerprint, structure: digests of the step graph (see `Run`), of what is computed, not of the plan.
-        strategy: how processes share the work of a run.
-        accumulate: into how many parts a rank cuts what it has of a batch.
-        options: how ONNX Runtime runs the step, the target decided.
-        is_free: True if the caller did not set the target.
-        machine: builds the machine that runs the step, by the strategy and the options.
-    """
-
-    step: Step
-    plan: Plan | None
-    planned: int | None
-    fingerprint: str
-    structure: str
-    strategy: Strategy
-    accumulate: int
-    options: Options
-    is_free: bool
-    machine: Callable[[Strategy, Options], AnyMachine]
-
-    @property
-    def parts(self) -> int:
-        """The number of parts of a batch, on all ranks."""
-        return self.accumulate * self.strategy.ranks.size
 
 
 def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | None) -> Setup:
@@ -97,7 +63,7 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
         raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
     asked_of_runtime = divide_processors(options) if strategy.has_several else options
     settled = asked_of_runtime.settled()
-    digests = fingerprint(step.model), structure(step.model)  # whatever the target
+    digests = fingerprint(step.model), structure(step.model)  # the same for every target
     rows: int | str | None = attention_rows
     if attention_rows is None and settled.target == "native" and wants_kernel(step.model.graph):
         rows = "kernel"

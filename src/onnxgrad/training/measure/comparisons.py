@@ -90,7 +90,9 @@ class Classes(Comparison):
 
 @dataclass(frozen=True)
 class Ranked(Classes):
-    """Class numbers against what is known of scores that nobody has: see the task ``ranked`` of the metrics.
+    """Compare labels with per-row summary scores (loss, rank of the target, top-1).
+
+    Losses computed in blocks never materialize all logits: see the task ``ranked`` of the metrics.
 
     Attributes:
         size: how many classes there are.
