@@ -27,14 +27,14 @@ def is_command() -> bool:
 
 
 def begin() -> None:
-    """From now on Ctrl-C ends the process at once, if that is the command and nobody has decided otherwise."""
+    """Have Ctrl-C end the process at once, if it is the command and SIGINT has its default handler."""
     ours = threading.current_thread() is threading.main_thread() and is_command()
     if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _stop)
 
 
 def end() -> None:
-    """From now on Ctrl-C is Python's again."""
+    """Restore Python's own handler of Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is _stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -42,7 +42,7 @@ def end() -> None:
 def answered() -> None:
     """Have Python forget an interrupt that was answered, so that the exit code is ours.
 
-    CPython notes an interrupt that ends code given as text (modules that are imported make such code), and dies of it
-    in the end although somebody has caught it. It forgets that when it runs the next code given as text.
+    CPython records an interrupt that ends code given as text (imported modules run such code), and exits by it in the
+    end even if the program has caught it. Running another piece of code given as text clears that record.
     """
     exec("")

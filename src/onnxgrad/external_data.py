@@ -1,9 +1,9 @@
-"""External data: in which files a model may keep its tensors, and how they are read.
+"""External data: the files in which a model may keep its tensors, and their safe reading.
 
-A location in a model of a stranger may be a link to a file elsewhere, a pipe that nobody writes to, or become one
-meanwhile. So a file counts by where it really is: in the folder of the model or below, or among the blobs of the cache
-of the Hugging Face Hub that the model lies in, whose snapshots are links. Hard links cannot be told from the file: all
-of its names must be beside each other. What is opened later is looked at again once it is open.
+A location in an untrusted model may be a link to a file elsewhere or a pipe without a writer, or become one later. So
+the resolved path counts: it must be in the folder of the model or below, or among the blobs of the same Hugging Face
+cache, whose snapshots are links. A hard link cannot be told from the file, so all names of a file must be in one
+folder. A file that is opened later is checked again after it was opened.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class _Weight(ir.ExternalTensor):
         self.file = file
 
     def _load(self) -> None:
-        """In place of what the base does where the array is first asked for: it opens whatever is there then."""
+        """Map the file on the first access of the array; the base class would open the path without a check."""
         with self.file.open() as file:
             self.raw = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if self.dtype.bitwidth < 8:

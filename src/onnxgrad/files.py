@@ -1,8 +1,8 @@
-"""Places to write to: all or nothing, with nothing left behind by processes that were killed.
+"""Atomic writes of files and folders, with clean-up after killed processes.
 
-What is written goes into a temporary file (or folder) beside its place, is flushed to the disk, and renamed. The writer
-holds a lock on the temporary one, which the system lifts when the writer is gone, however it went: whoever writes to
-the same place later removes those that nobody holds. Where a system or a disk has no such locks, they stay.
+The content goes to a temporary file (or folder) beside its place, is flushed to the disk, and renamed. The writer
+locks the temporary file; the system releases the lock when the process ends, even if it is killed. The next writer of
+the same place removes temporary files without a lock. On systems or disks without such locks, they stay.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def cache() -> Path:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary file beside `path` to write; it takes the place of `path` at the end of the ``with`` block.
 
-    Whatever happens, `path` holds all of the new content or what it held before.
+    `path` has either all of the new content or the old content, also after a crash.
 
     Raises:
         BadInput: the place cannot be written.
@@ -153,7 +153,7 @@ def _temporary(path: Path, *, folder: bool) -> Iterator[Path]:
         handle = _locked(made)
         if handle is not None and (handle < 0 or _is(handle, made)):
             break
-        if handle is not None:  # somebody who swept was faster
+        if handle is not None:  # another process removed it first
             os.close(handle)
     try:
         yield made
@@ -213,7 +213,7 @@ def _remove(path: Path) -> None:
 def _locked(path: Path) -> int | None:
     """A handle that holds the lock of `path` as long as it is open; None if another one does, -1 without locks.
 
-    Only files and folders are opened, and no links (`path` may be what somebody else has put there).
+    Only files and folders are opened, not links: another user may have put a link there.
     """
     if fcntl is None:
         return -1

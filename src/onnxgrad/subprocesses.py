@@ -40,9 +40,9 @@ def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
 
 
 def start(words: list[str]) -> None:
-    """Have Python run `words` beside this process, and after it if need be; nobody hears what becomes of it.
+    """Start `words` in a detached Python process, which may outlive this one; its result is ignored.
 
-    It stands in the root folder, where only the system's own files are.
+    Its working directory is the root folder, so that no module of the user's folder is imported.
 
     Raises:
         OSError: it cannot be run.

@@ -70,7 +70,7 @@ class BatchedNode:
         return self.b.Unsqueeze(self.x[i], list(range(1, missing + 1)))
 
     def stack(self, i: int) -> Var:
-        """Operand `i` as a stack, whatever it is."""
+        """Operand `i` as a stack; an unbatched operand is expanded."""
         return self.x[i] if self.stacked[i] else repeated(self.b, self.x[i], self.count)
 
     def int_attr(self, name: str, default: int) -> int:

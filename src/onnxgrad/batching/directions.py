@@ -1,10 +1,9 @@
-"""Many directions at once: the primal is computed once, what depends on the seed is batched over all seeds.
+"""Batch a derivative over many directions: the primal is computed once, seed-dependent nodes for all seeds.
 
-A derivative is written for one seed, into the graph itself. Then the nodes that depend on the seed, and only
-these, are taken out again, and written for a stack of all seeds if each of them has such a form (see `operator_rules`):
-a matrix for a Jacobian in the time of a few matrix products. Otherwise they become the body of a Scan over the seeds,
-which carries no state, and whose own derivative is a Scan again. Whatever else the derivative computes (slopes, masks,
-weights transposed) stays outside, where it runs once.
+A derivative is written for one seed, into the graph itself. Then the nodes that depend on the seed are removed again.
+If each of them has a stacked form (see `operator_rules`), they are written for a stack of all seeds, so that a Jacobian
+takes a few matrix products. Otherwise they become the body of a Scan over the seeds. It carries no state, and its own
+derivative is a Scan again. The other nodes (slopes, masks, transposed weights) stay outside and run once.
 """
 
 from __future__ import annotations

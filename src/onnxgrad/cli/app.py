@@ -74,7 +74,7 @@ class _Commands(TyperGroup):
         except MemoryError as e:
             console.error("there is not enough memory")
             raise typer.Exit(BAD_INPUT) from e
-        except OSError as e:  # of a stream or a file that nobody else answers for: a full disk, a closed pipe
+        except OSError as e:  # a full disk, a closed pipe, …
             where = "" if e.filename is None else f"{e.filename}: "
             console.error(f"{where}{e.strerror or e}")
             raise typer.Exit(BAD_INPUT) from e

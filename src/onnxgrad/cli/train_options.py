@@ -62,7 +62,7 @@ def opened(
     inputs = recipe.inputs or {}
     arrays = Columns(open_data(data, images, inputs, trained), str(data))
     held_out = None
-    if recipe.validation is not None:  # by the names of the columns that are trained on, whatever their order here
+    if recipe.validation is not None:  # the same columns as in training, by name
         same = {n: c.features for n, c in arrays.items() if c.features is not None}
         found = open_data(recipe.validation, images, inputs, {**trained, **same})
         held_out = Columns(found, str(recipe.validation)), str(recipe.validation)

@@ -77,7 +77,7 @@ def save_policy(node: ir.Node) -> SavePolicy:
 
 
 def set_save_policy(node: ir.Node | None, what: SavePolicy) -> None:
-    """Fix what `node` saves, whatever `checkpointing` asks for."""
+    """Set the save policy of `node`, which takes precedence over `checkpointing`."""
     assert node is not None
     node.meta[_KEPT] = what
 

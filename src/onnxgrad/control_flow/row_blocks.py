@@ -62,7 +62,7 @@ class RowBlocks:
     def cut(self, b: Builder, x: Var, axis: int) -> Var:
         """`x` with its rows as two axes: blocks, and rows of a block. It is filled up with copies of the last row.
 
-        Whatever is defined for that row is for them (a row of zeros may be one that a mask hides from everything).
+        An operation that is defined for that row is defined for its copies; a row of zeros might be entirely masked.
         """
         given = x.dims
         if self.filled:

@@ -1,8 +1,8 @@
 """Residuals of the steps of an iteration, stacked by the primal iteration for the backward pass.
 
-Values of the same shape at every step are stacked. Reshapes and Transposes are repeated instead, and so is whatever
-only selects from values that are available outside (captured values, the number of the step, a slice of a scan
-input): stacking it would copy.
+Values of the same shape at every step are stacked. Reshapes and Transposes are repeated instead. So are nodes that
+only select from values available outside (captured values, the number of the step, a slice of a scan input): stacking
+their results would copy.
 """
 
 from __future__ import annotations

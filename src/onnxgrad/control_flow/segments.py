@@ -71,7 +71,7 @@ def _of_all(it: Iteration, used: Sequence[int], results: Sequence[Var]) -> list[
 
 
 class _Segments:
-    """A Loop over segments of `length` steps; where that is "sqrt" and nobody knows the number of steps, of 1, 2, 3 …
+    """A Loop over segments of `length` steps; for "sqrt" and an unknown number of steps, of 1, 2, 3 … steps.
 
     What a segment stacks goes into a sequence, since the last segment may be shorter than the others.
     """

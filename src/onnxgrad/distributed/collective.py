@@ -107,19 +107,19 @@ class Alone:
         check(array, bounds, size=1)
 
     def all_to_all(self, array: np.ndarray, bounds: Sequence[int], received: np.ndarray) -> None:
-        """Keep it."""
+        """Copy the own block."""
         check_received(array, bounds, received, 0)
         received[0] = array
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> None:
-        """Nobody to tell."""
+        """Do nothing but check `array`."""
         check(array)
 
     def barrier(self) -> None:
-        """Nobody to wait for."""
+        """Return at once: there is no other rank."""
 
     def close(self, why: str = "") -> None:
-        """Nothing to leave."""
+        """Do nothing: there is no group to leave."""
 
 
 def blocks(length: int, size: int) -> list[int]:

@@ -94,10 +94,10 @@ class MPIEngine:
         if comm is None:
             return
         if why.strip():
-            atexit.register(comm.Abort, 2)  # after whatever this rank has to say
+            atexit.register(comm.Abort, 2)  # after this rank has printed its messages
 
     def _abort(self, *error: Any) -> None:
-        """End all ranks where this one ends by an error that nobody answers for: they would wait for it forever."""
+        """Abort all ranks after an uncaught error of this one; they would wait for it forever."""
         sys.__excepthook__(*error)
         sys.stderr.flush()
         self._mpi.COMM_WORLD.Abort(1)

@@ -1,8 +1,8 @@
-"""Ranks by torch.distributed: gloo over the memory of arrays, started by ``torchrun`` or whoever sets its variables.
+"""Ranks by torch.distributed: gloo over the memory of arrays, for ``torchrun`` or any launcher with its variables.
 
-A process that dies takes its connections with it, so those who wait for it hear of it at once, but not of whom: gloo
-names an address. Every rank therefore leaves a sign of life in the store of the rendezvous each second. Who hears that
-a connection broke closes its own, so that the next one hears of it, and looks who gives none.
+The connections of a process that dies break, so waiting ranks get an error at once; but gloo names an address, not a
+rank. So every rank writes a heartbeat to the store of the rendezvous each second. A rank whose connection broke closes
+its own connections, so that the next rank gets an error too, and looks for the rank without a heartbeat.
 """
 
 from __future__ import annotations

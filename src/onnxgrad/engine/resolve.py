@@ -23,7 +23,7 @@ from onnxgrad.lower import expand
 from onnxgrad.rules.registry import registry
 from onnxgrad.rules.rule import OWN, Rule, Zero
 
-#: Metadata of a node through which no derivative passes, whatever its operator; the value says why.
+#: Metadata of a node through which no derivative passes, for any operator; the value is the reason.
 CONSTANT = "onnxgrad.constant"
 
 

@@ -356,7 +356,7 @@ class Builder:
         """Note that `outputs` are the function `name` of `of`, for which a runtime may have a kernel: `ir.composites`.
 
         Nothing is emitted. Every other value that `outputs` are computed from is a constant, or the shape of
-        something; an output that nobody asked for may be None.
+        something. An unused output may be None.
         """
         if not self.noting:
             return

@@ -1,4 +1,4 @@
-"""Parts of a graph that have a name: values that are a known function of others, whatever operators say it.
+"""Named groups of nodes (composites): values that are a known function of others.
 
 A derived graph says everything with standard operators. Where an emitter also names what these amount to
 (``builder.named("Adam", outputs, of=inputs, beta=0.999)``), a runtime that has a kernel of that name may put it in
@@ -40,7 +40,7 @@ class Part:
     Attributes:
         name: of the function.
         inputs: what it is a function of; None for one that is left out.
-        outputs: what it gives; None for one that nobody asked for.
+        outputs: its results; None for an unused one.
         attributes: numbers and lists of numbers that belong to the function.
         digests: of the expression of each output over the inputs; None where it cannot be told.
     """
@@ -161,7 +161,7 @@ def _digest(value: ir.Value, inputs: Sequence[ir.Value | None]) -> str | None:
             return None
         elif is_op(node, "Constant") and "value" in node.attributes:
             known[todo.pop()] = _of_tensor(node.attributes["value"].as_tensor())
-        elif is_op(node, ("Shape", "Size")):  # of whatever has the same dimensions
+        elif is_op(node, ("Shape", "Size")):  # of any value with the same dimensions
             known[todo.pop()] = "shape"
         elif missing := [v for v in node.inputs if v is not None and v not in known]:
             todo.extend(missing)

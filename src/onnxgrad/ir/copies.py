@@ -1,7 +1,7 @@
 """Copies of graphs inside nodes, which read the same values of outer scopes.
 
-``onnx_ir`` has a ``clone``, which copies every shape and makes room for notes everywhere. Nobody changes a shape in
-place, so copies share them.
+``clone`` of ``onnx_ir`` copies every shape and allocates metadata everywhere. Here copies share shapes: no code changes
+a shape in place.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def sum_to(x: Var, like: Var) -> Var:
     for axis, (have, want) in enumerate(zip(x.shape[lead:], like.shape), start=lead):
         if want == 1 and have != 1:
             axes.append(axis)
-        elif have == 1:  # so is `want`, whatever its name
+        elif have == 1:  # so is `want`, even if it is a symbol
             continue
         elif not (same_dim(have, want) or (isinstance(want, int) and want > 1)):
             return _sum_to_at_run_time(b, x, like)

@@ -1,9 +1,8 @@
 """Replace a node by the function body that the ONNX specification gives for its operator.
 
-This is what makes an operator without a rule differentiable (Relay's "default behaviour"). Two traps
-lie here: a body may leave default attributes to whoever inlines it, and it may be written for an older
-opset than the model's, in which one of its operators means something else. The first are filled in
-before the specification is asked; in the second case there is no body.
+An operator without a rule becomes differentiable in this way (Relay's "default behaviour"). There are two traps.
+A body may leave default attributes to the inliner: they are filled in first. A body may be written for an older
+opset than the model's, in which one of its operators means something else: then the body is not used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Large weights of a message on disk, in a file without a name, so that memory holds none until one is asked for.
+"""Move large weights of a message to an unnamed file on disk; each is read when it is used.
 
-A message of the package protobuf frees nothing before all of it is freed, and keeps weights that are then trained
-elsewhere. The file of the model itself cannot stand in: whoever writes it anew in place would change them.
+A protobuf message frees no memory before all of it is freed, so it would keep weights of which training has a copy.
+The model's own file does not serve as storage: another program may overwrite it in place.
 """
 
 from __future__ import annotations

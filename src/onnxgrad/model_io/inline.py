@@ -87,8 +87,10 @@ def _carry_versions(function: ir.Function, imports: dict[str, int]) -> None:
 
 
 def _complete_calls(model: ir.Model, keep: Collection[ir.OperatorIdentifier]) -> None:
-    """Have every call give all results of its function, those too that nobody reads: ``onnx_ir`` wants it to inline
-    one, and the onnx package to check one inside a function."""
+    """Give every call all outputs of its function, including unused ones.
+
+    ``onnx_ir`` needs all of them to inline a call, and the onnx package to check a call inside a function.
+    """
     for graph in (model.graph, *(f.graph for f in model.functions.values())):
         names = None
         for node in nodes_of(graph):

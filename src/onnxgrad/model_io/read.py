@@ -1,4 +1,4 @@
-"""Read a model file or message; whatever is wrong with it is one BadInput.
+"""Read a model file or message; every defect raises one BadInput.
 
 ``onnx_ir`` drops two things that must not get lost: ``training_info`` is kept beside the model (see
 `training_info`), and sparse initializers are written out as dense ones.

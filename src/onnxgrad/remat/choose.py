@@ -27,7 +27,7 @@ from onnxgrad.remat.schedule import Roots, ScheduledNode, use
 #: How many bounds are tried, and how many values are looked at twice.
 BOUNDS, SECOND_LOOKS = 32, 150
 
-#: Without a known turn, a value lies idle if nobody looks at it for this share of the schedule.
+#: Without a known turn, a value is idle if no node reads it for this share of the schedule.
 WAIT = 0.1
 
 

@@ -1,12 +1,12 @@
-"""A schedule in which nodes run twice, written as a graph.
+"""Emit a schedule with recomputed nodes as a graph.
 
-A runtime computes equal nodes once, and what can be computed early may be computed early: then nothing is saved. So
-what is computed anew reads what is kept through a gate: a Reshape to its own shape, to which an empty slice of
-whatever has to be done before is appended. A Reshape copies nothing and an empty slice holds nothing; but nobody can
-know that it is empty of numbers, or run what is behind the gate before what it waits for.
+A runtime merges equal nodes and may run ready nodes early, and either would save no memory. So recomputed nodes read
+kept values through a gate: a Reshape of the value to its own shape, where the shape is concatenated with an empty slice
+of a result to wait for. The Reshape copies nothing and the slice has no elements. But an optimizer cannot prove that,
+so the nodes behind the gate run after that result.
 
-What it waits for: all that gives memory back since the last gate, so that what is computed for one part of the
-way back is gone before what the next one needs is computed.
+A gate waits for all nodes that free memory since the last gate. So the values recomputed for one part of the backward
+pass are freed before those for the next part are computed.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Rewriter:
             for v in node.outputs:
                 if v not in root and v in last and not v.is_graph_output():
                     ends[last[v]] = ends.get(last[v], 0) + self.size.get(v, 0)
-        # what nobody reads (the update of a weight) comes in its turn only as long as nobody does
+        # an unread result (the update of a weight) keeps its place in the schedule only while no gate reads it
         return {i: size for i, size in ends.items() if any(v.uses() for v in self.plan[i].outputs)}
 
     def _results(self, places: Sequence[int], before: Mapping[ir.Node, int], first: bool) -> list[ir.Value]:

@@ -1,7 +1,7 @@
 """Operators of classical machine learning (ai.onnx.ml), where they are smooth.
 
-Most give float32 whatever they take, so a cotangent comes back in the type of x, and a tangent goes on in that
-of y. What the operators hold is in attributes, not in operands, and has no derivative.
+Most return float32 for any operand, so cotangents are cast to the type of x, and tangents to that of y. The
+parameters of these operators are attributes, not operands, and have no derivative.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def constant_total(value: ir.Value) -> str:
 
 
 def _permutes(node: ir.Node) -> bool:
-    """True if the result has the elements of the operand, in whatever order and shape."""
+    """True if the result has the elements of the operand, in any order and shape."""
     return traits_of(node).moves_at_most(Moves.PERMUTATION) and len(node.outputs) == 1
 
 

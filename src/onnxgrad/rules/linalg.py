@@ -3,9 +3,9 @@
 Products of two matrices are written as Gemm, which transposes for free. The gradient of a matrix that
 multiplies a whole batch is one Gemm over all rows of the batch, not a batch of products to be summed.
 
-A sum of no products is 0, but ONNX Runtime gives whatever its memory held for one whose right operand is a vector, or
-a batch beside a left one that is none or that it transposes on the way. Where it is known that nothing is summed, no
-product is written; where it may be, `product` sees to it.
+A sum of no products is 0. But ONNX Runtime returns uninitialized memory if the right operand is a vector, or a batch
+beside a left operand that is none or that it transposes. If the sum is known to be empty, no product is written; if it
+may be empty, `product` guards against that.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reductions along axes, and the cumulative sum.
 
-`restored` brings a reduced tensor back beside its operand; whatever multiplies it then broadcasts. The
-axes may be absent, empty or computed in the graph. What is dropped is counted from the front: ONNX Runtime
-gives a reduction of an empty tensor along a negative axis the shape of its operand.
+`restored` gives a reduced tensor the rank of its operand again, so that it broadcasts. The axes may be absent,
+empty or computed in the graph. Axes count from the front: ONNX Runtime returns the shape of the operand for
+a reduction of an empty tensor along a negative axis.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ FED = "onnxgrad.fed"
 SCHEDULED = "onnxgrad.schedule"
 #: Of an initializer that is the average of a weight: the name of the weight.
 AVERAGE = "onnxgrad.average"
-#: Of a model with a new head, until somebody trains it: the output, by which the head's weights are named.
+#: Of a model with a new head, until it is trained: the output that the head's weights are named after.
 HEAD = "onnxgrad.head"
 #: Of a training model that was saved during a run: the count that the masks of Dropout are drawn from.
 MASKS = "onnxgrad.dropout_step"

@@ -118,7 +118,7 @@ def _rows(d: Derivation, name: str, batch: int | None) -> dict[str, Var]:
         return [_to_front(found.get(v) or d.zeros(v), batch) for v in d.wrt.values()]
 
     at = 0 if batch is None else 1
-    likes = [_to_front(x, batch) for x in wrt.values()]  # for their shapes; nobody computes them
+    likes = [_to_front(x, batch) for x in wrt.values()]  # only for their shapes; they are not computed
     results = vmapped(b, [_units(y, batch)], write, [Batched(x, at) for x in likes])
     return {n: _shaped(j, y, x, batch) for (n, x), j in zip(wrt.items(), results)}
 

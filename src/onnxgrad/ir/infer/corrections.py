@@ -53,7 +53,7 @@ def alike(op_type: str, operands: Sequence[ir.Value | None]) -> tuple[ir.TypePro
     """Type and shape of arithmetic on floats that are all of one known shape, or scalars beside it; else None.
 
     Most of what a derivative consists of is; the library is asked about the rest. As it does, the result shares them
-    with an operand: nobody changes one in place.
+    with an operand: no code changes a shape in place.
     """
     first = operands[0] if operands else None
     if first is None or op_type not in _ARITHMETIC:

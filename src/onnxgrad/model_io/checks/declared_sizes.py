@@ -170,7 +170,7 @@ def _complaint(tensor: onnx.TensorProto) -> str:
     if any(d < 0 for d in tensor.dims):
         return f"has the dimensions {list(tensor.dims)}"
     if tensor.HasField("segment"):
-        return "is a segment of another, which nobody reads"
+        return "is a segment of another tensor, which onnxgrad does not read"
     count = math.prod(tensor.dims)
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         entries = {e.key: e.value for e in tensor.external_data}

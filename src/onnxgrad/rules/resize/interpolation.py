@@ -1,10 +1,9 @@
 """Resize: interpolation between the elements of a tensor, axis by axis.
 
-Whatever the mode, y is linear in x and separable: along each axis it is a matrix M that is multiplied by, and
-the cotangent is multiplied by the transposes. The matrices are not computed from the formulas of the
-specification, which runtimes round and even read in different ways: M is what the same operator makes of an
-identity matrix in the same graph, and so always that of the runtime at hand. Where sizes are known, ONNX
-Runtime folds it into a constant.
+In every mode, y is linear in x and separable: a product with a matrix M along each axis. The cotangent is
+multiplied by the transposed matrices. The formulas of the specification do not serve to compute M: runtimes
+round them, and even read them, differently. Instead the same operator is applied to an identity matrix in the
+same graph, so that M is always that of the runtime in use. For known sizes, ONNX Runtime folds it into a constant.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ def _surely_moves(op: Op, x: Var, y: Var, place: int, axis: int) -> bool:
 def _companion(op: Op, x: Var, y: Var) -> Any:
     """The new size, as a vector, of an axis of size 1 beside the matrix: 2 if any axis of x changes its size.
 
-    ONNX Runtime copies a tensor none of whose axes changes its size, whatever the scales and the region say.
-    What comes out for the matrix must be what comes out for x.
+    ONNX Runtime copies a tensor if no axis changes its size, and ignores the scales and the region then.
+    The matrix must be copied or interpolated just as x is.
     """
     dims = [*(x.shape or ()), *(y.shape or ())]
     if dims and all(isinstance(d, int) for d in dims):

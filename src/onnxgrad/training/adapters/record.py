@@ -165,7 +165,7 @@ def record_in(model: ir.Model) -> Record | None:
 
 
 def base_fingerprint(graph: ir.Graph, without: Collection[str] = ()) -> str:
-    """A digest of the weights of a model, whatever they are called: of its float tensors but those called `without`."""
+    """A digest of the model's float tensors except those named in `without`; it does not depend on names."""
     digests = []
     for scope in (graph, *graph.subgraphs()):
         tensors = [v.const_value for n, v in scope.initializers.items() if n not in without]

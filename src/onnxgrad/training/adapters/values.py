@@ -33,7 +33,7 @@ def shapes(weight: Weight, form: str, rank: int, part: WeightPart | None = None)
 
 
 def drawn(weight: Weight, asked: LoRA | VeRA, part: WeightPart | None) -> dict[str, np.ndarray]:
-    """First values, by which nothing changes: the same for the same weight and seed, whatever else is adapted."""
+    """Initial values, which leave the model's function unchanged; they depend only on the weight and the seed."""
     if isinstance(asked, VeRA):
         sizes = shapes(weight, VERA, asked.rank, part)
         return {"d": np.full(sizes["d"], asked.d_initial), "b": np.zeros(sizes["b"])}

@@ -245,7 +245,7 @@ class _Attachment:
         scales = {n: candidates.pop(n) for n in self.scales if n in candidates and not optimizer.takes_loss}
         own = self._factors(candidates)
         asked = self.trainable if self.adapter is None else [*(self.trainable or ()), *self.adapter.also]
-        sorted_out = Sorted(own, {})  # of many frozen weights, nobody need know what they are
+        sorted_out = Sorted(own, {})  # frozen weights, which need no classification
         if self.adapter is None or any(is_pattern(text) for text in asked or ()):
             sorted_out = sort_out(candidates, nodes)
         usual = sorted_out.weights

@@ -62,13 +62,15 @@ def placed_head(
     external_aside(opened.model)
     values = {v.name: v for v in (*graph.inputs, *(v for n in graph for v in n.outputs)) if v.name}
     value, layer = _features(graph, values, of)
-    taken = [n for n in (name, f"{name}_weight", f"{name}_bias") if n in values or n in graph.initializers]
-    if taken:
-        raise BadInput(f"the model has a value {taken[0]!r} already; give the head another name")
+    names = Names.of(opened.model)
+    own = (name, f"{name}_weight", f"{name}_bias")
+    older = [(n, v) for n in own if (v := values.get(n) or graph.initializers.get(n)) is not None]
+    for wanted, clash in older:  # what the head replaces may bear its names
+        clash.name = names.fresh(wanted)
     assert value.shape is not None
     builder = Builder(graph)
     features = builder.var(value)
-    tokens = layer is not None and layer.op_type == "MatMul"  # its features are last, whatever stands before
+    tokens = layer is not None and layer.op_type == "MatMul"  # its features are the last axis, after any others
     if len(value.shape) > 2 and not tokens:
         features = builder.ReduceMean(features, list(range(2, len(value.shape))), keepdims=0)
     size = value.shape[-1 if tokens else 1]

@@ -5,8 +5,8 @@ together; where it leaves several, the names that most files agree on decide (``
 for what the model reads, ``y``, ``labels``, ``targets``, … for what the loss compares with), if only one
 fits. Anything else is refused, and the message says which array is missing.
 
-Conversions that are made: whatever loses nothing (checked element by element), and a wider float to a
-narrower one (float64 to float32), which rounds. No truncation of floats to integers, no wrapping.
+Allowed conversions: those without loss (checked element by element), and those of a wider float to a
+narrower one (float64 to float32), which round. Floats are not truncated to integers; integers do not wrap.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ DEPTH = 2
 def ahead(batches: Iterator[Any]) -> Iterator[Any]:
     """The items of `batches`, in order, made ahead of time; an error is raised at the item that caused it.
 
-    Whoever stops early closes the iterator, which ends the thread. At most ``DEPTH + 2`` batches are alive at a time.
+    A caller that stops early closes the iterator, which ends the thread. At most ``DEPTH + 2`` batches exist at a time.
     """
     ready: queue.Queue[tuple[str, Any]] = queue.Queue(DEPTH)
     stopped = threading.Event()

@@ -43,7 +43,7 @@ def joined(
     Args:
         columns: by name.
         inputs: from the name of an input to the columns that feed it, written as above.
-        trained: the columns that fed an input when the model was trained: they keep their order, whatever the order in
+        trained: the columns that fed an input when the model was trained; they keep that order, not the order in
             the data.
 
     Raises:

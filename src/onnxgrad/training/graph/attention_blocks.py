@@ -177,7 +177,7 @@ class _Attention:
         moving = {n for n in nodes if n.outputs[0] in moved}
         hidden = [product, *(n.outputs[0] for n in moving), *(m.outputs[0] for m in own - {*nodes, last})]
         if any(u not in own for x in hidden for u in x.consumers()) or any(x.is_graph_output() for x in hidden):
-            return None  # somebody else reads scores
+            return None  # another node reads the scores
         found = cls(last, q, kt, v, product, score, value, nodes, moving, lost=lost, hides_lost=hides_lost)
         return found if not {v, *lost} & moved and found._reads(moved) else None
 

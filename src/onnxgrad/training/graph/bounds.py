@@ -1,7 +1,7 @@
-"""Between which numbers a value lies, whatever the inputs and the weights are: interval arithmetic on a graph.
+"""Interval arithmetic on a graph: bounds of a value that are valid for all inputs and weights.
 
-Only what the operators themselves assert counts (a Sigmoid, a Clip, an Exp, constants that no input can change); a
-weight may become anything. It tells probabilities from scores.
+Bounds follow from operators (a Sigmoid, a Clip, an Exp) and from constants that no input can change; weights are
+unbounded. The bounds distinguish probabilities from scores.
 """
 
 from __future__ import annotations

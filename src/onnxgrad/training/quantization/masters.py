@@ -88,7 +88,7 @@ class _Stored:
             return
         if not np.isfinite(steps.astype(np.float32)).all():
             return
-        if not steps.all():  # whatever is stored there is 0, with any scale
+        if not steps.all():  # the values stored there are 0 with any scale
             if any(n not in self.nodes for n, _ in scale.uses()):
                 return
             scale.const_value = ir.tensor(np.where(steps == 0, steps.dtype.type(1), steps), name=scale.name)

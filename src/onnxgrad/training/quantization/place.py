@@ -147,7 +147,7 @@ def placed(model: ir.Model, scheme: Scheme, batches: Iterable[Mapping[str, np.nd
             Session(made)  # what cannot run is no result
         except BadInput:
             raise
-        except Exception as error:  # whatever it may be, of the quantizer's own
+        except Exception as error:  # the quantizer raises errors of many classes
             text = " ".join(str(error).split())
             raise BadInput(f"ONNX Runtime's quantizer fails: {type(error).__name__}: {text[:300]}") from error
     quantized = open_model(made).model

@@ -40,7 +40,7 @@ def misuses(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> Iterator
             yield f"{described(node)}: the model imports version {imports[domain]} of {DOMAIN}; there is only {VERSION}"
             continue
         if domain and not any(s.domain == domain for s in onnx.defs.get_all_schemas()):
-            continue  # somebody else's operators
+            continue  # an operator of another domain
         try:
             schema = onnx.defs.get_schema(node.op_type, imports[domain], domain)
         except onnx.defs.SchemaError:

@@ -2,8 +2,8 @@
 
 A model that carries them runs its Adam, Adagrad and Momentum on any runtime that knows functions, with the nodes
 as they are. A function has a fixed number of tensors, so there is one per operator and number of tensors; its
-`overload` is that number, and the nodes say which they mean. Attributes stay attributes, whatever their values: every
-term is written.
+`overload` is that number, and the nodes say which they mean. Attributes stay attributes, and every
+term is written, even one that is zero for the attributes of a node.
 """
 
 from __future__ import annotations

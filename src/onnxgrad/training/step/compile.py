@@ -1,8 +1,8 @@
 """A training entry compiled to one step graph: a pure function (state, batch) → (state', results).
 
 The step holds standard operators only, so stock ONNX Runtime runs it; a trainer is a loop around it.
-State is whatever an update binding changes: it enters by a graph input with the name of the initializer
-and leaves by a graph output.
+State is every value that an update binding changes: it is a graph input with the name of the initializer,
+and a graph output.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def compile_step(
         batch_size: rows of a batch that `memory` is for.
         dims: sizes of other symbolic dimensions that it is for, by name.
         attention_rows: how many queries attention takes at a time, and 256 keys, so that the scores of all of them are
-            never there at once; 0: all. Default: all where there are fewer than 1024 keys, or nobody knows how many;
+            never there at once; 0: all. Default: all for fewer than 1024 keys, or an unknown number of keys;
             else 512. "kernel": so, but attention over fewer than 8192 keys that a kernel in C takes is left to it.
         precision: how products are computed in 16 bits: "fp16", "bf16", or a `Precision`, which says for which nodes;
             default and "fp32": not at all.

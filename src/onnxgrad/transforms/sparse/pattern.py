@@ -105,7 +105,7 @@ class _Walk:
         return held if made is None else made @ held
 
     def _everything(self, node: ir.Node, p: csr_array, rows: int) -> csr_array:
-        """Every one of `rows` elements depends on whatever any element of `p` does."""
+        """A pattern in which each of `rows` elements depends on everything that any element of `p` depends on."""
         from scipy.sparse import csr_array
 
         columns = np.unique(p.indices)
