@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.columns import Column, Dense
 from onnxgrad.training.data.fields import Field
+
+#: A name of a class that is a number.
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?", re.ASCII)
 
 
 class ClassColumn(Dense):
@@ -95,8 +99,8 @@ def class_column(column: Column, where: str = "the labels") -> Column:
 def numbered(column: Column, names: Sequence[str], source: str, where: str, ignored: int | None = None) -> Column:
     """`column` of labels by the numbers that `names` gives their classes.
 
-    Whole numbers stand for themselves, unless all names are whole numbers and not 0, 1, 2, …: a classifier of the
-    digits 3, 5 and 7 has the classes 0, 1 and 2.
+    Numbers stand for themselves, unless they are names: a classifier of the digits 3, 5 and 7 has the classes 0, 1
+    and 2. Where "1" names class 0, only numbers that are names are labels.
 
     Args:
         column: of text or numbers.
@@ -114,19 +118,25 @@ def numbered(column: Column, names: Sequence[str], source: str, where: str, igno
         return column if column.names == tuple(names) else column.renumbered(tuple(names), source)
     if column.array is None:
         return NumberedColumn(column, names, ignored, where)
-    if not are_numbers(names):
-        return column
-    if column.array.dtype.kind not in "fiub":
+    if column.array.dtype.kind not in "fiub" or not _by_number(names, column.array.dtype):
         return column
     return ClassColumn(_places(column.array, names, ignored, where), names)
 
 
 def are_numbers(names: Sequence[str]) -> bool:
-    """True if all `names` are whole numbers, but not those of the classes themselves."""
-    try:
-        return [str(int(n)) for n in names] == list(names) != [str(i) for i in range(len(names))]
-    except ValueError:
-        return False
+    """True if numbers are `names` of classes with other numbers, so that a number is a name first."""
+    return any(value != place for value, place in _by_number(names).items())
+
+
+def _by_number(names: Sequence[str], dtype: np.dtype | None = None) -> dict[float, int]:
+    """The classes whose `names` are numbers, by these, written as ``3``, ``03`` or ``3.0``; empty if two are equal.
+
+    Labels that are true or false, of a `dtype` of these, have such names.
+    """
+    if dtype is not None and dtype.kind == "b":
+        return {float(n.lower() == "true"): k for k, n in enumerate(names) if n.lower() in ("true", "false")}
+    found = {float(n): k for k, n in enumerate(names) if _NUMBER.fullmatch(n)}
+    return found if len(found) == sum(_NUMBER.fullmatch(n) is not None for n in names) else {}
 
 
 def _places(
@@ -135,21 +145,29 @@ def _places(
     """The places in `names` of whole numbers, or of text; `rows`: their numbers in the data."""
     if labels.dtype.kind == "U":
         return _places_of_text(labels, names, where, rows)
-    if not are_numbers(names) or labels.dtype.kind not in "fiub":
+    numbers = _by_number(names, labels.dtype) if labels.dtype.kind in "fiub" else {}
+    if not numbers:
         return labels
-    values = np.array([int(n) for n in names], np.int64)
+    values, places = (np.array(list(part)) for part in (numbers, numbers.values()))
     order = np.argsort(values)
     at = np.minimum(np.searchsorted(values, labels, sorter=order), len(values) - 1)
     known = values[order[at]] == labels
+    stay = ~known if len(values) < len(names) and not _are_shifted(numbers, len(names)) else np.zeros(labels.shape, bool)
     if ignored is not None:
-        known |= labels == ignored
-    if not known.all():
-        place = tuple(np.argwhere(~known)[0])
+        stay |= labels == ignored
+    if not (known | stay).all():
+        place = tuple(np.argwhere(~(known | stay))[0])
         raise BadInput(
             f"{where} has the label {labels[place]} in row {place[0] if rows is None else rows[place[0]]}, which is "
             f"none of those of the model: {listed(names)}"
         )
-    return np.where(labels == ignored, labels, order[at]).astype(np.int64) if ignored is not None else order[at]
+    found = np.where(stay, labels, places[order[at]])
+    return found.astype(np.int64) if (found == np.trunc(found)).all() else found
+
+
+def _are_shifted(numbers: Mapping[float, int], count: int) -> bool:
+    """True if a number of 0, …, `count` - 1 names another class than the one with this number."""
+    return any(value in range(count) and value != place for value, place in numbers.items())
 
 
 def _places_of_text(labels: np.ndarray, names: Sequence[str], where: str, rows: np.ndarray | None) -> np.ndarray:
