@@ -39,6 +39,25 @@ def test_what_it_computes():
     assert (again["logits_weight"] != held["logits_weight"]).all()
 
 
+def test_a_head_takes_the_place_of_one_with_its_names():
+    older = with_head(net(), 5, of="h")  # ends in 'logits', as most exported classifiers do
+    model = with_head(older, 2)
+    onnx.checker.check_model(model, full_check=True)
+    held = {t.name: list(t.dims) for t in model.graph.initializer}
+    assert held == {"w": [6, 4], "logits_weight": [4, 2], "logits_bias": [2]}
+    (y,) = onnxruntime.InferenceSession(model.SerializeToString()).run(["logits"], {"x": blobs()["x"]})
+    assert y.shape == (len(blobs()["x"]), 2)
+    with pytest.raises(BadInput, match="has a value 'logits_weight' already"):
+        with_head(older, 2, of="logits")
+
+
+def test_a_head_reads_an_output_of_its_name():
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[N, 5] x) => (float[N, 5] logits) { logits = Relu (x) }'
+    model = with_head(onnx.parser.parse_model(text), 3, of="logits")
+    onnx.checker.check_model(model, full_check=True)
+    assert [v.name for v in model.graph.output] == ["logits"]
+
+
 def test_it_averages_over_places():
     text = "<ir_version: 10, opset_import: ['': 21]> g (float[N, 5, H, W] x) => (float[N, 5, H, W] y) { y = Relu (x) }"
     model = with_head(onnx.parser.parse_model(text.replace("'", '"')), 2)

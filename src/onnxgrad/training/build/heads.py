@@ -12,8 +12,8 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Builder
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.graph import prune
-from onnxgrad.ir.names import described
+from onnxgrad.ir.graph import named_values, prune
+from onnxgrad.ir.names import Names, described
 from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.model_io.aside import external_aside
@@ -62,12 +62,8 @@ def placed_head(
     external_aside(opened.model)
     values = {v.name: v for v in (*graph.inputs, *(v for n in graph for v in n.outputs)) if v.name}
     value, layer = _features(graph, values, of)
-    names = Names.of(opened.model)
-    own = (name, f"{name}_weight", f"{name}_bias")
-    older = [(n, v) for n in own if (v := values.get(n) or graph.initializers.get(n)) is not None]
-    for wanted, clash in older:  # what the head replaces may bear its names
-        clash.name = names.fresh(wanted)
     assert value.shape is not None
+    names = Names.of(opened.model)
     builder = Builder(graph)
     features = builder.var(value)
     tokens = layer is not None and layer.op_type == "MatMul"  # its features are the last axis, after any others
@@ -81,20 +77,35 @@ def placed_head(
     for what, shape in (("weight", (size, outputs)), ("bias", (outputs,))):
         array = draw.uniform(-bound, bound, shape)
         assert value.dtype is not None
-        tensor = ir.tensor(array.astype(value.dtype.numpy()), name=f"{name}_{what}")
+        tensor = ir.tensor(array.astype(value.dtype.numpy()), name=names.exactly(f"{name}_{what}"))
         held = ir.Value(name=tensor.name, type=ir.TensorType(value.dtype), shape=ir.Shape(shape), const_value=tensor)
         graph.initializers[held.name or ""] = held
         parts.append(builder.var(held))
     result = features @ parts[0] + parts[1]
-    result.value.name = name
     graph.outputs[:] = [result.value]
     opened.model.metadata_props.pop(CLASSES, None)  # the old outputs had names
     opened.model.metadata_props[HEAD] = name
     prune(graph)
+    _name(graph, name, result.value, *(p.value for p in parts))
     where = f"the head reads {value.name!r}, {size} features"
     if layer is not None:
         where += f", in the place of the last linear layer, {described(layer)}"
     return opened.close(), where
+
+
+def _name(graph: ir.Graph, name: str, output: ir.Value, weight: ir.Value, bias: ir.Value) -> None:
+    """Name the head. The layer that it replaced may have had these names, so it is named last.
+
+    Raises:
+        BadInput: another input or weight of the model has one of the names.
+    """
+    for value, wanted in ((output, name), (weight, f"{name}_weight"), (bias, f"{name}_bias")):
+        other = named_values(graph).get(wanted)
+        if other is not None and other is not value:
+            if other.producer() is None:
+                raise BadInput(f"the model has a value {wanted!r} already; give the head another name")
+            other.name = Names.of_graph(graph).fresh(wanted)
+        value.name = wanted
 
 
 def beside_head(model: ir.Model, adapter: LoRA | VeRA) -> LoRA | VeRA:
