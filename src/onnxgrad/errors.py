@@ -29,7 +29,7 @@ _UNSEEN = re.compile(
 )
 
 
-def shown(text: str, keep: str = "") -> str:
+def printable(text: str, keep: str = "") -> str:
     r"""`text`, in which a stranger may have put names, as it can be printed: what a terminal would obey is replaced.
 
     >>> shown("w\x1b[2J")
@@ -74,7 +74,7 @@ class OnnxGradError(Exception):
     """Base of every error that a user can act on."""
 
     def __str__(self) -> str:  # names of strangers are a part of it; and KeyError would show the repr of the message
-        return shown(str(self.args[0]) if len(self.args) == 1 else super().__str__(), keep="\n")
+        return printable(str(self.args[0]) if len(self.args) == 1 else super().__str__(), keep="\n")
 
 
 class BadInput(OnnxGradError, ValueError):

@@ -15,7 +15,7 @@ from contextlib import chdir, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from onnxgrad.errors import BadInput, shown
+from onnxgrad.errors import BadInput, printable
 
 RC_FILE = "matplotlibrc"
 
@@ -60,5 +60,5 @@ def drawing() -> Iterator[Callable[..., Any]]:
 
 def plain(text: str, limit: int = 80) -> str:
     """One line of `text` for a figure, as it is: a name between $ is no formula, and a long name is cut."""
-    line = shown(text)
+    line = printable(text)
     return (line if len(line) <= limit else f"{line[: limit - 1]}…").replace("$", r"\$")

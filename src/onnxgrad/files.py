@@ -106,7 +106,7 @@ def scratch(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Be the only one in `folder`, which must be there, until the ``with`` block ends.
 
     It is locked as such; nothing is written into it. Without locks (Windows, some network disks) nothing is checked.

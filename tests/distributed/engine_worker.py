@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from onnxgrad.distributed import Lost, blocks, gathered, join, told
+from onnxgrad.distributed import Lost, blocks, broadcast_document, gathered, join
 
 if "own group" in sys.argv:
     import torch.distributed
@@ -52,7 +52,7 @@ if r == n - 1:
     np.testing.assert_array_equal(lopsided[2:], np.arange(2, 7) * (n * (n + 1) / 2))
 
 assert gathered(ranks, {"rank": r, "text": "é" * r}) == [{"rank": i, "text": "é" * i} for i in range(n)]
-assert told(ranks, [r, 0.1]) == [0, 0.1]
+assert broadcast_document(ranks, [r, 0.1]) == [0, 0.1]
 noise = np.random.default_rng(r).standard_normal(100_003).astype(np.float32)
 ranks.all_reduce(noise)
 assert len(set(gathered(ranks, hashlib.sha256(noise.tobytes()).hexdigest()))) == 1

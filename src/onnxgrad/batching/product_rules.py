@@ -105,18 +105,18 @@ def recurrent(s: BatchedNode) -> list[Var]:
     operands = list(s.x)
     for i in [i for i in batch if i < len(s.x) and s.x[i] is not None]:
         x, at = s.stack(i), batch[i]
-        operands[i] = _merged(b, b.Transpose(x, perm=_placed(x.rank, 0, at)), at)
+        operands[i] = _merged(b, b.Transpose(x, perm=_axis_order(x.rank, 0, at)), at)
     each = b.shape_of(Var(b, s.values[0]), 1, 2) if not s.stacked[0] else b.shape_of(s.x[0], 2, 3)  # type: ignore[arg-type]
     found = s.again(*operands)
     results = []
     for y in found if isinstance(found, tuple) else (found,):
         at = y.rank - 2
         y = _parted(b, y, at, s.count, each)
-        results.append(b.Transpose(y, perm=_placed(y.rank, at, 0)))
+        results.append(b.Transpose(y, perm=_axis_order(y.rank, at, 0)))
     return results
 
 
-def _placed(rank: int, source: int, target: int) -> list[int]:
+def _axis_order(rank: int, source: int, target: int) -> list[int]:
     """The order of axes in which axis `source` has become axis `target`."""
     perm = [i for i in range(rank) if i != source]
     return [*perm[:target], source, *perm[target:]]
@@ -148,13 +148,13 @@ def _filters(s: BatchedNode) -> Var:
     b, w, groups = s.b, s.x[1], s.int_attr("group", 1)
     if s.node.op_type == "ConvTranspose":  # [K, C, M/g, …]
         each = b.shape_of(w, 2, 3)
-        w = _merged(b, _swapped(w), 1)
+        w = _merged(b, _swap_first_axes(w), 1)
     else:  # [K, M, C/g, …]
         if groups > 1 and not isinstance((w.shape or (None, None))[1], int):
             raise Unstackable
         each = b.shape_of(w, 1, 2) if groups == 1 else b.const([w.shape[1] // groups])
         if groups > 1:
-            w = _merged(b, _swapped(_parted(b, w, 1, [groups], each)), 0)  # [g·K, M/g, …]
+            w = _merged(b, _swap_first_axes(_parted(b, w, 1, [groups], each)), 0)  # [g·K, M/g, …]
         w = _merged(b, w, 0)
     y = s.again(s.x[0], w)
     y = b.Transpose(_parted(b, y, 1, [groups], s.count, each), perm=[2, 0, 1, *range(3, s.out_rank + 2)])
@@ -169,10 +169,10 @@ def _paired(s: BatchedNode) -> Var:
     each = b.shape_of(w, 1, 2)
     if s.node.op_type == "ConvTranspose":
         each = b.shape_of(w, 2, 3) * s.int_attr("group", 1)
-    y = s.again(_merged(b, _swapped(x), 1), _merged(b, w, 0), group=count * s.int_attr("group", 1))
-    return _swapped(_parted(b, y, 1, [count], each))
+    y = s.again(_merged(b, _swap_first_axes(x), 1), _merged(b, w, 0), group=count * s.int_attr("group", 1))
+    return _swap_first_axes(_parted(b, y, 1, [count], each))
 
 
-def _swapped(x: Var) -> Var:
+def _swap_first_axes(x: Var) -> Var:
     """`x` with its first two axes exchanged."""
     return x.builder.Transpose(x, perm=[1, 0, *range(2, x.rank)])

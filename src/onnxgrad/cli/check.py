@@ -18,7 +18,7 @@ from onnxgrad.check import check as check_model
 from onnxgrad.cli.check_web import print_web_report
 from onnxgrad.cli.console import cell, console
 from onnxgrad.cli.grad import StraightThrough
-from onnxgrad.errors import BadInput, shown
+from onnxgrad.errors import BadInput, printable
 from onnxgrad.model_io import load_model, training_info
 from onnxgrad.rules.registry import registry
 from onnxgrad.training import lower_gradients
@@ -126,7 +126,7 @@ def _differentiability(out: Console, model: ir.Model, wrt: list[str] | None, of:
     table.add_column("how, or why not")
     for row in report.rows:
         name = f"{row.domain}::{row.op_type}" if row.domain else row.op_type
-        detail = row.detail + (f"\non the path {shown(row.path)}" if row.path else "")
+        detail = row.detail + (f"\non the path {printable(row.path)}" if row.path else "")
         style = "bold red" if row.status == REFUSED else ""
         table.add_row(cell(name), str(row.count), Text(row.status, style), Text(detail))
     out.print(table)

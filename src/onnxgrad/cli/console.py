@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from onnxgrad.errors import shown
+from onnxgrad.errors import printable
 
 
 class _Console(Console):
@@ -19,7 +19,7 @@ class _Console(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render as rich does, with control characters of the text made visible."""
         for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else shown(text, keep="\n"), style, control)
+            yield Segment(text if control else printable(text, keep="\n"), style, control)
 
 
 def console(stream: TextIO | None = None) -> Console:
@@ -34,12 +34,12 @@ def console(stream: TextIO | None = None) -> Console:
 
 def cell(text: str, style: str = "") -> Text:
     """`text` for one line of a table: a name in it cannot break it."""
-    return Text(shown(text), style)
+    return Text(printable(text), style)
 
 
 def error(problem: object) -> None:
     """``error: …`` on stderr."""
-    _say("error", problem)
+    _print_line("error", problem)
 
 
 def warn_once() -> Callable[..., None]:
@@ -49,12 +49,12 @@ def warn_once() -> Callable[..., None]:
     def warn(message: Any, *_: Any) -> None:
         if str(message) not in texts:
             texts.add(str(message))
-            _say("warning", message)
+            _print_line("warning", message)
 
     return warn
 
 
-def _say(kind: str, what: object) -> None:
-    first, *more = shown(str(what), keep="\n").split("\n")
+def _print_line(kind: str, what: object) -> None:
+    first, *more = printable(str(what), keep="\n").split("\n")
     lines = [f"{kind}: {first}", *(line if line.startswith("  ") else f"  {line}" for line in more)]
     print("\n".join(lines), file=sys.stderr)

@@ -24,7 +24,7 @@ def join_ranks(distributed: str | None) -> Ranks:
     return ranks
 
 
-def said(error: OnnxGradError) -> OnnxGradError | None:
+def error_to_print(error: OnnxGradError) -> OnnxGradError | None:
     """The error that this process prints before it ends; None if another process prints it."""
     try:
         with _ranks.continued():

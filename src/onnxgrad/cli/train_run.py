@@ -14,26 +14,26 @@ import typer
 
 from onnxgrad.cli import panels
 from onnxgrad.cli.console import console, error
-from onnxgrad.cli.train_callbacks import Notes
+from onnxgrad.cli.train_callbacks import Beginning
 from onnxgrad.cli.train_config import REPLAY
-from onnxgrad.cli.train_summary import outcome, summary
+from onnxgrad.cli.train_summary import outcome
 from onnxgrad.distributed import launched
 from onnxgrad.errors import BadInput
 from onnxgrad.figures import import_matplotlib
-from onnxgrad.files import alone, replacing
+from onnxgrad.files import lock_folder, replacing
 from onnxgrad.model_io import load_model
 from onnxgrad.runtime.trial import check_runs
 from onnxgrad.settings import setting
-from onnxgrad.training import Interrupted, Trainer
+from onnxgrad.training import Interrupted, train
 from onnxgrad.training.data import split
-from onnxgrad.training.data.wide import check_fed
+from onnxgrad.training.data.columns import Columns
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from onnxgrad.training.loop.html_report import Picture, write_report
-from onnxgrad.training.loop.listeners import loggers, rate_plan, watched, watchers
+from onnxgrad.training.loop.listeners import loggers, rate_plan, watchers
 from onnxgrad.training.loop.progress import measured, reporter
-from onnxgrad.training.loop.recipe import DataRecipe, Recipe
+from onnxgrad.training.loop.recipe import Recipe
 from onnxgrad.training.loop.report_pictures import report_pictures
-from onnxgrad.training.metrics.registry import names_of
+from onnxgrad.training.loop.train import trainer_for
 from onnxgrad.training.parallel.ranks import Ranks
 
 INTERRUPTED = 130
@@ -69,7 +69,7 @@ class Job:
     """One training run of the command, from the first check to the last line.
 
     Attributes:
-        model: carries training information.
+        model: bare, or with training information.
         recipe: the settings of the run.
         before: the file that `model` came from.
         after: where the trained model goes.
@@ -96,80 +96,62 @@ class Job:
     pictures: Callable[[Path, Path], list[Picture]] | None = None
     between: str = ""
 
-    def run(self, data: tuple[Any, str], validation: tuple[Any, str] | None) -> dict[str, Any]:
-        """Train, save, measure the saved file; data are arrays and their names in messages."""
+    def run(self, data: Columns) -> None:
+        """Call `onnxgrad.train` and print its results."""
         self._check_places()
-        recipe, loop, log = self.recipe, self.recipe.loop, self.recipe.log
-        trainer = Trainer(self.model, recipe=recipe, batch_size=loop.batch_size)
-        check_fed(recipe.data.inputs or {}, trainer.fields)
-        notes = self.notes if trainer.plan is None else [f"memory: {trainer.plan}", *self.notes]
-        text = trainer.preprocessing.text(recipe.data.tokenizer, recipe.data.max_length)
-        rows = trainer.training_data(*data, text=text)
-        held_out = None if validation is None else trainer.data(*validation, text=text)
-        if recipe.data.validation_split is not None:
-            rows, held_out = split(rows, recipe.data.validation_split, loop.seed)
-        if not loop.resume:
-            trainer.check_classes(rows, held_out)
         if self.find_lr:
-            return self._find_rate(trainer, rows)
-        notes = [*notes, *summary(trainer, rows, held_out, loop.epochs, loop.batch_size, loop.schedule)]
-        metrics: Sequence[str] | None = names_of(recipe.watch.metrics)
-        if held_out is not None:
-            metrics = trainer.evaluation.metrics(metrics, watched(watchers(recipe.watch, True)))
-        before = began = None
-        if held_out is not None and trainer.is_writer:
-            before = self._before(trainer, held_out, metrics)
-            began = trainer.evaluation(trainer.initial, held_out, metrics=metrics) if self.between else None
-        shown = [] if self.quiet else [Notes(notes), reporter(console(sys.stderr))]
-        opened = DataRecipe(validation=held_out, augment=recipe.data.augment)
-        watch = replace(recipe.watch, metrics=metrics)
-        log = replace(log, report=None, callbacks=[*log.callbacks, *shown], progress=False)
+            self._find_rate(data)
+            return
+        recipe, log, outputs = self.recipe, self.recipe.log, self.outputs
+        begin = Beginning(self.before, self.notes, str(recipe.loop.schedule or "constant"), self.quiet)
+        begin.saves_adapter, begin.measures_twice = outputs.save_adapter is not None, bool(self.between)
+        shown = [begin] if self.quiet else [begin, reporter(console(sys.stderr))]
+        told = replace(log, report=None, callbacks=[*log.callbacks, *shown], progress=False)
         try:
-            history = trainer.fit(rows, recipe=replace(recipe, data=opened, watch=watch, log=log))
+            trainer = train(self.model, data, recipe=replace(recipe, log=told), output=self.after)
         except Interrupted as e:
-            if trainer.is_writer:
+            if begin.run is not None:
                 error(f"{e}\n  hint: the same command with --resume goes on from there")
             raise typer.Exit(INTERRUPTED) from e
-        trainer.save(self.after)
-        if self.outputs.save_training is not None:
-            trainer.save_training_model(self.outputs.save_training)
-        if self.outputs.save_adapter is not None:
-            trainer.save_adapter(self.outputs.save_adapter, switchable=self.outputs.switchable, base=self.before)
-        if not trainer.is_writer:
-            return history.about
-        checkpoint = Path(loop.checkpoint or "")
-        for written in (self.after, self.outputs.save_training):
+        if outputs.save_training is not None:
+            trainer.save_training_model(outputs.save_training)
+        if outputs.save_adapter is not None:
+            trainer.save_adapter(outputs.save_adapter, switchable=outputs.switchable, base=self.before)
+        if begin.run is None:  # another process prints
+            return
+        checkpoint = Path(recipe.loop.checkpoint or "")
+        for written in (self.after, outputs.save_training):
             if written is not None:
                 check_runs(written, self.before)
         if self.replay:
             with replacing(checkpoint / REPLAY) as file:
                 file.write_text(self.replay, encoding="utf-8")
+        history, held_out = trainer.history, begin.run.validation
         lines = outcome(history.about)
-        if held_out is not None and before is not None:
-            after = trainer.evaluation.file(self.after, held_out, metrics=metrics)
-            history.about |= {"before": before, "after": after}
-            lines.append(_measured("before", before, self.before))
-            if began is not None:
-                history.about[self.between] = began
-                lines.append(_measured(self.between, began, "before the first step"))
+        if held_out is not None:
+            after = trainer.evaluation.file(self.after, held_out, metrics=begin.run.metrics)
+            history.about |= {"before": begin.scores, "after": after}
+            lines.append(_measured("before", begin.scores, self.before))
+            if self.between:
+                history.about[self.between] = begin.first
+                lines.append(_measured(self.between, begin.first, "before the first step"))
             lines.append(_measured("after", after, self.after))
             if log.history:
                 history.write(Path(log.history))
-        report = recipe.log.report
-        if report is not None:
+        if log.report is not None:
             if self.pictures:
                 pictures = self.pictures(self.before, self.after)
             else:
                 pictures = report_pictures(load_model(self.after), held_out, trainer.options)
-            write_report(history, Path(report), f"Training {self.before.name}", pictures)
+            write_report(history, Path(log.report), f"Training {self.before.name}", pictures)
         for what, path in (
             ("trained model", self.after),
-            ("training model", self.outputs.save_training),
-            ("adapter", self.outputs.save_adapter),
+            ("training model", outputs.save_training),
+            ("adapter", outputs.save_adapter),
             ("checkpoint", checkpoint / FILE),
             ("history", log.history),
             ("plot", log.plot),
-            ("report", report),
+            ("report", log.report),
             ("log", log.log),
         ):
             if path is not None:
@@ -177,34 +159,35 @@ class Job:
         out = console()
         for line in lines:
             out.print(line, markup=False, highlight=False, soft_wrap=True)
-        return history.about
 
-    def _find_rate(self, trainer: Trainer, rows: Any) -> dict[str, Any]:
-        """Say which learning rate to begin with; nothing is trained and nothing saved but the plot."""
-        found = trainer.find_rate(rows, batch_size=self.recipe.loop.batch_size, seed=self.recipe.loop.seed)
-        plot = self.recipe.log.plot
-        if plot is not None and trainer.is_writer:
-            found.plot(Path(plot))
+    def _find_rate(self, data: Columns) -> None:
+        """Print the learning rate to begin with; nothing is trained, and nothing is saved but the plot."""
+        recipe = self.recipe
+        trainer = trainer_for(self.model, data, recipe)
+        rows = trainer.training_data(
+            data,
+            inputs=recipe.data.inputs,
+            images=recipe.data.pictures(trainer.preprocessing),
+            text=trainer.preprocessing.text(recipe.data.tokenizer, recipe.data.max_length),
+        )
+        if recipe.data.validation_split is not None:
+            rows, _ = split(rows, recipe.data.validation_split, recipe.loop.seed)
+        found = trainer.find_rate(rows, batch_size=recipe.loop.batch_size, seed=recipe.loop.seed)
+        if recipe.log.plot is not None and trainer.is_writer:
+            found.plot(Path(recipe.log.plot))
         out = console()
         out.print(f"learning rate  {found.suggestion:.2g}", highlight=False)
         out.print(
             f"  hint: --learning-rate {found.suggestion:.2g}; the loss grows from {found.rates[-1]:.2g} on",
             highlight=False,
         )
-        return {"learning_rate": found.suggestion}
-
-    def _before(self, trainer: Trainer, held_out: Any, metrics: Sequence[str] | None) -> dict[str, float]:
-        """The file as it came, run by plain ONNX Runtime; if that cannot, as the trainer holds it."""
-        try:
-            return trainer.evaluation.file(self.before, held_out, metrics=metrics)
-        except BadInput:
-            return trainer.evaluation(trainer.initial, held_out, metrics=metrics)
 
     def _check_places(self) -> None:
         """Everything that could fail at the end of the run, looked at before it begins."""
         recipe = self.recipe
         rate_plan(recipe.loop.schedule, False)
         loggers(recipe.log)
+        watchers(recipe.watch, recipe.data.measures)
         ranks = recipe.processes.distributed
         if isinstance(ranks, Ranks) and not ranks.is_first:
             return
@@ -213,7 +196,7 @@ class Job:
         checkpoint = Path(recipe.loop.checkpoint or "")
         file = checkpoint / FILE
         if checkpoint.is_dir():
-            with alone(checkpoint):
+            with lock_folder(checkpoint):
                 pass
         launch = launched()
         if file.exists() and not recipe.loop.resume and not self.restart and not launch.restarts:

@@ -7,24 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.errors import shown
-from onnxgrad.training import Trainer
+from onnxgrad.errors import printable
 from onnxgrad.training.data import Data
+from onnxgrad.training.loop.run import Run
+from onnxgrad.training.loop.trained import Trained
 from onnxgrad.training.parallel.joining import processors
 
 #: Classes whose rows are counted in a line.
 MOST = 12
 
 
-def summary(
-    trainer: Trainer, rows: Data, held_out: Data | None, epochs: int, batch_size: int, schedule: Any
-) -> list[str]:
+def summary(run: Run, schedule: str) -> list[str]:
     """Describe which array feeds which input, the rates, the duration and the device."""
-    step, options = trainer.step, trainer.options
+    trainer, rows, held_out = run.trainer, run.data, run.validation
+    step, options = run.step, trainer.options
     held = "" if held_out is None else f", {len(held_out):,} held out"
-    fed = ", ".join(f"{shown(array)} → {shown(name)}" for name, array in rows.called.items())
+    fed = ", ".join(f"{printable(array)} → {printable(name)}" for name, array in rows.called.items())
     rates = ", ".join(f"{name} {float(t.numpy()):g}" for name, t in step.rates.items())
-    size = rows.fixed or batch_size
     provider = options.providers[0].removesuffix("ExecutionProvider")
     threads = options.threads or processors()
     own, whole = trainer.optimizer_bytes
@@ -35,14 +34,14 @@ def summary(
         "data": f"{len(rows):,} rows{held}; {fed}",
         "classes": _classes(trainer, rows),
         "keeps": str(trainer.preprocessing),
-        "rates": f"{rates}, schedule {schedule or 'constant'}" if rates else "",
-        "run": f"{epochs} epochs of {-(-len(rows) // size):,} steps, {size} rows each",
+        "rates": f"{rates}, schedule {schedule}" if rates else "",
+        "run": f"{run.epochs} epochs of {run.steps_per_epoch:,} steps, {run.batch_size} rows each",
         "on": f"{several}{provider}, {threads} threads, {trainer.options.target}{shared if ranks > 1 else ''}",
     }
     return [f"{name:<7} {text}" for name, text in lines.items() if text]
 
 
-def _classes(trainer: Trainer, rows: Data) -> str:
+def _classes(trainer: Trained, rows: Data) -> str:
     """The classes of the rows by name or number, and how many rows each has; empty for other labels."""
     numbers, known = rows.labels, [f.ignored for f in rows.fields if f.indices]
     if numbers is None or not known:
@@ -50,7 +49,7 @@ def _classes(trainer: Trainer, rows: Data) -> str:
     found, counts = np.unique(numbers[~np.isin(numbers, [n for n in known if n is not None])], return_counts=True)
     names = rows.classes or trainer.classes
     each = [
-        f"{shown(names[c]) if names and c < len(names) else c} {count:,}"
+        f"{printable(names[c]) if names and c < len(names) else c} {count:,}"
         for c, count in zip(found[:MOST].tolist(), counts)
     ]
     return f"{len(found):,}: {', '.join(each)}{', …' if len(found) > MOST else ''}"

@@ -56,7 +56,7 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
 
     pieces = [j for j, s in enumerate(slices) if s in found]
     picked = [p for p in picked if p.out in found]
-    backs = [found.get(states[i]) or _nothing(b.var(states[i]), g_states[i]) for i in carried]
+    backs = [found.get(states[i]) or _zero_state(b.var(states[i]), g_states[i]) for i in carried]
     steps = [*backs, *(found[c] for c in captures if c in found), *(found[slices[j]] for j in pieces)]
     steps += [found[p.out] for p in picked]
     at_hand: dict[ir.Value, StepInput] = {}
@@ -160,7 +160,7 @@ def _is_carried(op: Op, it: Iteration, i: int, asked: bool, reached: set[ir.Valu
     return bool(it.lead) and asked and it.initial[i] in op.active
 
 
-def _nothing(state: Var, g: Var) -> Var:
+def _zero_state(state: Var, g: Var) -> Var:
     """Zeros like `state`; like its next cotangent if the shapes are equal, so that the state need not be saved."""
     return state.builder.zeros_like(g if same_shape(state, g) else state)
 

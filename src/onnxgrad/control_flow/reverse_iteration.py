@@ -181,7 +181,7 @@ def _elements(b: Builder, column: StepInput, start: Var, count: Var) -> Var:
             b,
             count > 0,
             lambda w: w.Optional(w.SequenceAt(w.var(every.value), w.var(start.value))),
-            lambda w: containers.nothing(w, like),
+            lambda w: containers.empty_optional(w, like),
         )
     return containers.extended(b, b.SequenceEmpty(dtype=int(column.inner.dtype or 0)), every, start, count)
 

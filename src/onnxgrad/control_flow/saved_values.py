@@ -91,7 +91,7 @@ def _wanted(op: Op, body: ir.Graph, primal: Sequence[ir.Node], results: list[ir.
     it = Iteration.of(op.node)
     states = set(body.inputs[it.lead : it.lead + it.count])
     varies = dependents(primal, body.inputs)
-    moved = _moved(primal, states, varies)
+    moved = _selections(primal, states, varies)
     sizes = _names([*op.node.inputs, *captured(op.node)])
 
     def known(v: ir.Value) -> bool:
@@ -104,7 +104,7 @@ def _wanted(op: Op, body: ir.Graph, primal: Sequence[ir.Node], results: list[ir.
     return [v for v in makers if v in read and v in varies]
 
 
-def _moved(nodes: Iterable[ir.Node], states: set[ir.Value], varies: set[ir.Value]) -> set[ir.Value]:
+def _selections(nodes: Iterable[ir.Node], states: set[ir.Value], varies: set[ir.Value]) -> set[ir.Value]:
     """The values that only select from what is available outside the iteration."""
     own = {v for node in nodes for v in node.outputs}
     found: set[ir.Value] = set()

@@ -55,7 +55,7 @@ def concat(op: Op, g: Var, x: Var) -> Result:
     axis = op.attr("axis")
     if op.attr("new_axis"):
         return op.SplitToSequence(g, axis=axis, keepdims=0)
-    sizes = containers.each(op.builder, lambda e: e.builder.Shape(e, start=axis, end=axis + 1 or None), x)
+    sizes = containers.map_sequences(op.builder, lambda e: e.builder.Shape(e, start=axis, end=axis + 1 or None), x)
     return op.SplitToSequence(g, op.ConcatFromSequence(sizes, axis=0), axis=axis)
 
 

@@ -119,7 +119,7 @@ def custom_vjp(
     Raises:
         BadInput: it is not said, or said twice, what the rule is for.
     """
-    return _made("vjp", operator, rule, inputs, outputs, wrt, jvp)
+    return _build_rule("vjp", operator, rule, inputs, outputs, wrt, jvp)
 
 
 def custom_jvp(
@@ -137,10 +137,10 @@ def custom_jvp(
     `wrt`) in, then the inputs, then the outputs; tangents of the outputs out. It must be linear in the tangents:
     reverse mode is its transpose.
     """
-    return _made("jvp", operator, rule, inputs, outputs, wrt, None)
+    return _build_rule("jvp", operator, rule, inputs, outputs, wrt, None)
 
 
-def _made(
+def _build_rule(
     mode: str,
     operator: str | None,
     rule: Function | Graph | None,
@@ -156,7 +156,7 @@ def _made(
     if isinstance(inputs, str) or isinstance(outputs, str):
         raise BadInput("`inputs` and `outputs` are lists of names")
     if rule is None:
-        return functools.partial(_made, mode, operator, inputs=inputs, outputs=outputs, wrt=wrt, jvp=jvp)
+        return functools.partial(_build_rule, mode, operator, inputs=inputs, outputs=outputs, wrt=wrt, jvp=jvp)
     cut = Cut(tuple(inputs or ()), tuple(outputs or ())) if of_cut else None
     named = None if operator is None else _operator(operator)
     graph = None if callable(rule) else rule

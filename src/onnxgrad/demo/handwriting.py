@@ -103,14 +103,14 @@ def pictures(before: Path, after: Path, test: dict[str, np.ndarray]) -> list[Pic
         for axes, strip, *texts in zip(figure.subplots(SHOWN // 3, 3).ravel(), x, *readings):
             axes.imshow(strip[0], cmap="gray")
             axes.set_axis_off()
-            first, second = (_shown(t) for t in texts)
+            first, second = (_display_text(t) for t in texts)
             axes.set_title(f"before: {first}\nafter: {second}", fontsize=9, loc="left", parse_math=False)
         target = io.BytesIO()
         figure.savefig(target, format="png", dpi=110)
     return [Picture("Strips that training never saw, and what the files read", target.getvalue())]
 
 
-def _shown(text: str) -> str:
+def _display_text(text: str) -> str:
     """`text` in the symbols that every font has."""
     plain = unicodedata.normalize("NFKC", text)  # a wide 9 is a 9
     return "".join(c if c.isascii() else "□" for c in plain) or "nothing"

@@ -5,6 +5,6 @@ Nothing here knows of training. An array is handed over where it lies and is cha
 
 from onnxgrad.distributed.collective import Alone, Collective, Lost, blocks
 from onnxgrad.distributed.environment import Launch, join, launched
-from onnxgrad.distributed.messages import gathered, told
+from onnxgrad.distributed.messages import broadcast_document, gathered
 
-__all__ = ["Alone", "Collective", "Launch", "Lost", "blocks", "gathered", "join", "launched", "told"]
+__all__ = ["Alone", "Collective", "Launch", "Lost", "blocks", "broadcast_document", "gathered", "join", "launched"]

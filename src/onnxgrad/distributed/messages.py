@@ -28,7 +28,7 @@ def gathered(collective: Collective, document: Any) -> list[Any]:
     return [_read(together[low:high]) for low, high in pairwise(bounds)]
 
 
-def told(collective: Collective, document: Any, root: int = 0) -> Any:
+def broadcast_document(collective: Collective, document: Any, root: int = 0) -> Any:
     """The document of rank `root`, on all ranks; what the others give is not looked at."""
     text = _bytes(document) if collective.rank == root else np.zeros(0, np.uint8)
     size = np.array([len(text)], np.int64)

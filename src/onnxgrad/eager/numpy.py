@@ -30,8 +30,8 @@ from onnxgrad.eager.xp.reductions import *
 from onnxgrad.eager.xp.searching import *
 from onnxgrad.eager.xp.statistics import *
 from onnxgrad.eager.xp.ufunc_methods import attach as _attach_methods
-from onnxgrad.eager.xp.ufuncs import beyond as _beyond
 from onnxgrad.eager.xp.ufuncs import discrete as _discrete
+from onnxgrad.eager.xp.ufuncs import module_fallback as _beyond
 
 __array_api_version__ = "2025.12"
 

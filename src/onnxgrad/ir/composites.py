@@ -185,14 +185,16 @@ def _of_node(node: ir.Node, known: Mapping[ir.Value, str]) -> str | None:
     for name, a in sorted(node.attributes.items()):
         if a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) or a.is_ref():
             return None
-        attributes.append((name, _of_tensor(a.as_tensor()) if a.type == ir.AttributeType.TENSOR else _said(a.value)))
+        attributes.append(
+            (name, _of_tensor(a.as_tensor()) if a.type == ir.AttributeType.TENSOR else _plain_value(a.value))
+        )
     return _hashed(node.domain, node.op_type, operands, attributes)
 
 
-def _said(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """The value of an attribute, as it is in a file."""
     if isinstance(value, (list, tuple)):
-        return [_said(v) for v in value]
+        return [_plain_value(v) for v in value]
     return float(np.float32(value)) if isinstance(value, float) else value
 
 

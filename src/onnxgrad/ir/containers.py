@@ -25,7 +25,7 @@ def is_tensor(x: Var) -> bool:
     return not is_sequence(x) and not is_optional(x)
 
 
-def each(b: Builder, f: Callable[..., Var], *sequences: Var) -> Var:
+def map_sequences(b: Builder, f: Callable[..., Var], *sequences: Var) -> Var:
     """The sequence of f(element of each of `sequences`), which are equally long."""
     graph = ir.Graph([], [], nodes=[], name=b.names.fresh("each"), opset_imports=dict(b.infer.context.opset_imports))
     inner = b.nested(graph)
@@ -43,7 +43,7 @@ def each(b: Builder, f: Callable[..., Var], *sequences: Var) -> Var:
     return b.append(node)[0]
 
 
-def nothing(b: Builder, x: Var) -> Var:
+def empty_optional(b: Builder, x: Var) -> Var:
     """An optional without a value, of the type of `x`."""
     held = x.value.type.elem_type  # type: ignore[union-attr]
     attr = ir.Attr("type", ir.AttributeType.TYPE_PROTO, ir.TypeAndShape(held, None))  # type: ignore[arg-type]
@@ -78,13 +78,13 @@ def inside(b: Builder, f: Callable[[Var], Var], x: Var) -> Var:
         b,
         b.OptionalHasElement(x),
         lambda w: w.Optional(f(w.OptionalGetElement(w.var(x.value)))),
-        lambda w: nothing(w, x),
+        lambda w: empty_optional(w, x),
     )
 
 
-FULL_LIKE[ir.SequenceType] = lambda b, x, number: each(b, lambda e: e.builder.full_like(e, number), x)
+FULL_LIKE[ir.SequenceType] = lambda b, x, number: map_sequences(b, lambda e: e.builder.full_like(e, number), x)
 FULL_LIKE[ir.OptionalType] = lambda b, x, number: inside(b, lambda e: e.builder.full_like(e, number), x)
-ZEROS_LIKE[ir.OptionalType] = nothing
+ZEROS_LIKE[ir.OptionalType] = empty_optional
 
 
 def contents(b: Builder, x: Var, like: Var) -> Var:
@@ -106,7 +106,7 @@ def contents(b: Builder, x: Var, like: Var) -> Var:
 def total(b: Builder, x: Var, y: Var) -> Var:
     """The sum of two sequences, element by element; of two optionals, in which nothing counts as zero."""
     if not is_optional(x):
-        return each(b, lambda d, e: d + e if is_tensor(d) else total(d.builder, d, e), x, y)
+        return map_sequences(b, lambda d, e: d + e if is_tensor(d) else total(d.builder, d, e), x, y)
 
     def both(w: Builder) -> Var:
         d, e = (w.OptionalGetElement(w.var(v.value)) for v in (x, y))

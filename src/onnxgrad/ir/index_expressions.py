@@ -30,11 +30,11 @@ def with_parts(builder: Builder, names: Iterable[object], values: Mapping[str, i
             base, _, key = name[:-1].rpartition("[")
             if base not in values:
                 raise UnknownName(base, values, "value")
-            found[name] = _picked(builder, builder.var(values[base]), base, key).value
+            found[name] = _select(builder, builder.var(values[base]), base, key).value
     return found
 
 
-def _picked(b: Builder, x: Var, name: str, key: str) -> Var:
+def _select(b: Builder, x: Var, name: str, key: str) -> Var:
     if not isinstance(x.value.type, ir.TensorType) or x.shape is None:
         raise BadInput(f"{name!r} is no tensor of known rank, so {name}[{key}] means nothing")
     shape, where = x.shape, f"{name}[{key}]"

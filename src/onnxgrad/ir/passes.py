@@ -121,7 +121,9 @@ def run_passes(
     declined: dict[str, str] = {}
     each = False
     while True:
-        attempt = _Attempt(model, setting(), {**_told(failed), **declined, **dict.fromkeys(without, LEFT_OUT)}, counted)
+        attempt = _Attempt(
+            model, setting(), {**_failure_reasons(failed), **declined, **dict.fromkeys(without, LEFT_OUT)}, counted
+        )
         try:
             attempt.run(passes, each)
         except _Failure as failure:
@@ -136,7 +138,7 @@ def run_passes(
             return Passed(attempt.model, attempt.setting, attempt.reports, failed)
 
 
-def _told(failed: Mapping[str, str]) -> dict[str, str]:
+def _failure_reasons(failed: Mapping[str, str]) -> dict[str, str]:
     return {name: f"failed: {reason}" for name, reason in failed.items()}
 
 

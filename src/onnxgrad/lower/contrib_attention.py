@@ -113,7 +113,7 @@ def _scale(node: ir.Node) -> float:
     return float(attribute(node, "scale", 0.0))
 
 
-def _after(b: Builder, past: Var | None, new: Var) -> Var:
+def _append_past(b: Builder, past: Var | None, new: Var) -> Var:
     return new if past is None else b.Concat(past, new, axis=2)
 
 
@@ -132,7 +132,7 @@ def projected(
     past_k = None
     if past is not None:
         past_k, past_v = (b.Squeeze(x, [0]) for x in b.emit("Split", past, num_outputs=2, axis=0, outputs=2))
-        k, v = _after(b, past_k, k), _after(b, past_v, v)
+        k, v = _append_past(b, past_k, k), _append_past(b, past_v, v)
     scores = Scores([_masked(b, node, q, k, mask, past_k), bias], _scale(node))
     present = None
     if len(node.outputs) > 1 and node.outputs[1].name:
@@ -190,7 +190,7 @@ def multi_head_attention(
         else:
             parts: list[Var | None] = [query, key, needed(value, "value")]
             q, k, v = (_biased(b, x, c, heads) for x, c in zip(parts, _parts(b, bias, query)))
-    k, v = _after(b, past_key, k), _after(b, past_value, v)
+    k, v = _append_past(b, past_key, k), _append_past(b, past_value, v)
     scores = Scores([_masked(b, node, q, k, key_padding_mask, past_key), attention_bias], _scale(node))
     y, plain, _ = scores.attend(b, q, k, v)
     return [y, k, v, plain]
@@ -239,11 +239,11 @@ def rotary_embedding(
     places = position_ids
     if places.rank == 1:  # where the first token of every sequence is
         places = b.Unsqueeze(b.Add(_range(b, x, 2), places), [0])
-    y = _turned(b, x, places, cos_cache, sin_cache, bool(attribute(node, "interleaved", 0)), width)
+    y = _rotate(b, x, places, cos_cache, sin_cache, bool(attribute(node, "interleaved", 0)), width)
     return [reshape_to(b.Transpose(y, perm=[0, 2, 1, 3]), input) if flat else reshape_to(y, input)]
 
 
-def _turned(b: Builder, x: Var, places: Var, cos: Var, sin: Var, paired: bool, width: int = 0) -> Var:
+def _rotate(b: Builder, x: Var, places: Var, cos: Var, sin: Var, paired: bool, width: int = 0) -> Var:
     """Heads [B, H, S, D], of which the first `width` elements (0: twice the width of cos) are turned."""
     half, rest = b.shape_of(cos, 1, 2), None
     have, turned = x.shape[3] if x.shape is not None else None, cos.shape[1] if cos.shape is not None else None
@@ -307,12 +307,12 @@ def group_query_attention(
             first = b.Slice(b.Reshape(position_ids, [-1]), [0], [1], [0])
             at = b.Where(prompt, b.Add(_range(b, q, 2), first), position_ids)
         caches = needed(cos_cache, "cos_cache"), needed(sin_cache, "sin_cache")
-        q, k = (_turned(b, x, at, *caches, bool(attribute(node, "rotary_interleaved", 0))) for x in (q, k))
+        q, k = (_rotate(b, x, at, *caches, bool(attribute(node, "rotary_interleaved", 0))) for x in (q, k))
     k, v = (_cached(b, past, x, before, total) for past, x in ((past_key, k), (past_value, v)))
     sink = head_sink
     if attribute(node, "smooth_softmax", -1) == 1 and sink is None:
         sink = b.const(np.zeros(heads), q.dtype)
-    seen = _seen(b, node, k, places, ends)
+    seen = _visible_keys(b, node, k, places, ends)
     hidden = b.Where(seen, b.const(0, q.dtype), b.const(-np.inf, q.dtype))
     scores = Scores([attention_bias, hidden], _scale(node), float(attribute(node, "softcap", 0.0)), sink)
     y, plain, p = scores.attend(b, q, k, v)
@@ -334,7 +334,7 @@ def _cached(b: Builder, past: Var | None, new: Var, before: Var, total: Var) -> 
     return b.Transpose(b.Where(there, rows, b.const(0, new.dtype)), perm=[0, 2, 1, 3])
 
 
-def _seen(b: Builder, node: ir.Node, k: Var, places: Var, ends: Var) -> Var:
+def _visible_keys(b: Builder, node: ir.Node, k: Var, places: Var, ends: Var) -> Var:
     """The mask of keys that each token sees: booleans [B, 1, S, T]."""
     keys, at = b.Unsqueeze(_range(b, k, 2), [0, 1, 2]), b.Unsqueeze(places, [1, 3])
     seen = b.Less(keys, b.Unsqueeze(ends, [1, 3]))

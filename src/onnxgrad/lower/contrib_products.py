@@ -20,7 +20,7 @@ from onnxgrad.lower.contrib_blocks import gelu_of
 _CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 
 
-def _turned(b: Builder, x: Var, swap: bool, batch: bool) -> Var:
+def _transpose_operand(b: Builder, x: Var, swap: bool, batch: bool) -> Var:
     """The operand of a FusedMatMul: its first axis behind its batch (`batch`), its last two swapped (`swap`)."""
     if x.rank < 2 or not (swap or batch):
         return x
@@ -36,7 +36,7 @@ def _turned(b: Builder, x: Var, swap: bool, batch: bool) -> Var:
 def fused_matmul(b: Builder, node: ir.Node, A: Var, B: Var) -> Sequence[Var]:
     """Y = α·A'·B', each with axes swapped"""
     x, y = (
-        _turned(b, v, bool(attribute(node, f"trans{n}", 0)), bool(attribute(node, f"transBatch{n}", 0)))
+        _transpose_operand(b, v, bool(attribute(node, f"trans{n}", 0)), bool(attribute(node, f"transBatch{n}", 0)))
         for n, v in (("A", A), ("B", B))
     )
     return [(x @ y) * float(attribute(node, "alpha", 1.0))]

@@ -30,7 +30,7 @@ def _scalar(b: Builder, x: Var | None) -> Var | None:
     return b.Reshape(x, b.const(np.zeros(0, np.int64)))
 
 
-def _one(x: Var) -> bool:
+def _is_per_tensor(x: Var) -> bool:
     """True if a scale is one for the whole tensor."""
     return x.rank == 0 or (x.shape is not None and x.shape[0] == 1)
 
@@ -42,11 +42,11 @@ def _floats(b: Builder, x: Var, scale: Var, zero: Var | None) -> Var:
 
 def _by_column(b: Builder, x: Var, scale: Var, zero: Var | None, axis: int = -1) -> Var:
     """(x - z)·s with one scale, or one for each place along `axis`."""
-    if _one(scale):
+    if _is_per_tensor(scale):
         return _floats(b, x, scale, zero)
     if scale.rank > 1:
         raise NotDifferentiable(f"its scale {scale.name!r} has {scale.rank} axes\n  hint: quantize by tensor or column")
-    if zero is not None and _one(zero):
+    if zero is not None and _is_per_tensor(zero):
         zero = b.Expand(zero, b.shape_of(scale))
     return b.DequantizeLinear(x, scale, zero, axis=axis % x.rank)
 
@@ -225,7 +225,7 @@ def matmul_integer_to_float(
     bias: Var | None,
 ) -> Sequence[Var]:
     """Y = a·b + bias, dequantized before"""
-    if not _one(a_scale):
+    if not _is_per_tensor(a_scale):
         raise NotDifferentiable("its a_scale is not one for the whole tensor\n  hint: quantize A by one scale")
     y = _floats(b, A, a_scale, a_zero_point) @ _by_column(b, B, b_scale, b_zero_point)
     return [y if bias is None else y + bias]

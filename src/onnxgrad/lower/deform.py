@@ -18,7 +18,7 @@ from onnxgrad.lower.sampling import (
     sampled,
     size_of,
     taps,
-    widened,
+    widen,
 )
 
 
@@ -33,7 +33,7 @@ def _positions(b: Builder, like: Var, count: Size, stride: int, head: int) -> Va
 def deform_conv(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     """y[n, m, o] = Σ w[m, c, k]·mask[n, k, o]·x[n, c, p] with p = o·stride - pad + k·dilation + offset[n, k, o]"""
     given, weights, offset, bias, mask = (
-        None if v is None else widened(b, v) for v in (operand(b, node, i) for i in range(5))
+        None if v is None else widen(b, v) for v in (operand(b, node, i) for i in range(5))
     )
     assert given is not None
     assert weights is not None

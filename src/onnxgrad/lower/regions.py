@@ -26,7 +26,7 @@ from onnxgrad.lower.sampling import (
     rows_of,
     size_of,
     taps,
-    widened,
+    widen,
 )
 
 
@@ -92,7 +92,7 @@ def roi_align(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     assert given is not None
     assert rois is not None
     assert batch is not None
-    x, boxes = widened(b, given), widened(b, rois)
+    x, boxes = widen(b, given), widen(b, rois)
     half = attribute(b, node, "coordinate_transformation_mode") == "half_pixel"
     ratio, scale = attribute(b, node, "sampling_ratio"), attribute(b, node, "spatial_scale")
     boxes = boxes * float(scale) - (0.5 if half else 0)
@@ -137,7 +137,7 @@ def max_roi_pool(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     given, rois = operand(b, node, 0), operand(b, node, 1)
     assert given is not None
     assert rois is not None
-    x, rois = widened(b, given), widened(b, rois)
+    x, rois = widen(b, given), widen(b, rois)
     scaled = rois * float(attribute(b, node, "spatial_scale"))
     corners = b.Sign(scaled) * b.Floor(b.Abs(scaled) + 0.5)  # halves away from 0
     batch, left, top, right, bottom = (b.Gather(v, b.const(k), axis=1) for k, v in enumerate([rois, *[corners] * 4]))

@@ -115,13 +115,13 @@ def first_rows(b: Builder, x: Var, count: Size) -> tuple[Size, list[Size]]:
     """The first row in `rows_of` for each of the first `count` of N, and the strides of the axes after C."""
     strides: list[Size] = [1]
     for axis in range(x.rank - 1, 1, -1):
-        strides.insert(0, times(strides[0], size_of(b, x, axis)))
+        strides.insert(0, multiply_sizes(strides[0], size_of(b, x, axis)))
     if isinstance(count, int) and isinstance(strides[0], int):
         return b.const(np.arange(count) * strides[0]), strides[1:]
     return b.Mul(b.Range(b.const(0), count, b.const(1)), strides[0]), strides[1:]
 
 
-def times(a: Size, c: Size) -> Size:
+def multiply_sizes(a: Size, c: Size) -> Size:
     """The product of two sizes."""
     return c * a if isinstance(c, Var) else a * c
 
@@ -134,7 +134,7 @@ def gathered(b: Builder, rows: Var, first: Var, strides: Sequence[Size], along: 
     index, weights = first, None
     for i, (tap, stride) in enumerate(zip(along, strides)):
         others = [k for k in range(len(along)) if k != i]
-        index = index + times(stride, b.Unsqueeze(tap.rows, others) if others else tap.rows)
+        index = index + multiply_sizes(stride, b.Unsqueeze(tap.rows, others) if others else tap.rows)
         if tap.weights is not None:
             spread = b.Unsqueeze(tap.weights, others) if others else tap.weights
             weights = spread if weights is None else weights * spread
@@ -148,7 +148,7 @@ def sampled(b: Builder, rows: Var, first: Var, strides: Sequence[Size], along: S
     return b.ReduceSum(values, list(range(len(along))), keepdims=0)
 
 
-def widened(b: Builder, x: Var) -> Var:
+def widen(b: Builder, x: Var) -> Var:
     """`x`, in float32 if its type is half as wide: coordinates need more than its digits."""
     return b.Cast(x, to=int(ir.DataType.FLOAT)) if x.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) else x
 
@@ -183,7 +183,7 @@ def grid_sample(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     corners = bool(attribute(b, node, "align_corners"))
     if mode not in KERNELS:
         raise NotDifferentiable(f"the mode {mode!r} is not known")
-    x = widened(b, given)
+    x = widen(b, given)
     grid = b.cast_like(grid, x)
     along = []
     for axis in range(2, x.rank):  # the grid names the last axis first

@@ -30,12 +30,12 @@ def stft(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     zero, one = b.const(0), b.const(1)
     starts = b.Mul(b.Range(zero, frames, one), stride)
     index = b.Add(b.Unsqueeze(starts, [1]), b.Range(zero, count, one))
-    framed = b.Gather(x, _settled(b, index), axis=1)
+    framed = b.Gather(x, _fold_constant(b, index), axis=1)
     if window is not None:
         framed = framed * b.Unsqueeze(window, [1])
     half = attribute(b, node, "onesided")
     bins = b.Div(count, b.const(2)) + 1 if half else count
-    frames, bins, count = (_settled(b, b.Unsqueeze(v, [0])) for v in (frames, bins, count))
+    frames, bins, count = (_fold_constant(b, b.Unsqueeze(v, [0])) for v in (frames, bins, count))
     known, shape = bins.const, node.outputs[0].shape
     declared = None if shape is None else shape[2]
     if known is not None and isinstance(declared, int) and declared != known[0]:
@@ -48,6 +48,6 @@ def stft(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     return [b.reshape(spectra, b.join(b.shape_of(x, 0, 1), frames, bins, [2]))]
 
 
-def _settled(b: Builder, x: Var) -> Var:
+def _fold_constant(b: Builder, x: Var) -> Var:
     """`x`, as a constant where it is known."""
     return x if x.const is None else b.const(x.const)

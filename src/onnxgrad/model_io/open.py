@@ -10,7 +10,7 @@ from typing import TypeVar
 import onnx
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput, shown, warn_caller
+from onnxgrad.errors import BadInput, printable, warn_caller
 from onnxgrad.ir.downgrade import settle_opset
 from onnxgrad.ir.fold import infer_and_fold
 from onnxgrad.model_io.checks.declared_sizes import check_calls
@@ -43,7 +43,7 @@ AnyModel = str | os.PathLike | onnx.ModelProto | ir.Model
 READ_BELOW = 1024
 
 
-def nothing(model: ir.Model) -> set[Identifier]:
+def keep_no_function(model: ir.Model) -> set[Identifier]:
     """Inline every function."""
     return set()
 
@@ -92,7 +92,7 @@ class Opened:
             missing = sorted(outside_names(info) - {n for n in have if n})
             if missing:
                 warn_caller(
-                    f"training information dropped: it refers to {shown(', '.join(missing))}, "
+                    f"training information dropped: it refers to {printable(', '.join(missing))}, "
                     "which the derived model does not have"
                 )
             else:
@@ -100,7 +100,9 @@ class Opened:
         self.model.meta[TRAINING] = kept
 
 
-def open_model(model: AnyModel, first: Callable[[ir.Model], None] | None = None, *, keep: Keep = nothing) -> Opened:
+def open_model(
+    model: AnyModel, first: Callable[[ir.Model], None] | None = None, *, keep: Keep = keep_no_function
+) -> Opened:
     """A private copy of `model`, ready to be differentiated.
 
     Local functions are inlined, but those that `keep` chooses; nodes below opset 18 are raised, types and shapes

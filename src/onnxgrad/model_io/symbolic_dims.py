@@ -27,7 +27,7 @@ def settle_dims(model: ir.Model) -> None:
     renamed: dict[str, str] = {}
     for value in values:
         dims = list(value.shape or ())
-        settled = [_settled(dim, renamed, names) for dim in dims]
+        settled = [_rename_dim(dim, renamed, names) for dim in dims]
         if settled != dims:
             value.shape = ir.Shape(settled)
 
@@ -53,7 +53,9 @@ def _values(model: ir.Model) -> Iterator[ir.Value]:
         yield from (v for node in graph for v in node.outputs)
 
 
-def _settled(dim: int | ir.SymbolicDim, renamed: dict[str, str], names: set[str]) -> int | ir.SymbolicDim | str | None:
+def _rename_dim(
+    dim: int | ir.SymbolicDim, renamed: dict[str, str], names: set[str]
+) -> int | ir.SymbolicDim | str | None:
     if isinstance(dim, int):
         return dim if dim >= 0 else None
     name = dim.value

@@ -23,7 +23,7 @@ def declared(tensor: ir.TensorProtocol) -> onnx.TensorProto:
     return onnx.TensorProto(name=tensor.name, data_type=tensor.dtype, dims=list(tensor.shape.numpy()))
 
 
-def held(proto: onnx.TensorProto) -> ir.TensorProtocol:
+def read_tensor(proto: onnx.TensorProto) -> ir.TensorProtocol:
     """The tensor in `proto`; large zeros that are only declared become a lazy tensor."""
     if not is_declared(proto):
         return ir.serde.deserialize_tensor(proto)
@@ -42,7 +42,7 @@ def written(infos: Iterable[onnx.TrainingInfoProto], values: Mapping[str, ir.Ten
         for tensor in info.algorithm.initializer:
             if is_declared(tensor):
                 known = (values or {}).get(tensor.name)
-                tensor.raw_data = bytes(held(tensor).nbytes) if known is None else known.tobytes()
+                tensor.raw_data = bytes(read_tensor(tensor).nbytes) if known is None else known.tobytes()
 
 
 def is_declared(proto: onnx.TensorProto) -> bool:

@@ -6,8 +6,8 @@ at each), `costs` (of recomputation), `choose` (the residuals to keep), `emit` (
 """
 
 from onnxgrad.remat.budget import amount, megabytes
-from onnxgrad.remat.plan import Plan, within
+from onnxgrad.remat.plan import Plan, fit_budget
 from onnxgrad.remat.schedule import settle
 from onnxgrad.remat.value_sizes import sizes
 
-__all__ = ["Plan", "amount", "megabytes", "settle", "sizes", "within"]
+__all__ = ["Plan", "amount", "fit_budget", "megabytes", "settle", "sizes"]

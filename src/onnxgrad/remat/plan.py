@@ -57,7 +57,7 @@ class Plan:
         )
 
 
-def within(
+def fit_budget(
     model: ir.Model,
     budget: int,
     dims: Mapping[str, int],

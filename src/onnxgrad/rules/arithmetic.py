@@ -6,7 +6,7 @@ from typing import Any
 
 from onnxgrad.ir import Var
 from onnxgrad.ir.operators import Kind
-from onnxgrad.rules.double_where import may_be_discarded, settled
+from onnxgrad.rules.double_where import guard_factor, may_be_discarded
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import elementwise, linear
 from onnxgrad.rules.rule import Result
@@ -35,8 +35,8 @@ def div(op: Op, g: Var, a: Var, b: Var, y: Var) -> Result:
     """y = a/b: (g/b, -g·y/b)"""
     if not may_be_discarded(op, y.value) or (b.const is not None and (b.const != 0).all()):
         return g / b, -(g / b) * y
-    share = g * settled(op, g, op.Reciprocal(b))
-    return share, -share * settled(op, g, y)
+    share = g * guard_factor(op, g, op.Reciprocal(b))
+    return share, -share * guard_factor(op, g, y)
 
 
 @elementwise("Mod")
@@ -69,27 +69,27 @@ def mean(op: Op, g: Var) -> Result:
 @elementwise("Reciprocal")
 def reciprocal(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = 1/x: -g·y²"""
-    y = settled(op, g, y)
+    y = guard_factor(op, g, y)
     return -g * (y * y)
 
 
 @elementwise("Exp")
 def exp(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = exp x: g·y"""
-    return g * settled(op, g, y)
+    return g * guard_factor(op, g, y)
 
 
 @elementwise("Log")
 def log(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = log x: g/x"""
-    return g * settled(op, g, op.Reciprocal(x)) if may_be_discarded(op, y.value) else g / x
+    return g * guard_factor(op, g, op.Reciprocal(x)) if may_be_discarded(op, y.value) else g / x
 
 
 @elementwise("Sqrt")
 def sqrt(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = √x: g/(2y), with 0 where g = y = 0: a root that a Where behind it discards does no harm"""
     if may_be_discarded(op, y.value):
-        return g * settled(op, g, op.Reciprocal(y * 2))
+        return g * guard_factor(op, g, op.Reciprocal(y * 2))
     idle = op.And(op.Equal(g, 0.0), op.Equal(y, 0.0))
     return g / (op.Where(idle, 1.0, y) * 2)
 
@@ -109,18 +109,18 @@ def _pow_base(op: Op, g: Var, x: Var, k: Any) -> Any:
     known = k.const
     if known is not None and known.size == 1:
         number = float(known.reshape(()))
-        return None if number == 0 else g if number == 1 else g * (settled(op, g, x ** (number - 1)) * number)
+        return None if number == 0 else g if number == 1 else g * (guard_factor(op, g, x ** (number - 1)) * number)
     k = op.cast_like(k, x)
     if known is None or (known == 0).any():
         x = op.Where(op.And(op.Equal(x, 0.0), op.Equal(k, 0.0)), 1.0, x)
-    return g * (k * settled(op, g, op.Pow(x, k - 1)))
+    return g * (k * guard_factor(op, g, op.Pow(x, k - 1)))
 
 
 def _pow_exponent(op: Op, g: Var, x: Var, k: Any, y: Var) -> Any:
     """g·y·log x, with 0 for x = 0."""
     known = x.const
     log_x = op.Log(x if known is not None and (known != 0).all() else op.Where(op.Equal(x, 0.0), 1.0, x))
-    moved = op.cast_like(g, x) * (settled(op, g, y) * settled(op, g, log_x))
+    moved = op.cast_like(g, x) * (guard_factor(op, g, y) * guard_factor(op, g, log_x))
     return op.cast_like(moved, k) if g.dtype == x.dtype else moved
 
 

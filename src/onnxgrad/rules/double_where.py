@@ -45,21 +45,21 @@ def may_be_discarded(op: Op, value: Any) -> bool:
     return False
 
 
-def settled(op: Op, g: Var, factor: Var) -> Var:
+def guard_factor(op: Op, g: Var, factor: Var) -> Var:
     """`factor`, by which `g` is multiplied; with 0 where it is not finite and `g` is 0, if a Where may discard the
     output of `op`. (Not wherever `g` is 0: the second derivative asks for the factor there.)
     """
     if not may_be_discarded(op, op.node.outputs[0]):
         return factor
-    return _settled(op, g, factor, op.IsNaN(factor - factor))
+    return _guard(op, g, factor, op.IsNaN(factor - factor))
 
 
-def _settled(op: Any, g: Var, factor: Var, unfit: Var) -> Var:
+def _guard(op: Any, g: Var, factor: Var, unfit: Var) -> Var:
     return op.Where(op.And(op.Equal(g, 0.0), unfit), 0.0, factor)
 
 
 class SettledFactor(NamedTuple):
-    """The result of `settled`: `factor`, or 0 where `g` is 0 and the factor is `unfit`."""
+    """The result of `guard_factor`: `factor`, or 0 where `g` is 0 and the factor is `unfit`."""
 
     g: ir.Value
     factor: ir.Value
@@ -67,7 +67,7 @@ class SettledFactor(NamedTuple):
 
 
 def take_settled_factors(graph: ir.Graph, start: Iterable[ir.Value]) -> list[SettledFactor]:
-    """Replace what `settled` wrote for a `g` that depends on `start` by the factor itself.
+    """Replace what `guard_factor` wrote for a `g` that depends on `start` by the factor itself.
 
     A product g·factor is linear in `g`, and its transpose settles the factor by another cotangent
     (`settle_products`). Inside of loops and branches all are replaced, and marked; those of `graph` are returned.
@@ -110,5 +110,5 @@ def _settle_uses(graph: ir.Graph, factor: ir.Value, b: Builder, unfit: Var | Non
     for use in [u for u in factor.uses() if is_op(u.node, "Mul") and u.node.graph is graph]:
         other = use.node.inputs[1 - use.idx]
         assert other is not None
-        place = _settled(b, b.var(other), b.var(factor), unfit or b.IsNaN(b.var(factor) - b.var(factor)))
+        place = _guard(b, b.var(other), b.var(factor), unfit or b.IsNaN(b.var(factor) - b.var(factor)))
         use.node.replace_input_with(use.idx, place.value)

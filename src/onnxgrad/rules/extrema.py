@@ -69,7 +69,7 @@ def clip(op: Op, g: Var, x: Var, low: Var | None, high: Var | None, y: Var) -> R
     """
     if low is None and high is None:
         return g
-    to_x = _within(op, g, x, low, high, y)
+    to_x = _mask_outside(op, g, x, low, high, y)
     to_low = to_high = None
     if low is not None:
         below = x < low
@@ -79,7 +79,7 @@ def clip(op: Op, g: Var, x: Var, low: Var | None, high: Var | None, y: Var) -> R
     return to_x, to_low, to_high
 
 
-def _within(op: Op, g: Var, x: Var, low: Any, high: Any, y: Var) -> Any:
+def _mask_outside(op: Op, g: Var, x: Var, low: Any, high: Any, y: Var) -> Any:
     """`g` where low ≤ x ≤ high, else 0; x = y says so unless low > high.
 
     Between two known bounds |x - y| is never ∞ - ∞, and a falling step of it is fast.

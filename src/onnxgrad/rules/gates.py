@@ -18,7 +18,7 @@ _JOINED = lowering("joined_gates", "SiLU as Mul and Sigmoid", "one product for b
 Factors = tuple[ir.Value | None, ir.Value | None]
 
 
-def joined(terms: Sequence[Var]) -> list[Var]:
+def join_silu_terms(terms: Sequence[Var]) -> list[Var]:
     """`terms` of a sum, of which each pair that comes from one SiLU has become one."""
     found: dict[int, Var] = dict(enumerate(terms))
     places: dict[Factors, int] = {}

@@ -27,7 +27,7 @@ def _shared(scale: Var) -> Any:
     return scale.rank == 0 or (scale.rank == 1 and scale.dims[0] == 1)
 
 
-def _each(op: Op, scale: Var, like: Var) -> Any:
+def _broadcast_scale(op: Op, scale: Var, like: Var) -> Any:
     """`scale` broadcast to the shape of `like`, or a scalar: the number 1 dequantized in the way of `op`."""
     if _shared(scale):
         return op.Squeeze(scale, [0]) if scale.rank else scale
@@ -49,7 +49,7 @@ def _over(op: Op, moved: Var, scale: Var) -> Any:
 def _dequantize_jvp(op: Op, tangents: Tangents, x: Var, scale: Var, zero_point: Var) -> Result:
     tx, ts, _ = tangents
     y = op.output(0)
-    terms = [] if tx is None else [op.cast_like(tx * _each(op, scale, x), y)]
+    terms = [] if tx is None else [op.cast_like(tx * _broadcast_scale(op, scale, x), y)]
     if ts is not None:
         terms.append(op.replay(x, ts, zero_point))
     return sum(terms[1:], terms[0])
@@ -61,7 +61,7 @@ def dequantize_linear(op: Op, g: Var, x: Var, scale: Var, zero_point: Var) -> Re
     g·s for x where that has a tangent, being rounded from a float by an operator that is estimated"""
     dx = ds = None
     if op.needs[0]:
-        dx = op.cast_like(g, scale) * _each(op, scale, x)
+        dx = op.cast_like(g, scale) * _broadcast_scale(op, scale, x)
     if op.needs[1]:
         ds = _over(op, g * op.replay(x, op.full_like(scale, 1), zero_point), scale)
     return dx, ds
@@ -99,10 +99,10 @@ def _unsaturated(op: Op, x: Var, scale: Var, zero_point: Var | None, q: Var) -> 
     dtype = q.dtype
     assert dtype is not None
     limits = (ml_dtypes.finfo if dtype.is_floating_point() else ml_dtypes.iinfo)(dtype.numpy())
-    s = op.cast_like(_each(op, scale, x), x)
+    s = op.cast_like(_broadcast_scale(op, scale, x), x)
     r = op.Round(x / s)
     if zero_point is not None and not dtype.is_floating_point():  # that of a float8 is 0
-        r = r + op.cast_like(_each(op, op.cast_like(zero_point, scale), x), x)
+        r = r + op.cast_like(_broadcast_scale(op, op.cast_like(zero_point, scale), x), x)
     return s, op.And(r >= float(limits.min), r <= float(limits.max))
 
 
@@ -111,7 +111,7 @@ def _quantize_jvp(op: Op, tangents: Tangents, x: Var, scale: Var, zero_point: Va
     s, inside = _unsaturated(op, x, scale, zero_point, q)
     terms = [] if tx is None else [tx / s]
     if ts is not None:
-        terms.append(-(op.cast_like(_each(op, ts, x), x) * (x / (s * s))))
+        terms.append(-(op.cast_like(_broadcast_scale(op, ts, x), x) * (x / (s * s))))
     return op.Where(inside, sum(terms[1:], terms[0]), 0.0)
 
 

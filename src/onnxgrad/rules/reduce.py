@@ -189,7 +189,7 @@ def _factors(op: Op, x: Var) -> tuple[Var, Var]:
     return before, after * reached
 
 
-def _moved(op: Op, x: Var, axis: int) -> Var:
+def _swap_with_last(op: Op, x: Var, axis: int) -> Var:
     """`axis` exchanged with the last one."""
     if axis == x.rank - 1:
         return x
@@ -198,7 +198,7 @@ def _moved(op: Op, x: Var, axis: int) -> Var:
     return op.Transpose(x, perm=perm)
 
 
-def _along(op: Op, x: Var, axis: Var) -> tuple[int, Var | None]:
+def _resolve_axis(op: Op, x: Var, axis: Var) -> tuple[int, Var | None]:
     """The axis that is multiplied along, and the shape to give `x` first: where the graph computes the axis,
     [before, along, after], in which it is always the one in the middle."""
     if x.rank == 1:
@@ -213,20 +213,20 @@ def _along(op: Op, x: Var, axis: Var) -> tuple[int, Var | None]:
 
 
 def _cum_prod_jvp(op: Op, tangents: Tangents, x: Var, axis: Var) -> Result:
-    at, shape = _along(op, x, axis)
+    at, shape = _resolve_axis(op, x, axis)
     x3, t3 = (v if shape is None else op.reshape(v, shape) for v in (x, tangents[0]))
-    before, after = _factors(op, _moved(op, x3, at))
-    moved = op.Unsqueeze(_moved(op, t3, at) * before, [-2]) @ after
-    y = _moved(op, op.Squeeze(moved, [-2]), at)
+    before, after = _factors(op, _swap_with_last(op, x3, at))
+    moved = op.Unsqueeze(_swap_with_last(op, t3, at) * before, [-2]) @ after
+    y = _swap_with_last(op, op.Squeeze(moved, [-2]), at)
     return y if shape is None else reshape_to(y, x)
 
 
 @rule("CumProd", wrt=(0,), jvp=_cum_prod_jvp)
 def cum_prod(op: Op, g: Var, x: Var, axis: Var) -> Result:
     """yᵢ = Πⱼ≤ᵢ xⱼ: gⱼ = (Π of what comes before j)·Σᵢ gᵢ·(Π of what comes after j, up to i)"""
-    at, shape = _along(op, x, axis)
+    at, shape = _resolve_axis(op, x, axis)
     x3, g3 = (v if shape is None else op.reshape(v, shape) for v in (x, g))
-    before, after = _factors(op, _moved(op, x3, at))
-    pulled = product(after, op.Unsqueeze(_moved(op, g3, at), [-1]))
-    back = _moved(op, before * op.Squeeze(pulled, [-1]), at)
+    before, after = _factors(op, _swap_with_last(op, x3, at))
+    pulled = product(after, op.Unsqueeze(_swap_with_last(op, g3, at), [-1]))
+    back = _swap_with_last(op, before * op.Squeeze(pulled, [-1]), at)
     return back if shape is None else reshape_to(back, x)

@@ -33,7 +33,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import NoDerivative, RuleError
 from onnxgrad.ir import Builder, Var, containers, expand_to, sum_to
-from onnxgrad.rules.gates import joined
+from onnxgrad.rules.gates import join_silu_terms
 from onnxgrad.rules.op import Op
 
 #: Where a node may bring a rule of its own, which is then asked in the place of that of its operator.
@@ -62,7 +62,7 @@ def listed(result: Any) -> list[Any]:
 
 def add(terms: Sequence[Var]) -> Var:
     """The sum of `terms`, as a chain of Adds (Sum runs on one thread in ONNX Runtime); of sequences, by element."""
-    total, *more = joined(terms)
+    total, *more = join_silu_terms(terms)
     for term in more:
         total = total + term if containers.is_tensor(total) else containers.total(total.builder, total, term)
     return total

@@ -19,7 +19,7 @@ from onnxgrad.rules.rule import Result, Tangents
 from onnxgrad.rules.step_functions import lowest
 
 
-def _known(op: Op, y: Var, otherwise: Any) -> Var:
+def _replace_nan(op: Op, y: Var, otherwise: Any) -> Var:
     """`y`, with `otherwise` in place of NaN if a Where may discard it."""
     return op.Where(op.IsNaN(y), otherwise, y) if may_be_discarded(op, y.value) else y
 
@@ -27,14 +27,14 @@ def _known(op: Op, y: Var, otherwise: Any) -> Var:
 @symmetric("Softmax", kind=Kind.ALONG_AXIS, total=True, interval=(0, 1))
 def softmax(op: Op, g: Var, x: Var, y: Var) -> Result:
     """y = softmax x along one axis: y·(g - Σ g·y), J = diag(y) - y·yᵀ"""
-    known, axis = _known(op, y, 0.0), op.attr("axis")
+    known, axis = _replace_nan(op, y, 0.0), op.attr("axis")
     dx = known * (g - op.ReduceSum(g * known, [axis], keepdims=1))
     op.named("SoftmaxGrad", [dx], of=[g, y], axis=axis % x.rank, guarded=int(known is not y))
     return dx
 
 
 def _softmax(op: Op, y: Var) -> Var:
-    return op.Exp(_known(op, y, lowest(y.dtype)))
+    return op.Exp(_replace_nan(op, y, lowest(y.dtype)))
 
 
 def log_softmax_jvp(op: Op, tangents: Tangents, x: Var, y: Var) -> Result:

@@ -23,7 +23,7 @@ from onnxgrad.ir.graph import ancestors, named_values
 from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.model_io import AnyModel, Opened, Signature
 from onnxgrad.model_io.local_functions import worth_keeping
-from onnxgrad.model_io.open import Keep, nothing
+from onnxgrad.model_io.open import Keep, keep_no_function
 from onnxgrad.rules.constant_sums import constant_total
 from onnxgrad.rules.registry import registry
 from onnxgrad.transforms.gradient_lowering import open_lowered
@@ -50,11 +50,11 @@ class Derivation:
         if registry.estimating:  # an estimator looks at what made a quantized number
             attempt = None
         try:
-            self._open(model, wrt, of, first, containers, keep=nothing if attempt is None else worth_keeping)
+            self._open(model, wrt, of, first, containers, keep=keep_no_function if attempt is None else worth_keeping)
         except BadInput:
             if not hasattr(self, "opened") or self.opened.functions is None:
                 raise
-            self._open(model, wrt, of, first, containers, keep=nothing)  # a name may be one inside a function
+            self._open(model, wrt, of, first, containers, keep=keep_no_function)  # a name may be one inside a function
         kept = self.opened.functions
         if attempt is not None and kept is not None:
             attempt.kept = attempt.kept or any(node in kept for node in ancestors(self.graph, self.of.values()))

@@ -23,7 +23,7 @@ from onnxgrad.ir.infer.inference import Inference
 from onnxgrad.ir.names import described
 from onnxgrad.model_io import AnyModel, Opened, open_model
 from onnxgrad.model_io.local_functions import Functions
-from onnxgrad.model_io.open import Keep, nothing
+from onnxgrad.model_io.open import Keep, keep_no_function
 from onnxgrad.transforms.gradient_node import DOMAIN, Bound, bind, is_gradient, strings
 from onnxgrad.wording import type_text
 
@@ -35,7 +35,9 @@ def needs_lowering(model: ir.Model) -> bool:
     return any(is_gradient(node) for function in model.functions.values() for node in function.all_nodes())
 
 
-def open_lowered(model: AnyModel, first: Callable[[ir.Model], None] | None = None, *, keep: Keep = nothing) -> Opened:
+def open_lowered(
+    model: AnyModel, first: Callable[[ir.Model], None] | None = None, *, keep: Keep = keep_no_function
+) -> Opened:
     """`model` opened (see `open_model`) with its Gradient nodes written out; every name means what it did.
 
     Functions that hold one, or are called by its `y`, are inlined: where there is a Gradient, all are.
@@ -53,7 +55,7 @@ def open_lowered(model: AnyModel, first: Callable[[ir.Model], None] | None = Non
         if first is not None:
             first(private)
 
-    opened = open_model(model, bound, keep=lambda private: nothing(private) if found else keep(private))
+    opened = open_model(model, bound, keep=lambda private: keep_no_function(private) if found else keep(private))
     if found:
         before = set(opened.model.graph.initializers)
         WithoutGradients(opened.model, opened.functions).keep_names()

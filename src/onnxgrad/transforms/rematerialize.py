@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel, open_model, signature
 from onnxgrad.model_io.signature import KEY
-from onnxgrad.remat import Plan, amount, within
+from onnxgrad.remat import Plan, amount, fit_budget
 
 
 class Rematerialized(NamedTuple):
@@ -46,7 +46,7 @@ def rematerialize(model: AnyModel, memory: int | str, *, dims: Mapping[str, int]
     """
     budget = amount(memory)
     opened = open_model(model)
-    plan = within(opened.model, budget, dict(dims or {}), _forward(opened.model))
+    plan = fit_budget(opened.model, budget, dict(dims or {}), _forward(opened.model))
     return Rematerialized(opened.close(), plan)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from onnxgrad import Function, grad
 from onnxgrad.errors import BadInput
-from onnxgrad.files import alone
+from onnxgrad.files import lock_folder
 from onnxgrad.runtime import Options, Session, StepRunner
 from onnxgrad.runtime import session as sessions
 from onnxgrad.runtime.kernels import build, find_library, library
@@ -192,7 +192,7 @@ def test_one_at_a_time_builds_aside(fresh, monkeypatch):  # noqa: F811
     said = json.dumps([str(place), str(build.SOURCES), build.order_library().command])
     monkeypatch.setattr("os.nice", lambda _: 0)
     fresh.mkdir(parents=True)
-    with alone(fresh):
+    with lock_folder(fresh):
         build_aside(said)
         assert not place.exists()
     build_aside(said)

@@ -83,7 +83,7 @@ def test_zeros_of_moments_are_in_no_message_before_one_is_handed_out(small):
     assert not any(t.HasField("raw_data") for t in moments)
     handed_out = attach(classifier(), loss="cross_entropy", optimizer="adam")
     for tensor in handed_out.training_info[0].algorithm.initializer:
-        assert len(tensor.raw_data) == zeros.held(tensor).nbytes
+        assert len(tensor.raw_data) == zeros.read_tensor(tensor).nbytes
     like, found = compile_step(source).state, compile_step(handed_out).state
     assert list(like) == list(found)
     for name, tensor in like.items():

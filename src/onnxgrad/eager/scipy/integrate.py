@@ -13,7 +13,7 @@ from onnxgrad.eager.core import trees
 from onnxgrad.eager.core.array import Array, as_array, plain
 from onnxgrad.eager.core.custom_derivatives import opaque_call
 from onnxgrad.eager.transforms import vjp
-from onnxgrad.eager.xp.ufuncs import beyond
+from onnxgrad.eager.xp.ufuncs import module_fallback
 
 
 def odeint(func: Callable[..., Any], y0: Any, t: Any, args: tuple[Any, ...] = (), **options: Any) -> Array:
@@ -70,4 +70,4 @@ def _pulled(func: Any, arguments: Any, y: Any, g: Any, options: Any) -> tuple[An
     return adjoint, np.stack([first, *by_time[::-1]]), unpacked(by_args)
 
 
-__getattr__ = beyond(_scipy, "scipy.integrate")
+__getattr__ = module_fallback(_scipy, "scipy.integrate")

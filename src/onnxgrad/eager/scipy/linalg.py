@@ -16,7 +16,7 @@ from onnxgrad.eager.core.array import Array, as_array, wrapped
 from onnxgrad.eager.core.custom_derivatives import opaque_call
 from onnxgrad.eager.numpy import linalg as _linalg
 from onnxgrad.eager.xp.dtypes import promoted
-from onnxgrad.eager.xp.ufuncs import beyond
+from onnxgrad.eager.xp.ufuncs import module_fallback
 from onnxgrad.errors import BadInput
 
 det, inv, norm, pinv, solve, svdvals = (getattr(_linalg, n) for n in ("det", "inv", "norm", "pinv", "solve", "svdvals"))
@@ -191,4 +191,4 @@ def block_diag(*arrays: Any) -> Array:
     return np.concat(rows, axis=0)
 
 
-__getattr__ = beyond(_scipy, "scipy.linalg")
+__getattr__ = module_fallback(_scipy, "scipy.linalg")

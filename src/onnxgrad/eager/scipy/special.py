@@ -19,7 +19,7 @@ from onnxgrad.eager.core.array import Array, as_array, refuse_tracked, tracked
 from onnxgrad.eager.core.custom_derivatives import elementwise
 from onnxgrad.eager.core.primitives import standard
 from onnxgrad.eager.core.recording import stop_gradient
-from onnxgrad.eager.xp.ufuncs import beyond, unary
+from onnxgrad.eager.xp.ufuncs import module_fallback, unary
 
 Function = Callable[..., Any]
 _ROOT_PI = math.sqrt(math.pi)
@@ -223,4 +223,4 @@ def binom(n: Any, k: Any) -> Array:
     return rgamma(k + 1) * rgamma(n - k + 1) * gamma(n + 1)
 
 
-__getattr__ = beyond(_scipy, "scipy.special")
+__getattr__ = module_fallback(_scipy, "scipy.special")

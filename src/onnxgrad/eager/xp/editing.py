@@ -23,20 +23,20 @@ def _places(obj: Any, how: str) -> Any:
     return as_array(obj)._read(how) if isinstance(obj, Array) else obj
 
 
-def _along(x: Any, axis: int | None) -> tuple[Array, int]:
+def _resolve_axis(x: Any, axis: int | None) -> tuple[Array, int]:
     x = as_array(x)
     return (reshape(x, (-1,)), 0) if axis is None else (x, axes_of(axis, x.ndim)[0])
 
 
 def delete(x: Any, obj: Any, axis: int | None = None) -> Array:
     """`x` without the elements `obj` along `axis`; by default, of the flattened array."""
-    x, at = _along(x, axis)
+    x, at = _resolve_axis(x, axis)
     return take(x, Array(np.delete(np.arange(x.shape[at]), _places(obj, "delete"))), axis=at)
 
 
 def insert(x: Any, obj: Any, values: Any, axis: int | None = None) -> Array:
     """`x` with `values` inserted before the elements `obj` along `axis`; by default, of the flattened array."""
-    x, at = _along(x, axis)
+    x, at = _resolve_axis(x, axis)
     places, v, count = _places(obj, "insert"), as_array(values), x.shape[at]
     v = cast(reshape(v, (1,) * (x.ndim - v.ndim) + v.shape), x.dtype)
     if isinstance(places, slice):

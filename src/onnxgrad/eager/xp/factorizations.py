@@ -67,7 +67,7 @@ class SVDResult(NamedTuple):
     Vh: Any
 
 
-def _given(g: Any) -> bool:
+def _is_nonzero(g: Any) -> bool:
     """True unless a cotangent is identically zero; a zero cotangent skips terms that might be 0/0."""
     return g._node is not None or bool(np.any(g._data))
 
@@ -131,7 +131,7 @@ def _eigh_vjp(arguments: Any, y: Any, g: Any) -> Any:
     """X = V·diag(w)·Vᴴ: V·(diag(gw) + F∘(Vᴴ·gV))·Vᴴ, symmetrized, with Fᵢⱼ = 1/(wⱼ−wᵢ), of distinct eigenvalues."""
     w, v = y
     s = matmul(v * _columns(g.eigenvalues), _adjoint(v))
-    if _given(g.eigenvectors):
+    if _is_nonzero(g.eigenvectors):
         inner = matmul(_adjoint(v), conj(g.eigenvectors)) * _inverse_gaps(_columns(w) - expand_dims(w, axis=-1))
         s = s + matmul(matmul(v, inner), _adjoint(v))
     return conj((s + _adjoint(s)) * 0.5)
@@ -189,7 +189,7 @@ def _eig_vjp(arguments: Any, y: Any, g: Any) -> Any:
     w, v = y
     back = _adjoint(v)
     inner = np.eye(v.shape[-1], dtype=v.dtype) * _columns(conj(g.eigenvalues))
-    if _given(g.eigenvectors):
+    if _is_nonzero(g.eigenvectors):
         p = matmul(back, conj(g.eigenvectors))
         along = matmul(matmul(back, v), real(p) * np.eye(v.shape[-1], dtype=v.dtype))
         inner = inner + (p - along) * conj(_inverse_gaps(_columns(w) - expand_dims(w, axis=-1)))
@@ -227,7 +227,7 @@ def _svd_vjp(arguments: Any, y: Any, g: Any) -> Any:
     low, high = expand_dims(s, axis=-1), _columns(s)
     # a cotangent of Vᴴ is one of V, transposed: its gradient is the adjoint of that of Vᴴ, which is its conjugate
     for vectors, cotangent, left in ((u, conj(g.U), True), (v, matrix_transpose(g.Vh), False)):
-        if not _given(cotangent):
+        if not _is_nonzero(cotangent):
             continue
         p = matmul(_adjoint(vectors), cotangent)
         skew = (p - _adjoint(p)) * _inverse_gaps((high - low) * (high + low))

@@ -103,7 +103,7 @@ def _from_half(x: Array, n: int | None, axis: int, norm: str, direction: int) ->
     return real(_transform(of_pairs(pairs), n, axis, norm, direction))
 
 
-def _one(kernel: Callable[..., Any], traced: Callable[..., Array]) -> Callable[..., Array]:
+def _one_axis_transform(kernel: Callable[..., Any], traced: Callable[..., Array]) -> Callable[..., Array]:
     def transform(x: Any, /, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
         if not tracked(x):
             return wrapped(kernel(plain(x), n, axis, norm))
@@ -144,12 +144,14 @@ def _many(kernel: Callable[..., Any], last: Callable[..., Array], rest: Callable
 
 _SWAPPED = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
 
-fft = _one(np.fft.fft, lambda x, n, axis, norm: _transform(x, n, axis, norm, 1))
-ifft = _one(np.fft.ifft, lambda x, n, axis, norm: _transform(x, n, axis, norm, -1))
-rfft = _one(np.fft.rfft, lambda x, n, axis, norm: _half(x, n, axis, norm, 1))
-irfft = _one(np.fft.irfft, lambda x, n, axis, norm: _from_half(x, n, axis, norm, -1))
-hfft = _one(np.fft.hfft, lambda x, n, axis, norm: irfft(conj(x), n, axis, _SWAPPED.get(norm, norm)))
-ihfft = _one(np.fft.ihfft, lambda x, n, axis, norm: conjugate(rfft(x, n, axis, _SWAPPED.get(norm, norm))))
+fft = _one_axis_transform(np.fft.fft, lambda x, n, axis, norm: _transform(x, n, axis, norm, 1))
+ifft = _one_axis_transform(np.fft.ifft, lambda x, n, axis, norm: _transform(x, n, axis, norm, -1))
+rfft = _one_axis_transform(np.fft.rfft, lambda x, n, axis, norm: _half(x, n, axis, norm, 1))
+irfft = _one_axis_transform(np.fft.irfft, lambda x, n, axis, norm: _from_half(x, n, axis, norm, -1))
+hfft = _one_axis_transform(np.fft.hfft, lambda x, n, axis, norm: irfft(conj(x), n, axis, _SWAPPED.get(norm, norm)))
+ihfft = _one_axis_transform(
+    np.fft.ihfft, lambda x, n, axis, norm: conjugate(rfft(x, n, axis, _SWAPPED.get(norm, norm)))
+)
 fftn, ifftn = _many(np.fft.fftn, fft, fft, True), _many(np.fft.ifftn, ifft, ifft, True)
 rfftn, irfftn = _many(np.fft.rfftn, rfft, fft, True), _many(np.fft.irfftn, irfft, ifft, False)
 

@@ -40,7 +40,7 @@ from onnxgrad.eager.xp.products import diagonal_of_matrices as diagonal
 from onnxgrad.eager.xp.products import outer_of_vectors as outer
 from onnxgrad.eager.xp.products import trace_of_matrices as trace
 from onnxgrad.eager.xp.reductions import max, min, sum
-from onnxgrad.eager.xp.ufuncs import beyond, discrete
+from onnxgrad.eager.xp.ufuncs import discrete, module_fallback
 from onnxgrad.errors import BadInput
 
 __all__ = [
@@ -143,4 +143,4 @@ def tensorsolve(a: Any, b: Any, /, axes: Any = None) -> Array:
 
 
 matrix_rank = discrete("matrix_rank", lambda x, /, *, rtol=None: np.linalg.matrix_rank(x, rtol=rtol))
-__getattr__ = beyond(np.linalg, "numpy.linalg")
+__getattr__ = module_fallback(np.linalg, "numpy.linalg")

@@ -130,24 +130,24 @@ def _at_least(x: Any, rank: int) -> Array:
     return reshape(x, (1,) * (rank - x.ndim) + x.shape) if x.ndim < rank else x
 
 
-def _each(arrays: tuple[Any, ...], rank: int) -> Any:
+def _all_at_least(arrays: tuple[Any, ...], rank: int) -> Any:
     found = tuple(_at_least(x, rank) for x in arrays)
     return found[0] if len(found) == 1 else found
 
 
 def atleast_1d(*arrays: Any) -> Any:
     """Arrays with at least one axis."""
-    return _each(arrays, 1)
+    return _all_at_least(arrays, 1)
 
 
 def atleast_2d(*arrays: Any) -> Any:
     """Arrays with at least two axes; a vector becomes a row."""
-    return _each(arrays, 2)
+    return _all_at_least(arrays, 2)
 
 
 def atleast_3d(*arrays: Any) -> Any:
     """Arrays with at least three axes; a vector becomes (1, n, 1), a matrix (m, n, 1)."""
-    return _each(arrays, 3)
+    return _all_at_least(arrays, 3)
 
 
 def hstack(arrays: Sequence[Any], /) -> Array:

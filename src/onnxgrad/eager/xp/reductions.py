@@ -38,7 +38,7 @@ def _reduced(op_type: str, kernel: Any, x: Array, axis: Axis, keepdims: bool) ->
     return record(op, [x], value)
 
 
-def _widened(x: Any, dtype: Any) -> Array:
+def _widen(x: Any, dtype: Any) -> Array:
     """`x` in the dtype of its sum."""
     x = as_array(x)
     return cast(x, np.sum(x._data[..., :0]).dtype if dtype is None and x.ndim else dtype or np.sum(x._data).dtype)
@@ -46,12 +46,12 @@ def _widened(x: Any, dtype: Any) -> Array:
 
 def sum(x: Any, /, axis: Axis = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Array:
     """The sum of the elements along `axis`."""
-    return _reduced("ReduceSum", np.sum, _widened(x, dtype), axis, keepdims)
+    return _reduced("ReduceSum", np.sum, _widen(x, dtype), axis, keepdims)
 
 
 def prod(x: Any, /, axis: Axis = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Array:
     """The product of the elements along `axis`."""
-    return _reduced("ReduceProd", np.prod, _widened(x, dtype), axis, keepdims)
+    return _reduced("ReduceProd", np.prod, _widen(x, dtype), axis, keepdims)
 
 
 def mean(x: Any, /, axis: Axis = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Array:
@@ -115,14 +115,14 @@ def std(
 
 def cumulative_sum(x: Any, /, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
     """The cumulative sum along `axis`."""
-    x, at = _running(_widened(x, dtype), axis)
+    x, at = _running(_widen(x, dtype), axis)
     y = record(standard("CumSum", ((1, at),)), [x], np.cumsum(x._data, axis=at, dtype=x.dtype))
-    return _after(0, y, at) if include_initial else y
+    return _prepend(0, y, at) if include_initial else y
 
 
 def cumulative_prod(x: Any, /, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
     """The cumulative product along `axis`."""
-    x, at = _running(_widened(x, dtype), axis)
+    x, at = _running(_widen(x, dtype), axis)
     if x._node is None:
         y = Array(np.cumprod(x._data, axis=at, dtype=x.dtype))
     elif x.shape[at] == 0:
@@ -132,7 +132,7 @@ def cumulative_prod(x: Any, /, axis: int | None = None, dtype: Any = None, inclu
         for piece in unstack(x, axis=at):
             so_far.append(e.multiply(so_far[-1], piece) if so_far else piece)
         y = stack(so_far, axis=at) if len(so_far) > 1 else expand_dims(so_far[0], axis=at)
-    return _after(1, y, at) if include_initial else y
+    return _prepend(1, y, at) if include_initial else y
 
 
 def _running(x: Array, axis: int | None) -> tuple[Array, int]:
@@ -143,7 +143,7 @@ def _running(x: Array, axis: int | None) -> tuple[Array, int]:
     return x, axes_of(axis, x.ndim)[0]
 
 
-def _after(first: int, y: Array, axis: int) -> Array:
+def _prepend(first: int, y: Array, axis: int) -> Array:
     shape = tuple(1 if a == axis else n for a, n in enumerate(y.shape))
     return concat([Array(np.full(shape, first, y.dtype)), y], axis=axis)
 

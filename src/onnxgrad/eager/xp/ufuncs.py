@@ -106,7 +106,7 @@ def nondifferentiable(name: str, kernel: Any, instead: str = "") -> Function:
     return _named(function, name, kernel)
 
 
-def beyond(module: Any, path: str, instead: str = "") -> Callable[[str], Any]:
+def module_fallback(module: Any, path: str, instead: str = "") -> Callable[[str], Any]:
     """``__getattr__`` of a namespace: what `module`, called `path`, has and the namespace has not.
 
     Its functions take arrays without a derivative; `instead` is the hint where they have one.

@@ -58,7 +58,7 @@ def _classifier(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         _set(node.outputs[1], _FLOAT, None if rows is None or count < 2 else ir.Shape([rows, count]))
 
 
-def _picked(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+def _infer_feature_extractor(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     """The type of the operand; for its last axis, as many as there are indices; a vector gives one row."""
     x, index = node.inputs
     if x is None or index is None:
@@ -80,5 +80,5 @@ OPERATORS: dict[str, Infer] = {
     "LinearRegressor": _rows(lambda node: node.attributes.get_int("targets", 1)),
     "SVMRegressor": _rows(lambda node: 1),
     "FeatureVectorizer": _rows(lambda node: sum(node.attributes.get_ints("inputdimensions", ()))),
-    "ArrayFeatureExtractor": _picked,
+    "ArrayFeatureExtractor": _infer_feature_extractor,
 }

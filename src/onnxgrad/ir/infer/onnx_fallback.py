@@ -11,7 +11,7 @@ import onnx_shape_inference as osi
 from onnxgrad.ir.schemas import schema_of
 
 
-def _beyond(node: ir.Node) -> bool:
+def _names_missing_axis(node: ir.Node) -> bool:
     """Return True if `node` names an axis that its operand lacks: the package reads beyond the end of a shape then."""
     axis, first = node.attributes.get_int("axis", None), node.inputs[0] if node.inputs else None
     if axis is None:
@@ -23,7 +23,7 @@ def _beyond(node: ir.Node) -> bool:
 def ask_onnx(node: ir.Node, context: osi.ShapeInferenceContext) -> None:
     """Set types and shapes of those outputs of `node` that have none, where the onnx package knows them."""
     opset = context.get_opset_version(node.domain)
-    if _beyond(node) or schema_of(node.domain, node.op_type, opset) is None:
+    if _names_missing_axis(node) or schema_of(node.domain, node.op_type, opset) is None:
         return
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, node.domain)

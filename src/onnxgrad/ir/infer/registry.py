@@ -46,7 +46,7 @@ class Correction(NamedTuple):
     wraps: dict[str, Callable[[Infer], Infer]]
 
 
-def _after(correct: Infer, names: Iterable[str]) -> dict[str, Callable[[Infer], Infer]]:
+def _correct_after(correct: Infer, names: Iterable[str]) -> dict[str, Callable[[Infer], Infer]]:
     return dict.fromkeys(names, lambda infer: corrections.corrected(infer, correct))
 
 
@@ -55,24 +55,24 @@ CORRECTIONS = [
     Correction(
         "two different symbols that meet in a broadcast are taken for equal ([N] + [M] → [N]), which is mostly meant, "
         "but is not what ONNX says: N may be 1, and a gradient that trusts it forgets to sum",
-        _after(corrections.broadcast, (*corrections.BROADCASTING, "Expand"))
-        | _after(corrections.batches, ["MatMul"])
-        | _after(corrections.labels, ["Einsum"]),
+        _correct_after(corrections.broadcast, (*corrections.BROADCASTING, "Expand"))
+        | _correct_after(corrections.batches, ["MatMul"])
+        | _correct_after(corrections.labels, ["Einsum"]),
     ),
-    Correction("axes that are computed are guessed", _after(corrections.squeeze, ["Squeeze"])),
-    Correction("sizes that are computed are taken for equal", _after(corrections.split, ["Split"])),
-    Correction("bounds of a slice are taken to be in range", _after(corrections.slice_, ["Slice"])),
+    Correction("axes that are computed are guessed", _correct_after(corrections.squeeze, ["Squeeze"])),
+    Correction("sizes that are computed are taken for equal", _correct_after(corrections.split, ["Split"])),
+    Correction("bounds of a slice are taken to be in range", _correct_after(corrections.slice_, ["Slice"])),
     Correction(
         "the rank is open where the elements of the shape are not known",
-        _after(corrections.asked_shape, ["Reshape", "ConstantOfShape"]),
+        _correct_after(corrections.asked_shape, ["Reshape", "ConstantOfShape"]),
     ),
     Correction(
         "with ceil_mode, a last window that starts in the padding is counted",
-        _after(corrections.windows, ["MaxPool", "AveragePool", "LpPool"]),
+        _correct_after(corrections.windows, ["MaxPool", "AveragePool", "LpPool"]),
     ),
     Correction(
         "sizes are taken as they are where keep_aspect_ratio_policy makes them bounds",
-        _after(corrections.resize, ["Resize"]),
+        _correct_after(corrections.resize, ["Resize"]),
     ),
     Correction(
         "an operand of unknown rank leaves the result without one, though the weights have it",

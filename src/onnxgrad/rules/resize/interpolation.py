@@ -98,7 +98,7 @@ def _matrix(op: Op, x: Var, y: Var, place: int, axes: list[int]) -> Var:
     if beside == [1]:
         return op.cast_like(op.Resize(unit, region, scale, size, **attrs | {"axes": [1]}), x)
     if region is not None:
-        region = op.Concat(*_around(op, region), axis=0)
+        region = op.Concat(*_pad_region(op, region), axis=0)
     if size is not None:
         size = op.join(size, beside)
     else:
@@ -108,7 +108,7 @@ def _matrix(op: Op, x: Var, y: Var, place: int, axes: list[int]) -> Var:
     return op.cast_like(op.Squeeze(op.Slice(wide, [0], [1], [3]), [1, 3]), x)
 
 
-def _around(op: Op, region: Var) -> list[Any]:
+def _pad_region(op: Op, region: Var) -> list[Any]:
     """A region of one axis as one of two, the second of which is taken whole."""
     start, end = (op.Slice(region, [k], [k + 1]) for k in (0, 1))
     whole = [op.const(v, region.dtype) for v in ([0.0], [1.0])]
@@ -137,7 +137,7 @@ def _matrix_of_all(op: Op, x: Var, unit: Var, place: int, axes: list[int]) -> Va
     return op.Squeeze(first, [*extra, *others])
 
 
-def _times(op: Op, g: Var, m: Var, axis: int) -> Var:
+def _multiply_along(op: Op, g: Var, m: Var, axis: int) -> Var:
     """Σₒ m[·, o]·g[…, o, …] along `axis`."""
     if axis == g.rank - 1:
         return g @ op.Transpose(m, perm=[1, 0])
@@ -171,7 +171,7 @@ def _whole_scales(op: Op, x: Var, axes: list[int]) -> list[int] | None:
     return whole[2:]
 
 
-def _turned(op: Op, x: Var, axis: int) -> Var:
+def _axis_first(op: Op, x: Var, axis: int) -> Var:
     """`axis` of x before all the others, which become one."""
     perm = [axis, *(a for a in range(x.rank) if a != axis)]
     moved = x if axis == 0 else op.Transpose(x, perm=perm)
@@ -183,7 +183,7 @@ def _resized(op: Op, x: Var, y: Var, axes: list[int], but: int | None = None) ->
     z = x
     for place, axis in enumerate(axes):
         if place != but and not _is_identity(op, x, y, place, axis):
-            z = _times(op, z, op.Transpose(_matrix(op, x, y, place, axes), perm=[1, 0]), axis)
+            z = _multiply_along(op, z, op.Transpose(_matrix(op, x, y, place, axes), perm=[1, 0]), axis)
     return z
 
 
@@ -203,7 +203,7 @@ def _moved_places(op: Op, g: Var, x: Var, y: Var) -> list[tuple[Axis, Var]]:
     for place, axis in enumerate(axes):
         line = Axis(op, x, y, place, axis, len(axes))
         z = _resized(op, x, y, axes, place)
-        met = _turned(op, g, axis) @ op.Transpose(_turned(op, z, axis), perm=[1, 0])
+        met = _axis_first(op, g, axis) @ op.Transpose(_axis_first(op, z, axis), perm=[1, 0])
         cast = met if met.dtype == line.dtype else op.Cast(met, to=int(line.dtype))
         found.append((line, op.ReduceSum(cast * line.slopes(), [1], keepdims=0)))
     return found
@@ -231,7 +231,7 @@ def _resize_jvp(op: Op, tangents: Tangents, x: Var, roi: Var, scales: Var, sizes
         else:
             moved = line.at(tangents[2], place) * line.by_scale()
         m = op.cast_like(op.Unsqueeze(moved, [1]) * line.slopes(), x)
-        part = _times(op, _resized(op, x, y, axes, place), m, axis)
+        part = _multiply_along(op, _resized(op, x, y, axes, place), m, axis)
         out = part if out is None else out + part
     return op.zeros_like(y) if out is None else out
 
@@ -264,7 +264,7 @@ def _pulled(op: Op, g: Var, x: Var, y: Var) -> Var:
         return op.AveragePool(g, kernel_shape=copies, strides=copies) * float(np.prod(copies))
     for place in sorted(range(len(axes)), key=lambda p: -axes[p]):
         if not _is_identity(op, x, y, place, axes[place]):
-            g = _times(op, g, _matrix(op, x, y, place, axes), axes[place])
+            g = _multiply_along(op, g, _matrix(op, x, y, place, axes), axes[place])
     if x.shape is not None and g.value.producer() is not None:
         g.value.shape = ir.Shape(x.shape)
     return g

@@ -19,7 +19,7 @@ import onnxruntime
 
 from onnxgrad import subprocesses
 from onnxgrad.errors import BadInput
-from onnxgrad.files import alone
+from onnxgrad.files import lock_folder
 from onnxgrad.runtime.kernels import prebuilt
 from onnxgrad.runtime.kernels.build import Order, order_library
 
@@ -79,7 +79,7 @@ def build_aside(said: str) -> None:
     order = Order(Path(place), Path(sources), tuple(command))
     os.nice(10)
     try:
-        with order.writing(), alone(order.place.parent):
+        with order.writing(), lock_folder(order.place.parent):
             if not order.is_there():
                 _build_or_note(order)
     except BadInput:  # another one is at it, or nothing can be written

@@ -15,7 +15,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput, json_text, shown
+from onnxgrad.errors import BadInput, json_text, printable
 from onnxgrad.training.data.columns import Features
 from onnxgrad.training.data.images import Images
 from onnxgrad.training.data.text import Text
@@ -123,9 +123,9 @@ class Preprocessing:
             size = "" if self.images.size is None else f", of {self.images.size[0]} × {self.images.size[1]} pixels"
             parts.append(f"pictures less {mean}, divided by {std}{size}")
         for name, features in self.inputs.items():
-            first = ", ".join(map(shown, features.names[:_NAMED]))
+            first = ", ".join(map(printable, features.names[:_NAMED]))
             more = f", … ({len(features.names)} columns)" if len(features.names) > _NAMED else ""
-            parts.append(f"{shown(name)} from {first}{more}")
+            parts.append(f"{printable(name)} from {first}{more}")
         if self.tokenizer:
             most = "" if self.max_length is None else f", at most {self.max_length} tokens"
             parts.append(f"text by its tokenizer{most}")

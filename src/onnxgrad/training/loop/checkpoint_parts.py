@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from onnxgrad.errors import BadInput
-from onnxgrad.files import alone, sweep
+from onnxgrad.files import lock_folder, sweep
 from onnxgrad.training.loop.checkpoint import FILE, PART_NAME, PARTS, Checkpoint, digest_of, named_parts, previous
 from onnxgrad.training.parallel.strategy import Strategy
 from onnxgrad.training.step.step import StateTensor
@@ -110,7 +110,7 @@ def consolidate(checkpoint: str | Path, output: str | Path | None = None) -> Pat
     if target != path:
         Checkpoint.load(path).save(target)
         return target
-    with alone(path.parent):
+    with lock_folder(path.parent):
         Checkpoint.load(path).save(path)
         tidy(path.parent)
     return path

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 
 from onnxgrad.errors import BadInput, TrainingError, UnknownName
-from onnxgrad.files import alone
+from onnxgrad.files import lock_folder
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.training.graph.dropout_masks import COUNT, first_count
 from onnxgrad.training.loop.agreement import agreement
@@ -58,7 +58,7 @@ class Fit:
         elif not run.folder.is_dir():
             raise BadInput(f"there is no checkpoint {str(run.checkpoint)!r}")
         try:
-            with alone(run.folder), interruptible(strategy.ask_to_stop, strategy.has_several):
+            with lock_folder(run.folder), interruptible(strategy.ask_to_stop, strategy.has_several):
                 self._begin(resuming, accept_changes)
                 yield
         finally:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxgrad.errors import shown
+from onnxgrad.errors import printable
 from onnxgrad.figures import drawing
 from onnxgrad.files import replacing
 from onnxgrad.training.loop.history import History
@@ -69,7 +69,7 @@ def write_report(history: History, path: Path, title: str = "Training run", pict
         f"<style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
     )
     with replacing(path) as file:
-        file.write_text(shown(page, keep="\n"), encoding="utf-8")
+        file.write_text(printable(page, keep="\n"), encoding="utf-8")
 
 
 def _measured(about: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from onnxgrad.errors import BadInput, shown
+from onnxgrad.errors import BadInput, printable
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.run import Run
 
@@ -45,7 +45,7 @@ class TensorBoard(Callback):
         except OSError as error:
             raise BadInput(f"cannot write to {str(self.folder)!r}: {error.strerror or error}") from error
         for title in ("settings", "provenance"):
-            table = "\n".join(f"| {k} | {shown(str(v))} |" for k, v in run.history.about.get(title, {}).items())
+            table = "\n".join(f"| {k} | {printable(str(v))} |" for k, v in run.history.about.get(title, {}).items())
             self._writer.add_text(title, f"| | |\n|---|---|\n{table}", run.step_count)
 
     def step(self, run: Run, loss: float) -> None:
@@ -98,7 +98,7 @@ class MLflow(Callback):
             self._mlflow.start_run()
             self._own = True
         if run.step_count == 0:
-            self._mlflow.log_params({k: shown(str(v)) for k, v in run.history.about["settings"].items()})
+            self._mlflow.log_params({k: printable(str(v)) for k, v in run.history.about["settings"].items()})
 
     def epoch(self, run: Run, record: dict[str, Any]) -> None:
         """Log what was measured."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnxgrad.errors import BadInput, OnnxGradError, shown
+from onnxgrad.errors import BadInput, OnnxGradError, printable
 from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.model_io.validity import complaint
 from onnxgrad.training.build.attach import attach
@@ -53,7 +53,7 @@ def readiness(model: AnyModel, loss: Any = None, **attached: Any) -> list[Findin
             proto = attach(model, loss=name, **attached)
             compile_step(proto)
         except OnnxGradError as error:
-            why.setdefault(" ".join(str(error).split()), []).append(shown(name))
+            why.setdefault(" ".join(str(error).split()), []).append(printable(name))
             continue
         algorithm = proto.training_info[0].algorithm
         given = [f"{v.name} {_declared(v)}" for v in algorithm.input]
@@ -76,7 +76,7 @@ def _inputs(model: ir.Model) -> list[Finding]:
     return [
         Finding(
             ADVICE,
-            f"{shown(v.name or '')} has {v.shape[0]} rows, always: a batch has exactly as many; "  # type: ignore[index]
+            f"{printable(v.name or '')} has {v.shape[0]} rows, always: a batch has exactly as many; "  # type: ignore[index]
             "export with a dynamic first dimension",
         )
         for v in fixed

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxgrad.distributed import Alone, Collective, Lost, gathered, told
+from onnxgrad.distributed import Alone, Collective, Lost, broadcast_document, gathered
 from onnxgrad.errors import BadInput, OnnxGradError, TrainingError
 
 
@@ -135,7 +135,7 @@ class Ranks:
                 answer = {"value": action()}
             except OnnxGradError as error:
                 answer = {"error": str(error)}
-        answer = told(self.collective, answer)
+        answer = broadcast_document(self.collective, answer)
         if "error" in answer:
             raise OnAll(answer["error"])
         return answer["value"]

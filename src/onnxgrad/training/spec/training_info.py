@@ -149,7 +149,7 @@ def _declare_shared(source: Source, index: int, graph: ir.Graph) -> None:
     wanted = (set(_mentioned(algorithm)) & mutable(source.infos)) - graph.initializers.keys() - own_names(algorithm)
     for info in source.infos:
         for tensor in (t for t in info.algorithm.initializer if t.name in wanted and t.name not in graph.initializers):
-            held = zeros.held(tensor)
+            held = zeros.read_tensor(tensor)
             shape = ir.Shape(held.shape)  # type: ignore[arg-type]
             value = ir.Value(name=tensor.name, const_value=held, type=ir.TensorType(held.dtype), shape=shape)
             graph.register_initializer(value)
@@ -193,7 +193,7 @@ def _deserialized(algorithm: onnx.GraphProto, known: dict[str, ir.Value]) -> ir.
 
 def _lasting(proto: onnx.TensorProto) -> ir.TensorProtocol:
     """The tensor in `proto`, whose name can be changed independently of `proto`."""
-    held = zeros.held(proto)
+    held = zeros.read_tensor(proto)
     if isinstance(held, ir.ExternalTensor) or held.dtype == ir.DataType.STRING:
         return held
     shape = ir.Shape(held.shape)  # type: ignore[arg-type]
@@ -240,7 +240,7 @@ def conflicts(infos: Sequence[onnx.TrainingInfoProto]) -> Iterator[str]:
 
 
 def _equal(a: onnx.TensorProto, b: onnx.TensorProto) -> bool:
-    one, other = zeros.held(a), zeros.held(b)
+    one, other = zeros.read_tensor(a), zeros.read_tensor(b)
     same = (one.dtype, one.shape) == (other.dtype, other.shape)
     return same and one.numpy().tobytes() == other.numpy().tobytes()
 

@@ -11,7 +11,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir.execution_order import orders
 from onnxgrad.ir.invariants import fault_of
 from onnxgrad.ir.passes import warn_of
-from onnxgrad.remat import amount, settle, sizes, within
+from onnxgrad.remat import amount, fit_budget, settle, sizes
 from onnxgrad.training.step.step import Step
 
 #: As large as dimensions that are not known are taken to be, where only a comparison depends on them.
@@ -85,5 +85,5 @@ def within_memory(
         raise BadInput(f"sizes of dimensions are numbers from 1 on, not {min(known.values())}")
     model = step.model.clone()
     hint = "\n  hint: smaller batches take less; so do parts of a batch, one after the other (accumulate)"
-    plan = within(model, budget, known, [step.loss] if step.loss else [], hint)
+    plan = fit_budget(model, budget, known, [step.loss] if step.loss else [], hint)
     return replace(step, model=model, plan=plan)

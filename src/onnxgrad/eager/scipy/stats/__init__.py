@@ -16,7 +16,7 @@ from onnxgrad.eager import numpy as np
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.scipy import special as s
 from onnxgrad.eager.scipy.stats import dirichlet, multivariate_normal
-from onnxgrad.eager.xp.ufuncs import beyond
+from onnxgrad.eager.xp.ufuncs import module_fallback
 
 __all__ = [
     "beta", "cauchy", "chi2", "dirichlet", "expon", "gamma", "laplace", "logistic", "multivariate_normal", "norm",
@@ -46,7 +46,7 @@ class Continuous:
     ) -> None:
         self._shapes, self._logpdf, self._functions = shapes, logpdf, functions
         self._support = support
-        self._outside = beyond(getattr(_scipy, name), f"scipy.stats.{name}")
+        self._outside = module_fallback(getattr(_scipy, name), f"scipy.stats.{name}")
 
     def _standard(self, x: Any, args: tuple[Any, ...], how: dict[str, Any]) -> tuple[Array, tuple[Any, ...], Any]:
         shapes, rest = args[: self._shapes], args[self._shapes :]
@@ -135,9 +135,9 @@ class Poisson:
         return s.gammaincc(np.floor(as_array(k) - loc) + 1, mu)
 
     def __getattr__(self, name: str) -> Any:
-        return beyond(_scipy.poisson, "scipy.stats.poisson")(name)
+        return module_fallback(_scipy.poisson, "scipy.stats.poisson")(name)
 
 
 poisson = Poisson()
 
-__getattr__ = beyond(_scipy, "scipy.stats")
+__getattr__ = module_fallback(_scipy, "scipy.stats")

@@ -9,7 +9,7 @@ import scipy.stats as _scipy
 from onnxgrad.eager import numpy as np
 from onnxgrad.eager.core.array import Array, as_array
 from onnxgrad.eager.scipy import special as s
-from onnxgrad.eager.xp.ufuncs import beyond
+from onnxgrad.eager.xp.ufuncs import module_fallback
 
 
 def logpdf(x: Any, alpha: Any) -> Array:
@@ -24,4 +24,4 @@ def pdf(x: Any, alpha: Any) -> Array:
     return np.exp(logpdf(x, alpha))
 
 
-__getattr__ = beyond(_scipy.dirichlet, "scipy.stats.dirichlet")
+__getattr__ = module_fallback(_scipy.dirichlet, "scipy.stats.dirichlet")

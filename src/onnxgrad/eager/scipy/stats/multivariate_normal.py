@@ -10,7 +10,7 @@ import scipy.stats as _scipy
 
 from onnxgrad.eager import numpy as np
 from onnxgrad.eager.core.array import Array, as_array
-from onnxgrad.eager.xp.ufuncs import beyond
+from onnxgrad.eager.xp.ufuncs import module_fallback
 
 
 def logpdf(x: Any, mean: Any, cov: Any, allow_singular: bool = False) -> Array:
@@ -53,4 +53,4 @@ def entropy(mean: Any, cov: Any) -> Array:
     return (cov.shape[0] * (1 + math.log(2 * math.pi)) + np.linalg.slogdet(cov)[1]) / 2
 
 
-__getattr__ = beyond(_scipy.multivariate_normal, "scipy.stats.multivariate_normal")
+__getattr__ = module_fallback(_scipy.multivariate_normal, "scipy.stats.multivariate_normal")
