@@ -192,6 +192,79 @@ def test_the_labels_of_several_classifiers_belong_to_their_scores():
     assert class_labels(graph) is None
 
 
+def test_the_labels_that_a_model_shows_count_not_those_of_its_parts():
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21, {ML}]> voting (float[N, 3] x) => (string[N] label, float[N, 3] y) '
+        "<string[3] names = {%s}, int64[1] first = {0}, int64[1] second = {1}> {"
+        % TEXTS
+        + " ".join(
+            f'l{k}, p{k} = ai.onnx.ml.LinearClassifier <classlabels_ints = [0, 1], post_transform = "LOGISTIC", '
+            f"coefficients = [{', '.join(str(-3.0 * (i == k)) for i in range(3))}, "
+            f"{', '.join(str(3.0 * (i == k)) for i in range(3))}], intercepts = [0.0, 0.0]> (x)"
+            f"  of{k} = Slice (p{k}, second, two, second)"
+            for k in range(3)
+        )
+        + " y = Concat <axis = 1> (of0, of1, of2)  k = ArgMax <axis = 1, keepdims = 0> (y)  label = Gather (names, k) }"
+    )
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2]), "two"))
+    assert class_names(ir.from_proto(proto)) == NAMES
+    assert evaluate(proto, rows((0, 2))).metrics["accuracy"] == 1
+
+
+def test_a_table_behind_the_label_of_a_classifier():
+    proto = classifier(classlabels_ints=[0, 1, 2])
+    proto.graph.node[0].output[0] = "number"
+    proto.graph.node.append(onnx.helper.make_node(
+        "LabelEncoder", ["number"], ["label"], domain="ai.onnx.ml", keys_int64s=[0, 1, 2], values_strings=NAMES
+    ))  # fmt: skip
+    proto.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.STRING
+    assert class_names(ir.from_proto(proto)) == NAMES
+    assert evaluate(proto, rows((0, 2))).metrics["accuracy"] == 1
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (("02", "10", "01"), [2, 1]),  # a table reads 02 as 2
+        (("1", "2", "unknown"), [1, 2]),
+        (("2.0", "0.0", "1.0"), [2.0, 1.0]),
+        (("True", "False", "maybe"), [True, False]),
+        (("747", "a320", "gull"), [747, 2]),  # 2 is no name, and no name is 2
+    ],
+)
+def test_numbers_that_are_names_written_otherwise(names, labels, lazily):
+    places = [names.index("gull" if v == 2 and "gull" in names else next(n for n in names if _reads(n, v)))
+              for v in labels]  # fmt: skip
+    data = {"x": np.eye(3, dtype=np.float32)[np.resize(places, 12)], "labels": np.resize(labels, 12)}
+    if lazily:
+        data = [{name: array[i] for name, array in data.items()} for i in range(12)]
+    assert evaluate(model(labels=names), data).metrics["accuracy"] == 1
+    trainer = Trainer(model(labels=names), loss="cross_entropy", learning_rate=0.1, options=ONE)
+    assert trainer.evaluate(data)["accuracy"] == 1
+
+
+def _reads(name, value):
+    """True if `value` is what a table makes of the text `name`."""
+    if isinstance(value, bool):
+        return name == str(value)
+    return name.replace(".", "").isdecimal() and float(name) == value
+
+
+def test_a_number_that_is_no_name_is_refused_where_numbers_are_names():
+    data = {"x": np.eye(3, dtype=np.float32), "labels": np.array([1, 2, 0])}
+    with pytest.raises(BadInput, match="has the label 0 in row 2, which is none of those of the model: '1', '2', 'un"):
+        evaluate(model(labels=("1", "2", "unknown")), data)
+
+
+def test_scores_that_say_the_opposite_of_the_models_labels():
+    proto = classifier(classlabels_strings=NAMES)
+    proto.graph.node[0].output[1] = "turned"
+    proto.graph.node.append(onnx.helper.make_node("Neg", ["turned"], ["y"]))
+    with pytest.warns(UserWarning, match="own labels 'label' are not those of the largest scores 'y' in 12 of 12 rows"):
+        evaluate(proto, rows())
+
+
 def test_the_keys_of_a_map_name_the_classes(tmp_path):
     proto = without_names()
     proto.graph.node.append(

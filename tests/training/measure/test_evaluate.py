@@ -9,6 +9,7 @@ import pytest
 import onnxgrad
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training import evaluate, predict
+from onnxgrad.training.measure.comparisons import Binary
 from onnxgrad.training.measure.evaluate import as_json
 
 RNG = np.random.default_rng(0)
@@ -146,3 +147,18 @@ def test_a_model_is_trained_in_one_call(tmp_path):
     assert "trains 1 tensors of 9 numbers" in repr(trainer)
     with pytest.raises(BadInput, match="epoch"):
         onnxgrad.train(linear(), data, loss="cross_entropy", epoch=3)
+
+
+def test_a_probability_that_rounding_makes_a_little_negative():
+    """Ensembles of trees give the other class 1 - p, which can be -1e-7."""
+    p = np.float32([0.9, 1 + 1.2e-7, 0.3, 1.0])
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> m (float[N, 2] x) => (float[N, 2] y) { y = Identity (x) }'
+    )
+    found = evaluate(
+        proto, {"x": np.stack([1 - p, p], 1), "labels": np.array([1, 1, 0, 1])}, metrics="accuracy,log_loss"
+    )
+    assert found.metrics["accuracy"] == 1
+    assert found.metrics["log_loss"] == pytest.approx(-np.log([0.9, 0.7]).sum() / 4, rel=1e-6)
+    odds, _ = Binary(probabilities=True)(p[:, None], np.ones((4, 1)))
+    assert (odds[[1, 3]] == np.inf).all()

@@ -118,14 +118,20 @@ def numbered(column: Column, names: Sequence[str], source: str, where: str, igno
         return column if column.names == tuple(names) else column.renumbered(tuple(names), source)
     if column.array is None:
         return NumberedColumn(column, names, ignored, where)
-    if column.array.dtype.kind not in "fiub" or not _by_number(names, column.array.dtype):
+    if column.array.dtype.kind not in "fiub" or not _renumbers(names, column.array.dtype):
         return column
     return ClassColumn(_places(column.array, names, ignored, where), names)
 
 
 def are_numbers(names: Sequence[str]) -> bool:
     """True if numbers are `names` of classes with other numbers, so that a number is a name first."""
-    return any(value != place for value, place in _by_number(names).items())
+    return bool(_renumbers(names))
+
+
+def _renumbers(names: Sequence[str], dtype: np.dtype | None = None) -> dict[float, int]:
+    """The classes by the numbers that are their names; empty if each of them names the class with this number."""
+    found = _by_number(names, dtype)
+    return found if any(value != place for value, place in found.items()) else {}
 
 
 def _by_number(names: Sequence[str], dtype: np.dtype | None = None) -> dict[float, int]:
@@ -145,14 +151,16 @@ def _places(
     """The places in `names` of whole numbers, or of text; `rows`: their numbers in the data."""
     if labels.dtype.kind == "U":
         return _places_of_text(labels, names, where, rows)
-    numbers = _by_number(names, labels.dtype) if labels.dtype.kind in "fiub" else {}
+    numbers = _renumbers(names, labels.dtype) if labels.dtype.kind in "fiub" else {}
     if not numbers:
         return labels
     values, places = (np.array(list(part)) for part in (numbers, numbers.values()))
     order = np.argsort(values)
     at = np.minimum(np.searchsorted(values, labels, sorter=order), len(values) - 1)
     known = values[order[at]] == labels
-    stay = ~known if len(values) < len(names) and not _are_shifted(numbers, len(names)) else np.zeros(labels.shape, bool)
+    stay = (
+        ~known if len(values) < len(names) and not _are_shifted(numbers, len(names)) else np.zeros(labels.shape, bool)
+    )
     if ignored is not None:
         stay |= labels == ignored
     if not (known | stay).all():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -22,8 +22,19 @@ _ML = "ai.onnx.ml"
 #: Attributes that list labels in the order of the scores.
 _LISTS = ("classlabels_ints", "classlabels_int64s", "classlabels_strings")
 
-#: Labels in the order of the scores, and the scores.
-_Site = tuple[tuple[str, ...], ir.Value]
+
+class _Site(NamedTuple):
+    """A place in a graph that gives classes their labels.
+
+    Attributes:
+        labels: in the order of the scores.
+        scores: of the classes.
+        output: the output of the graph with the label of each row; None without one.
+    """
+
+    labels: tuple[str, ...]
+    scores: ir.Value
+    output: str | None
 
 
 def class_names(model: ir.Model, scores: Collection[str] = (), count: int | None = None) -> tuple[str, ...] | None:
@@ -39,8 +50,7 @@ def class_names(model: ir.Model, scores: Collection[str] = (), count: int | None
     """
     text = model.metadata_props.get(CLASSES, "")
     if not text:
-        labels = class_labels(model.graph, scores)
-        return None if labels is None or count not in (None, len(labels)) else labels
+        return class_labels(model.graph, scores, count)
     try:
         names = json.loads(text)
         if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
@@ -50,19 +60,33 @@ def class_names(model: ir.Model, scores: Collection[str] = (), count: int | None
     return tuple(names)
 
 
-def class_labels(graph: ir.Graph, scores: Collection[str] = ()) -> tuple[str, ...] | None:
+def class_labels(graph: ir.Graph, scores: Collection[str] = (), count: int | None = None) -> tuple[str, ...] | None:
     """The labels of the classes in the order of their scores; integers as text. None if the graph has none.
+
+    Of several classifiers, as ensembles have them, those count whose label is an output of the graph; of these, the
+    one that reads or makes one of the `scores`.
 
     Args:
         graph: of the model.
-        scores: names of the values that are compared with labels. Of several classifiers, the one that reads or makes
-            one of them counts.
+        scores: names of the values that are compared with labels.
+        count: the number of classes, if it is known.
     """
-    sites = [site for node in graph if (site := _labelled(node)) is not None]
-    if len({labels for labels, _ in sites}) > 1:
-        sites = [site for site in sites if _is_connected(graph, site[1], scores)]
-    distinct = {labels for labels, _ in sites}
-    return distinct.pop() if len(distinct) == 1 else None
+    sites = _sites(graph, scores, count)
+    return sites[0].labels if sites else None
+
+
+def label_output(graph: ir.Graph, scores: Collection[str], count: int) -> str | None:
+    """The output of `graph` with the label of each row that belongs to the `scores` of so many classes, if it has one."""
+    return next((site.output for site in _sites(graph, scores, count) if site.output is not None), None)
+
+
+def _sites(graph: ir.Graph, scores: Collection[str], count: int | None) -> list[_Site]:
+    """The sites that give the classes of `scores` their labels; empty if they contradict each other."""
+    sites = [site for node in graph if (site := _labelled(node)) is not None and count in (None, len(site.labels))]
+    sites = [site for site in sites if site.output is not None] or sites
+    if len({site.labels for site in sites}) > 1:
+        sites = [site for site in sites if _is_connected(graph, site.scores, scores)]
+    return sites if len({site.labels for site in sites}) == 1 else []
 
 
 def _labelled(node: ir.Node) -> _Site | None:
@@ -77,13 +101,20 @@ def _labelled(node: ir.Node) -> _Site | None:
         scores = None if len(node.inputs) < 2 or node.inputs[1] is None else _argmax(node.inputs[1])
         labels = None if scores is None else _constant(node.inputs[0])
     elif node.domain == _ML:
-        labels = next((node.attributes[k].value for k in _LISTS if k in node.attributes), None)
         scores = node.inputs[0] if node.op_type == "ZipMap" else node.outputs[-1]
-        return None if not labels else (tuple(map(_text, labels)), scores)
-    if labels is None or scores is None or not _is_shown(node.outputs[0]):
+        labels = _listed(node)
+        return _Site(labels, scores, _shown_as(node.outputs[0])) if labels else None
+    output = _shown_as(node.outputs[0])
+    if labels is None or scores is None or output is None:
         return None
     names = tuple(map(_text, labels))
-    return (names, scores) if len(set(names)) == len(names) > 1 else None
+    return _Site(names, scores, output) if len(set(names)) == len(names) > 1 else None
+
+
+def _listed(node: ir.Node) -> tuple[str, ...]:
+    """The labels that a classifier lists in an attribute; empty for other nodes."""
+    labels = next((node.attributes[k].value for k in _LISTS if k in node.attributes), None)
+    return tuple(map(_text, labels or ()))
 
 
 def _text(label: Any) -> str:
@@ -92,10 +123,13 @@ def _text(label: Any) -> str:
 
 def _argmax(index: ir.Value) -> ir.Value | None:
     """The scores whose largest `index` is the place of."""
-    node = index.producer()
+    value, node = index, index.producer()
     while node is not None and _keeps_order(node) and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
-    return node.inputs[0] if node is not None and node.op_type == "ArgMax" else None
+        value, node = node.inputs[0], node.inputs[0].producer()
+    if node is None or node.op_type == "ArgMax":
+        return None if node is None else node.inputs[0]
+    labels = _listed(node) if node.domain == _ML and value.index() == 0 else ()
+    return node.outputs[-1] if labels and labels == tuple(map(str, range(len(labels)))) else None
 
 
 def _keeps_order(node: ir.Node) -> bool:
@@ -103,10 +137,12 @@ def _keeps_order(node: ir.Node) -> bool:
     return node.op_type == "Cast" or traits_of(node).moves is Moves.VIEW
 
 
-def _is_shown(value: ir.Value) -> bool:
-    """True if `value` is an output of its graph, perhaps written in another way."""
+def _shown_as(value: ir.Value) -> str | None:
+    """The output of its graph that `value` is, perhaps written in another way; None without one."""
+    if value.is_graph_output():
+        return value.name
     users = [node.outputs[0] for node, _ in value.uses() if _keeps_order(node)]
-    return value.is_graph_output() or any(map(_is_shown, users))
+    return next((name for user in users if (name := _shown_as(user)) is not None), None)
 
 
 def _constant(value: ir.Value) -> list[Any] | None:

@@ -84,7 +84,7 @@ class Classes(Comparison):
             )
         if self.probabilities:
             with np.errstate(divide="ignore"):
-                scores = np.log(scores)
+                scores = np.log(np.maximum(scores, 0))
         return scores, labels
 
 
@@ -119,8 +119,11 @@ def _wide(x: np.ndarray) -> np.ndarray:
 
 
 def are_shares(y: np.ndarray, axis: int) -> bool:
-    """True if all scores lie in [0, 1] and sum to 1 along `axis`, which logits never do by chance."""
-    return y.shape[axis] > 1 and bool((y >= 0).all() and (np.abs(y.sum(axis, dtype=np.float64) - 1) < 1e-3).all())
+    """True if all scores lie in [0, 1] and sum to 1 along `axis`, which logits never do by chance.
+
+    Ensembles of trees compute 1 - p, which rounding may leave a little below 0.
+    """
+    return y.shape[axis] > 1 and bool((y >= -1e-5).all() and (np.abs(y.sum(axis, dtype=np.float64) - 1) < 1e-3).all())
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ class Binary(Comparison):
         """Log-odds [elements], labels [elements]."""
         scores, labels = prediction.ravel().astype(np.float64), (label.ravel() > 0.5).astype(np.int64)
         if self.probabilities:
+            scores = np.clip(scores, 0, 1)
             with np.errstate(divide="ignore"):
                 scores = np.log(scores) - np.log1p(-scores)
         return scores, labels

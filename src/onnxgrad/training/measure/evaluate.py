@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.data.wide import check_fed
 from onnxgrad.training.graph.bounds import bounds
-from onnxgrad.training.graph.class_labels import class_names
+from onnxgrad.training.graph.class_labels import class_names, label_output
 from onnxgrad.training.loss.class_axis import class_axis
 from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Meter, Sequences, are_shares
 from onnxgrad.training.measure.misses import Miss, Misses
@@ -143,8 +144,11 @@ def compared(
     misses = Misses(worst, rows.classes or names)
     meter: Meter | None = None
     table: np.ndarray | None = None
-    for batch, found in batches_of(model, rows, [shown], batch_size, options):
+    own, others = _label_output(model, output), 0
+    for batch, found in batches_of(model, rows, [shown, *([own] if own else [])], batch_size, options):
         y, t = found[shown], batch[called]
+        if own and names is not None:
+            others += int((np.array(names)[y.argmax(1)] != found[own].astype(str)).sum())
         if meter is None:
             every = rows.arrays.get(called, t)
             if asked is not None and _are_sequences(asked, y, t):
@@ -161,6 +165,12 @@ def compared(
             part = counts(scores, labelled)
             table = part if table is None else table + part
     assert meter is not None  # data have a row
+    if 2 * others > len(rows):
+        warnings.warn(
+            f"the model's own labels {own!r} are not those of the largest scores {shown!r} in {others:,} of "
+            f"{len(rows):,} rows: the metrics are of the scores, which the model may turn round",
+            stacklevel=3,
+        )
     if not meter.count:
         raise BadInput(f"{called!r} has no label that counts")
     result = Evaluated(meter.comparison.task, meter.result(), meter.count, called, shown, table)
@@ -190,6 +200,14 @@ def _scores(output: ir.Value) -> int | None:
     """The number of classes of an output [N, C], if it is known and more than one."""
     size = output.shape[1] if output.shape is not None and len(output.shape) == 2 else None
     return size if isinstance(size, int) and size > 1 else None
+
+
+def _label_output(model: ir.Model, output: ir.Value) -> str | None:
+    """The output of `model` with the label of each row, if it has one beside the scores `output`."""
+    count = _scores(output)
+    name = None if count is None else label_output(model.graph, [output.name or ""], count)
+    found = next((v for v in model.graph.outputs if v.name == name), None)
+    return name if found is not None and found.shape is not None and len(found.shape) == 1 else None
 
 
 def _check_classes(
