@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput, NotDifferentiable
 from onnxgrad.ir import Var
-from onnxgrad.lower.function_bodies import _Copy, _same_meaning
+from onnxgrad.lower.function_bodies import BodyCopies, means_the_same
 from onnxgrad.model_io import open_model
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import registry
@@ -43,7 +43,7 @@ def written(rule: Graph, mode: str) -> Function:
         graph = opened.graph
         written_for = graph.opset_imports
         have = {d: op.builder.infer.context.get_opset_version(d) for d in written_for}
-        if not _same_meaning(graph, written_for, have):
+        if not means_the_same(graph, written_for, have):
             raise NotDifferentiable(f"the rule is written for opset {written_for['']}, which differs from {have['']}")
         seeds = list(g) if isinstance(g, tuple) else [g]
         rule = registry.get(op.node.domain, op.node.op_type, op.opset)
@@ -59,8 +59,8 @@ def written(rule: Graph, mode: str) -> Function:
         actual = [*whole, *given]
         if len(formals) > len(actual):
             raise NotDifferentiable(f"the rule takes {len(formals)} operands, but there are {len(actual)}")
-        copy = _Copy(op.builder, "rule", {})
-        copy.values.update((f, None if a is None else a.value) for f, a in zip(formals, actual))
+        operands = {f: None if a is None else a.value for f, a in zip(formals, actual)}
+        copy = BodyCopies(op.builder, "rule", {}, operands)
         for v in graph.initializers.values():
             assert v.const_value is not None
             copy.values[v] = op.builder.const(v.const_value.numpy(), v.const_value.dtype).value

@@ -168,9 +168,20 @@ class Builder:
     """
 
     def __init__(
-        self, graph: ir.Graph, names: Names | None = None, infer: Inference | None = None, *, noting: bool = True
+        self,
+        graph: ir.Graph,
+        names: Names | None = None,
+        infer: Inference | None = None,
+        *,
+        noting: bool = True,
+        before: ir.Node | None = None,
+        prefix: str = "d",
     ) -> None:
         self.graph = graph
+        #: the node of the graph that new nodes are inserted before; None: they are appended
+        self.before = before
+        #: the beginning of the names of new nodes
+        self.prefix = prefix
         #: whether `named` leaves notes: they are lost where a message is made of the graph
         self.noting = noting
         self.names = names or Names.of_graph(graph)
@@ -250,7 +261,7 @@ class Builder:
             results = self.append(ir.Node(domain, op_type, values, attrs, num_outputs=outputs))
             results = results[0] if outputs == 1 else results
         else:
-            name = self.names.fresh(f"d_{op_type}")
+            name = self.names.fresh(f"{self.prefix}_{op_type}")
             value = ir.Value(name=name, type=known[0], shape=known[1])
             self._add(ir.Node("", op_type, values, attrs, outputs=(value,), name=name))
             results = Var(self, value)
@@ -317,14 +328,17 @@ class Builder:
     def append(self, node: ir.Node) -> tuple[Var, ...]:
         """Append `node` as it is; name it and its outputs where they have no name, and type them."""
         for value in node.outputs:
-            value.name = value.name or self.names.fresh(f"d_{node.op_type}")
+            value.name = value.name or self.names.fresh(f"{self.prefix}_{node.op_type}")
         node.name = node.name or node.outputs[0].name
         self._add(node)
         self.infer.infer_emitted(node)
         return tuple([Var(self, v) for v in node.outputs])
 
     def _add(self, node: ir.Node) -> None:
-        self.graph.append(node)
+        if self.before is None:
+            self.graph.append(node)
+        else:
+            self.graph.insert_before(self.before, node)
         self._own.add(node)
         for recording in self._recordings:
             recording.append(node)

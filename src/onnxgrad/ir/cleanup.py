@@ -20,9 +20,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.builder import Builder, Var
 from onnxgrad.ir.graph import prune, scopes
-from onnxgrad.ir.infer.inference import forget_values
-from onnxgrad.ir.match import constant, is_standard
+from onnxgrad.ir.infer.inference import Inference, forget_values
+from onnxgrad.ir.match import constant, is_standard, rank
 from onnxgrad.ir.names import Names
 
 
@@ -42,14 +43,14 @@ def write_otherwise(graph: ir.Graph, names: Names | None = None, graphs: Sequenc
         for node in g:
             if (op_type := node.op_type) in found:
                 found[op_type].append(node)
-    for node in found["Pad"]:
-        if is_standard(node) and len(node.inputs) > 3 and node.inputs[3] is not None:
-            names = names or Names.of_graph(graph)
-            _Rewriting(node, names).name_no_axes()
-    for node in found["MatMul"] if found["Transpose"] else ():
-        if _has_vector(node) and node.inputs[1] is not None and node.inputs[1].shape is not None:
-            names = names or Names.of_graph(graph)
-            _Rewriting(node, names).make_a_column()
+    pads = [n for n in found["Pad"] if is_standard(n) and len(n.inputs) > 3 and n.inputs[3] is not None]
+    products = [n for n in found["MatMul"] if _has_vector(n) and rank(n.inputs[1])] if found["Transpose"] else []
+    if pads or products:
+        names, infer = names or Names.of_graph(graph), Inference(dict(graph.opset_imports))
+        for nodes, write in ((pads, _name_no_axes), (products, _make_a_column)):
+            for node in nodes:
+                assert isinstance(node.graph, ir.Graph)
+                write(Builder(node.graph, names, infer, before=node), node)
     for node in (n for name in windows for n in found[name]):
         _write_same_pads(node)
 
@@ -95,76 +96,43 @@ def _has_vector(product: ir.Node) -> bool:
     if product.domain or len(product.inputs) != 2:
         return False
     a, b = product.inputs
-    return _rank(b) in (None, 1) and _rank(a) not in (0, 1)
+    return rank(b) in (None, 1) and rank(a) not in (0, 1)
 
 
-def _rank(value: ir.Value | None) -> int | None:
-    return None if value is None or value.shape is None else len(value.shape)
+def _make_a_column(b: Builder, product: ir.Node) -> None:
+    """Have a `product` of a matrix with a vector be one with a matrix of one column."""
+    a, x = product.inputs
+    assert a is not None
+    assert x is not None
+    axis = b.const(np.array([-1], np.int64))
+    column = b.MatMul(b.var(a), b.Unsqueeze(b.var(x), axis))
+    product.op_type = "Squeeze"
+    product.replace_input_with(0, column.value)
+    product.replace_input_with(1, axis.value)
 
 
-class _Rewriting:
-    """One node that ONNX Runtime misreads."""
+def _name_no_axes(b: Builder, pad: ir.Node) -> None:
+    """Give a `pad` a pair of pads for every axis, where the rank is known."""
+    x, pads, _, axes = pad.inputs[:4]
+    assert pads is not None
+    assert axes is not None
+    count = rank(x)
+    if count is None:
+        return
+    named, amounts = constant(axes), constant(pads)
+    places = None if named is None else np.concatenate([named % count, named % count + count]).astype(np.int64)
+    whole = np.zeros(2 * count, np.int64)
+    if places is not None and amounts is not None:
+        whole[places] = amounts
+        new = b.const(whole)
+    else:
+        at = _places(b, b.var(axes), count) if places is None else b.const(places)
+        new = b.ScatterElements(b.const(whole), at, b.var(pads), axis=0)
+    pad.replace_input_with(1, new.value)
+    pad.resize_inputs(3)
 
-    def __init__(self, node: ir.Node, names: Names) -> None:
-        assert isinstance(node.graph, ir.Graph)
-        self.graph, self.node, self.names = node.graph, node, names
 
-    def make_a_column(self) -> None:
-        """Have a product of a matrix with a vector be one with a matrix of one column."""
-        a, x = self.node.inputs
-        (out,) = self.node.outputs
-        assert x is not None
-        assert x.shape is not None
-        axis = self.constant(np.array([-1], np.int64))
-        column = self.emit("Unsqueeze", x, axis)
-        product = self.emit("MatMul", a, column)
-        for value, like in ((column, x), (product, out)):
-            value.type = like.type
-            value.shape = None if like.shape is None else ir.Shape([*like.shape, 1])
-        self.node.op_type = "Squeeze"
-        self.node.replace_input_with(0, product)
-        self.node.replace_input_with(1, axis)
-
-    def name_no_axes(self) -> None:
-        """Give a Pad a pair of pads for every axis, where the rank is known."""
-        x, pads, _, axes = self.node.inputs[:4]
-        assert x is not None
-        assert pads is not None
-        assert axes is not None
-        if x.shape is None:
-            return
-        rank = len(x.shape)
-        named, amounts = constant(axes), constant(pads)
-        places = None if named is None else np.concatenate([named % rank, named % rank + rank]).astype(np.int64)
-        whole = np.zeros(2 * rank, np.int64)
-        if places is not None and amounts is not None:
-            whole[places] = amounts
-            new = self.constant(whole)
-        else:
-            at = self.places(axes, rank) if places is None else self.constant(places)
-            new = self.emit("ScatterElements", self.constant(whole), at, pads, axis=0)
-        self.node.replace_input_with(1, new)
-        self.node.resize_inputs(3)
-
-    def places(self, axes: ir.Value, rank: int) -> ir.Value:
-        """The indices of the pads for `axes`; an axis below 0 counts from the end."""
-        count = self.constant(np.array(rank, np.int64))
-        first = self.emit("Mod", self.emit("Cast", axes, to=int(ir.DataType.INT64)), count)
-        return self.emit("Concat", first, self.emit("Add", first, count), axis=0)
-
-    def constant(self, array: np.ndarray) -> ir.Value:
-        tensor = ir.tensor(array, name=self.names.fresh("const"))
-        value = ir.Value(
-            name=tensor.name, const_value=tensor, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype)
-        )
-        self.graph.register_initializer(value)
-        return value
-
-    def emit(self, op_type: str, *inputs: ir.Value | None, **attributes: int) -> ir.Value:
-        node = ir.Node("", op_type, inputs, [ir.AttrInt64(name, number) for name, number in attributes.items()])
-        (value,) = node.outputs
-        value.name = node.name = self.names.fresh(f"d_{op_type}")
-        value.type = ir.TensorType(ir.DataType.INT64)
-        value.shape = ir.Shape([None])
-        self.graph.insert_before(self.node, node)
-        return value
+def _places(b: Builder, axes: Var, count: int) -> Var:
+    """The indices of the pads for `axes`, which are of `count`; an axis below 0 counts from the end."""
+    first = b.Mod(b.Cast(axes, to=int(ir.DataType.INT64)), count)
+    return b.Concat(first, b.Add(first, count), axis=0)

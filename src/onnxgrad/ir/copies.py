@@ -62,7 +62,7 @@ class Copies:
             node.domain,
             node.op_type,
             [v if v is None else values.get(v, v) for v in node.inputs],
-            [self.attribute(a) for a in attributes.values()] if attributes else (),
+            self.attributes(node) if attributes else (),
             overload=node.overload,
             outputs=outputs,
             version=node.version,
@@ -78,7 +78,7 @@ class Copies:
             node.domain,
             node.op_type,
             [None if v is None else values.get(v, v) for v in node.inputs],
-            [self.attribute(a) for a in node.attributes.values()],
+            self.attributes(node),
             num_outputs=len(node.outputs),
             overload=node.overload,
         )
@@ -86,6 +86,10 @@ class Copies:
             new.type, new.shape = old.type, old.shape
             values[old] = new
         return made
+
+    def attributes(self, node: ir.Node) -> list[ir.Attr]:
+        """The attributes of a copy of `node`."""
+        return [self.attribute(a) for a in node.attributes.values()]
 
     def attribute(self, a: ir.Attr) -> ir.Attr:
         """`a`, with copies of the graphs in it."""

@@ -7,13 +7,14 @@ opset than the model's, in which one of its operators means something else: then
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder
+from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import subgraphs
 
 
@@ -58,7 +59,7 @@ def body_of(node: ir.Node, opset: int, standard: int | None = None) -> ir.Functi
     function: ir.Function = ir.from_proto(proto)  # type: ignore[assignment]
     written_for = {d or "": v for d, v in function.opset_imports.items()}
     # a domain other than the operator's own has one version per model, which is not known here
-    if any(d not in (node.domain, "") for d in written_for) or not _same_meaning(
+    if any(d not in (node.domain, "") for d in written_for) or not means_the_same(
         function, written_for, {node.domain: opset, "": opset if standard is None else standard}
     ):
         return None
@@ -80,7 +81,7 @@ def _asked(node: ir.Node, schema: Any, opset: int) -> bytes:
     return schema.get_context_dependent_function_with_opset_version(version, proto.SerializeToString(), types)
 
 
-def _same_meaning(nodes: Iterable[ir.Node], written_for: Mapping[str, int], opsets: Mapping[str, int]) -> bool:
+def means_the_same(nodes: Iterable[ir.Node], written_for: Mapping[str, int], opsets: Mapping[str, int]) -> bool:
     """True if all of `nodes`, written for older opsets, mean the same at `opsets`."""
     for node in nodes:
         opset = opsets[node.domain]
@@ -91,7 +92,7 @@ def _same_meaning(nodes: Iterable[ir.Node], written_for: Mapping[str, int], opse
             return False
         if old.since_version != new.since_version and not _accepts(new, old, node):
             return False
-        if not all(_same_meaning(graph, written_for, opsets) for graph in subgraphs(node)):
+        if not all(means_the_same(graph, written_for, opsets) for graph in subgraphs(node)):
             return False
     return True
 
@@ -109,58 +110,52 @@ def _accepts(new: onnx.defs.OpSchema, old: onnx.defs.OpSchema, node: ir.Node) ->
     )
 
 
-class _Copy:
-    """A copy of the nodes of a function, with operands for its inputs and values for its attributes."""
+class BodyCopies(Copies):
+    """Copies of the nodes of a function, with operands for its inputs and values for its attributes.
 
-    def __init__(self, builder: Builder, prefix: str, attrs: Mapping[str, ir.Attr]) -> None:
-        self.builder, self.prefix, self.attrs = builder, prefix, attrs
-        self.values: dict[ir.Value, ir.Value | None] = {}
+    Attributes:
+        values: the value for each one of the function; None for an operand that is left out.
+    """
+
+    def __init__(
+        self, builder: Builder, prefix: str, attrs: Mapping[str, ir.Attr], values: Mapping[ir.Value, ir.Value | None]
+    ) -> None:
+        super().__init__(values, builder.names)  # type: ignore[arg-type]
+        self.imports, self.prefix, self.attrs = dict(builder.graph.opset_imports), prefix, attrs
+
+    def graph(self, graph: ir.Graph) -> ir.Graph:
+        """A copy of `graph`, of the opset of the model."""
+        made = super().graph(graph)
+        made.opset_imports.update(self.imports)
+        return made
 
     def node(self, node: ir.Node) -> ir.Node:
-        copy = ir.Node(
-            node.domain,
-            node.op_type,
-            [None if v is None else self.values.get(v, v) for v in node.inputs],
-            list(self._attributes(node)),
-            num_outputs=len(node.outputs),
-            name=self.builder.names.fresh(f"{self.prefix}_{node.op_type}"),
-        )
-        for old, new in zip(node.outputs, copy.outputs):
-            new.name = self.builder.names.fresh(f"{self.prefix}_{node.op_type}") if old.name else ""
-            new.type, new.shape = old.type, old.shape
-            self.values[old] = new
-        return copy
+        """A copy of `node`, without its notes."""
+        made = self.unnamed(node)
+        made.name = self._fresh(node.op_type)
+        for old, new in zip(node.outputs, made.outputs):
+            new.name = self._fresh(node.op_type) if old.name else ""
+        return made
 
-    def _attributes(self, node: ir.Node) -> Iterator[ir.Attr]:
-        for a in node.attributes.values():
-            if a.is_ref():
-                held = self.attrs.get(a.ref_attr_name or "")
-                if held is not None:
-                    yield ir.Attr(a.name, held.type, held.value)
-            elif a.type == ir.AttributeType.GRAPH:
-                yield ir.Attr(a.name, a.type, self._graph(a.as_graph()))
-            elif a.type == ir.AttributeType.GRAPHS:
-                yield ir.Attr(a.name, a.type, [self._graph(g) for g in a.as_graphs()])
-            else:
-                yield a
+    def value(self, value: ir.Value) -> ir.Value:
+        """A copy of `value`, without its notes."""
+        made = ir.Value(name=self._fresh(value.name), type=value.type, shape=value.shape, const_value=value.const_value)
+        self.values[value] = made
+        return made
 
-    def _graph(self, graph: ir.Graph) -> ir.Graph:
-        names = self.builder.names
-        for old in (*graph.inputs, *graph.initializers.values()):
-            name = names.fresh(f"{self.prefix}_{old.name}")
-            self.values[old] = ir.Value(name=name, type=old.type, shape=old.shape, const_value=old.const_value)
-        inputs = [self.values[v] for v in graph.inputs]
-        held = [self.values[v] for v in graph.initializers.values()]
-        nodes = [self.node(n) for n in graph]
-        outputs = [self.values.get(v, v) for v in graph.outputs]
-        return ir.Graph(
-            inputs,  # type: ignore[arg-type]
-            outputs,  # type: ignore[arg-type]
-            nodes=nodes,
-            initializers=held,  # type: ignore[arg-type]
-            opset_imports=dict(self.builder.graph.opset_imports),
-            name=names.fresh(graph.name or self.prefix),
-        )
+    def attributes(self, node: ir.Node) -> list[ir.Attr]:
+        """The attributes of a copy, those that refer to attributes of the function with the values of these."""
+        held: list[ir.Attr] = []
+        for a in super().attributes(node):
+            if not a.is_ref():
+                held.append(a)
+            elif (given := self.attrs.get(a.ref_attr_name or "")) is not None:
+                held.append(ir.Attr(a.name, given.type, given.value))
+        return held
+
+    def _fresh(self, name: str | None) -> str:
+        assert self.names is not None
+        return self.names.fresh(f"{self.prefix}_{name}")
 
 
 def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
@@ -170,9 +165,9 @@ def expand(builder: Builder, node: ir.Node) -> list[ir.Node] | None:
     graph = node.graph
     if function is None or not isinstance(graph, ir.Graph):
         return None
-    copy = _Copy(builder, node.op_type, with_defaults(node, onnx.defs.get_schema(node.op_type, opset, node.domain)))
+    attrs = with_defaults(node, onnx.defs.get_schema(node.op_type, opset, node.domain))
     formals = list(function.inputs)
-    copy.values.update(zip(formals, [*node.inputs, *[None] * len(formals)]))
+    copy = BodyCopies(builder, node.op_type, attrs, dict(zip(formals, [*node.inputs, *[None] * len(formals)])))
     new = [copy.node(inner) for inner in function]
     taken: set[ir.Value] = set()
     for i, (formal, actual) in enumerate(zip(list(function.outputs), node.outputs)):

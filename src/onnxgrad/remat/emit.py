@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.builder import Builder, Var
+from onnxgrad.ir.copies import Copies
 from onnxgrad.ir.graph import captured, prune, reads, subgraphs
+from onnxgrad.ir.infer.inference import Inference, forget_values
 from onnxgrad.ir.names import Names
 from onnxgrad.remat.choose import Again, statistics
 from onnxgrad.remat.schedule import is_view, settle
@@ -45,8 +47,8 @@ class Rewriter:
         self.nodes: list[ir.Node] = []
         self.gates: dict[ir.Value, ir.Value] = {}
         self.behind: dict[ir.Node, list[ir.Node]] = {}
-        self.waits: dict[ir.Value, ir.Value] = {}
-        self.constants: dict[int, ir.Value] = {}
+        self.waits: dict[ir.Value, Var] = {}
+        self.builder = Builder(graph, self.names, Inference(dict(graph.opset_imports)), noting=False, prefix="gate")
 
     def write(self, line: Sequence[ir.Node | Again], dropped: frozenset[ir.Value]) -> int:
         """Rewrite the graph to the schedule `line`, which recomputes `dropped`; its peak memory in bytes."""
@@ -67,6 +69,7 @@ class Rewriter:
         self._lay_out()
         self.graph.remove(original)
         self.graph.extend(self.nodes)
+        forget_values(self.graph)
         prune(self.graph)
         return settle(self.graph, self.size)
 
@@ -85,18 +88,10 @@ class Rewriter:
         return [*own, new]
 
     def _copy(self, node: ir.Node) -> ir.Node:
-        new = ir.Node(
-            node.domain,
-            node.op_type,
-            [None if v is None else self.anew.get(v, v) for v in node.inputs],
-            list(node.attributes.values()),
-            overload=node.overload,
-            num_outputs=len(node.outputs),
-            name=self.names.fresh(f"again_{node.name or node.op_type}"),
-        )
+        new = Copies({v: self.anew[v] for v in node.inputs if v in self.anew}, None).unnamed(node)
+        new.name = self.names.fresh(f"again_{node.name or node.op_type}")
         for old, out in zip(node.outputs, new.outputs):
             out.name = self.names.fresh(f"again_{old.name}") if old.name else ""
-            out.type, out.shape = old.type, old.shape
             self.size[out] = self.size.get(old, 0)
         return new
 
@@ -187,9 +182,10 @@ class Rewriter:
 
     def _gate(self, value: ir.Value, waits: Sequence[ir.Value]) -> ir.Value:
         """`value`, available only once the values of `waits` are."""
-        tokens = [self._wait(v) for v in waits if v is not value]
-        shape = self._emit("Concat", self._emit("Shape", value), *tokens, axis=0)
-        gate = self._emit("Reshape", value, shape)
+        with self.builder.record() as gates:
+            tokens, x = [self._wait(v) for v in waits if v is not value], self.builder.var(value)
+            gate = self.builder.Reshape(x, self.builder.Concat(self.builder.Shape(x), *tokens, axis=0)).value
+        self.nodes += gates
         # a Reshape to a shape that is known may be taken for one to a constant, so it must not be known
         gate.shape = None if value.shape is None else ir.Shape([None] * len(value.shape))
         node = gate.producer()
@@ -197,34 +193,12 @@ class Rewriter:
         self.behind[node] = [p for v in (value, *waits) if (p := v.producer()) is not None]
         return gate
 
-    def _wait(self, value: ir.Value) -> ir.Value:
+    def _wait(self, value: ir.Value) -> Var:
         """An empty vector of integers that depends on `value`."""
         if value not in self.waits:
-            flat = self._emit("Reshape", value, self._integer(-1))
-            none = self._emit("Slice", flat, self._integer(0), self._integer(0))
-            self.waits[value] = self._emit("Cast", none, to=int(ir.DataType.INT64))
+            b = self.builder
+            self.waits[value] = b.Cast(b.Slice(b.Reshape(b.var(value), [-1]), [0], [0]), to=int(ir.DataType.INT64))
         return self.waits[value]
-
-    def _emit(self, op_type: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
-        attrs = [ir.AttrInt64(name, number) for name, number in attributes.items()]
-        node = ir.Node("", op_type, inputs, attrs, num_outputs=1, name=self.names.fresh(f"gate_{op_type}"))
-        (value,) = node.outputs
-        value.name = node.name
-        is_same = op_type in ("Reshape", "Slice")
-        value.type = inputs[0].type if is_same else ir.TensorType(ir.DataType.INT64)
-        value.shape = ir.Shape([None])
-        self.nodes.append(node)
-        return value
-
-    def _integer(self, number: int) -> ir.Value:
-        if number not in self.constants:
-            tensor = ir.tensor(np.array([number], np.int64), name=self.names.fresh("gate_const"))
-            value = ir.Value(
-                name=tensor.name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape([1])
-            )
-            self.graph.register_initializer(value)
-            self.constants[number] = value
-        return self.constants[number]
 
 
 def _result(node: ir.Node) -> ir.Value | None:
