@@ -20,8 +20,9 @@ _SECONDS = 120
 
 #: Forks for each line that it reads, says the number of the process and then how that ended.
 _SERVER = """
-import json, os, runpy, sys, traceback
-import onnxgrad.cli.app, safetensors.numpy
+import json, os, runpy, sys, traceback, warnings
+import onnxgrad.cli.app, onnxgrad.errors, safetensors.numpy
+warnings.simplefilter("error", onnxgrad.errors.PassWarning)  # as in the tests themselves
 for name in onnxgrad.cli.app.COMMANDS:
     onnxgrad.cli.app.command(name)
 for line in sys.stdin:

@@ -12,8 +12,9 @@ from onnxgrad.errors import PassWarning
 from onnxgrad.ir.graph import detach
 from onnxgrad.ir.invariants import fault_of, interface_of
 from onnxgrad.ir.passes import LEFT_OUT, NO_SITE
-from onnxgrad.runtime import Options, Session, StepRunner
+from onnxgrad.runtime import Options, Session, StepRunner, passes
 from onnxgrad.runtime import session as sessions
+from onnxgrad.runtime.kernels import substitute
 from onnxgrad.runtime.passes import NAMES, OPTIMIZATION, STEP_NAMES
 from onnxgrad.runtime.session import passes_of
 from onnxgrad.training import compile_step
@@ -143,6 +144,37 @@ def test_a_rewrite_that_fails_is_left_out(with_defect, step, monkeypatch):
         found = state_after(step, portable)
     assert [w.message.name for w in told] == [applied.name, "same_memory"]
     same_state(found, want)
+
+
+@needs_compiler
+def test_a_recogniser_that_fails_leaves_its_pass_out(step, monkeypatch):
+    """Also where it only says if a model wants kernels at all."""
+    want = state_after(step, dataclasses.replace(NATIVE, without=("kernels",)))
+    monkeypatch.setattr(substitute, "named_parts", raises)
+    with pytest.warns(PassWarning) as told:
+        found = state_after(step, NATIVE)
+    assert [w.message.name for w in told] == ["kernels"]
+    same_state(found, want)
+
+
+def test_a_setting_that_fails_leaves_the_pass_out(step, monkeypatch):
+    portable = Options(threads=1, target="portable")
+    want = state_after(step, portable)
+    changed = [dataclasses.replace(p, unless=raises) if p.name == "unexpanded" else p for p in OPTIMIZATION]
+    monkeypatch.setattr(sessions, "OPTIMIZATION", changed)
+    with pytest.warns(PassWarning, match="'unexpanded' failed"):
+        found = state_after(step, portable)
+    same_state(found, want)
+
+
+def test_a_pass_that_only_looks_leaves_no_names(step, monkeypatch):
+    """It fails on the caller's graph, where no other pass has made a copy."""
+    names = [n.name or "" for n in step.model.graph]
+    assert not all(names)
+    monkeypatch.setattr(passes, "same_memory", lambda graph, *_: raises(graph))
+    with pytest.warns(PassWarning, match="'same_memory' failed"):
+        state_after(step, Options(threads=1, target="portable", layout="plain"))
+    assert [n.name or "" for n in step.model.graph] == names
 
 
 def test_a_model_that_the_runtime_refuses_is_refused(step, with_defect):

@@ -172,7 +172,7 @@ class _Attempt(Generic[S]):
         for p in passes:
             report = PassReport(p.name, p.phase, p.what, p.where)
             self.reports.append(report)
-            report.reason = self.without.get(p.name) or p.unless(self.setting)
+            report.reason = self.without.get(p.name, "")
             if report.reason:
                 continue
             try:
@@ -189,6 +189,9 @@ class _Attempt(Generic[S]):
             self.model = self.original
 
     def _run_one(self, p: Pass[S], report: PassReport) -> None:
+        report.reason = p.unless(self.setting)
+        if report.reason:
+            return
         report.reason = NO_SITE
         if not p.applies(self.model, self.setting):
             return

@@ -97,8 +97,14 @@ def _overwrite(model: ir.Model, setting: SessionSetting) -> int:
 
 
 def _share(model: ir.Model, setting: SessionSetting) -> int:
-    setting.unnamed += name_nodes(model.graph)
-    same_memory(model.graph, setting.renewed, setting.shared)
+    named = name_nodes(model.graph)
+    try:
+        same_memory(model.graph, setting.renewed, setting.shared)
+    except Exception:  # the graph may be that of the caller
+        for node in named:
+            node.name = None
+        raise
+    setting.unnamed += named
     return len(setting.shared.inputs)
 
 

@@ -207,7 +207,7 @@ def create(
         model = ir.from_proto(model)
     if options.target != "portable":
         graph = model if isinstance(model, ir.Model) else _read(model)
-        wanted = graph is not None and wants_kernels(graph)
+        wanted = graph is not None and _may_want_kernels(graph)
         if options.target == "auto":
             options = options.settled(wait=False) if wanted else dataclasses.replace(options, target="portable")
         if options.target == "native" and wanted and graph is not None:
@@ -317,6 +317,13 @@ def _loaded(
     weight = _constant_bytes(model)
     found = None if weight < _LARGE else _through_a_file(model, session, weight < _MESSAGE_LIMIT)
     return session(ir.to_proto(model).SerializeToString()) if found is None else found
+
+
+def _may_want_kernels(model: ir.Model) -> bool:
+    try:
+        return wants_kernels(model)
+    except Exception:  # a recogniser fails: so does the pass that it belongs to, which warns
+        return True
 
 
 def _constant_bytes(model: ir.Model) -> int:
