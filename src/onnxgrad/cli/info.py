@@ -14,7 +14,7 @@ from onnxgrad.errors import OnnxGradError, json_text
 from onnxgrad.model_io import files_of, load_model, training_info
 from onnxgrad.training import attach
 from onnxgrad.training.graph.class_labels import class_names
-from onnxgrad.training.spec.training_info import told
+from onnxgrad.training.spec.training_info import training_notes
 from onnxgrad.wording import tensor_text
 
 #: Bytes of a model whose weights are not looked at.
@@ -70,7 +70,7 @@ def described(model: ir.Model, size: int) -> dict[str, Any]:
         "operators": dict(operators.most_common()),
         "functions": [f"{domain}::{name}" for domain, name, _ in model.functions],
         "classes": class_names(model),
-        "training": [*([f"{len(infos)} entries"] if (infos := training_info(model)) else []), *told(model)],
+        "training": [*([f"{len(infos)} entries"] if (infos := training_info(model)) else []), *training_notes(model)],
     }
 
 
@@ -80,7 +80,7 @@ def _trains(model: ir.Model, size: int) -> str:
     if training_info(model) or not floats or size > LARGE:
         return ""
     try:
-        notes = told(attach(model, loss="mse", output=floats[0]))
+        notes = training_notes(attach(model, loss="mse", output=floats[0]))
     except OnnxGradError as error:
         return f"nothing: {str(error).partition(chr(10))[0]}"
     return next((note.removeprefix("trains ") for note in notes if note.startswith("trains ")), "")

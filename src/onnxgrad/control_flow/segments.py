@@ -178,7 +178,7 @@ class _Segments:
         if self.counted and (known := self.trips.const) is not None and int(known) > 0:  # type: ignore[union-attr]
             return [b.ConcatFromSequence(q, axis=0) for q in sequences]
 
-        def some(w: Builder) -> list[Var]:
+        def concat_all(w: Builder) -> list[Var]:
             return [w.ConcatFromSequence(Var(w, q.value), axis=0) for q in sequences]
 
         def none(w: Builder) -> list[Var]:
@@ -188,7 +188,7 @@ class _Segments:
             set_save_policy(results[0].value.producer(), SavePolicy.RESIDUALS)
             return [results[self.it.count + k] for k in self.used]
 
-        return cond(b, b.SequenceLength(sequences[0]) > 0, some, none)
+        return cond(b, b.SequenceLength(sequences[0]) > 0, concat_all, none)
 
 
 # --- Scan ------------------------------------------------------------------------------------------

@@ -78,11 +78,11 @@ def _check(
     at = [x._data for x in primals]
     tangents = [Array(_direction(rng, x)) for x in at]
 
-    def moved(by: float) -> list[np.ndarray]:
+    def shift(by: float) -> list[np.ndarray]:
         points = [np.asarray(x + by * t._data, x.dtype) for x, t in zip(at, tangents)]
         return [y._data for y in f(*map(Array, points))]
 
-    differences = [np.asarray(hi - lo) / (2 * eps) for hi, lo in zip(moved(eps), moved(-eps))]
+    differences = [np.asarray(hi - lo) / (2 * eps) for hi, lo in zip(shift(eps), shift(-eps))]
     cotangents = [Array(_direction(rng, d)) for d in differences]
     products = [np.real(c._data * d) for c, d in zip(cotangents, differences)]
     expected, size = (sum(float(np.sum(p)) for p in ps) for ps in (products, map(np.abs, products)))

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from onnxgrad.training import attach, compile_step
-from onnxgrad.training.spec.training_info import told
+from onnxgrad.training.spec.training_info import training_notes
 from tests.training.graph.test_trainable import parameters
 
 ANGLES = np.outer(np.arange(16), 10000 ** (-np.arange(4) / 4))
@@ -83,7 +83,7 @@ def test_a_tensor_is_what_it_is_used_as(case):
     net = model(text, t=array)
     attached = attach(net, loss="l1")
     assert ("t" in parameters(attached)) == trains
-    (line,) = told(attached)
+    (line,) = training_notes(attached)
     if not trains:
         assert "left out as constants: " in line
         assert line.endswith("--trainable all trains these, too")

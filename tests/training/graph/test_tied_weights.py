@@ -6,7 +6,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 from onnxgrad.training import LoRA, Trainer, attach
-from onnxgrad.training.spec.training_info import told
+from onnxgrad.training.spec.training_info import training_notes
 
 HEADS = {
     "transposed": ("y = MatMul (g, head)", lambda e: np.ascontiguousarray(e.T)),
@@ -82,10 +82,10 @@ def test_they_train_as_the_one_tensor_of_torch(head, tmp_path):
 
 def test_the_header_says_so_and_untie_keeps_them_apart():
     proto, _ = language_model()
-    (line,) = told(attach(proto, **SETTINGS))
+    (line,) = training_notes(attach(proto, **SETTINGS))
     assert "'head' is tied to 'table', its equal (--untie keeps them apart)" in line
     apart = attach(proto, untie=True, **SETTINGS)
-    assert "tied" not in told(apart)[0]
+    assert "tied" not in training_notes(apart)[0]
     assert parameters(Trainer(apart)) == {"table", "w", "head"}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from onnxgrad import BadInput, quantize
 from onnxgrad.training.quantization.learned_rounding import _layers, descended, learn_rounding
-from onnxgrad.training.quantization.place import Scheme, opened_floats, placed
+from onnxgrad.training.quantization.place import Scheme, opened_floats, place_quantizers
 from tests.training.adapters.models import with_weights
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]> layer '
@@ -42,7 +42,7 @@ def outputs(model, feeds):
 def calibrated(kind, **scheme):
     text, weight, read = LAYERS[kind]
     model, feeds = with_weights(text, {"w": weight}), rows(read)
-    return model, feeds, placed(opened_floats(model), Scheme(**({"weights": "int4"} | scheme)), [feeds])
+    return model, feeds, place_quantizers(opened_floats(model), Scheme(**({"weights": "int4"} | scheme)), [feeds])
 
 
 @pytest.mark.parametrize("kind", LAYERS)

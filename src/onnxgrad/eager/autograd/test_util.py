@@ -30,12 +30,12 @@ def combo_check(fun: Callable[..., Any], *how: Any, **options: Any) -> Callable[
     """`check_grads` with all combinations of the arguments given."""
     checked = check_grads(fun, *how, **options)
 
-    def each(*args: Any, **kwargs: Any) -> None:
+    def check_all(*args: Any, **kwargs: Any) -> None:
         for values in itertools.product(*args):
             for chosen in itertools.product(*kwargs.values()):
                 checked(*values, **dict(zip(kwargs, chosen)))
 
-    return each
+    return check_all
 
 
 def scalar_close(a: Any, b: Any) -> bool:

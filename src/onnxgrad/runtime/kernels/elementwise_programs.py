@@ -63,8 +63,8 @@ def compile_program(
     b = Steps()
     for node in nodes:
         write_steps(b, node)
-    operands = _placed(list(b.loads), OPERANDS)
-    results = _placed([*targets, *(s.result for s in sums)], RESULTS)
+    operands = _by_letter(list(b.loads), OPERANDS)
+    results = _by_letter([*targets, *(s.result for s in sums)], RESULTS)
     of = {s.result: s for s in sums}
     stores: dict[int, list[list[int]]] = {}  # what is done with what a step gives: code, result, register, how
     for place, value in enumerate(results):
@@ -111,7 +111,7 @@ def compile_program(
     return TileProgram(tuple(steps), operands, results)
 
 
-def _placed(values: Sequence[ir.Value], letters: str) -> tuple[ir.Value | None, ...]:
+def _by_letter(values: Sequence[ir.Value], letters: str) -> tuple[ir.Value | None, ...]:
     """`values` at the first places of their letters."""
     placed: list[ir.Value | None] = [None] * len(letters)
     for value in values:

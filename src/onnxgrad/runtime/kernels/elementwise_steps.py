@@ -155,7 +155,7 @@ def _binary(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
 
 
 @_operator(*_SWAPPED)
-def _swapped(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
+def _add_swapped(b: Steps, node: ir.Node, x: Sequence[int], kind: str) -> int:
     return b(_one_of(_BINARY[_SWAPPED[node.op_type]], kind), x[1], x[0])
 
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, before, float32_kernel, kernel
+from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, float32_kernel, kernel, preceding_call
 
 
 @kernel("BatchNorm")
@@ -22,7 +22,7 @@ def batch_norm_grad(site: Occurrence) -> KernelCall | None:
     """
     if not site.all_float32 or not _has_planes(site, 1):
         return None
-    sign = before(site, 0, "ReluGrad")
+    sign = preceding_call(site, 0, "ReluGrad")
     if sign is None:
         return KernelCall("BatchNormGrad", site.inputs, site.attributes)
     g, y = sign.inputs

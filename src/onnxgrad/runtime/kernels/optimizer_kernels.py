@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.match import is_op
-from onnxgrad.runtime.kernels.substitute import Fits, KernelCall, Occurrence, before, kernel
+from onnxgrad.runtime.kernels.substitute import Fits, KernelCall, Occurrence, kernel, preceding_call
 
 #: What kernels are called for a type, after their names.
 _SUFFIX = {ir.DataType.FLOAT: "", ir.DataType.DOUBLE: "Double"}
@@ -44,7 +44,7 @@ def _optimizer(name: str, states: int, scalars: int, constants: Sequence[str]) -
         (x, shrink), (g, clip) = map(_scaled, tensors[:2])
         vector = site.constant(np.array(numbers, dtype.numpy()))
         operands = [x, g, *tensors[2:], rates[0], shrink, clip, *rates[1:], vector, None]
-        if (picking := before(site, 1, "GatherGrad")) is not None and _same_shape(x, picking.outputs[0]):
+        if (picking := preceding_call(site, 1, "GatherGrad")) is not None and _same_shape(x, picking.outputs[0]):
             operands[1], operands[-1], _ = picking.inputs
         return KernelCall(f"{name}{_SUFFIX[dtype]}", operands)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgrad.ir.match import is_op
-from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, before, kernel
+from onnxgrad.runtime.kernels.substitute import KernelCall, Occurrence, kernel, preceding_call
 
 _GATHER = {ir.DataType.INT64: "GatherGrad", ir.DataType.INT32: "GatherGradInt32"}
 
@@ -25,7 +25,7 @@ def relu_grad(site: Occurrence) -> KernelCall | None:
     """[g, y] → [g·[y > 0]], float32; taken into the kernel of the MaxPool that y went to, if g comes from there."""
     if not site.all_float32:
         return None
-    pool = before(site, 0, "MaxPoolGrad")
+    pool = preceding_call(site, 0, "MaxPoolGrad")
     if pool is not None and pool.inputs[1] is site.inputs[1]:
         attributes = {a.name: a.value for a in pool.attributes.values()}
         return KernelCall("MaxPoolGrad", pool.inputs, {**attributes, "relu": 1})
@@ -41,7 +41,7 @@ def max_pool_grad(site: Occurrence) -> KernelCall | None:
     g, x, y = site.inputs
     if not site.all_float32:
         return None
-    sign = before(site, 0, "ReluGrad")
+    sign = preceding_call(site, 0, "ReluGrad")
     after = None if sign is None or sign.inputs[1] is None else sign.inputs[1].producer()
     if sign is None or not is_op(after, "Relu") or after.inputs[0] is not y:
         return KernelCall("MaxPoolGrad", [g, x], {**site.attributes, "relu": 0})

@@ -84,7 +84,7 @@ class KernelCall:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def before(site: Occurrence, index: int, name: str) -> ir.Node | None:
+def preceding_call(site: Occurrence, index: int, name: str) -> ir.Node | None:
     """The call of the kernel `name` that gives an input of `site`, if nothing but `site` reads it."""
     value = site.inputs[index]
     node = None if value is None else value.producer()
@@ -149,7 +149,7 @@ def _with_bodies(graph: ir.Graph) -> Iterator[ir.Graph]:
 
 def _call_kernels(model: ir.Model, setting: Setting) -> int:
     """Put kernels in the place of named parts of `model`, also in bodies."""
-    places = _swapped(model.graph, {}, itertools.count())
+    places = _insert_calls(model.graph, {}, itertools.count())
     if not places:
         return 0
     try:
@@ -164,7 +164,7 @@ def _call_kernels(model: ir.Model, setting: Setting) -> int:
     return places
 
 
-def _each(fuse: Callable[[ir.Graph, str], int]) -> Callable[[ir.Model, Setting], int]:
+def _for_each_graph(fuse: Callable[[ir.Graph, str], int]) -> Callable[[ir.Model, Setting], int]:
     """A fusion in each graph of a model, inner ones first."""
     return lambda model, _: sum(fuse(graph, DOMAIN) for graph in reversed(list(_with_bodies(model.graph))))
 
@@ -184,7 +184,7 @@ ATTENTION = Pass(
     "attention and its cotangents without a matrix of scores",
     "products, a softmax of the last axis and the cotangents of each, float32",
     lambda model, _: any(n.op_type == "SoftmaxGrad" for g in _with_bodies(model.graph) for n in g),
-    _each(fuse_attention),
+    _for_each_graph(fuse_attention),
     Setting.lacks_kernels,
 )
 CONVOLUTIONS = Pass(
@@ -193,7 +193,7 @@ CONVOLUTIONS = Pass(
     "convolutions as products of transformed tiles",
     "Conv of 3×3 taps side by side, weights that change",
     lambda model, _: any(n.op_type == "Conv" for g in _with_bodies(model.graph) for n in g),
-    _each(fuse_convolutions),
+    _for_each_graph(fuse_convolutions),
     Setting.lacks_kernels,
 )
 
@@ -207,11 +207,11 @@ def _without_indices(graph: ir.Graph) -> None:
                 node.resize_outputs(1)
 
 
-def _swapped(graph: ir.Graph, outer: Mapping[str, ir.Value], numbers: Iterator[int]) -> int:
+def _insert_calls(graph: ir.Graph, outer: Mapping[str, ir.Value], numbers: Iterator[int]) -> int:
     """Put calls into `graph` and the graphs inside it, which see the values `outer` as well; how many."""
     swapping = _Swapping(graph, outer, numbers)
     seen = dict(swapping.values)
-    inside = sum(_swapped(body, seen, numbers) for node in graph for body in subgraphs(node))
+    inside = sum(_insert_calls(body, seen, numbers) for node in graph for body in subgraphs(node))
     return inside + swapping.all_parts(kernels())
 
 

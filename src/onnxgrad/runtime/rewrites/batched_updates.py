@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.match import is_op, sizes
-from onnxgrad.runtime.rewrites.rewrite import Writer, put, rewrite
+from onnxgrad.runtime.rewrites.rewrite import Writer, replace_value, rewrite
 
 #: Marks what lays vectors side by side.
 _JOINED = "onnxgrad.joined"
@@ -155,7 +155,7 @@ def _write(graph: ir.Graph) -> int:
                 old = chain.nodes[i].outputs[0]
                 for place in places[old]:  # at once: looking for each among all of them takes seconds where many are
                     graph.outputs[place] = part
-                put(part, old)
+                replace_value(part, old)
         graph.remove(last)
     return sum(map(len, groups))
 

@@ -21,7 +21,7 @@ import onnxruntime
 
 from onnxgrad.ir.graph import prune
 from onnxgrad.ir.match import constant, is_op, permutation, producer, sizes
-from onnxgrad.runtime.rewrites.rewrite import Writer, put, rewrite
+from onnxgrad.runtime.rewrites.rewrite import Writer, replace_value, rewrite
 
 DOMAIN = "com.microsoft.nchwc"
 
@@ -114,7 +114,7 @@ def _group(node: ir.Node) -> int:
     return node.attributes.get_int("group", 1)
 
 
-def _turned(w: ir.Value) -> ir.Value | None:
+def _original_filter(w: ir.Value) -> ir.Value | None:
     """The filter that `w` is with channels exchanged and all taps reversed; None if it is of another form."""
     dims = sizes(w)
     back = producer(w, "Slice")
@@ -167,7 +167,7 @@ class Blocks(Writer):
         assert w.shape is not None
         out, inner, *taps = w.shape.numpy()
         b, count = self.block, int(np.prod(taps))
-        turned = _turned(w)
+        turned = _original_filter(w)
         if turned is None:
             rows = self.view(self._operand(self.view(w, 1, out, inner * count, 1)), -1, b, count, b)
             return self.view(self.emit("Transpose", rows, perm=[0, 2, 1, 3]), out, inner, *taps)
@@ -197,7 +197,7 @@ class Blocks(Writer):
 
     def unblock(self, y: ir.Value, channels: int, old: ir.Value) -> None:
         """The blocked value in plain layout, in place of `old`."""
-        put(self.emit("ReorderOutput", y, domain=DOMAIN, channels=channels), old)
+        replace_value(self.emit("ReorderOutput", y, domain=DOMAIN, channels=channels), old)
 
 
 BLOCKED_LAYOUT = rewrite(

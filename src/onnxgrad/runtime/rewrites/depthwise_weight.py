@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.match import constant, is_standard, producer
 from onnxgrad.runtime.rewrites.blocked_layout import DOMAIN, Blocks, block_size
-from onnxgrad.runtime.rewrites.rewrite import put, rewrite
+from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class _Correlations(Blocks):
             pads=[0, before, reach[0] + 1 - stride, after],
         )
         y = self.emit("ReorderOutput", y, domain=DOMAIN, channels=channels)
-        put(self.view(y, channels, 1, *found.taps), node.outputs[0])
+        replace_value(self.view(y, channels, 1, *found.taps), node.outputs[0])
 
     def _stacked(self, x: ir.Value, sizes: tuple[int, int, int], above: int, pitch: int) -> ir.Value:
         """`x` in blocks, its images one below the other: `above` rows of zeros, the image, zeros up to `pitch` rows."""
@@ -168,19 +168,19 @@ class _Correlations(Blocks):
         return self.emit("Transpose", images, perm=[1, 0, 2])
 
 
-def _found(graph: ir.Graph, block: int) -> dict[ir.Node, RowProducts]:
+def _find_products(graph: ir.Graph, block: int) -> dict[ir.Node, RowProducts]:
     return {node: found for node in graph if (found := RowProducts.ending_in(node, block)) is not None}
 
 
 def _applies(graph: ir.Graph) -> bool:
     """True if there is a place; only then is the processor tried."""
-    return bool(_found(graph, 8)) and block_size() > 0 and bool(_found(graph, block_size()))
+    return bool(_find_products(graph, 8)) and block_size() > 0 and bool(_find_products(graph, block_size()))
 
 
 def _write(graph: ir.Graph) -> int:
     graph.opset_imports[DOMAIN] = 1
     writer = _Correlations(graph, block_size(), "depthwise_weight")
-    places = _found(graph, block_size())
+    places = _find_products(graph, block_size())
     for node, found in places.items():
         writer.correlate(node, found)
     return len(places)

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.match import is_op, producer
-from onnxgrad.runtime.rewrites.rewrite import put, rewrite
+from onnxgrad.runtime.rewrites.rewrite import replace_value, rewrite
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def concatenate(graph: ir.Graph) -> int:
         new = ir.Node("", "Concat", parts, [axis], num_outputs=1, name=f"tiles.{old.name}")
         new.outputs[0].name = f"tiles.{old.name}.sum"
         graph.insert_before(node, new)
-        put(new.outputs[0], old)
+        replace_value(new.outputs[0], old)
         moved[old] = new.outputs[0]
         graph.remove(node, safe=True)
     return len(found)

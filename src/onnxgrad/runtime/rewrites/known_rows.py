@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.match import constant, is_op, producer
-from onnxgrad.runtime.rewrites.rewrite import Writer, match_repeated, put, rewrite, same_but
+from onnxgrad.runtime.rewrites.rewrite import Writer, match_repeated, replace_value, rewrite, same_but
 
 #: Fewer rows are added up soon enough.
 _FEWEST = 64
@@ -72,7 +72,7 @@ def _write(graph: ir.Graph) -> int:
         found = _Known.ending_in(node)
         if found is not None:
             writer.at = node
-            put(_sums(writer, found), node.outputs[0])
+            replace_value(_sums(writer, found), node.outputs[0])
             places += 1
     return places
 

@@ -71,7 +71,7 @@ class Writer:
         """A tensor, held once."""
         key = (array.tobytes(), str(array.dtype), array.shape)
         if key not in self._constants:
-            self._constants[key] = held(self.graph, self.name("const"), array)
+            self._constants[key] = add_initializer(self.graph, self.name("const"), array)
         return self._constants[key]
 
     def ints(self, *numbers: int) -> ir.Value:
@@ -83,7 +83,7 @@ class Writer:
         return self.emit("Reshape", x, self.ints(*dims))
 
 
-def held(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+def add_initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
     """An initializer."""
     tensor = ir.tensor(array, name=name)
     value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape))
@@ -91,7 +91,7 @@ def held(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
     return value
 
 
-def put(y: ir.Value, old: ir.Value) -> None:
+def replace_value(y: ir.Value, old: ir.Value) -> None:
     """`y` in the place of `old`, with its name, type and shape; what made `old` then makes something unread."""
     y.type, y.shape = old.type, old.shape
     old.replace_all_uses_with(y, replace_graph_outputs=old.is_graph_output())

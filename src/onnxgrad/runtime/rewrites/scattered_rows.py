@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir.match import is_op, producer
-from onnxgrad.runtime.rewrites.rewrite import Writer, match_repeated, put, rewrite, same_but
+from onnxgrad.runtime.rewrites.rewrite import Writer, match_repeated, replace_value, rewrite, same_but
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def _write(graph: ir.Graph) -> int:
             numbers = writer.emit("Add", first, writer.constant(np.arange(width)[None]))
             flat = [writer.view(v, -1) for v in (found.table, numbers, found.rows)]
             y = writer.emit("ScatterElements", *flat, axis=0, reduction="add")
-            put(writer.view(y, -1, *found.dims), node.outputs[0])
+            replace_value(writer.view(y, -1, *found.dims), node.outputs[0])
             places += 1
     return places
 

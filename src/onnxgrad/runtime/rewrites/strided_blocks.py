@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.match import constant, is_op
 from onnxgrad.runtime.rewrites.blocked_layout import DOMAIN, block_size, run
-from onnxgrad.runtime.rewrites.rewrite import Writer, put, rewrite
+from onnxgrad.runtime.rewrites.rewrite import Writer, replace_value, rewrite
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class _Thinning:
         return None
 
 
-def _found(graph: ir.Graph) -> dict[ir.Node, _Thinning]:
+def _find_slices(graph: ir.Graph) -> dict[ir.Node, _Thinning]:
     """Every such Slice that comes after the blocks."""
     before: set[ir.Node] = set()
     thinnings = {}
@@ -64,12 +64,12 @@ def _found(graph: ir.Graph) -> dict[ir.Node, _Thinning]:
 
 def _write(graph: ir.Graph) -> int:
     writer = Writer(graph, "strided_blocks")
-    places = _found(graph)
+    places = _find_slices(graph)
     for node, found in places.items():
         writer.at = node
         strides = list(found.strides)
         y = writer.emit("AveragePool", found.blocks, domain=DOMAIN, kernel_shape=[1, 1], strides=strides)
-        put(writer.emit("ReorderOutput", y, domain=DOMAIN, channels=found.channels), node.outputs[0])
+        replace_value(writer.emit("ReorderOutput", y, domain=DOMAIN, channels=found.channels), node.outputs[0])
     return len(places)
 
 
@@ -99,6 +99,6 @@ STRIDED_BLOCKS = rewrite(
     "strided_blocks",
     "every second pixel is picked from the blocks",
     "a strided Slice of what a blocked convolution reads as well",
-    lambda graph: bool(_found(graph)) and _works(),
+    lambda graph: bool(_find_slices(graph)) and _works(),
     _write,
 )

@@ -10,19 +10,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxgrad.ir.match import is_op, permutation, producer
+from onnxgrad.ir.match import exchanged, is_op, producer
 from onnxgrad.ir.shapes import same_dims
-from onnxgrad.runtime.rewrites.rewrite import Writer, put, rewrite
-
-
-def _exchanged(value: ir.Value | None) -> ir.Value | None:
-    """The operand whose last two axes a Transpose exchanges to make `value`; None if there is none."""
-    node = producer(value, "Transpose")
-    x = None if node is None else node.inputs[0]
-    if node is None or x is None or x.shape is None or len(x.shape) < 2:
-        return None
-    axes = tuple(range(len(x.shape)))
-    return x if permutation(node) == (*axes[:-2], axes[-1], axes[-2]) else None
+from onnxgrad.runtime.rewrites.rewrite import Writer, replace_value, rewrite
 
 
 def _only(value: ir.Value | None) -> ir.Value | None:
@@ -30,23 +20,23 @@ def _only(value: ir.Value | None) -> ir.Value | None:
     return value if value is not None and len(value.uses()) == 1 and not value.is_graph_output() else None
 
 
-def _turned(node: ir.Node) -> ir.Node | None:
+def _transposed_product(node: ir.Node) -> ir.Node | None:
     """The product whose result `node` transposes, if one of its operands is transposed and nothing else reads it."""
-    result = _exchanged(node.outputs[0]) if is_op(node, "Transpose") else None
+    result = exchanged(node.outputs[0]) if is_op(node, "Transpose") else None
     gemm, matmul = (producer(_only(result), op) for op in ("Gemm", "MatMul"))
     if gemm is not None:
         flags = [gemm.attributes.get_int(name, 0) for name in ("transA", "transB")]
         return gemm if len(gemm.inputs) == 2 and flags[0] != flags[1] else None
     if matmul is None or any(x is None or x.shape is None or len(x.shape) < 2 for x in matmul.inputs):
         return None
-    return matmul if [_exchanged(x) is None for x in matmul.inputs].count(True) == 1 else None
+    return matmul if [exchanged(x) is None for x in matmul.inputs].count(True) == 1 else None
 
 
 def _write_turned(graph: ir.Graph) -> int:
     writer = Writer(graph, "turned_products")
     places = 0
     for node in list(graph):
-        product = _turned(node)
+        product = _transposed_product(node)
         if product is None:
             continue
         writer.at = node
@@ -54,8 +44,8 @@ def _write_turned(graph: ir.Graph) -> int:
         if product.op_type == "Gemm":
             y = writer.emit("Gemm", b, a, **{name: v.value for name, v in product.attributes.items()})
         else:
-            y = writer.emit("MatMul", *(_exchanged(x) or _transposed(writer, x) for x in (b, a)))
-        put(y, node.outputs[0])
+            y = writer.emit("MatMul", *(exchanged(x) or _transposed(writer, x) for x in (b, a)))
+        replace_value(y, node.outputs[0])
         places += 1
     return places
 
@@ -93,7 +83,7 @@ def _write_shared(graph: ir.Graph) -> int:
             g, h, x = found
             total = writer.emit("Add", g, h)
             total.type, total.shape = g.type, g.shape
-            put(writer.emit("MatMul", total, x), node.outputs[0])
+            replace_value(writer.emit("MatMul", total, x), node.outputs[0])
             places += 1
     return places
 
@@ -106,6 +96,6 @@ TURNED_PRODUCTS = rewrite(
     "turned_products",
     "a product in the other order; one product with the sum of two matrices",
     "a Transpose of a product with a transposed operand; a sum of two products with the same right operand",
-    lambda graph: any(_turned(node) is not None or _shared(node) is not None for node in graph),
+    lambda graph: any(_transposed_product(node) is not None or _shared(node) is not None for node in graph),
     _write,
 )

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.match import constant, is_op, sizes
 from onnxgrad.ir.shapes import same_dims
-from onnxgrad.runtime.rewrites.rewrite import Writer, match_repeated, put, rewrite, same_but
+from onnxgrad.runtime.rewrites.rewrite import Writer, match_repeated, replace_value, rewrite, same_but
 
 #: Fewer numbers of each row are picked soon enough.
 _FEWEST = 16
@@ -75,7 +75,7 @@ def _write(graph: ir.Graph) -> int:
             node.outputs[0].replace_all_uses_with(node.inputs[0])
         elif found is not None:
             column, axis = found
-            put(writer.emit("Gather", node.inputs[0], writer.view(column, -1), axis=axis), node.outputs[0])
+            replace_value(writer.emit("Gather", node.inputs[0], writer.view(column, -1), axis=axis), node.outputs[0])
         elif _is_of_columns(node):
             x, indices = node.inputs
             assert x is not None
@@ -83,7 +83,7 @@ def _write(graph: ir.Graph) -> int:
             last = len(x.shape) - 1
             ahead, back = [last, *range(last)], [*range(1, last + 1), 0]
             picked = writer.emit("Gather", writer.emit("Transpose", x, perm=ahead), indices, axis=0)
-            put(writer.emit("Transpose", picked, perm=back), node.outputs[0])
+            replace_value(writer.emit("Transpose", picked, perm=back), node.outputs[0])
     return places
 
 

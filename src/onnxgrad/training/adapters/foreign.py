@@ -74,7 +74,9 @@ def understood(
     for module, given in modules.items():
         weight = _module(module, named, place)
         record.entries.append(_entry(module, given, weight, record, settings, place))
-        values |= {f"{module}.{letter}": array for letter, array in _turned(given, weight, module, place).items()}
+        values |= {
+            f"{module}.{letter}": array for letter, array in _to_model_layout(given, weight, module, place).items()
+        }
     if form == VERA:
         ends = [weights[e.weight].ends for e in record.entries]
         values |= _projections(others, ends, record, place)
@@ -123,7 +125,7 @@ def _entry(
     )  # fmt: skip
 
 
-def _turned(given: Mapping[str, np.ndarray], weight: Weight, module: str, place: str) -> dict[str, np.ndarray]:
+def _to_model_layout(given: Mapping[str, np.ndarray], weight: Weight, module: str, place: str) -> dict[str, np.ndarray]:
     """The tensors of a module in the layout of the model."""
     found = {}
     for letter, array in given.items():

@@ -13,7 +13,7 @@ from onnxgrad.training.adapters.branches import Beforehand, Branch, Factors
 from onnxgrad.training.adapters.config import LoRA, VeRA
 from onnxgrad.training.adapters.record import DORA, LORA, VERA, Entry, Record, base_fingerprint, record_in
 from onnxgrad.training.adapters.sites import LINEAR, weights
-from onnxgrad.training.adapters.targets import Target, chosen
+from onnxgrad.training.adapters.targets import Target, select_targets
 from onnxgrad.training.adapters.values import drawn, projections
 from onnxgrad.training.graph.lift_weights import initializer
 
@@ -48,7 +48,7 @@ def adapt(graph: ir.Graph, asked: LoRA | VeRA) -> Record:
             a weight.
     """
     rank = 0 if isinstance(asked, VeRA) else asked.rank
-    targets = chosen(asked.patterns, weights(graph), graph, rank)
+    targets = select_targets(asked.patterns, weights(graph), graph, rank)
     base = base_fingerprint(graph)
     if isinstance(asked, VeRA):
         record = Record(VERA, asked.rank, 1.0, asked.dropout, False, base, seed=asked.seed)

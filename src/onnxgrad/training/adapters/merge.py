@@ -47,7 +47,7 @@ def merged(model: ir.Model) -> ir.Model:
                 tensors = " and ".join(map(repr, entry.tensors.values()))
                 raise BadInput(f"{tensors} are no factors of {entry.weight!r}, which has the shape {list(old.shape)}")
         new, dtype = new.astype(old.dtype), held[weight].dtype
-        graph.initializers[weight].const_value = _kept(new, dtype, weight, scratch if large else None)
+        graph.initializers[weight].const_value = _store(new, dtype, weight, scratch if large else None)
     for name in (*record.own, *record.shared.values()):
         if not graph.initializers[name].uses():
             del graph.initializers[name]
@@ -55,7 +55,7 @@ def merged(model: ir.Model) -> ir.Model:
     return model
 
 
-def _kept(array: np.ndarray, dtype: ir.DataType, name: str, scratch: Scratch | None) -> ir.TensorProtocol:
+def _store(array: np.ndarray, dtype: ir.DataType, name: str, scratch: Scratch | None) -> ir.TensorProtocol:
     """A tensor with `array`, on disk if there is a `scratch` with room for it."""
     try:
         if scratch is not None:

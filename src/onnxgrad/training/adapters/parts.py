@@ -74,7 +74,7 @@ def named_part(weight: Weight, text: str) -> WeightPart:
         if not int(start) < int(stop) <= size:
             raise BadInput(f"{weight.name!r} has {size} outputs; {text} are none of them")
         return WeightPart(int(start), int(stop), size)
-    found = _seen(weight)
+    found = _detect_qkv(weight)
     if text not in found:
         raise BadInput(
             f"the {size} outputs of {weight.name!r} are not seen to be queries, keys and values\n"
@@ -88,7 +88,7 @@ def outputs(weight: Weight) -> int:
     return weight.shape[0] if weight.kind == CONV else weight.ends[1]
 
 
-def _seen(weight: Weight) -> dict[str, WeightPart]:
+def _detect_qkv(weight: Weight) -> dict[str, WeightPart]:
     """Queries, keys and values, where they are seen."""
     site = weight.sites[0]
     out = site.node.outputs[0]
@@ -123,7 +123,7 @@ def _pieces(value: ir.Value, numbers: np.ndarray, size: int) -> Iterator[np.ndar
     for node, at in value.uses():
         if not is_standard(node) or (at > 0 and node.op_type not in _STAYS):
             continue
-        for out, moved in _moved(node, at, numbers):
+        for out, moved in _move_numbers(node, at, numbers):
             found = np.unique(moved)
             if len(found) < size:
                 yield found
@@ -131,7 +131,7 @@ def _pieces(value: ir.Value, numbers: np.ndarray, size: int) -> Iterator[np.ndar
                 yield from _pieces(out, moved, size)
 
 
-def _moved(node: ir.Node, at: int, numbers: np.ndarray) -> Iterator[tuple[ir.Value, np.ndarray]]:
+def _move_numbers(node: ir.Node, at: int, numbers: np.ndarray) -> Iterator[tuple[ir.Value, np.ndarray]]:
     """The outputs of `node` with the numbers in them; none if that is not known."""
     others = [v for i, v in enumerate(node.inputs) if i != at and v is not None]
     (out, *_) = node.outputs

@@ -77,7 +77,7 @@ def written(record: Record, values: Mapping[str, np.ndarray], whole: Mapping[str
     found: dict[str, np.ndarray] = {}
     for module, entries in by_module(record).items():
         for letter, key in _keys(entries[0]).items():
-            found[key] = _there(letter, entries, values, whole.get(module))
+            found[key] = _peft_tensor(letter, entries, values, whole.get(module))
     found |= {_SHARED[letter]: np.swapaxes(values[name], 0, 1) for letter, name in record.shared.items()}
     return found | {
         key: values[name].T if name in record.turned else values[name] for key, name in _also(record).items()
@@ -112,7 +112,7 @@ def name_parameters(record: Record, found: Mapping[str, Weight], held: Collectio
         )
 
 
-def _there(
+def _peft_tensor(
     letter: str, entries: Sequence[Entry], values: Mapping[str, np.ndarray], whole: np.ndarray | None
 ) -> np.ndarray:
     """One tensor of a module as PEFT has it."""
@@ -127,14 +127,14 @@ def _there(
     if letter not in ("A", "B"):
         return arrays[0]
     if letter == "B":
-        arrays = [_whole(e, a) for e, a in zip(entries, arrays)]
+        arrays = [_fill_outputs(e, a) for e, a in zip(entries, arrays)]
     if kernel:
         whole = np.concatenate(arrays, 0 if letter == "A" else 1)
         return whole if letter == "B" else over_groups(whole, entry.groups)
     return np.swapaxes(np.concatenate(arrays, -1 if letter == "A" else -2), -1, -2)
 
 
-def _whole(entry: Entry, b: np.ndarray) -> np.ndarray:
+def _fill_outputs(entry: Entry, b: np.ndarray) -> np.ndarray:
     """B of a part, with zeros for other outputs."""
     part, axis = entry.part, 0 if entry.kind == CONV else -1
     if part is None:
@@ -224,7 +224,7 @@ def read(record: Record, tensors: Mapping[str, np.ndarray], place: str) -> dict[
         for letter, key in keys.items():
             try:
                 found |= {e.tensors[letter]: a for e, a in zip(entries, _here(letter, entries, tensors[key]))}
-                fits = np.array_equal(_there(letter, entries, found, tensors[key]), tensors[key])
+                fits = np.array_equal(_peft_tensor(letter, entries, found, tensors[key]), tensors[key])
             except (ValueError, IndexError):
                 fits = False
             if not fits:

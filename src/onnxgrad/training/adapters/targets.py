@@ -45,7 +45,9 @@ class Target:
     label: str = ""
 
 
-def chosen(patterns: Sequence[str], weights: Mapping[str, Weight], graph: ir.Graph, rank: int = 0) -> list[Target]:
+def select_targets(
+    patterns: Sequence[str], weights: Mapping[str, Weight], graph: ir.Graph, rank: int = 0
+) -> list[Target]:
     """The targets among `weights` that `patterns` match, in the order of the patterns.
 
     A weight that a pattern names with parts has only these parts as targets.
@@ -144,7 +146,7 @@ def _of_attention(weights: Mapping[str, Weight], graph: ir.Graph) -> list[str]:
     found: set[str] = set()
     for node in graph.all_nodes():
         if node.op_type in _ATTENTION or _meets_activations(node, at):
-            found.update(_around(node, at))
+            found.update(_neighbouring_weights(node, at))
     linear = {n: w.module for n, w in weights.items() if w.kind == LINEAR}
     found = found or {n for n, module in linear.items() if _NAMES.search(n) or _NAMES.search(module)}
     if not found:
@@ -163,7 +165,7 @@ def _meets_activations(node: ir.Node, at: Mapping[ir.Node, str]) -> bool:
     return all(v is not None and any(True for _ in _back(v, at)) for v in node.inputs)
 
 
-def _around(node: ir.Node, at: Mapping[ir.Node, str]) -> Iterator[str]:
+def _neighbouring_weights(node: ir.Node, at: Mapping[ir.Node, str]) -> Iterator[str]:
     for value in node.inputs:
         if value is not None:
             yield from (at[n] for n in _back(value, at))

@@ -19,7 +19,7 @@ from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.model_io.aside import external_aside
 from onnxgrad.training.adapters.config import LoRA, VeRA
 from onnxgrad.training.graph.bounds import bounds
-from onnxgrad.training.graph.written_out import spared
+from onnxgrad.training.graph.written_out import neutral_operand
 from onnxgrad.training.metadata import CLASSES, HEAD
 
 
@@ -182,7 +182,7 @@ def _tail(output: ir.Value) -> tuple[list[ir.Value], ir.Node | None]:
             return passed, node
         pooled |= node.op_type in _POOLS
         single = node.op_type in ("Add", "Sub", "Mul", "Div") and len(data) == 1  # a bias, a scale, a temperature
-        inner = spared(node) or (data[0] if data and (single or node.op_type in _BEHIND | _POOLS) else None)
+        inner = neutral_operand(node) or (data[0] if data and (single or node.op_type in _BEHIND | _POOLS) else None)
         if inner is None:
             break
         passed.append(inner)

@@ -20,7 +20,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.axes import check_label_rows, fed_whole, fixed_batch
 from onnxgrad.training.data.by_position import named_by_position
-from onnxgrad.training.data.columns import Column, Dense, Mapped, held
+from onnxgrad.training.data.columns import Column, Dense, Mapped, single_array
 from onnxgrad.training.data.fields import Field, fitted, match
 from onnxgrad.training.data.fingerprint import fingerprint
 from onnxgrad.training.data.images import Images, Pictures
@@ -151,7 +151,7 @@ class Data:
     def labels(self) -> np.ndarray | None:
         """The class number of each row, where one array holds them."""
         names = [f.name for f in self.fields if f.label and f.name in self.columns]
-        rows = [self.arrays[n] if n in self.arrays else held(self.columns[n]) for n in names]
+        rows = [self.arrays[n] if n in self.arrays else single_array(self.columns[n]) for n in names]
         found = [a for a in rows if a is not None and a.dtype.kind in "iu" and a.shape == (len(self),)]
         return found[0] if len(found) == 1 else None
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from onnxgrad.errors import BadInput
-from onnxgrad.training.data.columns import Column, held
+from onnxgrad.training.data.columns import Column, single_array
 from onnxgrad.training.data.fields import LABELS
 from onnxgrad.training.data.labels import class_column, numbered
 
@@ -44,7 +44,7 @@ def labels_in(columns: Mapping[str, Column], name: str | None, classes: Sequence
     column = class_column(columns[found[0]], f"array {found[0]!r}")
     if classes is not None:
         column = numbered(column, classes, "the data", f"array {found[0]!r}")
-    array = held(column)
+    array = single_array(column)
     if array is None:
         raise BadInput(f"balanced weights need labels in one array; {found[0]!r} is read row by row")
     return array

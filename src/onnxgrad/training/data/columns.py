@@ -107,10 +107,10 @@ class Mapped(Dense):
         self.array = None
 
 
-def held(column: Column) -> np.ndarray | None:
+def single_array(column: Column) -> np.ndarray | None:
     """All rows of `column` where they are one array, in memory or in a file."""
     if isinstance(column, Selected):
-        whole = held(column.column)
+        whole = single_array(column.column)
         return None if whole is None else np.asarray(whole[column.rows])
     return np.asarray(column.rows) if isinstance(column, Dense) else None
 

@@ -35,7 +35,7 @@ from onnxgrad.training.data.arrow_size import unpacked_size
 from onnxgrad.training.data.columns import Column, Columns, Dense, Features, Items, Mapped, Remembered, Unusable, column
 from onnxgrad.training.data.images import SUFFIXES as PICTURES
 from onnxgrad.training.data.images import Images, image_folder, picture_files
-from onnxgrad.training.data.wide import joined
+from onnxgrad.training.data.wide import join_columns
 from onnxgrad.wording import tensor_text
 
 #: Bytes that any file may unpack to; a larger one may be so many times as large as it is packed.
@@ -65,7 +65,7 @@ def open_data(
         return Columns(source, source.source)
     columns = _opened(source, images)
     if inputs or trained:
-        columns = joined(columns, inputs or {}, trained or {})
+        columns = join_columns(columns, inputs or {}, trained or {})
     return Columns(columns, source_name(source))
 
 

@@ -35,7 +35,7 @@ class Joined(Column):
         return np.stack([np.asarray(c.take(rows, field)) for c in self.columns], axis=1)
 
 
-def joined(
+def join_columns(
     columns: Mapping[str, Column], inputs: Mapping[str, str], trained: Mapping[str, Features] | None = None
 ) -> dict[str, Column]:
     """`columns` with those that `inputs` says joined, under the name of the input, in their place.
@@ -71,7 +71,7 @@ def _ordered(text: str, trained: Features | None, columns: Mapping[str, Column])
     if trained is not None and text == trained.written:
         _check_present(trained, columns)
         return trained
-    chosen = tuple(_chosen(text, list(columns)))
+    chosen = tuple(_select_columns(text, list(columns)))
     if trained is not None and set(chosen) == set(trained.names):
         chosen = trained.names
     return Features(chosen, text)
@@ -135,7 +135,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _chosen(text: str, names: list[str]) -> list[str]:
+def _select_columns(text: str, names: list[str]) -> list[str]:
     """The columns that `text` names, in its order."""
     found: list[str] = []
     for part in text.split(",") if text not in names else [text]:

@@ -24,6 +24,7 @@ from onnxgrad.ir.schemas import schema_of
 from onnxgrad.model_io import AnyModel, load_model
 from onnxgrad.model_io.inline import inline_functions
 from onnxgrad.model_io.read import read_proto
+from onnxgrad.model_io.validity import blamed
 
 #: The opset that ``target="web"`` writes: the newest at which every operator of the table matches.
 OPSET = 18
@@ -119,10 +120,11 @@ def web_report(model: AnyModel) -> WebReport:
     """
     if isinstance(model, (str, os.PathLike)):
         model = load_model(model)
-    private = model.clone() if isinstance(model, ir.Model) else read_proto(model)
-    inline_functions(private)
-    infer_model(private)
-    return report_on(private)
+    with blamed(model):
+        private = model.clone() if isinstance(model, ir.Model) else read_proto(model)
+        inline_functions(private)
+        infer_model(private)
+        return report_on(private)
 
 
 def report_on(model: ir.Model) -> WebReport:
@@ -180,7 +182,7 @@ def _of_node(node: ir.Node, inside: str, opsets: dict[str, int]) -> OffDevice | 
     version = schema.since_version if schema is not None else opset
     if not versions_on_webgpu(name):
         return OffDevice(
-            name, PROCESSOR, "no kernel", _UNROLL if node.op_type in ("Loop", "Scan") else _otherwise(node, opset)
+            name, PROCESSOR, "no kernel", _UNROLL if node.op_type in ("Loop", "Scan") else _remedy(node, opset)
         )
     if not has_kernel(name, version):
         why = f"kernels for versions {versions_on_webgpu(name)}, this is {version}"
@@ -202,7 +204,7 @@ def splits_widely(node: ir.Node) -> bool:
 _UNROLL = "write the steps out if their number is small and fixed; else it is well on the processor"
 
 
-def _otherwise(node: ir.Node, opset: int) -> str:
+def _remedy(node: ir.Node, opset: int) -> str:
     schema = schema_of("", node.op_type, opset)
     written: bool = schema is not None and (schema.has_function or schema.has_context_dependent_function)  # type: ignore[attr-defined]
     return "target web writes it out in operators that have one" if written else "use an operator that has one"

@@ -164,7 +164,7 @@ class _Attention:
         if maker is None or not is_standard(maker) or not _is_last(maker) or maker.inputs[0] is None:
             return None
         score = maker.inputs[0]
-        inside = _behind(score)
+        inside = _score_nodes(score)
         products = [n for n in inside if n.op_type in ("MatMul", "Reshape")]
         operands = _factors(products[0], score) if len(products) == 1 else None
         if operands is None:
@@ -294,7 +294,7 @@ def _scaled(product: ir.Value, nodes: Sequence[ir.Node]) -> tuple[ir.Node, ir.Va
     return (users[0], factor) if fits and (users[0].op_type == "Mul" or first is product) else None  # type: ignore[return-value]
 
 
-def _behind(score: ir.Value) -> set[ir.Node]:
+def _score_nodes(score: ir.Value) -> set[ir.Node]:
     """The elementwise nodes and the product that `score` [.., queries, keys] is computed from."""
     inside: set[ir.Node] = set()
     todo = [score]

@@ -40,10 +40,10 @@ def with_private_statistics(b: Builder, node: ir.Node, serial: int) -> list[Var]
     y, *batch = b.append(new)
     for old, out in zip((mean, var), batch):
         out.value.type, out.value.shape = old.value.type, old.value.shape
-    return [y, *(moved(b, old, new, momentum) for old, new in zip((mean, var), batch))]
+    return [y, *(update_statistic(b, old, new, momentum) for old, new in zip((mean, var), batch))]
 
 
-def moved(b: Builder, old: Var, new: Var, momentum: float) -> Var:
+def update_statistic(b: Builder, old: Var, new: Var, momentum: float) -> Var:
     """A running statistic after a batch that has `new`."""
     return b.Mul(old, momentum) + b.Mul(new, 1 - momentum) if momentum else new
 

@@ -84,18 +84,18 @@ class Sorted:
         names = list(trained)
         count = sum(t.size for n in names if (t := values[n].const_value) is not None)
         odd = [n for n in names if n not in self.weights or values[n].shape is None or not len(values[n].shape or ())]
-        line = f"trains {len(names)} tensors, {count:,} numbers" + (f", among them {_some(odd)}" if odd else "")
+        line = f"trains {len(names)} tensors, {count:,} numbers" + (f", among them {_list_names(odd)}" if odd else "")
         groups: dict[str, list[str]] = {}
         for name, why in self.constants.items():
             if name not in names:
                 groups.setdefault(why, []).append(name)
         if groups:
-            line += "; left out as constants: " + ", ".join(f"{_some(n)} ({why})" for why, n in groups.items())
+            line += "; left out as constants: " + ", ".join(f"{_list_names(n)} ({why})" for why, n in groups.items())
             line += "; --trainable all trains these, too"
         return line
 
 
-def _some(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -142,14 +142,14 @@ def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], cir
         return INFINITE
     if re.split(r"[./]", name)[-1] in _BUFFERS:
         return "a buffer by its name"
-    if _along(array) <= 1 and array.size > 1 and _only_angles(value):
+    if _varying_axes(array) <= 1 and array.size > 1 and _only_angles(value):
         return "frequencies"
     uses = list(_meetings(value))
     if any(_scales_integers(node, at) for node, at, _ in uses):
         return "the scale of stored integers"
     bias = any(node.op_type in ("Add", "Sub") and _behind_layer(node, at) for node, at, _ in uses)
     layer = any(node.op_type in _LAYERS or not is_standard(node) for node, _, _ in uses)
-    if array.size > 1 and _along(array) == 1 and (bias or layer):
+    if array.size > 1 and _varying_axes(array) == 1 and (bias or layer):
         return ""
     if value in circles or _regular(array):
         return "a table of sines, or a regular grid"
@@ -165,18 +165,18 @@ def _constant(name: str, value: ir.Value, named: bool, first: set[ir.Value], cir
         module = "." in name and not _MADE_UP.match(name) and any(n.op_type in _ELEMENTWISE for n, _, _ in uses)
         return "" if layer or gate or module or name in _NUMBERS or _FOLDED.match(name) else _ONE
     values = np.unique(array.astype(np.float64)) if array.size <= 1 << 20 else np.array([0.1])
-    if len(values) == 2 and 0 in values and (np.abs(values).max() >= 50 or (1 in values and _along(array) > 1)):
+    if len(values) == 2 and 0 in values and (np.abs(values).max() >= 50 or (1 in values and _varying_axes(array) > 1)):
         return "a mask"
     if len(values) > 2 and not np.any(np.mod(2 * values, 1)):
         return _GRID
     if value in first:
         return _INPUT
-    if named and _MADE_UP.match(name) and _along(array) > 1:
+    if named and _MADE_UP.match(name) and _varying_axes(array) > 1:
         return "made by the exporter"
     return ""
 
 
-def _along(array: np.ndarray) -> int:
+def _varying_axes(array: np.ndarray) -> int:
     """Along how many axes it has more than one entry."""
     return sum(n > 1 for n in array.shape)
 

@@ -100,7 +100,7 @@ class Precision:
             for n, t in ((SCALE, FLOAT), (GOOD, ir.DataType.INT64))
         )
         graph.inputs.extend([scale, good])
-        scaled = _before(b, gradient, lambda: b.var(loss) * b.cast_like(b.var(scale), b.var(loss)))
+        scaled = _insert_before(b, gradient, lambda: b.var(loss) * b.cast_like(b.var(scale), b.var(loss)))
         gradient.replace_input_with(len(gradient.inputs) - 1, scaled.value)
         lost = None
         for value in [v for v in gradient.outputs if v.uses()]:
@@ -150,7 +150,7 @@ class Precision:
                 if value not in cast:
                     source = wide.get(value)
                     if source is None:
-                        source = _before(b, node, lambda v=value: b.Cast(b.var(v), to=int(self.dtype))).value  # type: ignore[misc]
+                        source = _insert_before(b, node, lambda v=value: b.Cast(b.var(v), to=int(self.dtype))).value  # type: ignore[misc]
                     cast[value] = source
                 node.replace_input_with(i, cast[value])
             (out,) = node.outputs
@@ -167,7 +167,7 @@ def _is_lost(b: Builder, x: Var) -> Var:
     return b.IsNaN(b.ReduceSum(x - x, keepdims=0))
 
 
-def _before(b: Builder, node: ir.Node, write: Callable[[], Var]) -> Var:
+def _insert_before(b: Builder, node: ir.Node, write: Callable[[], Var]) -> Var:
     """Emit `write` before `node`."""
     with b.record() as made:
         result = write()

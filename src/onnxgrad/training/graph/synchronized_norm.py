@@ -21,7 +21,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.graph import named_values, scopes
 from onnxgrad.ir.names import described
-from onnxgrad.training.graph.batchnorm import moved, trains
+from onnxgrad.training.graph.batchnorm import trains, update_statistic
 from onnxgrad.transforms.gradient_node import is_gradient
 from onnxgrad.wording import type_text
 
@@ -111,7 +111,9 @@ def _written(b: Builder, node: ir.Node) -> list[Var]:
     mean, variance = (b.cast_like(statistic, x) for statistic in (mean, variance))
     gain = b.cast_like(scale, x) / b.Sqrt(variance + (1e-5 if epsilon is None else epsilon.as_float()))
     centre, slope, level = (_along_channels(b, p, x.rank) for p in (mean, gain, b.cast_like(bias, x)))
-    following = [moved(b, old, b.cast_like(new, old), momentum) for old, new in zip(running, (mean, variance))]
+    following = [
+        update_statistic(b, old, b.cast_like(new, old), momentum) for old, new in zip(running, (mean, variance))
+    ]
     return [(x - centre) * slope + level, *following]
 
 

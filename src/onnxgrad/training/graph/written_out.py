@@ -38,7 +38,7 @@ def log_softmax_of(node: ir.Node) -> tuple[ir.Value, int] | None:
     assert total is not None
     if (found := log_sum_exp(total)) is not None and found[0] is scores:
         return scores, found[1]
-    plus = _behind(total, "Add")  # the largest score, and the logarithm of the sum without it
+    plus = _producer_of_kind(total, "Add")  # the largest score, and the logarithm of the sum without it
     for most, log in () if plus is None else (plus.inputs[:2], plus.inputs[1::-1]):
         found = None if log is None else log_sum_exp(log)
         less = None if found is None else found[0].producer()
@@ -67,8 +67,8 @@ def reduced(value: ir.Value, kinds: tuple[str, ...], through: str = "") -> tuple
     seen, node = [value], value.producer()
     while node is not None and is_standard(node) and node.inputs and node.inputs[0] is not None:
         if node.op_type in kinds:
-            return None if through else _along(node, seen)
-        inner = spared(node)
+            return None if through else _reduction_operand(node, seen)
+        inner = neutral_operand(node)
         if node.op_type == through:
             inner, through = node.inputs[0], ""
         elif inner is None and node.op_type in _BROADCASTS:
@@ -80,7 +80,7 @@ def reduced(value: ir.Value, kinds: tuple[str, ...], through: str = "") -> tuple
     return None
 
 
-def _along(node: ir.Node, seen: list[ir.Value]) -> tuple[ir.Value, int] | None:
+def _reduction_operand(node: ir.Node, seen: list[ir.Value]) -> tuple[ir.Value, int] | None:
     """The operand and the axis of the reduction `node`, if the values `seen` behind it have the axis in its place."""
     x = node.inputs[0]
     axes = _axes(node)
@@ -116,13 +116,13 @@ def _quotient(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None]:
     if node.op_type == "Div":
         return node.inputs[0], node.inputs[1]
     for this, other in (node.inputs, node.inputs[::-1]) if node.op_type == "Mul" else ():
-        below = None if other is None else _behind(other, "Reciprocal")
+        below = None if other is None else _producer_of_kind(other, "Reciprocal")
         if below is not None:
             return this, below.inputs[0]
     return None, None
 
 
-def _behind(value: ir.Value, kind: str) -> ir.Node | None:
+def _producer_of_kind(value: ir.Value, kind: str) -> ir.Node | None:
     """The node of this kind that makes `value`, but for what gives it an axis back."""
     node = value.producer()
     while node is not None and node.op_type != kind and node.op_type in _BROADCASTS and node.inputs[0] is not None:
@@ -131,13 +131,13 @@ def _behind(value: ir.Value, kind: str) -> ir.Node | None:
 
 
 def unguarded(value: ir.Value) -> ir.Value:
-    """`value` without what keeps it from a division by zero or a logarithm of it: see `spared`."""
-    while (node := value.producer()) is not None and (inner := spared(node)) is not None:
+    """`value` without what keeps it from a division by zero or a logarithm of it: see `neutral_operand`."""
+    while (node := value.producer()) is not None and (inner := neutral_operand(node)) is not None:
         value = inner
     return value
 
 
-def spared(node: ir.Node) -> ir.Value | None:
+def neutral_operand(node: ir.Node) -> ir.Value | None:
     """The operand of a `node` that leaves probabilities what they are: times 1, plus a tiny number, cut to [0, 1], or
     plus a number where the sum of a row is 0 (as skl2onnx writes it), rounded to quantized numbers; None for another
     node."""

@@ -239,7 +239,7 @@ def _joined_parts(path: Path, index: Checkpoint, parts: Any) -> dict[str, np.nda
         raise BadInput(f"the checkpoint {str(path)!r} does not say which parts it has") from error
     places: dict[str, list[tuple[int, int]]] = {name: [] for name in state}
     for rank, (file, digest) in enumerate(files):
-        _put(_part(path, index, rank, len(files), file, digest), state, places, path.parent / file)
+        _copy_part(_part(path, index, rank, len(files), file, digest), state, places, path.parent / file)
     for name, found in places.items():
         ends = [0, *(end for place in sorted(found) for end in place), state[name].size]
         if any(low != high for low, high in list(pairwise(ends))[::2]):
@@ -268,7 +268,7 @@ def _part(path: Path, index: Checkpoint, rank: int, ranks: int, file: str, diges
     return found
 
 
-def _put(
+def _copy_part(
     part: Checkpoint, state: Mapping[str, np.ndarray], places: Mapping[str, list[tuple[int, int]]], path: Path
 ) -> None:
     """Write the tensors of a part to their places in `state`."""

@@ -30,7 +30,7 @@ from onnxgrad.runtime.session import session_source
 from onnxgrad.runtime.widened import has_bfloat16
 from onnxgrad.training.data import Data, Field
 from onnxgrad.training.graph.class_labels import class_names
-from onnxgrad.training.loop.predictions import Prediction, add_outputs, compared
+from onnxgrad.training.loop.predictions import Prediction, add_outputs, find_predictions
 from onnxgrad.training.measure.comparisons import Binary, Classes, Meter, are_shares
 from onnxgrad.training.metrics.registry import METRICS
 from onnxgrad.training.optim.averages import averaged
@@ -96,7 +96,7 @@ class Evaluation:
         read = {v.name for n in head for v in reads(n)}
         tail_inputs = {v.name for v in model.graph.inputs}
         labels = {n for n in step.batch if n not in given or (n not in read and n in tail_inputs)}
-        predictions = compared(nodes, labels)
+        predictions = find_predictions(nodes, labels)
         return cls(source, model, loss.name or "", boundary, labels, predictions, state, options)
 
     def field(self, value: ir.Value) -> Field:

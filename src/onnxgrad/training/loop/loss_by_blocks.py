@@ -48,7 +48,7 @@ class LossByBlocks:
             shape = None if scores is None else scores.shape
             if labels not in columns or shape is None or len(shape) != 2 or not isinstance(shape[1], int):
                 continue
-            source = _before(columns[labels], "Reshape", "Expand", "Pad")
+            source = _skip_back(columns[labels], "Reshape", "Expand", "Pad")
             ignored = inner.attributes.get("ignore_index")
             if source is not None:
                 return cls(node, inner, source.name or "", shape[1], None if ignored is None else ignored.as_int())
@@ -57,7 +57,7 @@ class LossByBlocks:
     @property
     def words(self) -> bool:
         """True if the rows were tokens, [rows, time, …], before they were flattened."""
-        rows = _before(Iteration.of(self.node).scanned[0], "Reshape", "Pad")
+        rows = _skip_back(Iteration.of(self.node).scanned[0], "Reshape", "Pad")
         node = None if rows is None else rows.producer()
         source = node.inputs[0] if node is not None and node.op_type == "Flatten" else None
         return source is not None and source.shape is not None and len(source.shape) == 3
@@ -67,11 +67,11 @@ class LossByBlocks:
         """True if the minimized loss is just the mean over the labels that count."""
         graph = self.node.graph
         assert isinstance(graph, ir.Graph)
-        total = _before(graph.outputs[0], "Identity")
+        total = _skip_back(graph.outputs[0], "Identity")
         mean = None if total is None else total.producer()
         if mean is None or mean.op_type != "Div" or len(self.loss.inputs) > 2:
             return False
-        return _before(mean.inputs[0], "ReduceSum", "Pad", "Reshape") is self.node.outputs[0]
+        return _skip_back(mean.inputs[0], "ReduceSum", "Pad", "Reshape") is self.node.outputs[0]
 
     def tell(self) -> ir.Value:
         """Have the Scan also give, of each row, the three numbers of the task ``ranked``: [.., .., 3]."""
@@ -99,7 +99,7 @@ class LossByBlocks:
         return stack
 
 
-def _before(value: ir.Value | None, *kinds: str) -> ir.Value | None:
+def _skip_back(value: ir.Value | None, *kinds: str) -> ir.Value | None:
     """The source of `value` behind nodes of `kinds`."""
     while value is not None and (node := value.producer()) is not None and node.op_type in kinds:
         value = node.inputs[0]

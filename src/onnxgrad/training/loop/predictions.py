@@ -40,7 +40,7 @@ class Prediction:
         return self.comparison.ignored if isinstance(self.comparison, Classes) else None
 
 
-def compared(nodes: list[ir.Node], labels: set[str]) -> list[Prediction]:
+def find_predictions(nodes: list[ir.Node], labels: set[str]) -> list[Prediction]:
     """The predictions that the tail compares with labels in a known way; they become outputs."""
     graph = nodes[0].graph
     assert isinstance(graph, ir.Graph)

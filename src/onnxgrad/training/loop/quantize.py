@@ -23,7 +23,7 @@ from onnxgrad.training.loop.train import train
 from onnxgrad.training.measure.predict import AnyModel, fields_of
 from onnxgrad.training.quantization.fold import folded
 from onnxgrad.training.quantization.learned_rounding import learn_rounding
-from onnxgrad.training.quantization.place import Scheme, opened_floats, placed
+from onnxgrad.training.quantization.place import Scheme, opened_floats, place_quantizers
 
 #: Rows that activations are calibrated over.
 ROWS = 512
@@ -100,7 +100,7 @@ def quantized(
     opened = opened_floats(model)
     trained = Preprocessing.of(opened)
     fed = Data(data, fields_of(opened), source_name(data), inputs=inputs, trained=trained)
-    found = placed(opened, scheme, _batches(fed, rows))
+    found = place_quantizers(opened, scheme, _batches(fed, rows))
     if scheme.rounding == "learned":
         learn_rounding(found, _batches(fed, rows))
     return found

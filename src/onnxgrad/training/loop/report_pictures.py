@@ -12,7 +12,7 @@ from onnxgrad.training.data import Data
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.html_report import Picture, write_report
 from onnxgrad.training.loop.run import Run
-from onnxgrad.training.measure.evaluate import compared, prediction_of
+from onnxgrad.training.measure.evaluate import evaluate_rows, prediction_of
 from onnxgrad.training.measure.misses import confusion_picture, misses_picture
 from onnxgrad.training.optim.averages import averaged
 
@@ -26,7 +26,7 @@ def report_pictures(model: ir.Model, held_out: Data | None, options: Options | N
     if held_out is None or len(labels) != 1:
         return []
     try:
-        found = compared(model, held_out, labels[0], prediction_of(model, None), options=options, worst=WORST)
+        found = evaluate_rows(model, held_out, labels[0], prediction_of(model, None), options=options, worst=WORST)
     except BadInput:  # it compares nothing that a picture could show
         return []
     drawn = [(f"The {WORST} rows that the model is most wrong about", misses_picture(found.worst or []))]

@@ -27,7 +27,7 @@ from onnxgrad.training.loop.trained import AnyData, Trained
 from onnxgrad.training.loop.trainer_setup import set_up
 from onnxgrad.training.measure import predict
 from onnxgrad.training.metrics.registry import names_of
-from onnxgrad.training.parallel.joining import together
+from onnxgrad.training.parallel.joining import on_all_ranks
 from onnxgrad.training.spec.training_info import AnyTrainingModel
 from onnxgrad.training.step.step import Step
 
@@ -144,9 +144,7 @@ class Trainer(Trained):
     ) -> dict[str, float]:
         """Loss and metrics of the inference model, with the weights as they are now, over the data (see `fit`)."""
         with self.strategy.ranks.agreeing():
-            check_whole(batch_size=batch_size)
-        if batch_size < 1:
-            raise BadInput(f"batch_size must be at least 1, not {batch_size}")
+            check_whole(1, batch_size=batch_size)
         text = self.preprocessing.text(tokenizer, max_length)
         rows = self.data(with_labels(data, y), "the validation data", inputs, images, text)
         self.check_classes(rows)
@@ -156,7 +154,7 @@ class Trainer(Trained):
         )
 
     @checked
-    @together
+    @on_all_ranks
     def find_rate(
         self,
         data: AnyData,
@@ -214,7 +212,7 @@ class Trainer(Trained):
         )  # fmt: skip
 
     @checked
-    @together
+    @on_all_ranks
     @takes(*FIT)
     def fit(
         self, data: AnyData, y: Any = None, *, recipe: Recipe | None = None, **settings: Unpack[FitKeywords]

@@ -78,7 +78,7 @@ def class_axis(y: ir.Value, square: bool = False) -> int:
     return 1
 
 
-def _behind(y: ir.Value) -> ir.Node | None:
+def _scoring_node(y: ir.Value) -> ir.Node | None:
     """The node that makes `y`, but for what adds a bias or a factor to it."""
     node = y.producer()
     while is_op(node, _THROUGH):
@@ -88,11 +88,11 @@ def _behind(y: ir.Value) -> ir.Node | None:
 
 
 def _is_product(y: ir.Value) -> bool:
-    node = _behind(y)
+    node = _scoring_node(y)
     weight = node.inputs[1] if is_op(node, "MatMul") else None
     return weight is not None and weight.shape is not None and len(weight.shape) == 2
 
 
 def _is_convolution(y: ir.Value) -> bool:
-    node = _behind(y)
+    node = _scoring_node(y)
     return node is not None and node.op_type in ("Conv", "ConvTranspose")

@@ -22,7 +22,7 @@ from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.match import constant, is_op, is_standard, permutation, producer
 from onnxgrad.ir.shapes import same_dims
 from onnxgrad.training.graph.bounds import bounds
-from onnxgrad.training.graph.written_out import log_softmax_of, reduced, share_of, spared, unguarded
+from onnxgrad.training.graph.written_out import log_softmax_of, neutral_operand, reduced, share_of, unguarded
 
 Get = Callable[[ir.Value], Var]
 
@@ -64,7 +64,7 @@ def scores(value: ir.Value, axis: int) -> Ending | None:
     if not -len(value.shape) <= axis < len(value.shape):
         return None
     axis %= len(value.shape)
-    if (inner := spared(node)) is not None:
+    if (inner := neutral_operand(node)) is not None:
         return scores(inner, axis)
     first = node.inputs[0] if node.inputs else None
     if first is None or node.domain not in ("", "ai.onnx", "ai.onnx.ml"):
@@ -79,7 +79,7 @@ def scores(value: ir.Value, axis: int) -> Ending | None:
     if of in _MOVES:
         before = _axis_before(node, axis)
         found = None if before is None else scores(first, before)
-        return None if found is None else _moved(node, found)
+        return None if found is None else _replay_move(node, found)
     if of == "Concat" and node.attributes.get_int("axis", 0) % len(value.shape) == axis:
         return _pair(node, axis)
     share = share_of(node)
@@ -129,9 +129,9 @@ def logit(value: ir.Value) -> Ending | None:
         return None if found is None else found.then(lambda b, x: -x)
     if node.op_type in _MOVES | _PICKS or _reduces_nothing(node):
         found = logit(first)
-        return None if found is None else _moved(node, found)
+        return None if found is None else _replay_move(node, found)
     if node.op_type == "Concat":
-        return _joined(node, logit)
+        return _join_endings(node, logit)
     if node.op_type == "Where":
         return _either(node)
     return _of_two(value)
@@ -153,8 +153,8 @@ def logarithm(value: ir.Value, axis: int | None = None) -> Ending | None:
         return found.then(lambda b, x: -b.Softplus(-x))
     if is_op(node, _MOVES | _PICKS):
         found = logarithm(first)
-        return None if found is None else _moved(node, found)
-    return _joined(node, logarithm) if is_op(node, "Concat") else None
+        return None if found is None else _replay_move(node, found)
+    return _join_endings(node, logarithm) if is_op(node, "Concat") else None
 
 
 def mixed(value: ir.Value, depth: int = 16) -> tuple[ir.Value, ir.Value] | None:
@@ -165,8 +165,8 @@ def mixed(value: ir.Value, depth: int = 16) -> tuple[ir.Value, ir.Value] | None:
     node = value.producer()
     if node is None or not depth or not is_standard(node):
         return None
-    if node.op_type in _MOVES | _PICKS or spared(node) is not None:
-        inner = spared(node) or node.inputs[0]
+    if node.op_type in _MOVES | _PICKS or neutral_operand(node) is not None:
+        inner = neutral_operand(node) or node.inputs[0]
         return None if inner is None else mixed(inner, depth - 1)
     if node.op_type != "Concat":
         return None
@@ -214,7 +214,7 @@ def _less_the_other(b: Builder, x: Var, axis: int) -> Var:
     return x - b.Gather(x, [1, 0], axis=axis)
 
 
-def _joined(node: ir.Node, of: Callable[[ir.Value], Ending | None]) -> Ending | None:
+def _join_endings(node: ir.Node, of: Callable[[ir.Value], Ending | None]) -> Ending | None:
     parts = [of(v) for v in node.inputs if v is not None]
     found = [p for p in parts if p is not None]
     if len(found) != len(parts) or not found:
@@ -246,7 +246,7 @@ def _reduces_nothing(node: ir.Node) -> bool:
     return bool(axes) and all(-len(x.shape) <= a < len(x.shape) and x.shape[a] == 1 for a in axes or ())
 
 
-def _moved(node: ir.Node, before: Ending) -> Ending:
+def _replay_move(node: ir.Node, before: Ending) -> Ending:
     """`node`, which only moves numbers, on the logits instead of the probabilities."""
     attributes: dict[str, Any] = dict(node.attributes.items())
     return before.then(lambda b, x: b.emit(node.op_type, x, *(v and b.var(v) for v in node.inputs[1:]), **attributes))

@@ -123,10 +123,10 @@ def evaluate(
     text = trained.text(tokenizer, max_length)
     fields = [*fields_of(opened), own]
     rows = Data(columns, fields, source_name(data), classes=names, text=text, trained=trained)
-    return compared(opened, rows, called, output, asked, ignore_index, batch_size, options, worst, blank)
+    return evaluate_rows(opened, rows, called, output, asked, ignore_index, batch_size, options, worst, blank)
 
 
-def compared(
+def evaluate_rows(
     model: ir.Model,
     rows: Data,
     called: str,

@@ -161,12 +161,12 @@ def predict(
     for _, given in batches_of(opened, rows, wanted, batch_size, options):
         for name in wanted:
             parts[name].append(given[name])
-    found = {name: _joined(name, arrays) for name, arrays in parts.items()}
+    found = {name: _join_batches(name, arrays) for name, arrays in parts.items()}
     files = rows.files
     return found if files is None or FILE in found else {FILE: files, **found}
 
 
-def _joined(name: str, arrays: list[np.ndarray]) -> np.ndarray:
+def _join_batches(name: str, arrays: list[np.ndarray]) -> np.ndarray:
     if len({a.shape[1:] for a in arrays}) > 1:
         raise BadInput(f"the output {name!r} has other sizes in other batches; predict with a batch size of 1 row each")
     return np.concatenate(arrays)

@@ -13,7 +13,7 @@ from onnxgrad.model_io import AnyModel, open_model
 from onnxgrad.model_io.validity import complaint
 from onnxgrad.training.build.attach import attach
 from onnxgrad.training.graph.rounding import is_rounding
-from onnxgrad.training.spec.training_info import told
+from onnxgrad.training.spec.training_info import training_notes
 from onnxgrad.training.step.compile import compile_step
 from onnxgrad.wording import tensor_text
 
@@ -58,7 +58,7 @@ def readiness(model: AnyModel, loss: Any = None, **attached: Any) -> list[Findin
         algorithm = proto.training_info[0].algorithm
         given = [f"{v.name} {_declared(v)}" for v in algorithm.input]
         labels = f"; labels: {', '.join(given)}" if given else ""
-        facts = [Finding(FACT, f"with loss {name}{labels}"), *(Finding(FACT, line) for line in told(proto))]
+        facts = [Finding(FACT, f"with loss {name}{labels}"), *(Finding(FACT, line) for line in training_notes(proto))]
         return [*facts, *found]
     if problem := complaint(opened):
         raise BadInput(f"the model is not valid: {problem}")

@@ -157,7 +157,7 @@ def _errors(of: Callable[[np.ndarray], np.ndarray], then: Callable[[float], Any]
     return lambda: Mean(lambda y, t: of(np.asarray(y, np.float64) - t), then)
 
 
-def _told(column: int, of: Callable[[np.ndarray, np.ndarray], np.ndarray], then: Any = float) -> dict[str, Any]:
+def _from_summary(column: int, of: Callable[[np.ndarray, np.ndarray], np.ndarray], then: Any = float) -> dict[str, Any]:
     """Of a column of what is told of ranked classes, and of the labels."""
     return {"ranked": lambda: Mean(lambda told, labels: of(told[:, column], labels), then)}
 
@@ -178,12 +178,12 @@ def _words(space: int) -> Callable[[], Running]:
 
 METRICS: dict[str, Metric] = {
     "accuracy": Metric("rows whose largest score is that of their class ÷ rows",
-        _rows(_right, "classes", "binary") | _told(0, np.equal),
+        _rows(_right, "classes", "binary") | _from_summary(0, np.equal),
         in_step={"classes": in_step.ACCURACY, "binary": in_step.BINARY_ACCURACY}),
     "balanced_accuracy": Metric("the mean of the recall over classes (macro)", {
         "classes": _macro("recall"), "binary": _macro("recall")}),
     "top5": Metric("rows whose class is among the five largest scores ÷ rows",
-        _rows(_top(5), "classes") | _told(1, lambda better, _: better < 5),
+        _rows(_top(5), "classes") | _from_summary(1, lambda better, _: better < 5),
         in_step={"classes": in_step.TOP5}),
     "precision": Metric("tp ÷ (tp + fp): of the ones, or the mean over classes (macro)", {
         "classes": _macro("precision"), "binary": _of_ones("precision")}),
@@ -198,9 +198,9 @@ METRICS: dict[str, Metric] = {
     "average_precision": Metric("Σ (recall step) · precision; of several classes the mean (macro)", {
         "classes": lambda: Whole(_each_class(average_precision)), "binary": lambda: Whole(average_precision)}),
     "log_loss": Metric("the mean of −log of the probability of the true class",
-        _rows(surprise, "classes", "binary") | _told(2, lambda surprise, _: surprise), larger=False),
+        _rows(surprise, "classes", "binary") | _from_summary(2, lambda surprise, _: surprise), larger=False),
     "perplexity": Metric("exp(log_loss)",
-        _rows(surprise, "classes", then=np.exp) | _told(2, lambda surprise, _: surprise, np.exp), larger=False),
+        _rows(surprise, "classes", then=np.exp) | _from_summary(2, lambda surprise, _: surprise, np.exp), larger=False),
     "mae": Metric("mean |y − t|", {"numbers": _errors(np.abs)}, larger=False, in_step={"numbers": in_step.MAE}),
     "mse": Metric("mean (y − t)²", {"numbers": _errors(np.square)}, larger=False, in_step={"numbers": in_step.MSE}),
     "rmse": Metric("√mse", {"numbers": _errors(np.square, np.sqrt)}, larger=False),

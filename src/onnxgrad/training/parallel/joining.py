@@ -34,7 +34,7 @@ def ranks_of(distributed: Ranks | Collective | str | None) -> Ranks:
     return Ranks(distributed) if distributed.size > 1 else SingleRank()
 
 
-def together(method: Callable[P, R]) -> Callable[P, R]:
+def on_all_ranks(method: Callable[P, R]) -> Callable[P, R]:
     """Decorate a method of a trainer that all ranks call: an error before they agree is raised on all of them."""
 
     @wraps(method)

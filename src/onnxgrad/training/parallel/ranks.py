@@ -102,7 +102,7 @@ class Ranks:
             does = one["does"]
             for what in sorted({**first, **does}):
                 if first.get(what) != does.get(what):
-                    lines.append(f"rank {rank}: {_told(what, does.get(what), first.get(what))}")
+                    lines.append(f"rank {rank}: {_describe_difference(what, does.get(what), first.get(what))}")
         if lines:
             more = f"\n  and {len(lines) - 8} more" if len(lines) > 8 else ""
             raise OnAll("the ranks are not about to do the same, as rank 0 does\n  " + "\n  ".join(lines[:8]) + more)
@@ -229,7 +229,7 @@ def digest(state: Mapping[str, np.ndarray]) -> str:
     return found.hexdigest()
 
 
-def _told(what: str, here: Any, there: Any) -> str:
+def _describe_difference(what: str, here: Any, there: Any) -> str:
     """One line for a difference; digests are not shown."""
     texts = [str(value) for value in (here, there)]
     if any(len(text) >= 32 for text in texts):

@@ -80,7 +80,9 @@ class Units:
         for name in split.update.results:
             if of.get(values[name], 0) & owned:
                 raise _inseparable(name)
-        groups = _joined([*gradients, *((bits[n] | end) & owned for n, end in ends.items() if bits[n] & owned)])
+        groups = _merge_overlapping(
+            [*gradients, *((bits[n] | end) & owned for n, end in ends.items() if bits[n] & owned)]
+        )
         self.units = [
             Unit([n for n in split.pieces if bits[n] & group], [n for n in state if bits[n] & group], [])
             for group in sorted(groups, key=_low)
@@ -246,7 +248,7 @@ def _low(bits: int) -> int:
     return bits & -bits
 
 
-def _joined(groups: Iterable[int]) -> list[int]:
+def _merge_overlapping(groups: Iterable[int]) -> list[int]:
     """Sets of bits, those that have any in common as one."""
     found: list[int] = []
     for group in groups:

@@ -118,7 +118,7 @@ def _layers(model: ir.Model) -> Iterator[_Layer]:
     record = record_in(model)
     for name in () if record is None else record.weights:
         master = model.graph.initializers[name]
-        way = [(node, at) for value in _alone(master, 3) for node, at in value.uses()]
+        way = [(node, at) for value in _exclusive_chain(master, 3) for node, at in value.uses()]
         if len(way) < 3 or not all(is_rounding(node) for node, _ in way[:2]):
             continue
         rounding, (node, at) = way[0][0], way[2]
@@ -128,7 +128,7 @@ def _layers(model: ir.Model) -> Iterator[_Layer]:
             yield _Layer(master, rounding, node)
 
 
-def _alone(value: ir.Value, most: int) -> Iterator[ir.Value]:
+def _exclusive_chain(value: ir.Value, most: int) -> Iterator[ir.Value]:
     """`value` and what is made of it, as long as one node reads each; at most so many."""
     while most and len(value.uses()) == 1 and not value.is_graph_output():
         yield value

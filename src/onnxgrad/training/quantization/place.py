@@ -124,7 +124,7 @@ def _separate_biases(graph: ir.Graph, names: Names) -> None:
             node.replace_input_with(2, own)
 
 
-def placed(model: ir.Model, scheme: Scheme, batches: Iterable[Mapping[str, np.ndarray]]) -> ir.Model:
+def place_quantizers(model: ir.Model, scheme: Scheme, batches: Iterable[Mapping[str, np.ndarray]]) -> ir.Model:
     """`model`, from `opened_floats`, quantized as `scheme` says, its weights as floats that are rounded where they are
     read (see `masters`).
 

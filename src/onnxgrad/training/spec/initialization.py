@@ -31,7 +31,7 @@ def initialized(source: Source, seed: int | None = None) -> Source:
     model, infos = source.model.clone(), [_copied(info) for info in source.infos]
     draws = np.random.default_rng(seed)
     for index, info in enumerate(infos):
-        values = _evaluated(source.model, info.initialization, index, draws)
+        values = _evaluate(source.model, info.initialization, index, draws)
         for binding in info.initialization_binding:
             where = f"training entry {index}, initialization binding {binding.key!r} ← {binding.value!r}"
             array = values[binding.value]
@@ -48,9 +48,7 @@ def initialized(source: Source, seed: int | None = None) -> Source:
     return Source(model, infos)
 
 
-def _evaluated(
-    model: ir.Model, graph: onnx.GraphProto, index: int, draws: np.random.Generator
-) -> dict[str, np.ndarray]:
+def _evaluate(model: ir.Model, graph: onnx.GraphProto, index: int, draws: np.random.Generator) -> dict[str, np.ndarray]:
     """The outputs of an initialization graph."""
     if not graph.output:
         return {}

@@ -60,7 +60,7 @@ def model_proto(model: AnyTrainingModel) -> onnx.ModelProto:
     return gathered(load_model(model) if isinstance(model, (str, os.PathLike)) else model)
 
 
-def told(model: onnx.ModelProto | ir.Model) -> list[str]:
+def training_notes(model: onnx.ModelProto | ir.Model) -> list[str]:
     """Human-readable notes that `attach` stored in the model's training metadata."""
     infos = training_info(model) if isinstance(model, ir.Model) else model.training_info
     props = [p for info in infos for p in info.algorithm.metadata_props]

@@ -25,7 +25,7 @@ from onnxgrad.training.spec.training_info import AnyTrainingModel, Source, own_n
 from onnxgrad.training.spec.validation import read_valid
 from onnxgrad.training.step.compile import compile_step
 from onnxgrad.training.step.memory_budget import in_good_order
-from onnxgrad.training.step.pieces import Bucket, giving, taking
+from onnxgrad.training.step.pieces import Bucket, add_results, taking
 from onnxgrad.training.step.step import StateTensor, Step
 
 BUCKET, TOTAL, KEEP = "gradient_bucket", "gradient_total", "gradient_keep"
@@ -239,7 +239,7 @@ class Accumulating:
         self.bucket = self._part = Bucket(split.pieces, self._dtype(split).numpy())
         if parts > 1:
             self._part = Bucket(split.pieces, self.bucket.array.dtype)
-        first = giving(split.gradient, split.pieces, self._dtype(split), (BUCKET, TOTAL, KEEP))
+        first = add_results(split.gradient, split.pieces, self._dtype(split), (BUCKET, TOTAL, KEEP))
         self.update = self._updating(split, options)
         self.gradient = self._computing(first, options, self._part.pieces)
         share(self.gradient, self.update)

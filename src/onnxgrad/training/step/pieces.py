@@ -23,7 +23,7 @@ from onnxgrad.runtime.session import aligned
 from onnxgrad.training.step.step import Step
 
 
-def giving(step: Step, pieces: Iterable[str], dtype: ir.DataType, without: Collection[str]) -> Step:
+def add_results(step: Step, pieces: Iterable[str], dtype: ir.DataType, without: Collection[str]) -> Step:
     """`step`, which gives the values called `pieces` as `dtype` as well, but has none of the inputs `without`."""
     model = step.model.clone()
     graph, values = model.graph, named_values(model.graph)

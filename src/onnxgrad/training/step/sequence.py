@@ -19,7 +19,7 @@ def in_sequence(first: Step, second: Step) -> Step:
     """
     graph, names = first.model.graph, Names.of_graph(first.model.graph)
     ends_of_second = list(second.model.graph.outputs)
-    own, inputs = _take_over(graph, second, names, _known(first, second))
+    own, inputs = _take_over(graph, second, names, _shared_inputs(first, second))
     outputs = {v.name: v for v in graph.outputs}
     rates = dict(first.rates) | {own[n]: t for n, t in second.rates.items()}
     added = {n: replace(t, input=own.get(t.input, t.input), output=own[t.output]) for n, t in second.state.items()}
@@ -40,7 +40,7 @@ def in_sequence(first: Step, second: Step) -> Step:
     return replace(first, state=state, batch=batch, results=results, rates=rates, reads=reads, loss=loss)
 
 
-def _known(first: Step, second: Step) -> dict[str, ir.Value]:
+def _shared_inputs(first: Step, second: Step) -> dict[str, ir.Value]:
     """The values in `first` for the inputs of `second`: updated state, else an input of the same role."""
     graph = first.model.graph
     updated = {v.name: v for v in graph.outputs}

@@ -47,22 +47,22 @@ class Compression:
 
 def compress(pattern: csr_array) -> Compression:
     """The cheapest way found to compute a matrix of this pattern: by columns, by rows, or the dense ones apart."""
-    candidates = [_split(pattern, 0), _turned(_split(pattern.T.tocsr(), 0))]
+    candidates = [_split(pattern, 0), _transpose_split(_split(pattern.T.tocsr(), 0))]
     dense = _dense_rows(pattern)
     if dense:
         candidates.append(_split(pattern, dense))
     across = pattern.T.tocsr()
     if dense := _dense_rows(across):
-        candidates.append(_turned(_split(across, dense)))
+        candidates.append(_transpose_split(_split(across, dense)))
     best = min(candidates, key=lambda c: c[0] + c[1])  # the first of equals: forward mode needs no residuals
-    return _placed(pattern, best)
+    return _compress(pattern, best)
 
 
 def compress_symmetric(pattern: csr_array) -> Compression:
     """The same for a symmetric matrix, in forward mode only; `pattern` must be symmetric."""
     plain, star = _coloured(pattern), _star(pattern)
     if plain.max(initial=-1) <= star.max(initial=-1):
-        return _placed(pattern, (int(plain.max(initial=-1)) + 1, 0, plain, np.full(pattern.shape[0], -1)))
+        return _compress(pattern, (int(plain.max(initial=-1)) + 1, 0, plain, np.full(pattern.shape[0], -1)))
     m = pattern.shape[0]
     rows, columns = _places(pattern)
     count = int(star.max(initial=-1)) + 1
@@ -107,7 +107,7 @@ def _without_rows(pattern: csr_array, dropped: np.ndarray) -> csr_array:
     return coo_array((entries, (rows[kept], columns[kept])), shape=pattern.shape).tocsr()
 
 
-def _turned(split: Split) -> Split:
+def _transpose_split(split: Split) -> Split:
     """Convert a split of the transposed matrix to one of the matrix."""
     forward, reverse, columns, rows = split
     return reverse, forward, rows, columns
@@ -121,7 +121,7 @@ def _dense_rows(pattern: csr_array) -> int:
     return best if best and bounds[best] < counts[0] else 0
 
 
-def _placed(pattern: csr_array, split: Split) -> Compression:
+def _compress(pattern: csr_array, split: Split) -> Compression:
     forward, reverse, column_colours, row_colours = split
     m, n = pattern.shape
     rows, columns = _places(pattern)

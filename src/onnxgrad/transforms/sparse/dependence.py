@@ -90,7 +90,7 @@ def matrix(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> csr
     return csr_array(coo_array((entries, (rows.reshape(-1), columns.reshape(-1))), shape=shape))
 
 
-def picked(numbers: np.ndarray, size: int) -> csr_array:
+def selection_matrix(numbers: np.ndarray, size: int) -> csr_array:
     """Element i of the result is the element ``numbers[i]`` of `size`, none where that is negative."""
     flat = numbers.reshape(-1)
     rows = np.flatnonzero(flat >= 0)
@@ -105,11 +105,11 @@ def elementwise(s: SizedNode) -> Found:
     out, found = s.shapes[0], {}
     for i, x in enumerate(s.x):
         if x is not None and x.asked:
-            found[i] = None if x.shape == out else picked(np.broadcast_to(x.numbers, out), x.numbers.size)
+            found[i] = None if x.shape == out else selection_matrix(np.broadcast_to(x.numbers, out), x.numbers.size)
     return [found]
 
 
-def moved(s: SizedNode) -> Found:
+def moved_elements(s: SizedNode) -> Found:
     """Each element is one of an operand, or a constant: the operator is run on their numbers, from 1 on."""
     proto = ir.to_proto(s.node)
     feeds: dict[str, np.ndarray] = {}
@@ -137,7 +137,9 @@ def moved(s: SizedNode) -> Found:
             x = s.x[i]
             assert x is not None
             numbers = np.asarray(y, np.int64) - first
-            parts[i] = picked(np.where((numbers >= 0) & (numbers < x.numbers.size), numbers, -1), x.numbers.size)
+            parts[i] = selection_matrix(
+                np.where((numbers >= 0) & (numbers < x.numbers.size), numbers, -1), x.numbers.size
+            )
         found.append(parts)
     return found
 
@@ -171,7 +173,7 @@ def _scattered(s: SizedNode, data: Operand, updates: Operand, targets: np.ndarra
         kept = data.numbers.copy()
         if s.attr("reduction", "none") == "none":
             kept.reshape(-1)[targets.reshape(-1)] = -1
-        found[0] = picked(kept, size)
+        found[0] = selection_matrix(kept, size)
     if updates.asked:
         found[2] = matrix(targets, updates.numbers, (size, updates.numbers.size))
     return [found]
@@ -202,10 +204,10 @@ def _spread(s: SizedNode, axes: Sequence[int]) -> csr_array:
     lines = np.arange(math.prod(n for i, n in enumerate(x.shape) if i not in axes))
     lines = lines.reshape([1 if i in axes else n for i, n in enumerate(x.shape)])
     over = _over(x, axes)
-    return picked(np.broadcast_to(lines, x.shape), over.shape[0]) @ over
+    return selection_matrix(np.broadcast_to(lines, x.shape), over.shape[0]) @ over
 
 
-def along(s: SizedNode) -> Found:
+def along_axis(s: SizedNode) -> Found:
     """Each element from all along one axis."""
     assert s.x[0] is not None
     return [{0: _spread(s, [s.attr("axis", -1) % len(s.x[0].shape)])}]

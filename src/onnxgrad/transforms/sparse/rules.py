@@ -9,10 +9,10 @@ from onnxgrad.rules.registry import registry
 from onnxgrad.rules.rule import Elementwise, Rule
 from onnxgrad.transforms.sparse.dependence import (
     Dependence,
-    along,
+    along_axis,
     cumulated,
     elementwise,
-    moved,
+    moved_elements,
     normalized,
     reduced,
     scatter_elements,
@@ -23,7 +23,7 @@ from onnxgrad.transforms.sparse.windows import convolution, pooled
 
 _BY_KIND: dict[Kind | None, Dependence] = {Kind.ELEMENTWISE: elementwise, Kind.REDUCTION: reduced}
 _BY_NAME: dict[str, Dependence] = {
-    **dict.fromkeys(("Softmax", "LogSoftmax", "LpNormalization"), along),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "LpNormalization"), along_axis),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), normalized),
     **dict.fromkeys(("CumSum", "CumProd"), cumulated),
     **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), pooled),
@@ -46,5 +46,5 @@ def dependence_of(node: ir.Node, rule: Rule | None) -> Dependence | None:
     if not node.domain and node.op_type in _BY_NAME:
         return _BY_NAME[node.op_type]
     if traits.moves is not None:
-        return moved
+        return moved_elements
     return _BY_KIND.get(traits.kind)

@@ -73,7 +73,7 @@ def multilinear(op: Op, rule: Linear, xs: Sequence[Series | None], order: int) -
 # --- elementary functions --------------------------------------------------------------------------
 
 
-def _whole(op: Op, xs: Sequence[Series | None], i: int, order: int) -> Series:
+def _full_series(op: Op, xs: Sequence[Series | None], i: int, order: int) -> Series:
     """The series of operand `i`, constant if it does not move."""
     given = xs[i]
     if given is not None:
@@ -101,15 +101,15 @@ def _result(op: Op) -> Var:
 
 def _mul(op: Op, xs: list[Series | None]) -> Series:
     n = _order(xs)
-    return series.product(_whole(op, xs, 0, n), _whole(op, xs, 1, n))
+    return series.product(_full_series(op, xs, 0, n), _full_series(op, xs, 1, n))
 
 
 def _div(op: Op, xs: list[Series | None]) -> Series:
     n = _order(xs)
     if xs[1] is None:
         b = op.inputs[1]
-        return [None if a is None else a / b for a in _whole(op, xs, 0, n)]
-    return series.quotient(_whole(op, xs, 0, n), _whole(op, xs, 1, n), _result(op))
+        return [None if a is None else a / b for a in _full_series(op, xs, 0, n)]
+    return series.quotient(_full_series(op, xs, 0, n), _full_series(op, xs, 1, n), _result(op))
 
 
 def _reciprocal(op: Op, xs: list[Series | None]) -> Series:

@@ -70,11 +70,11 @@ def one_after_the_other(
 ) -> dict[ir.Value, Series]:
     """The tangent of `node`, the tangent of that, and so on: exact for any operator, for a price that grows fast."""
     moved = [v for v in dict.fromkeys([*node.inputs, *captured(node)]) if v is not None and v in found]
-    alone = {v: _alone(builder, v) for v in moved}
+    alone = {v: _unshared_copy(builder, v) for v in moved}
     levels: list[dict[ir.Value, Var]] = []
     for k in range(1, order + 1):
         given = {v: d for v in moved if (d := found[v][k]) is not None}
-        levels.append({v: Var(builder, _alone(builder, d.value)) for v, d in given.items()})
+        levels.append({v: Var(builder, _unshared_copy(builder, d.value)) for v, d in given.items()})
     copy = Copies(alone, builder.names).unnamed(node)
     held: dict[ir.Value, Series] = {v: [builder.var(v)] for v in node.outputs if v.name and is_differentiable(v)}
     with builder.record() as emitted:
@@ -102,7 +102,7 @@ def _moving(
     return seeds
 
 
-def _alone(builder: Builder, value: ir.Value) -> ir.Value:
+def _unshared_copy(builder: Builder, value: ir.Value) -> ir.Value:
     """A value of its own: what is emitted on it is shared with nothing else."""
     copy = builder.append(ir.Node("", "Identity", [value]))[0].value
     copy.type, copy.shape = value.type, value.shape

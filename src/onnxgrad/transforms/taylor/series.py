@@ -32,12 +32,12 @@ def scaled(a: Term, number: float) -> Term:
     return None if a is None or number == 0 else a * float(number) if number != 1 else a
 
 
-def times(a: Var, b: Var) -> Var:
+def multiply(a: Var, b: Var) -> Var:
     """a·b, element by element."""
     return a * b
 
 
-def leibniz(a: Series, b: Series, k: int, product: Product = times, first: int = 0, last: int | None = None) -> Term:
+def leibniz(a: Series, b: Series, k: int, product: Product = multiply, first: int = 0, last: int | None = None) -> Term:
     """Σ C(k, j)·a_j·b_(k-j) for j from `first` to `last`: the k-th derivative of a product, or a part of it."""
     total: Term = None
     for j in range(first, (k if last is None else last) + 1):
@@ -47,7 +47,7 @@ def leibniz(a: Series, b: Series, k: int, product: Product = times, first: int =
     return total
 
 
-def product(a: Series, b: Series, of: Product = times) -> Series:
+def product(a: Series, b: Series, of: Product = multiply) -> Series:
     """a·b."""
     return [leibniz(a, b, k, of) for k in range(min(len(a), len(b)))]
 
