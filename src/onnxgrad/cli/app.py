@@ -60,7 +60,8 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except OnnxGradError as e:
-            problem = train_ranks.said(e) if (train_ranks := sys.modules.get("onnxgrad.cli.train_ranks")) else e
+            ranks = sys.modules.get("onnxgrad.cli.train_ranks")  # imported by the commands that train
+            problem = ranks.error_to_print(e) if ranks else e
             if problem is not None:
                 console.error(problem)
             raise typer.Exit(BAD_INPUT) from e
