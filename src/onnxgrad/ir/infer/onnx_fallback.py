@@ -1,4 +1,4 @@
-"""The onnx package's own inference, for operators that the library does not know."""
+"""The onnx package's own inference: for operators that the library does not know, and its objections to operands."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import onnx
 import onnx_ir as ir
 import onnx_shape_inference as osi
 
+from onnxgrad.ir.constants import MOST_ELEMENTS
+from onnxgrad.ir.match import constant_tensor
 from onnxgrad.ir.schemas import schema_of
 
 
@@ -22,15 +24,8 @@ def _names_missing_axis(node: ir.Node) -> bool:
 
 def ask_onnx(node: ir.Node, context: osi.ShapeInferenceContext) -> None:
     """Set types and shapes of those outputs of `node` that have none, where the onnx package knows them."""
-    opset = context.get_opset_version(node.domain)
-    if _names_missing_axis(node) or schema_of(node.domain, node.op_type, opset) is None:
-        return
     try:
-        schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
-        proto = ir.to_proto(node)
-        types = {v.name or "": ir.to_proto(v).type for v in node.inputs if v is not None}
-        data = {v.name or "": ir.to_proto(v.const_value) for v in node.inputs if v is not None and v.const_value}
-        inferred = onnx.shape_inference.infer_node_outputs(schema, proto, types, data)
+        inferred = _inferred(node, context.get_opset_version(node.domain))
     except Exception:
         logging.getLogger(__name__).debug("inference failed on %s", node, exc_info=True)
         return
@@ -41,3 +36,24 @@ def ask_onnx(node: ir.Node, context: osi.ShapeInferenceContext) -> None:
             if value.shape is None:
                 value.shape = ir.serde.deserialize_type_proto_for_shape(inferred[value.name])
                 context.name_anonymous_dims(value)
+
+
+def objection(node: ir.Node, opset: int) -> str:
+    """The objection of the onnx package to the operands of `node`; empty if it has none."""
+    try:
+        _inferred(node, opset)
+    except onnx.shape_inference.InferenceError as error:
+        return str(error).rsplit("] ", 1)[-1]
+    return ""
+
+
+def _inferred(node: ir.Node, opset: int) -> dict[str, onnx.TypeProto]:
+    """Types of the outputs of `node`, as the onnx package infers them; empty for an operator that it does not know."""
+    if _names_missing_axis(node) or schema_of(node.domain, node.op_type, opset) is None:
+        return {}
+    schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    operands = {v.name or "": v for v in node.inputs if v is not None}
+    types = {name: ir.to_proto(v).type for name, v in operands.items()}
+    tensors = {name: constant_tensor(v) for name, v in operands.items()}
+    data = {name: ir.to_proto(t) for name, t in tensors.items() if t is not None and t.size <= MOST_ELEMENTS}
+    return onnx.shape_inference.infer_node_outputs(schema, ir.to_proto(node), types, data)

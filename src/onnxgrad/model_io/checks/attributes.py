@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxgrad.ir.match import single_constant
 from onnxgrad.model_io.checks.schema import Formal
 
 _Choices = dict[str, tuple[object, ...]]
@@ -59,9 +60,11 @@ def attribute_complaint(node: ir.Node, asked: Formal) -> str:
             numbers = list(a.value) if isinstance(a.value, (list, tuple)) else [a.value]
             if min(numbers, default=1) <= 0:
                 return f"{name} is {numbers if len(numbers) > 1 else numbers[0]}"
-    if node.op_type in _WITH_AXIS and (x := node.inputs[0]) is not None and x.shape is not None:
+    along = single_constant(node.inputs[1]) if node.op_type in ("CumSum", "CumProd") else None
+    if (node.op_type in _WITH_AXIS or along is not None) and (x := node.inputs[0]) is not None and x.shape is not None:
         given = node.attributes.get("axis")
         axis = asked.defaults.get("axis") if given is None else None if given.is_ref() else given.value
+        axis = axis if along is None else int(along.item())
         if axis is not None and not -len(x.shape) <= axis < len(x.shape):
             return f"axis {axis} is none of {len(x.shape)} axes"
     return ""

@@ -8,15 +8,22 @@ and so may sizes in a branch or a body, which need not run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import subgraphs
+from onnxgrad.ir.infer.corrections import BROADCASTING
 from onnxgrad.ir.infer.inference import kind_of
+from onnxgrad.ir.infer.onnx_fallback import objection
 from onnxgrad.ir.names import described
 from onnxgrad.model_io.checks.attributes import attribute_complaint
-from onnxgrad.model_io.checks.operands import operand_complaint, sizes, written
 from onnxgrad.model_io.checks.schema import formal, formal_complaint
+from onnxgrad.wording import shape_text
+
+#: Operators of which a derivative would be computed although their operands do not fit, and ONNX Runtime would run it.
+_ASKED = frozenset({*BROADCASTING, "Expand", "GridSample", "Slice"})
 
 
 def check_nodes(model: ir.Model) -> None:
@@ -37,7 +44,7 @@ def check_nodes(model: ir.Model) -> None:
                 continue
             why = complaint(node, imports.get(node.domain, 1), certain=not where)
             if why:
-                operands = ", ".join("" if v is None else f"{v.name} {written(sizes(v))}" for v in node.inputs)
+                operands = ", ".join("" if v is None else f"{v.name} {shape_text(v.shape)}" for v in node.inputs)
                 raise BadInput(f"the model is not valid: {described(node)}{where}, of ({operands}): {why}")
             if kind is not None:
                 good.add(kind)
@@ -53,4 +60,36 @@ def complaint(node: ir.Node, opset: int, *, certain: bool = True) -> str:
     why = formal_complaint(node, asked)
     if why or node.domain:
         return why
-    return attribute_complaint(node, asked) or operand_complaint(node, asked, certain)
+    why = attribute_complaint(node, asked)
+    if why or not certain:
+        return why
+    return objection(node, opset) if node.op_type in _ASKED else _labels_complaint(node) or _columns_complaint(node)
+
+
+def _labels_complaint(node: ir.Node) -> str:
+    """The shapes of labels and weights of a loss that do not fit: ONNX Runtime reads beyond their ends then."""
+    if node.op_type not in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"):
+        return ""
+    x, labels, weights = [*node.inputs, None][:3]
+    if x is None or x.shape is None:
+        return ""
+    for v, wanted in ((labels, [x.shape[0], *x.shape[2:]]), (weights, x.shape[1:2])):
+        if v is not None and v.shape is not None and not _may_fit(v.shape, wanted):
+            return f"{v.name} is {shape_text(v.shape)}, and should be {shape_text(wanted)}"
+    return ""
+
+
+def _may_fit(shape: ir.Shape, wanted: Sequence[int | ir.SymbolicDim]) -> bool:
+    sizes = [{d for d in pair if isinstance(d, int)} for pair in zip(shape, wanted)]
+    return len(shape) == len(wanted) and all(len(known) < 2 for known in sizes)
+
+
+def _columns_complaint(node: ir.Node) -> str:
+    """An odd number of columns of a RotaryEmbedding, which ONNX Runtime rotates nevertheless."""
+    x = node.inputs[0] if node.op_type == "RotaryEmbedding" else None
+    if x is None or x.shape is None:
+        return ""
+    heads, columns = node.attributes.get_int("num_heads", 0), node.attributes.get_int("rotary_embedding_dim", 0)
+    if not columns and isinstance(wide := x.shape[-1], int):
+        columns = wide // heads if heads and len(x.shape) == 3 else wide
+    return f"of {shape_text(x.shape)}, an odd number of columns is rotated" if columns % 2 else ""
