@@ -27,7 +27,9 @@ EXTRAS = {"demo": "demo", "test": "dev", "lint": "dev", "docs": "docs", "wheel":
 
 def set_up(extra: str) -> None:
     """Create the environment and install the project with `extra`, unless that was done already."""
-    pinned = (HERE / "pyproject.toml").read_bytes() + (HERE / "constraints.txt").read_bytes()
+    kernels = sorted((HERE / "src/onnxgrad/runtime/kernels/source").iterdir())  # compiled by the installation
+    files = [HERE / "pyproject.toml", HERE / "constraints.txt", HERE / "setup.py", *kernels]
+    pinned = b"".join(file.read_bytes() for file in files)
     stamp, digest = ENV / f"installed-{extra}", hashlib.sha256(pinned).hexdigest()
     if stamp.exists() and stamp.read_text() == digest:
         return
@@ -78,6 +80,8 @@ def main() -> int:
         print(f"error: the installation failed with exit code {e.returncode} (see above)", file=sys.stderr)
         return 2
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of many processes would compile the sources again
+    if job == "wheel":
+        os.environ["ONNXGRAD_KERNELS"] = "0"  # the pure wheel first; those for platforms are compiled across
     for command in commands(job, sys.argv[2:]):
         code = subprocess.run(command, cwd=HERE).returncode
         if code:

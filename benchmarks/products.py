@@ -29,7 +29,7 @@ from onnx import TensorProto, helper
 from benchmarks.pages import write_table
 from benchmarks.training.environments import Missing, environment
 from onnxgrad.runtime import Options
-from onnxgrad.runtime.kernels.build import SOURCES
+from onnxgrad.runtime.kernels.libraries import SOURCES
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 
 PAGE = Path(__file__).parent.parent / "docs" / "internals" / "kernels-measured.md"

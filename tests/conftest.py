@@ -36,15 +36,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # once, before the workers start: results depend on the target
-        Options().settled(wait=True)
     if config.option.left_out or os.environ.get("ONNXGRAD_GOLDEN"):  # golden files hold every case
         config.option.complete = True
 
 
 def pytest_report_header() -> str:
     """The target of every session that names none."""
-    target = Options().settled(wait=False).target
+    target = Options().settled().target
     said = os.environ.get(TARGET)
     why = f"{TARGET} is set" if said else "the default" if target == "native" else "there are no kernels to load"
     return f"onnxgrad: target {target} ({why})"

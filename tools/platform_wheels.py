@@ -14,9 +14,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import build_kernels
+
 from onnxgrad import __version__
-from onnxgrad.runtime.kernels import prebuilt
-from onnxgrad.runtime.kernels.build import FLAGS
 
 KERNELS = Path("onnxgrad", "runtime", "kernels")
 
@@ -45,9 +45,9 @@ def compiled(platform: Platform, sources: Path, folder: Path) -> None:
     """Put the libraries of a platform, made of the files in `sources`, into `folder`."""
     folder.mkdir()
     files = sorted(map(str, sources.glob("*.c")))
-    flags = [f for f in FLAGS if f != "-fPIC" or platform.suffix != "dll"]
+    flags = [f for f in build_kernels.FLAGS if f != "-fPIC" or platform.suffix != "dll"]
     for kind, processor in platform.processors.items():
-        place = folder / prebuilt.name_library(sources, kind, platform.suffix)
+        place = folder / build_kernels.processors.name_library(sources, kind, platform.suffix)
         command = [sys.executable, "-m", "ziglang", "cc", "-target", platform.target, *processor, *flags]
         command += ["-ffp-contract=fast-honor-pragmas", "-fno-sanitize=all", "-s", *files, "-lm", "-o", str(place)]
         subprocess.run(command, check=True)
@@ -62,7 +62,7 @@ def wheel_for(tag: str, pure: Path, into: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         subprocess.run([*wheel, "unpack", str(pure), "--dest", place], check=True)
         (tree,) = Path(place).iterdir()
-        compiled(PLATFORMS[tag], tree / KERNELS / "source", tree / KERNELS / prebuilt.FOLDER.name)
+        compiled(PLATFORMS[tag], tree / KERNELS / "source", tree / KERNELS / build_kernels.FOLDER.name)
         (said,) = tree.glob("*.dist-info/WHEEL")
         text = said.read_text().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
         said.write_text(text.replace("Tag: py3-none-any", f"Tag: py3-none-{tag}"))

@@ -1,4 +1,4 @@
-"""Programs that are run beside this one: Python, pip, compilers. None of them meets what lies in the working directory.
+"""Programs that are run beside this one: Python, pip. None of them meets what lies in the working directory.
 
 A Python that is started with ``-c`` or ``-m`` looks for modules in the directory in which it stands, before all others:
 an ``onnx.py`` beside a model of a stranger would be executed. So each program stands in an empty folder of its own, and
@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from typing import Any
 
 #: Python as it is started: the words before ``-c`` or ``-m``.
@@ -37,27 +36,6 @@ def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[Any]:
     with tempfile.TemporaryDirectory(prefix="onnxgrad-", ignore_cleanup_errors=True) as folder:
         env = _environment() | options.pop("env", {})
         return subprocess.run([program, *words], cwd=folder, env=env, capture_output=True, check=False, **options)
-
-
-def start(words: list[str]) -> None:
-    """Start `words` in a detached Python process, which may outlive this one; its result is ignored.
-
-    Its working directory is the root folder, so that no module of the user's folder is imported.
-
-    Raises:
-        OSError: it cannot be run.
-    """
-    silent = subprocess.DEVNULL
-    process = subprocess.Popen(
-        [*PYTHON, *words],
-        cwd=os.path.abspath(os.sep),
-        env=_environment(),
-        stdin=silent,
-        stdout=silent,
-        stderr=silent,
-        start_new_session=True,  # Ctrl-C is for those who wait
-    )
-    threading.Thread(target=process.wait, daemon=True).start()  # or it would stay as a zombie
 
 
 def which(program: str) -> str | None:

@@ -13,7 +13,6 @@ from onnxgrad import subprocesses
 from onnxgrad.demo import assets
 from onnxgrad.demo.assets import Asset
 from onnxgrad.errors import BadInput
-from onnxgrad.runtime.kernels import build
 
 CONTENT = b"weights"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -86,12 +85,3 @@ def test_programs_do_not_meet_the_working_directory(tmp_path, monkeypatch):
     for code, said in words.items():
         assert subprocesses.run([*subprocesses.PYTHON, "-c", code], text=True).stdout == said
     assert subprocesses.run([*subprocesses.PYTHON, "-m", "pip", "--version"], text=True).stdout != "executed\n"
-
-
-def test_the_compiler_does_not_meet_the_working_directory(tmp_path, monkeypatch):
-    """``CC`` may be a Python program, as ziglang is."""
-    (tmp_path / "here.py").write_text("open('executed', 'w')")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadInput, match="is no C compiler"):
-        build._ask([sys.executable, "-m", "here"])
-    assert not (tmp_path / "executed").exists()

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.runtime.denormals import flushing
 from onnxgrad.training import attach, compile_step
-from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.kernels.twins import needs_kernels
 
 pytestmark = pytest.mark.skipif(flushing() is None, reason="denormal numbers are kept: this is not x86-64 under Linux")
 
@@ -50,7 +50,7 @@ def moments(step, options, start, count=3):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
-@pytest.mark.parametrize("target", ["portable", pytest.param("native", marks=needs_compiler)])
+@pytest.mark.parametrize("target", ["portable", pytest.param("native", marks=needs_kernels)])
 def test_moments_end_at_zero(step, threads, target):
     _, found = moments(step, Options(threads=threads, target=target), 1.1756e-38)  # a little above the denormal ones
     for moment in found.values():
@@ -65,7 +65,7 @@ def test_they_stay_denormal_on_request(step):
         assert np.all(moment)
 
 
-@needs_compiler
+@needs_kernels
 def test_both_targets_flush_alike(step):
     expected = moments(step, Options(threads=1, target="portable"), 1.3e-38, count=2)
     for threads in (1, 3):

@@ -19,7 +19,7 @@ from onnxgrad.runtime.passes import NAMES, OPTIMIZATION, STEP_NAMES
 from onnxgrad.runtime.session import passes_of
 from onnxgrad.training import compile_step
 from tests.runtime.kernels.test_steps import batches, same_state
-from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.kernels.twins import needs_kernels
 from tests.training.models import trainable
 
 NATIVE = Options(threads=1, target="native")
@@ -109,7 +109,7 @@ def state_after(step, options):
 CASES = [(name, defect) for name in ("kernels", "elementwise", "in_place") for defect in DEFECTS]
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize(
     ("name", "defect"),
     [c for c in CASES if c[0] == "in_place" or c[1] is not breaks_the_order],  # later passes put nodes in order
@@ -146,7 +146,7 @@ def test_a_rewrite_that_fails_is_left_out(with_defect, step, monkeypatch):
     same_state(found, want)
 
 
-@needs_compiler
+@needs_kernels
 def test_a_recogniser_that_fails_leaves_its_pass_out(step, monkeypatch):
     """Also where it only says if a model wants kernels at all."""
     want = state_after(step, dataclasses.replace(NATIVE, without=("kernels",)))
@@ -203,7 +203,7 @@ def test_reasons(step):
     assert elsewhere.model is step.model
 
 
-@needs_compiler
+@needs_kernels
 def test_places_and_nodes(step):
     passed = passes_of(step.model, NATIVE, counted=True)
     reports = {r.name: r for r in passed.reports}
@@ -232,7 +232,7 @@ def test_a_removed_body_reads_nothing():
     assert not x.uses()
 
 
-@pytest.mark.parametrize("target", ["portable", pytest.param("native", marks=needs_compiler)])
+@pytest.mark.parametrize("target", ["portable", pytest.param("native", marks=needs_kernels)])
 def test_old_models_run_as_they_are(target):
     """Operands of newer opsets were attributes: no pass looks at such a model, and none warns."""
     text = """<ir_version: 4, opset_import: ["": 9]> g (float[3, 4] x) => (float[3, 2] y) {

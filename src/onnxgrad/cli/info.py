@@ -1,4 +1,4 @@
-"""``onnxgrad info``: what a model file is."""
+"""``onnxgrad info``: the contents of a model file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import onnx_ir as ir
 import typer
 
 from onnxgrad.cli.console import cell, console
-from onnxgrad.errors import OnnxGradError, json_text
+from onnxgrad.cli.system import describe_system
+from onnxgrad.errors import BadInput, OnnxGradError, json_text
 from onnxgrad.model_io import files_of, load_model, training_info
 from onnxgrad.training import attach
 from onnxgrad.training.graph.class_labels import class_names
@@ -22,10 +23,20 @@ LARGE = 10**9
 
 
 def info(
-    model: Annotated[Path, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx")],
+    model: Annotated[
+        Path | None, typer.Argument(help="The ONNX model.", metavar="MODEL.onnx", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    system: Annotated[
+        bool, typer.Option("--system", help="Print versions, the processor and the target instead.")
+    ] = False,
 ) -> None:
     """Say what MODEL reads and gives, how large it is, of which operators it consists, and how it is trained."""
+    if system:
+        _print_system(as_json)
+        return
+    if model is None:
+        raise BadInput("name a model, or --system")
     opened = load_model(model)
     found = described(opened, sum(p.stat().st_size for p in files_of(opened, model)))
     if as_json:
@@ -51,6 +62,16 @@ def info(
     for name, text in lines.items():
         if text:
             out.print(cell(f"{name:<10} {text}"), soft_wrap=True)
+
+
+def _print_system(as_json: bool) -> None:
+    found = describe_system()
+    if as_json:
+        print(json_text(found))
+        return
+    width = max(map(len, found))
+    for name, text in found.items():
+        console().print(cell(f"{name:<{width}}  {text}"), soft_wrap=True)
 
 
 def described(model: ir.Model, size: int) -> dict[str, Any]:

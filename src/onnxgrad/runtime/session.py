@@ -27,7 +27,7 @@ from onnxgrad.ir.passes import Passed, run_passes, warn_of
 from onnxgrad.keywords import checked_fields
 from onnxgrad.runtime.failures import one_line
 from onnxgrad.runtime.feeds import feed
-from onnxgrad.runtime.kernels import find_library, library, wants_kernels
+from onnxgrad.runtime.kernels import has_kernels, library, wants_kernels
 from onnxgrad.runtime.passes import NAMES, OPTIMIZATION, PREPARATION, Memory, SessionSetting
 from onnxgrad.runtime.same_memory import SameMemory
 from onnxgrad.runtime.setting import Setting
@@ -95,8 +95,8 @@ class Options:
             for training steps with 256 MB of constants or more.
         profile: where the runtime writes a profile, as the beginning of the name of a file; empty: nowhere.
         target: "portable" runs standard operators alone; "native" has kernels in C in the place of those parts of the
-            graph that there is a kernel for, on the CPU (it is refused where there are none, and none can be built);
-            "auto" is "native" where the kernels are at hand, else "portable". ``ONNXGRAD_TARGET`` may say which.
+            graph that there is a kernel for, on the CPU (it is refused if the installation has none);
+            "auto" is "native" where there are kernels, else "portable". ``ONNXGRAD_TARGET`` may say which.
     """
 
     threads: int | None = None
@@ -113,12 +113,8 @@ class Options:
     profile: str = ""
     target: str = "auto"
 
-    def settled(self, wait: bool = True) -> Options:
-        """The same with a target that is decided: "auto" is what ``ONNXGRAD_TARGET`` says, or "native" where it can be.
-
-        Args:
-            wait: for a compiler that builds the kernels; otherwise they are built aside, for sessions to come.
-        """
+    def settled(self) -> Options:
+        """The same with a target that is decided: "auto" is what ``ONNXGRAD_TARGET`` says, or "native" where it can be."""
         if self.target != "auto":
             return self
         said = os.environ.get(TARGET) or "auto"
@@ -126,7 +122,7 @@ class Options:
             raise BadInput(f"{TARGET} must be 'auto', 'portable' or 'native', not {said!r}")
         if said == "auto":
             on_cpu = self.providers[:1] == ("CPUExecutionProvider",)
-            said = "native" if on_cpu and find_library(wait) is not None else "portable"
+            said = "native" if on_cpu and has_kernels() else "portable"
         return dataclasses.replace(self, target=said)
 
     def for_a_plan(self) -> Options:
@@ -209,7 +205,7 @@ def create(
         graph = model if isinstance(model, ir.Model) else _read(model)
         wanted = graph is not None and _may_want_kernels(graph)
         if options.target == "auto":
-            options = options.settled(wait=False) if wanted else dataclasses.replace(options, target="portable")
+            options = options.settled() if wanted else dataclasses.replace(options, target="portable")
         if options.target == "native" and wanted and graph is not None:
             model = graph
     wrong = wrong_fusions(model)
@@ -219,8 +215,8 @@ def create(
     native = options.native()
     if flush:
         native.add_session_config_entry("session.set_denormal_as_zero", "1")
-    is_large = bool(renewed) and isinstance(model, ir.Model) and _constant_bytes(model) >= _UNPACKED
-    if options.packed is False or (is_large and options.packed is None):
+    packs = keeps_packed(model, options, bool(renewed))
+    if not packs:
         native.add_session_config_entry("session.disable_prepacking", "1")
 
     def load(model: ir.Model | bytes | str | Path) -> onnxruntime.InferenceSession:
@@ -231,7 +227,7 @@ def create(
     try:
         if not isinstance(model, ir.Model):
             return load(model)
-        memory = Memory(renewed or {}, overwritten is not None, shared is not None)
+        memory = Memory(renewed or {}, overwritten is not None, shared is not None, packs)
         found, setting = _optimized(model, options, memory, load)
     except BadInput:
         raise
@@ -242,6 +238,13 @@ def create(
     if shared is not None:
         shared.take(setting.shared)
     return found
+
+
+def keeps_packed(model: ir.Model | bytes | str | Path, options: Options, has_state: bool) -> bool:
+    """True if a session of `model` keeps packed copies of constants, see `Options.packed`."""
+    if options.packed is not None:
+        return options.packed
+    return not (has_state and isinstance(model, ir.Model) and _constant_bytes(model) >= _UNPACKED)
 
 
 def session_source(path: str | os.PathLike) -> str | bytes:

@@ -1,10 +1,11 @@
-"""Tensors with borders where the kernels are watched (see ``sanitized.py``)."""
+"""Tensors with borders where the kernels are watched (see ``sanitized.py``); an installation without kernels."""
 
 import os
 
 import pytest
 
 from onnxgrad.runtime import Options
+from onnxgrad.runtime.kernels.libraries import LIBRARY, installed
 from tests.runtime.kernels.sanitized import SANITIZED
 
 
@@ -21,3 +22,13 @@ def tensors_one_by_one(monkeypatch):
         return options
 
     monkeypatch.setattr(Options, "native", native)
+
+
+@pytest.fixture
+def no_kernels(monkeypatch, tmp_path):
+    """This process, as if the package had been installed without a C compiler."""
+    monkeypatch.setattr("onnxgrad.runtime.kernels.libraries.FOLDER", tmp_path / "none")
+    monkeypatch.delenv(LIBRARY, raising=False)
+    installed.cache_clear()
+    yield
+    installed.cache_clear()

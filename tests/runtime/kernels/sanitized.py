@@ -1,7 +1,7 @@
 """``python -m tests.runtime.kernels.sanitized``: the tests of kernels that watch each access to memory.
 
-They are built by the C compiler of this machine with AddressSanitizer and UndefinedBehaviorSanitizer, into a cache of
-their own; whatever these find ends the tests. Tensors come one by one from the allocator instead of the runtime's
+They are built by the C compiler of this machine with AddressSanitizer and UndefinedBehaviorSanitizer, as a library of
+its own; an error that these find ends the tests. Tensors come one by one from the allocator instead of the runtime's
 arena, so that each has its borders (see ``conftest.py``). Where there is no compiler, or it brings no sanitizers,
 nothing is run. Further arguments are those of pytest.
 """
@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from tools import build_kernels
 
 SANITIZED = "ONNXGRAD_TESTS_SANITIZED"
 _FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
@@ -31,12 +33,13 @@ def environment(folder: Path) -> dict[str, str] | None:
         if not found.is_absolute():
             return None
         libraries.append(str(found))
+    library = folder / "sanitized.so"
+    build_kernels.build_library([compiler], ["-march=native", "-ffp-contract=fast", *_FLAGS], library)
     return {
-        "CC": " ".join((compiler, *_FLAGS)),
+        "ONNXGRAD_LIBRARY": str(library),
         "LD_PRELOAD": " ".join(libraries),
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:detect_stack_use_after_return=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
-        "ONNXGRAD_CACHE": str(folder),
         SANITIZED: "1",
     }
 

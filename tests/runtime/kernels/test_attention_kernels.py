@@ -5,10 +5,10 @@ import pytest
 from onnx import helper
 
 from tests.runtime.kernels.pulled import Pulled
-from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.kernels.twins import needs_kernels
 from tests.runtime.passes import with_kernels
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 BOTH = ["Attention", "AttentionGrad"]

@@ -1,7 +1,5 @@
 """Target "auto": kernels where they are at hand, operators everywhere else, without a word and without waiting."""
 
-import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +9,11 @@ import pytest
 
 from onnxgrad import Function, grad
 from onnxgrad.errors import BadInput
-from onnxgrad.files import lock_folder
 from onnxgrad.runtime import Options, Session, StepRunner
 from onnxgrad.runtime import session as sessions
-from onnxgrad.runtime.kernels import build, find_library, library
-from onnxgrad.runtime.kernels.at_hand import build_aside
 from onnxgrad.training import Trainer, compile_step
-from tests.runtime.kernels.test_build import fresh  # noqa: F401
 from tests.runtime.kernels.test_steps import NATIVE, PORTABLE, batches, command, same_state
-from tests.runtime.kernels.twins import calls, needs_compiler
+from tests.runtime.kernels.twins import calls, needs_kernels
 from tests.training.models import blobs, trainable
 
 AUTO = Options(threads=1)
@@ -28,16 +22,6 @@ AUTO = Options(threads=1)
 @pytest.fixture(autouse=True)
 def nobody_says(monkeypatch):
     monkeypatch.delenv("ONNXGRAD_TARGET", raising=False)
-
-
-@pytest.fixture
-def no_compiler(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("ONNXGRAD_CACHE", str(tmp_path / "empty"))
-    build._recipe.cache_clear()
-    yield tmp_path / "empty"
-    build._recipe.cache_clear()
 
 
 @pytest.fixture
@@ -58,9 +42,8 @@ def derived():
     return grad(ir.from_proto(onnx.parser.parse_model(text)), wrt=["x"], of=["y"])
 
 
-@needs_compiler
+@needs_kernels
 def test_kernels_that_are_there_are_taken(targets):
-    library()
     x = np.float32(np.arange(12).reshape(3, 4) - 5)
     assert "ReluGrad" in calls(derived())
     for run in (Session(derived()).run, lambda feeds: Function(derived()).session.run(feeds)):
@@ -69,12 +52,13 @@ def test_kernels_that_are_there_are_taken(targets):
     assert targets == ["native"] * 3
 
 
-def test_without_a_compiler_operators_run(no_compiler, targets):
+def test_without_kernels_operators_run(no_kernels, targets):
     assert Session(derived()).run({"x": np.ones((3, 4), np.float32)})
     assert StepRunner(compile_step(trainable())).step(batches(1)[0])
     assert Trainer(trainable()).options.target == "portable"
     assert set(targets) == {"portable"}
-    assert not no_compiler.exists()
+    with pytest.raises(BadInput, match="no C compiler was found when it was installed\n  hint: install a wheel"):
+        StepRunner(compile_step(trainable()), options=NATIVE)
 
 
 ROW = """<ir_version: 10, opset_import: ["": 21]> g (float[64, 64] x) => (float[64, 64] y) {
@@ -98,11 +82,10 @@ def ran(monkeypatch):
     return seen
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("inferred", [True, False])
 def test_the_graph_says_what_there_is_not_its_notes(tmp_path, ran, inferred):
     """Of a file nobody knows more than its operators; of derivatives of elementwise functions no part has a name."""
-    library()
     proto = onnx.parser.parse_model(ROW)
     derived = ir.to_proto(grad(ir.from_proto(proto), wrt=["x"]))
     x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
@@ -122,11 +105,10 @@ def test_the_graph_says_what_there_is_not_its_notes(tmp_path, ran, inferred):
         assert b"onnxgrad.native" in ran[0]
 
 
-@needs_compiler
+@needs_kernels
 def test_files_that_are_left_to_the_runtime(tmp_path, ran):
     """Those whose weights lie elsewhere, those without anything for a kernel, and everything where operators are asked
     for: byte by byte as they are."""
-    library()
     big = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 21]> g (float[64, 64] x) => (float[64, 64] y) {'
         "a = Mul (x, w) y = Tanh (a) }"
@@ -148,76 +130,8 @@ def test_files_that_are_left_to_the_runtime(tmp_path, ran):
             Session(broken, AUTO)
 
 
-@needs_compiler
-def test_a_session_does_not_wait(fresh):  # noqa: F811
-    """It has the library built beside it, once; the next ones have it."""
-    assert find_library() is None
-    place = build.order_library().place
-    end = time.monotonic() + 120
-    while not place.exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert place.exists()
-    assert not list(fresh.glob("*.failed"))
-    assert find_library() is None  # this one has no kernels in it, so ONNX Runtime does not take it
-    assert Session(derived()).run({"x": np.ones((3, 4), np.float32)})
-
-
-@needs_compiler
-def test_a_step_waits(fresh, monkeypatch):  # noqa: F811
-    """A whole run should not go the slow way for some seconds of the compiler."""
-    made, make = [], build.Order.build
-    monkeypatch.setattr(build.Order, "build", lambda self, seconds=None: made.append(seconds) or make(self, seconds))
-    StepRunner(compile_step(trainable()))
-    assert len(made) == 1
-    assert made[0] > 0
-    assert build.order_library().place.exists()
-
-
-@needs_compiler
-def test_what_failed_is_not_tried_again_at_once(fresh, monkeypatch):  # noqa: F811
-    (build.SOURCES / "broken.c").write_text("int broken(void) { return }")
-    assert find_library(wait=True) is None
-    (note,) = fresh.iterdir()
-    assert note.suffix == ".failed"
-    assert "error" in note.read_text()
-    monkeypatch.setattr(build.Order, "build", lambda *_: pytest.fail("it is built again"))
-    assert find_library(wait=True) is find_library() is None
-    with pytest.raises(pytest.fail.Exception):  # who names the target gets what there is to say
-        library()
-
-
-@needs_compiler
-def test_one_at_a_time_builds_aside(fresh, monkeypatch):  # noqa: F811
-    place = build.order_library().place
-    said = json.dumps([str(place), str(build.SOURCES), build.order_library().command])
-    monkeypatch.setattr("os.nice", lambda _: 0)
-    fresh.mkdir(parents=True)
-    with lock_folder(fresh):
-        build_aside(said)
-        assert not place.exists()
-    build_aside(said)
-    assert place.exists()
-
-
-@needs_compiler
-def test_a_compiler_that_takes_too_long(fresh, monkeypatch, tmp_path):  # noqa: F811
-    slow = tmp_path / "slow"
-    slow.write_text('#!/bin/sh\ncase "$*" in *-E*) exec cc "$@";; esac\nexec sleep 60\n')
-    slow.chmod(0o700)
-    monkeypatch.setenv("CC", str(slow))
-    with pytest.raises(BadInput, match="takes more than 0 seconds"):
-        library(seconds=0.2)
-
-
-def test_a_place_that_cannot_be_written(monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("ONNXGRAD_CACHE", str(tmp_path / "file"))
-    assert find_library(wait=True) is None
-    assert find_library() is None
-
-
-def test_models_that_want_no_kernels_start_no_compiler(monkeypatch):
-    monkeypatch.setattr(sessions, "find_library", lambda _: pytest.fail("it looks for kernels"))
+def test_models_without_parts_for_kernels_load_none(monkeypatch):
+    monkeypatch.setattr(sessions, "has_kernels", lambda: pytest.fail("it looks for kernels"))
     text = '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Relu (x) }'
     model = onnx.parser.parse_model(text)
     for held in (model, ir.from_proto(model), model.SerializeToString()):
@@ -225,11 +139,11 @@ def test_models_that_want_no_kernels_start_no_compiler(monkeypatch):
 
 
 def test_other_providers_have_none(monkeypatch):
-    monkeypatch.setattr(sessions, "find_library", lambda _: pytest.fail("it looks for kernels"))
+    monkeypatch.setattr(sessions, "has_kernels", lambda: pytest.fail("it looks for kernels"))
     assert Options(providers=("CUDAExecutionProvider",)).settled().target == "portable"
 
 
-@needs_compiler
+@needs_kernels
 def test_the_environment_decides(monkeypatch):
     for said in ("portable", "native"):
         monkeypatch.setenv("ONNXGRAD_TARGET", said)
@@ -244,7 +158,7 @@ def test_the_environment_decides(monkeypatch):
 # --- a run stays on its target ---------------------------------------------------------------------
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("begun", [PORTABLE, NATIVE], ids=["portable", "native"])
 def test_a_run_goes_on_on_the_target_that_it_was_begun_on(tmp_path, begun):
     """Bit for bit, wherever one has found what is at hand in the meantime."""
@@ -259,12 +173,12 @@ def test_a_run_goes_on_on_the_target_that_it_was_begun_on(tmp_path, begun):
     same_state(trainer.state(), whole.state())
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_run_whose_kernels_are_gone(tmp_path, parts, request):
     model = trainable("adam", 0.02, accumulate=parts > 1)
     Trainer(model, options=NATIVE, accumulate=parts).fit(blobs(), epochs=1, batch_size=16, checkpoint=tmp_path)
-    request.getfixturevalue("no_compiler")
+    request.getfixturevalue("no_kernels")
     trainer = Trainer(model, options=AUTO, accumulate=parts)
     with pytest.warns(UserWarning, match="begun with kernels in C, which cannot be had here: it goes on with standard"):
         trainer.fit(blobs(), epochs=2, batch_size=16, checkpoint=tmp_path, resume=True)
@@ -272,12 +186,11 @@ def test_a_run_whose_kernels_are_gone(tmp_path, parts, request):
     trainer.fit(blobs(), epochs=3, batch_size=16, checkpoint=tmp_path, resume=True)  # it is on this one by now
 
 
-@needs_compiler
+@needs_kernels
 def test_the_command_takes_what_there_is(tmp_path):
     onnx.save(trainable("adam", 0.05), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", **blobs())
     ends = ["train", str(tmp_path / "m.onnx"), "--data", str(tmp_path / "d.npz"), "--epochs", "1"]
-    done = command(*ends, "-o", str(tmp_path / "u.onnx"), CC="no-such-compiler", ONNXGRAD_CACHE=str(tmp_path / "c"))
+    done = command(*ends, "-o", str(tmp_path / "u.onnx"), ONNXGRAD_LIBRARY=str(tmp_path / "no-library"))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "u.onnx").exists()
-    assert not (tmp_path / "c").exists()

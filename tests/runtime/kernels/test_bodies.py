@@ -9,7 +9,7 @@ from onnxgrad import Function
 from onnxgrad.ir.graph import subgraphs
 from onnxgrad.runtime import Options
 from onnxgrad.runtime.kernels.substitute import DOMAIN
-from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.kernels.twins import needs_kernels
 from tests.runtime.passes import with_kernels
 
 BODIES = {
@@ -50,7 +50,7 @@ def inside(graph):
     return [n.op_type for b in bodies for n in b if n.domain == DOMAIN] + [k for b in bodies for k in inside(b)]
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("where", BODIES)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_cotangents_in_bodies(where, sign):

@@ -7,9 +7,9 @@ from onnx import helper
 from onnxgrad.runtime import Options, Session
 from onnxgrad.runtime.kernels import convolutions
 from tests.runtime.kernels.pulled import Pulled
-from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.kernels.twins import needs_kernels
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 
 #: N, C, M, (H, W), pads
 GEOMETRIES = {

@@ -13,12 +13,12 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxgrad.runtime import Options
-from onnxgrad.runtime.kernels import build
 from onnxgrad.runtime.kernels.elementwise_programs import CODES
+from onnxgrad.runtime.kernels.libraries import SOURCES
 from onnxgrad.runtime.kernels.substitute import DOMAIN
-from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.kernels.twins import needs_kernels
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 
 KINDS = {"f": TensorProto.FLOAT, "d": TensorProto.DOUBLE, "i": TensorProto.INT32, "l": TensorProto.INT64,
          "u": TensorProto.UINT32, "b": TensorProto.BOOL}  # fmt: skip
@@ -26,7 +26,7 @@ _ENTRY = re.compile(r'\{(?:\.name = )?"(\w+)", (?:\.inputs = )?"(\w+)\*?", (?:\.
 #: Every kernel of the library: the letters of its operands and of its results.
 KERNELS = {
     name: (inputs, outputs)
-    for file in sorted(build.SOURCES.glob("*.c"))
+    for file in sorted(SOURCES.glob("*.c"))
     for name, inputs, outputs in _ENTRY.findall(file.read_text())
 }
 ATTRIBUTES = {

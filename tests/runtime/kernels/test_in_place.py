@@ -13,7 +13,7 @@ from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.runtime.kernels import in_place
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from onnxgrad.training import Trainer, attach, compile_step
-from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.kernels.twins import needs_kernels
 
 WIDE = 96  # a square of which is worth an operand more
 BODY = "body = b (float[N, 96] h, float[1] s) => (float[N, 96] n, float[1] t) { m = MatMul (h, w1)\n"
@@ -78,7 +78,7 @@ def in_two(step, options):
     return StepRunner(step, options=dataclasses.replace(options, without=("in_place",)))
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("case", MODELS)
 def test_the_same_bits_as_in_two_buffers(case, threads):
@@ -100,7 +100,7 @@ def test_the_same_bits_as_in_two_buffers(case, threads):
         np.testing.assert_array_equal(first[name], second[name], err_msg=name)
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "rmsprop", "adagrad", "lion", "nadam", "adamw"])
 def test_all_optimizers(optimizer):
     step = step_of(MODELS["products"][0], optimizer)
@@ -113,7 +113,7 @@ def test_all_optimizers(optimizer):
         np.testing.assert_array_equal(array, two.state()[name])
 
 
-@needs_compiler
+@needs_kernels
 def test_averages_of_weights_have_the_new_ones():
     """They read what the update gives, not what it reads."""
     step = step_of(MODELS["products"][0], ema=0.9)
@@ -125,7 +125,7 @@ def test_averages_of_weights_have_the_new_ones():
         np.testing.assert_array_equal(array, two.state()[name], err_msg=name)
 
 
-@needs_compiler
+@needs_kernels
 def test_training_in_parts_of_a_batch():
     """The machine of the gradients reads the weights where that of the update keeps them."""
     found = []
@@ -193,7 +193,7 @@ def test_who_may_come_too_late(case):
 # --- a step that fails -----------------------------------------------------------------------------
 
 
-@needs_compiler
+@needs_kernels
 def test_a_batch_that_is_refused_leaves_the_state():
     machine = StepRunner(step_of(MODELS["products"][0]), options=Options(threads=1, target="native"))
     good, other = batches(2)
@@ -227,6 +227,6 @@ def fails_midway(machine):
     machine.step(batch)
 
 
-@needs_compiler
+@needs_kernels
 def test_a_step_that_fails_midway_says_so():
     fails_midway(StepRunner(step_of(MODELS["products"][0]), options=Options(threads=1, target="native")))

@@ -8,9 +8,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.training import attach, compile_step
-from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.kernels.twins import needs_kernels
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 WIDTH, FEATURES, STEPS, ROWS = 8, 4, 5, 16

@@ -11,10 +11,10 @@ from tests.runtime.kernels.pulled import Pulled
 from tests.runtime.kernels.test_forged import called
 from tests.runtime.kernels.test_forged import grouped as settings
 from tests.runtime.kernels.test_norm_kernels import grouped, normal
-from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.kernels.twins import needs_kernels
 from tests.runtime.passes import fused, with_kernels
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 
 SILU = [helper.make_node("Sigmoid", ["n"], ["s"]), helper.make_node("Mul", ["n", "s"], ["y"])]
 

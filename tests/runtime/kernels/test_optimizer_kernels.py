@@ -9,11 +9,11 @@ from onnxgrad.runtime import Options, Session, StepRunner
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from onnxgrad.training import attach, compile_step
 from onnxgrad.training.spec.lower_model import lower_gradients
-from tests.runtime.kernels.twins import calls, needs_compiler
+from tests.runtime.kernels.twins import calls, needs_kernels
 from tests.runtime.passes import with_kernels
 from tests.training.spec.test_optimizer_operators import optimizer_model
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 
 #: Optimizer, its arguments, the kernel.
 CASES = {

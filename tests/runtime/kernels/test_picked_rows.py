@@ -8,10 +8,10 @@ from onnxgrad.runtime import Options, StepRunner
 from onnxgrad.runtime.kernels.substitute import DOMAIN
 from tests.runtime.kernels.test_forged import array, called, refused
 from tests.runtime.kernels.test_optimizer_kernels import PLAIN, compiled, train
-from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.kernels.twins import needs_kernels
 from tests.runtime.passes import with_kernels
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 
 
 def tables(rows, width, picks=("x",), tied=False, kind=np.int64):

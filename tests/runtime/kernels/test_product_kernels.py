@@ -11,10 +11,10 @@ from onnxgrad import vjp
 from onnxgrad.errors import OnnxGradError
 from onnxgrad.runtime import Options, Session
 from onnxgrad.runtime.kernels.substitute import DOMAIN
-from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.kernels.twins import needs_kernels
 from tests.runtime.passes import with_products
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 
 
 def product(op, m, n, leading=("K",), kind=1, **attributes):

@@ -13,10 +13,10 @@ from onnxgrad.runtime.kernels.substitute import DOMAIN
 from tests.control_flow.compare import normal
 from tests.control_flow.test_recurrent import CASES, GATES, layer
 from tests.runtime.kernels.test_forged import called, refused
-from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.kernels.twins import needs_kernels
 from tests.runtime.passes import recurrent
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}
 

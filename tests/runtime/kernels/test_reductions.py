@@ -6,10 +6,10 @@ import pytest
 from onnxgrad.runtime import Options, Session
 from onnxgrad.runtime.kernels.reductions import _in_base
 from tests.runtime.kernels.test_elementwise import groups, model_of
-from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.kernels.twins import needs_kernels
 from tests.runtime.passes import fused
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 
 
 def run(model, feeds):

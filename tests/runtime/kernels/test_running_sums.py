@@ -8,7 +8,7 @@ from onnx import helper, numpy_helper
 
 from onnxgrad.runtime import Options, Session
 from onnxgrad.runtime.kernels.substitute import DOMAIN
-from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.kernels.twins import needs_kernels
 from tests.runtime.passes import with_running_sums
 
 SIZE = 256
@@ -67,7 +67,7 @@ def twins(proto, threads=1):
     return [Session(onnx_shapes(proto), o) for o in options]
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_bits_as_with_a_state(case, threads):
@@ -85,7 +85,7 @@ def test_of_another_type_or_small_it_stays(size, kind):
     assert not calls(model(*CASES["a product"][:3], size=size, kind=kind))
 
 
-@needs_compiler
+@needs_kernels
 def test_a_sum_in_the_steps_of_another_scan():
     """Each step of the outer one has a buffer that starts from zeros; sums of sums are one in each of both."""
     inner = model(*CASES["a product"][:3]).graph

@@ -9,10 +9,10 @@ from onnx import helper
 from onnxgrad import jvp, vjp
 from onnxgrad.runtime import Options, Session
 from onnxgrad.runtime.kernels.substitute import DOMAIN
-from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.kernels.twins import needs_kernels
 from tests.runtime.passes import with_kernels
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 
 
 def network(rng):

@@ -7,9 +7,9 @@ from onnx import helper
 from onnxgrad.errors import OnnxGradError
 from onnxgrad.runtime import Options, Session
 from tests.runtime.kernels.pulled import Pulled
-from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.kernels.twins import needs_kernels
 
-pytestmark = needs_compiler
+pytestmark = needs_kernels
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 

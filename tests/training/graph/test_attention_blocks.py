@@ -19,7 +19,7 @@ from onnxgrad.training.graph import attention_blocks
 from onnxgrad.training.graph.attention_blocks import MANY, attend_by_blocks
 from onnxgrad.training.graph.mixed_precision import Precision
 from onnxgrad.training.step.compile import compile_step
-from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.kernels.twins import needs_kernels
 from tests.runtime.passes import with_kernels
 from tests.training.nets import model_of
 
@@ -166,7 +166,7 @@ def test_gradients_are_those_of_all_scores_at_once(kind, length, rows, keys, mon
 FAR = 2.0**30
 
 
-@pytest.mark.parametrize("target", ["portable", pytest.param("native", marks=needs_compiler)])
+@pytest.mark.parametrize("target", ["portable", pytest.param("native", marks=needs_kernels)])
 @pytest.mark.parametrize("kind", ["mask", "causal", "lowest", "added"])
 def test_gradients_in_float32_are_near_to_float64(kind, target, monkeypatch):
     """Also where large finite masks hide keys, or all keys from some queries; and where softmaxes are sharp."""
@@ -335,7 +335,7 @@ def test_a_derivative_of_the_derivative(monkeypatch):
     np.testing.assert_allclose(found[1], found[0], rtol=1e-9, atol=1e-11)
 
 
-@needs_compiler
+@needs_kernels
 def test_kernels_take_the_place_of_a_block():
     model = layer("mask", 13, np.float32)
     found = stepped(compiled(model, 4), np.float32, "native")
@@ -367,7 +367,7 @@ def test_many_keys_are_taken_by_blocks_and_few_are_not():
     assert not scans(compiled(layer("plain", "time"), None))  # nobody knows how many
 
 
-@needs_compiler
+@needs_kernels
 def test_attention_is_left_to_a_kernel_where_there_is_one(monkeypatch):
     """Up to so many keys, by a trainer; a step that is compiled for anybody has blocks, and one run is the other."""
     monkeypatch.setattr(attention_blocks, "MANY", 8)

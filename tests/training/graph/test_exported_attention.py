@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from onnxgrad.runtime import Options, StepRunner  # noqa: E402
 from onnxgrad.training import attach, compile_step  # noqa: E402
 from onnxgrad.training.graph import attention_blocks  # noqa: E402
-from tests.runtime.kernels.twins import needs_compiler  # noqa: E402
+from tests.runtime.kernels.twins import needs_kernels  # noqa: E402
 from tests.runtime.passes import with_kernels  # noqa: E402
 from tests.zoo.architectures import stub_torchvision  # noqa: E402
 
@@ -56,7 +56,7 @@ def exported(name, kind, how, path):
     return onnx.load(path)
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.complete
 @pytest.mark.parametrize("how", ["legacy", "18", "23"])
 @pytest.mark.parametrize("kind", ["eager", "sdpa"])

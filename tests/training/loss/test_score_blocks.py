@@ -15,7 +15,7 @@ from onnxgrad.training import Loss
 from onnxgrad.training.build.attach import attach
 from onnxgrad.training.loss.score_blocks import MANY
 from onnxgrad.training.step.compile import compile_step
-from tests.runtime.kernels.twins import needs_compiler
+from tests.runtime.kernels.twins import needs_kernels
 
 WORDS, WIDTH = 23, 4
 node = helper.make_node
@@ -128,7 +128,7 @@ def test_classes_that_a_transpose_made_second():
         np.testing.assert_allclose(found[name], array, rtol=1e-11, atol=1e-14, err_msg=name)
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("options", [{}, {"ignore_index": -100}], ids=["mean", "ignored"])
 def test_kernels_take_the_place_of_the_loss_of_a_block(options):
     model, feeds = language_model("bias", dtype=np.float32), data(ignored=options.get("ignore_index"))

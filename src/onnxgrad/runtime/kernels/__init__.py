@@ -1,4 +1,4 @@
-"""Kernels in C for what standard operators say slowly: an optional library, built on demand by the C compiler at hand.
+"""Kernels in C for what standard operators compute slowly: a library that is built when the package is installed.
 
 A derived graph holds standard operators, and runs as it is. Where the code that wrote it has also *named* a part
 (`onnxgrad.ir.composites`), a session (but for ``Options(target="portable")``) puts one call of a kernel of that name in
@@ -22,17 +22,16 @@ How a kernel is added, here and elsewhere:
 4. **Test it** in ``tests/runtime/kernels``: the same model with both targets, over shapes of 0, 1, odd and large sizes,
    NaN and infinities, one and two threads (``compare`` of ``twins.py`` there).
 
-Modules: `build` (source files to a shared library), `at_hand` (that library for target "auto"), `substitute`
+Modules: `processors` (kinds of processors), `libraries` (the shared library of this one), `substitute`
 (parts to calls), `in_place` (which state a call may overwrite), ``*_kernels`` (what fits where), `elementwise` (groups
 of operators without a name, to programs), `open_norms` (normalizations that these groups finish), `recurrence`
 (Scans, to programs), `running_sums` (of their steps), `products` (of matrices, likewise),
 `convolutions` (of 3×3 taps).
 """
 
-from onnxgrad.runtime.kernels.at_hand import find_library
-from onnxgrad.runtime.kernels.build import library, overwrites
 from onnxgrad.runtime.kernels.elementwise import ELEMENTWISE
 from onnxgrad.runtime.kernels.in_place import in_place
+from onnxgrad.runtime.kernels.libraries import has_kernels, installed, library, overwrites
 from onnxgrad.runtime.kernels.products import PRODUCTS
 from onnxgrad.runtime.kernels.recurrence import RECURRENCE
 from onnxgrad.runtime.kernels.running_sums import RUNNING_SUMS
@@ -46,8 +45,9 @@ __all__ = [
     "PRODUCTS",
     "RECURRENCE",
     "RUNNING_SUMS",
-    "find_library",
+    "has_kernels",
     "in_place",
+    "installed",
     "library",
     "overwrites",
     "wants_kernels",

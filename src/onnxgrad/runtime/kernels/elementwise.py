@@ -10,6 +10,7 @@ from onnxgrad.errors import OnnxGradError
 from onnxgrad.ir.execution_order import ordered_by
 from onnxgrad.ir.graph import prune, subgraphs
 from onnxgrad.ir.infer.inference import forget_values, infer_model
+from onnxgrad.ir.invariants import fault_of, interface_of
 from onnxgrad.ir.passes import Declined, Pass
 from onnxgrad.runtime.kernels.elementwise_groups import GroupCall, plans
 from onnxgrad.runtime.kernels.elementwise_steps import DOMAIN, is_known
@@ -52,11 +53,14 @@ def see_shapes(model: ir.Model) -> None:
         for graph in _graphs(model.graph)
         for node in graph
     ):
+        declared = interface_of(model.graph)
         try:
             infer_model(model)
         except OnnxGradError as error:
             raise Declined(f"shapes contradict each other: {error}") from error
         forget_values(model.graph)
+        if fault := fault_of(model.graph, declared):
+            raise Declined(f"shapes contradict each other: {fault}")
 
 
 def fuse(graph: ir.Graph, serial: int = 0) -> int:
