@@ -72,11 +72,13 @@ def check_kind(name: str, value: Any, kinds: type | tuple[type, ...], what: str)
         raise BadInput(f"{name} is {what}, not {value!r}")
 
 
-def check_whole(**numbers: Any) -> None:
-    """Raise BadInput for an argument that should be a whole number, and is none."""
+def check_whole(least: int | None = None, /, **numbers: Any) -> None:
+    """Raise BadInput for an argument that is neither None nor a whole number, or below `least`."""
     for name, number in numbers.items():
         if number is not None and (isinstance(number, bool) or not isinstance(number, Integral)):
             raise BadInput(f"{name} is a whole number, not {number!r}")
+        if number is not None and least is not None and number < least:
+            raise BadInput(f"{name} must be at least {least}, not {number}")
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:

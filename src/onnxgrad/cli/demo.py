@@ -14,10 +14,11 @@ from onnxgrad.cli.train_run import Job, Outputs
 from onnxgrad.demo.tasks import TASKS
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.model_io import load_model, save_model
-from onnxgrad.training import LoRA, attach
+from onnxgrad.training import LoRA
 from onnxgrad.training.adapters.folder import files_in as adapter_files
+from onnxgrad.training.data import open_data
+from onnxgrad.training.data.columns import Columns
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
-from onnxgrad.training.spec.training_info import told
 
 
 def demo(
@@ -78,8 +79,7 @@ def demo(
         raise BadInput(f"cannot write to {output}: {e.strerror or e}") from e
     save_model(bare, before)
     shown = chosen.pictures
-    training_model = attach(bare, **recipe)
-    keywords = {
+    keywords = recipe | {
         "checkpoint": checkpoint,
         "history": metrics,
         "plot": plot,
@@ -88,21 +88,21 @@ def demo(
         "batch_size": chosen.batch_size,
         "seed": seed,
         "schedule": chosen.schedule,
+        "validation": Columns(open_data(test), f"the test data of {task}"),
         "resume": resume,
         "threads": threads,
         "distributed": "none",
     }
     job = Job(
-        training_model,
+        bare,
         Recipe.of("demo", keywords, (*TRAINER, *FIT)),
         before=before,
         after=after,
         outputs=Outputs(save_adapter=adapter),
-        notes=told(training_model),
         restart=True,
         pictures=None if shown is None else lambda before, after: shown(before, after, test),
     )
-    job.run((training, f"the training data of {task}"), (test, f"the test data of {task}"))
+    job.run(Columns(open_data(training), f"the training data of {task}"))
     if chosen.compare is not None:
         what, other = chosen.compare
         line = f"{'compare':<14} accuracy {other(training, test):7.2%}  {what}"

@@ -15,10 +15,11 @@ from onnxgrad.cli.console import console
 from onnxgrad.cli.flags import read_flags, takes_flags
 from onnxgrad.cli.path_clashes import MODEL, OUTPUT, check_paths
 from onnxgrad.errors import BadInput
-from onnxgrad.model_io import files_of, load_model
+from onnxgrad.model_io import files_of, load_model, training_info
 from onnxgrad.runtime.trial import check_runs
 from onnxgrad.settings import settings_of
 from onnxgrad.training import export_step as export
+from onnxgrad.training.build.attach import attached
 from onnxgrad.training.build.recipe import LossRecipe, OptimizerRecipe, WeightsRecipe
 from onnxgrad.training.export.files import BESIDE, files_in
 from onnxgrad.training.loop.loop_recipe import LoopRecipe
@@ -56,12 +57,14 @@ def export_step(
         source, where = train_options.headed(source, head)
         console(sys.stderr).print(where, highlight=False, soft_wrap=True)
     assert isinstance(source, ir.Model)
-    rates = None if schedule == "constant" else schedule
-    try:
-        training = train_options.with_training(source, model, recipe, 2, rates)
-    except BadInput:  # a loss that compares the examples of a batch cannot be had in parts
-        training = train_options.with_training(source, model, recipe, 1, rates)
-    contract = export(training, output, target=target)
+    train_options.check_algorithm(source, model, recipe)
+    if not training_info(source):
+        algorithm = {"schedule": None if schedule == "constant" else schedule, **recipe.algorithm()}
+        try:
+            source = attached(source, accumulate=True, **algorithm).model
+        except BadInput:  # a loss that compares the examples of a batch cannot be had in parts
+            source = attached(source, **algorithm).model
+    contract = export(source, output, target=target)
     for about in contract["models"].values():
         check_runs(output / about["file"], model)
     out = console()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,13 +16,10 @@ from onnxgrad.errors import BadInput
 from onnxgrad.model_io import files_of, load_model, save_model
 from onnxgrad.runtime.trial import check_runs
 from onnxgrad.settings import settings_of
-from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.loop.quantize import ROWS, quantized
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
-from onnxgrad.training.loop.train import balanced
 from onnxgrad.training.quantization.fold import folded
 from onnxgrad.training.quantization.place import Scheme
-from onnxgrad.training.spec.training_info import told
 
 #: Settings of training with --qat.
 _TRAINING = (
@@ -84,31 +80,20 @@ def quantize(
         {"--checkpoint": (checkpoint, checkpoint_files(checkpoint))} if qat else {},
         force=force,
     )
-    trained, labels = Preprocessing.of(source), recipe.loss.labels
-    arrays, held_out = train_options.opened(data, recipe.data, recipe.data.pictures(trained), labels, trained.inputs)
     if qat and not recipe.loss.loss:
         raise BadInput("--qat trains the quantized model; say which loss to use with --loss")
-    ready = quantized(source, arrays, scheme, rows=rows)
+    columns, recipe = train_options.opened(data, recipe, source)
+    ready = quantized(source, columns, scheme, rows=rows)
     if not qat:
         save_model(folded(ready), output)
         check_runs(output, model)
         line = f"{'quantized':<14} {output}  {_size(output)}, {_size(model)} before"
         console().print(line, markup=False, highlight=False, soft_wrap=True)
         return
-    recipe = replace(recipe, loss=replace(recipe.loss, loss=balanced(recipe.loss.loss, source, arrays, labels)))
-    training = train_options.with_training(ready, model, recipe, 1)
     job = Job(
-        training,
-        recipe.of_training_model(),
-        before=model,
-        after=output,
-        outputs=outputs,
-        notes=told(training),
-        restart=restart,
-        quiet=quiet,
-        between="quantized",
+        ready, recipe, before=model, after=output, outputs=outputs, restart=restart, quiet=quiet, between="quantized"
     )
-    job.run((arrays, str(data)), held_out)
+    job.run(columns)
 
 
 def _refuse_training(context: typer.Context) -> None:

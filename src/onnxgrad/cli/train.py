@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,13 +16,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.model_io import files_of, load_model
 from onnxgrad.training.adapters.folder import check_adapter
 from onnxgrad.training.adapters.folder import files_in as adapter_files
-from onnxgrad.training.data import Augment
-from onnxgrad.training.data.preprocessing import Preprocessing
-from onnxgrad.training.loop.listeners import watchers
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
-from onnxgrad.training.loop.train import balanced
-from onnxgrad.training.metrics.registry import names_of
-from onnxgrad.training.spec.training_info import told
 
 
 @takes_flags(*FIT, *TRAINER, Outputs)
@@ -60,43 +53,29 @@ def train(
     given = read_flags(flags) | {"distributed": ranks}
     given.setdefault("checkpoint", output.parent / f"{output.stem}.checkpoint")
     outputs = Outputs(*(given.pop(name, None) for name in ("save_training", "save_adapter", "switchable")))
-    if given["accumulate"] < 1:
-        raise BadInput(f"--accumulate must be at least 1, not {given['accumulate']}")
-    if given["sync_every"] < 1:
-        raise BadInput(f"--sync-every must be at least 1, not {given['sync_every']}")
     recipe = Recipe.of("train", given, (*TRAINER, *FIT))
     _check_places(model, source, data, output, recipe, outputs, force or not ranks.is_first)
-    names_of(recipe.watch.metrics)
-    if isinstance(recipe.data.augment, str):
-        Augment.of(recipe.data.augment)
-    watchers(recipe.watch, recipe.data.measures)
-    trained = Preprocessing.of(source)
-    arrays, held_out = train_options.opened(
-        data, recipe.data, recipe.data.pictures(trained), recipe.loss.labels, trained.inputs
-    )
+    train_options.check_algorithm(source, model, recipe)
+    if outputs.save_adapter is not None and recipe.adapter.chosen() is None:
+        check_adapter(source)
+    columns, recipe = train_options.opened(data, recipe, source)
     notes: list[str] = []
     if head is not None:
         source, where = train_options.headed(source, head)
         notes.append(where)
-    loss = balanced(recipe.loss.loss, source, arrays, recipe.loss.labels)
-    recipe = replace(recipe, loss=replace(recipe.loss, loss=loss))
-    parts = recipe.step.accumulate * ranks.size
-    training = train_options.with_training(source, model, recipe, parts)
-    if outputs.save_adapter is not None:
-        check_adapter(training)
     job = Job(
-        training,
-        recipe.of_training_model(),
+        source,
+        recipe,
         before=model,
         after=output,
         outputs=outputs,
-        notes=[*notes, *told(training)],
+        notes=notes,
         restart=restart,
         quiet=quiet,
         find_lr=find_lr,
         replay=train_config.written(context),
     )
-    job.run((arrays, str(data)), held_out)
+    job.run(columns)
 
 
 def _check_places(

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import onnx
 import onnx_ir as ir
 
 from onnxgrad.cli import panels
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.model_io import files_of, load_model, training_info
 from onnxgrad.settings import changed_settings, settings_of
-from onnxgrad.training.build.attach import attached
 from onnxgrad.training.build.heads import placed_head
-from onnxgrad.training.data import Images, open_data
-from onnxgrad.training.data.columns import Column, Columns, Features
-from onnxgrad.training.loop.recipe import FIT, TRAINER, DataRecipe, Recipe
+from onnxgrad.training.data import open_data
+from onnxgrad.training.data.columns import Columns
+from onnxgrad.training.data.preprocessing import Preprocessing
+from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from onnxgrad.training.loss.config import Loss
 from onnxgrad.training.optim.optimizers import OPTIMIZERS, SECOND_ORDER
 
@@ -48,27 +48,24 @@ def headed(source: ir.Model, text: str) -> tuple[ir.Model, str]:
     return placed_head(source, outputs, of=of or None)
 
 
-def opened(
-    data: Path, recipe: DataRecipe, images: Images | None, labels: str | None, trained: Mapping[str, Features]
-) -> tuple[dict[str, Column], tuple[dict[str, Column], str] | None]:
-    """The arrays of `data`, which hold `labels`, and those of the validation data with their name in messages.
-
-    `trained`: the columns that fed the inputs when the model was trained before.
+def opened(data: Path, recipe: Recipe, model: ir.Model) -> tuple[Columns, Recipe]:
+    """The columns of `data`, and the recipe with the columns of the validation data in place of their path.
 
     Raises:
         BadInput: a file cannot be read.
         UnknownName: `data` have no such labels.
     """
-    inputs = recipe.inputs or {}
-    arrays = Columns(open_data(data, images, inputs, trained), str(data))
-    held_out = None
-    if recipe.validation is not None:  # the same columns as in training, by name
-        same = {n: c.features for n, c in arrays.items() if c.features is not None}
-        found = open_data(recipe.validation, images, inputs, {**trained, **same})
-        held_out = Columns(found, str(recipe.validation)), str(recipe.validation)
-    if labels is not None and labels not in arrays:
-        raise UnknownName(labels, arrays, f"array in {data}")
-    return arrays, held_out
+    trained, labels = Preprocessing.of(model), recipe.loss.labels
+    images, inputs = recipe.data.pictures(trained), recipe.data.inputs or {}
+    columns = Columns(open_data(data, images, inputs, trained.inputs), str(data))
+    if recipe.data.validation is not None:  # by the names of the columns that are trained on, whatever their order here
+        same = {n: c.features for n, c in columns.items() if c.features is not None}
+        held_out = open_data(recipe.data.validation, images, inputs, {**trained.inputs, **same})
+        validation = Columns(held_out, str(recipe.data.validation))
+        recipe = replace(recipe, data=replace(recipe.data, validation=validation))
+    if labels is not None and labels not in columns:
+        raise UnknownName(labels, columns, f"array in {data}")
+    return columns, recipe
 
 
 def other_spelling(name: str) -> str:
@@ -83,25 +80,12 @@ def other_spelling(name: str) -> str:
     return f"settings of an optimizer are written behind its name: --optimizer {owner}:{name}=…"
 
 
-def with_training(
-    source: ir.Model, path: Path, recipe: Recipe, parts: int, schedule: str | None = None
-) -> onnx.ModelProto | ir.Model:
-    """`source` as it is if it carries training information, else with that of the `recipe` attached.
-
-    Args:
-        source: the model.
-        path: its file.
-        recipe: the settings of the command.
-        parts: into how many a batch is cut.
-        schedule: to be a part of the graph.
-    """
-    algorithm = recipe.algorithm()
+def check_algorithm(source: ir.Model, path: Path, recipe: Recipe) -> None:
+    """Raise BadInput unless exactly one of the `recipe` and the file at `path` has the algorithm."""
     if training_info(source):
         asked = changed_settings(recipe.loss, recipe.optimizer, recipe.weights, recipe.adapter)
         if asked:
             given = ", ".join(f"--{name.replace('_', '-')}" for name in asked)
             raise BadInput(f"{path} carries training information, which is used as it is; drop {given}")
-        return source
-    if "loss" not in algorithm:
+    elif not recipe.loss.loss:
         raise BadInput(f"{path} carries no training information; say which loss to use with --loss")
-    return attached(source, accumulate=parts > 1, schedule=schedule, **algorithm).model

@@ -353,7 +353,7 @@ def test_a_bare_model_can_be_trained_in_parts():
         (lambda: load_model_of(trainable()), {"loss": "mse"}, "drop loss"),
         (lambda: compile_step(trainable()), {"freeze": ["b1"]}, "a compiled step .* drop freeze"),
         (classifier, {"loss": "mean"}, "there is no loss 'mean'"),
-        (classifier, {"loss": "mse", "accumulate": 0}, "at least 1 part, not 0"),
+        (classifier, {"loss": "mse", "accumulate": 0}, "accumulate must be at least 1, not 0"),
         (lambda: 3, {"loss": "mse"}, "a model is a path, .* not a int"),
     ],
 )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from onnxgrad.errors import BadInput
 from onnxgrad.keywords import check_kind, check_whole
 from onnxgrad.settings import setting
 from onnxgrad.training.optim.schedules import SCHEDULES, RateSchedule
@@ -58,11 +57,6 @@ class LoopRecipe:
     )
 
     def __post_init__(self) -> None:
-        check_whole(evaluate_every=self.evaluate_every)
-        check_whole(epochs=self.epochs, batch_size=self.batch_size, seed=self.seed)
+        check_whole(1, epochs=self.epochs, batch_size=self.batch_size, evaluate_every=self.evaluate_every)
+        check_whole(0, seed=self.seed)
         check_kind("checkpoint", self.checkpoint, (str, os.PathLike), "a path")
-        for name, least in (("epochs", 1), ("batch_size", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise BadInput(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if self.evaluate_every is not None and self.evaluate_every < 1:
-            raise BadInput(f"evaluate_every must be at least 1, not {self.evaluate_every}")

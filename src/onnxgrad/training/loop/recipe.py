@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -29,6 +29,7 @@ from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.loop_recipe import File, LoopRecipe
 from onnxgrad.training.loop.run import Callback
 from onnxgrad.training.measure import METRICS
+from onnxgrad.training.metrics.registry import names_of
 from onnxgrad.training.parallel.exchanges import Exchanges
 from onnxgrad.training.parallel.ranks import Ranks
 
@@ -66,7 +67,7 @@ class StepRecipe:
     )
 
     def __post_init__(self) -> None:
-        check_whole(accumulate=self.accumulate)
+        check_whole(1, accumulate=self.accumulate)
         check_kind("dims", self.dims, Mapping, "a dict, as in {'seq': 128}")
 
 
@@ -157,6 +158,8 @@ class DataRecipe(PreparationRecipe):
         super().__post_init__()
         check_kind("validation_split", self.validation_split, (int, float), "a number between 0 and 1")
         check_kind("augment", self.augment, (str, Augment), "a text, as 'flip,crop=4', or an Augment(…)")
+        if isinstance(self.augment, str):
+            Augment.of(self.augment)
         if self.validation is not None and self.validation_split is not None:
             raise BadInput("validation and validation_split exclude each other")
 
@@ -186,7 +189,8 @@ class WatchRecipe:
     keep: int | None = setting(None, "As `keep_best`; the K best states stay beside the checkpoint.", metavar="K")
 
     def __post_init__(self) -> None:
-        check_whole(patience=self.patience, keep=self.keep)
+        check_whole(1, patience=self.patience, keep=self.keep)
+        names_of(self.metrics)
         check_kind("monitor", self.monitor, str, "a name, as 'validation_loss'")
 
 
@@ -276,10 +280,3 @@ class Recipe:
         found = {name: value for name, value in found.items() if value is not None}
         adapter = self.adapter.chosen()
         return found if adapter is None else {**found, "adapter": adapter}
-
-    def of_training_model(self) -> Self:
-        """The same for a model that carries its algorithm."""
-        none = Recipe()
-        return replace(
-            self, loss=none.loss, optimizer=none.optimizer, weights=none.weights, adapter=none.adapter, settings={}
-        )

@@ -60,18 +60,22 @@ def train(
         recipe = Recipe.of("train", settings, (*TRAINER, *FIT), ["model", "data", "y", "output"])
     elif settings:
         raise BadInput(f"recipe has all settings; drop {next(iter(settings))}")
+    trainer = trainer_for(model, data, recipe)
+    trainer.fit(data, recipe=recipe)
+    if output is not None:
+        trainer.save(output)
+    return trainer
+
+
+def trainer_for(model: Any, data: AnyData, recipe: Recipe) -> Trainer:
+    """The trainer that `train` runs over `data`; class weights that a loss asks for are counted in them."""
     loss = recipe.loss
     if _asks_for_balance(loss.loss):
         named = {loss.labels or "labels": data[-1]} if isinstance(data, tuple) else data
         columns = open_data(named, inputs=recipe.data.inputs)
         weighted = balanced(loss.loss, as_given(model), columns, loss.labels)
         recipe = replace(recipe, loss=replace(loss, loss=weighted))
-    rows = None if recipe.step.memory is None else recipe.loop.batch_size
-    trainer = Trainer(model, recipe=recipe, batch_size=rows)
-    trainer.fit(data, recipe=recipe)
-    if output is not None:
-        trainer.save(output)
-    return trainer
+    return Trainer(model, recipe=recipe, batch_size=None if recipe.step.memory is None else recipe.loop.batch_size)
 
 
 def _asks_for_balance(loss: Any) -> bool:

@@ -43,8 +43,6 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
     exchange, accumulate, memory = recipe.processes, recipe.step.accumulate, recipe.step.memory
     entry, attention_rows, dims = recipe.step.entry, recipe.step.attention_rows, recipe.step.dims
     options = recipe.runtime.chosen()
-    if accumulate < 1:
-        raise BadInput(f"a batch is cut into at least 1 part, not {accumulate}")
     if exchange.sync_every == 1 and (exchange.outer_rate, exchange.outer_momentum) != (None, None):
         raise BadInput("outer_rate and outer_momentum are of the step that ranks take together every sync_every steps")
     strategy = choose_strategy(ranks_of(exchange.distributed), exchange)

@@ -46,13 +46,11 @@ class Exchanges:
     )
 
     def __post_init__(self) -> None:
-        check_whole(sync_every=self.sync_every)
+        check_whole(1, sync_every=self.sync_every)
         for name in ("outer_rate", "outer_momentum"):
             check_kind(name, getattr(self, name), (int, float), "a number")
         for name in ("shard_optimizer", "sync_batch_norm"):
             check_kind(name, getattr(self, name), bool, "true or false")
-        if self.sync_every < 1:
-            raise BadInput(f"sync_every must be at least 1, not {self.sync_every}")
         if self.compress is not None and self.compress not in COMPRESSIONS:
             raise UnknownName(self.compress, COMPRESSIONS, "compression")
         if not 0 < self.rate < float("inf"):
