@@ -62,6 +62,19 @@ CLASSES = {
     "the exponential of that": f"""{COLUMNS}  m = ReduceMax (y, i1)  d = Sub (y, m)  e = Exp (d)
         s = ReduceSum <keepdims = 0> (e, i1)  l = Log (s)  u = Unsqueeze (l, i1)  z1 = Sub (d, u)  z = Exp (z1)""",
     "of ReduceLogSumExp": f"{COLUMNS}  l = ReduceLogSumExp (y, i1)  d = Sub (y, l)  z = Exp (d)",
+    "written out with 1 / sum": f"""{COLUMNS} {ONE}  e = Exp (y)  s = ReduceSum (e, i1)  r = Div (one, s)
+        z = Mul (r, e)""",
+    "written out with a power of the sum": f"""{COLUMNS}  minus = Constant <value = T {{-1}}> ()  e = Exp (y)
+        s = ReduceSum (e, i1)  r = Pow (s, minus)  z = Mul (e, r)""",
+    "of ReduceLogSum": f"{COLUMNS}  e = Exp (y)  l = ReduceLogSum (e, i1)  d = Sub (y, l)  z = Exp (d)",
+    "as a difference of logarithms": f"""{COLUMNS}  e = Exp (y)  s = ReduceSum (e, i1)  a = Log (e)  l = Log (s)
+        d = Sub (a, l)  z = Exp (d)""",
+    "powers of a number": f"""{COLUMNS}  two = Constant <value = T {{2}}> ()  e = Pow (two, y)  s = ReduceSum (e, i1)
+        z = Div (e, s)""",
+    "sharpened": f"""{COLUMNS}  k = Constant <value = T {{1.5}}> ()  p = Softmax (y)  e = Pow (p, k)
+        s = ReduceSum (e, i1)  z = Div (e, s)""",
+    "of LpNormalization": "e = Exp (y)  z = LpNormalization <p = 1, axis = 1> (e)",
+    "one against the rest of LpNormalization": "e = Sigmoid (y)  z = LpNormalization <p = 1> (e)",
     "with the largest score added": f"""{COLUMNS}  m = ReduceMax (y, i1)  d = Sub (y, m)  e = Exp (d)
         s = ReduceSum (e, i1)  l = Log (s)  a = Add (l, m)  d1 = Sub (y, a)  z = Exp (d1)""",
 }
@@ -84,6 +97,11 @@ BINARY = {
     "exponentials": f"{ONE}  a = Exp (y)  d = Add (a, one)  z = Div (a, d)",
     "each sign in its way": f"""{ONE}  zero = Sub (y, y)  c = GreaterOrEqual (y, zero)  size = Abs (y)  n = Neg (size)
         a = Exp (n)  d = Add (one, a)  high = Div (one, d)  low = Div (a, d)  z = Where (c, high, low)""",
+    "of a tanh": """h = Constant <value = T {0.5}> ()  u = Mul (y, h)  t = Tanh (u)  v = Mul (t, h)  z = Add (h, v)""",
+    "of a tanh and 1": f"""{ONE}  two = Constant <value = T {{2}}> ()  u = Div (y, two)  t = Tanh (u)  v = Add (t, one)
+        z = Div (v, two)""",
+    "the exponential of -softplus": "n = Neg (y)  s = Softplus (n)  m = Neg (s)  z = Exp (m)",
+    "the exponential of y - softplus": "s = Softplus (y)  d = Sub (y, s)  z = Exp (d)",
     "clip": """low = Constant <value = T {1e-7}> ()  high = Constant <value = T {0.9999999}> ()
         e = Sigmoid (y)  z = Clip (e, low, high)""",
     "complement": f"{SIGMOID}  z = Identity (q)",
@@ -204,10 +222,32 @@ REFUSED = {
         3,
         "not known to be their Softmax",
     ),
+    "shares of signed numbers": (
+        "cross_entropy",
+        {},
+        f"{COLUMNS}  s = ReduceSum (y, i1)  d = Div (y, s)  z = Identity (d)",
+        3,
+        "holds shares of a sum",
+    ),
+    "shares by a weight": (
+        "cross_entropy",
+        {},
+        f"""{COLUMNS}  p = Softmax (y)  c = Constant <value = T[3] {{1, 2, 3}}> ()  q = Mul (p, c)
+        s = ReduceSum (q, i1)  z = Div (q, s)""",
+        3,
+        "not known to be their Softmax",
+    ),
+    "squares": (
+        "cross_entropy",
+        {},
+        "two = Constant <value = T {2}> ()  p = Sigmoid (y)  z = Pow (p, two)",
+        3,
+        "between 0 and 1 and is not known to be their Softmax",
+    ),
     "squashed": (
         "binary_focal",
         {},
-        "h = Constant <value = T {0.5}> ()  t = Tanh (y)  u = Mul (t, h)  z = Add (u, h)",
+        "h = Constant <value = T {0.5}> ()  t = Erf (y)  u = Mul (t, h)  z = Add (u, h)",
         3,
         "between 0 and 1",
     ),
@@ -242,6 +282,8 @@ def test_scores_are_left_alone():
         ("c = Constant <value = T {-2}> ()  e = Tanh (y)  z = Mul (e, c)", -2, 2),
         ("c = Constant <value = T {3}> ()  e = Sigmoid (y)  z = Sub (e, c)", -3, -2),
         ("a = Abs (y)  m = Sigmoid (y)  z = Min (a, m)", 0, 1),
+        ("c = Constant <value = T {3}> ()  m = Sigmoid (y)  p = Add (m, c)  z = Pow (p, c)", 27, 64),
+        ("z = LpNormalization <p = 1> (y)", -1, 1),
         (f"{UNKNOWN} {EITHER}", -1, 1),
         ("a = Relu (y)  c = Constant <value = T {2}> ()  d = Add (a, c)  z = Div (c, d)", 0, 1),
     ],

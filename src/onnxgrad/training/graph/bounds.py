@@ -12,7 +12,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import subgraphs
-from onnxgrad.ir.match import constant, is_op, is_standard
+from onnxgrad.ir.match import constant, is_op, is_standard, single_constant
 from onnxgrad.ir.operators import Moves, traits_of
 from onnxgrad.training.graph.rounding import rounded
 from onnxgrad.training.graph.written_out import share_of
@@ -40,7 +40,7 @@ _RISING: dict[str, Callable[[float], float]] = {
 _Known = dict[tuple[ir.Value, int], Interval]
 _ARITHMETIC = frozenset((
     *("Neg", "Abs", "Reciprocal", "ReduceSum", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Clip"),
-    *("Where", "Max", "Min", "Add", "Sum", "Sub", "Mul", "Div"),
+    *("Where", "Max", "Min", "Add", "Sum", "Sub", "Mul", "Div", "Pow", "LpNormalization"),
 ))  # fmt: skip
 
 
@@ -96,6 +96,12 @@ def _arithmetic(node: ir.Node, operands: list[ir.Value], depth: int, known: _Kno
         return (0.0, math.inf) if low >= 0 else ANYTHING
     if of in ("ReduceL1", "ReduceL2", "ReduceSumSquare"):
         return 0.0, math.inf
+    if of == "LpNormalization":
+        return UNIT if low >= 0 else (-1.0, 1.0)
+    if of == "Pow":
+        power = single_constant(node.inputs[1])
+        exponent = 0.0 if power is None or low < 0 else float(power.item())
+        return (low**exponent, high**exponent) if exponent > 0 else ANYTHING
     if of == "Clip":
         ends = [None if v is None else bounds(v, depth - 1, known) for v in (*node.inputs[1:], None, None)[:2]]
         lowest = -math.inf if ends[0] is None else ends[0][0]

@@ -76,7 +76,7 @@ def class_labels(graph: ir.Graph, scores: Collection[str] = (), count: int | Non
 
 
 def label_output(graph: ir.Graph, scores: Collection[str], count: int) -> str | None:
-    """The output of `graph` with the label of each row that belongs to the `scores` of so many classes, if it has one."""
+    """The output of `graph` with the label of each row by the `scores` of so many classes, if it has one."""
     return next((site.output for site in _sites(graph, scores, count) if site.output is not None), None)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.match import constant, is_op, is_standard, rank, single_constant
+from onnxgrad.ir.match import constant, is_number, is_op, is_standard, rank, single_constant
 from onnxgrad.ir.shapes import same_dim, same_dims
 from onnxgrad.training.graph.rounding import rounded
 
@@ -20,6 +20,8 @@ _SUMS = ("ReduceSum", "ReduceL1")
 
 def share_of(node: ir.Node) -> tuple[ir.Value, int] | None:
     """The e of e divided by its own sum along one axis, and the axis; None for another node."""
+    if (found := _normalized(node)) is not None:
+        return found
     above, below = _quotient(node)
     if above is None or below is None:
         return None
@@ -27,6 +29,17 @@ def share_of(node: ir.Node) -> tuple[ir.Value, int] | None:
     if found is None or unguarded(found[0]) is not unguarded(above):
         return None
     return unguarded(above), found[1]
+
+
+def _normalized(node: ir.Node) -> tuple[ir.Value, int] | None:
+    """The operand and the axis of a division by the sum of absolute values; None for another node."""
+    x = node.inputs[0] if node.inputs else None
+    if x is None or x.shape is None:
+        return None
+    if is_op(node, "LpNormalization") and node.attributes.get_int("p", 2) == 1:
+        return unguarded(x), node.attributes.get_int("axis", -1) % len(x.shape)
+    is_ml = node.domain == "ai.onnx.ml" and node.op_type == "Normalizer"
+    return (unguarded(x), len(x.shape) - 1) if is_ml and node.attributes.get_string("norm", "MAX") == "L1" else None
 
 
 def log_softmax_of(node: ir.Node) -> tuple[ir.Value, int] | None:
@@ -37,6 +50,9 @@ def log_softmax_of(node: ir.Node) -> tuple[ir.Value, int] | None:
     assert scores is not None
     assert total is not None
     if (found := log_sum_exp(total)) is not None and found[0] is scores:
+        return scores, found[1]
+    log = _producer_of_kind(scores, "Log")  # log e - log Σe
+    if log is not None and (found := _log_of_sum(total)) is not None and found[0] is log.inputs[0]:
         return scores, found[1]
     plus = _producer_of_kind(total, "Add")  # the largest score, and the logarithm of the sum without it
     for most, log in () if plus is None else (plus.inputs[:2], plus.inputs[1::-1]):
@@ -51,12 +67,17 @@ def log_sum_exp(value: ir.Value) -> tuple[ir.Value, int] | None:
     """The x and the axis of log Σ exp x, broadcast along the axis; None for another value."""
     if (found := reduced(value, ("ReduceLogSumExp",))) is not None:
         return found
-    if (found := reduced(value, _SUMS, through="Log")) is None:
+    if (found := _log_of_sum(value)) is None:
         return None
     exp = unguarded(found[0]).producer()
     if not is_op(exp, "Exp") or exp.inputs[0] is None:
         return None
     return exp.inputs[0], found[1]
+
+
+def _log_of_sum(value: ir.Value) -> tuple[ir.Value, int] | None:
+    """The x and the axis of log Σ x, broadcast along the axis; None for another value."""
+    return reduced(value, ("ReduceLogSum",)) or reduced(value, _SUMS, through="Log")
 
 
 def reduced(value: ir.Value, kinds: tuple[str, ...], through: str = "") -> tuple[ir.Value, int] | None:
@@ -116,10 +137,20 @@ def _quotient(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None]:
     if node.op_type == "Div":
         return node.inputs[0], node.inputs[1]
     for this, other in (node.inputs, node.inputs[::-1]) if node.op_type == "Mul" else ():
-        below = None if other is None else _producer_of_kind(other, "Reciprocal")
+        below = None if other is None else _inverted(other)
         if below is not None:
-            return this, below.inputs[0]
+            return this, below
     return None, None
+
+
+def _inverted(value: ir.Value) -> ir.Value | None:
+    """The x of 1/x, written in one of three ways, but for what gives it an axis back; None for another value."""
+    if (node := _producer_of_kind(value, "Reciprocal")) is not None:
+        return node.inputs[0]
+    if (node := _producer_of_kind(value, "Div")) is not None:
+        return node.inputs[1] if is_number(node.inputs[0], 1) else None
+    node = _producer_of_kind(value, "Pow")
+    return node.inputs[0] if node is not None and is_number(node.inputs[1], -1) else None
 
 
 def _producer_of_kind(value: ir.Value, kind: str) -> ir.Node | None:

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.match import constant, is_op, is_standard, permutation, producer
+from onnxgrad.ir.match import constant, is_number, is_op, is_standard, permutation, producer, single_constant
 from onnxgrad.ir.shapes import same_dims
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.graph.written_out import log_softmax_of, neutral_operand, reduced, share_of, unguarded
@@ -84,10 +84,29 @@ def scores(value: ir.Value, axis: int) -> Ending | None:
         return _pair(node, axis)
     share = share_of(node)
     if share is not None and share[1] % len(value.shape) == axis:
-        return scores(share[0], axis) or logarithm(share[0], axis)
-    if of == "Normalizer" and node.attributes.get_string("norm", "MAX") == "L1" and axis == len(value.shape) - 1:
-        return scores(first, axis) or logarithm(unguarded(first))
+        return _log_of_positive(share[0], axis)
     return None
+
+
+def sums_to_one(value: ir.Value, axis: int) -> bool:
+    """True if the numbers of `value` along `axis` are divided by their own sum, so that they are no logits."""
+    node = value.producer()
+    if node is None or value.shape is None or not -len(value.shape) <= axis < len(value.shape):
+        return False
+    axis %= len(value.shape)
+    if (inner := neutral_operand(node)) is not None:
+        return sums_to_one(inner, axis)
+    if is_op(node, _MOVES) and node.inputs[0] is not None:
+        before = _axis_before(node, axis)
+        return before is not None and sums_to_one(node.inputs[0], before)
+    share = share_of(node) if is_op(node, ("Div", "Mul")) else None
+    return share is not None and share[1] % len(value.shape) == axis
+
+
+def _log_of_positive(value: ir.Value, axis: int) -> Ending | None:
+    """log `value`, but for a number that is the same along `axis`; None where `value` is not known to be positive."""
+    found = scores(value, axis) if bounds(value)[0] >= 0 else None
+    return found or logarithm(value, axis)
 
 
 def _log_softmax(node: ir.Node | None, axis: int) -> Ending | None:
@@ -98,7 +117,11 @@ def _log_softmax(node: ir.Node | None, axis: int) -> Ending | None:
         rank = len(node.outputs[0].shape)
         return _leaf(node.inputs[0]) if node.attributes.get_int("axis", -1) % rank == axis else None
     found = log_softmax_of(node)
-    return _leaf(_unshifted(found[0], axis)) if found is not None and found[1] == axis else None
+    if found is None or found[1] != axis:
+        return None
+    log = producer(found[0], "Log")
+    inner = None if log is None or log.inputs[0] is None else logarithm(log.inputs[0], axis)
+    return inner or _leaf(_unshifted(found[0], axis))
 
 
 def _unshifted(value: ir.Value, axis: int) -> ir.Value:
@@ -149,12 +172,29 @@ def logarithm(value: ir.Value, axis: int | None = None) -> Ending | None:
         return None
     if is_op(node, "Exp"):
         return _leaf(first if axis is None else _unshifted(first, axis))
+    if is_op(node, "Pow") and node.inputs[1] is not None:
+        return _log_of_power(first, node.inputs[1], axis)
     if (found := logit(value)) is not None:
         return found.then(lambda b, x: -b.Softplus(-x))
     if is_op(node, _MOVES | _PICKS):
         found = logarithm(first)
         return None if found is None else _replay_move(node, found)
     return _join_endings(node, logarithm) if is_op(node, "Concat") else None
+
+
+def _log_of_power(base: ir.Value, exponent: ir.Value, axis: int | None) -> Ending | None:
+    """log xᶜ = c·log x, or log cˣ = x·log c, for a number c."""
+    number, power = single_constant(base), single_constant(exponent)
+    if number is not None and number > 0:
+        return _leaf(exponent).then(partial(_times, factor=math.log(number.item())))
+    if power is None:
+        return None
+    found = logarithm(base) if axis is None else _log_of_positive(base, axis)
+    return None if found is None else found.then(partial(_times, factor=float(power.item())))
+
+
+def _times(b: Builder, x: Var, factor: float) -> Var:
+    return b.Mul(x, factor)
 
 
 def mixed(value: ir.Value, depth: int = 16) -> tuple[ir.Value, ir.Value] | None:
@@ -260,7 +300,11 @@ def _complement(node: ir.Node) -> ir.Value | None:
 
 
 def _by_hand(node: ir.Node) -> Ending | None:
-    """The s of a sigmoid that is written out: 1/(1 + exp -s), or exp s/(1 + exp s)."""
+    """The s of a sigmoid that is written out: 1/(1 + exp -s), exp s/(1 + exp s), (1 + tanh s/2)/2, exp -softplus -s."""
+    if (half := _of_tanh(node)) is not None:
+        return _leaf(half).then(partial(_times, factor=2.0))
+    if node.op_type == "Exp":
+        return _of_softplus(node.inputs[0])
     above, below = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
     if node.op_type == "Reciprocal":
         above, below = None, node.inputs[0]
@@ -280,6 +324,36 @@ def _by_hand(node: ir.Node) -> Ending | None:
         if above is None or _number(above) == 1:
             return _leaf(exp.inputs[0]).then(lambda b, x: -x)
     return None
+
+
+def _of_softplus(value: ir.Value | None) -> Ending | None:
+    """The s of log σ(s), written as -softplus(-s) or s - softplus(s); None for another value."""
+    node = producer(value, ("Neg", "Sub"))
+    softplus = None if node is None else producer(node.inputs[-1], "Softplus")
+    x = None if softplus is None else softplus.inputs[0]
+    if node is None or x is None or (node.op_type == "Sub" and node.inputs[0] is not x):
+        return None
+    return _leaf(x) if node.op_type == "Sub" else _leaf(x).then(lambda b, y: -y)
+
+
+def _of_tanh(node: ir.Node) -> ir.Value | None:
+    """The x of (1 + tanh x)/2, or 1/2 + (tanh x)/2; None for another node."""
+    for outer, inner, ends in (("Mul", "Add", (0.5, 1)), ("Div", "Add", (2, 1)), ("Add", "Mul", (0.5, 0.5))):
+        if node.op_type == outer and (found := _beside(node, ends[0])) is not None:
+            tanh = _beside(producer(found, inner), ends[1])
+            if (made := producer(tanh, "Tanh")) is not None:
+                return made.inputs[0]
+    return None
+
+
+def _beside(node: ir.Node | None, number: float) -> ir.Value | None:
+    """The operand of `node` beside this number; None if there is no such number."""
+    if node is None or len(node.inputs) != 2:
+        return None
+    first, second = node.inputs
+    if is_number(second, number):
+        return first
+    return second if is_number(first, number) and node.op_type != "Div" else None
 
 
 def _same_size(x: ir.Value, y: ir.Value) -> bool:

@@ -14,7 +14,7 @@ from onnxgrad.errors import BadInput
 from onnxgrad.ir import Builder, Var
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.loss.label_inputs import Labels
-from onnxgrad.training.loss.logits import Ending, logit, mixed, scores
+from onnxgrad.training.loss.logits import Ending, logit, mixed, scores, sums_to_one
 from onnxgrad.training.loss.score_blocks import OfRows, ScoreBlocks
 
 
@@ -104,15 +104,16 @@ def prediction(
     if found is not None:
         return found
     low, high = bounds(value) if loss.takes else (-math.inf, math.inf)
-    if low >= 0 and high <= 1:
-        axis = f" along axis {options['axis']}" if "axis" in options else ""
+    shares = bool(loss.takes) and options.get("axis") is not None and sums_to_one(value, options["axis"])
+    if shares or (low >= 0 and high <= 1):
+        axis = "" if options.get("axis") is None else f" along axis {options['axis']}"
         why, hint = "", "cross_entropy finds the logits"
+        kind = "shares of a sum" if shares else "numbers between 0 and 1"
         if loss.contains:
             why = f" and is not known to be their {loss.contains[0]}: the activation would be applied twice"
             hint = "name the value before the activation with `output` (--prediction)"
         raise BadInput(
-            f"the loss {what!r} takes {loss.takes}{axis}, but {value.name!r} holds numbers between 0 and 1{why}\n"
-            f"  hint: {hint}"
+            f"the loss {what!r} takes {loss.takes}{axis}, but {value.name!r} holds {kind}{why}\n  hint: {hint}"
         )
     if loss.takes and not named and (parts := mixed(value)) is not None:
         raise BadInput(
