@@ -12,12 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxgrad.cli.console import cell, console
-from onnxgrad.errors import json_text
+from onnxgrad.errors import BadInput, json_text
 from onnxgrad.ir.passes import NO_SITE, PassReport, warn_of
 from onnxgrad.model_io import load_model, training_info
+from onnxgrad.model_io.validity import complaint
 from onnxgrad.runtime import Options
 from onnxgrad.runtime.passes import Memory
-from onnxgrad.runtime.session import passes_of
+from onnxgrad.runtime.session import keeps_packed, passes_of
 from onnxgrad.training import compile_step
 
 
@@ -33,7 +34,7 @@ def passes(
     """
     options = Options(target=target, without=tuple(without or ()))
     options.native()
-    options = options.settled()
+    options = options.resolve_target()
     source = load_model(model)
     is_training = bool(training_info(source))
     reports = _of_step(source, options) if is_training else _of_session(source, options, None)
@@ -59,12 +60,16 @@ def passes(
 def _of_step(source: ir.Model, options: Options) -> list[PassReport]:
     """The passes over a training step, while it is compiled and before it runs."""
     step = compile_step(source, without=options.without)
-    memory = Memory({t.input: t.output for t in step.state.values()}, overwrites=True, shares=True)
+    renewed = {t.input: t.output for t in step.state.values()}
+    packs = keeps_packed(step.model, options, has_state=True)
+    memory = Memory(renewed, overwrites=True, shares=True, packs=packs)
     return [*step.passes, *_of_session(step.model, options, memory)]
 
 
 def _of_session(model: ir.Model, options: Options, memory: Memory | None) -> list[PassReport]:
     passed = passes_of(model, options, memory, counted=True)
+    if passed.failed and (why := complaint(model)):
+        raise BadInput(f"the model is not valid: {why}")
     warn_of(passed.failed)
     return passed.reports
 

@@ -107,6 +107,16 @@ def permutation(transpose: ir.Node) -> tuple[int, ...] | None:
     return None if count is None else tuple(range(count))[::-1]
 
 
+def exchanged(value: ir.Value | None) -> ir.Value | None:
+    """The operand whose last two axes a Transpose exchanges to make `value`; None if there is none."""
+    node = producer(value, "Transpose")
+    x = None if node is None else node.inputs[0]
+    if node is None or x is None or x.shape is None or len(x.shape) < 2:
+        return None
+    axes = tuple(range(len(x.shape)))
+    return x if permutation(node) == (*axes[:-2], axes[-1], axes[-2]) else None
+
+
 def rank(value: ir.Value | None) -> int | None:
     """The number of axes of `value`; None if it is unknown."""
     return None if value is None or value.shape is None else len(value.shape)

@@ -12,6 +12,7 @@ from onnxgrad.ir.execution_order import run_as
 from onnxgrad.ir.graph import prune
 from onnxgrad.ir.known_branches import known_branches, take_known_branches
 from onnxgrad.ir.passes import Pass
+from onnxgrad.runtime.constant_transposes import CONSTANT_TRANSPOSES
 from onnxgrad.runtime.kernels import (
     ATTENTION,
     CONVOLUTIONS,
@@ -36,11 +37,13 @@ class Memory:
         renewed: inputs that are state, and the outputs that are their new values.
         overwrites: True if kernels may put new values where the old ones are.
         shares: the same for standard operators.
+        packs: as of `Setting`.
     """
 
     renewed: Mapping[str, str]
     overwrites: bool
     shares: bool
+    packs: bool = True
 
 
 @dataclass
@@ -156,6 +159,7 @@ OPTIMIZATION: Sequence[Pass[SessionSetting]] = (
     RUNNING_SUMS,
     ELEMENTWISE,
     PRODUCTS,
+    CONSTANT_TRANSPOSES,
     Pass(
         "in_place",
         "memory",

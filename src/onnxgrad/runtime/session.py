@@ -113,7 +113,7 @@ class Options:
     profile: str = ""
     target: str = "auto"
 
-    def settled(self) -> Options:
+    def resolve_target(self) -> Options:
         """The same with a target that is decided: "auto" is what ``ONNXGRAD_TARGET`` says, or "native" where it can be."""
         if self.target != "auto":
             return self
@@ -205,7 +205,7 @@ def create(
         graph = model if isinstance(model, ir.Model) else _read(model)
         wanted = graph is not None and _may_want_kernels(graph)
         if options.target == "auto":
-            options = options.settled() if wanted else dataclasses.replace(options, target="portable")
+            options = options.resolve_target() if wanted else dataclasses.replace(options, target="portable")
         if options.target == "native" and wanted and graph is not None:
             model = graph
     wrong = wrong_fusions(model)
@@ -314,11 +314,12 @@ def _optimized(
 def _loaded(
     model: ir.Model | bytes | str | Path, session: Callable[[bytes | str], onnxruntime.InferenceSession]
 ) -> onnxruntime.InferenceSession:
-    """A session of `model`, by way of a file if it is large."""
+    """A session of `model`, by way of a file if it is large or has external data."""
     if not isinstance(model, ir.Model):
         return session(model if isinstance(model, bytes) else session_source(model))
-    weight = _constant_bytes(model)
-    found = None if weight < _LARGE else _through_a_file(model, session, weight < _MESSAGE_LIMIT)
+    weight, is_apart = _constant_bytes(model), _has_external_data(model)
+    in_file = is_apart or weight >= _LARGE
+    found = _through_a_file(model, session, weight < _MESSAGE_LIMIT and not is_apart) if in_file else None
     return session(ir.to_proto(model).SerializeToString()) if found is None else found
 
 
@@ -327,6 +328,11 @@ def _may_want_kernels(model: ir.Model) -> bool:
         return wants_kernels(model)
     except Exception:  # a recogniser fails: so does the pass that it belongs to, which warns
         return True
+
+
+def _has_external_data(model: ir.Model) -> bool:
+    held = (v.const_value for graph in model.graphs() for v in graph.initializers.values())
+    return any(isinstance(tensor, ir.ExternalTensor) for tensor in held)
 
 
 def _constant_bytes(model: ir.Model) -> int:

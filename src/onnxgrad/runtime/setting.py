@@ -19,6 +19,7 @@ class Setting:
         target: "native" or "portable".
         layout: "auto" or "plain".
         on_cpu: True if the CPU provider comes first.
+        packs: True if ONNX Runtime keeps packed copies of constants.
         has_kernels: True once a named part has become a call of a kernel.
         is_rewritten: True once a rewrite has changed the graph.
     """
@@ -27,6 +28,7 @@ class Setting:
     target: str = "portable"
     layout: str = "auto"
     on_cpu: bool = True
+    packs: bool = True
     has_kernels: bool = False
     is_rewritten: bool = False
 

@@ -229,17 +229,25 @@ from onnxgrad import LoRA, Trainer
 from resource import RUSAGE_SELF, getrusage
 before = getrusage(RUSAGE_SELF).ru_maxrss
 trainer = Trainer(sys.argv[1], loss="cross_entropy", adapter=LoRA(rank=4, targets="all"))
-trainer.fit({"x": np.zeros((8, 3000), np.float32), "labels": np.arange(8)}, batch_size=4, progress=False)
+x = np.zeros([8, *map(int, sys.argv[3:]), 3000], np.float32)
+trainer.fit({"x": x, "labels": np.arange(8)}, batch_size=4, progress=False)
 print((getrusage(RUSAGE_SELF).ru_maxrss - before) * 1024 / float(sys.argv[2]))
 """
 
 
 @pytest.mark.complete
 @pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss is another one")
-def test_an_adapter_takes_little_more_than_its_base(tmp_path):
+@pytest.mark.parametrize(
+    ("ends", "last", "length"),
+    [
+        ("(float[N, 3000] x) => (float[N, 3000] y)", "y = Identity (h10)", []),
+        ("(float[N, T, 3000] x) => (float[N, 3000] y)", "y = ReduceMax <keepdims = 0> (h10, axis)", ["6"]),
+    ],
+    ids=["rows", "sequences"],
+)
+def test_an_adapter_takes_little_more_than_its_base(tmp_path, ends, last, length):
     layers = "\n".join(f"m{k} = MatMul (h{k}, w{k}) h{k + 1} = Tanh (m{k})" for k in range(10))
-    ends = "(float[N, 3000] x) => (float[N, 3000] y)"
-    body = f"h0 = Identity (x) {layers} y = Identity (h10)"
+    body = f"h0 = Identity (x) axis = Constant <value_ints = [1]> () {layers} {last}"
     proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {ends} {{ {body} }}')
     rng = np.random.default_rng(0)
     for k in range(10):
@@ -247,6 +255,8 @@ def test_an_adapter_takes_little_more_than_its_base(tmp_path):
         proto.graph.initializer.append(onnx.numpy_helper.from_array(array, f"w{k}"))
     onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.data")
     size = (tmp_path / "m.data").stat().st_size
-    found = subprocesses.run([*subprocesses.PYTHON, "-c", MEMORY, str(tmp_path / "m.onnx"), str(size)], text=True)
+    found = subprocesses.run(
+        [*subprocesses.PYTHON, "-c", MEMORY, str(tmp_path / "m.onnx"), str(size), *length], text=True
+    )
     assert found.returncode == 0, found.stderr
     assert float(found.stdout) < 1.3
