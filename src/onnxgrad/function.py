@@ -20,7 +20,7 @@ from onnxgrad import transforms
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.graph import named_values, prune, subgraphs
-from onnxgrad.ir.match import constant
+from onnxgrad.ir.match import constant, is_op
 from onnxgrad.keywords import checked
 from onnxgrad.model_io import AnyModel, Signature, load_model, signature
 from onnxgrad.model_io.save import gathered
@@ -231,7 +231,7 @@ class Function:
                 size = math.prod(n for n in values[wrt].shape or () if isinstance(n, int))
                 return self._with(model, lambda _: {name: name}), indices, indptr, (indptr.size - 1, size)
 
-            f, indices, indptr, shape = self._kept((transform, wrt, at_once, *shapes.items()), make)
+            f, indices, indptr, shape = self._cached((transform, wrt, at_once, *shapes.items()), make)
             from scipy.sparse import csr_array  # if it is missing, `transform` has said so
 
             return csr_array((f(**feeds), indices.copy(), indptr.copy()), shape=shape)
@@ -253,7 +253,7 @@ class Function:
             return mapped
 
         axes = [tuple(sorted(a.items())) if isinstance(a, Mapping) else a for a in (in_axes, out_axes)]
-        return self._kept((transforms.vmap, *axes, axis_size), make)
+        return self._cached((transforms.vmap, *axes, axis_size), make)
 
     def linearize(self, *, wrt: Names, of: Names | None = None) -> Callable[..., tuple[Any, Callable[..., Any]]]:
         """A function that gives what this one gives, and the Jacobian at that point as a function of tangents.
@@ -291,7 +291,7 @@ class Function:
             seeds, linear.results = ends(signature(second))
             return Function(first, options=self.options), linear, seeds
 
-        primal, linear, seeds = self._kept((transform, *how.items()), make)
+        primal, linear, seeds = self._cached((transform, *how.items()), make)
 
         def at(*args: Any, **kwargs: Any) -> tuple[Any, Callable[..., Any]]:
             feeds = primal.feeds(*args, **kwargs)
@@ -316,7 +316,7 @@ class Function:
         how = {k: v if v is None or isinstance(v, (str, int)) else tuple(v) for k, v in how.items()}
         if how["of"] is None:
             how["of"] = self._float_results()
-        return self._kept((transform, *how.items()), lambda: self._with(transform(self.model, **how), results))
+        return self._cached((transform, *how.items()), lambda: self._with(transform(self.model, **how), results))
 
     def _with(self, model: ir.Model, results: Callable[..., Results]) -> Function:
         derived = Function(model, options=self.options)
@@ -328,7 +328,7 @@ class Function:
         prune(model.graph)
         return derived
 
-    def _kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def _cached(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """The cached result of `make` under `key`."""
         with self._lock:
             if key not in self._derived:
@@ -393,8 +393,7 @@ def _given_constant(output: ir.Value) -> np.ndarray:
 
 def _overwrites_inputs(node: ir.Node) -> bool:
     """True if ONNX Runtime writes into inputs of `node`: the statistics of a batch norm in training."""
-    a = node.attributes.get("training_mode")
-    if node.op_type == "BatchNormalization" and a is not None and a.as_int():
+    if is_op(node, "BatchNormalization") and node.attributes.get_int("training_mode", 0):
         return True
     return any(_overwrites_inputs(inner) for graph in subgraphs(node) for inner in graph)
 

@@ -29,6 +29,7 @@ class BatchedNode:
         count: Var | list[int],
     ) -> None:
         self.b, self.node, self.count = b, node, count
+        self.int_attr = node.attributes.get_int
         self.values = list(node.inputs)
         self.stacked = [v in stacks for v in self.values]
         self.x: list[Any] = [
@@ -47,7 +48,7 @@ class BatchedNode:
         """The rank of the result, without the direction."""
         return rank_of(self.node.outputs[0])
 
-    def known(self, i: int) -> list[int]:
+    def constant_ints(self, i: int) -> list[int]:
         """The elements of the vector operand `i`, which must be constant; none if it is omitted."""
         if i >= len(self.x) or self.x[i] is None:
             return []
@@ -73,12 +74,7 @@ class BatchedNode:
         """Operand `i` as a stack; an unbatched operand is expanded."""
         return self.x[i] if self.stacked[i] else repeated(self.b, self.x[i], self.count)
 
-    def int_attr(self, name: str, default: int) -> int:
-        """An attribute of the node."""
-        a = self.node.attributes.get(name)
-        return default if a is None else a.as_int()
-
-    def again(self, *operands: Any, **changed: Any) -> Any:
+    def emit_again(self, *operands: Any, **changed: Any) -> Any:
         """The node on other operands, with some attributes changed."""
         attributes: dict[str, Any] = dict(self.node.attributes.items()) | changed
         return self.b.emit(

@@ -23,16 +23,16 @@ from onnxgrad.rules.op import Op
 
 def _elementwise(s: BatchedNode) -> Var:
     rank = max(s.rank(i) for i in range(len(s.x)))
-    return s.again(*(s.lifted(i, rank) for i in range(len(s.x))))
+    return s.emit_again(*(s.lifted(i, rank) for i in range(len(s.x))))
 
 
 def _alike(s: BatchedNode) -> Any:
-    return s.again(s.only(0), *s.x[1:])
+    return s.emit_again(s.only(0), *s.x[1:])
 
 
 def _prelu(s: BatchedNode) -> Var:
     x = s.stack(0)
-    return s.again(x, s.lifted(1, s.rank(0)))
+    return s.emit_again(x, s.lifted(1, s.rank(0)))
 
 
 # --- along axes ------------------------------------------------------------------------------------
@@ -46,33 +46,32 @@ def _shifted(axes: Sequence[int], rank: int) -> list[int]:
 def _along_axis(s: BatchedNode) -> Any:
     """Along the axis of an attribute; only the first operand may be a stack."""
     axis = Op(s.b, s.node).attr("axis", -1)
-    return s.again(s.only(0), *s.x[1:], axis=_shifted([axis], s.rank(0))[0])
+    return s.emit_again(s.only(0), *s.x[1:], axis=_shifted([axis], s.rank(0))[0])
 
 
 def _reduce(s: BatchedNode) -> Var:
     x = s.only(0)
-    axes = s.known(1)
+    axes = s.constant_ints(1)
     if not axes:
         if s.int_attr("noop_with_empty_axes", 0):
             return x
         axes = list(range(s.rank(0)))
     if not axes:  # of a scalar: an axis of one element, whose reduction is that of the scalar
-        return s.again(s.b.Unsqueeze(x, [1]), [1], keepdims=0)
-    return s.again(x, _shifted(axes, s.rank(0)), keepdims=s.int_attr("keepdims", 1))
+        return s.emit_again(s.b.Unsqueeze(x, [1]), [1], keepdims=0)
+    return s.emit_again(x, _shifted(axes, s.rank(0)), keepdims=s.int_attr("keepdims", 1))
 
 
 def _transpose(s: BatchedNode) -> Var:
-    perm = s.node.attributes.get("perm")
-    axes = list(perm.as_ints()) if perm is not None else list(range(s.rank(0)))[::-1]
+    axes = s.node.attributes.get_ints("perm") or range(s.rank(0))[::-1]
     return s.b.Transpose(s.x[0], perm=[0, *(p + 1 for p in axes)])
 
 
 def _unsqueeze(s: BatchedNode) -> Var:
-    return s.b.Unsqueeze(s.only(0), _shifted(s.known(1), s.out_rank))
+    return s.b.Unsqueeze(s.only(0), _shifted(s.constant_ints(1), s.out_rank))
 
 
 def _squeeze(s: BatchedNode) -> Var:
-    axes = s.known(1)
+    axes = s.constant_ints(1)
     if not axes:
         value = s.values[0]
         assert value is not None
@@ -83,25 +82,25 @@ def _squeeze(s: BatchedNode) -> Var:
 
 
 def _slice(s: BatchedNode) -> Var:
-    axes = s.known(3) or list(range(_length(s.x[1])))
+    axes = s.constant_ints(3) or list(range(_length(s.x[1])))
     return s.b.Slice(s.only(0), s.x[1], s.x[2], _shifted(axes, s.rank(0)), *s.x[4:])
 
 
 def _pad(s: BatchedNode) -> Var:
     b, x, rank = s.b, s.only(0), s.rank(0)
-    pads, axes = s.x[1], s.known(3)
+    pads, axes = s.x[1], s.constant_ints(3)
     if axes:  # to sizes for every axis: ONNX Runtime folds a Pad that names its axes wrongly
-        given, every = s.known(1), [0] * (2 * rank)
+        given, every = s.constant_ints(1), [0] * (2 * rank)
         for i, axis in enumerate(axes):
             every[axis % rank], every[axis % rank + rank] = given[i], given[i + len(axes)]
         pads = b.const(every)
     before, after = (b.Slice(pads, [n], [m], [0]) for n, m in ((0, rank), (rank, 2 * rank)))
     both = b.join([0], folded(b, before), [0], folded(b, after))
-    return s.again(x, both, *s.x[2:3])
+    return s.emit_again(x, both, *s.x[2:3])
 
 
 def _cumulate(s: BatchedNode) -> Var:
-    return s.again(s.only(0), s.b.const(_shifted(s.known(1), s.rank(0))[0]))
+    return s.emit_again(s.only(0), s.b.const(_shifted(s.constant_ints(1), s.rank(0))[0]))
 
 
 def _tile(s: BatchedNode) -> Var:
@@ -109,26 +108,26 @@ def _tile(s: BatchedNode) -> Var:
 
 
 def _concat(s: BatchedNode) -> Var:
-    return s.again(*(s.stack(i) for i in range(len(s.x))), axis=_shifted([s.int_attr("axis", 0)], s.rank(0))[0])
+    return s.emit_again(*(s.stack(i) for i in range(len(s.x))), axis=_shifted([s.int_attr("axis", 0)], s.rank(0))[0])
 
 
 def _compress(s: BatchedNode) -> Var:
     if "axis" not in s.node.attributes:
         raise Unstackable
-    return s.again(s.only(0), *s.x[1:], axis=_shifted([s.int_attr("axis", 0)], s.rank(0))[0])
+    return s.emit_again(s.only(0), *s.x[1:], axis=_shifted([s.int_attr("axis", 0)], s.rank(0))[0])
 
 
 def _dft(s: BatchedNode) -> Var:
     x = s.only(0)
     if s.b.opset >= 20:  # the axis is an operand; by default it counts from the end
-        axis = [a if a < 0 else a + 1 for a in s.known(2)] or [-2]
-        return s.again(x, s.x[1] if len(s.x) > 1 else None, s.b.const(axis[0], ir.DataType.INT64))
-    return s.again(x, *s.x[1:], axis=_shifted([s.int_attr("axis", 1)], s.rank(0))[0])
+        axis = [a if a < 0 else a + 1 for a in s.constant_ints(2)] or [-2]
+        return s.emit_again(x, s.x[1] if len(s.x) > 1 else None, s.b.const(axis[0], ir.DataType.INT64))
+    return s.emit_again(x, *s.x[1:], axis=_shifted([s.int_attr("axis", 1)], s.rank(0))[0])
 
 
 def _one_hot(s: BatchedNode) -> Var:
     axis = s.int_attr("axis", -1)
-    return s.again(s.only(0), *s.x[1:], axis=axis if axis < 0 else axis + 1)
+    return s.emit_again(s.only(0), *s.x[1:], axis=axis if axis < 0 else axis + 1)
 
 
 # --- where elements go -----------------------------------------------------------------------------
@@ -178,26 +177,26 @@ def _gather(s: BatchedNode) -> Var:
 
 
 def _gather_elements(s: BatchedNode) -> Var:
-    return s.again(s.stack(0), s.stack(1), axis=_shifted([s.int_attr("axis", 0)], s.rank(0))[0])
+    return s.emit_again(s.stack(0), s.stack(1), axis=_shifted([s.int_attr("axis", 0)], s.rank(0))[0])
 
 
 def _gather_nd(s: BatchedNode) -> Var:
-    return s.again(s.stack(0), s.stack(1), batch_dims=s.int_attr("batch_dims", 0) + 1)
+    return s.emit_again(s.stack(0), s.stack(1), batch_dims=s.int_attr("batch_dims", 0) + 1)
 
 
 def _scatter_elements(s: BatchedNode) -> Var:
     axis = _shifted([s.int_attr("axis", 0)], s.rank(0))[0]
-    return s.again(s.stack(0), s.stack(1), s.stack(2), axis=axis)
+    return s.emit_again(s.stack(0), s.stack(1), s.stack(2), axis=axis)
 
 
 def _scatter_nd(s: BatchedNode) -> Var:
     if s.stacked[1]:
         raise Unstackable
-    return _first(s.again(_last(s.stack(0)), s.x[1], _last(s.stack(2))), s.rank(0))
+    return _first(s.emit_again(_last(s.stack(0)), s.x[1], _last(s.stack(2))), s.rank(0))
 
 
 def _reverse_sequence(s: BatchedNode) -> Var:
-    return _first(s.again(_last(s.only(0)), s.x[1]), s.rank(0))
+    return _first(s.emit_again(_last(s.only(0)), s.x[1]), s.rank(0))
 
 
 def _last(x: Var) -> Var:
@@ -257,7 +256,7 @@ _BY_NAME: dict[str, Write] = {
     "Squeeze": _squeeze,
     "Tile": _tile,
     "Transpose": _transpose,
-    "Trilu": lambda s: s.again(s.only(0), *s.x[1:]),
+    "Trilu": lambda s: s.emit_again(s.only(0), *s.x[1:]),
     "Unsqueeze": _unsqueeze,
 }
 #: Operators that give sizes, which are the same in all directions.

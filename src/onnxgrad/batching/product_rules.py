@@ -53,7 +53,7 @@ def gemm(s: BatchedNode) -> Var:
     for i, name in enumerate(("transA", "transB")):
         perm = [0, 2, 1] if s.stacked[i] else [1, 0]
         turned.append(s.b.Transpose(s.x[i], perm=perm) if s.int_attr(name, 0) else s.x[i])
-    alpha, beta = (1.0 if (a := s.node.attributes.get(n)) is None else a.as_float() for n in ("alpha", "beta"))
+    alpha, beta = (s.node.attributes.get_float(n, 1.0) for n in ("alpha", "beta"))
     product = _product(*turned) if any(s.stacked[:2]) else s.b.Unsqueeze(turned[0] @ turned[1], [0])
     y = product * alpha
     return y if len(s.x) < 3 or s.x[2] is None else y + s.lifted(2, 2) * beta
@@ -94,7 +94,7 @@ def rows(s: BatchedNode) -> Var:
     b, x = s.b, s.only(0)
     if len(s.node.outputs) != 1 or s.int_attr("training_mode", 0):
         raise Unstackable
-    return _parted(b, s.again(_merged(b, x, 0), *s.x[1:]), 0, s.count, b.shape_of(x, 1, 2))
+    return _parted(b, s.emit_again(_merged(b, x, 0), *s.x[1:]), 0, s.count, b.shape_of(x, 1, 2))
 
 
 def recurrent(s: BatchedNode) -> list[Var]:
@@ -107,7 +107,7 @@ def recurrent(s: BatchedNode) -> list[Var]:
         x, at = s.stack(i), batch[i]
         operands[i] = _merged(b, b.Transpose(x, perm=_axis_order(x.rank, 0, at)), at)
     each = b.shape_of(Var(b, s.values[0]), 1, 2) if not s.stacked[0] else b.shape_of(s.x[0], 2, 3)  # type: ignore[arg-type]
-    found = s.again(*operands)
+    found = s.emit_again(*operands)
     results = []
     for y in found if isinstance(found, tuple) else (found,):
         at = y.rank - 2
@@ -124,11 +124,11 @@ def _axis_order(rank: int, source: int, target: int) -> list[int]:
 
 def resize(s: BatchedNode) -> Var:
     """Rows as well, where it leaves the batch axis alone."""
-    scales, axes = s.x[2] if len(s.x) > 2 else None, s.node.attributes.get("axes")
+    scales, axes = s.x[2] if len(s.x) > 2 else None, s.node.attributes.get_ints("axes")
     held = None if scales is None else scales.const
-    if held is None or not held.size or s.known(1):
+    if held is None or not held.size or s.constant_ints(1):
         raise Unstackable
-    at = [a % s.rank(0) for a in axes.as_ints()] if axes is not None else list(range(s.rank(0)))
+    at = [a % s.rank(0) for a in axes] if axes is not None else list(range(s.rank(0)))
     if any(a == 0 and scale != 1 for a, scale in zip(at, held)):
         raise Unstackable
     return rows(s)
@@ -156,7 +156,7 @@ def _filters(s: BatchedNode) -> Var:
         if groups > 1:
             w = _merged(b, _swap_first_axes(_parted(b, w, 1, [groups], each)), 0)  # [g·K, M/g, …]
         w = _merged(b, w, 0)
-    y = s.again(s.x[0], w)
+    y = s.emit_again(s.x[0], w)
     y = b.Transpose(_parted(b, y, 1, [groups], s.count, each), perm=[2, 0, 1, *range(3, s.out_rank + 2)])
     return _merged(b, y, 2)
 
@@ -169,7 +169,7 @@ def _paired(s: BatchedNode) -> Var:
     each = b.shape_of(w, 1, 2)
     if s.node.op_type == "ConvTranspose":
         each = b.shape_of(w, 2, 3) * s.int_attr("group", 1)
-    y = s.again(_merged(b, _swap_first_axes(x), 1), _merged(b, w, 0), group=count * s.int_attr("group", 1))
+    y = s.emit_again(_merged(b, _swap_first_axes(x), 1), _merged(b, w, 0), group=count * s.int_attr("group", 1))
     return _swap_first_axes(_parted(b, y, 1, [count], each))
 
 

@@ -105,7 +105,7 @@ class Stacking:
             operands = reads(node)
             held = any(v in waiting.given for v in operands)
             if not held and not any(v in self.stacks for v in operands):
-                self._again(node)
+                self._copy_node(node)
             elif held and not _has_rule(node):
                 waiting.add(node)
             else:
@@ -144,7 +144,7 @@ class Stacking:
 
     # --- what is the same in all directions --------------------------------------------------------
 
-    def _again(self, node: ir.Node) -> None:
+    def _copy_node(self, node: ir.Node) -> None:
         """The same node once more."""
         inputs = [None if v is None else self.plain_of(v).value for v in node.inputs]
         copies = Copies(
@@ -177,7 +177,7 @@ class Stacking:
             inside.plain[v] = formal(inner, v, v.name or "direction")
             body.inputs.append(inside.plain[v].value)
         for node in nodes:
-            inside._again(node)
+            inside._copy_node(node)
         give(inner, [inside.plain[v] for v in given])
         pieces = [(self.stack_of(v), ScanAxis()) for v in read]
         self._keep(given, scan(self.b, body, [], pieces, [ScanAxis()] * len(given)))
@@ -225,7 +225,7 @@ class Stacking:
     def _iterate(self, node: ir.Node) -> None:
         """A Scan or Loop whose states and slices are stacks where they differ between directions."""
         it = Iteration.of(node)
-        moved = self._moved(it)
+        moved = self._varying_values(it)
         if it.lead and (any(v in self.stacks for v in node.inputs[:2]) or it.body.outputs[0] in moved):
             return self._mask(node, it)
         lead = [None if v is None else self.plain_of(v).value for v in node.inputs[: it.lead]]
@@ -299,7 +299,7 @@ class Stacking:
         found = loop(b, body, counted, any_of(active).value, [*map(self.stack_of, it.initial), active])
         self._keep(node.outputs, found[:-1])
 
-    def _moved(self, it: Iteration) -> set[ir.Value]:
+    def _varying_values(self, it: Iteration) -> set[ir.Value]:
         """The values of the body that differ between directions at some step."""
         start = {i for i, o in it.formals() if o in self.stacks}
         while True:

@@ -36,7 +36,7 @@ class Product:
         """The layout of the stacked `b`: that of `a`."""
         return self.a.slot
 
-    def after(self, o: Builder, stack: Var, like: Var) -> Var:
+    def finish(self, o: Builder, stack: Var, like: Var) -> Var:
         """The sum, given the stack of `b`."""
         assert self.a.outer is not None
         left, right = _rows(Var(o, self.a.outer)), _rows(stack)
@@ -53,7 +53,7 @@ class RowSum:
     b: ir.Value
     slot: ScanAxis
 
-    def after(self, o: Builder, stack: Var, like: Var) -> Var:
+    def finish(self, o: Builder, stack: Var, like: Var) -> Var:
         """The sum, given the stack of `b`."""
         return sum_to(stack, like)
 
@@ -117,7 +117,7 @@ def _is_ones(value: ir.Value) -> bool:
 
 def summed(o: Builder, parts: list[Product | RowSum], stacks: list[Var], like: Var) -> Var:
     """The sum of `parts`, given the stacked `b` of each."""
-    return add([p.after(o, s, like) for p, s in zip(parts, stacks)])
+    return add([p.finish(o, s, like) for p, s in zip(parts, stacks)])
 
 
 def _terms(total: ir.Value) -> Iterator[ir.Value]:

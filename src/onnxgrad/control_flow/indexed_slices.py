@@ -35,7 +35,7 @@ class StepSlice:
         """The layout of the stacked cotangents of all slices: last step first."""
         return ScanAxis(self.axis, backwards=True)
 
-    def whole(self, o: Builder, stack: Var) -> Var:
+    def assemble(self, o: Builder, stack: Var) -> Var:
         """The cotangent of `x`, given the stacked cotangents of its slices: padded with zeros."""
         x = Var(o, self.x)
         before = o.const([0]) if self.start is None else o.Unsqueeze(Var(o, self.start), [0])

@@ -27,7 +27,7 @@ class ScanAxis:
     axis: int = 0
     backwards: bool = False
 
-    def turned(self) -> ScanAxis:
+    def reverse(self) -> ScanAxis:
         """The same slices in the opposite order."""
         return ScanAxis(self.axis, not self.backwards)
 
@@ -99,7 +99,7 @@ class Iteration:
         return list(self.body.outputs[self.head : self.head + self.count])
 
     @property
-    def given(self) -> list[ir.Value]:
+    def slice_results(self) -> list[ir.Value]:
         """The slices that a step of the body gives."""
         return list(self.body.outputs[self.head + self.count :])
 
@@ -141,10 +141,10 @@ class Iteration:
         producers = {v: n for n in self.body for v in n.outputs}
         follows = dict(zip(self.states, self.following))
 
-        def onward(value: ir.Value) -> list[ir.Value]:
+        def successors(value: ir.Value) -> list[ir.Value]:
             return [follows[value]] if value in follows else reads(producers[value]) if value in producers else []
 
-        needed = set(reach(wanted, onward))
+        needed = set(reach(wanted, successors))
         return [i for i, s in enumerate(self.states) if s in needed]
 
 
@@ -154,10 +154,7 @@ def captured_by(graph: ir.Graph) -> list[ir.Value]:
 
 
 def _slots(node: ir.Node, kind: str, count: int) -> list[ScanAxis]:
-    axes, backwards = (
-        [0] * count if (a := node.attributes.get(f"{kind}_{name}")) is None else list(a.as_ints())
-        for name in ("axes", "directions")
-    )
+    axes, backwards = (node.attributes.get_ints(f"{kind}_{name}", [0] * count) for name in ("axes", "directions"))
     return [ScanAxis(axis, bool(back)) for axis, back in zip(axes, backwards)]
 
 

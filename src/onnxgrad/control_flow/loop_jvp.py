@@ -20,14 +20,14 @@ def push(op: Op) -> list[Var | None]:
     states, slices = it.states, it.slices
     carried = [i for i, s in enumerate(states) if s in moved]
     read = [j for j, (s, x) in enumerate(zip(slices, it.scanned)) if x in tangents and s in moved]
-    outs = [k for k, v in enumerate(it.given) if v in moved]
+    outs = [k for k, v in enumerate(it.slice_results) if v in moved]
 
     t_states = {i: formal(b, states[i], "tangent") for i in carried}
     t_slices = {j: formal(b, slices[j], "tangent") for j in read}
     seeds = {c.value: Var(b, tangents[c.value].value) for c in op.captures if c.value in tangents}
     seeds |= {states[i]: t for i, t in t_states.items()} | {slices[j]: t for j, t in t_slices.items()}
     following = [it.following[i] for i in carried]
-    given = [it.given[k] for k in outs]
+    given = [it.slice_results[k] for k in outs]
     found = forward(b, list(body), seeds, list(dict.fromkeys([*following, *given])))
     ends = [found[v] if v in found else b.zeros_like(b.var(b.now(v))) for v in [*following, *given]]
     if not ends:

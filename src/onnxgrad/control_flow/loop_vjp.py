@@ -37,15 +37,17 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     b, it = Iteration.of(op.node).copy(o)
     body, states, slices = it.body, it.states, it.slices
     moved = it.moved_by(op.active, b)
-    ends = [*it.following, *it.given]
+    ends = [*it.following, *it.slice_results]
     reached = it.leading_to((ends[i] for i in of), moved, b)
     carried = [i for i in range(it.count) if _is_carried(op, it, i, i in of, reached)]
-    read = [k for k, v in enumerate(it.given) if it.count + k in of and v in moved]
+    read = [k for k, v in enumerate(it.slice_results) if it.count + k in of and v in moved]
     captures = [c.value for c in op.captures if c.value in op.active and c.value in reached]
 
     g_states = {i: formal(b, it.next_like(i), "cotangent") for i in carried}
-    g_slices = {k: formal(b, it.given[k], "cotangent") for k in read}
-    seeds = summed([(it.following[i], g_states[i]) for i in carried] + [(it.given[k], g_slices[k]) for k in read])
+    g_slices = {k: formal(b, it.slice_results[k], "cotangent") for k in read}
+    seeds = summed(
+        [(it.following[i], g_states[i]) for i in carried] + [(it.slice_results[k], g_slices[k]) for k in read]
+    )
     picked = [p for p in step_slices(op, body) if p.out in reached] if _is_stackable(op, it) else []
     wrt = [*(states[i] for i in carried), *(s for s in slices if s in reached), *captures, *(p.out for p in picked)]
     nodes = [n for n in body if n not in {p.node for p in picked}]
@@ -68,11 +70,11 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
         found = {v: Var(b, instead.get(g.value, g.value)) for v, g in found.items()}
         at_hand = {c.inner: c for c in columns.values()}
     for s, x, slot in zip(slices, it.scanned, it.ins):
-        at_hand[s] = StepInput(s, x, slot.turned())
+        at_hand[s] = StepInput(s, x, slot.reverse())
     for k in read:
-        at_hand[g_slices[k].value] = StepInput(g_slices[k].value, of[it.count + k].value, it.outs[k].turned())
+        at_hand[g_slices[k].value] = StepInput(g_slices[k].value, of[it.count + k].value, it.outs[k].reverse())
 
-    gives = [(found[slices[j]].value, it.ins[j].turned()) for j in pieces]
+    gives = [(found[slices[j]].value, it.ins[j].reverse()) for j in pieces]
     gives += [(found[p.out].value, p.slot) for p in picked]
     later = _products(op, it, found, captures, at_hand, gives)
     for parts in later.values():
@@ -102,7 +104,7 @@ def pull(op: Op, cotangents: object) -> dict[ir.Value, Var]:
     def closing(w: Builder, stacks: list[Var]) -> list[Var]:
         """The cotangents that are computed after the iteration from its stacked outputs."""
         places = {g: stacks[i] for i, g in reversed(list(enumerate(gives)))}
-        wholes = [p.whole(w, stacks[len(pieces) + i]) for i, p in enumerate(picked)]
+        wholes = [p.assemble(w, stacks[len(pieces) + i]) for i, p in enumerate(picked)]
         rest = [sums_of(w, parts, [places[p.b, p.slot] for p in parts], Var(w, c)) for c, parts in later.items()]
         return [*stacks[: len(pieces)], *wholes, *rest]
 

@@ -82,7 +82,7 @@ def _read_alike(node: ir.Node, back: ir.Node) -> dict[ir.Value, ir.Value]:
     """Map each slice of a step of `node` to the slice of `back` of the same values; empty if one has none."""
     there, here = Iteration.of(back), Iteration.of(node)
     columns = {(x, slot): s for x, slot, s in zip(there.scanned, there.ins, there.slices)}
-    found = {s: columns.get((x, slot.turned())) for s, x, slot in zip(here.slices, here.scanned, here.ins)}
+    found = {s: columns.get((x, slot.reverse())) for s, x, slot in zip(here.slices, here.scanned, here.ins)}
     return {} if None in found.values() else {k: v for k, v in found.items() if v is not None}
 
 
@@ -113,8 +113,8 @@ def _merged(node: ir.Node, back: ir.Node, values: dict[ir.Value, ir.Value], name
         for old, new in zip(inner.outputs, again.outputs):
             new.name = names.fresh(old.name or "row")
         body.append(again)
-    slots = [*Iteration.of(back).outs, *(slot.turned() for slot in it.outs)]
-    for given, out in zip(it.given, node.outputs):
+    slots = [*Iteration.of(back).outs, *(slot.reverse() for slot in it.outs)]
+    for given, out in zip(it.slice_results, node.outputs):
         identity = ir.Node("", "Identity", [values.get(given, given)], name=names.fresh("row"))
         (new,) = identity.outputs
         new.name, new.type, new.shape = names.fresh(given.name or "row"), given.type, given.shape

@@ -104,7 +104,7 @@ class Backwards:
         columns = list(self.columns)
         if not columns:  # a Scan takes its number of steps from what it reads
             unread = formal(self.b, it.body.inputs[0 if it.lead else it.count], "unread").value
-            columns = [StepInput(unread, it.scanned[0] if it.scanned else None, (*it.ins, ScanAxis())[0].turned())]
+            columns = [StepInput(unread, it.scanned[0] if it.scanned else None, (*it.ins, ScanAxis())[0].reverse())]
         certain = not it.lead or _at_least_once(self.op.node)
         steps = None if certain and all(c.outer is not None for c in columns) else self.steps()
         pieces = [(o.Range(0, steps, 1).value if c.outer is None else c.outer, c.slot) for c in columns]

@@ -71,7 +71,7 @@ class RowBlocks:
         x.value.shape = ir.Shape([*given[:axis], self.steps, self.rows, *given[axis + 1 :]])
         return x
 
-    def joined(self, b: Builder, x: Var, axis: int) -> Var:
+    def join_blocks(self, b: Builder, x: Var, axis: int) -> Var:
         """The way back: the blocks along an axis of `x`, and the rows of a block along the next, as rows."""
         x = b.reshape(x, b.join(b.shape_of(x, 0, axis), b.Mul(self.count, self.each), b.shape_of(x, axis + 2)))
         x = b.Pad(x, b.join([0], b.Neg(self.missing)), b.const(0, x.dtype), [axis]) if self.filled else x
@@ -107,4 +107,4 @@ def by_row_blocks(b: Builder, columns: Sequence[tuple[Var, int]], most: int, wri
     with b.record() as nodes:
         stacks = scan(b, body, [], read, [ScanAxis(at) for _, at in written])
     save_always(next(n for n in nodes if n.op_type == "Scan"), SavePolicy.STATES)
-    return [blocks.joined(b, stack, at) for stack, (_, at) in zip(stacks, written)]
+    return [blocks.join_blocks(b, stack, at) for stack, (_, at) in zip(stacks, written)]

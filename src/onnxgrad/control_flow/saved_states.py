@@ -30,7 +30,7 @@ def saved_state(op: Op, i: int, inner: ir.Value) -> StepInput:
         return StepInput(inner, flat, ScanAxis(0, backwards=True), in_sequence=True, lengths=lengths)
     if it.lead and not same_shape(op.builder.var(state), op.builder.var(first)):
         return StepInput(inner, _filled(op, i)[0], ScanAxis(0, backwards=True), in_sequence=True)
-    for k, (value, slot) in enumerate(zip(it.given, it.outs)):
+    for k, (value, slot) in enumerate(zip(it.slice_results, it.outs)):
         maker = value.producer()
         if maker is not None and maker.op_type == "Identity" and maker.inputs[0] is state and slot == ScanAxis():
             return StepInput(inner, op.node.outputs[it.count + k], ScanAxis(0, backwards=True))

@@ -94,13 +94,13 @@ def _wanted(op: Op, body: ir.Graph, primal: Sequence[ir.Node], results: list[ir.
     moved = _selections(primal, states, varies)
     sizes = _names([*op.node.inputs, *captured(op.node)])
 
-    def known(v: ir.Value) -> bool:
+    def is_known(v: ir.Value) -> bool:
         """True if a backward step has `v`: stacked, or the same in all steps."""
         if v not in makers or v not in varies:
             return True
         return v not in moved and not _is_shaped(makers[v]) and _keeps_its_shape(v, sizes)
 
-    read = set(residuals((v for v in makers if v in live), known))
+    read = set(residuals((v for v in makers if v in live), is_known))
     return [v for v in makers if v in read and v in varies]
 
 

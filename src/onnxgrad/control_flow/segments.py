@@ -110,7 +110,7 @@ class _Segments:
         first = [b.var(v) for v in it.initial]
         results = loop(b, graph, *self._how_often(), [*first, *empties])
         set_save_policy(results[0].value.producer(), SavePolicy.STATES)
-        return _of_all(it, self.used, [*results[: it.count], *self._joined(results[it.count :])])
+        return _of_all(it, self.used, [*results[: it.count], *self._concat_segments(results[it.count :])])
 
     def _segment(self, seg: Builder, number: Var, states: Sequence[Var]) -> tuple[list[Var], list[Var], Var | None]:
         """The states after one segment, what its steps stack, and whether to go on, if that is not known."""
@@ -135,7 +135,7 @@ class _Segments:
             body.inputs[0] = local.value
         first = list(states)
         goes = body.outputs[0]
-        ends = [*inside.following, *([] if self.counted else [goes]), *(inside.given[k] for k in self.used)]
+        ends = [*inside.following, *([] if self.counted else [goes]), *(inside.slice_results[k] for k in self.used)]
         shapes = [v.shape for v in ends]
         give(inner, [inner.Identity(inner.var(goes)), *ends])
         for end, shape in zip(body.outputs[1:], shapes):
@@ -170,7 +170,7 @@ class _Segments:
             condition = some.value if condition is None else b.And(some, b.reshape(b.var(condition), [])).value
         return None, condition
 
-    def _joined(self, sequences: Sequence[Var]) -> list[Var]:
+    def _concat_segments(self, sequences: Sequence[Var]) -> list[Var]:
         """Concatenate the stacks of all segments; for no segment, the Loop's own result of zero steps."""
         b = self.b
         if not sequences:
@@ -210,7 +210,7 @@ def _scan(b: Builder, node: ir.Node, used: Sequence[int], steps: int | None, len
     each: Var | int = _root(b, size) if length == "sqrt" else int(length)
     cut = b.Div(size - 1, each) * each
 
-    def some(w: Builder) -> list[Var]:
+    def split_evenly(w: Builder) -> list[Var]:
         return _split(w, it, used, Var(w, cut.value), each, Var(w, size.value))
 
     def none(w: Builder) -> list[Var]:
@@ -218,7 +218,7 @@ def _scan(b: Builder, node: ir.Node, used: Sequence[int], steps: int | None, len
         return _plain(w, it, used, [Var(w, v) for v in it.initial], pieces)
 
     likes = [*node.outputs[: it.count], *(node.outputs[it.count + k] for k in used)]
-    return _of_all(it, used, cond(b, cut > 0, some, none, likes))
+    return _of_all(it, used, cond(b, cut > 0, split_evenly, none, likes))
 
 
 def _plain(
@@ -226,12 +226,12 @@ def _plain(
 ) -> list[Var]:
     """The Scan of other slices; its last states and those stacks that are `used`."""
     inner, inside = it.copy(b)
-    ends = [*inside.following, *(inside.given[k] for k in used)]
+    ends = [*inside.following, *(inside.slice_results[k] for k in used)]
     shapes = [v.shape for v in ends]
     give(inner, ends)
     for end, shape in zip(inside.body.outputs, shapes):
         end.shape = shape if end.shape is None else end.shape
-    axes = [ScanAxis(_axis(it.outs[k], it.given[k]), it.outs[k].backwards) for k in used]
+    axes = [ScanAxis(_axis(it.outs[k], it.slice_results[k]), it.outs[k].backwards) for k in used]
     results = scan(b, inside.body, first, pieces, axes)
     set_save_policy(_maker(results[0]), SavePolicy.RESIDUALS)
     return results
@@ -264,7 +264,7 @@ def _split(
         size = length if isinstance(length, int) else None
         like = ir.Value(name="", type=slice_.type, shape=ir.Shape([*dims[:axis], size, *dims[axis:]]))
         pieces.append((formal(outer, like, "segment"), ScanAxis(axis, slot.backwards)))
-    outs = [ScanAxis(_axis(it.outs[k], it.given[k]), it.outs[k].backwards) for k in used]
+    outs = [ScanAxis(_axis(it.outs[k], it.slice_results[k]), it.outs[k].backwards) for k in used]
     give(outer, _plain(outer, it, used, states, pieces))
     graph.inputs.extend(v.value for v in [*states, *(p for p, _ in pieces)])
     results = scan(b, graph, [b.var(v) for v in it.initial], columns, outs)

@@ -40,7 +40,7 @@ def _is_read(value: ir.Value) -> bool:
 
 def _shrink_iteration(graph: ir.Graph, node: ir.Node) -> None:
     it = Iteration.of(node)
-    ends = [*it.following, *it.given]
+    ends = [*it.following, *it.slice_results]
     read = [i for i, v in enumerate(node.outputs) if _is_read(v)]
     head = list(it.body.outputs[: it.head])
     kept = {i for i in read if i < it.count}

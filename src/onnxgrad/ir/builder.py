@@ -22,7 +22,7 @@ from onnxgrad.ir.constants import is_repeatable, known_value
 from onnxgrad.ir.infer.context import Calls
 from onnxgrad.ir.infer.inference import Inference, held_by
 from onnxgrad.ir.literals import Literals
-from onnxgrad.ir.match import is_op
+from onnxgrad.ir.match import permutation, producer
 from onnxgrad.ir.names import Names
 
 #: Tensor element types that can carry a derivative.
@@ -138,15 +138,6 @@ class Var:
         return self.builder.emit("LessOrEqual", self, other)
 
 
-def _order(node: ir.Node) -> list[int] | None:
-    """The order of axes of a Transpose, if it is known."""
-    given = node.attributes.get("perm")
-    if given is not None:
-        return [int(i) for i in given.as_ints()]
-    shape = node.outputs[0].shape
-    return None if shape is None else list(reversed(range(len(shape))))
-
-
 #: Types of attributes that are numbers and text, or none.
 _PLAIN = frozenset({bool, int, float, str, list, tuple, type(None)})
 
@@ -256,7 +247,7 @@ class Builder:
             results = self._emitted.get(key)
             if results is not None and self._has(_first(results)):
                 return results
-        known = None if domain or outputs != 1 or held is None else self.infer.known(op_type, values, held)
+        known = None if domain or outputs != 1 or held is None else self.infer.look_up(op_type, values, held)
         if known is None:
             results = self.append(ir.Node(domain, op_type, values, attrs, num_outputs=outputs))
             results = results[0] if outputs == 1 else results
@@ -309,8 +300,8 @@ class Builder:
         There and back is nothing. Of two in a row that were both written here, one is left; but after one of the
         primal graph there will be another, which the runtime may take into the product that reads it.
         """
-        node = x.value.producer()
-        before = _order(node) if is_op(node, "Transpose") else None
+        node = producer(x.value, "Transpose")
+        before = None if node is None else permutation(node)
         if node is not None and before is not None:
             after = [before[i] for i in (perm if perm is not None else reversed(range(len(before))))]
             source = node.inputs[0]

@@ -106,5 +106,4 @@ def _spelled(held: ir.TypeProtocol) -> str:
 def _is_float_remainder(node: ir.Node) -> bool:
     """True if `node` is a Mod of floats like Python's ``%``, which only opset 28 has."""
     x = node.inputs[0]
-    fmod = node.attributes.get("fmod")
-    return (x is None or x.dtype is None or x.dtype in _FLOATS) and (fmod is None or fmod.value == 0)
+    return (x is None or x.dtype is None or x.dtype in _FLOATS) and not node.attributes.get_int("fmod", 0)

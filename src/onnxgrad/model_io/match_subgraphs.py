@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxgrad.context import ScopedSetting
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir.graph import ancestors, cut, dependents, prune, subgraphs
+from onnxgrad.ir.match import producer
 from onnxgrad.ir.names import Names, identifier
 from onnxgrad.ir.outline import part_of
 from onnxgrad.model_io.local_functions import nodes_of
@@ -103,16 +104,11 @@ def _inside(
     for v in outputs:
         if v in inputs or v not in depends:
             raise BadInput(f"{_described(here)} is no sub-graph: {v.name!r} is not computed from its inputs")
-    read = cut(outputs, lambda v: v in inputs or (v not in depends and not _is_constant(v)))
+    read = cut(outputs, lambda v: v in inputs or (v not in depends and producer(v, "Constant") is None))
     for v in inputs:
         if v not in read:
             raise BadInput(f"{_described(here)} is no sub-graph: it does not read {v.name!r}")
     return ancestors(graph, outputs, set(read)), [v for v in read if v not in inputs]
-
-
-def _is_constant(value: ir.Value) -> bool:
-    node = value.producer()
-    return node is not None and node.op_type == "Constant" and not node.domain
 
 
 def _described(cut: Cut) -> str:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import scopes
+from onnxgrad.ir.match import constant, is_op
 
 
 def settle_unbinding(model: ir.Model) -> None:
     """Drop the size of pieces that are to lose their axis, in place; it is 1."""
     for node in (n for graph in scopes(model.graph) for n in graph):
-        if node.op_type == "SplitToSequence" and not node.domain and len(node.inputs) > 1:
-            size = node.inputs[1]
-            known = None if size is None or size.is_graph_input() else ir.convenience.get_const_tensor(size)
-            ones = known is not None and not known.shape and int(known.numpy()) == 1
+        if is_op(node, "SplitToSequence") and len(node.inputs) > 1:
+            size = constant(node.inputs[1])
+            ones = size is not None and size.shape == () and int(size) == 1
             if ones and not node.attributes.get_int("keepdims", 1):
                 node.resize_inputs(1)

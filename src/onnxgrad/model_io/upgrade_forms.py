@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.match import constant
 from onnxgrad.ir.names import Names
 
 #: Writes what takes a node's place and gives its outputs; None: leave it to the onnx package.
@@ -197,10 +198,10 @@ def _resize(site: UpgradedNode) -> list[ir.Value | None] | None:
     assert scales is not None
     if site.attr("mode", "nearest") != "nearest":
         return _asymmetric(site, scales)
-    known = ir.convenience.get_const_tensor(scales)
-    if known is None or scales.is_graph_input():
+    known = constant(scales)
+    if known is None:
         raise CannotRaiseError("its scales are not constant, and how it rounds depends on them")
-    shrinks, grows = (known.numpy() < 1).any(), (known.numpy() > 1).any()
+    shrinks, grows = (known < 1).any(), (known > 1).any()
     if shrinks and grows:
         raise CannotRaiseError("it enlarges one axis and shrinks another, for which it rounds in two ways")
     return _asymmetric(site, scales, "ceil" if shrinks else "floor")

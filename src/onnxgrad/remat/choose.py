@@ -55,7 +55,7 @@ class Candidate:
     line: list[ir.Node | Again] = field(repr=False, default_factory=list)
 
     @property
-    def again(self) -> list[ir.Node]:
+    def recomputed_nodes(self) -> list[ir.Node]:
         """The nodes that are run once more."""
         return [item.node for item in self.line if isinstance(item, Again)]
 
@@ -246,7 +246,7 @@ class Chooser:
     def improved(self, best: Candidate, budget: int) -> Candidate:
         """`best` with as many values saved as fit: those that save most work per byte first."""
         worth = {}
-        for node in best.again:
+        for node in best.recomputed_nodes:
             taken = sum(self.takes[v] for v in node.outputs if v in best.dropped)
             if taken:
                 worth[node] = self.cost[node] / taken
@@ -261,8 +261,7 @@ class Chooser:
 
 def statistics(node: ir.Node) -> Sequence[ir.Value | None]:
     """The operands of a BatchNormalization in training mode that the runtime's kernel writes into."""
-    mode = node.attributes.get("training_mode")
-    return node.inputs[3:5] if mode is not None and mode.as_int() else []
+    return node.inputs[3:5] if node.attributes.get_int("training_mode", 0) else []
 
 
 def _needed(values: Sequence[ir.Value]) -> set[ir.Node]:

@@ -35,8 +35,7 @@ def _terms(node: ir.Node) -> float:
     if node.op_type == "ConvTranspose":
         return math.prod(dims) / max(1, dims[1] if len(dims) > 1 else 1)
     if node.op_type == "Gemm" and len(dims) == 2:
-        given = node.attributes.get("transB")
-        return dims[1] if given is not None and given.as_int() else dims[0]
+        return dims[1] if node.attributes.get_int("transB", 0) else dims[0]
     return dims[-2] if len(dims) > 1 else 64
 
 

@@ -180,7 +180,9 @@ class _Attempt:
         """The `Plan` of the chosen candidate."""
         residuals = self._residuals() if best is None else self.residuals
         dropped = frozenset() if best is None else self.best.dropped
-        again = dict.fromkeys(v for node in (self.best.again if best else ()) for v in node.outputs if v in dropped)
+        again = dict.fromkeys(
+            v for node in (self.best.recomputed_nodes if best else ()) for v in node.outputs if v in dropped
+        )
         return Plan(
             budget,
             self.plain,
@@ -188,7 +190,7 @@ class _Attempt:
             self.extra if best else 0.0,
             {v.name or "": self.size[v] for v in residuals if v not in again},
             {v.name or "": self.size[v] for v in again if self.chooser.takes[v]},
-            len(self.best.again) if best else 0,
+            len(self.best.recomputed_nodes) if best else 0,
             dict(self.dims),
         )
 

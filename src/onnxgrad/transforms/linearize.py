@@ -188,7 +188,7 @@ def _take_shapes_elsewhere(d: Derivation, dropped: list[ir.Value]) -> None:
         value = node.inputs[0]
         if value is None or value.shape is None:
             continue
-        start, end = (a.as_int() if (a := node.attributes.get(k)) else None for k in ("start", "end"))
+        start, end = (node.attributes.get_int(k, None) for k in ("start", "end"))
         dims = list(value.shape)[start:end]
         if all(isinstance(n, int) or n.value in sizes for n in dims):
             parts: list[Any] = []

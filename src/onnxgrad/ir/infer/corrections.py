@@ -12,6 +12,7 @@ from onnxgrad.ir.einsum_labels import einsum_labels
 from onnxgrad.ir.infer import ranks
 from onnxgrad.ir.infer.context import Infer
 from onnxgrad.ir.infer.limits import check_asked
+from onnxgrad.ir.match import constant, is_constant
 
 Dim = int | ir.SymbolicDim
 
@@ -81,8 +82,7 @@ def _operands(ctx: osi.ShapeInferenceContext, node: ir.Node) -> list[Sequence[Di
     data, target = node.inputs
     assert data is not None
     assert target is not None
-    const = ir.convenience.get_const_tensor(target)
-    asked = ctx.get_symbolic_value(target) if const is None else [int(d) for d in const.numpy()]
+    asked = _ints(target) if is_constant(target) else ctx.get_symbolic_value(target)
     if asked is None and (rank := ranks.length(target)) is not None:
         asked = [ctx.new_symbolic_dim() for _ in range(rank)]
     return [data.shape, asked]  # type: ignore[list-item]
@@ -122,7 +122,7 @@ def squeeze(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     """Leave the rank open where the axes to remove are not constant, or are not given and a size is unknown."""
     x, axes = (*node.inputs, None)[:2]
     known = x is not None and x.shape is not None and all(isinstance(d, int) for d in x.shape)
-    if "axes" not in node.attributes and (not known if axes is None else not _is_const(axes)):
+    if "axes" not in node.attributes and (not known if axes is None else not is_constant(axes)):
         count = None if axes is None or axes.shape is None or x is None or x.shape is None else axes.shape[0]
         rank = len(x.shape) - count if isinstance(count, int) else None  # type: ignore[union-attr, arg-type]
         node.outputs[0].shape = None if rank is None else ir.Shape([ctx.new_symbolic_dim() for _ in range(rank)])
@@ -131,7 +131,7 @@ def squeeze(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
 def split(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     """Leave the sizes of the parts open where they are computed."""
     x, sizes = (*node.inputs, None)[:2]
-    if sizes is None or x is None or x.shape is None or _is_const(sizes):
+    if sizes is None or x is None or x.shape is None or is_constant(sizes):
         return
     asked = ctx.get_symbolic_value(sizes) or []
     axis = node.attributes.get_int("axis", 0)
@@ -150,12 +150,12 @@ def slice_(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     if axes is None and starts.shape is not None and isinstance(starts.shape[0], int):
         along: list[int] = list(range(min(starts.shape[0], len(x.shape))))
     else:
-        along = [int(a) for a in _ints(axes)] if axes is not None and _is_const(axes) else list(range(len(x.shape)))
-    fixed = (axes is None or _is_const(axes)) and _is_const(starts) and (steps is None or _is_const(steps))
+        along = [int(a) for a in _ints(axes)] if axes is not None and is_constant(axes) else list(range(len(x.shape)))
+    fixed = (axes is None or is_constant(axes)) and is_constant(starts) and (steps is None or is_constant(steps))
     dims = list(x.shape)
     for i, axis in enumerate(along):
         size = x.shape[axis]
-        if fixed and isinstance(size, int) and _is_const(end):
+        if fixed and isinstance(size, int) and is_constant(end):
             step = 1 if steps is None else _ints(steps)[i]
             dims[axis] = len(sliced(size, _ints(starts)[i], _ints(end)[i], step))
         elif fixed and out.shape is not None and _in_range(node, i, size):
@@ -169,7 +169,7 @@ def _in_range(node: ir.Node, i: int, size: Dim) -> bool:
     """True if the size of slice `i` is certain: x has a known size, or the slice has no end."""
     end = node.inputs[2]
     assert end is not None
-    if isinstance(size, int) or not _is_const(end):
+    if isinstance(size, int) or not is_constant(end):
         return True
     return not 0 <= _ints(end)[i] < 2**31 - 1
 
@@ -211,13 +211,9 @@ def resize(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
 
 
 def _ints(value: ir.Value) -> list[int]:
-    tensor = ir.convenience.get_const_tensor(value)
-    assert tensor is not None
-    return [int(v) for v in tensor.numpy().reshape(-1)]
-
-
-def _is_const(value: ir.Value) -> bool:
-    return ir.convenience.get_const_tensor(value) is not None
+    held = constant(value)
+    assert held is not None
+    return [int(v) for v in held.reshape(-1)]
 
 
 def corrected(infer: Infer, correct: Infer) -> Infer:

@@ -121,7 +121,7 @@ class Inference:
         return inference
 
     @classmethod
-    def within(cls, context: osi.ShapeInferenceContext) -> Inference:
+    def in_context(cls, context: osi.ShapeInferenceContext) -> Inference:
         """For nodes that an operator is written out as, while it is inferred in `context`."""
         assert isinstance(context, InferenceContext)
         inference = cls({})
@@ -133,7 +133,7 @@ class Inference:
         """The local functions that stay functions, or None."""
         return self.context.calls
 
-    def known(self, op_type: str, operands: Sequence[ir.Value | None], held: Sequence[Any]) -> Typed | None:
+    def look_up(self, op_type: str, operands: Sequence[ir.Value | None], held: Sequence[Any]) -> Typed | None:
         """Type and shape of the one output of a standard operator, if a node of this kind was inferred before.
 
         Args:

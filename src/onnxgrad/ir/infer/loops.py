@@ -18,6 +18,7 @@ import onnx_shape_inference as osi
 from onnxgrad.ir.graph import scopes, subgraphs
 from onnxgrad.ir.infer.context import InferenceContext
 from onnxgrad.ir.infer.onnx_fallback import ask_onnx
+from onnxgrad.ir.match import constant, constant_tensor
 from onnxgrad.ir.notes import notes
 
 Dim = int | ir.SymbolicDim
@@ -119,7 +120,7 @@ def infer_loop(ctx: InferenceContext, node: ir.Node, force: bool = False) -> Non
     _settle(ctx, body, states, initial, following, force)
     steps: Dim | None = None
     if node.inputs[0] is not None and always_goes_on(node):
-        const = ir.convenience.get_const_tensor(node.inputs[0])
+        const = constant_tensor(node.inputs[0])
         known = ctx.get_symbolic_value(node.inputs[0]) if const is None else [int(const.numpy().item())]
         steps = known[0] if known is not None and len(known) == 1 else None
     stacked = list(zip(body.outputs[1 + len(initial) :], [0] * len(body.outputs)))
@@ -138,8 +139,8 @@ def always_goes_on(node: ir.Node) -> bool:
 
 
 def _is_true(value: ir.Value) -> bool:
-    tensor = None if value.is_graph_input() else ir.convenience.get_const_tensor(value)
-    return tensor is not None and bool(tensor.numpy().all())
+    held = constant(value)
+    return held is not None and bool(held.all())
 
 
 def infer_scan(ctx: InferenceContext, node: ir.Node, force: bool = False) -> None:
@@ -172,8 +173,7 @@ def infer_scan(ctx: InferenceContext, node: ir.Node, force: bool = False) -> Non
 
 
 def _axes(node: ir.Node, name: str, count: int) -> list[int]:
-    given = node.attributes.get(name)
-    return [0] * count if given is None else list(given.as_ints())
+    return list(node.attributes.get_ints(name, [0] * count))
 
 
 def refined(declared: ir.Shape | None, dims: Sequence[Dim]) -> ir.Shape:

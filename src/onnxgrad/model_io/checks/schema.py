@@ -1,6 +1,6 @@
 """Does a node match its operator's schema: number of operands and results, attributes, equal types?
 
-`layers` and `moves` check what a schema does not say. All return a text that describes the error, or nothing.
+`attributes` and `nodes` check what a schema does not say. All return a text that describes the error, or nothing.
 """
 
 from __future__ import annotations

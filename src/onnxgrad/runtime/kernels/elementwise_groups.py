@@ -60,7 +60,7 @@ def _fits(node: ir.Node) -> bool:
         return False
     if any(v is not None and dims(v) is None for v in node.inputs):
         return False
-    if all(v is None or ir.convenience.get_const_tensor(v) is not None for v in node.inputs):
+    if all(v is None or is_constant(v) for v in node.inputs):
         return False
     return is_written(node) and not _is_the_runtimes(node)
 
@@ -117,7 +117,7 @@ class _Grouping:
         self.fitting = {node for node in graph if _fits(node)}
         for node in graph:
             depth = max((self.level.get(v, 0) for v in reads(node)), default=0)
-            barrier = node not in self.fitting and any(ir.convenience.get_const_tensor(v) is None for v in reads(node))
+            barrier = node not in self.fitting and any(not is_constant(v) for v in reads(node))
             for value in node.outputs:
                 self.level[value] = depth + barrier
         #: sums of values of fitting operators, which their groups give as well

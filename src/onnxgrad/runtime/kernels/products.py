@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxgrad.ir.graph import prune, subgraphs
-from onnxgrad.ir.match import is_op, producer
+from onnxgrad.ir.match import is_constant, is_op, producer
 from onnxgrad.ir.passes import Pass
 from onnxgrad.runtime.kernels.elementwise import PHASE
 from onnxgrad.runtime.kernels.substitute import DOMAIN
@@ -83,7 +83,7 @@ def _call(node: ir.Node) -> _Call | None:
 def _layer(y: ir.Value, x: ir.Value, w: ir.Value, turned: bool, bias: ir.Value | None) -> _Call | None:
     """`y` = x·W, or x·Wᵀ if `turned`, with what follows it, unless ONNX Runtime is as quick."""
     size = _dims(w)
-    if len(size) != 2 or x.shape is None or len(x.shape) < 2 or ir.convenience.get_const_tensor(w) is not None:
+    if len(size) != 2 or x.shape is None or len(x.shape) < 2 or is_constant(w):
         return None  # constant weights are laid out once by the runtime
     k, n = size[::-1] if turned else size
     if k is None or n is None or not _SHORTEST <= k <= _LONGEST or not _is_worth_it(k, n) or k * n > _MOST:

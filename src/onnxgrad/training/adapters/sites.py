@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.match import is_standard
+from onnxgrad.ir.match import is_standard, permutation
 
 LINEAR, CONV, EMBEDDING = "linear", "conv", "embedding"
 #: Standard operators that read a weight which an adapter fits, and as which of their inputs.
@@ -178,9 +178,8 @@ def _passes(node: ir.Node) -> ir.Value | None:
     if node.op_type in ("Identity", "DequantizeLinear"):
         return node.outputs[0]
     if node.op_type == "Transpose" and node.inputs[0] is not None and node.inputs[0].shape is not None:
-        rank, perm = len(node.inputs[0].shape), node.attributes.get("perm")
-        axes = list(range(rank))[::-1] if perm is None else list(perm.as_ints())
-        if axes == [*range(rank - 2), rank - 1, rank - 2]:
+        rank = len(node.inputs[0].shape)
+        if permutation(node) == (*range(rank - 2), rank - 1, rank - 2):
             return node.outputs[0]
     return None
 

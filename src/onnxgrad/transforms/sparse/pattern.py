@@ -46,7 +46,7 @@ def pattern_of(builder: Builder, nodes: Sequence[ir.Node], of: ir.Value, wrt: ir
         )
     walk = _Walk(builder, {wrt: csr_array(eye_array(size, dtype=bool, format="csr"))})
     for node in ancestors(list(nodes), [of], {wrt}):
-        walk.through(node)
+        walk.propagate(node)
     found = walk.patterns.get(of)
     if found is None:
         return csr_array((math.prod(shape_of(of)), size), dtype=bool)
@@ -71,7 +71,7 @@ class _Walk:
         self.b, self.patterns = builder, patterns
         self.constants: dict[ir.Value, np.ndarray | None] = {}
 
-    def through(self, node: ir.Node) -> None:
+    def propagate(self, node: ir.Node) -> None:
         """Note what `node` gives."""
         rule = rule_of(node, self.b)
         asked = {
@@ -145,7 +145,7 @@ class _Walk:
         value, opset = node.outputs[0], self.b.infer.context.get_opset_version("")
         dims = None if node.inputs[:1] == () or node.inputs[0] is None else node.inputs[0].shape
         if node.op_type == "Shape" and dims is not None and all(isinstance(d, int) for d in dims):
-            start, end = (a.as_int() if (a := node.attributes.get(k)) else None for k in ("start", "end"))
+            start, end = (node.attributes.get_int(k, None) for k in ("start", "end"))
             self.constants[value] = np.array(list(dims)[start:end], np.int64)
             return
         shape = value.shape
