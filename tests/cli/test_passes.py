@@ -90,3 +90,15 @@ def test_a_pass_that_fails(model, capsys, monkeypatch):
     assert "'turned_products' failed" in err
     passes = {r["name"]: r for r in json.loads(out)["passes"]}
     assert passes["turned_products"]["reason"] == "failed: ZeroDivisionError: a defect"
+
+
+def test_a_pass_that_fails_on_a_model_that_is_not_valid(tmp_path, capsys, monkeypatch):
+    """A product with one operand: the pass for products unpacks two."""
+    text = "g (float[2,3] x) => (float[2,3] y) { t = Transpose(x) y = MatMul(t) }"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> {text}'), tmp_path / "m.onnx")
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    assert run("passes", tmp_path / "m.onnx", "--target", "native") == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("error: the model is not valid: ")
+    assert "MatMul" in err
+    assert "report" not in out + err

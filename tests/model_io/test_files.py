@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from onnxgrad import BadInput, vjp
 from onnxgrad.check import check
 from onnxgrad.model_io import load_model, save, save_model
-from onnxgrad.runtime import Session
+from onnxgrad.runtime import Options, Session
 from onnxgrad.training.loop.evaluation import plain_session
 from tests.models import mlp
 
@@ -312,6 +312,17 @@ def test_external_data_elsewhere(tmp_path, monkeypatch, kind):
     for call in (load_model, check, lambda p: vjp(p, wrt="w"), Session, plain_session):
         with pytest.raises(BadInput, match=says):
             call(path)
+
+
+@pytest.mark.parametrize("target", ["portable", "native"])
+def test_a_small_model_with_external_data_runs(tmp_path, target):
+    """As `predict` and `Function` load it: ONNX Runtime finds no file beside a message."""
+    path, big = _external(tmp_path)
+    feeds = {v.name: np.full((2, len(big)), 1e-4, np.float32) for v in load_model(path).graph.inputs}
+    expected = Session(path).run(feeds)
+    found = Session(load_model(path), Options(target=target)).run(feeds)
+    for name, array in found.items():
+        np.testing.assert_allclose(array, expected[name], rtol=1e-6)
 
 
 def test_links_within_the_folder_are_read(tmp_path):

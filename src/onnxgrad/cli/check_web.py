@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onnxgrad.cli.console import cell
+from onnxgrad.runtime.session import session_source
 from onnxgrad.training.export.web_report import NOWHERE, PROCESSOR, web_report
 
 
@@ -54,7 +55,7 @@ def _refused(path: Path) -> str:
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        onnxruntime.InferenceSession(session_source(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # each of its errors has a class of its own
         return str(error).splitlines()[0]
     return ""

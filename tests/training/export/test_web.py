@@ -215,3 +215,11 @@ def test_the_target_is_of_no_consequence_elsewhere(tmp_path):
     contract = export_step(attach(classifier()), tmp_path)
     assert json.loads((tmp_path / "contract.json").read_text()) == contract
     assert all("off_webgpu" not in about for about in contract["models"].values())
+
+
+def test_a_model_that_reads_what_nothing_computes():
+    proto = onnx.parser.parse_model(one(18, "y = Add (x, x)"))
+    proto.graph.node[0].input[1] = "nothing"
+    for model in (proto, ir.from_proto(proto)):
+        with pytest.raises(BadInput, match=r"nothing|the model is not valid"):
+            web_report(model)

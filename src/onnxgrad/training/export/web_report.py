@@ -23,7 +23,7 @@ from onnxgrad.ir.match import is_op, normal_domain
 from onnxgrad.ir.schemas import schema_of
 from onnxgrad.model_io import AnyModel, load_model
 from onnxgrad.model_io.inline import inline_functions
-from onnxgrad.model_io.read import read_proto
+from onnxgrad.model_io.read import check_scopes, read_proto
 from onnxgrad.model_io.validity import blamed
 
 #: The opset that ``target="web"`` writes: the newest at which every operator of the table matches.
@@ -122,6 +122,7 @@ def web_report(model: AnyModel) -> WebReport:
         model = load_model(model)
     with blamed(model):
         private = model.clone() if isinstance(model, ir.Model) else read_proto(model)
+        check_scopes(private)
         inline_functions(private)
         infer_model(private)
         return report_on(private)
