@@ -58,7 +58,7 @@ class _View:
         return cls(value, order) if found is None else cls(users[0].outputs[0], tuple(map(found.index, order)))
 
     @property
-    def swapped(self) -> _View:
+    def transposed_view(self) -> _View:
         """The transposes of its matrices."""
         return _View(self.root, self.order[:-2] + self.order[-2:][::-1])
 
@@ -115,8 +115,8 @@ def _fuse_site(graph: ir.Graph, grad: ir.Node, domain: str, index: int) -> bool:
     assert vt is not None
     if not _fit(scores, rank, [scores.q, scores.kt, vt, dy]):
         return False
-    q, k = _View.of(scores.q), _View.of(scores.kt).swapped
-    v = _View.of(vt).swapped
+    q, k = _View.of(scores.q), _View.of(scores.kt).transposed_view
+    v = _View.of(vt).transposed_view
 
     forward, to_v = _readers_of_p(shown, [grad, *discarding], v)
     ds = _scaled_by(grad.outputs[0], scores)
@@ -143,7 +143,7 @@ def _fuse_site(graph: ir.Graph, grad: ir.Node, domain: str, index: int) -> bool:
     if forward is not None:
         calls.append(("Attention", [q, k, v], [_View.to(forward.outputs[0])], forward, extras))
     dq, dk, dv = (_View.to(_guard_of(node)) for node in (to_q, to_k, to_v[0]))
-    results = [dq, dk.swapped, dv]
+    results = [dq, dk.transposed_view, dv]
     calls.append(("AttentionGrad", [operands[3], *operands[:3]], results, to_q, extras))
     for name, read, written, after, more in calls:
         views = [*operands[:3], *written] if name == "Attention" else [*operands, *written]
@@ -320,7 +320,7 @@ def _readers_of_ds(ds: ir.Value, k: _View, q: _View) -> tuple[ir.Node | None, ir
         a, b = user.inputs[:2] if is_op(user, "MatMul") else (None, None)
         if a is ds and b is not None and to_q is None and _View.of(b) == k:
             to_q = user
-        elif b is ds and a is not None and to_k is None and _View.of(a).swapped == q:
+        elif b is ds and a is not None and to_k is None and _View.of(a).transposed_view == q:
             to_k = user
         else:
             return None, None

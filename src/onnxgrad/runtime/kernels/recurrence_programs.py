@@ -66,7 +66,7 @@ def program_of(scan: ir.Node) -> RowProgram:
             raise Unfit
         width = b.width_of(inner)
         if k < count:
-            b.known[inner] = b.given("STATE", k, width)
+            b.known[inner] = b.add_given("STATE", k, width)
         else:
             b.known[inner] = b.scanned(outer, width, ways["input"][k - count])
     for node in body:
@@ -135,7 +135,7 @@ class _Body(Steps):
             raise Unfit
         return self.made_of("SPREAD", width, place)
 
-    def given(self, kind: str, place: int, width: int, way: int = 0) -> int:
+    def add_given(self, kind: str, place: int, width: int, way: int = 0) -> int:
         """A value that is there before the step."""
         return self.made_of("GIVEN", width, (kind, place, width, way))
 
@@ -180,9 +180,9 @@ class _Body(Steps):
         if not isinstance(width, int) or not width:
             raise Unfit
         if all(d == 1 for d in shape[:-1]) and len(shape) <= 2:
-            return self.given("SHARED", self.operand(value), width)
+            return self.add_given("SHARED", self.operand(value), width)
         if len(shape) == 2 and shape[0] == self.rows:
-            return self.given("FIXED", self.operand(value), width)
+            return self.add_given("FIXED", self.operand(value), width)
         raise Unfit
 
     def is_outside(self, value: ir.Value) -> bool:
@@ -195,7 +195,7 @@ class _Body(Steps):
         """The slices of `outer`, or what they are computed from, if nothing else reads them."""
         if outer in self.known:
             return self.known[outer]
-        node = self.sunk(outer)
+        node = self.sliceable_producer(outer)
         if node is not None:
             self.sinking.add(node)
             for v in node.inputs:
@@ -206,12 +206,12 @@ class _Body(Steps):
                     self.scanned(v, shape[2], way)
             write_steps(self, node)
             return self.known[outer]
-        place = self.given("SCANNED", self.operand(outer), width, way)
+        place = self.add_given("SCANNED", self.operand(outer), width, way)
         if self.way is not None:
             self.known[outer] = place
         return place
 
-    def sunk(self, outer: ir.Value) -> ir.Node | None:
+    def sliceable_producer(self, outer: ir.Value) -> ir.Node | None:
         """The operator that gives `outer`, if it can do so slice by slice."""
         node, shape = outer.producer(), dims(outer)
         if self.way is None or node is None or node.graph is not self.scan.graph or outer.is_graph_output():

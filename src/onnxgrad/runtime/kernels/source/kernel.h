@@ -35,7 +35,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "ort.h"
+#include "vendored/onnxruntime_c_api.h"
 
 enum { MOST_DIMS = 64, MOST_BLOCKS = 8 };
 static const int64_t MOST_NUMBERS = (int64_t)1 << 38;

@@ -5,6 +5,9 @@
 
 #include "kernel.h"
 
+/* The version of ONNX Runtime's interface that kernels use: that of release 1.18. Newer releases have it, too. */
+enum { INTERFACE_VERSION = 18 };
+
 extern const Kernel optimizer_kernels[], convolution_kernels[], normalization_kernels[], row_kernels[],
     pooling_kernels[], spreading_kernels[], row_norm_kernels[], group_norm_kernels[], softmax_kernels[],
     attention_kernels[], elementwise_kernels[], recurrence_kernels[], product_kernels[], sum_kernels[],
@@ -22,24 +25,24 @@ static void failing(OrtStatus **first, const OrtApi *table, OrtStatus *status) {
   if (*first == NULL)
     *first = status;
   else
-    ort_ReleaseStatus(table, status);
+    table->ReleaseStatus(status);
 }
 
 float attribute_float(Attributes *from, const char *name) {
   float value = 0;
-  failing(&from->failed, from->table, ort_KernelInfoGetAttribute_float(from->table, from->info, name, &value));
+  failing(&from->failed, from->table, from->table->KernelInfoGetAttribute_float(from->info, name, &value));
   return value;
 }
 
 int64_t attribute_int(Attributes *from, const char *name) {
   int64_t value = 0;
-  failing(&from->failed, from->table, ort_KernelInfoGetAttribute_int64(from->table, from->info, name, &value));
+  failing(&from->failed, from->table, from->table->KernelInfoGetAttribute_int64(from->info, name, &value));
   return value;
 }
 
 size_t attribute_some_ints(Attributes *from, const char *name, int64_t *out, size_t most) {
   size_t size = most;
-  failing(&from->failed, from->table, ort_KernelInfoGetAttributeArray_int64(from->table, from->info, name, out, &size));
+  failing(&from->failed, from->table, from->table->KernelInfoGetAttributeArray_int64(from->info, name, out, &size));
   return from->failed ? 0 : size;
 }
 
@@ -48,23 +51,23 @@ void attribute_ints(Attributes *from, const char *name, int64_t *out, size_t cou
 }
 
 void attributes_fail(Attributes *from, const char *message) {
-  if (!from->failed) from->failed = ort_CreateStatus(from->table, ORT_INVALID_ARGUMENT, message);
+  if (!from->failed) from->failed = from->table->CreateStatus(ORT_INVALID_ARGUMENT, message);
 }
 
 void fail(Call *call, const char *message) {
-  if (!call->failed) call->failed = ort_CreateStatus(call->table, ORT_INVALID_ARGUMENT, message);
+  if (!call->failed) call->failed = call->table->CreateStatus(ORT_INVALID_ARGUMENT, message);
 }
 
 static const OrtValue *operand(Call *call, size_t index) {
   const OrtValue *value = NULL;
   if (!call->failed)
-    failing(&call->failed, call->table, ort_KernelContext_GetInput(call->table, call->context, index, &value));
+    failing(&call->failed, call->table, call->table->KernelContext_GetInput(call->context, index, &value));
   return call->failed ? NULL : value;
 }
 
 static void *data_of(Call *call, const OrtValue *value) {
   void *data = NULL;
-  if (value && !call->failed) failing(&call->failed, call->table, ort_GetTensorMutableData(call->table, (OrtValue *)value, &data));
+  if (value && !call->failed) failing(&call->failed, call->table, call->table->GetTensorMutableData((OrtValue *)value, &data));
   return call->failed ? NULL : data;
 }
 
@@ -83,14 +86,14 @@ Shape shape_of(Call *call, size_t index) {
   OrtTensorTypeAndShapeInfo *info = NULL;
   const OrtValue *value = operand(call, index);
   if (!value) return shape;
-  failing(&call->failed, call->table, ort_GetTensorTypeAndShape(call->table, value, &info));
+  failing(&call->failed, call->table, call->table->GetTensorTypeAndShape(value, &info));
   if (call->failed) return shape;
-  failing(&call->failed, call->table, ort_GetDimensionsCount(call->table, info, &shape.rank));
+  failing(&call->failed, call->table, call->table->GetDimensionsCount(info, &shape.rank));
   if (shape.rank > MOST_DIMS)
     fail(call, "a tensor has more axes than the kernels of onnxgrad know");
   else if (!call->failed)
-    failing(&call->failed, call->table, ort_GetDimensions(call->table, info, shape.dims, shape.rank));
-  ort_ReleaseTensorTypeAndShapeInfo(call->table, info);
+    failing(&call->failed, call->table, call->table->GetDimensions(info, shape.dims, shape.rank));
+  call->table->ReleaseTensorTypeAndShapeInfo(info);
   int64_t others = 1; /* the product without zeros: an empty tensor may have dimensions of any size */
   shape.count = 1;
   for (size_t i = 0; i < shape.rank && !call->failed; i++) {
@@ -105,7 +108,7 @@ Shape shape_of(Call *call, size_t index) {
 size_t output_count_of(Call *call) {
   size_t count = 0;
   if (!call->failed)
-    failing(&call->failed, call->table, ort_KernelContext_GetOutputCount(call->table, call->context, &count));
+    failing(&call->failed, call->table, call->table->KernelContext_GetOutputCount(call->context, &count));
   return call->failed ? 0 : count;
 }
 
@@ -113,7 +116,7 @@ void *output(Call *call, size_t index, const Shape *shape) {
   OrtValue *value = NULL;
   if (!call->failed)
     failing(&call->failed, call->table,
-            ort_KernelContext_GetOutput(call->table, call->context, index, shape->dims, shape->rank, &value));
+            call->table->KernelContext_GetOutput(call->context, index, shape->dims, shape->rank, &value));
   if (!value && required(call->kernel->outputs, index)) fail(call, "a result of a kernel of onnxgrad is missing");
   return data_of(call, value);
 }
@@ -125,7 +128,7 @@ void *scratch(Call *call, int64_t count, size_t size) {
     fail(call, "a kernel of onnxgrad asks for too much memory");
   if (call->blocks == MOST_BLOCKS) fail(call, "a kernel of onnxgrad asks for too many blocks of memory");
   if (!call->failed)
-    failing(&call->failed, call->table, ort_AllocatorAlloc(call->table, call->allocator, bytes ? bytes : 1, &block));
+    failing(&call->failed, call->table, call->table->AllocatorAlloc(call->allocator, bytes ? bytes : 1, &block));
   if (!call->failed && !block) fail(call, "no memory for a kernel of onnxgrad");
   if (call->failed) return NULL;
   return call->block[call->blocks++] = block;
@@ -137,7 +140,7 @@ void parallel(Call *call, size_t pieces, void (*body)(void *, size_t), void *dat
     body(data, 0);
   else
     failing(&call->failed, call->table,
-            ort_KernelContext_ParallelFor(call->table, call->context, body, pieces, 0, data));
+            call->table->KernelContext_ParallelFor(call->context, body, pieces, 0, data));
 }
 
 typedef struct {
@@ -182,30 +185,34 @@ static const char *get_provider(const OrtCustomOp *op) {
   return NULL;
 }
 
-static int element(char letter) {
+static ONNXTensorElementDataType element(char letter) {
   switch (letter | 32) {
-    case 'f': return ELEMENT_FLOAT;
-    case 'd': return ELEMENT_DOUBLE;
-    case 'i': return ELEMENT_INT32;
-    case 'u': return ELEMENT_UINT32;
-    case 'l': return ELEMENT_INT64;
-    case '*': return ELEMENT_ANY;
-    default: return ELEMENT_BOOL;
+    case 'f': return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
+    case 'd': return ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
+    case 'i': return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32;
+    case 'u': return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT32;
+    case 'l': return ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64;
+    case '*': return ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+    default: return ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL;
   }
 }
-static int characteristic(char letter) {
-  return letter == '*' ? OPERAND_VARIADIC : letter & 32 ? OPERAND_REQUIRED : OPERAND_OPTIONAL;
+static OrtCustomOpInputOutputCharacteristic characteristic(char letter) {
+  return letter == '*' ? INPUT_OUTPUT_VARIADIC : letter & 32 ? INPUT_OUTPUT_REQUIRED : INPUT_OUTPUT_OPTIONAL;
 }
 
-static int input_type(const OrtCustomOp *op, size_t i) { return element(kernel_of(op)->inputs[i]); }
-static int output_type(const OrtCustomOp *op, size_t i) { return element(kernel_of(op)->outputs[i]); }
+static ONNXTensorElementDataType input_type(const OrtCustomOp *op, size_t i) { return element(kernel_of(op)->inputs[i]); }
+static ONNXTensorElementDataType output_type(const OrtCustomOp *op, size_t i) { return element(kernel_of(op)->outputs[i]); }
 static size_t input_count(const OrtCustomOp *op) { return strlen(kernel_of(op)->inputs); }
 static size_t output_count(const OrtCustomOp *op) { return strlen(kernel_of(op)->outputs); }
-static int input_kind(const OrtCustomOp *op, size_t i) { return characteristic(kernel_of(op)->inputs[i]); }
-static int output_kind(const OrtCustomOp *op, size_t i) { return characteristic(kernel_of(op)->outputs[i]); }
-static int memory_type(const OrtCustomOp *op, size_t i) {
+static OrtCustomOpInputOutputCharacteristic input_kind(const OrtCustomOp *op, size_t i) {
+  return characteristic(kernel_of(op)->inputs[i]);
+}
+static OrtCustomOpInputOutputCharacteristic output_kind(const OrtCustomOp *op, size_t i) {
+  return characteristic(kernel_of(op)->outputs[i]);
+}
+static OrtMemType memory_type(const OrtCustomOp *op, size_t i) {
   (void)op, (void)i;
-  return MEMORY_DEFAULT;
+  return OrtMemTypeDefault;
 }
 static int zero(const OrtCustomOp *op) {
   (void)op;
@@ -231,7 +238,7 @@ static void keep(int *operands, int *results) { (void)operands, (void)results; }
 static void destroy(void *kernel) {
   Instance *instance = kernel;
   if (!instance) return;
-  if (instance->allocator) ort_ReleaseAllocator(the_table, instance->allocator);
+  if (instance->allocator) the_table->ReleaseAllocator(instance->allocator);
   free(instance->settings);
   free(instance);
 }
@@ -244,11 +251,11 @@ static OrtStatus *create(const OrtCustomOp *op, const OrtApi *given, const OrtKe
   if (instance) instance->settings = calloc(1, kernel->settings + 1);
   if (!instance || !instance->settings) {
     free(instance);
-    return ort_CreateStatus(the_table, ORT_FAIL, "out of memory");
+    return the_table->CreateStatus(ORT_FAIL, "out of memory");
   }
   instance->kernel = kernel;
   failing(&attributes.failed, the_table,
-          ort_KernelInfoGetAllocator(the_table, info, MEMORY_DEFAULT, &instance->allocator));
+          the_table->KernelInfoGetAllocator(info, OrtMemTypeDefault, &instance->allocator));
   if (kernel->read && !attributes.failed) kernel->read(&attributes, instance->settings);
   if (attributes.failed)
     destroy(instance);
@@ -262,12 +269,12 @@ static OrtStatus *compute(void *kernel, OrtKernelContext *context) {
   Call call = {.table = the_table, .kernel = instance->kernel, .context = context, .allocator = instance->allocator};
   instance->kernel->compute(&call, instance->settings);
   while (call.blocks)
-    failing(&call.failed, the_table, ort_AllocatorFree(the_table, call.allocator, call.block[--call.blocks]));
+    failing(&call.failed, the_table, the_table->AllocatorFree(call.allocator, call.block[--call.blocks]));
   return call.failed;
 }
 
 static const OrtCustomOp callbacks = {
-    .version = ORT_OPERATOR_VERSION,
+    .version = INTERFACE_VERSION,
     .GetName = get_name,
     .GetExecutionProviderType = get_provider,
     .GetInputType = input_type,
@@ -292,11 +299,11 @@ static OrtStatus *fill(OrtCustomOpDomain *domain) {
   for (size_t t = 0; t < sizeof tables / sizeof *tables; t++)
     for (const Kernel *kernel = tables[t]; kernel->name; kernel++) {
       Operator *op = malloc(sizeof *op); /* as long as the domain: until the process ends */
-      if (!op) return ort_CreateStatus(the_table, ORT_FAIL, "out of memory");
+      if (!op) return the_table->CreateStatus(ORT_FAIL, "out of memory");
       op->callbacks = callbacks;
       op->kernel = kernel;
       if (kernel->is_view) op->callbacks.GetAliasMap = aliases, op->callbacks.ReleaseAliasMap = keep;
-      OrtStatus *failed = ort_CustomOpDomain_Add(the_table, domain, &op->callbacks);
+      OrtStatus *failed = the_table->CustomOpDomain_Add(domain, &op->callbacks);
       if (failed) return failed;
     }
   return NULL;
@@ -306,19 +313,19 @@ static OrtStatus *fill(OrtCustomOpDomain *domain) {
 __attribute__((visibility("default"))) OrtStatus *RegisterCustomOps(OrtSessionOptions *, const OrtApiBase *);
 OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
   static OrtCustomOpDomain *shared;
-  const OrtApi *table = base->GetApi(ORT_TABLE_VERSION);
+  const OrtApi *table = base->GetApi(INTERFACE_VERSION);
   if (!table) return NULL; /* older than any version that onnxgrad runs on: the operators will be unknown */
   __atomic_store_n(&the_table, table, __ATOMIC_RELEASE);
   OrtCustomOpDomain *domain = __atomic_load_n(&shared, __ATOMIC_ACQUIRE);
   if (!domain) {
-    OrtStatus *failed = ort_CreateCustomOpDomain(table, "onnxgrad.native", &domain);
+    OrtStatus *failed = table->CreateCustomOpDomain("onnxgrad.native", &domain);
     if (!failed) failed = fill(domain);
     if (failed) return failed;
     OrtCustomOpDomain *first = NULL;
     if (!__atomic_compare_exchange_n(&shared, &first, domain, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
-      ort_ReleaseCustomOpDomain(table, domain); /* another thread was here in the meantime */
+      table->ReleaseCustomOpDomain(domain); /* another thread was here in the meantime */
       domain = first;
     }
   }
-  return ort_AddCustomOpDomain(table, options, domain);
+  return table->AddCustomOpDomain(options, domain);
 }
