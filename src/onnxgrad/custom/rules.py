@@ -8,7 +8,6 @@ worked examples.
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ import onnx_ir as ir
 
 from onnxgrad.custom.graph_rules import Graph, model_of, written
 from onnxgrad.engine import reverse
-from onnxgrad.errors import BadInput, NotDifferentiable, RuleError
+from onnxgrad.errors import BadInput, NotDifferentiable
 from onnxgrad.ir import Var
 from onnxgrad.ir.match import normal_domain
 from onnxgrad.model_io import load_model, open_model, save_model
@@ -29,7 +28,7 @@ from onnxgrad.model_io.match_subgraphs import CUT_DOMAIN, TARGETS, Cut, RuleTarg
 from onnxgrad.model_io.save import to_proto
 from onnxgrad.rules.op import Op
 from onnxgrad.rules.registry import CUSTOM
-from onnxgrad.rules.rule import Cotangents, Function, Parts, Rule, add, listed, parameters
+from onnxgrad.rules.rule import Cotangents, Function, General, Parts, Rule, add, listed
 
 #: Metadata of a rule that is kept in a file.
 RULE = "onnxgrad.rule"
@@ -201,36 +200,19 @@ def custom_rules(*rules: CustomRule | str | os.PathLike) -> Iterator[None]:
         yield
 
 
-class _Custom(Rule):
+class _Custom(General):
     """A user's rule: either mode follows from the other by transposition.
 
     `count`, of a sub-graph: how many operands are its inputs; the others count as constant.
     """
 
-    kind = "rule"
     is_custom = True
 
     def __init__(
         self, function: Function | None, jvp: Function | None, *, wrt: tuple[int, ...] | None, count: int | None
     ) -> None:
-        self.function = function
-        self.jvp_function = jvp
-        self.has_jvp = jvp is not None
-        self.wrt = wrt
-        self.count = count
-
-    @property
-    def doc(self) -> str:
-        """The mathematical form, from the docstring of the pullback, if it has one."""
-        return inspect.getdoc(self.function) or "" if self.function else ""
-
-    def _call(self, function: Function, op: Op, g: Any) -> list[Any]:
-        operands = op.inputs if self.count is None else op.inputs[: self.count]
-        given = [*operands, *op.outputs]
-        if any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(function).parameters.values()):
-            return listed(function(op, g, *given))
-        arity = parameters(function) - 2
-        return listed(function(op, g, *[*given, *[None] * arity][:arity]))
+        super().__init__(function or jvp, wrt, jvp=jvp)  # type: ignore[arg-type]
+        self.is_pushforward, self.count = function is None, count
 
     def _refuse_hidden(self, op: Op, moved: Callable[[ir.Value], bool]) -> None:
         for v in op.node.inputs[self.count :] if self.count is not None else ():
@@ -244,24 +226,14 @@ class _Custom(Rule):
         """True if input `i` can have a derivative; captured values are examined later."""
         return super().carries(i) or (self.count is not None and i >= self.count)
 
-    def vjp(self, op: Op, cotangents: Cotangents) -> Any:
+    def vjp(self, op: Op, cotangents: Cotangents) -> Parts | dict[ir.Value, Var]:
         """The pullback as given, or the transpose of the pushforward."""
         self._refuse_hidden(op, lambda v: v in op.active)
-        if self.function is None:
-            return self._transposed(op, cotangents)
-        single = len(op.node.outputs) == 1 if self.count is not None else op.single
-        g = next((c for c in cotangents if c is not None), None) if single else tuple(cotangents)
-        parts = self._call(self.function, op, g)
-        count = len(op.node.inputs) if self.count is None else self.count
-        if any(op.needs[len(parts) : count]):
-            raise RuleError(f"a value for each input is due, None where there is none, but {len(parts)} came")
-        return [*parts, *[None] * (len(op.inputs) - len(parts))]
+        return self._transposed(op, cotangents) if self.is_pushforward else super().vjp(op, cotangents)
 
     def _jvp(self, op: Op, tangents: Cotangents) -> Parts | None:
         self._refuse_hidden(op, lambda v: v in op.tangents)
-        if self.jvp_function is None:
-            return None
-        return self._call(self.jvp_function, op, tuple(tangents[: self.count]))
+        return super()._jvp(op, tangents)
 
     def _transposed(self, op: Op, cotangents: Cotangents) -> list[Var | None]:
         """Jᵀg as the derivative of t ↦ ⟨J·t, g⟩."""
@@ -272,7 +244,7 @@ class _Custom(Rule):
             for i, x in enumerate(op.inputs[: self.count]):
                 if x is not None and op.needs[i]:
                     probes[i] = b.append(ir.Node("", "Identity", [b.full_like(x, 1).value]))[0]
-            tangents = self._call(self.jvp_function, op, tuple(probes[: self.count]))
+            tangents = listed(self.apply(self.jvp_function, op, tuple(probes[: self.count])))
         seeds: dict[ir.Value, Var] = {}
         for t, g in zip(tangents, cotangents):
             if t is not None and g is not None:

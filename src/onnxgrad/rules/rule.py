@@ -50,9 +50,10 @@ Rewrite = Callable[[Builder, ir.Node, Sequence[ir.Value]], list[ir.Node] | None]
 
 
 @functools.cache
-def parameters(function: Function) -> int:
-    """The number of parameters of `function`."""
-    return len(inspect.signature(function).parameters)
+def arity(function: Function) -> int | None:
+    """The number of formal inputs and outputs that `function` names; None if it takes any number."""
+    named = inspect.signature(function).parameters.values()
+    return None if any(p.kind is p.VAR_POSITIONAL for p in named) else len(named) - 2
 
 
 def listed(result: Any) -> list[Any]:
@@ -158,6 +159,9 @@ class Undefined(Rule):
 class FunctionRule(Rule):
     """A rule given by a function; subclasses differ in how they interpret its result."""
 
+    #: the number of operands that the function gets, of a sub-graph; None: all
+    count: int | None = None
+
     def __init__(
         self, function: Function, wrt: tuple[int, ...] | None = None, *, piecewise_linear: bool = False
     ) -> None:
@@ -173,7 +177,7 @@ class FunctionRule(Rule):
     def vjp(self, op: Op, cotangents: Cotangents) -> Parts | dict[ir.Value, Var]:
         """The results of the function, a part for each input."""
         only = next((g for g in cotangents if g is not None), None)  # not always the first: of labels and scores
-        result = _apply(self.function, op, only if op.single else tuple(cotangents))
+        result = self.apply(self.function, op, only if op.single else tuple(cotangents))
         if isinstance(result, dict):
             return result
         parts = listed(result)
@@ -181,14 +185,15 @@ class FunctionRule(Rule):
             raise RuleError(f"a value for each input is due, None where there is none, but {len(parts)} came")
         return parts
 
-
-def _apply(function: Function, op: Op, g: Any) -> Any:
-    """Call `function` with as many formal inputs and outputs as it names."""
-    arity = parameters(function) - 2
-    given = op.inputs[:arity]
-    if len(given) < arity:
-        given = [*given, *op.outputs, *[None] * arity][:arity]
-    return function(op, g, *given)
+    def apply(self, function: Function, op: Op, g: Any) -> Any:
+        """Call `function` with as many formal inputs and outputs as it names."""
+        count = arity(function)
+        given = op.inputs[: self.count]
+        if count is None:
+            return function(op, g, *given, *op.outputs)
+        if len(given) < count:
+            given = [*given, *op.outputs, *[None] * count]
+        return function(op, g, *given[:count])
 
 
 class Elementwise(FunctionRule):
@@ -209,7 +214,7 @@ class Elementwise(FunctionRule):
         terms = []
         for i, tangent in enumerate(tangents):
             if tangent is not None and self.carries(i):
-                terms.append(listed(_apply(self.function, op, tangent))[i])
+                terms.append(listed(self.apply(self.function, op, tangent))[i])
         terms = [t for t in terms if t is not None]
         y = op.outputs[0]
         return [expand_to(add(terms), y) if terms and y is not None else None]
@@ -221,7 +226,7 @@ class Symmetric(FunctionRule):
     kind = "symmetric"
 
     def _jvp(self, op: Op, tangents: Cotangents) -> Parts:
-        return listed(_apply(self.function, op, tangents[0]))[:1]
+        return listed(self.apply(self.function, op, tangents[0]))[:1]
 
 
 class Linear(FunctionRule):
@@ -303,4 +308,8 @@ class General(FunctionRule):
         self.has_jvp = jvp is not None
 
     def _jvp(self, op: Op, tangents: Cotangents) -> Parts | None:
-        return None if self.jvp_function is None else listed(_apply(self.jvp_function, op, tuple(tangents)))
+        return (
+            None
+            if self.jvp_function is None
+            else listed(self.apply(self.jvp_function, op, tuple(tangents[: self.count])))
+        )
