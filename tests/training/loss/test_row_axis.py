@@ -41,6 +41,7 @@ SHAPES = {
     "open": ("?,?,4", "?,?,3"),
     "named otherwise": ("N,T,4", "a,b,3"),
     "of sizes": ("{n},{t},4", "{t},{n},3"),
+    "named wrongly": ("N,T,4", "N,T,3"),
 }
 
 
@@ -57,6 +58,18 @@ def test_scores_with_time_first_meet_the_labels_of_their_rows(shapes, n, t):
     measured = evaluate(proto, data, metrics="log_loss,accuracy", batch_size=n).metrics
     np.testing.assert_allclose([measured["log_loss"], measured["accuracy"]], [loss, accuracy], rtol=1e-5)
     np.testing.assert_allclose(predict(proto, {"x": data["x"]}, batch_size=n)["y"], data["x"] @ weight, rtol=1e-5)
+
+
+@pytest.mark.parametrize("outputs", ["T,3,N", "3,T,N"])
+def test_classes_between_or_before_time_and_rows(outputs):
+    perm = "0,2,1" if outputs.startswith("T") else "2,0,1"
+    proto, weight = tagger(outputs=outputs, after=f"y = Transpose <perm = [{perm}]> (z)")
+    data = rows(3, 3)
+    loss, accuracy = wanted(data, weight)
+    trained = Trainer(proto, loss="cross_entropy").evaluate(data)
+    np.testing.assert_allclose([trained["loss"], trained["accuracy"]], [loss, accuracy], rtol=1e-5)
+    measured = evaluate(proto, data, metrics="log_loss,accuracy").metrics
+    np.testing.assert_allclose([measured["log_loss"], measured["accuracy"]], [loss, accuracy], rtol=1e-5)
 
 
 def test_training_on_them_leaves_a_right_model_right():

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from onnxgrad.errors import OnnxGradError
+from onnxgrad.ir.graph import ancestors
 from onnxgrad.ir.infer.inference import forget_values
+from onnxgrad.ir.match import is_op, permutation
 from onnxgrad.model_io.local_functions import infer_types
 
 #: The name of the first dimension of the inputs, where sizes do not tell the axes apart.
@@ -22,15 +24,34 @@ def row_axis(model: ir.Model, y: ir.Value) -> int:
     """The axis of the rows of `y`, a value of the inferred `model`; 0 where no other axis provably is.
 
     Axes with names are told apart by those. A size may be that of several axes, and a file may give an output names of
-    its own: then shapes are inferred once more, with a name for the first dimension of the inputs.
+    its own: then shapes are inferred once more, with a name for the first dimension of the inputs. A declared shape
+    that this contradicts becomes the inferred one.
     """
     inputs = [v for v in model.graph.inputs if v.name not in model.graph.initializers]
     first = _first_dims(inputs)
     dims = _dims(y)
     found = [axis for axis, dim in enumerate(dims) if dim in first]
-    if len(dims) < 2 or found == [0] or (dims[0] == 1 and 0 in found) or (not found and len(dims) == 2):
+    if len(dims) < 2 or (dims[0] == 1 and 0 in found) or (not found and len(dims) == 2):
         return 0
-    return found[0] if found and not isinstance(dims[found[0]], int) else _renamed(model, y)
+    if found and found != [0] and not isinstance(dims[found[0]], int):
+        return found[0]
+    if found == [0] and not (len(dims) > 2 and _may_turn(model.graph, y)):
+        return 0
+    inferred = _inferred_dims(model, y)
+    axis = next((axis for axis, dim in enumerate(inferred) if dim == _ROWS), 0)
+    if axis and found == [0]:
+        y.shape = ir.Shape([dims[0] if dim == _ROWS else dim for dim in inferred])
+    return axis
+
+
+def _may_turn(graph: ir.Graph, y: ir.Value) -> bool:
+    """True if a node before `y` may move its rows to another axis than the first."""
+    for node in ancestors(graph, [y]):
+        if is_op(node, "Transpose") and (order := permutation(node)) is not None and len(order) > 2 and order[0]:
+            return True
+        if is_op(node, ("LSTM", "GRU", "RNN")) and not node.attributes.get_int("layout", 0):
+            return True
+    return False
 
 
 def rows_first(rank: int, axis: int) -> list[int]:
@@ -46,8 +67,8 @@ def _dims(value: ir.Value) -> Sequence[int | str | None]:
     return [d if isinstance(d, int) else d.value for d in value.shape or ()]
 
 
-def _renamed(model: ir.Model, y: ir.Value) -> int:
-    """The axis of the rows by an inference in which they have a name; 0 where that tells nothing."""
+def _inferred_dims(model: ir.Model, y: ir.Value) -> Sequence[int | str | None]:
+    """The dimensions of `y` by an inference in which the rows have a name; empty where that fails."""
     copy = model.clone()
     for value in copy.graph.inputs:
         if value.name not in copy.graph.initializers and value.shape is not None and len(value.shape):
@@ -61,7 +82,6 @@ def _renamed(model: ir.Model, y: ir.Value) -> int:
     try:
         infer_types(copy)
     except OnnxGradError:
-        return 0
+        return ()
     values = {v.name: v for node in copy.graph for v in node.outputs}
-    dims = _dims(values[y.name]) if y.name in values else ()
-    return next((axis for axis, dim in enumerate(dims) if dim == _ROWS), 0)
+    return _dims(values[y.name]) if y.name in values else ()

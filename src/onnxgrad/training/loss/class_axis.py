@@ -33,7 +33,7 @@ def with_class_axis(options: dict[str, Any], y: ir.Value, rows: int = 0) -> dict
     """
     axis = options.get("axis", 0)
     if axis is None:
-        return {**options, "axis": class_axis(y) if not rows else _beside(y, rows)}
+        return {**options, "axis": class_axis(y) if not rows else axis_beside(y, rows)}
     if isinstance(axis, bool) or not isinstance(axis, int):
         raise BadInput(f"the axis of the classes is a number, not {axis!r}")
     if rows and y.shape is not None and axis in (rows, rows - len(y.shape)):
@@ -44,12 +44,15 @@ def with_class_axis(options: dict[str, Any], y: ir.Value, rows: int = 0) -> dict
     return options
 
 
-def _beside(y: ir.Value, rows: int) -> int:
+def axis_beside(y: ir.Value, rows: int) -> int:
     """The axis of the classes of `y`, whose rows lie along the axis `rows`, not along the first."""
-    rank = len(y.shape or ())
-    ends = [a for a in (0, rank - 1) if a != rows]
-    activated = [a for a in ends if scores(y, a) is not None]
-    return activated[0] if len(activated) == 1 else ends[-1]
+    dims = list(y.shape or ())
+    others = [a for a in range(len(dims)) if a != rows]
+    activated = [a for a in others if scores(y, a) is not None]
+    known = [a for a in others if isinstance(dims[a], int)]
+    if len(activated) == 1 or len(known) == 1:
+        return activated[0] if len(activated) == 1 else known[0]
+    return others[-1] if rows < len(dims) - 1 else others[0]
 
 
 def class_axis(y: ir.Value, square: bool = False) -> int:

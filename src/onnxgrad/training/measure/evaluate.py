@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import onnx_ir as ir
@@ -13,20 +13,25 @@ import onnx_ir as ir
 from onnxgrad.errors import BadInput, UnknownName, json_text
 from onnxgrad.keywords import checked
 from onnxgrad.runtime import Options
-from onnxgrad.training.data import Data, Field, Images, open_data
+from onnxgrad.settings import takes
+from onnxgrad.training.data import Data, Field, open_data
 from onnxgrad.training.data.columns import Column
 from onnxgrad.training.data.fields import LABELS, check_labels
 from onnxgrad.training.data.labels import check_count, class_column, numbered
 from onnxgrad.training.data.preprocessing import Preprocessing
+from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
-from onnxgrad.training.data.wide import check_fed
 from onnxgrad.training.graph.bounds import bounds
 from onnxgrad.training.graph.class_labels import class_names, label_output
-from onnxgrad.training.loss.class_axis import class_axis
+from onnxgrad.training.graph.row_axis import row_axis, rows_first
+from onnxgrad.training.loss.class_axis import axis_beside, class_axis
 from onnxgrad.training.measure.comparisons import Binary, Classes, Comparison, Meter, Sequences, are_shares
 from onnxgrad.training.measure.misses import Miss, Misses
 from onnxgrad.training.measure.predict import AnyModel, as_given, batches_of, chosen_outputs, fields_of
 from onnxgrad.training.metrics.registry import DEFAULTS, METRICS, counts, names_of, per_class
+
+if TYPE_CHECKING:
+    from onnxgrad.training.data.keywords import PreparationKeywords
 
 #: Of more classes there is no confusion matrix.
 MOST_CLASSES = 1000
@@ -60,6 +65,7 @@ class Evaluated:
 
 
 @checked
+@takes(PreparationRecipe)
 def evaluate(
     model: AnyModel,
     data: Any,
@@ -67,15 +73,12 @@ def evaluate(
     metrics: Sequence[str] | str | None = None,
     labels: str | None = None,
     prediction: str | None = None,
-    inputs: Mapping[str, str] | None = None,
-    images: Images | None = None,
-    tokenizer: Any = None,
-    max_length: int | None = None,
     ignore_index: int | None = None,
     blank: int = 0,
     batch_size: int = 256,
     options: Options | None = None,
     worst: int = 0,
+    **settings: Unpack[PreparationKeywords],
 ) -> Evaluated:
     """Compare what `model` predicts for the rows of `data` with their labels.
 
@@ -90,16 +93,12 @@ def evaluate(
         metrics: names of `METRICS`, in a list or with commas between them. Default: those usual for the task.
         labels: the array of labels. Default: the one that is called like labels are.
         prediction: the output that is compared. Default: the only one, or the first of floats.
-        inputs: which columns feed which input. Default: see `predict`.
-        images: how pictures become arrays. Default: see `predict`.
-        tokenizer: how text becomes tokens: the path of a ``tokenizer.json``, or a ``tokenizers.Tokenizer`` (see
-            `onnxgrad.training.data.text`).
-        max_length: the most tokens of a row.
         ignore_index: the label that does not count.
         blank: the symbol that stands for nothing, where sequences are read from scores over time (CTC).
         batch_size: rows that run at once.
         options: how ONNX Runtime runs the model.
         worst: how many of the rows with the largest losses to tell of.
+        settings:
 
     Raises:
         BadInput: data that do not fit, no labels, or a metric that is not defined for the task.
@@ -109,7 +108,8 @@ def evaluate(
     opened = as_given(model)
     output = prediction_of(opened, prediction)
     trained = Preprocessing.of(opened)
-    columns = open_data(data, trained.images_for(images), inputs, trained.inputs)
+    preparation = PreparationRecipe(**settings)
+    columns = open_data(data, preparation.pictures(trained), preparation.inputs, trained.inputs)
     called = _labels(columns, labels, source_name(data), {f.name for f in fields_of(opened)})
     where = f"array {called!r} of {source_name(data)}"
     names = class_names(opened, [output.name or ""], _scores(output))
@@ -119,10 +119,7 @@ def evaluate(
     first = columns[called].take(np.arange(1), Field(called, np.dtype(np.int64), ()))
     shape = (None,) * (np.asarray(first).ndim - 1)
     own = Field(called, np.asarray(first).dtype, shape, label=True, ignored=ignore_index)
-    check_fed(inputs or {}, [*fields_of(opened), own])
-    text = trained.text(tokenizer, max_length)
-    fields = [*fields_of(opened), own]
-    rows = Data(columns, fields, source_name(data), classes=names, text=text, trained=trained)
+    rows = Data(columns, [*fields_of(opened), own], source_name(data), classes=names, **preparation.arguments(trained))
     return evaluate_rows(opened, rows, called, output, asked, ignore_index, batch_size, options, worst, blank)
 
 
@@ -154,7 +151,7 @@ def evaluate_rows(
             if asked is not None and _are_sequences(asked, y, t):
                 comparison: Comparison = Sequences(blank)
             else:
-                comparison = _comparison(y, t, every, output, asked, ignore_index, called)
+                comparison = _comparison(model, y, t, every, output, asked, ignore_index, called)
                 _check_classes(comparison, y, every, rows, called, names is not None)
             usual = (*DEFAULTS[comparison.task], *(("perplexity",) if comparison.tokens else ()))
             meter = Meter(comparison, usual if asked is None else asked, rows.classes or names)
@@ -251,6 +248,7 @@ def _alike(y: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _comparison(
+    model: ir.Model,
     y: np.ndarray,
     t: np.ndarray,
     every: np.ndarray,
@@ -268,7 +266,7 @@ def _comparison(
         fitting = [a for a in dict.fromkeys((1, y.ndim - 1)) if [*y.shape[:a], *y.shape[a + 1 :]] == list(t.shape)]
         if not fitting:
             raise misfit
-        axis = fitting[0] if len(fitting) == 1 else _class_axis(output, y)
+        axis = fitting[0] if len(fitting) == 1 else _class_axis(model, output, y)
         probabilities = probabilities or are_shares(y, axis)
         return Classes(axis, ignored, probabilities, y.ndim == 3, called)
     if y.shape != t.shape:
@@ -279,14 +277,19 @@ def _comparison(
     return Comparison()
 
 
-def _class_axis(output: ir.Value, y: np.ndarray) -> int:
-    """The axis of the classes of scores `y`, where the sizes fit two axes. Raises BadInput where that is open."""
+def _class_axis(model: ir.Model, output: ir.Value, y: np.ndarray) -> int:
+    """The axis of the classes of scores `y` with rows first, where the sizes fit two axes.
+
+    Raises:
+        BadInput: it cannot be told.
+    """
     if output.shape is None or len(output.shape) != y.ndim:
         raise BadInput(
             f"the predictions {output.name!r} are {list(y.shape)}: along which axis are the classes?\n"
             "  hint: declare the shape of the output in the model, with a number for the classes"
         )
-    return class_axis(output, square=True)
+    rows = row_axis(model, output)
+    return rows_first(y.ndim, rows).index(axis_beside(output, rows)) if rows else class_axis(output, square=True)
 
 
 def as_json(found: Evaluated) -> str:
