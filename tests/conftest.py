@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header() -> str:
     """The target of every session that names none."""
-    target = Options().settled().target
+    target = Options().resolve_target().target
     said = os.environ.get(TARGET)
     why = f"{TARGET} is set" if said else "the default" if target == "native" else "there are no kernels to load"
     return f"onnxgrad: target {target} ({why})"

@@ -54,7 +54,7 @@ def linear_operator(
     assert value.dtype is not None
     feeds = f.feeds(**inputs)
     x_shape = feeds[wrt].shape if wrt in feeds else tuple(d for d in value.shape or () if isinstance(d, int))
-    primal, linear, tangent = f._kept(("linearize", wrt, of), lambda: _halves(f, wrt, of))
+    primal, linear, tangent = f._cached(("linearize", wrt, of), lambda: _halves(f, wrt, of))
     zeros = np.zeros(
         x_shape, value.dtype.numpy()
     )  # products with the Jacobian of a linear map: it only gives its shape

@@ -56,7 +56,7 @@ def train(
     recipe = Recipe.of("train", given, (*TRAINER, *FIT))
     _check_places(model, source, data, output, recipe, outputs, force or not ranks.is_first)
     train_options.check_algorithm(source, model, recipe)
-    if outputs.save_adapter is not None and recipe.adapter.chosen() is None:
+    if outputs.save_adapter is not None and recipe.adapter.build_adapter() is None:
         check_adapter(source)
     columns, recipe = train_options.opened(data, recipe, source)
     notes: list[str] = []

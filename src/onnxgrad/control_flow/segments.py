@@ -206,7 +206,7 @@ def _scan(b: Builder, node: ir.Node, used: Sequence[int], steps: int | None, len
         whole, left = divmod(steps, length)
         results = _split(b, it, used, whole * length, length, steps if left else None)
         return _of_all(it, used, results)
-    size = b.Squeeze(b.shape_of(b.var(it.scanned[0]), it.ins[0].axis, it.ins[0].axis + 1 or None), [0])
+    size = b.size_of(b.var(it.scanned[0]), it.ins[0].axis)
     each: Var | int = _root(b, size) if length == "sqrt" else int(length)
     cut = b.Div(size - 1, each) * each
 

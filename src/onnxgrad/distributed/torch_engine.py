@@ -183,10 +183,10 @@ class TorchEngine:
     def _who(self, failed: str) -> Lost:
         """Who is gone, as those who are left see it."""
         try:
-            before, left = self._signs(), self._left()
+            before, left = self._signs(), self._departed()
             if not any(why.strip() for why in left.values()):
                 self._over.wait(SILENCE)
-            after, left = self._signs(), self._left()
+            after, left = self._signs(), self._departed()
         except RuntimeError:  # the store cannot be reached
             return Lost("the machine of rank 0, where the ranks meet, is gone or does not answer", [0])
         silent = [r for r in range(self.size) if r not in left and before[r] == after[r] and r != self.rank]
@@ -208,7 +208,7 @@ class TorchEngine:
             found.append(self._store.get(key) if self._store.check([key]) else b"")
         return found
 
-    def _left(self) -> dict[int, str]:
+    def _departed(self) -> dict[int, str]:
         keys = {rank: f"left/{rank}" for rank in range(self.size)}
         return {rank: self._store.get(key).decode() for rank, key in keys.items() if self._store.check([key])}
 

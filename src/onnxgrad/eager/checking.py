@@ -96,18 +96,18 @@ def _check(
 
     count = len(primals)
 
-    def along(*xs: Array) -> list[Array]:
+    def push(*xs: Array) -> list[Array]:
         return list(jvp(f, xs[:count], xs[count:])[1])
 
     def back(*xs: Array) -> list[Array]:
         pulled = vjp(f, *xs[:count])[1](list(xs[count:]))
         return [pulled] if count == 1 else list(pulled)
 
-    for mode, derivative, seeds in (("fwd", along, tangents), ("rev", back, cotangents)):
+    for mode, derivative, seeds in (("fwd", push, tangents), ("rev", back, cotangents)):
         if mode in modes:
             compare(mode, paired(cotangents if mode == "fwd" else tangents, derivative(*primals, *seeds)))
     if order > 1:  # the derivatives are functions of the point and of the direction, in which they are linear
-        for mode, derivative, seeds in (("fwd", along, tangents), ("rev", back, cotangents)):
+        for mode, derivative, seeds in (("fwd", push, tangents), ("rev", back, cotangents)):
             if mode in modes:
                 _check(derivative, [*primals, *seeds], order - 1, whole, modes, eps, rtol, atol, rng)
 

@@ -47,13 +47,13 @@ def primal_values(graph: ir.Graph, emitted: Collection[ir.Node], seeds: Collecti
             linear.discard(node)
             primal.update(reads(node))
 
-    def known(value: ir.Value) -> bool:
+    def is_known(value: ir.Value) -> bool:
         node = value.producer()
         if node is None:
             return value.is_graph_input() and value not in seeds
         return node not in linear and (node.op_type, node.domain) != ("Constant", "")
 
-    return known
+    return is_known
 
 
 def seedless_values(graph: ir.Graph, seeds: Collection[ir.Value], given: Iterable[ir.Value]) -> Known:

@@ -76,7 +76,7 @@ def family(model: AnyModel, folder: str | os.PathLike, name: str = "f") -> list[
 def _ends(model: ir.Model, roles: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
     graph = model.graph
 
-    def about(value: ir.Value, own: str) -> dict[str, Any]:
+    def describe(value: ir.Value, own: str) -> dict[str, Any]:
         name = value.name or ""
         role, of = roles.get(name, (own, None))
         shape = None if value.shape is None else [d if isinstance(d, int) else d.value for d in value.shape]
@@ -84,6 +84,6 @@ def _ends(model: ir.Model, roles: Mapping[str, tuple[str, str]]) -> dict[str, An
         return {**found, "role": role} | ({} if of is None else {"of": of})
 
     return {
-        "inputs": [about(v, "input") for v in graph.inputs if v.name not in graph.initializers],
-        "outputs": [about(v, "output") for v in graph.outputs],
+        "inputs": [describe(v, "input") for v in graph.inputs if v.name not in graph.initializers],
+        "outputs": [describe(v, "output") for v in graph.outputs],
     }

@@ -385,6 +385,14 @@ class Builder:
             found = self._shapes[dims] = self.Shape(x, start=start or None, end=end)
         return found
 
+    def size_of(self, x: Var, axis: int) -> Var:
+        """The size of `x` along `axis`, a scalar."""
+        return self.Squeeze(self.shape_of(x, axis, axis + 1 or None), [0])
+
+    def places_along(self, x: Var, axis: int) -> Var:
+        """The indices of `x` along `axis`: 0, 1, 2, …"""
+        return self.Range(0, self.size_of(x, axis), 1)
+
     def join(self, *parts: Any) -> Var:
         """One int64 vector of `parts`, each a list of ints or a vector; a constant where all of them are."""
         vectors = [v for p in parts if (v := self._operand(p, None)).shape != (0,)]

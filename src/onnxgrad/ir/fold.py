@@ -39,7 +39,7 @@ def fold_constants(graph: ir.Graph, written: Iterable[ir.Value]) -> int:
     opset = graph.opset_imports.get("", 1)
     fixed = {None, *written}
 
-    def known(node: ir.Node) -> np.ndarray | None:
+    def constant_result(node: ir.Node) -> np.ndarray | None:
         if not fixed.issuperset(node.inputs):
             return None
         if is_op(node, "Constant"):
@@ -53,7 +53,7 @@ def fold_constants(graph: ir.Graph, written: Iterable[ir.Value]) -> int:
         fixed.add(value)
         return value
 
-    return _fold(graph, known, hold)
+    return _fold(graph, constant_result, hold)
 
 
 def infer_and_fold(model: ir.Model, calls: Calls | None = None) -> None:

@@ -101,11 +101,11 @@ def reach(start: Iterable[ir.Value], onward: Callable[[ir.Value], Iterable[ir.Va
 def cut(ends: Iterable[ir.Value], crosses: Callable[[ir.Value], bool]) -> list[ir.Value]:
     """The values that `crosses` holds for, of those that are met first on the ways back from `ends`."""
 
-    def onward(value: ir.Value) -> list[ir.Value]:
+    def successors(value: ir.Value) -> list[ir.Value]:
         node = None if crosses(value) else value.producer()
         return [] if node is None else reads(node)
 
-    return [v for v in reach(ends, onward) if crosses(v)]
+    return [v for v in reach(ends, successors) if crosses(v)]
 
 
 def stand_in(value: ir.Value, name: str | None = None) -> ir.Value:

@@ -32,7 +32,7 @@ class Lowering:
     instead: str
 
     @property
-    def taken(self) -> bool:
+    def is_enabled(self) -> bool:
         """True if rules may choose this variant now."""
         return self.name not in WITHOUT.value
 

@@ -58,7 +58,7 @@ def sum_to(x: Var, like: Var) -> Var:
             return _sum_to_at_run_time(b, x, like)
     if all(x.shape[axis] == 1 for axis in axes):
         return reshape_to(x, like)
-    leading = _LEADING.taken and axes == list(range(len(axes))) and len(axes) < x.rank
+    leading = _LEADING.is_enabled and axes == list(range(len(axes))) and len(axes) < x.rank
     if leading and 0 not in x.shape and x.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         return _sum_leading(b, x, len(axes), like)
     if axes == list(range(lead)):

@@ -75,7 +75,7 @@ def _as_written(lower: Lowering) -> Infer:
         inputs = [v for v in copies if v is not None]
         graph = ir.Graph(inputs, [], nodes=[], opset_imports=dict(ctx.opset_imports))
         try:
-            results = lower(Builder(graph, Names.of_graph(graph), Inference.within(ctx)), copy)
+            results = lower(Builder(graph, Names.of_graph(graph), Inference.in_context(ctx)), copy)
         except NotDifferentiable:  # which is said where a derivative is asked for
             first, out = node.inputs[0], node.outputs[0]
             if first is not None and out.type is None:

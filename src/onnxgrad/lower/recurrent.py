@@ -118,7 +118,7 @@ class _Layer:
         every: list[Var] = []
         last: list[list[Var]] = []
         for d, backwards in enumerate(self.directions):
-            results = self.one(x, d, backwards)
+            results = self.run_direction(x, d, backwards)
             last.append(results[: len(self.states)])
             every.append(results[-1])
         join = every[0] if len(every) == 1 else None
@@ -132,7 +132,7 @@ class _Layer:
             ends.append(parts[0] if len(parts) == 1 else b.Concat(*parts, axis=axis))
         return [y, *ends]
 
-    def one(self, x: Var, d: int, backwards: bool) -> list[Var]:
+    def run_direction(self, x: Var, d: int, backwards: bool) -> list[Var]:
         """One direction: the last states, then the output at every step, as [time, batch, hidden]."""
         b = self.b
         w, r, bias = self.part("W", d), self.part("R", d), self.part("B", d)
@@ -164,7 +164,7 @@ class _Layer:
     def mask(self, x: Var) -> Var:
         """1 where a sequence has not ended, else 0: [time, batch, 1]."""
         b = self.b
-        steps = b.Squeeze(b.shape_of(x, 0, 1), [0])
+        steps = b.size_of(x, 0)
         lengths = b.Cast(self.operand("sequence_lens"), to=int(ir.DataType.INT64))
         time = b.Unsqueeze(b.Range(0, steps, 1), [1])
         return b.Unsqueeze(b.Cast(b.Less(time, lengths), to=int(x.dtype or 0)), [2])

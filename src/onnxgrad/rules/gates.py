@@ -23,7 +23,7 @@ def join_silu_terms(terms: Sequence[Var]) -> list[Var]:
     found: dict[int, Var] = dict(enumerate(terms))
     places: dict[Factors, int] = {}
     for i, term in enumerate(terms):
-        gate = _gate(term.value) if len(terms) > 1 and _JOINED.taken else None
+        gate = _gate(term.value) if len(terms) > 1 and _JOINED.is_enabled else None
         if gate is None:
             continue
         g, sigma, y, rest = gate

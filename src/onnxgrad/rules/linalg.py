@@ -76,7 +76,7 @@ def _matmul(op: Op, g: Var, a: Var, b: Var) -> tuple[Var | None, Var | None]:
     if op.needs[0]:
         da = gemm(op, g, b, tb=True) if g.rank == b.rank == 2 else sum_to(product(g, transposed(op, b)), a)
     if op.needs[1]:
-        one = _ROWS.taken and b.rank == 2 and a.rank == g.rank
+        one = _ROWS.is_enabled and b.rank == 2 and a.rank == g.rank
         db = gemm(op, rows(op, a), rows(op, g), ta=True) if one else sum_to(product(transposed(op, a), g), b)
     return da, db
 

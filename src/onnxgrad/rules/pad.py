@@ -51,22 +51,22 @@ def _folded(op: Op, g: Var, mode: Any, size: int, axis: int, before: int, after:
     def cut(start: Any, end: Any, step: int = 1) -> Any:
         return op.Slice(g, [start], [end], [axis], [step])
 
-    def put(part: Any, at: Any, count: int) -> Any:
+    def pad_to_size(part: Any, at: Any, count: int) -> Any:
         return op.Pad(part, [at, size - at - count], None, [axis])
 
     inner = cut(before, before + size)
     if before and mode == "reflect":
-        inner += put(cut(before - 1, -_END, -1), 1, before)
+        inner += pad_to_size(cut(before - 1, -_END, -1), 1, before)
     elif before and mode == "edge":
-        inner += put(op.ReduceSum(cut(0, before), [axis], keepdims=1), 0, 1)
+        inner += pad_to_size(op.ReduceSum(cut(0, before), [axis], keepdims=1), 0, 1)
     elif before:
-        inner += put(cut(0, before), size - before, before)
+        inner += pad_to_size(cut(0, before), size - before, before)
     if after and mode == "reflect":
-        inner += put(cut(_END, before + size - 1, -1), size - 1 - after, after)
+        inner += pad_to_size(cut(_END, before + size - 1, -1), size - 1 - after, after)
     elif after and mode == "edge":
-        inner += put(op.ReduceSum(cut(before + size, _END), [axis], keepdims=1), size - 1, 1)
+        inner += pad_to_size(op.ReduceSum(cut(before + size, _END), [axis], keepdims=1), size - 1, 1)
     elif after:
-        inner += put(cut(before + size, _END), 0, after)
+        inner += pad_to_size(cut(before + size, _END), 0, after)
     return inner
 
 

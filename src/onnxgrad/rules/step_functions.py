@@ -50,14 +50,14 @@ def is_nonnegative(x: Var) -> bool:
 
 def positive(op: Op, x: Var) -> Var:
     """1 where x > 0, else 0."""
-    if x.dtype == ir.DataType.FLOAT and _STEEP.taken:
+    if x.dtype == ir.DataType.FLOAT and _STEEP.is_enabled:
         return op.HardSigmoid(x, alpha=STEEP, beta=0.0)
     return op.Cast(x > 0, to=int(x.dtype or 0))
 
 
 def heaviside(op: Op, x: Var) -> Var:
     """1 where x > 0, ½ where x = 0, else 0."""
-    if x.dtype == ir.DataType.FLOAT and _STEEP.taken:
+    if x.dtype == ir.DataType.FLOAT and _STEEP.is_enabled:
         return op.HardSigmoid(x, alpha=STEEP, beta=0.5)
     return op.Sign(x) * 0.5 + 0.5
 

@@ -46,7 +46,7 @@ class OnDevice:
     def __init__(
         self, step: StepGraph, *, options: Options | None = None, device: tuple[str, int] | None = None
     ) -> None:
-        options = (options or Options()).settled()
+        options = (options or Options()).resolve_target()
         self.device = device or (DEVICES.get(options.providers[0], "cpu"), 0)
         self.slots = {n: Slot(t.input, t.output, t.initial.numpy()) for n, t in step.state.items()}
         check_slots(step.model, self.slots, step.results)

@@ -79,7 +79,7 @@ class Resident:
         check_slots(model, slots, results)
         if sum(s.initial.nbytes for s in slots.values()) >= _MUCH:
             give_back()
-        options = (options or Options()).settled()
+        options = (options or Options()).resolve_target()
         self._flushing = None if options.denormals else flushing()
         with self._flushing or nullcontext():
             renewed, overwritten, shared = {s.input: s.output for s in slots.values()}, set[str](), SameMemory()

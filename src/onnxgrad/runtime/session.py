@@ -114,7 +114,7 @@ class Options:
     target: str = "auto"
 
     def resolve_target(self) -> Options:
-        """The same with a target that is decided: "auto" is what ``ONNXGRAD_TARGET`` says, or "native" where it can be."""
+        """Replace the target "auto" by ``ONNXGRAD_TARGET``, or by "native" if kernels for it are available."""
         if self.target != "auto":
             return self
         said = os.environ.get(TARGET) or "auto"

@@ -112,7 +112,7 @@ def grad_cam(model: AnyModel, *, layer: str, of: Names | None = None) -> Any:
     b = d.builder
     ((name, value),) = d.wrt.items()
     found = reverse(b, d.nodes, d.ones(), [value])
-    (slope,) = d.found(found, d.wrt)
+    (slope,) = d.derivatives_of(found, d.wrt)
     maps = b.var(b.now(value))
     if maps.rank < 3:
         raise BadInput(f"the layer {name!r} has {maps.rank} axes; Grad-CAM wants [N, C, …]")
@@ -135,7 +135,7 @@ def _averaged(model: AnyModel, wrt: Names, of: Names | None, points: Any) -> Any
     inner = list(d.wrt.values())
     nodes = d.lowered(list(d.of.values()))
     found = reverse(b, nodes, d.ones(), inner)
-    gradients = d.found(found, d.wrt)
+    gradients = d.derivatives_of(found, d.wrt)
     whole = [d.replaced(v, "point") for v in inner]
     d.graph.outputs.clear()
     columns, factors = zip(*(points(d, x, name) for x, name in zip(whole, d.wrt)))

@@ -121,7 +121,7 @@ class Derivation:
         """The derivative of, or by, `value` where nothing connects them."""
         return self.builder.zeros_like(self.builder.var(self.builder.now(value)))
 
-    def found(self, derivatives: Mapping[ir.Value, Var], of: Mapping[str, ir.Value]) -> list[Var]:
+    def derivatives_of(self, derivatives: Mapping[ir.Value, Var], of: Mapping[str, ir.Value]) -> list[Var]:
         """The derivatives of the values `of`; zero, with a warning, for a value that nothing connects."""
         for name, value in of.items():
             if value not in derivatives:
@@ -143,7 +143,7 @@ class Derivation:
                 message = f"the gradient of the sum of {name!r} is zero: rows of a {operator} sum to 1\n  hint: {hint}"
                 warn_caller(ZeroDerivative(message, name))
         found = reverse(self.builder, self.nodes, seeds, list(self.wrt.values()))
-        self.add_gradients(self.found(found, self.wrt))
+        self.add_gradients(self.derivatives_of(found, self.wrt))
 
     def add_gradients(self, gradients: Sequence[Var]) -> None:
         """Add the gradient outputs, given what they hold."""
@@ -156,9 +156,9 @@ class Derivation:
         seeds, self.signature.cotangents = self._seeds(self.of, "cotangent", directions)
 
         def write(slices: Sequence[Var]) -> list[Var]:
-            return self.found(reverse(self.builder, list(self.graph), dict(zip(ends, slices)), wrt), self.wrt)
+            return self.derivatives_of(reverse(self.builder, list(self.graph), dict(zip(ends, slices)), wrt), self.wrt)
 
-        self.add_gradients(write(seeds) if directions is None else self._along(seeds, write, self.wrt, ends))
+        self.add_gradients(write(seeds) if directions is None else self._batch(seeds, write, self.wrt, ends))
         return seeds
 
     def _seeds(
@@ -174,9 +174,9 @@ class Derivation:
         seeds, self.signature.input_tangents = self._seeds(self.wrt, "tangent", directions)
 
         def write(slices: Sequence[Var]) -> list[Var]:
-            return self.found(forward(self.builder, list(self.graph), dict(zip(wrt, slices)), ends), self.of)
+            return self.derivatives_of(forward(self.builder, list(self.graph), dict(zip(wrt, slices)), ends), self.of)
 
-        tangents = write(seeds) if directions is None else self._along(seeds, write, self.of, ends)
+        tangents = write(seeds) if directions is None else self._batch(seeds, write, self.of, ends)
         for (name, value), t in zip(self.of.items(), tangents):
             self.signature.output_tangents[name] = self.output(t, f"{name}_tangent", value)
         return seeds
@@ -186,7 +186,7 @@ class Derivation:
         prepare(list(self.graph), list(self.wrt.values()), of, self.builder)
         return list(self.graph)
 
-    def _along(
+    def _batch(
         self,
         seeds: Sequence[Var],
         write: Callable[[Sequence[Var]], list[Var]],

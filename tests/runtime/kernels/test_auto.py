@@ -140,16 +140,16 @@ def test_models_without_parts_for_kernels_load_none(monkeypatch):
 
 def test_other_providers_have_none(monkeypatch):
     monkeypatch.setattr(sessions, "has_kernels", lambda: pytest.fail("it looks for kernels"))
-    assert Options(providers=("CUDAExecutionProvider",)).settled().target == "portable"
+    assert Options(providers=("CUDAExecutionProvider",)).resolve_target().target == "portable"
 
 
 @needs_kernels
 def test_the_environment_decides(monkeypatch):
     for said in ("portable", "native"):
         monkeypatch.setenv("ONNXGRAD_TARGET", said)
-        assert AUTO.settled().target == said
+        assert AUTO.resolve_target().target == said
         assert not AUTO.is_free
-    assert PORTABLE.settled() == PORTABLE
+    assert PORTABLE.resolve_target() == PORTABLE
     monkeypatch.setenv("ONNXGRAD_TARGET", "gpu")
     with pytest.raises(BadInput, match="ONNXGRAD_TARGET must be 'auto', 'portable' or 'native', not 'gpu'"):
         StepRunner(compile_step(trainable()))

@@ -97,7 +97,7 @@ def test_on_untested_systems_only_the_target_native_runs_kernels(package, monkey
     monkeypatch.setattr(processors, "_instruction_sets", lambda: ())
     assert library().suffix == f".{suffix}"
     assert not has_kernels()
-    assert Options().settled().target == "portable"
+    assert Options().resolve_target().target == "portable"
 
 
 def test_a_library_that_onnx_runtime_cannot_load(no_kernels, monkeypatch, tmp_path):
@@ -105,7 +105,7 @@ def test_a_library_that_onnx_runtime_cannot_load(no_kernels, monkeypatch, tmp_pa
     monkeypatch.setenv("ONNXGRAD_LIBRARY", str(tmp_path / "broken.so"))
     assert not has_kernels()
     assert "cannot load broken.so" in installed().missing
-    assert Options().settled().target == "portable"
+    assert Options().resolve_target().target == "portable"
     with pytest.raises(BadInput, match="cannot load broken"):
         Options(target="native").native()
 

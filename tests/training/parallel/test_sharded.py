@@ -44,7 +44,7 @@ def both(model, size, steps=6, parts=1, rows=24, data=None, how=ONE):
             machine = make(collective)
             losses = [float(machine.step(part_of(b, collective.rank, size))["loss"]) for b in data]
             sent = world.sent.copy()
-            return machine, losses, machine.whole() if isinstance(machine, Sharded) else machine.state(), sent
+            return machine, losses, machine.gather() if isinstance(machine, Sharded) else machine.state(), sent
 
         return (world := World(size)).run(work)
 

@@ -150,11 +150,11 @@ def fixed_point(f: Function, a: Any, x0: Any, distance: Function, tol: float) ->
     def backward(arguments: Any, x: Any, g: Any) -> Any:
         (a,) = arguments
 
-        def settled(state: Any) -> Function:
+        def adjoint_step(state: Any) -> Function:
             a, x, g = state
             return lambda w: vjp(f(a), x)[1](w) + g
 
-        w = fixed_point(settled, (a, x, g), np.zeros_like(x), distance, tol)
+        w = fixed_point(adjoint_step, (a, x, g), np.zeros_like(x), distance, tol)
         return (vjp(lambda a: f(a)(x), a)[1](w),)
 
     return opaque_call(iterated, (a,), backward)

@@ -37,7 +37,7 @@ class VSpace:
     def __repr__(self) -> str:
         return f"VSpace({self._kinds})"
 
-    def _each(self, function: Callable[..., Any], *trees_of: Any) -> Any:
+    def _map(self, function: Callable[..., Any], *trees_of: Any) -> Any:
         columns = [[as_array(x) for _, x in trees.leaves(t)] for t in (self._zeros, *trees_of)]
         return trees.rebuilt(self._zeros, [function(*xs[1:]) if trees_of else function(xs[0]) for xs in zip(*columns)])
 
@@ -47,7 +47,7 @@ class VSpace:
 
     def ones(self) -> Any:
         """Ones; of complex numbers, 1 + i: the sum of the basis."""
-        return self._each(lambda x: x + (1 + 1j if x.dtype.kind == "c" else 1))
+        return self._map(lambda x: x + (1 + 1j if x.dtype.kind == "c" else 1))
 
     def randn(self) -> Any:
         """Normally distributed numbers of numpy's global generator."""
@@ -57,7 +57,7 @@ class VSpace:
             both = real + 1j * numpy.random.randn(*x.shape) if x.dtype.kind == "c" else real
             return Array(numpy.asarray(both, x.dtype))
 
-        return self._each(drawn)
+        return self._map(drawn)
 
     def standard_basis(self) -> Iterator[Any]:
         """The unit vectors."""
@@ -71,11 +71,11 @@ class VSpace:
 
     def add(self, x: Any, y: Any) -> Any:
         """x + y."""
-        return self._each(lambda a, b: a + b, x, y)
+        return self._map(lambda a, b: a + b, x, y)
 
     def scalar_mul(self, x: Any, a: Any) -> Any:
         """a·x."""
-        return self._each(lambda v: v * a, x)
+        return self._map(lambda v: v * a, x)
 
     def inner_prod(self, x: Any, y: Any) -> Any:
         """The inner product over the real numbers."""
@@ -85,7 +85,7 @@ class VSpace:
 
     def covector(self, x: Any) -> Any:
         """The cotangent that maps y to ``inner_prod(x, y)``: the conjugate."""
-        return self._each(np.conj, x)
+        return self._map(np.conj, x)
 
 
 def vspace(value: Any) -> VSpace:

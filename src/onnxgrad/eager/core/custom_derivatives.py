@@ -88,18 +88,18 @@ def opaque_call(
     given = trees.rebuilt(tuple(args), arrays)
     dtypes = [y.dtype for y in ends]
 
-    def whole(outputs: Sequence[Array]) -> Any:
+    def rebuild(outputs: Sequence[Array]) -> Any:
         return trees.rebuilt(result, [of_pairs(y) if d.kind == "c" else y for y, d in zip(outputs, dtypes)])
 
     def pull_back(outputs: list[Array], cotangents: list[Array]) -> list[Array | None]:
         seeds = [cotangent_of_pairs(g, d) for g, d in zip(cotangents, dtypes)]
-        found = _matched(backward(given, whole(outputs), trees.rebuilt(result, seeds)), args, arrays, name)
+        found = _matched(backward(given, rebuild(outputs), trees.rebuilt(result, seeds)), args, arrays, name)
         return [None if g is None else pairs_of_cotangent(g, x.dtype) for g, x in zip(found, arrays)]
 
     operands = [real_form(x) for x in arrays]
     values = tuple(real_form(y)._data for y in ends)
     op = OpaqueCall(pull_back, [(v.dtype, v.shape) for v in values])
-    return whole(_outputs(Node(op, tuple(x._data if x._node is None else x._node for x in operands), values)))
+    return rebuild(_outputs(Node(op, tuple(x._data if x._node is None else x._node for x in operands), values)))
 
 
 def elementwise(name: str, kernel: Function, slopes: Sequence[Function | None], *operands: Array) -> Array:

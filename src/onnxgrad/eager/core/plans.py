@@ -314,10 +314,10 @@ def _directed(
         return emit(seeds)
     which: list[bool] = []
 
-    def some(slices: Sequence[Var]) -> list[Var]:
+    def emit_present(slices: Sequence[Var]) -> list[Var]:
         found = emit(slices)
         which[:] = [x is not None for x in found]
         return [b.zeros_like(like) if x is None else x for x, like in zip(found, likes) if like is not None]
 
-    made = iter(vmapped(b, seeds, some, [Batched(like) for like in likes if like is not None]))
+    made = iter(vmapped(b, seeds, emit_present, [Batched(like) for like in likes if like is not None]))
     return [None if like is None else next(made) for like in likes]

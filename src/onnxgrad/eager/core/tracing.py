@@ -129,7 +129,7 @@ class Traced:
     def _pulled(self, which: Sequence[int], given: Sequence[Array], directions: bool) -> list[Array]:
         p = self.program
         seeds = [pairs_of_cotangent(s, self.ends[i].dtype) for i, s in zip(which, given)]
-        found = self.settled(pull_through(p, [self._places[i] for i in which], seeds, directions), seeds)
+        found = self.detach(pull_through(p, [self._places[i] for i in which], seeds, directions), seeds)
         count = seeds[0].shape[:1] if directions and seeds else ()
         made = [cotangent_of_pairs(g, x.dtype) for x, g in zip(self.variables, found)]
         return [Array(np.zeros(count + x.shape, x.dtype)) if g is None else g for x, g in zip(self.variables, made)]
@@ -142,11 +142,11 @@ class Traced:
         else:
             found = push(p, self._places, tangents, directions)
         count = tangents[0].shape[:1] if directions else ()
-        found = self.settled(found, tangents)
+        found = self.detach(found, tangents)
         made = [of_pairs(t) if t is not None and y.dtype.kind == "c" else t for y, t in zip(self.ends, found)]
         return [Array(np.zeros(count + y.shape, y.dtype)) if t is None else t for y, t in zip(self.ends, made)]
 
-    def settled(self, found: Sequence[Array | None], seeds: Sequence[Array]) -> list[Array | None]:
+    def detach(self, found: Sequence[Array | None], seeds: Sequence[Array]) -> list[Array | None]:
         """`found` detached from the tape that Python derivatives leave, unless an enclosing transform needs it."""
         if self.program.tracked or exporting.get() or any(s._node is not None for s in seeds):
             return list(found)

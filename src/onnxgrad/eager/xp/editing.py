@@ -76,13 +76,13 @@ def block(arrays: Any, /) -> Array:
     deep = depth(arrays)
     axes = max(deep, rank(arrays))
 
-    def joined(b: Any, level: int) -> Array:
+    def join_level(b: Any, level: int) -> Array:
         if isinstance(b, list):
-            return concat([joined(part, level + 1) for part in b], axis=level - deep)
+            return concat([join_level(part, level + 1) for part in b], axis=level - deep)
         x = as_array(b)
         return reshape(x, (1,) * (axes - x.ndim) + x.shape)
 
-    return joined(arrays, 0)
+    return join_level(arrays, 0)
 
 
 def apply_along_axis(f: Function, axis: int, x: Any, *args: Any, **kwargs: Any) -> Array:

@@ -201,7 +201,7 @@ def spread(op: Op, g: Var, w: Var, windows: Windows, dims: Sequence[Any]) -> Var
     With stride 1 it is a convolution with the weights mirrored and their channels exchanged, which needs no
     size (on ONNX Runtime 1.6–2 × PyTorch's kernel, against up to 3.3 for ConvTranspose); else ConvTranspose.
     """
-    if _MIRRORED.taken and None not in windows.kernel and all(s == 1 for s in windows.strides):
+    if _MIRRORED.is_enabled and None not in windows.kernel and all(s == 1 for s in windows.strides):
         head = [r - a for r, a in zip(windows.reach, windows.head)]
         tail = [r - b for r, b in zip(windows.reach, windows.tail)]
         if min(head + tail) >= 0:

@@ -78,21 +78,21 @@ def _correlated(op: Op, big: Var, small: Var, like: Var, windows: Windows) -> Va
     inner = size(like, 1)
     if inner is None and size(big, 1) is not None:
         inner = size(big, 1) // group  # type: ignore[operator]
-    if _POINTWISE.taken and group == 1 and windows.kernel == [1] * windows.rank and not any(windows.pads):
+    if _POINTWISE.is_enabled and group == 1 and windows.kernel == [1] * windows.rank and not any(windows.pads):
         return _pointwise(op, big, small, like, windows)
     if None in windows.kernel or inner is None:
         return _exchanged(op, big, small, like, windows)
     if group > 1 and inner == 1:
-        rows = _ROWS.taken and windows.rank == 2 and windows.exact and size(like, 0) == group
+        rows = _ROWS.is_enabled and windows.rank == 2 and windows.exact and size(like, 0) == group
         width, narrow = size(big, big.rank - 1), size(small, small.rank - 1)
         if rows and width is not None and narrow is not None and size(small, 2) and width <= WIDEST_ROW:
             return _by_rows(op, big, small, like, windows)
         return _exchanged(op, big, small, like, windows)
-    if not _INTERLEAVED.taken:
+    if not _INTERLEAVED.is_enabled:
         return _exchanged(op, big, small, like, windows)
     outer = size(like, 0)
     turned = _exchanged_roles(windows)
-    if _WIDER.taken and outer is not None and turned is not None and outer < inner * group:
+    if _WIDER.is_enabled and outer is not None and turned is not None and outer < inner * group:
         return mirrored(op, _interleaved(op, small, big, inner * group, turned, outer // group), turned)
     return _interleaved(op, big, small, outer, windows, inner)
 
@@ -111,7 +111,7 @@ def _pointwise(op: Op, big: Var, small: Var, like: Var, windows: Windows) -> Var
     if any(s > 1 for s in windows.strides):
         far = [int(np.iinfo(np.int64).max)] * windows.rank
         big = op.Slice(big, [0] * windows.rank, far, axes, windows.strides)
-    if _IMAGES.taken and _has_large_planes(small, like):
+    if _IMAGES.is_enabled and _has_large_planes(small, like):
         pixels = int(np.prod([size(small, axis) for axis in axes]))  # type: ignore[arg-type]
         rows, columns = (view(op, v, [dim(op, v, 0), size(like, a), pixels]) for a, v in enumerate((small, big)))
         each = rows @ op.Transpose(columns, perm=[0, 2, 1])

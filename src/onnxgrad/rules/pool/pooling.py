@@ -79,7 +79,7 @@ def max_pool(op: Op, g: Var, x: Var, y: Var) -> Result:
 
 def _to_winners(op: Op, g: Var, x: Var, y: Var) -> Var:
     """Each element of g, at the first of the largest elements of its window."""
-    kernel = tiled(op, x) if _COMPARED.taken else None
+    kernel = tiled(op, x) if _COMPARED.is_enabled else None
     if kernel and math.prod(kernel) <= MOST_WRITTEN:
         return upsample(op, g, kernel) * _winners(op, x, y, kernel)
     wide = g
@@ -115,7 +115,7 @@ def average_pool(op: Op, g: Var, x: Var) -> Result:
 
     The count leaves out the padding unless count_include_pad, and always what hangs over the padding.
     """
-    kernel = tiled(op, x) if _REPEATED.taken else None
+    kernel = tiled(op, x) if _REPEATED.is_enabled else None
     if kernel:
         return upsample(op, g * (1.0 / float(np.prod(kernel))), kernel)
     return scatter_mean(op, g, x, include_pads=bool(op.attr("count_include_pad")))

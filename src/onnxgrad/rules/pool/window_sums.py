@@ -39,7 +39,7 @@ def upsample(op: Op, y: Var, kernel: list[int]) -> Var:
     """
     sizes = [size(y, a + 2) for a in range(len(kernel))]
     modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    if len(kernel) <= 2 or not all(sizes) or not _COPIED.taken:
+    if len(kernel) <= 2 or not all(sizes) or not _COPIED.is_enabled:
         return op.Resize(y, None, np.array([1, 1, *kernel], np.float32), **modes)
     planes = view(op, y, [1, -1, *sizes[-2:]])
     copied = op.Resize(planes, None, np.array([1, 1, *kernel[-2:]], np.float32), **modes)
@@ -101,7 +101,7 @@ def _rows(where: Windows, i: int, h: int) -> int:
 def _written(where: Windows, sizes: list[Any]) -> bool:
     """True if band matrices are wanted, known, and small enough to be constants."""
     return (
-        _BANDS.taken
+        _BANDS.is_enabled
         and None not in sizes
         and all(_rows(where, i, h) * max(h, where.kernel[i] or 0) <= MOST_WRITTEN for i, h in enumerate(sizes))
     )

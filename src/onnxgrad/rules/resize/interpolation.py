@@ -259,7 +259,7 @@ def _pulled(op: Op, g: Var, x: Var, y: Var) -> Var:
     if y.shape is not None and 0 in y.shape:
         return op.zeros_like(x)
     axes = _axes(op, x)
-    copies = _whole_scales(op, x, axes) if _AVERAGED.taken else None
+    copies = _whole_scales(op, x, axes) if _AVERAGED.is_enabled else None
     if copies:
         return op.AveragePool(g, kernel_shape=copies, strides=copies) * float(np.prod(copies))
     for place in sorted(range(len(axes)), key=lambda p: -axes[p]):

@@ -75,13 +75,13 @@ class _Nodes:
         """A new constant of int64."""
         return self.constant(np.array(numbers, np.int64))
 
-    def times(self, value: ir.Value, scale: float) -> ir.Value:
+    def multiply(self, value: ir.Value, scale: float) -> ir.Value:
         """`value`, multiplied."""
         if scale == 1:
             return value
         return like(self.emit("Mul", value, self.constant(np.array(scale, self.weight.dtype.numpy()))), value)
 
-    def turned(self, value: ir.Value) -> ir.Value:
+    def transpose_last(self, value: ir.Value) -> ir.Value:
         """`value` with its last axes exchanged."""
         shape = [int(d) for d in value.shape or ()]  # type: ignore[arg-type]
         axes = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
@@ -119,7 +119,7 @@ class Beforehand(_Nodes):
         whole = self.emit("Concat", *sides[0], groups, *sides[1], attributes=[ir.AttrInt64("axis", axis + 1)])
         return self.shaped(whole, [*shape[:axis], size, *shape[axis + 1 :]])
 
-    def picked(self, vector: ir.Value, part: WeightPart) -> ir.Value:
+    def take_part(self, vector: ir.Value, part: WeightPart) -> ir.Value:
         """The numbers of a part, of one for each output."""
         rows = self.shaped(vector, [outputs(self.weight) // part.every, part.every])
         cut = self.emit("Slice", rows, self.integers(part.start), self.integers(part.stop), self.integers(1))
@@ -145,10 +145,10 @@ class Beforehand(_Nodes):
             product = self.shaped(self.emit("MatMul", outs, self.shaped(a, [groups, rank, -1])), weight.shape)
             axes = list(range(1, len(weight.shape)))
         elif weight.transposed:
-            product, axes = self.emit("MatMul", self.turned(b), self.turned(a)), [1]
+            product, axes = self.emit("MatMul", self.transpose_last(b), self.transpose_last(a)), [1]
         else:
             product, axes = self.emit("MatMul", a, b), [0]
-        moved = self.emit("Add", self.times(product, factors.scale), weight.value)
+        moved = self.emit("Add", self.multiply(product, factors.scale), weight.value)
         norm = self.emit("ReduceL2", moved, self.integers(*axes), attributes=[ir.AttrInt64("keepdims", 0)])
         norm.producer().metadata_props[CONSTANT] = "section 4.3 of DoRA: the norm is a constant"  # type: ignore[union-attr]
         if (lengths(weight.value, weight) <= NO_LENGTH).any():
@@ -159,7 +159,7 @@ class Beforehand(_Nodes):
         if part is None:
             return like(self.emit("Div", m, like(norm, m)), m)
         norm.shape = ir.Shape([outputs(weight)])
-        return self.spread(like(self.emit("Div", m, self.picked(norm, part)), m), part, 1.0)
+        return self.spread(like(self.emit("Div", m, self.take_part(norm, part)), m), part, 1.0)
 
     def write(self, graph: ir.Graph) -> None:
         """Put them at the beginning of `graph`."""
@@ -197,7 +197,7 @@ class Branch(_Nodes):
         total = like(self.emit("Add", base, delta), base)
         if ratio is None:
             return total
-        bias, g = self._bias(), self._along(ratio)
+        bias, g = self._bias(), self._broadcast_outputs(ratio)
         if bias is None:
             return like(self.emit("Mul", total, g), base)
         one = self.constant(np.array(1, self.weight.dtype.numpy()))
@@ -210,10 +210,10 @@ class Branch(_Nodes):
         if node.op_type not in ("Conv", "Gemm") or len(node.inputs) < 3 or node.inputs[2] is None:
             return None
         if node.op_type == "Conv":
-            return self._along(node.inputs[2])
-        return self.times(node.inputs[2], node.attributes["beta"].as_float() if "beta" in node.attributes else 1.0)
+            return self._broadcast_outputs(node.inputs[2])
+        return self.multiply(node.inputs[2], node.attributes["beta"].as_float() if "beta" in node.attributes else 1.0)
 
-    def _along(self, vector: ir.Value) -> ir.Value:
+    def _broadcast_outputs(self, vector: ir.Value) -> ir.Value:
         """One number for each output, as it meets what the node gives."""
         trailing = len(self.weight.shape) - 2 if self.weight.kind == CONV else int(self.site.is_left)
         return self.shaped(vector, [outputs(self.weight), *(1 for _ in range(trailing))]) if trailing else vector
@@ -223,18 +223,20 @@ class Branch(_Nodes):
         scale = factors.scale * (node.attributes["alpha"].as_float() if "alpha" in node.attributes else 1.0)
         if self.weight.kind == CONV:
             given = [v for n, v in node.attributes.items()]
-            inner = self.times(self.emit("Conv", x, a, attributes=given), scale)
+            inner = self.multiply(self.emit("Conv", x, a, attributes=given), scale)
             groups = [ir.AttrInt64("group", self.weight.groups)] if self.weight.groups > 1 else []
             return self.emit("Conv", inner, b, attributes=groups)
         if self.is_turned:
-            a, b = self.turned(b), self.turned(a)
+            a, b = self.transpose_last(b), self.transpose_last(a)
         if node.op_type == "Gather":
-            return self.emit("MatMul", self.times(self.emit("Gather", a, x), scale), b)
+            return self.emit("MatMul", self.multiply(self.emit("Gather", a, x), scale), b)
         if self.site.is_left:
-            return self.emit("MatMul", self.turned(b), self.times(self.emit("MatMul", self.turned(a), x), scale))
+            return self.emit(
+                "MatMul", self.transpose_last(b), self.multiply(self.emit("MatMul", self.transpose_last(a), x), scale)
+            )
         if "transA" in node.attributes and node.attributes["transA"].as_int():
             x = self.emit("Transpose", x, attributes=[ir.AttrInt64s("perm", [1, 0])])
-        inner = self.times(self.emit("MatMul", x, a), scale)
+        inner = self.multiply(self.emit("MatMul", x, a), scale)
         if factors.between is None or factors.after is None:
             return self.emit("MatMul", inner, b)
         return self.emit("Mul", self.emit("MatMul", self.emit("Mul", inner, factors.between), b), factors.after)

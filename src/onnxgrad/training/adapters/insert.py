@@ -117,16 +117,18 @@ def insert(
     """
     names = Names.of_graph(graph)
 
-    def held(name: str, array: np.ndarray, dtype: ir.DataType) -> ir.Value:
+    def add_initializer(name: str, array: np.ndarray, dtype: ir.DataType) -> ir.Value:
         value = initializer(ir.tensor(array.astype(dtype.numpy()), name=names.exactly(name)))
         graph.register_initializer(value)
         return value
 
-    common = {letter: held(f"vera_{letter}", a, targets[0].weight.dtype) for letter, a in shared.items()}
+    common = {letter: add_initializer(f"vera_{letter}", a, targets[0].weight.dtype) for letter, a in shared.items()}
     record.shared = {letter: value.name or "" for letter, value in common.items()}
     for target, given, scale in zip(targets, values, scales):
         weight, called = target.weight, _CALLED[record.form]
-        own = {k: held(f"{weight.module}{target.label}.{called[k]}", a, weight.dtype) for k, a in given.items()}
+        own = {
+            k: add_initializer(f"{weight.module}{target.label}.{called[k]}", a, weight.dtype) for k, a in given.items()
+        }
         record.entries.append(Entry(
             weight.name, {k: v.name or "" for k, v in own.items()}, weight.kind, weight.module, scale,
             weight.transposed, weight.groups, weight.quantized, target.part, target.label,

@@ -116,7 +116,7 @@ def attached(
     check_step_metrics(metrics)
     frozen = ["*"] if weights.freeze_bn is True else list(weights.freeze_bn or ())
     mode = Mode(weights.train_mode, frozen, weights.dropout or {})
-    adapter, freeze = adapters.chosen(), weights.freeze or ()
+    adapter, freeze = adapters.build_adapter(), weights.freeze or ()
     patterns = [*(weights.trainable or ()), *freeze, *(group.pattern for group in chosen.groups)]
     tied = None if weights.untie or adapter is not None else patterns
     attachment = _Attachment(model, weights.trainable, freeze, adapter, tied)
@@ -187,7 +187,7 @@ class _Attachment:
         parameters, owners = self._parameters(loss.value, optimizer)
         for statistic, new in updates.items():
             self.bindings[statistic.name or ""] = new.name or ""
-        state = State(self.builder, self._held, self._bind)
+        state = State(self.builder, self._add_initializer, self._bind)
         update = Update(optimizer, state)
         if optimizer.takes_loss:
             if accumulate or updates or "gradient_norm" in metrics:
@@ -276,7 +276,7 @@ class _Attachment:
             self.adapter.write(self.model)
         if asked is not None:
             sorted_out = Sorted(usual, {})
-        self.told = sorted_out.told(names, found)
+        self.told = sorted_out.describe(names, found)
         for output, table in self.tied:
             self.told += f"; {output!r} is tied to {table!r}, its equal (--untie keeps them apart)"
         if self.adapter is not None:
@@ -326,7 +326,7 @@ class _Attachment:
             value.type, value.shape = like.type, like.shape
         return list(self.builder.append(node))
 
-    def _held(
+    def _add_initializer(
         self, name: str, array: np.ndarray, dtype: ir.DataType, fed: bool = False, average: str | None = None
     ) -> Var:
         """A new initializer of its own (constants of the builder are shared)."""
@@ -352,7 +352,7 @@ class _Attachment:
         graph = self.graph
         named = {v.name: v for node in graph for v in node.outputs}
         ends = [named[name] for name in dict.fromkeys([loss, *measures, *self.bindings.values()])]
-        prune(graph, [*(v for n in self.nodes for v in n.outputs), *self._kept(), *ends])
+        prune(graph, [*(v for n in self.nodes for v in n.outputs), *self._lasting_initializers(), *ends])
         forget_values(graph)
         spell_notes(graph)
         nodes = list(graph)[len(self.nodes) :]
@@ -360,6 +360,6 @@ class _Attachment:
         added = [v for name, v in graph.initializers.items() if name not in self.held]
         return cut_off(graph, nodes, inputs, added, ends, self.bindings)
 
-    def _kept(self) -> list[ir.Value]:
+    def _lasting_initializers(self) -> list[ir.Value]:
         """Initializers that stay, read or not."""
         return [v for n, v in self.graph.initializers.items() if n in self.held]

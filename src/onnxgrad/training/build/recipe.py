@@ -120,7 +120,7 @@ class AdapterRecipe:
     )
     lora_dropout: float | None = setting(None, "Share of the input that adapters drop, in training.")
 
-    def chosen(self) -> LoRA | VeRA | None:
+    def build_adapter(self) -> LoRA | VeRA | None:
         """The adapter of these settings; None for none.
 
         Raises:

@@ -95,11 +95,11 @@ class Augment:
         last = _channels(pictures.shape[1:]) == 2
         result = np.empty_like(pictures)
         for picture, chance, target in zip(pictures, chances, result):
-            varied = self._one(np.moveaxis(picture, -1, 0) if last else picture, chance.reshape(-1, _DRAWS))
+            varied = self._augment_one(np.moveaxis(picture, -1, 0) if last else picture, chance.reshape(-1, _DRAWS))
             target[...] = np.moveaxis(varied, 0, -1) if last else varied
         return result
 
-    def _one(self, x: np.ndarray, chance: np.ndarray) -> np.ndarray:
+    def _augment_one(self, x: np.ndarray, chance: np.ndarray) -> np.ndarray:
         """A variant of one picture [C, H, W]."""
         flip, vflip, crop, jitter, erase = chance
         if flip[0] < self.flip:

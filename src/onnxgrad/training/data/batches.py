@@ -72,7 +72,10 @@ class Data:
         self.fields, self.name, self.pad_to = list(fields), name, pad_to
         check_label_rows(fields)
         trained = trained or Preprocessing()
-        columns = open_data(named_by_position(source, fields, name), trained.images_for(images), inputs, trained.inputs)
+        pictures = trained.images_for(images)
+        columns: dict[str, Column] = open_data(
+            named_by_position(source, fields, name), pictures, inputs, trained.inputs
+        )
         features = {n: c.features for n, c in columns.items() if c.features is not None}
         if inputs:
             check_fed(inputs, fields)
@@ -243,11 +246,11 @@ class Data:
             raise BadInput(f"batch_size must be at least 1, not {size}")
         varied = draw is not None and self.augment is not None
         if varied or len(self.arrays) + len(self.ends) < len(self.fields):
-            yield from ahead(self._made(size, order, start, part, DEPTH + 2, draw if varied else None))
+            yield from ahead(self._generate(size, order, start, part, DEPTH + 2, draw if varied else None))
         else:
-            yield from self._made(size, order, start, part, 1, None)
+            yield from self._generate(size, order, start, part, 1, None)
 
-    def _made(
+    def _generate(
         self,
         size: int,
         order: np.ndarray | None,

@@ -32,12 +32,12 @@ def fingerprint(arrays: Mapping[str, np.ndarray], columns: Mapping[str, tuple[Co
     """
     found = _Digest()
     for name, array in sorted(arrays.items()):
-        found.say(name)
+        found.add_words(name)
         found.array(array)
     made: dict[str, tuple[Column, Field]] = {}
     for name, (column, field) in sorted(columns.items()):
         own = _own(column)
-        found.say(name, len(column), own)
+        found.add_words(name, len(column), own)
         if isinstance(column, Pictures):
             found.pictures(column)
         elif isinstance(column, Dense):
@@ -70,22 +70,22 @@ class _Digest:
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
 
-    def say(self, *words: Any) -> None:
+    def add_words(self, *words: Any) -> None:
         self._hash.update(repr(words).encode())
 
     def array(self, array: np.ndarray) -> None:
-        self.say(str(array.dtype), array.shape)
+        self.add_words(str(array.dtype), array.shape)
         if array.dtype.hasobject:
-            self.say(array.tolist())
+            self.add_words(array.tolist())
         elif array.size:
             self._hash.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
     def pictures(self, column: Pictures) -> None:
-        self.say(column.how)
+        self.add_words(column.how)
         for path in column.paths:
             try:
                 with open_ordinary(path) as file:
-                    self.say(hashlib.blake2b(file.read(), digest_size=16).hexdigest())
+                    self.add_words(hashlib.blake2b(file.read(), digest_size=16).hexdigest())
             except OSError as error:
                 raise BadInput(f"cannot read the picture {str(path)!r}: {error.strerror or error}") from error
 

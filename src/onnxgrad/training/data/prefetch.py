@@ -19,7 +19,7 @@ def ahead(batches: Iterator[Any]) -> Iterator[Any]:
     ready: queue.Queue[tuple[str, Any]] = queue.Queue(DEPTH)
     stopped = threading.Event()
 
-    def put(kind: str, what: Any) -> None:
+    def enqueue(kind: str, what: Any) -> None:
         while not stopped.is_set():
             try:
                 return ready.put((kind, what), timeout=0.1)
@@ -29,12 +29,12 @@ def ahead(batches: Iterator[Any]) -> Iterator[Any]:
     def work() -> None:
         try:
             for batch in batches:
-                put("batch", batch)
+                enqueue("batch", batch)
                 if stopped.is_set():
                     return
-            put("end", None)
+            enqueue("end", None)
         except BaseException as error:
-            put("error", error)
+            enqueue("error", error)
 
     thread = threading.Thread(target=work, name="onnxgrad-prefetch", daemon=True)
     thread.start()

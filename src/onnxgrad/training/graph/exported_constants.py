@@ -79,7 +79,7 @@ class Sorted:
     weights: dict[str, ir.Value]
     constants: dict[str, str]
 
-    def told(self, trained: Iterable[str], values: Mapping[str, ir.Value]) -> str:
+    def describe(self, trained: Iterable[str], values: Mapping[str, ir.Value]) -> str:
         """In words: what trains, and what looks like a constant."""
         names = list(trained)
         count = sum(t.size for n in names if (t := values[n].const_value) is not None)

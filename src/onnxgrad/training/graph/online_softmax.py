@@ -151,7 +151,7 @@ class _Blocked:
         node.meta[OWN] = General(self._pull)
         rank = s.q.rank
         turned = b.Transpose(stacks[0], perm=[*range(1, rank - 1), 0, rank - 1, rank])
-        return self.rows.joined(b, turned, rank - 2)
+        return self.rows.join_blocks(b, turned, rank - 2)
 
     # --- columns -------------------------------------------------------------------------------
 
@@ -313,10 +313,10 @@ class _Blocked:
             parts = {v: found.get(inside[v].value) or w.zeros_like(inside[v]) for v in moved}
             return [*(w.var(x.value) + parts[v] for v, x in sums.items()), *(parts[v] for v in stacked)]
 
-        def nothing(w: Builder) -> list[Var]:
+        def skip(w: Builder) -> list[Var]:
             return [*(w.var(x.value) for x in sums.values()), *(w.zeros_like(w.var(inside[v].value)) for v in stacked)]
 
-        give(b, self._unless_hidden(b, inside, moved, b.var(own[0].value), step, nothing))
+        give(b, self._unless_hidden(b, inside, moved, b.var(own[0].value), step, skip))
         for out, like in zip(body.outputs, [*sums.values(), *(inside[v] for v in stacked)]):
             out.type, out.shape = like.value.type, like.value.shape
         zeros = [outer.zeros_like(values[v]) for v in sums]

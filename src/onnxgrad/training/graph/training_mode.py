@@ -58,7 +58,7 @@ class Mode:
         for pattern, share in self.dropout.items():
             if isinstance(share, (str, bool)) or not 0 <= share < 1:
                 raise BadInput(f"dropout behind {pattern!r} must be in [0, 1), not {share}")
-            if not any(self._behind(n, pattern) for n in nodes):
+            if not any(self._drops_after(n, pattern) for n in nodes):
                 types = sorted({n.op_type for n in nodes if n.outputs and n.outputs[0].dtype in FLOATS})
                 raise BadInput(
                     f"no node with a float output is called {pattern!r} or of that type; types: {', '.join(types)}"
@@ -70,10 +70,10 @@ class Mode:
 
     def dropped(self, node: ir.Node) -> float:
         """The share that is dropped of the output of `node`."""
-        return next((share for p, share in self.dropout.items() if share and self._behind(node, p)), 0.0)
+        return next((share for p, share in self.dropout.items() if share and self._drops_after(node, p)), 0.0)
 
     @staticmethod
-    def _behind(node: ir.Node, pattern: str) -> bool:
+    def _drops_after(node: ir.Node, pattern: str) -> bool:
         if not node.outputs or node.outputs[0].dtype not in FLOATS or node.op_type == "Constant":
             return False
         return node.op_type == pattern or _named(node, pattern)

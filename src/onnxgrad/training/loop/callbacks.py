@@ -86,7 +86,7 @@ class _Monitoring(Callback):
         if run.evaluate_every is None or not self.monitor.of.startswith("validation_"):
             self.watch(run, record)
 
-    def evaluated(self, run: Run, record: dict[str, Any]) -> None:
+    def evaluation(self, run: Run, record: dict[str, Any]) -> None:
         """Watch what is measured there."""
         if self.monitor.of.startswith("validation_"):
             self.watch(run, record)
@@ -316,7 +316,7 @@ class Log(Callback):
         """Write a line."""
         self._write(record)
 
-    def evaluated(self, run: Run, record: dict[str, Any]) -> None:
+    def evaluation(self, run: Run, record: dict[str, Any]) -> None:
         """Write a line."""
         self._write(record)
 

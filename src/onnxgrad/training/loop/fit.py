@@ -176,7 +176,7 @@ class Fit:
         record = {"epoch": at.epoch + 1, "step": at.step, "loss": at.total / at.row, **self._validated()}
         at.history.evaluations.append(record)
         for callback in run.callbacks:
-            callback.evaluated(run, record)
+            callback.evaluation(run, record)
         self._decide_together()
 
     def _decide_together(self) -> None:

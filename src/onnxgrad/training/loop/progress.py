@@ -65,7 +65,7 @@ class Bar(Callback):
         self.progress.update(self.task, completed=record["step"])
         self.console.print(epoch_line(record, run.epochs), highlight=False)
 
-    def evaluated(self, run: Run, record: dict[str, Any]) -> None:
+    def evaluation(self, run: Run, record: dict[str, Any]) -> None:
         """Leave a line above the bar."""
         self.console.print(epoch_line(record, run.epochs), highlight=False)
 
@@ -118,7 +118,7 @@ class Lines(Callback):
         self._next = time.monotonic() + self.PERIOD
         self._print(epoch_line(record, run.epochs))
 
-    def evaluated(self, run: Run, record: dict[str, Any]) -> None:
+    def evaluation(self, run: Run, record: dict[str, Any]) -> None:
         """Print its line."""
         self._print(epoch_line(record, run.epochs))
 

@@ -96,7 +96,7 @@ class RuntimeRecipe:
     def __post_init__(self) -> None:
         check_kind("options", self.options, Options, "an Options(…)")
 
-    def chosen(self) -> Options:
+    def build_options(self) -> Options:
         """The options of the runtime. Raises BadInput for a provider that this ONNX Runtime does not have."""
         own: dict[str, Any] = {"threads": self.threads, "target": self.target}
         own |= {"providers": None if self.provider is None else providers_of(self.provider)}
@@ -278,5 +278,5 @@ class Recipe:
         """The settings that `attach` takes, without those that are what they are by default."""
         found = {**changed_settings(self.loss, self.optimizer, self.weights), **self.settings}
         found = {name: value for name, value in found.items() if value is not None}
-        adapter = self.adapter.chosen()
+        adapter = self.adapter.build_adapter()
         return found if adapter is None else {**found, "adapter": adapter}

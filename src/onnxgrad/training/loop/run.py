@@ -194,7 +194,7 @@ class Run:
         if ranks.first(lambda: state is not None):
             if state is None or not ranks.is_first:  # which gives only names, dtypes and shapes
                 state = {name: t.initial.numpy() for name, t in self.step.state.items()}
-            self.strategy.load_state(ranks.each(state))
+            self.strategy.load_state(ranks.broadcast_each(state))
 
     def finish(self, why: str) -> None:
         """End the run after this epoch, for this reason."""
@@ -248,7 +248,7 @@ class Callback:
     def epoch(self, run: Run, record: dict[str, Any]) -> None:
         """An epoch is done and measured. Entries added to `record` are kept in the history."""
 
-    def evaluated(self, run: Run, record: dict[str, Any]) -> None:
+    def evaluation(self, run: Run, record: dict[str, Any]) -> None:
         """Validation data were measured between two steps, where that is done at every so many (`evaluate_every`)."""
 
     def end(self, run: Run) -> None:

@@ -61,7 +61,7 @@ class TensorBoard(Callback):
             self._writer.add_scalar(f"epoch/{name}", value, record["step"])
         self._writer.flush()
 
-    def evaluated(self, run: Run, record: dict[str, Any]) -> None:
+    def evaluation(self, run: Run, record: dict[str, Any]) -> None:
         """Write a point of everything."""
         self.epoch(run, record)
 
@@ -104,7 +104,7 @@ class MLflow(Callback):
         """Log what was measured."""
         self._mlflow.log_metrics(_numbers(record), step=record["step"])
 
-    def evaluated(self, run: Run, record: dict[str, Any]) -> None:
+    def evaluation(self, run: Run, record: dict[str, Any]) -> None:
         """Log what was measured."""
         self.epoch(run, record)
 

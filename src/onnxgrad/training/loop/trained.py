@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from onnxgrad.remat import Plan
 from onnxgrad.runtime import Options
 from onnxgrad.training.adapters.folder import save_adapter
 from onnxgrad.training.adapters.merge import merged
-from onnxgrad.training.data import Data, Field, Images, Text
+from onnxgrad.training.data import Data, Field
 from onnxgrad.training.data.axes import first_dim
 from onnxgrad.training.data.preprocessing import Preprocessing
+from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.graph.class_labels import class_names
 from onnxgrad.training.loop.checkpoint import Checkpoint, check_state_fits
@@ -147,7 +148,7 @@ class Trained:
     def follow(self, target: str) -> None:
         """Change to `target`, on which a run was begun, unless the caller has set another."""
         if self._setup.is_free and target != self.options.target:
-            if target == "portable" or replace(self.options, target="auto").settled().target == target:
+            if target == "portable" or replace(self.options, target="auto").resolve_target().target == target:
                 self.options = replace(self.options, target=target)
                 self.strategy.use(self._setup.machine(self.strategy, self.options))
             else:
@@ -165,18 +166,14 @@ class Trained:
         self,
         data: AnyData,
         what: str = "the data",
-        inputs: Mapping[str, str] | None = None,
-        images: Images | None = None,
-        text: Text | None = None,
+        preparation: PreparationRecipe = PreparationRecipe(),
     ) -> Data:
         """`data` as rows for this step.
 
         Args:
             data: see `fit`.
             what: to call them in messages.
-            inputs: which columns feed which input (see `fit`).
-            images: how pictures become arrays.
-            text: how text becomes tokens.
+            preparation: how columns, images and text become arrays, where that is not as the model was trained.
 
         Raises:
             BadInput: they do not fit.
@@ -185,21 +182,17 @@ class Trained:
             if self.classes:
                 data.number(self.classes)
             return data
-        return Data(
-            data, self.fields, source_name(data, what), inputs=inputs, classes=self.classes, images=images, text=text,
-            trained=self.preprocessing,
-        )  # fmt: skip
+        name, arguments = source_name(data, what), preparation.arguments(self.preprocessing)
+        return Data(data, self.fields, name, classes=self.classes, **arguments)
 
     def training_data(
         self,
         data: AnyData,
         what: str = "the training data",
-        inputs: Mapping[str, str] | None = None,
-        images: Images | None = None,
-        text: Text | None = None,
+        preparation: PreparationRecipe = PreparationRecipe(),
     ) -> Data:
         """Open data to train on; the model records their preprocessing, and their class names if it has none."""
-        rows = self.data(data, what, inputs, images, text)
+        rows = self.data(data, what, preparation)
         self.classes = self.classes or rows.classes
         self.preprocessing = self.preprocessing.updated(rows.preprocessing)
         return rows

@@ -42,7 +42,7 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
     """
     exchange, accumulate, memory = recipe.processes, recipe.step.accumulate, recipe.step.memory
     entry, attention_rows, dims = recipe.step.entry, recipe.step.attention_rows, recipe.step.dims
-    options = recipe.runtime.chosen()
+    options = recipe.runtime.build_options()
     if exchange.sync_every == 1 and (exchange.outer_rate, exchange.outer_momentum) != (None, None):
         raise BadInput("outer_rate and outer_momentum are of the step that ranks take together every sync_every steps")
     strategy = choose_strategy(ranks_of(exchange.distributed), exchange)
@@ -60,7 +60,7 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
     if not step.loss:
         raise BadInput("the training information has no loss: no Gradient, and no output that updates nothing")
     asked_of_runtime = divide_processors(options) if strategy.has_several else options
-    settled = asked_of_runtime.settled()
+    settled = asked_of_runtime.resolve_target()
     digests = fingerprint(step.model), structure(step.model)  # the same for every target
     rows: int | str | None = attention_rows
     if attention_rows is None and settled.target == "native" and wants_kernel(step.model.graph):
@@ -90,7 +90,7 @@ def set_up(model: AnyTrainingModel | Step, recipe: Recipe, batch_size: int | Non
         plan, planned_step = split.gradient.plan, split.gradient
         machine = partial(_split_machine, split, accumulate)
     if planned_step.recomputes:
-        settled = asked_of_runtime.for_a_plan().settled()
+        settled = asked_of_runtime.for_a_plan().resolve_target()
     planned = batch_size if memory is not None else None
     return Setup(step, plan, planned, *digests, strategy, accumulate, settled, asked_of_runtime.is_free, machine)
 

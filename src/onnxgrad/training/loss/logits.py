@@ -186,14 +186,14 @@ def _log_of_power(base: ir.Value, exponent: ir.Value, axis: int | None) -> Endin
     """log xᶜ = c·log x, or log cˣ = x·log c, for a number c."""
     number, power = single_constant(base), single_constant(exponent)
     if number is not None and number > 0:
-        return _leaf(exponent).then(partial(_times, factor=math.log(number.item())))
+        return _leaf(exponent).then(partial(_scale, factor=math.log(number.item())))
     if power is None:
         return None
     found = logarithm(base) if axis is None else _log_of_positive(base, axis)
-    return None if found is None else found.then(partial(_times, factor=float(power.item())))
+    return None if found is None else found.then(partial(_scale, factor=float(power.item())))
 
 
-def _times(b: Builder, x: Var, factor: float) -> Var:
+def _scale(b: Builder, x: Var, factor: float) -> Var:
     return b.Mul(x, factor)
 
 
@@ -302,7 +302,7 @@ def _complement(node: ir.Node) -> ir.Value | None:
 def _by_hand(node: ir.Node) -> Ending | None:
     """The s of a sigmoid that is written out: 1/(1 + exp -s), exp s/(1 + exp s), (1 + tanh s/2)/2, exp -softplus -s."""
     if (half := _of_tanh(node)) is not None:
-        return _leaf(half).then(partial(_times, factor=2.0))
+        return _leaf(half).then(partial(_scale, factor=2.0))
     if node.op_type == "Exp":
         return _of_softplus(node.inputs[0])
     above, below = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None

@@ -192,16 +192,16 @@ def adafactor(o: Formula, x: Var, g: Var, *states: Var) -> list[Var]:
     """
     new = o.cast(o.Pow(o.T, o.b.const(np.float64(o.beta2_decay))))
 
-    def moved(old: Var, now: Var) -> Var:
+    def decay(old: Var, now: Var) -> Var:
         return old + new * (now - old)
 
     tiny = float(np.finfo(x.dtype.numpy()).eps)  # type: ignore[union-attr]
     if x.rank > 1:
-        rows = moved(states[0], o.ReduceMean(g * g, [-1], keepdims=1))
-        columns = moved(states[1], o.ReduceMean(g * g, [-2], keepdims=1))
+        rows = decay(states[0], o.ReduceMean(g * g, [-1], keepdims=1))
+        columns = decay(states[1], o.ReduceMean(g * g, [-2], keepdims=1))
         square, kept = rows @ columns / o.Max(o.ReduceMean(rows, [-2], keepdims=1), tiny), [rows, columns]
     else:
-        square = moved(states[0], g * g)
+        square = decay(states[0], g * g)
         kept = [square]
     u = g / o.Sqrt(o.Max(square, tiny * tiny))
     slow = o.cast(o.Min(o.R, 1.0 / o.Sqrt(o.T)))

@@ -85,12 +85,12 @@ def _written(name: str, attributes: Numbers, dtype: ir.DataType) -> Part | None:
     formula, states, settings = FORMULAS[name]
     builder = Builder(ir.Graph([], [], nodes=[], name="notes", opset_imports={"": 21}))
 
-    def given(kind: ir.DataType, *shape: int) -> Var:
+    def formal(kind: ir.DataType, *shape: int) -> Var:
         value = ir.Value(name=builder.names.fresh("given"), type=ir.TensorType(kind), shape=ir.Shape(shape))
         builder.graph.inputs.append(value)
         return Var(builder, value)
 
-    rate, time, kept = given(dtype), given(ir.DataType.INT64), given(ir.DataType.DOUBLE)
+    rate, time, kept = formal(dtype), formal(ir.DataType.INT64), formal(ir.DataType.DOUBLE)
     written = Formula(builder, settings(attributes), rate, lambda: time, dtype, lambda *_: kept)
-    formula(written, *(given(dtype, 2) for _ in range(2 + states)))
+    formula(written, *(formal(dtype, 2) for _ in range(2 + states)))
     return next(named_parts(builder.graph), None)

@@ -92,7 +92,7 @@ class DataParallel(Accumulating):
         self._sum(self.bucket.array)
         names = self.gradient.results
         shared = np.array([self.asked, self.due, rows, total, bool(sums), *(float(sums.get(n, 0.0)) for n in names)])
-        statistics = np.concatenate([self._moved(before, rows), np.zeros(0)])
+        statistics = np.concatenate([self._summands(before, rows), np.zeros(0)])
         both = np.concatenate([shared, statistics])
         self.collective.all_reduce(both)
         asked, due, count, total, has_sums = (float(x) for x in both[:5])
@@ -151,7 +151,7 @@ class DataParallel(Accumulating):
         self._masks_from = {name: now[name].copy() for name in self._statistics if before[name].dtype.kind in "iu"}
         return before
 
-    def _moved(self, before: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
+    def _summands(self, before: Mapping[str, np.ndarray], rows: int) -> np.ndarray:
         """The summands of this rank: statistics times its rows; of counters, the increment of the last rank."""
         now, is_last = self.gradient.now, self.collective.rank == self.collective.size - 1
         parts = [np.zeros(0)]

@@ -142,9 +142,9 @@ class Ranks:
 
     def shared(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Copy the tensors of the first rank to all; `state` of the other ranks gives only names, dtypes and shapes."""
-        return dict(self.each(state))
+        return dict(self.broadcast_each(state))
 
-    def each(self, state: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    def broadcast_each(self, state: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
         """Yield the tensors of the first rank on all ranks, by name."""
         for name, array in sorted(state.items()):
             found = np.array(array, order="C")
@@ -212,7 +212,7 @@ class SingleRank(Ranks):
         """The result of `action`."""
         return action()
 
-    def each(self, state: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    def broadcast_each(self, state: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
         """The tensors of `state`, not copied."""
         yield from state.items()
 

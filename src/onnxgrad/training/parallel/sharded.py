@@ -32,7 +32,7 @@ class Sharded(DataParallel):
     """The machine of a rank that has its part of the optimizer's state (see `onnxgrad.runtime.Machine`).
 
     `state` and `load_state` are of what this rank has: weights and what else all ranks have are whole; of the others
-    there are only those that it has a part of, vectors where that is not all. `whole` and `load_whole` are of all.
+    there are only those that it has a part of, vectors where that is not all. `gather` and `load_whole` are of all.
 
     Args:
         split: the step, its bucket in the order of `shares`.
@@ -116,7 +116,7 @@ class Sharded(DataParallel):
     def settle(self, total: float = 0.0) -> float:
         """Have the averages of weights whole on all ranks; `total` is that of all already."""
         if not self._is_settled:
-            self._averages = self.whole(self._averages)
+            self._averages = self.gather(self._averages)
             self._is_settled = True
         return total
 
@@ -144,7 +144,7 @@ class Sharded(DataParallel):
             np.copyto(held, state[name])
         self._is_settled, self.is_new = not self._averages, False
 
-    def whole(self, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
+    def gather(self, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
         """Tensors of state, put together from the parts of all ranks, who all call it; default: all of them."""
         own, found = self.now, dict[str, np.ndarray]()
         for name in sorted(self.first if names is None else names):

@@ -43,7 +43,7 @@ class Staged:
     def __init__(
         self, step: Step, collective: Collective, options: Options | None, places: Mapping[str, np.ndarray]
     ) -> None:
-        options = (options or Options()).settled()
+        options = (options or Options()).resolve_target()
         self.collective, self.results = collective, list(step.results)
         self._flushing = None if options.denormals else flushing()
         self.slots = {n: Slot(t.input, t.output, t.initial.numpy()) for n, t in step.state.items()}

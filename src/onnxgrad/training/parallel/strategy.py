@@ -144,7 +144,7 @@ class Strategy:
         return {}
 
     def optimizer_bytes(self, whole: int) -> int:
-        """Bytes of the optimizer's state on this rank, where all of it has `whole`."""
+        """Bytes of the optimizer's state on this rank, where all of it has `gather`."""
         return whole
 
     def extras(self) -> dict[str, np.ndarray]:
@@ -173,11 +173,11 @@ class Replicated(Strategy):
 
     def begin(self) -> None:
         """Copy the state of the first rank."""
-        self.load_state(self.ranks.each(self.machine.state()))
+        self.load_state(self.ranks.broadcast_each(self.machine.state()))
 
     def end(self) -> None:
         """Copy the state of the first rank."""
-        self.load_state(self.ranks.each(self.machine.state()))
+        self.load_state(self.ranks.broadcast_each(self.machine.state()))
 
     def ask_to_stop(self) -> None:
         """Send the request with the next exchange."""
@@ -226,7 +226,7 @@ class ShardedState(Replicated):
     def begin(self) -> None:
         """Copy the first state of the first rank, unless a run before has moved it."""
         if self.machine.is_new:
-            self.load_state(self.ranks.each({name: t.numpy() for name, t in self.machine.first.items()}))
+            self.load_state(self.ranks.broadcast_each({name: t.numpy() for name, t in self.machine.first.items()}))
 
     def end(self) -> None:
         """Nothing to copy: weights that a callback replaces, it replaces on all ranks."""
@@ -249,7 +249,7 @@ class ShardedState(Replicated):
 
     def whole_state(self, copy: bool = True) -> Mapping[str, np.ndarray]:
         """All tensors of state, put together from the parts of all ranks."""
-        return self.machine.whole()
+        return self.machine.gather()
 
     def load_state(self, state: Iterable[tuple[str, np.ndarray]]) -> None:
         """Keep the part of this rank of whole tensors."""

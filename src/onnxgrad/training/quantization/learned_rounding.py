@@ -84,7 +84,7 @@ class _Layer:
 
 
 def learn_rounding(model: ir.Model, batches: Iterable[Mapping[str, np.ndarray]]) -> None:
-    """Set the floats of `model`, from `placed`, to numbers that they are rounded to anyway, in place.
+    """Set the floats of `model`, from `place_quantizers`, to numbers that they are rounded to anyway, in place.
 
     Weights of MatMul, Gemm and Conv that one node reads are; others stay, and are rounded to the nearest.
 

@@ -45,7 +45,7 @@ class Operand:
         """The numbers of its elements, in its shape."""
         return np.arange(math.prod(self.shape)).reshape(self.shape)
 
-    def known(self) -> np.ndarray:
+    def constant(self) -> np.ndarray:
         """Its elements, which must be constant."""
         if self.const is None:
             raise Unknown
@@ -67,7 +67,7 @@ class SizedNode:
 
     def axes(self, rank: int) -> list[int]:
         """The axes of a reduction, all of them if none is named."""
-        given = self.x[1].known().reshape(-1) if len(self.x) > 1 and self.x[1] is not None else self.attr("axes")
+        given = self.x[1].constant().reshape(-1) if len(self.x) > 1 and self.x[1] is not None else self.attr("axes")
         if given is None or not len(given):
             if self.attr("noop_with_empty_axes", 0):
                 raise Unknown
@@ -123,7 +123,7 @@ def moved_elements(s: SizedNode) -> Found:
             start += x.numbers.size
         else:
             is_data = v.dtype == s.node.outputs[0].dtype and v.dtype not in (ir.DataType.INT64, ir.DataType.INT32)
-            feeds[name] = np.zeros(x.shape, np.int64) if is_data else x.known()
+            feeds[name] = np.zeros(x.shape, np.int64) if is_data else x.constant()
     try:
         results: Any = ReferenceEvaluator(proto, opsets={"": s.opset}).run(None, feeds)
     except Exception as error:  # the evaluator does not know the form
@@ -150,7 +150,7 @@ def scatter_elements(s: SizedNode) -> Found:
     assert data is not None
     assert indices is not None
     assert updates is not None
-    at, axis = indices.known(), s.attr("axis", 0) % len(data.shape)
+    at, axis = indices.constant(), s.attr("axis", 0) % len(data.shape)
     places = list(np.indices(at.shape))
     places[axis] = at % data.shape[axis]
     return _scattered(s, data, updates, data.numbers[tuple(places)])
@@ -162,7 +162,7 @@ def scatter_nd(s: SizedNode) -> Found:
     assert data is not None
     assert indices is not None
     assert updates is not None
-    at = indices.known()
+    at = indices.constant()
     where = tuple(at[..., k] % data.shape[k] for k in range(at.shape[-1]))
     return _scattered(s, data, updates, data.numbers[where])
 
@@ -230,7 +230,7 @@ def cumulated(s: SizedNode) -> Found:
     x, axis = s.x[0], s.x[1]
     assert x is not None
     assert axis is not None
-    at = int(axis.known()) % len(x.shape)
+    at = int(axis.constant()) % len(x.shape)
     before = np.tri(x.shape[at], dtype=bool)
     last = np.moveaxis(x.numbers, at, -1)[..., None, :]
     mask = np.broadcast_to(before.T if s.attr("reverse", 0) else before, (*last.shape[:-2], *before.shape))

@@ -50,7 +50,7 @@ def jet(model: AnyModel, *, wrt: Names, of: Names | None = None, order: int) -> 
         d.signature.path[name] = [x.name for x in given]
         seeds[value] = [d.builder.var(value), *given]
     found = propagate(d.builder, d.nodes, seeds, list(d.of.values()), order)
-    firsts = d.found({v: s[0] for v, s in found.items() if s[0] is not None}, d.of)
+    firsts = d.derivatives_of({v: s[0] for v, s in found.items() if s[0] is not None}, d.of)
     for (name, value), zero in zip(d.of.items(), firsts):
         made = found.get(value, [zero, *[None] * order])
         d.signature.jets[name] = [

@@ -63,7 +63,7 @@ def laplacian(model: AnyModel, *, wrt: str, of: Names | None = None, batch: int 
     (x,) = (d.builder.now(v) for v in d.wrt.values())
     walk = _Walk(d.builder, {x: unit_directions(d.builder.var(x), batch)})
     for node in prepare(nodes, [x], ends, d.builder):
-        walk.through(node)
+        walk.propagate(node)
     sums = {v: walk.sums[d.builder.now(v)] for v in ends if d.builder.now(v) in walk.sums}
     for name, value in d.of.items():
         total = sums.get(value) or d.zeros(value)
@@ -78,7 +78,7 @@ class _Walk:
         self.b, self.stacks = builder, dict(stacks)
         self.sums: dict[ir.Value, Var] = {}
 
-    def through(self, node: ir.Node) -> None:
+    def propagate(self, node: ir.Node) -> None:
         """Push both through `node`."""
         b = self.b
         moved = [v for v in dict.fromkeys([*node.inputs, *captured(node)]) if v is not None and v in self.stacks]

@@ -140,12 +140,12 @@ def _sigmoid(op: Op, xs: list[Series | None]) -> Series:
 def _given_slope(write: Callable[[Op, Series], Series]) -> Write:
     """y′ = s·x′ with a series s that is known from x."""
 
-    def through(op: Op, xs: list[Series | None]) -> Series:
+    def apply(op: Op, xs: list[Series | None]) -> Series:
         x = _only(xs)
         s = write(op, x[:-1])
         return series.along_slope(x, _result(op), lambda known: s[len(known) - 1])
 
-    return through
+    return apply
 
 
 def _bell(op: Op, x: Series) -> Series:
