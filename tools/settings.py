@@ -10,6 +10,7 @@ from pathlib import Path
 
 from onnxgrad.settings import RecipeField, settings_of
 from onnxgrad.training.build.recipe import ALGORITHM
+from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.loop.recipe import FIT, TRAINER
 from onnxgrad.training.optim.optimizers import setting_names
 from onnxgrad.training.quantization.place import Scheme
@@ -27,13 +28,19 @@ from typing import Any, TypedDict
 from onnxgrad.training.adapters.config import LoRA, VeRA
 from onnxgrad.training.optim.config import Group, Optimizer
 """
-_LOOP = """from collections.abc import Mapping, Sequence
+_DATA = """from collections.abc import Mapping
 from typing import Any, TypedDict
+
+from onnxgrad.training.data import Images
+"""
+_LOOP = """from collections.abc import Mapping, Sequence
+from typing import Any
 
 from onnxgrad.distributed import Collective
 from onnxgrad.runtime import Options
 from onnxgrad.training.build.keywords import AlgorithmKeywords
-from onnxgrad.training.data import Augment, Images
+from onnxgrad.training.data import Augment
+from onnxgrad.training.data.keywords import PreparationKeywords
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.loop_recipe import File
@@ -63,10 +70,14 @@ def files() -> dict[Path, str]:
     loop = _FIRST + _LOOP + _typed("StepKeywords", "AlgorithmKeywords", step, "a step")
     own |= {"metrics": "Sequence[str]", "schedule": "Any"}
     loop += _typed("TrainerKeywords", "StepKeywords", own, "`Trainer`")
-    loop += _typed("FitKeywords", "TypedDict", _types(*FIT), "`Trainer.fit`")
+    preparation = _types(PreparationRecipe)
+    data = _FIRST + _DATA + _typed("PreparationKeywords", "TypedDict", preparation, "the preparation of data")
+    run = {name: kind for name, kind in _types(*FIT).items() if name not in preparation}
+    loop += _typed("FitKeywords", "PreparationKeywords", run, "`Trainer.fit`")
     loop += _typed("TrainKeywords", "StepKeywords, FitKeywords", {}, "`train`")
     return {
         TRAINING / "build" / "keywords.py": build,
+        TRAINING / "data" / "keywords.py": data,
         TRAINING / "loop" / "keywords.py": loop,
         ROOT / "docs" / "settings.md": _page(),
     }

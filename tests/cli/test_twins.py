@@ -1,7 +1,8 @@
 """Flags, keywords and pages are made of the recipes, and mean the same."""
 
-import inspect
+import ast
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -12,8 +13,9 @@ import onnxgrad
 from onnxgrad.cli.app import command
 from onnxgrad.keywords import keywords_of
 from onnxgrad.settings import settings_of
-from onnxgrad.training import LoRA, Trainer, attach, quantize, train
+from onnxgrad.training import LoRA, Trainer, evaluate, predict, train
 from onnxgrad.training.data import Images
+from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.loop.recipe import FIT, TRAINER, Recipe
 from tests.cli.said import ran
 from tests.training.models import blobs, classifier
@@ -55,8 +57,23 @@ def test_the_files_that_follow_from_the_recipes_are_up_to_date(path):
 
 
 def test_no_function_has_many_parameters():
-    for function in (train, quantize, attach, Trainer.__init__, Trainer.fit):
-        assert inspect.unwrap(function).__code__.co_argcount + inspect.unwrap(function).__code__.co_kwonlyargcount <= 12
+    """A lowering of an operator has its operands by name, however many the operator has."""
+    for path in Path(onnxgrad.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and not path.name.startswith("contrib_"):
+                count = len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs)
+                assert count <= 12, f"{node.name} in {path.name} has {count} parameters"
+
+
+@pytest.mark.parametrize("function", [evaluate, predict, Trainer.evaluate, Trainer.predict, Trainer.find_rate])
+def test_data_are_prepared_by_the_same_settings_everywhere(function):
+    assert settings_of(PreparationRecipe).keys() <= {*keywords_of(function)}
+    of_model = function in (evaluate, predict)
+    first = (classifier(),) if of_model else (Trainer(classifier(), loss="cross_entropy"),)
+    with pytest.raises(onnxgrad.BadInput, match="exclude each other"):
+        function(*first, blobs(), images=Images(), image_mean=0.5)
+    with pytest.raises(onnxgrad.BadInput, match="did you mean 'tokenizer'"):
+        function(*first, blobs(), tokeniser="t.json")
 
 
 def test_settings_of_several_values_are_keywords_too(tmp_path):

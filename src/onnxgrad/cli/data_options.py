@@ -25,7 +25,7 @@ BatchSize = Annotated[int, panels.run(min=1, help="Rows that run at once.")]
 Threads = Annotated[int | None, panels.run(help="Default: one per physical core.")]
 
 
-def said_preprocessing(model: ir.Model, asked: PreparationRecipe) -> Preprocessing:
+def print_preprocessing(model: ir.Model, asked: PreparationRecipe) -> Preprocessing:
     """The preprocessing that `model` was trained with; a line on standard error names the parts that are used.
 
     Args:

@@ -59,24 +59,18 @@ def evaluate(
     """Compare what MODEL predicts with labels: metrics, and for classes a table of each."""
     opened = load_model(model)
     given = read_flags(flags)
-    labelled = {name: given.pop(name, None) for name in ("labels", "prediction")}
-    preparation = PreparationRecipe(**given)
-    columns = preparation.inputs or {}
-    trained = data_options.said_preprocessing(opened, preparation)
+    settings = {name: given[name] for name in settings_of(PreparationRecipe) if name in given}
+    data_options.print_preprocessing(opened, PreparationRecipe(**settings))
     found = measured(
         opened,
         data,
         metrics=metrics,
-        **labelled,
-        inputs=columns,
-        images=preparation.pictures(trained),
-        tokenizer=preparation.tokenizer,
-        max_length=preparation.max_length,
         ignore_index=ignore_index,
         blank=blank,
         batch_size=batch_size,
         options=Options(threads=threads),
         worst=worst,
+        **given,
     )
     if picture is not None:
         _draw(found, picture)

@@ -81,7 +81,7 @@ def explain(
     check_paths({MODEL: files_of(opened, model), "DATA": data}, {"--output": output, "--save-model": save}, force=None)
     preparation = PreparationRecipe(**read_flags(flags))
     columns = dict(preparation.inputs or {})
-    trained = data_options.said_preprocessing(opened, preparation)
+    trained = data_options.print_preprocessing(opened, preparation)
     feeds = _row(opened, data, row, preparation.pictures(trained), columns, trained)
     wrt = _float_input(opened, wrt)
     (output_name,) = chosen_outputs(opened, [of]) if of else [_first_float(opened.graph.outputs, "output")]

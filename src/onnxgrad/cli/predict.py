@@ -44,19 +44,10 @@ def predict(
     if output.suffix.lower() not in SUFFIXES:
         raise BadInput(f"-o {output} is none of {', '.join(SUFFIXES)}")
     check_paths({MODEL: files_of(opened, model), "--data": data, "--tokenizer": flags["tokenizer"]}, {"-o": output})
-    preparation = PreparationRecipe(**read_flags(flags))
-    columns = preparation.inputs or {}
-    trained = data_options.said_preprocessing(opened, preparation)
+    settings = read_flags(flags)
+    data_options.print_preprocessing(opened, PreparationRecipe(**settings))
     found = predicted(
-        opened,
-        data,
-        outputs=outputs,
-        inputs=columns,
-        images=preparation.pictures(trained),
-        tokenizer=preparation.tokenizer,
-        max_length=preparation.max_length,
-        batch_size=batch_size,
-        options=Options(threads=threads),
+        opened, data, outputs=outputs, batch_size=batch_size, options=Options(threads=threads), **settings
     )
     write_predictions(output, found, class_names(opened))
     rows = len(next(iter(found.values())))

@@ -164,12 +164,7 @@ class Job:
         """Print the learning rate to begin with; nothing is trained, and nothing is saved but the plot."""
         recipe = self.recipe
         trainer = trainer_for(self.model, data, recipe)
-        rows = trainer.training_data(
-            data,
-            inputs=recipe.data.inputs,
-            images=recipe.data.pictures(trainer.preprocessing),
-            text=trainer.preprocessing.text(recipe.data.tokenizer, recipe.data.max_length),
-        )
+        rows = trainer.training_data(data, preparation=recipe.data)
         if recipe.data.validation_split is not None:
             rows, _ = split(rows, recipe.data.validation_split, recipe.loop.seed)
         found = trainer.find_rate(rows, batch_size=recipe.loop.batch_size, seed=recipe.loop.seed)

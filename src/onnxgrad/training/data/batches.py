@@ -110,6 +110,9 @@ class Data:
             array = self.columns[f.name].array
             if array is not None:
                 self.arrays[f.name] = fitted(chosen[f.name], array, f, name)
+        for f in [f for f in fed if f.label and f.indices]:
+            if (lengths := self.columns[f.name].lengths) is not None and np.ptp(lengths):
+                _check_padding(f, f"array {chosen[f.name]!r} of {name}")
         rows = {n: len(c) for n, c in self.columns.items()}
         #: variants of the rows, and the inputs that take them (see `augmented`)
         self.augment: Augment | None = None
@@ -359,8 +362,19 @@ def padded(rows: Sequence[np.ndarray], field: Field, pad_to: int, where: str) ->
         if wanted is not None and size > wanted:
             raise BadInput(f"{where} has a row of size {size} along axis {axis + 1}; expected {field.wanted}")
         shape.append(wanted if wanted is not None else -(-size // pad_to) * pad_to)
+    if field.label and field.indices and any(a.shape != tuple(shape) for a in rows):
+        _check_padding(field, where)
     ignored = field.ignored if field.label and field.ignored is not None else 0
     result = np.full((len(rows), *shape), ignored, np.result_type(*{a.dtype for a in rows}))
     for i, row in enumerate(rows):
         result[i][tuple(slice(n) for n in row.shape)] = row
     return result
+
+
+def _check_padding(field: Field, where: str) -> None:
+    """Raise BadInput if no label stands for padding: 0 is a class, and would be learned."""
+    if field.ignored is None:
+        raise BadInput(
+            f"{where} has rows of different lengths, and no label says what is padding\n"
+            "  hint: cross_entropy:ignore_index=-100 pads with -100, and leaves it out"
+        )

@@ -59,6 +59,11 @@ class PreparationRecipe:
         mean, std = (_channels(name, getattr(self, name)) for name in ("image_mean", "image_std"))
         return trained.images_for(self.images or trained.images_with(mean, std))
 
+    def arguments(self, trained: Preprocessing) -> dict[str, Any]:
+        """Arguments of `Data` by these settings, for a model that was `trained` like that. Raises BadInput."""
+        text = trained.text(self.tokenizer, self.max_length)
+        return {"inputs": self.inputs, "images": self.pictures(trained), "text": text, "trained": trained}
+
 
 def _channels(name: str, given: Any) -> tuple[float, ...] | None:
     """One number, or one per channel. Raises BadInput for other values."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from onnxgrad.distributed import Collective
 from onnxgrad.runtime import Options
 from onnxgrad.training.build.keywords import AlgorithmKeywords
-from onnxgrad.training.data import Augment, Images
+from onnxgrad.training.data import Augment
+from onnxgrad.training.data.keywords import PreparationKeywords
 from onnxgrad.training.loop.callbacks import Callback
 from onnxgrad.training.loop.evaluation import Evaluation
 from onnxgrad.training.loop.loop_recipe import File
@@ -48,15 +49,9 @@ class TrainerKeywords(StepKeywords, total=False):
     schedule: Any
 
 
-class FitKeywords(TypedDict, total=False):
+class FitKeywords(PreparationKeywords, total=False):
     """Keywords of `Trainer.fit`."""
 
-    inputs: Mapping[str, str] | None
-    images: Images | None
-    image_mean: float | tuple[float, ...] | None
-    image_std: float | tuple[float, ...] | None
-    tokenizer: Any
-    max_length: int | None
     validation: Any
     validation_split: float | None
     augment: Augment | str | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -13,8 +13,9 @@ from onnxgrad.errors import BadInput
 from onnxgrad.keywords import check_whole, checked
 from onnxgrad.model_io import save_model
 from onnxgrad.settings import takes
-from onnxgrad.training.data import Augment, Images, split
+from onnxgrad.training.data import Augment, split
 from onnxgrad.training.data.by_position import with_labels
+from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sampling import check_sample
 from onnxgrad.training.loop.fit import Fit
 from onnxgrad.training.loop.history import History
@@ -32,6 +33,7 @@ from onnxgrad.training.spec.training_info import AnyTrainingModel
 from onnxgrad.training.step.step import Step
 
 if TYPE_CHECKING:
+    from onnxgrad.training.data.keywords import PreparationKeywords
     from onnxgrad.training.loop.keywords import FitKeywords, TrainerKeywords
 
 
@@ -94,16 +96,14 @@ class Trainer(Trained):
         return self._position.history
 
     @checked
+    @takes(PreparationRecipe)
     def predict(
         self,
         data: AnyData,
         *,
         outputs: Sequence[str] | None = None,
-        inputs: Mapping[str, str] | None = None,
-        images: Images | None = None,
-        tokenizer: Any = None,
-        max_length: int | None = None,
         batch_size: int = 256,
+        **settings: Unpack[PreparationKeywords],
     ) -> dict[str, np.ndarray]:
         """Run the inference model, with the weights as they are now, on every row of `data`.
 
@@ -111,9 +111,8 @@ class Trainer(Trained):
             Arrays [rows, …] by the names of the outputs (see `onnxgrad.training.predict`, also for the arguments).
         """
         return predict(
-            self.inference_ir(), data, outputs=outputs, inputs=inputs, images=images, tokenizer=tokenizer,
-            max_length=max_length, batch_size=batch_size, options=self.options,
-        )  # fmt: skip
+            self.inference_ir(), data, outputs=outputs, batch_size=batch_size, options=self.options, **settings
+        )
 
     @checked
     def save(self, path: str | os.PathLike) -> None:
@@ -130,23 +129,20 @@ class Trainer(Trained):
         return f"<Trainer at step {self.step_count} of {self.step!r}>"
 
     @checked
+    @takes(PreparationRecipe)
     def evaluate(
         self,
         data: AnyData,
         y: Any = None,
         *,
         batch_size: int = 256,
-        inputs: Mapping[str, str] | None = None,
         metrics: Sequence[str] | str | None = None,
-        images: Images | None = None,
-        tokenizer: Any = None,
-        max_length: int | None = None,
+        **settings: Unpack[PreparationKeywords],
     ) -> dict[str, float]:
         """Loss and metrics of the inference model, with the weights as they are now, over the data (see `fit`)."""
         with self.strategy.ranks.agreeing():
             check_whole(1, batch_size=batch_size)
-        text = self.preprocessing.text(tokenizer, max_length)
-        rows = self.data(with_labels(data, y), "the validation data", inputs, images, text)
+        rows = self.data(with_labels(data, y), "the validation data", PreparationRecipe(**settings))
         self.check_classes(rows)
         strategy = self.strategy
         return self.evaluation(
@@ -155,6 +151,7 @@ class Trainer(Trained):
 
     @checked
     @on_all_ranks
+    @takes(PreparationRecipe)
     def find_rate(
         self,
         data: AnyData,
@@ -165,10 +162,7 @@ class Trainer(Trained):
         steps: int = 100,
         batch_size: int = 32,
         seed: int = 0,
-        inputs: Mapping[str, str] | None = None,
-        images: Images | None = None,
-        tokenizer: Any = None,
-        max_length: int | None = None,
+        **settings: Unpack[PreparationKeywords],
     ) -> RateTest:
         """A learning rate to begin with: raise it from `lowest` to `highest` until the loss grows (Smith 2017).
 
@@ -181,10 +175,7 @@ class Trainer(Trained):
             steps: at most so many steps are taken, 10 or more.
             batch_size: rows per step.
             seed: decides the order of the rows.
-            inputs: which columns feed which input (see `fit`).
-            images: how pictures become arrays.
-            tokenizer: how text becomes tokens (see `fit`).
-            max_length: the most tokens of a row.
+            settings:
 
         Returns:
             Rates and losses, and the suggestion: where the loss fell fastest.
@@ -194,8 +185,7 @@ class Trainer(Trained):
         """
         if self.strategy.exchange.sync_every > 1:
             raise BadInput("ranks that exchange weights seldom find no common rate; leave sync_every out for this")
-        text = self.preprocessing.text(tokenizer, max_length)
-        rows = self.training_data(with_labels(data, y), "the training data", inputs, images, text)
+        rows = self.training_data(with_labels(data, y), "the training data", PreparationRecipe(**settings))
         self.check_classes(rows)
         self.strategy.ranks.agree(
             lambda: {
@@ -244,12 +234,10 @@ class Trainer(Trained):
         if prepared.measures:
             asked = self.evaluation.metrics(asked, watched(listening))
             self.evaluation.meters(asked)  # undefined metrics are refused before data are read
-        text = self.preprocessing.text(prepared.tokenizer, prepared.max_length)
-        images = prepared.pictures(self.preprocessing)
-        rows = self.training_data(with_labels(data, y), "the training data", prepared.inputs, images, text)
+        rows = self.training_data(with_labels(data, y), "the training data", prepared)
         held_out = None
         if prepared.validation is not None:
-            held_out = self.data(prepared.validation, "the validation data", prepared.inputs, images, text)
+            held_out = self.data(prepared.validation, "the validation data", prepared)
         if prepared.validation_split is not None:
             rows, held_out = split(rows, prepared.validation_split, loop.seed)
         check_sample(loop.sample, rows.labels, loop.shuffle, rows.name)

@@ -15,7 +15,7 @@ from onnxgrad.keywords import checked
 from onnxgrad.runtime import Options
 from onnxgrad.settings import takes
 from onnxgrad.training.data import Data, Field, open_data
-from onnxgrad.training.data.columns import Column
+from onnxgrad.training.data.columns import Column, single_array
 from onnxgrad.training.data.fields import LABELS, check_labels
 from onnxgrad.training.data.labels import check_count, class_column, numbered
 from onnxgrad.training.data.preprocessing import Preprocessing
@@ -33,6 +33,8 @@ from onnxgrad.training.metrics.registry import DEFAULTS, METRICS, counts, names_
 if TYPE_CHECKING:
     from onnxgrad.training.data.keywords import PreparationKeywords
 
+#: The label of padding, where no other is named.
+PADDING = -100
 #: Of more classes there is no confusion matrix.
 MOST_CLASSES = 1000
 
@@ -118,6 +120,8 @@ def evaluate(
         columns[called] = numbered(columns[called], names, source_name(data), where, ignore_index)
     first = columns[called].take(np.arange(1), Field(called, np.dtype(np.int64), ()))
     shape = (None,) * (np.asarray(first).ndim - 1)
+    if ignore_index is None and np.asarray(first).dtype.kind in "iu" and single_array(columns[called]) is None:
+        ignore_index = PADDING  # of rows of different lengths
     own = Field(called, np.asarray(first).dtype, shape, label=True, ignored=ignore_index)
     rows = Data(columns, [*fields_of(opened), own], source_name(data), classes=names, **preparation.arguments(trained))
     return evaluate_rows(opened, rows, called, output, asked, ignore_index, batch_size, options, worst, blank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import onnx
@@ -14,11 +14,16 @@ from onnxgrad.errors import BadInput, OnnxGradError, UnknownName
 from onnxgrad.keywords import checked
 from onnxgrad.model_io import load_model
 from onnxgrad.runtime import Options, Session
-from onnxgrad.training.data import Data, Field, Images
+from onnxgrad.settings import takes
+from onnxgrad.training.data import Data, Field
 from onnxgrad.training.data.preprocessing import Preprocessing
+from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sources import source_name
 from onnxgrad.training.graph.row_axis import row_axis
 from onnxgrad.wording import tensor_text
+
+if TYPE_CHECKING:
+    from onnxgrad.training.data.keywords import PreparationKeywords
 
 #: The column with the paths of picture files.
 FILE = "file"
@@ -113,17 +118,15 @@ def _row_axes(
 
 
 @checked
+@takes(PreparationRecipe)
 def predict(
     model: AnyModel,
     data: Any,
     *,
     outputs: Sequence[str] | None = None,
-    inputs: Mapping[str, str] | None = None,
-    images: Images | None = None,
-    tokenizer: Any = None,
-    max_length: int | None = None,
     batch_size: int = 256,
     options: Options | None = None,
+    **settings: Unpack[PreparationKeywords],
 ) -> dict[str, np.ndarray]:
     """Run `model` on every row of `data`.
 
@@ -132,15 +135,11 @@ def predict(
         data: arrays by name, rows that are dicts, or a path (see `onnxgrad.training.data.sources`). Arrays that the
             model does not read are left alone. A model with one input takes the array itself.
         outputs: which outputs. Default: all.
-        inputs: which columns feed which input, as ``{"X": "f0..f63"}``. Default: those that the model was trained on,
-            or those of the same names.
-        images: how pictures become arrays. Default: as those that the model was trained on, which its metadata say;
-            likewise `tokenizer` and `max_length`.
-        tokenizer: how text becomes tokens: the path of a ``tokenizer.json``, or a ``tokenizers.Tokenizer`` (see
-            `onnxgrad.training.data.text`).
-        max_length: the most tokens of a row.
         batch_size: rows that run at once; a model with a fixed batch size takes that one.
         options: how ONNX Runtime runs the model.
+        settings:
+
+    Data are prepared as those that the model was trained on, which its metadata describe, unless a setting differs.
 
     Returns:
         Arrays [rows, …] by the names of the outputs, in the order of the data. Of picture files, ``file`` has their
@@ -153,10 +152,7 @@ def predict(
     opened = as_given(model)
     wanted = chosen_outputs(opened, outputs)
     trained = Preprocessing.of(opened)
-    text = trained.text(tokenizer, max_length)
-    rows = Data(
-        data, fields_of(opened), source_name(data), images=images, inputs=inputs, text=text, trained=trained
-    )  # fmt: skip
+    rows = Data(data, fields_of(opened), source_name(data), **PreparationRecipe(**settings).arguments(trained))
     parts: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
     for _, given in batches_of(opened, rows, wanted, batch_size, options):
         for name in wanted:

@@ -1,0 +1,19 @@
+"""Types of keywords, for editors; written from the recipes by ``python -m tools.settings``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from onnxgrad.training.data import Images
+
+
+class PreparationKeywords(TypedDict, total=False):
+    """Keywords of the preparation of data."""
+
+    inputs: Mapping[str, str] | None
+    images: Images | None
+    image_mean: float | tuple[float, ...] | None
+    image_std: float | tuple[float, ...] | None
+    tokenizer: Any
+    max_length: int | None
