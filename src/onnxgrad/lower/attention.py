@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -30,57 +31,93 @@ def attention(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     assert q is not None and k is not None and v is not None  # noqa: PT018
     flat, dtype = q.rank == 3, q.dtype
     if flat:
-        q = _heads(b, q, attribute(b, node, "q_num_heads"))
-        k, v = (_heads(b, x, attribute(b, node, "kv_num_heads")) for x in (k, v))
+        q = split_heads(b, q, attribute(b, node, "q_num_heads"))
+        k, v = (split_heads(b, x, attribute(b, node, "kv_num_heads")) for x in (k, v))
     past = None if past_k is None else b.shape_of(past_k, 2, 3)
     k = k if past_k is None else b.Concat(past_k, k, axis=2)
     v = v if past_v is None else b.Concat(past_v, v, axis=2)
 
-    scores = product(b, q * _scale(b, node, q), b.Transpose(k, perm=[0, 1, 3, 2]))
-    shown = [scores]
-    cap = attribute(b, node, "softcap")
-    if cap:
-        scores = b.Tanh(scores / cap) * cap
-    shown.append(scores)
-    bias = _bias(b, node, (q, k), mask, past, lengths)
-    shown.append(scores if bias is None else scores + bias)
-    dead = None
+    bias, dead = _bias(b, node, (q, k), mask, past, lengths), None
+    raw = bias
     if bias is not None and (mask is not None or lengths is not None or _window(b, node) != (-1, -1)):
         dead = b.Equal(b.ReduceMax(bias, [-1], keepdims=1), -INF)
         bias = b.Where(dead, 0.0, bias)
-    scores = scores if bias is None else scores + bias
-    precision = attribute(b, node, "softmax_precision")
-    p = b.cast_like(b.Softmax(b.Cast(scores, to=precision) if precision else scores, axis=-1), q)
-    p = p if dead is None else b.Where(dead, 0.0, p)
-    shown.append(p)
-
-    y = product(b, b.cast_like(p, v), v)
-    if flat:
-        y = b.Reshape(b.Transpose(y, perm=[0, 2, 1, 3]), _joined_heads(y))
+    scale, cap = attribute(b, node, "scale"), attribute(b, node, "softcap") or 0.0
+    result = attend(b, q, k, v, scale, [bias], cap, precision=attribute(b, node, "softmax_precision"), dead=dead)
+    shown = [result.products, result.capped, result.capped if raw is None else result.capped + raw, result.p]
+    y = join_heads(b, result.y) if flat else result.y
     y = y if y.dtype == dtype else b.Cast(y, to=int(dtype or 0))
     return [y, k, v, shown[attribute(b, node, "qk_matmul_output_mode") or 0]]
 
 
-def _heads(b: Builder, x: Var, count: int) -> Var:
+class Attended(NamedTuple):
+    """The steps of an attention: its result, Q·Kᵀ scaled, after the cap and with biases, and the probabilities."""
+
+    y: Var
+    products: Var
+    capped: Var
+    scores: Var
+    p: Var
+
+
+def attend(
+    b: Builder,
+    q: Var,
+    k: Var,
+    v: Var,
+    scale: float | None = None,
+    biases: Sequence[Var | None] = (),
+    softcap: float = 0.0,
+    *,
+    sink: Var | None = None,
+    precision: int | None = None,
+    dead: Var | None = None,
+) -> Attended:
+    """softmax(cap(scale·Q·Kᵀ) + biases)·V of heads [B, H, S, D].
+
+    Args:
+        scale: a factor; None: 1/√D.
+        biases: terms that are added to the scores.
+        softcap: the bound c of c·tanh(scores/c); 0: none.
+        sink: the score, for each head, of one more key, which has no value.
+        precision: the type in which the softmax is computed; None: that of `q`.
+        dead: True for rows without a probability.
+    """
+    width = q.shape[3] if q.shape is not None else None
+    if scale is not None:
+        q = q * float(scale)
+    elif isinstance(width, int):
+        q = q * (1 / math.sqrt(width))
+    else:
+        q = q / b.Sqrt(b.Cast(b.shape_of(q, 3, 4), to=int(q.dtype or 0)))
+    products = capped = product(b, q, b.Transpose(k, perm=[0, 1, 3, 2]))
+    if softcap:
+        capped = b.Tanh(products / softcap) * softcap
+    scores = capped
+    for bias in biases:
+        scores = scores if bias is None else scores + bias
+    precise = b.Cast(scores, to=precision) if precision else scores
+    if sink is None:
+        p = b.Softmax(precise, axis=-1)
+    else:
+        column = b.Expand(b.Unsqueeze(sink, [0, 2, 3]), b.join(b.shape_of(precise, 0, 3), [1]))
+        p = b.Slice(b.Softmax(b.Concat(precise, column, axis=-1), axis=-1), [0], [-1], [-1])
+    p = b.cast_like(p, q)
+    p = p if dead is None else b.Where(dead, 0.0, p)
+    return Attended(product(b, b.cast_like(p, v), v), products, capped, scores, p)
+
+
+def split_heads(b: Builder, x: Var, count: int) -> Var:
     """[B, S, H·D] as [B, H, S, D]."""
     wide = x.shape[2] if x.shape is not None else None
     return b.Transpose(b.Reshape(x, [0, 0, count, wide // count if isinstance(wide, int) else -1]), perm=[0, 2, 1, 3])
 
 
-def _joined_heads(y: Var) -> list[int]:
-    """The shape for [B, S, H, D] as [B, S, H·D]; 0 copies a dimension."""
-    heads, wide = (y.shape[1], y.shape[3]) if y.shape is not None else (None, None)
-    return [0, 0, heads * wide if isinstance(heads, int) and isinstance(wide, int) else -1]
-
-
-def _scale(b: Builder, node: ir.Node, q: Var) -> float | Var:
-    given = attribute(b, node, "scale")
-    size = q.shape[3] if q.shape is not None else None
-    if given is not None:
-        return float(given)
-    if isinstance(size, int):
-        return 1 / math.sqrt(size)
-    return b.Reciprocal(b.Sqrt(b.Cast(b.Shape(q, start=3), to=int(q.dtype or 0))))
+def join_heads(b: Builder, y: Var) -> Var:
+    """[B, H, S, D] as [B, S, H·D]."""
+    y = b.Transpose(y, perm=[0, 2, 1, 3])
+    count, wide = (y.shape[2], y.shape[3]) if y.shape is not None else (None, None)
+    return b.Reshape(y, [0, 0, count * wide if isinstance(count, int) and isinstance(wide, int) else -1])
 
 
 def product(b: Builder, q: Var, k: Var) -> Var:
@@ -103,7 +140,7 @@ def _bias(
     """The bias of the scores: a float mask, and -∞ for keys that a query must not see."""
     q, k = qk
     assert k.shape is not None
-    keys = b.Range(b.const(0), b.Squeeze(b.shape_of(k, 2, 3), [0]), b.const(1))
+    keys = b.places_along(k, 2)
     left, right = _window(b, node)
     seen = []
     if mask is not None and (mask.shape is None or not same_dim(mask.shape[-1], k.shape[2])) and b.opset >= 24:

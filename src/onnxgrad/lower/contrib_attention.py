@@ -7,9 +7,7 @@ as the runtime has them. Only the keys that a GroupQueryAttention does not see h
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -19,48 +17,11 @@ from onnxgrad.errors import NotDifferentiable
 from onnxgrad.ir import Builder, Var, reshape_to
 from onnxgrad.ir.schemas import attribute
 from onnxgrad.ir.shapes import same_dim
-from onnxgrad.lower.attention import _heads, _joined_heads, product
+from onnxgrad.lower.attention import attend, join_heads, split_heads
 from onnxgrad.lower.contrib import contrib, needed, refuse, refuse_operand
 from onnxgrad.lower.transformer import rotated
 
 INT64 = int(ir.DataType.INT64)
-
-
-@dataclass
-class Scores:
-    """The operations on Q·Kᵀ before and in the softmax."""
-
-    bias: Sequence[Var | None] = ()
-    scale: float = 0.0
-    softcap: float = 0.0
-    sink: Var | None = None  # one more key for each head, of this score and no value
-
-    def attend(self, b: Builder, q: Var, k: Var, v: Var) -> tuple[Var, Var, Var]:
-        """[B, S, H·D] of heads [B, H, S, D], and the scores before and after the softmax."""
-        width = q.shape[3] if q.shape is not None else None
-        if self.scale:
-            q = q * self.scale
-        elif isinstance(width, int):
-            q = q * (1 / math.sqrt(width))
-        else:
-            q = q / b.Sqrt(b.Cast(b.shape_of(q, 3, 4), to=int(q.dtype or 0)))
-        scores = product(b, q, b.Transpose(k, perm=[0, 1, 3, 2]))
-        if self.softcap:
-            scores = b.Tanh(scores / self.softcap) * self.softcap
-        for bias in self.bias:
-            scores = scores if bias is None else scores + bias
-        if self.sink is None:
-            p = b.Softmax(scores, axis=-1)
-        else:
-            column = b.Expand(b.Unsqueeze(self.sink, [0, 2, 3]), b.join(b.shape_of(scores, 0, 3), [1]))
-            p = b.Slice(b.Softmax(b.Concat(scores, column, axis=-1), axis=-1), [0], [-1], [-1])
-        y = product(b, p, v)
-        return b.Reshape(b.Transpose(y, perm=[0, 2, 1, 3]), _joined_heads(y)), scores, p
-
-
-def _range(b: Builder, x: Var, axis: int) -> Var:
-    """The places along an axis of x."""
-    return b.Range(b.const(0), b.Squeeze(b.shape_of(x, axis, axis + 1), [0]), b.const(1))
 
 
 def _least(dtype: ir.DataType | None) -> float:
@@ -74,7 +35,7 @@ def _masked(b: Builder, node: ir.Node, q: Var, k: Var, mask: Var | None, past: V
     """
     given = float(attribute(node, "mask_filter_value", -10000.0))
     low, least, added = b.const(max(given, _least(q.dtype)), q.dtype), b.const(_least(q.dtype), q.dtype), None
-    keys = _range(b, k, 2)
+    keys = b.places_along(k, 2)
     if mask is not None:
         mask = b.Cast(mask, to=INT64)
         if mask.rank == 1:  # where each sequence ends; then, maybe, where each starts
@@ -97,7 +58,7 @@ def _masked(b: Builder, node: ir.Node, q: Var, k: Var, mask: Var | None, past: V
         seen = b.Unsqueeze(seen, [1] if mask.rank == 3 else [1, 2])
         added = b.Where(seen, b.const(0, q.dtype), low)
     if attribute(node, "unidirectional", 0):
-        places = b.Unsqueeze(_range(b, q, 2), [1])
+        places = b.Unsqueeze(b.places_along(q, 2), [1])
         places = places if past is None else b.Add(places, b.shape_of(past, 2, 3))
         added = b.const(0, q.dtype) if added is None else added
         seen = b.LessOrEqual(keys, places)
@@ -109,8 +70,8 @@ def _masked(b: Builder, node: ir.Node, q: Var, k: Var, mask: Var | None, past: V
     return added
 
 
-def _scale(node: ir.Node) -> float:
-    return float(attribute(node, "scale", 0.0))
+def _scale(node: ir.Node) -> float | None:
+    return float(attribute(node, "scale", 0.0)) or None
 
 
 def _append_past(b: Builder, past: Var | None, new: Var) -> Var:
@@ -128,16 +89,16 @@ def projected(
         parts = b.Split(whole, sizes, axis=-1, outputs=3)
     else:
         parts = b.emit("Split", whole, num_outputs=3, axis=-1, outputs=3)
-    q, k, v = (_heads(b, x, heads) for x in parts)
+    q, k, v = (split_heads(b, x, heads) for x in parts)
     past_k = None
     if past is not None:
         past_k, past_v = (b.Squeeze(x, [0]) for x in b.emit("Split", past, num_outputs=2, axis=0, outputs=2))
         k, v = _append_past(b, past_k, k), _append_past(b, past_v, v)
-    scores = Scores([_masked(b, node, q, k, mask, past_k), bias], _scale(node))
+    result = attend(b, q, k, v, _scale(node), [_masked(b, node, q, k, mask, past_k), bias])
     present = None
     if len(node.outputs) > 1 and node.outputs[1].name:
         present = b.Concat(b.Unsqueeze(k, [0]), b.Unsqueeze(v, [0]), axis=0)
-    return [scores.attend(b, q, k, v)[0], present]
+    return [join_heads(b, result.y), present]
 
 
 @contrib("Attention", whole=("mask_index", "past_sequence_length"))
@@ -185,15 +146,15 @@ def multi_head_attention(
     else:
         key = needed(key, "key")
         if key.rank == 5:  # [B, T, H, 2, D]
-            q = _heads(b, query, heads)
+            q = split_heads(b, query, heads)
             k, v = (_unpacked(b, x) for x in b.emit("Split", key, num_outputs=2, axis=3, outputs=2))
         else:
             parts: list[Var | None] = [query, key, needed(value, "value")]
             q, k, v = (_biased(b, x, c, heads) for x, c in zip(parts, _parts(b, bias, query)))
     k, v = _append_past(b, past_key, k), _append_past(b, past_value, v)
-    scores = Scores([_masked(b, node, q, k, key_padding_mask, past_key), attention_bias], _scale(node))
-    y, plain, _ = scores.attend(b, q, k, v)
-    return [y, k, v, plain]
+    biases = [_masked(b, node, q, k, key_padding_mask, past_key), attention_bias]
+    result = attend(b, q, k, v, _scale(node), biases)
+    return [join_heads(b, result.y), k, v, result.scores]
 
 
 def _unpacked(b: Builder, x: Var) -> Var:
@@ -215,7 +176,7 @@ def _biased(b: Builder, x: Var | None, bias: Var | None, heads: int) -> Var:
     assert x is not None
     if x.rank == 4:
         return x
-    return _heads(b, x if bias is None else x + bias, heads)
+    return split_heads(b, x if bias is None else x + bias, heads)
 
 
 # --- rotation --------------------------------------------------------------------------------------
@@ -232,13 +193,13 @@ def rotary_embedding(
     x = input
     if flat:
         if heads:
-            x = _heads(b, x, heads)
+            x = split_heads(b, x, heads)
         else:
             half = b.shape_of(cos_cache, 1, 2)
             x = b.Transpose(b.Reshape(x, b.join([0, 0, -1], b.Add(half, half))), perm=[0, 2, 1, 3])
     places = position_ids
     if places.rank == 1:  # where the first token of every sequence is
-        places = b.Unsqueeze(b.Add(_range(b, x, 2), places), [0])
+        places = b.Unsqueeze(b.Add(b.places_along(x, 2), places), [0])
     y = _rotate(b, x, places, cos_cache, sin_cache, bool(attribute(node, "interleaved", 0)), width)
     return [reshape_to(b.Transpose(y, perm=[0, 2, 1, 3]), input) if flat else reshape_to(y, input)]
 
@@ -293,19 +254,19 @@ def group_query_attention(
         size = b.Div(b.shape_of(query, 2, 3), b.const([heads + 2 * shared]))
         wide = b.Mul(size, b.const([shared]))
         query, key, value = b.Split(query, b.join(b.Mul(size, b.const([heads])), wide, wide), axis=2, outputs=3)
-    q, k, v = _heads(b, query, heads), _heads(b, key, shared), _heads(b, needed(value, "value"), shared)
+    q, k, v = split_heads(b, query, heads), split_heads(b, key, shared), split_heads(b, needed(value, "value"), shared)
     length = b.shape_of(q, 2, 3)
     total = b.Reshape(b.Cast(total_sequence_length, to=INT64), [1])
     prompt = b.Equal(total, length)
     # how many tokens of each sequence are past: [B, 1]
     ends = b.Reshape(b.Add(b.Cast(seqlens_k, to=INT64), b.const(1)), [-1, 1])
     before = b.Where(prompt, b.const(0), b.Sub(ends, length))
-    places = b.Add(_range(b, q, 2), before)
+    places = b.Add(b.places_along(q, 2), before)
     if attribute(node, "do_rotary", 0):
         at = places
         if position_ids is not None:
             first = b.Slice(b.Reshape(position_ids, [-1]), [0], [1], [0])
-            at = b.Where(prompt, b.Add(_range(b, q, 2), first), position_ids)
+            at = b.Where(prompt, b.Add(b.places_along(q, 2), first), position_ids)
         caches = needed(cos_cache, "cos_cache"), needed(sin_cache, "sin_cache")
         q, k = (_rotate(b, x, at, *caches, bool(attribute(node, "rotary_interleaved", 0))) for x in (q, k))
     k, v = (_cached(b, past, x, before, total) for past, x in ((past_key, k), (past_value, v)))
@@ -314,9 +275,10 @@ def group_query_attention(
         sink = b.const(np.zeros(heads), q.dtype)
     seen = _visible_keys(b, node, k, places, ends)
     hidden = b.Where(seen, b.const(0, q.dtype), b.const(-np.inf, q.dtype))
-    scores = Scores([attention_bias, hidden], _scale(node), float(attribute(node, "softcap", 0.0)), sink)
-    y, plain, p = scores.attend(b, q, k, v)
-    return [y, k, v, b.Where(seen, plain, b.const(0, q.dtype)) if attribute(node, "qk_output", 0) == 1 else p]
+    cap = float(attribute(node, "softcap", 0.0))
+    result = attend(b, q, k, v, _scale(node), [attention_bias, hidden], cap, sink=sink)
+    shown = b.Where(seen, result.scores, b.const(0, q.dtype)) if attribute(node, "qk_output", 0) == 1 else result.p
+    return [join_heads(b, result.y), k, v, shown]
 
 
 def _cached(b: Builder, past: Var | None, new: Var, before: Var, total: Var) -> Var:
@@ -336,7 +298,7 @@ def _cached(b: Builder, past: Var | None, new: Var, before: Var, total: Var) -> 
 
 def _visible_keys(b: Builder, node: ir.Node, k: Var, places: Var, ends: Var) -> Var:
     """The mask of keys that each token sees: booleans [B, 1, S, T]."""
-    keys, at = b.Unsqueeze(_range(b, k, 2), [0, 1, 2]), b.Unsqueeze(places, [1, 3])
+    keys, at = b.Unsqueeze(b.places_along(k, 2), [0, 1, 2]), b.Unsqueeze(places, [1, 3])
     seen = b.Less(keys, b.Unsqueeze(ends, [1, 3]))
     if attribute(node, "causal", 1):
         seen = b.And(seen, b.LessOrEqual(keys, at))

@@ -125,8 +125,7 @@ def embed_layer_norm(
 ) -> Sequence[Var | None]:
     """y = (h - μ)·r·γ + β with h = word + position + segment, looked up"""
     if position_ids is None:
-        length = b.Squeeze(b.shape_of(input_ids, 1, 2), [0])
-        position_ids = b.Range(b.const(0), length, b.const(1))
+        position_ids = b.places_along(input_ids, 1)
     h = _skipped(b.Gather(word_embedding, input_ids), b.Gather(position_embedding, position_ids), None)
     if segment_embedding is not None:
         h = h + b.Gather(segment_embedding, needed(segment_ids, "segment_ids"))

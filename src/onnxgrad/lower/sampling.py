@@ -50,7 +50,7 @@ class Taps:
 def size_of(b: Builder, x: Var, axis: int) -> Size:
     """A dimension of `x`."""
     known = None if x.shape is None else x.shape[axis]
-    return known if isinstance(known, int) else b.Squeeze(b.shape_of(x, axis, axis + 1), [0])
+    return known if isinstance(known, int) else b.size_of(x, axis)
 
 
 def real(b: Builder, size: Size, like: Var) -> Size:

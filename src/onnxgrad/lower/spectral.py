@@ -26,7 +26,7 @@ def stft(b: Builder, node: ir.Node) -> Sequence[Var | None]:
     else:
         count = b.Squeeze(b.shape_of(x, 1, 2) if window is None else b.shape_of(window), [0])
     stride = b.Cast(step, to=int(ir.DataType.INT64))
-    frames = b.Div(b.Squeeze(b.shape_of(x, 1, 2), [0]) - count, stride) + 1
+    frames = b.Div(b.size_of(x, 1) - count, stride) + 1
     zero, one = b.const(0), b.const(1)
     starts = b.Mul(b.Range(zero, frames, one), stride)
     index = b.Add(b.Unsqueeze(starts, [1]), b.Range(zero, count, one))

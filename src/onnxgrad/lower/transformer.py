@@ -66,8 +66,7 @@ def causal_conv_with_state(b: Builder, node: ir.Node) -> Sequence[Var | None]:
 
 def _by_windows(b: Builder, x: Var, whole: Var, w: Var, c: Var | None) -> Var:
     """The convolution where the number of channels, which is an attribute of Conv, is not known."""
-    zero, one = b.const(0), b.const(1)
-    steps, taps = (b.Range(zero, b.Squeeze(b.shape_of(v, 2, 3), [0]), one) for v in (x, w))
+    steps, taps = (b.places_along(v, 2) for v in (x, w))
     windows = b.Gather(whole, b.Add(b.Unsqueeze(steps, [1]), taps), axis=2)
     y = b.Squeeze(windows @ b.Transpose(w, perm=[0, 2, 1]), [3])
     return y if c is None else y + b.Unsqueeze(c, [1])

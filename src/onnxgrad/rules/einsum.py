@@ -20,7 +20,7 @@ def _on_diagonal(op: Op, r: Var, x: Var, term: str) -> Var:
     repeats = [p for p, c in enumerate(term) if c in term[:p]]
 
     def counted(axis: int) -> Var:
-        size = op.Squeeze(op.shape_of(x, axis, axis + 1), [0])
+        size = op.size_of(x, axis)
         return op.Unsqueeze(op.Range(op.const(0), size, op.const(1)), [k for k in range(len(term)) if k != axis])
 
     same = [op.Equal(counted(term.index(term[p])), counted(p)) for p in repeats]

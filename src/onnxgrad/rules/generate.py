@@ -14,7 +14,7 @@ from onnxgrad.rules.rule import Result, Tangents
 
 def _counted(op: Op, g: Var) -> Any:
     """0, 1, 2, … in the dtype and shape of the vector `g`."""
-    size = op.Squeeze(op.shape_of(g, 0, 1), [0])
+    size = op.size_of(g, 0)
     return op.cast_like(op.Range(op.const(0), size, op.const(1)), g)
 
 

@@ -175,7 +175,7 @@ def compress(op: Op, g: Var, x: Var, condition: Var) -> Result:
     if axis is None:
         return put_back(op, g, op.replay(numbered(op, x), condition), x, unique=True)
     axis %= x.rank
-    size = op.Squeeze(op.shape_of(x, axis, axis + 1), [0])
+    size = op.size_of(x, axis)
     rows = op.Compress(op.Range(op.const(0), size, op.const(1)), condition, axis=0)
     return put_rows(op, g, rows, x, axis, unique=True)
 

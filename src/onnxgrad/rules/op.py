@@ -46,6 +46,7 @@ class Op:
             builder.reshape,
             builder.shape_of,
         )
+        self.size_of, self.places_along = builder.size_of, builder.places_along
         self.full_like, self.zeros_like, self.cast_like = builder.full_like, builder.zeros_like, builder.cast_like
         #: for rules of nodes that capture values: in reverse mode, the values whose cotangents are asked for;
         self.active: Collection[ir.Value] = ()

@@ -117,7 +117,7 @@ def tensor_scatter(op: Op, g: Var, cache: Var, u: Var, start: Var) -> Result:
 def _written_there(op: Op, g: Var, u: Var, start: Any) -> Any:
     """The slices of `g` along the axis of the node from `start` on, as many as `u` has."""
     axis = op.attr("axis") % u.rank
-    rows = op.Range(op.const(0), op.Squeeze(op.shape_of(u, axis, axis + 1), [0]), op.const(1))
+    rows = op.places_along(u, axis)
     index = op.Unsqueeze(rows, [a for a in range(u.rank) if a != axis])
     if start is not None:
         index = index + op.Unsqueeze(start, list(range(1, u.rank)))

@@ -41,10 +41,9 @@ class Axis:
         self.dtype = x.dtype if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
         self.length, self.resized = (self._number(op.shape_of(v, axis, axis + 1 or None)) for v in (x, y))
         self.last = self.length - 1.0
-        one = op.const(1)
-        steps = op.Range(op.const(0), op.Squeeze(op.shape_of(y, axis, axis + 1 or None), [0]), one)
+        steps = op.places_along(y, axis)
         self.step = op.Cast(steps, to=int(self.dtype))
-        self.columns = op.Squeeze(op.shape_of(x, axis, axis + 1 or None), [0])
+        self.columns = op.size_of(x, axis)
         region, scales = op.inputs[1:3]
         if crops(op):
             assert region is not None

@@ -124,7 +124,7 @@ def _forward(
     scanned: list[tuple[Var, ScanAxis]] = [(emitted, ScanAxis(time))]
     formals = [alpha, moved, now]
     if lengths is not None:  # a sequence that has ended stays where it is
-        steps = b.Squeeze(b.shape_of(emitted, time, time + 1), [0])
+        steps = b.size_of(emitted, time)
         live = b.Unsqueeze(b.Less(b.Unsqueeze(b.Range(0, steps, 1), [1]), _int64(b, lengths)), [2])
         live.value.shape = ir.Shape([emitted.shape[time] if emitted.shape else None, n, 1])
         scanned.append((live, ScanAxis()))

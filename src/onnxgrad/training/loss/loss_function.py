@@ -60,7 +60,7 @@ class LossFunction:
         if self.mean == "elements":
             return b.cast_like(b.Size(y), y)
         if self.mean == "rows":
-            return b.cast_like(b.Squeeze(b.shape_of(labels[0], 0, 1), [0]), y)
+            return b.cast_like(b.size_of(labels[0], 0), y)
         return None
 
     def by_blocks(self, b: Builder, blocks: ScoreBlocks, y: Var, labels: Var, options: Mapping[str, Any],

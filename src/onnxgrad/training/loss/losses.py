@@ -254,7 +254,7 @@ def info_nce(b, y, labels, reduction, temperature):  # type: ignore[no-untyped-d
 
 def _indices(b: Builder, labels: Var) -> tuple[Var, Var]:
     """The numbers of the rows, as a column and as a row."""
-    index = b.Range(0, b.Squeeze(b.shape_of(labels, 0, 1), [0]), 1)
+    index = b.places_along(labels, 0)
     return b.Unsqueeze(index, [1]), b.Unsqueeze(index, [0])
 
 

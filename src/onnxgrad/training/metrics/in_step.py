@@ -50,7 +50,7 @@ def _is_highest(b: Builder, y: Var, labels: Var, axis: int = 1) -> Var:
 
 
 def _is_among_five(b: Builder, y: Var, labels: Var, axis: int = 1) -> Var:
-    classes = b.Squeeze(b.shape_of(y, axis % y.rank, axis % y.rank + 1), [0])
+    classes = b.size_of(y, axis % y.rank)
     _, best = b.TopK(y, b.Unsqueeze(b.Min(classes, b.const(5)), [0]), axis=axis, outputs=2)
     hit = b.Equal(best, b.Unsqueeze(b.Cast(labels, to=INT64), [axis]))
     right = b.ReduceMax(b.Cast(hit, to=INT32), [axis], keepdims=0)
