@@ -52,7 +52,7 @@ def body_of(node: ir.Node, opset: int, standard: int | None = None) -> ir.Functi
         return None
     computed = {name for n in proto.node for name in n.output} | set(proto.input)
     for i, name in enumerate(proto.output):
-        if name not in computed:  # an output that nobody asks for may be declared, but not computed
+        if name not in computed:  # an unused output may be declared, but not computed
             if i < len(node.outputs) and node.outputs[i].name:
                 return None
             proto.output[i] = proto.input[0]

@@ -15,8 +15,9 @@ from onnxgrad.keywords import checked
 from onnxgrad.runtime import Options
 from onnxgrad.settings import takes
 from onnxgrad.training.data import Data, Field, open_data
+from onnxgrad.training.data.by_position import named_by_position
 from onnxgrad.training.data.columns import Column, single_array
-from onnxgrad.training.data.fields import LABELS, check_labels
+from onnxgrad.training.data.fields import INPUTS, LABELS, check_labels
 from onnxgrad.training.data.labels import check_count, class_column, numbered
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.recipe import PreparationRecipe
@@ -86,14 +87,16 @@ def evaluate(
 
     Labels that are class numbers or names, and predictions with an axis of classes beside those of the labels, are a
     task of classes; labels of 0 and 1 for predictions of the same shape, which may be log-odds or probabilities, are
-    binary where the metrics asked for are those of classes; everything else compares numbers. Symbols over time, read
+    binary if they are whole numbers, the model ends in probabilities, or the metrics asked for are those of classes;
+    everything else compares numbers. Symbols over time, read
     by CTC, are compared with sequences of labels where ``exact``, ``cer`` or ``wer`` is asked for.
 
     Args:
         model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
         data: see `predict`.
         metrics: names of `METRICS`, in a list or with commas between them. Default: those usual for the task.
-        labels: the array of labels. Default: the one that is called like labels are.
+        labels: the array of labels. Default: the one that is called like labels are, or the only one that feeds no
+            input.
         prediction: the output that is compared. Default: the only one, or the first of floats.
         ignore_index: the label that does not count.
         blank: the symbol that stands for nothing, where sequences are read from scores over time (CTC).
@@ -111,19 +114,21 @@ def evaluate(
     output = prediction_of(opened, prediction)
     trained = Preprocessing.of(opened)
     preparation = PreparationRecipe(**settings)
+    source = source_name(data)
+    data = named_by_position(data, [*fields_of(opened), Field(labels or "labels", np.dtype(np.int64), (), label=True)])
     columns = open_data(data, preparation.pictures(trained), preparation.inputs, trained.inputs)
-    called = _labels(columns, labels, source_name(data), {f.name for f in fields_of(opened)})
-    where = f"array {called!r} of {source_name(data)}"
+    called = _labels(columns, labels, source, {f.name for f in fields_of(opened)})
+    where = f"array {called!r} of {source}"
     names = class_names(opened, [output.name or ""], _scores(output))
     columns[called] = class_column(columns[called], where)
     if names is not None:
-        columns[called] = numbered(columns[called], names, source_name(data), where, ignore_index)
+        columns[called] = numbered(columns[called], names, source, where, ignore_index)
     first = columns[called].take(np.arange(1), Field(called, np.dtype(np.int64), ()))
     shape = (None,) * (np.asarray(first).ndim - 1)
     if ignore_index is None and np.asarray(first).dtype.kind in "iu" and single_array(columns[called]) is None:
         ignore_index = PADDING  # of rows of different lengths
     own = Field(called, np.asarray(first).dtype, shape, label=True, ignored=ignore_index)
-    rows = Data(columns, [*fields_of(opened), own], source_name(data), classes=names, **preparation.arguments(trained))
+    rows = Data(columns, [*fields_of(opened), own], source, classes=names, **preparation.arguments(trained))
     return evaluate_rows(opened, rows, called, output, asked, ignore_index, batch_size, options, worst, blank)
 
 
@@ -232,8 +237,12 @@ def _labels(columns: Mapping[str, Column], name: str | None, source: str, fed: s
     found = [n for n in columns if n.lower() in LABELS and n not in fed]
     if len(found) == 1:
         return found[0]
-    held = ", ".join(map(repr, columns))
-    raise BadInput(f"which array of {source} holds the labels? Say so with --labels; it holds {held}")
+    others = [n for n in columns if n not in fed and n.lower() not in INPUTS]
+    if len(others) == 1:
+        return others[0]
+    if not others:
+        raise BadInput(f"{source} has no labels, only what feeds the model: {', '.join(map(repr, columns))}")
+    raise BadInput(f"which array of {source} holds the labels? Say so with --labels: {', '.join(map(repr, others))}")
 
 
 def _are_sequences(metrics: Sequence[str], y: np.ndarray, t: np.ndarray) -> bool:
@@ -276,7 +285,7 @@ def _comparison(
     if y.shape != t.shape:
         raise misfit
     asked = [m for m in metrics or () if "numbers" not in METRICS[m.partition(":")[0]].tasks]
-    if np.isin(every, (0, 1)).all() and (asked or (not metrics and every.dtype.kind in "iub")):
+    if np.isin(every, (0, 1)).all() and (asked or (not metrics and (probabilities or every.dtype.kind in "iub"))):
         return Binary(probabilities)
     return Comparison()
 
