@@ -179,7 +179,8 @@ def test_a_row_is_read_once_for_all_its_columns():
     ("source", "words"),
     [
         ([], "no rows"),
-        ([1, 2], "a row of the data is int"),
+        ([1, 2], "1 array without a name, and there are 2 inputs"),
+        ([(1, 2)], "a row of the data is tuple"),
         (3, "int is no data"),
         ([{"tokens": [1], "labels": 0}, {"labels": 1}], "row 1 has no 'tokens'; it has 'labels'"),
         ({"tokens": [[1], [[2]]], "labels": [0, 1]}, "'tokens' differ in rank|differ in rank"),
@@ -210,6 +211,14 @@ class TestPadding:
         batch = only(Data({"tags": SENTENCES}, [tags]))
         assert batch["tags"][1].tolist() == [4, -100, -100, -100]
 
+    def test_padding_is_no_class(self):
+        tags = Field("tags", I64, (None,), label=True, classes=20, indices=True)
+        for source in ({"tags": SENTENCES}, [{"tags": s} for s in SENTENCES]):
+            with pytest.raises(
+                BadInput, match=r"no label says what is padding\n  hint: cross_entropy:ignore_index=-100"
+            ):
+                only(Data(source, [tags]))
+
     def test_both_axes_of_a_picture(self):
         image = Field("image", F32, (1, None, None))
         rows = [np.ones((1, 2, 3), np.float32), np.ones((1, 4, 1), np.float32)]
@@ -224,6 +233,19 @@ class TestPadding:
         assert only(Data({"tokens": SENTENCES}, [Field("tokens", I64, (6,))]))["tokens"].shape == (4, 6)
         with pytest.raises(BadInput, match=r"a row of size 4 along axis 1; expected int64\[N, 3\]"):
             only(Data({"tokens": SENTENCES}, [Field("tokens", I64, (3,))]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted", "hint"),
+    [
+        ((2, 8, 8, 3), (3, 8, 8), r"takes channels first: array.transpose\(0, 3, 1, 2\)"),
+        ((2, 3, 8, 8), (8, 8, 3), r"takes channels last: array.transpose\(0, 2, 3, 1\)"),
+        ((2, 192), (3, 8, 8), r"reshape it to \[2, 3, 8, 8\]"),
+    ],
+)
+def test_channels_on_the_other_side_are_not_reshaped(shape, wanted, hint):
+    with pytest.raises(BadInput, match=hint):
+        Data({"image": np.zeros(shape, np.float32)}, [Field("image", F32, wanted)])
 
 
 class TestOrder:

@@ -123,8 +123,37 @@ def test_what_is_not_there_is_refused(arguments, words):
 
 
 def test_without_labels_it_says_which_arrays_there_are():
-    with pytest.raises(BadInput, match="--labels; it holds 'x', 'kind'"):
-        evaluate(model(), {"x": X, "kind": np.zeros(25, int)})
+    kinds = {"x": X, "kind": np.zeros(25, int)}
+    assert evaluate(model(), kinds).labels == "kind"
+    with pytest.raises(BadInput, match="--labels: 'kind', 'row'$"):
+        evaluate(model(), {**kinds, "row": np.arange(25)})
+    with pytest.raises(BadInput, match="the data has no labels, only what feeds the model: 'x'"):
+        evaluate(model(), {"x": X})
+
+
+def test_rows_of_different_lengths_count_no_padding():
+    kinds = {"tokens": [[1, 2, 0], [2], [1, 1]], "tags": [[1, 2, 0], [2], [1, 0]]}
+    onehot = model("y = OneHot(tokens, depth, values)", "float[N, T, 3] y", "int64[N, T] tokens")
+    for name, array in {"depth": np.int64(3), "values": np.float32([0, 1])}.items():
+        onehot.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
+    rows = [{k: v[i] for k, v in kinds.items()} for i in range(3)]
+    for data in (kinds, rows):
+        found = evaluate(onehot, data, labels="tags")
+        assert (found.rows, found.metrics["accuracy"]) == (6, 5 / 6)
+
+
+def test_arrays_without_names():
+    labels = RNG.integers(0, 3, 25)
+    assert evaluate(model(), (X, labels)).metrics == evaluate(model(), {"x": X, "labels": labels}).metrics
+    np.testing.assert_array_equal(predict(model(), X.tolist())["y"], X)
+    with pytest.raises(BadInput, match=r"a row of the data is tuple.*\n  hint: .*a pair, \(x, y\)"):
+        predict(model(), [(X[0], 1)])
+
+
+def test_several_ones_of_a_row_are_binary_behind_a_sigmoid():
+    ones = (RNG.random((25, 3)) > 0.5).astype(np.float32)
+    assert evaluate(model("y = Sigmoid(x)"), {"x": X, "labels": ones}).task == "binary"
+    assert evaluate(model(), {"x": X, "labels": ones}).task == "numbers"
 
 
 def linear():
@@ -162,3 +191,8 @@ def test_a_probability_that_rounding_makes_a_little_negative():
     assert found.metrics["log_loss"] == pytest.approx(-np.log([0.9, 0.7]).sum() / 4, rel=1e-6)
     odds, _ = Binary(probabilities=True)(p[:, None], np.ones((4, 1)))
     assert (odds[[1, 3]] == np.inf).all()
+
+
+def test_labels_that_are_one_number_have_no_rows():
+    with pytest.raises(BadInput, match="the array 'labels' is one number and has no rows"):
+        evaluate(model(), {"x": X, "labels": np.int64(1)})

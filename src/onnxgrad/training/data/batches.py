@@ -17,6 +17,7 @@ import numpy as np
 
 from onnxgrad.distributed import blocks
 from onnxgrad.errors import BadInput
+from onnxgrad.keywords import check_whole
 from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.axes import check_label_rows, fed_whole, fixed_batch
 from onnxgrad.training.data.by_position import named_by_position
@@ -245,8 +246,7 @@ class Data:
         has to be read is read ahead, by a thread; there, too, pictures are varied, by what `draw` (a seed and an epoch)
         says. Without it they stay as they are.
         """
-        if size < 1:
-            raise BadInput(f"batch_size must be at least 1, not {size}")
+        check_whole(1, batch_size=size)
         varied = draw is not None and self.augment is not None
         if varied or len(self.arrays) + len(self.ends) < len(self.fields):
             yield from ahead(self._generate(size, order, start, part, DEPTH + 2, draw if varied else None))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from onnxgrad.errors import BadInput
 from onnxgrad.training.data.fields import Field
 
@@ -14,7 +16,7 @@ def named_by_position(source: Any, fields: Sequence[Field], name: str = "the dat
 
     Args:
         source: ``(x, y)``: x and y are arrays, or tuples of arrays for several inputs or labels; x may have names.
-            Or one array, for a step or a model with one input.
+            Or one array, or a list of its rows, for a step or a model with one input.
         fields: the inputs that data feed. Those that the model reads come before those that the loss compares with.
         name: of the data in messages.
 
@@ -22,7 +24,8 @@ def named_by_position(source: Any, fields: Sequence[Field], name: str = "the dat
         BadInput: there are more or fewer arrays than inputs.
     """
     is_table = hasattr(source, "__arrow_c_stream__") or isinstance(source, (Mapping, str))
-    if hasattr(source, "__array__") and not is_table:
+    is_list = isinstance(source, list) and source and isinstance(source[0], (list, int, float, np.ndarray))
+    if is_list or (hasattr(source, "__array__") and not is_table):
         source = (source,)
     if not isinstance(source, tuple) or not source or all(isinstance(part, Mapping) for part in source):
         return source

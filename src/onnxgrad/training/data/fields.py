@@ -187,7 +187,7 @@ def _label_hint(labels: np.ndarray, bad: np.ndarray, field: Field) -> str:
         return "\n  hint: one score for each row is for the loss bce_with_logits, with labels 0 and 1"
     if len(wrong) == 1 and (wrong[0] < 0 or wrong[0] == 255):
         return (
-            f"\n  hint: if {wrong[0]} marks what does not count, say so: ignore_index={wrong[0]}, as in "
+            f"\n  hint: if {wrong[0]} marks what does not count, say so: ignore_index={wrong[0]}, and in training "
             f"cross_entropy:ignore_index={wrong[0]}"
         )
     if labels.min() >= 1 and labels.max() == field.classes:
@@ -253,6 +253,12 @@ def _hint(array: np.ndarray, field: Field) -> str:
         return " (class indices, not one-hot rows)"
     if field.label and np.issubdtype(field.dtype, np.integer) and array.ndim == len(field.shape) + 1 > 1:
         return "\n  hint: if the classes of the prediction lie along another axis, say so: cross_entropy:axis=-1"
+    if array.ndim > 2 and array.ndim == len(field.shape) + 1:
+        first, last = (0, array.ndim - 1, *range(1, array.ndim - 1)), (0, *range(2, array.ndim), 1)
+        for order, where in ((first, "first"), (last, "last")):
+            moved = [array.shape[axis] for axis in order[1:]]
+            if all(w in (None, n) for w, n in zip(field.shape, moved)):
+                return f"\n  hint: the model takes channels {where}: array.transpose{order}"
     sizes = [d for d in field.shape if d is not None]
     if len(sizes) == len(field.shape) and array.ndim and array[:1].size == math.prod(sizes):
         return f" (its rows have the right size: reshape it to {[len(array), *field.shape]})"

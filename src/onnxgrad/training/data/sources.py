@@ -108,7 +108,10 @@ def _items(rows: Any) -> dict[str, Column]:
         raise BadInput("the data have no rows")
     first = rows[0]
     if not isinstance(first, Mapping):
-        raise BadInput(f"a row of the data is {type(first).__name__}, not a dict of arrays by name")
+        raise BadInput(
+            f"a row of the data is {type(first).__name__}, not a dict of arrays by name\n"
+            "  hint: rows are dicts, {'x': …, 'labels': …}; arrays without names are a pair, (x, y)"
+        )
     fetch = Remembered(rows)
     return {str(name): Items(fetch, name, len(rows)) for name in first}
 
