@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from tools.demo_model import make_model
 
 from onnxgrad.demo import MODEL, digits, shifted
-from onnxgrad.demo.make_model import make_model
 from onnxgrad.training.loop.checkpoint import Checkpoint
 from tests.commands import command
 

@@ -17,7 +17,8 @@ import pytest
 from onnx import numpy_helper
 
 from onnxgrad.errors import BadInput
-from onnxgrad.runtime import Fed, Options, ReferenceSession, Resident, Session, Slot
+from onnxgrad.runtime import Options, ReferenceSession, Resident, Session, Slot
+from tests.runtime.fed import Fed
 
 # One step of momentum on a net of two layers, with the updates placed as early as the data allow, so that
 # a machine which wrote a parameter over itself would let later nodes read the new value.

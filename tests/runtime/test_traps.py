@@ -15,10 +15,11 @@ from onnx import TensorProto, helper
 
 import tests.rules
 from onnxgrad import Function, jvp, signature, vjp
-from onnxgrad.runtime import Fed, Options, Session, Slot, StepRunner
+from onnxgrad.runtime import Options, Session, Slot, StepRunner
 from onnxgrad.testing import Case, _array, node_model
 from onnxgrad.training import attach, compile_step
 from tests.models import assert_no_traps
+from tests.runtime.fed import Fed
 
 FAMILIES = sorted(m.name for m in pkgutil.iter_modules(tests.rules.__path__) if m.name.startswith("test_"))
 

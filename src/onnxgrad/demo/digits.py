@@ -8,7 +8,7 @@ import numpy as np
 
 from onnxgrad.errors import BadInput
 
-#: The untrained classifier (see `onnxgrad.demo.make_model`).
+#: The untrained classifier (written by ``python -m tools.demo_model``).
 MODEL = Path(__file__).with_name("digits-cnn.onnx")
 #: Images held out for the test, one in five of every digit.
 TEST_SHARE = 0.2

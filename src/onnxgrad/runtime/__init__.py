@@ -1,13 +1,12 @@
-"""Runtimes for a graph: one small protocol, ONNX Runtime with resident state, plain and reference twins."""
+"""Runtimes for a graph: one small protocol, ONNX Runtime with resident state, and the reference evaluator."""
 
 from onnxgrad.runtime.peak_memory import measured_peak
 from onnxgrad.runtime.protocol import Machine, Slot, StepGraph
-from onnxgrad.runtime.reference import Fed, ReferenceSession
+from onnxgrad.runtime.reference import ReferenceSession
 from onnxgrad.runtime.resident import Resident, StepRunner, share
 from onnxgrad.runtime.session import Options, Session
 
 __all__ = [
-    "Fed",
     "Machine",
     "Options",
     "ReferenceSession",

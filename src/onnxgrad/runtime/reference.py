@@ -1,23 +1,12 @@
-"""Slow and simple twins: a machine that feeds everything through numpy, and the reference evaluator.
-
-They are what the fast machine is tested against, and they run where it cannot.
-"""
+"""The reference evaluator of onnx as a session, for graphs that ONNX Runtime does not run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
-
-from onnxgrad.runtime.protocol import Slot
-from onnxgrad.runtime.resident import check_slots, check_state
-
-
-class _Runs(Protocol):
-    def run(self, feeds: Mapping[str, np.ndarray], outputs: list[str] | None = None) -> dict[str, np.ndarray]: ...
 
 
 class ReferenceSession:
@@ -31,32 +20,3 @@ class ReferenceSession:
         """Evaluate `outputs` (default: all)."""
         names = self.outputs if outputs is None else outputs
         return dict(zip(names, map(np.asarray, self.evaluator.run(names, dict(feeds)))))
-
-
-class Fed:
-    """A machine that hands all state to `session` and takes it back at every step (see `Machine`)."""
-
-    def __init__(self, session: _Runs, model: ir.Model, slots: Mapping[str, Slot], results: Sequence[str] = ()) -> None:
-        check_slots(model, slots, results)
-        self.session = session
-        self.slots = dict(slots)
-        self.results = list(results)
-        self._state = {n: s.first.copy() for n, s in slots.items()}
-
-    def step(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Take one step; the results by name."""
-        # copies, because an operator may write into what it is fed
-        feeds = {s.input: self._state[n].copy() for n, s in self.slots.items()}
-        feeds |= {k: v.copy() for k, v in batch.items()}
-        found = self.session.run(feeds, [s.output for s in self.slots.values()] + self.results)
-        self._state = {n: found[s.output] for n, s in self.slots.items()}
-        return {name: found[name] for name in self.results}
-
-    def state(self) -> dict[str, np.ndarray]:
-        """A copy of every tensor of state."""
-        return {n: a.copy() for n, a in self._state.items()}
-
-    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Replace every tensor of state by a copy of the one given."""
-        check_state(state, {n: s.first for n, s in self.slots.items()})
-        self._state = {n: state[n].copy() for n in self.slots}

@@ -1,6 +1,6 @@
 """Make ``digits-cnn.onnx``: an untrained classifier for 8×8 grey images, written with onnx alone.
 
-    python -m onnxgrad.demo.make_model [FILE]
+    python -m tools.demo_model [FILE]
 
 Conv–BatchNormalization–Relu three times, two MaxPool, two Gemm; dynamic batch; He initialization with a
 fixed seed, so the file is the same byte for byte.
@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from onnxgrad.demo.digits import MODEL
 
 SEED = 2026
 
@@ -73,5 +75,5 @@ def make_model() -> onnx.ModelProto:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).with_name("digits-cnn.onnx")
+    target = Path(sys.argv[1]) if sys.argv[1:] else MODEL
     target.write_bytes(make_model().SerializeToString())
