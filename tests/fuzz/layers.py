@@ -200,6 +200,22 @@ def residual(net: Network, x: str) -> str:
 
 
 @layer
+def tied(net: Network, x: str) -> str:
+    """One matrix read twice: by a product, and by another one, by a lookup or by a sum."""
+    x = with_axes(net, x, 2)
+    features, hidden = net.shapes[x][1], net.size()
+    w = net.weight(features, hidden, scale=features**-0.5)
+    h = unary(net, net.add("MatMul", x, w))
+    how = net.rng.integers(3)
+    if how == 0:
+        return net.add("MatMul", h, net.add("Transpose", w, perm=[1, 0]))
+    if how == 1:
+        ids = net.input(net.rng.integers(0, features, (STEPS * net.rows, net.choose([1, 3, 5]))), "ids")
+        return net.add("Mul", net.add("Gather", w, ids), net.add("Unsqueeze", h, net.constant([1])))
+    return net.add("Add", h, net.add("ReduceSum", w, net.constant([0]), keepdims=net.choose([0, 1])))
+
+
+@layer
 def joined(net: Network, x: str) -> str:
     """Two paths from one value, beside each other."""
     x = with_axes(net, x, net.choose([2, 3]))

@@ -245,6 +245,38 @@ def loop(net: Network, x: str) -> str:
 
 
 @layer
+def nested(net: Network, x: str) -> str:
+    """A Loop over the steps of a sequence, with an If or a Loop in each turn."""
+    x = with_axes(net, x, 3)
+    _, steps, features = net.shapes[x]
+    if steps > 9 or features > 65:
+        raise Unfit("too long, or wide")
+    w = net.weight(features, features, scale=features**-0.5)
+    steps_first, zero = net.add("Transpose", x, perm=[1, 0, 2]), net.constant(0)
+    i, go, on, a, e, b, p, q, y = (net.name() for _ in range(9))
+    make, info = helper.make_node, helper.make_tensor_value_info
+    nodes = [make("Gather", [steps_first, i], [e]), make("Identity", [go], [on])]
+    if net.chance(0.5):
+        ways = [([make("MatMul", [a, w], [p]), make("Tanh", [p], [p + "t"])], p + "t"), ([make("Neg", [a], [q])], q)]
+        graphs = [helper.make_graph(n, o, [], [info(o, TensorProto.FLOAT, None)]) for n, o in ways]
+        nodes += [make("Mod", [i, net.constant(2)], [b + "m"]), make("Equal", [b + "m", zero], [b + "e"])]
+        nodes.append(make("If", [b + "e"], [b], then_branch=graphs[0], else_branch=graphs[1]))
+    else:
+        names = [net.name() for _ in range(5)]
+        j, more, still, s, t = names
+        turn = [make("Identity", [more], [still]), make("MatMul", [s, w], [t + "p"]), make("Tanh", [t + "p"], [t])]
+        ends = [info(j, TensorProto.INT64, []), info(more, TensorProto.BOOL, []), info(s, TensorProto.FLOAT, None)]
+        results = [info(still, TensorProto.BOOL, []), info(t, TensorProto.FLOAT, None)]
+        inner = helper.make_graph(turn, "inner", ends, results)
+        nodes.append(make("Loop", [net.constant(2), "", a], [b], body=inner))
+    nodes.append(make("Add", [b, e], [y]))
+    ends = [info(i, TensorProto.INT64, []), info(go, TensorProto.BOOL, []), info(a, TensorProto.FLOAT, None)]
+    results = [info(on, TensorProto.BOOL, []), info(y, TensorProto.FLOAT, None)]
+    body = helper.make_graph(nodes, "outer", ends, results)
+    return net.add("Loop", net.constant(steps), "", net.add("Gather", steps_first, zero), body=body)
+
+
+@layer
 def scan(net: Network, x: str) -> str:
     """A Scan over the steps of a sequence, with a cell written out."""
     x = with_axes(net, x, 3)
