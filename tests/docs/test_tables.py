@@ -22,7 +22,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 #: Pages whose flags are those of training commands.
 TRAINING = (
     *("fine-tuning.md", "heads.md", "what-trains.md", "adapters.md", "callbacks.md", "checkpoints.md", "data.md"),
-    *("training.md", "losses.md", "optimizers.md", "exported-steps.md", "migration.md"),
+    *("training.md", "losses.md", "optimizers.md", "exported-steps.md"),
+    *("migration.md", "migration-loop.md", "migration-losses.md", "migration-optimizer.md", "migration-devices.md"),
 )
 
 
