@@ -10,16 +10,14 @@ changed its meaning, …) a correction of its own replaces it (see `upgrade_form
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Collection, Sequence
 
 import onnx
 import onnx_ir as ir
-from onnx_ir.passes.common import ShapeInferencePass
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir.graph import scopes, subgraphs
-from onnxgrad.ir.infer.inference import is_unversioned
+from onnxgrad.ir.infer.inference import infer_model, is_unversioned
 from onnxgrad.ir.names import Names, described
 from onnxgrad.ir.schemas import schema_of
 from onnxgrad.model_io.symbolic_dims import keep_dims, named_dims
@@ -29,15 +27,6 @@ LOWEST_READ, LOWEST_RULES = 7, 18
 
 #: Operators whose newer versions only allow more types.
 _SAME_FORM = frozenset({"If", "Loop", "Constant"})
-
-#: Operators that may give a sequence or an optional.
-_HELD = frozenset(
-    {"SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SequenceMap", "SplitToSequence"}
-    | {"Optional", "OptionalGetElement", "If", "Loop", "Identity"}
-)
-
-#: Passes of inference, each of which starts from the ranks that the last one found.
-_ROUNDS = 4
 
 
 def _since(op_type: str, opset: int) -> int | None:
@@ -94,7 +83,6 @@ def raise_opset(model: ir.Model) -> None:
         )
     target = max(LOWEST_RULES, opset, *(n.version or 0 for n in nodes), 0)
     stale = [n for n in nodes if (n.version or opset) < target and _changes(n.op_type, n.version or opset, target)]
-    mistakable = _mistakable(model) if stale else []
     if stale:
         _infer(model)
     names = Names.of(model) if stale else Names()
@@ -110,8 +98,6 @@ def raise_opset(model: ir.Model) -> None:
                 f"cannot raise {described(node)} from opset {source} "
                 f"to {target}: {e}\n  hint: export the model again with opset {LOWEST_RULES} or newer"
             ) from e
-    for value in mistakable:
-        value.type = value.shape = None
     for node in nodes:
         if node.version is not None:
             node.version = None
@@ -120,32 +106,10 @@ def raise_opset(model: ir.Model) -> None:
     model.ir_version = max(model.ir_version or 0, 8)
 
 
-def _mistakable(model: ir.Model) -> list[ir.Value]:
-    """Values without a type that may be sequences or optionals, which `_infer` takes for the tensors they hold."""
-    formals = [v for g in scopes(model.graph)[1:] for v in g.inputs]
-    made = [v for g in scopes(model.graph) for n in g if n.op_type in _HELD and n.domain == "" for v in n.outputs]
-    return [v for v in (*formals, *made) if v.type is None]
-
-
 def _infer(model: ir.Model) -> None:
-    """Types and ranks, in place. The onnx package loses the rank at a Reshape to a shape that is computed."""
+    """Types and ranks, in place; sizes that inference makes up are unknown again."""
     names = named_dims(model)
-    level = logging.getLogger("onnx_ir").level
-    logging.getLogger("onnx_ir").setLevel(logging.ERROR)
-    try:
-        for _ in range(_ROUNDS):
-            ShapeInferencePass(check_type=False, strict_mode=False)(model)
-            found = False
-            for node in model.graph:
-                if node.op_type == "Reshape" and node.domain == "" and node.outputs[0].shape is None:
-                    wanted = node.inputs[1].shape if len(node.inputs) > 1 and node.inputs[1] is not None else None
-                    if wanted is not None and len(wanted) == 1 and isinstance(wanted[0], int):
-                        node.outputs[0].shape = ir.Shape([None] * wanted[0])
-                        found = True
-            if not found:
-                break
-    finally:
-        logging.getLogger("onnx_ir").setLevel(level)
+    infer_model(model)
     keep_dims(model, names)
 
 

@@ -58,7 +58,8 @@ class InferenceContext(osi.ShapeInferenceContext):
         """Return the function that infers `node`; None for an operator that has none."""
         if self.calls is not None and node in self.calls:
             return self.calls.infer
-        return self.registry.get(node.domain, node.op_type, self.get_opset_version(node.domain))
+        version = node.version or self.get_opset_version(node.domain)  # an inlined function's nodes have their own
+        return self.registry.get(node.domain, node.op_type, version)
 
     def new_symbolic_dim(self) -> ir.SymbolicDim:
         """Return a new symbol, and count it."""

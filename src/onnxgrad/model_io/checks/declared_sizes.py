@@ -52,13 +52,12 @@ def check_message(proto: onnx.ModelProto, what: str) -> None:
             _check_attribute(message, what)
         elif kind is onnx.StringStringEntryProto:
             notes += message.ByteSize()  # without making text of it
+            _check_notes(notes, what)
         elif kind is onnx.TensorShapeProto and len(message.dim) > MOST_AXES:
             raise BadInput(
                 f"{what} is not a valid ONNX model: it declares a value of {len(message.dim)} axes; "
                 f"{MOST_AXES} are the most"
             )
-        if notes > MOST_NOTES:
-            raise BadInput(f"{what} carries more than {MOST_NOTES >> 20} MiB of metadata, which are not read")
         if kind is onnx.TensorShapeProto and all(type(d.dim_param) is type(d.denotation) is str for d in message.dim):
             continue  # most messages are dimensions
         for field, value in fields:
@@ -72,9 +71,15 @@ def check_message(proto: onnx.ModelProto, what: str) -> None:
                 continue
             if field.name == "doc_string":
                 notes += len(value)
+                _check_notes(notes, what)
             if bytes in map(type, values):
                 name = field.full_name.split(".", 1)[1]
                 raise BadInput(f"{what} is not a valid ONNX model: its {name} is no text")
+
+
+def _check_notes(notes: int, what: str) -> None:
+    if notes > MOST_NOTES:
+        raise BadInput(f"{what} carries more than {MOST_NOTES >> 20} MiB of metadata, which are not read")
 
 
 class _Fields(dict[FieldDescriptor, tuple[bool, bool] | None]):

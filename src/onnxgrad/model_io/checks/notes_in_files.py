@@ -1,14 +1,15 @@
 """Metadata of a model file is counted before the file is parsed, which takes several times its size in memory.
 
 The fields of a message are passed over in the file (https://protobuf.dev/programming-guides/encoding). Those of the
-model and of its graph that are text or metadata are counted. Metadata of nodes and tensors is counted once the message
-is there (`declared_sizes`).
+model, of its graph and functions, and of large nodes that are text or metadata are counted. Metadata of small nodes and
+of tensors is counted once the message is there (`declared_sizes`).
 """
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import onnx
@@ -16,20 +17,54 @@ import onnx
 from onnxgrad.errors import BadInput
 from onnxgrad.model_io.checks.declared_sizes import MOST_NOTES
 
-_GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
-#: Fields of a model and of a graph that are text or metadata.
-_OF_MODEL = {
-    onnx.ModelProto.METADATA_PROPS_FIELD_NUMBER,
-    onnx.ModelProto.DOC_STRING_FIELD_NUMBER,
-    onnx.ModelProto.PRODUCER_NAME_FIELD_NUMBER,
-    onnx.ModelProto.PRODUCER_VERSION_FIELD_NUMBER,
-    onnx.ModelProto.DOMAIN_FIELD_NUMBER,
-}
-_OF_GRAPH = {
-    onnx.GraphProto.METADATA_PROPS_FIELD_NUMBER,
-    onnx.GraphProto.DOC_STRING_FIELD_NUMBER,
-    onnx.GraphProto.NAME_FIELD_NUMBER,
-}
+#: Nodes of fewer bytes are not looked into.
+_LARGE_NODE = 1 << 10
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A kind of message.
+
+    Attributes:
+        notes: numbers of the fields that are text or metadata.
+        inner: the kinds of messages in other fields, by the number of the field.
+        least: messages of fewer bytes are passed over.
+    """
+
+    notes: frozenset[int]
+    inner: dict[int, _Message] = field(default_factory=dict)
+    least: int = 0
+
+
+_NODE = _Message(
+    frozenset({onnx.NodeProto.METADATA_PROPS_FIELD_NUMBER, onnx.NodeProto.DOC_STRING_FIELD_NUMBER}), least=_LARGE_NODE
+)
+_GRAPH = _Message(
+    frozenset(
+        {
+            onnx.GraphProto.METADATA_PROPS_FIELD_NUMBER,
+            onnx.GraphProto.DOC_STRING_FIELD_NUMBER,
+            onnx.GraphProto.NAME_FIELD_NUMBER,
+        }
+    ),
+    {onnx.GraphProto.NODE_FIELD_NUMBER: _NODE},
+)
+_FUNCTION = _Message(
+    frozenset({onnx.FunctionProto.METADATA_PROPS_FIELD_NUMBER, onnx.FunctionProto.DOC_STRING_FIELD_NUMBER}),
+    {onnx.FunctionProto.NODE_FIELD_NUMBER: _NODE},
+)
+_MODEL = _Message(
+    frozenset(
+        {
+            onnx.ModelProto.METADATA_PROPS_FIELD_NUMBER,
+            onnx.ModelProto.DOC_STRING_FIELD_NUMBER,
+            onnx.ModelProto.PRODUCER_NAME_FIELD_NUMBER,
+            onnx.ModelProto.PRODUCER_VERSION_FIELD_NUMBER,
+            onnx.ModelProto.DOMAIN_FIELD_NUMBER,
+        }
+    ),
+    {onnx.ModelProto.GRAPH_FIELD_NUMBER: _GRAPH, onnx.ModelProto.FUNCTIONS_FIELD_NUMBER: _FUNCTION},
+)
 
 
 def check_notes(file: BinaryIO, size: int, what: str) -> None:
@@ -38,17 +73,17 @@ def check_notes(file: BinaryIO, size: int, what: str) -> None:
         return
     notes = 0
     with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
-        todo = [(0, size, _OF_MODEL)]
+        todo = [(0, size, _MODEL)]
         while todo:
-            begin, end, counted = todo.pop()
+            begin, end, kind = todo.pop()
             for number, low, high in _fields(data, begin, end):
-                if number in counted:
+                if number in kind.notes:
                     notes += high - low
                     if notes > MOST_NOTES:
                         most = f"{MOST_NOTES >> 20} MiB"
                         raise BadInput(f"{what} carries more than {most} of metadata, which are not read")
-                elif number == _GRAPH and counted is _OF_MODEL:
-                    todo.append((low, high, _OF_GRAPH))
+                elif (inner := kind.inner.get(number)) is not None and high - low >= inner.least:
+                    todo.append((low, high, inner))
 
 
 def _fields(data: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
