@@ -47,6 +47,32 @@ def as_table(labels, folder):
     return folder / "d.csv"
 
 
+def test_a_missing_label_is_refused_by_evaluate_too(tmp_path):
+    pytest.importorskip("pyarrow")
+    for cells in (changed(GOOD.astype(object), 4, ""), changed(GOOD.astype(object), 4, "nan")):
+        with pytest.raises(BadInput, match=r"array 'labels' of .*: missing values: 1, the first in row 4"):
+            evaluate(model(), as_table(cells, tmp_path), inputs={"x": "a..c"})
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (np.eye(3)[GOOD] * 100, "label 100 in row 0; .* from 0 to 1\n  hint: divide by 100"),
+        (-np.eye(3)[GOOD], "label -1"),
+    ],
+)
+def test_probabilities_as_targets_lie_between_0_and_1(labels, words):
+    with pytest.raises(BadInput, match=words):
+        Trainer(model(), loss="kl:targets=probabilities", options=ONE).fit({"x": X, "labels": labels})
+    Trainer(model(), loss="kl", options=ONE).fit({"x": X, "labels": labels}, epochs=1)  # logits
+
+
+def test_labels_none_of_which_counts():
+    trainer = Trainer(model(), loss="cross_entropy:ignore_index=-100", options=ONE)
+    with pytest.raises(BadInput, match="no label that counts: all are -100"):
+        trainer.fit({"x": X, "labels": np.full(8, -100)})
+
+
 WAYS = [as_arrays, as_rows, as_stream, as_folder, as_table]
 
 

@@ -22,7 +22,7 @@ from onnxgrad.training.data.augment import Augment
 from onnxgrad.training.data.axes import check_label_rows, fed_whole, fixed_batch
 from onnxgrad.training.data.by_position import named_by_position
 from onnxgrad.training.data.columns import Column, Dense, Mapped, single_array
-from onnxgrad.training.data.fields import Field, fitted, match
+from onnxgrad.training.data.fields import Field, check_counted, fitted, match
 from onnxgrad.training.data.fingerprint import fingerprint
 from onnxgrad.training.data.images import Images, Pictures
 from onnxgrad.training.data.labels import ClassColumn, check_count, class_column, numbered
@@ -111,6 +111,7 @@ class Data:
             array = self.columns[f.name].array
             if array is not None:
                 self.arrays[f.name] = fitted(chosen[f.name], array, f, name)
+                check_counted(self.arrays[f.name], f, f"array {chosen[f.name]!r} of {name}")
         for f in [f for f in fed if f.label and f.indices]:
             if (lengths := self.columns[f.name].lengths) is not None and np.ptp(lengths):
                 _check_padding(f, f"array {chosen[f.name]!r} of {name}")

@@ -173,6 +173,12 @@ def check_labels(labels: np.ndarray, field: Field, where: str, rows: np.ndarray 
             )
 
 
+def check_counted(labels: np.ndarray, field: Field, where: str) -> None:
+    """Raise BadInput if the loss leaves out all `labels`, the mean of none of which is no number."""
+    if field.label and field.ignored is not None and labels.size and (labels == field.ignored).all():
+        raise BadInput(f"{where} has no label that counts: all are {field.ignored}, which the loss ignores")
+
+
 def _at(array: np.ndarray, bad: np.ndarray, rows: np.ndarray | None) -> str:
     """The first `bad` element and its row, in words."""
     place = tuple(np.argwhere(bad)[0])

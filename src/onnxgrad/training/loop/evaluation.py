@@ -69,6 +69,9 @@ class Evaluation:
     options: Options = field(default_factory=Options)
 
     def __post_init__(self) -> None:
+        nodes = () if self.tail is None else self.tail.graph
+        #: labels whose logarithms are taken, kept away from 0 by a Max: probabilities
+        self.label_logarithms = {v.name for n in nodes if n.op_type == "Max" for v in reads(n) if v.name in self.labels}
         self._tail = None if self.tail is None else Session(self.tail, self.options)
         self._head: Session | None = None
 
@@ -108,7 +111,7 @@ class Evaluation:
                 return replace(found, classes=p.classes, ignored=p.ignored, indices=True)
             if p.label == name and isinstance(p.comparison, Binary):
                 return replace(found, binary=True)
-        return found
+        return replace(found, binary=name in self.label_logarithms)
 
     def meters(self, metrics: Sequence[str] | None = None, classes: Sequence[str] | None = None) -> list[Meter]:
         """Build meters for `metrics` (default: the usual ones), one for each prediction.

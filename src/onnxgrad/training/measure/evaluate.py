@@ -119,6 +119,8 @@ def evaluate(
     columns = open_data(data, preparation.pictures(trained), preparation.inputs, trained.inputs)
     called = _labels(columns, labels, source, {f.name for f in fields_of(opened)})
     where = f"array {called!r} of {source}"
+    if columns[called].problem:
+        raise BadInput(f"{where}: {columns[called].problem}")
     names = class_names(opened, [output.name or ""], _scores(output))
     columns[called] = class_column(columns[called], where)
     if names is not None:
