@@ -1,4 +1,4 @@
-"""The page of results and its plots, from the JSON files that the benchmark keeps for each kind of processor."""
+"""The pages of results and their plots, from the JSON files that the benchmark keeps for each kind of processor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ This page compares the time and memory of one training step of onnxgrad with PyT
 the same weights and sees the same batches, and the losses of its first steps are compared: a fast wrong step does not
 count. Competitors take turns in one run, each in its own process and, where needed, in its own environment. Ratios are
 to `torch` in the same turn: their median and quartiles over the turns. `python -m benchmarks.training --check` measures
-again and fails where a ratio has become worse than the one on this page.
+again and fails where a ratio has become worse than the one on this page. The [tables of each model](benchmarks-models.md) have
+milliseconds, megabytes, start-up times and differences of losses.
 
 | competitor | what it is |
 |---|---|
@@ -31,6 +32,13 @@ again and fails where a ratio has become worse than the one on this page.
 | onnxsim | its training loop |
 | onnxgrad | this project with its defaults: the step graph on stock ONNX Runtime, with [kernels in C](native.md) |
 | onnxgrad, portable | the same with standard operators alone (`target="portable"`) |
+"""
+
+MODELS = """\
+# Benchmark: each model
+
+This page has the measurements of each model behind [the benchmark](benchmarks.md), which explains the competitors. `ratio` is to
+`torch` in the same turn. `losses differ by` is the largest difference from the losses of `torch` over the first steps.
 """
 
 TITLES = {
@@ -61,10 +69,10 @@ UNSEEN = ("diffusion", "wavenet", "graph_net", "mamba", "swin")
 
 
 def write(results: Path, page: Path) -> None:
-    """Write `page` and its plots beside it: what is in each folder of `results`."""
+    """Write the summary `page`, a page with a table for each model, and the plots: a section per folder of `results`."""
     pictures = page.parent / "images"
     pictures.mkdir(parents=True, exist_ok=True)
-    lines = [INTRODUCTION]
+    lines, models = [INTRODUCTION], [MODELS]
     for folder in sorted(p for p in results.iterdir() if p.is_dir()):
         found = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))}
         scale, fractions = found.pop("scale", None), found.pop("fractions", None)
@@ -72,7 +80,9 @@ def write(results: Path, page: Path) -> None:
         if not found:
             continue
         trained = {w: r["peers"] for w, r in found.items() if w != "resnet50"}
-        lines.append(f"## {next(iter(found.values()))['setting']['processor']}\n")
+        heading = f"## {next(iter(found.values()))['setting']['processor']}\n"
+        lines.append(heading)
+        models.append(heading)
         lines += _summary(trained, "step_s", "Step time")
         lines += _summary(trained, "peak_mb", "Peak memory of the process")
         for key, stem, what in (("step_s", "step", "step time"), ("peak_mb", "memory", "peak memory")):
@@ -82,10 +92,11 @@ def write(results: Path, page: Path) -> None:
         if fractions:
             lines += _fractions(fractions)
         for workload, measured in found.items():
-            lines += _section(workload, measured)
+            models += _section(workload, measured)
         if scale:
             lines += _scale(scale)
     page.write_text("\n".join(lines).rstrip() + "\n")
+    page.with_name(f"{page.stem}-models.md").write_text("\n".join(models).rstrip() + "\n")
 
 
 def turns(peers: dict[str, Any], name: str, key: str) -> Any:
