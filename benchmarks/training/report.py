@@ -17,8 +17,8 @@ This page compares the time and memory of one training step of onnxgrad with PyT
 the same weights and sees the same batches, and the losses of its first steps are compared: a fast wrong step does not
 count. Competitors take turns in one run, each in its own process and, where needed, in its own environment. Ratios are
 to `torch` in the same turn: their median and quartiles over the turns. `python -m benchmarks.training --check` measures
-again and fails where a ratio has become worse than the one on this page. The [tables of each model](benchmarks-models.md) have
-milliseconds, megabytes, start-up times and differences of losses.
+again and fails where a ratio has become worse than the one on this page. The [tables of each
+model](benchmarks-models.md) have milliseconds, megabytes, start-up times and differences of losses.
 
 | competitor | what it is |
 |---|---|
@@ -37,8 +37,9 @@ milliseconds, megabytes, start-up times and differences of losses.
 MODELS = """\
 # Benchmark: each model
 
-This page has the measurements of each model behind [the benchmark](benchmarks.md), which explains the competitors. `ratio` is to
-`torch` in the same turn. `losses differ by` is the largest difference from the losses of `torch` over the first steps.
+This page has the measurements of each model behind [the benchmark](benchmarks.md), which explains the competitors.
+`ratio` is to `torch` in the same turn. `losses differ by` is the largest difference from the losses of `torch` over the
+first steps.
 """
 
 TITLES = {
@@ -69,7 +70,7 @@ UNSEEN = ("diffusion", "wavenet", "graph_net", "mamba", "swin")
 
 
 def write(results: Path, page: Path) -> None:
-    """Write the summary `page`, a page with a table for each model, and the plots: a section per folder of `results`."""
+    """Write the summary `page`, a page with a table per model, and the plots: a section per folder of `results`."""
     pictures = page.parent / "images"
     pictures.mkdir(parents=True, exist_ok=True)
     lines, models = [INTRODUCTION], [MODELS]
