@@ -64,6 +64,23 @@ def test_gradient_and_tangent():
     np.testing.assert_allclose(run(jvp(ONE, wrt="x", of="y"), x=X, x_tangent=g)["y_tangent"], g * slope, rtol=1e-5)
 
 
+def test_its_shape_is_that_of_its_operands():
+    """Also in a domain of which nothing else is known."""
+
+    @elementwise("Doubled", domain="com.example")
+    def doubled(op, g, x, z):
+        """y = 2x + z: (2g, g)"""
+        return 2 * g, g
+
+    text = """<ir_version: 9, opset_import: ["": 18, "com.example": 1]> g (float[N, 3] x, float[3] b) => (float y) {
+        z = com.example.Doubled (x, b) y = ReduceSum <keepdims = 0> (z) }"""
+    derived = vjp(onnx.parser.parse_model(text), wrt=["x", "b"], of="y")
+    (z,) = [v for v in derived.graph.value_info if v.name == "z"]
+    assert [d.dim_param or d.dim_value for d in z.type.tensor_type.shape.dim] == ["N", 3]
+    assert not {"If", "Size"} & set(operators_of(derived.graph))
+    del registry._rules["com.example", "Doubled"], operators._TRAITS["com.example", "Doubled"]
+
+
 def test_batching_keeps_one_node():
     derived = vmap(ONE)
     assert operators_of(derived.graph) == ["QuickGelu"]

@@ -96,6 +96,14 @@ def broadcast(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         node.outputs[0].shape = ir.Shape(dims)
 
 
+def infer_elementwise(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
+    """Type and shape of an operator of another domain that is elementwise: those of its operands, which broadcast."""
+    (out, *_), x = node.outputs, node.inputs[0] if node.inputs else None
+    out.type = out.type or (None if x is None else x.type)
+    if out.shape is None:
+        broadcast(ctx, node)
+
+
 def batches(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
     """The leading axes of batches of matrices are broadcast."""
     a, b = (None if v is None or v.shape is None else list(v.shape) for v in node.inputs[:2])

@@ -24,6 +24,7 @@ from onnxgrad.ir.infer.registry import registry
 from onnxgrad.ir.known_branches import known_branches
 from onnxgrad.ir.names import described
 from onnxgrad.ir.notes import properties
+from onnxgrad.ir.operators import traits_of
 from onnxgrad.ir.schemas import schema_of
 
 Typed = tuple[ir.TypeProtocol, ir.Shape]
@@ -226,7 +227,10 @@ class Inference:
                 context.name_anonymous_dims(value)
         infer = context.function(node)
         if infer is None:
-            ask_onnx(node, context)
+            if node.domain and traits_of(node).is_elementwise:
+                corrections.infer_elementwise(context, node)
+            else:
+                ask_onnx(node, context)
             return
         try:
             infer(context, node)
