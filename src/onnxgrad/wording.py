@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
+#: A dimension that onnx-shape-inference named.
+_INFERRED = re.compile(r"\b_d\d+\b")
 _WORDS = {"U": "text", "S": "bytes", "O": "Python objects", "V": "records", "M": "dates", "m": "durations"}
 
 
@@ -27,16 +30,25 @@ def type_text(dtype: Any) -> str:
     return dtype.name if dtype.kind == "V" and dtype.names is None else _WORDS.get(dtype.kind, dtype.name)
 
 
-def shape_text(shape: Iterable[Any] | None) -> str:
-    """Dimensions in brackets: numbers, names, and ``?`` for one that has neither.
+def is_number(text: str) -> bool:
+    """True if `text` is a number as Python writes one."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
-    >>> shape_text(ir.Shape(["N", 3, None])), shape_text(None)
-    ('[N, 3, ?]', '[…]')
+
+def shape_text(shape: Iterable[Any] | None) -> str:
+    """Dimensions in brackets: numbers, names, and ``?`` for one that has neither, or a name that inference made.
+
+    >>> shape_text(ir.Shape(["N", 3, None, "_d0"])), shape_text(None)
+    ('[N, 3, ?, ?]', '[…]')
     """
     if shape is None:
         return "[…]"
     dims = (d.value if isinstance(d, ir.SymbolicDim) else d for d in shape)
-    return f"[{', '.join('?' if d is None else str(d) for d in dims)}]"
+    return f"[{', '.join('?' if d is None or _INFERRED.search(str(d)) else str(d) for d in dims)}]"
 
 
 def tensor_text(dtype: Any, shape: Iterable[Any] | None) -> str:

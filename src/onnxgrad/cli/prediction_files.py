@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.files import replacing
+from onnxgrad.wording import is_number
 
 #: Separators of tables, by the suffix of the file.
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -81,13 +82,5 @@ def _lines(arrays: Mapping[str, np.ndarray], classes: Sequence[str] | None) -> I
 def _cell(entry: object) -> object:
     """`entry` as a spreadsheet may read it: text that it would take for a formula begins with an apostrophe."""
     if isinstance(entry, str):
-        return f"'{entry}" if entry.startswith(_FORMULA) and not _is_number(entry) else entry
+        return f"'{entry}" if entry.startswith(_FORMULA) and not is_number(entry) else entry
     return entry.item() if isinstance(entry, np.generic) else entry
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

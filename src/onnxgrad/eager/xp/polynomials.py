@@ -13,10 +13,10 @@ from onnxgrad.eager.xp.creation import linspace
 from onnxgrad.eager.xp.dtypes import cast, promoted
 from onnxgrad.eager.xp.indexing import getitem
 from onnxgrad.eager.xp.linalg import lstsq
-from onnxgrad.eager.xp.manipulation import Axis, axes_of, concat, expand_dims, permute_dims, reshape
+from onnxgrad.eager.xp.manipulation import Axis, concat, expand_dims, reshape
 from onnxgrad.eager.xp.products import matmul
-from onnxgrad.eager.xp.searching import sort, take_along_axis
-from onnxgrad.eager.xp.statistics import convolve, vander
+from onnxgrad.eager.xp.searching import take_along_axis
+from onnxgrad.eager.xp.statistics import convolve, sorted_for_quantiles, vander
 from onnxgrad.errors import BadInput
 
 __all__ = [
@@ -142,21 +142,14 @@ def histogram(
 
 def nanquantile(x: Any, /, q: Any, axis: Axis = None, keepdims: bool = False) -> Array:
     """The `q`-quantiles along `axis` of the elements that are not NaN, `q` in [0, 1] and constant."""
-    x, q = as_array(x), np.asarray(as_array(q)._read("a quantile's q") if isinstance(q, Array) else q, float)
-    if not ((q >= 0) & (q <= 1)).all():
-        raise BadInput("quantiles are of q between 0 and 1, percentiles between 0 and 100")
-    x = x if x.dtype.kind == "f" else cast(x, np.float64)
-    axes = axes_of(axis, x.ndim)
-    kept = tuple(1 if a in axes else n for a, n in enumerate(x.shape))
-    rest = [a for a in range(x.ndim) if a not in axes]
-    flat = sort(reshape(permute_dims(x, (*axes, *rest)), (-1, *(x.shape[a] for a in rest))), axis=0)
+    flat, q, kept = sorted_for_quantiles(x, q, axis)
     numbers = np.sum(~np.isnan(values_of("nanquantile", flat)), axis=0)
-    at = np.maximum(q.reshape(-1, *(1,) * len(rest)) * (numbers - 1.0), 0)
+    at = np.maximum(q.reshape(-1, *(1,) * (flat.ndim - 1)) * (numbers - 1.0), 0)
     low = np.floor(at).astype(int)
     high = np.minimum(low + 1, np.maximum(numbers - 1, 0))
     below, above = take_along_axis(flat, low, axis=0), take_along_axis(flat, high, axis=0)
-    y = e.add(below, e.multiply(e.subtract(above, below), (at - low).astype(x.dtype)))
-    return reshape(y, (*q.shape, *kept) if keepdims else (*q.shape, *(x.shape[a] for a in rest)))
+    y = e.add(below, e.multiply(e.subtract(above, below), (at - low).astype(flat.dtype)))
+    return reshape(y, (*q.shape, *kept) if keepdims else (*q.shape, *flat.shape[1:]))
 
 
 def nanpercentile(x: Any, /, q: Any, axis: Axis = None, keepdims: bool = False) -> Array:

@@ -42,6 +42,22 @@ _METHODS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }  # fmt: skip
 
 
+def sorted_for_quantiles(x: Any, q: Any, axis: Axis) -> tuple[Array, np.ndarray, tuple[int, ...]]:
+    """The elements sorted along a new first axis that stands for `axis`, the shares `q`, and the shape with axes kept.
+
+    Raises:
+        BadInput: a share is not in [0, 1].
+    """
+    x, q = as_array(x), np.asarray(as_array(q)._read("a quantile's q") if isinstance(q, Array) else q, float)
+    if not ((q >= 0) & (q <= 1)).all():
+        raise BadInput("quantiles are of q between 0 and 1, percentiles between 0 and 100")
+    x = x if x.dtype.kind == "f" else cast(x, np.float64)
+    axes = axes_of(axis, x.ndim)
+    kept = tuple(1 if a in axes else n for a, n in enumerate(x.shape))
+    rest = [a for a in range(x.ndim) if a not in axes]
+    return sort(reshape(permute_dims(x, (*axes, *rest)), (-1, *(x.shape[a] for a in rest))), axis=0), q, kept
+
+
 def quantile(
     x: Any,
     /,
@@ -57,20 +73,13 @@ def quantile(
     The methods are "linear", "lower", "higher", "nearest" and "midpoint". Where there is a NaN, the result is NaN.
     The derivative flows to the elements it lies between; `q` is constant.
     """
-    x, q = as_array(x), np.asarray(as_array(q)._read("a quantile's q") if isinstance(q, Array) else q, float)
     if method not in _METHODS:
         raise BadInput(f"method is one of {', '.join(_METHODS)}, not {method!r}")
-    if not ((q >= 0) & (q <= 1)).all():
-        raise BadInput("quantiles are of q between 0 and 1, percentiles between 0 and 100")
-    x = x if x.dtype.kind == "f" else cast(x, np.float64)
-    axes = axes_of(axis, x.ndim)
-    kept = tuple(1 if a in axes else n for a, n in enumerate(x.shape))
-    rest = [a for a in range(x.ndim) if a not in axes]
-    flat = sort(reshape(permute_dims(x, (*axes, *rest)), (-1, *(x.shape[a] for a in rest))), axis=0)
+    flat, q, kept = sorted_for_quantiles(x, q, axis)
     count = flat.shape[0]
     at = _METHODS[method](q * (count - 1))
     low = np.minimum(np.floor(at).astype(int), count - 1)
-    share = (at - low).reshape(q.shape + (1,) * len(rest)).astype(x.dtype)
+    share = (at - low).reshape(q.shape + (1,) * (flat.ndim - 1)).astype(flat.dtype)
     below, above = take(flat, low, 0), take(flat, np.minimum(low + 1, count - 1), 0)
     y = below + (above - below) * share
     last = getitem(flat, -1)  # NaN is sorted to the end

@@ -16,7 +16,7 @@ import numpy as np
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.training.data.columns import Column, Dense, Features
 from onnxgrad.training.data.fields import Field
-from onnxgrad.wording import type_text
+from onnxgrad.wording import is_number, type_text
 
 _NUMBERED = re.compile(r"(.*?)(\d+)")
 
@@ -123,16 +123,8 @@ def _described(array: np.ndarray) -> str:
     if array.dtype.kind in "fiub":
         return f"has the shape {list(array.shape)}"
     texts = [(row, value) for row, value in enumerate(array.flat) if isinstance(value, str)]
-    texts = [(row, value) for row, value in texts if not _is_number(value)] or texts
+    texts = [(row, value) for row, value in texts if not is_number(value)] or texts
     return f"is text ({texts[0][1][:40]!r} in row {texts[0][0]})" if texts else f"holds {type_text(array.dtype)}"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _select_columns(text: str, names: list[str]) -> list[str]:

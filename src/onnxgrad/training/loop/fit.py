@@ -28,251 +28,250 @@ from onnxgrad.training.optim.schedules import Schedule
 from onnxgrad.training.parallel.ranks import OnRank
 
 
-class Fit:
-    """The loop of a run: to be opened, then called.
-
-    Args:
-        run: the settings and the position of the run.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-
-    @contextmanager
-    def opened(self, resuming: bool, accept_changes: bool = False) -> Iterator[None]:
-        """Hold the folder of the checkpoint and listen to signals; the run stands where it begins, or goes on."""
-        run, strategy = self.run, self.run.strategy
-        self._check_monitors()
-        strategy.forget_stop()
-        if run.folder is None:
-            with interruptible(strategy.ask_to_stop, strategy.has_several):
-                self._begin(resuming, accept_changes)
-                yield
-            return
-        made = not run.folder.exists()
-        if not resuming:
-            try:
-                run.folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise BadInput(f"cannot keep a checkpoint in {str(run.folder)!r}: {error.strerror}") from error
-        elif not run.folder.is_dir():
-            raise BadInput(f"there is no checkpoint {str(run.checkpoint)!r}")
+@contextmanager
+def open_run(run: Run, resuming: bool, accept_changes: bool = False) -> Iterator[None]:
+    """Hold the folder of the checkpoint and listen to signals; the run stands where it begins, or goes on."""
+    strategy = run.strategy
+    _check_monitors(run)
+    strategy.forget_stop()
+    if run.folder is None:
+        with interruptible(strategy.ask_to_stop, strategy.has_several):
+            _begin(run, resuming, accept_changes)
+            yield
+        return
+    made = not run.folder.exists()
+    if not resuming:
         try:
-            with lock_folder(run.folder), interruptible(strategy.ask_to_stop, strategy.has_several):
-                self._begin(resuming, accept_changes)
-                yield
-        finally:
-            if made:
-                with suppress(OSError):
-                    run.folder.rmdir()  # if nothing came to be in it
+            run.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"cannot keep a checkpoint in {str(run.folder)!r}: {error.strerror}") from error
+    elif not run.folder.is_dir():
+        raise BadInput(f"there is no checkpoint {str(run.checkpoint)!r}")
+    try:
+        with lock_folder(run.folder), interruptible(strategy.ask_to_stop, strategy.has_several):
+            _begin(run, resuming, accept_changes)
+            yield
+    finally:
+        if made:
+            with suppress(OSError):
+                run.folder.rmdir()  # if nothing came to be in it
 
-    def _begin(self, resuming: bool, accept_changes: bool) -> None:
-        run, strategy = self.run, self.run.strategy
-        strategy.ranks.agree(lambda: agreement(run))
-        resuming = strategy.ranks.first(lambda: resuming)  # which may depend on what the first one has kept
-        if resuming:
-            resume(run, accept_changes)
-            return
-        strategy.begin()
-        self._seed_masks()
-        if strategy.shares_state:
-            self._save_first()
-        else:
-            strategy.ranks.first(self._save_first)
 
-    def _save_first(self) -> None:
-        if self.run.keeps:  # a place that cannot be written shows now, not after the first epoch
-            self._save()
+def _begin(run: Run, resuming: bool, accept_changes: bool) -> None:
+    strategy = run.strategy
+    strategy.ranks.agree(lambda: agreement(run))
+    resuming = strategy.ranks.first(lambda: resuming)  # which may depend on what the first one has kept
+    if resuming:
+        resume(run, accept_changes)
+        return
+    strategy.begin()
+    _seed_masks(run)
+    if strategy.shares_state:
+        _save_first(run)
+    else:
+        strategy.ranks.first(lambda: _save_first(run))
 
-    def _seed_masks(self) -> None:
-        """Have the masks of Dropout follow from the seed, unless the model says where they stand."""
-        held = self.run.step.state.get(COUNT)
-        if held is not None and not held.initial.numpy():
-            self.run.machine.load_state({**self.run.machine.now, COUNT: first_count(self.run.seed)})
 
-    def __call__(self) -> None:
-        """Take all epochs that are left."""
-        run = self.run
-        run.history.about["provenance"] = provenance(run.target)
-        try:
-            with run.strategy.ranks.agreeing():
-                for callback in run.callbacks:
-                    callback.start(run)
-            while run.epoch < run.epochs and not run.position.finished:
-                self._epoch()
-            run.history.about["finished"] = True
-            if run.position.finished:
-                run.history.about["stopped"] = run.position.finished
+def _save_first(run: Run) -> None:
+    if run.keeps:  # a place that cannot be written shows now, not after the first epoch
+        save(run)
+
+
+def _seed_masks(run: Run) -> None:
+    """Have the masks of Dropout follow from the seed, unless the model says where they stand."""
+    held = run.step.state.get(COUNT)
+    if held is not None and not held.initial.numpy():
+        run.machine.load_state({**run.machine.now, COUNT: first_count(run.seed)})
+
+
+def take_epochs(run: Run) -> None:
+    """Take all epochs that are left."""
+    run.history.about["provenance"] = provenance(run.target)
+    try:
+        with run.strategy.ranks.agreeing():
             for callback in run.callbacks:
-                callback.end(run)
-            run.strategy.end()
-        finally:
-            for callback in run.callbacks:
-                callback.stop()
+                callback.start(run)
+        while run.epoch < run.epochs and not run.position.finished:
+            _take_epoch(run)
+        run.history.about["finished"] = True
+        if run.position.finished:
+            run.history.about["stopped"] = run.position.finished
+        for callback in run.callbacks:
+            callback.end(run)
+        run.strategy.end()
+    finally:
+        for callback in run.callbacks:
+            callback.stop()
 
-    def _check_monitors(self) -> None:
-        """Raise UnknownName for a callback that watches what no epoch will have, before the first step."""
-        run = self.run
-        names = watched(run.callbacks)
-        if not names or any(not type(c).__module__.startswith("onnxgrad.") for c in run.callbacks):
-            return  # a callback of the caller's own may add to the record of an epoch
-        known = ["loss", "seconds", "steps_per_second", "rate_factor", *run.rates]
-        if run.validation is not None:
-            some = run.validation.select(np.arange(min(len(run.validation), 256)), run.validation.name)
-            measured = run.trainer.evaluation(run.strategy.inference_state(), some, metrics=run.metrics)
-            known += [f"validation_{what}" for what in measured]
-        for name in names:
-            if name in known:
-                continue
-            meant = f"validation_{name.removeprefix('val_')}"
-            if meant.removeprefix("validation_").partition(":")[0] in METRICS and run.validation is not None:
-                raise BadInput(f"no entry of an epoch named {name!r}; did you mean {meant!r}?")
-            hint = "\n  hint: give validation data" if "validation_loss" not in known else ""
-            raise BadInput(f"{UnknownName(name, known, 'entry of an epoch')}{hint}")
 
-    def _epoch(self) -> None:
-        run, at = self.run, self.run.position
-        order = np.arange(len(run.data))
-        if run.shuffle:
-            order = run.data.order([run.seed, at.epoch], run.batch_size, run.sample)
-        order = order[: run.rows]
-        begin = saved = time.monotonic()
-        before, stopped = at.seconds, False
-        for batch in run.data.batches(run.batch_size, order, at.row, [run.seed, at.epoch], run.strategy.part):
-            self._set_rate()
-            run.strategy.announce_save(run.folder is not None and time.monotonic() - saved > run.checkpoint_seconds)
-            loss = float(run.machine.step(batch)[run.step.loss])
-            at.step += 1
-            if not math.isfinite(loss):
-                raise TrainingError(
-                    f"the loss is {loss} at step {at.step} (epoch {at.epoch + 1}); {self._remedy()}{self._last_good()}"
-                )
-            size = min(run.batch_size, len(order) - at.row)
-            at.row += size
-            at.total += loss * size
-            at.history.curve.add(loss)
-            for callback in run.callbacks:
-                callback.step(run, loss)
-            now = time.monotonic()
-            at.seconds = before + now - begin
-            if run.evaluate_every is not None and at.step % run.evaluate_every == 0:
-                self._evaluate_between()
-                begin += time.monotonic() - now  # which is no time of steps
-                if stopped := bool(at.finished):
-                    break
-            if run.strategy.is_stopping:
-                self._interrupt()
-            if run.strategy.can_save(run.keeps and now - saved > run.checkpoint_seconds):
-                self._save()
-                saved = time.monotonic()
-        self._end_epoch(at.row if stopped else run.rows)
+def _check_monitors(run: Run) -> None:
+    """Raise UnknownName for a callback that watches what no epoch will have, before the first step."""
+    names = watched(run.callbacks)
+    if not names or any(not type(c).__module__.startswith("onnxgrad.") for c in run.callbacks):
+        return  # a callback of the caller's own may add to the record of an epoch
+    known = ["loss", "seconds", "steps_per_second", "rate_factor", *run.rates]
+    if run.validation is not None:
+        some = run.validation.select(np.arange(min(len(run.validation), 256)), run.validation.name)
+        measured = run.trainer.evaluation(run.strategy.inference_state(), some, metrics=run.metrics)
+        known += [f"validation_{what}" for what in measured]
+    for name in names:
+        if name in known:
+            continue
+        meant = f"validation_{name.removeprefix('val_')}"
+        if meant.removeprefix("validation_").partition(":")[0] in METRICS and run.validation is not None:
+            raise BadInput(f"no entry of an epoch named {name!r}; did you mean {meant!r}?")
+        hint = "\n  hint: give validation data" if "validation_loss" not in known else ""
+        raise BadInput(f"{UnknownName(name, known, 'entry of an epoch')}{hint}")
+
+
+def _take_epoch(run: Run) -> None:
+    at = run.position
+    order = np.arange(len(run.data))
+    if run.shuffle:
+        order = run.data.order([run.seed, at.epoch], run.batch_size, run.sample)
+    order = order[: run.rows]
+    begin = saved = time.monotonic()
+    before, stopped = at.seconds, False
+    for batch in run.data.batches(run.batch_size, order, at.row, [run.seed, at.epoch], run.strategy.part):
+        _set_rate(run)
+        run.strategy.announce_save(run.folder is not None and time.monotonic() - saved > run.checkpoint_seconds)
+        loss = float(run.machine.step(batch)[run.step.loss])
+        at.step += 1
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"the loss is {loss} at step {at.step} (epoch {at.epoch + 1}); {_remedy(run)}{_last_good(run)}"
+            )
+        size = min(run.batch_size, len(order) - at.row)
+        at.row += size
+        at.total += loss * size
+        at.history.curve.add(loss)
+        for callback in run.callbacks:
+            callback.step(run, loss)
+        now = time.monotonic()
+        at.seconds = before + now - begin
+        if run.evaluate_every is not None and at.step % run.evaluate_every == 0:
+            _evaluate_between(run)
+            begin += time.monotonic() - now  # which is no time of steps
+            if stopped := bool(at.finished):
+                break
         if run.strategy.is_stopping:
-            self._interrupt()
+            _interrupt(run)
+        if run.strategy.can_save(run.keeps and now - saved > run.checkpoint_seconds):
+            save(run)
+            saved = time.monotonic()
+    _end_epoch(run, at.row if stopped else run.rows)
+    if run.strategy.is_stopping:
+        _interrupt(run)
 
-    def _evaluate_between(self) -> None:
-        """Measure validation data between two steps."""
-        run, at = self.run, self.run.position
-        self._settle()
-        record = {"epoch": at.epoch + 1, "step": at.step, "loss": at.total / at.row, **self._validated()}
-        at.history.evaluations.append(record)
-        for callback in run.callbacks:
-            callback.evaluation(run, record)
-        self._decide_together()
 
-    def _decide_together(self) -> None:
-        """End the run on all ranks where a callback ends it on the first."""
-        position = self.run.position
-        position.finished = self.run.strategy.ranks.first(lambda: position.finished)
+def _evaluate_between(run: Run) -> None:
+    """Measure validation data between two steps."""
+    at = run.position
+    _settle(run)
+    record = {"epoch": at.epoch + 1, "step": at.step, "loss": at.total / at.row, **_validated(run)}
+    at.history.evaluations.append(record)
+    for callback in run.callbacks:
+        callback.evaluation(run, record)
+    _decide_together(run)
 
-    def _validated(self) -> dict[str, float]:
-        run = self.run
-        if run.validation is None:
-            return {}
-        strategy, size = run.strategy, max(run.batch_size, 256)
-        measured = run.trainer.evaluation(
-            strategy.inference_state(), run.validation, size, run.metrics, strategy.ranks.collective
-        )
-        return {f"validation_{what}": value for what, value in measured.items()}
 
-    def _settle(self) -> None:
-        """Make the state equal on all ranks."""
-        self.run.position.total = self.run.strategy.settle(self.run.position.total)
+def _decide_together(run: Run) -> None:
+    """End the run on all ranks where a callback ends it on the first."""
+    position = run.position
+    position.finished = run.strategy.ranks.first(lambda: position.finished)
 
-    def _end_epoch(self, rows: int) -> None:
-        run, at = self.run, self.run.position
-        self._settle()
-        self._check_finite()
-        run.strategy.ranks.check_equal(run.strategy.common_state(), at.step)
-        record = {
-            "epoch": at.epoch + 1,
-            "step": at.step,
-            "loss": at.total / rows,
-            "seconds": at.seconds,
-            "steps_per_second": -(-rows // run.batch_size) / at.seconds if at.seconds else 0.0,
-            **run.rates,
-        }
-        between = at.history.evaluations
-        if run.evaluate_every is None:
-            record |= self._validated()
-        else:
-            if at.epoch + 1 == run.epochs and not (between and between[-1]["step"] == at.step):
-                self._evaluate_between()  # the last state is measured in any case
-            if between and between[-1]["step"] == at.step:
-                record |= {k: v for k, v in between[-1].items() if k.startswith("validation_")}
-        record = run.strategy.ranks.first(lambda: record)  # callbacks decide from the same numbers, from seconds too
-        at.history.epochs.append(record)
-        at.epoch += 1
-        at.begin_epoch()
-        for callback in run.callbacks:
-            callback.epoch(run, record)
-        self._decide_together()
-        if run.keeps:
-            self._save()
 
-    def _set_rate(self) -> None:
-        run = self.run
-        if not run.schedule and not run.rate_factors:
-            return
-        held = run.machine.held
-        if not held:
-            raise BadInput("the model has no learning rate that could follow a schedule")
-        factor = math.prod(run.rate_factors.values())
-        if isinstance(run.schedule, Schedule):
-            factor *= run.schedule(run.step_count)
-        elif run.schedule:
-            factor *= run.schedule(run.step_count / run.steps)
-        for name, array in held.items():
-            array[...] = run.step.rates[name].numpy() * factor
+def _validated(run: Run) -> dict[str, float]:
+    if run.validation is None:
+        return {}
+    strategy, size = run.strategy, max(run.batch_size, 256)
+    measured = run.trainer.evaluation(
+        strategy.inference_state(), run.validation, size, run.metrics, strategy.ranks.collective
+    )
+    return {f"validation_{what}": value for what, value in measured.items()}
 
-    def _check_finite(self) -> None:
-        state = self.run.machine.now
-        for name, tensor in self.run.step.state.items():
-            if tensor.initial.dtype in FLOATS and name in state and not np.isfinite(state[name]).all():
-                if not np.isfinite(tensor.initial.numpy()).all():
-                    continue  # a mask, or a bound, that was infinite from the start
-                raise (OnRank if name in self.run.strategy.places() else TrainingError)(
-                    f"{name!r} is not finite after step {self.run.step_count} (epoch {self.run.epoch + 1}); "
-                    f"try a smaller learning rate{self._last_good()}"
-                )
 
-    def _remedy(self) -> str:
-        """A remedy for a loss that is no number; the learning rate is not the cause at the first step."""
-        if self.run.step_count > 1:
-            return "try a smaller learning rate"
-        for name, held in self.run.step.model.graph.initializers.items():
-            tensor = held.const_value
-            if tensor is not None and tensor.dtype in FLOATS and np.isnan(tensor.numpy()).any():
-                return f"the weight {name!r} of the model holds nan"
-        return "nothing was trained yet: look at how large the data, the labels and the weights are"
+def _settle(run: Run) -> None:
+    """Make the state equal on all ranks."""
+    run.position.total = run.strategy.settle(run.position.total)
 
-    def _last_good(self) -> str:
-        return f"; the last good checkpoint is {str(self.run.checkpoint)!r}" if self.run.kept else ""
 
-    def _save(self) -> None:
-        save(self.run)
+def _end_epoch(run: Run, rows: int) -> None:
+    at = run.position
+    _settle(run)
+    _check_finite(run)
+    run.strategy.ranks.check_equal(run.strategy.common_state(), at.step)
+    record = {
+        "epoch": at.epoch + 1,
+        "step": at.step,
+        "loss": at.total / rows,
+        "seconds": at.seconds,
+        "steps_per_second": -(-rows // run.batch_size) / at.seconds if at.seconds else 0.0,
+        **run.rates,
+    }
+    between = at.history.evaluations
+    if run.evaluate_every is None:
+        record |= _validated(run)
+    else:
+        if at.epoch + 1 == run.epochs and not (between and between[-1]["step"] == at.step):
+            _evaluate_between(run)  # the last state is measured in any case
+        if between and between[-1]["step"] == at.step:
+            record |= {k: v for k, v in between[-1].items() if k.startswith("validation_")}
+    record = run.strategy.ranks.first(lambda: record)  # callbacks decide from the same numbers, from seconds too
+    at.history.epochs.append(record)
+    at.epoch += 1
+    at.begin_epoch()
+    for callback in run.callbacks:
+        callback.epoch(run, record)
+    _decide_together(run)
+    if run.keeps:
+        save(run)
 
-    def _interrupt(self) -> None:
-        self._settle()
-        if self.run.keeps:
-            self._save()
-        raise Interrupted(self.run.step_count, self.run.checkpoint)
+
+def _set_rate(run: Run) -> None:
+    if not run.schedule and not run.rate_factors:
+        return
+    held = run.machine.held
+    if not held:
+        raise BadInput("the model has no learning rate that could follow a schedule")
+    factor = math.prod(run.rate_factors.values())
+    if isinstance(run.schedule, Schedule):
+        factor *= run.schedule(run.step_count)
+    elif run.schedule:
+        factor *= run.schedule(run.step_count / run.steps)
+    for name, array in held.items():
+        array[...] = run.step.rates[name].numpy() * factor
+
+
+def _check_finite(run: Run) -> None:
+    state = run.machine.now
+    for name, tensor in run.step.state.items():
+        if tensor.initial.dtype in FLOATS and name in state and not np.isfinite(state[name]).all():
+            if not np.isfinite(tensor.initial.numpy()).all():
+                continue  # a mask, or a bound, that was infinite from the start
+            raise (OnRank if name in run.strategy.places() else TrainingError)(
+                f"{name!r} is not finite after step {run.step_count} (epoch {run.epoch + 1}); "
+                f"try a smaller learning rate{_last_good(run)}"
+            )
+
+
+def _remedy(run: Run) -> str:
+    """A remedy for a loss that is no number; the learning rate is not the cause at the first step."""
+    if run.step_count > 1:
+        return "try a smaller learning rate"
+    for name, held in run.step.model.graph.initializers.items():
+        tensor = held.const_value
+        if tensor is not None and tensor.dtype in FLOATS and np.isnan(tensor.numpy()).any():
+            return f"the weight {name!r} of the model holds nan"
+    return "nothing was trained yet: look at how large the data, the labels and the weights are"
+
+
+def _last_good(run: Run) -> str:
+    return f"; the last good checkpoint is {str(run.checkpoint)!r}" if run.kept else ""
+
+
+def _interrupt(run: Run) -> None:
+    _settle(run)
+    if run.keeps:
+        save(run)
+    raise Interrupted(run.step_count, run.checkpoint)

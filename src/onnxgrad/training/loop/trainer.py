@@ -17,7 +17,7 @@ from onnxgrad.training.data import Augment, split
 from onnxgrad.training.data.by_position import with_labels
 from onnxgrad.training.data.recipe import PreparationRecipe
 from onnxgrad.training.data.sampling import check_sample
-from onnxgrad.training.loop.fit import Fit
+from onnxgrad.training.loop.fit import open_run, take_epochs
 from onnxgrad.training.loop.history import History
 from onnxgrad.training.loop.listeners import loggers, rate_plan, watched, watchers, writers
 from onnxgrad.training.loop.rate_finder import RateTest, range_test
@@ -249,13 +249,12 @@ class Trainer(Trained):
         resuming = loop.resume or is_restarted(run)
         if not resuming:
             self.check_classes(rows, held_out)
-        running = Fit(run)
-        with running.opened(resuming, loop.accept_changes):
+        with open_run(run, resuming, loop.accept_changes):
             if resuming:  # a checkpoint may number them otherwise
                 self.check_classes(rows, held_out)
             self.classes = rows.classes or self.classes
             with self.strategy.ranks.running():
-                running()
+                take_epochs(run)
         return self.history
 
     def _check_recipe(self, recipe: Recipe) -> Sequence[str] | None:
