@@ -8,6 +8,7 @@ import pytest
 
 from onnxgrad.training.measure.readiness import readiness
 from tests.cli.said import ran, said
+from tests.training.graph.test_linear_models import classifier as sklearn_classifier
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]> g '
 
@@ -34,6 +35,20 @@ def test_a_classifier_of_probabilities(tmp_path):
     ]
     first = json.loads(checked(proto, tmp_path, "--loss mse --json"))[0]
     assert first == {"kind": "trains", "text": "with loss mse; labels: labels float32[N, 3]"}
+
+
+def test_nothing_that_onnxgrad_named_is_shown(tmp_path):
+    text = checked(sklearn_classifier([0, 1, 2]), tmp_path)
+    assert "cross_entropy is taken of the logits behind the probabilities" in text
+    assert "labels: labels int64[?]" in text
+    assert "15 numbers in operators" in said(tmp_path, "info PLACE/m.onnx")
+
+
+def test_one_score_is_no_class_also_behind_a_sigmoid(tmp_path):
+    proto = model("(float[N, 6] x) => (float[N, 1] y) { s = MatMul(x, w)\n y = Sigmoid(s) }", {"w": (6, 1)})
+    text = " ".join(checked(proto, tmp_path, "--loss cross_entropy", 2).split())
+    assert "one score for each row" in text
+    assert "bce_with_logits takes one score" in text
 
 
 def test_what_is_mended_and_what_a_better_export_would_give():

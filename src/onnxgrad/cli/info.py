@@ -48,8 +48,9 @@ def info(
     for what, name, kind in values:
         out.print(cell(f"{what:<10} {name:<{width}}  {kind}"), soft_wrap=True)
     weights, operators = found["weights"], found["operators"]
+    inside = f"; {weights['in_attributes']:,} numbers in operators" if weights["in_attributes"] else ""
     lines = {
-        "weights": f"{weights['count']} tensors, {weights['numbers']:,} numbers",
+        "weights": f"{weights['count']} tensors, {weights['numbers']:,} numbers{inside}",
         "trains": found["trains"],
         "file": f"{found['bytes'] / 1e6:.2f} MB, IR version {found['ir_version']}, "
         + ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in found["opsets"].items()),
@@ -82,7 +83,11 @@ def described(model: ir.Model, size: int) -> dict[str, Any]:
     return {
         "inputs": [_value(v) for v in graph.inputs if v.name not in graph.initializers],
         "outputs": [_value(v) for v in graph.outputs],
-        "weights": {"count": len(weights), "numbers": sum(v.const_value.size for v in weights if v.const_value)},
+        "weights": {
+            "count": len(weights),
+            "numbers": sum(v.const_value.size for v in weights if v.const_value),
+            "in_attributes": _numbers_in_attributes(model),
+        },
         "trains": _trains(model, size),
         "bytes": size,
         "ir_version": model.ir_version,
@@ -93,6 +98,12 @@ def described(model: ir.Model, size: int) -> dict[str, Any]:
         "classes": class_names(model),
         "training": [*([f"{len(infos)} entries"] if (infos := training_info(model)) else []), *training_notes(model)],
     }
+
+
+def _numbers_in_attributes(model: ir.Model) -> int:
+    """The number of floats in attributes of operators of ``ai.onnx.ml``, which keep their weights there."""
+    nodes = [n for n in model.graph if n.domain == "ai.onnx.ml"]
+    return sum(len(a.as_floats()) for n in nodes for a in n.attributes.values() if a.type == ir.AttributeType.FLOATS)
 
 
 def _trains(model: ir.Model, size: int) -> str:

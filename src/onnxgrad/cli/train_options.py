@@ -74,7 +74,7 @@ def other_spelling(name: str) -> str:
     if instead is not None and instead.instead:
         return instead.instead
     settings = {**{n: rule.settings for n, rule in OPTIMIZERS.items()}, **SECOND_ORDER}
-    owner = next((n for n, known in settings.items() if name in known), None)
+    owner = next((n for n in ("adam", *settings) if name in settings[n]), None)
     if owner is None:
         return ""
     return f"settings of an optimizer are written behind its name: --optimizer {owner}:{name}=…"

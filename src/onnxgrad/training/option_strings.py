@@ -11,6 +11,16 @@ from typing import Any
 
 from onnxgrad.errors import BadInput, close_to
 
+#: What other libraries call it.
+_ELSEWHERE = {
+    **dict.fromkeys(("ce", "crossentropy", "crossentropyloss", "log_loss", "softmax"), "cross_entropy"),
+    **dict.fromkeys(
+        ("bce", "bceloss", "bcewithlogitsloss", "binary_crossentropy", "binary_cross_entropy"), "bce_with_logits"
+    ),
+    **dict.fromkeys(("mae", "l1loss", "l1_loss", "mean_absolute_error"), "l1"),
+    **dict.fromkeys(("l2", "mseloss", "mse_loss", "mean_squared_error", "squared_error"), "mse"),
+    **dict.fromkeys(("kldiv", "kl_div", "kldivloss", "kl_divergence"), "kl"),
+}
 _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
 
 
@@ -72,7 +82,8 @@ def looked_up(what: str, name: str, table: Mapping[str, Any]) -> Any:
 
 
 def _near(name: str, table: Iterable[str]) -> str:
-    close = close_to(name, table)
+    usual = _ELSEWHERE.get(name.lower().replace("-", "_").replace(" ", "_"), "")
+    close = [usual] if usual in table else close_to(name, table)
     return f"\n  hint: did you mean {close[0]!r}?" if close else ""
 
 

@@ -231,7 +231,7 @@ class _Attachment:
         floats = [v for v in self.graph.outputs if v.dtype in FLOATS]
         if len(floats) != 1:
             found = ", ".join(repr(v.name) for v in floats) or "none"
-            raise BadInput(f"name the output that meets the labels with `output`; float outputs: {found}")
+            raise BadInput(f"name the output that meets the labels: output= (--prediction); float outputs: {found}")
         return floats[0]
 
     def _parameters(self, loss: ir.Value, optimizer: Optimizer) -> tuple[list[ir.Value], dict[str, int | None]]:

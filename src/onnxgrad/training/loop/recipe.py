@@ -12,7 +12,7 @@ import onnxruntime
 
 from onnxgrad.distributed import Collective
 from onnxgrad.errors import BadInput
-from onnxgrad.keywords import check_kind, check_whole
+from onnxgrad.keywords import UnknownKeyword, check_kind, check_whole
 from onnxgrad.runtime import Options
 from onnxgrad.settings import changed_settings, read_recipes, setting, settings_of
 from onnxgrad.training.build.recipe import (
@@ -221,7 +221,9 @@ class LogRecipe:
         for name in ("history", "plot", "log"):
             check_kind(name, getattr(self, name), (str, os.PathLike), "a path")
         if not isinstance(self.callbacks, Sequence) or not all(isinstance(c, Callback) for c in self.callbacks):
-            raise BadInput(f"callbacks are a list of Callback, not {self.callbacks!r}")
+            raise BadInput(
+                "callbacks are a list of Callback (of onnxgrad.training), as callbacks=[KeepBest('validation_loss')]"
+            )
 
 
 #: What `Trainer` takes, and what its `fit` does.
@@ -270,6 +272,8 @@ class Recipe:
         owned, further = settings_of(*recipes), further_settings()
         rest = {name: value for name, value in keywords.items() if name in further and name not in owned}
         own = {name: value for name, value in keywords.items() if name not in rest}
+        for name in [n for n in own if n in settings_of(*FIT) and n not in owned and n not in also]:
+            raise UnknownKeyword(f"{function} has no argument {name!r}; its method fit has")
         made = read_recipes(function, recipes, own, [*also, *further])
         places = {type(f.default): f.name for f in fields(cls)}
         return cls(**{places[type(recipe)]: recipe for recipe in made}, settings=rest)

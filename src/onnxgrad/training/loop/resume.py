@@ -73,7 +73,7 @@ def resume(run: Run, accept_changes: bool) -> None:
         moved = _compare(run, found, accept_changes)
         _resume_callbacks(run, found.run["callbacks"], accept_changes)
         _go_on(run, found, moved)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, BadInput):
             raise
         raise BadInput(f"the checkpoint {str(run.checkpoint)!r} does not say where its run stood") from error
@@ -144,13 +144,18 @@ def _compare(run: Run, found: Checkpoint, accept_changes: bool) -> bool:
     ]
     if not accept_changes:
         for what, old, new in changes:
-            raise _other(run, f"other {what}" if what.endswith("data") else f"{what} {old}, not {new}")
+            raise _other(run, f"other {what}" if what.endswith("data") else f"{what} {_plain(old)}, not {_plain(new)}")
         if found.step_graph != run.fingerprint and found.run.get("structure") != run.structure:
             raise BadInput(
                 f"the checkpoint {str(run.checkpoint)!r} belongs to another training step: the model, the loss, "
                 f"the optimizer or its settings are not those that it was written with{_ACCEPT}{_other_adam(run)}"
             )
     return any(what in ("seed", "shuffle", "batch size", "rows", "sample", "training data") for what, _, _ in changes)
+
+
+def _plain(value: Any) -> Any:
+    """`value`, a float with the digits of float32."""
+    return f"{value:.7g}" if isinstance(value, float) else value
 
 
 def _other_adam(run: Run) -> str:

@@ -7,6 +7,7 @@ of it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,13 +21,15 @@ from onnxgrad.training.graph.inline_graphs import Inlined
 from onnxgrad.training.graph.row_axis import rows_first
 from onnxgrad.training.loss.class_axis import with_class_axis
 from onnxgrad.training.loss.config import Loss
-from onnxgrad.training.loss.label_inputs import Labels
+from onnxgrad.training.loss.label_inputs import Labels, classes
 from onnxgrad.training.loss.logits import Ending
 from onnxgrad.training.loss.loss_function import LossFunction, prediction
 from onnxgrad.training.loss.score_blocks import MANY, ScoreBlocks
 from onnxgrad.training.loss.step_metrics import row_functions, write_step_metrics
 from onnxgrad.wording import tensor_text, type_text
 
+#: The name of a value that has none in the model, such as the logits of a LinearClassifier.
+_OWN = re.compile(r"d_[A-Z]\w*_\d+")
 #: In words, what a mean is taken over where none is taken.
 SUMMED = "nothing"
 
@@ -99,12 +102,15 @@ class Objective:
         assert kind is not None
         value = self.output(term.output)
         axis, perm = self._given[k]
+        if kind[0].labels is classes:  # one score is no class, whether or not it is a probability
+            classes(value, {**kind[1], "axis": axis})
         found = prediction(kind[0], value, {**kind[1], "axis": axis}, term.name, term.output is not None)
         if perm is not None:
             found = found.then(lambda b, x: b.Transpose(x, perm=perm))
         if found.leaves != (value,):
-            names = " and ".join(repr(v.name) for v in found.leaves)
-            self.notes[f"{term.name} is taken of the logits {names} of the probabilities {value.name!r}"] = None
+            names = [repr(v.name) for v in found.leaves if not _OWN.fullmatch(v.name or "")]
+            logits = f"the logits {' and '.join(names)} of" if names else "the logits behind"
+            self.notes[f"{term.name} is taken of {logits} the probabilities {value.name!r}"] = None
         return found
 
     def _read(self, k: int) -> list[ir.Value | None]:
@@ -240,7 +246,14 @@ class Objective:
             shape=None if dims is None else ir.Shape(dims),
         )
         if named and value.name != wanted:
-            raise BadInput(f"{wanted!r} is a value of the model, but no input: choose another name for `labels`")
+            hint = "choose another name"
+            if wanted != "labels":
+                hint = (
+                    f"of a column, write --inputs labels={wanted} instead (in Python inputs={{'labels': {wanted!r}}})"
+                )
+            raise BadInput(
+                f"`labels` cannot be {wanted!r}, which is a value of the model, but no input\n  hint: {hint}"
+            )
         self.b.graph.inputs.append(value)
         return Var(self.b, value)
 
