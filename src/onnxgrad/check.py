@@ -1,4 +1,4 @@
-"""Can every operator between `wrt` and `of` be differentiated, and how? And: which operators can, at all?"""
+"""Reports of differentiability: the operators between `wrt` and `of` in a model, and all operators."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BODY, LOWERING, REFUSED, NO_RULE = "function body", "lowering", "refused", "no r
 
 @dataclass
 class Row:
-    """One operator of a model, and what becomes of it."""
+    """An operator of a model, with the way in which it is differentiated."""
 
     domain: str
     op_type: str
@@ -161,7 +161,7 @@ def _tabulate(report: Report, graph: ir.Graph, wrt: list[ir.Value], of: list[ir.
 
 
 def _inner_status(inner: ir.Node, outer: ir.Node, builder: Builder) -> tuple[str, str]:
-    """Of a node in a graph inside `outer`; whether a derivative leads through it, deriving tells."""
+    """The status of a node in a graph inside `outer`; only the derivation decides if a derivative passes through it."""
     rule = rule_of(inner, builder)
     if rule is not None:
         return rule.kind, first_line(rule) or rule.reason
@@ -181,7 +181,7 @@ def first_line(rule: Rule | None) -> str:
 
 @dataclass
 class Operator:
-    """One operator of the specification, or one that has a rule."""
+    """An operator of the specification, or one with a rule."""
 
     domain: str
     op_type: str
@@ -196,7 +196,7 @@ class Operator:
 
 
 def operators() -> list[Operator]:
-    """Every rule of the registry, then the operators without one: written out, by body, or not at all."""
+    """List every operator with a rule, then those without: lowered, differentiated by their bodies, or refused."""
     table = [_described(*entry) for entry in registry.items()]
     known = {(o.domain, o.op_type) for o in table}
     for schema in sorted(onnx.defs.get_all_schemas(), key=lambda s: s.name):

@@ -30,7 +30,7 @@ _UNSEEN = re.compile(
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""`text`, in which a stranger may have put names, as it can be printed: what a terminal would obey is replaced.
+    r"""`text`, which may contain untrusted names, with terminal control characters replaced.
 
     >>> shown("w\x1b[2J")
     'w�[2J'
@@ -39,7 +39,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def json_text(value: Any) -> str:
-    """`value` as JSON with characters as they are; where a name of a file is no Unicode, all but ASCII is escaped."""
+    """`value` as JSON with non-ASCII characters unescaped, unless file names in it are not valid Unicode."""
     text = json.dumps(value, ensure_ascii=False)
     return text if is_unicode(text) else json.dumps(value)
 
@@ -78,7 +78,7 @@ class OnnxGradError(Exception):
 
 
 class BadInput(OnnxGradError, ValueError):
-    """Something handed in cannot be used; the message says what and what to do."""
+    """An input cannot be used; the message contains the reason and a remedy."""
 
 
 class UnknownName(BadInput, KeyError):
@@ -105,7 +105,7 @@ class NoDerivative(NotDifferentiable):
 
 
 class ZeroDerivative(UserWarning):
-    """A derivative that was asked for is zero wherever it is evaluated; `name`: of the value that it is by, or of."""
+    """A requested derivative is zero everywhere; `name` is the value that it is with respect to, or of."""
 
     def __init__(self, message: str, name: str = "") -> None:
         self.name = name
@@ -121,7 +121,7 @@ class PassWarning(UserWarning):
 
 
 class TrainingError(OnnxGradError):
-    """A training run could not start or go on."""
+    """A training run could not start or continue."""
 
 
 class RuleError(RuntimeError):

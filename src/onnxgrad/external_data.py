@@ -56,7 +56,7 @@ def settle_external(proto: onnx.ModelProto, path: Path) -> Folder:
 
 
 def check_external(path: Path) -> None:
-    """Check the external data of the model in the file at `path`, if it has any; what is no model is passed over.
+    """Check the external data of the model in the file at `path`; files that are no models are skipped.
 
     Raises:
         BadInput: a file is not there, no ordinary one, elsewhere, or too short.
@@ -89,7 +89,7 @@ class _File:
     found: os.stat_result
 
     def open(self) -> BinaryIO:
-        """Open it, if it is still the same file.
+        """Open the file, if it is still the same one.
 
         Raises:
             BadInput: it is not, or cannot be opened.
@@ -114,7 +114,7 @@ class Folder:
         self.files: dict[str, _File] = {}
 
     def file(self, location: str, name: str, end: int) -> _File:
-        """The file at `location`, which holds the tensor `name` up to the byte `end`."""
+        """The file at `location`, which stores the tensor `name` up to the byte `end`."""
         if location not in self.files:
             self.files[location] = self._looked_at(location, name)
         held = self.files[location]
@@ -158,7 +158,7 @@ class Folder:
 
 
 class _Weight(ir.ExternalTensor):
-    """A weight in external data that is what it was when the model was read, or cannot be had."""
+    """A weight in external data; reading it fails if the file has changed since the model was read."""
 
     def __init__(self, like: ir.ExternalTensor, file: _File, folder: Path) -> None:
         super().__init__(
@@ -204,7 +204,7 @@ def _names_beside(real: str, found: os.stat_result) -> int:
 
 
 def _tensors(proto: onnx.ModelProto) -> Iterator[tuple[onnx.TensorProto, bool]]:
-    """Every tensor of `proto`, and whether it is a weight of its graph or of a graph in that."""
+    """Every tensor of `proto`, with True for weights of its graph or of a nested graph."""
     trained = [g for i in proto.training_info for g in (i.algorithm, i.initialization)]
     stack: list[tuple[Any, bool]] = [(proto.graph, True), *((g, False) for g in (*trained, *proto.functions))]
     while stack:

@@ -38,7 +38,7 @@ def cache() -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` to write; it takes the place of `path` at the end of the ``with`` block.
+    """Yield a temporary file beside `path`; it replaces `path` at the end of the ``with`` block.
 
     `path` has either all of the new content or the old content, also after a crash.
 
@@ -60,7 +60,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def check_ordinary(path: Path) -> None:
-    """Raise BadInput if there is a folder or a device at `path`, which no file may take the place of."""
+    """Raise BadInput if `path` is a folder or a device, which a file cannot replace."""
     if path.is_dir():
         raise BadInput(f"cannot write {str(path)!r}: it is a directory")
     if path.exists() and not path.is_file():
@@ -68,7 +68,7 @@ def check_ordinary(path: Path) -> None:
 
 
 def open_ordinary(path: str | os.PathLike) -> BinaryIO:
-    """`path`, open for reading; what is no ordinary file is not opened, as that may wait forever, or do something.
+    """Open `path` for reading. Refuses special files, whose opening may block or have side effects.
 
     Raises:
         BadInput: it is a folder, a device, a pipe or a socket. OSError: it is not there, or cannot be read.
@@ -88,7 +88,7 @@ def open_ordinary(path: str | os.PathLike) -> BinaryIO:
 
 
 def check_readable(path: str | os.PathLike) -> None:
-    """Raise BadInput if there is something at `path` that is no ordinary file, OSError if there is nothing."""
+    """Raise BadInput if `path` exists but is no ordinary file, OSError if it does not exist."""
     _check_mode(path, os.stat(path))
 
 
@@ -100,7 +100,7 @@ def _check_mode(path: str | os.PathLike, found: os.stat_result) -> None:
 
 @contextmanager
 def scratch(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path`, gone at the end of the ``with`` block. Raises OSError if there can be none."""
+    """Yield a temporary folder beside `path`, removed at the end of the ``with`` block. Raises OSError on failure."""
     with _temporary(path, folder=True) as temporary:
         yield temporary
 
@@ -125,7 +125,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def flush(path: Path) -> None:
-    """See to it that what is in a file, or a rename in a folder, reaches the disk.
+    """Flush the content of a file, or a rename in a folder, to the disk.
 
     Where the system lets folders be opened for that.
     """
@@ -188,7 +188,7 @@ def _left_of(names: str) -> re.Pattern[str]:
 
 
 def sweep(folder: Path, names: str) -> None:
-    """Remove from `folder` what killed processes left of files whose names match the regular expression `names`."""
+    """Remove temporary files of killed processes from `folder`, whose targets match the regular expression `names`."""
     pattern = _left_of(names)
     try:
         with os.scandir(folder) as entries:
@@ -211,7 +211,7 @@ def _remove(path: Path) -> None:
 
 
 def _locked(path: Path) -> int | None:
-    """A handle that holds the lock of `path` as long as it is open; None if another one does, -1 without locks.
+    """A handle that locks `path` while it is open; None if another process has the lock, -1 without locks.
 
     Only files and folders are opened, not links: another user may have put a link there.
     """

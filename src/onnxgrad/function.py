@@ -159,7 +159,7 @@ class Function:
         return self._derive(first_order.grad, lambda s: s.gradients, wrt=wrt, of=of)
 
     def value_and_grad(self, *, wrt: Names, of: Names | None = None) -> Callable[..., tuple[Any, Any]]:
-        """A function that gives what this one gives, and the gradient of the sum of `of`, in one run."""
+        """A function that returns the results of this one and the gradient of the sum of `of`, in one run."""
         both = self._derive(first_order.value_and_grad, lambda s: {"": self.results, " ": s.gradients}, wrt=wrt, of=of)
 
         def value_and_grad(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -169,11 +169,11 @@ class Function:
         return value_and_grad
 
     def vjp(self, *, wrt: Names, of: Names | None = None, directions: int | str | None = None) -> Function:
-        """The pullback: takes one more argument, the cotangent, for each `of`."""
+        """The pullback: a function with one more argument, the cotangent, for each `of`."""
         return self._derive(first_order.vjp, lambda s: s.gradients, wrt=wrt, of=of, directions=directions)
 
     def jvp(self, *, wrt: Names, of: Names | None = None, directions: int | str | None = None) -> Function:
-        """The pushforward: takes one more argument, the tangent, for each `wrt`."""
+        """The pushforward: a function with one more argument, the tangent, for each `wrt`."""
         return self._derive(first_order.jvp, lambda s: s.output_tangents, wrt=wrt, of=of, directions=directions)
 
     def jacobian(
@@ -187,7 +187,7 @@ class Function:
         return self._derive(transforms.hessian, lambda s: s.hessians, wrt=wrt, of=of)
 
     def hvp(self, *, wrt: Names, of: Names | None = None) -> Function:
-        """The product of that Hessian and a vector: takes one more argument, the tangent, for each `wrt`."""
+        """The Hessian-vector product: a function with one more argument, the tangent, for each `wrt`."""
         return self._derive(transforms.hvp, lambda s: s.products, wrt=wrt, of=of)
 
     def gauss_newton_vp(self, *, wrt: Names, of: Names | None = None, loss: str | None = None) -> Function:
@@ -195,7 +195,7 @@ class Function:
         return self._derive(transforms.gauss_newton_vp, lambda s: s.products, wrt=wrt, of=of, loss=loss)
 
     def jet(self, *, wrt: Names, order: int, of: Names | None = None) -> Function:
-        """Derivatives along a path: takes the derivatives of the path as further arguments (see `onnxgrad.jet`)."""
+        """Derivatives along a path, whose derivatives are further arguments (see `onnxgrad.jet`)."""
         return self._derive(transforms.jet, _jets, wrt=wrt, of=of, order=order)
 
     def laplacian(self, *, wrt: str, of: Names | None = None, batch: int | None = None) -> Function:
@@ -203,7 +203,7 @@ class Function:
         return self._derive(transforms.laplacian, lambda s: s.laplacians, wrt=wrt, of=of, batch=batch)
 
     def sparse_jacobian(self, *, wrt: str, of: str | None = None) -> Callable[..., csr_array]:
-        """A function of the same arguments that gives the Jacobian as a ``scipy.sparse.csr_array``.
+        """A function of the same arguments that returns the Jacobian as a ``scipy.sparse.csr_array``.
 
         Its shape is (elements of `of`, elements of `wrt`), both in C order. Where it can be nonzero is found out at the
         first call for arguments of these shapes (see `onnxgrad.sparse_jacobian`).
@@ -239,7 +239,7 @@ class Function:
         return at
 
     def per_example_grad(self, *, wrt: Names, of: Names | None = None, batch: int = 0, shared: Names = ()) -> Function:
-        """The gradient for each example by itself, of shape ``[examples] + wrt.shape``."""
+        """The gradient of each example separately, of shape ``[examples] + wrt.shape``."""
         transform = transforms.per_example_grad
         return self._derive(transform, lambda s: s.gradients, wrt=wrt, of=of, batch=batch, shared=shared)
 
@@ -256,7 +256,7 @@ class Function:
         return self._cached((transforms.vmap, *axes, axis_size), make)
 
     def linearize(self, *, wrt: Names, of: Names | None = None) -> Callable[..., tuple[Any, Callable[..., Any]]]:
-        """A function that gives what this one gives, and the Jacobian at that point as a function of tangents.
+        """A function that returns the results of this one, and the Jacobian at that point as a function of tangents.
 
         The primal runs once; the function of tangents, one for each `wrt`, runs the linear half alone, as often as
         it is called.
@@ -271,7 +271,7 @@ class Function:
         return self._split(transforms.linearize, lambda s: (s.input_tangents, s.output_tangents), wrt=wrt, of=of)
 
     def split_vjp(self, *, wrt: Names, of: Names | None = None) -> Callable[..., tuple[Any, Callable[..., Any]]]:
-        """A function that gives what this one gives, and the pullback at that point as a function of cotangents.
+        """A function that returns the results of this one, and the pullback at that point as a function of cotangents.
 
         As `linearize`; the pullback takes one cotangent for each `of`.
         """
@@ -280,7 +280,7 @@ class Function:
     def _split(
         self, transform: Callable[..., transforms.Split], ends: Callable[..., tuple[Results, Results]], **how: Any
     ) -> Callable[..., tuple[Any, Callable[..., Any]]]:
-        """Both halves of a derivative, the second of which holds what the first computed."""
+        """Both halves of a derivative; the second one stores the residuals of the first."""
         how = {k: v if v is None or isinstance(v, str) else tuple(v) for k, v in how.items()}
         if how["of"] is None:
             how["of"] = self._float_results()
@@ -312,7 +312,7 @@ class Function:
         return at
 
     def _derive(self, transform: Callable[..., ir.Model], results: Callable[..., Results], **how: Any) -> Function:
-        """The function of the transformed model; what a call of it does not return goes from the graph."""
+        """The function of the transformed model, without outputs that a call does not return."""
         how = {k: v if v is None or isinstance(v, (str, int)) else tuple(v) for k, v in how.items()}
         if how["of"] is None:
             how["of"] = self._float_results()
@@ -336,14 +336,14 @@ class Function:
             return self._derived[key]
 
     def _float_results(self) -> tuple[str, ...] | None:
-        """The float outputs among the results: what a derivative is of by default."""
+        """The float outputs among the results, which derivatives are of by default."""
         values = {v.name: v for v in self.model.graph.outputs}
         names = dict.fromkeys(_leaves(self.results))
         return tuple(n for n in names if values[n].dtype in FLOATS) or None
 
 
 def model_bytes(model: ir.Model) -> bytes:
-    """`model` as a file that holds all of its weights.
+    """`model` as the bytes of a file with all of its weights.
 
     Raises:
         BadInput: one file cannot hold them.
@@ -367,7 +367,7 @@ def _rebuilt(model: ir.Model, options: Options, results: Results) -> Function:
 
 
 def _with_outputs(model: AnyModel, names: Names) -> ir.Model:
-    """A copy of `model` that gives the values `names`, and computes no more than these need."""
+    """A copy of `model` with the outputs `names`, and without the nodes that they do not need."""
     opened = open_lowered(model).model
     values = {v.name: v for node in opened.graph for v in node.outputs if v.name}
     opened.graph.outputs.clear()
@@ -384,7 +384,7 @@ def _jets(s: Signature) -> Results:
 
 
 def _given_constant(output: ir.Value) -> np.ndarray:
-    """The elements of an output that hands on a constant."""
+    """The elements of an output that is a constant."""
     node = output.producer()
     found = constant(output) if node is None else constant(node.inputs[0])
     assert found is not None

@@ -54,7 +54,7 @@ def check_keyword(function: str, name: str, known: Iterable[str]) -> None:
 
 
 def suggested_keyword(name: str, known: Collection[str], spell: Callable[[str], str] = repr) -> str:
-    """The `known` name to write instead of `name`, in words: what other libraries call it, or what looks alike.
+    """Suggest the `known` name for `name`: the equivalent of another library's name, or the most similar one.
 
     `spell` writes a name as the message shows it.
 
@@ -67,7 +67,7 @@ def suggested_keyword(name: str, known: Collection[str], spell: Callable[[str], 
 
 
 def check_kind(name: str, value: Any, kinds: type | tuple[type, ...], what: str) -> None:
-    """Raise BadInput unless `value` is None or one of `kinds`, `what` they are in words."""
+    """Raise BadInput unless `value` is None or one of `kinds`, which `what` describes."""
     if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)):
         raise BadInput(f"{name} is {what}, not {value!r}")
 
@@ -82,7 +82,7 @@ def check_whole(least: int | None = None, /, **numbers: Any) -> None:
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, which says what the arguments are called where it is given one that it does not have.
+    """Decorate `function`: unknown keyword arguments raise an error that suggests the closest valid name.
 
     One that takes any name is left alone: it knows itself what they may be.
     """
@@ -110,7 +110,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def checked_fields(cls: type[R]) -> type[R]:
-    """A dataclass, which says what its fields are called where it is given one that it does not have."""
+    """Decorate a dataclass: unknown fields raise an error that suggests the closest valid name."""
     cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
     return cls
 

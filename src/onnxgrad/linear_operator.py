@@ -86,7 +86,7 @@ def linear_operator(
 
 
 def _halves(f: Function, wrt: str, of: str | None) -> tuple[Function | None, Function, str]:
-    """The primal that gives residuals (None if there are none), the linear half, and the name of its tangent."""
+    """The primal with residuals (None without residuals), the linear half, and the name of its tangent."""
     outputs = (of,) if of is not None else f._float_results() or ()
     if len(outputs) != 1:
         raise BadInput(f"the model has {len(outputs)} float outputs; name one of {', '.join(outputs)} with `of`")

@@ -63,7 +63,7 @@ class RecipeField:
 
 
 def setting(default: Any, help: str, *, command: Any = _UNSET, **about: Any) -> Any:
-    """A field of a recipe; see `RecipeField` for what it is described by."""
+    """A field of a recipe; `RecipeField` explains the arguments."""
     metadata = {"help": help, "command": default if command is _UNSET else command, **about}
     if isinstance(default, Mapping):
         return field(default_factory=lambda: dict(default), metadata=metadata)
@@ -152,7 +152,7 @@ def _literal_globs(text: str) -> str:
 
 
 def _described(text: str, settings: Mapping[str, RecipeField]) -> str:
-    """A docstring with a line for each setting in the place of the line ``settings:``."""
+    """A docstring whose line ``settings:`` is replaced by a line for each setting."""
     lines = text.splitlines()
     for i, line in enumerate(lines):
         if line.strip() == "settings:":

@@ -1,4 +1,4 @@
-"""Programs that are run beside this one: Python, pip. None of them meets what lies in the working directory.
+"""Runs of other programs (Python, pip), isolated from the files of the working directory.
 
 A Python that is started with ``-c`` or ``-m`` looks for modules in the directory in which it stands, before all others:
 an ``onnx.py`` beside a model of a stranger would be executed. So each program stands in an empty folder of its own, and

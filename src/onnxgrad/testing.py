@@ -193,7 +193,7 @@ def _close(rung: str, got: Any, want: Any, atol: float) -> None:
 
 
 def _climb(case: Case, feeds: Arrays, differences: Arrays, *, symbolic: bool, rng: np.random.Generator) -> NodeCounts:
-    """Climb once; the `differences` of the first time are what the second, in the same directions, is held to."""
+    """Climb once; the second climb, in the same directions, is compared with the `differences` of the first."""
     primal = node_model(case, feeds, symbolic=symbolic)
     primal_run = _Reference(primal, case.evaluators)
     values = primal_run(feeds)
@@ -279,7 +279,7 @@ def _second_order(
 def _derived_jvp(
     case: Case, primal: onnx.ModelProto, feeds: Arrays, wrt: list[str], of: list[str], moved: Arrays, where: str
 ) -> None:
-    """Take the rule's own forward mode away and derive it from the VJP; both must agree."""
+    """Derive forward mode from the VJP instead of the rule's own form; both must agree."""
     rule = registry.get(case.domain, case.op, case.opset)
     if rule is None or isinstance(rule, (Zero, Undefined)) or not rule.has_jvp:
         return

@@ -40,7 +40,7 @@ def is_number(text: str) -> bool:
 
 
 def shape_text(shape: Iterable[Any] | None) -> str:
-    """Dimensions in brackets: numbers, names, and ``?`` for one that has neither, or a name that inference made.
+    """Dimensions in brackets: numbers, names, and ``?`` for unnamed ones and those that inference named.
 
     >>> shape_text(ir.Shape(["N", 3, None, "_d0"])), shape_text(None)
     ('[N, 3, ?, ?]', '[…]')

@@ -1,4 +1,4 @@
-"""One node to be batched: its operands, some of which are stacks, and what its batching rule asks of them."""
+"""The view that a batching rule has of one node: its operands, of which some are stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control flow whose way differs between directions: all ways are gone, and each direction keeps what is its own.
+"""Control flow that differs between directions: every branch runs, and a mask selects the results of each direction.
 
 That is what a Where does, and its price is not only the work. What a direction discards must not fail, and its
 derivative must be finite: 0·∞ is NaN, and would reach what the direction kept. So this is for operators that are total;
@@ -20,12 +20,12 @@ def is_total(graph: ir.Graph) -> bool:
 
 
 def mask_of(x: Var) -> Var:
-    """`x`, a stack of which each direction has one element, as a vector."""
+    """The mask of directions from `x`, a stack with one element per direction, as a vector."""
     return x if x.shape is not None and x.rank == 1 else x.builder.Reshape(x, [-1])
 
 
 def selected(mask: Var, x: Var, y: Var) -> Var:
-    """`x` for the directions for which `mask` holds, else `y`."""
+    """`x` for the directions where `mask` is true, else `y`."""
     b = x.builder
     mask = b.Reshape(Var(b, mask.value), [-1, *[1] * (x.rank - 1)])
     if x.dtype == ir.DataType.BOOL:  # ONNX Runtime has no Where of them

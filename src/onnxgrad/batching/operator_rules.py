@@ -134,7 +134,7 @@ def _one_hot(s: BatchedNode) -> Var:
 
 
 def shape(s: BatchedNode) -> Var:
-    """The sizes of one: they are no stack."""
+    """The sizes of an unbatched element."""
     rank = s.rank(0)
     start, end, _ = slice(s.int_attr("start", 0), s.int_attr("end", rank)).indices(rank)
     return s.b.Shape(s.x[0], start=start + 1, end=max(start, end) + 1)

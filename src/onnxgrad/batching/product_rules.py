@@ -48,7 +48,7 @@ def _product(x: Var, y: Var) -> Var:
 
 
 def gemm(s: BatchedNode) -> Var:
-    """Products, with what is transposed, scaled and added written out: Gemm takes matrices only."""
+    """Gemm of matrices; for stacks, the transposition, scaling and addition are separate nodes."""
     turned = []
     for i, name in enumerate(("transA", "transB")):
         perm = [0, 2, 1] if s.stacked[i] else [1, 0]

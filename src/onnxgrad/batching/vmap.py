@@ -159,7 +159,7 @@ class Stacking:
     # --- a loop over the directions ----------------------------------------------------------------
 
     def _scan(self, nodes: Sequence[ir.Node], given: Sequence[ir.Value]) -> None:
-        """Run `nodes`, of which only `given` is needed, in a Scan over the directions."""
+        """Run `nodes` in a Scan over the directions; only the values `given` are results."""
         if not given:
             return
         if not self.scans:
@@ -200,7 +200,7 @@ class Stacking:
         self._keep(node.outputs, cond(self.b, condition, lambda b: write(b, then), lambda b: write(b, other), likes))
 
     def _select(self, node: ir.Node) -> None:
-        """An If whose condition differs between directions: both branches, and of each what its direction takes."""
+        """Batch an If whose condition differs between directions: run both branches, and select per direction."""
         condition, sides = self.stacks[node.inputs[0]], []  # type: ignore[index]
         branches = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
         for branch in branches:
@@ -215,7 +215,7 @@ class Stacking:
             self._keep([value], [selected(condition, *both)])
 
     def _fill(self, graph: ir.Graph) -> None:
-        """Write everything that `graph` holds."""
+        """Write all nodes of `graph`."""
         for value in graph.initializers.values():
             if value.const_value is None:
                 raise Unstackable
@@ -223,7 +223,7 @@ class Stacking:
         self.write(list(graph), list(graph.outputs))
 
     def _iterate(self, node: ir.Node) -> None:
-        """A Scan or Loop whose states and slices are stacks where they differ between directions."""
+        """Batch a Scan or Loop: states and slices that differ between directions become stacks."""
         it = Iteration.of(node)
         moved = self._varying_values(it)
         if it.lead and (any(v in self.stacks for v in node.inputs[:2]) or it.body.outputs[0] in moved):
@@ -318,8 +318,10 @@ class Stacking:
         return self.b.Transpose(x, perm=[at, *(i for i in range(x.rank) if i != at)]), ScanAxis(0, slot.backwards)
 
     def _collected(self, y: Var, slot: ScanAxis, is_stack: bool, like: ir.Value) -> Var:
-        """A scan output, whose slices lie along the first axis, as they were meant to. (A Scan can stack along any
-        axis, but ONNX Runtime dies if another is empty.)"""
+        """Move the slices of a scan output from the first axis to their axis.
+
+        A Scan can stack along any axis, but ONNX Runtime crashes if another axis is empty.
+        """
         if like.shape is None and (is_stack or slot.axis):
             raise Unstackable
         rank, at = len(like.shape or ()), 0 if like.shape is None else slot.axis % max(len(like.shape), 1)

@@ -1,4 +1,4 @@
-"""The commands, put together; what every one of them does with errors and interrupts."""
+"""The application: all commands, with common handling of errors and interrupts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _MODULES = {"ops": "check"}
 
 
 class _Commands(TyperGroup):
-    """Turns what a user can act on into one clear message and an exit code; imports the command that is called only."""
+    """Group of commands: imports them when called, and turns expected errors into a message and exit code."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         given, listed, rest = super().resolve_command(ctx, args)
@@ -130,7 +130,7 @@ def command(name: str) -> Any:
 
 
 def build() -> typer.Typer:
-    """The command with all of its subcommands, each of which is imported when it is called."""
+    """Build the command with all of its subcommands, each of which is imported when it is called."""
     completion_init()  # answers shells that ask by an environment variable (see `onnxgrad.cli.completion`)
     app = typer.Typer(
         cls=_Commands,

@@ -86,7 +86,7 @@ def check(
 
 
 def _readiness(model: Path, loss: str | None, output: str | None, as_json: bool) -> None:
-    """Print what there is to know before `model` is trained."""
+    """Print the readiness of `model` for training."""
     found = readiness(load_model(model), loss, output=output)
     refused = all(f.kind != FACT for f in found)
     if as_json:
@@ -117,7 +117,7 @@ def _training(out: Console, model: ir.Model, problems: list[Problem]) -> None:
 
 
 def _differentiability(out: Console, model: ir.Model, wrt: list[str] | None, of: list[str] | None) -> bool:
-    """Print what `check` found; whether it is differentiable."""
+    """Print the report of `check`. Returns True if the model is differentiable."""
     report = check_model(model, wrt=wrt or None, of=of or None)
     table = Table(box=None, pad_edge=False)
     table.add_column("operator", no_wrap=True)

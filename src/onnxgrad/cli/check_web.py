@@ -1,4 +1,4 @@
-"""``onnxgrad check --target web``: what of a model runs in browsers."""
+"""``onnxgrad check --target web``: the operators of a model that browsers run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxgrad.training.export.web_report import NOWHERE, PROCESSOR, web_report
 
 
 def print_web_report(out: Console, model: ir.Model, path: Path) -> bool:
-    """Print what of `model`, which is in `path`, does not run on WebGPU, or not even on WASM.
+    """Print the operators of `model`, read from `path`, that do not run on WebGPU or WASM.
 
     Returns:
         Whether a session on WebGPU runs it.

@@ -1,4 +1,4 @@
-"""``onnxgrad completion``: what makes a shell complete the command."""
+"""``onnxgrad completion``: scripts for shell completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``onnxgrad export-step``: what a host on a device needs to train, with nothing but an ONNX runtime."""
+"""``onnxgrad export-step``: write a training step for a device that has only an ONNX runtime."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from onnxgrad.training.export.files import files_in
 
 
 class Reader(enum.StrEnum):
-    """Who reads the files."""
+    """The program that reads the exported family: CasADi, or a runtime."""
 
     casadi = "casadi"
     runtime = "runtime"

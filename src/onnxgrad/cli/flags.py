@@ -1,4 +1,4 @@
-"""Flags of commands, made of the settings of recipes; and the values of flags as Python takes them."""
+"""Build the flags of commands from the settings of recipes, and convert their values."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def check_paths(
     *,
     force: bool | None = None,
 ) -> None:
-    """Refuse a command that could not write in the end, would destroy what it reads, or a result by another.
+    """Refuse paths that cannot be written in the end, or that would overwrite an input or another result.
 
     Args:
         reads: files and folders by flag; `MODEL` is the model.

@@ -80,7 +80,7 @@ def _lines(arrays: Mapping[str, np.ndarray], classes: Sequence[str] | None) -> I
 
 
 def _cell(entry: object) -> object:
-    """`entry` as a spreadsheet may read it: text that it would take for a formula begins with an apostrophe."""
+    """Escape `entry` for spreadsheets: text that looks like a formula gets a leading apostrophe."""
     if isinstance(entry, str):
         return f"'{entry}" if entry.startswith(_FORMULA) and not is_number(entry) else entry
     return entry.item() if isinstance(entry, np.generic) else entry

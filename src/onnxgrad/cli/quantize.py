@@ -97,7 +97,7 @@ def quantize(
 
 
 def _refuse_training(context: typer.Context) -> None:
-    """Raise BadInput for a flag that says how to train, where nothing is."""
+    """Raise BadInput for a training flag without `--qat`."""
     for param in context.command.params:
         source: Any = context.get_parameter_source(param.name or "")
         if param.name in (*_TRAINING, "restart", "quiet") and source is not None and source.name == "COMMANDLINE":

@@ -29,7 +29,7 @@ _ONCE = {"resume", "restart", "accept_changes", "force", "config", "find_lr", "q
 
 
 def _read(context: typer.Context, path: Path | None) -> Path | None:
-    """Take the flags in the file at `path` for the defaults of the command."""
+    """Read the flags in the file at `path` as defaults of the command."""
     if path is None:
         return None
     try:
@@ -72,7 +72,7 @@ Config = Annotated[
 
 
 def written(context: typer.Context) -> str:
-    """The TOML that repeats the command of `context`; flags that are what they are by default are left out."""
+    """The TOML that repeats the command of `context`, without flags that have their default."""
     lines: list[str] = []
     for parameter in context.command.params:
         value, flag = context.params.get(parameter.name or ""), _flag(parameter)

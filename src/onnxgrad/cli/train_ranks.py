@@ -1,4 +1,4 @@
-"""Several processes of one command: which of them speaks, and what it says of an error that one or all of them have."""
+"""Printing by several processes of one command: one of them prints, and reports the error of one or all of them."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ Restart = Annotated[bool, panels.run("--restart", help="Discard the checkpoint o
 
 @dataclass(frozen=True)
 class Outputs:
-    """Files that a run leaves beside the trained model."""
+    """The files that a run writes beside the trained model."""
 
     panel: ClassVar[str] = "Output"
 

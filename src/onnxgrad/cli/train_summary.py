@@ -42,7 +42,7 @@ def summary(run: Run, schedule: str) -> list[str]:
 
 
 def _classes(trainer: Trained, rows: Data) -> str:
-    """The classes of the rows by name or number, and how many rows each has; empty for other labels."""
+    """The classes of the rows by name or number, with their row counts; empty for other labels."""
     numbers, known = rows.labels, [f.ignored for f in rows.fields if f.indices]
     if numbers is None or not known:
         return ""
@@ -56,7 +56,7 @@ def _classes(trainer: Trained, rows: Data) -> str:
 
 
 def outcome(about: Mapping[str, Any]) -> list[str]:
-    """Why a run stopped before its last epoch, and which epoch was kept, where there is something to say."""
+    """The reason for a stop before the last epoch, and the epoch that was kept; empty without either."""
     lines = []
     if about.get("stopped"):
         lines.append(f"{'stopped':<14} {about['stopped']}")

@@ -56,7 +56,7 @@ def branch(op: Op, g: object) -> dict[ir.Value, Var]:
 
 
 def _as_here(g: Var, y: Var) -> Var:
-    """`g`, with what this branch knows of the shape of `y`, which may be another in the other branch."""
+    """`g` with the shape that this branch knows for `y`; the other branch may know another."""
     if same_shape(g, y):
         return g
     if _compatible(g.shape, y.shape):
@@ -77,7 +77,7 @@ def _compatible(a: Dims | None, b: Dims | None) -> bool:
 
 
 def _derived_if(op: Op, derive: Branch, like: list[ir.Value]) -> list[Var]:
-    """An If on the same condition; its branches return what `derive` writes into a copy of the primal one."""
+    """Emit an If on the same condition; each branch returns what `derive` emits into a copy of the primal branch."""
     branches = {}
     for name in ("then_branch", "else_branch"):
         b, graph = copy_of(op.builder, op.node.attributes[name].as_graph())

@@ -1,4 +1,4 @@
-"""Sums over the steps of the backward iteration that are computed after it, in one go.
+"""Sums over the steps of a backward iteration, computed after it by one product.
 
 The cotangent of a matrix that every step multiplies is Σₜ AₜᵀBₜ, with Aₜ a value that the step read and Bₜ a cotangent:
 one product of all rows of A and all rows of B is many times faster than the sum of many small products. That of a

@@ -1,4 +1,4 @@
-"""Hoisting out of the backward iteration: what depends on residuals alone is computed for all steps at once.
+"""Hoisting out of backward iterations: values that depend only on residuals are computed for all steps at once.
 
 Local derivatives, such as y·(1 - y), do not depend on the cotangent. A few operators on stacked values replace as
 many in every step.

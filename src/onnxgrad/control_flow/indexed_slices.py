@@ -1,4 +1,4 @@
-"""Indexed slices: what the steps of a Loop gather by the number of the step, as a Scan reads its inputs.
+"""Indexed slices: a Loop's gathers by the number of the step, differentiated like scan inputs.
 
 Their cotangents are stacked and assembled once, after the backward iteration. The VJP of Gather would give a tensor
 of zeros with one nonzero slice, accumulated in every step: time quadratic in the number of steps.

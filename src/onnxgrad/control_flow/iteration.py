@@ -95,16 +95,16 @@ class Iteration:
 
     @property
     def following(self) -> list[ir.Value]:
-        """The states that a step of the body gives."""
+        """The states that a step of the body returns."""
         return list(self.body.outputs[self.head : self.head + self.count])
 
     @property
     def slice_results(self) -> list[ir.Value]:
-        """The slices that a step of the body gives."""
+        """The slices that a step of the body returns."""
         return list(self.body.outputs[self.head + self.count :])
 
     def next_like(self, i: int) -> ir.Value:
-        """A value of the type and shape that a step gives state `i`: a Scan has it keep its shape."""
+        """A value of the type and shape of the next state `i`; a Scan requires that states keep their shape."""
         return self.following[i] if self.lead else self.states[i]
 
     def formals(self) -> list[tuple[ir.Value, ir.Value]]:

@@ -1,4 +1,4 @@
-"""Scans that need not run forward: the way back computes all that they give, as it goes.
+"""Scans whose forward run is redundant: the backward Scan computes their results on its way.
 
 The way back of a Scan of rows (see `row_blocks`) computes each block anew. Where it reads nothing that depends on what
 the Scan gives, as with a loss that is summed over rows, it may as well give the results: the Scan before it goes, and
@@ -30,7 +30,7 @@ def row_scans(graph: ir.Graph) -> list[ir.Node]:
 
 
 def give_results_on_the_way_back(graph: ir.Graph) -> int:
-    """Have the ways back of Scans of rows in `graph` give the results of these, where that can be; returns how many."""
+    """Let the backward Scans of row blocks in `graph` compute the results of the forward ones. Returns the count."""
     scans = [n for n in graph if is_op(n, "Scan")]
     names: Names | None = None
     count = 0
@@ -51,7 +51,7 @@ def give_results_on_the_way_back(graph: ir.Graph) -> int:
 
 
 def _ask_others(graph: ir.Graph, scan: ir.Node) -> None:
-    """Have sizes of what depends on `scan` asked of values before it that have them, where there are any."""
+    """Read sizes of values that depend on `scan` from earlier values with the same dimensions, where possible."""
     made, before = dependents(graph, scan.outputs), list(graph.inputs)
     for node in graph:
         if node is scan:
@@ -87,7 +87,7 @@ def _read_alike(node: ir.Node, back: ir.Node) -> dict[ir.Value, ir.Value]:
 
 
 def _merged(node: ir.Node, back: ir.Node, values: dict[ir.Value, ir.Value], names: Names) -> bool:
-    """Have `back` give what `node` does."""
+    """Let `back` compute the results of `node` too."""
     it, body = Iteration.of(node), Iteration.of(back).body
     values |= _constants(it.body, body)
     missing, shared = [], False
@@ -142,7 +142,7 @@ def _content(value: ir.Value) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def _same(node: ir.Node, body: ir.Graph, values: Mapping[ir.Value, ir.Value]) -> ir.Node | None:
-    """The node of `body` that computes what `node` does, given which values are which."""
+    """The node of `body` that computes the same as `node`, under a map of values."""
     inputs = [None if v is None else values.get(v, v) for v in node.inputs]
     attributes = {k: a.value for k, a in node.attributes.items()}
     for other in body:
@@ -154,7 +154,7 @@ def _same(node: ir.Node, body: ir.Graph, values: Mapping[ir.Value, ir.Value]) ->
 
 
 def _lay(scan: ir.Node, slots: list[ScanAxis]) -> None:
-    """Say how the stacks of `scan` lie."""
+    """Set the axes and directions of the scan outputs of `scan`."""
     scan.attributes["scan_output_axes"] = ir.AttrInt64s("scan_output_axes", [s.axis for s in slots])
     backwards = [int(s.backwards) for s in slots]
     scan.attributes["scan_output_directions"] = ir.AttrInt64s("scan_output_directions", backwards)

@@ -37,7 +37,7 @@ class StepInput:
 
 @dataclass
 class Backwards:
-    """A body that returns the next `carried` values, then slices, which are stacked as `outs` says.
+    """A body that returns the next `carried` values, then slices, stacked according to `outs`.
 
     Attributes:
         op: the primal iteration.
@@ -172,7 +172,7 @@ class Backwards:
 
 
 def _elements(b: Builder, column: StepInput, start: Var, count: Var) -> Var:
-    """The sequence of `count` elements of `column` from `start` on; where an optional is due, the one that there is."""
+    """The sequence of `count` elements of `column` from `start` on; for an optional, its only element."""
     assert column.outer is not None
     every = Var(b, column.outer)
     if isinstance(column.inner.type, ir.OptionalType):

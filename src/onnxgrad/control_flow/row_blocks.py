@@ -1,4 +1,4 @@
-"""A function of rows, computed some rows at a time: what it needs in between is never there for all rows at once.
+"""Row blocks: a function of rows computed block by block, so that intermediate values exist for one block only.
 
 The rows become the steps of a Scan. Reverse mode keeps nothing of a step but the rows that it read, and computes the
 rest anew. What the function reads beside the rows (a matrix that multiplies them) is read where it lies; its cotangent
@@ -60,7 +60,7 @@ class RowBlocks:
         return cls(whole, steps, rows, count, per_step, b.Sub(b.Mul(count, per_step), size), True)
 
     def cut(self, b: Builder, x: Var, axis: int) -> Var:
-        """`x` with its rows as two axes: blocks, and rows of a block. It is filled up with copies of the last row.
+        """Split the rows of `x` into two axes, blocks and rows of a block, filled up with copies of the last row.
 
         An operation that is defined for that row is defined for its copies; a row of zeros might be entirely masked.
         """

@@ -105,7 +105,7 @@ def _wanted(op: Op, body: ir.Graph, primal: Sequence[ir.Node], results: list[ir.
 
 
 def _selections(nodes: Iterable[ir.Node], states: set[ir.Value], varies: set[ir.Value]) -> set[ir.Value]:
-    """The values that only select from what is available outside the iteration."""
+    """The values that only select from values available outside the iteration."""
     own = {v for node in nodes for v in node.outputs}
     found: set[ir.Value] = set()
     for node in nodes:

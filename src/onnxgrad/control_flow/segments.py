@@ -113,7 +113,7 @@ class _Segments:
         return _of_all(it, self.used, [*results[: it.count], *self._concat_segments(results[it.count :])])
 
     def _segment(self, seg: Builder, number: Var, states: Sequence[Var]) -> tuple[list[Var], list[Var], Var | None]:
-        """The states after one segment, what its steps stack, and whether to go on, if that is not known."""
+        """The states after one segment, the stacks of its steps, and the condition to go on, if it is not known."""
         it = self.it
         outer = [None if v is None else Var(seg, v.value) for v in (self.trips, self.length)]
         trips, length = outer
@@ -246,7 +246,7 @@ def _maker(x: Var) -> ir.Node | None:
 def _split(
     b: Builder, it: Iteration, used: Sequence[int], cut: Var | int, length: Var | int, steps: Var | int | None
 ) -> list[Var]:
-    """`cut` steps in segments of `length`, then the rest of `steps`, if there is one."""
+    """Run `cut` steps in segments of `length`, then the rest of `steps`, if any."""
     here = [length if isinstance(length, int) else Var(b, length.value)]
     outer, graph = empty(b, "segments")
     states = [formal(outer, v, "state") for v in it.states]

@@ -73,7 +73,7 @@ def optional(op: Op, g: Var, x: Var) -> Result:
 
 
 def _push_element(op: Op, tangents: Sequence[Var | None], x: Var, y: Var) -> Var | None:
-    """The tangent of the value of an optional: what its own holds, or zeros."""
+    """The tangent of an optional's value: the element of its own tangent, or zeros."""
     (t,) = tangents
     return containers.contents(op.builder, t, y) if t is not None and containers.is_optional(t) else t
 

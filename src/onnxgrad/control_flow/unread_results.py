@@ -82,7 +82,7 @@ def _replace(
     attributes: Sequence[ir.Attr],
     kept: Sequence[int],
 ) -> None:
-    """Put a node with `inputs` and `attributes` in the place of `node`, of whose outputs it has those `kept`."""
+    """Replace `node` by one with `inputs` and `attributes` that has only the outputs `kept`."""
     made = ir.Node("", node.op_type, inputs, attributes, num_outputs=len(kept), name=node.name)
     made.metadata_props.update(node.metadata_props)
     made.meta.update(node.meta)

@@ -1,4 +1,4 @@
-"""Rules of a user's own, and where they hold.
+"""User-defined rules, and the scope in which they apply.
 
 A rule is Python that writes nodes, or an ONNX graph, which can be kept in a file. It holds where it is passed as
 ``rules=``, and within ``with custom_rules(…):`` for everything that differentiates inside. docs/custom-rules.md has
@@ -177,7 +177,7 @@ def _operator(text: str) -> tuple[str, str]:
 
 @contextmanager
 def custom_rules(*rules: CustomRule | str | os.PathLike) -> Iterator[None]:
-    """Within the ``with`` block, `rules` (or the files that hold them) come before all others.
+    """Have `rules`, or files with rules, take precedence over all others within the ``with`` block.
 
     It holds for everything that differentiates inside the block (`grad`, `hessian`, `compile_step`, …). A sub-graph
     that a rule is for must be in every model that is opened there, but for those that are derivatives themselves.

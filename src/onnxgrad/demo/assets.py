@@ -40,7 +40,7 @@ class Asset:
     source: bool = False
 
     def path(self) -> Path:
-        """The file in the cache, fetched if it is not there.
+        """The path of the file in the cache; it is fetched if missing.
 
         Raises:
             BadInput: it cannot be fetched, or is not the file that was expected.

@@ -40,7 +40,7 @@ def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def shifted(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every image five times: as it is, and moved by one pixel to each side."""
+    """Every image five times: unchanged, and shifted by one pixel to each side."""
     images = arrays["images"]
     wide = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)))
     moves = [(1, 1), (0, 1), (2, 1), (1, 0), (1, 2)]

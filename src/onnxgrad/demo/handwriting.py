@@ -94,7 +94,7 @@ def read(model: Path, x: np.ndarray, known: list[str]) -> list[str]:
 
 
 def pictures(before: Path, after: Path, test: dict[str, np.ndarray]) -> list[Picture]:
-    """Some strips of the test, with what each file reads in them."""
+    """Some strips of the test set, with the text that each model reads in them."""
     known = symbols(MODEL.path())
     x = test["x"][:SHOWN]
     readings = [read(path, x, known) for path in (before, after)]

@@ -97,7 +97,7 @@ def reviews() -> tuple[Arrays, Arrays]:
 
 
 def frozen(training: Arrays, test: Arrays) -> float:
-    """The accuracy on `test` of logistic regression on what the encoder gives as it is, the best of several strengths.
+    """The accuracy on `test` of logistic regression on the encoder's outputs; the best of several strengths.
 
     The strength is chosen by cross-validation on `training`.
     """
@@ -125,7 +125,7 @@ def _features(session: onnxruntime.InferenceSession, arrays: Arrays, size: int =
 
 
 def pictures(before: Path, after: Path, test: Arrays) -> list[Picture]:
-    """Some sentences of the test, with what each file makes of them."""
+    """Some sentences of the test set, with the prediction of each model."""
     said = []
     for path in (before, after):
         session = plain_session(path)

@@ -1,4 +1,4 @@
-"""The demonstrations: a model, data, and how the one is trained on the other."""
+"""The demonstrations: each is a model, data, and a training run."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Lost(TrainingError):
 
 
 class Collective(Protocol):
-    """`size` ranks, numbered from 0, of which this process is number `rank`.
+    """A process group: `size` ranks, numbered from 0; this process has number `rank`.
 
     Every method but `close` is called by all ranks, in the same order. It raises `Lost` where a rank is gone or has not
     come within the timeout of the engine, and `BadInput` for an array that cannot be exchanged (see `check`).
@@ -49,7 +49,7 @@ class Collective(Protocol):
         """
 
     def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> None:
-        """Replace the own block of `array` by its sum over all ranks. What the other blocks hold then is not defined.
+        """Replace the own block of `array` by its sum over all ranks; the other blocks become undefined.
 
         Args:
             array: one axis, of a dtype of `SUMMED`.
@@ -58,7 +58,7 @@ class Collective(Protocol):
         """
 
     def all_gather(self, array: np.ndarray, bounds: Sequence[int]) -> None:
-        """Replace every block of `array` by what its own rank has there.
+        """Replace every block of `array` by the block of its own rank.
 
         Args:
             array: one axis, of any dtype of fixed size; its own block holds what this rank gives.
@@ -66,7 +66,7 @@ class Collective(Protocol):
         """
 
     def all_to_all(self, array: np.ndarray, bounds: Sequence[int], received: np.ndarray) -> None:
-        """Give every rank its own block of `array`.
+        """Send every rank its own block of `array`.
 
         Args:
             array: one axis, of any dtype of fixed size; it is not changed.
@@ -75,7 +75,7 @@ class Collective(Protocol):
         """
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> None:
-        """Replace `array`, of any shape and any dtype of fixed size, by what rank `root` has."""
+        """Replace `array`, of any shape and any dtype of fixed size, by the array of rank `root`."""
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
@@ -89,7 +89,7 @@ class Collective(Protocol):
 
 
 class Alone:
-    """The collective of one rank, which is all there are."""
+    """The collective of a single rank."""
 
     rank = 0
     size = 1

@@ -1,4 +1,4 @@
-"""Who has started this process: a launcher of ranks leaves variables in the environment, which say which one it was.
+"""Launch detection: launchers of ranks set environment variables that describe the group.
 
 ``torchrun`` sets ``RANK``, ``WORLD_SIZE`` and ``MASTER_ADDR``; ``mpiexec`` those of its library. A launcher of one rank
 is none.

@@ -55,7 +55,7 @@ class HalfSums:
             block[...] = _unpacked(self._message(r), array.dtype)
 
     def settle(self) -> None:
-        """Bring together what was lost on all ranks, in full precision: the next sum, of any ranks, has it."""
+        """Add up the rounding losses of all ranks in full precision; the next sum includes them."""
         if self.collective.rank == 0:
             self._lost += self.carried
         self._lost[self._own[0] : self._own[1]] += self._lost_of_sum
@@ -65,7 +65,7 @@ class HalfSums:
         self._lost_of_sum[...] = 0
 
     def carry(self, lost: np.typing.ArrayLike) -> None:
-        """Begin anew, with what was `carried` elsewhere."""
+        """Restart with the losses `carried`, which were read from a checkpoint."""
         self._lost[...] = 0
         self._lost_of_sum[...] = 0
         self.carried[...] = lost
@@ -78,7 +78,7 @@ class HalfSums:
 
 
 def _send(block: np.ndarray, message: np.ndarray) -> None:
-    """Write `block` to `message`, an exponent and numbers below 2¹⁵, and leave in it what is lost by that.
+    """Write `block` to `message` as an exponent and numbers below 2¹⁵, and leave the rounding loss in `block`.
 
     Of numbers that are not finite nothing is left: the step that sees them is skipped, and what comes after it counts.
     """

@@ -16,7 +16,7 @@ _ARRAY = "onnxgrad.array"
 
 
 def gathered(collective: Collective, document: Any) -> list[Any]:
-    """The documents of all ranks, in their order: what JSON can hold (numbers with all their digits), and arrays."""
+    """Collect the documents of all ranks, in order. A document is JSON (numbers with all digits) or arrays."""
     text = _bytes(document)
     sizes = np.zeros(collective.size, np.int64)
     sizes[collective.rank] = len(text)
@@ -29,7 +29,7 @@ def gathered(collective: Collective, document: Any) -> list[Any]:
 
 
 def broadcast_document(collective: Collective, document: Any, root: int = 0) -> Any:
-    """The document of rank `root`, on all ranks; what the others give is not looked at."""
+    """The document of rank `root`, on all ranks; the documents of the others are ignored."""
     text = _bytes(document) if collective.rank == root else np.zeros(0, np.uint8)
     size = np.array([len(text)], np.int64)
     collective.broadcast(size, root)

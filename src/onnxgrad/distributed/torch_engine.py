@@ -163,7 +163,7 @@ class TorchEngine:
             self._over.wait(BEAT)
 
     def _heard(self, begin: Callable[[], list[Any]]) -> None:
-        """Wait for what `begin` has begun. Raises Lost where that fails."""
+        """Wait for the operations that `begin` starts. Raises Lost if one fails."""
         if self._over.is_set():
             raise Lost(f"rank {self.rank} has left the others")
         works: list[Any] = []
@@ -181,7 +181,7 @@ class TorchEngine:
         raise lost
 
     def _who(self, failed: str) -> Lost:
-        """Who is gone, as those who are left see it."""
+        """The error that names the missing ranks, as seen by the remaining ones."""
         try:
             before, left = self._signs(), self._departed()
             if not any(why.strip() for why in left.values()):
@@ -221,7 +221,7 @@ class TorchEngine:
 
 
 def _meet(joining: float, wait: timedelta) -> tuple[Any, int, int]:
-    """The store of the rendezvous once all ranks have come there, the rank of this process, and the number of ranks.
+    """Wait until all ranks have joined. Returns the store of the rendezvous, the rank, and the number of ranks.
 
     Raises:
         BadInput: `joining` seconds are over.

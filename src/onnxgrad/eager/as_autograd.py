@@ -1,4 +1,4 @@
-"""``import onnxgrad.eager.as_autograd``: from there on, ``import autograd`` gives `onnxgrad.eager.autograd`.
+"""Alias module: after ``import onnxgrad.eager.as_autograd``, ``import autograd`` is `onnxgrad.eager.autograd`.
 
 Submodules as well: ``autograd.numpy`` (with ``linalg``, ``fft``, ``random``), ``autograd.scipy`` if SciPy is installed,
 ``autograd.extend``, ``autograd.misc``, ``autograd.builtins``, ``autograd.test_util``. It raises if HIPS/autograd itself

@@ -32,7 +32,7 @@ Dynamic = Mapping[str, Mapping[int, str]]
 
 
 def export(f: Callable[..., Any], *args: Any, dynamic: Dynamic | None = None) -> onnx.ModelProto:
-    """Export what `f` does on `args` as an ONNX model.
+    """Export the computation of `f` on `args` as an ONNX model.
 
     Args:
         f: a function of arrays or containers of arrays. Derivatives inside it are recorded too:

@@ -87,7 +87,7 @@ def apply(
 
 
 def _attribute(domain: str, op_type: str, opset: int, name: str, value: Any) -> Any:
-    """`value` in hashable form; an int becomes a float where the operator takes one."""
+    """`value` in hashable form; an int becomes a float for a float attribute."""
     schema = schema_of(domain, op_type, opset)
     spec = None if schema is None else schema.attributes.get(name)
     if isinstance(value, (list, tuple)):

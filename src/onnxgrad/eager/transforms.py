@@ -127,7 +127,7 @@ def jvp(f: Function, primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 
 def _seeds(given: Any, like: Any, arrays: Sequence[Array], what: str) -> list[Array]:
-    """The leaves of `given` in the dtypes of `arrays`, whose shapes they must have."""
+    """The leaves of `given` in the dtypes of `arrays`; their shapes must be equal."""
     parts = [x for _, x in trees.leaves(given)]
     if len(parts) != len(arrays):
         raise BadInput(f"{len(parts)} arrays of {what}s for {len(arrays)} arrays")

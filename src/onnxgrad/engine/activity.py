@@ -96,7 +96,7 @@ def on_path(
 
 
 def stoppers(nodes: Sequence[ir.Node], wrt: Iterable[ir.Value], of: Iterable[ir.Value], builder: Builder) -> list[str]:
-    """The types of the operators before `of` that read what depends on `wrt`, and whose derivative is zero."""
+    """The operators before `of` with a zero derivative that read values depending on `wrt`."""
     active, wanted = active_values(nodes, wrt, builder), set(of)
     found: dict[str, None] = {}
     for node in reversed(nodes):
@@ -152,7 +152,7 @@ def refuse(
     of: Sequence[ir.Value],
     builder: Builder,
 ) -> None:
-    """Raise one error that names all of `nodes` with the path that needs each; nothing if there are none."""
+    """Raise one error that names all of `nodes` with the path through each; do nothing without nodes."""
     if not nodes:
         return
     lines = []

@@ -76,7 +76,7 @@ class CallRule(Rule):
 
 
 def _call(op: Op, mode: Mode, moved: tuple[bool, ...], seeds: Cotangents) -> dict[int, Var]:
-    """Emit the call of the linear part; what it gives, by place."""
+    """Emit the call of the linear part. Returns its results by index."""
     functions = op.builder.functions
     assert isinstance(functions, Functions)
     body = functions.body(op.node)
@@ -118,7 +118,7 @@ def _call(op: Op, mode: Mode, moved: tuple[bool, ...], seeds: Cotangents) -> dic
 
 
 def _become(op: Op, derived: Derived) -> None:
-    """Have the call in the primal graph give the residuals too."""
+    """Replace the call in the primal graph by one that also returns the residuals."""
     node, primal = op.node, derived.primal
     assert primal is not None
     operands = [node.inputs[i] for i in derived.body.places]

@@ -1,4 +1,4 @@
-"""Partial evaluation: where a derived graph is cut into what is known beforehand and what is left to compute.
+"""Partial evaluation: split a derived graph into values known beforehand and the rest.
 
 What is known is computed by the primal; what is left, the linear part, reads seeds (cotangents or tangents) and, of the
 known values, the *residuals*. Which values count as known is the caller's choice:

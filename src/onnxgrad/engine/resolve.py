@@ -1,4 +1,4 @@
-"""The rule of a node, or the nodes that take its place: the one order in which they are looked up.
+"""Resolution of a node: its rule, or the nodes that replace it, in one order of precedence.
 
 1. The metadata of the node say that no derivative passes.
 2. The node brings a rule of its own, which the code that emitted it noted.
@@ -41,7 +41,7 @@ def rule_of(node: ir.Node, builder: Builder) -> Rule | None:
 def replacement(
     node: ir.Node, rule: Rule | None, builder: Builder, of: Sequence[ir.Value] | None
 ) -> list[ir.Node] | None:
-    """Replace `node`, in its graph, if its `rule` wants it or there is none; returns the new nodes, or None.
+    """Replace `node` in its graph, if its `rule` asks for it or is missing. Returns the new nodes, or None.
 
     Args:
         of: in reverse mode, the values that have a cotangent.

@@ -59,7 +59,7 @@ def _total(terms: dict[ir.Value, list[Var]], value: ir.Value) -> Var | None:
 def pull_back(
     builder: Builder, node: ir.Node, cotangents: Sequence[Var | None], active: set[ir.Value]
 ) -> dict[ir.Value, Var]:
-    """The cotangents that `node` hands to those of its operands (captured ones too) that are `active`."""
+    """The cotangents from `node` for those of its operands, captured ones included, that are `active`."""
     rule = rule_of(node, builder)
     assert rule is not None  # `prepare` has seen to it
     needs = [v is not None and v in active and rule.carries(i) for i, v in enumerate(node.inputs)]
@@ -114,7 +114,7 @@ def summed(cotangents: Iterable[tuple[ir.Value, Var]]) -> dict[ir.Value, Var]:
 
 
 def _check(node: ir.Node, rule: Rule, x: Var, g: Var) -> None:
-    """A cotangent has the dtype and shape of its value: refuse what provably has not, and note it for `g`.
+    """Refuse a cotangent whose dtype or shape provably differs from that of its value; else record them on `g`.
 
     That of a quantized number is a float."""
     wrong = x.dtype != g.dtype and x.dtype in FLOATS and g.dtype is not None

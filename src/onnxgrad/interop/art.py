@@ -1,4 +1,4 @@
-"""An ``.onnx`` classifier for the Adversarial Robustness Toolbox: attacks that climb gradients take it as it is.
+"""An ``.onnx`` classifier for gradient attacks of the Adversarial Robustness Toolbox.
 
 ART's own estimators want the framework that a model came from. What its gradient attacks (FGSM, PGD, Carlini & Wagner,
 DeepFool, AutoAttack, …) need are scores, the gradient of the loss and that of single classes, all with respect to the
@@ -136,7 +136,7 @@ class Classifier(ClassifierNeuralNetwork):
 
     @property
     def layer_names(self) -> list[str]:
-        """The values that `get_activations` gives: all that nodes of the model compute."""
+        """The values that `get_activations` can return: all results of nodes."""
         return [v.name or "" for node in self.model.model.graph for v in node.outputs if v.name]
 
     def get_activations(self, x: np.ndarray, layer: int | str, batch_size: int = 128, framework: bool = False) -> Any:

@@ -54,7 +54,7 @@ class Call:
         weights: Sequence[str] = (),
         fixed: Collection[str] = (),
     ) -> Call:
-        """`model` as it is called: its inputs, and then the initializers `weights`, which become inputs.
+        """A call of `model` with its inputs, and then the initializers `weights`, which become inputs.
 
         Those of the weights that are `fixed` have no derivative.
 

@@ -1,4 +1,4 @@
-"""The derivative files that CasADi looks for beside a model, so that its own Jacobians and Hessians are exact.
+"""The derivative files that CasADi looks for beside a model, for exact Jacobians and Hessians.
 
 CasADi 3.8 reads ``f.onnx`` with ``GraphBuilder("f.onnx").create("f")``. Where it needs a derivative it opens a model in
 the same folder: ``fwd_f.onnx`` (forward), ``adj_f.onnx`` (reverse), and ``fwd_adj_f.onnx`` (forward over reverse, for
@@ -70,7 +70,7 @@ def family(
 
 
 def sized(model: ir.Model, dims: Mapping[str, int]) -> ir.Model:
-    """`model` with these sizes for dimensions of its inputs, in place. Raises UnknownName for one that there is not."""
+    """Set the sizes of symbolic dimensions of the inputs, in place. Raises UnknownName for an unknown dimension."""
     graph = model.graph
     there = {d.value for v in graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim) and d.value}
     for name in dims:
@@ -170,7 +170,7 @@ def _sizes(value: ir.Value) -> list[int]:
 
 
 def _matrix(value: ir.Value) -> tuple[int, int | str | None]:
-    """Rows and columns of `value` as CasADi reads it; None for the columns of one that is read as a column."""
+    """Rows and columns of `value` as CasADi reads it; None as columns for a vector."""
     shape = value.shape
     assert shape is not None
     if len(shape) == 2 and isinstance(shape[0], int):

@@ -1,4 +1,4 @@
-"""An ``.onnx`` model as a function of JAX arrays: ``jit``, ``vmap`` and gradients of gradients go through it.
+"""An ``.onnx`` model as a JAX function, with support for ``jit``, ``vmap`` and higher derivatives.
 
 The model runs outside of XLA, by ``jax.pure_callback``. Its derivative is a rule: the pullback (``custom_vjp``, for
 ``grad``, ``vjp`` and ``jacrev`` to any order) or the pushforward (``custom_jvp``, for ``jvp`` and ``jacfwd``).
@@ -76,7 +76,7 @@ def _dtype(call: Call, name: str) -> np.dtype:
 
 
 def _narrowed(array: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
-    """Integers in the dtype that JAX has for them. Raises BadInput for numbers that it does not hold."""
+    """Integers in the dtype that JAX uses. Raises BadInput for numbers that do not fit."""
     found = array.astype(dtype, copy=False)
     if dtype.kind in "iu" and dtype != array.dtype and not np.array_equal(found, array):
         raise BadInput(f"{name!r} holds numbers beyond {dtype}\n  hint: jax.config.update('jax_enable_x64', True)")

@@ -1,4 +1,4 @@
-"""An ``.onnx`` model as a ``torch.nn.Module``: gradients go through it both ways, to any order.
+"""An ``.onnx`` model as a ``torch.nn.Module``, differentiable in both modes to any order.
 
 The model, and its pullback, are one opaque operator of PyTorch (``onnxgrad::call``), so that modules also work under
 ``torch.compile``. On the CPU, tensors are handed over where they lie.
@@ -105,7 +105,7 @@ class _Calling(torch.autograd.Function):
 
 
 def _filled(given: Sequence[torch.Tensor | None], like: Sequence[Any], floats: Sequence[bool]) -> list[torch.Tensor]:
-    """Tangents or cotangents of what is a float, zeros where there are none."""
+    """Tangents or cotangents of the float values, with zeros for missing ones."""
     return [
         torch.zeros(shape, dtype=dtype, device=device) if g is None else g
         for g, (shape, dtype, device), real in zip(given, like, floats, strict=True)

@@ -86,7 +86,7 @@ def grad_named(fun: Function, argname: str) -> Function:
 
 @unary_to_nary
 def hessian(fun: Function, x: Any) -> Any:
-    """The Hessian, of shape ``x.shape + x.shape`` (before which stands the shape of the result, if it has one)."""
+    """The Hessian, of shape ``x.shape + x.shape``, after the shape of the result if it has one."""
     return t.jacobian(t.jacobian(fun, mode="reverse"))(x)
 
 

@@ -1,4 +1,4 @@
-"""Containers: Python's own, of which transforms take any nesting."""
+"""Python's container types for autograd programs; transforms accept any nesting of them."""
 
 from builtins import dict, isinstance, list, tuple, type  # noqa: UP029  (names of this module)
 

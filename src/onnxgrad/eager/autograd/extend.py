@@ -126,7 +126,7 @@ def defvjp_argnum(fun: primitive, maker: Function) -> None:
 
 
 def defvjp_argnums(fun: primitive, maker: Function) -> None:
-    """Define all pullbacks by ``maker(argnums, ans, args, kwargs)``, which gives a cotangent for each of `argnums`."""
+    """Define all pullbacks by ``maker(argnums, ans, args, kwargs)``, which returns a cotangent per argnum."""
     fun.all_pullbacks = maker
 
 

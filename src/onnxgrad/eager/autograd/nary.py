@@ -14,7 +14,7 @@ Function = Callable[..., Any]
 
 
 def unary_to_nary(transform: Function) -> Function:
-    """`transform` of ``(fun, x)`` as one of ``(fun, argnum=0)``, which gives a function of the arguments of `fun`.
+    """`transform` of ``(fun, x)`` as one of ``(fun, argnum=0)`` that returns a function of the arguments of `fun`.
 
     With several `argnum`, x is the tuple of them. Integers become floats: they are numbers to differentiate by.
     """

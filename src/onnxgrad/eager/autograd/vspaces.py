@@ -1,4 +1,4 @@
-"""Vector spaces of containers of arrays, as `autograd.extend.vspace` gives them."""
+"""Vector spaces of containers of arrays, in the interface of `autograd.extend.vspace`."""
 
 from __future__ import annotations
 

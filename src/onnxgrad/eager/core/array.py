@@ -231,7 +231,7 @@ class Array:
         return self._xp.ravel(self, order)
 
     def copy(self) -> Array:
-        """The array, of which a change is not seen here: assignments only ever change the array they name."""
+        """The array itself, which needs no copy: an assignment never changes other arrays."""
         return Array(self._data, self._node)
 
     def sort(self, axis: int = -1) -> None:

@@ -28,7 +28,7 @@ _OPERANDS = (Array, np.ndarray, np.generic, bool, int, float, complex, list, tup
 
 
 def attach(namespace: Any) -> None:
-    """Make `namespace` the one that arrays dispatch to."""
+    """Set `namespace` as the one that arrays dispatch to."""
     Array._xp = namespace
     for name, function in _UNARY.items():
         setattr(Array, f"__{name}__", getattr(namespace, function))
@@ -39,7 +39,7 @@ def attach(namespace: Any) -> None:
 
 
 def _define(name: str, function: Callable[[Any, Any], Array]) -> None:
-    """Define the binary operator `name` of arrays; if it is no comparison, reflected and in place too."""
+    """Define the binary operator `name` of arrays, and its reflected and in-place forms unless it is a comparison."""
 
     def forward(self: Array, other: Any) -> Any:
         return function(self, other) if isinstance(other, _OPERANDS) else NotImplemented

@@ -1,4 +1,4 @@
-"""Derivatives of programs as graphs: built once for a structure, by the rules, and run on what was recorded.
+"""Derivatives of programs as graphs: built once per structure by the rules, and run on the recorded values.
 
 The nodes of a program are written into a graph, the engine differentiates it, and then it is cut wherever the
 derivative reads a value that the tape holds: that becomes an input, and what led to it is gone. What the tape does not
@@ -42,7 +42,7 @@ MOST_PLANS = 1024
 
 
 def new_builder(operators: Iterable[Primitive]) -> Builder:
-    """A builder of an empty graph, of an opset in which `operators` mean what they were written to mean.
+    """A builder of an empty graph in the opset for which `operators` were written.
 
     What has no version of its own is the same in all of them.
     """
@@ -86,7 +86,7 @@ def formal(b: Builder, value: np.ndarray, hint: str, shape: Sequence[Any] | None
 
 
 class GraphCall(Primitive):
-    """A graph as one operator: inlined where it is written."""
+    """A graph as one operator, which is inlined where it is emitted."""
 
     __slots__ = ("graph", "versions")
 
@@ -155,7 +155,7 @@ def write(p: Program) -> Written:
 
 
 def _fit(op: Primitive, var: Var, held: np.ndarray) -> None:
-    """Note the shape that was seen; what the graph computes must be what the tape holds."""
+    """Record the shape of the tape's value on `var`: the graph computes the same shape."""
     if var.dtype != ir.DataType.from_numpy(held.dtype):
         raise RuleError(f"{op} gave {held.dtype}, and in ONNX it gives {var.dtype}")
     known = var.shape
@@ -209,7 +209,7 @@ class DerivativePlan:
                 )
 
     def __call__(self, p: Program, seeds: Sequence[Array]) -> list[Array | None]:
-        """The results; on the tape if something they are made of is."""
+        """The results; they are on the tape if an operand is."""
         if self.run is None:
             return [None] * len(self.given)
         values = [p.value(*place) for place in self.places]
@@ -276,7 +276,7 @@ def _plan_pull(p: Program, given: Sequence[tuple[int, Array]], directions: bool)
 
 
 def _own(b: Builder, x: Var) -> Var:
-    """A value that a node gives: a variable itself may be asked for as a result."""
+    """A value with a producer: a variable itself may be a requested result."""
     return b.append(ir.Node("", "Identity", [x.value]))[0] if x.value.is_graph_input() else x
 
 

@@ -97,7 +97,7 @@ def pairs_of(z: Array) -> Array:
 
 
 def real_form(x: Array) -> Array:
-    """`x`, or its pairs if it is complex: what the tape holds."""
+    """`x` as the tape stores it: complex arrays as pairs of floats."""
     return pairs_of(x) if x._data.dtype.kind == "c" else x
 
 

@@ -1,4 +1,4 @@
-"""Tracing: one call of a Python function on variables, and the derivatives of what it recorded.
+"""Tracing of one call of a Python function on variables, and derivatives of the recorded operations.
 
 Where the tape holds calls whose derivative is a Python function, the backward pass alternates: one plan for each
 stretch between two such calls, then the Python function.
@@ -99,7 +99,7 @@ class Traced:
         return self.real(y)
 
     def real(self, y: Array) -> Array:
-        """`y`, a result of which a gradient is asked for: it must be real."""
+        """`y`, checked to be real, as a gradient requires."""
         if y.dtype.kind == "c":
             raise BadInput(
                 f"{self.name} returned {y.dtype}; a gradient is that of real numbers\n"

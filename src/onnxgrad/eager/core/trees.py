@@ -117,7 +117,7 @@ def mapped_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def mapped(function: Callable[[Array], Any], tree: Any) -> Any:
-    """`tree` with `function` applied to each array; anything else stays as it is."""
+    """`tree` with `function` applied to each array; other leaves are unchanged."""
     if isinstance(tree, Array):
         return function(tree)
     try:

@@ -1,4 +1,4 @@
-"""Linear algebra with SciPy's names and arguments: what numpy has, and functions and equations of matrices.
+"""Linear algebra with SciPy's names and arguments: numpy's functions, matrix functions and matrix equations.
 
 VJPs are given as functions of arrays, by plain transposes; they hold for complex matrices too, of which all functions
 here are holomorphic.
@@ -74,7 +74,7 @@ def solve_sylvester(a: Any, b: Any, q: Any) -> Array:
 
 
 def solve_triangular(a: Any, b: Any, trans: Any = 0, lower: bool = False, unit_diagonal: bool = False) -> Array:
-    """The solution X of A·X = B with a triangular matrix A, of which only one half is read.
+    """The solution X of A·X = B with a triangular matrix A; only one half of A is read.
 
     Args:
         a: a square matrix.
@@ -138,7 +138,7 @@ def solve_banded(l_and_u: tuple[int, int], ab: Any, b: Any) -> Array:
 
 
 def cho_factor(a: Any, lower: bool = False) -> tuple[Array, bool]:
-    """The Cholesky factor of a matrix for `cho_solve`, and whether it is the lower one."""
+    """The Cholesky factor of a matrix for `cho_solve`, and True if it is the lower one."""
     return cholesky(a, lower), lower
 
 

@@ -141,7 +141,7 @@ psi, jn, yn = digamma, jv, yv
 
 
 def _gammainc_series(a: Any, x: Any) -> Array:
-    """Σₙ xᵃ⁺ⁿ·e⁻ˣ / Γ(a + n + 1) (DLMF 8.7.1), all terms of which are positive."""
+    """Σₙ xᵃ⁺ⁿ·e⁻ˣ / Γ(a + n + 1) (DLMF 8.7.1); all terms are positive."""
     most = float(numpy.max(x._data, initial=0.0))
     n = numpy.arange(math.ceil(most + 12 * math.sqrt(most)) + 60.0)
     empty = x == 0

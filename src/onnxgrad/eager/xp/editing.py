@@ -54,7 +54,7 @@ def insert(x: Any, obj: Any, values: Any, axis: int | None = None) -> Array:
 
 
 def extract(condition: Any, x: Any, /) -> Array:
-    """The elements of `x`, flattened, where `condition` holds."""
+    """The elements of `x`, flattened, where `condition` is true."""
     where = np.flatnonzero(np.asarray(_places(condition, "extract")))
     return take(reshape(as_array(x), (-1,)), Array(where), axis=0)
 
@@ -86,7 +86,7 @@ def block(arrays: Any, /) -> Array:
 
 
 def apply_along_axis(f: Function, axis: int, x: Any, *args: Any, **kwargs: Any) -> Array:
-    """`f` applied to each vector of `x` along `axis`, whose result takes the place of the vector."""
+    """`f` applied to each vector of `x` along `axis`; the result replaces the vector."""
     x = as_array(x)
     at = axes_of(axis, x.ndim)[0]
     last = moveaxis(x, at, -1)
@@ -100,7 +100,7 @@ def apply_along_axis(f: Function, axis: int, x: Any, *args: Any, **kwargs: Any) 
 
 
 def vectorize(f: Function, otypes: Any = None, doc: str | None = None, **options: Any) -> Function:
-    """`f`, a function of numbers, as a function of arrays that are broadcast; it is called for each element.
+    """`f`, a function of numbers, as a function of broadcast arrays; `f` is called for each element.
 
     Raises:
         BadInput: an option of numpy's that is not supported: ``excluded``, ``signature``.

@@ -32,7 +32,7 @@ _op = standard
 
 
 def _floor_divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """numpy's, except that with infinities it is the floor of the quotient."""
+    """numpy's ``floor_divide``; with infinities, the floor of the quotient."""
     whole = np.floor_divide(x, y)
     if whole.dtype.kind != "f" or (np.isfinite(x).all() and np.isfinite(y).all()):
         return whole
@@ -204,7 +204,7 @@ def conj(x: Any, /) -> Array:
 
 
 def where(condition: Any, x: Any = None, y: Any = None) -> Any:
-    """Elements of `x` where `condition` holds, else of `y`, to which the derivative flows; without both, `nonzero`."""
+    """Elements of `x` where `condition` is true, else of `y`; without both, `nonzero`."""
     if x is None and y is None:
         return as_array(condition).__array_namespace__().nonzero(condition)
     c, (a, b) = as_array(condition), promoted(x, y)

@@ -138,7 +138,7 @@ def _eigh_vjp(arguments: Any, y: Any, g: Any) -> Any:
 
 
 def _half(x: Any, uplo: str | None) -> Array:
-    """The symmetric matrix whose lower ("L") or upper half `x` holds; without `uplo`, `x`."""
+    """The symmetric matrix given by the lower ("L") or upper half of `x`; without `uplo`, `x`."""
     x = as_array(x)
     if uplo is None:
         return x

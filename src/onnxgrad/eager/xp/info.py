@@ -16,7 +16,7 @@ DTYPES = {
 
 
 def check_device(device: Any) -> None:
-    """Raise unless `device` is the CPU, the one there is."""
+    """Raise unless `device` is the CPU."""
     if device not in (None, "cpu"):
         raise ValueError(f"arrays are on the device 'cpu', not on {device!r}")
 

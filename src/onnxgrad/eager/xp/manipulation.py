@@ -24,7 +24,7 @@ Axis = int | tuple[int, ...] | None
 
 
 def axes_of(axis: Axis, ndim: int) -> tuple[int, ...]:
-    """`axis` as a tuple of nonnegative axes; None stands for all."""
+    """`axis` as a tuple of nonnegative axes; None means all."""
     if axis is None:
         return tuple(range(ndim))
     axes = np.atleast_1d(axis).astype(int).tolist()
@@ -35,7 +35,7 @@ def axes_of(axis: Axis, ndim: int) -> tuple[int, ...]:
 
 
 def reshape(x: Any, /, shape: Any, order: str = "C", *, copy: bool | None = None) -> Array:
-    """`x` in another shape, of which one length may be -1. The order is "C", or "F" with the first axis fastest."""
+    """`x` in another shape; one length may be -1. The order is "C", or "F" with the first axis fastest."""
     x = as_array(x)
     shape = (shape,) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
     if order == "F":

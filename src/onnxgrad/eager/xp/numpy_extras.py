@@ -78,7 +78,7 @@ def logaddexp2(x1: Any, x2: Any, /) -> Array:
 
 
 def nan_to_num(x: Any, /, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Array:
-    """`x` with NaN and infinities replaced (by 0 and the largest finite numbers); the derivative there is 0."""
+    """`x` with NaN and infinities replaced (by 0 and the largest finite numbers), with derivative 0."""
     x = as_array(x)
     if x.dtype.kind != "f":
         return x
@@ -104,7 +104,7 @@ def cbrt(x: Any, /) -> Array:
 
 
 def _signed_root(b: Builder, x: Var) -> Var:
-    """s·(s·x)^⅓ with the sign s, which is 1 at 0: the slope there is infinite."""
+    """s·(s·x)^⅓ with the sign s, which is 1 at 0; the slope at 0 is infinite."""
     sign = b.Where(b.Less(x, b.const(0, x.dtype)), b.const(-1, x.dtype), b.const(1, x.dtype))
     return sign * b.Pow(sign * x, b.const(1 / 3, x.dtype))
 
@@ -234,7 +234,7 @@ r_, c_ = _Join(np.r_, 0, -1, 1), _Join(np.c_, -1, 0, 2)
 
 
 def select(conditions: Sequence[Any], choices: Sequence[Any], default: Any = 0) -> Array:
-    """Elements of the first of `choices` whose condition holds, else `default`."""
+    """Elements of the first of `choices` whose condition is true, else `default`."""
     y = as_array(default, as_array(choices[0]).dtype)
     for condition, choice in zip(reversed(list(conditions)), reversed(list(choices))):
         y = where(condition, choice, y)

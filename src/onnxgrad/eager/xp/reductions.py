@@ -105,7 +105,7 @@ def std(
     *,
     correction: float | None = None,
 ) -> Array:
-    """The standard deviation along `axis`, the square root of `var`; where it is 0, its derivative is 0."""
+    """The standard deviation along `axis`, the square root of `var`; its derivative is 0 where it is 0."""
     v = var(x, axis, dtype, out, ddof, keepdims, correction=correction)
     if v._node is None:
         return e.sqrt(v)

@@ -43,7 +43,7 @@ _METHODS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def sorted_for_quantiles(x: Any, q: Any, axis: Axis) -> tuple[Array, np.ndarray, tuple[int, ...]]:
-    """The elements sorted along a new first axis that stands for `axis`, the shares `q`, and the shape with axes kept.
+    """The elements sorted along a new first axis in place of `axis`, the shares `q`, and the shape with kept axes.
 
     Raises:
         BadInput: a share is not in [0, 1].
@@ -68,7 +68,7 @@ def quantile(
     method: str = "linear",
     keepdims: bool = False,
 ) -> Array:
-    """The `q`-quantiles along `axis`, `q` in [0, 1], between elements as `method` says.
+    """The `q`-quantiles along `axis`, `q` in [0, 1], interpolated by `method`.
 
     The methods are "linear", "lower", "higher", "nearest" and "midpoint". Where there is a NaN, the result is NaN.
     The derivative flows to the elements it lies between; `q` is constant.

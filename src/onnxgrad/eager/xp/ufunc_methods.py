@@ -63,7 +63,7 @@ def outer(f: Function, x1: Any, x2: Any, /) -> Array:
 
 
 def attach(namespace: dict[str, Any]) -> None:
-    """Give the functions of `namespace` their methods."""
+    """Attach numpy's ufunc methods to the functions of `namespace`."""
     for name in NAMES:
         f = namespace[name]
         for method in (reduce, accumulate, outer):

@@ -45,7 +45,7 @@ def _primitive(name: str, how: Recorded) -> Primitive:
 
 
 def unary(name: str, op: Recorded, kernel: Any, floats: Recorded | None = None) -> Function:
-    """An elementwise function of one operand, recorded as `op` (or what it writes), or on floats as `floats`."""
+    """An elementwise function of one operand, recorded as `op` (or its expansion); on floats as `floats`."""
     of_ints = _primitive(name, op)
     of_floats = of_ints if floats is None else _primitive(name, floats)
 
@@ -107,7 +107,7 @@ def nondifferentiable(name: str, kernel: Any, instead: str = "") -> Function:
 
 
 def module_fallback(module: Any, path: str, instead: str = "") -> Callable[[str], Any]:
-    """``__getattr__`` of a namespace: what `module`, called `path`, has and the namespace has not.
+    """``__getattr__`` of a namespace: fall back to `module`, called `path`, for names that the namespace lacks.
 
     Its functions take arrays without a derivative; `instead` is the hint where they have one.
     """
