@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxgrad import BadInput, Function, grad, vjp
 from onnxgrad.check import check
 from onnxgrad.model_io import open_model, read
-from onnxgrad.model_io.checks import notes_in_files
+from onnxgrad.model_io.checks import declared_sizes, notes_in_files
 from onnxgrad.training.data import Field, open_data
 from tests.commands import script
 
@@ -516,15 +516,25 @@ def test_a_derivative_holds_no_large_constant(op):
     assert grad(model, wrt="x").ByteSize() < 100_000
 
 
-@pytest.mark.parametrize("where", ["model", "model's documentation", "graph", "graph's documentation"])
-def test_notes_are_counted_before_the_file_is_parsed(tmp_path, monkeypatch, where):
+NOTED = {
+    "model": lambda model: model,
+    "graph": lambda model: model.graph,
+    "node": lambda model: model.graph.node[0],
+    "function": lambda model: model.functions.add(name="f", domain="d"),
+    "node of a function": lambda model: model.functions.add(name="f", domain="d").node.add(op_type="Neg"),
+}
+
+
+@pytest.mark.parametrize("kind", ["metadata", "documentation"])
+@pytest.mark.parametrize("where", NOTED)
+def test_notes_are_counted_before_the_file_is_parsed(tmp_path, monkeypatch, where, kind):
     """Parsing takes several times the size of the file."""
     monkeypatch.setattr(notes_in_files, "MOST_NOTES", 5000)
     model = graph([node("Neg", "x", to="y")], {"w": np.ones(9000, np.float32)})
     onnx.save(model, tmp_path / "m.onnx")
     read.parse(tmp_path / "m.onnx")  # weights are no notes
-    top = model if where.startswith("model") else model.graph
-    if where.endswith("documentation"):
+    top = NOTED[where](model)
+    if kind == "documentation":
         top.doc_string = "x" * 6000
     else:
         for k in range(300):
@@ -533,6 +543,14 @@ def test_notes_are_counted_before_the_file_is_parsed(tmp_path, monkeypatch, wher
     monkeypatch.setattr(onnx, "load", None)
     with pytest.raises(BadInput, match="MiB of metadata, which are not read"):
         read.parse(tmp_path / "m.onnx")
+
+
+def test_documentation_of_the_last_node_is_counted(monkeypatch):
+    monkeypatch.setattr(declared_sizes, "MOST_NOTES", 5000)
+    model = graph([node("Neg", "x", to="y")])
+    model.graph.node[0].doc_string = "x" * 6000
+    with pytest.raises(BadInput, match="MiB of metadata, which are not read"):
+        declared_sizes.check_message(model, "the model")
 
 
 def test_what_is_no_message_is_left_to_the_parser(tmp_path, monkeypatch):

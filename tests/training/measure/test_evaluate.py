@@ -125,7 +125,7 @@ def test_what_is_not_there_is_refused(arguments, words):
 def test_without_labels_it_says_which_arrays_there_are():
     kinds = {"x": X, "kind": np.zeros(25, int)}
     assert evaluate(model(), kinds).labels == "kind"
-    with pytest.raises(BadInput, match="--labels: 'kind', 'row'$"):
+    with pytest.raises(BadInput, match=r"--labels: 'kind', 'row'$"):
         evaluate(model(), {**kinds, "row": np.arange(25)})
     with pytest.raises(BadInput, match="the data has no labels, only what feeds the model: 'x'"):
         evaluate(model(), {"x": X})
