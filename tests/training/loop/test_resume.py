@@ -1,5 +1,6 @@
 """A run that resumes, is interrupted, or meets numbers that are none."""
 
+import math
 import signal
 import threading
 
@@ -8,6 +9,7 @@ import pytest
 
 from onnxgrad.errors import BadInput, TrainingError
 from onnxgrad.training import Interrupted, Trainer, attach
+from onnxgrad.training.loop.callbacks import KeepBest, Plateau
 from onnxgrad.training.loop.checkpoint import FILE, Checkpoint
 from tests.training.loop.test_trainer import ONE, Recorder, bits
 from tests.training.models import blobs, classifier, trainable
@@ -228,6 +230,12 @@ def test_it_runs_outside_the_main_thread():
     assert trainer.step_count == 6
 
 
+def _recorded(**entries):
+    """A history of one epoch, with these entries."""
+    curve = {"limit": 512, "width": 1, "means": [1.0], "total": 0.0, "count": 0}
+    return {"history": {"epochs": [{"epoch": 1, "step": 3, "loss": 1.0} | entries], "curve": curve}}
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -239,6 +247,12 @@ def test_it_runs_outside_the_main_thread():
         ({"history": {}}, "does not say where its run stood"),
         ({"history": {"epochs": [], "curve": {"width": 0}}}, "does not say where its run stood"),
         ({"callbacks": [[]]}, "does not say where its run stood"),
+        (_recorded(validation_loss=[1, "a"]), "does not say where its run stood"),
+        (_recorded(validation_accuracy={}), "does not say where its run stood"),
+        (_recorded(step="x"), "does not say where its run stood"),
+        (_recorded(loss=None), "does not say where its run stood"),
+        (_recorded(loss=10**400), "does not say where its run stood"),
+        ({"history": _recorded()["history"] | {"best": [1]}}, "does not say where its run stood"),
     ],
 )
 def test_a_document_that_somebody_made_up_is_refused(tmp_path, change, says):
@@ -252,3 +266,45 @@ def test_a_document_that_somebody_made_up_is_refused(tmp_path, change, says):
     with pytest.raises(BadInput, match=says):
         again.fit(blobs(), epochs=2, checkpoint=tmp_path, resume=True)
     assert bits(again.state()) == start
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"file": "../mine.safetensors"},
+        {"file": "mine.safetensors"},
+        {"step": "/../../mine", "file": "best-/../../mine.safetensors"},
+        {"loss": 10**400},
+        {"loss": "x"},
+        {"loss": math.nan},
+    ],
+)
+def test_a_checkpoint_has_no_file_elsewhere_deleted(tmp_path, entry):
+    """Files of states that are no longer kept get deleted; their names are in the checkpoint."""
+    places = [tmp_path / "mine.safetensors", tmp_path / "run" / "mine.safetensors"]
+    (tmp_path / "run").mkdir()
+    for place in places:
+        place.write_text("the user's own")
+    keep = KeepBest("loss", keep=2)
+    Trainer(trainable(), options=ONE).fit(blobs(), epochs=2, checkpoint=tmp_path / "run", callbacks=[keep])
+    found = Checkpoint.load(tmp_path / "run" / FILE)
+    ranked = found.run["callbacks"][0][1]["ranked"]
+    ranked[-1] |= {"loss": 1e9} | entry
+    found.save(tmp_path / "run" / FILE)
+    with pytest.raises(BadInput, match="does not say where its run stood"):
+        Trainer(trainable(), options=ONE).fit(
+            blobs(), epochs=4, checkpoint=tmp_path / "run", resume=True, callbacks=[KeepBest("loss", keep=2)]
+        )
+    assert all(place.exists() for place in places)
+
+
+@pytest.mark.parametrize("state", [{"share": math.nan}, {"share": -1.0}, {"share": 10**400}, {"best": math.nan}])
+def test_a_callback_whose_state_somebody_made_up(tmp_path, state):
+    Trainer(trainable(), options=ONE).fit(blobs(), epochs=1, checkpoint=tmp_path, callbacks=[Plateau("loss")])
+    found = Checkpoint.load(tmp_path / FILE)
+    found.run["callbacks"][0][1] |= state
+    found.save(tmp_path / FILE)
+    with pytest.raises(BadInput, match="does not say where its run stood"):
+        Trainer(trainable(), options=ONE).fit(
+            blobs(), epochs=2, checkpoint=tmp_path, resume=True, callbacks=[Plateau("loss")]
+        )

@@ -69,8 +69,10 @@ class Monitor:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        self.best = math.inf if state["best"] is None else float(state["best"])
-        self.waited = int(state["waited"])
+        best, waited = state["best"], state["waited"]
+        if not (best is None or math.isfinite(best)) or not isinstance(waited, int):
+            raise ValueError("a monitor has a finite best value and counts epochs")
+        self.best, self.waited = math.inf if best is None else float(best), waited
 
 
 class _Monitoring(Callback):
@@ -204,9 +206,14 @@ class KeepBest(_Monitoring):
         return super().state() | ({"ranked": self.ranked} if self.keep > 1 else {})
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore them."""
+        """Restore them. Raises ValueError for a file elsewhere: files of states that are no longer kept get deleted."""
         super().load_state(state)
-        self.ranked = [dict(entry) for entry in state.get("ranked", ())]
+        ranked = [dict(entry) for entry in state.get("ranked", ())]
+        for entry in ranked:
+            is_ours = isinstance(entry["step"], int) and entry["file"] == _best_file(entry)
+            if not is_ours or not math.isfinite(entry[self.monitor.of]):
+                raise ValueError("a kept state is in a file beside the checkpoint, and has a finite value")
+        self.ranked = ranked
 
     def settings(self) -> dict[str, Any]:
         """The settings of the monitor, and how many states are kept."""
@@ -249,6 +256,8 @@ class Plateau(_Monitoring):
         """Restore the monitor and the factor reached so far."""
         super().load_state(state)
         self.share = float(state["share"])
+        if not 0 < self.share <= 1:
+            raise ValueError("the factor of a rate lies between 0 and 1")
 
     def settings(self) -> dict[str, Any]:
         """The settings of the monitor, with `patience` and `factor`."""

@@ -11,6 +11,9 @@ from typing import Any
 
 from onnxgrad.files import replacing
 
+#: Entries of a history that are tables of a report.
+_TABLES = frozenset({"settings", "provenance", "before", "after", "best"})
+
 
 @dataclass
 class Curve:
@@ -62,7 +65,8 @@ class History:
 
     def measured(self, entry: str) -> list[tuple[int, float]]:
         """``(step, value)`` of each time that `entry`, such as ``validation_loss``, was measured."""
-        found = {record["step"]: record[entry] for record in [*self.evaluations, *self.epochs] if entry in record}
+        records = [*self.evaluations, *self.epochs]
+        found = {r["step"]: r[entry] for r in records if isinstance(r.get(entry), (int, float))}
         return sorted(found.items())
 
     def to_json(self) -> dict[str, Any]:
@@ -76,16 +80,15 @@ class History:
         about = {k: v for k, v in data.items() if k not in ("epochs", "curve", "evaluations")}
         curve = Curve(**data["curve"])
         numbers = [curve.limit, curve.width, curve.total, curve.count, *curve.means]
-        if (
-            not all(isinstance(n, (int, float)) for n in numbers)
-            or curve.width < 1
-            or not isinstance(curve.means, list)
-        ):
+        if not all(map(_is_number, numbers)) or curve.width < 1 or not isinstance(curve.means, list):
             raise TypeError("the curve consists of numbers")
         evaluations = list(data.get("evaluations", ()))
-        if not all(isinstance(record, dict) for record in [*data["epochs"], *evaluations]):
-            raise TypeError("the record of an epoch holds entries by name")
-        return cls(list(data["epochs"]), curve, about, evaluations)
+        epochs = list(data["epochs"])
+        if not all(map(_is_record, epochs + evaluations)) or not all(_is_number(record["loss"]) for record in epochs):
+            raise TypeError("the record of an epoch holds numbers by name, its step and loss among them")
+        if not all(isinstance(about[key], dict) for key in _TABLES & about.keys()):
+            raise TypeError("settings and scores are entries by name")
+        return cls(epochs, curve, about, evaluations)
 
     def write(self, path: Path) -> None:
         """Write the metrics file, all or nothing."""
@@ -96,6 +99,16 @@ class History:
         }
         with replacing(path) as file:
             file.write_text(json.dumps(plain(document), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**53)
+
+
+def _is_record(record: Any) -> bool:
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        return False
+    return all(value is None or isinstance(value, str) or _is_number(value) for value in record.values())
 
 
 def plain(value: Any) -> Any:
