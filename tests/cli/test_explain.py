@@ -36,6 +36,18 @@ def test_integrated_gradients_find_the_bright_pixel(place):
     onnx.checker.check_model(onnx.load(place / "e.onnx"))
 
 
+def test_names_that_are_formulas(place):
+    """The name of the baseline is made of letters that every tool reads; matplotlib draws what is between $ as math."""
+    pytest.importorskip("matplotlib")
+    proto = onnx.load(place / "m.onnx")
+    proto.graph.input[0].name = proto.graph.node[0].input[0] = "$x^$"
+    proto.graph.output[0].name = proto.graph.node[-1].output[0] = "$\\frac$"
+    onnx.save(proto, place / "m.onnx")
+    np.savez(place / "d.npz", **{"$x^$": np.load(place / "d.npz")["x"]})
+    said(place, "explain PLACE/m.onnx PLACE/d.npz -o PLACE/e.png")
+    assert (place / "e.png").exists()
+
+
 @pytest.mark.parametrize("method", ["saliency", "smooth_grad", "grad_cam"])
 def test_a_picture_explained_by_a_picture(place, method):
     image = pytest.importorskip("PIL.Image")

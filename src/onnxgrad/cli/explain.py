@@ -94,7 +94,7 @@ def explain(
     part = output_name if number is None else f"{output_name}[:, {number}]"
     layer = (layer or _last_maps(opened)) if method is Method.grad_cam else None
     explaining = _derived(opened, method, wrt, part, layer, steps, noise)
-    found = np.asarray(Function(explaining)(**_completed(explaining, feeds)))[0]
+    found = np.asarray(Function(explaining)(**_completed(explaining, feeds, wrt)))[0]
     if save is not None:
         save_model(explaining, save)
         check_runs(save, model)
@@ -170,10 +170,10 @@ def _derived(
     return grad(model, wrt=wrt, of=of)
 
 
-def _completed(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """`feeds`, and zeros for baselines."""
+def _completed(model: ir.Model, feeds: dict[str, np.ndarray], wrt: str) -> dict[str, np.ndarray]:
+    """`feeds`, and zeros for the baseline of `wrt`."""
     names = [v.name or "" for v in model.graph.inputs if v.name not in model.graph.initializers]
-    return {n: feeds[n] if n in feeds else np.zeros_like(feeds[n.removesuffix("_baseline")]) for n in names}
+    return {n: feeds[n] if n in feeds else np.zeros_like(feeds[wrt]) for n in names}
 
 
 def _draw(file: Any, shown: np.ndarray, found: np.ndarray, title: str) -> None:
