@@ -162,3 +162,15 @@ def test_an_empty_cell_of_a_table(tmp_path):
     refused(model(), path, "cross_entropy", "has no label in row 7: the cell is empty")
     path = as_table(np.array([*"0120120", ""]), tmp_path)
     refused(model(), path, "cross_entropy", r"missing values: 1, the first in row 7\n  hint: fill the cells in")
+
+
+def test_two_names_for_one_score():
+    names = np.where(GOOD == 1, "yes", "no")
+    trainer = Trainer(model(scores=1), loss="bce_with_logits", options=ONE)
+    trainer.fit({"x": X, "labels": names})
+    assert trainer.evaluate({"x": X, "labels": names}) == trainer.evaluate({"x": X, "labels": 1.0 * (GOOD == 1)})
+    assert evaluate(trainer.inference_model(), {"x": X[:2], "labels": names[:2]}).task == "binary"
+    data = Data({"x": X, "labels": names}, trainer.fields)
+    np.testing.assert_array_equal(data.labels, GOOD == 1)
+    with pytest.raises(BadInput, match="has 3 names of classes, 'a', 'b', 'c'; one score tells 2 apart"):
+        Trainer(model(scores=1), loss="bce_with_logits", options=ONE).fit({"x": X, "labels": np.array([*"abc"])[GOOD]})

@@ -25,7 +25,7 @@ from onnxgrad.training.data.columns import Column, Dense, Mapped, single_array
 from onnxgrad.training.data.fields import Field, check_counted, fitted, match
 from onnxgrad.training.data.fingerprint import fingerprint
 from onnxgrad.training.data.images import Images, Pictures
-from onnxgrad.training.data.labels import ClassColumn, check_count, class_column, numbered
+from onnxgrad.training.data.labels import ClassColumn, check_count, class_column, listed, numbered
 from onnxgrad.training.data.prefetch import DEPTH, ahead
 from onnxgrad.training.data.preprocessing import Preprocessing
 from onnxgrad.training.data.sampling import balanced
@@ -160,6 +160,8 @@ class Data:
         """The class number of each row, where one array holds them."""
         names = [f.name for f in self.fields if f.label and f.name in self.columns]
         rows = [self.arrays[n] if n in self.arrays else single_array(self.columns[n]) for n in names]
+        if self.classes is not None:  # of one score, the labels are 0.0 and 1.0
+            rows = [a.ravel().astype(np.int64) if a is not None and a.size == len(self) else a for a in rows]
         found = [a for a in rows if a is not None and a.dtype.kind in "iu" and a.shape == (len(self),)]
         return found[0] if len(found) == 1 else None
 
@@ -322,9 +324,13 @@ def _labels(column: Column, field: Field, classes: Sequence[str] | None, source:
     if isinstance(column, Mapped) and column.rows.ndim == 1:  # small, and checked before the first step
         column = Dense(np.asarray(column.rows))
     is_number = field.dtype.kind == "f"  # of a single score: one of two classes
-    if is_number and (not field.binary or classes is None or len(classes) != 2):
+    if is_number and (not field.binary or len(classes or ("", "")) != 2):
         return column
     column = class_column(column, where)
+    if is_number and isinstance(column, ClassColumn) and len(column.names) != 2 and classes is None:
+        raise BadInput(
+            f"{where} has {len(column.names)} names of classes, {listed(column.names)}; one score tells 2 apart"
+        )
     is_named = isinstance(column, ClassColumn) or (column.array is not None and column.array.dtype.kind in "iub")
     if classes and (is_named or not is_number):
         column = numbered(column, classes, source, where, field.ignored)
