@@ -17,5 +17,5 @@ def known_as(value: ir.Value) -> tuple[str, ...]:
 
 
 def follow(new: ir.Value, old: tuple[str, ...]) -> None:
-    """Have `new` go by the names `old` as well."""
+    """Record the names `old` as aliases of `new`."""
     new.meta[_KEY] = tuple(dict.fromkeys((*new.meta.get(_KEY, ()), *old)))

@@ -206,7 +206,7 @@ class Builder:
         return Builder(graph, self.names, self.infer, noting=self.noting)
 
     def now(self, value: ir.Value) -> ir.Value:
-        """`value`, or what took its place when its node was lowered (which may have been lowered in turn)."""
+        """`value`, or the value that replaced it when its node was lowered, through any number of lowerings."""
         while value in self.moved:
             value = self.moved[value]
         return value
@@ -317,7 +317,7 @@ class Builder:
         return node is not None and node.graph is self.graph
 
     def append(self, node: ir.Node) -> tuple[Var, ...]:
-        """Append `node` as it is; name it and its outputs where they have no name, and type them."""
+        """Append `node` unchanged; name it and its outputs where they have no names, and infer their types."""
         for value in node.outputs:
             value.name = value.name or self.names.fresh(f"{self.prefix}_{node.op_type}")
         node.name = node.name or node.outputs[0].name
@@ -345,7 +345,7 @@ class Builder:
             self._recordings.pop()  # not `remove`, which takes an equal list for the same
 
     def forget(self) -> None:
-        """Drop what was noted for further nodes: none will come."""
+        """Drop the caches for further nodes: none will be emitted."""
         for notes in (self._emitted, self._literals, self._shapes, self.moved, self._own):
             notes.clear()
 
@@ -371,7 +371,7 @@ class Builder:
     # --- small compositions that every rule may use --------------------------------------------
 
     def shape_of(self, x: Var, start: int = 0, end: int | None = None) -> Var:
-        """The dimensions `start` to `end` of `x` as an int64 vector; a constant where they are known.
+        """The dimensions `start` to `end` of `x` as an int64 vector; a constant if they are known.
 
         Dimensions with the same names are the same, so one Shape serves all that have them.
         """

@@ -1,4 +1,4 @@
-"""The last pass over a derived graph: dead code is eliminated, and what ONNX Runtime misreads is rewritten.
+"""The last pass over a derived graph: eliminate dead code, and rewrite nodes that ONNX Runtime misreads.
 
 A Pad that names its axes, next to a Transpose, is misread by ONNX Runtime's transpose optimizer (found in
 1.31): it permutes the pads as if there were one pair for each axis, so that the model fails to run or, where the
@@ -112,7 +112,7 @@ def _make_a_column(b: Builder, product: ir.Node) -> None:
 
 
 def _name_no_axes(b: Builder, pad: ir.Node) -> None:
-    """Give a `pad` a pair of pads for every axis, where the rank is known."""
+    """Extend the pads of `pad` to a pair for every axis, if the rank is known."""
     x, pads, _, axes = pad.inputs[:4]
     assert pads is not None
     assert axes is not None

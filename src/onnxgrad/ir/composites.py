@@ -55,7 +55,7 @@ class Part:
     def of(
         cls, name: str, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value | None], attributes: Any
     ) -> Part:
-        """A part as the graph says it now."""
+        """A part with the digests of the graph as it is now."""
         return cls(name, inputs, outputs, attributes, [None if v is None else _digest(v, inputs) for v in outputs])
 
     def holds(self, inputs: Sequence[ir.Value | None], outputs: Sequence[ir.Value | None]) -> bool:
@@ -66,7 +66,7 @@ class Part:
         )
 
     def note(self) -> None:
-        """Leave the note, on the nodes that give the outputs."""
+        """Store the note on the nodes that produce the outputs."""
         for value in self.outputs:
             node = None if value is None else value.producer()
             if node is not None:
@@ -88,7 +88,7 @@ def named_parts(graph: ir.Graph) -> Iterator[Part]:
 
 
 def spell_notes(graph: ir.Graph) -> None:
-    """Have the notes on the nodes of `graph` go where it is saved."""
+    """Copy the notes on the nodes of `graph` to their metadata, so that they are saved."""
     for part in named_parts(graph):
         said = {
             "name": part.name,
@@ -107,7 +107,7 @@ Written = Callable[[str, Mapping[str, float], ir.DataType], Part | None]
 
 
 def read_notes(graph: ir.Graph, find: Callable[[str], ir.Value | None], written: Written) -> None:
-    """Take the notes that came with a file, out of it.
+    """Move the notes that a file has in its metadata to the nodes.
 
     A file may claim anything. What it says is taken for a question, whether these values are that part with those
     attributes; the digests that the graph is held to are those of the part as it is written here.
@@ -192,7 +192,7 @@ def _of_node(node: ir.Node, known: Mapping[ir.Value, str]) -> str | None:
 
 
 def _plain_value(value: Any) -> Any:
-    """The value of an attribute, as it is in a file."""
+    """The value of an attribute in the form that a file stores."""
     if isinstance(value, (list, tuple)):
         return [_plain_value(v) for v in value]
     return float(np.float32(value)) if isinstance(value, float) else value

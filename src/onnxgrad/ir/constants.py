@@ -27,7 +27,7 @@ MOST_WRITTEN = 1 << 20
 
 
 def known_value(value: ir.Value, opset: int, depth: int = 16) -> np.ndarray | None:
-    """`constant`, or what at most `depth` nodes compute from constants; else None."""
+    """`constant`, or the result of at most `depth` nodes over constants; else None."""
     held = constant(value)
     node = value.producer()
     if held is not None or node is None or not depth or len(node.outputs) != 1 or not node.inputs:
@@ -92,7 +92,7 @@ def is_repeatable(op_type: str, domain: str, opset: int) -> bool:
 
 
 def sliced(size: int, start: int, end: int, step: int) -> range:
-    """The places that a Slice takes along an axis of `size`.
+    """The indices that a Slice selects along an axis of `size`.
 
     As Python's, but for a negative step from before the first element: that is clamped to the first, and taken.
     """

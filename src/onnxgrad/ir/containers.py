@@ -1,4 +1,4 @@
-"""Sequences and optionals: what arithmetic means for them. The cotangent of a sequence is a sequence."""
+"""Arithmetic on sequences and optionals; the cotangent of a sequence is a sequence."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def empty_optional(b: Builder, x: Var) -> Var:
 
 
 def either(b: Builder, condition: Var, then: Callable[[Builder], Var], other: Callable[[Builder], Var]) -> Var:
-    """An If: what `then` writes, or what `other` writes, of the same type."""
+    """Emit an If with the branches `then` and `other`, whose results have the same type."""
     branches, results = [], []
     for name, write in (("then_branch", then), ("else_branch", other)):
         graph = ir.Graph([], [], nodes=[], name=b.names.fresh(name), opset_imports=dict(b.infer.context.opset_imports))
@@ -73,7 +73,7 @@ def either(b: Builder, condition: Var, then: Callable[[Builder], Var], other: Ca
 
 
 def inside(b: Builder, f: Callable[[Var], Var], x: Var) -> Var:
-    """The optional f(what `x` holds), of the same type; without a value where `x` has none."""
+    """The optional f(content of `x`), of the same type; empty if `x` is empty."""
     return either(
         b,
         b.OptionalHasElement(x),

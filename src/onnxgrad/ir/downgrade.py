@@ -72,7 +72,7 @@ def _is_same(node: ir.Node, opset: int, newest: int) -> bool:
 
 
 def _forget_new(node: ir.Node, opset: int, newest: int) -> None:
-    """Drop what `node` says that could not be said in `newest`, where it is so anyway."""
+    """Drop attributes of `node` that `newest` does not have, if they have their default there."""
     new, old = schema_of("", node.op_type, opset), schema_of("", node.op_type, newest)
     if new is not None and old is not None and new.since_version != old.since_version:
         for name in node.attributes.keys() - old.attributes.keys():

@@ -15,7 +15,9 @@ _DTYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, i
 
 
 def exact(node: ir.Node, opset: int, known: Mapping[ir.Value, np.ndarray] | None = None) -> np.ndarray | None:
-    """The output of `node`, if every runtime gives the same bits; not NaN, nor denormals, which some take as zeros.
+    """The output of `node`, if every runtime computes the same bits; None for NaN and denormals.
+
+    Some runtimes flush denormals to zero.
 
     Args:
         node: whose operands are constants (`constant`), or `known`; else the result is None.

@@ -37,7 +37,7 @@ def execution_order(graph: ir.Graph) -> list[ir.Node]:
 
 
 def orders(graph: ir.Graph) -> list[list[ir.Node]]:
-    """Orders of the nodes of `graph`, for which ONNX Runtime reads and gives back in another order what it computed.
+    """Orders of the nodes of `graph`; ONNX Runtime allocates and frees their results in different orders.
 
     Of the nodes that no other reads (the updates of weights, in a step), and of those that one reads (all gradients,
     where their norm is taken), the runtime computes the last one first, with all that it needs. That should be what
@@ -66,7 +66,7 @@ def orders(graph: ir.Graph) -> list[list[ir.Node]]:
 
 
 def ordered_by(nodes: Sequence[ir.Node], key: Callable[[ir.Node], tuple[float, ...]]) -> list[ir.Node]:
-    """A topological order: of the nodes that read none of those left, the one of least `key`, of which no two agree."""
+    """A topological order that always takes the ready node of least `key`; keys are distinct."""
     before, after = _edges(nodes)
     missing = {n: len(before[n]) for n in nodes}
     ready = [(key(n), n) for n in nodes if not missing[n]]
@@ -83,7 +83,7 @@ def ordered_by(nodes: Sequence[ir.Node], key: Callable[[ir.Node], tuple[float, .
 
 
 def run_as(graph: ir.Graph, like: ir.Graph) -> None:
-    """Reorder `graph`, which was made of `like`, so that the runtime gives values of the same names in the same order.
+    """Reorder `graph`, a rewrite of `like`, so that equally named values are computed in the same order.
 
     That holds for nodes that no other reads: they come when the last of what they give, or else read, came in `like`.
     """

@@ -30,7 +30,7 @@ WHOLE = frozenset({ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL})
 
 
 def fold_constants(graph: ir.Graph, written: Iterable[ir.Value]) -> int:
-    """Replace nodes of `graph` by `Constant` nodes with outputs of the same names, in place; how many.
+    """Replace nodes of `graph` by `Constant` nodes with equal output names, in place. Returns the count.
 
     Args:
         graph: a graph, whose nodes are in order of execution.
@@ -77,7 +77,7 @@ def _fold(
     known: Callable[[ir.Node], np.ndarray | None],
     hold: Callable[[ir.Node, ir.TensorProtocol], ir.Value] | None = None,
 ) -> int:
-    """Replace the nodes of `graph` whose one result is `known`, in order; how many.
+    """Replace the nodes of `graph` whose single result is `known`, in order. Returns the count.
 
     Args:
         graph: a graph, whose nodes are in order of execution.

@@ -1,4 +1,4 @@
-"""Walks through graphs: what a node reads (captured values included), slices, cuts, dead-code elimination.
+"""Walks through graphs: operands of nodes (captured values included), slices, cuts, dead-code elimination.
 
 A *slice* is what leads from some values (`dependents`) or to some values (`ancestors`); a *cut* is what crosses the
 border between two parts of a graph.
@@ -15,7 +15,7 @@ from onnxgrad.ir.notes import SETTLED, notes
 
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
-    """The graphs that `node` holds as attributes."""
+    """The graphs in the attributes of `node`."""
     found: list[ir.Graph] = []
     for a in node.attributes.data.values():
         if a.type == ir.AttributeType.GRAPH:
@@ -99,7 +99,7 @@ def reach(start: Iterable[ir.Value], onward: Callable[[ir.Value], Iterable[ir.Va
 
 
 def cut(ends: Iterable[ir.Value], crosses: Callable[[ir.Value], bool]) -> list[ir.Value]:
-    """The values that `crosses` holds for, of those that are met first on the ways back from `ends`."""
+    """The first values that satisfy `crosses` on all backward paths from `ends`."""
 
     def successors(value: ir.Value) -> list[ir.Value]:
         node = None if crosses(value) else value.producer()
@@ -109,7 +109,7 @@ def cut(ends: Iterable[ir.Value], crosses: Callable[[ir.Value], bool]) -> list[i
 
 
 def stand_in(value: ir.Value, name: str | None = None) -> ir.Value:
-    """A new value like `value`, to become an input, that everything reads in its place; by default of its name, too."""
+    """A new value like `value`, and by default of its name, that replaces it in all consumers; it becomes an input."""
     new = ir.Value(name=name or value.name, type=value.type, shape=value.shape)
     value.replace_all_uses_with(new, replace_graph_outputs=True)
     follow(new, known_as(value))
@@ -142,7 +142,7 @@ def discard(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def prune(graph: ir.Graph, keep: Iterable[ir.Value] = ()) -> int:
-    """Remove the nodes that no output (nor `keep`) needs; returns how many went. Initializers likewise."""
+    """Remove the nodes and initializers that neither an output nor `keep` needs. Returns the number of nodes."""
     live: set[ir.Value | None] = {*graph.outputs, *keep}
     dead: list[ir.Node] = []
     for node in reversed(graph):
@@ -163,6 +163,14 @@ def prune(graph: ir.Graph, keep: Iterable[ir.Value] = ()) -> int:
 
 
 def named_values(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Every value of `graph` (not of graphs inside it) by name: inputs, initializers and what the nodes give."""
+    """Every value of `graph`, without nested graphs, by name: inputs, initializers and results of nodes."""
     values = {v.name or "": v for v in graph.inputs} | dict(graph.initializers)
     return values | {v.name: v for node in graph for v in node.outputs if v.name}
+
+
+def add_initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
+    """Add an initializer with the name of `tensor` to `graph`."""
+    shape = ir.Shape(tensor.shape)  # type: ignore[arg-type]
+    value = ir.Value(name=tensor.name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
+    graph.register_initializer(value)
+    return value

@@ -19,7 +19,7 @@ Item = int | slice
 
 
 def with_parts(builder: Builder, names: Iterable[object], values: Mapping[str, ir.Value]) -> dict[str, ir.Value]:
-    """`values` and, for each of `names` that is none of them but an index expression on one, what it picks.
+    """`values`, and the parts that `names` select by index expressions such as ``y[:, 3]``.
 
     Raises:
         BadInput: an expression that is not one of integers and slices, or that does not fit the value.

@@ -45,7 +45,7 @@ def _note_types(graph: ir.Graph, dtypes: dict[str | None, ir.DataType | None]) -
 
 
 def fault_of(graph: ir.Graph, like: Interface | None) -> str:
-    """The first fault of a graph that was rewritten; an empty string if there is none.
+    """The first fault of a rewritten graph; empty if there is none.
 
     Args:
         graph: with the graphs inside it.

@@ -30,7 +30,7 @@ def known_branches(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Graph]]:
 
 
 def take_known_branches(graph: ir.Graph) -> int:
-    """Put the nodes of known branches in the place of their If, in place; how many there were.
+    """Replace each If with a known condition by the nodes of its branch, in place. Returns the count.
 
     Conditions that are computed from constants of another scope count once that scope is taken apart.
     """

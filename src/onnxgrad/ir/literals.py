@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.graph import add_initializer
 from onnxgrad.ir.names import Names
 
 
 class Literals:
-    """The constants that were written into `graph`; their names come from `names`."""
+    """The constants that were added to `graph`; `names` supplies their names."""
 
     def __init__(self, graph: ir.Graph, names: Names) -> None:
         self.graph = graph
@@ -28,12 +29,7 @@ class Literals:
         found = self._arrays.get(key)
         if found is None or not self._is_there(found):
             name = self.names.fresh("const")
-            tensor = ir.Tensor(array, dtype, name=name)
-            found = ir.Value(
-                name=name, const_value=tensor, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype)
-            )
-            self.graph.register_initializer(found)
-            self._arrays[key] = found
+            found = self._arrays[key] = add_initializer(self.graph, ir.Tensor(array, dtype, name=name))
         return found
 
     def number(self, number: int | float, dtype: ir.DataType | None) -> ir.Value:

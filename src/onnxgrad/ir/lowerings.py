@@ -1,4 +1,4 @@
-"""Choices of a rule among several ways to write one derivative, each with a name by which it is left out.
+"""Variants: choices of a rule among several ways to write one derivative, each with a name to disable it.
 
 Which way is fast is a matter of the runtime and the processor; that both are right is not. A rule says where the
 choice is that it takes the faster one; ``python -m benchmarks.lowerings`` measures each of them by its switch, and the

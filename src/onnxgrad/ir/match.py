@@ -52,7 +52,7 @@ def producer(value: ir.Value | None, op_types: str | Collection[str]) -> ir.Node
 
 
 def only_reader(value: ir.Value, op_types: str | Collection[str]) -> ir.Node | None:
-    """The standard operator that alone reads `value`, once; None if there is no such node."""
+    """The only consumer of `value`, if it is one of these standard operators and reads the value once; else None."""
     uses = value.uses()
     if len(uses) != 1 or value.is_graph_output():
         return None
@@ -82,7 +82,7 @@ def constant(value: ir.Value | None) -> np.ndarray | None:
 
 
 def is_constant(value: ir.Value | None) -> bool:
-    """True if the elements of `value` are known before anything runs; they are not read."""
+    """True if the elements of `value` are known before a run; the elements are not read."""
     return constant_tensor(value) is not None
 
 
@@ -108,7 +108,7 @@ def permutation(transpose: ir.Node) -> tuple[int, ...] | None:
 
 
 def exchanged(value: ir.Value | None) -> ir.Value | None:
-    """The operand whose last two axes a Transpose exchanges to make `value`; None if there is none."""
+    """The operand whose last two axes a Transpose exchanges to compute `value`; None for other producers."""
     node = producer(value, "Transpose")
     x = None if node is None else node.inputs[0]
     if node is None or x is None or x.shape is None or len(x.shape) < 2:

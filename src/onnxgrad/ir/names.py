@@ -75,7 +75,7 @@ class Names:
 
 
 def rename_inside(graph: ir.Graph, names: Names) -> None:
-    """Give everything that `graph` and its nested graphs define a fresh name: for a copy of a graph."""
+    """Rename everything that `graph` and its nested graphs define, for a copy of a graph."""
     for g in scopes(graph):
         for value in g.initializers.values():
             if value.const_value is not None:  # a value renames its tensor, which copies of a graph share
@@ -90,7 +90,7 @@ def rename_inside(graph: ir.Graph, names: Names) -> None:
 
 
 def own_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """The same data under a name that can be changed by itself."""
+    """The same data in a tensor whose name can be changed independently."""
     if isinstance(tensor, (ir.Tensor, ir.ExternalTensor)):
         return copy.copy(tensor)
     return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, shape=ir.Shape(tensor.numpy().shape), name=tensor.name)

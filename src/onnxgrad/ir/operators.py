@@ -1,4 +1,4 @@
-"""Traits of operators: properties of what an operator computes, that hold for all its nodes.
+"""Traits of operators: properties of their computation that are true for all nodes.
 
 An operator is registered once. The decorators of `onnxgrad.rules` declare its traits with its derivative, most of them
 by the class of the rule. Operators whose traits are read below the rules (here, in `remat` and in `runtime`, which runs
@@ -106,7 +106,7 @@ def traits_of(node: ir.Node) -> Traits:
 
 
 def declare(*names: str, domain: str = "", **traits: Unpack[Trait]) -> None:
-    """Declare traits of operators; traits that are not given stay as they are."""
+    """Declare traits of operators; traits that are not passed stay unchanged."""
     for name in names:
         _TRAITS[domain, name] = replace(_TRAITS.get((domain, name), _UNKNOWN), **traits)
 

@@ -22,7 +22,7 @@ def part_of(graph: ir.Graph, inputs: Sequence[ir.Value], outputs: Sequence[ir.Va
 
 
 def restrict(graph: ir.Graph, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], names: Names) -> None:
-    """Have `graph` give `outputs` from `inputs`, wherever these are computed; dead code stays, to be pruned."""
+    """Set inputs and outputs of `graph`, at values computed anywhere in it; dead code stays, to be pruned."""
     instead = {v: v if v in graph.inputs else stand_in(v) for v in inputs}
     graph.outputs.clear()
     for value in (instead.get(v, v) for v in outputs):

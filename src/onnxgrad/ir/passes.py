@@ -24,7 +24,7 @@ NO_SITE, LEFT_OUT = "nothing in the graph is of this form", "left out by without
 
 
 class Declined(Exception):
-    """Raised by a pass that finds on the way that it does not fit; it is left out, without a warning."""
+    """Raised by a pass that finds while running that it does not apply; it is skipped without a warning."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _failure_reasons(failed: Mapping[str, str]) -> dict[str, str]:
 
 
 def warn_of(failed: Mapping[str, str]) -> None:
-    """Warn of the passes that are left out because they failed; their names, and how they did."""
+    """Warn of passes that failed and are skipped, with their names and errors."""
     for name, reason in failed.items():
         warn_caller(
             PassWarning(

@@ -1,4 +1,4 @@
-"""Nodes at which a run stops on purpose, instead of never ending or returning what the memory holds.
+"""Stop nodes: a run ends there with an error, instead of never ending or returning uninitialized memory.
 
 The name of such a node begins with a reason, which any runtime prints, and continues with the node that is
 differentiated. `explain_stop` makes a sentence of both.

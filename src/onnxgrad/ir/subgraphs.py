@@ -25,7 +25,7 @@ def empty(builder: Builder, name: str) -> tuple[Builder, ir.Graph]:
 
 
 def give(builder: Builder, results: Sequence[Var | ir.Value]) -> None:
-    """Make `results` the outputs of the graph of `builder`, and drop what they do not need.
+    """Make `results` the outputs of the builder's graph, and prune it.
 
     An output must be made by a node of the graph itself, and can be given only once.
     """
@@ -56,7 +56,7 @@ def cond(
     otherwise: Callable[[Builder], Sequence[Var | ir.Value]],
     like: Sequence[ir.Value] | None = None,
 ) -> list[Var]:
-    """Append an If: what `then` writes where `condition` holds, else what `otherwise` writes.
+    """Append an If whose branches are written by `then` and `otherwise`.
 
     The results have the types and shapes of `like`; without that, the types of what `then` writes.
     """
@@ -73,7 +73,7 @@ def cond(
 
 
 def rewired(attribute: ir.Attr, values: Mapping[ir.Value, ir.Value], names: Names | None = None) -> ir.Attr:
-    """`attribute`; graphs in it as copies that read `values` in the place of others, with names of their own if asked.
+    """`attribute` with graphs copied so that they read the mapped `values`, optionally under fresh names.
 
     Args:
         attribute: of any type.

@@ -1,1 +1,1 @@
-"""Types and shapes: whole models when they are opened, one node at a time while a derivative is written."""
+"""Inference of types and shapes: for whole models when opened, node by node for derivatives."""

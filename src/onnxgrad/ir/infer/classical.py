@@ -59,7 +59,7 @@ def _classifier(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
 
 
 def _infer_feature_extractor(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
-    """The type of the operand; for its last axis, as many as there are indices; a vector gives one row."""
+    """Infer ArrayFeatureExtractor: the type of x, and the number of indices as last axis; a vector gives one row."""
     x, index = node.inputs
     if x is None or index is None:
         return

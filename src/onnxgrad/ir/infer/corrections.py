@@ -51,7 +51,7 @@ FLOATS = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT
 
 
 def alike(op_type: str, operands: Sequence[ir.Value | None]) -> tuple[ir.TypeProtocol, ir.Shape] | None:
-    """Type and shape of arithmetic on floats that are all of one known shape, or scalars beside it; else None.
+    """Type and shape of arithmetic on floats of one known shape, or scalars with it; else None.
 
     Most of what a derivative consists of is; the library is asked about the rest. As it does, the result shares them
     with an operand: no code changes a shape in place.
@@ -76,7 +76,7 @@ def alike(op_type: str, operands: Sequence[ir.Value | None]) -> tuple[ir.TypePro
 
 
 def _operands(ctx: osi.ShapeInferenceContext, node: ir.Node) -> list[Sequence[Dim] | None]:
-    """The shapes that meet in the broadcast of `node`; an Expand's second is what its input holds."""
+    """The shapes that are broadcast for `node`; for an Expand, the elements of its second operand are a shape."""
     if node.op_type != "Expand":
         return [None if v is None else v.shape for v in node.inputs]  # type: ignore[misc]
     data, target = node.inputs
@@ -225,7 +225,7 @@ def _ints(value: ir.Value) -> list[int]:
 
 
 def corrected(infer: Infer, correct: Infer) -> Infer:
-    """Return `infer`, then `correct`, then the shapes that the model declares where they can be believed.
+    """Combine `infer`, then `correct`, then the shapes that the model declares, as far as they are credible.
 
     Declared shapes of operators that broadcast were mostly inferred, with the same mistake: of
     those only numbers are believed. A declared dimension without number and name says nothing. A declared

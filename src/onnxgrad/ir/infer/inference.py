@@ -1,4 +1,4 @@
-"""Types and shapes: of whole models when they are opened, of one node at a time while a derivative is written.
+"""Inference of types and shapes: for whole models when opened, node by node while a derivative is written.
 
 The work is done by ``onnx-shape-inference``, with the corrections and further operators of `registry`.
 """
@@ -55,7 +55,7 @@ def forget_values(graph: ir.Graph, graphs: Sequence[ir.Graph] = ()) -> None:
 
 
 def infer_model(model: ir.Model, calls: Calls | None = None) -> None:
-    """Fill in types and shapes of every value of `model`, in place, where they can be known.
+    """Infer the type and shape of every value of `model`, in place, as far as they can be known.
 
     Calls of local functions are inferred by `calls`.
 
@@ -123,7 +123,7 @@ class Inference:
 
     @classmethod
     def in_context(cls, context: osi.ShapeInferenceContext) -> Inference:
-        """For nodes that an operator is written out as, while it is inferred in `context`."""
+        """The inference for the nodes of a lowering, while the operator itself is inferred in `context`."""
         assert isinstance(context, InferenceContext)
         inference = cls({})
         inference.context = context
@@ -168,7 +168,7 @@ class Inference:
             self.infer_node(node)
 
     def __call__(self, node: ir.Node) -> None:
-        """Set type and shape of the outputs of a node of the user's; what cannot be known stays ``None``."""
+        """Set type and shape of the outputs of a user's node; unknown ones stay ``None``."""
         try:
             self.infer_node(node)
         except (osi.ShapeInferenceError, osi.OpUsageError):
@@ -193,7 +193,7 @@ class Inference:
             ask_onnx(node, self.context)
 
     def _check_name(self, node: ir.Node) -> None:
-        """Raise RuleError for an operator that no version of its domain has, if the domain is known at all."""
+        """Raise RuleError for an operator that no version of a known domain has."""
         context = self.context
         version = context.get_opset_version(node.domain)
         if context.function(node) is not None or schema_of(node.domain, node.op_type, version) is not None:
@@ -269,7 +269,7 @@ def kind_of(node: ir.Node) -> tuple[object, ...] | None:
 
 
 def held_by(attributes: Iterable[ir.Attr]) -> list[Any] | None:
-    """Names and values of `attributes`, to compare; None where one holds more than numbers and text."""
+    """Names and values of `attributes` in a comparable form; None if one is neither number nor text."""
     held = []
     for a in attributes:
         if a.type not in _HASHED:

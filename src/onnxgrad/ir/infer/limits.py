@@ -1,4 +1,4 @@
-"""Bounds of what inference makes of a few bytes: ranks and sizes of shapes, and elements of vectors (`context`)."""
+"""Limits of inference on small inputs: ranks and sizes of shapes, and elements of vectors (`context`)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_shapes(graph: ir.Graph) -> None:
 
 
 def check_asked(node: ir.Node) -> None:
-    """Refuse a `node` that makes a shape of the elements of its last operand, of which there are too many.
+    """Refuse a `node` that reads a shape with too many dimensions from its last operand.
 
     Raises:
         BadInput: there are more than a tensor has axes.
@@ -60,7 +60,7 @@ def check_asked(node: ir.Node) -> None:
 
 
 def bound_concat(infer: Any) -> Any:
-    """Return `infer` of a Concat, but for long vectors, of which it would make a symbol for each element."""
+    """Wrap `infer` of a Concat so that it creates no symbol per element of long vectors."""
 
     def bounded(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         first = node.inputs[0] if node.inputs else None

@@ -1,4 +1,4 @@
-"""Types and shapes of Loop and Scan, by induction over the steps; and of If, by what its branches share.
+"""Types and shapes of Loop and Scan, by induction over the steps; of If, by the intersection of its branches.
 
 A state has the shape of its initial value at every step if the body, given that shape, returns it again.
 Dimensions for which that cannot be shown are unknown inside the body and after it. The library takes the
@@ -30,7 +30,7 @@ EMPTY = "onnxgrad.empty"
 
 
 def remember_declared(graph: ir.Graph) -> None:
-    """Note what the bodies in `graph` declare of their values, before inference writes there what it finds."""
+    """Record the declarations of values in the bodies of `graph`, before inference overwrites them."""
     for inner in scopes(graph)[1:]:
         for value in (*inner.inputs, *(v for node in inner for v in node.outputs)):
             declared(value)
@@ -42,7 +42,7 @@ def declared(value: ir.Value) -> ir.Shape | None:
 
 
 def enter_body(node: ir.Node) -> None:
-    """Give the states of a Loop or Scan, and the slices that a Scan reads, the types and shapes of its operands."""
+    """Copy types and shapes of the operands to the states of a Loop or Scan, and to the slices of a Scan."""
     body = node.attributes["body"].as_graph()
     first = 2  # of a Loop, the number of the step and the condition come before the states
     axes: list[int | None] = [None] * len(node.inputs)
@@ -61,7 +61,7 @@ def enter_body(node: ir.Node) -> None:
 
 
 def infer_if(ctx: InferenceContext, node: ir.Node) -> None:
-    """Types and shapes of the outputs of an If: what is true in both branches."""
+    """Types and shapes of the outputs of an If: those that both branches have in common."""
     then, other = (node.attributes[name].as_graph().outputs for name in ("then_branch", "else_branch"))
     for out, a, b in zip(node.outputs, then, other):
         out.type = out.type or a.type or b.type
@@ -195,7 +195,7 @@ def _settle(
     following: Sequence[ir.Value],
     force: bool,
 ) -> None:
-    """Give the states shapes that hold at every step, and infer the body with them."""
+    """Find shapes of the states that are valid at every step, and infer the body with them."""
     mistaken: dict[ir.Value, ir.TypeProtocol | None] = {}
     for state, first in zip(states, initial):
         if first is None:
@@ -232,7 +232,7 @@ def _settle(
 
 
 def _start(state: ir.Value, first: ir.Value, after: ir.Value, force: bool) -> bool:
-    """Give a sequence the element shape of its `first` value; returns whether the body must be inferred anew.
+    """Set the element shape of a sequence from its `first` value. Returns True if the body must be inferred again.
 
     A shape that a rule wrote down stays if the step, which is typed as it is written, confirms it, unless `force`.
     """
@@ -248,7 +248,7 @@ def _start(state: ir.Value, first: ir.Value, after: ir.Value, force: bool) -> bo
 
 
 def _agree(state: ir.Value, after: ir.Value) -> bool:
-    """Reduce the element shape of a sequence to what the next one has as well; returns whether it changed."""
+    """Reduce the element shape of a sequence to the part shared with the next one. Returns True if it changed."""
     before, said = state.shape, declared(state)
     common = elements_in_common(after) if state.meta.pop(EMPTY, False) else elements_in_common(state, after)
     state.shape = said if common is None else elements(refined(said, list(common)))
@@ -285,7 +285,7 @@ def same(a: Dim, b: Dim) -> bool:
 
 
 def infer_graph(ctx: InferenceContext, graph: ir.Graph) -> None:
-    """Infer every value of `graph` anew; what the model or a rule said stays where nothing can be inferred."""
+    """Infer every value of `graph` again; declarations stay where nothing can be inferred."""
     for node in graph:
         known = [declared(v) for v in node.outputs]
         for value in node.outputs:
@@ -309,7 +309,7 @@ def infer_graph(ctx: InferenceContext, graph: ir.Graph) -> None:
 
 
 def forget(ctx: InferenceContext, value: ir.Value) -> None:
-    """Drop what the library noted about the elements of `value`: it held for other shapes."""
+    """Drop the library's notes on the elements of `value`: they were valid for other shapes."""
     value.metadata_props.pop(osi.SYM_DATA_KEY, None)
     value.const_value = None
     ctx._symbolic_values.pop(value, None)  # the library has no public way

@@ -129,7 +129,7 @@ _SAME_RANK = ("Tile", "Pad", "Resize", "CenterCropPad", "Transpose", "Concat", "
 
 
 def ranked(infer: Infer, name: str) -> Infer:
-    """Return `infer` of the operator `name`, with the rank that its operands tell, also of operands of unknown rank."""
+    """Wrap `infer` of the operator `name`: add the rank that operands imply, even if those have unknown ranks."""
     dims_of, alike = OPEN[name], name in _SAME_RANK
 
     def infer_ranked(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:

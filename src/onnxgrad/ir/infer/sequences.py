@@ -109,7 +109,7 @@ SHAPES: dict[str, Callable[..., ir.Shape | None]] = {
 
 
 def shaped(infer: Infer, name: str) -> Infer:
-    """Return `infer` of the operator `name`, with the shape that `SHAPES` gives unless one of its rank is declared."""
+    """Wrap `infer` of the operator `name`: add the shape from `SHAPES`, unless one of its rank is declared."""
 
     def infer_shaped(ctx: osi.ShapeInferenceContext, node: ir.Node) -> None:
         shape = SHAPES[name](ctx, node)

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir.aliases import known_as
 from onnxgrad.ir.composites import Part, named_parts
-from onnxgrad.ir.graph import prune, reads, subgraphs
+from onnxgrad.ir.graph import add_initializer, prune, reads, subgraphs
 from onnxgrad.ir.passes import Declined, Pass
 from onnxgrad.runtime.kernels.attention import fuse_attention
 from onnxgrad.runtime.kernels.convolutions import fuse_convolutions
@@ -313,8 +313,5 @@ class _Swapping:
         key = (array.dtype, array.shape, array.tobytes())
         if key not in self.constants:
             tensor = ir.tensor(array, name=f"native.const.{next(self.numbers)}")
-            value = ir.Value(name=tensor.name, const_value=tensor, shape=ir.Shape(array.shape))
-            value.type = ir.TensorType(tensor.dtype)
-            self.graph.register_initializer(value)
-            self.constants[key] = value
+            self.constants[key] = add_initializer(self.graph, tensor)
         return self.constants[key]

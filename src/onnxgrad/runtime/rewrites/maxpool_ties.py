@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxgrad.ir.graph import add_initializer
 from onnxgrad.ir.match import constant, is_op, pattern, producer
-from onnxgrad.runtime.rewrites.rewrite import add_initializer, rewrite
+from onnxgrad.runtime.rewrites.rewrite import rewrite
 
 #: Up to here float32 counts exactly.
 _COUNTABLE = 1 << 24
@@ -93,8 +94,8 @@ def without_ranking(graph: ir.Graph) -> int:
 def _write(graph: ir.Graph, r: Ranking, serial: int) -> None:
     last = r.nodes[-1]
     name = f"ties.{serial}"
-    axes = add_initializer(graph, f"{name}.axes", np.array([2, 3], np.int64))
-    windows = add_initializer(graph, f"{name}.windows", np.array(r.windows, np.float32))
+    axes = add_initializer(graph, ir.tensor(np.array([2, 3], np.int64), name=f"{name}.axes"))
+    windows = add_initializer(graph, ir.tensor(np.array(r.windows, np.float32), name=f"{name}.windows"))
     count = _node("ReduceSum", [r.mask, axes], f"{name}.count", ir.AttrInt64("keepdims", 0))
     most = _node("ReduceMax", [count.outputs[0]], f"{name}.most", ir.AttrInt64("keepdims", 0))
     tied = _node("Greater", [most.outputs[0], windows], f"{name}.tied")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from onnxgrad.ir.graph import prune
+from onnxgrad.ir.graph import add_initializer, prune
 from onnxgrad.ir.match import producer
 from onnxgrad.ir.passes import Pass
 from onnxgrad.ir.shapes import same_dim
@@ -71,7 +71,7 @@ class Writer:
         """A tensor, held once."""
         key = (array.tobytes(), str(array.dtype), array.shape)
         if key not in self._constants:
-            self._constants[key] = add_initializer(self.graph, self.name("const"), array)
+            self._constants[key] = add_initializer(self.graph, ir.tensor(array, name=self.name("const")))
         return self._constants[key]
 
     def ints(self, *numbers: int) -> ir.Value:
@@ -81,14 +81,6 @@ class Writer:
     def view(self, x: ir.Value, *dims: int) -> ir.Value:
         """`x` reshaped."""
         return self.emit("Reshape", x, self.ints(*dims))
-
-
-def add_initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
-    """An initializer."""
-    tensor = ir.tensor(array, name=name)
-    value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape))
-    graph.register_initializer(value)
-    return value
 
 
 def replace_value(y: ir.Value, old: ir.Value) -> None:

@@ -9,13 +9,13 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Names
+from onnxgrad.ir.graph import add_initializer
 from onnxgrad.training.adapters.branches import Beforehand, Branch, Factors
 from onnxgrad.training.adapters.config import LoRA, VeRA
 from onnxgrad.training.adapters.record import DORA, LORA, VERA, Entry, Record, base_fingerprint, record_in
 from onnxgrad.training.adapters.sites import LINEAR, weights
 from onnxgrad.training.adapters.targets import Target, select_targets
 from onnxgrad.training.adapters.values import drawn, projections
-from onnxgrad.training.graph.lift_weights import initializer
 
 #: What the initializers that train are called, behind the name of the module.
 _CALLED = {
@@ -117,18 +117,14 @@ def insert(
     """
     names = Names.of_graph(graph)
 
-    def add_initializer(name: str, array: np.ndarray, dtype: ir.DataType) -> ir.Value:
-        value = initializer(ir.tensor(array.astype(dtype.numpy()), name=names.exactly(name)))
-        graph.register_initializer(value)
-        return value
+    def add(name: str, array: np.ndarray, dtype: ir.DataType) -> ir.Value:
+        return add_initializer(graph, ir.tensor(array.astype(dtype.numpy()), name=names.exactly(name)))
 
-    common = {letter: add_initializer(f"vera_{letter}", a, targets[0].weight.dtype) for letter, a in shared.items()}
+    common = {letter: add(f"vera_{letter}", a, targets[0].weight.dtype) for letter, a in shared.items()}
     record.shared = {letter: value.name or "" for letter, value in common.items()}
     for target, given, scale in zip(targets, values, scales):
         weight, called = target.weight, _CALLED[record.form]
-        own = {
-            k: add_initializer(f"{weight.module}{target.label}.{called[k]}", a, weight.dtype) for k, a in given.items()
-        }
+        own = {k: add(f"{weight.module}{target.label}.{called[k]}", a, weight.dtype) for k, a in given.items()}
         record.entries.append(Entry(
             weight.name, {k: v.name or "" for k, v in own.items()}, weight.kind, weight.module, scale,
             weight.transposed, weight.groups, weight.quantized, target.part, target.label,

@@ -23,7 +23,7 @@ from onnxgrad.ir import Builder, Var, identifier
 from onnxgrad.ir.builder import FLOATS
 from onnxgrad.ir.cleanup import write_otherwise
 from onnxgrad.ir.composites import spell_notes
-from onnxgrad.ir.graph import ancestors, prune, reads
+from onnxgrad.ir.graph import add_initializer, ancestors, prune, reads
 from onnxgrad.ir.infer.inference import forget_values
 from onnxgrad.model_io import AnyModel, open_model, training_info
 from onnxgrad.model_io.aside import external_aside
@@ -35,7 +35,6 @@ from onnxgrad.training.build.cut_off import cut_off
 from onnxgrad.training.build.heads import beside_head
 from onnxgrad.training.build.recipe import ALGORITHM, further_settings
 from onnxgrad.training.graph.exported_constants import INFINITE, Sorted, sort_out
-from onnxgrad.training.graph.lift_weights import initializer
 from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.graph.rounding import is_quantized, is_rounding, standardize, through_rounding
 from onnxgrad.training.graph.row_axis import row_axis
@@ -331,12 +330,11 @@ class _Attachment:
     ) -> Var:
         """A new initializer of its own (constants of the builder are shared)."""
         tensor = ir.tensor(array.astype(dtype.numpy(), copy=False), name=self.builder.names.exactly(identifier(name)))
-        value = initializer(tensor)
+        value = add_initializer(self.graph, tensor)
         if fed:
             value.metadata_props[FED] = "rate"
         if average is not None:
             value.metadata_props[AVERAGE] = average
-        self.graph.register_initializer(value)
         return Var(self.builder, value)
 
     def _bind(self, held: ir.Value, new: Var) -> None:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Names
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.graph import add_initializer
 from onnxgrad.ir.match import is_op
 
 
@@ -36,12 +37,6 @@ def own_weights(graph: ir.Graph, wanted: Collection[str]) -> None:
     _split_statistics(graph)
 
 
-def initializer(tensor: ir.TensorProtocol) -> ir.Value:
-    """A value of its own that holds `tensor`."""
-    shape = ir.Shape(tensor.shape)  # type: ignore[arg-type]
-    return ir.Value(name=tensor.name, const_value=tensor, shape=shape, type=ir.TensorType(tensor.dtype))
-
-
 def _is_matrix(value: ir.Value) -> bool:
     return value.dtype in FLOATS and value.shape is not None and len(value.shape) > 1 and bool(value.uses())
 
@@ -52,10 +47,9 @@ def _hoist(graph: ir.Graph, inner: ir.Graph, names: Names) -> None:
         tensor = value.const_value
         if tensor is None or value.dtype not in FLOATS or tensor.size < 2 or value in (*inner.inputs, *inner.outputs):
             continue
-        own = initializer(_named(tensor, name if name not in graph.initializers else names.fresh(name)))
+        own = add_initializer(graph, _named(tensor, name if name not in graph.initializers else names.fresh(name)))
         value.replace_all_uses_with(own)
         del inner.initializers[name]
-        graph.register_initializer(own)
 
 
 def _lift(graph: ir.Graph, node: ir.Node, wanted: Collection[str], keeps: bool, names: Names) -> None:
@@ -86,8 +80,7 @@ def _split_statistics(graph: ir.Graph) -> None:
         for i, value in enumerate(node.inputs[3:5], start=3):
             if value is not None and value.is_initializer() and not _only_statistics(value, i):
                 assert value.const_value is not None
-                own = initializer(_named(value.const_value, names.fresh(f"{value.name}_statistic")))
-                graph.register_initializer(own)
+                own = add_initializer(graph, _named(value.const_value, names.fresh(f"{value.name}_statistic")))
                 for user, at in list(value.uses()):
                     if is_op(user, "BatchNormalization") and at == i:
                         user.replace_input_with(at, own)
@@ -98,10 +91,9 @@ def _replace(graph: ir.Graph, node: ir.Node, tensor: ir.TensorProtocol, names: N
     old, scope = node.outputs[0], node.graph
     assert isinstance(scope, ir.Graph)
     taken = names is not None and old.name in graph.initializers  # branches may use the same name
-    value = initializer(_named(tensor, names.fresh(old.name or "weight") if taken and names else old.name or ""))
-    old.replace_all_uses_with(value)
+    name = names.fresh(old.name or "weight") if taken and names else old.name or ""
+    old.replace_all_uses_with(add_initializer(graph, _named(tensor, name)))
     scope.remove(node, safe=True)
-    graph.register_initializer(value)
 
 
 def _named(tensor: ir.TensorProtocol, name: str) -> ir.TensorProtocol:

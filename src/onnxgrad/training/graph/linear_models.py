@@ -15,8 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Builder, Var, identifier
+from onnxgrad.ir.graph import add_initializer
 from onnxgrad.ir.schemas import attribute
-from onnxgrad.training.graph.lift_weights import initializer
 
 #: The attributes in which a LinearClassifier lists its labels.
 _LABELS = ("classlabels_ints", "classlabels_strings")
@@ -93,8 +93,7 @@ def _take_place(graph: ir.Graph, node: ir.Node, held: _Scores) -> None:
     own = {}
     for what, tensor in tensors.items():
         tensor.name = b.names.exactly(identifier(f"{node.name or node.outputs[-1].name}_{what}"))
-        graph.register_initializer(value := initializer(tensor))
-        own[what] = b.var(value)
+        own[what] = b.var(add_initializer(graph, tensor))
     if held.labels:
         texts = not isinstance(held.labels[0], int)
         own["labels"] = _texts(b, graph, held.labels) if texts else b.const(np.array(held.labels, np.int64))
@@ -116,6 +115,5 @@ def _take_place(graph: ir.Graph, node: ir.Node, held: _Scores) -> None:
 
 def _texts(b: Builder, graph: ir.Graph, texts: Sequence[Any]) -> Var:
     encoded = [t.encode() if isinstance(t, str) else t for t in texts]
-    value = initializer(ir.StringTensor(encoded, shape=ir.Shape([len(encoded)]), name=b.names.fresh("labels")))
-    graph.register_initializer(value)
-    return b.var(value)
+    tensor = ir.StringTensor(encoded, shape=ir.Shape([len(encoded)]), name=b.names.fresh("labels"))
+    return b.var(add_initializer(graph, tensor))

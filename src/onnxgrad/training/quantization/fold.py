@@ -7,8 +7,8 @@ import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
 from onnxgrad.ir import Names
+from onnxgrad.ir.graph import add_initializer
 from onnxgrad.ir.match import constant
-from onnxgrad.training.graph.lift_weights import initializer
 from onnxgrad.training.graph.rounding import is_rounding
 from onnxgrad.training.metadata import QUANTIZED
 from onnxgrad.training.quantization.numbers import quantized
@@ -61,8 +61,7 @@ def _fold_weight(graph: ir.Graph, name: str, stored: str) -> None:
     axis, block, dtype = node.attributes.get_int("axis", 1), node.attributes.get_int("block_size", 0), point.dtype
     array = quantized(_array(graph, name), steps, zero, dtype, axis, block)
     del graph.initializers[name]
-    held = initializer(ir.tensor(array, dtype=dtype, name=stored))
-    graph.register_initializer(held)
+    held = add_initializer(graph, ir.tensor(array, dtype=dtype, name=stored))
     for reader in readers:
         reader.outputs[0].replace_all_uses_with(held)
         graph.remove(reader, safe=True)
@@ -95,8 +94,7 @@ def _fold_bias(graph: ir.Graph, name: str, bias: Bias, names: Names) -> None:
         ir.DataType.INT32, bias.axis,
     )  # fmt: skip
     del graph.initializers[name]
-    held = initializer(ir.tensor(numbers, name=bias.stored))
-    graph.register_initializer(held)
+    held = add_initializer(graph, ir.tensor(numbers, name=bias.stored))
     inputs = [held, graph.initializers[bias.scale], *([point] if point is not None else [])]
     attributes = [ir.AttrInt64("axis", bias.axis)] if _array(graph, bias.scale).ndim else []
     node = ir.Node("", "DequantizeLinear", inputs, attributes, name=names.exactly(f"{name}_DequantizeLinear"))

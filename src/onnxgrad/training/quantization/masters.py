@@ -13,9 +13,8 @@ import onnx_ir as ir
 
 from onnxgrad.ir import Names
 from onnxgrad.ir.builder import FLOATS
-from onnxgrad.ir.graph import named_values
+from onnxgrad.ir.graph import add_initializer, named_values
 from onnxgrad.ir.match import constant, producer
-from onnxgrad.training.graph.lift_weights import initializer
 from onnxgrad.training.graph.rounding import is_rounding
 from onnxgrad.training.quantization.numbers import dequantized
 from onnxgrad.training.quantization.record import Bias, Storage, record_in
@@ -62,10 +61,8 @@ def _lift(graph: ir.Graph, node: ir.Node, at: int, names: Names) -> None:
     array = constant(value)
     if array is None or value.is_graph_output():
         return
-    held = initializer(ir.tensor(array, dtype=value.dtype, name=value.name))
-    value.replace_all_uses_with(held)
+    value.replace_all_uses_with(add_initializer(graph, ir.tensor(array, dtype=value.dtype, name=value.name)))
     graph.remove(maker, safe=True)
-    graph.register_initializer(held)
 
 
 class _Stored:
@@ -111,9 +108,9 @@ class _Stored:
         if before is not None and before.shape == array.shape:
             array = before.astype(array.dtype)
         del self.graph.initializers[stored]
-        held = initializer(ir.tensor(array, name=stored if name in named_values(self.graph) else name))
+        tensor = ir.tensor(array, name=stored if name in named_values(self.graph) else name)
+        held = add_initializer(self.graph, tensor)
         self.names.reserve([held.name])
-        self.graph.register_initializer(held)
         return stored, held
 
     def _weight(self, record: Storage, array: np.ndarray, node: ir.Node) -> None:
@@ -124,8 +121,8 @@ class _Stored:
         assert scale is not None
         if point is None:
             zeros = np.zeros([int(d) for d in scale.shape or ()], dtype.numpy())  # type: ignore[arg-type]
-            point = initializer(ir.tensor(zeros, dtype=dtype, name=self.names.fresh(f"{stored}_zero_point")))
-            self.graph.register_initializer(point)
+            tensor = ir.tensor(zeros, dtype=dtype, name=self.names.fresh(f"{stored}_zero_point"))
+            point = add_initializer(self.graph, tensor)
         attributes = [a for n, a in node.attributes.items() if n in ("axis", "block_size")]
         rounding = ir.Node(
             "",

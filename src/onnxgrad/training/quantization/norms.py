@@ -6,9 +6,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxgrad.ir import Names
+from onnxgrad.ir.graph import add_initializer
 from onnxgrad.ir.match import constant, is_op, is_standard
 from onnxgrad.training.graph.batchnorm import trains
-from onnxgrad.training.graph.lift_weights import initializer
 
 
 def fold_norms(graph: ir.Graph) -> None:
@@ -47,8 +47,7 @@ def _fold(graph: ir.Graph, norm: ir.Node, names: Names) -> None:
         if alone and value is not None:
             name = value.name or name
             del graph.initializers[name]
-        held.append(initializer(ir.tensor(array.astype(weight.dtype), name=name)))
-        graph.register_initializer(held[-1])
+        held.append(add_initializer(graph, ir.tensor(array.astype(weight.dtype), name=name)))
     replaced = [v for v in layer.inputs[1:3] if v is not None and v.name not in {h.name for h in held}]
     layer.resize_inputs(3)
     for at, value in enumerate(held, 1):

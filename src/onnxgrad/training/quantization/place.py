@@ -20,13 +20,13 @@ from onnxruntime import quantization
 from onnxgrad.errors import BadInput, UnknownName
 from onnxgrad.ir import Names
 from onnxgrad.ir.builder import FLOATS
+from onnxgrad.ir.graph import add_initializer
 from onnxgrad.ir.match import is_standard
 from onnxgrad.model_io import AnyModel, open_model, training_info
 from onnxgrad.model_io.aside import external_aside
 from onnxgrad.model_io.save import to_proto
 from onnxgrad.runtime import Session
 from onnxgrad.settings import setting
-from onnxgrad.training.graph.lift_weights import initializer
 from onnxgrad.training.graph.own_tensors import own_tensors
 from onnxgrad.training.graph.rounding import is_quantized
 from onnxgrad.training.graph.trainable import is_pattern
@@ -119,8 +119,7 @@ def _separate_biases(graph: ir.Graph, names: Names) -> None:
         if value.const_value is None or value.is_graph_input():
             continue
         for node in readers[1:]:
-            own = initializer(ir.tensor(value.const_value.numpy(), name=names.fresh(f"{value.name}_copy")))
-            graph.register_initializer(own)
+            own = add_initializer(graph, ir.tensor(value.const_value.numpy(), name=names.fresh(f"{value.name}_copy")))
             node.replace_input_with(2, own)
 
 

@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxgrad.errors import BadInput
-from onnxgrad.ir.graph import named_values
+from onnxgrad.ir.graph import add_initializer, named_values
 from onnxgrad.model_io import load_model, training_info, zeros
 from onnxgrad.model_io.read import is_ordered, read_proto
 from onnxgrad.model_io.save import gathered
@@ -150,9 +150,7 @@ def _declare_shared(source: Source, index: int, graph: ir.Graph) -> None:
     for info in source.infos:
         for tensor in (t for t in info.algorithm.initializer if t.name in wanted and t.name not in graph.initializers):
             held = zeros.read_tensor(tensor)
-            shape = ir.Shape(held.shape)  # type: ignore[arg-type]
-            value = ir.Value(name=tensor.name, const_value=held, type=ir.TensorType(held.dtype), shape=shape)
-            graph.register_initializer(value)
+            add_initializer(graph, held)
 
 
 def own_names(algorithm: onnx.GraphProto) -> set[str]:
