@@ -57,17 +57,12 @@ def test_the_main_path(place):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--lora", "2"), "no attention that can be seen"),
         (("--lora", "2", "--lora-targets", "W1"), "did you mean 'w1'?"),
         (("--lora", "4", "--lora-targets", "all"), "rank 4 is larger than that of 'w2', which is 8 × 3"),
         (("--lora", "0"), "a whole number from 1 on"),
-        (("--lora-alpha", "8"), "lora_alpha says more about adapters"),
         (("--dora",), "dora says more about adapters"),
         (("--vera", "4", "--rslora"), "rslora says more about adapters"),
-        (("--vera", "4", "--lora", "2"), "give one of them"),
         (("--vera", "0", "--lora-targets", "all"), "a whole number from 1 on"),
-        (("--lora", "2", "--lora-targets", "w1[q]"), "not seen to be queries, keys and values"),
-        (("--lora", "2", "--lora-targets", "w1[0:9]"), "'w1' has 8 outputs; 0:9 are none of them"),
         (("--save-adapter", "a"), "no adapter to save"),
         (("--lora", "2", "--lora-targets", "w1", "--save-adapter", "train.npz"), "train.npz"),
     ],
